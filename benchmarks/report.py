@@ -14,7 +14,7 @@ import functools
 import json
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from benchmarks.timing import FLUSH_BYTES, REPETITIONS, SLOW, SLOW_REPETITIONS  
 from helion.backends import BACKENDS  # noqa: E402
 
 PAGE = ROOT / "docs" / "performance.md"
+README = ROOT / "README.md"
 #: Stands for the device where there are no results at all.
 NO_DEVICE = "No device"
 
@@ -372,6 +373,49 @@ def cute_sections(times: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]
     return lines
 
 
+#: What README says of the cute backend: the first word of a case, what it is beside, and both in words.
+README_GROUPS = (
+    ("bf16", "cublas", "bf16 matmuls", "cuBLAS"),
+    ("fp8", "scaled_mm", "fp8 matmuls", "`torch._scaled_mm`"),
+    ("", "compile", "matmuls with an elementwise epilogue", "torch.compile"),
+    ("rows", "compile", "matmuls followed by a row reduction", "torch.compile"),
+    ("blockwise", "scaled_mm", "fp8 matmuls with scales of blocks", "`torch._scaled_mm`"),
+)
+README_BEGIN, README_END = "<!-- figures: written by `make report` -->", "<!-- end of figures -->"
+
+
+def readme_figures(times: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """The speed of the cute backend in README: all of a group, with its worst and its best case."""
+    lines = []
+    known = {word for word, *_ in README_GROUPS if word}
+    for device, rows in sorted(times.items()):
+        lines += [f"Untuned on {device}, as multiples of the other's speed:", ""]
+        for word, against, what, beside in README_GROUPS:
+            ratios = [
+                row["ratio"]
+                for row in rows
+                if row["against"] == against and row["ratio"] and _is_of(row["case"].split()[0], word, known)
+            ]
+            if ratios:
+                mean, low, high = statistics.geometric_mean(ratios), min(ratios), max(ratios)
+                lines.append(
+                    f"- {what}: {mean:.2f}x {beside} in the geometric mean of {len(ratios)}, {low:.2f}x to {high:.2f}x"
+                )
+        lines.append("")
+    return "\n".join(lines).strip()
+
+
+def _is_of(first: str, word: str, known: Collection[str]) -> bool:
+    return first == word if word else first not in known
+
+
+def with_figures(readme: str, times: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """README with what is between its marks written anew."""
+    before, _, rest = readme.partition(README_BEGIN)
+    _, _, behind = rest.partition(README_END)
+    return f"{before}{README_BEGIN}\n{readme_figures(times)}\n{README_END}{behind}"
+
+
 def read_cute(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Rows of `benchmarks/cute.py times` by device, of files that are called so."""
     suffix = "-times"
@@ -498,6 +542,8 @@ def main() -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     scores = sweep.scores(sweep.parse(sweep.KEPT.read_text()))
     options.out.write_text(render(results, dispatches, scores, folder.name, read_cute(options.results / "cute")))
+    if options.out == PAGE:
+        README.write_text(with_figures(README.read_text(), read_cute(options.results / "cute")))
     print(f"{options.out}: {len(results)} suites, {len(dispatches)} of dispatch")
     return 0
 

@@ -104,16 +104,22 @@ def private_folder() -> pathlib.Path:
     return made
 
 
-def _wanted_cache_dir() -> pathlib.Path:
-    """Raises RuntimeError where there is no home."""
+def wanted_cache_dir() -> pathlib.Path:
+    """Return the folder that the cache is wanted in: ``HELION_CACHE_DIR``, else ``helion`` in the user's cache directory, which is
+    ``XDG_CACHE_HOME`` where that is an absolute path. Raises RuntimeError where there is no home."""
     configured = knobs.CACHE_DIR.read()
-    return pathlib.Path(configured) if configured else pathlib.Path.home() / ".cache" / "helion"
+    if configured:
+        return pathlib.Path(configured)
+    users = knobs.CACHE_HOME.read()
+    if users and pathlib.Path(users).is_absolute():
+        return pathlib.Path(users) / "helion"
+    return pathlib.Path.home() / ".cache" / "helion"
 
 
 def read_only_cache_dir() -> pathlib.Path | None:
     """The folder that the cache is wanted in, where it can be read and not written."""
     try:
-        base = _wanted_cache_dir()
+        base = wanted_cache_dir()
     except RuntimeError:
         return None
     readable = os.path.isdir(base) and os.access(base, os.R_OK | os.X_OK)
@@ -121,11 +127,11 @@ def read_only_cache_dir() -> pathlib.Path | None:
 
 
 def cache_dir() -> pathlib.Path:
-    """``HELION_CACHE_DIR``, else ``~/.cache/helion``; where that cannot be written, which is said once, a temporary
+    """Return ``wanted_cache_dir()``; where that cannot be written, which is said once, a temporary
     folder of this user."""
     configured = knobs.CACHE_DIR.read()
     try:
-        base = _wanted_cache_dir()
+        base = wanted_cache_dir()
         if not base.is_dir():
             base.mkdir(parents=True, exist_ok=True, mode=0o777 if configured else 0o700)
         if os.access(base, os.W_OK | os.X_OK):
@@ -134,7 +140,8 @@ def cache_dir() -> pathlib.Path:
     except (OSError, RuntimeError) as error:  # pathlib raises RuntimeError where there is no home
         reason = str(error)
     fallback = private_folder()
-    what = f"HELION_CACHE_DIR={configured!r}" if configured else "~/.cache/helion"
+    users = knobs.CACHE_HOME.read()
+    what = f"HELION_CACHE_DIR={configured!r}" if configured else f"{users}/helion" if users else "~/.cache/helion"
     _logging.say_once(f"helion: {what} cannot be used ({reason}); using {fallback}")
     return fallback
 

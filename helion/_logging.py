@@ -6,15 +6,19 @@ Nothing is attached to them unless the variable asks for it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import knobs
 
 ROOT = "helion"
+#: The logger of lines for users.
+NOTICES = "helion.notices"
 _FORMAT = "[%(name)s] %(levelname)s: %(message)s"
 
 
@@ -62,9 +66,47 @@ def is_silent(topic: str) -> bool:
 
 
 @functools.cache
+def _notices() -> logging.Logger:
+    """The logger of lines for users, which are on stderr as they are unless the application says otherwise."""
+    found = logging.getLogger(NOTICES)
+    found.propagate = False
+    if not found.handlers:
+        found.addHandler(_StderrHandler())
+    return found
+
+
+def say(text: str) -> None:
+    """Write a line on stderr. Applications silence it with ``logging.getLogger("helion.notices").setLevel(logging.ERROR)``."""
+    _notices().warning("%s", text)
+
+
+@functools.cache
 def say_once(text: str) -> None:
-    """A line on stderr, the first time it is asked for."""
-    print(text, file=sys.stderr)
+    """Write a line on stderr, the first time it is asked for."""
+    say(text)
+
+
+@contextlib.contextmanager
+def saying_when_slow(text: Callable[[int], str]) -> Iterator[None]:
+    """Write ``text(seconds)`` on stderr while what is inside takes long: after ``HELION_COMPILE_NOTICE_SECONDS``, and again
+    after each doubling of it."""
+    first = knobs.COMPILE_NOTICE_SECONDS.read()
+    if not first:
+        yield
+        return
+    done = threading.Event()
+
+    def watch() -> None:
+        waited, next_at = 0, first
+        while not done.wait(next_at - waited):
+            say(text(next_at))
+            waited, next_at = next_at, 2 * next_at
+
+    threading.Thread(target=watch, name="helion-slow", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 set_up(knobs.LOGS.read())

@@ -246,7 +246,11 @@ class Config(Mapping[str, Any]):
             exc.InvalidConfig: the config is not legal for that kernel.
         """
         full, defaults = spec.normalize(self), spec.normalize(Config())
-        return Config(**{key: value for key, value in full.items() if _freeze(value) != _freeze(defaults[key])})
+        named = {key for key, value in full.items() if _freeze(value) != _freeze(defaults[key])}
+        # some defaults follow other keys
+        again = spec.normalize(Config(**{key: full[key] for key in full if key in named}))
+        named |= {key for key, value in full.items() if _freeze(value) != _freeze(again[key])}
+        return Config(**{key: value for key, value in full.items() if key in named})
 
 
 for _key, _doc in KEYS.items():

@@ -105,7 +105,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("NoDeviceLoopsInKernel", "BaseError", "Kernel {kernel!r} has no device loop; put the computation into a `for tile in hl.tile(...)` loop."),
     ("EmptyDeviceLoopAfterDCE", "BaseError", "The device loop of kernel {kernel!r} stores nothing, so there is nothing to compute; assign the result, as in `out[tile] = value`."),
     # --- loops ---------------------------------------------------------------------------------------------------
-    ("LoopFunctionNotInFor", "BaseError", "{name} must be the iterable of a for loop, as in `for tile in {name}(...):`."),
+    ("JumpNotAllowedOnDevice", "NotAllowedOnDevice", "A {what} statement may not stand in device code (inside an hl.tile or hl.grid loop); mask lanes with torch.where, or write a while loop with a condition."),
+    ("LoopFunctionNotInFor", "BaseError", "{name} must be the iterable of a for loop, as in `for tile in {name}(...):`, with nothing around it; tile.id is the number of a tile."),
     ("NestedGridLoop", "BaseError", "A grid loop ({name} outside of any device loop) must stand in host code as a statement of the kernel, of a branch or of a loop, not under {parent}."),
     ("NestedDeviceLoopsConflict", "BaseError", "This loop reuses block size {block!r}, which an enclosing loop already iterates over; register another block size for it."),
     ("TopLevelStatementBetweenLoops", "BaseError", "Statements between two device loops are not allowed; move this one before the first loop or behind the last."),
@@ -127,6 +128,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("TypeInferenceError", "BaseError", "{0}"),
     ("ConditionNotScalar", "TypeInferenceError", "The condition of `{statement}` has the shape {shape}, but a branch needs one value for the whole tile; use torch.where, or reduce it to a scalar."),
     ("ControlFlowTensorMismatch", "BaseError", "Variable {name!r} is {before} before the {construct} and {after} at its end; both must have the same shape and dtype. Convert one of them."),
+    ("NumberBecomesTensor", "ControlFlowTensorMismatch", "Variable {name!r} is {before} before the {construct} and {after} at its end; begin with a tile of that shape: {name} = {remedy}."),
     ("CantCombineTypesInControlFlow", "BaseError", "Variable {name!r} is {before} on one way through the {construct} and {after} on the other; make both the same kind of value."),
     ("UndefinedVariable", "BaseError", "The name {name!r} is not defined{detail}."),
     # --- host and device -----------------------------------------------------------------------------------------

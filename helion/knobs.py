@@ -174,6 +174,19 @@ TARGET = Knob("HELION_TARGET", str, None, "target of kernels bound to CPU, meta 
 CACHE_DIR = Knob(
     "HELION_CACHE_DIR", str, None, "where generated modules are kept (default: the user's cache directory)"
 )
+CACHE_HOME = Knob("XDG_CACHE_HOME", str, None, "the user's cache directory (default: ~/.cache)")
+TRITON_CACHE_DIR = Knob(
+    "TRITON_CACHE_DIR",
+    str,
+    None,
+    "where Triton keeps binaries (default: ~/.triton/cache, or beside helion's own cache where that cannot be written)",
+)
+CPU_CONFIG = Knob(
+    "HELION_CPU_CONFIG",
+    _choice("large", "target"),
+    "large",
+    "config of untuned calls with CPU tensors: large enlarges the tiles of the default config, which the interpreter runs many times faster; target runs it as the target would, to debug it",
+)
 DUMP = Knob(
     "HELION_DUMP",
     _names,
@@ -231,6 +244,12 @@ MAX_SPECIALIZATIONS = Knob(
     _positive,
     1024,
     "bound kernels that one kernel keeps; beyond that the least recently used go, and are compiled again when needed",
+)
+COMPILE_NOTICE_SECONDS = Knob(
+    "HELION_COMPILE_NOTICE_SECONDS",
+    _natural,
+    20,
+    "seconds of a compilation after which a line on stderr says what is compiled, and again after each doubling; 0 says nothing",
 )
 FULL_TRACEBACK = Knob(
     "HELION_FULL_TRACEBACK", _bool, False, "show the compiler's own frames in tracebacks of errors of kernels"

@@ -123,12 +123,14 @@ class Analysis:
     def full_config(self, config: Config | Mapping[str, Any]) -> Config:
         """The normal form of a user's config. What it asks for and does not get is said once for a kernel and config."""
         asked = as_config(config)
-        full = self.space.normalize(asked)
+        full = self.space.worth_compiling(asked)
         if asked not in self.adjusted and any(full.get(key) != value for key, value in asked.items()):
             changes = self.adjusted[asked] = self.space.adjusted(asked)
             if changes and (self.name, asked) not in _SAID:
                 _SAID.add((self.name, asked))
-                _LOG.warning("config of %s on %s: %s", self.name, self.target.name, "; ".join(map(str, changes)))
+                _LOG.warning(
+                    "helion: config of %s on %s: %s", self.name, self.target.name, "; ".join(map(str, changes))
+                )
         return full
 
     def predict(self, config: Config) -> Predicted:

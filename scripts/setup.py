@@ -47,11 +47,11 @@ PINNED_FIRST = ("torch", "triton")
 KEPT = ("torch", "triton", "numpy")
 # What each kind of run needs beyond the package's own dependencies: extras of pyproject.toml.
 STAGES: dict[str, tuple[str, ...]] = {
-    "run": ("demo",),
-    "test": ("demo", "test", "plot"),
+    "run": ("cli",),
+    "test": ("cli", "test", "report"),
     "lint": ("lint",),
     "docs": ("docs",),
-    "plot": ("plot",),
+    "plot": ("report",),
     "fit": ("fit",),
 }
 # Extras that a stage does more with, and does without where they cannot be had: beside an accelerator's torch, whose CUDA

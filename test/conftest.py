@@ -21,6 +21,7 @@ for name in [n for n in os.environ if n.startswith("HELION_") and n not in KEEP]
     del os.environ[name]
 for name in ("TRITON_INTERPRET", "TRITON_F32_DEFAULT", "TRITON_ALWAYS_COMPILE"):
     os.environ.pop(name, None)
+os.environ["HELION_CPU_CONFIG"] = "target"  # untuned calls with CPU tensors run what a GPU would run
 os.environ["HELION_VERIFY"] = "1"  # the device IR is checked after every compiler step
 
 if XDIST_WORKER:

@@ -235,6 +235,8 @@ def parse_kernel(fn: Callable[..., Any]) -> FunctionSource:
     """As ``parse_function`` for a kernel, which must have source and be a plain function."""
     source = parse_function(fn)
     if source is None or not isinstance(source.node, ast.FunctionDef):
+        if getattr(fn, "__name__", "") == "<lambda>":
+            raise exc.InvalidAPIUsage("A lambda cannot be a kernel; define a function with def.")
         raise exc.InvalidAPIUsage(
             f"The source of kernel {fn.__name__!r} cannot be found; a kernel must be a plain function in a file (a notebook cell is fine, a string given to exec is not)."
         )

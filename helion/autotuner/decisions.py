@@ -17,13 +17,14 @@ class Decisions:
     ``sizes`` are the elements of every block of the program as traced, ``chunked`` the whole dimensions walked in chunks.
     ``entries`` has the lists of the config, by key and by what each entry is about; ``values`` its other keys. Loops are
     numbered in program order, a grid loop before those inside it; an entry of a grid loop is about the loop, one of a
-    loop inside about one of its dimensions.
+    loop inside about one of its dimensions. ``given`` are the keys that the config named: others may be decided anew.
     """
 
     sizes: Mapping[int, int]
     chunked: frozenset[int]
     entries: Mapping[str, Mapping[Place, Any]]
     values: Mapping[str, Any]
+    given: frozenset[str] = frozenset()
 
     def at(self, key: str, place: Place, default: Any = None) -> Any:
         """The entry of one list about ``place``; ``default`` where the program has no such entry."""

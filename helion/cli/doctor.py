@@ -10,16 +10,15 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
 
 import helion
 
-from .. import exc, hardware, knobs
+from .. import _distribution, exc, hardware, knobs
 from .. import language as hl
-from .._files import cache_dir, is_trusted
+from .._files import cache_dir, is_trusted, wanted_cache_dir
 from ..backends import BACKENDS
 from ..backends.execution import CompileError
 from ..runtime.kernel import kernel
@@ -27,9 +26,8 @@ from .command import Command
 
 #: What each extra is for, by a package of it.
 _EXTRAS = {
-    "rich": ("demo", "tables of explain"),
-    "nvidia-cutlass-dsl": ("cute", "the cute backend"),
-    "matplotlib": ("plot", "plots of benchmarks"),
+    "rich": ("cli", "tables of explain"),
+    "matplotlib": ("report", "plots of helion report"),
     "ray": ("ray", "tuning on several machines"),
 }
 #: The least versions, as in pyproject.toml, and the newest that generated code is compiled with in tests.
@@ -64,7 +62,8 @@ def _run(_: argparse.Namespace) -> int:
 def findings() -> Iterator[Finding]:
     """What was found, in the order of the report. Kernels are compiled and run for it, on the GPU too if there is one."""
     cuda = torch.cuda.is_available()
-    yield Finding("helion", helion.__version__)
+    yield Finding(_distribution.NAME, helion.__version__)
+    yield from _clash()
     yield Finding("python", platform.python_version())
     yield from map(_package, SUPPORTED)
     for backend in BACKENDS.values():
@@ -87,6 +86,12 @@ def findings() -> Iterator[Finding]:
         if cuda
         else Finding("GPU", "none: nothing can be timed here", "lacks")
     )
+
+
+def _clash() -> Iterator[Finding]:
+    clash = _distribution.clash()
+    if clash:
+        yield Finding("helion", clash, "fails")
 
 
 # --- packages ---------------------------------------------------------------------------------------------------------
@@ -112,7 +117,7 @@ def _extras() -> Iterator[Finding]:
         try:
             yield Finding(package, f"{importlib.metadata.version(package)}, for {use}")
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(package, f"not installed, for {use}: pip install 'helion[{extra}]'", "lacks")
+            yield Finding(package, f"not installed, for {use}: pip install 'helion-tiles[{extra}]'", "lacks")
 
 
 # --- surroundings -----------------------------------------------------------------------------------------------------
@@ -126,8 +131,7 @@ def _variables() -> Iterator[Finding]:
 
 def _cache() -> Iterator[Finding]:
     folder = cache_dir()
-    configured = knobs.CACHE_DIR.read()
-    wanted = Path(configured) if configured else Path.home() / ".cache" / "helion"
+    wanted = wanted_cache_dir()
     state = folder.stat()
     mode = f"{stat.S_IMODE(state.st_mode):o}"
     try:
@@ -189,7 +193,8 @@ def _tried(name: str, attempt: Callable[[], str]) -> Finding:
         return Finding(name, attempt())
     except (exc.Base, CompileError, AssertionError, RuntimeError, OSError) as error:
         first = next(iter(str(error).strip().splitlines()), "")
-        return Finding(name, f"{type(error).__name__}: {first}", "fails")
+        last = str(error).strip().splitlines()[-1] if str(error).strip() else ""
+        return Finding(name, f"{type(error).__name__}: {first}{f' {last}' if last != first else ''}", "fails")
 
 
 COMMAND = Command(

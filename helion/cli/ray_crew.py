@@ -48,7 +48,7 @@ class RayCrew:
         try:
             self._ray: Any = importlib.import_module("ray")
         except ModuleNotFoundError as error:
-            raise ValueError("--ray needs Ray: pip install 'helion[ray]'") from error
+            raise ValueError("--ray needs Ray: pip install 'helion-tiles[ray]'") from error
         self._ray.init(address=address, ignore_reinit_error=True, log_to_driver=False, logging_level="error")
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         there = sum(int(node.get("GPU" if measuring else "CPU", 0)) for node in nodes)

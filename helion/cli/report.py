@@ -25,7 +25,7 @@ def _run(options: argparse.Namespace) -> int:
         try:
             shown = {"trajectory": plots.trajectory(history), "keys": plots.matters(history)}
         except ModuleNotFoundError as error:
-            raise ValueError(f"pictures need matplotlib ({error}); pip install helion[plot]") from error
+            raise ValueError(f"pictures need matplotlib ({error}); pip install 'helion-tiles[report]'") from error
         for name, png in shown.items():
             out.with_name(f"{out.stem}-{at}-{name}.png").write_bytes(png)
         pictures.append(shown)

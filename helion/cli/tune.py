@@ -198,6 +198,10 @@ def _works(spec: Mapping[str, Any], path: pathlib.Path) -> Iterator[Work]:
         name = str((path.parent / table["kernel"]).absolute())
         kernel = find_kernel(name)
         options = {key: value for key, value in table.items() if key not in ("kernel", "args")}
+        if "target" in options:
+            raise ValueError(
+                f"{path}: target stands at the top of the file, before the first [[tune]], and is that of all kernels"
+            )
         Options.of(kernel.settings, "quick", options)
         for texts in table["args"]:
             positional, keywords = parse_arguments(texts)

@@ -19,12 +19,11 @@ from __future__ import annotations
 import functools
 import importlib.util
 import pathlib
-import sys
 import types
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .. import _files, exc, hardware, knobs
+from .. import _files, _logging, exc, hardware, knobs
 from .._locks import new_lock
 from ..config import Config, as_config
 from .signature import tensors_in
@@ -95,7 +94,7 @@ def _warn(kernel: Definition, why: str) -> None:
     text = f"WARNING[{type(warning).__name__}]: {warning}"
     if type(warning).__name__ not in kernel.settings.ignore_warnings and text not in kernel.told:
         kernel.told.add(text)
-        print(text, file=sys.stderr)
+        _logging.say(text)
 
 
 def config_of(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import pathlib
 import pickle
-import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from .._lazy import lazy
 from .._tracebacks import short_errors, shortened
 from ..config import Config, as_config
 from ..hardware import Target
-from . import codecache
+from . import codecache, interpreted
 from .choice import Choice, ConfigLike
 from .compiled import Compiled
 from .inputs import check_call
@@ -583,7 +582,9 @@ class BoundKernel:
             tuned = at_call.tuned_config(self._of, args, given)
             config = tuned or (given[0] if given else self._untuned(args))
             if tuned is None and not given:
-                self._announce(config)
+                asked, large = config, interpreted.is_interpreted(args)
+                config = interpreted.in_large_tiles(self._of, config) if large else config
+                self._announce(asked, config)
             self._choice.use(config, by_default=True)
         elif len(self.configs) == 1:
             self.set_config(self.configs[0])
@@ -613,7 +614,8 @@ class BoundKernel:
                 remedy="; bind it without target=, or with the target of that device",
             )
 
-    def _announce(self, config: Config) -> None:
+    def _announce(self, config: Config, used: Config) -> None:
+        """Say once which config runs: ``used``, which has larger tiles than ``config`` where the interpreter runs it."""
         if self.kernel.announced or _logging.is_silent("default"):
             return
         self.kernel.announced = True
@@ -623,10 +625,11 @@ class BoundKernel:
         which = f"seed {at} of {len(self.seeds)}, by {seed.heuristic}" if seed else "the conservative config"
         verdict = self.compiled.verdict
         others = () if verdict is None else (f"; {self.short_config(r.config)!r} {r.reason}" for r in verdict.rejected)
-        print(
-            f"helion: {self.kernel.name}: no config given, using {which}: {self.format_kernel_decorator(config)}"
-            f"{''.join(others)}",
-            file=sys.stderr,
+        if used != config:
+            which += " in larger tiles for CPU tensors (HELION_CPU_CONFIG=target keeps those of the target)"
+        _logging.say(
+            f"helion: {self.kernel.name}: no config given, using {which}: {self.format_kernel_decorator(used)}"
+            f"{''.join(others)}"
         )
 
     @short_errors
@@ -689,6 +692,9 @@ class BoundKernel:
         on_gpu = any(isinstance(a, torch.Tensor) and a.device.type == "cuda" for a in args)
         if len(given) == 1 or not (on_gpu or wanted.simulated) or (wanted.effort == "none" and not given):
             self.use(given[0] if given else self.default_config())
+            if not on_gpu:
+                which = "the first given config" if given else "the default config"
+                _logging.say_once(f"helion: {self.kernel.name}: no GPU: nothing was measured, {which} is used")
             return self._in_use()
         self.use(self._full(tuning.tuned(self._of, args, wanted, given, force=force).config))
         return self._in_use()
@@ -698,7 +704,7 @@ class BoundKernel:
         legal, refusals = [], []
         for config in configs:
             try:
-                legal.append(self.config_spec.normalize(config))
+                legal.append(self.config_spec.worth_compiling(config))
             except exc.InvalidConfig as error:
                 refusals.append(str(error))
         if refusals and not legal:

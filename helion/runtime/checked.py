@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .. import exc
+from .. import _logging, exc
 from .._compiler.host.program import Module
 from .._compiler.ir.grammar import CheckAttrs, Program
 from .._compiler.source import Location, parse_function
@@ -117,7 +117,7 @@ def _warn(kernel: Definition, marking: _Marking, result: Any) -> Any:
         what = f"result {at}, {_place(kernel, made)},"
         warning = exc.UnwrittenOutput(kernel=kernel.name, what=what, count=int(holes.sum()), first=list(first))
         if type(warning).__name__ not in kernel.settings.ignore_warnings:
-            print(f"WARNING[{type(warning).__name__}]: {warning}", file=sys.stderr)
+            _logging.say(f"WARNING[{type(warning).__name__}]: {warning}")
     return result
 
 

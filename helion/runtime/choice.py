@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import exc
+from .. import _logging, exc
 from .._lazy import lazy
 from ..backends import stub
 from ..backends.execution import Lack
@@ -143,7 +142,7 @@ class Choice:
         of.leave_backend(reason)
         self.compiled.forget()
         used = of.analysis.backend.name
-        print(f"helion: {of.kernel.name}: the backend {failed} failed ({reason}); using {used}", file=sys.stderr)
+        _logging.say(f"helion: {of.kernel.name}: the backend {failed} failed ({reason}); using {used}")
 
     def check_feasible(self, args: Sequence[Any]) -> None:
         """Raises ``exc.NoFeasibleConfig`` where these arguments would go to a GPU and certainly no config can launch there.
@@ -181,10 +180,9 @@ class Choice:
             following = verification.give_up(self.compiled, self.config, str(error.__cause__))
             if following is None:
                 raise of.analysis.space.nothing_fits(self._needs(self.config, lack)) from error
-            print(
+            _logging.say(
                 f"helion: {of.kernel.name}: {self.config!r} does not fit {of.target.name} ({error.__cause__}); "
-                f"using {of.decorator(following)}",
-                file=sys.stderr,
+                f"using {of.decorator(following)}"
             )
             self._install(following)
 

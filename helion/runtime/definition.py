@@ -57,13 +57,22 @@ class Definition:
         parameters = self.signature.parameters
         if not kwargs and len(args) == len(parameters):
             return args
+        if kwargs and (unknown := next((name for name in kwargs if name not in parameters), None)):
+            raise TypeError(f"kernel {self.name!r}: unexpected keyword {unknown!r}; it takes ({', '.join(parameters)})")
         if len(args) > len(parameters):
             wrong = f"Too many arguments passed to the kernel, expected: {len(parameters)} got: {len(args)}."
             raise TypeError(f"kernel {self.name!r}: {wrong}")
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"kernel {self.name!r}: {error}; it takes ({', '.join(parameters)})") from None
+            first = next(iter(parameters), "")
+            method = first in ("self", "cls") and "." in self.fn.__qualname__
+            remedy = (
+                "; kernels are functions: put @staticmethod above the decorator, or move it out of the class"
+                if method
+                else ""
+            )
+            raise TypeError(f"kernel {self.name!r}: {error}; it takes ({', '.join(parameters)}){remedy}") from None
         bound.apply_defaults()
         return tuple(bound.arguments.values())
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from .. import exc
+from .. import _logging, exc
 from .._shapes import CONCRETE_TENSORS
 from ..backends import stub
 from .definition import Definition
@@ -95,7 +95,7 @@ def check_call(kernel: Definition, values: Sequence[Any]) -> bool:
         kernel.told_about_gradients = True
         warning = exc.GradientNotRecorded(kernel=kernel.name, name=wanted, remedies=remedies())
         if type(warning).__name__ not in kernel.settings.ignore_warnings:
-            print(f"WARNING[{type(warning).__name__}]: {warning}", file=sys.stderr)
+            _logging.say(f"WARNING[{type(warning).__name__}]: {warning}")
     return False
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
 import pickle
 import sys
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, overload
 
 import torch
 
-from .. import _logging, exc, hardware, knobs
+from .. import _distribution, _logging, exc, hardware, knobs
 from .._compiler.source import FunctionSource, Location, parse_function, parse_kernel
 from .._lazy import lazy, when_imported
 from .._locks import new_lock, recover
@@ -91,6 +92,12 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         _refuse_decorated(fn)
         if not isinstance(fn, types.FunctionType):
             remedy = "; did you forget .fn?" if isinstance(fn, Definition) else ""
+            if isinstance(fn, (staticmethod, classmethod)):
+                remedy = "; put @staticmethod above @helion.kernel" + (
+                    "" if isinstance(fn, staticmethod) else ", in place of @classmethod"
+                )
+            elif isinstance(fn, functools.partial):
+                remedy = "; decorate the function and pass all of its arguments"
             raise TypeError(f"@helion.kernel takes a plain Python function, got {type(fn).__name__}{remedy}")
         super().__init__(fn, configs=configs, settings=settings or Settings(), key=key)
         # by all that code depends on, and by class of arguments: the first bound kernel of each stands for all others
@@ -137,10 +144,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
             exc.UnsupportedTensor: an argument is a tensor subclass that computes in its own way, such as a DTensor.
             exc.BaseError: every compile error.
         """
-        if not isinstance(args, (tuple, list)):
-            raise TypeError(
-                f"kernel {self.name!r}: bind takes a tuple of the arguments, got {type(args).__name__}; write bind((x,))"
-            )
+        self._check_tuple("bind", args)
         values = self.normalize_args(*args)
         check_bound(self, values)
         return self.variant(values, target, of_class=True)
@@ -258,6 +262,18 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         """
         return differentiable.Differentiable(self)
 
+    def _check_tuple(self, called: str, args: Any) -> None:
+        if not isinstance(args, (tuple, list)):
+            raise TypeError(
+                f"kernel {self.name!r}: {called} takes a tuple of the arguments, got {type(args).__name__}; write {called}((x,))"
+            )
+
+    def __getitem__(self, grid: Any) -> Any:
+        """Refuse ``kernel[grid](...)``, which is how Triton launches kernels."""
+        raise TypeError(
+            f"kernel {self.name!r} takes no grid; call {self.name}(...), and its hl.tile loops say how many programs run"
+        )
+
     def autotune(self, args: Sequence[Any], *, force: bool = True, **options: Any) -> Config:
         """Search for the fastest config for these arguments, and use it from now on; see ``BoundKernel.autotune``.
 
@@ -276,6 +292,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
             exc.InvalidAPIUsage: there is no such option.
             exc.AutotuningDisallowedInEnvironment: a search would be needed, and ``HELION_DISALLOW_AUTOTUNING`` is set.
         """
+        self._check_tuple("autotune", args)
         bound, first = self.variant(self.normalize_args(*args)), self.bind(args)
         config = bound.autotune(args, force=force, **options)
         if first is not bound:
@@ -518,6 +535,8 @@ def kernel(
         raise TypeError(f"settings= takes a helion.Settings, got {settings!r}")
     if key is not None and not callable(key):
         raise TypeError(f"key= takes a function of the arguments, got {key!r}")
+    if clash := _distribution.clash():
+        _logging.say_once(f"helion: {clash}")
     if unknown := knobs.unknown_variables():
         _logging.say_once(f"helion: environment variables that nothing reads: {', '.join(unknown)}")
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .. import exc
+from .. import _logging, exc
 from .._lazy import lazy
 from ..language import _reference_access as access
 from ..language import _reference_random
@@ -104,7 +104,7 @@ def call_eagerly(kernel: Definition, args: Sequence[Any]) -> Any:
         kernel.announced = True
         warning = exc.BlockSizeIgnoredInInterpretMode(kernel=kernel.name, sizes=list(sizes))
         if type(warning).__name__ not in kernel.settings.ignore_warnings:
-            print(f"WARNING[{type(warning).__name__}]: {warning}", file=sys.stderr)
+            _logging.say(f"WARNING[{type(warning).__name__}]: {warning}")
     return run_reference(kernel, args)
 
 

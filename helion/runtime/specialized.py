@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from .. import exc
+from .. import _logging, exc
 from .._exact import are_same
 from .._lazy import lazy
 from ..backends import GENERAL
@@ -161,7 +160,7 @@ class Specialized:
             text = f"WARNING[{type(warning).__name__}]: {warning}"
             if text not in self._warned:
                 self._warned.add(text)
-                print(text, file=sys.stderr)
+                _logging.say(text)
 
     def path(self, config: Config) -> str:
         """The file the generated module of a full config is kept in."""

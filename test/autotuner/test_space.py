@@ -540,6 +540,33 @@ def test_explicit_sizes_too_large_are_an_error() -> None:
     assert info.value.location is not None and info.value.location.function == "add"
 
 
+def test_values_of_few_threads_are_refused() -> None:
+    space = space_of(add, *[meta(2**14, 2**14)] * 2)
+    text = "has 65536 elements .*, 512 for each thread of num_warps=4, .* 255 registers: 510 are the most.* use num_warps=8, or tiles of at most 32768"
+    with pytest.raises(exc.InvalidConfig, match=text) as info:
+        space.worth_compiling(Config(block_sizes=[256, 256], num_warps=4))
+    assert info.value.location is not None
+    assert space.worth_compiling(Config(block_sizes=[256, 256], num_warps=8))["num_warps"] == 8
+    with pytest.raises(
+        exc.InvalidConfig,
+        match="has 1048576 elements .*, 1024 for each thread of num_warps=32, .* use tiles of at most",
+    ):
+        space.worth_compiling(Config(block_sizes=[1024, 1024]))
+    # warps that the config does not name, or that a search draws, follow the tiles
+    open_warps = space.normalize(Config(block_sizes=[512, 256]))
+    assert open_warps["num_warps"] == 16
+    assert space.normalize(open_warps) == open_warps == space.normalize(open_warps.minimize(space))
+    assert space.repair(Config(block_sizes=[256, 256], num_warps=1))["num_warps"] == 8
+
+
+def test_a_default_of_more_warps_is_kept_when_keys_are_left_out() -> None:
+    space = space_of(whole_scan, meta(100, 2**17))
+    assert space.conservative()["num_warps"] == 16
+    for warps in (16, 32):
+        full = space.normalize(Config(num_warps=warps))
+        assert space.normalize(full.minimize(space)) == full
+
+
 def test_sizes_left_out_give_way() -> None:
     space = SOFTMAX(meta(1024, 2**20))
     assert space.normalize(Config(reduction_loops=[None]))["block_sizes"] == [1]

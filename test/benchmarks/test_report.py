@@ -380,3 +380,14 @@ def test_products_of_the_cute_backend_stand_beside_what_they_were_timed_with(tmp
     assert "## The cute backend, gpu" in lines
     assert any(line.startswith("| small | cublas | 10.0 |") and "`(block_sizes=[64])`" in line for line in lines)
     assert "Beside cublas: geometric mean 1.000, least 0.500." in lines
+
+
+def test_readme_says_what_was_measured() -> None:
+    readme = report.README.read_text()
+    times = report.read_cute(report.RESULTS / "cute")
+    assert report.with_figures(readme, times) == readme
+    slower = {name: [{**row, "ratio": 0.5 * row["ratio"]} for row in rows] for name, rows in times.items()}
+    assert report.with_figures(readme, slower) != readme
+    text = report.readme_figures(times)
+    worst = min(row["ratio"] for rows in times.values() for row in rows if row["case"].startswith("rows "))
+    assert "followed by a row reduction: " in text and f"{worst:.2f}x to " in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import helion
+from helion import _distribution
 from helion.__main__ import main
 from helion.cli import doctor
 
@@ -69,7 +71,32 @@ def test_what_fails_makes_the_doctor_fail(
     assert re.search(r"^- +environment  .*HELION_BACKENDS .did you mean HELION_BACKEND", said, re.MULTILINE)
 
 
+def test_another_distribution_of_the_same_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "helion-1.5.1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: helion\nVersion: 1.5.1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    try:
+        _distribution.clash.cache_clear()
+        assert _distribution.clash() == ""  # a checkout on the path has no files there
+        (folder / "RECORD").write_text("helion/__init__.py,,\n")
+        _distribution.clash.cache_clear()
+        assert "1.5.1 is another project's" in _distribution.clash()
+        (found,) = doctor._clash()
+        assert found.state == "fails" and "pip uninstall helion helion-tiles" in found.text
+    finally:
+        _distribution.clash.cache_clear()
+
+
+def test_texts_name_our_distribution() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    assert f'name = "{_distribution.NAME}"' in text
+    for path in (*(ROOT / "helion").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"):
+        assert not re.search(r"pip install '?helion(?!-tiles)", path.read_text()), path
+
+
 def test_the_doctor_asks_for_what_the_package_asks_for() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     for name, (least, _) in doctor.SUPPORTED.items():
-        assert f'"{name}>={least}"' in text
+        assert re.search(f'"{name}>={least}(,<[0-9.]+)?"', text)

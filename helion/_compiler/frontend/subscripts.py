@@ -394,6 +394,11 @@ def _part(tracer: TraceState, value: DeviceValue, at: int, item: Any) -> DeviceV
     size = tracer.blocks.size_of(value.dims[at])
     parts = (item.start, item.stop, item.step) if isinstance(item, slice) else (item,)
     if not isinstance(size, int) or not all(p is None or type(p) is int for p in parts):
+        if isinstance(item, DeviceValue) and item.dtype == torch.bool:
+            raise exc.InvalidAPIUsage(
+                f"A boolean mask cannot select elements of the device value {value!r}: their number would depend on data; "
+                "keep all of them with torch.where(mask, value, other)."
+            )
         raise exc.InvalidIndexingType(got=f"{describe(item)}, on dimension {at} of the device value {value!r},")
     if not isinstance(item, slice) and not -size <= item < size:
         raise exc.InvalidAPIUsage(f"Index {item} is out of range for dimension {at} of the device value {value!r}.")

@@ -1,4 +1,4 @@
-"""torch functions that move lanes of device values: stack, cat, gather, flip, sort and topk."""
+"""torch functions that move lanes of device values: stack, cat, gather, flip and running extremes."""
 
 from __future__ import annotations
 
@@ -63,6 +63,8 @@ def _cat_two(t: Tracer, first: DeviceValue, second: DeviceValue, at: int) -> Dev
         raise exc.UnsupportedTorchFunction(
             name="torch.cat along a tile", remedy="; store the parts one after the other"
         )
+    for value in (first, second):
+        _refuse_tail(t, value, at, "cat")
     left, right = sizes
     lanes = ops.lanes(t, left + right, first.ndim, at)
     parts = []
@@ -156,12 +158,24 @@ def _flip(t: Tracer, input: DeviceValue, *places: Any, dims: Any = None) -> Devi
                 name="torch.flip along a tile",
                 remedy="; it would turn round each tile by itself; index the tensor from its end instead",
             )
+        _refuse_tail(t, input, at, "flip")
         if size > 1:
             lanes = ops.lanes(t, size, input.ndim, at)
             # lanes beyond the extent read the first element; they are masked wherever they matter
             index = ops.pointwise(t, "maximum", size - 1 - lanes, 0)
             input = ops.gather(t, input, ops.broadcast(t, index, input.dims), at)
     return input
+
+
+def _refuse_tail(t: Tracer, value: DeviceValue, at: int, name: str) -> None:
+    """Refuse what moves lanes of a tile whose last one may have lanes out of range, which would come among the others."""
+    for block in value.dims[at].blocks:
+        tile = t.blocks.active.get(block)
+        if tile is not None and not t.blocks.has_no_tail(tile):
+            raise exc.UnsupportedTorchFunction(
+                name=f"torch.{name} along tile {t.blocks[block].name!r}",
+                remedy="; its last tile may have fewer elements: take a block size that divides the dimension, or all of it with `:`",
+            )
 
 
 def _fixed(t: Tracer, value: DeviceValue, at: int, name: str) -> int:
@@ -194,6 +208,7 @@ def _repeat(t: Tracer, input: DeviceValue, *repeats: Any) -> DeviceValue:
     for at, count in enumerate(counts, value.ndim - len(counts)):
         if count != 1:
             size = _fixed(t, value, at, "repeat")
+            _refuse_tail(t, value, at, "repeat")
             value = ops.pick(t, value, at, ops.lanes(t, size * count, value.ndim, at) % size)
     return value
 
@@ -213,6 +228,7 @@ def _pad(t: Tracer, input: DeviceValue, pad: Sequence[int], mode: str = "constan
         at, before, after = input.ndim - 1 - number, pad[2 * number], pad[2 * number + 1]
         if before or after:
             size = _fixed(t, input, at, "nn.functional.pad")
+            _refuse_tail(t, input, at, "nn.functional.pad")
             source = ops.lanes(t, before + size + after, input.ndim, at) - before
             inside = ops.pointwise(t, "logical_and", source >= 0, source < size)
             input = ops.cast(
@@ -227,108 +243,7 @@ def _eye(t: Tracer, n: Any, m: Any = None, *, dtype: Any = None, device: Any = N
     return ops.cast(t, ops.pointwise(t, "eq", rows, columns), dtype or t.world.default_dtype())
 
 
-# --- sorting -----------------------------------------------------------------------------------------------------------
-
-
-def _sort_keys(t: Tracer, input: DeviceValue, descending: bool) -> DeviceValue:
-    """int64 keys that order as torch does (nan is the greatest), with the lane number in the low 32 bits: equal values
-    keep their order."""
-    if input.dtype.is_floating_point:
-        wide = ops.cast(t, input, torch.float32)
-        bits = ops.pointwise(
-            t,
-            "bitcast",
-            ops.pointwise(t, "where", ops.pointwise(t, "isnan", wide), float("nan"), wide + 0.0),
-            dtype=torch.int32,
-        )
-        order = ops.pointwise(t, "where", bits < 0, bits ^ 0x7FFFFFFF, bits)
-    else:
-        order = ops.cast(t, input, torch.int32)
-    keys = ops.cast(t, order, torch.int64)
-    return -1 - keys if descending else keys
-
-
-def sorted_values(t: Tracer, input: DeviceValue, dim: int, descending: bool, name: str) -> _ValuesAndIndices:
-    at = position(input, dim)
-    size = t.blocks.size_of(input.dims[at])
-    if not isinstance(size, int):
-        raise exc.UnsupportedTorchFunction(
-            name=f"torch.{name} along a tile", remedy="; it would sort each tile by itself"
-        )
-    if input.dtype in (torch.int64, torch.float64):
-        raise exc.UnsupportedTorchFunction(name=f"torch.{name} of {input.dtype}", remedy="; convert to 32 bits first")
-    order = [*(i for i in range(input.ndim) if i != at), at]
-    value = ops.permute(t, input, order)
-    rank = value.ndim
-    lanes = ops.cast(t, ops.lanes(t, size, rank, rank - 1), torch.int64)
-    keys = (_sort_keys(t, value, descending) << 32) | lanes
-    # lanes beyond the extent go last
-    keys = ops.pointwise(t, "where", lanes < size, keys, torch.iinfo(torch.int64).max)
-    ranked = ops.emit(t, "sort", (keys.value,), torch.int64, keys.dims)
-    picked = ops.pointwise(t, "minimum", ranked & 0xFFFFFFFF, size - 1)
-    values = ops.gather(t, value, ops.cast(t, picked, torch.int32), rank - 1)
-    back = [order.index(i) for i in range(rank)]
-    return _ValuesAndIndices(ops.permute(t, values, back), ops.permute(t, picked, back))
-
-
-@rule(*named("sort"))
-def _sort(t: Tracer, input: DeviceValue, dim: int = -1, descending: bool = False, *, stable: Any = None) -> Any:
-    return sorted_values(t, input, dim, descending, "sort")
-
-
-@rule(*named("argsort"))
-def _argsort(t: Tracer, input: DeviceValue, dim: int = -1, descending: bool = False, *, stable: Any = None) -> Any:
-    return sorted_values(t, input, dim, descending, "argsort").indices
-
-
-@rule(*named("topk"))
-def _topk(t: Tracer, input: DeviceValue, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    at = position(input, dim)
-    ranked = sorted_values(t, input, dim, largest, "topk")
-    size = t.blocks.size_of(input.dims[at])
-    if not isinstance(k, int) or not isinstance(size, int) or not 1 <= k <= size:
-        raise exc.InvalidAPIUsage(f"k of torch.topk must be a constant between 1 and {size!r}, got {describe(k)}.")
-    lanes = ops.iota(t, k) if k > 1 else ops.full(t, (ONE,), 0, torch.int32)
-    dims = [ONE] * input.ndim
-    dims[at] = lanes.dims[0]
-    index = ops.broadcast(
-        t, ops.reshape(t, lanes, tuple(dims)), (*input.dims[:at], lanes.dims[0], *input.dims[at + 1 :])
-    )
-    return _ValuesAndIndices(*(ops.gather(t, v, index, at) for v in ranked))
-
-
-def _ranked(t: Tracer, input: DeviceValue, dim: int, keepdim: bool, rank: int, name: str) -> _ValuesAndIndices:
-    """The element of number ``rank`` in ascending order along a dimension, and its place."""
-    at = position(input, dim)
-    ordered = sorted_values(t, input, dim, False, name)
-    before = (slice(None),) * at
-    values, indices = (v[(*before, slice(rank, rank + 1))] for v in ordered)
-    if keepdim:
-        return _ValuesAndIndices(values, indices)
-    dims = tuple(d for i, d in enumerate(values.dims) if i != at)
-    return _ValuesAndIndices(ops.reshape(t, values, dims), ops.reshape(t, indices, dims))
-
-
-@rule(*named("kthvalue"))
-def _kthvalue(t: Tracer, input: DeviceValue, k: int, dim: int = -1, keepdim: bool = False) -> _ValuesAndIndices:
-    size = t.blocks.size_of(input.dims[position(input, dim)])
-    if type(k) is not int or (isinstance(size, int) and not 1 <= k <= size):
-        raise exc.InvalidAPIUsage(f"k of torch.kthvalue must be a constant between 1 and {size!r}, got {describe(k)}.")
-    return _ranked(t, input, dim, keepdim, k - 1, "kthvalue")
-
-
-@rule(*named("median"))
-def _median(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False) -> Any:
-    if dim is None and input.ndim != 1:
-        raise exc.UnsupportedTorchFunction(name="torch.median over all dimensions", remedy="; give dim")
-    at = position(input, 0 if dim is None else dim)
-    size = _fixed(t, input, at, "median")
-    middle = _ranked(t, input, at, keepdim, (size - 1) // 2, "median")
-    values = middle.values
-    if input.dtype.is_floating_point:
-        last = _ranked(t, input, at, keepdim, size - 1, "median").values  # where there is a nan, it stands here
-        values = ops.pointwise(t, "where", ops.pointwise(t, "isnan", last), last, values)
-    return values if dim is None else _ValuesAndIndices(values, middle.indices)
+# --- running extremes and sums ---------------------------------------------------------------------------------------------
 
 
 def _running_extreme(t: Tracer, input: DeviceValue, dim: int, name: str, comparison: str) -> _ValuesAndIndices:

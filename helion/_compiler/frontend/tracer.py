@@ -56,7 +56,7 @@ class Tracer(TraceState):
             return host_tensors.call(self, func, args, kwargs)
         rule = self.rules.get(func)
         if rule is None:
-            raise exc.UnsupportedTorchFunction(name=torch_name(func), remedy="")
+            raise exc.UnsupportedTorchFunction(name=torch_name(func), remedy=_remedy(torch_name(func)))
         named = {_NAMES.get(name, name): value for name, value in kwargs.items()} if kwargs else kwargs
         try:
             return rule(self, *args, **named)
@@ -86,6 +86,14 @@ class Tracer(TraceState):
     def store_or_assign(self, tensor: HostTensorValue, index: Any, value: Any) -> None:
         if self.on_device:
             memory.store(self, tensor, index, value)
+
+
+def _remedy(name: str) -> str:
+    """What to write for a function that device code does not have."""
+    plain = name.split(".")[-1]
+    if plain.endswith("_") and not plain.endswith("__"):
+        return f"; device values do not change: assign the result, as in x = x.{plain.rstrip('_')}(...)"
+    return "; call it in the host code, before or after the loop, or write it with operations on tiles"
 
 
 def torch_name(func: Any) -> str:

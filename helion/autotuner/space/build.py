@@ -97,6 +97,7 @@ def build_space(
         survey=seen if more.holds_values else dataclasses.replace(seen, volumes=()),
         tunable=tuple(slot.ids[0] for slot in tiles),
         rollable=rollable,
+        check=more.check,
         lowest={
             **{slot.ids[0]: values_of(slot.fragment)[0] for slot in tiles},
             **{chunk.ids[0]: chunk.low for chunk in chunks},

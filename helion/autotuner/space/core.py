@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -38,8 +38,8 @@ class ConfigSpace:
     ``absent`` are keys known elsewhere, with why not here, and ``missing`` those of them that other arguments of the kernel
     may have; keys that begin with ``verbatim`` are passed on as they are. ``narrow``: a dimension has no or one element, so
     that the kernel has operations, loops and accesses with other sizes that are not here.
-    ``rules`` settle what goes together; where ``planned``, they refuse tiles that no other key helps. ``default`` is what
-    runs when nothing was tuned: whoever
+    ``rules`` settle what goes together; where ``planned``, they refuse tiles that no other key helps. ``check`` refuses
+    what is not worth compiling. ``default`` is what runs when nothing was tuned: whoever
     owns the space puts a full config there with ``dataclasses.replace``; None stands for the conservative one.
     """
 
@@ -53,6 +53,7 @@ class ConfigSpace:
     absent: Mapping[str, str]
     verbatim: str
     rules: tuple[Rule, ...]
+    check: Callable[[Decisions], None] | None = None
     planned: bool = False
     default: Config | None = None
     #: Of other backends, by name: how the names of their keys begin.
@@ -87,16 +88,23 @@ class ConfigSpace:
         """
         return self._normalize(config, repair=False)
 
+    def worth_compiling(self, config: Config | Mapping[str, Any]) -> Config:
+        """As ``normalize``, and refuse tiles that take minutes to compile. Raises ``exc.InvalidConfig``."""
+        full = self.normalize(config)
+        if self.check is not None:
+            self.check(self.decode(full))
+        return full
+
     def adjusted(self, config: Config | Mapping[str, Any]) -> tuple[Adjustment | Dropped, ...]:
         """What ``config`` says and ``normalize`` gives otherwise, with the reasons. Raises as that does."""
         given = self._spelt_out(as_config(config))
         values = self._read(given)
-        snapshots = [("the dimension takes no other", dict(values))]
+        snapshots = [("the nearest that the dimension takes", dict(values))]
         # other keys are read as what they say, in its normal form
         asked = {key: self._kept(key, given) if key in _GRANTED else values[key] for key in given if key in values}
         self._settle_sizes(values, self._chosen(given))
         snapshots.append(("what is around it leaves room for no more", dict(values)))
-        settled = self.decode(values)
+        settled = replace(self.decode(values), given=frozenset(given))
         for rule in self.rules:
             settled = rule.settle(settled, False)
             snapshots.append((rule.why, self._recode(values, settled)))
@@ -300,7 +308,7 @@ class ConfigSpace:
         given = self._spelt_out(as_config(config))
         values = self._read(given)
         self._settle_sizes(values, set() if repair else self._chosen(given))
-        before = settled = self.decode(values)
+        before = settled = replace(self.decode(values), given=frozenset(given))
         for rule in self.rules:
             settled = rule.settle(settled, repair)
         return Config(**(values if settled is before else self._recode(values, settled)))

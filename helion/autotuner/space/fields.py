@@ -331,6 +331,8 @@ class BlockSizes(PerSlot):
     per: str = "tiled dimension without a fixed size"
 
     def check_length(self, value: Sequence[Any]) -> None:
+        if value and isinstance(value[0], str):
+            raise exc.InvalidConfig(f"{self.key} must be a list of integers, got {value[0]!r}.")
         if len(value) < len(self.slots):
             raise exc.InvalidConfig(
                 f"{self.key} has {self.counted(len(value))}; "

@@ -69,5 +69,7 @@ class OwnKeys:
     """What sizes of tiles are multiples of, by block, where they need not be powers of two."""
     holds_values: bool = True
     """Whether each value of a program is one tile, of no more than ``Target.max_tensor_numel`` elements."""
+    check: Callable[[Decisions], None] | None = None
+    """Raises ``exc.InvalidConfig`` for decisions that no one is to compile, though they could be."""
     planned: bool = False
     """Whether rules refuse tiles that are in range, since nothing else in a config makes room for them."""

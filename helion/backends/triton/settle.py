@@ -29,6 +29,7 @@ from ...autotuner.space.survey import Survey
 from ...hardware import Target
 from ...settings import Settings
 from .chains import chained_products, may_unroll, most_warps
+from .held import enough_warps
 from .lower.steps import STEPS
 from .plan.lowered import Lowered, lower, product_launch, product_tile, waiting_loops
 
@@ -199,6 +200,14 @@ def _chained_warps(scene: Scene, decisions: Decisions, repair: bool) -> Decision
     if not scene.products:
         return decisions
     return decisions.valued(num_warps=most_warps(scene.products, decisions.sizes, decisions.values["num_warps"]))
+
+
+def _held_values(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+    """Values are divided among so many threads that registers hold a good part of them, unless the config names the warps. Not
+    where products in a row allow few warps; see ``chains``."""
+    if scene.products or (not repair and "num_warps" in decisions.given):
+        return decisions
+    return decisions.valued(num_warps=enough_warps(scene.seen, scene.target, decisions))
 
 
 def _registers(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
@@ -528,6 +537,7 @@ def _described(scene: Scene, decisions: Decisions) -> frozenset[int]:
 
 
 _RULES: tuple[tuple[str, _Step], ...] = (
+    ("so few threads do not hold its tiles in registers", _held_values),
     ("a checked kernel needs the dimensions of its loops", _check_lanes),
     ("a flattened grid has one dimension", _flattened_grids),
     ("programs of this pid_type take one tile each", _single_tiles),

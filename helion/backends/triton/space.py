@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -30,6 +31,7 @@ from ...autotuner.space.survey import Survey
 from ...fields import BooleanFragment, EnumFragment, Fragment, IntegerFragment, PowerOfTwoFragment, values_of
 from ...hardware import Target
 from ...settings import Settings
+from .held import check_held_values
 from .product_tile import ProductTile
 from .settle import bound_seen, crosswise, rules, split_axis, turns, unmaterialized, unsplit
 
@@ -131,6 +133,7 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
         verbatim=VERBATIM_PREFIX,
         missing=_missing(program, settings, absent),
         rules=rules(seen, program, target, settings),
+        check=functools.partial(check_held_values, seen, target),
     )
 
 

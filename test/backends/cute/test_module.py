@@ -209,7 +209,7 @@ def test_the_dsl_is_not_imported() -> None:
 
 def test_a_machine_without_the_dsl_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cutlass", None)
-    with pytest.raises(exc.CuteBackendUnavailable, match=re.escape("pip install 'helion[cute]'")):
+    with pytest.raises(exc.CuteBackendUnavailable, match=re.escape("pip install 'helion-tiles[cute]'")):
         compile_text("", PLANS["sm_90/bf16"])
 
 

@@ -10,7 +10,7 @@ from .... import exc
 from ..frames import assigned_names
 from ..purity import operator_of
 from ..runtime_values import Opaque, settle
-from ..values import describe
+from ..values import HostTensorValue, describe
 from ..walk.kinds import ABSTRACT
 from ..walk.scope import HARD, Scope, assign, evaluate
 from .conditions import truth_on_host
@@ -82,6 +82,12 @@ def iterate(s: Scope, value: Any, node: ast.AST) -> list[Any]:
     """The items of a value, which must be known when compiling."""
     s.at(node)
     if isinstance(value, ABSTRACT):
+        if isinstance(value, HostTensorValue) and not s.t.on_device:
+            name = value.source or "x"
+            raise exc.InvalidAPIUsage(
+                f"A loop over the rows of a tensor cannot be followed ({describe(value)}); write for tile in hl.tile({name}.size(0)), "
+                f"or for i in range({name}.size(0)) in host code."
+            )
         raise exc.InvalidDeviceForLoop(got=describe(value))
     if operator_of(value, "__iter__") is not None or operator_of(value, "__getitem__") is not None:
         raise exc.KnownAtRunTime(what=f"`{ast.unparse(node)}`", because="")

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
+from .... import exc
 from ..runtime_values import numbers_in, opaques, settle
 from ..values import DeviceValue, HostTensorValue
 from ..walk.kinds import tensors_in
@@ -70,6 +71,10 @@ def evaluate_formatted_value(s: Scope, node: ast.FormattedValue) -> Any:
     s.at(node)
     settled = try_settle(s, value)
     waits = next(opaques((value, spec)), None)
+    if s.t.on_device and isinstance(value, DeviceValue):
+        raise exc.TypeInferenceError(
+            f"The text of `{s.source_text()}` needs numbers that only the GPU knows; give the value itself: print('name', value)."
+        )
     if waits is not None or (settled is None and value is not None) or _has_tensors(value):
         return unknown(s, format, ()) if waits is None else waits
     convert: dict[int, Callable[[Any], Any]] = {ord("r"): repr, ord("s"): str, ord("a"): ascii}

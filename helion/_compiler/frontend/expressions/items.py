@@ -52,6 +52,15 @@ def evaluate_subscript(s: Scope, node: ast.Subscript) -> Any:
             s.t.world.assume("item", value, index, result)
         return lifted(s, result, node)
     except (TypeError, KeyError, IndexError) as error:
+        if (
+            isinstance(value, (list, tuple))
+            and isinstance(index, (tuple, list, slice))
+            and isinstance(error, TypeError)
+        ):
+            what = f"{ast.unparse(node.value)!r} is" if isinstance(node, ast.Subscript) else "The indexed value is"
+            raise exc.TypeInferenceError(
+                f"{what} a {type(value).__name__} of {len(value)} items, which takes one integer as index; pass a tensor."
+            ) from error
         raise exc.TypeInferenceError(f"{type(error).__name__}: {error}.") from error
 
 

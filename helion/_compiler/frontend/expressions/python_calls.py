@@ -6,13 +6,15 @@ import random
 import types
 from typing import Any
 
+import torch
+
 from .... import exc
 from ...._shapes import NeedsValue
 from ..methods import assume_called, method_of
 from ..purity import WIDE, is_library, is_pure, kind_of_result, runs_at_run_time
 from ..runtime_values import MUTABLE, opaques, settle
 from ..tracer import Tracer
-from ..values import HostTensorValue, describe, source_name
+from ..values import DeviceValue, HostTensorValue, describe, source_name
 from ..walk.kinds import ABSTRACT
 from ..walk.scope import Scope
 from ..walk.unfollowed import MUTATORS
@@ -21,6 +23,9 @@ from .conditions import merged_value
 from .functions import call_helper, call_user, is_traced_through
 from .pure_calls import call_pure
 from .run_time import runtime_number, unknown
+
+#: Functions of torch for those of ``math`` that are called otherwise.
+_OF_MATH = {"fabs": "abs"}
 
 
 def call_on_device(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -49,6 +54,13 @@ def _call_python(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[st
         return function(*settled[0], **settled[1])
     except TypeError as error:
         name = getattr(function, "__name__", describe(function))
+        if getattr(function, "__module__", "") == "math" and any(isinstance(v, DeviceValue) for v in args):
+            other = f"torch.{_OF_MATH.get(name, name)}"
+            known = hasattr(torch, _OF_MATH.get(name, name))
+            remedy = f"use {other}" if known else "use functions of torch"
+            raise exc.TypeInferenceError(
+                f"math.{name} takes numbers, and got {', '.join(map(describe, args))}: {remedy}."
+            ) from error
         raise exc.TypeInferenceError(f"{name}({', '.join(map(describe, args))}): {error}.") from error
 
 

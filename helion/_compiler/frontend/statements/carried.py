@@ -84,8 +84,12 @@ def _grown_numbers(s: Scope, trial: Trial, before: dict[str, Any]) -> dict[str, 
         dtype = torch.bool if kind is bool else torch.float32 if kind is float else s.t.context.index_dtype
         if isinstance(after, DeviceValue):
             if after.dims:
-                raise exc.ControlFlowTensorMismatch(
-                    name=name, before=describe(value), after=repr(after), construct="loop"
+                raise exc.NumberBecomesTensor(
+                    name=name,
+                    before=describe(value),
+                    after=repr(after),
+                    construct="loop",
+                    remedy=_filled(s, value, after),
                 )
             dtype = after.dtype
         elif isinstance(after, float) or (isinstance(after, Expr) and after.kind is float):
@@ -197,3 +201,10 @@ def _loop_local(name: str) -> Missing:
             name=name, detail=" after the loop that assigns it, which may run zero times; assign it before the loop"
         )
     )
+
+
+def _filled(s: Scope, value: Any, after: DeviceValue) -> str:
+    """A tile like ``after`` that is filled with a number, as a user would write it."""
+    shape = s.t.blocks.dims_text(after.dims)
+    dtype = "" if after.dtype == torch.float32 else f", dtype={after.dtype}"
+    return f"hl.zeros({shape}{dtype})" if value == 0 else f"hl.full({shape}, {describe(value)}{dtype})"

@@ -38,7 +38,9 @@ def _axis(
             raise exc.TileOfTile()
         if isinstance(bound, HostTensorValue):
             remedy = (
-                "load the number from it first"
+                f"to walk over all of it write {spec.name}({bound.source}.size())"
+                if bound.ndim and bound.source
+                else "load the number from it first"
                 if s.t.on_device
                 else "the host needs the number to size the grid, so bind its `.item()` to a variable and use that "
                 "(reading it waits for the device)"

@@ -86,8 +86,8 @@ def _fail_assertion(s: Scope, node: ast.Assert) -> None:
 
 
 def walk_break(s: Scope, node: ast.Break) -> None:
-    raise exc.NotAllowedOnDevice(what="A break statement") if s.t.on_device else Break()
+    raise exc.JumpNotAllowedOnDevice(what="break") if s.t.on_device else Break()
 
 
 def walk_continue(s: Scope, node: ast.Continue) -> None:
-    raise exc.NotAllowedOnDevice(what="A continue statement") if s.t.on_device else Continue()
+    raise exc.JumpNotAllowedOnDevice(what="continue") if s.t.on_device else Continue()

@@ -50,7 +50,7 @@ class CuteToolchain:
         """The DSL is imported where it is used: it starts threads, which forked processes do not have."""
 
     def versions(self) -> tuple[tuple[str, str], ...]:
-        return (("CuTe DSL", installed_version() or "not installed: pip install 'helion[cute]'"),)
+        return (("CuTe DSL", installed_version() or "not installed: pip install 'helion-tiles[cute]'"),)
 
 
 def _overflow(shared_bytes: int, columns: int, target: Target) -> tuple[str, ...]:

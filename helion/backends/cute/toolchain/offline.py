@@ -26,7 +26,7 @@ ALIGNMENT_BYTES = 16
 """Of every pointer, which launching checks."""
 MISSING = (
     "The cute backend compiles its kernels with NVIDIA's CuTe DSL, which is not installed here ({reason}); install it with"
-    " pip install 'helion[cute]'. Kernels that are in the cache run without it."
+    " pip install 'helion-tiles[cute]'. Kernels that are in the cache run without it."
 )
 
 

@@ -15,7 +15,7 @@ from ...._compiler.host.program import Form, HostProgram, Import, Module
 from ...._compiler.source import Location
 from ..lower.kernels import Kernel
 from ..plan.records import Plan
-from . import ops_pointwise, ops_reduction
+from . import ops_lanes, ops_pointwise, ops_reduction
 from .combine import Function
 from .emit import render_kernel
 from .expressions import LIBDEVICE
@@ -25,7 +25,7 @@ _FUTURE = "from __future__ import annotations"
 _TRITON = (Import(module="triton"), Import(module="triton.language", alias="tl"))
 _LIBDEVICE = Import(module="triton.language.extra", name=LIBDEVICE)
 #: Every function that an expression may call by name.
-_HELPERS = {**ops_pointwise.HELPERS, **ops_reduction.HELPERS}
+_HELPERS = {**ops_pointwise.HELPERS, **ops_reduction.HELPERS, **ops_lanes.HELPERS}
 
 
 def render_module(plan: Plan, kernels: Sequence[Kernel], host: HostProgram, form: Form) -> Module:

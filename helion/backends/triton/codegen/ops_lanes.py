@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import torch
 
 from ...._compiler.ir.grammar import FoldAttrs, GatherAttrs, Op, RandomAttrs, ScanAttrs, SeedAttrs
@@ -9,6 +12,33 @@ from . import ops_reduction
 from .combine import render_combine
 from .emission import Emission
 from .expressions import Expression
+
+#: A sort of more lanes or elements is a loop. ``tl.sort`` writes each exchange out, and ``ptxas`` takes longer than their number
+#: grows: for sm_90 2 s for 512 lanes, 21 s for 2048, against 0.5 s for the loop at any size.
+_UNROLLED_LANES, _UNROLLED_ELEMENTS = 256, 2048
+#: A gather from more lanes is one in a single dimension. Triton gives each row of a gather to one warp, whose code grows with the
+#: square of the lanes of a thread: for sm_90 ``ptxas`` takes 14 s for 4096 lanes.
+_WARP_LANES = 1024
+
+HELPERS: Mapping[str, str] = {
+    # A bitonic network whose exchanges stand in a loop. Lanes `apart` exchange; the lower one keeps the smaller key, but the
+    # greater one in every second group of `1 << stage` lanes. In one dimension: Triton moves a gather along a dimension of
+    # several to one warp for each row, whose code grows with the square of the lanes of a thread.
+    "_sort_in_steps": """\
+@triton.jit
+def _sort_in_steps(keys, elements: tl.constexpr, lanes: tl.constexpr, stages: tl.constexpr):
+    flat = tl.reshape(keys, [elements])
+    places = tl.arange(0, elements)
+    for stage in range(1, stages + 1):
+        for step in range(stage):
+            apart = 1 << (stage - 1 - step)
+            other = tl.gather(flat, places ^ apart, 0)
+            rising = (places & (lanes - 1) & (1 << stage)) == 0
+            smaller = ((places & apart) == 0) == rising
+            flat = tl.where((flat < other) == smaller, flat, other)
+    return tl.reshape(flat, keys.shape)
+""",
+}
 
 
 def _function(e: Emission, op: Op) -> str:
@@ -54,8 +84,27 @@ def gather(e: Emission, op: Op) -> None:
     if value.dtype == torch.bool:
         source = f"{source}.to(tl.int8)"
     source = _doubled(e, op, source)
-    text = f"tl.gather({source}, {narrow}, {attrs.dim})"
+    if len(value.dims) > 1 and e.size(value.dims[attrs.dim]) << attrs.doubled > _WARP_LANES:
+        text = _flat_gather(e, op, source, narrow)
+    else:
+        text = f"tl.gather({source}, {narrow}, {attrs.dim})"
     e.assign(op, "gather", f"({text} != 0)" if value.dtype == torch.bool else text)
+
+
+def _flat_gather(e: Emission, op: Op, source: str, index: str) -> str:
+    """A gather in one dimension, from the elements of the source in a row."""
+    dim = op.attributes(GatherAttrs).dim
+    value, places = op.values()
+    sizes = [e.size(d) for d in value.dims]
+    sizes[dim] <<= op.attributes(GatherAttrs).doubled
+    strides = [math.prod(sizes[at + 1 :]) for at in range(len(sizes))]
+    terms = [f"{index} * {strides[dim]}" if strides[dim] > 1 else index]
+    for at, size in enumerate(sizes):
+        if at != dim and size > 1:
+            terms.append(e.spread(f"(tl.arange(0, {size}) * {strides[at]})", (at,), len(sizes)))
+    elements = math.prod(e.size(d) for d in places.dims)
+    flat = f"tl.gather(tl.reshape({source}, [{math.prod(sizes)}]), tl.reshape({' + '.join(terms)}, [{elements}]), 0)"
+    return f"tl.reshape({flat}, {e.shape(places.dims)})"
 
 
 def _doubled(e: Emission, op: Op, source: str) -> str:
@@ -76,7 +125,14 @@ def _doubled(e: Emission, op: Op, source: str) -> str:
 
 def sort(e: Emission, op: Op) -> None:
     (value,) = op.values()
-    e.assign(op, "sort", f"tl.sort({e.names.of(value)})")
+    source = e.names.of(value)
+    sizes = [e.size(d) for d in value.dims]
+    if sizes[-1] <= _UNROLLED_LANES and math.prod(sizes) <= _UNROLLED_ELEMENTS:
+        e.assign(op, "sort", f"tl.sort({source})")
+        return
+    elements, lanes = math.prod(sizes), sizes[-1]
+    call = f"_sort_in_steps({source}, {elements}, {lanes}, {(lanes - 1).bit_length()})"
+    e.assign(op, "sort", Expression(call, needs=frozenset(("_sort_in_steps",))))
 
 
 def join(e: Emission, op: Op) -> None:

@@ -17,6 +17,7 @@ from ...._lazy import lazy
 from ....hardware import Target
 from ...execution import InlineBody, Lack, Launcher, SizeTable
 from ..plan.records import Plan
+from ..toolchain import offline
 from . import compilable, fast_launch, inline_launch, native
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class TritonExecutor:
         return None if knobs.TRITON_INTERPRET.read() else _INLINING
 
     def prepare(self, names: dict[str, Any]) -> None:
+        offline.use_writable_cache()
         compilable.make_compilable(names)
 
     def launcher(self, ordinary: Launcher, target: Target) -> Launcher:

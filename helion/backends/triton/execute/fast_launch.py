@@ -202,7 +202,7 @@ class FastLauncher:
         key = (device, *_modes(kernel), *options.items(), *arguments)
         entry = site.entries.get(key)
         if entry is None:
-            with TRITON_LOCK:
+            with TRITON_LOCK, offline.said_when_slow(kernel, options):
                 compiled = kernel.run(*args, grid=grid, warmup=False, **options)
             found = _entry(kernel, compiled, device)
             if found is None:

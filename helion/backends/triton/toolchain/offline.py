@@ -10,6 +10,8 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from .... import _files, _logging, knobs
 from ...._locks import TRITON_LOCK, is_held_elsewhere, recover
 from ....hardware import Target
 from ...execution import CompileError
@@ -103,11 +106,48 @@ def compile_offline(
     source = _ast_source(fn, signature, gpu)
     # Only the exceptions of this one call into third-party code are translated. For kernels that it cannot handle,
     # Triton raises its own TritonError, but also ValueError, AssertionError, KeyError and RuntimeError (a failed pass).
+    use_writable_cache()
     try:
-        with TRITON_LOCK, _without_ptx_dump():
+        with TRITON_LOCK, _without_ptx_dump(), said_when_slow(fn, options):
             return triton.compile(source, target=gpu, options=options)
     except Exception as error:
         raise refuse(detail=_tail(error)) from error
+
+
+@functools.cache
+def use_writable_cache() -> None:
+    """Let Triton keep binaries in helion's cache where its own folder in the home of the user cannot be written."""
+    import triton.knobs
+
+    if knobs.TRITON_CACHE_DIR.read():
+        return
+    folder = pathlib.Path(triton.knobs.cache.dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK | os.X_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        triton.knobs.cache.dir = str(_files.cache_dir() / "triton")
+
+
+def said_when_slow(fn: triton.JITFunction, options: Mapping[str, object]) -> contextlib.AbstractContextManager[None]:
+    """Name a kernel on stderr, with its tiles, while its compilation takes long."""
+
+    def text(seconds: int) -> str:
+        sizes = [f"{name.lstrip('_')}={value.value}" for name, value in _constants(fn)]
+        name = fn.__name__.removeprefix("_helion_")
+        tiles = f": tile {', '.join(sizes)}" if sizes else ""
+        return f"helion: compiling `{name}` for {seconds} s{tiles}, num_warps={options.get('num_warps', 4)}; smaller tiles or more warps compile faster"
+
+    return _logging.saying_when_slow(text)
+
+
+def _constants(fn: triton.JITFunction) -> list[tuple[str, Any]]:
+    """Sizes of tiles that the module of a kernel defines."""
+    return [
+        (name, value) for name, value in fn.fn.__globals__.items() if name.startswith(("_BLOCK_SIZE_", "_RDIM_SIZE_"))
+    ]
 
 
 def compiler_of(target: Target) -> str:

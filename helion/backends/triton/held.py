@@ -1,0 +1,48 @@
+"""How many elements of a value each thread of a launch may have."""
+
+from __future__ import annotations
+
+from ... import exc
+from ..._shapes import previous_power_of_2
+from ...autotuner.decisions import Decisions
+from ...autotuner.space.survey import Survey
+from ...hardware import Target
+
+#: Elements of one value per thread at most, in registers that a thread may have. Tiles beyond that spill kilobytes, and the assembler
+#: takes minutes: for sm_90 12 s for twice the registers, 85 s for eight times.
+_FILES_OF_A_VALUE = 2
+#: The same where matrices are multiplied, whose operands go through shared memory: sweeps have measured such tiles.
+_FILES_OF_A_PRODUCT = 8
+
+
+def most_elements(seen: Survey, target: Target, warps: int) -> int:
+    """Elements that one value of a program may have in ``warps`` warps."""
+    files = _FILES_OF_A_PRODUCT if seen.matrix_blocks else _FILES_OF_A_VALUE
+    return files * target.max_registers_per_thread * warps * target.warp_size
+
+
+def enough_warps(seen: Survey, target: Target, decisions: Decisions) -> int:
+    """Return the warps of ``decisions``, or as many more as hold its largest value."""
+    warps: int = decisions.values["num_warps"]
+    numel = max((volume.numel(decisions.sizes) for volume in seen.volumes), default=0)
+    while numel > most_elements(seen, target, warps) and 2 * warps * target.warp_size <= target.max_threads_per_block:
+        warps *= 2
+    return warps
+
+
+def check_held_values(seen: Survey, target: Target, decisions: Decisions) -> None:
+    """Raise ``exc.InvalidConfig`` where threads have many more elements of a value than registers."""
+    volume = max(seen.volumes, key=lambda v: v.numel(decisions.sizes), default=None)
+    warps = decisions.values["num_warps"]
+    limit = most_elements(seen, target, warps)
+    if volume is None or (numel := volume.numel(decisions.sizes)) <= limit:
+        return
+    shape = " x ".join(f"{seen.blocks[b].name}={decisions.sizes[b]}" for b in volume.blocks)
+    threads, enough = warps * target.warp_size, enough_warps(seen, target, decisions)
+    wider = f"num_warps={enough}, or " if numel <= most_elements(seen, target, enough) else ""
+    raise exc.InvalidConfig(
+        f"{volume.name} has {numel} elements ({shape}), {numel // threads} for each thread of num_warps={warps}, and a thread "
+        f"of {target} has {target.max_registers_per_thread} registers: {limit // threads} are the most, or compiling takes minutes; "
+        f"use {wider}tiles of at most {previous_power_of_2(limit)} elements.",
+        location=volume.location,
+    )

@@ -1,0 +1,129 @@
+"""Mistakes of the first hours: each message says what to write instead."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import helion
+import helion.language as hl
+from helion import exc
+
+X = torch.randn(8, 8) + 1
+
+
+def kernel_of(directory: Path, body: str, host: str = "", parameters: str = "x") -> Any:
+    """A kernel in a file of its own: ``host`` before its loop, ``body`` in it."""
+    lines = ["import math", "import torch", "import helion", "import helion.language as hl", "", "", "@helion.kernel"]
+    lines += [
+        f"def wrong({parameters}):",
+        "    out = torch.empty_like(x)",
+        *(f"    {line}" for line in host.splitlines()),
+    ]
+    lines += [
+        "    for t in hl.tile(x.size(0)):",
+        *(f"        {line}" for line in body.splitlines()),
+        "    return out",
+        "",
+    ]
+    path = directory / "wrong_kernel.py"
+    path.write_text("\n".join(lines))
+    spec = importlib.util.spec_from_file_location(f"wrong_{abs(hash(path))}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.wrong
+
+
+DEVICE = {
+    "v = x[t, :]\nprint(f'{v}')\nout[t, :] = v": r"give the value itself: print\('name', value\)",
+    "out[t, :] = math.exp(x[t, :])": "math.exp takes numbers.*use torch.exp",
+    "out[t, :] = math.fabs(x[t, :])": "use torch.abs",
+    "for u in hl.tile(8):\n    break\nout[t, :] = x[t, :]": "A break statement.*torch.where, or write a while loop",
+    "for u in hl.tile(8):\n    continue\nout[t, :] = x[t, :]": "A continue statement.*torch.where",
+    "v = x[t, :]\nv.mul_(2)\nout[t, :] = v": r"Tensor.mul_ .*as in x = x.mul\(...\)",
+    "out[t, :] = torch.fft.fft(x[t, :]).real": "torch.fft.fft .*call it in the host code",
+    "acc = 0\nfor u in hl.tile(8):\n    acc = acc + x[t, u] @ x[u, :]\nout[t, :] = acc": r"acc = hl.zeros\(\[t, 8\]\)",
+    "acc = 1.0\nfor u in hl.tile(8):\n    acc = acc * x[t, u].sum(-1)\nout[t, :] = acc[:, None]": r"acc = hl.full\(\[t\], 1.0\)",
+    "acc = 0\nfor u in hl.tile(8):\n    acc = acc + x[t, u].sum(-1).half()\nout[t, :] = acc[:, None]": "dtype=torch.float16",
+    "v = x[t, :]\nout[t, 0] = v[v > 0]": r"torch.where\(mask, value, other\)",
+    "for u in hl.tile(x):\n    out[t, :] = 1.0": r"write hl.tile\(x.size\(\)\)",
+    "for i, u in enumerate(hl.tile(8)):\n    out[t, :] = 1.0": "with nothing around it; tile.id",
+}
+
+
+@pytest.mark.parametrize("body", DEVICE)
+def test_in_device_code(body: str, tmp_path: Path) -> None:
+    with pytest.raises(exc.BaseError, match=f"{DEVICE[body]}(?s:.*)wrong_kernel.py"):
+        kernel_of(tmp_path, body)(X)
+
+
+@pytest.mark.parametrize(
+    ("host", "text"),
+    [
+        ("for row in x:\n    out = row", r"rows of a tensor.*hl.tile\(x.size\(0\)\)"),
+        ("for q in hl.grid(x):\n    out[q] = 1.0", r"write hl.grid\(x.size\(\)\)"),
+    ],
+)
+def test_in_host_code(host: str, text: str, tmp_path: Path) -> None:
+    with pytest.raises(exc.BaseError, match=text):
+        kernel_of(tmp_path, "out[t, :] = x[t, :]", host)(X)
+
+
+def test_a_list_for_a_tensor(tmp_path: Path) -> None:
+    wrong = kernel_of(tmp_path, "out[t, :] = y[t, :]", parameters="x, y")
+    with pytest.raises(exc.TypeInferenceError, match="'y' is a list of 2 items.*pass a tensor"):
+        wrong(X, [[1.0], [2.0]])
+
+
+class Methods:
+    @helion.kernel
+    def method(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+@helion.kernel
+def both(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size()):
+        out[tile] = x[tile] + y[tile]
+    return out
+
+
+CALLS: dict[str, Any] = {
+    "kernels are functions: put @staticmethod above": lambda: Methods().method(X),
+    "unexpected keyword 'z'; it takes \\(x, y\\)": lambda: both(X, z=X),
+    "missing a required argument: 'y'": lambda: both(X),
+    "takes no grid; call both": lambda: both[(1,)](X, X),
+    "autotune takes a tuple of the arguments, got Tensor; write autotune": lambda: both.autotune(X),
+    "bind takes a tuple of the arguments": lambda: both.bind(X),
+    "got staticmethod; put @staticmethod above @helion.kernel": lambda: helion.kernel(staticmethod(both.fn)),
+    "in place of @classmethod": lambda: helion.kernel(classmethod(both.fn)),
+    "got partial; decorate the function": lambda: helion.kernel(functools.partial(both.fn, X)),
+}
+
+
+@pytest.mark.parametrize("text", CALLS)
+def test_of_calls_and_decorators(text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        CALLS[text]()
+
+
+def test_a_lambda() -> None:
+    with pytest.raises(exc.InvalidAPIUsage, match="A lambda cannot be a kernel"):
+        helion.kernel(lambda x: x)(X)
+
+
+def test_sizes_as_text() -> None:
+    with pytest.raises(exc.InvalidConfig, match="must be a list of integers, got '8,8'"):
+        helion.kernel(both.fn, config={"block_sizes": "8,8"})(X, X)
+
+
+def test_no_gpu_to_tune_on(capsys: pytest.CaptureFixture[str]) -> None:
+    helion.kernel(both.fn).autotune((X, X), effort="full")
+    assert "helion: both: no GPU: nothing was measured, the default config is used" in capsys.readouterr().err
