@@ -1,4 +1,4 @@
-"""What a compilation knows besides the kernel itself. Passed explicitly; nothing is global."""
+"""Inputs of a compilation besides the kernel itself. They are passed explicitly; nothing is global."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..settings import Settings
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """What a tensor that host code made turned out to be; ``shape`` and ``strides`` in elements."""
+    """The actual dtype and layout of a tensor that host code made; ``shape`` and ``strides`` in elements."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -23,37 +23,40 @@ class Observed:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a backend takes on a target, as far as it shapes the program."""
+    """Limits of a backend on a target, as far as they shape the program."""
 
     backend: str
-    """Its name in messages."""
+    """Name of the backend in messages."""
     powers_of_2: bool
-    """Whether tiles have powers of two of lanes, so that other sizes are padded."""
+    """True if tile dimensions have power-of-two lane counts, so that other sizes are padded."""
     tile_step: int | None
-    """Sizes of tiles that the program says may be multiples of this as well; None where they may not."""
+    """Tile sizes that the program fixes may also be multiples of this. None if they may not."""
     min_dot: Mapping[int, tuple[int, int, int]]
-    """Smallest (M, N, K) of a matrix product, in elements, by the bytes of an element."""
+    """Smallest (M, N, K) of a matmul, in elements, by the bytes of an element."""
     min_four_bit_k: int
-    """Fewest numbers along K of a scaled product of two matrices of 4-bit numbers."""
+    """Smallest K of a scaled matmul with two operands of 4-bit elements."""
     dot_precisions: frozenset[str]
-    """Precisions that products of fp32 can have; ``ieee`` is one of them."""
+    """Precisions of fp32 matmuls; ``ieee`` is one of them."""
     float_arguments: torch.dtype
-    """What numbers of the host that are floats are passed in."""
+    """Dtype in which float scalars of the host are passed to the kernel."""
     stops: bool = False
-    """Whether ``breakpoint()`` in device code stops in the debugger."""
+    """True if ``breakpoint()`` in device code stops in the debugger."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileContext:
-    """``device`` is where the arguments live (it may be cpu or meta); ``target`` is what the code is made for, and
-    ``limits`` what the backend takes there."""
+    """Context of one compilation.
+
+    ``device`` is the device of the arguments (it may be cpu or meta). ``target`` is the GPU that the code is made for.
+    ``limits`` are those of the backend on that target.
+    """
 
     settings: Settings
     target: Target
     limits: Limits
     device: torch.device
     index_dtype: torch.dtype
-    #: By the name that generated code has for it, what is not as torch's functions say.
+    #: Tensors whose dtype or layout differs from the result of the torch function, by name in generated code.
     observed: Mapping[str, Observed] = field(default_factory=dict)
-    #: What functions mean that only the backend has; the front end's own rules say how.
+    #: Front-end rules for functions that only the backend has, in the form of the front end's own rules.
     rules: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """The compiler's table of contents: source to program, program and config to text. A step's name is its dump name.
 
-PASSES are the same for every config. What a config asks for are the steps of a backend, which its planner runs: those of
-``passes/schedule.py`` in the backend's order, and its own, whose names begin with the backend's.
+PASSES are the same for every config. The planner of a backend runs the steps that depend on a config. These are the
+steps of ``passes/schedule.py`` in the backend's order, and its own steps, whose names begin with the backend's name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .passes.vjps import erase_vjps
 
 Pass = Callable[[Program], Program]
 
-#: From the traced program to the one that facts and plans are made of.
+#: Passes from the traced program to the one that facts and plans are collected from.
 PASSES: tuple[Pass, ...] = (
     merge_common,
     drop_dead,
@@ -37,14 +37,17 @@ PASSES: tuple[Pass, ...] = (
 
 
 def step_names(steps: Iterable[Step], passes: tuple[Pass, ...] = PASSES) -> tuple[str, ...]:
-    """Every step up to those of the backends, which are ``steps``, each once and in order."""
+    """Return the names of all steps, each once and in order; ``steps`` are those of the backends."""
     names = ("trace", *(step.__name__ for step in passes), *(step.name for step in steps))
     return tuple(dict.fromkeys(names))
 
 
 def run_passes(program: Program, steps: Iterable[Step] = (), passes: tuple[Pass, ...] = PASSES) -> Program:
-    """Each pass in turn; ``HELION_DUMP`` prints after a step, ``HELION_VERIFY`` checks after each. ``steps`` are what may
-    follow."""
+    """Run each pass in turn and return the resulting program.
+
+    ``HELION_DUMP`` prints the program after a step, ``HELION_VERIFY`` checks it after each. ``steps`` are those that
+    may follow; their names are valid in ``HELION_DUMP``.
+    """
     watch = watching()
     watch("trace", program)
     if wanted := knobs.DUMP.read():
@@ -66,13 +69,13 @@ def front_end(
     constants: frozenset[str],
     steps: Iterable[Step] = (),
 ) -> Traced:
-    """A kernel and its arguments as a program, ready for facts and plans. ``steps`` are those of the backends."""
+    """Trace a kernel with its arguments and run PASSES on the program. ``steps`` are those of the backends."""
     traced = trace(fn, arguments, context, constants)
     return replace(traced, program=run_passes(erase_vjps(traced.program), steps), recorded=traced.program)
 
 
 def differentiable(traced: Traced) -> Program:
-    """The program with its functions that have derivatives of their own, for ``autodiff``."""
+    """Return the program with its calls of functions that have their own derivatives, for ``autodiff``."""
     recorded = traced.recorded
     if recorded is None or all(op.kind != "vjp" for op in recorded.walk()):
         return traced.program

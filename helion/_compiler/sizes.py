@@ -10,13 +10,13 @@ from .ir.grammar import Block
 
 
 def padded_extent(block: Block) -> int:
-    """The size of a whole dimension held at once: the next power of two, at least what a matrix product takes."""
+    """Return the padded size of a whole dimension: the next power of two, at least the minimum of a matmul operand."""
     assert block.extent is not None
     return max(next_power_of_2(hint_of(block.extent)), block.min_size)
 
 
 def fixed_size(block: Block, config: Mapping[str, Any]) -> int:
-    """The size the kernel gave a block: a constant, or a function of its tunables."""
+    """Return the size that the kernel gives a block: a constant, or a function of its tunables."""
     if isinstance(block.size, Expr):
         return max(int(block.size.evaluate(lambda leaf: config[leaf.args[0]])), 1)
     assert isinstance(block.size, int)
@@ -24,6 +24,6 @@ def fixed_size(block: Block, config: Mapping[str, Any]) -> int:
 
 
 def dependent_size(block: Block, sizes: Mapping[int, int]) -> int:
-    """The size of a block that is a part of that of another, when ``sizes`` has those of the others."""
+    """Return the size of a block that is a fraction of another block, given the ``sizes`` of the other blocks."""
     assert isinstance(block.size, Expr)
     return int(block.size.evaluate(lambda leaf: sizes[leaf.args[0]]))

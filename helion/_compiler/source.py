@@ -23,7 +23,8 @@ from typing import Any
 from .. import exc
 from .._syntax import parse
 
-#: Files touched before this (in seconds since the epoch) say what was imported; clocks of file servers may be behind.
+#: Files modified before this time (in seconds since the epoch) still hold the imported text. The minute allows for
+#: clocks of file servers that are late.
 _BEGAN = time.time() - 60
 _FUTURE = functools.reduce(
     int.__or__, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
@@ -32,7 +33,7 @@ _FUTURE = functools.reduce(
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A piece of a line of the user's source. Lines count from 1, columns from 0."""
+    """A range of columns in a line of the user's source. Lines count from 1, columns from 0."""
 
     file: str
     line: int
@@ -46,7 +47,7 @@ class Location:
         return linecache.getline(self.file, self.line).strip()
 
     def excerpt(self) -> str:
-        """File, line, function, the line itself and carets below the piece."""
+        """Return file, line, function, the source line, and carets below the range."""
         line = linecache.getline(self.file, self.line).rstrip("\n")
         stripped = line.lstrip()
         indent = len(line) - len(stripped)
@@ -58,12 +59,12 @@ class Location:
         return f"{os.path.basename(self.file)}:{self.line}"
 
 
-#: Where an expression stands: first and last line and column.
+#: Position of an expression: first line, first column, last line, last column.
 Place = tuple[int, int, int, int]
 
 
 def place_of(node: ast.AST) -> Place:
-    """Where an expression of the user's stands; zeros for one that is not from a source."""
+    """Return the position of a user's expression; zeros for one without source."""
     first, last = (getattr(node, name, None) or 0 for name in ("lineno", "end_lineno"))
     return (first, getattr(node, "col_offset", None) or 0, last, getattr(node, "end_col_offset", None) or 0)
 
@@ -84,7 +85,7 @@ class FunctionSource:
         return Location(self.file, line, getattr(node, "col_offset", 0), end, self.name)
 
 
-#: What was found for a code object, as long as that lives. Equal ones of other functions count for themselves.
+#: Parsed source of each live code object, by id. Equal code objects of different functions have separate entries.
 _PARSED: dict[int, tuple[weakref.ref[types.CodeType], FunctionSource]] = {}
 
 
@@ -93,7 +94,7 @@ def _parsed(code: types.CodeType) -> FunctionSource | None:
     if known is not None and known[0]() is code:
         return known[1]
     found = _parse(code)
-    if found is not None:  # source that is not there may come, a cell of a notebook for one
+    if found is not None:  # missing source may appear later, a notebook cell for one
         at = id(code)
         _PARSED[at] = (weakref.ref(code, lambda _: _PARSED.pop(at, None)), found)
     return found
@@ -119,7 +120,7 @@ def _parse(code: types.CodeType) -> FunctionSource | None:
         found_lambda = _find_lambda(code, now)
         return None if found_lambda is None else FunctionSource(found_lambda, file, "<lambda>")
     text = "".join(lines)
-    # an indented function stands in a block of its own; taking the indentation away would change strings over many lines
+    # An indented function is a block of its own. Removing the indentation would change strings over many lines.
     indented = text[:1].isspace()
     tree = parse(f"if True:\n{text}" if indented else text)
     ast.increment_lineno(tree, first - 1 - indented)
@@ -130,16 +131,16 @@ def _parse(code: types.CodeType) -> FunctionSource | None:
 
 
 def _may_have_changed(file: str) -> bool:
-    """Whether a file may say something else than when it was imported: it was touched since this process began."""
+    """Return whether a file may have changed since its import: it was modified since this process began."""
     try:
         found = os.stat(file)
-    except OSError:  # a cell of a notebook, say, whose text nobody can change
+    except OSError:  # for example a notebook cell, whose text cannot change
         return False
     return max(found.st_mtime, found.st_ctime) > _BEGAN
 
 
 def _first_line_now(code: types.CodeType) -> int | None:
-    """The line at which the function of ``code`` begins in its file as it is now; None if it is not there any more."""
+    """Return the line at which the function of ``code`` now begins in its file; None if it is no longer there."""
     linecache.checkcache(code.co_filename)
     text = "".join(linecache.getlines(code.co_filename))
     try:
@@ -167,7 +168,7 @@ def _functions(code: types.CodeType, name: str) -> Iterator[types.CodeType]:
 
 
 def _content(code: types.CodeType) -> tuple[Any, ...]:
-    """All of a code object that does not depend on where it stands in its file."""
+    """Return all of a code object that does not depend on its position in its file."""
     return (
         *(code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags),
         *(code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount),
@@ -185,14 +186,14 @@ def _constant(value: Any) -> Any:
 
 
 def _is_rewritten(file: str) -> bool:
-    """Whether a tool has changed the module between its text and its code, as pytest does with tests."""
+    """Return whether a tool has changed the module between its text and its code, as pytest does with tests."""
     modules = [m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == file]
     loaders = [getattr(getattr(m, "__spec__", None), "loader", None) for m in modules]
     return any(each is not None and type(each) is not importlib.machinery.SourceFileLoader for each in loaders)
 
 
 def _reads(code: types.CodeType) -> collections.Counter[Any]:
-    """The names and operators of a function, and how often each is used: what rewriting adds to but leaves in place."""
+    """Count the names and operators of a function. Tools that rewrite code add to them but remove none."""
     kinds = {"LOAD_METHOD": "LOAD_ATTR"}
     return collections.Counter(
         (kinds.get(i.opname, i.opname), str(i.argval) if "LOAD" in i.opname else i.argrepr)
@@ -202,7 +203,8 @@ def _reads(code: types.CodeType) -> collections.Counter[Any]:
 
 
 def _find_lambda(code: types.CodeType, first: int) -> ast.Lambda | None:
-    """The lambda of ``code``: the only one on its line with the same parameters, or the one at the same columns."""
+    """Return the lambda of ``code``: the only one on its line with the same parameters, or the one at the same
+    columns."""
     try:
         tree = parse("".join(linecache.getlines(code.co_filename)))
     except SyntaxError:
@@ -224,15 +226,18 @@ def _find_lambda(code: types.CodeType, first: int) -> ast.Lambda | None:
 
 
 def parse_function(fn: Callable[..., Any]) -> FunctionSource | None:
-    """The syntax tree of a Python function with positions in its file, or None when there is no source.
+    """Return the syntax tree of a Python function with positions in its file, or None when there is no source.
 
-    Raises ``exc.SourceChanged`` where the file no longer says what was imported.
+    Raises ``exc.SourceChanged`` if the file no longer holds the imported text.
     """
     return _parsed(fn.__code__)
 
 
 def parse_kernel(fn: Callable[..., Any]) -> FunctionSource:
-    """As ``parse_function`` for a kernel, which must have source and be a plain function."""
+    """Return the source of a kernel, as ``parse_function`` does.
+
+    A kernel must have source and be a plain function; other functions raise ``exc.InvalidAPIUsage``.
+    """
     source = parse_function(fn)
     if source is None or not isinstance(source.node, ast.FunctionDef):
         if getattr(fn, "__name__", "") == "<lambda>":

@@ -1,1 +1,1 @@
-"""What a program is, independent of any config."""
+"""Properties of a program, independent of any config."""

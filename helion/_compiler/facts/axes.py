@@ -15,7 +15,7 @@ _KINDS: dict[str, AxisKind] = {"grid": "scalar", "full": "full"}
 
 
 def axis_facts(walk: Walk, rollable: tuple[int, ...]) -> tuple[AxisFact, ...]:
-    """``rollable`` are the whole dimensions that can be walked in chunks."""
+    """Return one fact per block; ``rollable`` are the whole dimensions that can be rolled into chunks."""
     roots: dict[int, list[int]] = {}
     for region in walk.regions:
         for axis in region.axes if region.kind == "root" else ():
@@ -48,7 +48,8 @@ def axis_facts(walk: Walk, rollable: tuple[int, ...]) -> tuple[AxisFact, ...]:
 
 
 def _choices(size: Number | None, fragments: Mapping[str, Fragment]) -> tuple[str, tuple[tuple[object, int], ...]]:
-    """The one tunable that a size follows from, and its values with the sizes that they give; nothing where it is none."""
+    """Return the only tunable that a size depends on, and its values with the resulting sizes; empty if there is
+    none."""
     if not isinstance(size, Expr) or not size.leaves_are("tunable", "host"):
         return "", ()
     names = {leaf.args[0] for leaf in size.leaves() if leaf.op == "tunable"}
@@ -68,7 +69,7 @@ def with_means(
     memory_ops: Sequence[MemoryOpFact],
     diagonal: Mapping[int, int],
 ) -> tuple[AxisFact, ...]:
-    """``axes`` with an estimate of the extents that depend on data, and half of those that end or begin at a tile."""
+    """Return ``axes`` with estimates of extents that depend on data, and half of those that end or begin at a tile."""
     unknown = [axis for axis in axes if axis.extent is None and axis.outer is None]
     if not unknown:
         return axes
@@ -88,10 +89,10 @@ def _half(axis: AxisFact) -> int | None:
 def _mean(
     axis: int, axes: tuple[AxisFact, ...], regions: Sequence[RegionFact], memory_ops: Sequence[MemoryOpFact]
 ) -> int | None:
-    """The reach of an access along ``axis``, divided by the extents of the grid's axes that it does not index: of all
-    accesses the one that indexes the most of them, and one that walks over its tensor before one that gathers.
+    """Return the estimated extent of an axis: that of an access, divided by the grid axes that it does not index.
 
-    Of those axes the ones whose tile is fixed, if there are any: a bound is one number, and is looked up by such an axis.
+    Of all accesses, use the one that indexes the most grid axes, and a direct access before a gather. Divide only by
+    axes with a fixed tile if there are any: a bound is one number, looked up by such an axis.
     """
     found: list[tuple[bool, int, int]] = []
     for op in memory_ops:
@@ -110,5 +111,5 @@ def _mean(
 
 
 def count(number: Number) -> int:
-    """A size or stride in elements: the constant, or the value seen when binding."""
+    """Return a size or stride in elements: the constant, or the value seen when binding."""
     return int(hint_of(number))

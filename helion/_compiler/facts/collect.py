@@ -1,4 +1,4 @@
-"""From a program to its facts."""
+"""Collection of a program's facts."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ from .walk import Walk, walk_program
 
 
 def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
-    """The facts of ``program``, which still holds whole dimensions at once; ``rollable`` are the blocks that a config
-    may walk in chunks instead."""
+    """Return the facts of ``program``, in which whole dimensions are not yet rolled.
+
+    ``rollable`` are the blocks that a config may roll into chunks.
+    """
     walk = walk_program(program)
     flow = trace_flow(walk)
     axes = axis_facts(walk, rollable)
@@ -97,7 +99,7 @@ def _apart(program: Program) -> ApartFact | str:
 
 
 def _alone(program: Program, roots: tuple[Root, ...]) -> Program:
-    """Some grid loops of a program. Tiles that they do not have are of no size that a config decides."""
+    """Return a program with some of the grid loops. Tiles of other loops get size 1, so no config key sizes them."""
     part = replace(program, roots=roots)
     walked = {axis.block for root in roots for axis in root.axes}
     walked |= {axis.block for op in part.walk() if isinstance(op.attrs, ForAttrs) for axis in op.attrs.axes}
@@ -130,7 +132,7 @@ def _hoistable_fact(each: Computed, dot: int, axes: tuple[AxisFact, ...]) -> Hoi
 
 
 def _attention(program: Program, fact: AttentionFact | None) -> AttentionFact | None:
-    """The fact with what masks of places say."""
+    """Return the fact with the results of the analysis of position masks."""
     if fact is None:
         return None
     makers = Makers.among(program.walk())
@@ -159,7 +161,7 @@ def _is_divisible(program: Program) -> bool:
 
 
 def _exchanges(op: Op) -> bool:
-    """Whether ``op`` permutes a tile so that two dimensions that are one axis change places."""
+    """Return whether ``op`` permutes a tile so that two dimensions of one axis change places."""
     if not isinstance(op.attrs, ViewAttrs) or op.attrs.name != "permute":
         return False
     (source,) = op.values()
@@ -184,7 +186,7 @@ def _scan(op: Op, walk: Walk) -> ScanFact:
 
 
 def _dot_results(walk: Walk, matmuls: tuple[MatmulFact, ...]) -> dict[int, set[int]]:
-    """By loop, the yielded values of the shape and type of a dot whose sum the loop carries."""
+    """Return, by loop, the yielded values with the shape of a dot whose accumulator the loop carries."""
     found: dict[int, set[int]] = {}
     for fact, op in zip(matmuls, walk.dots, strict=True):
         if fact.accumulator_loop is not None:

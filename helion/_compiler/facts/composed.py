@@ -1,4 +1,4 @@
-"""Facts that are made of other facts: pointwise kernels, and matrix products with a reduction behind them."""
+"""Facts derived from other facts: pointwise kernels, and matmuls with a reduction epilogue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .records import (
 )
 from .walk import Walk
 
-#: Loads of one tensor from which on they are taken for a window; two are its halves.
+#: Number of loads of one tensor that make a window; two may be its halves.
 _WINDOW = 3
 
 
@@ -47,7 +47,8 @@ def work_facts(walk: Walk) -> tuple[WorkFact, ...]:
 
 
 def reduced_products(walk: Walk, flow: Flow) -> frozenset[tuple[int, int]]:
-    """Region and axis of the reductions that some product reaches. Those of an operand, which come before, are none."""
+    """Return region and axis of the reductions that a dot's result reaches. Reductions of an operand precede the
+    dot."""
     products = 0
     for op in walk.dots:
         products |= flow.of(op.results[0])
@@ -60,7 +61,10 @@ def epilogue_fact(
     axes: tuple[AxisFact, ...],
     products: frozenset[tuple[int, int]],
 ) -> MatmulWithReductionEpilogueFact | None:
-    """``products`` are the region and axis of reductions that a product reaches."""
+    """Return the fact of a matmul with a reduction epilogue, if it applies.
+
+    ``products`` are the region and axis of reductions that a dot's result reaches.
+    """
     sized = [fact for fact in reductions if fact.sized]
     if len(matmuls) != 1 or len(sized) != 1 or not sized[0].full_extent or sized[0].axis != matmuls[0].n_axis:
         return None
@@ -76,7 +80,10 @@ def tiled_epilogue_fact(
     axes: tuple[AxisFact, ...],
     products: frozenset[tuple[int, int]],
 ) -> MatmulWithTiledReductionEpilogueFact | None:
-    """``products`` are the region and axis of reductions that a product reaches."""
+    """Return the fact of matmuls with a tiled reduction epilogue, if it applies.
+
+    ``products`` are the region and axis of reductions that a dot's result reaches.
+    """
     sized = tuple(fact for fact in reductions if fact.sized)
     rows = {fact.m_block_id for fact in matmuls}
     columns = tuple(dict.fromkeys(fact.n_block_id for fact in matmuls if fact.n_block_id is not None))
@@ -117,7 +124,7 @@ def pointwise_fact(
         return None
     if walk.scans or walk.atomics or any(not OPS[op.kind].tile_independent for op in walk.other):
         return None
-    # programs of axes whose tile is fixed share nothing
+    # Programs of axes with a fixed tile share no elements.
     fixed = {a.block_id: a.size for a in axes if a.on_grid and a.block_id not in tiled and a.size is not None}
     total = math.prod(axis.extent or 1 for axis in tiled.values())
     total *= math.prod(cdiv(axes[axis].extent or 1, size) for axis, size in fixed.items())
@@ -149,14 +156,14 @@ def pointwise_fact(
     )
 
 
-#: Elements of a run for each of a row's, at least, where the row is read anew for all of them.
+#: Minimal ratio of a run's elements to those of a row for the caches to keep the row.
 _ROW_REUSE = 16
 
 
 def _beside_run(
     program: Program, axes: tuple[AxisFact, ...], memory_ops: tuple[MemoryOpFact, ...]
 ) -> tuple[MemoryOpFact, ...] | None:
-    """The accesses along the grid that are not all of one run in memory, None where the grid cannot be walked as a run."""
+    """Return the accesses along the grid that are not contiguous; None if the grid cannot be flattened."""
     grid = program.roots[0].axes
     if len(program.roots) > 1 or len(grid) < 2 or can_flatten(program, 0) is not None:
         return None
@@ -166,7 +173,8 @@ def _beside_run(
 
 
 def _are_rows(beside: tuple[MemoryOpFact, ...] | None, memory_ops: tuple[MemoryOpFact, ...], total: int) -> bool:
-    """Whether all of ``total`` elements share what some loads ``beside`` the run read, such as a bias, which the caches keep."""
+    """Return whether the accesses outside the run are loads of few elements, such as a bias, that caches keep for all
+    programs."""
     if not beside or len(beside) == len(memory_ops):
         return False
     loads = all(op.kind == "load" and op.static and not op.gathered for op in beside)
@@ -174,8 +182,10 @@ def _are_rows(beside: tuple[MemoryOpFact, ...] | None, memory_ops: tuple[MemoryO
 
 
 def _slab(full: Sequence[MemoryOpFact], tiled: Collection[int], total: int) -> int:
-    """Elements in memory for each of ``total``. Loads of a window, three or more of one tensor around the same place, count
-    once: what one of them brings, the others find in the cache."""
+    """Return the elements in memory for each of ``total``.
+
+    Loads of a window, three or more of one tensor around the same position, count once, since the others hit the cache.
+    """
     reached: dict[tuple[str, str], list[MemoryOpFact]] = {}
     for op in full:
         reached.setdefault((op.kind, op.name), []).append(op)
@@ -188,7 +198,7 @@ def _slab(full: Sequence[MemoryOpFact], tiled: Collection[int], total: int) -> i
 
 
 def _compute_itemsize(walk: Walk, flow: Flow, memory_ops: tuple[MemoryOpFact, ...]) -> int:
-    """Bytes of the widest value that ends up in a store; index arithmetic does not."""
+    """Return the bytes of the widest value that reaches a store, without index arithmetic."""
     widths = [
         op.results[0].dtype.itemsize
         for op in (*walk.loads, *walk.pointwise)

@@ -1,7 +1,7 @@
-"""Where values go: which reductions, dots and stores each value reaches.
+"""Dataflow: the reductions, dots and stores that each value reaches.
 
-One bit per reduced axis of each reduction, per dot and per store. Bits flow from uses to definitions in one backward
-pass (loops until nothing changes) and stop at reductions, stores and addresses.
+There is one bit per reduced axis of each reduction, per dot and per store. Bits flow from uses to definitions in one
+backward pass (loops iterate to a fixpoint). They stop at reductions, stores and addresses.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from .walk import Walk
 
 @dataclass(slots=True)
 class Flow:
-    """``reached[value.number]`` is the set of bits the value reaches.
+    """Result of the analysis. ``reached[value.number]`` is the set of bits that the value reaches.
 
-    ``reduce_bits`` are ``(op, axis, bit)`` in program order; ``dot_bits`` and ``store_bits`` go by ``op.number``, atomics
-    among the stores.
+    ``reduce_bits`` are ``(op, axis, bit)`` in program order. ``dot_bits`` and ``store_bits`` have ``op.number`` as key;
+    atomics count as stores.
     """
 
     reached: dict[int, int] = field(default_factory=dict)

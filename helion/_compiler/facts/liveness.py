@@ -1,15 +1,15 @@
-"""Which tiles are live at the same time, without knowing how large any axis will be.
+"""Simultaneously live tiles, for symbolic axis sizes.
 
-Three counts of the same program:
+The analysis counts three sets of the same program:
 
 - *live* tiles: at every op its operands and results together, as the IR is written. The peak is the step with the most
-  tiles of the highest rank, then of the next; a real snapshot, never a union over steps.
-- *resident* tiles: what registers must hold between ops. Elementwise ops work in place, element by element, so an
-  operand that dies gives its registers to the result; masks and views are not values of their own; indices, constants
-  and operands that go from memory to a dot through shared memory are free.
-- *held* tiles: the least that works. Between two reductions, dots, loops and stores, elementwise ops can be done a few
-  elements at a time, from loads to results; only what crosses one of these must be there whole. What is stored, too, is
-  made piece by piece where all that it is made of stays.
+  tiles of the highest rank, then of the next. It is an actual snapshot, never a union over steps.
+- *resident* tiles: the values that registers must hold between ops. Elementwise ops work in place, so an operand that
+  dies gives its registers to the result. Masks and views are not values of their own. Indices, constants and operands
+  that pass from memory to a dot through shared memory are free.
+- *held* tiles: the minimum. Between two reductions, dots, loops and stores, elementwise ops can process a few elements
+  at a time, from loads to results. Only values that cross one of these must exist whole. A stored value is also
+  computed piecewise if all its inputs stay live.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from ..ir.ops import OPS
 from .records import LiveTile, LiveTiles
 from .walk import MAX_HOPS, Walk
 
-#: Tiles of one rank that a profile can count before they run over into the next rank.
+#: Tiles of one rank that a profile can count before they overflow into the next rank.
 _PROFILE_BITS = 12
 
 
 @dataclass(slots=True)
 class Liveness:
-    """``peaks[region]`` is the rank profile and the live tiles of a region alone; ``resident[root]`` and ``held[root]``
-    are snapshots."""
+    """Result of the analysis. ``peaks[region]`` is the rank profile and the live tiles of a region alone.
+    ``resident[root]`` and ``held[root]`` are snapshots."""
 
     peaks: dict[int, tuple[int, LiveTiles]] = field(default_factory=dict)
     resident: list[set[LiveTiles]] = field(default_factory=list)
     held: list[set[LiveTiles]] = field(default_factory=list)
 
     def peak_of(self, regions: list[int]) -> LiveTiles:
-        """The highest of several regions' peaks; the first on a tie."""
+        """Return the highest peak of several regions; the first on a tie."""
         return max((self.peaks[r] for r in regions), key=lambda peak: peak[0], default=(0, ()))[1]
 
 
 def sweep(walk: Walk, staged: frozenset[int]) -> Liveness:
-    """``staged`` are the numbers of loaded values that reach a dot through shared memory."""
+    """Compute the liveness of all regions. ``staged`` are the numbers of loaded values that reach a dot through shared
+    memory."""
     liveness = Liveness()
     for fact in walk.regions:
         if fact.kind == "root":
@@ -52,7 +53,7 @@ def sweep(walk: Walk, staged: frozenset[int]) -> Liveness:
 
 
 def maximal(snapshots: set[LiveTiles]) -> tuple[LiveTiles, ...]:
-    """The snapshots that no other contains, largest first."""
+    """Return the snapshots that no other snapshot contains, largest first."""
     ordered = sorted(snapshots, key=lambda tiles: (-len(tiles), tiles))
     kept: list[tuple[LiveTiles, Counter[LiveTile]]] = []
     for tiles in ordered:
@@ -66,8 +67,11 @@ def maximal(snapshots: set[LiveTiles]) -> tuple[LiveTiles, ...]:
 
 @dataclass(slots=True)
 class _Scope:
-    """The state of one region's sweep. ``last`` is the op of a value's last use in the IR, ``held`` the same for the
-    value whose registers hold it; what comes from outside is used last beyond the region's end."""
+    """State of the sweep of one region.
+
+    ``last`` is the position of a value's last use in the IR, ``held`` that of the value whose registers hold it. Values
+    from outside have their last use after the region's end.
+    """
 
     last: dict[int, int]
     held: dict[int, int]
@@ -85,7 +89,7 @@ class _Sweep:
         self.free: set[int] = set()
 
     def region(self, number: int, live: dict[int, Value], resident: dict[int, LiveTile]) -> None:
-        """``live`` and ``resident`` are values from outside that stay live throughout."""
+        """Sweep a region. ``live`` and ``resident`` are values from outside that stay live throughout."""
         region = self.walk.bodies[number]
         self.register(region.ops)
         last, held = self.last_uses(region)
@@ -102,12 +106,12 @@ class _Sweep:
         self.liveness.peaks[number] = self.steps(region, scope)
 
     def weight(self, value: Value) -> int:
-        """What the value adds to a profile: one in the digit of its rank."""
+        """Return the contribution of a value to a profile: one in the digit of its rank."""
         rank = self.walk.shape(value.dims)[2]
         return 1 << _PROFILE_BITS * rank if rank else 0
 
     def register(self, ops: tuple[Op, ...]) -> None:
-        """Follow masks and views to the value whose registers they share; note what costs no registers."""
+        """Map masks and views to the value whose registers they share, and record values that cost no registers."""
         alias, free = self.alias, self.free
         for op in ops:
             spec = OPS[op.kind]
@@ -117,7 +121,7 @@ class _Sweep:
                     alias[op.results[0].number] = alias.get(source.number, source.number)
                     continue
             if spec.per_lane:
-                # arithmetic on indices is done again wherever it is needed
+                # Each use recomputes index arithmetic.
                 cheap = all(alias.get(v.number, v.number) in free or not v.dims for v in op.values())
             elif op.kind == "full":
                 cheap = not any(True for _ in op.values())
@@ -145,7 +149,7 @@ class _Sweep:
         return last, held
 
     def hold(self, value: Value, at: int, scope: _Scope) -> bool:
-        """Whether ``value``, made by op ``at``, takes registers from there on."""
+        """Record that ``value``, defined by op ``at``, takes registers from there on; return whether it does."""
         key = value.number
         if scope.held.get(key, -1) <= at or key in self.alias or key in self.free or not self.weight(value):
             return False
@@ -153,7 +157,7 @@ class _Sweep:
         return True
 
     def steps(self, region: Region, scope: _Scope) -> tuple[int, LiveTiles]:
-        """Gives the peak of the region alone."""
+        """Sweep the ops of a region and return the peak of the region alone."""
         snapshots, held = self.liveness.resident[-1], self.liveness.held[-1]
         best, best_tiles = scope.profile, tuple(map(self.walk.tile, scope.live.values()))
         grown = True
@@ -189,8 +193,10 @@ class _Sweep:
         return best, best_tiles
 
     def is_repeated(self, key: int, at: int, scope: _Scope, hops: int = MAX_HOPS) -> bool:
-        """Whether elementwise ops make a value from what stays beyond op ``at`` anyway, and from values of lower rank:
-        they are done again, a few elements at a time."""
+        """Return whether elementwise ops can recompute a value a few elements at a time.
+
+        Its inputs must stay live after op ``at`` anyway, or have lower rank.
+        """
         op = self.walk.makers.ops.get(key)
         if op is None or not OPS[op.kind].per_lane or not hops:
             return False
@@ -202,13 +208,14 @@ class _Sweep:
         )
 
     def bury(self, op: Op, at: int, scope: _Scope) -> None:
-        """Drop from the live values those that ``op`` is the last to use, and results that nobody uses."""
+        """Drop from the live values those that have their last use in ``op``, and results without uses."""
         for value in (*op.values(), *op.results):
             if scope.last.get(value.number, -1) <= at and scope.live.pop(value.number, None) is not None:
                 scope.profile -= self.weight(value)
 
     def nested(self, op: Op, at: int, scope: _Scope) -> None:
-        """Regions of ``op`` see what is live across it; a loop's initial values have become its parameters."""
+        """Sweep the regions of ``op`` with the values that are live across it. A loop's initial values have become its
+        parameters."""
         captured = self.walk.captured[op.number]
         roots = {self.alias.get(key, key) for key in captured}
         live = {key: value for key, value in scope.live.items() if key in captured or scope.last[key] > at}

@@ -1,4 +1,4 @@
-"""Matrix products: one fact per dot, and which loads feed it through shared memory."""
+"""Matmuls: one fact per dot, and the loads that feed it through shared memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .walk import MAX_HOPS, Walk
 def matmul_facts(
     walk: Walk, flow: Flow, axes: tuple[AxisFact, ...]
 ) -> tuple[tuple[MatmulFact, ...], tuple[StagedOperand, ...], frozenset[int]]:
-    """The dots, the loads that feed them, and the numbers of the loaded values that no register needs to hold."""
+    """Return the facts of dots, the loads that feed them, and the numbers of loaded values that need no registers."""
     facts, staged, direct = [], [], set()
     both = [[_Side(op.operands[at], walk) for at in (0, 1)] for op in walk.dots]
     shared = _shared_loads(walk, both)
@@ -56,7 +56,7 @@ def matmul_facts(
 
 
 class _Side:
-    """An operand traced back to the load it comes from, through ops with one tensor operand each."""
+    """An operand traced back to its load, through ops with one tensor operand each."""
 
     def __init__(self, operand: Operand, walk: Walk) -> None:
         self.load: Op | None = None
@@ -79,7 +79,7 @@ class _Side:
 
 
 def _shared_loads(walk: Walk, sides: list[list[_Side]]) -> set[int]:
-    """The loaded values behind operands that are also read for something else than an operand."""
+    """Return the loaded values of operands that ops other than dots also read."""
     staged = [side for pair in sides for side in pair if side.load is not None]
     if not staged:
         return set()
@@ -92,7 +92,7 @@ def _shared_loads(walk: Walk, sides: list[list[_Side]]) -> set[int]:
 
 
 def _makers_of_operands(walk: Walk) -> set[int]:
-    """The numbers of the ops from loads to operands of dots that keep elements where they are."""
+    """Return the numbers of the ops from loads to operands of dots that keep the positions of elements."""
     found: set[int] = set()
     waiting = [operand for dot in walk.dots for operand in dot.operands[:2]]
     while waiting:
@@ -119,7 +119,7 @@ def _fact(number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes:
 
     own = flow.dot_bits[op.number]
     scaled = attrs.scaled
-    # two numbers of 4 bits are one element
+    # An element packs two 4-bit numbers.
     static_k, packed = static(lhs.dims[-1]), 2 if scaled is not None and scaled.lhs_format == "e2m1" else 1
     return MatmulFact(
         number=number,
@@ -159,7 +159,7 @@ def _slot(load: Op | None) -> int | None:
 
 
 def _layout(load: Op | None, k: Dim, other: Dim, walk: Walk) -> Layout | None:
-    """Along which dimension of the operand memory is contiguous."""
+    """Return the dimension of the operand along which memory is contiguous: K, M/N or neither."""
     if load is None:
         return None
     attrs = load.attributes(MemoryAttrs)
@@ -171,7 +171,7 @@ def _layout(load: Op | None, k: Dim, other: Dim, walk: Walk) -> Layout | None:
 
 
 def _walks(index: Index, load: Op, dim: Dim, walk: Walk) -> bool:
-    """Whether an index goes from element to element along a dimension of an operand."""
+    """Return whether an index covers consecutive elements along a dimension of an operand."""
     if index.kind == "block":
         return index.block is not None and index.block == dim.block
     tile = MergedTiles(walk).lanes_of(load.operands[index.operand]) if index.operand is not None else None
@@ -179,7 +179,10 @@ def _walks(index: Index, load: Op, dim: Dim, walk: Walk) -> bool:
 
 
 def _accumulator_loop(op: Op, walk: Walk) -> int | None:
-    """The loop that carries the product's sum: from the result by sums, casts and scalings to what the loop yields."""
+    """Return the loop that carries the accumulator of a dot.
+
+    Follow the result through additions, casts and scalings to the values that the loop yields.
+    """
     region = walk.homes[op.number]
     carried = {result.number for result in walk.bodies[region].results if isinstance(result, Value)}
     reached = {op.results[0].number}
@@ -200,7 +203,7 @@ def _is_chained(op: Op, walk: Walk) -> bool:
 
 
 def _is_added(op: Op, walk: Walk) -> bool:
-    """Whether the product has an accumulator, or an addition takes it as it is."""
+    """Return whether the dot has an accumulator, or an addition takes its result unchanged."""
     if accumulator_of(op) is not None:
         return True
     body = walk.bodies[walk.homes[op.number]].ops
@@ -214,7 +217,7 @@ def _adds(op: Op) -> bool:
 def attention_fact(
     matmuls: tuple[MatmulFact, ...], reductions: tuple[ReductionFact, ...], regions: tuple[RegionFact, ...]
 ) -> AttentionFact | None:
-    """Two dots in one loop; the first one's columns are reduced there and are the second one's summands."""
+    """Return the fact of two dots in one loop where a reduction covers N of the first, which is K of the second."""
     for output in matmuls:
         for at in output.consumes:
             scores = matmuls[at]
@@ -233,8 +236,11 @@ def attention_gradient_facts(
     regions: tuple[RegionFact, ...],
     axes: tuple[AxisFact, ...],
 ) -> tuple[AttentionGradientFact, ...]:
-    """The loops in which a dot takes what is made of two others there, tiles of the loop's axis and of one that a program
-    holds. Where the loop's axis is reduced as well, they are scores of two parts, of the forward pass."""
+    """Return the loops in which a dot consumes a value computed from two other dots.
+
+    Both dots have tiles of the loop's axis and of an axis whose tile a program keeps. A loop that also reduces its axis
+    is a forward pass with scores in two parts, so it is excluded.
+    """
     found: dict[int, AttentionGradientFact] = {}
     softmax = {(fact.region, fact.axis) for fact in reductions}
     for fact in matmuls:
@@ -255,5 +261,5 @@ def attention_gradient_facts(
 
 
 def operand_roles(staged: tuple[StagedOperand, ...]) -> dict[int, Literal["lhs", "rhs"]]:
-    """Which loads, by slot, are dot operands."""
+    """Return the role of each load that is a dot operand, by slot."""
     return {operand.slot: operand.role for operand in staged}

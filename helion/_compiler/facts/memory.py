@@ -21,8 +21,11 @@ def memory_facts(
     operands: dict[int, Literal["lhs", "rhs"]],
     looped: Mapping[int, Mapping[int, int]],
 ) -> tuple[MemoryOpFact, ...]:
-    """``operands`` says, by slot, which loads are dot operands; ``looped`` how often each is done, by axis that can
-    be walked in chunks."""
+    """Return the facts of loads and stores, by slot.
+
+    ``operands`` has the roles of dot operands by slot. ``looped`` has, by rollable axis, the number of times that each
+    load runs in chunks.
+    """
     casts, merged = _casts(walk), MergedTiles(walk)
     facts = [_fact(op, walk, flow, axes, operands, looped, casts, merged) for op in (*walk.loads, *walk.stores)]
     return tuple(sorted(facts, key=lambda fact: fact.slot))
@@ -33,7 +36,7 @@ def atomic_facts(walk: Walk, flow: Flow, axes: tuple[AxisFact, ...]) -> tuple[Me
 
 
 def _casts(walk: Walk) -> dict[int, list[Op]]:
-    """The conversions of each value that has some, by its number."""
+    """Return the conversions of each value that has some, by its number."""
     found: dict[int, list[Op]] = {}
     for op in walk.pointwise:
         if isinstance(op.attrs, PointwiseAttrs) and op.attrs.name == "cast":
@@ -100,7 +103,8 @@ def _accessed(
     extents: tuple[int, ...],
     axes: tuple[AxisFact, ...],
 ) -> int:
-    """Different elements in reach of all programs together; dimensions of stride 0 are one element."""
+    """Return the number of different elements that all programs together access; dimensions of stride 0 are one
+    element."""
     numel = 1
     for index, (axis, _, lanes), stride, extent in zip(attrs.indices, found, strides, extents, strict=True):
         if stride == 0 or (index.kind == "scalar" and axis is None and index.operand is None):
@@ -111,8 +115,10 @@ def _accessed(
 
 
 def _subscript(index: Index, op: Op, walk: Walk, merged: MergedTiles) -> tuple[int | None, int, int]:
-    """The axis behind a subscript, the factor on its index and the lanes for each of its elements; of a constant, how far
-    it is from the first element."""
+    """Return the axis of a subscript, the factor on its index, and the lanes for each of its elements.
+
+    For a constant subscript the factor is its distance from the first element.
+    """
     if index.kind == "block":
         return index.block, 1, 1
     if index.operand is None:
@@ -123,7 +129,8 @@ def _subscript(index: Index, op: Op, walk: Walk, merged: MergedTiles) -> tuple[i
 
 
 def _affine(operand: Operand, walk: Walk) -> tuple[int | None, int]:
-    """Follow products and sums with constants, casts and views back to an index; (None, 1) for anything else."""
+    """Follow multiplications by and additions of constants, casts and views back to an index; (None, 1) for anything
+    else."""
     scale = 1
     for _ in range(MAX_HOPS):
         op = walk.makers.of(operand)
@@ -149,6 +156,6 @@ def _affine(operand: Operand, walk: Walk) -> tuple[int | None, int]:
 
 
 def _is_number(value: Value, walk: Walk) -> bool:
-    """Whether the value is the same in all programs: a host number."""
+    """Return whether the value is a host number, equal in all programs."""
     op = walk.makers.of(value)
     return op is not None and op.kind == "number"

@@ -1,4 +1,4 @@
-"""Subscripts along a tile whose elements have several lanes each: ``x[tile.begin * 2 + hl.arange(2 * block)]``."""
+"""Subscripts along a tile with several lanes for each element: ``x[tile.begin * 2 + hl.arange(2 * block)]``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ..ir.grammar import Op, Operand, PointwiseAttrs, TileAttrs, Value
 from ..sizes import padded_extent
 from .walk import Walk
 
-#: The size of tiles where it does not matter which one it is.
+#: A representative tile size for analyses that do not depend on it.
 _ANY_SIZE = 16
 
 
 class MergedTiles:
-    """``lanes_of`` asks of one subscript, ``axis`` and ``lanes`` are the axis of the tile and the lanes of each of its elements."""
+    """Analysis of subscripts over merged tiles."""
 
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
@@ -26,7 +26,11 @@ class MergedTiles:
         return Counting(program, sizes)
 
     def lanes_of(self, operand: Operand) -> tuple[int, int] | None:
-        """Axis and lanes of a subscript that has the elements of a merged tile, one behind the other; None for others."""
+        """Return axis and lanes of a subscript if it covers the elements of a merged tile contiguously; None for
+        others.
+
+        ``axis`` is the axis of the tile, ``lanes`` the number of lanes of each of its elements.
+        """
         if not isinstance(operand, Value) or len(operand.dims) != 1 or operand.dims[0].block is not None:
             return None
         tiles = [b for b in operand.dims[0].blocks if self.walk.program.blocks[b].kind == "tile"]
@@ -40,7 +44,7 @@ class MergedTiles:
         return (axis, lanes) if begins and any(self.counts(maker) for maker in makers) else None
 
     def begins(self, op: Op | None, axis: int, lanes: int) -> bool:
-        """Whether an op gives where the lanes of a tile begin: ``tile.begin * lanes``."""
+        """Return whether an op computes the first lane of a tile: ``tile.begin * lanes``."""
         if op is None or not isinstance(op.attrs, PointwiseAttrs) or op.attrs.name != "mul" or lanes not in op.operands:
             return False
         (value, *_) = op.values()

@@ -1,8 +1,8 @@
-"""Facts: what heuristics and the resource model know about a kernel.
+"""Facts: properties of a kernel that heuristics and the resource model read.
 
-Everything here follows from the device IR alone: never from a config, a kernel's name or a backend. An *axis* is a
-block of the program and goes by the block's id. A *region* is a straight run of ops: the body of a grid loop, of a
-sequential loop, or of one branch; regions are numbered in program order.
+All facts follow from the device IR alone: never from a config, a kernel's name or a backend. An *axis* is a block of
+the program, identified by the block's id. A *region* is a straight sequence of ops: the body of a grid loop, of a
+sequential loop, or of one branch. Regions are numbered in program order.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ class AxisFact:
 
     - ``tile``: its size comes from ``block_sizes``.
     - ``fixed``: its size is ``size``, given by the kernel.
-    - ``full``: a whole dimension, held at once and padded to a power of two; in chunks if ``rollable`` and wanted.
+    - ``full``: a whole dimension, padded to a power of two. It is processed at once, or in chunks if ``rollable`` and
+      the config rolls it.
     - ``scalar``: ``hl.grid``; one element at a time, no dimension.
 
-    ``extent`` is the true number of elements (the value seen when binding, where sizes are dynamic; then ``static`` is
-    False), None when it depends on data or on another tile. No elements count as one: nothing runs then, but a config is
-    chosen all the same. ``padded`` is its next power of two, at least ``min_size`` (0 when unknown).
-    ``mean`` is an estimate where the extent depends on data: how far the tensors reach that the axis walks over, shared
-    among the programs that walk over parts of them; None where there are none. Half of the other axis where the extent
-    depends on one tile alone, as below or above a diagonal (``hl.tile(other.end)``, ``hl.tile(other.begin, n)``).
-    ``outer`` is the axis whose tile bounds this one (``hl.tile(outer.begin, outer.end)``). ``roots`` are
-    the numbers of the grid loops that walk over the axis; ``min_size`` and ``max_size`` are the kernel's own bounds.
-    Where a fixed size follows from a tunable of the kernel, ``chosen_by`` is its name, and ``choices`` has its values with
-    the size for each.
+    ``extent`` is the true number of elements. For dynamic sizes it is the value seen when binding, and ``static`` is
+    False. It is None if it depends on data or on another tile. An empty axis counts as one element: nothing runs then,
+    but a config is still chosen. ``padded`` is the next power of two, at least ``min_size`` (0 when unknown).
+
+    ``mean`` estimates an extent that depends on data: the extent of the accessed tensors along the axis, divided among
+    the programs that share it. It is None without such tensors. If the extent depends on one tile alone, as below or
+    above a diagonal (``hl.tile(other.end)``, ``hl.tile(other.begin, n)``), ``mean`` is half of the other axis.
+
+    ``outer`` is the axis whose tile bounds this one (``hl.tile(outer.begin, outer.end)``). ``roots`` are the numbers of
+    the grid loops over the axis. ``min_size`` and ``max_size`` are the kernel's own bounds. If a fixed size depends on
+    a tunable of the kernel, ``chosen_by`` is its name. ``choices`` then has its values with the size for each.
     """
 
     block_id: int
@@ -65,14 +67,14 @@ class AxisFact:
 
     @property
     def tunable(self) -> bool:
-        """Whether the size is a slot of ``block_sizes``."""
+        """True if the size is a slot of ``block_sizes``."""
         return self.kind == "tile"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegionFact:
-    """One region. ``axes`` are those its grid or loop walks over; ``parent`` is None for roots, and ``root`` numbers
-    the grid loops from 0."""
+    """One region. ``axes`` are those of its grid or loop. ``parent`` is None for roots, and ``root`` numbers the grid
+    loops from 0."""
 
     region: int
     kind: RegionKind
@@ -83,18 +85,21 @@ class RegionFact:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryOpFact:
-    """One load, store or atomic, in program order (``slot`` is its number there; atomics are numbered by themselves).
+    """One load, store or atomic, in program order. ``slot`` is its number there; atomics have their own numbering.
 
-    Per subscript: ``subscript_axes`` (the axis whose indices it holds, through affine arithmetic too; None for scalars
-    and gathers), ``strides`` and ``extents`` of the host tensor in elements, and ``scales`` (2 for ``x[2 * tile.index]`` and ``x[2]``).
-    ``tile_axes`` are the axes of the accessed tile. ``accessed_numel`` is the number of different elements in reach:
-    dimensions of stride 0 count once. ``matmul_operand`` is ``lhs`` or ``rhs`` when the load feeds a dot through at most
-    casts, views and one-operand ops. ``reductions_fed`` counts the reductions the value reaches without crossing another
-    reduction, per axis; ``feeds_store``: it reaches a store that way.
-    ``looped``: how often a load of a row is done when the row is walked in chunks, per axis that can be.
-    ``cast_itemsize``: bytes of an element in memory, or of what a loaded one is converted to if that is wider.
-    ``static``: strides and extents are known when compiling; if not, they are those seen when binding. ``after`` as many
-    dots as stand before.
+    - ``subscript_axes``: for each subscript, the axis whose indices it holds, possibly through affine arithmetic; None
+      for scalars and gathers.
+    - ``strides``, ``extents``: those of the host tensor, in elements.
+    - ``scales``: the factor of the index of each subscript, such as 2 for ``x[2 * tile.index]`` and ``x[2]``.
+    - ``tile_axes``: the axes of the accessed tile.
+    - ``accessed_numel``: the number of different elements that all programs access; dimensions of stride 0 count once.
+    - ``matmul_operand``: ``lhs`` or ``rhs`` when the load feeds a dot through at most casts, views and one-operand ops.
+    - ``reductions_fed``: per axis, the number of reductions that the value reaches without crossing another reduction.
+    - ``feeds_store``: true if the value reaches a store in that way.
+    - ``looped``: per axis that can be rolled, the number of times that a load of a row is repeated in chunks.
+    - ``cast_itemsize``: the bytes of an element in memory, or of its converted dtype if that is wider.
+    - ``static``: true if strides and extents are compile-time constants; otherwise they are those seen when binding.
+    - ``after``: the number of dots that precede the access.
     """
 
     slot: int
@@ -129,7 +134,7 @@ class MemoryOpFact:
         return len(self.strides)
 
     def is_one_run(self, extents: Mapping[int, int | None]) -> bool:
-        """Whether all elements in reach lie in memory in the order of some axes, one behind the other."""
+        """Return whether the accessed elements are contiguous in memory, in row-major order of ``extents``."""
         following = 1
         for axis, extent in tuple(extents.items())[::-1]:
             places = [at for at, each in enumerate(self.subscript_axes) if each == axis]
@@ -146,14 +151,17 @@ class MemoryOpFact:
 class MatmulFact:
     """One dot, in program order.
 
-    ``m_block_id`` and its like are None where the dimension is not a tile (a specialised N, say); ``m_axis`` and its
-    like name the axis whatever its kind, and ``batch_axes`` those in front. ``static_*`` are problem extents in
-    elements, not tile sizes, None if not known when compiling. ``*_prologue`` says whether ops other than views stand
-    between load and dot. ``accumulator_loop``: the region of the loop that carries the accumulator. ``consumes``:
-    numbers of the dots whose results reach this one's operands. ``chained``: the accumulator is the result of another dot
-    of the region. ``added``: the product goes to a sum, as its accumulator or as a term. ``*_format`` are the microscaling formats of a scaled
-    dot, "" for others; ``static_k`` then counts numbers, where the tile of a packed ``e2m1`` operand counts bytes.
-    ``turned``: a config has it computed as its transpose, which this is a fact of.
+    - ``m_block_id``, ``n_block_id``, ``k_block_id``: None if the dimension is not a tile (a specialized N, say).
+    - ``m_axis``, ``n_axis``, ``k_axis``: the axis, whatever its kind; ``batch_axes`` are the leading axes.
+    - ``static_*``: problem extents in elements, not tile sizes; None if not known at compile time.
+    - ``*_prologue``: true if ops other than views are between load and dot.
+    - ``accumulator_loop``: the region of the loop that carries the accumulator.
+    - ``consumes``: numbers of the dots whose results reach this dot's operands.
+    - ``chained``: true if the accumulator is the result of another dot of the region.
+    - ``added``: true if the dot has an accumulator, or its result is a term of an addition.
+    - ``*_format``: the microscaling formats of a scaled dot, "" for others. ``static_k`` then counts numbers, but the
+      tile of a packed ``e2m1`` operand counts bytes.
+    - ``turned``: true if the fact is of the transposed matmul, with A and B swapped, which a config selects.
     """
 
     number: int
@@ -192,21 +200,28 @@ class MatmulFact:
 class ReductionFact:
     """The reductions over one axis in one region.
 
-    ``extent`` is the true element count (0 when unknown). ``category``, by the first that holds: ``declined`` (the
-    extent is unknown), ``full_grid`` (on the grid, whole extent in each program), ``grid_tile`` (on the grid),
-    ``user_tile`` (a loop that the kernel spells out over a tunable tile), ``fixed`` (such a loop of a fixed tile),
-    ``full_slice`` (a whole dimension).
+    ``extent`` is the true element count (0 when unknown). ``category`` is the first that applies:
 
-    ``tile`` is the widest value reduced and ``itemsize`` the bytes of its elements, ``input_load_itemsize`` the narrowest in memory among the loads that feed
-    the reductions (else among loads whose last subscript is the axis, else 0). ``num_loads`` counts the loads of the
-    region and of its loops over the axis. ``re_read``: some load feeds two reductions, or one and a store beyond it; ``re_read_slot``
-    is its load slot. ``store_only_re_read``: a tensor that feeds the reductions is needed again for a store after them,
-    so looping reads it twice. ``carried_2d`` counts loop-carried tiles of two or more dimensions that end in the axis.
+    - ``declined``: the extent is unknown.
+    - ``full_grid``: on the grid, with the whole extent in each program.
+    - ``grid_tile``: on the grid.
+    - ``user_tile``: a loop that the kernel writes over a tunable tile.
+    - ``fixed``: such a loop over a fixed tile.
+    - ``full_slice``: a whole dimension.
 
-    ``live_tiles`` is the snapshot at the step with the most simultaneously live tiles (highest rank first), each op's
-    operands and results together; ``body_live_tiles`` counts those that span the axis. ``per_feature_accumulator``: the
-    reduction feeds a loop-carried accumulator that spans other, whole axes only (``grad_weight[N]``). ``stages`` names every
-    reduction, by how many of the others it needs one after the other: those of one stage can be done at once.
+    ``tile`` is the widest value reduced and ``itemsize`` the bytes of its elements. ``input_load_itemsize`` is the
+    narrowest dtype in memory among the loads that feed the reductions. Without such loads, it is that of loads whose
+    last subscript is the axis, else 0. ``num_loads`` counts the loads of the region and of its loops over the axis.
+
+    ``re_read``: some load feeds two reductions, or a reduction and a later store; ``re_read_slot`` is its load slot.
+    ``store_only_re_read``: a tensor that feeds the reductions is also needed for a later store, so a rolled loop reads
+    it twice. ``carried_2d`` counts loop-carried tiles of two or more dimensions whose last axis is this one.
+
+    ``live_tiles`` is the snapshot at the step with the most simultaneously live tiles (highest rank first), with each
+    op's operands and results together. ``body_live_tiles`` counts those that span the axis.
+    ``per_feature_accumulator``: the reduction feeds a loop-carried accumulator that spans only other, whole axes
+    (``grad_weight[N]``). ``stages`` names the reductions by their depth in the chain of dependent reductions. The
+    reductions of one stage can run together.
     """
 
     axis: int
@@ -230,7 +245,7 @@ class ReductionFact:
 
     @property
     def sized(self) -> bool:
-        """Whether a heuristic may size the axis as a reduction."""
+        """True if a heuristic may size the axis as a reduction."""
         return self.category in ("full_slice", "full_grid", "user_tile")
 
     @property
@@ -240,7 +255,7 @@ class ReductionFact:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AccumulatorFact:
-    """One value that a sequential loop carries. ``axes`` of its dimensions; scalars are left out."""
+    """A value that a sequential loop carries. ``axes`` are those of its dimensions; facts omit scalars."""
 
     axes: tuple[int, ...]
     of_dot: bool
@@ -248,8 +263,11 @@ class AccumulatorFact:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScanFact:
-    """One running combination (``scan``) or combination by a function of the kernel's (``fold``) along ``axis``, of values
-    that span ``tile``: ``itemsize`` bytes for each place, of all values together. ``ops`` elementwise ones combine two."""
+    """One prefix scan (``scan``), or reduction by a user's function (``fold``), along ``axis``.
+
+    Its values span ``tile``, with ``itemsize`` bytes for each position, of all values together. One combination takes
+    ``ops`` elementwise ops.
+    """
 
     kind: Literal["scan", "fold"]
     axis: int | None
@@ -260,16 +278,21 @@ class ScanFact:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PointwiseFact:
-    """The kernel only maps elements: no dot, no sized reduction, no carried tile, nothing that depends on tiling.
+    """A kernel that only maps elements: no dot, no sized reduction, no carried tile, no op that depends on tiling.
 
-    ``total_numel`` is the product of the extents of all tunable axes, and of the programs along the other axes of the
-    grid. A *full* access reaches at least half as many elements: what is padded or cropped is read in part.
-    ``slab_numel``: elements each tiled element drags along, over all full accesses, those of a window once. ``storage_itemsize``: the
-    widest of them in memory; ``compute_itemsize``: the widest value on the way to a store (index arithmetic aside).
-    ``contiguous_axes``: tiled axes with stride 1 in some full access. ``sfu_ops`` counts transcendental ops.
-    ``gather_stride`` is the largest index scale on a stride-1 axis, ``max_op_slab`` the largest untiled fan-out of one.
-    ``one_run``: all that is tiled is one run in memory, which a flattened grid walks over. ``rows_beside_run``: all but loads of few
-    elements, such as a bias.
+    - ``total_numel``: the product of the extents of all tunable axes, and of the programs along the other axes of the
+      grid.
+    - ``slab_numel``: elements of memory per tiled element, over all *full* accesses; those of a window count once. A
+      full access covers at least half of ``total_numel``, so padded or cropped tensors count.
+    - ``storage_itemsize``: the widest dtype of full accesses in memory.
+    - ``compute_itemsize``: the widest dtype of values that reach a store, without index arithmetic.
+    - ``contiguous_axes``: tiled axes with stride 1 in some full access.
+    - ``sfu_ops``: the number of transcendental ops.
+    - ``gather_stride``: the largest index scale on a stride-1 axis.
+    - ``max_op_slab``: the largest number of untiled elements per tiled element in one access.
+    - ``one_run``: true if all tiled accesses are contiguous in memory, so that a flattened grid can visit them
+      linearly.
+    - ``rows_beside_run``: true if that holds for all accesses but loads of few elements, such as a bias.
     """
 
     total_numel: int
@@ -286,7 +309,7 @@ class PointwiseFact:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MatmulWithReductionEpilogueFact:
-    """Exactly one dot, and exactly one sized reduction, of its product and over the whole of its output dimension.
+    """Exactly one dot, and exactly one sized reduction, of the dot's result and over its whole N.
 
     ``n_extent`` is the padded width of an output row: the next power of two of N. ``n_block_id`` is None unless N is a
     tile.
@@ -311,11 +334,12 @@ class MatmulWithReductionEpilogueFact:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MatmulWithTiledReductionEpilogueFact:
-    """Dots whose output rows each program walks over in tiles, and all sized reductions are over these.
+    """Dots with output rows that each program visits in tiles. All sized reductions are over these rows.
 
-    The dots share ``m_block_id``, a tile of the grid loop. ``n_block_ids`` are the tiles of their columns, in loops inside
-    of it, and ``k_block_ids`` those of their summands, each once and in order. ``apply_axes`` are the tiles of later
-    loops over as many columns with a size of their own, such as one that normalises what an earlier loop has stored.
+    The dots share ``m_block_id``, a tile of the grid loop. ``n_block_ids`` are the tiles of their columns, in loops
+    inside the grid loop. ``k_block_ids`` are the tiles of their K. Both have each tile once and in order.
+    ``apply_axes`` are the tiles of later loops over as many columns, with a size of their own. An example is a loop
+    that normalizes the results that an earlier loop has stored.
     """
 
     matmuls: tuple[MatmulFact, ...]
@@ -330,9 +354,9 @@ class MatmulWithTiledReductionEpilogueFact:
 class AttentionFact:
     """Two dots in one loop, the second fed by the first through a reduction over the loop's axis.
 
-    ``query_axis`` is M of both, None where the kernel's queries are a constant number; ``key_axis`` is N of the first
-    and K of the second. ``region`` is the loop. ``hidden``: comparisons of places hide whole tiles of keys that the loop walks
-    over (``passes/peel.py``). ``diagonal``: the loop ends where the tile of queries does.
+    ``query_axis`` is M of both, None if the kernel has a constant number of queries. ``key_axis`` is N of the first and
+    K of the second. ``region`` is the loop. ``hidden``: position comparisons mask whole tiles of keys in the loop
+    (``passes/peel.py``). ``diagonal``: the loop ends at the end of the query tile.
     """
 
     query_axis: int | None
@@ -344,11 +368,11 @@ class AttentionFact:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionGradientFact:
-    """One loop of a backward pass of attention: two dots there give tiles of the same two axes, scores and their
-    gradient, and another one takes what is made of both.
+    """One loop of a backward pass of attention.
 
-    A program holds a tile of ``held_axis`` (queries for their gradient, keys for theirs) while the loop walks over
-    ``walked_axis``.
+    Two dots in the loop compute tiles of the same two axes, scores and their gradient. Another dot consumes a value
+    computed from both. A program keeps a tile of ``held_axis`` (queries for their gradient, keys for theirs) while the
+    loop runs over ``walked_axis``.
     """
 
     region: int
@@ -358,10 +382,14 @@ class AttentionGradientFact:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagedOperand:
-    """A load that feeds dot number ``dot``: a tile of ``axes`` that passes through shared memory. ``region`` is where it
-    is loaded (one copy per pipeline stage if that is a loop), ``after`` as many dots as stand before; ``itemsize`` is in
-    memory; ``direct``: nothing but views and masks stands between load and dot; ``shared``: something else than dots
-    reads it too."""
+    """A load that feeds dot number ``dot``: a tile of ``axes`` that passes through shared memory.
+
+    - ``region``: the region of the load (one copy per pipeline stage if that is a loop).
+    - ``after``: the number of dots that precede the load.
+    - ``itemsize``: bytes of an element in memory.
+    - ``direct``: only views and masks are between load and dot.
+    - ``shared``: ops other than dots also read it.
+    """
 
     region: int
     dot: int
@@ -376,9 +404,12 @@ class StagedOperand:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HoistableFact:
-    """An operand of dot number ``dot`` that may be computed once, by a grid loop in front (``passes/hoist.py``): ``shape``
-    elements of ``dtype`` in tiles of ``axes``, with ``lanes`` of them for each element of an axis. Memory is contiguous along dimension ``along``.
-    ``slots`` are the loads that it is made of, ``main`` that of the largest tensor, in whose place it is loaded."""
+    """An operand of dot number ``dot`` that an earlier grid loop may precompute (``passes/hoist.py``).
+
+    It has ``shape`` elements of ``dtype`` in tiles of ``axes``, with ``lanes`` of them for each element of an axis.
+    Memory is contiguous along dimension ``along``. ``slots`` are the loads that it is computed from. ``main`` is the
+    load of the largest tensor, which the precomputed operand replaces.
+    """
 
     dot: int
     role: Literal["lhs", "rhs"]
@@ -397,9 +428,11 @@ class HoistableFact:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkFact:
-    """Elementwise ops of region ``region`` on values that span ``axes``: how many, and how many of them need the special
-    function unit (transcendental functions, roots, divisions). ``polynomials`` are those of them that take dozens of
-    instructions each."""
+    """Elementwise ops of region ``region`` on values that span ``axes``.
+
+    ``ops`` is their number, and ``sfu_ops`` the number of those on the special function unit (transcendental functions,
+    roots, divisions). ``polynomials`` counts those of them that take dozens of instructions each.
+    """
 
     region: int
     axes: tuple[int, ...]
@@ -412,7 +445,7 @@ T = TypeVar("T")
 
 
 class Later(Generic[T]):
-    """What is computed when somebody asks for it, once."""
+    """A lazy value: computed at the first access, once."""
 
     def __init__(self, compute: Callable[[], T]) -> None:
         self._compute = compute
@@ -428,8 +461,10 @@ def _no_product() -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ApartFact:
-    """A kernel whose matrix products are computed first, in grid loops of their own: facts of these (``products``) and of the
-    others (``rest``), which have the same axes. ``rows``, ``columns`` and ``depths`` are axes of tiles of the products.
+    """A kernel whose matmuls are computed first, in separate grid loops: facts of the matmuls (``products``) and of the
+    remaining kernel (``rest``).
+
+    Both have the same axes. ``rows``, ``columns`` and ``depths`` are the axes of the matmul tiles: M, N and K.
     """
 
     products: KernelFacts
@@ -441,21 +476,28 @@ class ApartFact:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelFacts:
-    """Everything known about a kernel. ``axes[i].block_id == i``.
+    """All facts of a kernel. ``axes[i].block_id == i``.
 
-    ``live_tiles`` has one snapshot per root: the peak by rank, as in ``ReductionFact``. ``resident_tiles`` has the
-    snapshots (per root, none contained in another) of what must be held between ops: elementwise chains work in place
-    there, and masks and views cost nothing. ``held_tiles`` are the snapshots of what must be there whole, because it
-    crosses a reduction, a dot, a loop or a store. ``random_tiles`` are those of random numbers, ``transposed_squares`` those of
-    which a permutation exchanges dimensions that are one axis, as memory accesses do not show. ``divisible``: programs may
-    share the sums of the kernel's product (``passes/split_sums.py``), and ``spread`` are the axes of loops behind the sums that they then
-    share, too (``passes/spread.py``). ``hoistable`` are the operands of products that may be computed
-    first, ``joinable`` the axes of loops that may be one (``passes/join.py``), in their order. ``turnable``: every product can be
-    computed as its transpose (``passes/turn.py``); ``packable``: operands of products can be copied to rows that begin at
-    multiples of 16 bytes, where they do not (``passes/pack.py``). ``crosswise`` are the slots of operands that can be copied
-    contiguous along K, which a matrix unit that reads rows along K alone needs. ``apart``: its products and the rest of it by themselves, or why
-    products cannot be computed first (``passes/materialize.py``). ``ahead`` are the slots of loads that loops over single indices can
-    make in an earlier step (``passes/ahead.py``).
+    - ``live_tiles``: one snapshot per root, the peak by rank, as in ``ReductionFact``.
+    - ``resident_tiles``: snapshots of the values that registers must hold between ops (per root, none contained in
+      another). Elementwise chains run in place there, and masks and views cost nothing.
+    - ``held_tiles``: snapshots of the values that must exist whole, because they cross a reduction, a dot, a loop or a
+      store.
+    - ``random_tiles``: tiles of random numbers.
+    - ``transposed_squares``: tiles in which a permutation exchanges two dimensions of one axis, which memory accesses
+      do not show.
+    - ``divisible``: split-K is possible: programs may share the accumulation of the matmul (``passes/split_sums.py``).
+    - ``spread``: axes of loops after the split accumulation that the programs then also share (``passes/spread.py``).
+    - ``hoistable``: operands of matmuls that may be precomputed (``passes/hoist.py``).
+    - ``joinable``: axes of loops that may be fused, in their order (``passes/join.py``).
+    - ``turnable``: every matmul can be computed with A and B swapped (``passes/turn.py``).
+    - ``packable``: operands of matmuls have rows that do not begin at multiples of 16 bytes and can be copied to rows
+      that do (``passes/pack.py``).
+    - ``crosswise``: slots of MN-major operands that can be copied to K-major, for an MMA that takes only K-major
+      operands.
+    - ``apart``: facts of the unfused matmuls and the rest, or the reason why matmuls cannot be computed first
+      (``passes/materialize.py``).
+    - ``ahead``: slots of loads that loops over single indices can prefetch (``passes/ahead.py``).
     """
 
     axes: tuple[AxisFact, ...]
@@ -518,7 +560,7 @@ class KernelFacts:
         return self.regions[self.attention.region].root
 
     def enclosing_axes(self, region: int) -> tuple[int, ...]:
-        """The axes of the grid and of the loops around the ops of ``region``, outermost first."""
+        """Return the axes of the grid and of the loops around the ops of ``region``, outermost first."""
         axes: tuple[int, ...] = ()
         at: int | None = region
         while at is not None:
@@ -527,7 +569,7 @@ class KernelFacts:
         return axes
 
     def summary(self) -> str:
-        """One line for reports: what the kernel is made of."""
+        """Return a one-line summary of the kernel for reports."""
         parts = [_axes_text(self.axes)]
         parts += [_matmul_text(fact) for fact in self.matmuls]
         parts += [_reduction_text(fact) for fact in self.reductions]

@@ -58,7 +58,8 @@ def reduction_facts(
 
 
 def _stages(found: list[tuple[Op, int]], flow: Flow) -> tuple[tuple[str, ...], ...]:
-    """In program order a reduction comes after those that it needs."""
+    """Return the names of reductions by depth of dependence. In program order a reduction follows those that it depends
+    on."""
     levels: list[int] = []
     for at, (_, bit) in enumerate(found):
         needed = [levels[i] for i, (op, _) in enumerate(found[:at]) if flow.of(op.result) & bit]
@@ -82,7 +83,7 @@ def _category(axis: AxisFact) -> Category:
 
 
 def _group_regions(walk: Walk, home: int, homes: dict[int, set[int]]) -> list[int]:
-    """The home region and the loops below it over one of its reduced axes that are nobody else's home."""
+    """Return the home region and the loops inside it over one of its reduced axes that are no other home."""
     regions, stack = [], [home]
     while stack:
         region = stack.pop(0)
@@ -103,10 +104,10 @@ def _re_read(
     walk: Walk,
     flow: Flow,
 ) -> MemoryOpFact | None:
-    """The first load whose row is needed again after a reduction.
+    """Return the first load whose row is needed again after a reduction.
 
-    A row held at once: it feeds two of the reductions, or one and a store without being reduced. A row that the kernel
-    itself walks over: another loop loads it again.
+    For a row that is kept whole, the load feeds two of the reductions, or one and a store without being reduced. For a
+    row that the kernel itself loops over, another loop loads it again.
     """
     values = {op.attrs.slot: op.results[0] for op in walk.loads}
     for fact in feeding:
@@ -130,13 +131,13 @@ def _input_itemsize(feeding: list[MemoryOpFact], loads: list[MemoryOpFact], axis
 
 
 def _store_only(feeding: list[MemoryOpFact], loads: list[MemoryOpFact], axis: int) -> bool:
-    """Whether a tensor that is reduced is also needed, unreduced, for a store of the row."""
+    """Return whether a tensor that is reduced is also needed, unreduced, for a store of the row."""
     tensors = {op.storage for op in feeding if axis in op.tile_axes}
     return any(op.storage in tensors and op.feeds_store and axis in op.tile_axes for op in loads)
 
 
 def _feeds_features(op: Op, walk: Walk, axes: tuple[AxisFact, ...]) -> bool:
-    """Whether the reduction's result is added to a loop-carried accumulator over whole axes."""
+    """Return whether the reduction's result is added to a loop-carried accumulator over whole axes."""
     result = op.results[0]
     feature = walk.tile(result)[0]
     if not feature or any(axes[a].kind != "full" for a in feature):
@@ -152,7 +153,10 @@ def _feeds_features(op: Op, walk: Walk, axes: tuple[AxisFact, ...]) -> bool:
 
 
 def accumulator_facts(walk: Walk, dot_loops: dict[int, set[int]]) -> tuple[AccumulatorFact, ...]:
-    """What sequential loops carry. ``dot_loops``: by loop, the numbers of yielded values that hold dot results."""
+    """Return the facts of values that sequential loops carry.
+
+    ``dot_loops`` has, by loop, the numbers of yielded values that hold dot results.
+    """
     facts = []
     for region, body in zip(walk.regions, walk.bodies, strict=True):
         if region.kind != "loop":

@@ -1,4 +1,4 @@
-"""The one walk over the device IR that all facts are made from."""
+"""Traversal of the device IR that all facts are computed from."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ..ir.ops import OPS
 from ..ir.rewrite import Makers
 from .records import LiveTile, RegionFact
 
-#: Ops to follow back from a dot to the load that feeds it, and from an address to the index it scales.
+#: Maximal number of ops to follow back from a dot to its load, and from an address to the index it scales.
 MAX_HOPS = 8
 
 
 @dataclass(slots=True)
 class Walk:
-    """What the walk found. ``bodies[n]`` is region number ``n``; values and ops go by their numbers.
+    """Result of the traversal. ``bodies[n]`` is region number ``n``; values and ops are identified by their numbers.
 
-    ``makers`` has the op that makes a value, ``homes`` the region of an op.
-    ``order`` numbers the ops. ``inner`` and ``captured`` have, for loops and branches, their regions and the values
-    those read. ``outer`` and ``diagonal`` name the block whose tile bounds a loop on both sides, or on one.
+    ``makers`` has the op that defines a value, ``homes`` the region of an op. ``order`` numbers the ops. ``inner`` and
+    ``captured`` have, for loops and branches, their regions and the values that those read. ``outer`` and ``diagonal``
+    name the block whose tile bounds a loop on both sides, or on one.
     """
 
     program: Program
@@ -44,12 +44,12 @@ class Walk:
     tiles: dict[Dims, tuple[tuple[int, ...], int, int]] = field(default_factory=dict)
 
     def tile(self, value: Value) -> LiveTile:
-        """Axes, and bytes per element times all constant dimensions."""
+        """Return the axes, and the bytes per element times all constant dimensions."""
         axes, const, _ = self.shape(value.dims)
         return axes, value.dtype.itemsize * const
 
     def shape(self, dims: Dims) -> tuple[tuple[int, ...], int, int]:
-        """Axes, product of the constant dimensions, and number of dimensions other than 1."""
+        """Return the axes, the product of the constant dimensions, and the number of dimensions other than 1."""
         known = self.tiles.get(dims)
         if known is None:
             axes: list[int] = []
@@ -73,7 +73,7 @@ def walk_program(program: Program) -> Walk:
 def _region(
     walk: Walk, region: Region, kind: str, root: int, parent: int | None, axes: tuple[LoopAxis, ...]
 ) -> set[int]:
-    """Visit a region; gives the values read in it, nested regions included."""
+    """Visit a region and return the values read in it, nested regions included."""
     number = len(walk.regions)
     blocks = tuple(axis.block for axis in axes)
     walk.regions.append(RegionFact(region=number, kind=kind, root=root, parent=parent, axes=blocks))  # type: ignore[arg-type]
@@ -118,8 +118,11 @@ def _region(
 
 
 def _note_outer(walk: Walk, op: Op, axes: tuple[LoopAxis, ...]) -> None:
-    """Which tile bounds each nested loop: on both sides, as in ``hl.tile(outer.begin, outer.end)``, or on one, as in
-    ``hl.tile(outer.end)`` and ``hl.tile(outer.begin, n)``."""
+    """Record the tile that bounds each nested loop.
+
+    It bounds both sides, as in ``hl.tile(outer.begin, outer.end)``, or one, as in ``hl.tile(outer.end)`` and
+    ``hl.tile(outer.begin, n)``.
+    """
     for axis in axes:
         begin, end = _tile_bound(walk, op, axis.begin, "begin"), _tile_bound(walk, op, axis.end, "end")
         if begin is not None and isinstance(axis.end, OperandRef):
@@ -129,7 +132,7 @@ def _note_outer(walk: Walk, op: Op, axes: tuple[LoopAxis, ...]) -> None:
 
 
 def _tile_bound(walk: Walk, op: Op, bound: Bound, field: str) -> int | None:
-    """The block whose tile's ``field`` a bound is, or at most that."""
+    """Return the block of a bound that is the ``field`` of a tile, or the minimum of that and another value."""
     maker = walk.makers.of(op.operands[bound.at]) if isinstance(bound, OperandRef) else None
     if maker is not None and isinstance(maker.attrs, PointwiseAttrs) and maker.attrs.name == "minimum":
         makers = [walk.makers.of(each) for each in maker.operands]

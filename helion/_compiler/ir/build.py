@@ -1,4 +1,4 @@
-"""Makes values and ops: numbers them and appends them to the region under construction."""
+"""Builder of values and ops: it numbers them and appends them to the region under construction."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from .pointwise import POINTWISE
 
 @dataclass
 class Numbers:
-    """The next free numbers of one program: those of its values, and those of its ops. 0 is no op."""
+    """The next free numbers of one program, for values and for ops. No op has number 0."""
 
     values: int = 0
     ops: int = 1
 
     @classmethod
     def after(cls, program: Program) -> Numbers:
-        """What a rewrite of ``program`` gives to what it makes."""
+        """Return the first free numbers of ``program``, for a rewrite to assign."""
         last, last_value = 0, -1
         for op in program.walk():
             if op.number > last:
@@ -61,7 +61,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Mark:
-    """How far a builder has come: the numbers it has given, and how many ops each open region has."""
+    """A position of a builder: the numbers that it has assigned, and the length of each open region."""
 
     values: int
     ops: int
@@ -70,9 +70,9 @@ class Mark:
 
 
 class Builder:
-    """Collects ops. ``location`` is attached to each op and is set by whoever walks the source.
+    """Builder that collects ops. ``location`` is attached to each op; the caller that traverses the source sets it.
 
-    A rewrite begins with one open region, ``ops``; the front end opens each.
+    A rewrite begins with one open region, ``ops``; the front end opens each region itself.
     """
 
     def __init__(
@@ -84,18 +84,18 @@ class Builder:
 
     @property
     def ops(self) -> list[Op]:
-        """Those of the innermost open region."""
+        """The ops of the innermost open region."""
         return self._stack[-1]
 
     def value(self, dtype: torch.dtype, dims: Dims, name: str = "") -> Value:
         return self.numbers.value(dtype, dims, name)
 
     def mark(self) -> Mark:
-        """Where ``rewind`` goes back to."""
+        """Return the current position, for ``rewind``."""
         return Mark(self.numbers.values, self.numbers.ops, tuple(map(len, self._stack)), self.location)
 
     def rewind(self, mark: Mark) -> None:
-        """Forget what was built since ``mark`` was taken in the same region."""
+        """Discard the ops built since ``mark`` was taken in the same region."""
         self.numbers.values, self.numbers.ops, self.location = mark.values, mark.ops, mark.location
         for ops, length in zip(self._stack, mark.lengths, strict=True):
             del ops[length:]
@@ -114,7 +114,7 @@ class Builder:
         return op
 
     def repeat(self, op: Op, **changes: Any) -> Op:
-        """Append another op like ``op``, at its place in the source. Its results are among the ``changes``."""
+        """Append a copy of ``op`` with a new number and the same location. Its results are among the ``changes``."""
         made = replace(op, number=self.numbers.op(), **changes)
         self._stack[-1].append(made)
         return made
@@ -145,17 +145,17 @@ class Builder:
 
     @property
     def depth(self) -> int:
-        """How many regions are open."""
+        """The number of open regions."""
         return len(self._stack)
 
     @property
     def active(self) -> bool:
         return bool(self._stack)
 
-    # --- the words of rewrites -------------------------------------------------------------------------------------------
+    # --- shorthands for rewrites -----------------------------------------------------------------------------------------
 
     def pointwise(self, name: str, *operands: Operand, like: str = "") -> Value:
-        """An op whose values have one dtype, which is that of the result unless that is bool."""
+        """Append a pointwise op on values of one dtype, which is also the dtype of the result unless that is bool."""
         values = [operand for operand in operands if isinstance(operand, Value)]
         dims = broadcast_dims([value.dims for value in values])
         assert dims is not None
@@ -168,7 +168,7 @@ class Builder:
         return self.emit("pointwise", (value,), dtype, value.dims, PointwiseAttrs("cast"), value.name)
 
     def mask(self, value: Value, dims: tuple[int, ...], fill: float, other: Value | None = None) -> Value:
-        """``value`` with its lanes out of range along ``dims`` filled, with those of ``other`` if given."""
+        """Mask ``value``: its lanes out of range along ``dims`` become ``fill``, or the lanes of ``other`` if given."""
         operands = (value,) if other is None else (value, other)
         return self.emit("mask", operands, value.dtype, value.dims, MaskAttrs(dims, fill), value.name)
 
@@ -182,7 +182,7 @@ class Builder:
         return self.emit("reduce", (value,), value.dtype, dims, ReduceAttrs("sum", (dim,)), name)
 
     def number(self, number: Number, dtype: torch.dtype) -> Operand:
-        """A number of the host as an operand of ops on ``dtype``."""
+        """Return a host number as an operand of ops on ``dtype``."""
         if not isinstance(number, Expr):
             return float(number)
         return self.cast(self.emit("number", (), torch.int64, (), NumberAttrs(number)), dtype)

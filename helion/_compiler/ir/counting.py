@@ -1,4 +1,4 @@
-"""Whether integers that are computed lane by lane count the lanes of a dimension."""
+"""Recognition of integer values that are affine in the lanes of a dimension."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .rewrite import Makers
 
 @dataclass(frozen=True)
 class _Affine:
-    """Integers ``start`` plus the coordinate along each dimension times its ``steps``."""
+    """Affine integers: ``start`` plus the coordinate along each dimension times its ``steps``."""
 
     start: int
     steps: tuple[int, ...]
 
 
 def merges_lanes(op: Op) -> bool:
-    """Whether an op merges dimensions of integers into one."""
+    """Return whether an op reshapes several dimensions of integers into one."""
     if not isinstance(op.attrs, ViewAttrs) or op.attrs.name != "reshape":
         return False
     (value,) = op.values()
@@ -39,18 +39,18 @@ def merges_lanes(op: Op) -> bool:
 
 
 class Counting:
-    """``sizes`` are those of all blocks, in elements."""
+    """Analysis of affine integers; ``sizes`` are those of all blocks, in elements."""
 
     def __init__(self, program: Program, sizes: Mapping[int, int]) -> None:
         self.index_dtype, self.sizes = program.index_dtype, sizes
         self.makers = Makers.among(program.walk())
         loops = [op.attrs.axes for op in program.walk() if isinstance(op.attrs, ForAttrs)]
         walked = {axis.block for axes in loops for axis in axes}
-        #: Whole dimensions that a loop walks over in chunks are counted from where the chunk begins.
+        #: Full blocks that a loop visits in chunks: their lanes count from the begin of the chunk.
         self.chunked = {block.id for block in program.blocks if block.kind == "full" and block.id in walked}
 
     def range_of(self, op: Op) -> IotaAttrs | None:
-        """The range that the lanes of a merged dimension are, if they are one of as many lanes."""
+        """Return the range that equals the lanes of a merged dimension, or None if they are not affine over it."""
         (value,), (dim,) = op.values(), op.result.dims
         if value.dtype != self.index_dtype:
             return None
@@ -67,7 +67,7 @@ class Counting:
         return math.prod((self.sizes[block] for block in dim.blocks), start=dim.const)
 
     def affine(self, operand: Operand) -> _Affine | None:
-        """None where the lanes of an operand are not known, or do not change evenly along its dimensions."""
+        """Return the affine form of an operand; None if its lanes are unknown or not affine."""
         if not isinstance(operand, Value):
             return _Affine(operand, ()) if type(operand) is int else None
         op = self.makers.of(operand)
@@ -85,7 +85,7 @@ class Counting:
         return None
 
     def reshaped(self, value: Value, dims: Dims) -> _Affine | None:
-        """The lanes of a value with dimensions of 1 in other places."""
+        """Return the affine form of a value reshaped by moving dimensions of size 1."""
         affine = self.affine(value)
         wide = [dim for dim in dims if not dim.is_one]
         if affine is None or wide != [dim for dim in value.dims if not dim.is_one]:

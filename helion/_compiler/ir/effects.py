@@ -1,8 +1,8 @@
-"""What ops do to memory, and which of them must keep their order.
+"""Memory effects of ops, and the pairs of ops that must keep their order.
 
-Two effects may meet when both can touch one element and one of them writes it. A rewrite that moves, repeats or splits
-ops keeps the order of every such pair. Tensors that may share memory have one ``storage``; nothing is known about where
-in it each of them begins, so only accesses through one tensor can be told apart.
+Two effects conflict if both can touch one element and one of them writes it. A rewrite that moves, repeats or splits
+ops keeps the order of every such pair. Tensors that may share memory have one ``storage``. The offsets of such tensors
+in it are unknown, so only accesses through one tensor can be proved disjoint.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from .grammar import (
 )
 from .ops import OPS
 
-#: Types of numbers that may be addresses of memory.
+#: Dtypes of values that may be memory addresses.
 _ADDRESSES = (torch.int64, torch.uint64)
 _NONE: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """One effect of an op. ``storage`` is the memory it touches, None for what all programs see in order: what is printed,
-    and all memory around a ``fence``."""
+    """One effect of an op. ``storage`` is the memory that it touches. None is the order that all programs see: that of
+    prints, and of all memory around a ``fence``."""
 
     storage: int | None
     reads: bool
@@ -49,17 +49,17 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order in which other programs see the memory around an op.
+    """The order that an op imposes on memory accesses around it, as other programs see it.
 
-    - ``releases``: who sees the op done sees every access done that the program made before it.
-    - ``acquires``: accesses that the program makes after the op see what others released.
+    - ``releases``: a program that sees the op done also sees all accesses that precede it.
+    - ``acquires``: accesses that follow the op see what other programs have released.
     """
 
     releases: bool = False
     acquires: bool = False
 
 
-#: What all programs see in order.
+#: The effect of a print: visible in program order.
 _SEEN = Effect(storage=None, reads=True, writes=True)
 _FENCE = Effect(storage=None, reads=True, writes=True, fence=True)
 _UNORDERED, _BOTH = Order(), Order(releases=True, acquires=True)
@@ -74,8 +74,11 @@ _ORDERS: Mapping[str, Order] = MappingProxyType(
 
 
 def order_of(op: Op) -> Order:
-    """Return the order that ``op`` itself makes: that of an atomic's ``sem``. Source of the user's that is not known to leave
-    memory alone, and assembly that is not pure, may hold anything: they make both."""
+    """Return the memory order that ``op`` itself imposes: that of an atomic's ``sem``.
+
+    The user's inline source that may touch memory, and assembly that is not pure, may contain any fence: they impose
+    both orders.
+    """
     match op.attrs:
         case MemoryAttrs(sem=sem) if op.kind == "atomic":
             return _ORDERS[sem]
@@ -85,12 +88,12 @@ def order_of(op: Op) -> Order:
 
 
 def is_fence(op: Op) -> bool:
-    """Return whether no access to memory may be moved across ``op``."""
+    """Return whether no memory access may move across ``op``."""
     return order_of(op) != _UNORDERED
 
 
 def effects_of(program: Program, op: Op) -> tuple[Effect, ...]:
-    """All effects of ``op`` and of the ops in its regions, each once."""
+    """Return all effects of ``op`` and of the ops in its regions, each once."""
     found: dict[Effect, None] = {}
     for inner in op.walk():
         found.update(dict.fromkeys(own_effects(program, inner)))
@@ -98,7 +101,7 @@ def effects_of(program: Program, op: Op) -> tuple[Effect, ...]:
 
 
 def own_effects(program: Program, op: Op) -> tuple[Effect, ...]:
-    """Those of ``op`` without its regions, each once."""
+    """Return the effects of ``op`` without those of its regions, each once."""
     spec = OPS[op.kind]
     match op.attrs:
         case MemoryAttrs(tensor=tensor):
@@ -124,7 +127,7 @@ def _everywhere(program: Program) -> tuple[int, ...]:
 
 
 def _touched(program: Program, op: Op, attrs: InlineAttrs) -> tuple[int, ...]:
-    """Return the storages of the tensors that source of the user's gets; all, where it gets what may be addresses."""
+    """Return the storages of the tensors that the user's inline source gets; all storages if it may get addresses."""
     given = [program.tensors[at] for at in attrs.tensors]
     if any(dtype in _ADDRESSES for dtype in (*(v.dtype for v in op.values()), *(t.dtype for t in given))):
         return _everywhere(program)
@@ -132,41 +135,45 @@ def _touched(program: Program, op: Op, attrs: InlineAttrs) -> tuple[int, ...]:
 
 
 def written_by(program: Program, ops: Iterable[Op]) -> frozenset[int | None]:
-    """Return the storages that ``ops`` may write, without those in their regions. None among them stands for all: what others
-    wrote is seen after a fence."""
+    """Return the storages that ``ops`` may write, without the ops in their regions.
+
+    None among them means all storages: after a fence, writes of other programs are visible.
+    """
     effects = (effect for op in ops for effect in own_effects(program, op) if effect.writes)
     return frozenset(effect.storage for effect in effects if effect.fence or effect.storage is not None)
 
 
 def storages_of(program: Program, root: Root) -> tuple[frozenset[int | None], frozenset[int | None]]:
-    """Return the memory that a grid loop reads, and that it writes; None stands for memory that is not known."""
+    """Return the storages that a grid loop reads, and those that it writes; None is unknown memory."""
     effects = [effect for op in root.body.walk() for effect in own_effects(program, op)]
     read = frozenset(effect.storage for effect in effects if effect.reads)
     return read, frozenset(effect.storage for effect in effects if effect.writes)
 
 
 def may_alias(a: HostTensor, b: HostTensor) -> bool:
-    """Whether two tensors may share an element."""
+    """Return whether two tensors may share an element."""
     return a.storage == b.storage
 
 
 def may_meet(a: Effect, b: Effect) -> bool:
-    """Whether two effects must keep their order."""
+    """Return whether two effects must keep their order."""
     if a.fence or b.fence:
         return True
     return a.storage == b.storage and (a.writes or b.writes)
 
 
 def ordered(program: Program, a: Op, b: Op) -> bool:
-    """Whether the effects of two ops must keep their order."""
+    """Return whether the effects of two ops must keep their order."""
     others = effects_of(program, b)
     return any(may_meet(one, other) for one in effects_of(program, a) for other in others)
 
 
 def apart_along(program: Program, a: Op, b: Op, block: int, indices: Mapping[int, int] = _NONE) -> bool:
-    """Whether two accesses, which may meet, do so only where both have the same index of ``block``: parts of ``block``
-    that are taken one after the other, each with both accesses in their order, leave what one at a time would.
-    ``indices`` are ``scalar_indices``."""
+    """Return whether two accesses that may conflict do so only at equal indices of ``block``.
+
+    Chunks of ``block`` can then run one after the other, each with both accesses in their order. The result is that of
+    one element at a time. ``indices`` are those of ``scalar_indices``.
+    """
     if not isinstance(a.attrs, MemoryAttrs) or not isinstance(b.attrs, MemoryAttrs):
         return False
     if a.attrs.tensor != b.attrs.tensor or _overlaps_itself(program.tensors[a.attrs.tensor]):
@@ -178,7 +185,7 @@ def apart_along(program: Program, a: Op, b: Op, block: int, indices: Mapping[int
 
 
 def scalar_indices(program: Program) -> dict[int, int]:
-    """The scalars that are the index of a block of ``hl.grid``, by value."""
+    """Return the scalars that are indices of ``hl.grid`` loops: the block by the number of the value."""
     return {
         op.result.number: op.attrs.block
         for op in program.walk()
@@ -194,7 +201,7 @@ def _walks(op: Op, index: Index, block: int, indices: Mapping[int, int]) -> bool
 
 
 def _place(op: Op, index: Index, indices: Mapping[int, int]) -> tuple[object, ...]:
-    """What tells an index that walks over a block from others over it."""
+    """Return a key that is equal for two indices over a block if they address the same elements."""
     begin = None if index.operand is None else op.operands[index.operand]
     walked = indices.get(begin.number) if isinstance(begin, Value) else None
     return index.kind, index.block, _key(index.shift), begin if walked is None else ("index", walked)
@@ -205,8 +212,11 @@ def _key(number: Number) -> object:
 
 
 def _overlaps_itself(tensor: HostTensor) -> bool:
-    """Whether two places of a tensor may be one element. Sizes and strides of run time count as those of a tensor that may
-    be written: what a store leaves in an element that two of its lanes share is not defined."""
+    """Return whether two coordinates of a tensor may be one element.
+
+    Run-time sizes and strides count as those of a tensor without such overlap. A store to an element that two of its
+    lanes share is undefined.
+    """
     reach = 0
     steps = [(step, n) for n, step in zip(tensor.shape, tensor.strides, strict=True) if isinstance(step, int)]
     if any(step == 0 and not (isinstance(n, int) and n == 1) for step, n in steps):

@@ -1,4 +1,4 @@
-"""The grammar of the device IR: every record a program is made of.
+"""Grammar of the device IR: every record that a program consists of.
 
 ::
 
@@ -15,37 +15,37 @@
     full       None           fill                            a value of the result's shape
     load       MemoryAttrs    index values, mask              lanes out of range read 0
     store      MemoryAttrs    value, index values, mask       lanes out of range are not written
-    load_at    AddressAttrs   pointers, offsets, mask         what is at addresses of the user's; else as load
-    store_at   AddressAttrs   value, pointers, offsets, mask  the same for a store; it has no result
+    load_at    AddressAttrs   pointers, offsets, mask         a load through the user's pointers
+    store_at   AddressAttrs   value, pointers, offsets, mask  a store through the user's pointers; no result
     pointwise  PointwiseAttrs operands, broadcast             see pointwise.py for the names
     reduce     ReduceAttrs    value                           drops the dimensions it reduces
     dot        DotAttrs       lhs, rhs[, acc][, scales]       [.., M, K] x [.., K, N] (+ acc)
     view       ViewAttrs      value                           reshape, permute, broadcast
-    atomic     MemoryAttrs    values, index values            read-modify-write; gives the values from before
+    atomic     MemoryAttrs    values, index values            read-modify-write; returns the old values
     mask       MaskAttrs      value                           fill lanes out of range along some dimensions
-    scan       ScanAttrs      values                          running combination along a dimension
-    fold       FoldAttrs      values                          combination of a dimension, which disappears
-    gather     GatherAttrs    value, index                    lanes of one value picked by another
+    scan       ScanAttrs      values                          prefix scan along a dimension
+    fold       FoldAttrs      values                          reduction of a dimension by a user's function
+    gather     GatherAttrs    value, index                    lanes of one value selected by another
     sort       None           value                           ascending along the last dimension
     join       None           two values                      a new last dimension of 2
     split      None           value                           both halves of a last dimension of 2
     print      PrintAttrs     values                          from every program; or a stop in the debugger
-    check      CheckAttrs     index values, mask              an error where it does not hold (checked mode only)
-    asm        AsmAttrs       values                          inline assembly on elements
-    inline     InlineAttrs    values                          target source of the user's
+    check      CheckAttrs     index values, mask              an error if the condition fails (checked mode only)
+    asm        AsmAttrs       values                          elementwise inline assembly
+    inline     InlineAttrs    values                          the user's inline source for the target
     seed       SeedAttrs      -                               one of the seeds that the launch has drawn
-    random     RandomAttrs    seed, offset                    numbers that depend on seed and offset only
-    random4    None           seed, offset                    four uniform numbers in [0, 1) that depend on both only
-    barrier    None           -                               the program's threads wait for each other's accesses
+    random     RandomAttrs    seed, offset                    random numbers: a function of seed and offset only
+    random4    None           seed, offset                    four uniform numbers in [0, 1), likewise
+    barrier    None           -                               thread-block barrier with memory order
     for        ForAttrs       carried, bounds                 sequential loop; region params are the carried values
-    while      WhileAttrs     carried                         a region that gives the condition, and the body
+    while      WhileAttrs     carried                         a region with the condition, and the body
     if         None           condition                       two regions; results merge
 
 The region of a scan or a fold combines two sets of scalars into one.
 
-Everything is immutable. Values, and ops, are identified by their numbers: each is given once in a program, by ``build.py``.
-A rewrite keeps the number of an op that survives, however it changes, and gives another one to a copy. Within a program
-one object stands for each value, so that ``is`` tells values apart too.
+All records are immutable. Numbers identify values and ops; ``build.py`` assigns each number once in a program. A
+rewrite keeps the number of an op that survives, however it changes, and gives a new one to a copy. Within a program one
+object represents each value, so ``is`` also distinguishes values.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ TileField = Literal["begin", "end", "id", "count", "block_size", "index"]
 
 @dataclass(frozen=True, slots=True)
 class TileAttrs:
-    """``field`` of the active loop over ``block``; ``index`` is the scalar index of an ``hl.grid`` loop."""
+    """One property of a loop's tile: ``field`` of the active loop over ``block``. ``index`` is the scalar index of an
+    ``hl.grid`` loop."""
 
     block: int
     field: TileField
@@ -97,7 +98,8 @@ class TileAttrs:
 
 @dataclass(frozen=True, slots=True)
 class IotaAttrs:
-    """``relative``: count from ``start`` instead of from the position of the block's loop."""
+    """Indices of a block. If ``relative``, they count from ``start`` instead of from the position of the block's
+    loop."""
 
     block: int
     relative: bool
@@ -107,10 +109,11 @@ class IotaAttrs:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """How one dimension of a host tensor is addressed. One of size 1 is a scalar 0, whatever the dimensions of its index.
+    """Addressing of one dimension of a host tensor. A dimension of size 1 has the scalar index 0, whatever the
+    dimensions of its index.
 
-    - ``block``: the indices of ``block`` plus ``shift`` (plus operand ``operand``, a scalar), along result
-      dimension ``positions[0]``.
+    - ``block``: the indices of ``block`` plus ``shift`` (plus operand ``operand``, a scalar), along result dimension
+      ``positions[0]``.
     - ``scalar``: ``shift`` plus operand ``operand``; no result dimension.
     - ``tensor``: operand ``operand``, an integer value whose dimensions are the result dimensions ``positions``.
     """
@@ -124,13 +127,15 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class MemoryAttrs:
-    """One memory access. ``slot`` numbers loads and stores together in program order and survives cloning.
+    """One memory access.
 
-    ``load_slot`` numbers the loads whose eviction policy the user left open. ``mask`` is the operand that holds the
-    user's extra mask. ``rank`` is the number of dimensions of the accessed tile. ``atomic`` is the operation of an
-    atomic (its slots are numbered by themselves), ``sem`` its memory order. What an ``unread`` atomic gives, nothing uses.
-    The memory of a ``padded`` load has whole tiles, with zeros out of range. Lanes of an ``aligned`` access begin at multiples of so
-    many elements of its tensor.
+    - ``slot`` numbers loads and stores together in program order and survives cloning. Atomics have slots of their own.
+    - ``load_slot`` numbers the loads whose eviction policy the user left open.
+    - ``mask`` is the operand that holds the user's extra mask.
+    - ``rank`` is the number of dimensions of the accessed tile.
+    - ``atomic`` is the operation of an atomic, ``sem`` its memory order. The result of an ``unread`` atomic has no use.
+    - ``padded``: the memory of the load has whole tiles, with zeros out of range.
+    - ``aligned``: lanes begin at multiples of this many elements of the tensor; 0 if unknown.
     """
 
     tensor: int
@@ -149,19 +154,22 @@ class MemoryAttrs:
 
 @dataclass(frozen=True, slots=True)
 class AddressAttrs:
-    """An access to memory that no tensor of the program may be known to own: at pointers (addresses in bytes, int64) plus
-    offsets, in elements of ``dtype``, which broadcast together. Every lane has its mask."""
+    """An access to memory that may belong to no known tensor of the program.
+
+    The addresses are pointers (in bytes, int64) plus offsets (in elements of ``dtype``), which broadcast together.
+    Every lane has its mask.
+    """
 
     dtype: torch.dtype
     eviction: str | None = None
 
 
-#: The ``storage`` of memory that no tensor of a program is known to own; those of tensors count from 1.
+#: The ``storage`` of memory that belongs to no known tensor of a program; those of tensors count from 1.
 ELSEWHERE = 0
 
 
 def unaddressed(indices: tuple[Index, ...], operands: Sequence[Operand | None], dims: Dims) -> tuple[int, ...]:
-    """Dimensions of an accessed tile over which no index walks: those of indices into dimensions of size 1."""
+    """Return the dimensions of an accessed tile that no index covers: those of indices into dimensions of size 1."""
     walked: set[int] = set()
     for index in indices:
         value = operands[index.operand] if index.kind == "tensor" and index.operand is not None else None
@@ -180,8 +188,8 @@ class PointwiseAttrs:
 
 @dataclass(frozen=True, slots=True)
 class VjpAttrs:
-    """The function that gives the value: ``name`` is a row of ``autodiff/functions.py``. ``over`` are the dimensions of its
-    first input that the value lacks."""
+    """The function that computes the value: ``name`` is a row of ``autodiff/functions.py``. ``over`` are the dimensions
+    of its first input that the value lacks."""
 
     name: str
     over: tuple[int, ...] = ()
@@ -189,8 +197,8 @@ class VjpAttrs:
 
 @dataclass(frozen=True, slots=True)
 class ReduceAttrs:
-    """``name`` is a row of ``reductions.REDUCTIONS``, ``dims`` are positions in the operand, ascending. One that is
-    ``kept`` must not move out of its loop."""
+    """A reduction: ``name`` is a row of ``reductions.REDUCTIONS``, ``dims`` are positions in the operand, ascending. A
+    ``kept`` reduction must not move out of its loop."""
 
     name: str
     dims: tuple[int, ...]
@@ -199,10 +207,11 @@ class ReduceAttrs:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """The microscaling formats of the operands of a dot, and which operands of the op are their scales.
+    """Microscaling formats of the operands of a dot, and the op's operands that are their scales.
 
-    Scales are e8m0 exponents as uint8, one per row of the operand, or column of the right one, and per 32 numbers along
-    K: ``[M, K / 32]`` and ``[N, K / 32]``. An operand of format ``e2m1`` holds two numbers per element along K.
+    Scales are e8m0 exponents as uint8. There is one scale per row of the left operand, or column of the right one, and
+    per 32 elements of K: ``[M, K / 32]`` and ``[N, K / 32]``. An operand of format ``e2m1`` packs two numbers of K into
+    each element.
     """
 
     lhs_format: str
@@ -217,8 +226,8 @@ class Scaled:
 
 @dataclass(frozen=True, slots=True)
 class DotAttrs:
-    """``precision`` is ``tf32``, ``tf32x3`` or ``ieee`` (it matters for fp32 operands only). ``single``: the batch has one
-    matrix, which the matrix unit takes as it is."""
+    """A matmul. ``precision`` is ``tf32``, ``tf32x3`` or ``ieee`` (it matters for fp32 operands only). ``single``: the
+    batch has one matrix, which the MMA takes without a reshape."""
 
     precision: str
     scaled: Scaled | None = None
@@ -227,7 +236,7 @@ class DotAttrs:
 
 @dataclass(frozen=True, slots=True)
 class ViewAttrs:
-    """``order`` is the permutation of a ``permute``."""
+    """A view; ``order`` is the permutation of a ``permute``."""
 
     name: Literal["reshape", "permute", "broadcast"]
     order: tuple[int, ...] = ()
@@ -235,7 +244,7 @@ class ViewAttrs:
 
 @dataclass(frozen=True, slots=True)
 class MaskAttrs:
-    """Lanes out of range along dimensions ``dims`` become ``fill``."""
+    """A mask that sets lanes out of range along dimensions ``dims`` to ``fill``."""
 
     dims: tuple[int, ...]
     fill: int | float | bool
@@ -243,7 +252,8 @@ class MaskAttrs:
 
 @dataclass(frozen=True, slots=True)
 class ScanAttrs:
-    """``identity``: neutral elements of the operands, where known; a reversed scan fills lanes out of range with them."""
+    """A scan. ``identity`` holds the identity elements of the operands, where known. A reversed scan fills lanes out of
+    range with them."""
 
     dim: int
     reverse: bool
@@ -252,7 +262,7 @@ class ScanAttrs:
 
 @dataclass(frozen=True, slots=True)
 class FoldAttrs:
-    """``other``: what lanes out of range count as, one number per operand."""
+    """A fold. ``other`` holds the values of lanes out of range, one number per operand."""
 
     dim: int
     other: tuple[int | float | bool, ...]
@@ -260,8 +270,8 @@ class FoldAttrs:
 
 @dataclass(frozen=True, slots=True)
 class GatherAttrs:
-    """``given``: the user's own index, which may be out of range. ``doubled``: how often the value is put beside itself along
-    ``dim`` before lanes are picked."""
+    """A gather. ``given``: the index is the user's own and may be out of range. ``doubled``: the number of times that
+    the value is concatenated with itself along ``dim`` before the gather."""
 
     dim: int
     given: bool = False
@@ -270,14 +280,14 @@ class GatherAttrs:
 
 @dataclass(frozen=True, slots=True)
 class RandomAttrs:
-    """``uniform`` numbers in [0, 1), ``normal`` ones, or ``bits``: 32 random bits as int32."""
+    """Random numbers: ``uniform`` in [0, 1), ``normal``, or ``bits``, 32 random bits as int32."""
 
     name: Literal["uniform", "normal", "bits"]
 
 
 @dataclass(frozen=True, slots=True)
 class SeedAttrs:
-    """Element ``at`` of ``tensor``, which holds the seeds that a launch draws before it, and which nothing writes."""
+    """Element ``at`` of ``tensor``, which holds the seeds that a launch draws beforehand. No kernel writes them."""
 
     tensor: int
     at: int
@@ -285,7 +295,7 @@ class SeedAttrs:
 
 @dataclass(frozen=True, slots=True)
 class PrintAttrs:
-    """``stops``: nothing is printed, the debugger takes over (in an interpreter only)."""
+    """A print. ``stops``: the debugger takes over instead (in an interpreter only)."""
 
     prefix: str
     stops: bool = False
@@ -293,10 +303,12 @@ class PrintAttrs:
 
 @dataclass(frozen=True, slots=True)
 class CheckAttrs:
-    """What must hold of the lanes of an access, or a gather, of a tile of dimensions ``dims``: ``message`` says what does not.
+    """A condition on the lanes of an access or gather of a tile with dimensions ``dims``. ``message`` describes its
+    violation.
 
-    With ``index``, that it is at least 0 and below ``size``, or the lanes of a dimension. Without, that the operand holds nothing that only memory
-    which nobody has written does (``language/_unwritten.py``). ``mask`` is the operand that holds the access's extra mask.
+    With ``index``, the index must be at least 0 and below ``size``, or below the lanes of a dimension. Without, the
+    operand must not hold the fill pattern of unwritten memory (``language/_unwritten.py``). ``mask`` is the operand
+    that holds the access's extra mask.
     """
 
     message: str
@@ -311,8 +323,8 @@ InlineEffect = Literal["none", "reads", "any"]
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A function, constant or import of the user's that a module must contain, called ``name`` unless something else is.
-    ``text`` has ``{0}`` for its name and ``{1}``, ``{2}`` ... for those of ``uses``."""
+    """A user's function, constant or import that a module must contain. It is called ``name`` unless that name is
+    taken. ``text`` has ``{0}`` for its name and ``{1}``, ``{2}`` ... for those of ``uses``."""
 
     name: str
     text: str
@@ -321,9 +333,12 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class InlineAttrs:
-    """Source of the user's in the target's language: ``lines`` with ``{0}``, ``{1}`` ... for the operands, after them the
-    pointers to ``tensors``, and then the names of ``definitions``; the last line is an expression of the results.
-    ``effect``: it computes with its operands alone, ``reads`` the tensors, or may do ``any`` thing."""
+    """The user's source in the target's language.
+
+    ``lines`` have ``{0}``, ``{1}`` ... for the operands, then the pointers to ``tensors``, then the names of
+    ``definitions``. The last line is an expression of the results. ``effect``: ``none`` computes with its operands
+    alone, ``reads`` reads the tensors, ``any`` may have any effect.
+    """
 
     lines: tuple[str, ...]
     definitions: tuple[Definition, ...] = ()
@@ -333,7 +348,7 @@ class InlineAttrs:
 
 @dataclass(frozen=True, slots=True)
 class AsmAttrs:
-    """Inline assembly on elements, with the arguments of ``hl.inline_asm_elementwise``."""
+    """Elementwise inline assembly, with the arguments of ``hl.inline_asm_elementwise``."""
 
     asm: str
     constraints: str
@@ -348,14 +363,14 @@ Bound = Union[int, Expr, "OperandRef"]
 
 @dataclass(frozen=True, slots=True)
 class OperandRef:
-    """Operand ``at`` of the op that holds the attribute."""
+    """A reference to operand ``at`` of the op that holds the attribute."""
 
     at: int
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Of an axis, one of ``count`` runs of whole tiles: the one whose number is the index of the scalar axis ``block``."""
+    """One of ``count`` runs of whole tiles of an axis. The index of the scalar axis ``block`` selects the run."""
 
     block: int
     count: int
@@ -370,29 +385,29 @@ class LoopAxis:
     end: Bound
     scalar: bool = False
     step: Number = 1
-    #: Lengths of the rows of a jagged loop: lanes beyond a row's own length are out of range.
+    #: Row lengths of a jagged loop: lanes beyond the length of their row are out of range.
     jagged: OperandRef | None = None
-    #: Of a flattened grid: the axes this one stands for, the slowest among the lanes of a tile first.
+    #: For a flattened grid: the original axes, the slowest-varying among the lanes of a tile first.
     merged: tuple[LoopAxis, ...] = ()
-    #: Of a loop whose tiles are spread over several programs: those of this one.
+    #: For a loop whose tiles are distributed over several programs: the tiles of this program.
     split: Split | None = None
-    #: Of a loop that begins up to so many elements, less one, before the first that is in range.
+    #: For a loop that begins up to this many elements, less one, before the first element in range.
     aligned: int = 0
-    #: Of a loop whose tiles have no lanes out of range, whatever its bounds look like.
+    #: True if no tile of the loop has lanes out of range, whatever its bounds.
     whole: bool = False
-    #: Of a grid whose last tile has code of its own, so that the others need no masks.
+    #: True for a grid whose last tile has its own code, so that the other tiles need no masks.
     parted: bool = False
-    #: Of a loop that walks its tiles from the last one to the first.
+    #: True for a loop that visits its tiles from the last to the first.
     backwards: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """How the values that a loop carries live in variables, for generated code that has those: positions of values.
+    """Positions of carried values by the way that generated code keeps them in variables.
 
-    - ``taken``: nothing else reads the initial value, so that its variable may become that of the carried value.
-    - ``fresh``: it begins as a value of its own, because it may take the place of another one.
-    - ``updated``: what the body yields is assigned where it is computed, as nothing reads the old value from there on.
+    - ``taken``: no other op reads the initial value, so its variable may become that of the carried value.
+    - ``fresh``: the variable starts with a copy, because the carried value may replace another value.
+    - ``updated``: the yielded value is assigned where it is computed, since no later op reads the old value.
     """
 
     taken: frozenset[int]
@@ -402,9 +417,13 @@ class Variables:
 
 @dataclass(frozen=True, slots=True)
 class ForAttrs:
-    """``chunked``: the loop was made from a full-width block, by rolling a reduction. ``carried``: how many operands
-    (the first ones) are initial values of the region's params; the others are bounds. ``like`` is the number that the loop had of
-    which it is a run, 0 for one that is whole. ``variables`` are known from the code generator's own steps on."""
+    """A sequential loop.
+
+    - ``chunked``: the loop was made from a full-width block, by rolling a reduction.
+    - ``carried``: the number of leading operands that are initial values of the region's params; the others are bounds.
+    - ``like``: the number of the original loop if this loop runs a range of it; 0 for a whole loop.
+    - ``variables``: set by the code generator's own steps.
+    """
 
     axes: tuple[LoopAxis, ...]
     carried: int
@@ -415,12 +434,12 @@ class ForAttrs:
 
 @dataclass(frozen=True, slots=True)
 class WhileAttrs:
-    """``variables`` as in ``ForAttrs``."""
+    """A while loop; ``variables`` as in ``ForAttrs``."""
 
     variables: Variables | None = None
 
 
-#: A row of ``ops.OPS``.
+#: The key of a row of ``ops.OPS``.
 Kind = str
 A = TypeVar("A")
 
@@ -440,22 +459,22 @@ class Op:
         return self.results[0]
 
     def attributes(self, kind: type[A]) -> A:
-        """Those of an op that is known to have attributes of ``kind``."""
+        """Return the attributes of an op that is known to have attributes of ``kind``."""
         assert isinstance(self.attrs, kind), self.kind
         return self.attrs
 
     def values(self) -> Iterator[Value]:
-        """The operands that are values."""
+        """Return the operands that are values."""
         return (operand for operand in self.operands if isinstance(operand, Value))
 
     def reads(self) -> Iterator[Value]:
-        """The values it reads itself: its operands, and what its regions yield."""
+        """Yield the values that the op itself reads: its operands, and the results of its regions."""
         yield from self.values()
         for region in self.regions:
             yield from (result for result in region.results if isinstance(result, Value))
 
     def walk(self) -> Iterator[Op]:
-        """This op and the ops in its regions, in program order."""
+        """Yield this op and the ops in its regions, in program order."""
         yield self
         for region in self.regions:
             yield from region.walk()
@@ -473,7 +492,7 @@ class Region:
 
 
 def accumulator_of(op: Op) -> Value | None:
-    """What a dot adds its product to."""
+    """Return the accumulator of a dot, if it has one."""
     scaled = op.attrs.scaled if isinstance(op.attrs, DotAttrs) else None
     scales = scaled.scales if scaled is not None else ()
     rest = [operand for at, operand in enumerate(op.operands) if at >= 2 and at not in scales]
@@ -503,10 +522,10 @@ class Block:
     - ``grid``: from ``hl.grid``; size 1, no dimension.
     - ``full``: a whole dimension ``:`` of ``extent`` elements; its size is the next power of two, or a chunk.
 
-    ``extent`` is the number of elements its loops cover (the largest, when they differ), None if unknown. ``size`` may be
-    a function of tunables, or that of another block, as it is or divided by a power of two.
-    ``registered`` blocks keep one size over several loops. A block that flattening made has the elements, and the size,
-    of the blocks ``merged`` together; one that stands for a ``part`` of the tiles of another has no loop of its own.
+    ``extent`` is the number of elements that its loops cover (the largest, when they differ), None if unknown. ``size``
+    may be a function of tunables, or the size of another block, possibly divided by a power of two. ``registered``
+    blocks keep one size over several loops. A flattened block has the product of the extents and sizes of its
+    ``merged`` blocks. A block with ``part`` covers a fraction of another block's tile and has no loop of its own.
     """
 
     id: int
@@ -522,23 +541,23 @@ class Block:
 
     @property
     def tunable(self) -> bool:
-        """Whether its size is a slot of ``block_sizes``."""
+        """True if the size of the block is a slot of ``block_sizes``."""
         return self.kind == "tile" and self.size is None and not self.merged and self.part is None
 
     @property
     def base(self) -> int | None:
-        """The block whose size gives its own."""
+        """The block that this block's size depends on."""
         leaves = self.size.leaves() if isinstance(self.size, Expr) else ()
         return next((leaf.args[0] for leaf in leaves if leaf.op == "block"), None)
 
     @property
     def twin_of(self) -> int | None:
-        """The block whose size it has, which is a part of no other."""
+        """The block whose size this block has, undivided."""
         return self.size.args[0] if isinstance(self.size, Expr) and self.size.op == "block" else None
 
     @property
     def label(self) -> str:
-        """What tells its names in generated code from those of other blocks."""
+        """The suffix of the block's names in generated code."""
         if self.part is not None:
             return f"{self.part.block}_part"
         return "_".join(map(str, self.merged)) or str(self.id)
@@ -558,9 +577,9 @@ class HostTensor:
     shape: tuple[Number, ...]
     strides: tuple[Number, ...]
     storage: int
-    #: Whether it begins at a multiple of 16 bytes, provided that the arguments do.
+    #: True if it begins at a multiple of 16 bytes, provided that the arguments do.
     aligned: bool = True
-    #: Whether it is made right before the launch, with nothing in it; ``source`` is then the variable that holds it.
+    #: True if it is allocated, uninitialized, right before the launch; ``source`` is then the variable that holds it.
     made: bool = False
 
     @property
@@ -570,10 +589,10 @@ class HostTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """What a launch relies on of a tensor that host code made, which the host expression ``source`` gives.
+    """Assumptions of a launch on a tensor that host code made. The host expression ``source`` evaluates to the tensor.
 
-    ``shape`` and ``strides`` count elements, None for what is read off it anyway. ``device`` is None for that of the
-    arguments. ``made`` names it in every variant of the program.
+    ``shape`` and ``strides`` count elements; None for those that the launch reads at run time. ``device`` is None for
+    that of the arguments. ``made`` names the tensor in every variant of the program.
     """
 
     source: str
@@ -586,19 +605,20 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Root:
-    """One grid loop: the axes it spreads over programs, and what each program does."""
+    """One grid loop: the axes it distributes over programs, and the body that each program runs."""
 
     axes: tuple[LoopAxis, ...]
     body: Region
     location: Location | None = None
     #: Roots of one phase run at the same time; a later phase sees what earlier ones wrote.
     phase: int = 0
-    #: Roots of one launch stand in one place of the host code, and their kernels take the same arguments.
+    #: Roots of one launch have one position in the host code, and their kernels take the same arguments.
     launch: int = 0
 
 
 class Launch(ast.stmt):
-    """Where the host code launches kernels: a statement in place of grid loops. ``number`` is that of their roots."""
+    """A statement of the host code in place of grid loops, which launches kernels. ``number`` is the launch of their
+    roots."""
 
     _fields = ("number",)
 
@@ -608,7 +628,7 @@ class Launch(ast.stmt):
 
 
 class Keep(ast.stmt):
-    """``name = value`` in host code, if a launch needs ``name``."""
+    """An assignment ``name = value`` in host code, present if a launch needs ``name``."""
 
     _fields = ("name", "value")
 
@@ -621,15 +641,18 @@ class Keep(ast.stmt):
 class HostModule(Structural):
     """The user's function around the device loops.
 
-    ``function`` is its syntax tree, with a ``Launch`` in place of grid loops, which may stand in a loop.
-    ``registered`` maps calls of ``hl.register_block_size`` (by line and column) to block ids, ``tunable_calls`` those
-    of ``hl.register_tunable`` to names; ``specialized_calls`` are calls of ``hl.specialize``, ``placed_calls`` calls of
-    factories that get the device of the tensor ``placed_by``. ``symbols`` gives the host expression of every run-time number, by name;
-    ``deferred_symbols`` those that are known only right before the launch. ``captures`` maps expressions whose
-    results launches may need (by first and last line and column) to the names of these: one for each time that the
-    expression is evaluated, counted from the beginning of an iteration where it stands in a loop around a launch.
-    ``source_globals`` are the globals of the user's module that the function names: the module that one is, "" for
-    anything else.
+    - ``function``: its syntax tree, with a ``Launch`` in place of grid loops, which may be inside a loop.
+    - ``registered``: block ids by the calls of ``hl.register_block_size`` (by line and column).
+    - ``tunable_calls``: names by the calls of ``hl.register_tunable``.
+    - ``specialized_calls``: calls of ``hl.specialize``.
+    - ``placed_calls``: calls of factories that get the device of the tensor ``placed_by``.
+    - ``symbols``: the host expression of every run-time number, by name.
+    - ``deferred_symbols``: the numbers that are known only right before the launch.
+    - ``captures``: names of the results that launches may need, by expression (by first and last line and column).
+      There is one name for each evaluation of the expression. In a loop around a launch, evaluations count from the
+      beginning of an iteration.
+    - ``source_globals``: the globals of the user's module that the function names. The value is the name of the module
+      if the global is one, "" otherwise.
     """
 
     name: str
@@ -643,11 +666,11 @@ class HostModule(Structural):
     deferred_symbols: Mapping[str, str]
     captures: Mapping[Place, tuple[str, ...]]
     source_globals: Mapping[str, str]
-    #: What is compared before each launch.
+    #: Assumptions that are checked before each launch.
     checks: tuple[tuple[Check, ...], ...] = ()
-    #: A parameter that holds a tensor from the first statement to the last, if there is one.
+    #: A parameter that holds a tensor from the first statement to the last, if such a parameter exists.
     reference: str = ""
-    #: With dynamic shapes: what the code assumes of sizes and strides of the arguments.
+    #: With dynamic shapes: assumptions of the code on sizes and strides of the arguments.
     argument_checks: tuple[str, ...] = ()
     placed_calls: frozenset[tuple[int, int]] = frozenset()
     placed_by: str = ""
@@ -660,7 +683,7 @@ class Program(Structural):
     roots: tuple[Root, ...]
     host: HostModule
     index_dtype: torch.dtype
-    #: Config keys of the kernel's own, with their values.
+    #: The kernel's own config keys, with their values.
     tunables: tuple[tuple[str, Fragment], ...] = ()
 
     def walk(self) -> Iterator[Op]:
@@ -668,5 +691,5 @@ class Program(Structural):
             yield from root.body.walk()
 
     def map_regions(self, change: Callable[[Region], Region]) -> Program:
-        """A copy with every root body changed."""
+        """Return a copy with every root body changed."""
         return replace(self, roots=tuple(replace(root, body=change(root.body)) for root in self.roots))

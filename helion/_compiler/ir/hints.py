@@ -1,4 +1,4 @@
-"""Programs with other run-time numbers in mind than those seen when binding."""
+"""Programs with run-time size hints other than the sizes seen when binding."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ T = TypeVar("T")
 
 
 def sizes_of_blocks(program: Program) -> tuple[str, ...]:
-    """The names of run-time integers that the extents of blocks are made of, in the order of the blocks."""
+    """Return the names of run-time integers that block extents depend on, in the order of the blocks."""
     extents = (block.extent for block in program.blocks)
     leaves = (leaf for extent in extents if isinstance(extent, Expr) for leaf in extent.leaves())
     return tuple(dict.fromkeys(leaf.args[0] for leaf in leaves if leaf.op == "host" and leaf.kind is int))
 
 
 def with_hints(program: Program, hints: Mapping[str, int]) -> Program:
-    """``program`` as if these had been the values of its run-time numbers, by name, when it was bound. It computes the same,
-    for all values; only what is derived from hints (facts, predictions, seeds) changes."""
+    """Return ``program`` as if its run-time numbers had these values, by name, when it was bound.
+
+    It computes the same for all values. Only quantities derived from hints change: facts, predictions, seeds.
+    """
     return _Hinted(hints).of(program) if hints else program
 
 
 class _Hinted:
-    """Rewrites what holds numbers; all else stays the same object."""
+    """Rewriter of records that contain numbers; all others stay the same objects."""
 
     def __init__(self, hints: Mapping[str, int]) -> None:
         self._hints = hints
-        # by identity; the originals are kept alive beside what became of them
+        # By identity; the originals are kept alive with their replacements.
         self._known: dict[int, tuple[Any, Any]] = {}
 
     def of(self, thing: T) -> T:

@@ -1,4 +1,4 @@
-"""The numbers by which loops are known: those of the program as traced, which rewrites may reorder."""
+"""Loop numbers: positions of loops in the program as traced. Rewrites may reorder the loops."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .rewrite import Makers
 
 
 def loops_of(program: Program) -> tuple[Root | Op, ...]:
-    """Grid loops and the loops inside of them, in program order; the place of each is its number."""
+    """Return the grid loops and the loops inside them, in program order; the position of a loop is its number."""
     found: list[Root | Op] = []
     for root in program.roots:
         found.append(root)
@@ -16,6 +16,6 @@ def loops_of(program: Program) -> tuple[Root | Op, ...]:
 
 
 def tile_of_bound(makers: Makers, loop: Op, bound: Bound) -> TileAttrs | None:
-    """The property of a tile that a bound of ``loop`` is; None where it is something else."""
+    """Return the tile property that a bound of ``loop`` is; None for any other bound."""
     maker = makers.of(loop.operands[bound.at]) if isinstance(bound, OperandRef) else None
     return maker.attrs if maker is not None and isinstance(maker.attrs, TileAttrs) else None

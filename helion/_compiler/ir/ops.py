@@ -1,6 +1,6 @@
-"""The table of ops: what passes, facts and backends ask of an op by its kind. Names no backend.
+"""The table of ops: the properties of each kind that passes, facts and backends read. Names no backend.
 
-A new op is one row here, a rule of the front end that records it, and its spelling in each backend.
+A new op is one row here, a front-end rule that records it, and its spelling in each backend.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from typing import Literal
 
 from . import grammar as g
 
-#: Rewrites that take an op apart along a dimension.
+#: Rewrites that split an op along a dimension.
 Division = Literal["roll", "flatten", "subtile"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpSpec:
-    """One row.
+    """A row of the table.
 
     Attributes:
         attrs: the class of its attributes.
-        regions: how many regions it has.
-        reads: whether it may read the host tensors that it names; ``writes`` the same.
-        stays: whether it must stay where nothing reads its results.
-        mergeable: whether two of it with equal operands and attributes give the same.
-        combines: whether its region combines single elements, and is no region of the program.
-        per_lane: whether its only result has the lanes of its operands, each computed from one lane of each.
-        is_view: whether its result is its first operand in another form, which needs no registers of its own.
-        free: whether its results cost no registers: they are made again wherever they are needed.
-        needs_whole: whether it needs all elements of its operands before anything can follow it.
-        tile_independent: whether its results are the same however large the tiles are.
-        is_loop: whether its last region runs any number of times.
-        divided_by: the rewrites that may do it for a part of a dimension at a time.
+        regions: the number of its regions.
+        reads: true if it may read the host tensors that it names; ``writes`` likewise.
+        stays: true if it must not be removed when its results have no use.
+        mergeable: true if two ops with equal operands and attributes compute equal results.
+        combines: true if its region combines single elements, and is no region of the program.
+        per_lane: true if its only result has the lanes of its operands, each computed from one lane of each.
+        is_view: true if its result is another form of its first operand and needs no registers of its own.
+        free: true if its results cost no registers: each use computes them again.
+        needs_whole: true if it needs all elements of its operands before its users can start.
+        tile_independent: true if its results do not depend on tile sizes.
+        is_loop: true if its last region runs any number of times.
+        divided_by: the rewrites that may split it into chunks of a dimension.
     """
 
     attrs: type = NoneType
@@ -53,7 +53,7 @@ class OpSpec:
 
     @property
     def keeps_lanes(self) -> bool:
-        """Whether its result is made of its operands lane by lane, wherever the lanes stand then."""
+        """True if its result is computed lane by lane, wherever a reshape puts the lanes."""
         return self.per_lane or self.is_view
 
 
@@ -76,7 +76,8 @@ OPS: Mapping[str, OpSpec] = {
         attrs=g.PointwiseAttrs, mergeable=True, per_lane=True, tile_independent=True, divided_by=_ALL
     ),
     "reduce": OpSpec(attrs=g.ReduceAttrs, mergeable=True, needs_whole=True, divided_by=frozenset(("roll",))),
-    # its first operand, as the value of a function of the others with a derivative of its own; ``erase_vjps`` takes it out
+    # The first operand, as the value of a function of the other operands that has its own derivative. ``erase_vjps``
+    # removes the op.
     "vjp": OpSpec(attrs=g.VjpAttrs, mergeable=True, is_view=True, free=True, tile_independent=True),
     "dot": OpSpec(attrs=g.DotAttrs, needs_whole=True),
     "view": OpSpec(attrs=g.ViewAttrs, mergeable=True, is_view=True, tile_independent=True, divided_by=_ALL),

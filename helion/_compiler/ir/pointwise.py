@@ -1,10 +1,10 @@
-"""Pointwise operations: names, dtype rules, values on constants and rough cost. Names no backend.
+"""Pointwise operations: names, dtype rules, constant folding and rough cost. Names no backend.
 
-A new operation is one row of :data:`POINTWISE`, one row in the table of the same name of each backend, and a test; other
-spellings of it in torch are rows of ``frontend/torch_pointwise.py``.
+A new operation is one row of :data:`POINTWISE``, one row in the table of the same name of each backend, and a test.
+Other spellings of it in torch are rows of ``frontend/torch_pointwise.py`.
 
-The eager PyTorch function in a row is the definition of the operation: dtypes, refusals and folded constants all come
-from running it on one-element CPU tensors, so they are PyTorch's own, including what an operation refuses and says.
+The eager PyTorch function in a row defines the operation. Dtypes, refusals and folded constants come from running it on
+one-element CPU tensors. They are PyTorch's own, including error messages.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch
 
 Scalar = bool | int | float
 Operand = tuple[torch.dtype, int] | Scalar | type
-"""How a dtype rule sees an operand: ``(dtype, ndim)`` of a value, a Python scalar, or the type of a Python scalar
-whose value is not known yet (``int``, ``float``, ``bool``)."""
+"""Operand of a dtype rule: ``(dtype, ndim)`` of a value, a Python scalar, or the type of a Python scalar with unknown
+value (``int``, ``float``, ``bool``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,8 @@ def _tensor(value: Scalar) -> torch.Tensor:
 
 
 def _tensors(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """``function`` of two tensors, made to take a Python scalar for either: it gets the dtype of the promotion."""
+    """Return ``function`` of two tensors, extended to take a Python scalar for either: the scalar gets the promoted
+    dtype."""
 
     @functools.wraps(function)
     def lifted(lhs: torch.Tensor | Scalar, rhs: torch.Tensor | Scalar) -> torch.Tensor:
@@ -97,14 +98,14 @@ def _fold_texts(
     try:
         with _plain_eager():
             return eager(*map(_tensor, values)).item()
-    except RuntimeError:  # PyTorch has no value there: integer division by zero, an integer beyond 64 bits
+    except RuntimeError:  # PyTorch has no result: integer division by zero, an integer beyond 64 bits
         return None
 
 
 def fold_cast(value: Scalar, dtype: torch.dtype) -> Scalar | None:
-    """``value`` after a conversion to ``dtype`` as PyTorch's ``.to(dtype)`` does it: rounded, wrapped or saturated.
+    """Return ``value`` converted to ``dtype`` as PyTorch's ``.to(dtype)`` does: rounded, wrapped or saturated.
 
-    None where the result is not defined (a NaN, an infinity or a number beyond 64 bits as an integer).
+    None if the result is undefined (a NaN, an infinity or a number beyond 64 bits as an integer).
     """
     if dtype is torch.bool:
         return bool(value)
@@ -224,17 +225,17 @@ _ROWS = (
 )
 
 POINTWISE: Mapping[str, PointwiseOp] = {row.name: row for row in _ROWS}
-"""Every pointwise op by name. ``clamp`` is made of ``maximum`` and ``minimum`` by the front end."""
+"""All pointwise ops by name. The front end composes ``clamp`` from ``maximum`` and ``minimum``."""
 
 _INVERSES = ("asin", "acos", "atan", "atan2", "asinh", "acosh", "atanh", "erfinv")
 _CURVES = ("pow", "expm1", "log1p", "erf", "erfc", "lgamma", "i0", "sin", "cos", "tan", "sinh", "cosh", "tanh")
 POLYNOMIALS = frozenset((*_CURVES, *_INVERSES))
-"""The ops that are a polynomial for each of several ranges: dozens of instructions with numbers on the way."""
+"""Ops that are piecewise polynomials: dozens of instructions with intermediate values."""
 
 
 @functools.lru_cache(maxsize=256)
 def _sample(dtype: torch.dtype, dimensioned: bool) -> torch.Tensor:
-    """A one-element CPU tensor; the number of dimensions matters to promotion only as none or some."""
+    """Return a one-element CPU tensor; for promotion only zero or more dimensions matters."""
     return torch.tensor([1.0] if dimensioned else 1.0, device="cpu").to(dtype)
 
 
@@ -250,7 +251,7 @@ def _key(operand: Operand) -> tuple[Any, ...]:
 def _operands_of(op: PointwiseOp, key: tuple[tuple[Any, ...], ...]) -> list[torch.Tensor | Scalar]:
     operands = [_sample(*k) if isinstance(k[0], torch.dtype) else k[1] for k in key]
     if not any(isinstance(o, torch.Tensor) for o in operands):
-        # Numbers alone: PyTorch's view of a Python number is a tensor without dimensions.
+        # Only scalars: PyTorch treats a Python number as a tensor without dimensions.
         operands = [torch.tensor(o, device="cpu") for o in operands]
     return operands
 
@@ -281,13 +282,13 @@ def _check(name: str, operands: Sequence[Operand]) -> PointwiseOp:
 
 
 def result_dtype(name: str, operands: Sequence[Operand]) -> torch.dtype:
-    """The dtype that eager PyTorch gives the result of op ``name``.
+    """Return the dtype that eager PyTorch gives the result of op ``name``.
 
     Args:
-        name: a key of :data:`POINTWISE` whose rule is not ``given``.
-        operands: ``(dtype, ndim)`` of a value, a Python scalar, or a Python scalar's type where the value is not
-            known. Values without dimensions and Python scalars promote as in PyTorch. If all operands are Python
-            scalars they count as tensors without dimensions.
+        name: a key of :data:`POINTWISE`` whose rule is not ``given``.
+        operands: ``(dtype, ndim)` of a value, a Python scalar, or a Python scalar's type if the value is unknown.
+            Values without dimensions and Python scalars promote as in PyTorch. If all operands are Python scalars they
+            count as tensors without dimensions.
 
     Raises:
         TypeError: PyTorch refuses these operands (the message is PyTorch's), or the op or the number of operands is
@@ -303,9 +304,9 @@ def result_dtype(name: str, operands: Sequence[Operand]) -> torch.dtype:
 
 
 def common_dtype(name: str, operands: Sequence[Operand]) -> torch.dtype:
-    """The dtype to which op ``name`` converts its operands before it computes (``eq`` of fp16 and int32: fp16).
+    """Return the dtype to which op ``name`` converts its operands before it computes (``eq`` of fp16 and int32: fp16).
 
-    The condition of ``where`` does not take part. Raises TypeError where PyTorch has no promotion.
+    The condition of ``where`` does not take part. Raises TypeError if PyTorch has no promotion.
     """
     _check(name, operands)
     values = operands[1:] if name == "where" else operands

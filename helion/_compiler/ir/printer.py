@@ -1,4 +1,4 @@
-"""The device IR as text, for dumps, tests and people."""
+"""Text form of the device IR, for dumps, tests and people."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .grammar import (
 
 
 def print_program(program: Program) -> str:
-    """One line per tensor, block and op; values are ``%number``, blocks ``bN``."""
+    """Return the text of a program: one line per tensor, block and op; values are ``%number``, blocks ``bN``."""
     lines = [f"kernel {program.host.name}"]
     for tensor in program.tensors:
         shape = ", ".join(map(repr, tensor.shape))

@@ -17,8 +17,8 @@ Scalar = bool | int | float
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReductionOp:
-    """``combine`` is the pointwise op of two partial results, None where they do not combine by one (positions).
-    ``neutral`` gives the element of a dtype that changes no result."""
+    """A reduction. ``combine`` is the pointwise op that combines two partial results, or None if no such op exists
+    (argmax, argmin). ``neutral`` returns the identity element of a dtype."""
 
     name: str
     combine: str | None
@@ -55,9 +55,9 @@ _ROWS = (
 )
 
 REDUCTIONS: Mapping[str, ReductionOp] = {row.name: row for row in _ROWS}
-"""Every reduction by name."""
+"""All reductions by name."""
 
 
 def identity(name: str, dtype: torch.dtype) -> Scalar:
-    """The neutral element of a reduction."""
+    """Return the identity element of a reduction."""
     return REDUCTIONS[name].neutral(dtype)

@@ -1,4 +1,4 @@
-"""What rewrites are made of. What nothing changes stays the same object."""
+"""Building blocks of rewrites. Parts that a rewrite does not change stay the same objects."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _Answer = TypeVar("_Answer")
 
 
 class Declined(Exception):
-    """Why a program cannot be rewritten in some way."""
+    """Reason for which a rewrite does not apply to a program."""
 
 
 def remembered(question: Callable[[Program], _Answer]) -> Callable[[Program], _Answer]:
-    """A function of a program that gives for the last few the same answer again, ``Declined`` among them."""
+    """Cache the results of a function of a program for the last few programs, including ``Declined``."""
 
     @functools.lru_cache(maxsize=16)
     def answers(itself: _Itself) -> _Answer | _Refusal:
@@ -43,7 +43,7 @@ class _Refusal:
 
 
 class _Itself:
-    """A program, equal to itself alone: to compare all of it would take longer than most questions."""
+    """A program that is equal only to itself: a structural comparison takes longer than most analyses."""
 
     __slots__ = ("program",)
 
@@ -58,12 +58,12 @@ class _Itself:
 
 
 def map_ops(program: Program, change: Callable[[Op], Op]) -> Program:
-    """A program with every op changed, those in an op's regions before the op."""
+    """Return a program with every op changed; ops in an op's regions change before the op."""
     return expand_ops(program, lambda op: (change(op),))
 
 
 def expand_ops(program: Program, change: Callable[[Op], Iterable[Op]]) -> Program:
-    """A program with any number of ops in place of each, those in an op's regions before the op."""
+    """Return a program with any number of ops in place of each; ops in an op's regions change before the op."""
     roots = []
     for root in program.roots:
         body = expand_region(root.body, change)
@@ -72,7 +72,7 @@ def expand_ops(program: Program, change: Callable[[Op], Iterable[Op]]) -> Progra
 
 
 def expand_region(region: Region, change: Callable[[Op], Iterable[Op]]) -> Region:
-    """The same for a region."""
+    """Return a region with any number of ops in place of each, as ``expand_ops`` does."""
     ops: list[Op] = []
     for op in region.ops:
         ops += change(map_regions(op, lambda child: expand_region(child, change)))
@@ -80,7 +80,7 @@ def expand_region(region: Region, change: Callable[[Op], Iterable[Op]]) -> Regio
 
 
 def map_regions(op: Op, change: Callable[[Region], Region]) -> Op:
-    """``op`` with each of its regions changed."""
+    """Return ``op`` with each of its regions changed."""
     if not op.regions:
         return op
     regions = tuple(map(change, op.regions))
@@ -94,7 +94,7 @@ def _same(new: Iterable[object], old: Iterable[object]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Makers:
-    """The ops that make values, by the number of the value."""
+    """The ops that define values, by the number of the value."""
 
     ops: dict[int, Op]
 
@@ -103,17 +103,17 @@ class Makers:
         return cls({result.number: op for op in ops for result in op.results})
 
     def of(self, operand: Operand | None) -> Op | None:
-        """None for numbers, and for values that something else makes."""
+        """Return the op that defines an operand; None for numbers, and for values that no op in the map defines."""
         return self.ops.get(operand.number) if isinstance(operand, Value) else None
 
 
 def count_uses(program: Program) -> Counter[int]:
-    """How often each value is read, by number."""
+    """Count the reads of each value, by its number."""
     return Counter(value.number for op in program.walk() for value in op.reads())
 
 
 def nested_regions(region: Region) -> Iterator[Region]:
-    """``region`` and those in its ops, outer ones first."""
+    """Yield ``region`` and the regions nested in it, outer ones first."""
     yield region
     for op in region.ops:
         for child in op.regions:

@@ -1,4 +1,5 @@
-"""What makes two records equal that hold symbolic numbers, syntax trees or mappings, none of which compare by themselves."""
+"""Structural equality of records that hold symbolic numbers, syntax trees or mappings, which do not compare by
+value."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from ..._shapes import Expr
 
 
 class Structural:
-    """Records that are equal, and have one hash, where all that they are made of is: also after they were pickled.
+    """Records that are equal, with equal hashes, if all their fields are equal, also after pickling.
 
     Numbers are compared with their type, since 0, 0.0, -0.0 and False are equal in Python.
     """
@@ -26,7 +27,7 @@ class Structural:
 
 
 def structure(thing: Any) -> Hashable:
-    """The same for two things exactly when they are equal through and through."""
+    """Return a key that is equal for two objects exactly when they are structurally equal."""
     kind = type(thing)
     match thing:
         case Expr():

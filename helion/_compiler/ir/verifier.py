@@ -1,4 +1,4 @@
-"""Checks that a program is well formed. Run after every step in tests, and by ``HELION_VERIFY=1``."""
+"""Verifier of programs. It runs after every step in tests, and with ``HELION_VERIFY=1``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .rewrite import Makers
 
 
 def verify(program: Program, after: str) -> Program:
-    """Raise ``exc.VerifierError`` naming the step ``after`` unless the program is well formed; else give it back."""
+    """Raise ``exc.VerifierError`` with the step ``after`` if the program is malformed; else return the program."""
     _Verifier(program, after).run()
     return program
 
@@ -59,26 +59,24 @@ class _Verifier:
 
     def run(self) -> None:
         for at, block in enumerate(self.program.blocks):
-            self.check(block.id == at, f"block {block.id} stands at position {at}")
+            self.check(block.id == at, f"block {block.id} is at position {at}")
         for at, tensor in enumerate(self.program.tensors):
-            self.check(tensor.id == at, f"tensor {tensor.name} stands at position {at}")
+            self.check(tensor.id == at, f"tensor {tensor.name} is at position {at}")
         for root in self.program.roots:
             active = frozenset(axis.block for axis in root.axes)
-            self.check(not root.body.params and not root.body.results, "a root's body has neither params nor results")
+            self.check(not root.body.params and not root.body.results, "the body of a root has params or results")
             self.region(root.body, {}, active)
         self.launches()
 
     def launches(self) -> None:
-        """Check that memory which steps made is read behind a launch that writes it."""
+        """Check that each read of memory that steps allocate follows the launch that writes it."""
         made = {tensor.storage: tensor.name for tensor in self.program.tensors if tensor.made}
         touched = [(root.phase, *storages_of(self.program, root)) for root in self.program.roots] if made else []
         for storage, name in made.items():
             first = min((phase for phase, _, written in touched if storage in written), default=None)
             for phase, read, written in touched:
                 there = storage in written or (first is not None and first < phase)
-                self.check(
-                    storage not in read or there, f"phase {phase} reads {name}, which nothing has written by then"
-                )
+                self.check(storage not in read or there, f"phase {phase} reads {name}, which no earlier phase writes")
 
     def define(self, value: Value) -> Value:
         self.check(value.number not in self.values, f"%{value.number} is defined twice")
@@ -181,7 +179,7 @@ class _Verifier:
         self.check(0 <= attrs.dim < len(value.dims) and attrs.doubled >= 0, "a gather along no dimension")
 
     def _variables(self, op: Op, variables: Variables | None) -> None:
-        """Positions are those of carried values; what is assigned where it is computed is computed in the body."""
+        """Check that positions are those of carried values, and that the body computes each ``updated`` value."""
         if variables is None:
             return
         body = op.regions[-1]

@@ -1,4 +1,4 @@
-"""What is done after every step: ``HELION_DUMP`` prints the program, ``HELION_VERIFY`` checks it."""
+"""Hooks after every step: ``HELION_DUMP`` prints the program, ``HELION_VERIFY`` checks it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .verifier import verify
 
 
 def watching() -> Callable[[str, Program], Program]:
-    """A function of a step's name and the program after it, which gives that program back.
+    """Return a function of a step's name and the program after it, which returns that program.
 
     It checks a program once, after the step that made it.
     """
