@@ -213,7 +213,10 @@ def test_one_memory_in_two_arguments() -> None:
     expected = memory.clone()
     expected[:, 3:] = memory[:, :37] + 1
     kernel = helion.kernel(copied_plus_one)
-    assert rollable_blocks(program_of(kernel, x, y)) == ((), {1: "what is loaded and stored would change places"})
+    assert rollable_blocks(program_of(kernel, x, y)) == (
+        (),
+        {1: "loads and stores of the same element would change their order"},
+    )
     kernel(x, y)
     assert torch.equal(memory, expected)
 
@@ -326,7 +329,7 @@ def test_subtiles_tell_scalars_apart() -> None:
         return out
 
     args = (torch.randn(32, 32), torch.randn(32, 64), torch.zeros(32, 64), torch.zeros(32, 65))
-    assert subtile_blocks(program_of(kernel, *args)) == ((), "a tensor is accessed at several places of the epilogue")
+    assert subtile_blocks(program_of(kernel, *args)) == ((), "the epilogue accesses a tensor at several positions")
 
 
 def test_what_is_stored_twice_is_not_copied_asynchronously() -> None:

@@ -571,9 +571,9 @@ def test_malformed_programs(name: str, program: Program) -> None:
 
 
 def test_numbers_of_blocks_and_tensors(program: Program) -> None:
-    with pytest.raises(exc.VerifierError, match="block 1 stands at position 0"):
+    with pytest.raises(exc.VerifierError, match="block 1 is at position 0"):
         verify(replace(program, blocks=program.blocks[::-1]), "test")
-    with pytest.raises(exc.VerifierError, match="stands at position 0"):
+    with pytest.raises(exc.VerifierError, match="is at position 0"):
         verify(replace(program, tensors=program.tensors[::-1]), "test")
     root = program.roots[0]
     extra = replace(root, body=Region((), root.body.ops, (1,)))

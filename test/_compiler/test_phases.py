@@ -77,5 +77,5 @@ def test_the_verifier_finds_what_is_read_before_it_is_written() -> None:
             else op
         ),
     )
-    with pytest.raises(exc.VerifierError, match="phase 0 reads A, which nothing has written by then"):
+    with pytest.raises(exc.VerifierError, match="phase 0 reads A, which no earlier phase writes"):
         verify(made, "test")

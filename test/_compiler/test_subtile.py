@@ -291,12 +291,12 @@ def pointwise(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 REFUSED = {
-    row_sums: "more than elementwise operations and stores reads what the matrix product gives",
-    whole_rows: "no tile of columns of a matrix product is stored",
-    added_atomically: "more than elementwise operations and stores reads what the matrix product gives",
-    read_after: "other accesses to a tensor of the epilogue stand in between",
-    read_beside: "a tensor is accessed at several places of the epilogue",
-    pointwise: "no tile of columns of a matrix product is stored",
+    row_sums: "an op other than elementwise operations and stores reads the result of the matmul",
+    whole_rows: "no store writes tiled columns of a matmul",
+    added_atomically: "an op other than elementwise operations and stores reads the result of the matmul",
+    read_after: "other accesses to a tensor of the epilogue are between its loads and stores",
+    read_beside: "the epilogue accesses a tensor at several positions",
+    pointwise: "no store writes tiled columns of a matmul",
 }
 
 

@@ -456,7 +456,7 @@ class Later(Generic[T]):
 
 
 def _no_product() -> str:
-    return "the kernel has no matrix product"
+    return "the kernel has no matmul"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -152,7 +152,7 @@ class Builder:
     def active(self) -> bool:
         return bool(self._stack)
 
-    # --- shorthands for rewrites -----------------------------------------------------------------------------------------
+    # --- shorthands for rewrites --------------------------------------------------------------------------------------
 
     def pointwise(self, name: str, *operands: Operand, like: str = "") -> Value:
         """Append a pointwise op on values of one dtype, which is also the dtype of the result unless that is bool."""

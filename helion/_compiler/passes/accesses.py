@@ -1,8 +1,8 @@
-"""Where the memory accesses of a program lie relative to each other: which can meet, and in which threads.
+"""Alias analysis of a program's memory accesses: which pairs may touch the same element, and in which threads.
 
-Two accesses *meet* when they can touch the same element, at least one of them writing. ``apart`` proves that they do not;
-``same_thread`` that where they meet, the order of one thread's instructions keeps the order of the source. Both answer
-no when in doubt.
+Two accesses *conflict* if they may touch the same element and at least one of them writes it. ``apart`` proves that
+they do not conflict. ``same_thread`` proves that, if they do, the instruction order of one thread preserves the source
+order. Both return False if in doubt.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from ..ir.rewrite import Makers
 
 @dataclass(frozen=True, kw_only=True)
 class Launched:
-    """What a config says about the threads of a program.
+    """Properties of a program's threads under a config.
 
-    ``lanes`` is the least number of elements of each block; ``threads`` how many threads a program has at most.
-    ``steady``: no loop's loads are moved to other iterations or other threads (no pipelining, no roles of warps).
-    ``block_accesses`` are the slots of accesses that may not use pointers.
+    ``lanes`` is the minimal number of elements of each block; ``threads`` the maximal number of threads of a program.
+    ``steady``: no loads move to other iterations or threads (no pipelining, no warp specialization). ``block_accesses``
+    are the slots of accesses that may not use pointers.
     """
 
     lanes: Mapping[int, int]
@@ -56,9 +56,12 @@ class Launched:
 
 @dataclass(frozen=True)
 class Coordinate:
-    """How one dimension of a tensor is addressed. ``loop`` gives ``block`` its position, 0 for a grid's or none's;
-    ``value`` is the operand, ``made_in`` the loops around what makes it. ``span``: the keys of the first index and of the
-    one behind the last that any lane has, where they are known."""
+    """Address of an access in one dimension of a tensor.
+
+    ``loop`` gives ``block`` its position; it is 0 for a grid or without a block. ``value`` is the operand, ``made_in``
+    the loops around its definition. ``span`` has the keys of the first index and of the end of the indices of all
+    lanes, if known.
+    """
 
     kind: str
     block: int | None
@@ -71,18 +74,18 @@ class Coordinate:
 
     @property
     def loops(self) -> frozenset[int]:
-        """The loops whose iterations change it."""
+        """The loops whose iterations change the coordinate."""
         return self.made_in | {self.loop} if self.loop else self.made_in
 
 
 @dataclass(frozen=True, eq=False)
 class Access:
-    """One op that touches the memory ``storage``, None for the memory around a fence; ``attrs`` is None for source of the
-    user's, which may touch all of it.
+    """One op that touches the memory ``storage``; None is the memory around a fence. ``attrs`` is None for the user's
+    inline source, which may touch all of the storage.
 
-    ``loops`` are those around it, the outermost first, ``path`` the loops and branches, as (op, region) pairs. Accesses of one
-    root with equal coordinates have the same ``place``. ``constants`` has, per dimension, the subscript if it is a number,
-    of tensors of which different subscripts are different elements; nothing of others.
+    ``loops`` are those around it, the outermost first. ``path`` has the loops and branches, as (op, region) pairs.
+    Accesses of one root with equal coordinates have the same ``place``. ``constants`` has the constant subscript of
+    each dimension, if any. It is empty for tensors in which different subscripts may be one element.
     """
 
     op: Op
@@ -101,7 +104,8 @@ class Access:
         return self.op.kind == "atomic"
 
     def differs(self, other: Access) -> bool:
-        """Return whether one dimension of a tensor has two numbers as subscripts, so that the two never meet."""
+        """Return whether the two accesses have different constant subscripts in one dimension, so that they never
+        conflict."""
         if not self.constants or not other.constants or self.attrs.tensor != other.attrs.tensor:  # type: ignore[union-attr]
             return False
         return any(
@@ -111,8 +115,8 @@ class Access:
 
 @dataclass(frozen=True)
 class Since:
-    """What happened between two accesses: a later iteration of loop ``later`` began; the loops ``left`` were left (and
-    perhaps entered again)."""
+    """Control flow between two accesses: a later iteration of loop ``later`` began; control left the loops ``left``,
+    and perhaps entered them again."""
 
     later: int = 0
     left: frozenset[int] = frozenset()
@@ -126,13 +130,13 @@ NOW = Since()
 
 
 def key_of(number: Number) -> Any:
-    """What makes two numbers equal for certain."""
+    """Return a key that is equal only for numbers that are certainly equal."""
     return number.key if isinstance(number, Expr) else number
 
 
 @dataclass
 class Accesses:
-    """The accesses of one root, by op, with what proofs about them need."""
+    """The accesses of one root, by op, and the data that proofs about them need."""
 
     program: Program
     launched: Launched
@@ -140,14 +144,14 @@ class Accesses:
     of: dict[int, list[Access]] = field(default_factory=dict)
     makers: Makers = field(default_factory=lambda: Makers({}))
     loop_ops: dict[int, Op] = field(default_factory=dict)
-    #: Of ops: their place in the program.
+    #: Program order of ops.
     numbers: dict[int, int] = field(default_factory=dict)
     _around: dict[int, frozenset[int]] = field(default_factory=dict)
     _users: dict[int, list[Op]] = field(default_factory=dict)
     _yielded: Counter[int] = field(default_factory=Counter)
     _apart: dict[int, bool] = field(default_factory=dict)
     _places: dict[tuple[Coordinate, ...], int] = field(default_factory=dict)
-    #: By value, others that are not computed from it.
+    #: For each value, other values that do not depend on it.
     _free: dict[int, set[int]] = field(default_factory=dict)
     _narrowest: int = 16
     _has_dot: bool = False
@@ -162,7 +166,7 @@ class Accesses:
         for found in self.of.values():
             yield from found
 
-    # --- collecting ------------------------------------------------------------------------------------------------------
+    # --- collecting ---------------------------------------------------------------------------------------------------
 
     def _region(self, region: Region, loops: tuple[int, ...], path: tuple[tuple[int, int], ...]) -> None:
         for param in region.params:
@@ -197,7 +201,7 @@ class Accesses:
         at = tuple(self._coordinate(op, index, loops) for index in attrs.indices) if attrs is not None else ()
         place = self._places.setdefault(at, len(self._places))
         constants = self._constants(attrs, at) if attrs is not None else ()
-        where = Access(op, None, None, False, False, at, loops, path, place)  # what a fence orders has no constants
+        where = Access(op, None, None, False, False, at, loops, path, place)  # the effect of a fence has no constants
         self.of[op.number] = [
             replace(where, reads=effect.reads, writes=effect.writes)
             if effect.fence
@@ -241,7 +245,7 @@ class Accesses:
         return Coordinate(kind, block, loop, index.positions, value.number, made_in, key_of(shift))
 
     def _without_constants(self, value: Operand, shift: Number) -> tuple[Operand, Number]:
-        """A scalar and a shift with the same sum, and what is known on the host in the shift."""
+        """Return a scalar and a shift with the same sum, with the part that the host knows in the shift."""
         while isinstance(value, Value) and (op := self.makers.of(value)) is not None:
             numbers = [o for o in op.operands if type(o) is int]
             if isinstance(op.attrs, NumberAttrs):
@@ -281,10 +285,10 @@ class Accesses:
             return None
         return key_of(_sum(begin, shift)), key_of(_sum(end, shift))
 
-    # --- different elements ----------------------------------------------------------------------------------------------
+    # --- different elements -------------------------------------------------------------------------------------------
 
     def apart(self, first: Access, second: Access, since: Since) -> bool:
-        """Whether the two never touch one element, the second after the first with ``since`` in between."""
+        """Return whether the two never touch one element, with control flow ``since`` from the first to the second."""
         if first.attrs is None or second.attrs is None or first.attrs.tensor != second.attrs.tensor:
             return False
         if first.differs(second):
@@ -298,13 +302,13 @@ class Accesses:
         if not since.later:
             return False
         attrs = self.loop_ops[since.later].attrs
-        # of the axes of a loop at least one is at another tile in a later iteration
+        # At least one axis of a loop has another tile in a later iteration.
         return isinstance(attrs, ForAttrs) and all(
             any(self._moves(one, other, axis.block, since) for one, other in pairs) for axis in attrs.axes
         )
 
     def _has_merged(self, access: Access) -> bool:
-        """Whether lanes count through several dimensions, past the end of the one that they index."""
+        """Return whether lanes count through several merged dimensions, past the end of the indexed one."""
         return any(c.block is not None and bool(self.program.blocks[c.block].merged) for c in access.at)
 
     def _differ(self, one: Coordinate, other: Coordinate, since: Since) -> bool:
@@ -318,7 +322,7 @@ class Accesses:
         return False
 
     def _lanes_differ(self, one: Coordinate, other: Coordinate) -> bool:
-        """The same for lanes of one iteration of a loop."""
+        """Return whether coordinates differ for lanes of one iteration of a loop."""
         assert one.block is not None and other.block is not None
         a, b = (self.program.blocks[c.block].part for c in (one, other) if c.block is not None)
         if a is not None and b is not None:
@@ -327,7 +331,7 @@ class Accesses:
                 and (a.block, a.count) == (b.block, b.count)
                 and a.at != b.at
             )
-        # of a merged dimension, one tile covers any of its indices
+        # For a merged dimension, one tile covers any of its indices.
         merged = any(one.block in block.merged for block in self.program.blocks)
         if one.block != other.block or self.program.blocks[one.block].kind != "tile" or merged:
             return False
@@ -335,7 +339,7 @@ class Accesses:
         return numbers and abs(one.shift - other.shift) >= self.launched.lanes.get(one.block, math.inf)
 
     def _moves(self, one: Coordinate, other: Coordinate, block: int, since: Since) -> bool:
-        """Whether both follow the tiles of ``block``, whose loop is at another tile now."""
+        """Return whether both coordinates follow the tiles of ``block``, whose loop is now at another tile."""
         if one.loop != since.later or other.loop != since.later or one.block is None or other.block is None:
             return False
         if (one.kind, one.value, one.shift) != (other.kind, other.value, other.shift):
@@ -349,26 +353,27 @@ class Accesses:
         return block if part is None else part.block
 
     def is_injective(self, tensor: HostTensor) -> bool:
-        """Whether different subscripts within its shape are different elements for certain."""
+        """Return whether different subscripts within the shape are certainly different elements."""
         known = self._apart.get(tensor.id)
         if known is None:
             known = self._apart[tensor.id] = _is_injective(tensor)
         return known
 
-    # --- one thread ------------------------------------------------------------------------------------------------------
+    # --- one thread ---------------------------------------------------------------------------------------------------
 
     def same_thread(self, first: Access, second: Access, since: Since) -> bool:
-        """Whether every lane of the second meets the same lane of the first only, in an order that one thread keeps.
+        """Return whether every lane of the second conflicts only with the same lane of the first, in an order that one
+        thread keeps.
 
-        Three reasons hold on a GPU:
+        There are three sufficient conditions on a GPU:
 
-        - *what is stored comes from what was loaded*, lane by lane, and one thread loads each element: the store
-          cannot begin before the load has ended, whichever threads do them;
-        - the same, with elements that several threads load because there are more threads than elements, but only the
-          store uses what they loaded: the thread that stores has loaded before, what others read is not used;
-        - *layouts agree*: the target's compiler spreads accesses over threads by their pointers and the width of their
-          elements, so accesses by the same pointers are done by the same threads, provided that no narrower element in
-          the kernel makes loads wider than stores can be, and that nothing moves loads to other threads.
+        - *The stored value depends on the loaded one*, lane by lane, and one thread loads each element. The store
+          cannot begin before the load ends, whichever threads execute them.
+        - The same holds if several threads load an element, because there are more threads than elements, and only the
+          store uses the result. The storing thread has loaded before, and the other threads' results have no use.
+        - *Layouts agree*: the target's compiler distributes accesses over threads by pointers and element width. So the
+          same threads access the same pointers. No narrower element in the kernel may make loads wider than stores, and
+          no pass may move loads to other threads.
         """
         if first.is_atomic or second.is_atomic or not self._same_lanes(first, second, since):
             return False
@@ -390,7 +395,7 @@ class Accesses:
         return self.is_injective(self.program.tensors[first.attrs.tensor]) and self._lanes_apart(first)
 
     def _lanes_apart(self, access: Access) -> bool:
-        """Whether different lanes of an access are different elements."""
+        """Return whether different lanes of an access are different elements."""
         blocks = {(c.block, p) for c in access.at if c.kind == "block" for p in c.positions}
         for position, dim in enumerate(access.op.result.dims):
             if dim.is_one:
@@ -409,7 +414,8 @@ class Accesses:
         return math.prod(sizes)
 
     def _follows(self, first: Access, second: Access, since: Since) -> bool:
-        """Whether the second stands behind the first in its region, or in a branch there, in the same iteration."""
+        """Return whether the second access follows the first in its region, or in a branch there, in the same
+        iteration."""
         depth = len(first.path)
         deeper = second.path[depth:]
         return (
@@ -426,11 +432,10 @@ class Accesses:
             return False
         return self.program.tensors[first.attrs.tensor].dtype.itemsize <= self._narrowest
 
-    # --- what a store is made of -----------------------------------------------------------------------------------------
+    # --- dataflow from loads to stores --------------------------------------------------------------------------------
 
     def _made_of(self, load: Op, store: Op) -> bool:
-        """Whether each lane that is stored is computed from the same lane that was loaded, in a way no compiler can
-        see through."""
+        """Return whether each stored lane depends on the same loaded lane, in a way that no compiler can simplify."""
         known: dict[int, bool] = {}
         source, stored = load.result, store.operands[0]
 
@@ -453,7 +458,8 @@ class Accesses:
         return is_lane(stored)
 
     def _keeps(self, op: Op, found: list[Operand], source: Value) -> bool:
-        """Whether an op needs the lanes ``found`` among its operands, whatever the others are."""
+        """Return whether the result of an op depends on the lanes ``found`` of its operands, whatever the others
+        are."""
         if op.kind == "mask":
             return found[0] is op.operands[0]
         if op.kind != "pointwise":
@@ -471,7 +477,7 @@ class Accesses:
         return small or (name in _KEPT and len(others) == len(op.operands) - 1)
 
     def _depends(self, value: Operand, source: Value) -> bool:
-        """Return whether a value is computed from another at all."""
+        """Return whether a value depends on another."""
         free = self._free.setdefault(source.number, set())
         seen: set[int] = set()
         stack = [value]
@@ -492,7 +498,7 @@ class Accesses:
         return False
 
     def _flows_only(self, load: Op, store: Op) -> bool:
-        """Whether what was loaded is used for the same lane of what is stored, and for nothing else."""
+        """Return whether the loaded value is used only for the same lane of the stored value."""
         stack, seen = [load.result], {load.result.number}
         while stack:
             value = stack.pop()
@@ -509,23 +515,23 @@ class Accesses:
         return True
 
 
-#: Operations on floats whose result needs each operand, whatever the other is.
+#: Float operations whose result depends on each operand, whatever the other is.
 _KEPT_FLOATS = frozenset(
     ("add", "sub", "mul", "div", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "neg",
      "abs", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "relu",
      "erf", "erfc", "floor", "ceil", "round", "trunc", "frac", "maximum", "minimum", "hypot", "cast")
 )  # fmt: skip
-#: The same on integers, where the other operand does not depend on the first.
+#: The same for integers, if the other operand does not depend on the first.
 _KEPT = frozenset(("add", "sub", "neg", "cast", "bitwise_xor", "bitwise_not"))
 
 
 def _sum(a: Number, b: Number) -> Number:
-    """With 0 left out, so that equal sums have equal keys more often."""
+    """Return the sum, without zeros, so that equal sums have equal keys more often."""
     return b if isinstance(a, int) and a == 0 else a if isinstance(b, int) and b == 0 else a + b
 
 
 def _behind(one: Coordinate, other: Coordinate) -> bool:
-    """Whether all indices of one come behind all of the other."""
+    """Return whether all indices of one come after all of the other."""
     if one.span is None or other.span is None:
         return False
     first, end = one.span[0], other.span[1]
@@ -545,7 +551,7 @@ def _is_injective(tensor: HostTensor) -> bool:
                 return False
             reach += (size - 1) * stride
         return True
-    # symbolic: each stride is that of the next denser dimension times its size
+    # Symbolic: each stride is that of the next inner dimension times its size.
     steps = {key_of(1)}
     while dims:
         found = next((at for at, dim in enumerate(dims) if key_of(dim[1]) in steps), None)

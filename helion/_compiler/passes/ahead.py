@@ -1,18 +1,18 @@
-"""Loads what later steps of a loop need before this step computes.
+"""Prefetches loads of a loop over single indices.
 
-A loop over single indices waits in each step for what the step has asked for: the loads of the next one stand behind this
-one's stores, and no compiler moves them across, since none knows that tensors are apart. Before::
+Each step of such a loop waits for its own loads. The loads of the next step follow the stores of this one. No compiler
+reorders them, since it cannot prove that the tensors are disjoint. Before::
 
     for i in 0..n: %1: [b0] = load x[i, b0]; ..; store out[i, b0] <- %2
 
-After, with loads one step ahead; where there is no such step, what the last one needs is loaded once more::
+After, with a prefetch distance of one step; the last step repeats its own load instead of one past the end::
 
     %3: [b0] = load x[0, b0]
     for i in 0..n carrying %1 = %3: %4: [b0] = load x[min(i + 1, n - 1), b0]; ..; store out[i, b0] <- %2; yield %4
 
-Several steps ahead, as many tiles are carried, each of which moves up in every step. Only what runs in every step is moved,
-of memory that the loop does not write, at places that depend on the index and on what the loop does not change: a program
-makes the accesses that it made before, and no others.
+A larger distance carries as many tiles, which shift by one in every step. A load is moved only if it runs in every step
+and the loop does not write its memory. Its address may depend only on the index and on loop-invariant values. A program
+accesses the same elements as before, and no others.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ from ..ir.grammar import (
 )
 from ..ir.rewrite import Makers, expand_ops
 
-#: The fewest bytes of a thread that an asynchronous copy takes.
+#: Minimal bytes per thread of an asynchronous copy.
 _COPIED_BYTES = 4
-#: What places of loads may be computed by: ops that give the same wherever they stand.
+#: Ops that addresses of loads may depend on: their results do not depend on their position.
 _REPEATED = frozenset(("number", "tile", "iota", "full", "pointwise", "view", "join"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ahead:
-    """A load of a loop that can be made in an earlier step, and what makes its operands, in the order of the program."""
+    """A load of a loop that can be prefetched, and the ops that compute its operands, in program order."""
 
     load: Op
     ops: tuple[Op, ...]
 
 
 def loads_ahead(program: Program, loop: Op) -> tuple[Ahead, ...]:
-    """The loads of a loop over single indices that can be made in an earlier step."""
+    """Return the loads of a loop over single indices that can be prefetched."""
     axis = _steps(loop)
     if axis is None:
         return ()
@@ -95,19 +95,22 @@ def loads_ahead(program: Program, loop: Op) -> tuple[Ahead, ...]:
 
 
 def stepping_loops(program: Program) -> Iterator[Op]:
-    """The loops that have such loads."""
+    """Return the loops that have such loads."""
     return (op for op in program.walk() if op.kind == "for" and loads_ahead(program, op))
 
 
 def load_ahead(program: Program, steps: int, sizes: Mapping[int, int], copying: int = 0) -> Program:
-    """The program with such loads made ``steps`` earlier, or as many as a loop has. Where ``copying`` threads copy what loops
-    load while they compute, as many steps ahead as a loop has stages, what these copies do not take alone."""
+    """Return the program with such loads ``steps`` earlier, or as many as a loop has.
+
+    With ``copying`` threads, pipelined loops copy large tiles asynchronously. Then only tiles that these copies cannot
+    take are prefetched.
+    """
     numbers = Numbers.after(program)
     made = numbers.ops
 
     def change(op: Op) -> tuple[Op, ...]:
         found = loads_ahead(program, op) if op.kind == "for" else ()
-        # what stands in front of a loop inside stays there
+        # Initial loads of an inner loop stay before that loop.
         found = tuple(each for each in found if each.load.number < made)
         if copying:
             found = tuple(each for each in found if not is_copied(each.load.result, sizes, copying))
@@ -117,7 +120,8 @@ def load_ahead(program: Program, steps: int, sizes: Mapping[int, int], copying: 
 
 
 def is_copied(loaded: Value, sizes: Mapping[int, int], threads: int) -> bool:
-    """Whether so many threads can copy a tile to shared memory while they compute: each has at least so many bytes."""
+    """Return whether ``threads`` threads can copy a tile to shared memory asynchronously: each has at least
+    ``_COPIED_BYTES``."""
     if not loaded.dims:
         return False
     lanes = math.prod(sizes[block] for dim in loaded.dims for block in dim.blocks)
@@ -126,8 +130,10 @@ def is_copied(loaded: Value, sizes: Mapping[int, int], threads: int) -> bool:
 
 
 def _steps(loop: Op) -> LoopAxis | None:
-    """The axis of a loop over single indices, unless it is known to run once at most. Where data or sizes of the run say how far
-    it goes, it goes over all indices."""
+    """Return the axis of a loop over single indices, unless it is known to run at most once.
+
+    With run-time bounds, its step must be 1.
+    """
     attrs = loop.attrs
     if not isinstance(attrs, ForAttrs) or len(attrs.axes) != 1:
         return None
@@ -142,7 +148,7 @@ def _steps(loop: Op) -> LoopAxis | None:
 
 
 def _count(axis: LoopAxis) -> int | None:
-    """How often a loop over it runs, where that is known."""
+    """Return the trip count of an axis, if known."""
     if not (isinstance(axis.begin, int) and isinstance(axis.end, int) and isinstance(axis.step, int)):
         return None
     return max(0, cdiv(axis.end - axis.begin, axis.step))
@@ -153,7 +159,7 @@ def _is_index(op: Op, block: int) -> bool:
 
 
 def _depends_otherwise(op: Op, block: int) -> bool:
-    """Whether an op depends on the step in another way than through its index."""
+    """Return whether an op depends on the step other than through its index."""
     return isinstance(op.attrs, (TileAttrs, IotaAttrs)) and op.attrs.block == block and not _is_index(op, block)
 
 
@@ -162,7 +168,7 @@ def _walks(load: Op, block: int) -> bool:
 
 
 def _rewritten(program: Program, loop: Op, found: tuple[Ahead, ...], steps: int, numbers: Numbers) -> tuple[Op, ...]:
-    """A loop with what stands in front of it."""
+    """Return a loop with prefetched loads, and the ops before it."""
     (axis,), (body,) = loop.attributes(ForAttrs).axes, loop.regions
     before: list[Op] = []
     out = Builder(numbers, loop.location, before)
@@ -207,8 +213,10 @@ def _moved(bound: Bound, by: int) -> Bound:
 def _first_steps(
     program: Program, loop: Op, axis: LoopAxis, found: tuple[Ahead, ...], steps: int, out: Builder
 ) -> tuple[Value, list[list[Value]]]:
-    """The last index of a loop of which only the run knows whether there is one, and for each of its first steps what is loaded
-    if there is."""
+    """Return the last index of a loop with run-time bounds, and the loaded values of its first steps.
+
+    The loop may be empty; the loads are then skipped.
+    """
     begin, end = (_bound(bound, loop, program, out) for bound in (axis.begin, axis.end))
     last = out.pointwise("sub", end, 1)
     loads: list[Op] = []
@@ -240,7 +248,7 @@ def _bound(bound: Bound, loop: Op, program: Program, out: Builder) -> Value:
 
 
 def _loaded(found: tuple[Ahead, ...], block: int, index: Value, out: Builder) -> list[Value]:
-    """The loads, in the step of ``index``."""
+    """Return the values of the loads in the step of ``index``."""
     renamed: dict[int, Value] = {}
     values = []
     for each in found:

@@ -1,4 +1,4 @@
-"""Branches that a config decides: conditions on block sizes and tunables leave nothing but the branch that is taken."""
+"""Resolves branches on block sizes and tunables, which a config fixes, to the branch taken."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from .simplify import drop_dead
 
 
 def choose_branches(program: Program, sizes: Mapping[int, int], tunables: Mapping[str, Any]) -> Program:
-    """``if (block_size < 16)`` becomes the ops of one of its regions. ``sizes`` are those of the blocks in elements,
-    ``tunables`` the values of the kernel's own keys."""
+    """Replace ``if (block_size < 16)`` by the ops of one of its regions.
+
+    ``sizes`` are those of the blocks in elements, ``tunables`` the values of the kernel's own keys.
+    """
     if not any(op.kind == "if" for op in program.walk()):
         return program
     chooser = _Chooser(program, sizes, tunables)
@@ -28,7 +30,7 @@ class _Chooser:
         self.sizes = sizes
         self.tunables = tunables
         self.found = False
-        #: What takes the place of the results of branches.
+        #: Replacements of the results of branches.
         self.replaced: dict[int, Operand] = {}
 
     def region(self, region: Region) -> Region:
@@ -52,7 +54,7 @@ class _Chooser:
         return live.ops
 
     def taken(self, op: Op) -> Region | None:
-        """The region that the config chooses; None where the condition is known at run time only."""
+        """Return the region that the config selects; None if the condition is known only at run time."""
         made = self.makers.of(op.operands[0])
         condition = made.attrs.expr if made is not None and isinstance(made.attrs, NumberAttrs) else None
         if condition is None or not condition.leaves_are("block", "tunable"):

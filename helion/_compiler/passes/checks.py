@@ -1,17 +1,17 @@
-"""Checked mode: before each access, that its indices are in range; after each load, that somebody wrote what it read.
+"""Checked mode: bounds checks before accesses, and checks for uninitialized memory after loads.
 
 Before::
 
     %3: [b0] = load x[%2@0] slot 0
 
-after::
+After::
 
     check 0 <= %2@0 < 1000
     %3: [b0] = load x[%2@0] slot 0
     check written %3
 
-An index that is in range by construction, such as a tile of a loop over the dimension, is not checked; what source
-of the user's accesses cannot be. The index of ``torch.gather`` is checked as that of an access is.
+An index that is in range by construction, such as a tile of a loop over the dimension, needs no check. Accesses in the
+user's inline source cannot be checked. The index of ``torch.gather`` is checked like that of an access.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _VERBS = {"load": "reads", "store": "writes", "atomic": "updates"}
 
 
 def insert_checks(program: Program) -> Program:
-    """The program with a check for everything about its accesses that is not certain."""
+    """Return the program with a check for every property of its accesses that is not certain."""
     inserter = _Inserter(program)
     return expand_ops(program, inserter.checked)
 
@@ -45,7 +45,7 @@ class _Inserter:
         self.numbers = Numbers.after(program)
 
     def checked(self, op: Op) -> Iterator[Op]:
-        """An op with what is checked before and behind it."""
+        """Yield an op with the checks before and after it."""
         if isinstance(op.attrs, MemoryAttrs):
             yield from self.ranges(op)
         elif isinstance(op.attrs, GatherAttrs) and op.attrs.given:
@@ -64,12 +64,12 @@ class _Inserter:
             yield self.check(op, what, index=index, size=size)
 
     def written(self, op: Op) -> Iterator[Op]:
-        """The check of what was read, where the host code may have allocated it without filling it."""
+        """Yield the check of a loaded value, if the host code may have allocated the tensor without filling it."""
         attrs = op.attributes(MemoryAttrs)
         tensor = self.program.tensors[attrs.tensor]
         if op.kind == "store" or tensor.dtype not in PATTERNS or tensor.source not in self.watched:
             return
-        what = f"{_VERBS[op.kind]} elements of {tensor.source!r} that nobody has written"
+        what = f"{_VERBS[op.kind]} uninitialized elements of {tensor.source!r}"
         check = self.check(op, what)
         mask = () if attrs.mask is None else (op.operands[attrs.mask],)
         yield replace(
@@ -77,7 +77,7 @@ class _Inserter:
         )
 
     def picked(self, op: Op, dim: int) -> Op:
-        """The check of the index of a gather, which counts through all lanes of a dimension."""
+        """Return the check of the index of a gather, which counts through all lanes of a dimension."""
         value, index = op.values()
         along = value.dims[dim]
         block = None if along.block is None else self.program.blocks[along.block]
@@ -100,7 +100,7 @@ class _Inserter:
         return Op(self.numbers.op(), "check", op.operands, (), attrs, (), op.location)
 
     def is_inside(self, index: Index, size: Number) -> bool:
-        """Whether an index is certainly in range, in the lanes that are."""
+        """Return whether an index is certainly in range, in the valid lanes."""
         if index.operand is not None or index.kind == "tensor":
             return False
         if index.kind == "scalar":
@@ -131,7 +131,7 @@ def _axes(program: Program) -> Iterator[LoopAxis]:
 
 
 def _made_by_host(program: Program) -> frozenset[str]:
-    """Host expressions of the tensors that are not arguments as they were given."""
+    """Return host expressions of the tensors that are not unchanged arguments."""
     function = program.host.function
     stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     given = {a.arg for a in (*function.args.posonlyargs, *function.args.args)} - stored
@@ -155,7 +155,7 @@ def _within(extent: Number | None, size: Number) -> bool:
 
 
 def _fits(extent: Number | None, shift: Number, size: Number) -> bool:
-    """Whether ``shift`` to ``shift + extent`` are constants within ``size``."""
+    """Return whether ``shift`` to ``shift + extent`` are constants within ``size``."""
     if not (isinstance(extent, int) and isinstance(shift, int) and isinstance(size, int)):
         return False
     return shift >= 0 and shift + extent <= size

@@ -1,4 +1,4 @@
-"""A loop over the chunks of a row while it is being made: its ops, and what it carries from chunk to chunk."""
+"""Builder of a loop over the chunks of a row: its ops and carried values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..source import Location
 
 @dataclass(kw_only=True)
 class Carried:
-    """A value that the loop carries: what it is before the loop, in it before and after one chunk, and behind it."""
+    """A value that the loop carries: before the loop, before and after one chunk, and after the loop."""
 
     initial: Value
     before: Value
@@ -32,7 +32,7 @@ class Carried:
 
 
 class Pass:
-    """One walk over the chunks of a block. ``body`` gets the ops of one chunk."""
+    """One pass over the chunks of a block. ``body`` gets the ops of one chunk."""
 
     def __init__(self, block: Block, index_dtype: torch.dtype, numbers: Numbers, location: Location | None) -> None:
         self.block = block.id
@@ -44,11 +44,11 @@ class Pass:
         self.carried: list[Carried] = []
 
     def locate(self, location: Location | None) -> None:
-        """Ops that follow come from there."""
+        """Set the location of the ops that follow."""
         self.setup.location = self.body.location = location
 
     def carry(self, name: str, dtype: torch.dtype, dims: Dims, start: float) -> Carried:
-        """A new carried value, ``start`` before the first chunk; its ``after`` must be set."""
+        """Return a new carried value, ``start`` before the first chunk; its ``after`` must be set."""
         initial, before, total = (self.setup.value(dtype, dims, name) for _ in range(3))
         self.setup.append("full", (start,), (initial,))
         carried = Carried(initial=initial, before=before, total=total)
@@ -56,11 +56,11 @@ class Pass:
         return carried
 
     def tile(self, field: TileField, out: Builder) -> Value:
-        """Where the current chunk begins or ends."""
+        """Return the begin or the end of the current chunk."""
         return out.emit("tile", (), self.index_dtype, (), TileAttrs(self.block, field))
 
     def ops(self) -> list[Op]:
-        """The initial values, and the loop."""
+        """Return the ops of the initial values, and the loop."""
         assert isinstance(self.extent, (int, Expr))
         attrs = ForAttrs((LoopAxis(self.block, 0, self.extent),), len(self.carried), chunked=True)
         afters = [c.after for c in self.carried if c.after is not None]

@@ -1,4 +1,4 @@
-"""Refuses programs whose device loops would race with each other."""
+"""Refuses programs with data races between device loops."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from ..ir.ops import OPS
 
 
 def check_dependencies(program: Program) -> Program:
-    """Roots of a phase run at the same time: what one writes, no later one may touch, and what one reads, no later one
-    may write."""
+    """Return the program. Raises ``exc.LoopDependencyError`` for a race between roots of one phase, which run
+    concurrently.
+
+    No later root may access what one root writes, and no later root may write what one root reads. A root without a
+    write raises ``exc.EmptyDeviceLoopAfterDCE``.
+    """
     written: set[int] = set()
     read: set[int] = set()
     phase = 0
@@ -44,7 +48,7 @@ def check_dependencies(program: Program) -> Program:
 
 
 def _elsewhere(program: Program, op: Op, touched: set[int]) -> None:
-    """An access by addresses of the user's may be one to any tensor."""
+    """Refuse an access through the user's pointers, which may touch any tensor, if other roots conflict with it."""
     if touched:
         storage = min(touched)
         names = (tensor.name for tensor in program.tensors if tensor.storage == storage)
@@ -52,7 +56,7 @@ def _elsewhere(program: Program, op: Op, touched: set[int]) -> None:
 
 
 def _inline(program: Program, op: Op, attrs: InlineAttrs, touched: set[int]) -> None:
-    """Source of the user's may read and write every tensor that it gets."""
+    """Refuse the user's inline source, which may read and write all its tensors, if other roots access them."""
     for at in attrs.tensors:
         if program.tensors[at].storage in touched:
             raise exc.LoopDependencyError(name=program.tensors[at].name, location=op.location)

@@ -1,4 +1,4 @@
-"""Flattens a grid over several dimensions: tiles become runs of consecutive elements of all of them.
+"""Flattens a grid over several dimensions: tiles become ranges of consecutive elements of all of them.
 
 Before, with tiles of 4 x 8::
 
@@ -8,9 +8,9 @@ After, with tiles of 32 elements::
 
     grid b2 in 0..512000:  %1: [b2] = load x[0, b2]; %2: [b2] = load y[b1]; %3: [b2] = add %1, %2
 
-Only the last tile reaches past the end, whatever the sizes of the dimensions are. Every lane stands for one index of
-each merged dimension; the last of the order varies fastest. Those indices come from the lane's number by division,
-except where the elements of a tensor lie in memory in the order of the lanes: ``x`` needs no more than the number itself.
+Only the last tile extends past the end, whatever the sizes of the dimensions are. Every lane has one index of each
+merged dimension; the last dimension of the order varies fastest. Divisions of the lane number give those indices. A
+tensor with elements in the memory order of the lanes, such as ``x``, needs only the lane number.
 """
 
 from __future__ import annotations
@@ -45,15 +45,19 @@ from ..ir.ops import OPS
 from ..ir.rewrite import Declined
 from .iterations import may_permute
 
-#: Reading one of these pins the lanes of a tile to one dimension each.
+#: Properties of a tile that require one dimension per lane.
 _POSITIONAL = frozenset(("begin", "end", "id", "count", "index"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nest:
-    """A loop over several dimensions; ``loop`` is its number among all loops in program order, a grid loop before those in
-    it, and ``root`` that among grid loops if it is one. ``mergeable`` ones have an entry in ``flatten_loops``: tiles from
-    0 whose positions are not read. ``permutable``: its order does not matter, as that of programs does not."""
+    """A loop over several dimensions.
+
+    - ``loop``: its number among all loops in program order, where a grid loop precedes its inner loops.
+    - ``root``: its number among the grid loops, if it is one.
+    - ``mergeable``: true if it has an entry in ``flatten_loops``: tiles begin at 0 and no op reads their positions.
+    - ``permutable``: true if its axes may run in any order, as programs do.
+    """
 
     loop: int
     axes: tuple[LoopAxis, ...]
@@ -63,7 +67,7 @@ class Nest:
 
 
 def positional_blocks(program: Program) -> frozenset[int]:
-    """Blocks of whose tiles something is read that merged dimensions do not have."""
+    """Return the blocks with uses of tile properties that merged dimensions do not have."""
     tiles = (
         op.attrs.block for op in program.walk() if isinstance(op.attrs, TileAttrs) and op.attrs.field in _POSITIONAL
     )
@@ -72,7 +76,7 @@ def positional_blocks(program: Program) -> frozenset[int]:
 
 
 def nests(program: Program) -> tuple[Nest, ...]:
-    """Loops over several dimensions in program order, a grid loop before those in it."""
+    """Return the loops over several dimensions in program order; a grid loop precedes its inner loops."""
     positional = positional_blocks(program)
     roots = itertools.count()
     found = []
@@ -96,7 +100,7 @@ def _from_zero(axis: LoopAxis) -> bool:
 
 
 def can_flatten(program: Program, root_number: int) -> str | None:
-    """Why the grid of a root cannot be flattened, None when it can."""
+    """Return the reason why the grid of a root cannot be flattened, None if it can."""
     try:
         flatten(program, root_number)
     except Declined as reason:
@@ -105,9 +109,10 @@ def can_flatten(program: Program, root_number: int) -> str | None:
 
 
 def flatten(program: Program, root_number: int, order: Sequence[int] = ()) -> Program:
-    """The program with the axes of a root, which ``can_flatten``, merged into one over a new block.
+    """Return the program with the axes of a root merged into one over a new block. The root must satisfy
+    ``can_flatten``.
 
-    ``order`` lists the axes by position, that which varies slowest among the lanes of a tile first.
+    ``order`` lists the axes by position, the slowest-varying among the lanes of a tile first.
     """
     root = program.roots[root_number]
     axes = tuple(root.axes[at] for at in order or range(len(root.axes)))
@@ -159,13 +164,13 @@ class _Flattener:
         return Region(region.params, tuple(ops), region.results)
 
     def is_wide(self, op: Op) -> bool:
-        """Whether the op, or one in its regions, touches a merged dimension."""
+        """Return whether the op, or one in its regions, touches a merged dimension."""
         return any(self.carries(value) for inner in op.walk() for value in _values(inner))
 
     def carries(self, value: Value) -> bool:
         return any(b in self.merged for dim in value.dims for b in dim.blocks)
 
-    # --- what is declined ------------------------------------------------------------------------------------------------
+    # --- legality -----------------------------------------------------------------------------------------------------
 
     def check(self, op: Op) -> None:
         for inner in op.walk():
@@ -173,7 +178,7 @@ class _Flattener:
                 raise Declined("the position of a tile is read")
             if OPS[inner.kind].stays and not isinstance(inner.attrs, MemoryAttrs):
                 raise Declined(f"the body has {_article(inner.kind)}, which would see other tiles")
-            # what every tile does once would be done by another number of tiles, with other values in it
+            # An op that runs once per tile would run for another number of tiles, with other contents.
             if OPS[inner.kind].stays and not self.merged <= {d.block for d in inner.result.dims}:
                 raise Declined(f"{_article(inner.kind)} does not span all of the dimensions")
         if not self.is_wide(op):
@@ -192,7 +197,7 @@ class _Flattener:
         if places and any(not dim.is_one for dim in value.dims if dim not in places):
             raise Declined("a value has another dimension besides the merged ones")
 
-    # --- ops of one dimension --------------------------------------------------------------------------------------------
+    # --- ops of one dimension -----------------------------------------------------------------------------------------
 
     def narrow(self, op: Op, ops: list[Op]) -> None:
         match op.attrs:
@@ -201,7 +206,7 @@ class _Flattener:
                 if name == "permute" or (name == "reshape" and _solid(value) != _solid(op.result)):
                     raise Declined(f"a {name} uses a merged dimension")
                 if self.carries(value):
-                    # a lane holds what it held
+                    # Lanes keep their values.
                     self.values[op.result.number] = self.values[value.number]
                     return
                 operand = self.single(value, ops) if value.dims else self.reshaped(value, ops)
@@ -224,7 +229,7 @@ class _Flattener:
         return self.values[operand.number] if self.carries(operand) else self.single(operand, ops)
 
     def single(self, value: Value, ops: list[Op]) -> Value:
-        """A value of one element with at most one dimension."""
+        """Return a one-element value with at most one dimension."""
         if any(not dim.is_one for dim in value.dims):
             raise Declined("a value of other dimensions is used with the merged ones")
         return value if len(value.dims) <= 1 else self.reshaped(value, ops)
@@ -232,14 +237,14 @@ class _Flattener:
     def reshaped(self, value: Value, ops: list[Op]) -> Value:
         return Builder(self.numbers, ops=ops).reshape(value, (ONE,))
 
-    # --- memory ----------------------------------------------------------------------------------------------------------
+    # --- memory -------------------------------------------------------------------------------------------------------
 
     def access(self, attrs: MemoryAttrs) -> MemoryAttrs:
         indices = [replace(index, positions=(0,) if index.positions else ()) for index in attrs.indices]
         return replace(attrs, indices=self.in_memory_order(attrs, indices) or tuple(indices), rank=1)
 
     def in_memory_order(self, attrs: MemoryAttrs, indices: list[Index]) -> tuple[Index, ...] | None:
-        """The subscripts by lane number alone, where the elements lie in memory as the lanes count; else None."""
+        """Return subscripts by lane number alone if memory order equals lane order; else None."""
         # a dimension of one element is always at 0
         long = [axis for axis in self.axes if axis.end is not None and not _is_one(axis.end)]
         tensor = self.program.tensors[attrs.tensor]
@@ -288,7 +293,7 @@ def _is_zero(number: object) -> bool:
 def _article(kind: str) -> str:
     names = {
         "reduce": "reduction",
-        "dot": "matrix product",
+        "dot": "matmul",
         "for": "loop",
         "while": "loop",
         "if": "branch",

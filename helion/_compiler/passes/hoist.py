@@ -1,16 +1,16 @@
-"""Computes operands of matrix products once, in a grid loop in front, where programs would each compute them again.
+"""Precomputes operands of matmuls once, in an earlier grid loop, instead of in every program.
 
-Weights of few bits are made numbers of 16 bits for every tile of rows that they are multiplied by. Before::
+Weights of few bits are converted to 16 bits again for every row tile of the matmul. Before::
 
     grid b0, b1: for b2 in 0..k: %1: [b0, b2] = load x; %2: [b2, b1] = load w; %3 = cast %2; dot %1, %3
 
-After, with tiles of the same sizes, so that whatever is computed is computed of the same lanes::
+After, with tiles of the same sizes, so that each op computes the same lanes::
 
     grid b2 in 0..k, b1: %2: [b2, b1] = load w; %3 = cast %2; store hoisted[b2, b1] <- %3
     grid b0, b1: for b2 in 0..k: %1: [b0, b2] = load x; %3: [b2, b1] = load hoisted; dot %1, %3
 
-``hoisted`` has whole tiles: lanes out of range hold what they held before. Its rows are contiguous along the dimension along
-which the largest tensor is that it is made of.
+``hoisted`` has whole tiles: lanes out of range hold their old values. Its contiguous dimension is that of the largest
+tensor that the operand depends on.
 """
 
 from __future__ import annotations
@@ -44,17 +44,19 @@ from ..ir.rewrite import Makers, expand_ops
 from .phases import insert_before
 from .simplify import drop_dead
 
-#: Ops that give the same wherever they stand.
+#: Ops with results that do not depend on their position.
 _MOVED = frozenset(("number", "tile", "iota", "full", "load", "pointwise", "view", "mask", "join", "split"))
 _NAME = "_helion_hoisted"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Computed:
-    """Operand ``at`` of a product that can be computed first: by ``ops``, in the order of the program, over tiles of ``axes``,
-    one for each of its dimensions. ``main`` is the load of the largest tensor among them, ``along`` the dimension
-    along which its memory is contiguous. ``replaced``: nothing else reads what ``main`` loads, so that a load of the operand takes its
-    place."""
+    """Operand ``at`` of a matmul that can be precomputed by ``ops``, in program order, over tiles of ``axes``, one for
+    each dimension.
+
+    ``main`` is the load of the largest tensor among them, ``along`` the dimension along which its memory is contiguous.
+    ``replaced``: the result of ``main`` has no other use, so a load of the operand replaces it.
+    """
 
     dot: Op
     at: int
@@ -67,8 +69,11 @@ class Computed:
 
 
 def computed_operands(program: Program) -> tuple[Computed, ...]:
-    """The operands of matrix products in loops that are computed, of known sizes, from tensors that the kernel does not write,
-    and that are the same for all tiles along some dimension of the grid."""
+    """Return the computed operands of matmuls in loops that can be precomputed.
+
+    They have known sizes, depend on tensors that the kernel does not write, and are the same for all tiles along some
+    grid dimension.
+    """
     if len(program.roots) != 1:
         return ()
     (root,) = program.roots
@@ -82,21 +87,21 @@ def computed_operands(program: Program) -> tuple[Computed, ...]:
 
 
 def may_hoist(each: Computed, sizes: Mapping[int, int]) -> bool:
-    """Whether 32-bit offsets reach all of the memory that it takes."""
+    """Return whether 32-bit offsets cover all of the memory of the operand."""
     return math.prod(_whole_tiles(each, sizes)) < 2**31
 
 
 def hoist_operands(program: Program, sizes: Mapping[int, int]) -> Program:
-    """The program with grid loops in front of it that compute such operands, which it then loads."""
+    """Return the program with earlier grid loops that compute such operands, which it then loads."""
     found = computed_operands(replace(program, roots=program.roots[:1]))
     return drop_dead(_Hoister(program, sizes).program(found)) if found else program
 
 
-# --- which operands ----------------------------------------------------------------------------------------------------
+# --- operands to precompute -------------------------------------------------------------------------------------------
 
 
 def _inside_loops(region: Region, axes: Mapping[int, LoopAxis]) -> Iterator[tuple[Op, Mapping[int, LoopAxis]]]:
-    """The ops of loops in ``region``, with the axes around them."""
+    """Yield the ops of loops in ``region``, with the axes around them."""
     for op in region.ops:
         if isinstance(op.attrs, ForAttrs):
             around = {**axes, **{axis.block: axis for axis in op.attrs.axes}}
@@ -146,14 +151,15 @@ class _Search:
         )
 
     def is_computed(self, value: Value) -> bool:
-        """Whether something else than views and masks stands between a load and ``value``."""
+        """Return whether ops other than views and masks are between a load and ``value``."""
         maker = self.makers.of(value)
         while maker is not None and OPS[maker.kind].is_view:
             maker = self.makers.of(maker.operands[0])
         return maker is not None and maker.kind != "load"
 
     def slice(self, value: Value, own: frozenset[int], around: Mapping[int, LoopAxis]) -> tuple[Op, ...] | None:
-        """What ``value`` is made by; None where that depends on more than tiles of ``own``, or cannot be done twice."""
+        """Return the ops that compute ``value``; None if they depend on more than tiles of ``own``, or cannot be
+        repeated."""
         found: dict[int, Op] = {}
         waiting: list[Operand] = [value]
         while waiting:
@@ -176,7 +182,7 @@ class _Search:
         return None not in self.written and self.program.tensors[op.attrs.tensor].storage not in self.written
 
     def along(self, main: Op, value: Value) -> int:
-        """The dimension of ``value`` that has the lanes along which memory of ``main`` is contiguous; else the last one."""
+        """Return the dimension of ``value`` along which memory of ``main`` is contiguous; else the last one."""
         attrs = main.attributes(MemoryAttrs)
         strides = self.program.tensors[attrs.tensor].strides
         unit = {
@@ -186,7 +192,7 @@ class _Search:
 
 
 def _walked(op: Op, around: Mapping[int, LoopAxis]) -> set[int]:
-    """The blocks around a product whose tiles an op depends on."""
+    """Return the blocks of the axes around a matmul that an op depends on."""
     blocks = {block for result in op.results for dim in result.dims for block in dim.blocks}
     match op.attrs:
         case TileAttrs(block=block) | IotaAttrs(block=block):
@@ -197,13 +203,13 @@ def _walked(op: Op, around: Mapping[int, LoopAxis]) -> set[int]:
 
 
 def _runs(axis: LoopAxis) -> bool:
-    """Whether a loop is known to run at least once."""
+    """Return whether a loop is known to run at least once."""
     known = isinstance(axis.begin, int) and isinstance(axis.end, int)
     return known and axis.jagged is None and axis.begin < axis.end  # type: ignore[operator]
 
 
 def _is_whole(axis: LoopAxis) -> bool:
-    """Whether an axis walks over tiles from 0 to a number that is known."""
+    """Return whether an axis covers tiles from 0 to a constant."""
     known = isinstance(axis.end, int) and axis.end > 0 and fixed_at(axis.begin, 0)
     return known and axis.jagged is None and not axis.merged and not axis.scalar
 
@@ -217,7 +223,7 @@ def _lanes(dim: Dim, sizes: Mapping[int, int]) -> int:
     return math.prod((sizes[block] for block in dim.blocks), start=dim.const)
 
 
-# --- the grid loops in front -----------------------------------------------------------------------------------------------
+# --- the earlier grid loops -------------------------------------------------------------------------------------------
 
 
 class _Hoister:
@@ -227,7 +233,7 @@ class _Hoister:
         self.tensors = list(program.tensors)
         taken = (op.attrs.slot for op in program.walk() if isinstance(op.attrs, MemoryAttrs))
         self.slots = itertools.count(1 + max(taken))
-        #: By tensor, that of its loads.
+        #: Slot of the loads of each tensor.
         self.read_at: dict[int, int] = {}
 
     def program(self, found: tuple[Computed, ...]) -> Program:
@@ -264,7 +270,7 @@ class _Hoister:
         return made
 
     def computing(self, each: Computed, to: HostTensor) -> Root:
-        """The grid loop that computes an operand."""
+        """Return the grid loop that computes an operand."""
         ops: list[Op] = []
         out = Builder(self.numbers, each.dot.location, ops)
         renamed: dict[int, Value] = {}
@@ -281,7 +287,7 @@ class _Hoister:
         return replace(self.before.roots[0], axes=axes, body=Region((), tuple(ops), ()))
 
     def loading(self, op: Op, found: list[tuple[Computed, HostTensor]]) -> tuple[Op, ...]:
-        """A product with loads of such operands in front of it."""
+        """Return a matmul, and before it the loads of its precomputed operands."""
         if not found:
             return (op,)
         ops: list[Op] = []
@@ -295,7 +301,8 @@ class _Hoister:
     def access(
         self, out: Builder, each: Computed, tensor: HostTensor, slot: int, *, first: int
     ) -> tuple[list[Operand], MemoryAttrs]:
-        """The tile of ``tensor`` around: index operands, of which the first one is operand ``first``."""
+        """Return the access to the current tile of ``tensor``, and its index operands. The first of these is operand
+        ``first`` of the op."""
         operands: list[Operand] = []
         indices = []
         for at, (axis, dim) in enumerate(zip(each.axes, each.value.dims, strict=True)):
@@ -310,7 +317,7 @@ class _Hoister:
         return operands, MemoryAttrs(tensor.id, tuple(indices), slot, 2, padded=True)
 
     def reading_slot(self, each: Computed, tensor: HostTensor) -> int:
-        """That of the load in whose place an operand is loaded, if nothing else has it."""
+        """Return the slot of the load that an operand's load replaces, or a new slot if that one is in use."""
         own = each.main.attributes(MemoryAttrs).slot
         if tensor.id not in self.read_at:
             free = each.replaced and own not in self.read_at.values()

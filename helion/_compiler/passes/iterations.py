@@ -1,7 +1,7 @@
-"""Whether the iterations of a loop over several dimensions may come in another order.
+"""Legality of reordering the iterations of a loop over several dimensions.
 
-They may where no iteration sees what another one did: each writes elements of its own, and what the loop carries is a sum,
-a product or an extremum of parts that do not depend on it.
+It is legal if iterations are independent. Each must write its own elements. Each carried value must be a sum, a product
+or an extremum of terms that do not depend on it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..ir.effects import apart_along, effects_of, ordered, scalar_indices
 from ..ir.grammar import ForAttrs, MaskAttrs, Op, Operand, PointwiseAttrs, Program, Region, Value, accumulator_of
 from ..ir.rewrite import Makers
 
-#: Elementwise functions that give the same whatever the order in which values are combined.
+#: Elementwise functions with results that do not depend on the order of combination.
 _COMMUTATIVE = frozenset(
     ("add", "mul", "maximum", "minimum", "logical_and", "logical_or", "bitwise_and", "bitwise_or", "bitwise_xor")
 )
@@ -20,7 +20,7 @@ _ATOMIC = frozenset(("add", "max", "min", "and", "or", "xor"))
 
 
 def may_permute(program: Program, loop: Op) -> bool:
-    """Whether the axes of ``loop``, a device loop, may be walked in any order."""
+    """Return whether the axes of ``loop``, a device loop, may run in any order."""
     attrs = loop.attributes(ForAttrs)
     (region,) = loop.regions
     makers = Makers.among(region.walk())
@@ -40,12 +40,12 @@ def may_permute(program: Program, loop: Op) -> bool:
 
 
 def _commutes(op: Op, read: set[int]) -> bool:
-    """Whether an op is an atomic whose order among its like does not matter: nobody reads what it found."""
+    """Return whether an op is an atomic that commutes with others of its kind: no op reads its result."""
     return op.kind == "atomic" and op.attrs.atomic in _ATOMIC and op.result.number not in read
 
 
 def _accumulates(region: Region, at: int, makers: Makers) -> bool:
-    """Whether carried value ``at`` becomes itself combined with parts that depend on nothing that is carried."""
+    """Return whether carried value ``at`` is only combined with terms that do not depend on carried values."""
     param, value = region.params[at], region.results[at]
     names: set[str] = set()
     while value is not param:
@@ -61,7 +61,8 @@ def _accumulates(region: Region, at: int, makers: Makers) -> bool:
 
 
 def _step(op: Op, param: Value, makers: Makers) -> tuple[Operand, list[Operand], str] | None:
-    """What ``op`` combines with others, these, and how; None where it is not of that kind."""
+    """Return the operand of ``op`` that leads to ``param``, the other operands, and the combination; None for other
+    ops."""
     match op.attrs:
         case PointwiseAttrs(name) if name in _COMMUTATIVE and len(op.operands) == 2:
             first, second = op.operands
@@ -75,7 +76,7 @@ def _step(op: Op, param: Value, makers: Makers) -> tuple[Operand, list[Operand],
 
 
 def _leads_to(value: Operand, param: Value, makers: Makers) -> bool:
-    """Whether ``value`` is made of ``param``."""
+    """Return whether ``value`` depends on ``param``."""
     stack, seen = [value], set[int]()
     while stack:
         each = stack.pop()

@@ -1,4 +1,4 @@
-"""Refuses values of which it cannot be known which lanes of a jagged loop they have."""
+"""Refuses values for which the valid lanes of a jagged loop are unknown."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from ... import exc
 from ..._shapes import Dims
 from ..ir.grammar import ForAttrs, LoopAxis, MaskAttrs, MemoryAttrs, Op, Program, Region, Value
 
-#: The blocks of the rows, by the block of the jagged loop around an op.
+#: Blocks of the rows, by the block of the jagged loop around an op.
 _Rows = Mapping[int, frozenset[int]]
 
 
 def check_jagged(program: Program) -> Program:
-    """Lanes of a jagged loop are in range row by row, so what is masked along it must have the rows' dimensions too."""
+    """Refuse masks along a jagged dimension on values without the row dimensions, since lanes are valid row by row."""
     if any(axis.jagged is not None for op in program.walk() for axis in _axes(op)):
         for root in program.roots:
             _region(root.body, {})
@@ -36,8 +36,8 @@ def _region(region: Region, rows: _Rows) -> None:
         )
         if any(_is_unknown(dims, position, rows) for position in along):
             raise exc.InvalidJaggedTileUsage(
-                "a value has the jagged dimension but not that of the rows, so that it cannot be known which lanes exist.",
-                # a mask is nobody's line: it stands before the op that it was made for
+                "a value has the jagged dimension but not that of the rows, so its valid lanes are unknown.",
+                # a mask has no source line: use that of the op that needs it
                 location=next((other.location for other in region.ops[at:] if other.location is not None), None),
             )
         inner = _inside(op, rows)
@@ -46,7 +46,7 @@ def _region(region: Region, rows: _Rows) -> None:
 
 
 def _inside(op: Op, rows: _Rows) -> _Rows:
-    """``rows`` within a loop."""
+    """Return ``rows`` within a loop."""
     inner = dict(rows)
     for axis in _axes(op):
         inner.pop(axis.block, None)
@@ -58,6 +58,6 @@ def _inside(op: Op, rows: _Rows) -> _Rows:
 
 
 def _is_unknown(dims: Dims, position: int, rows: _Rows) -> bool:
-    """Whether a dimension is that of a jagged loop, and the others lack one of its rows."""
+    """Return whether a dimension is jagged and the other dimensions do not cover its rows."""
     block = dims[position].block
     return block is not None and not rows.get(block, frozenset()) <= {dim.block for dim in dims}

@@ -1,6 +1,6 @@
-"""Joins loops that stand one behind the other and differ in numbers alone, such as those over the taps of a convolution.
+"""Fuses consecutive loops that differ only in constants, such as those over the taps of a convolution.
 
-A loop that begins anew has nothing on its way from memory yet, and one of few iterations never has. Before::
+Each new loop starts with an empty software pipeline, and a loop of few iterations never fills it. Before::
 
     %2 = for b2 in 0..256 carrying %1: load x[%10, b2]; load w[0, b2, b1]; dot ..
     %11 = add %10, 1
@@ -8,9 +8,10 @@ A loop that begins anew has nothing on its way from memory yet, and one of few i
 
 After, with tiles of 64, of which 4 make one pass::
 
-    %3 = for b9 in 0..8 carrying %1: %20 = b9 // 4; %21 = b9 % 4 * 64; load x[%10, %20 * stride + %21 + 0..64]; load w[%20, ..]; dot ..
+    %3 = for b9 in 0..8 carrying %1: %20 = b9 // 4; %21 = b9 % 4 * 64; load x[%10, %20 * stride + %21 + 0..64]; load
+    w[%20, ..]; dot ..
 
-Numbers that differ are those of digits of the pass: ``first + a * (pass // 3) + b * (pass % 3)``.
+Constants that differ become linear in the digits of the pass: ``first + a * (pass // 3) + b * (pass % 3)``.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ from ..ir.grammar import (
 from ..ir.rewrite import Declined, Makers
 from .simplify import drop_dead
 
-#: What stands in the loops that are joined.
+#: Ops that fused loops may contain.
 _INSIDE = frozenset(("number", "tile", "iota", "full", "load", "pointwise", "view", "mask", "join", "split", "dot"))
-#: What between them is done anew in each iteration, with other numbers.
+#: Ops between the loops that each iteration repeats with other constants.
 _REPEATED = frozenset(("pointwise", "view"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """``loops`` that can be one, ``blocks`` of theirs, over ``extent`` elements each."""
+    """``loops`` that can be fused, with their ``blocks``, over ``extent`` elements each."""
 
     loops: tuple[Op, ...]
     blocks: tuple[int, ...]
@@ -58,7 +59,7 @@ class Run:
 
 
 def joinable_loops(program: Program) -> Run | None:
-    """The loops with matrix products of the kernel's only grid loop, if they can be joined into one."""
+    """Return the loops with matmuls of the kernel's only grid loop, if they can be fused into one."""
     if len(program.roots) != 1:
         return None
     if sum(isinstance(op.attrs, ForAttrs) for op in program.roots[0].body.ops) < 2:
@@ -82,13 +83,13 @@ def joinable_loops(program: Program) -> Run | None:
 
 
 def may_join(run: Run, sizes: Mapping[int, int]) -> bool:
-    """Whether tiles of all loops are the same, and the last one is whole."""
+    """Return whether tiles of all loops have one size that divides the extent."""
     (size, *others) = {sizes[block] for block in run.blocks}
     return not others and run.extent % size == 0
 
 
 def join_loops(program: Program, sizes: Mapping[int, int]) -> Program:
-    """The program with such loops in one; itself where there are none, or tiles of ``sizes`` do not match."""
+    """Return the program with such loops fused; itself if there are none, or tiles of ``sizes`` do not match."""
     run = joinable_loops(program)
     if run is None or not may_join(run, sizes):
         return program
@@ -96,7 +97,7 @@ def join_loops(program: Program, sizes: Mapping[int, int]) -> Program:
 
 
 def _with_constants_outside(program: Program) -> Program:
-    """The program with what loops of the grid loop compute again and again in front of them."""
+    """Return the program with loop-invariant ops of its loops moved before them."""
     (root,) = program.roots
     ops: list[Op] = []
     for op in root.body.ops:
@@ -116,7 +117,7 @@ def _with_constants_outside(program: Program) -> Program:
 
 
 def _is_plain(loop: Op, axis: LoopAxis) -> bool:
-    """Whether a loop is over tiles from 0 to a number that is known, and has a product."""
+    """Return whether a loop is over tiles from 0 to a constant, and has a matmul."""
     attrs = loop.attributes(ForAttrs)
     whole = isinstance(axis.end, int) and axis.end > 0 and fixed_at(axis.begin, 0)
     plain = not axis.scalar and axis.jagged is None and not axis.merged and axis.split is None
@@ -126,8 +127,8 @@ def _is_plain(loop: Op, axis: LoopAxis) -> bool:
 
 
 def _is_chain(program: Program, loops: Sequence[Op]) -> bool:
-    """Whether each loop goes on with what the one before has come to, which nothing else reads, and the kernel writes
-    nothing that they read."""
+    """Return whether each loop continues with the results of the one before, which have no other use, and reads no
+    memory that the kernel writes."""
     (root,) = program.roots
     reads = [value.number for op in root.body.walk() for value in op.reads()]
     for before, behind in itertools.pairwise(loops):
@@ -140,12 +141,12 @@ def _is_chain(program: Program, loops: Sequence[Op]) -> bool:
     return None not in written and not loaded & written
 
 
-# --- numbers that differ -----------------------------------------------------------------------------------------------
+# --- linear forms of constants ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Digit:
-    """``factor * (pass // divisor % modulus)``."""
+    """The term ``factor * (pass // divisor % modulus)``."""
 
     divisor: int
     modulus: int
@@ -153,7 +154,8 @@ class _Digit:
 
 
 def digits_of(numbers: Sequence[int]) -> tuple[_Digit, ...] | None:
-    """The digits of the position with which ``numbers`` grow from the first one; None where they do not."""
+    """Return the digits of the position that ``numbers`` are linear in, relative to the first one; None if they are
+    not."""
     found = _digits([number - numbers[0] for number in numbers], 1)
     return None if found is None else tuple(digit for digit in found if digit.factor)
 
@@ -171,7 +173,7 @@ def _digits(offsets: Sequence[int], divisor: int) -> list[_Digit] | None:
 
 @dataclass(frozen=True)
 class _Linear:
-    """``constant`` plus values times numbers."""
+    """Linear form: ``constant`` plus values times numbers."""
 
     factors: Mapping[int, int]
     constant: int
@@ -179,7 +181,7 @@ class _Linear:
 
 @dataclass(frozen=True)
 class _Sums:
-    """Integers of ``dtype``, in which sums and products wrap around, as sums of multiples of other values."""
+    """Analysis of integers of ``dtype`` as linear forms; sums and products wrap around."""
 
     makers: Makers
     dtype: torch.dtype
@@ -217,11 +219,11 @@ def _totals(found: Mapping[int, list[int]]) -> list[int]:
     return [sum(each) for each in zip(*found.values(), strict=True)]
 
 
-# --- one loop ------------------------------------------------------------------------------------------------------------
+# --- one loop ---------------------------------------------------------------------------------------------------------
 
 
 class _Joiner:
-    """``joined`` makes the loop of all passes, or raises ``Declined``."""
+    """Fusion of loops; ``joined`` returns the loop of all passes, or raises ``Declined``."""
 
     def __init__(self, program: Program, run: Run, sizes: Mapping[int, int]) -> None:
         self.before, self.run = program, run
@@ -234,7 +236,7 @@ class _Joiner:
             id=len(program.blocks), kind="grid", extent=self.passes * self.steps, size=1, name="passes"
         )
         self.bodies = [loop.regions[0] for loop in run.loops]
-        #: By value of the first body, those of all bodies.
+        #: Values of all bodies, by value of the first body.
         self.same: dict[int, tuple[Value, ...]] = {}
         self.renamed: dict[int, Value] = {}
         self.repeated: dict[tuple[int, ...], Operand] = {}
@@ -261,7 +263,7 @@ class _Joiner:
         return replace(self.before, blocks=blocks, roots=(replace(self.root, body=body),))
 
     def joined(self) -> Op:
-        """The first loop, going on through all passes, in the place of the last one."""
+        """Return the first loop, extended to all passes. It replaces the last one."""
         first, last = self.run.loops[0], self.run.loops[-1]
         if len({len(body.ops) for body in self.bodies}) != 1:
             raise Declined("loops have different numbers of ops")
@@ -279,7 +281,7 @@ class _Joiner:
         return replace(first, results=last.results, attrs=attrs, regions=(region,))
 
     def start(self) -> None:
-        """The pass, and where its tile begins."""
+        """Emit the pass, and the begin of its tile."""
         out, dtype = self.out, self.before.index_dtype
         count = out.emit("tile", (), dtype, (), TileAttrs(self.counter.id, "index"))
         self.at = out.pointwise("truncdiv", count, self.steps)
@@ -287,10 +289,10 @@ class _Joiner:
         self.dims: Dims = (Dim(blocks=(self.run.blocks[0],)),)
         self.lanes = out.emit("iota", (), dtype, self.dims, IotaAttrs(self.run.blocks[0], True))
 
-    # --- ops -------------------------------------------------------------------------------------------------------------
+    # --- ops ----------------------------------------------------------------------------------------------------------
 
     def repeat(self, same: tuple[Op, ...]) -> None:
-        """An op of the first body for all passes."""
+        """Emit an op of the first body for all passes."""
         first = same[0]
         for at, op in enumerate(same):
             if op.kind != first.kind or [self.dims_of(r, at) for r in op.results] != [r.dims for r in first.results]:
@@ -310,12 +312,13 @@ class _Joiner:
             self.out.ops.append(replace(first, operands=operands))
 
     def dims_of(self, value: Value, at: int) -> Dims:
-        """Dimensions of a value of body ``at``, along the block of the first one."""
+        """Return the dimensions of a value of body ``at``, along the block of the first one."""
         own, block = self.run.blocks[at], self.run.blocks[0]
         return tuple(replace(d, blocks=tuple(block if b == own else b for b in d.blocks)) for d in value.dims)
 
     def walked(self, same: tuple[Op, ...]) -> Value | None:
-        """What an op gives that says where the tile of the loop is, or is along it; None for other ops."""
+        """Return the replacement of an op that gives the begin of the loop's tile or its indices; None for other
+        ops."""
         blocks = [op.attrs.block for op in same if isinstance(op.attrs, (TileAttrs, IotaAttrs))]
         if tuple(blocks) != self.run.blocks:
             return None
@@ -326,10 +329,10 @@ class _Joiner:
             if first.relative:
                 return self.out.emit("iota", (), same[0].result.dtype, self.dims, first)
             return self.out.pointwise("add", self.begin, self.lanes)
-        raise Declined("the loops ask for more of their tiles than where they begin")
+        raise Declined("the loops use tile properties other than begin and indices")
 
     def operand(self, same: Sequence[Operand]) -> Operand:
-        """An operand of all passes."""
+        """Return an operand for all passes."""
         first = same[0]
         if all(o is first for o in same):
             return self.renamed.get(first.number, first) if isinstance(first, Value) else first
@@ -341,12 +344,12 @@ class _Joiner:
             return self.outside(same)
         if all(type(o) is type(first) and repr(o) == repr(first) for o in same):
             return first
-        raise Declined("numbers in the loops differ")
+        raise Declined("constants in the loops differ")
 
-    # --- what differs ------------------------------------------------------------------------------------------------------
+    # --- values that differ between passes ----------------------------------------------------------------------------
 
     def outside(self, same: Sequence[Operand]) -> Operand:
-        """A value from before the loops which is another one in each pass, done anew in each iteration."""
+        """Return a value from before the loops that differs between passes; each iteration computes it again."""
         values = [value for value in same if isinstance(value, Value)]
         key = tuple(value.number for value in values)
         if key in self.repeated:
@@ -360,20 +363,20 @@ class _Joiner:
         return made
 
     def declined(self) -> Operand:
-        raise Declined("a number takes the place of a value")
+        raise Declined("an operand is a constant in one loop and a value in another")
 
     def again(self, values: Sequence[Value]) -> Operand:
         makers = [self.makers.of(value) for value in values]
         ops = [op for op in makers if op is not None and op.kind in _REPEATED]
         if len(ops) < len(makers) or any((op.kind, op.attrs) != (ops[0].kind, ops[0].attrs) for op in ops):
-            raise Declined("values from before the loops are made in different ways")
+            raise Declined("different ops compute the values from before the loops")
         if any(value.dims != values[0].dims or value.dtype != values[0].dtype for value in values):
             raise Declined("values from before the loops have different dimensions")
         operands = [self.part(same) for same in zip(*(op.operands for op in ops), strict=True)]
         return self.out.emit(ops[0].kind, operands, values[0].dtype, values[0].dims, ops[0].attrs)
 
     def part(self, same: Sequence[Operand]) -> Operand:
-        """An operand of what is made before the loops."""
+        """Return an operand, for all passes, of an op before the loops."""
         first = same[0]
         if all(o is first for o in same) or all(type(o) is type(first) and repr(o) == repr(first) for o in same):
             return first
@@ -382,7 +385,7 @@ class _Joiner:
         return self.outside(same)
 
     def offsets(self, same: Sequence[Operand]) -> list[int] | None:
-        """By how much integers exceed the first of them, where that is known."""
+        """Return the differences of integers from the first of them, if known."""
         first = same[0]
         if not isinstance(first, Value) or first.dtype != self.before.index_dtype:
             return None
@@ -395,10 +398,10 @@ class _Joiner:
         return [each.constant - found[0].constant for each in found]
 
     def varying(self, numbers: Sequence[int]) -> Operand:
-        """A number that is another one in each pass."""
+        """Return a number that differs between passes."""
         digits = digits_of(numbers)
         if digits is None:
-            raise Declined("numbers of the loops do not grow evenly")
+            raise Declined("constants of the loops are not linear in the pass")
         out = self.out
         made: Value | None = None
         for digit in digits:
@@ -411,7 +414,7 @@ class _Joiner:
             return numbers[0]
         return made if numbers[0] == 0 else out.pointwise("add", made, numbers[0])
 
-    # --- loads -------------------------------------------------------------------------------------------------------------
+    # --- loads --------------------------------------------------------------------------------------------------------
 
     def load(self, same: tuple[Op, ...]) -> None:
         first = same[0]
@@ -419,7 +422,7 @@ class _Joiner:
         every = [op.attributes(MemoryAttrs) for op in same]
         plain = replace(attrs, indices=())
         if any(replace(a, indices=(), slot=attrs.slot, load_slot=attrs.load_slot) != plain for a in every):
-            raise Declined("the loops load in different ways")
+            raise Declined("attributes of the loops' loads differ")
         operands: list[Operand] = []
         indices: list[Index] = []
         begins = self.begins(same, every)
@@ -437,8 +440,11 @@ class _Joiner:
         self.out.ops.append(replace(first, operands=tuple(operands), attrs=made))
 
     def begins(self, same: tuple[Op, ...], every: Sequence[MemoryAttrs]) -> Mapping[int, list[int]]:
-        """By dimension, how many elements along the tile of the loop further the passes begin because of its index, for those that
-        differ by known numbers of them: lanes are then the same in all passes, and numbers alone differ."""
+        """Return tile begins by dimension, for dimensions whose index differs between passes by known numbers.
+
+        They are in elements along the tile of the loop, relative to the first pass. Lanes are then the same in all
+        passes, and only constants differ.
+        """
         tensor, found = self.before.tensors[every[0].tensor], {}
         walked = [
             stride
@@ -456,7 +462,8 @@ class _Joiner:
         return found if found and digits_of(_totals(found)) is not None else {}
 
     def moved(self, same: tuple[Op, ...], indexed: Sequence[Index]) -> list[int] | None:
-        """By how much an index exceeds that of the first pass, where that is known and the index is not along the loop's tile."""
+        """Return the differences of an index from that of the first pass, if known; None for indices along the loop's
+        tile."""
         first = indexed[0]
         if any((i.kind, i.positions, i.block) != (first.kind, first.positions, first.block) for i in indexed):
             return None
@@ -473,25 +480,25 @@ class _Joiner:
         return None if offsets is None else [a + b for a, b in zip(from_first, offsets, strict=True)]
 
     def first_index(self, same: tuple[Op, ...], indexed: Sequence[Index]) -> tuple[Index, Operand | None]:
-        """That of the first pass."""
+        """Return the index of the first pass, and its operand."""
         first = indexed[0]
         return first, None if first.operand is None else same[0].operands[first.operand]
 
     def index(
         self, same: tuple[Op, ...], indexed: Sequence[Index], begins: Mapping[int, list[int]]
     ) -> tuple[Index, Operand | None]:
-        """One index of all passes, and its operand."""
+        """Return one index for all passes, and its operand."""
         first = indexed[0]
         own = all(index.block == block for index, block in zip(indexed, self.run.blocks, strict=True))
         if any((i.kind, i.positions) != (first.kind, first.positions) for i in indexed):
-            raise Declined("the loops index in different ways")
+            raise Declined("the kinds of index differ between the loops")
         if not own and any(index.block != first.block for index in indexed):
-            raise Declined("the loops index in different ways")
+            raise Declined("the kinds of index differ between the loops")
         given = None
         if first.operand is not None:
             given = self.operand([op.operands[i.operand] for op, i in zip(same, indexed, strict=True)])  # type: ignore[index]
         elif any(index.operand is not None for index in indexed):
-            raise Declined("the loops index in different ways")
+            raise Declined("the kinds of index differ between the loops")
         shifts = [index.shift for index in indexed]
         if first.block is not None and own:
             begin = self.out.pointwise("add", self.varying(_totals(begins)), self.begin) if begins else self.begin
@@ -508,7 +515,7 @@ class _Joiner:
 
     def shift(self, shifts: Sequence[Number]) -> Operand:
         if not all(type(shift) is int for shift in shifts):
-            raise Declined("indices of the loops differ by more than numbers")
+            raise Declined("indices of the loops differ by more than constants")
         return self.varying([shift for shift in shifts if isinstance(shift, int)])
 
 

@@ -1,12 +1,12 @@
-"""Masks lanes that lie out of range before something reads them.
+"""Masks lanes out of range before an op reads them.
 
-Tiles are padded: the last tile of a loop, and whole dimensions whose extent is not a power of two, have lanes with no
-element. Loads read 0 there, but ``exp`` of 0 is 1, and a sum must not see it. For every value and every *dimension*
-this pass knows what the lanes out of range hold (a constant, the same as another value, or unknown) and inserts a
-``mask`` op where a reduction, a matrix product or a loop-carried value needs something else.
+Tiles are padded. The last tile of a loop, and whole dimensions whose extent is not a power of two, have lanes without
+an element. Loads read 0 there, but ``exp`` of 0 is 1, and a sum must not include it. For every value and every
+*dimension* this pass tracks the contents of the lanes out of range. They are a constant, the same as in another value,
+or unknown. The pass inserts a ``mask`` op where a reduction, a matmul or a loop-carried value needs other contents.
 
-The knowledge is per dimension: broadcasting ``mean[:, None]`` against a row says nothing about lanes beyond the row's
-end, even when the mean is known to be 0 for rows that do not exist.
+The analysis is per dimension. Broadcasting ``mean[:, None]`` against a row gives no information about lanes beyond the
+row's end. That holds even if the mean is known to be 0 for rows out of range.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ from ..ir.reductions import identity
 
 @dataclass(frozen=True)
 class SameAs:
-    """Lanes out of range hold what they hold in ``value``."""
+    """Lanes out of range hold the same as those of ``value``."""
 
     value: Value
 
 
-#: What lanes out of range along one dimension hold; None is unknown.
+#: Contents of the lanes out of range along one dimension; None is unknown.
 Tail = int | float | bool | SameAs | None
 Tails = tuple[Tail, ...]
 
 
 def mask_tails(program: Program) -> Program:
-    """``reduce sum (exp %x)`` becomes ``reduce sum (mask (exp %x) with 0)`` wherever lanes out of range are not 0."""
+    """Insert masks: ``reduce sum (exp %x)`` becomes ``reduce sum (mask (exp %x) with 0)`` if lanes out of range are not
+    0."""
     masker = _Masker(program)
     roots = []
     for root in program.roots:
@@ -64,7 +65,8 @@ class _Masker:
         self.tails: dict[int, Tails] = {}
 
     def tail(self, operand: Operand, position: int, rank: int) -> Tail:
-        """What ``operand`` holds out of range along dimension ``position`` of a result with ``rank`` dimensions."""
+        """Return the contents of ``operand`` out of range along dimension ``position`` of a result with ``rank``
+        dimensions."""
         if not isinstance(operand, Value):
             return operand
         at = position - rank + len(operand.dims)
@@ -99,12 +101,12 @@ class _Masker:
                 self.tails[result.number] = self.result_tails(op, at, result)
         return Region(region.params, tuple(ops), region.results)
 
-    # --- where masks are needed ------------------------------------------------------------------------------------------
+    # --- masks before ops ---------------------------------------------------------------------------------------------
 
     def masked(
         self, value: Value, dims: list[int], fill: int | float | bool, ops: list[Op], other: Value | None = None
     ) -> Value:
-        """``value`` with its lanes out of range along ``dims`` filled; the op goes to ``ops``."""
+        """Return ``value`` with its lanes out of range along ``dims`` filled; the op goes to ``ops``."""
         if not dims:
             return value
         result = Builder(self.numbers, ops=ops).mask(value, tuple(dims), fill, other)
@@ -119,7 +121,8 @@ class _Masker:
         return replace(op, operands=(self.masked(value, dims, fill, ops),))
 
     def before_combine(self, op: Op, active: frozenset[int], ops: list[Op]) -> Op:
-        """A fold sees its ``other`` out of range; so does a reversed scan, which begins there, its identity."""
+        """Mask the operands of a fold with ``other``, and those of a reversed scan, which begins out of range, with its
+        identity."""
         assert isinstance(op.attrs, (FoldAttrs, ScanAttrs))
         if isinstance(op.attrs, ScanAttrs) and (not op.attrs.reverse or op.attrs.identity is None):
             return op
@@ -139,7 +142,7 @@ class _Masker:
                 operands.append(value)
                 continue
             position = len(value.dims) - (2 if at == 1 else 1)
-            # both factors, and their scales, must be 0: 0 times an infinity or a nan out of range is nan
+            # both operands, and their scales, must be 0: 0 times an infinity or a NaN out of range is NaN
             dims = (
                 [position] if self.maskable(value, position, active) and self.tails[value.number][position] != 0 else []
             )
@@ -156,7 +159,7 @@ class _Masker:
         ops = list(region.ops)
         for param, after in zip(region.params, region.results, strict=True):
             if isinstance(after, Value):
-                # the last tile of this loop must not disturb lanes that earlier tiles filled
+                # the last tile of this loop must not change lanes that earlier tiles filled
                 dims = [
                     d
                     for d, dim in enumerate(after.dims)
@@ -169,7 +172,7 @@ class _Masker:
     def is_same(self, tail: Tail, value: Value) -> bool:
         return isinstance(tail, SameAs) and tail.value is value
 
-    # --- what results hold -----------------------------------------------------------------------------------------------
+    # --- contents of results ------------------------------------------------------------------------------------------
 
     def result_tails(self, op: Op, at: int, result: Value) -> Tails:
         rank = len(result.dims)
@@ -214,7 +217,8 @@ class _Masker:
         return value
 
     def unchanged(self, name: str, tails: list[Tail], op: Op) -> Tail:
-        """``acc + 0``, ``max(acc, -inf)`` and their like leave lanes out of range as they were."""
+        """Return the tail of ops such as ``acc + 0`` and ``max(acc, -inf)``, which keep lanes out of range
+        unchanged."""
         neutral: Mapping[str, float] = {"add": 0, "sub": 0, "mul": 1, "maximum": -math.inf, "minimum": math.inf}
         if name == "where" and len(tails) == 3 and not isinstance(tails[0], SameAs):
             return tails[1] if tails[0] else tails[2]
@@ -269,7 +273,7 @@ class _Masker:
 
 
 def _detached(tail: Tail) -> Tail:
-    """A view moves lanes, so what was the same as in another value no longer is."""
+    """Return the tail after a view, which moves lanes: they are no longer the same as in another value."""
     return None if isinstance(tail, SameAs) else tail
 
 

@@ -1,18 +1,18 @@
-"""Computes matrix products in a grid loop of their own, in front, where programs would hold whole rows of them.
+"""Computes matmuls in a separate, earlier grid loop, if each program would otherwise hold whole rows of them.
 
-A program that reduces the rows of a product has room for few of them, too few for the matrix unit to be busy. Before::
+A program that reduces the rows of a matmul has registers for few rows, too few to keep the MMA busy. Before::
 
     grid b0 in 0..m: %1: [b0, b1] = for b2 in 0..k: dot x[b0, b2], y[b2, b1]
                      %2: [b0] = reduce sum %1 over 1; ..
 
-After, with tiles b3, b4, b5 of the product's own, so that those of the rows are free of it::
+After, with separate tiles b3, b4, b5 of the matmul, so that the row tiles do not depend on it::
 
     grid b3 in 0..m, b4 in 0..n: %3: [b3, b4] = for b5 in 0..k: dot x[b3, b5], y[b5, b4]; store products[b3, b4] <- %3
     grid b0 in 0..m: %1: [b0, b1] = load products[b0, b1]
                      %2: [b0] = reduce sum %1 over 1; ..
 
-A product that a kernel computes again for another pass over its rows is computed once. What is stored has the dtype of the
-sums; a narrower one where nothing but casts to that dtype reads them.
+A matmul that a kernel computes again for another pass over its rows is computed once. The stored values have the dtype
+of the accumulator, or a narrower one if all uses cast to it.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from .phases import insert_before
 from .products import Product, find_products
 from .simplify import drop_dead
 
-#: Elements that rows of what is stored are multiples of: 16 bytes of any dtype, also where only launches know the row.
+#: Row stride granularity in elements: 16 bytes of any dtype, also if only launches know the row length.
 _ALIGNED = 16
-#: Offsets of 32 bits reach fewer elements.
+#: Offsets of 32 bits cover fewer elements.
 _MOST_ELEMENTS = 2**31
 _NAME = "_helion_products"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sides:
-    """Blocks of the tiles of products: those of rows, of columns, and along K."""
+    """Blocks of the tiles of matmuls: M, N and K."""
 
     rows: tuple[int, ...]
     columns: tuple[int, ...]
@@ -71,19 +71,24 @@ Tile = tuple[int | None, int | None, int | None]
 
 
 def products(program: Program) -> tuple[Product, ...]:
-    """All matrix products of a program, each of which can be computed in front. Raises ``Declined``, with the reason, where one
-    cannot, or where that is of no use as each program computes one tile of it already."""
+    """Return all matmuls of a program.
+
+    Raises ``Declined`` with the reason if one of them cannot be computed first. It also declines if each program
+    computes one tile of the matmul already, since then there is no gain.
+    """
     return _known(program).found
 
 
 def materialize_products(program: Program, tile: Tile) -> Program:
-    """The program with its matrix products in a grid loop in front, in tiles of so many rows, columns, and elements along K;
-    tiles are left open where a side is None. Raises ``Declined`` as ``products`` does."""
+    """Return the program with its matmuls in an earlier grid loop, in tiles of M, N and K.
+
+    The size of a tile is left open if it is None. Raises ``Declined`` as ``products`` does.
+    """
     return split_off(program, tile)[0]
 
 
 def split_off(program: Program, tile: Tile) -> tuple[Program, Sides]:
-    """The same, with the blocks of the tiles."""
+    """Return the result of ``materialize_products``, and the blocks of the tiles."""
     known = _known(program)
     sizes: dict[int, int | None] = dict.fromkeys(known.sides.rows, tile[0])
     sizes.update(dict.fromkeys(known.sides.columns, tile[1]))
@@ -94,7 +99,7 @@ def split_off(program: Program, tile: Tile) -> tuple[Program, Sides]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Known:
-    """The products of a program, the program that computes them first, and its tiles, of open sizes."""
+    """The matmuls of a program, the program that computes them first, and its tiles with open sizes."""
 
     found: tuple[Product, ...]
     made: Program
@@ -109,7 +114,7 @@ def _known(program: Program) -> _Known:
 
 
 def offsets_fit(program: Program) -> bool:
-    """Whether offsets reach all elements of products whose sizes are known; those of others have 64 bits."""
+    """Return whether 32-bit offsets cover all elements of matmuls of known size; others have 64-bit offsets."""
     made = materialize_products(program, (None, None, None))
     if program.index_dtype == torch.int64:
         return True
@@ -117,12 +122,12 @@ def offsets_fit(program: Program) -> bool:
     return all(isinstance(size, Expr) or size < _MOST_ELEMENTS for size in sizes)
 
 
-# --- the grid loop in front --------------------------------------------------------------------------------------------------
+# --- the grid loop of the matmuls -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Stored:
-    """A grid loop that computes a product, and where it stores it."""
+    """A grid loop that computes a matmul, and the tensor that it stores to."""
 
     root: Root
     tensor: HostTensor
@@ -130,8 +135,11 @@ class _Stored:
 
 @dataclass(frozen=True, kw_only=True)
 class _Kept:
-    """Where a product is found. ``apart`` are the axes around it, each with one program for each index, which it depends on and
-    has no dimension along: they come first."""
+    """Location of a matmul's result.
+
+    ``apart`` are the axes around it, with one program for each index, that it depends on but has no dimension along.
+    They come first in the tensor.
+    """
 
     tensor: HostTensor
     apart: tuple[LoopAxis, ...]
@@ -139,23 +147,23 @@ class _Kept:
 
 @dataclass
 class _Copy:
-    """What a product is computed of, in other tiles: each op for the dimensions that its result is wanted in, once."""
+    """A copy of the ops that compute a matmul, in other tiles. It has each op once per required result shape."""
 
     program: Program
     product: Product
     makers: Makers
     written: frozenset[int | None]
     numbers: Numbers
-    #: Blocks of the tiles of the product, along its own dimensions and along K.
+    #: Blocks of the tiles of the matmul, along its own dimensions and along K.
     tiles: tuple[int, ...]
     depth: int
     apart: Callable[[LoopAxis], int]
     front: list[Op] = field(default_factory=list)
     body: list[Op] = field(default_factory=list)
     made: dict[tuple[int, Dims], Value] = field(default_factory=dict)
-    #: Values that differ from tile to tile along K.
+    #: Values that differ between tiles along K.
     inside: set[int] = field(default_factory=set)
-    #: Axes around the product that its operands depend on beside those of its dimensions: the block of each here.
+    #: Axes around the matmul that its operands depend on, besides those of its dimensions: the new block of each.
     axes: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -163,7 +171,7 @@ class _Copy:
         return tuple(Dim(1, (block,)) for block in self.tiles)
 
     def operands(self) -> tuple[Operand, Operand]:
-        """Those of the dot."""
+        """Return the operands of the dot."""
         k = Dim(1, (self.depth,))
         *batch, m, n = self.dims
         lhs, rhs = list(self.product.dot.values())[:2]
@@ -177,7 +185,7 @@ class _Copy:
         if key not in self.made:
             op = self.makers.of(operand)
             if op is None:
-                raise Declined("an operand of a matrix product depends on what a loop carries")
+                raise Declined("an operand of a matmul depends on a value that a loop carries")
             self.made[key] = self.again(op, operand, dims)
         return self.made[key]
 
@@ -192,7 +200,7 @@ class _Copy:
         return result
 
     def rewritten(self, op: Op, value: Value, dims: Dims) -> tuple[tuple[Operand, ...], Any]:
-        """Operands and attributes of an op whose result has the dimensions ``dims`` here."""
+        """Return operands and attributes of an op whose new result has the dimensions ``dims``."""
         match op.attrs:
             case NumberAttrs(expr=expr) if not _measures(expr):
                 return (), op.attrs
@@ -208,15 +216,15 @@ class _Copy:
                 return (self.copy(source, _before(op.attrs, source.dims, value.dims, dims)),), op.attrs
         if op.kind in ("full", "pointwise", "mask"):
             return tuple(self.copy(o, _aligned(o, dims)) for o in op.operands), op.attrs
-        raise Declined(f"an operand of a matrix product is made by {op.kind}")
+        raise Declined(f"an operand of a matmul is the result of {op.kind}")
 
     def place(self, attrs: TileAttrs) -> TileAttrs:
-        """The index along an axis that has one program for each."""
+        """Return the index along an axis that has one program for each."""
         axis = self.product.around.get(attrs.block)
         own = dict(zip((axis.block for axis in self.product.axes), self.tiles, strict=True))
         single = axis is not None and _is_single(self.program.blocks[attrs.block], axis)
         if not single or attrs.field not in ("index", "begin"):
-            raise Declined("an operand of a matrix product depends on where a tile begins")
+            raise Declined("an operand of a matmul depends on the begin of a tile")
         assert axis is not None
         if attrs.block in own:
             return TileAttrs(own[attrs.block], attrs.field)
@@ -226,12 +234,12 @@ class _Copy:
     def load(self, op: Op, attrs: MemoryAttrs, dims: Dims) -> tuple[tuple[Operand, ...], MemoryAttrs]:
         tensor = self.program.tensors[attrs.tensor]
         if None in self.written or tensor.storage in self.written:
-            raise Declined(f"a matrix product reads {tensor.name}, which the kernel writes")
+            raise Declined(f"a matmul reads {tensor.name}, which the kernel writes")
         wanted: dict[int, Dims] = {} if attrs.mask is None else {attrs.mask: dims}
         indices = []
         for index in attrs.indices:
             if _measures(index.shift):
-                raise Declined("an operand of a matrix product depends on the size of tiles")
+                raise Declined("an operand of a matmul depends on tile sizes")
             along = tuple(dims[at] for at in index.positions)
             if index.operand is not None:
                 wanted[index.operand] = along if index.kind == "tensor" else ()
@@ -241,39 +249,39 @@ class _Copy:
 
 
 def _is_single(block: Block, axis: LoopAxis) -> bool:
-    """Whether an axis has one program for each index from 0 on."""
+    """Return whether an axis has one program for each index from 0."""
     one = fixed_at(axis.step, 1) if axis.scalar else fixed_at(block.size, 1) or fixed_at(block.max_size, 1)
     known = isinstance(axis.end, (int, Expr)) and fixed_at(axis.begin, 0)
     return one and known and axis.jagged is None and not axis.merged and axis.split is None
 
 
 def _aligned(operand: Operand, dims: Dims) -> Dims:
-    """The last of ``dims``, as many as an operand has that is broadcast to them."""
+    """Return the last of ``dims``, as many as an operand has that broadcasts to them."""
     rank = len(operand.dims) if isinstance(operand, Value) else 0
     return dims[len(dims) - rank :]
 
 
 def _before(attrs: ViewAttrs, source: Dims, result: Dims, dims: Dims) -> Dims:
-    """The dimensions of the source of a view whose result, of dimensions ``result``, has the dimensions ``dims`` here."""
+    """Return the new dimensions of the source of a view, given the ``dims`` of its result, which were ``result``."""
     if attrs.name == "permute":
         return tuple(dims[attrs.order.index(at)] for at in range(len(source)))
     if attrs.name == "broadcast":
         return dims[len(dims) - len(source) :]
     lanes = [new for old, new in zip(result, dims, strict=True) if not old.is_one]
     if [dim for dim in source if not dim.is_one] != [dim for dim in result if not dim.is_one]:
-        raise Declined("lanes of an operand of a matrix product become those of another dimension")
+        raise Declined("a reshape moves lanes of a matmul operand to another dimension")
     remaining = iter(lanes)
     return tuple(ONE if dim.is_one else next(remaining) for dim in source)
 
 
 def _end(axis: LoopAxis) -> Any:
-    """A number, which the host knows."""
+    """Return the end of an axis as a number that the host knows."""
     assert not isinstance(axis.end, OperandRef)
     return axis.end
 
 
 def _measures(number: Number) -> bool:
-    """Whether a number depends on the sizes of tiles."""
+    """Return whether a number depends on tile sizes."""
     return isinstance(number, Expr) and any(leaf.op == "block" for leaf in number.leaves())
 
 
@@ -288,7 +296,7 @@ class _Rewriter:
         taken = (op.attrs.slot for op in program.walk() if isinstance(op.attrs, MemoryAttrs))
         self.slots = itertools.count(1 + max(taken))
         self.blocks = list(program.blocks)
-        #: Blocks of products by what they are for: products of equal sizes have the same.
+        #: Blocks of matmuls by their purpose: matmuls of equal sizes share them.
         self.known: dict[tuple[Any, ...], int] = {}
 
     def program(self) -> Program:
@@ -311,7 +319,7 @@ class _Rewriter:
         return Sides(rows=of("rows"), columns=of("columns"), depths=of("depth"))
 
     def block(self, side: str, axis: LoopAxis) -> int:
-        """The block of the tiles along an axis."""
+        """Return the block of the tiles along an axis."""
         old = self.before.blocks[axis.block]
         key = side, axis.block if side == "index" else (number_key(axis.end), old.min_size)
         if key not in self.known:
@@ -329,7 +337,7 @@ class _Rewriter:
         return self.known[key]
 
     def stored(self, each: Product, number: int) -> tuple[tuple[LoopAxis, ...], _Stored]:
-        """The grid loop that computes a product, behind the axes around it that it depends on."""
+        """Return the axes around a matmul that it depends on, and the grid loop that computes it."""
         *batch, m, n = each.axes
         tiles = [self.block("batch", axis) for axis in batch]
         tiles += [self.block("rows", m), self.block("columns", n)]
@@ -358,7 +366,7 @@ class _Rewriter:
         return apart, _Stored(root=root, tensor=tensor)
 
     def summing(self, each: Product, copy: _Copy, operands: tuple[Operand, Operand]) -> Value:
-        """The loop along K."""
+        """Append the loop along K and return the accumulator."""
         out = Builder(self.numbers, each.op.location, copy.front)
         dtype, name = each.value.dtype, each.value.name
         start = out.emit("full", (_zero(dtype),), dtype, copy.dims, name=name)
@@ -403,10 +411,10 @@ class _Rewriter:
             made=True,
         )
 
-    # --- the rows ------------------------------------------------------------------------------------------------------------
+    # --- the rows -----------------------------------------------------------------------------------------------------
 
     def loading(self, op: Op, of: Mapping[tuple[int, int], _Kept]) -> Iterator[Op]:
-        """``op`` without the products that it gives, and loads of these."""
+        """Yield ``op`` without its matmul results, and loads of these."""
         own = [each for each in self.found if each.op.number == op.number]
         if not own:
             yield op
@@ -437,7 +445,7 @@ class _Rewriter:
 
 
 def _identity(root: Root) -> tuple[Any, ...]:
-    """What tells a grid loop that computes a product from those that compute another."""
+    """Return a key that is equal for grid loops that compute the same matmul."""
     known: dict[int, int] = {}
 
     def name(operand: Operand) -> object:

@@ -1,9 +1,9 @@
-"""Sums of a row that need another reduction of the same row, taken in the same pass as that one.
+"""Computes sums of a row that depend on another reduction of the same row in the pass of that reduction.
 
-A sum of ``f(x - centre)`` can be taken about any other centre and be moved when its own is known, where ``f`` is an
-exponential or the square. So the sum does not have to wait for the pass that its centre comes from.
+A sum of ``f(x - centre)`` can be accumulated about any other centre and corrected later, if ``f`` is an exponential or
+the square. So the sum does not wait for the pass that computes its centre.
 
-Powers: lanes sum about their own running maximum, in place of the row's. Before::
+Powers: lanes sum about their own running maximum, instead of the row's. Before::
 
     for b1 chunked: high = maximum(high, x)
     %1 = reduce max high
@@ -19,8 +19,8 @@ After::
     %1 = reduce max high
     %2 = reduce sum (acc * exp(high - %1))
 
-Whichever of ``x`` and ``high`` is larger counts for 1, so there is one exponential per element. Two equal infinities
-count for 1 each: ``exp(high - %1)`` makes of them what eager makes of a row that has them.
+The larger of ``x`` and ``high`` counts as 1, so there is one exponential per element. Two equal infinities count as 1
+each: ``exp(high - %1)`` then gives the result of eager for a row with infinities.
 
 Squares: all lanes sum about the mean of the first chunk. Before::
 
@@ -38,11 +38,13 @@ After::
     %5 = %4 / n; %3 = reduce sum squares - %4 * %5 + n * (shift + %5 - %2) ** 2
 
 This is the shifted-data algorithm of Chan, Golub and LeVeque (Algorithms for computing the sample variance, The
-American Statistician 37, 1983). The chunk belongs to the row, so its mean is at most as many standard deviations away
-from the row's as the root of the number of chunks, and that number bounds what cancels. A running mean in each lane
-(Welford 1962) does without a shift, but rounds the mean anew at each chunk: for rows of 1000 to 131072 elements of mean
-10000 and standard deviation 1, in fp32 and chunks of 16 to 8192, its variance is off by up to 3.5e-4 of itself, where
-two passes and the shifted sums are off by less than 1e-5 (on a CPU, against fp64).
+American Statistician 37, 1983). The chunk belongs to the row. So the distance of its mean from the row's, in standard
+deviations, is at most the square root of the number of chunks. That number bounds the cancellation.
+
+A running mean in each lane (Welford 1962) needs no shift, but rounds the mean at each chunk. Its relative error of the
+variance reaches 3.5e-4; that of two passes and of shifted sums stays below 1e-5. The data are fp32 rows of 1000 to
+131072 elements with mean 10000 and standard deviation 1. Chunks have 16 to 8192 elements; the reference is fp64 on a
+CPU.
 """
 
 from __future__ import annotations
@@ -64,9 +66,9 @@ _DTYPES = (torch.float32, torch.float64)
 
 @dataclass(frozen=True, kw_only=True)
 class Centred:
-    """``total`` is the reduction that sums ``f(value - centre)`` over dimension ``dim`` of ``value``, and over no other.
+    """A reduction ``total`` that sums ``f(value - centre)`` over dimension ``dim`` of ``value``, and over no other.
 
-    ``steps`` are the ops of ``f`` from the gap to the power; squares have none.
+    ``steps`` are the ops of ``f`` from the difference to the power; squares have none.
     """
 
     total: Op
@@ -81,11 +83,11 @@ class Centred:
         return self.total.result.dtype
 
 
-# --- finding them --------------------------------------------------------------------------------------------------------
+# --- pattern matching -------------------------------------------------------------------------------------------------
 
 
 def summed(op: Op, makers: Makers, block: int) -> tuple[Value, int] | None:
-    """What a reduction over ``block`` alone reduces, before it was masked for that, and along which dimension."""
+    """Return the unmasked operand of a reduction over ``block`` alone, and the reduced dimension."""
     attrs = op.attributes(ReduceAttrs)
     (value,) = op.values()
     if len(attrs.dims) != 1 or value.dims[attrs.dims[0]].block != block:
@@ -99,7 +101,7 @@ def summed(op: Op, makers: Makers, block: int) -> tuple[Value, int] | None:
 
 
 def centred_sum(op: Op, makers: Makers, block: int) -> Centred | None:
-    """The reduction ``op`` over ``block`` as a sum of powers or squares about a centre, if it is one."""
+    """Return the reduction ``op`` over ``block`` as a sum of powers or squares about a centre, if it is one."""
     if not isinstance(op.attrs, ReduceAttrs) or op.attrs.name != "sum" or op.result.dtype not in _DTYPES:
         return None
     found = summed(op, makers, block)
@@ -127,7 +129,7 @@ def _pointwise(value: Value, makers: Makers) -> tuple[str, tuple[Operand, ...]] 
 
 
 def _rate(value: Value, makers: Makers) -> tuple[tuple[Op, ...], Value]:
-    """The products with positive constants that ``value`` is made by, first to last, and what they begin with."""
+    """Return the multiplications by positive constants that lead to ``value``, first to last, and their input."""
     steps: list[Op] = []
     while True:
         match _pointwise(value, makers):
@@ -144,7 +146,7 @@ def _rate(value: Value, makers: Makers) -> tuple[tuple[Op, ...], Value]:
 
 
 def _origin(value: Value, makers: Makers) -> Value:
-    """What a value is a positive multiple of, in another precision at most."""
+    """Return the value that ``value`` is a positive multiple of, across floating-point casts."""
     while True:
         _, value = _rate(value, makers)
         match _pointwise(value, makers):
@@ -164,8 +166,12 @@ def _squares(op: Op, gap: Value, dim: int, makers: Makers, block: int) -> Centre
 
 
 def _checked(found: Centred, name: str, gap: Value, makers: Makers, block: int) -> Centred | None:
-    """``found`` if its gap is that of a value over the row and a centre that is not, in one precision throughout, and
-    the centre is made of the reduction ``name`` of this value: about any other one, infinities can have other results."""
+    """Return ``found`` if the rewrite is legal.
+
+    Its difference must be that of a value over the row and a centre that is not, in one precision throughout. The
+    centre must depend on the reduction ``name`` of this value: about any other centre, infinities may have other
+    results.
+    """
     values = (found.value, found.centre, gap, *(step.result for step in found.steps))
     plain = all(value.dtype == found.dtype for value in values) and found.value.dims == gap.dims
     if not plain or not _spans(found.value, block) or _spans(found.centre, block):
@@ -189,7 +195,7 @@ def _spans(value: Value, block: int) -> bool:
     return any(block in dim.blocks for dim in value.dims)
 
 
-# --- one pass ------------------------------------------------------------------------------------------------------------
+# --- one pass ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +208,7 @@ class Maximum:
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """Sums of a row and of its squares about ``shift``, known behind the loop."""
+    """Sums of a row and of its squares about ``shift``, available after the loop."""
 
     shift: Value
     sum: Value
@@ -221,7 +227,7 @@ def carry_powers(loop: Pass, high: Maximum, found: Centred) -> Carried:
     body, value = loop.body, high.value
     carried = loop.carry(f"{found.total.result.name or 'sum'}_acc", value.dtype, value.dims, 0.0)
     distance = body.pointwise("neg", body.pointwise("abs", body.pointwise("sub", value, high.carried.before)))
-    # fmin makes 0 of nan: the distance between two equal infinities. A nan of the row is in the maximum.
+    # fmin turns NaN, the distance between two equal infinities, into 0. A NaN of the row is in the maximum.
     step = _power(body, body.pointwise("fmin", distance, 0.0), found.steps)
     rises = body.pointwise("gt", value, high.carried.before)
     kept = body.pointwise("mul", carried.before, body.pointwise("where", rises, step, 1.0))
@@ -230,7 +236,7 @@ def carry_powers(loop: Pass, high: Maximum, found: Centred) -> Carried:
 
 
 def powers_total(found: Centred, sums: Carried, high: Maximum, out: Builder) -> None:
-    """The sum of the row about its centre, which is known now."""
+    """Append the sum of the row about its centre, which is now known."""
     power = _power(out, out.pointwise("sub", high.carried.total, found.centre), found.steps)
     total = out.pointwise("mul", sums.total, power)
     out.ops.append(replace(found.total, operands=(total,)))
@@ -244,7 +250,7 @@ def _power(out: Builder, gap: Value, steps: tuple[Op, ...]) -> Value:
 
 
 def carry_moments(loop: Pass, value: Value, dim: int, behind: Builder) -> Moments:
-    """Carry the sums about the mean of the first chunk; those of the whole row are made in ``behind``."""
+    """Carry the sums about the mean of the first chunk; ``behind`` gets the ops that sum the whole row."""
     body, dtype = loop.body, value.dtype
     rows = _without(value.dims, dim)
     shift = loop.carry("shift", dtype, rows, 0.0)
@@ -252,7 +258,7 @@ def carry_moments(loop: Pass, value: Value, dim: int, behind: Builder) -> Moment
     taken = Builder(body.numbers, body.location, [])
     mean = taken.sum(taken.mask(value, (dim,), 0.0), dim)
     mean = taken.pointwise("div", mean, taken.cast(loop.tile("end", taken), dtype))
-    # an infinite shift would make nan of all sums, which are infinite at most
+    # An infinite shift would turn all sums into NaN; at most they are infinite.
     mean = taken.pointwise("where", taken.pointwise("isfinite", mean), mean, 0.0)
     branches = Region((), tuple(taken.ops), (mean,)), Region((), (), (shift.before,))
     first = body.pointwise("eq", loop.tile("begin", body), 0)
@@ -267,16 +273,16 @@ def carry_moments(loop: Pass, value: Value, dim: int, behind: Builder) -> Moment
 
 
 def sum_total(total: Op, moments: Moments, count: Number, out: Builder) -> None:
-    """The sum of the row about 0. ``count`` is the number of elements of the row."""
+    """Append the sum of the row about 0. ``count`` is the number of elements of the row."""
     moved = out.pointwise("mul", moments.shift, out.number(count, moments.shift.dtype))
     out.append("pointwise", (moved, moments.sum), (total.result,), PointwiseAttrs("add"))
 
 
 def squares_total(found: Centred, moments: Moments, count: Number, out: Builder) -> None:
-    """The sum of the squares of the row about its centre, which is known now."""
+    """Append the sum of the squares of the row about its centre, which is now known."""
     number = out.number(count, moments.shift.dtype)
     mean = out.pointwise("div", moments.sum, number)
-    # about the row's own mean; no sum of squares is negative, however it was rounded
+    # About the row's own mean; rounding must not make a sum of squares negative.
     least = out.pointwise("sub", moments.squares, out.pointwise("mul", moments.sum, mean))
     least = out.pointwise("maximum", least, 0.0)
     centre, rank = found.centre, len(found.value.dims)

@@ -1,23 +1,23 @@
-"""Orders the accesses of a program's threads to global memory: inserts barriers.
+"""Inserts barriers that order the global memory accesses of a program's threads.
 
-The ops of a program are in the order of the source, but its threads are not: what one thread stored, another sees only
-after a barrier, and may overwrite what another has not read yet. Before::
+The ops of a program are in source order, but its threads are not. A thread sees another thread's store only after a
+barrier. Without one it may also overwrite an element that another has not read yet. Before::
 
     for i in 0..n: %1: [b0] = load x[b0 + 1]; store x[b0] <- %1
 
-After, with a barrier between the load and the store, and one on the way from the store to the next iteration's load::
+After, with a barrier between load and store, and one between the store and the load of the next iteration::
 
     for i in 0..n: %1: [b0] = load x[b0 + 1]; barrier; store x[b0] <- %1; barrier
 
-A dataflow analysis over the regions: the state is the set of accesses since the last barrier, a merge is their union, a
-loop is walked until nothing new comes around. Two accesses need a barrier between them where they can meet
-(``accesses.apart`` fails) in different threads (``same_thread`` fails). It stands right before the later one, at the end
-of the loop where only the way around leads from one to the other, or before the loop that holds only the later one.
-Barriers without which nothing is in conflict are left out again.
+A dataflow analysis runs over the regions. The state is the set of accesses since the last barrier, a merge is their
+union, and loops iterate to a fixpoint. Two accesses need a barrier between them if they may touch the same element
+(``accesses.apart`` fails) in different threads (``same_thread`` fails). The barrier is right before the later access.
+It is at the end of the loop if only the back edge connects the two. It is before the loop if the loop contains only the
+later access. Redundant barriers are removed again.
 
-An op that releases or acquires (``effects.order_of``) does so for the whole program, while each thread does its own part of
-it alone, and one thread all of a scalar's. So every access before a release needs a barrier between them, and every access
-after an acquire. Before::
+An op that releases or acquires (``effects.order_of``) does so for the whole program. But each thread executes only its
+own part of it, and one thread executes all of a scalar op. So every access before a release needs a barrier between
+them, and every access after an acquire. Before::
 
     store x[b0] <- %1; atomic xchg flag[0] <- 1, release
 
@@ -41,16 +41,16 @@ from ..ir.ops import OPS
 from ..ir.rewrite import expand_region
 from .accesses import NOW, Access, Accesses, Launched, Since
 
-#: Before an op, or at the end of the body of a loop.
+#: Position of a barrier: before an op, or at the end of the body of a loop.
 Place = tuple[Literal["before", "end"], int]
-#: An access since the last barrier, and what happened since.
+#: An access since the last barrier, and the loop iterations and exits since then.
 Pending = tuple[Access, Since]
 _State = frozenset[Pending]
 _NONE: _State = frozenset()
 
 
 def order_memory(program: Program, launched: Launched) -> Program:
-    """The program with a barrier on every path between two accesses that different threads make to one element."""
+    """Return the program with a barrier on every path between two accesses of one element by different threads."""
     unordered = [rewrites(program, root.body) for root in program.roots]
     if not any(unordered):
         return program
@@ -63,7 +63,7 @@ def order_memory(program: Program, launched: Launched) -> Program:
 
 
 def overlapping_storages(program: Program, root: Root, launched: Launched) -> frozenset[int]:
-    """The storages of which some element is written by a root and touched by another access of it, or by the same one in
+    """Return the storages with an element that one access of a root writes and another one touches, or the same one in
     another iteration."""
     found: set[int] = set()
     accesses = Accesses.collect(program, root, launched)
@@ -101,7 +101,8 @@ def _ordered(program: Program, root: Root, launched: Launched, numbers: Numbers)
 
 
 def rewrites(program: Program, body: Region) -> bool:
-    """Whether a storage may be written and accessed again, or a fence orders accesses. Says so of nearly no kernel, and soon."""
+    """Return whether a storage may be written and accessed again, or a fence orders accesses. A cheap filter: few
+    kernels pass it."""
     ops = [op for op in body.walk() if OPS[op.kind].reads or OPS[op.kind].writes or is_fence(op)]
     counts = Counter(program.tensors[op.attrs.tensor].storage for op in ops if isinstance(op.attrs, MemoryAttrs))
     top = {op.number for op in body.ops}
@@ -114,7 +115,8 @@ def rewrites(program: Program, body: Region) -> bool:
 
 
 def _contended(accesses: Sequence[Access]) -> frozenset[int | None]:
-    """Storages that are written, and accessed again: by another op or by another iteration. All, where there is a fence."""
+    """Return storages that are written, and accessed again by another op or iteration. A fence makes that all
+    storages."""
     groups: dict[int | None, list[Access]] = {}
     for access in accesses:
         groups.setdefault(access.storage, []).append(access)
@@ -128,7 +130,7 @@ def _contended(accesses: Sequence[Access]) -> frozenset[int | None]:
 
 
 def _by_one_thread(op: Op) -> bool:
-    """Return whether the first thread of a program does all of an op: it does all scalar atomics."""
+    """Return whether the first thread of a program executes all of an op, as for scalar atomics."""
     return op.kind == "atomic" and not op.result.dims
 
 
@@ -136,21 +138,21 @@ def _by_one_thread(op: Op) -> bool:
 class _Flow:
     accesses: Accesses
     storages: frozenset[int | None]
-    #: In the order in which they were found.
+    #: In the order of discovery.
     barriers: dict[Place, None] = field(default_factory=dict)
     conflicts: dict[Place, None] = field(default_factory=dict)
-    #: Whether barriers are put where they are missed first, while the region is walked.
+    #: True if missing barriers are placed immediately, during the traversal.
     placing: bool = False
     _verdicts: dict[tuple[Access, Access, Since], bool] = field(default_factory=dict)
 
     def solve(self, body: Region) -> None:
         self.placing = True
         while self.missing(body):
-            # one at a time: a barrier may settle what was found behind it
+            # one at a time: a barrier may resolve conflicts after it
             self.barriers[next(iter(self.conflicts))] = None
         self.placing = False
         if not self.accesses.loop_ops:
-            return  # each stands before what is in conflict with something behind the one before it
+            return  # without loops, each barrier resolves a conflict with an access since the previous one
         for place in sorted(self.barriers, key=self.rank, reverse=True):
             del self.barriers[place]
             if self.missing(body):
@@ -174,7 +176,7 @@ class _Flow:
         return state
 
     def loop(self, op: Op, state: _State) -> _State:
-        """The state behind a loop: after no iteration, or any number of them."""
+        """Return the state after a loop of any number of iterations, possibly none."""
         *condition, body = op.regions
         entry = state
         while True:
@@ -186,7 +188,7 @@ class _Flow:
             if around <= entry:
                 break
             entry |= around
-        # a loop is left where its condition is checked
+        # a loop exits at its condition
         left = checked if condition else state | end
         return frozenset((access, _left(since, access, op.number)) for access, since in left)
 
@@ -196,14 +198,14 @@ class _Flow:
             return state
         found = [(p, a, since) for p, since in state for a in mine if self.conflict(p, a, since)]
         places = {self.place(*entry) for entry in found}
-        # what stands right before the op serves all ways to it
+        # A barrier right before the op covers all paths to it.
         here = ("before", op.number)
         if here in places and self.placing and not self.conflicts:
-            # the first that is missing, and nothing behind it has been looked at
+            # The first missing barrier; no op after it has been analyzed.
             self.barriers[here] = None
             return frozenset((access, NOW) for access in mine)
         for place in [here] if here in places else sorted(places, key=self.rank):
-            assert place not in self.barriers, "a barrier does not separate what it stands between"
+            assert place not in self.barriers, "a barrier does not separate the accesses around it"
             self.conflicts[place] = None
         return state | {(access, NOW) for access in mine}
 
@@ -222,7 +224,7 @@ class _Flow:
         return self._verdicts[key]
 
     def rank(self, place: Place) -> tuple[bool, int]:
-        """Those at the ends of loops come last."""
+        """Return a sort key that puts barriers at the ends of loops last."""
         return place[0] == "end", self.accesses.numbers[place[1]]
 
     def place(self, first: Access, second: Access, since: Since) -> Place:
@@ -235,7 +237,7 @@ class _Flow:
 
 
 def _next(since: Since, access: Access, loop: int) -> Since:
-    """One iteration of ``loop`` later."""
+    """Return ``since`` one iteration of ``loop`` later."""
     return since if loop in since.left or loop not in access.loops else Since(loop, since.left)
 
 
@@ -251,7 +253,7 @@ class _Inserter:
     numbers: Numbers
 
     def around(self, op: Op) -> tuple[Op, ...]:
-        """An op with the barriers before it and at the end of its loop."""
+        """Return an op with the barriers before it and at the end of its loop."""
         if ("end", op.number) in self.barriers:
             *others, last = op.regions
             last = replace(last, ops=(*last.ops, self.barrier(last.ops[-1])))
@@ -263,7 +265,7 @@ class _Inserter:
 
 
 def least_lanes(program: Program, sizes: Mapping[int, int]) -> dict[int, int]:
-    """Of ``sizes``, with 1 for those that follow a dimension whose length is known at run time only."""
+    """Return ``sizes``, with 1 for whole dimensions of run-time length."""
     return {
         block.id: 1 if block.kind == "full" and isinstance(block.extent, Expr) else sizes[block.id]
         for block in program.blocks

@@ -1,8 +1,8 @@
-"""Refuses stores whose lanes, or programs, meet in one element of memory because of how a tensor lies there.
+"""Refuses stores in which several lanes or programs write one element because of a tensor's strides.
 
-A dimension of stride 0, which ``torch.Tensor.expand`` makes, has one element for all of its indices. A store to several of
-them leaves the value of whichever thread comes last: eager PyTorch refuses it too. An atomic operation, and a store to
-one index, are well defined. Other strides may overlap as well: those that surely do are warned about.
+A dimension of stride 0, which ``torch.Tensor.expand`` makes, has one element for all of its indices. A store to several
+of them leaves the value of the last thread; eager PyTorch refuses it too. An atomic operation, and a store to one
+index, are well defined. Other strides may overlap as well: definite overlaps give a warning.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from .programs import Programs, several
 
 
 def check_overlaps(program: Program) -> Program:
-    """Return the program. Raises ``exc.OverlappingStore`` where a store covers several indices of a dimension of stride 0."""
+    """Return the program. Raises ``exc.OverlappingStore`` if a store covers several indices of a dimension of stride
+    0."""
     for root in program.roots:
         stores = [op for op in root.body.walk() if op.kind == "store" and _stretched(program, op)]
         known = _programs(program, root) if stores else None
@@ -30,7 +31,7 @@ def check_overlaps(program: Program) -> Program:
 
 
 def overlapping_stores(program: Program) -> Iterator[exc.BaseWarning]:
-    """Yield a warning for each store that covers two dimensions of which some indices are one element."""
+    """Yield a warning for each store that covers two dimensions in which some indices are one element."""
     for op in program.walk():
         if op.kind != "store":
             continue
@@ -41,7 +42,7 @@ def overlapping_stores(program: Program) -> Iterator[exc.BaseWarning]:
 
 
 def _stretched(program: Program, op: Op) -> list[int]:
-    """The dimensions of stride 0 of the tensor that an op accesses."""
+    """Return the dimensions of stride 0 of the tensor that an op accesses."""
     tensor = program.tensors[op.attributes(MemoryAttrs).tensor]
     sides = zip(tensor.shape, tensor.strides, strict=True)
     return [dim for dim, (size, stride) in enumerate(sides) if _is(stride, 0) and not _is(size, 1)]
@@ -52,7 +53,7 @@ def _is(number: object, wanted: int) -> bool:
 
 
 def _covers(program: Program, op: Op, dim: int) -> bool:
-    """Whether the lanes of an access, over all tiles, have several indices of a dimension."""
+    """Return whether the lanes of an access, over all tiles, have several indices of a dimension."""
     index = op.attributes(MemoryAttrs).indices[dim]
     value = _operand(op, index)
     if index.kind == "block" and index.block is not None:
@@ -67,19 +68,19 @@ def _operand(op: Op, index: Index) -> Value | None:
 
 
 def _follows(known: Programs, op: Op, dim: int) -> bool:
-    """Whether the programs of a grid store to different indices of a dimension."""
+    """Return whether the programs of a grid store to different indices of a dimension."""
     value = _operand(op, op.attributes(MemoryAttrs).indices[dim])
     return value is not None and bool(known.values.get(value.number))
 
 
 def _programs(program: Program, root: Root) -> Programs:
-    """What depends on the program, for tiles of one element."""
+    """Return the values that depend on the program, for tiles of one element."""
     sizes = {block.id: 1 for block in program.blocks}
     return Programs.of(program, root, {axis.block: axis for axis in root.axes if several(axis, sizes)})
 
 
 def _meet(tensor: HostTensor, a: int, b: int) -> bool:
-    """Whether two indices of dimension ``a``, with some of ``b``, are one element for certain."""
+    """Return whether two indices of dimension ``a``, with some of ``b``, are certainly one element."""
     numbers = (tensor.shape[a], tensor.shape[b], tensor.strides[a], tensor.strides[b])
     if not all(isinstance(number, int) for number in numbers) or 0 in numbers:
         return False

@@ -1,20 +1,21 @@
-"""Copies operands of matrix products to memory where the matrix unit reads them faster.
+"""Copies operands of matmuls to a memory layout that the MMA reads faster.
 
-Two kinds of operands are: those whose rows begin anywhere, which go to rows that begin at multiples of 16 bytes, and those
-that the asynchronous unit of Hopper does not read as they lie, of 1 or 4 bytes and not contiguous along K, which go to rows
-along K.
+There are two kinds of operands. Those with rows at unaligned addresses are copied to rows that begin at multiples of 16
+bytes. Operands of 1 or 4 bytes that are MN-major, which wgmma cannot read from shared memory, are copied to K-major.
 
 Rows of 777 elements of 2 bytes can only be loaded one element at a time. Before::
 
     grid b0 in 0..m, b1 in 0..n: for b2 in 0..777: %1: [b0, b2] = load x[b0, b2]; %2: [b2, b1] = load y; dot %1, %2
 
-After, with tiles of b0 of 64 and of b2 of 32 elements, ``packed`` has whole tiles, with zeros behind the last row and column::
+After, with tiles of b0 of 64 and of b2 of 32 elements, ``packed`` has whole tiles, with zeros after the last row and
+column::
 
-    grid b3 in 0..cdiv(m, 64) * 64, b4 in 0..800: %3: [b3, b4] = load x[b3, b4] where in range; store packed[b3, b4] <- %3
+    grid b3 in 0..cdiv(m, 64) * 64, b4 in 0..800: %3: [b3, b4] = load x[b3, b4] where in range; store packed[b3, b4] <-
+    %3
     grid b0 in 0..m, b1 in 0..n: for b2 in 0..777: %1: [b0, b2] = load packed[b0, b2]; ...
 
-The copies are launched in front of everything else but what computes their operands. Loads of them need no mask: what lies out of range is there, and is 0.
-An operand that goes to rows along K has the same shape and other strides.
+The copies launch before all other kernels but those that compute their operands. Loads of them need no mask: lanes out
+of range exist in memory and are 0. A K-major copy has the same shape and other strides.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ from ..ir.grammar import (
 from ..ir.rewrite import Makers, map_ops
 from .phases import insert_before
 
-#: What rows begin at multiples of, in bytes: the widest access of one thread.
+#: Alignment of rows in bytes: the widest access of one thread.
 _ALIGNMENT = 16
-#: Sides of the tiles that are copied, at most; bytes of both sides of those whose dimensions are exchanged.
+#: Largest tile sides of a copy, and bytes of both sides for a transposing copy.
 _ROWS, _COLUMNS = 8, 128
 _CROSSWISE_BYTES = 128
 _NAME = "_helion_packed"
@@ -60,8 +61,10 @@ _NAME = "_helion_packed"
 
 @dataclass(frozen=True, kw_only=True)
 class Operand2D:
-    """A load of an operand that can be copied: of ``tensor``, tiles of a block along each dimension, from 0 to its end.
-    ``along`` is the dimension along which memory is contiguous, ``to`` the one along which the copy is."""
+    """A load of an operand that can be copied: of ``tensor``, over whole dimensions from 0, in tiles of one block each.
+
+    ``along`` is the dimension along which memory is contiguous, ``to`` the one along which the copy is.
+    """
 
     load: Op
     tensor: HostTensor
@@ -71,14 +74,13 @@ class Operand2D:
 
 
 def unaligned_operands(program: Program) -> tuple[Operand2D, ...]:
-    """The loads of operands of matrix products in loops whose rows begin anywhere, of tensors of known size that the kernel does
-    not write."""
+    """Return the loads in loops of matmul operands with unaligned rows, of read-only tensors of known size."""
     fed = {v.number for dot in _dots(program) for v in list(dot.values())[:2]}
     return tuple(each for each in _operands(program, fed) if not _rows_are_aligned(each))
 
 
 def crosswise_operands(program: Program) -> tuple[Operand2D, ...]:
-    """Those of products in TF32, or of 8-bit operands, that are contiguous along another dimension than K."""
+    """Return the MN-major loads of operands of TF32 and 8-bit matmuls."""
     depths = _depths(program)
     found = []
     for each in _operands(program, set(depths)):
@@ -90,15 +92,14 @@ def crosswise_operands(program: Program) -> tuple[Operand2D, ...]:
 
 
 def copied_operands(program: Program, *, packed: bool, crosswise: bool) -> tuple[Operand2D, ...]:
-    """The operands that are copied where those whose rows begin anywhere are (``packed``), and those that are not
-    contiguous along K (``crosswise``)."""
+    """Return the operands to copy: those with unaligned rows if ``packed``, MN-major ones if ``crosswise``."""
     found = {each.load.number: each for each in (unaligned_operands(program) if packed else ())}
     found |= {each.load.number: each for each in (crosswise_operands(program) if crosswise else ())}
     return tuple(found.values())
 
 
 def may_pack(each: Operand2D, sizes: Mapping[int, int]) -> bool:
-    """Whether rows of whole tiles begin at multiples of 16 bytes, in memory that 32-bit offsets reach."""
+    """Return whether rows of whole tiles begin at multiples of 16 bytes, in memory within reach of 32-bit offsets."""
     aligned = sizes[each.blocks[each.to]] * each.tensor.dtype.itemsize % _ALIGNMENT == 0
     return aligned and math.prod(_whole_tiles(each, sizes)) < 2**31
 
@@ -109,34 +110,35 @@ def _whole_tiles(each: Operand2D, sizes: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def copy_operands(program: Program, sizes: Mapping[int, int], *, packed: bool, crosswise: bool) -> Program:
-    """The program with copies in front of it of the operands that ``copied_operands`` finds, which it reads instead."""
+    """Return the program that first copies the operands of ``copied_operands``, and then reads the copies."""
     found = copied_operands(multiplying(program), packed=packed, crosswise=crosswise)
     return _Packer(program, sizes).program(found) if found else program
 
 
 def multiplying(program: Program) -> Program:
-    """The program without the grid loops that have no matrix products: those that add up parts of sums, and those of the rows of
-    products that are computed first."""
+    """Return the program without the grid loops that have no matmul, such as those that reduce split-K partials."""
     return replace(program, roots=tuple(root for root in program.roots if multiplies(root)))
 
 
 def multiplies(root: Root) -> bool:
-    """Whether a grid loop has matrix products."""
+    """Return whether a grid loop has a matmul."""
     return any(isinstance(op.attrs, DotAttrs) for op in root.body.walk())
 
 
-# --- which operands ----------------------------------------------------------------------------------------------------
+# --- operands to copy -------------------------------------------------------------------------------------------------
 
 
 def _dots(program: Program) -> Iterator[Op]:
-    """The products of a program that is one grid loop; none of others."""
+    """Yield the matmuls of a program with one grid loop; none for other programs."""
     if len(program.roots) == 1:
         yield from (op for op in program.roots[0].body.walk() if isinstance(op.attrs, DotAttrs))
 
 
 def _depths(program: Program) -> dict[int, set[int]]:
-    """The blocks along K of loads that are operands, turned around or not, of products of which the asynchronous matrix
-    unit reads rows along K alone, by the number of the value."""
+    """Return the blocks along K of loads that are operands, possibly transposed, of matmuls that need K-major operands.
+
+    The key is the number of the loaded value.
+    """
     found: dict[int, set[int]] = {}
     makers = None
     for dot in _dots(program):
@@ -158,7 +160,7 @@ def _reads_rows(attrs: DotAttrs, *dtypes: torch.dtype) -> bool:
 
 
 def _load_of(value: Value, makers: Makers) -> Op | None:
-    """The load of two dimensions that makes an operand, whose dimensions may have been exchanged."""
+    """Return the two-dimensional load of an operand, also if it is transposed."""
     op = makers.of(value)
     while op is not None and isinstance(op.attrs, ViewAttrs) and op.attrs.name == "permute":
         op = makers.of(op.operands[0])
@@ -166,7 +168,7 @@ def _load_of(value: Value, makers: Makers) -> Op | None:
 
 
 def _operands(program: Program, fed: set[int]) -> Iterator[Operand2D]:
-    """The loads in loops of a program of one grid loop that make the values ``fed`` and can be copied."""
+    """Yield the loads in loops that define the values ``fed`` and can be copied. The program has one grid loop."""
     if not fed:
         return
     (root,) = program.roots
@@ -177,7 +179,7 @@ def _operands(program: Program, fed: set[int]) -> Iterator[Operand2D]:
 
 
 def _inside_loops(region: Region, axes: Mapping[int, LoopAxis]) -> Iterator[tuple[Op, Mapping[int, LoopAxis]]]:
-    """The ops of loops in ``region``, with the axes around them."""
+    """Yield the ops of loops in ``region``, with the axes around them."""
     for op in region.ops:
         if isinstance(op.attrs, ForAttrs):
             around = {**axes, **{axis.block: axis for axis in op.attrs.axes}}
@@ -212,11 +214,11 @@ def _rows_are_aligned(each: Operand2D) -> bool:
 
 
 def _whole(axis: LoopAxis, extent: int) -> bool:
-    """Whether an axis walks over a dimension from its beginning to its end."""
+    """Return whether an axis covers a dimension from its begin to its end."""
     return fixed_at(axis.begin, 0) and fixed_at(axis.end, extent) and axis.jagged is None and not axis.merged
 
 
-# --- the copies ----------------------------------------------------------------------------------------------------------
+# --- the copies -------------------------------------------------------------------------------------------------------
 
 
 class _Packer:
@@ -243,7 +245,7 @@ class _Packer:
         return replace(changed, roots=insert_before(changed, reader, roots))
 
     def tensor(self, each: Operand2D) -> HostTensor:
-        """Whole tiles of the operand's blocks."""
+        """Return the tensor of the copy, which has whole tiles of the operand's blocks."""
         shape = _whole_tiles(each, self.sizes)
         row = shape[each.to]
         made = replace(
@@ -283,7 +285,7 @@ class _Packer:
         return made
 
     def inside(self, out: Builder, each: Operand2D, made: list[Block]) -> Operand:
-        """The lanes that the operand has."""
+        """Return the mask of the lanes that the operand has."""
         parts = []
         for at, (block, extent) in enumerate(zip(made, each.tensor.shape, strict=True)):
             dim = Dim(1, (block.id,))
@@ -295,7 +297,8 @@ class _Packer:
 
 
 def _sides(each: Operand2D) -> tuple[int, int]:
-    """The most rows and columns of a tile that is copied: both sides are written or read in whole lines where they change."""
+    """Return the largest rows and columns of a copied tile. A transposing copy reads and writes full cache lines on
+    both sides."""
     if each.to != each.along:
         side = _CROSSWISE_BYTES // each.tensor.dtype.itemsize
         return side, side

@@ -1,7 +1,7 @@
-"""Splits loops with matrix products into runs of tiles in which masks are known.
+"""Splits loops with matmuls into ranges of tiles in which masks are known.
 
-Attention that looks back compares the indices of queries and keys in every tile, and all but a few tiles are all seen, or none
-of them is. Before::
+Causal attention compares the indices of queries and keys in every tile. In all but a few tiles the mask is all true or
+all false. Before::
 
     for b1 in 0..%9: %3 = ge (iota b0), (iota b1); %4 = where %3, %2, -inf; ..
 
@@ -11,9 +11,8 @@ After, with tiles of 64 in b1::
     for b1 in 0..%10, whole: .. %2 ..
     for b1 in %10..%9: %3 = ge (iota b0), (iota b1); %4 = where %3, %2, -inf; ..
 
-There are up to three runs: of the first tiles and of the last ones, in which something is known of the comparisons, and of
-those between them, in which nothing is. What a mask hides from a whole tile is not computed there. No lane of the first run is
-out of range.
+There are up to three ranges. In the first tiles and in the last ones some comparisons are known; in those between, none
+is. A range with a known mask does not compute the hidden values. No lane of the first range is out of range.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ from ..ir.grammar import (
 from ..ir.rewrite import Makers, expand_ops
 from .simplify import drop_dead
 
-#: Matrix products of a loop at least: with one alone it waits for memory, and a shorter body gains nothing.
+#: Minimal number of matmuls of a loop: with one alone it is memory-bound, and a shorter body gains nothing.
 _LEAST_PRODUCTS = 2
-#: Constants at most that are added to indices, so that sums of 32 bits do not overflow.
+#: Largest constant that may be added to indices, so that 32-bit sums do not overflow.
 _LARGEST = 2**20
-#: Scalars of 64 bits that are farther from 0 compare with indices as this one does, and sums with it do not overflow.
+#: Clamp for 64-bit scalars: larger ones compare with indices in the same way, and sums with this one do not overflow.
 _FARTHEST = 2**60
 #: Comparisons as ``sign * (left - right) + shift >= 0``.
 _COMPARISONS: Mapping[str, tuple[int, int]] = {"ge": (1, 0), "gt": (1, -1), "le": (-1, 0), "lt": (-1, -1)}
@@ -58,19 +57,19 @@ _AND, _OR, _NOT = ("bitwise_and", "logical_and"), ("bitwise_or", "logical_or"), 
 
 
 def peelable(program: Program) -> bool:
-    """Whether a loop may be split into runs, if its tiles are such that something is known in some of them."""
+    """Return whether a loop may be split into ranges, if comparisons are known in some of its tiles."""
     return any(op.kind == "for" and _is_peelable(program, op) for op in program.walk())
 
 
 def hidden_blocks(program: Program) -> frozenset[int]:
-    """The blocks of such loops that walk over tiles which comparisons of places hide."""
+    """Return the blocks of peelable loops over tiles that position comparisons hide."""
     peeler = _Peeler(program, {})
     loops = [op for op in program.walk() if op.kind == "for" and _is_peelable(program, op)]
     return frozenset(op.attributes(ForAttrs).axes[0].block for op in loops if peeler.hides(op))
 
 
 def peel_masks(program: Program, sizes: Mapping[int, int]) -> Program:
-    """The program with such loops in runs, itself where there are none. ``sizes`` are those of all blocks."""
+    """Return the program with its peelable loops split into ranges; ``sizes`` are those of all blocks."""
     if not peelable(program):
         return program
     changed = expand_ops(program, _Peeler(program, sizes).change)
@@ -78,7 +77,7 @@ def peel_masks(program: Program, sizes: Mapping[int, int]) -> Program:
 
 
 def _is_peelable(program: Program, op: Op) -> bool:
-    """Whether ``op`` is a plain loop over the tiles of one block, with products."""
+    """Return whether ``op`` is a plain loop over the tiles of one block, with matmuls."""
     axes, (body,) = op.attributes(ForAttrs).axes, op.regions
     if len(axes) != 1 or any(o.regions for o in body.ops) or sum(o.kind == "dot" for o in body.ops) < _LEAST_PRODUCTS:
         return False
@@ -89,13 +88,16 @@ def _is_peelable(program: Program, op: Op) -> bool:
     return block.kind == "tile" and not block.merged and block.part is None and not counted
 
 
-# --- what is known of a comparison ---------------------------------------------------------------------------------------
+# --- analysis of comparisons ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Term:
-    """``sign`` times integers that all tiles of a loop have in common: a scalar, or the indices of a block. What is compared is
-    the scalar as a number of ``dtype``, that of the indices, where a wider one loses its upper bits; None where it fits."""
+    """``sign`` times integers that are the same in all tiles of a loop: a scalar, or the indices of a block.
+
+    ``dtype`` is that of the indices if it is narrower than the scalar, which loses its upper bits in the comparison;
+    else None.
+    """
 
     sign: int
     scalar: Value | None = None
@@ -112,7 +114,7 @@ class _Line:
     start: int = 0
 
     def plus(self, other: _Line, sign: int = 1) -> _Line:
-        """The sum with ``sign`` times ``other``."""
+        """Return the sum with ``sign`` times ``other``."""
         terms = tuple(replace(term, sign=sign * term.sign) for term in other.terms)
         return _Line(
             slope=self.slope + sign * other.slope, terms=self.terms + terms, start=self.start + sign * other.start
@@ -121,20 +123,20 @@ class _Line:
 
 @dataclass(frozen=True, kw_only=True)
 class _Condition:
-    """A comparison, by the number of its value. It holds where ``line``, of slope 1 or -1, is at least 0."""
+    """A comparison, by the number of its value. It is true where ``line``, of slope 1 or -1, is at least 0."""
 
     value: int
     line: _Line
 
     @property
     def falls(self) -> bool:
-        """Whether it holds in the first tiles and not in the last ones, rather than the other way round."""
+        """True if it is true in the first tiles and false in the last ones, False for the opposite."""
         return self.line.slope < 0
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads comparisons of a loop over tiles of ``block``, in which the values ``inside`` are made."""
+    """Analysis of the comparisons of a loop over tiles of ``block``, whose body defines the values ``inside``."""
 
     program: Program
     block: int
@@ -154,14 +156,15 @@ class _Reader:
         return _Condition(value=op.result.number, line=line) if abs(line.slope) == 1 else None
 
     def compared(self, operand: Operand, other: Operand) -> _Line | None:
-        """One side of a comparison with ``other``: a line, or any scalar, which is converted to the dtype of indices."""
+        """Return one side of a comparison with ``other``: a line, or any scalar, which is converted to the index
+        dtype."""
         if isinstance(operand, Value) and not operand.dims and operand.dtype in _SIGNED and self.is_outside(operand):
             dtype = other.dtype if isinstance(other, Value) else None
             return _Line(terms=(_Term(sign=1, scalar=operand, dtype=dtype),))
         return self.line(operand)
 
     def is_outside(self, value: Value) -> bool:
-        """Whether a scalar is known in front of the loop, or can be."""
+        """Return whether a scalar is available before the loop, or can be made so."""
         maker = self.makers.of(value)
         return value.number not in self.inside or (maker is not None and maker.kind in ("number", "tile"))
 
@@ -191,12 +194,12 @@ class _Reader:
         return _Line(terms=(_Term(sign=1, block=block),)) if plain else None
 
 
-# --- runs ----------------------------------------------------------------------------------------------------------------
+# --- ranges -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """Tiles up to ``end``, in which comparisons are ``known``. ``whole``: no lane of them is out of range."""
+    """Tiles up to ``end``, in which comparisons are ``known``. ``whole``: none of their lanes is out of range."""
 
     end: Any
     known: Mapping[int, bool] = field(default_factory=dict)
@@ -210,7 +213,7 @@ class _Peeler:
         self.makers = Makers.among(program.walk())
         axes = [axis for root in program.roots for axis in root.axes]
         axes += [axis for op in program.walk() if isinstance(op.attrs, ForAttrs) for axis in op.attrs.axes]
-        #: None for blocks of several loops, whose tiles do not begin and end alike.
+        #: None for blocks of several loops, whose tiles may begin and end differently.
         self.axes = {a.block: None if any(b.block == a.block and b is not a for b in axes) else a for a in axes}
 
     def change(self, op: Op) -> Iterator[Op]:
@@ -223,7 +226,8 @@ class _Peeler:
         yield from (*ops, *self.loops(op, axis, runs)) if len(runs) > 1 else (op,)
 
     def runs(self, op: Op, axis: LoopAxis, out: Builder) -> list[_Run]:
-        """The runs of a loop, one where it stays as it is. ``out`` takes what says where they end."""
+        """Return the ranges of a loop; a single one if it stays as it is. ``out`` takes the ops that compute the
+        bounds."""
         found, size, whole = self.conditions(op, axis.block), self.sizes[axis.block], self.is_whole(op, axis)
         hidden = [c for c in found if not self.is_always_seen(op, axis, c)]
         begins = _of(hidden, False, falls=False) or _of(found, True, falls=True)
@@ -251,15 +255,17 @@ class _Peeler:
         return [each for o in body.ops if (each := reader.condition(o)) is not None]
 
     def hides(self, op: Op) -> bool:
-        """Whether a comparison may be false throughout tiles that the loop ``op`` walks over."""
+        """Return whether a comparison may be false in whole tiles of the loop ``op``."""
         (axis,) = op.attributes(ForAttrs).axes
         return not all(self.is_always_seen(op, axis, each) for each in self.conditions(op, axis.block))
 
-    # --- what loops are known to walk over -------------------------------------------------------------------------------
+    # --- known loop bounds --------------------------------------------------------------------------------------------
 
     def is_always_seen(self, op: Op, axis: LoopAxis, condition: _Condition) -> bool:
-        """Whether no tile lies where ``condition`` is false throughout, because the loop stops at a tile of the block that its
-        own is compared with, or begins there."""
+        """Return whether no tile of the loop makes ``condition`` entirely false.
+
+        That is known if the loop ends or begins at a tile of the block that its own block is compared with.
+        """
         line = condition.line
         bound = _operand(op, axis.end if condition.falls else axis.begin)
         maker = self.makers.of(bound)
@@ -274,12 +280,12 @@ class _Peeler:
         )
 
     def is_whole(self, op: Op, axis: LoopAxis) -> bool:
-        """Whether no tile of a loop has lanes out of range."""
+        """Return whether no tile of a loop has lanes out of range."""
         size = self.sizes[axis.block]
         return all(self.divides(size, _operand(op, bound)) for bound in (axis.begin, axis.end))
 
     def divides(self, size: int, bound: Operand | Bound) -> bool:
-        """Whether a bound is known to be a multiple of ``size``."""
+        """Return whether a bound is known to be a multiple of ``size``."""
         if isinstance(bound, int):
             return bound % size == 0
         maker = self.makers.of(bound) if isinstance(bound, Value) else None
@@ -292,11 +298,11 @@ class _Peeler:
         ends = (axis.begin, axis.end) if attrs.field == "end" else (axis.begin,)
         return self.sizes[attrs.block] % size == 0 and all(isinstance(n, int) and n % size == 0 for n in ends)
 
-    # --- loops -----------------------------------------------------------------------------------------------------------
+    # --- loops --------------------------------------------------------------------------------------------------------
 
     def loops(self, op: Op, axis: LoopAxis, runs: list[_Run]) -> Iterator[Op]:
-        """``op`` as loops over runs of its tiles, each of which goes on with what the one before carried; the last one gives
-        the results."""
+        """Yield ``op`` as loops over ranges of its tiles. Each continues with the values carried by the one before; the
+        last one defines the results."""
         attrs, begin = op.attributes(ForAttrs), _operand(op, axis.begin)
         carried = op.operands[: attrs.carried]
         for run in runs:
@@ -322,18 +328,18 @@ def _of(conditions: list[_Condition], value: bool, *, falls: bool) -> list[tuple
 
 
 def _operand(op: Op, bound: Bound) -> Any:
-    """What a bound of ``op`` is: a number, or the value that it refers to."""
+    """Return a bound of ``op`` as a number, or as the value that it refers to."""
     return op.operands[bound.at] if isinstance(bound, OperandRef) else bound
 
 
 def _bound(bound: Any, first: int, bounds: list[Value]) -> Bound:
-    """A bound of a loop whose operands from ``first`` on are ``bounds``."""
+    """Return the bound of a loop whose operands from ``first`` on are ``bounds``."""
     if not isinstance(bound, Value):
         return bound
     return OperandRef(first + next(at for at, each in enumerate(bounds) if each is bound))
 
 
-# --- where runs begin and end --------------------------------------------------------------------------------------------
+# --- bounds of ranges -------------------------------------------------------------------------------------------------
 
 _INTEGERS: Mapping[str, Callable[[int, int], int]] = {
     "add": operator.add,
@@ -345,7 +351,7 @@ _INTEGERS: Mapping[str, Callable[[int, int], int]] = {
 
 
 class _Places:
-    """Computes in front of a loop where runs of its tiles begin and end, in int64."""
+    """Computation of range bounds before a loop, in int64."""
 
     def __init__(self, peeler: _Peeler, op: Op, axis: LoopAxis, out: Builder) -> None:
         self.peeler, self.out, self.size = peeler, out, peeler.sizes[axis.block]
@@ -353,7 +359,8 @@ class _Places:
         self.end = self.number(_operand(op, axis.end))
 
     def first_end(self, conditions: list[tuple[_Condition, bool]], whole: bool) -> Value | int:
-        """Where the first tiles end in which all ``conditions`` are what they are said to be, and no lane is out of range."""
+        """Return the end of the first tiles in which all ``conditions`` have their given values and no lane is out of
+        range."""
         place = self.end if whole else self.tiles(self.apply("sub", self.end, self.begin))
         for condition, value in conditions:
             low, high = self.range(condition.line)
@@ -362,7 +369,8 @@ class _Places:
         return self.indexed(place)
 
     def last_begin(self, conditions: list[tuple[_Condition, bool]], least: Value | int | None) -> Value | int:
-        """Where the tiles begin, not before ``least``, in which all ``conditions`` are that, to the last one."""
+        """Return the begin, at least ``least``, of the last tiles in which all ``conditions`` have their given
+        values."""
         place = self.begin if least is None else self.number(least)
         for condition, value in conditions:
             low, high = self.range(condition.line)
@@ -372,7 +380,7 @@ class _Places:
         return self.indexed(self.apply("minimum", place, self.end))
 
     def range(self, line: _Line) -> tuple[Value | int, Value | int]:
-        """The least and the greatest of the integers on a line, but for the part of the loop's own block."""
+        """Return the minimum and the maximum of a line, without the term of the loop's own block."""
         low: Value | int = line.start
         high: Value | int = line.start
         for term in line.terms:
@@ -384,7 +392,7 @@ class _Places:
         return low, high
 
     def first(self, term: _Term) -> Value:
-        """The first of a term's integers."""
+        """Return the first of a term's integers."""
         if term.block is not None:
             dtype, kind, attrs = self.peeler.program.index_dtype, "tile", TileAttrs(term.block, "begin")
             return self.out.cast(self.out.emit(kind, (), dtype, (), attrs), torch.int64)
@@ -400,7 +408,7 @@ class _Places:
         return self.out.emit("pointwise", (near, -_FARTHEST), torch.int64, (), PointwiseAttrs("maximum"))
 
     def tiles(self, elements: Value | int) -> Value | int:
-        """Where the whole tiles among so many elements from the begin of the loop on end."""
+        """Return the end of the whole tiles among the first ``elements`` of the loop."""
         whole = self.apply("maximum", self.apply("bitwise_and", elements, -self.size), 0)
         return self.apply("add", whole, self.begin)
 
@@ -424,11 +432,11 @@ class _Places:
         return self.out.emit("pointwise", (left, right), torch.int64, (), PointwiseAttrs(name))
 
 
-# --- bodies --------------------------------------------------------------------------------------------------------------
+# --- bodies -----------------------------------------------------------------------------------------------------------
 
 
 class _Copier:
-    """Copies the body of a loop for tiles in which some comparisons are ``known``, by the numbers of their values."""
+    """Copy of a loop's body for tiles in which some comparisons are ``known``, by the numbers of their values."""
 
     def __init__(self, numbers: Numbers, known: Mapping[int, bool]) -> None:
         self.numbers, self.known = numbers, dict(known)
@@ -462,7 +470,7 @@ class _Copier:
         return replace(op, number=self.numbers.op(), kind=kind, operands=operands, results=results, attrs=None)
 
     def is_settled(self, op: Op) -> bool:
-        """Whether ``op`` chooses a value with the lanes of its result, which takes its place."""
+        """Return whether ``op`` selects a value with the type of its result, and replace the result by it."""
         chosen = self.chosen(op)
         if not isinstance(chosen, Value) or (chosen.dtype, chosen.dims) != (op.result.dtype, op.result.dims):
             return False
@@ -470,7 +478,7 @@ class _Copier:
         return True
 
     def chosen(self, op: Op) -> Operand | None:
-        """What an op of a known condition gives."""
+        """Return the operand that a ``where`` with a known condition selects."""
         if not isinstance(op.attrs, PointwiseAttrs) or op.attrs.name != "where":
             return None
         value = self.truth(op.operands[0])
@@ -480,7 +488,7 @@ class _Copier:
         return self.known.get(operand.number) if isinstance(operand, Value) else None
 
     def learn(self, op: Op) -> None:
-        """What is known of the result, from what is known of the operands."""
+        """Derive the truth of the result from that of the operands."""
         name = op.attrs.name if isinstance(op.attrs, PointwiseAttrs) else op.kind
         truths = [self.truth(operand) for operand in op.operands]
         value: bool | None = None

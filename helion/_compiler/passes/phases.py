@@ -1,7 +1,7 @@
-"""The order of the kernels of one place in the host code, as what they read and write asks for it.
+"""Phases of the kernels of one position in the host code, derived from memory dependences.
 
-A step that makes a grid loop whose results others read gives the loop a phase. Before, where ``first`` reads what phase 0
-writes, and ``second`` what is there from the beginning::
+A step that adds a grid loop with results for other loops gives it a phase. Before, where ``first`` reads what phase 0
+writes, and ``second`` only memory that exists from the start::
 
     phase 0: store hoisted      phase 1: load hoisted, load y, dot
 
@@ -20,10 +20,11 @@ from ..ir.grammar import Program, Root
 
 
 def insert_before(program: Program, reader: Root, made: Sequence[Root]) -> tuple[Root, ...]:
-    """Return the grid loops of ``program`` and, behind them, those ``made`` for ``reader``, in phases that follow from memory.
+    """Return the grid loops of ``program``, and after them those ``made`` for ``reader``, in phases that follow from
+    memory.
 
-    A loop that is made runs as soon as all that it reads is there: after the last phase in front of the reader's that writes
-    it. Those that can run at the same time share a phase.
+    A new loop runs as early as possible. It follows the last phase before the reader's that writes its inputs. Loops
+    that can run concurrently share a phase.
     """
     written = [(root.phase, storages_of(program, root)[1]) for root in program.roots if root.phase < reader.phase]
     levels = []

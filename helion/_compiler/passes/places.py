@@ -1,5 +1,8 @@
-"""Places of extremes (argmax, argmin) along a dimension that is walked in chunks: each lane keeps the extreme of what it has seen
-and where that stood, and behind the loop the first place of the extreme of all lanes is taken."""
+"""Argmax and argmin along a dimension that is rolled into chunks.
+
+Each lane keeps the extreme of its elements and the index of that. After the loop, the first index of the overall
+extreme is the result.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from .chunks import Pass
 
 
 def place_of_extreme(op: Op, value: Value, loop: Pass, out: Builder) -> list[Op]:
-    """The accumulators of ``op``, a reduction of ``value``, the values of one chunk; gives the ops behind the loop, written by
-    ``out``."""
+    """Add the accumulators of ``op``, a reduction of ``value``, which holds one chunk. Return the ops after the loop,
+    written by ``out``."""
     attrs = op.attributes(ReduceAttrs)
     (at,) = attrs.dims
     largest = attrs.name == "argmax"
@@ -30,7 +33,7 @@ def place_of_extreme(op: Op, value: Value, loop: Pass, out: Builder) -> list[Op]
 
 
 def _first_place(op: Op, best: Value, place: Value, at: int, out: Builder) -> list[Op]:
-    """The least of the places of the lanes that hold the extreme."""
+    """Append the minimum of the indices in the lanes that hold the extreme."""
     attrs = op.attributes(ReduceAttrs)
     kept = tuple(dim for i, dim in enumerate(best.dims) if i != at)
     reduction = "max" if attrs.name == "argmax" else "min"
@@ -48,7 +51,7 @@ def _first_place(op: Op, best: Value, place: Value, at: int, out: Builder) -> li
 
 
 def _is_better(out: Builder, name: str, value: Value, best: Value) -> Value:
-    """Whether a value takes the place of the best one so far: a nan of any number."""
+    """Return whether a value replaces the best one so far; NaN replaces any number."""
     better = out.pointwise(name, value, best)
     if not value.dtype.is_floating_point:
         return better

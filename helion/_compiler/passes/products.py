@@ -1,4 +1,4 @@
-"""Matrix products whose tiles could be those of a grid loop of their own: where they stand, and what adds them up."""
+"""Matmuls that a separate grid loop could compute: their position, axes and accumulator loop."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from ..ir.rewrite import Declined, Makers
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """A matrix product of known place: ``value`` is result ``at`` of ``op``, the ``dot`` itself or the loop that adds it up.
+    """A matmul that a separate grid loop could compute. ``value`` is result ``at`` of ``op``, which is the ``dot`` or
+    its accumulator loop.
 
-    ``axes`` are walked along the dimensions of ``value``, ``depth`` along K, both as loops from 0. ``around`` are the axes of
-    the grid and of the loops around ``op``, ``casts`` what stands between the dot and its sum, the first one first, ``initial`` what
-    the sum begins with, None for zeros. ``dtype`` is what its elements are stored in.
+    ``axes`` are the loops over the dimensions of ``value``, ``depth`` the loop over K, all from 0. ``around`` are the
+    axes of the grid and of the loops around ``op``. ``casts`` are the ops between dot and accumulator, in order.
+    ``initial`` is the initial accumulator, None for zeros. ``dtype`` is the dtype of the stored elements.
     """
 
     op: Op
@@ -45,20 +46,23 @@ class Product:
 
 
 def find_products(program: Program) -> tuple[Product, ...]:
-    """All matrix products of a program. Raises ``Declined``, with the reason, where the place of one is not such that it could be
-    computed first, or where that is of no use as each program computes one tile of it already."""
+    """Return all matmuls of a program.
+
+    Raises ``Declined`` with the reason if one of them cannot be computed first. It also declines if each program
+    computes one tile of the matmul already, since then there is no gain.
+    """
     if not any(isinstance(op.attrs, DotAttrs) for op in program.walk()):
-        raise Declined("the kernel has no matrix product")
+        raise Declined("the kernel has no matmul")
     if len(program.roots) != 1:
         raise Declined(f"the kernel has {len(program.roots)} grid loops")
     found = tuple(_Search(program).products())
     blocks = {axis.block for axis in program.roots[0].axes}
     if any(blocks.issuperset(axis.block for axis in each.axes) for each in found):
-        raise Declined("a program computes one tile of a matrix product, whose rows nothing needs as a whole")
+        raise Declined("each program computes one tile of a matmul, and no op needs whole rows of it")
     return found
 
 
-# --- where they stand ----------------------------------------------------------------------------------------------------------
+# --- search -----------------------------------------------------------------------------------------------------------
 
 
 class _Search:
@@ -77,7 +81,7 @@ class _Search:
         yield from self.region(self.root.body, None, {axis.block: axis for axis in self.root.axes})
 
     def region(self, region: Region, loop: Op | None, around: Mapping[int, LoopAxis]) -> Iterator[Product]:
-        """Those in a region; ``loop`` is what it is the body of, ``around`` the axes around that."""
+        """Yield the matmuls of a region; ``loop`` is the op whose body it is, ``around`` the axes around that op."""
         attrs = None if loop is None else loop.attributes(ForAttrs)
         inner = {**around, **{axis.block: axis for axis in attrs.axes}} if attrs is not None else around
         for op in region.ops:
@@ -86,7 +90,7 @@ class _Search:
             elif isinstance(op.attrs, ForAttrs):
                 yield from self.region(op.regions[0], op, inner)
             elif any(isinstance(each.attrs, DotAttrs) for each in op.walk()):
-                raise Declined(f"a matrix product stands in data-dependent control flow ({op.kind})")
+                raise Declined(f"a matmul is in data-dependent control flow ({op.kind})")
 
     def product(
         self, dot: Op, body: Region, loop: Op | None, around: Mapping[int, LoopAxis], inner: Mapping[int, LoopAxis]
@@ -94,9 +98,9 @@ class _Search:
         lhs, rhs = list(dot.values())[:2]
         block = lhs.dims[-1].block
         if dot.attributes(DotAttrs).scaled is not None:
-            raise Declined("a matrix product has scales of blocks")
+            raise Declined("a matmul has block scales")
         if block is None or lhs.dims[-1].const != 1 or lhs.dims[-1] != rhs.dims[-2]:
-            raise Declined("a matrix product adds up over a dimension that is no tile")
+            raise Declined("K of a matmul is not a tile")
         if loop is not None and [axis.block for axis in loop.attributes(ForAttrs).axes] == [block]:
             return self.summed(dot, body, loop, around)
         depth = self.walked(block, {})
@@ -104,13 +108,14 @@ class _Search:
         return self.made(dot, 0, dot, (), depth, inner, initial)
 
     def summed(self, dot: Op, body: Region, loop: Op, around: Mapping[int, LoopAxis]) -> Product:
-        """A product that a loop adds up."""
+        """Return a matmul that a loop accumulates."""
         at, casts = self.sum(dot, body)
         (axis,) = loop.attributes(ForAttrs).axes
         return self.made(loop, at, dot, casts, _from_zero(axis), around, loop.operands[at])
 
     def sum(self, dot: Op, body: Region) -> tuple[int, tuple[Op, ...]]:
-        """The position of what a loop carries that is nothing but the sum of the product, and what is done before it is added."""
+        """Return the position of the carried value that is only the accumulator of the dot, and the casts before the
+        addition."""
         casts: list[Op] = []
         last = dot
         while accumulator_of(dot) is None:
@@ -123,10 +128,10 @@ class _Search:
         for at, (param, result) in enumerate(zip(body.params, body.results, strict=True)):
             if result is last.result and self.is_alone(body, param, result) and _adds(last, param):
                 return at, tuple(casts)
-        raise Declined("a loop does more with a matrix product than to add it up")
+        raise Declined("a loop does more with a matmul than accumulate it")
 
     def is_alone(self, body: Region, param: Value, result: Value) -> bool:
-        """Whether a carried value and the next one are read nowhere else in an iteration."""
+        """Return whether a carried value and its update have no other uses in an iteration."""
         reads = len(self.readers.get(param.number, ())), len(self.readers.get(result.number, ()))
         once = sum(v is result for v in body.results) == 1 and not any(v is param for v in body.results)
         return once and reads == (1, 0)
@@ -144,7 +149,7 @@ class _Search:
         value = op.results[at]
         blocks = [dim.block for dim in value.dims]
         if None in blocks or len(set(blocks)) < len(blocks) or any(dim.const != 1 for dim in value.dims):
-            raise Declined("a dimension of a matrix product is not that of one tile, or two are of one")
+            raise Declined("a dimension of a matmul is not exactly one tile, or two dimensions have the same tile")
         axes = tuple(self.walked(block, around) for block in blocks)  # type: ignore[arg-type]
         initial = None if self.is_zero(initial) else initial
         return Product(
@@ -161,12 +166,12 @@ class _Search:
         )
 
     def walked(self, block: int, around: Mapping[int, LoopAxis]) -> LoopAxis:
-        """What goes over all tiles of a block."""
+        """Return the loop over all tiles of a block."""
         known = self.program.blocks[block]
         if block in around:
             return _from_zero(around[block])
         if known.kind != "full" or known.extent is None:
-            raise Declined(f"{known.name or 'a dimension'} of a matrix product is not walked over as a whole")
+            raise Declined(f"no loop covers all of {known.name or 'a dimension'} of a matmul")
         return LoopAxis(block, 0, known.extent)  # type: ignore[arg-type]
 
     def is_zero(self, initial: Operand | None) -> bool:
@@ -176,7 +181,7 @@ class _Search:
         return maker is not None and maker.kind == "full" and _is_number(maker.operands[0], 0)
 
     def stored(self, value: Value) -> torch.dtype:
-        """The dtype that all readers of a product want it in, where that is narrower."""
+        """Return the narrower dtype if all uses of a matmul cast to it, else the dtype of the value."""
         readers = self.readers.get(value.number, [])
         casts = [isinstance(op.attrs, PointwiseAttrs) and op.attrs.name == "cast" for op in readers]
         wanted = {op.result.dtype for op in readers}
@@ -198,10 +203,10 @@ def _is_number(operand: Operand, number: int) -> bool:
 
 
 def _from_zero(axis: LoopAxis) -> LoopAxis:
-    """``axis``, whose end the host knows. Raises ``Declined`` for another."""
+    """Return ``axis`` if it begins at 0 and the host knows its end. Raises ``Declined`` for others."""
     known = isinstance(axis.end, (int, Expr)) and fixed_at(axis.begin, 0)
     if not known or axis.jagged is not None or axis.merged or axis.split is not None or axis.scalar:
-        raise Declined("a loop over tiles of a matrix product does not begin at 0, or its end depends on data")
+        raise Declined("a loop over tiles of a matmul does not begin at 0, or its end depends on data")
     return axis
 
 

@@ -1,9 +1,9 @@
-"""Finds what the programs of a grid loop do to each other: they run in any order, and at the same time.
+"""Detection of races between the programs of a grid loop, which run in any order and concurrently.
 
-Certain of being wrong, and refused, is an element that several programs read, change and store without an atomic
-operation. Warned about are a store whose place is the same for several programs while its value is not, and a load of
-what other programs store. What cannot be decided is let pass: subscripts that come from data, accesses under a
-condition that depends on the program, and what follows an acquire, which may hold a lock or wait for other programs.
+An element that several programs read, change and store without an atomic operation is certainly wrong, and refused. Two
+cases give a warning. The first is a store to one position from several programs with different values. The second is a
+load of elements that other programs store. Undecidable cases pass: subscripts from data, accesses under a condition
+that depends on the program, and accesses after an acquire. An acquire may take a lock or wait for other programs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NO_CONFIG = Launched(lanes={}, threads=0, steady=False)
 
 
 def check_programs(program: Program, sizes: Mapping[int, int]) -> tuple[exc.BaseWarning, ...]:
-    """Warnings about the programs of each root under block ``sizes``. Raises ``exc.ReadModifyWriteRace``."""
+    """Return warnings about the programs of each root under block ``sizes``. Raises ``exc.ReadModifyWriteRace``."""
     found: list[exc.BaseWarning] = []
     for root in program.roots:
         axes = {axis.block: axis for axis in root.axes if several(axis, sizes)}
@@ -49,8 +49,8 @@ def check_programs(program: Program, sizes: Mapping[int, int]) -> tuple[exc.Base
 
 
 def _are_separate(program: Program, root: Root, axes: Mapping[int, LoopAxis]) -> bool:
-    """Whether every store goes to a place of its program's own, in a tensor that is only stored to: so it is in nearly
-    every kernel."""
+    """Return whether every store is to elements of its own program, in a tensor without loads. Nearly every kernel is
+    so."""
     loads = {program.tensors[op.attrs.tensor].storage for op in root.body.walk() if op.kind == "load"}
     return all(
         program.tensors[op.attrs.tensor].storage not in loads and axes.keys() <= {i.block for i in op.attrs.indices}
@@ -60,7 +60,7 @@ def _are_separate(program: Program, root: Root, axes: Mapping[int, LoopAxis]) ->
 
 
 def several(axis: LoopAxis, sizes: Mapping[int, int]) -> bool:
-    """Whether an axis of a grid has more than one program."""
+    """Return whether an axis of a grid has more than one program."""
     if isinstance(axis.begin, OperandRef) or isinstance(axis.end, OperandRef):
         return True
     extent = hint_of(axis.end) - hint_of(axis.begin)
@@ -70,17 +70,17 @@ def several(axis: LoopAxis, sizes: Mapping[int, int]) -> bool:
 
 @dataclass
 class Programs:
-    """What the programs of a root do to memory, by the axes of its grid."""
+    """Memory effects of the programs of a root, by the axes of its grid."""
 
     program: Program
     accesses: Accesses
-    #: The axes with more than one program.
+    #: Axes with more than one program.
     axes: dict[int, LoopAxis]
-    #: On which of them values, places of blocks, and whether an op runs at all depend.
+    #: Axes that values, positions of blocks, and the execution of an op depend on.
     values: dict[int, _Axes] = field(default_factory=dict)
     blocks: dict[int, _Axes] = field(default_factory=dict)
     around: dict[int, _Axes] = field(default_factory=dict)
-    #: ``guard`` of loads; those of which a warning was given.
+    #: The ``guard`` of loads; the loads that already have a warning.
     guards: dict[int, _Axes] = field(default_factory=dict)
     reported: set[int] = field(default_factory=set)
 
@@ -92,7 +92,7 @@ class Programs:
             made._region(root.body, _NONE)
         return made
 
-    # --- what depends on the program -------------------------------------------------------------------------------------
+    # --- dependence on the program ------------------------------------------------------------------------------------
 
     def _of(self, operands: Iterable[Operand]) -> _Axes:
         return _NONE.union(*(self.values.get(o.number, _NONE) for o in operands if isinstance(o, Value)))
@@ -128,7 +128,8 @@ class Programs:
         return frozenset(self.axes) if op.kind == "inline" else _NONE
 
     def _loop(self, op: Op, around: _Axes) -> _Axes:
-        """What the results of a loop depend on: every carried value counts as depending on all of them."""
+        """Return the axes that the results of a loop depend on. Every carried value counts as depending on all of
+        them."""
         found = self._of(op.operands)
         while True:
             for region in op.regions:
@@ -141,19 +142,19 @@ class Programs:
             found = after
 
     def place(self, op: Op) -> _Axes:
-        """What the address of an access depends on."""
+        """Return the axes that the address of an access depends on."""
         attrs = op.attributes(MemoryAttrs)
         blocks = (self.blocks.get(i.block, _NONE) for i in attrs.indices if i.block is not None)
         operands = [op.operands[i.operand] for i in attrs.indices if i.operand is not None]
         return _NONE.union(*blocks) | self._of(operands)
 
     def guard(self, op: Op) -> _Axes:
-        """What it depends on whether an access, or some of its lanes, happen at all."""
+        """Return the axes that decide if an access, or some of its lanes, happens at all."""
         attrs = op.attributes(MemoryAttrs)
         mask = [op.operands[attrs.mask]] if attrs.mask is not None else []
         return self.around[op.number] | self._of(mask)
 
-    # --- what is wrong ---------------------------------------------------------------------------------------------------
+    # --- races --------------------------------------------------------------------------------------------------------
 
     def check(self) -> Iterator[exc.BaseWarning]:
         if not self.axes:
@@ -187,7 +188,7 @@ class Programs:
         return self.program.tensors[access.attrs.tensor].name
 
     def _loads_of(self, value: Operand) -> Iterator[Access]:
-        """The loads that a value is made of."""
+        """Yield the loads that a value depends on."""
         seen: set[int] = set()
         stack = [value]
         while stack:
@@ -222,7 +223,8 @@ class Programs:
                 yield exc.LoadOfOtherPrograms(name=name, axis=axis).at(load.op.location)
 
     def _reaches(self, load: Access, store: Access, block: int) -> bool:
-        """Whether a load certainly covers elements that programs at other places of the axis ``block`` store."""
+        """Return whether a load certainly covers elements that programs at other indices of the axis ``block``
+        store."""
         pairs = list(zip(load.at, store.at, strict=True))
         if any(one == other and self._follows(one, block) for one, other in pairs):
             return False
@@ -235,13 +237,13 @@ class Programs:
         return not self._follows(one, block)
 
     def _follows(self, coordinate: Coordinate, block: int) -> bool:
-        """Whether a subscript changes from one place of the axis to the next."""
+        """Return whether a subscript differs between indices of the axis."""
         depends = self.blocks.get(coordinate.block, _NONE) if coordinate.block is not None else _NONE
         value = self.values.get(coordinate.value, _NONE) if coordinate.value is not None else _NONE
         return block in depends | value
 
     def _overlap(self, one: Coordinate, other: Coordinate) -> bool:
-        """Whether two subscripts of one dimension certainly have an index in common, at some places of the grid."""
+        """Return whether two subscripts of one dimension certainly share an index, somewhere in the grid."""
         if one == other:
             return True
         if one.span is None or other.span is None:

@@ -1,4 +1,4 @@
-"""Rolls whole dimensions: a program that holds a row at once becomes one that walks over it in chunks.
+"""Rolls whole dimensions: a program that holds a whole row becomes one that loops over it in chunks.
 
 Before::
 
@@ -12,15 +12,14 @@ After rolling b1::
     %4 = reduce sum acc
     for b1 chunked: store exp(load - %2) / %4     stage 2
 
-Stage 1 waits for the maximum only to subtract it. Where that saves reading the row, such a sum is taken in the pass that
-its centre comes from and moved behind it (see ``online``)::
+Stage 1 needs the maximum only to subtract it. If that saves a read of the row, the sum moves into the pass that
+computes its centre, and is corrected after it (see ``online``)::
 
     for b1 chunked: sum about the lane's own maximum; acc = max(acc, load)
     %2 = reduce max acc; %4 = reduce sum (sum * exp(acc - %2))
     for b1 chunked: store exp(load - %2) / %4
 
-Chunks keep the block's id; only its size differs between the two programs, so every mask and every memory slot stays
-what it was.
+Chunks keep the block's id; only its size differs between the two programs. So all masks and memory slots stay the same.
 """
 
 from __future__ import annotations
@@ -42,12 +41,14 @@ from .chunks import Pass
 from .online import Centred
 from .simplify import drop_dead
 
-#: Programs with some blocks rolled that the next one is tried on; beyond that, the first and that with all of them.
+#: Largest number of partly rolled programs to test the next block on. Beyond it, test only the first program and the
+#: fully rolled one.
 _COMBINATIONS = 16
 
 
 def rollable_blocks(program: Program) -> tuple[tuple[int, ...], dict[int, str]]:
-    """Blocks that can be walked in chunks, in any combination, in order, and why the other whole dimensions cannot."""
+    """Return the blocks that can be rolled, in any combination, in order, and the reasons against the other whole
+    dimensions."""
     good: list[int] = []
     reasons: dict[int, str] = {}
     combinations = [program]
@@ -66,14 +67,14 @@ def rollable_blocks(program: Program) -> tuple[tuple[int, ...], dict[int, str]]:
 
 
 def roll(program: Program, blocks: frozenset[int]) -> Program:
-    """Walk ``blocks``, each from ``rollable_blocks``, in chunks."""
+    """Roll ``blocks``, each from ``rollable_blocks``, into loops over chunks."""
     for block in sorted(blocks):
         program = _roll_block(program, program.blocks[block])
     return drop_dead(program) if blocks else program
 
 
 def loads_in_chunks(program: Program, block: int) -> Mapping[int, int]:
-    """How often each load, by slot, is done when ``block``, from ``rollable_blocks``, is walked in chunks."""
+    """Return the number of times that each load runs, by slot, if ``block``, from ``rollable_blocks``, is rolled."""
     rolled = roll(program, frozenset((block,)))
     return Counter(op.attrs.slot for op in rolled.walk() if op.kind == "load")
 
@@ -93,9 +94,12 @@ def _roll_block(program: Program, block: Block) -> Program:
 
 @dataclass(frozen=True, kw_only=True)
 class _Schedule:
-    """``levels``: for wide ops the pass that computes them, for others the first pass before which they can run, by op.
-    ``ready``: the first pass before which a value is known, by value. ``centred``: sums that are taken before their
-    centre is known, by op."""
+    """Assignment of ops to passes over the row.
+
+    - ``levels``: by op, the pass that computes it if it is wide; for other ops the first pass that they can precede.
+    - ``ready``: by value, the first pass that can use it.
+    - ``centred``: by op, sums that are accumulated before their centre is known.
+    """
 
     levels: dict[int, int]
     ready: dict[int, int]
@@ -109,8 +113,12 @@ class _Schedule:
 
 @dataclass(kw_only=True)
 class _Stage:
-    """One pass while it is made. ``renamed``: the values of a chunk, by those of the row. ``totals``: the ops that make
-    a sink's result behind the loop; those of ``later`` sums wait for their centre."""
+    """One pass under construction.
+
+    - ``renamed``: values of a chunk, by those of the row.
+    - ``totals``: ops after the loop that compute the results of sinks.
+    - ``later``: such ops of sums that wait for their centre.
+    """
 
     loop: Pass
     renamed: dict[int, Value] = field(default_factory=dict)
@@ -129,14 +137,14 @@ class _Roller:
         self.wide: dict[int, bool] = {}
 
     def is_wide(self, op: Op) -> bool:
-        """Whether the op itself touches the block's dimension."""
+        """Return whether the op itself touches the block's dimension."""
         known = self.wide.get(op.number)
         if known is None:
             known = self.wide[op.number] = any(_carries(v, self.block) for v in (*op.values(), *op.results))
         return known
 
     def region(self, region: Region) -> Region:
-        """The region with its uses of the block rolled; nested regions roll by themselves."""
+        """Return the region with its uses of the block rolled; nested regions are rolled separately."""
         ops = [map_regions(op, self.region) for op in region.ops]
         wide = [op for op in ops if self.is_wide(op)]
         if not wide:
@@ -174,10 +182,10 @@ class _Roller:
             if _carries(value, self.block) and value.number not in defined:
                 raise Declined("a value that spans the dimension comes from outside of a loop")
 
-    # --- which pass does what --------------------------------------------------------------------------------------------
+    # --- assignment to passes -----------------------------------------------------------------------------------------
 
     def schedule(self, ops: list[Op], makers: Makers) -> _Schedule:
-        """Sums are taken early where that saves loads of the row."""
+        """Assign ops to passes. Sums are accumulated before their centre is known if that saves loads of the row."""
         pairs = self.pairs(ops)
         plain = self.levels(ops, {}, pairs, makers)
         found = [online.centred_sum(op, makers, self.block) for op in ops if self.is_sink(op)]
@@ -191,11 +199,12 @@ class _Roller:
                 schedule = without
         schedule = schedule or plain
         if schedule is None:
-            raise Declined("what is loaded and stored would change places")
+            raise Declined("loads and stores of the same element would change their order")
         return schedule
 
     def pairs(self, ops: list[Op]) -> list[tuple[Op, Op, bool]]:
-        """Ops that must keep their order, the earlier one first, and whether they may share a pass over the row."""
+        """Return pairs of ops that must keep their order, the earlier one first, and true if they may share a pass over
+        the row."""
         effects = [(op, effects_of(self.program, op)) for op in ops]
         effects = [(op, found) for op, found in effects if found]
         return [
@@ -208,10 +217,11 @@ class _Roller:
     def levels(
         self, ops: list[Op], centred: Mapping[int, Centred], pairs: list[tuple[Op, Op, bool]], makers: Makers
     ) -> _Schedule | None:
-        """The earliest passes in which ``pairs`` keep their order; None when each pass would have to wait for another."""
+        """Return the earliest passes in which ``pairs`` keep their order; None if passes would depend on each other
+        cyclically."""
         floors: dict[int, int] = {}
         schedule = self.earliest(ops, centred, floors)
-        # each reduction, and each op of a pair, puts off what follows it by one pass at most
+        # each reduction, and each op of a pair, delays the ops after it by at most one pass
         most = sum(self.is_sink(op) for op in ops) + 2 * len(pairs)
         while pairs and self.raise_floors(ops, schedule, pairs, makers, floors):
             schedule = self.earliest(ops, centred, floors)
@@ -227,12 +237,12 @@ class _Roller:
         makers: Makers,
         floors: dict[int, int],
     ) -> bool:
-        """Puts off ops that would come too early; whether there were any."""
+        """Delay ops that would run too early, and return whether any did."""
         passes = [self.closure(self.sinks(ops, schedule, at), schedule, makers) for at in range(schedule.last + 1)]
         raised = False
         for a, b, together in pairs:
             if self.is_wide(a):
-                # a load is done in every pass that needs it
+                # a load runs in every pass that needs it
                 last = max((at for at, needed in enumerate(passes) if a.number in needed), default=-1)
                 floor = last if together else last + 1
             else:
@@ -260,7 +270,7 @@ class _Roller:
         return _Schedule(levels=levels, ready=ready, centred=centred)
 
     def loads(self, ops: list[Op], schedule: _Schedule, makers: Makers) -> int:
-        """How many loads all passes do together."""
+        """Return the number of loads of all passes together."""
         passes = [self.closure(self.sinks(ops, schedule, at), schedule, makers) for at in range(schedule.last + 1)]
         return sum(op.kind == "load" and op.number in needed for needed in passes for op in ops)
 
@@ -286,7 +296,7 @@ class _Roller:
     def is_sink(self, op: Op) -> bool:
         return op.kind == "store" or (op.kind == "reduce" and self.is_wide(op) and not _carries(op.result, self.block))
 
-    # --- one pass over the row -------------------------------------------------------------------------------------------
+    # --- one pass over the row ----------------------------------------------------------------------------------------
 
     def stage(self, sinks: list[Op], ops: list[Op], schedule: _Schedule, makers: Makers) -> _Stage:
         needed = self.closure(sinks, schedule, makers)
@@ -316,7 +326,7 @@ class _Roller:
         return stage
 
     def closure(self, sinks: Collection[Op], schedule: _Schedule, makers: Makers) -> set[int]:
-        """The wide ops of one pass: its sinks and all they are made of."""
+        """Return the wide ops of one pass: its sinks and all their inputs."""
         needed: set[int] = set()
         stack = list(sinks)
         while stack:
@@ -340,7 +350,7 @@ class _Roller:
         return Builder(self.numbers, op.location, [])
 
     def accumulate(self, op: Op, stage: _Stage, makers: Makers) -> None:
-        """An accumulator of the chunk's shape, which is reduced behind the loop."""
+        """Add an accumulator with the shape of a chunk, which is reduced after the loop."""
         attrs = op.attributes(ReduceAttrs)
         name, loop = attrs.name, stage.loop
         source = online.summed(op, makers, self.block)
@@ -362,7 +372,7 @@ class _Roller:
         stage.totals.append(replace(op, operands=(carried.total,)))
 
     def centre_later(self, found: Centred, stage: _Stage) -> None:
-        """Accumulators of a sum whose centre is not known yet; what moves the sum is done when it is."""
+        """Add accumulators of a sum with an unknown centre. The correction follows once the centre is known."""
         out = self.writer(found.total)
         if found.form == "squares":
             online.squares_total(found, self.moments((found.value, found.dim), stage), self.extent, out)
@@ -375,7 +385,7 @@ class _Roller:
         stage.later[found.total.number] = out.ops
 
     def moments(self, source: tuple[Value, int], stage: _Stage) -> online.Moments:
-        """The sums about a shift of a value, which its sum and its squares share."""
+        """Return the sums about a shift of a value, which its sum and its squares share."""
         value, dim = source
         made = stage.moments[value.number]
         if made is None:

@@ -1,5 +1,5 @@
-"""Running combinations along a dimension that is walked in chunks: each chunk is scanned by itself, and what all chunks before
-it come to is combined with its lanes.
+"""Rolls scans along a dimension into loops over chunks: each chunk is scanned separately, then combined with a carried
+prefix.
 
 Before::
 
@@ -12,8 +12,8 @@ After::
         %2 = before + own
         before = before + (the last lane of own)
 
-The loop waits for the combination of two numbers only, not for the scan. Where no neutral element is known, the first chunk
-stands as it is.
+The loop-carried dependence is one combination of two numbers, not the scan. Without a known identity element, the first
+chunk is used unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .chunks import Pass
 
 
 def check_scan(op: Op, block: int) -> None:
-    """Raises ``Declined`` where the scan ``op`` runs along ``block`` in a way that chunks in order do not follow."""
+    """Raise ``Declined`` if the scan ``op`` along ``block`` cannot run in ascending chunks."""
     attrs = op.attributes(ScanAttrs)
     if not runs_along(op, block):
         return
@@ -45,7 +45,7 @@ def runs_along(op: Op, block: int) -> bool:
 
 
 def scan_chunk(op: Op, operands: Sequence[Operand], loop: Pass) -> list[Value]:
-    """The results of ``op`` in the current chunk, whose values are ``operands``; ``loop`` carries what comes before it."""
+    """Return the results of ``op`` in the current chunk, with values ``operands``; ``loop`` carries the prefix."""
     attrs, body = op.attributes(ScanAttrs), loop.body
     own = [body.value(result.dtype, result.dims) for result in op.results]
     body.repeat(op, operands=tuple(operands), results=tuple(own), regions=(fresh_region(op.regions[0], body),))
@@ -65,7 +65,7 @@ def scan_chunk(op: Op, operands: Sequence[Operand], loop: Pass) -> list[Value]:
 
 
 def fresh_region(region: Region, out: Builder) -> Region:
-    """A copy of a region of scalars with values and ops of its own."""
+    """Return a copy of a region of scalars with new values and ops."""
     new = {v.number: out.value(v.dtype, v.dims, v.name) for v in (*region.params, *_made(region))}
     ops = tuple(
         Op(out.numbers.op(), op.kind, tuple(_renamed(o, new) for o in op.operands), (new[op.result.number],), op.attrs, (), op.location)
@@ -86,7 +86,7 @@ def _renamed(operand: Operand, to: Mapping[int, Value]) -> Operand:
 def _combined(
     region: Region, left: Sequence[Value], right: Sequence[Value], first: Value | None, out: Builder
 ) -> list[Value]:
-    """``region`` of tiles in place of scalars; ``right`` alone where ``first`` holds."""
+    """Return ``region`` applied to tiles instead of scalars; ``right`` alone where ``first`` is true."""
     known = {param.number: value for param, value in zip(region.params, (*left, *right), strict=True)}
     for op in region.ops:
         operands = [_renamed(o, known) for o in op.operands]
@@ -111,7 +111,7 @@ def _broadcast(operands: Sequence[Operand]) -> Dims:
 
 
 def _widened(value: Operand, like: Value, out: Builder) -> Value:
-    """A result that the function may have taken from one side, or from nowhere, with the dimensions of a tile."""
+    """Return a result of the function with the dimensions of a tile. It may be one of the operands, or a constant."""
     assert isinstance(value, Value)
     if value.dims == like.dims:
         return value
@@ -125,12 +125,12 @@ def _without(dims: Dims, at: int) -> Dims:
 
 
 def _spread(value: Value, at: int, out: Builder) -> Value:
-    """A value of one lane along dimension ``at``."""
+    """Return a value with a dimension of 1 inserted at ``at``."""
     return out.reshape(value, (*value.dims[:at], ONE, *value.dims[at:])) if value.dims else value
 
 
 def _last_lanes(values: Sequence[Value], at: int, loop: Pass) -> list[Value]:
-    """The last of the lanes of whole chunks; what the last chunk gives, nothing reads."""
+    """Return the last lanes of whole chunks. The results for the last, partial chunk have no use."""
     body, dim = loop.body, values[0].dims[at]
     lanes = body.emit("iota", (), loop.index_dtype, (dim,), IotaAttrs(loop.block, False))
     is_last = body.pointwise("eq", lanes, body.pointwise("sub", loop.tile("end", body), 1))

@@ -1,4 +1,4 @@
-"""The rewrites that a config asks for, as steps that backends put in order, with steps of their own among them."""
+"""Rewrites that a config selects, as steps. Backends order them, together with their own steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .accesses import Launched
 if TYPE_CHECKING:
     from . import ahead, checks, flatten, hoist, join, materialize, pack, peel, split_sums, subtile
 else:
-    # binding needs the names of the steps alone
+    # Binding needs only the names of the steps.
     ahead = lazy("helion._compiler.passes.ahead")
     checks = lazy("helion._compiler.passes.checks")
     flatten = lazy("helion._compiler.passes.flatten")
@@ -31,19 +31,27 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduled:
-    """What the steps know of a config.
+    """Inputs of the steps that follow from a config.
 
-    ``sizes`` are those of the traced program's blocks, in elements. ``chunked`` are the whole dimensions walked in
-    chunks. ``flattened`` has the loop order of each grid that becomes one loop, by number of its root. ``subtiles`` is the
-    number of column subtiles of an epilogue, 0 for none, ``parts`` that of programs which share a sum. ``turned``: products
-    are computed as their transposes. ``packed``: of copies of operands. ``crosswise``: the
-    same of those that are not contiguous along K. ``hoisted``: computed operands are computed first. ``joined``: loops that
-    differ in numbers alone are one. ``peeled``: loops are split where masks are known.
-    ``ahead``: so many steps ahead loops over single indices load; ``staged``: others have stages of their own that copy what they load. ``products``: rows, columns and elements
-    along K of the tiles of products that are computed first, None where none is. ``threads``, ``steady``
-    and ``block_accesses`` are those of ``accesses.Launched``. ``checked``: accesses are checked while the kernel runs. ``unrolled``: loops are, whole. ``float_counts``: sums of
-    conditions are taken in fp32. ``tunables`` are the values of the
-    kernel's own keys.
+    - ``sizes``: sizes of the traced program's blocks, in elements.
+    - ``chunked``: whole dimensions that are rolled into loops over chunks.
+    - ``flattened``: the loop order of each grid that becomes one loop, by number of its root.
+    - ``subtiles``: the number of column subtiles of an epilogue, 0 for none.
+    - ``parts``: the number of programs that share a reduction loop (split-K).
+    - ``turned``: matmuls are computed with A and B swapped.
+    - ``packed``: operands with unaligned rows are copied.
+    - ``crosswise``: MN-major operands are copied to K-major.
+    - ``hoisted``: computed operands are precomputed.
+    - ``joined``: loops that differ only in constants are fused.
+    - ``peeled``: loops are split where masks are known.
+    - ``ahead``: prefetch distance of loops over single indices.
+    - ``staged``: other loops have pipeline stages that copy what they load.
+    - ``products``: M, N and K tiles of matmuls that are computed first, None if they are not.
+    - ``threads``, ``steady``, ``block_accesses``: those of ``accesses.Launched``.
+    - ``checked``: the kernel checks its accesses at run time.
+    - ``unrolled``: loops are fully unrolled.
+    - ``float_counts``: sums of conditions are computed in fp32.
+    - ``tunables``: values of the kernel's own keys.
     """
 
     sizes: Mapping[int, int]
@@ -69,7 +77,7 @@ class Scheduled:
     tunables: Mapping[str, Any] = field(default_factory=dict)
 
     def sizes_in(self, program: Program) -> dict[int, int]:
-        """The size of every block of a program that steps made, which may have more blocks than the traced one."""
+        """Return the size of every block of a rewritten program, which may have more blocks than the traced one."""
         sizes = dict(self.sizes)
         for block in program.blocks:
             if block.merged:
@@ -82,14 +90,14 @@ class Scheduled:
         return sizes
 
     def launched(self, program: Program) -> Launched:
-        """What the order of memory accesses depends on."""
+        """Return the launch properties that the order of memory accesses depends on."""
         lanes = order_memory.least_lanes(program, self.sizes_in(program))
         return Launched(lanes=lanes, threads=self.threads, steady=self.steady, block_accesses=self.block_accesses)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A rewrite, pure, under the name that dumps and the verifier give it."""
+    """A pure rewrite with the name that dumps and the verifier print."""
 
     name: str
     rewrite: Callable[[Program, Scheduled], Program]
@@ -161,29 +169,30 @@ def _insert_checks(program: Program, scheduled: Scheduled) -> Program:
     return checks.insert_checks(program) if scheduled.checked else program
 
 
-#: Before all others, which then see one branch.
+#: First of all, so that the other steps see one branch.
 CHOOSE_BRANCHES = Step("choose_branches", _choose_branches)
-#: Before those that take loops apart, which then see the rows alone.
+#: Precedes steps that split loops, which then see only the remaining kernel.
 MATERIALIZE_PRODUCTS = Step("materialize_products", _materialize_products)
-#: Includes taking centred sums in the pass of their centre (``online``).
+#: Also moves centred sums into the pass of their centre (``online``).
 ROLL = Step("roll", _roll)
 FLATTEN = Step("flatten", _flatten)
 JOIN_LOOPS = Step("join_loops", _join_loops)
-#: Behind every step that changes the axes of a grid.
+#: After every step that changes the axes of a grid.
 SPLIT_SUMS = Step("split_sums", _split_sums)
-#: Behind it, as what adds parts up reads no operands.
+#: After split_sums: the reduction of partials reads no operands.
 HOIST_OPERANDS = Step("hoist_operands", _hoist_operands)
 PACK_OPERANDS = Step("pack_operands", _pack_operands)
 SUBTILE = Step("subtile", _subtile)
 PEEL_MASKS = Step("peel_masks", _peel_masks)
 LOAD_AHEAD = Step("load_ahead", _load_ahead)
-#: Behind every step that moves, repeats or splits accesses.
+#: After every step that moves, repeats or splits accesses.
 ORDER_MEMORY = Step("order_memory", _order_memory)
 INSERT_CHECKS = Step("insert_checks", _insert_checks)
 
 
 def run_steps(program: Program, scheduled: Scheduled, steps: Iterable[Step]) -> Program:
-    """Each step in turn; ``HELION_DUMP`` prints after each, ``HELION_VERIFY`` checks after each."""
+    """Run each step in turn; ``HELION_DUMP`` prints the program after a step, ``HELION_VERIFY`` checks it after
+    each."""
     watch = watching()
     for step in steps:
         program = watch(step.name, step.rewrite(program, scheduled))

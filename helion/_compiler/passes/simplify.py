@@ -1,4 +1,4 @@
-"""Common subexpressions, loop values that never change, and ops nobody reads."""
+"""Common subexpression elimination, loop-invariant carried values, and dead code elimination."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ _RESHAPE = ViewAttrs("reshape")
 
 
 def merge_common(program: Program) -> Program:
-    """``%1 = exp %0; %2 = exp %0`` becomes one op; a carried value that its loop never changes becomes its initial value; a
-    value reshaped to other dimensions and back is the value."""
+    """Merge common subexpressions.
+
+    ``%1 = exp %0; %2 = exp %0`` becomes one op. A carried value that its loop never changes becomes its initial value.
+    A value that is reshaped and reshaped back becomes the original value.
+    """
     return program.map_regions(lambda body: _Merger().region(body, {}))
 
 
@@ -61,8 +64,10 @@ class _Merger:
         return Region(region.params, tuple(ops), tuple(map(self.operand, region.results)))
 
     def is_reshaped_back(self, op: Op) -> bool:
-        """Whether ``op`` undoes reshapes; its result is then what they began with. A backend may move every element through
-        shared memory for one of them."""
+        """Return whether ``op`` undoes reshapes, and map its result to the original value.
+
+        A backend may move every element through shared memory for a reshape.
+        """
         if op.attrs != _RESHAPE or not isinstance(op.operands[0], Value):
             return False
         before = op.operands[0]
@@ -84,7 +89,7 @@ class _Merger:
 
 
 def keep_carried(op: Op, region: Region, keep: list[int]) -> Op:
-    """The loop ``op`` with body ``region``, carrying only the values at positions ``keep``."""
+    """Return the loop ``op`` with body ``region``, carrying only the values at positions ``keep``."""
     attrs = op.attributes(ForAttrs)
     shift = len(keep) - attrs.carried
     axes = tuple(
@@ -115,12 +120,12 @@ def _key(op: Op) -> Any:
 
 
 def drop_dead(program: Program) -> Program:
-    """Ops without effect whose results nobody reads disappear, and so do loop values that only feed themselves."""
+    """Remove ops without effects or uses, and loop-carried values that only feed themselves."""
     return program.map_regions(lambda body: _drop(body, set())[0])
 
 
 def _drop(region: Region, live: set[int]) -> tuple[Region, set[int]]:
-    """The region without dead ops, and the values it reads (its own included)."""
+    """Return the region without dead ops, and the values it reads (its own included)."""
     live = live | {v.number for v in region.results if isinstance(v, Value)}
     kept: list[Op] = []
     for op in reversed(region.ops):

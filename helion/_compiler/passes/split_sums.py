@@ -1,19 +1,19 @@
-"""Splits the loop that adds up a grid loop's sums, or finds its extrema, over several programs, which store what they come to; a second grid
-loop adds the parts up in their order, whatever the order in which they were done, and goes on from there.
+"""Splits a reduction loop of a grid loop over several programs (split-K). A second grid loop reduces the stored
+partials in their order, so the result is deterministic, and continues with the rest of the program.
 
-Before::
+The loop may accumulate sums, matmuls among them, or extrema. Before::
 
     grid b0, b1: %0 = full 0; %1: [b0, b1] = for b2 in 0..k carrying %0: dot ..; %2 = relu %1; store out[b0, b1] <- %2
 
-After, in 4 parts, with smaller tiles b4, b5 in the second grid loop, which is launched behind the first::
+After, in 4 parts, with smaller tiles b4, b5 in the second grid loop, which is launched after the first::
 
     grid b0, b1, b3 in 0..4: %1: [b0, b1] = for b2 in part b3 of 0..k carrying 0: dot ..; store parts[b3, b0, b1] <- %1
     grid b4, b5: %3: [b4, b5] = for b6 in 0..4 carrying 0: load parts[b6, b4, b5]; add ..
                  %2 = relu %3; store out[b4, b5] <- %2
 
-Other loops behind the first one are shared in the tiles that they have (``spread``).
+Programs also share other loops after the first one, in their original tiles (``spread``).
 
-Parts are runs of whole tiles of the loop, so that no tile reaches past its part, and only the last of all past the end.
+Parts are ranges of whole tiles of the loop. So no tile extends past its part, and only the last one past the end.
 """
 
 from __future__ import annotations
@@ -57,37 +57,39 @@ from ..ir.rewrite import Declined, remembered
 from .simplify import drop_dead
 from .spread import check_spread, done_once, renaming, spread, spread_blocks
 
-#: Elements of a tile of the second grid loop, and its most columns: as many programs as GPUs have SMs from an output of
-#: 64 K elements on, and 16 bytes for each of 128 threads.
+#: Elements of a tile of the second grid loop, and its maximal columns. An output of 64 K elements gives at least as
+#: many programs as GPUs have SMs, with 16 bytes for each of 128 threads.
 _ELEMENTS, _COLUMNS = 512, 128
-#: Ops behind the loop that do the same whatever the tiles of their grid are.
+#: Ops after the loop whose results do not depend on the tiles of their grid.
 _BEHIND = frozenset(
     ("number", "iota", "full", "load", "store", "atomic", "pointwise", "reduce", "view", "mask", "join", "split", "seed", "random", "random4")
 )  # fmt: skip
-#: How parts may be combined.
+#: Combinations of partials.
 _COMBINED = frozenset(("add", "maximum", "minimum"))
-#: Types that parts are added up in, many at once, and elements of parts that a program reads at once.
+#: Types of partials that are summed with a reduction, and the elements of partials that a program reads at once.
 _SUMMED, _AT_ONCE = frozenset((torch.float32, torch.float64, torch.int32, torch.int64)), 4096
-#: Reductions of parts, by how these are combined.
+#: Reductions of partials, by their combination.
 _REDUCTIONS = {row.combine: row.name for row in REDUCTIONS.values()}
-#: What memory of a part is called in host code; users' names do not begin like that.
+#: Name of the memory of partials in host code; users' names do not begin with it.
 _NAME = "_helion_parts"
 
 
-#: Why sums are not split that are with sizes which every call has.
+#: Reason against splitting that disappears if every call has the same sizes.
 OPEN_GRID = "the sizes of the grid differ from call to call"
 
 
 @remembered
 def summing_loop(program: Program) -> int:
-    """The number of the op that is the loop which ``split_sums`` splits. Raises ``Declined``, with the reason, where it
-    splits none whatever the sizes of tiles are."""
+    """Return the number of the op that is the loop that ``split_sums`` splits.
+
+    Raises ``Declined`` with the reason if no tile sizes allow a split.
+    """
     if len(program.roots) != 1:
         raise Declined(f"the kernel has {len(program.roots)} grid loops")
     (root,) = program.roots
     loops = [op for op in root.body.ops if op.regions]
     if not loops or not isinstance(loops[0].attrs, ForAttrs):
-        raise Declined("a program is not one loop, with what comes before and behind it")
+        raise Declined("the kernel is not a grid loop around one loop")
     sums = _summing(root.body.ops)
     for loop in sums:
         _check_loop(loop)
@@ -102,14 +104,15 @@ def summing_loop(program: Program) -> int:
 
 
 def _summing(ops: tuple[Op, ...]) -> list[Op]:
-    """The loops that carry values before one that does not, and the first in any case."""
+    """Return the first loop, and the following loops that carry values."""
     first, *others = [op for op in ops if op.regions]
     carrying = itertools.takewhile(lambda op: isinstance(op.attrs, ForAttrs) and op.attrs.carried, others)
     return [first, *carrying]
 
 
 def spread_loops(program: Program) -> tuple[int, ...]:
-    """The blocks of the loops behind the sums, which programs share as well; none where the sums cannot be split."""
+    """Return the blocks of the loops after the sums, which programs share as well; empty if the sums cannot be
+    split."""
     try:
         loop = summing_loop(program)
     except Declined:
@@ -118,14 +121,15 @@ def spread_loops(program: Program) -> tuple[int, ...]:
 
 
 def split_sums(program: Program, count: int, sizes: Mapping[int, int]) -> Program:
-    """The program with its sums in ``count`` parts; itself where tiles of ``sizes`` leave no room for that."""
+    """Return the program with its reduction loops in ``count`` parts; itself if tiles of ``sizes`` leave no room for
+    that."""
     try:
         return drop_dead(_Splitter(program, summing_loop(program), count, sizes).program())
     except Declined:
         return program
 
 
-# --- what is declined ------------------------------------------------------------------------------------------------------
+# --- legality ---------------------------------------------------------------------------------------------------------
 
 
 def _check_loop(loop: Op) -> None:
@@ -137,28 +141,28 @@ def _check_loop(loop: Op) -> None:
         raise Declined("the loop is not over tiles from 0 on")
     inside = list(itertools.chain.from_iterable(op.walk() for op in body.ops))
     if any(op.kind not in ("load", "for") and (OPS[op.kind].stays or OPS[op.kind].writes) for op in inside):
-        raise Declined("the loop does more than add up")
+        raise Declined("the loop does more than accumulate")
     if any(op.regions and not OPS[op.kind].combines for op in body.ops):
-        raise Declined("loops or branches stand in the loop")
+        raise Declined("the loop contains loops or branches")
     if not body.params:
-        raise Declined("the loop adds nothing up")
+        raise Declined("the loop carries no accumulator")
     for param, result in zip(body.params, body.results, strict=True):
         _combination(body, param, result)
 
 
 def _combination(body: Region, param: Value, result: Operand) -> str:
-    """How a carried value is combined with something that has nothing to do with it. Raises ``Declined`` where it is not."""
+    """Return the combination of a carried value with independent terms. Raises ``Declined`` if there is none."""
     (maker,) = [op for op in body.ops if any(r is result for r in op.results)] or (None,)
     uses = sum(v is param for op in body.walk() for v in op.reads()) + sum(v is param for v in body.results)
     others = sum(v is result for op in body.walk() for v in op.reads())
     name = None if maker is None or uses != 1 or others else _combines(maker, param)
     if name is None:
-        raise Declined("the loop carries something else than sums and extrema")
+        raise Declined("the loop carries other values than sums and extrema")
     return name
 
 
 def _combines(op: Op, param: Value) -> str | None:
-    """How ``op`` combines ``param`` with another value, None where it does something else."""
+    """Return the combination of ``param`` with another value, None for other ops."""
     if isinstance(op.attrs, DotAttrs):
         return "add" if accumulator_of(op) is param else None
     if not isinstance(op.attrs, PointwiseAttrs) or op.attrs.name not in _COMBINED or len(op.operands) != 2:
@@ -168,27 +172,28 @@ def _combines(op: Op, param: Value) -> str | None:
 
 def _check_around(before: tuple[Op, ...], behind: tuple[Op, ...]) -> None:
     if any(OPS[op.kind].stays or OPS[op.kind].writes for op in before):
-        raise Declined("something is stored before the loop")
+        raise Declined("the kernel stores before the loop")
     for op in (*before, *behind):
         if op.kind not in _BEHIND and not (op.kind == "tile" and op.attributes(TileAttrs).field in ("index", "begin")):
-            raise Declined(f"{op.kind} stands beside the loop")
+            raise Declined(f"the kernel has {op.kind} outside of the loop")
 
 
 def _check_spread(program: Program, sums: list[Op], before: tuple[Op, ...], behind: tuple[Op, ...]) -> None:
-    """What further kernels do whose programs share loops, too."""
+    """Check the further requirements of kernels with programs that share loops."""
     if any(op.kind == "dot" for loop in sums for op in loop.walk()):
-        raise Declined("loops stand behind that of a product")
+        raise Declined("the kernel has loops after that of a matmul")
     if any(value.dtype not in _SUMMED for loop in sums for value in loop.results):
-        raise Declined("sums of narrow types stand before other loops")
+        raise Declined("the sums before other loops have narrow dtypes")
     check_spread(program, before, behind)
 
 
-# --- the parts -------------------------------------------------------------------------------------------------------------
+# --- the partials -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """Where the parts of sum number ``at``, the result ``value`` of a loop, are kept, and how they are combined."""
+    """The memory of the partials of reduction number ``at``, which is the result ``value`` of a loop, and their
+    combination ``way``."""
 
     at: int
     tensor: HostTensor
@@ -203,7 +208,7 @@ class _Splitter:
     count: int
     sizes: Mapping[int, int]
     blocks: list[Block] = field(init=False)
-    #: By loop.
+    #: The partials of each loop.
     kept: dict[int, list[_Part]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -236,14 +241,14 @@ class _Splitter:
         self.blocks.append(made)
         return made
 
-    # --- their memory ----------------------------------------------------------------------------------------------------
+    # --- their memory -------------------------------------------------------------------------------------------------
 
     def tensor(self, at: int, value: Value) -> HostTensor:
         lanes = [self.extent(dim) for dim in value.dims]
         shape = (self.count, *(self.programs(axis) for axis in self.apart(value)), *lanes)
         strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
         if math.prod(shape) >= 2**31:
-            raise Declined("the parts are too large for 32-bit offsets")
+            raise Declined("the partials are too large for 32-bit offsets")
         return HostTensor(
             id=len(self.before.tensors) + at,
             name=f"parts_{at}" if at else "parts",
@@ -256,7 +261,7 @@ class _Splitter:
         )
 
     def extent(self, dim: Dim) -> int:
-        """Elements along a dimension of a sum."""
+        """Return the elements along a dimension of a reduction result."""
         extent = None if dim.block is None or dim.const != 1 else self.before.blocks[dim.block].extent
         walked = dim.block in {axis.block for axis in self.root.axes}
         if walked:
@@ -264,15 +269,15 @@ class _Splitter:
         elif dim.block is not None and self.before.blocks[dim.block].kind != "full":
             extent = None
         if not isinstance(extent, int) or self.sizes.get(dim.block, 0) == 0:  # type: ignore[arg-type]
-            raise Declined("a dimension of the sum is not one of the grid, nor a whole one of known size")
+            raise Declined("a dimension of the sum is neither one of the grid nor a whole one of known size")
         return extent
 
     def apart(self, value: Value) -> list[LoopAxis]:
-        """Axes of the grid that a sum has no lanes along."""
+        """Return the axes of the grid that a reduction result has no lanes along."""
         return [axis for axis in self.root.axes if all(axis.block not in dim.blocks for dim in value.dims)]
 
     def programs(self, axis: LoopAxis) -> int:
-        """Programs along an axis of which each has sums of its own."""
+        """Return the number of programs along an axis, each of which has separate results."""
         assert isinstance(axis.end, int)
         if (axis.scalar and fixed_at(axis.step, 1)) or (self.sizes[axis.block] == 1 and not axis.scalar):
             return axis.end
@@ -281,7 +286,7 @@ class _Splitter:
     def indices(
         self, out: Builder, value: Value, part: Operand, to: Mapping[int, int]
     ) -> tuple[list[Operand], tuple[Index, ...]]:
-        """How the part ``part`` of a sum is addressed; ``to`` maps blocks to those of the grid loop."""
+        """Return the operands and indices of the partial ``part``; ``to`` maps blocks to those of the grid loop."""
         operands, found = [part], [Index("scalar", operand=0)]
         for axis in self.apart(value):
             place = TileAttrs(axis.block, "index" if axis.scalar else "begin")
@@ -292,10 +297,10 @@ class _Splitter:
             found.append(Index("block", block=to.get(dim.block, dim.block), positions=(at,)))
         return operands, tuple(found)
 
-    # --- the first grid loop ---------------------------------------------------------------------------------------------
+    # --- the first grid loop ------------------------------------------------------------------------------------------
 
     def summing(self, number: int) -> Root:
-        """The grid loop of loop ``number`` of those that add up, behind those of the ones before it."""
+        """Return the grid loop of reduction loop ``number``, which follows those of the loops before it."""
         loop = self.sums[number]
         split = self.block("grid", self.count, 1, f"part of {self.count}")
         ops = [] if number else list(self.first)
@@ -322,7 +327,10 @@ class _Splitter:
         return MemoryAttrs(part.tensor.id, tuple(moved), self.slot + 2 * part.at + 1 - shift, rank)
 
     def known(self, out: Builder, until: Op | None) -> dict[int, Value]:
-        """What stands before loop ``until``, or behind all that add up, is done again: with the sums over all parts."""
+        """Repeat the ops before loop ``until``, or up to the last reduction loop, with the reduced partials.
+
+        Return the new values by number of the old ones.
+        """
         renamed: dict[int, Value] = {}
         for op in itertools.takewhile(lambda op: op is not until, self.until_last):
             if op.number not in self.kept:
@@ -333,7 +341,7 @@ class _Splitter:
                 renamed[result.number] = value
         return renamed
 
-    # --- the second grid loop --------------------------------------------------------------------------------------------
+    # --- the second grid loop -----------------------------------------------------------------------------------------
 
     def adding(self) -> Root:
         to = self.tiles()
@@ -351,7 +359,7 @@ class _Splitter:
         return replace(self.root, axes=axes, body=Region((), tuple(ops), ()), phase=self.root.phase + 1)
 
     def spreading(self) -> Root:
-        """The last grid loop where programs share the loops behind the sums: in the tiles of the first one."""
+        """Return the last grid loop if programs share the loops after the sums, in the tiles of the first one."""
         count = self.count if spread_blocks(self.rest) else 1
         mine = self.block("grid", count, 1, f"part of {count}")
         ops: list[Op] = []
@@ -369,14 +377,15 @@ class _Splitter:
             elif op.number not in once:
                 ops.append(renaming(op, renamed))
             elif op.number == alone[-1].number:
-                # nothing else meets them in memory, so they may be done where the last of them was
+                # No other op conflicts with them, so they may run at the position of the last one.
                 out.append("if", (is_first,), (), None, (Region((), alone, ()), Region((), (), ())))
         axes = (*self.root.axes, LoopAxis(mine.id, 0, count, scalar=True))
         phase = self.root.phase + len(self.sums)
         return replace(self.root, axes=axes, body=Region((), tuple(ops), ()), phase=phase)
 
     def all_parts(self, loop: Op, out: Builder, renamed: Mapping[int, Value]) -> tuple[Value, ...]:
-        """The sums of ``loop`` over all parts, added to what they began with. Every program reads all of them, so many at once."""
+        """Return the reduced partials of ``loop``, combined with the initial values. Every program reads all partials,
+        many at once."""
         initial = [renamed.get(v.number, v) if isinstance(v, Value) else v for v in loop.operands]
         made: list[Value] = []
         for first, each in zip(initial, self.kept[loop.number], strict=True):
@@ -403,7 +412,7 @@ class _Splitter:
         return tuple(made)
 
     def tiles(self) -> dict[int, int]:
-        """Blocks of the second grid loop in place of those of the first: the last is the widest."""
+        """Return the blocks of the second grid loop by those of the first: the last is the widest."""
         room, found = _ELEMENTS, {}
         widest = min(_COLUMNS, room)
         for axis in reversed(self.root.axes):
@@ -417,24 +426,24 @@ class _Splitter:
         return found
 
     def check_lanes(self, to: Mapping[int, int]) -> None:
-        """Raises ``Declined`` where it matters which lanes are together in a tile of the second grid loop."""
+        """Raise ``Declined`` if the result depends on the set of lanes in a tile of the second grid loop."""
         ops = (*self.first, *self.rest)
         smaller = frozenset(old for old, new in to.items() if self.blocks[new].size != self.sizes[old])
         ends = {axis.block: axis.end for axis in self.root.axes}
         cut = frozenset(old for old in smaller if ends[old] > self.blocks[to[old]].size)  # type: ignore[operator]
         values = (*self.op.results, *(result for op in ops for result in op.results))
         if any(_walks_twice(value.dims, cut) for value in values):
-            raise Declined("a value has the lanes of one tile along two dimensions")
+            raise Declined("a value has one tile along two dimensions")
         if any(_moves_lanes(op, smaller) for op in ops):
-            raise Declined("lanes of a tile become those of another dimension")
+            raise Declined("a reshape moves lanes of a tile to another dimension")
         accesses = [op for op in ops if isinstance(op.attrs, MemoryAttrs)]
         if any(op.kind == "atomic" and not cut <= set(_lanes(op.result.dims)) for op in accesses):
-            raise Declined("an atomic is done once for a tile")
+            raise Declined("an atomic runs once for a tile")
         if any(OPS[op.kind].writes and not self.owned(op, accesses, cut) for op in accesses):
-            raise Declined("a tile reads or writes again what it has stored, at other indices")
+            raise Declined("a tile reads or writes its stored elements again at other indices")
 
     def owned(self, store: Op, accesses: list[Op], cut: frozenset[int]) -> bool:
-        """Whether only one program touches what ``store`` writes, however small tiles of ``cut`` are."""
+        """Return whether only one program touches what ``store`` writes, however small tiles of ``cut`` are."""
         tensors = self.before.tensors
         written = store.attributes(MemoryAttrs)
         met = [
@@ -449,7 +458,7 @@ class _Splitter:
         return cut <= {block for _, block in common}
 
     def total(self, out: Builder, renamed: Mapping[int, Value], to: Mapping[int, int]) -> tuple[Value, ...]:
-        """The sums over all parts, added to what they began with."""
+        """Return the reduced partials, combined with the initial values."""
         parts = self.block("grid", self.count, 1, "parts")
         initial = [renamed.get(v.number, v) if isinstance(v, Value) else v for v in self.op.operands]
         dims = [_dims(value.dims, to) for value in self.op.results]
@@ -469,13 +478,13 @@ class _Splitter:
         return out.append("for", initial, made, attrs, (region,)).results
 
     def padded(self, out: Builder, read: Value, way: str, others: frozenset[int]) -> Value:
-        """Parts of a sum with lanes out of range that change nothing, as those of the sum did: loads have zeros there."""
+        """Return partials with the neutral element in lanes out of range, where loads read zeros."""
         dims = tuple(at for at, dim in enumerate(read.dims) if dim.block is not None and dim.block not in others)
         return read if way == "add" or not dims else out.mask(read, dims, _neutral(read, way))
 
     def copy(self, op: Op, out: Builder, renamed: dict[int, Value], to: Mapping[int, int]) -> None:
         if _follows(op, to):
-            raise Declined("what stands beside the loop depends on the size of tiles, or reduces them")
+            raise Declined("ops outside of the loop depend on tile sizes, or reduce tiles")
         results = tuple(self.numbers.value(r.dtype, _dims(r.dims, to), r.name) for r in op.results)
         operands = tuple(renamed.get(o.number, o) if isinstance(o, Value) else o for o in op.operands)
         renamed.update((old.number, new) for old, new in zip(op.results, results, strict=True))
@@ -483,7 +492,7 @@ class _Splitter:
 
 
 def _ways(loop: Op) -> list[str]:
-    """How each sum of a loop is combined."""
+    """Return the combination of each result of a loop."""
     (body,) = loop.regions
     return [_combination(body, param, result) for param, result in zip(body.params, body.results, strict=True)]
 
@@ -510,7 +519,7 @@ def _plain(index: Index) -> bool:
 
 
 def _moves_lanes(op: Op, blocks: frozenset[int]) -> bool:
-    """Whether a ``reshape`` does more than to change what stands in front of, between and behind tiles of ``blocks``."""
+    """Return whether a ``reshape`` changes the position or order of tiles of ``blocks``."""
     if not isinstance(op.attrs, ViewAttrs) or op.attrs.name != "reshape":
         return False
     (value,) = op.values()
@@ -518,7 +527,7 @@ def _moves_lanes(op: Op, blocks: frozenset[int]) -> bool:
 
 
 def _between(dims: Dims, blocks: frozenset[int]) -> list[tuple[int, list[int]]]:
-    """Dimensions of one of ``blocks``, and what stands between them: the product of constants, and other blocks."""
+    """Return the dimensions of one of ``blocks``, and between them the product of constants, and the other blocks."""
     found: list[tuple[int, list[int]]] = [(1, [])]
     for dim in dims:
         if dim.const == 1 and len(dim.blocks) == 1 and dim.blocks[0] in blocks:
@@ -530,7 +539,7 @@ def _between(dims: Dims, blocks: frozenset[int]) -> list[tuple[int, list[int]]]:
 
 
 def _follows(op: Op, blocks: Mapping[int, int]) -> bool:
-    """Whether an op depends on how large tiles of ``blocks`` are, or where they begin."""
+    """Return whether an op depends on the size or position of tiles of ``blocks``."""
     match op.attrs:
         case TileAttrs(block=block) | IotaAttrs(block=block, relative=True):
             return block in blocks
@@ -560,7 +569,7 @@ def _attributes(op: Op, to: Mapping[int, int]) -> object:
 
 
 def _neutral(value: Value, way: str) -> float | int:
-    """What changes nothing that it is combined with."""
+    """Return the neutral element of a combination."""
     if way == "add":
         return 0.0 if value.dtype.is_floating_point else 0
     if value.dtype.is_floating_point:

@@ -1,4 +1,4 @@
-"""Splits the epilogue of a matrix product into column subtiles, so that less of it is live and staged at once.
+"""Splits a matmul epilogue into column subtiles, which reduces its live registers and staging memory.
 
 Before::
 
@@ -7,11 +7,12 @@ Before::
 After splitting b1 in two, into blocks b3 and b4::
 
     %4: [b0, 2, b3] = reshape %1; %5: [b0, b3, 2] = permute %4; %6: [b0, b3], %7: [b0, b4] = split %5
+
     %8: [b3] = load bias[b3]; %9: [b0, b3] = add %6, %8; store out[b0, b3] <- %9
     %10: [b4] = load bias[b4]; %11: [b0, b4] = add %7, %10; store out[b0, b4] <- %11
 
-Each subtile is a block of its own, which stands for a run of the columns of the block that was split. Loads and stores
-of all subtiles keep the slot they have in the kernel's source.
+Each subtile has its own block, which covers a contiguous range of the columns of the split block. Loads and stores of
+all subtiles keep the slot of the access in the kernel's source.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ from .simplify import drop_dead
 
 #: Columns of the narrowest subtile: 16 bytes of a 2-byte type, the widest access of one thread.
 MIN_COLUMNS = 8
-#: Into how many subtiles a tile may be split.
+#: Numbers of subtiles that a tile may be split into.
 COUNTS = (2, 4)
-#: A size for asking whether a block can be split: any that every count divides.
+#: A tile size, divisible by every count, for testing whether a block can be split.
 _SOME_SIZE = 64
 
 
 def subtile_blocks(program: Program) -> tuple[tuple[int, ...], str]:
-    """The blocks, in order, that are the columns of an epilogue that can be split; when there are none, the reason."""
+    """Return the blocks, in order, that are columns of a splittable epilogue, and the reason if there are none."""
     good: list[int] = []
-    reason = "no tile of columns of a matrix product is stored"
+    reason = "no store writes tiled columns of a matmul"
     for block in _columns(program):
         try:
             _, found = _split(program, program.blocks[block], COUNTS[0], _SOME_SIZE)
@@ -64,14 +65,17 @@ def subtile_blocks(program: Program) -> tuple[tuple[int, ...], str]:
 
 
 def largest_count(sizes: Mapping[int, int], blocks: Collection[int], wanted: int) -> int:
-    """The most subtiles, up to ``wanted``, that tiles of some of ``blocks`` are wide enough for; 1 when none is."""
+    """Return the largest number of subtiles, up to ``wanted``, that the widest tile of ``blocks`` allows; 1 if none is
+    wide enough."""
     widest = max((sizes[block] for block in blocks), default=0)
     return next((count for count in reversed(COUNTS) if count <= wanted and widest >= count * MIN_COLUMNS), 1)
 
 
 def subtile(program: Program, count: int, sizes: Mapping[int, int]) -> Program:
-    """The program with every epilogue that can be split in ``count`` column subtiles, or in as many as its tile of
-    ``sizes`` is wide enough for."""
+    """Return the program with every splittable epilogue in ``count`` column subtiles.
+
+    A narrow tile of ``sizes`` gets as many subtiles as it is wide enough for.
+    """
     changed = program
     for block in _columns(program):
         own = largest_count(sizes, (block,), count)
@@ -80,12 +84,12 @@ def subtile(program: Program, count: int, sizes: Mapping[int, int]) -> Program:
         try:
             changed, _ = _split(changed, program.blocks[block], own, sizes[block])
         except Declined:
-            continue  # so it was before, or rolling another dimension left no room for it: the tile stays whole
+            continue  # declined before as well, or rolling another dimension made it illegal: the tile stays whole
     return changed if changed is program else drop_dead(changed)
 
 
 def _columns(program: Program) -> list[int]:
-    """Tiles that are the columns of a matrix product."""
+    """Return the tiles that are columns of a matmul."""
     dots = (op.result.dims[-1].block for op in program.walk() if op.kind == "dot")
     return sorted(
         {b for b in dots if b is not None and program.blocks[b].kind == "tile" and not program.blocks[b].merged}
@@ -93,7 +97,7 @@ def _columns(program: Program) -> list[int]:
 
 
 def _split(program: Program, block: Block, count: int, size: int) -> tuple[Program, bool]:
-    """The program with ``block``, of ``size`` lanes, split in ``count``, and whether some epilogue was."""
+    """Return the program with ``block``, of ``size`` lanes, split in ``count``, and whether it split an epilogue."""
     axes = (axis for op in program.walk() if isinstance(op.attrs, ForAttrs) for axis in op.attrs.axes)
     if any(axis.block == block.id and axis.jagged is not None for axis in axes):
         raise Declined("the columns are those of a jagged tile")
@@ -117,8 +121,10 @@ def _split(program: Program, block: Block, count: int, size: int) -> tuple[Progr
 
 @dataclass(frozen=True, kw_only=True)
 class _Epilogue:
-    """What is done per subtile: ``ops``, in order, the last one a store; ``sources`` are the values they read that have
-    to be split."""
+    """The part of the program that is done per subtile.
+
+    ``ops`` are in order, the last one a store. ``sources`` are the values that they read and that must be split.
+    """
 
     ops: tuple[Op, ...]
     sources: tuple[Value, ...]
@@ -156,10 +162,10 @@ class _Splitter:
                 self.emit(epilogue, {v.number: v for v in epilogue.sources}, self.parts, made)
         return Region(region.params, tuple(made), region.results)
 
-    # --- what belongs to it ----------------------------------------------------------------------------------------------
+    # --- members of the epilogue --------------------------------------------------------------------------------------
 
     def epilogue(self, region: Region) -> _Epilogue | None:
-        """The stores of what a matrix product gave, and all that lies in between."""
+        """Return the stores of the result of a matmul, and all ops between matmul and stores."""
         makers = Makers.among(region.ops)
         chosen: set[int] = set()
         sources: dict[int, Value] = {}
@@ -179,11 +185,11 @@ class _Splitter:
                 raise Declined("a value with the columns comes from outside of a loop or a branch")
             self.check_dims(source)
             if source.dims[-1].block != self.block:
-                raise Declined("the columns are not the last dimension of what would be split")
+                raise Declined("the columns are not the last dimension of a value to split")
         return _Epilogue(ops=ops, sources=tuple(sources.values()))
 
     def closure(self, store: Op, makers: Makers) -> tuple[set[int], list[Value]]:
-        """The ops with the columns that a store is made of, and the values where those begin."""
+        """Return the ops over the columns that a store depends on, and their input values over the columns."""
         between: set[int] = set()
         ends: dict[int, Value] = {}
         stack = [store]
@@ -203,10 +209,10 @@ class _Splitter:
         return between, list(ends.values())
 
     def is_product(self, op: Op) -> bool:
-        """Whether an op gives a matrix product over the columns, or its sum over the iterations of a loop."""
+        """Return whether an op computes a matmul over the columns, or accumulates it in a loop."""
         return any(inner.kind == "dot" and inner.result.dims[-1].block == self.block for inner in op.walk())
 
-    # --- what is declined ------------------------------------------------------------------------------------------------
+    # --- legality -----------------------------------------------------------------------------------------------------
 
     def check(self, op: Op) -> None:
         for value in (*op.values(), *op.results):
@@ -226,7 +232,8 @@ class _Splitter:
             raise Declined("a reshape merges the columns with another dimension")
 
     def check_uses(self, region: Region, epilogue: _Epilogue) -> None:
-        """What came out of the product is read by the epilogue alone; whole values would stay live beside the parts."""
+        """Decline if ops outside the epilogue read the matmul's result; whole values would then stay live with the
+        subtiles."""
         inside = {op.number for op in epilogue.ops}
         private = {v.number for v in epilogue.sources}
         for op in epilogue.ops:
@@ -235,24 +242,25 @@ class _Splitter:
         outside = [v for op in region.ops if op.number not in inside for inner in op.walk() for v in inner.reads()]
         results = [v for v in region.results if isinstance(v, Value)]
         if any(v.number in private for v in (*outside, *results)):
-            raise Declined("more than elementwise operations and stores reads what the matrix product gives")
+            raise Declined("an op other than elementwise operations and stores reads the result of the matmul")
 
     def check_memory(self, region: Region, epilogue: _Epilogue) -> None:
-        """Stores of the first subtile come before loads of the second, and all of them after what stood between."""
+        """Decline if the new order is illegal: stores of the first subtile precede loads of the second, and both follow
+        all ops that were between."""
         mine = [op for op in epilogue.ops if isinstance(op.attrs, MemoryAttrs)]
         for a, b in itertools.combinations(mine, 2):
             if ordered(self.program, a, b) and not apart_along(self.program, a, b, self.block):
-                raise Declined("a tensor is accessed at several places of the epilogue")
+                raise Declined("the epilogue accesses a tensor at several positions")
         inside = {op.number for op in epilogue.ops}
         places = [at for at, op in enumerate(region.ops) if op.number in inside and isinstance(op.attrs, MemoryAttrs)]
         for op in region.ops[places[0] : places[-1]]:
             if op.number not in inside and any(ordered(self.program, op, each) for each in mine):
-                raise Declined("other accesses to a tensor of the epilogue stand in between")
+                raise Declined("other accesses to a tensor of the epilogue are between its loads and stores")
 
-    # --- the subtiles ----------------------------------------------------------------------------------------------------
+    # --- the subtiles -------------------------------------------------------------------------------------------------
 
     def emit(self, epilogue: _Epilogue, values: Mapping[int, Value], parts: tuple[Block, ...], made: list[Op]) -> None:
-        """Appends the epilogue for ``parts``; ``values`` holds their columns of each source."""
+        """Append the epilogue for ``parts``; ``values`` holds their columns of each source."""
         if len(parts) == 1:
             self.repeat(epilogue, values, parts[0], made)
             return
@@ -265,7 +273,7 @@ class _Splitter:
         self.emit(epilogue, halves[1], parts[middle:], made)
 
     def halve(self, value: Value, parts: tuple[Block, ...], at: Op, made: list[Op]) -> tuple[Value, ...]:
-        """The left and the right half of the columns of a value, for the op ``at``."""
+        """Return the left and the right half of the columns of a value, for the op ``at``."""
         rest, two, rank = value.dims[:-1], Dim(2), len(value.dims)
         left, right = (Dim(len(parts) // 2, (parts[first].id,)) for first in (0, len(parts) // 2))
         out = Builder(self.numbers, at.location, made)
@@ -276,7 +284,7 @@ class _Splitter:
         return out.append("split", (last,), results).results
 
     def repeat(self, epilogue: _Epilogue, values: Mapping[int, Value], part: Block, made: list[Op]) -> None:
-        """The ops of the epilogue for one subtile."""
+        """Append the ops of the epilogue for one subtile."""
         renamed, out = dict(values), Builder(self.numbers, ops=made)
         for op in epilogue.ops:
             operands: tuple[Operand, ...] = tuple(

@@ -1,19 +1,21 @@
-"""Turns products of TF32 operands around, so that the asynchronous matrix unit reads both as they are.
+"""Swaps A and B of TF32 matmuls, so that wgmma reads both operands without a transpose.
 
-That unit takes 4-byte operands from shared memory where they are contiguous along K only. Any other goes there through
-registers, one tile after the other. The left operand of the unit may come from registers, though, however it lies in
-shared memory: with the right operand in its place, and the sums transposed, nothing has to be moved. Before::
+wgmma takes 4-byte operands from shared memory only if they are K-major. An MN-major operand goes through registers, one
+tile after the other. Operand A may come from registers in any shared-memory layout. With A and B swapped and the
+accumulator transposed, no data moves. Before::
 
-    %5: [b0, b1] = for b2 carrying (%1 = %0): %2: [b0, b2] = load x; %3: [b2, b1] = load y; %4 = dot %2, %3, %1; yield %4
+    %5: [b0, b1] = for b2 carrying (%1 = %0): %2: [b0, b2] = load x; %3: [b2, b1] = load y; %4 = dot %2, %3, %1; yield
+    %4
 
 After::
 
     %6: [b1, b0] = permute %0
     %7: [b1, b0] = for b2 carrying (%8 = %6): %2 = load x; %3 = load y
-        %9: [b2, b1] = add %3, 0.0; %10: [b1, b2] = permute %9; %11: [b2, b0] = permute %2; %4 = dot %10, %11, %8; yield %4
+        %9: [b2, b1] = add %3, 0.0; %10: [b1, b2] = permute %9; %11: [b2, b0] = permute %2; %4 = dot %10, %11, %8; yield
+        %4
     %5: [b0, b1] = permute %7
 
-The addition keeps compilers from reading the right operand out of shared memory: what is computed goes through registers.
+The addition keeps compilers from reading operand B from shared memory: computed values are in registers.
 """
 
 from __future__ import annotations
@@ -33,8 +35,11 @@ _TURN = ViewAttrs("permute", (1, 0))
 
 @dataclass(frozen=True, kw_only=True)
 class Turnable:
-    """The product of a loop that carries its sum: the ``dot``, with what adds it to the sum where that is an op of its own,
-    and the position of the sum among what the loop carries."""
+    """A matmul whose loop carries the accumulator.
+
+    ``dot`` is the matmul, ``adding`` the separate op that adds its result to the accumulator, if any. ``at`` is the
+    position of the accumulator among the carried values.
+    """
 
     dot: Op
     adding: Op | None
@@ -42,17 +47,17 @@ class Turnable:
 
     @property
     def columns(self) -> Dim:
-        """What become rows of the matrix unit."""
+        """The dimension that becomes M of the swapped matmul."""
         return self.dot.result.dims[-1]
 
 
 def turnable(program: Program) -> tuple[Turnable, ...]:
-    """The products that can be turned: of two loads of fp32, the left one contiguous along K, the right one along N."""
+    """Return the matmuls that can be swapped: of two fp32 loads, A contiguous along K, B contiguous along N."""
     return tuple(found for op in program.walk() if (found := _product(program, op)) is not None)
 
 
 def turn_products(program: Program) -> Program:
-    """The program with all products turned that can be."""
+    """Return the program with A and B swapped in all matmuls that allow it."""
     numbers = Numbers.after(program)
 
     def region(each: Region) -> Region:
@@ -65,11 +70,11 @@ def turn_products(program: Program) -> Program:
     return program.map_regions(region)
 
 
-# --- which products --------------------------------------------------------------------------------------------------------
+# --- legality ---------------------------------------------------------------------------------------------------------
 
 
 def _product(program: Program, loop: Op) -> Turnable | None:
-    """The product of a loop, if it has one alone, which can be turned."""
+    """Return the only matmul of a loop, if it can be swapped."""
     if not isinstance(loop.attrs, ForAttrs):
         return None
     (body,) = loop.regions
@@ -88,7 +93,8 @@ def _product(program: Program, loop: Op) -> Turnable | None:
 
 
 def _stays_a_sum(body: Region, summing: Op, param: Value, dot: Op) -> bool:
-    """Whether an iteration uses the sum from before it in ``summing`` alone, and what that gives as the next sum alone."""
+    """Return whether the old accumulator has its only use in ``summing``, and the result is only the new
+    accumulator."""
     read = [v for op in body.walk() for v in op.reads()]
     unread = sum(v is param for v in read) == 1 and not any(v is summing.result for v in read)
     carried = sum(v is summing.result for v in body.results) == 1 and not any(v is param for v in body.results)
@@ -105,7 +111,7 @@ def _fits(program: Program, dot: Op, makers: Makers) -> bool:
 
 
 def _contiguous(program: Program, op: Op | None) -> int | None:
-    """The dimension of what is loaded along which memory is contiguous."""
+    """Return the dimension of a loaded value along which memory is contiguous."""
     if op is None or op.kind != "load" or len(op.result.dims) != 2:
         return None
     attrs = op.attributes(MemoryAttrs)
@@ -116,7 +122,7 @@ def _contiguous(program: Program, op: Op | None) -> int | None:
 
 
 def _sum(body: Region, param: Value, dot: Op, result: Operand) -> Op | None:
-    """The op that adds the product to ``param``, and gives ``result``."""
+    """Return the op that adds the result of the dot to ``param`` and defines ``result``."""
     readers = [op for op in body.ops if any(v is dot.result for v in op.reads())]
     if len(readers) != 1 or len(dot.operands) != 2:
         return None
@@ -125,11 +131,11 @@ def _sum(body: Region, param: Value, dot: Op, result: Operand) -> Op | None:
     return op if adds and {v.number for v in op.values()} == {param.number, dot.result.number} else None
 
 
-# --- turning ---------------------------------------------------------------------------------------------------------------
+# --- swapping A and B -------------------------------------------------------------------------------------------------
 
 
 def _turned(loop: Op, found: Turnable, numbers: Numbers) -> Iterator[Op]:
-    """What stands in place of the loop."""
+    """Yield the ops that replace the loop."""
     (body,) = loop.regions
     around: list[Op] = []
     out = Builder(numbers, loop.location, around)

@@ -1,4 +1,4 @@
-"""Functions with derivatives of their own are to everything but ``autodiff`` the ops that compute them."""
+"""Removal of marks of functions with their own derivatives, which only ``autodiff`` reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from ..ir.grammar import Op, Operand, Program, Region, Value
 
 
 def erase_vjps(program: Program) -> Program:
-    """``%3 = vjp[relu6] %2, %0`` is ``%2``, which takes the name of ``%3``. The same program where there is none."""
+    """Replace ``%3 = vjp[relu6] %2, %0`` by ``%2``, which takes the name of ``%3``. Return the same program if it has
+    no marks."""
     marks = [op for op in program.walk() if op.kind == "vjp"]
     if not marks:
         return program
@@ -22,7 +23,7 @@ def erase_vjps(program: Program) -> Program:
 
 
 def _last(renamed: dict[int, Value]) -> dict[int, Value]:
-    """Every number with what its value is called in the end, where several functions have the same one."""
+    """Return the final value of every number, for a value with several marks."""
     return {number: renamed.get(value.number, value) for number, value in renamed.items()}
 
 

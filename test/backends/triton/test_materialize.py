@@ -313,12 +313,12 @@ SQUARE = tensor(64, 64), tensor(64, 64)
 @pytest.mark.parametrize(
     ("fn", "args", "why"),
     [
-        (plain, SQUARE, "a program computes one tile"),
+        (plain, SQUARE, "each program computes one tile"),
         (in_place, SQUARE, "reads x, which the kernel writes"),
         (chained, SQUARE, "the kernel writes"),
         (conditional, (*SQUARE, COUNTS), r"data-dependent control flow \(if\)"),
         (partial, (*SQUARE, COUNTS), "its end depends on data"),
-        (largest, SQUARE, "does more with a matrix product than to add it up"),
+        (largest, SQUARE, "does more with a matmul than accumulate it"),
         (two_grids, SQUARE, "2 grid loops"),
     ],
 )

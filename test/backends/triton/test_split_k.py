@@ -359,12 +359,12 @@ def added(x, y):
     ("fn", "why"),
     [
         (user_splits, "bounds depend on data"),
-        (doubled, "something else than sums"),
-        (running, "something else than sums"),
-        (stored_inside, "more than add up"),
-        (two_loops, "behind that of a product"),
-        (of_tiles, "tile stands beside the loop"),
-        (added, "not one loop"),
+        (doubled, "other values than sums"),
+        (running, "other values than sums"),
+        (stored_inside, "more than accumulate"),
+        (two_loops, "after that of a matmul"),
+        (of_tiles, "has tile outside of the loop"),
+        (added, "not a grid loop around one loop"),
     ],
 )
 def test_sums_that_are_not_split(fn: Callable[..., Any], why: str) -> None:

@@ -449,16 +449,16 @@ X = tensor(256, 64, dtype=torch.float32)
     ("fn", "args", "why"),
     [
         (sums_behind, (X,), "carries values"),
-        (stored_between, (X,), "stored before the loop"),
-        (last_one, (X,), "may meet in memory"),
-        (shifted, (X,), "may meet in memory"),
-        (one_after_the_other, (X,), "in another loop"),
-        (first_row_kept, (X,), "in front of the sums"),
-        (row_for_the_loop, (X,), "one program alone"),
-        (counted, (X,), "atomic stands beside"),
-        (of_halves, (X,), "narrow types"),
-        (up_to_data, (X, tensor(1, dtype=torch.int32)), "depend on data|from 0 on"),
-        (of_a_product, (X,), "that of a product"),
+        (stored_between, (X,), "stores before the loop"),
+        (last_one, (X,), "may access the same element"),
+        (shifted, (X,), "may access the same element"),
+        (one_after_the_other, (X,), "another loop reads or stores"),
+        (first_row_kept, (X,), "read before the sums"),
+        (row_for_the_loop, (X,), "only one program has"),
+        (counted, (X,), "atomic outside of the loops"),
+        (of_halves, (X,), "narrow dtypes"),
+        (up_to_data, (X, tensor(1, dtype=torch.int32)), "depend on data|from 0"),
+        (of_a_product, (X,), "after that of a matmul"),
     ],
 )
 def test_loops_that_are_not_shared(fn: Callable[..., Any], args: Args, why: str) -> None:
@@ -485,7 +485,7 @@ def test_tensors_that_share_memory_are_not_shared() -> None:
     """Rows of one argument are other rows of the other."""
     whole = torch.randn(101, 8)
     bound = helion.kernel(one_memory, static_shapes=True).bind((whole[:100], whole[1:]))
-    with pytest.raises(exc.InvalidConfig, match="may meet in memory"):
+    with pytest.raises(exc.InvalidConfig, match="may access the same element"):
         bound.config_spec.normalize(helion.Config(block_sizes=[8, 16, 16], split_k=4))
     apart = helion.kernel(one_memory, static_shapes=True).bind((whole[:100], torch.empty(100, 8)))
     assert apart.config_spec.normalize(helion.Config(block_sizes=[8, 16, 16], split_k=4))["split_k"] == 4
