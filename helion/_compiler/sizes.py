@@ -1,4 +1,4 @@
-"""Sizes of blocks under a normalised config."""
+"""Sizes of blocks under a normalized config."""
 
 from __future__ import annotations
 

@@ -577,5 +577,5 @@ def test_numbers_of_blocks_and_tensors(program: Program) -> None:
         verify(replace(program, tensors=program.tensors[::-1]), "test")
     root = program.roots[0]
     extra = replace(root, body=Region((), root.body.ops, (1,)))
-    with pytest.raises(exc.VerifierError, match="neither params nor results"):
+    with pytest.raises(exc.VerifierError, match="the body of a root has params or results"):
         verify(replace(program, roots=(extra,)), "test")

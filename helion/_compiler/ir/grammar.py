@@ -610,7 +610,7 @@ class Root:
     axes: tuple[LoopAxis, ...]
     body: Region
     location: Location | None = None
-    #: Roots of one phase run at the same time; a later phase sees what earlier ones wrote.
+    #: Roots of one phase run concurrently; a later phase sees the writes of earlier ones.
     phase: int = 0
     #: Roots of one launch have one position in the host code, and their kernels take the same arguments.
     launch: int = 0

@@ -12,7 +12,7 @@ def check_dependencies(program: Program) -> Program:
     """Return the program. Raises ``exc.LoopDependencyError`` for a race between roots of one phase, which run
     concurrently.
 
-    No later root may access what one root writes, and no later root may write what one root reads. A root without a
+    A root may not access memory that an earlier one writes, or write memory that an earlier one reads. A root without a
     write raises ``exc.EmptyDeviceLoopAfterDCE``.
     """
     written: set[int] = set()

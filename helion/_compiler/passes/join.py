@@ -8,8 +8,8 @@ Each new loop starts with an empty software pipeline, and a loop of few iteratio
 
 After, with tiles of 64, of which 4 make one pass::
 
-    %3 = for b9 in 0..8 carrying %1: %20 = b9 // 4; %21 = b9 % 4 * 64; load x[%10, %20 * stride + %21 + 0..64]; load
-    w[%20, ..]; dot ..
+    %3 = for b9 in 0..8 carrying %1: %20 = b9 // 4; %21 = b9 % 4 * 64
+        load x[%10, %20 * stride + %21 + 0..64]; load w[%20, ..]; dot ..
 
 Constants that differ become linear in the digits of the pass: ``first + a * (pass // 3) + b * (pass % 3)``.
 """

@@ -10,8 +10,8 @@ Rows of 777 elements of 2 bytes can only be loaded one element at a time. Before
 After, with tiles of b0 of 64 and of b2 of 32 elements, ``packed`` has whole tiles, with zeros after the last row and
 column::
 
-    grid b3 in 0..cdiv(m, 64) * 64, b4 in 0..800: %3: [b3, b4] = load x[b3, b4] where in range; store packed[b3, b4] <-
-    %3
+    grid b3 in 0..cdiv(m, 64) * 64, b4 in 0..800:
+        %3: [b3, b4] = load x[b3, b4] where in range; store packed[b3, b4] <- %3
     grid b0 in 0..m, b1 in 0..n: for b2 in 0..777: %1: [b0, b2] = load packed[b0, b2]; ...
 
 The copies launch before all other kernels but those that compute their operands. Loads of them need no mask: lanes out

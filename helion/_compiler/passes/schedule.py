@@ -45,7 +45,7 @@ class Scheduled:
     - ``joined``: loops that differ only in constants are fused.
     - ``peeled``: loops are split where masks are known.
     - ``ahead``: prefetch distance of loops over single indices.
-    - ``staged``: other loops have pipeline stages that copy what they load.
+    - ``staged``: other loops have pipeline stages with asynchronous copies of their loads.
     - ``products``: M, N and K tiles of matmuls that are computed first, None if they are not.
     - ``threads``, ``steady``, ``block_accesses``: those of ``accesses.Launched``.
     - ``checked``: the kernel checks its accesses at run time.

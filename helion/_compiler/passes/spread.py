@@ -3,8 +3,8 @@
 A norm over the rows of a batch reads all rows for its sums, and again to apply them. If the sums are split
 (``split_sums``), only one program per tile of columns would run the second loop::
 
-    grid b0: .. %1 = the sums over all parts; %2 = f %1; store means[b0] <- %2; for b2 in 0..m: store out[b2, b0] <- g
-    %2
+    grid b0: .. %1 = the sums over all parts; %2 = f %1; store means[b0] <- %2
+                 for b2 in 0..m: store out[b2, b0] <- g %2
 
 Instead, each program has the sums and runs a range of whole tiles of the loop. There are as many programs as partials.
 The first program does the stores that happen once for a tile of the grid::

@@ -1,18 +1,18 @@
 """Swaps A and B of TF32 matmuls, so that wgmma reads both operands without a transpose.
 
-wgmma takes 4-byte operands from shared memory only if they are K-major. An MN-major operand goes through registers, one
-tile after the other. Operand A may come from registers in any shared-memory layout. With A and B swapped and the
-accumulator transposed, no data moves. Before::
+wgmma takes 4-byte operands from shared memory only if they are K-major. An MN-major operand goes through registers,
+tile by tile. Operand A may come from registers in any shared-memory layout. With A and B swapped and the accumulator
+transposed, no data moves. Before::
 
-    %5: [b0, b1] = for b2 carrying (%1 = %0): %2: [b0, b2] = load x; %3: [b2, b1] = load y; %4 = dot %2, %3, %1; yield
-    %4
+    %5: [b0, b1] = for b2 carrying (%1 = %0): %2: [b0, b2] = load x; %3: [b2, b1] = load y
+        %4 = dot %2, %3, %1; yield %4
 
 After::
 
     %6: [b1, b0] = permute %0
     %7: [b1, b0] = for b2 carrying (%8 = %6): %2 = load x; %3 = load y
-        %9: [b2, b1] = add %3, 0.0; %10: [b1, b2] = permute %9; %11: [b2, b0] = permute %2; %4 = dot %10, %11, %8; yield
-        %4
+        %9: [b2, b1] = add %3, 0.0; %10: [b1, b2] = permute %9; %11: [b2, b0] = permute %2;
+        %4 = dot %10, %11, %8; yield %4
     %5: [b0, b1] = permute %7
 
 The addition keeps compilers from reading operand B from shared memory: computed values are in registers.
