@@ -51,6 +51,7 @@ class Scheduled:
     - ``checked``: the kernel checks its accesses at run time.
     - ``unrolled``: loops are fully unrolled.
     - ``float_counts``: sums of conditions are computed in fp32.
+    - ``float_reads``: float instructions are the first to read the accumulators of matmuls.
     - ``tunables``: values of the kernel's own keys.
     """
 
@@ -74,6 +75,7 @@ class Scheduled:
     checked: bool = False
     unrolled: bool = False
     float_counts: bool = False
+    float_reads: bool = False
     tunables: Mapping[str, Any] = field(default_factory=dict)
 
     def sizes_in(self, program: Program) -> dict[int, int]:

@@ -36,6 +36,7 @@ from .align import align_rows
 from .backwards import turn_loops
 from .carries import share_variables
 from .counts import count_in_floats
+from .float_reads import read_as_floats
 from .running_sums import keep_sums
 from .whole_tiles import part_whole_tiles
 
@@ -139,5 +140,6 @@ STEPS: tuple[Step, ...] = (
     Step("triton.products", single_products),
     Step("triton.atomics", unread_atomics),
     Step("triton.turned_products", _turn),
+    Step("triton.float_reads", read_as_floats),
     Step("triton.carries", share_variables),
 )

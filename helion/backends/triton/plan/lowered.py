@@ -104,6 +104,7 @@ def _scheduled(program: Program, decisions: Decisions, settings: Settings, targe
         checked=settings.checked,
         unrolled=any(decisions.entries.get("static_ranges", {}).values()),
         float_counts=target.kind == "cuda",
+        float_reads=target.has("wgmma"),
         tunables={name: decisions.values[name] for name, _ in program.tunables},
     )
 

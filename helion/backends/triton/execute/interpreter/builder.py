@@ -16,6 +16,7 @@ import triton.language as tl
 from triton._C.libtriton import ir
 
 from ...codegen.ops_pointwise import RENEW_PTX, ROUND_PTX, SETTLE_PTX, ZERO_PTX
+from ...lower.float_reads import FLOAT_READ_PTX
 from . import numerics
 from .access import Access
 from .elementwise import Elementwise
@@ -250,7 +251,7 @@ class Builder(Elementwise, Access):
     # Debugging and hints.
 
     def create_inline_asm(self, text: str, _constraints: Any, values: Sequence[Handle], *_: Any) -> AssemblyResults:
-        if text in (SETTLE_PTX, RENEW_PTX):
+        if text in (SETTLE_PTX, RENEW_PTX, FLOAT_READ_PTX):
             return AssemblyResults(values[0])
         if text == ZERO_PTX:
             (value,) = values
