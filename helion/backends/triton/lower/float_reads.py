@@ -1,8 +1,8 @@
 """Float reads of wgmma accumulators before integer instructions.
 
-ptxas 12.8 drops a wgmma whose accumulator registers only integer instructions read after the wait: the kernel then
-multiplies nothing. LLVM compiles ``abs`` and ``neg`` of floats, and bit views, to integer instructions. Adding -0.0 in
-inline assembly keeps every number and is a float read. Before::
+ptxas 12.8 drops a wgmma of a loop if only integer instructions and selects read its accumulator registers after the
+loop: the kernel then multiplies nothing. LLVM compiles ``abs`` and ``neg`` of floats, bit views and ``where`` to such
+instructions. Adding -0.0 in inline assembly keeps every number and is a float read. Before::
 
     %3: [b0, b1] = for b2: ... dot ...
     %4: [b0, b1] = abs %3
@@ -31,9 +31,14 @@ _READ = AsmAttrs(
 )  # fmt: skip
 #: Elementwise operations that LLVM compiles to instructions with float operands.
 _FLOAT_READS = frozenset(
-    "add sub mul div maximum minimum relu exp exp2 sqrt rsqrt sigmoid cast where lt le gt ge eq ne".split()
-)
-_CONTROL = ("for", "while", "if")
+    (
+        "add", "sub", "mul", "div", "maximum", "minimum", "relu", "exp", "exp2", "sqrt", "rsqrt", "sigmoid", "cast",
+        "lt", "le", "gt", "ge", "eq", "ne",
+    )
+)  # fmt: skip
+#: Other ops that read bits: selects, and exchanges of elements.
+_BIT_READS = frozenset(("mask", "asm", "inline", "sort", "gather"))
+_LOOPS = ("for", "while")
 
 
 def read_as_floats(program: Program, scheduled: Scheduled) -> Program:
@@ -59,31 +64,32 @@ def read_as_floats(program: Program, scheduled: Scheduled) -> Program:
 
 
 def _reads_bits(op: Op) -> bool:
-    """Return whether an op may be compiled to integer instructions on its operands."""
+    """Return whether an op may be compiled to integer instructions or selects on its operands."""
     if not isinstance(op.attrs, PointwiseAttrs):
-        return op.kind == "asm"
+        return op.kind in _BIT_READS
     return op.attrs.name not in _FLOAT_READS or (op.attrs.name == "mul" and -1 in op.operands)
 
 
 def _accumulators(program: Program) -> set[int]:
-    """Return the numbers of fp32 values that a matmul leaves in registers, through views, loops and branches."""
-    found = {op.result.number for op in program.walk() if op.kind == "dot" and op.result.dtype == torch.float32}
-    before = -1
-    while before != len(found):
-        before = len(found)
+    """Return the numbers of fp32 values that loops of matmuls, or matmuls outside of loops, leave in registers."""
+    inside = {op.number for loop in program.walk() if loop.kind in _LOOPS for op in loop.walk() if op is not loop}
+    dots = [op for op in program.walk() if op.kind == "dot" and op.result.dtype == torch.float32]
+    reached, before = {op.result.number for op in dots}, -1
+    while before != len(reached):
+        before = len(reached)
         for op in program.walk():
-            if op.kind == "view" and any(value.number in found for value in op.values()):
-                found.add(op.result.number)
-            elif op.kind in _CONTROL:
-                for region in op.regions:
-                    found |= _carried(op, region, found)
-    return found
+            if op.kind == "view" and any(value.number in reached for value in op.values()):
+                reached.add(op.result.number)
+            for region in op.regions if op.kind in (*_LOOPS, "if") else ():
+                reached |= _carried(op, region, reached)
+    # ptxas keeps a wgmma whose accumulator its own iteration reads
+    return reached - {op.result.number for op in dots if op.number in inside}
 
 
-def _carried(op: Op, region: Region, found: set[int]) -> set[int]:
-    """Return the results and parameters of a loop or branch that an accumulator in ``found`` reaches."""
+def _carried(op: Op, region: Region, reached: set[int]) -> set[int]:
+    """Return the results and parameters of a loop or branch that an accumulator in ``reached`` gets to."""
     if len(region.results) != len(op.results):  # the condition of a while loop
         return set()
-    at = [i for i, value in enumerate(region.results) if isinstance(value, Value) and value.number in found]
+    at = [i for i, value in enumerate(region.results) if isinstance(value, Value) and value.number in reached]
     params = {region.params[i].number for i in at if i < len(region.params)}
     return params | {op.results[i].number for i in at}
