@@ -152,16 +152,16 @@ def product(lhs: torch.Tensor, rhs: torch.Tensor, acc: torch.Tensor | None, dtyp
 def _check_operands(lhs: Any, rhs: Any) -> None:
     for operand in (lhs, rhs):
         if not isinstance(operand, torch.Tensor):
-            raise exc.TypeInferenceError("A matrix product needs two device values.")
+            raise exc.TypeInferenceError("A matmul needs two device values.")
         if operand.dtype not in _DTYPES:
             raise exc.TypeInferenceError(
-                f"A matrix product of {operand.dtype} is not supported; convert the operands to a floating point type or int8."
+                f"A matmul of {operand.dtype} is not supported; convert the operands to a floating point type or int8."
             )
     if {lhs.ndim, rhs.ndim} - {2, 3}:
         raise exc.ShapeMismatch(
             lhs=list(lhs.shape),
             rhs=list(rhs.shape),
-            detail=": the operands of a matrix product must be matrices or batches of them, of rank 2 or 3",
+            detail=": the operands of a matmul must be matrices or batches of them, of rank 2 or 3",
         )
     if (
         lhs.ndim == rhs.ndim == 3

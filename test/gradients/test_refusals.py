@@ -52,7 +52,7 @@ def atomic_maximum(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@refused("the value that an atomic operation gives", "before = hl.atomic_add(", X)
+@refused("the value that an atomic operation returns", "before = hl.atomic_add(", X)
 def atomic_value(x: torch.Tensor) -> torch.Tensor:
     total = x.new_zeros(x.size())
     out = torch.empty_like(x)
@@ -78,7 +78,7 @@ def ordered(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@refused("how far it goes is known to the device alone", "for _ in hl.grid(counts[0]):", X, torch.tensor([3]))
+@refused("its bound is known on the device only", "for _ in hl.grid(counts[0]):", X, torch.tensor([3]))
 def carried_in_a_loop_of_device_bounds(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)
     for tile in hl.tile(x.size(0)):

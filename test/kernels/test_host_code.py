@@ -783,7 +783,7 @@ def test_device_code_that_depends_on_what_only_the_run_knows() -> None:
         for tile in hl.tile(x.size(0)):
             x[tile] = f  # here
 
-    refusal(one_way, r"only one way through `if x\.sum\(\) > 1:` assigns it")
+    refusal(one_way, r"only one path through `if x\.sum\(\) > 1:` assigns it")
 
     def mixed(x):
         f = 1 if x.sum() > 1 else 2.0

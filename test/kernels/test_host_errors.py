@@ -182,5 +182,5 @@ def test_managers_that_keep_errors():
                 out[t] = x[t] * 2
         return out
 
-    with pytest.raises(exc.StatementNotSupported, match="errors in it may not leave it"):
+    with pytest.raises(exc.StatementNotSupported, match="it may suppress errors"):
         around_loops(torch.arange(4.0))

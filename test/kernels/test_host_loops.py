@@ -629,9 +629,9 @@ def test_containers_that_change() -> None:
             _touch(items)
         return x
 
-    refusal(length, (_tensor(50), 3), exc.KnownAtRunTime, "what is in `seen`")
+    refusal(length, (_tensor(50), 3), exc.KnownAtRunTime, "the content of `seen`")
     refusal(item, (_tensor(50), 3), exc.KnownAtRunTime, "`for step in range(steps):` changes it")
-    refusal(of_an_argument, (_tensor(50), [1]), exc.KnownAtRunTime, "what is in `items`")
+    refusal(of_an_argument, (_tensor(50), [1]), exc.KnownAtRunTime, "the content of `items`")
 
 
 def test_containers_from_outside_that_change() -> None:
@@ -658,7 +658,7 @@ def test_containers_from_outside_that_change() -> None:
         return x
 
     for function in (directly, by_another_name, by_a_function):
-        refusal(function, (_tensor(50),), exc.KnownAtRunTime, "what is in a container")
+        refusal(function, (_tensor(50),), exc.KnownAtRunTime, "the content of a container")
 
 
 def test_attributes_that_change() -> None:

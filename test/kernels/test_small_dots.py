@@ -199,7 +199,7 @@ def test_a_tensor_without_dimensions_is_not_walked_over() -> None:
             out[tile] = x[tile]
         return out
 
-    with pytest.raises(exc.TypeInferenceError, match="hl.tile got no dimension to walk over"):
+    with pytest.raises(exc.TypeInferenceError, match="hl.tile got no dimension to loop over"):
         helion.kernel(copied)(torch.tensor(1.0))
 
 

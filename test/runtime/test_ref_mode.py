@@ -788,7 +788,7 @@ REFUSED: tuple[tuple[helion.Kernel, type[Exception], str], ...] = (
     (unknown_policy, helion.exc.InvalidAPIUsage, "eviction_policy must be"),
     (inner_sizes_differ, helion.exc.ShapeMismatch, "the inner dimensions 3 and 4 differ"),
     (batches_differ, helion.exc.DotBatchDimensionMismatch, "batch dimensions"),
-    (product_of_integers, helion.exc.TypeInferenceError, r"A matrix product of torch\.int32 is not supported"),
+    (product_of_integers, helion.exc.TypeInferenceError, r"A matmul of torch\.int32 is not supported"),
     (counts_in_fractions, helion.exc.TypeInferenceError, r"float32, which cannot be stored back into .* torch\.int32"),
     (calls_a_kernel, helion.exc.NestedKernelCallsNotSupported, "'shifted' is called from inside another kernel"),
 )

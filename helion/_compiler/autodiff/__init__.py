@@ -1,5 +1,6 @@
-"""Derivatives of programs: the backward of a device loop as the source of another kernel.
+"""Derivatives of programs: the backward of a grid loop as the source of another kernel.
 
-``differentiate`` walks the ops of a grid loop backwards, one rule per kind of op, and writes what it finds as source text
-in the language of kernels: a program that binds, explains itself and is tuned as any other.
+``differentiate`` visits the ops of a grid loop in reverse, with one rule for each kind of op. It writes the gradients
+as source text in the kernel language. The result is an ordinary kernel that is bound, explained and tuned like any
+other.
 """

@@ -1,4 +1,4 @@
-"""Which values of a grid loop a gradient can reach: those that depend on what is asked for by way of floats."""
+"""Activity analysis: the values of a grid loop that depend on the differentiated tensors through floats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..ir.grammar import ForAttrs, MemoryAttrs, Op, Operand, Region, Value
 
 
 def active_values(body: Region, wanted: Iterable[int]) -> frozenset[int]:
-    """Numbers of the values that depend on elements of the tensors ``wanted``."""
+    """Return the numbers of the values that depend on elements of the tensors ``wanted``."""
     tensors = frozenset(wanted)
     active: set[int] = set()
     while True:

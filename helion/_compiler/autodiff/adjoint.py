@@ -1,4 +1,4 @@
-"""Walks a grid loop backwards: recomputes its values, and from the gradients of what it stores those of what it loads."""
+"""The reverse sweep over a grid loop. It recomputes forward values and propagates gradients from stores to loads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DIFFERENTIABLE = (
 
 
 def computed(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which gradients of values of a dtype are computed: fp64 for fp64, else fp32."""
+    """Return the dtype in which gradients of values of a dtype are computed: fp64 for fp64, else fp32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -48,8 +48,8 @@ Rule = Callable[["Sweep", Op, "Sequence[Var | None]"], None]
 class Sweep:
     """The backward of one grid loop under construction.
 
-    ``gradients`` are the parameters that hold the gradients of the tensors that the loop writes, ``wanted`` the tensors
-    whose gradients are asked for.
+    ``gradients`` are the parameters that contain the gradients of the tensors that the loop writes. ``wanted`` are the
+    tensors whose gradients are computed.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Sweep:
         self.active = active_values(self.root.body, wanted)
         self.makers = Makers.among(program.walk())
         self.reversals = Reversals(program, spelling, self.active, count_of)
-        #: Ops that are gone back through in the region that they are computed in.
+        #: Numbers of the ops of the region that is being recomputed for its own backward.
         self.returning: frozenset[int] = frozenset()
         self.values: dict[int, Var | str] = {}
-        #: Why values cannot be had, by the names that they would have.
+        #: Errors to raise for values that the backward cannot read, by the names of their placeholder variables.
         self.missing: dict[str, exc.Base] = {}
         self.loads: dict[int, Op] = {}
         self._statements: list[list[Statement]] = [[]]
@@ -81,23 +81,23 @@ class Sweep:
         self._wide: dict[tuple[str, torch.dtype], Var] = {}
 
     def run(self) -> tuple[Statement, ...]:
-        """The statements of the loop's body, gradients of loads as sinks."""
+        """Return the statements of the loop body, with gradients of loads as sinks."""
         self.recompute(self.root.body)
         self.backward(self.root.body, ())
         return tuple(self._statements[0])
 
     def zeros(self, op: Op) -> tuple[Statement, ...]:
-        """Statements that give a load zeros for its gradient."""
+        """Return statements that give a load a gradient of zeros."""
         self._statements = [[]]
         dims, dtype = op.result.dims, computed(op.result.dtype)
         text = f"hl.zeros({self.spelling.shape(dims)}, dtype={dtype_text(dtype)})"
         self.loaded(op, self.assign(text, dtype, dims, "zero"))
         return tuple(self._statements[0])
 
-    # --- statements ------------------------------------------------------------------------------------------------------
+    # --- statements ---------------------------------------------------------------------------------------------------
 
     def assign(self, text: str, dtype: torch.dtype, dims: Dims, hint: str, cost: Cost = "cheap") -> Var:
-        """A new variable."""
+        """Assign an expression to a new variable and return it."""
         var = Var(name=self.spelling.names.fresh(hint), dtype=dtype, dims=dims)
         self.put(Assign(targets=(var,), text=text, cost=cost))
         return var
@@ -105,31 +105,33 @@ class Sweep:
     def put(self, statement: Statement) -> None:
         self._statements[-1].append(statement)
 
-    # --- the values of the forward ---------------------------------------------------------------------------------------
+    # --- forward values -----------------------------------------------------------------------------------------------
 
     def text(self, operand: Operand) -> str:
-        """An operand in the backward program."""
+        """Return an operand as text of the backward program."""
         if not isinstance(operand, Value):
             return literal(operand)
         found = self.values[operand.number]
         return found if isinstance(found, str) else found.name
 
     def known(self, operand: Operand) -> object:
-        """The number that an operand is, as a number or as text; None for values."""
+        """Return the number that an operand is, as a number or as text; None for values."""
         if not isinstance(operand, Value):
             return operand
         maker = self.makers.of(operand)
         return self.text(operand) if maker is not None and maker.kind == "number" else None
 
     def wide(self, operand: Operand) -> str:
-        """An operand in the dtype that gradients are computed in."""
+        """Return an operand in the dtype that gradients are computed in."""
         if not isinstance(operand, Value) or not operand.dtype.is_floating_point or self.known(operand) is not None:
             return self.text(operand)
         dtype, text = computed(operand.dtype), self.text(operand)
         return f"{text}.to({dtype_text(dtype)})" if dtype != operand.dtype else text
 
     def recompute(self, region: Region) -> None:
-        """Compute the values of a region that the backward goes through next: its loops keep what that needs."""
+        """Compute the values of a region whose backward follows. Its loops store the carried values that their backward
+        needs.
+        """
         self.returning = frozenset(op.number for op in region.ops)
         self.forward(region)
 
@@ -143,7 +145,7 @@ class Sweep:
                     self.lose(result, refusal.at(op.location))
 
     def lose(self, value: Value, why: exc.Base) -> None:
-        """Name a value that must not be read."""
+        """Give a value a placeholder variable that must not be read."""
         name = self.spelling.names.fresh(f"missing_{value.name or 'value'}")
         self.missing[name] = why
         self.values[value.number] = Var(name=name, dtype=value.dtype, dims=value.dims)
@@ -168,14 +170,14 @@ class Sweep:
         elif op.kind == "split":
             self._split(op)
         elif op.kind in ("atomic", "while", "asm", "inline", "sort", "random4"):
-            remedy = "compute what needs its result outside of what has a gradient"
+            remedy = "keep its result out of computations that have a gradient"
             raise not_supported(f"the value of an op of kind {op.kind!r}", remedy)
         else:
             text, cost = self.spelling.expression(op, self.text)
             self.define(op.result, text, op.result.dims, cost)
 
     def define(self, value: Value, text: str, dims: Dims, cost: Cost) -> None:
-        """Give a value a variable; ``dims`` are those of ``text``."""
+        """Assign a value to a variable; ``dims`` are the dimensions of ``text``."""
         text = self.spelling.expanded(text, dims, value.dims)
         maker = self.makers.of(value)
         hint = value.name if value.name.isidentifier() else _hint(maker)
@@ -189,14 +191,14 @@ class Sweep:
         self.values.update((v.number, target) for v, target in zip(op.results, targets, strict=True))
 
     def halves(self, var: Var) -> tuple[Var, Var]:
-        """Both halves of a last dimension of 2."""
+        """Split a last dimension of 2 and return both halves."""
         names = (self.spelling.names.fresh(f"{var.name}_0"), self.spelling.names.fresh(f"{var.name}_1"))
         first, second = (Var(name=name, dtype=var.dtype, dims=var.dims[:-1]) for name in names)
         self.put(Assign(targets=(first, second), text=f"hl.split({var.name})"))
         return first, second
 
     def _load_text(self, op: Op, tensor: str) -> tuple[str, Dims]:
-        """An access like ``op`` of a tensor, and the dimensions that it gives."""
+        """Return an access like ``op`` of a tensor, and its dimensions."""
         attrs = op.attributes(MemoryAttrs)
         dims = self.accessed(op)
         indices, walked = self.spelling.index(op, self.text)
@@ -210,7 +212,7 @@ class Sweep:
         return self.spelling.reshaped(text, found, full), full
 
     def mask(self, op: Op, walked: Sequence[int]) -> str:
-        """The extra mask of an access, for the dimensions that its indices walk over."""
+        """Return the extra mask of an access, for the positions ``walked`` that its indices vary over."""
         at = op.attributes(MemoryAttrs).mask
         assert at is not None
         mask, dims = op.operands[at], self.accessed(op)
@@ -220,7 +222,7 @@ class Sweep:
         return self.text(mask)
 
     def accessed(self, op: Op) -> Dims:
-        """The dimensions of the tile that an access reads or writes."""
+        """Return the dimensions of the tile that an access reads or writes."""
         return op.results[0].dims
 
     def _forward_loop(self, op: Op) -> None:
@@ -239,16 +241,16 @@ class Sweep:
         self.values.update((r.number, var) for r, var in zip(op.results, carried, strict=True))
 
     def _reversal(self, op: Op) -> Reversal | None:
-        """How a loop is gone through backwards, if its values in each iteration are needed and can be kept."""
+        """Return the reversal of a loop if its values in each iteration are needed and can be stored."""
         if op.number not in self.returning:
             return None
         try:
             return self.reversals.of(op, self.text)
-        except exc.AutodiffNotSupported:  # whoever goes back through it is told
+        except exc.AutodiffNotSupported:  # the backward of the loop raises this error
             return None
 
     def _record(self, reversal: Reversal, carried: Sequence[Var]) -> None:
-        """Keep what an iteration begins with."""
+        """Store the carried values at the begin of an iteration."""
         for tape, var in zip(reversal.tapes, carried, strict=True):
             value = self.spelling.reshaped(var.name, var.dims, without_ones(var.dims))
             self.put(Effect(text=f"{tape.place(reversal.iteration)} = {value}", wanted=tape.name))
@@ -265,7 +267,7 @@ class Sweep:
         return self.assign(text, value.dtype, value.dims, value.name or "carried")
 
     def _update(self, targets: Sequence[Var], values: Sequence[Operand]) -> None:
-        """Give variables that outlive a region their values at its end."""
+        """Assign variables that outlive a region their values at its end."""
         texts = [self.text(v) for v in values]
         names = [t.name for t in targets]
         if any(text in names[:at] for at, text in enumerate(texts)):
@@ -291,11 +293,12 @@ class Sweep:
         self.put(Nest(header=f"if {self.text(op.operands[0])}:", body=bodies[0], orelse=bodies[1]))
         self.values.update((v.number, var) for v, var in zip(op.results, results, strict=True))
 
-    # --- gradients -------------------------------------------------------------------------------------------------------
+    # --- gradients ----------------------------------------------------------------------------------------------------
 
     def backward(self, region: Region, seeds: Sequence[tuple[Operand, Var | None]]) -> dict[int, tuple[Value, Var]]:
-        """Gradients of the values that a region takes from outside, its params among them; ``seeds`` are those of its
-        results."""
+        """Return gradients of the values that a region reads from outside, its params included; ``seeds`` are the
+        gradients of its results.
+        """
         self._shares.append({})
         for result, seed in seeds:
             if seed is not None and isinstance(result, Value):
@@ -306,7 +309,7 @@ class Sweep:
         return {number: share for number, share in self._shares.pop().items() if number not in own}
 
     def gradient(self, value: Value) -> Var | None:
-        """What has come together as the gradient of a value, if anything."""
+        """Return the gradient that is accumulated for a value so far, or None."""
         found = self._shares[-1].get(value.number)
         return None if found is None else found[1]
 
@@ -331,11 +334,11 @@ class Sweep:
         return found.name if isinstance(found, Var) else value.name or "value"
 
     def share(self, operand: Value, text: str, like: Var, dims: Dims, cost: Cost = "cheap") -> Var:
-        """A share of the gradient of a value as a new variable, of the dtype of another gradient."""
+        """Assign a contribution to the gradient of a value to a new variable of the dtype of the gradient ``like``."""
         return self.assign(text, like.dtype, dims, f"grad_{self.hint(operand)}", cost)
 
     def aligned(self, var: Var, rank: int) -> Var:
-        """``var`` with dimensions of 1 before its own, up to ``rank``."""
+        """Return ``var`` with dimensions of 1 before its own, up to ``rank``."""
         missing = rank - len(var.dims)
         if not missing:
             return var
@@ -343,18 +346,18 @@ class Sweep:
         return Var(name=self.spelling.reshaped(var.name, var.dims, dims), dtype=var.dtype, dims=dims)
 
     def spread(self, var: Var, dims: Dims) -> Var:
-        """``var`` broadcast to ``dims``."""
+        """Return ``var`` broadcast to ``dims``."""
         if var.dims == dims:
             return var
         return self.assign(self.spelling.expanded(var.name, var.dims, dims), var.dtype, dims, var.name)
 
     def summed(self, var: Var, dims: Dims, target: Dims) -> Var:
-        """The gradient of a value of dimensions ``target`` that was broadcast to ``dims``, from that of the broadcast."""
+        """Reduce the gradient of a broadcast from ``dims`` to the dimensions ``target`` of the value before it."""
         rank = len(dims)
         aligned = (*(ONE,) * (rank - len(target)), *target)
         over = tuple(at for at in range(rank) if aligned[at].is_one and not dims[at].is_one)
         if not over:
-            own = var.dims[max(0, len(var.dims) - len(target)) :]  # what stands before them are dimensions of 1
+            own = var.dims[max(0, len(var.dims) - len(target)) :]  # the dimensions before these are of size 1
             return Var(name=self.spelling.reshaped(var.name, var.dims, own), dtype=var.dtype, dims=own)
         var = self.spread(var, dims)
         left = tuple(d for at, d in enumerate(dims) if at not in over)
@@ -379,7 +382,7 @@ class Sweep:
             self._apply(op, grads)
 
     def _reaches(self, op: Op) -> bool:
-        """Whether a loop or branch has values that a gradient may reach."""
+        """Return whether a loop or branch has values that a gradient may reach."""
         return any(r.number in self.active for inner in op.walk() for r in inner.results) or any(
             self.is_active(value) for inner in op.walk() for value in inner.reads()
         )
@@ -393,10 +396,10 @@ class Sweep:
         except exc.AutodiffNotSupported as refusal:
             raise refusal.at(op.location) from None
 
-    # --- memory ----------------------------------------------------------------------------------------------------------
+    # --- memory -------------------------------------------------------------------------------------------------------
 
     def stored(self, op: Op) -> None:
-        """The gradient of a stored value is what the gradient of the tensor has in the same place."""
+        """Load the gradient of a stored value from the gradient of the tensor, at the same indices."""
         attrs = op.attributes(MemoryAttrs)
         name = self.gradients.get(attrs.tensor)
         value = op.operands[0]
@@ -411,7 +414,7 @@ class Sweep:
         self.add(value, self.summed(grad, full, value.dims))
 
     def loaded(self, op: Op, grad: Var) -> None:
-        """What was loaded takes its gradient to memory."""
+        """Emit a sink that takes the gradient of a loaded value to memory."""
         attrs, dims = op.attributes(MemoryAttrs), op.result.dims
         masked_gather = attrs.mask is not None and any(i.kind == "tensor" for i in attrs.indices)
         indices, walked = self.spelling.index(op, self.text, spread=masked_gather)
@@ -427,10 +430,12 @@ class Sweep:
         mask = None if attrs.mask is None else self.mask(op, walked)
         self.put(Sink(load=op.number, value=grad, indices=tuple(indices), mask=mask))
 
-    # --- control flow ----------------------------------------------------------------------------------------------------
+    # --- control flow -------------------------------------------------------------------------------------------------
 
     def loop(self, op: Op, grads: Sequence[Var | None]) -> None:
-        """A loop that adds to what it carries: gradients of sums are the same in every iteration."""
+        """Differentiate a loop. One that only accumulates has the same gradient in every iteration; others run in
+        reverse.
+        """
         reversal = self.reversals.of(op, self.text)
         if reversal is not None:
             self._reversed(op, reversal, grads)
@@ -467,7 +472,7 @@ class Sweep:
                 self.add(init, grad)
 
     def _reversed(self, op: Op, reversal: Reversal, grads: Sequence[Var | None]) -> None:
-        """A loop from its last iteration to its first one; the gradients of what it carries are carried."""
+        """Run a loop from its last iteration to its first one and carry the gradients of what it carries."""
         (region,) = op.regions
         kept = dict(self.values)
         pairs = [(p, g) for p, g in zip(region.params, grads, strict=True) if p.number in self.active]
@@ -486,7 +491,8 @@ class Sweep:
         captured = self.backward(region, seeds)
         back = {number: captured.pop(number, None) for number in carried}
         totals = [(value, self._total(value), share) for value, share in captured.values()]
-        for _, total, share in totals:  # a share may be what is carried, as it is before this iteration changes it
+        # a share may be the carried gradient itself: read it before this iteration updates it
+        for _, total, share in totals:
             self.put(Assign(targets=(total,), text=f"{total.name} + {share.name}", carried=True))
         self._carry(carried, back)
         body = tuple(self._statements.pop())
@@ -505,7 +511,7 @@ class Sweep:
         return Assign(targets=(var,), text=text or zeros)
 
     def _carry(self, carried: Mapping[int, Var], back: Mapping[int, tuple[Value, Var] | None]) -> None:
-        """Give the carried gradients their values for the iteration before, all at once."""
+        """Assign the carried gradients their values for the preceding iteration, all at once."""
         texts = {}
         for number, share in back.items():
             var = carried[number]
@@ -518,7 +524,9 @@ class Sweep:
             self.put(Assign(targets=(carried[number],), text=text, carried=True))
 
     def _backwards(self, op: Op, reversal: Reversal, place: str, body: tuple[Statement, ...]) -> Nest:
-        """The loops that run ``body`` for the iterations of a loop, from the last one on; ``place`` is which one it is."""
+        """Return the loops that run ``body`` for the iterations of a loop in reverse order. ``place`` names the
+        variable of the iteration number.
+        """
         axis, index = reversal.axis, self.program.index_dtype
         step = self.spelling.names.fresh("step")
         tile = self.spelling.tile(axis.block)
@@ -542,7 +550,7 @@ class Sweep:
         return Var(name=name, dtype=computed(value.dtype), dims=value.dims)
 
     def branch(self, op: Op, grads: Sequence[Var | None]) -> None:
-        """Each side of a branch goes back by itself; what one side does not reach gets zeros from it."""
+        """Differentiate each side of a branch separately; values that only one side reaches get zeros from the other."""
         kept = dict(self.values)
         sides: list[tuple[list[Statement], dict[int, tuple[Value, Var]]]] = []
         for region in op.regions:

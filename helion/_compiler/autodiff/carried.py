@@ -1,7 +1,9 @@
-"""What loops carry: sums, whose gradients are the same in every iteration, and other values, which are kept for each.
+"""Values carried by loops: accumulators have one gradient for all iterations, other values are stored for each
+iteration.
 
-Going back through a loop whose carried values are no sums takes them as they were before each iteration, and takes the
-iterations in the opposite order. They are kept: what an iteration carries has fewer bytes than what made it has read.
+The backward of a loop that does more than accumulate reads the carried values as they were before each iteration, in
+reverse order. They are stored in buffers: the carried values have fewer bytes than the data that they are computed
+from.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ from .spelling import Spelling, dtype_text, is_zero
 
 @dataclass(frozen=True, kw_only=True)
 class Tape:
-    """A buffer for one carried value: ``allocation`` is its statement but for the device, ``index`` the subscripts of the
-    programs that have one."""
+    """A buffer for one carried value. ``allocation`` is its statement for a device, ``index`` the subscripts of a
+    program.
+    """
 
     name: str
     sizes: tuple[str, ...]
@@ -52,9 +55,11 @@ class Tape:
 
 @dataclass(frozen=True, kw_only=True)
 class Reversal:
-    """How a loop is gone through backwards. ``size`` is the expression of its block size, "" for a loop over indices;
-    ``tapes`` are those of its params, in order; ``iteration`` numbers an iteration on the way there, ``count`` is how many there
-    are, from ``begin`` to ``end``."""
+    """A plan to run the backward of a loop in reverse.
+
+    ``size`` is the expression of its block size, "" for a loop over indices. ``tapes`` are the buffers of its params,
+    in order. ``iteration`` numbers an iteration of the forward, ``count`` is their number, from ``begin`` to ``end``.
+    """
 
     axis: LoopAxis
     size: str
@@ -66,7 +71,7 @@ class Reversal:
 
 
 def is_sum(param: Value, result: object, region: Region) -> bool:
-    """Whether a loop adds to what it carries, and does nothing else with it."""
+    """Return whether a loop only adds to a carried value."""
     if result is param:
         return True
     inner = [op for op in region.walk()]
@@ -98,7 +103,7 @@ def _regions(region: Region) -> list[Region]:
 
 
 def _passes(op: Op, value: Value) -> bool:
-    """Whether an op adds something to a value and gives the sum."""
+    """Return whether an op adds something to a value and results in the sum."""
     if op.kind == "dot":
         return value is op.operands[-1] and len(op.operands) == 3 and op.operands[0] is not value
     if not isinstance(op.attrs, PointwiseAttrs):
@@ -109,18 +114,18 @@ def _passes(op: Op, value: Value) -> bool:
 
 
 def needs_iterations(
-    op: Op, name: str, why: str = "its values in each iteration are not known there", remedy: str = ""
+    op: Op, name: str, why: str = "its value in each iteration is unknown in the backward", remedy: str = ""
 ) -> exc.Base:
     """Return the refusal of a loop: ``why`` its iterations cannot be kept, and what to do."""
     return not_supported(
-        f"a loop that carries {name or 'a value'!r} otherwise than as a sum",
+        f"a loop that carries {name or 'a value'!r} other than as a sum",
         f"{why}: {remedy or 'compute over the whole dimension with `:`'}",
         op,
     )
 
 
 class Reversals:
-    """Plans how loops are gone through backwards. ``count_of`` gives how many programs an axis of the grid has."""
+    """The reversals of the loops of a program. ``count_of`` gives the number of programs of an axis of the grid."""
 
     def __init__(
         self, program: Program, spelling: Spelling, active: frozenset[int], count_of: Callable[[LoopAxis], str]
@@ -141,7 +146,7 @@ class Reversals:
         self._collect(self.root.body, self.root.axes)
 
     def _collect(self, region: Region, axes: tuple[LoopAxis, ...]) -> None:
-        """Note the axes around each loop, those of the grid first."""
+        """Record the axes around each loop, those of the grid first."""
         for op in region.ops:
             self.axes[op.number] = axes
             own = op.attrs.axes if isinstance(op.attrs, ForAttrs) else ()
@@ -149,14 +154,15 @@ class Reversals:
                 self._collect(inner, (*axes, *own))
 
     def needed(self, op: Op) -> bool:
-        """Whether a gradient goes through a loop that does more than add to what it carries."""
+        """Return whether a gradient goes through a loop that does more than accumulate."""
         (region,) = op.regions
         pairs = list(zip(region.params, region.results, strict=True))
         return not all(is_sum(p, r, region) for p, r in pairs) and any(p.number in self.active for p in region.params)
 
     def of(self, op: Op, operand: Callable[[Operand], str]) -> Reversal | None:
-        """The reversal of a loop, None for one that only adds to what it carries, or that no gradient goes through.
-        ``operand`` gives the texts of its bounds."""
+        """Return the reversal of a loop; None for one that only accumulates, or that no gradient goes through.
+        ``operand`` gives the texts of its bounds.
+        """
         if not self.needed(op):
             return None
         if op.number not in self.known:
@@ -170,7 +176,7 @@ class Reversals:
         if others:
             raise needs_iterations(op, changed.name, "it has several axes", "write a loop for each of them")
         if axis.jagged is not None:
-            raise needs_iterations(op, changed.name, "its rows have lengths of their own")
+            raise needs_iterations(op, changed.name, "its rows have different lengths")
         if axis.scalar and axis.step != 1:
             raise needs_iterations(op, changed.name, "it has a step", "use steps of 1 and multiply the index")
         most = self._most(axis, op, changed)
@@ -192,18 +198,18 @@ class Reversals:
         return Reversal(axis=axis, size=size, begin=begin, end=end, count=count, iteration=iteration, tapes=tapes)
 
     def _most(self, axis: LoopAxis, op: Op, param: Value) -> str:
-        """How far a loop goes at most, as a number of the host. ``op`` is the loop, or one inside of it."""
+        """Return an upper bound of the end of a loop as a host number. ``op`` is the loop, or one inside of it."""
         if not isinstance(axis.end, OperandRef):
             return self.spelling.number(axis.end)
         found = self._bound(self.loops[axis.block].operands[axis.end.at]) or self._accessed(axis.block)
         if found is None:
             raise needs_iterations(
-                op, param.name, "how far it goes is known to the device alone", "use bounds of tiles or of the host"
+                op, param.name, "its bound is known on the device only", "use a bound of a tile or of host code"
             )
         return found
 
     def _bound(self, value: Operand) -> str | None:
-        """A number of the host that a bound of a loop does not exceed."""
+        """Return a host number that a bound of a loop does not exceed, or None."""
         maker = self.makers.of(value)
         if not isinstance(value, Value):
             return str(value) if isinstance(value, int) else None
@@ -236,7 +242,7 @@ class Reversals:
         return None
 
     def _accessed(self, block: int) -> str | None:
-        """The size of a dimension that a loop walks over."""
+        """Return the size of a dimension that a loop indexes from its begin to its end."""
         for op in self.program.walk():
             if op.kind != "load" or not isinstance(op.attrs, MemoryAttrs) or op.attrs.mask is not None:
                 continue
@@ -246,7 +252,7 @@ class Reversals:
         return None
 
     def _walked(self, op: Op, index: Index) -> int | None:
-        """The block that an index follows, element by element."""
+        """Return the block that an index follows element by element."""
         if index.operand is None:
             return index.block if index.kind == "block" else None
         maker = self.makers.of(op.operands[index.operand])
@@ -264,10 +270,12 @@ class Reversals:
         return name
 
     def _tape(self, param: Value, op: Op, count: str) -> Tape:
-        """The buffer of a carried value: programs that share none of its dimensions have parts of their own. An iteration of a
-        loop around this one overwrites what that before it has kept, which nobody reads any more."""
+        """Allocate the buffer of a carried value, with a slice for each program that shares none of its dimensions.
+
+        An iteration of an enclosing loop overwrites the entries of the previous one, which are no longer read.
+        """
         if not all(d.is_one or d.block is not None for d in param.dims):
-            raise needs_iterations(op, param.name, "it has a dimension that is made of several", "carry it unreshaped")
+            raise needs_iterations(op, param.name, "one of its dimensions merges several", "carry it unreshaped")
         blocks = {b for d in param.dims for b in d.blocks}
         around = {a.block: a for a in self.axes[op.number]}
         apart = [a for a in self.root.axes if a.scalar or a.block not in blocks]
@@ -288,7 +296,7 @@ class Reversals:
 
 
 def without_ones(dims: Dims) -> Dims:
-    """The dimensions that a tape has of a value."""
+    """Return the dimensions that the tape of a value has."""
     return tuple(d for d in dims if not d.is_one)
 
 

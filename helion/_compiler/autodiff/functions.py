@@ -1,7 +1,7 @@
-"""Derivatives of functions that are made of several ops, as torch gives them, one row each.
+"""Derivatives of functions that consist of several ops, as torch defines them, one row each.
 
-The ops of a function have other derivatives at its kinks, and none where one of them has a pole that the function lacks.
-A row has one expression per input, in the words of ``pointwise.py``: ``g`` is the gradient of the result ``y``.
+The ops of a function may have other derivatives at its kinks, or a pole that the function does not have. A row has one
+expression for each input, in the notation of ``pointwise.py``: ``g`` is the gradient of the result ``y``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 
 _PI = repr(math.pi)
-#: Of Huber and its like: ``a`` is the difference, ``b`` where the parabola ends.
+#: Huber and smooth L1: ``a`` is the difference, ``b`` the end of the parabola.
 _HUBER = "torch.where({a} <= -{b}, -%s, torch.where({a} >= {b}, %s, %s))"
 
 FUNCTIONS: Mapping[str, tuple[str | None, ...]] = {
@@ -19,7 +19,7 @@ FUNCTIONS: Mapping[str, tuple[str | None, ...]] = {
     "hardtanh": ("torch.where(({a} <= {b}) | ({a} >= {c}), 0.0, {g})",),
     "hardsigmoid": ("torch.where(({a} > -3.0) & ({a} < 3.0), {g} / 6.0, 0.0)",),
     "hardswish": ("torch.where({a} <= -3.0, 0.0, torch.where({a} < 3.0, {g} * ({a} / 3.0 + 0.5), {g}))",),
-    # b: the slope at 0 from the left, c: that from the right, d: what the exponent is scaled by
+    # b: slope at 0 from the left, c: slope from the right, d: scale of the exponent
     "elu": ("torch.where({a} <= 0, {g} * {b} * torch.exp({a} * {d}), {g} * {c})",),
     "softplus": ("torch.where({a} * {b} > {c}, {g}, {g} * torch.sigmoid({a} * {b}))",),
     "logsigmoid": ("{g} * torch.sigmoid(-{a})",),
@@ -63,7 +63,7 @@ FUNCTIONS: Mapping[str, tuple[str | None, ...]] = {
         "-{g} * {b} * torch.nn.functional.logsigmoid({a})",
     ),
     # --- reductions ---
-    # b: the lane that was selected, c: the lanes
+    # b: the selected lane, c: the lanes
     "select": ("torch.where({c} == {b}, {g}, 0.0)",),
     "logsumexp": ("{g} * torch.exp({a} - {y})",),
     # the square root of a sum of squares
@@ -77,6 +77,6 @@ FUNCTIONS: Mapping[str, tuple[str | None, ...]] = {
     "norm_below_1": (
         "torch.where({a} == 0, 0.0, torch.sign({a}) * torch.abs({a}) ** ({b} - 1)) * ({g} * {y} ** (1 - {b}))",
     ),
-    # b: how many elements have that magnitude
+    # b: number of elements with that magnitude
     "norm_inf": ("torch.where(torch.abs({a}) == {y}, torch.sign({a}), 0.0) * ({g} / {b})",),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the host code of a backward kernel allocates, and how programs write into it."""
+"""Buffers that the host code of a backward kernel allocates, and the stores of its programs into them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from .statements import Assign, Effect, Sink, Statement, Var
 
 @dataclass
 class Gradient:
-    """The gradient of one tensor in host code: ``before`` are statements before the loops, ``later`` those before the loops
-    of its own, ``terms`` what it is the sum of, ``notes`` what is said about it."""
+    """The gradient of one tensor in host code.
+
+    ``before`` are statements before the loops, ``later`` those before its own loops. ``terms`` are the summands of the
+    gradient, ``notes`` the comments about it.
+    """
 
     name: str
     tensor: int
@@ -30,7 +33,7 @@ class Gradient:
 
 @dataclass
 class Layout:
-    """Buffers of all gradients. ``device`` is the expression of the device they stand on."""
+    """Buffers of all gradients. ``device`` is the expression of their device."""
 
     program: Program
     places: Places
@@ -67,14 +70,14 @@ class Layout:
                 self._transposed(site, several)
 
     def buffer(self, name: str, kind: str, sizes: Sequence[str], dtype: torch.dtype) -> str:
-        """A statement that allocates."""
+        """Return a statement that allocates."""
         return f"{name} = torch.{kind}([{', '.join(sizes)}], dtype={dtype_text(dtype)}, device={self.device})"
 
     def _shape(self, shape: Sequence[Number]) -> list[str]:
         return [self.spelling.number(n) for n in shape]
 
     def _groups(self, sites: Sequence[Site]) -> list[list[Site]]:
-        """Sites of a tensor, those together whose elements belong to the same programs."""
+        """Group sites of a tensor whose elements belong to the same programs."""
         groups: list[list[Site]] = []
         for site in sites:
             for group in groups:
@@ -86,7 +89,9 @@ class Layout:
         return groups
 
     def _owned_alike(self, site: Site, other: Site) -> bool:
-        """Whether each element that both access belongs to one program: the same indices walk over the axes of the grid."""
+        """Return whether each element that both access belongs to one program: the same indices vary over the axes of
+        the grid.
+        """
         plain = self.places.is_plain(site.op) and self.places.is_plain(other.op)
         return plain and self.places.owner(site.op) == self.places.owner(other.op)
 
@@ -119,7 +124,7 @@ class Layout:
         self.buffers[site.sink] = name
 
     def count(self, axis: LoopAxis) -> str:
-        """How many programs an axis has."""
+        """Return the number of programs of an axis as a host expression."""
         assert not isinstance(axis.end, OperandRef)
         end = self.spelling.number(axis.end)
         if axis.scalar:
@@ -149,15 +154,15 @@ class Layout:
         gradient.terms.append(name)
         self.buffers[site.sink], self.dtypes[site.sink] = name, dtype
 
-    # --- what programs do ------------------------------------------------------------------------------------------------
+    # --- stores of programs -------------------------------------------------------------------------------------------
 
     def zeros(self, var: Var) -> Assign:
-        """The initial value of a sum."""
+        """Return the initialization of an accumulator with zeros."""
         text = f"hl.zeros({self.spelling.shape(var.dims)}, dtype={dtype_text(var.dtype)})"
         return Assign(targets=(var,), text=text)
 
     def running(self, site: Site, wrapped: LoopAxis, outer: str) -> tuple[Statement, Statement, Statement]:
-        """A partial sum that a program carries over its block of tiles: before, in and behind the loop over these."""
+        """Return the statements of a partial sum over a block of tiles: before, in and after the loop over these."""
         sink = site.sink
         name = self.names.fresh(f"sum_{self.gradients[site.tensor].name}")
         total = Var(name=name, dtype=sink.value.dtype, dims=sink.value.dims)
@@ -167,12 +172,12 @@ class Layout:
         return self.zeros(total), update, store
 
     def _programs(self, site: Site, wrapped: LoopAxis | None, outer: str) -> list[str]:
-        """What tells the programs apart that share elements."""
+        """Return the indices that distinguish the programs that share elements."""
         tiles = [(a, outer if a is wrapped else self.spelling.tile(a.block)) for a in site.missing]
         return [tile if axis.scalar else f"{tile}.id" for axis, tile in tiles]
 
     def effect(self, site: Site) -> Effect:
-        """What a program does with a gradient at once."""
+        """Return the statement with which a program stores or adds a gradient."""
         sink, buffer = site.sink, self.buffers[site.sink]
         indices = ", ".join(sink.indices) or "()"
         if site.way == "partial":
@@ -195,12 +200,14 @@ class Layout:
 
 
 def unmasked(sink: Sink) -> str:
-    """The value of a sink, 0 where nothing was read."""
+    """Return the value of a sink, 0 for lanes that read nothing."""
     return sink.value.name if sink.mask is None else f"torch.where({sink.mask}, {sink.value.name}, 0.0)"
 
 
 def _safe_indices(site: Site) -> Sequence[str]:
-    """Indices that are in range where nothing was read, too; with a mask those of gathers have all dimensions."""
+    """Return indices that are in range for lanes that read nothing, too. With a mask, those of gathers have all
+    dimensions.
+    """
     sink, indices = site.sink, site.op.attributes(MemoryAttrs).indices
     if sink.mask is None or all(index.kind != "tensor" for index in indices):
         return sink.indices

@@ -1,10 +1,10 @@
-"""How gradients get to memory: which program of the backward owns which elements of a gradient.
+"""Ways of gradients to memory, by the programs of the backward that own the elements of a gradient.
 
 - ``direct``: each element is written by one program, in one iteration, which stores it.
-- ``partial``: programs that share elements store a sum each, and the host adds these up.
-- ``transposed``: programs of a grid loop of its own each own elements, and loop over everything that shares them. What they
-  need of the first grid loop is read again where that is cheap, else kept in memory.
-- ``atomic``: programs add to the elements in no particular order, in fp32 at least.
+- ``partial``: programs that share elements store a partial sum each, and the host adds these up.
+- ``transposed``: a separate grid loop has one program for each tile of elements, and loops over everything that shares
+  them. It recomputes cheap values of the first grid loop and reads others from memory.
+- ``atomic``: programs add to the elements in no particular order, in at least fp32.
 """
 
 from __future__ import annotations
@@ -37,9 +37,12 @@ Way = Literal["direct", "partial", "transposed", "atomic"]
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """One load that a gradient goes to. ``axes`` are those of the grid, ``loops`` those of the loops around it, outer ones
-    first. ``missing`` are the axes whose programs or iterations meet in the same elements; ``covers``: each element of the
-    tensor is written. ``nests`` are the loops of the backward around the sink."""
+    """One load that receives a gradient.
+
+    ``axes`` are those of the grid, ``loops`` those of the loops around it, outer ones first. ``missing`` are the axes
+    whose programs or iterations share elements. ``covers``: each element of the tensor is written. ``nests`` are the
+    loops of the backward around the sink.
+    """
 
     sink: Sink
     op: Op
@@ -56,7 +59,7 @@ class Site:
 
 
 class Places:
-    """Answers what accesses of a program know of its axes."""
+    """Relations between the accesses of a program and its axes."""
 
     def __init__(self, program: Program) -> None:
         (self.root,) = program.roots
@@ -68,7 +71,7 @@ class Places:
                 self.axes.update((a.block, (a, op)) for a in op.attrs.axes)
 
     def walked_by(self, op: Op) -> set[int]:
-        """Blocks of which an access has other elements in every iteration."""
+        """Return the blocks that an access indexes: it has other elements in each of their iterations."""
         found = {block for index in op.attributes(MemoryAttrs).indices if (block := self._walks(op, index)) is not None}
         return found | {outer for block in found if (outer := self._within(block)) is not None}
 
@@ -84,7 +87,9 @@ class Places:
         return None
 
     def owner(self, op: Op) -> tuple[object, ...]:
-        """Which indices of a plain access walk over axes of the grid, and where they begin."""
+        """Return the grid axis and the shift of each index of a plain access; None for indices that vary over no grid
+        axis.
+        """
         grid = {a.block for a in self.root.axes}
         found: list[object] = []
         for index in op.attributes(MemoryAttrs).indices:
@@ -95,7 +100,7 @@ class Places:
         return tuple(found)
 
     def _within(self, block: int) -> int | None:
-        """The block whose tiles a loop cuts further."""
+        """Return the block whose tiles a loop subdivides."""
         axis, op = self.axes.get(block, (None, None))
         if axis is None or op is None or not isinstance(axis.begin, OperandRef) or not isinstance(axis.end, OperandRef):
             return None
@@ -107,7 +112,7 @@ class Places:
         return None
 
     def is_plain(self, op: Op) -> bool:
-        """Whether all indices are those of blocks, or constants."""
+        """Return whether all indices are blocks or constants."""
         attrs = op.attributes(MemoryAttrs)
         return all(
             (i.operand is None and i.kind != "tensor") or (i.kind == "scalar" and self._walks(op, i) is not None)
@@ -115,12 +120,12 @@ class Places:
         )
 
     def is_injective(self, op: Op) -> bool:
-        """Whether the lanes of an access certainly have an element each."""
+        """Return whether the lanes of an access certainly have distinct elements."""
         indices = op.attributes(MemoryAttrs).indices
         return all(i.kind != "tensor" or self._walks(op, i) is not None for i in indices)
 
     def depends_on(self, op: Op) -> set[int]:
-        """Blocks that the indices of an access depend on, in whatever way."""
+        """Return the blocks that the indices of an access depend on, directly or through values."""
         attrs = op.attributes(MemoryAttrs)
         found = {i.block for i in attrs.indices if i.kind == "block" and i.block is not None}
         seen: set[int] = set()
@@ -133,7 +138,7 @@ class Places:
             seen.add(value.number)
             found.update(b for d in value.dims for b in d.blocks)
             if maker is None:
-                found.update(self.axes)  # carried by a loop: anything
+                found.update(self.axes)  # carried by a loop: may depend on anything
                 continue
             if isinstance(maker.attrs, TileAttrs):
                 found.add(maker.attrs.block)
@@ -143,7 +148,7 @@ class Places:
         return found | {outer for block in found if (outer := self._within(block)) is not None}
 
     def apart(self, op: Op, other: Op) -> bool:
-        """Whether two accesses of one tensor certainly have no element in common."""
+        """Return whether two accesses of one tensor certainly have no element in common."""
         attrs, others = op.attributes(MemoryAttrs), other.attributes(MemoryAttrs)
         if attrs.tensor != others.tensor:
             return False
@@ -151,7 +156,7 @@ class Places:
         return any(_interval_apart(self._interval(a), self._interval(b)) for a, b in pairs)
 
     def _interval(self, index: Index) -> tuple[int, int] | None:
-        """The places along a dimension that all iterations together have."""
+        """Return the range of positions along a dimension over all iterations, if it is constant."""
         if not isinstance(index.shift, int) or index.operand is not None:
             return None
         if index.kind == "scalar":
@@ -167,7 +172,7 @@ class Places:
         return begin + index.shift, end + index.shift
 
     def covers(self, op: Op) -> bool:
-        """Whether all iterations together have each element of the tensor."""
+        """Return whether all iterations together access each element of the tensor."""
         attrs = op.attributes(MemoryAttrs)
         shape = self.program.tensors[attrs.tensor].shape
         return (
@@ -177,7 +182,9 @@ class Places:
         )
 
     def _walks_freely(self, op: Op) -> bool:
-        """Whether no two dimensions follow one axis, as in ``x[i, i]``, so that any of their indices come together."""
+        """Return whether each dimension follows another axis, unlike ``x[i, i]``, so that all combinations of indices
+        occur.
+        """
         walked = [
             block for index in op.attributes(MemoryAttrs).indices if (block := self._walks(op, index)) is not None
         ]
@@ -207,12 +214,14 @@ class Places:
 
 
 def is_single(axis: LoopAxis) -> bool:
-    """Whether a loop has one iteration."""
+    """Return whether a loop has one iteration."""
     return isinstance(axis.begin, int) and isinstance(axis.end, int) and axis.end - axis.begin == 1
 
 
 def coverage(program: Program, at: int, tensor: int) -> Literal["all", "added", "part"]:
-    """What grid loop ``at`` writes of a tensor: all elements, what is ``added`` to them, or possibly a part of them."""
+    """Return the extent of the writes of grid loop ``at`` to a tensor: all elements, only ``added`` to, or possibly a
+    part.
+    """
     alone = replace(program, roots=(program.roots[at],))
     places = Places(alone)
     writes = [
@@ -226,7 +235,7 @@ def coverage(program: Program, at: int, tensor: int) -> Literal["all", "added", 
 
 
 def _certain(ops: Sequence[Op]) -> Iterator[Op]:
-    """The ops that run in every program, in every iteration of the loops around them."""
+    """Yield the ops that run in every program, in every iteration of the loops around them."""
     for op in ops:
         yield op
         if op.kind == "for":
@@ -234,7 +243,7 @@ def _certain(ops: Sequence[Op]) -> Iterator[Op]:
 
 
 def classify(program: Program, statements: Sequence[Statement], loads: dict[int, Op]) -> list[Site]:
-    """The way of every sink."""
+    """Return the site of every sink, with its way to memory."""
     (root,) = program.roots
     places = Places(program)
     loops = {op.number: op.attrs.axes for op in program.walk() if isinstance(op.attrs, ForAttrs)}
@@ -292,11 +301,11 @@ def _site(
     )
 
 
-# --- what is refused -----------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 def check_memory(program: Program) -> None:
-    """Raises ``exc.AutodiffNotSupported`` where the value of an element depends on the order of stores."""
+    """Raise ``exc.AutodiffNotSupported`` where the value of an element depends on the order of stores."""
     places = Places(program)
     (root,) = program.roots
     uses = count_uses(program)
@@ -309,7 +318,7 @@ def check_memory(program: Program) -> None:
                 _check_owned(places, op, path)
             elif any(uses[result.number] for result in op.results):
                 raise not_supported(
-                    "the value that an atomic operation gives", "use the operation for its effect alone", op
+                    "the value that an atomic operation returns", "use the operation for its effect only", op
                 )
         for at, (op, path) in enumerate(writes):
             for other, other_path in writes[:at]:
@@ -323,7 +332,7 @@ def check_memory(program: Program) -> None:
 def _collect(
     program: Program, ops: Sequence[Op], path: tuple[int, ...], found: dict[int, list[tuple[Op, tuple[int, ...]]]]
 ) -> None:
-    """Accesses by storage, each with the loops and sides of branches around it."""
+    """Collect accesses by storage, each with the loops and sides of branches around it."""
     for op in ops:
         if isinstance(op.attrs, MemoryAttrs):
             found.setdefault(program.tensors[op.attrs.tensor].storage, []).append((op, path))
@@ -337,7 +346,7 @@ def _name(program: Program, op: Op) -> str:
 
 
 def _check_owned(places: Places, op: Op, path: tuple[int, ...]) -> None:
-    """No two programs or iterations store into the same element."""
+    """Refuse a store whose elements several programs or iterations share."""
     loops = {other.number: other.attrs.axes for other in places.program.walk() if isinstance(other.attrs, ForAttrs)}
     around = [*places.root.axes, *(a for number in path for a in loops.get(number // 2, ()))]
     used = places.depends_on(op)
@@ -346,13 +355,13 @@ def _check_owned(places: Places, op: Op, path: tuple[int, ...]) -> None:
             raise not_supported(
                 f"storing into the same elements of {_name(places.program, op)!r} in every iteration over "
                 f"{places.program.blocks[axis.block].name!r}",
-                "store once, behind that loop, or index the tensor by it",
+                "store once, after that loop, or index the tensor by it",
                 op,
             )
 
 
 def _check_apart(places: Places, op: Op, path: tuple[int, ...], other: Op, other_path: tuple[int, ...]) -> None:
-    """Two stores into one tensor do not meet."""
+    """Refuse two writes into one tensor that may have elements in common."""
     if op.kind == other.kind == "atomic":
         return
     exclusive = any(a != b and a // 2 == b // 2 for a in path for b in other_path)
@@ -375,8 +384,9 @@ def _check_before(
     writes: Sequence[tuple[Op, tuple[int, ...]]],
     found: Sequence[tuple[Op, tuple[int, ...]]],
 ) -> None:
-    """What is read of a tensor that is written is what it held before the kernel: the same program reads an element, and
-    then stores it."""
+    """Refuse a load of a written tensor unless it reads the value before the kernel. The same program must read an
+    element and then store it.
+    """
     order = [each for each, _ in found]
     for write, write_path in writes:
         same = write.kind == "store" and write_path == path and access_key(write)[:2] == access_key(op)[:2]

@@ -1,7 +1,8 @@
 """Derivatives of pointwise operations, one row each.
 
-A row has one expression per operand: its share of the gradient ``g`` of the result ``y``, in terms of the operands ``a``,
-``b`` and ``c``; None where the derivative is zero wherever there is one. A row that is a text says why there is none.
+A row has one expression for each operand: its share of the gradient ``g`` of the result ``y``, in terms of the operands
+``a``, ``b`` and ``c``. None: the derivative is zero wherever it exists. A row that is a text is the reason that there
+is none.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ POINTWISE: Mapping[str, Row] = {
     "relu": ("torch.where({a} <= 0, 0.0, {g})",),
     "maximum": tuple(each % "<" for each in _TIES),
     "minimum": tuple(each % ">" for each in _TIES),
-    # the other operand is chosen only where it is greater (less), or where this one is nan
+    # the gradient goes to the other operand only where that is greater (less), or where this one is nan
     "fmax": ("torch.where(({a} >= {b}) | torch.isnan({b}), {g}, 0.0)", "torch.where(({a} >= {b}) | torch.isnan({b}), 0.0, {g})"),
     "fmin": ("torch.where(({a} <= {b}) | torch.isnan({b}), {g}, 0.0)", "torch.where(({a} <= {b}) | torch.isnan({b}), 0.0, {g})"),
     "floor": _ZERO,
@@ -77,8 +78,8 @@ POINTWISE: Mapping[str, Row] = {
     "erf": (f"{{g}} * {2.0 / math.sqrt(math.pi)!r} * torch.exp(-{{a}} * {{a}})",),
     "erfc": (f"-{{g}} * {2.0 / math.sqrt(math.pi)!r} * torch.exp(-{{a}} * {{a}})",),
     "erfinv": (f"{{g}} * {math.sqrt(math.pi) / 2.0!r} * torch.exp({{y}} * {{y}})",),
-    "lgamma": "its derivative, digamma, is no function of device code",
-    "i0": "its derivative, the Bessel function i1, is no function of device code",
+    "lgamma": "its derivative, digamma, is not supported in device code",
+    "i0": "its derivative, the Bessel function i1, is not supported in device code",
     "hypot": ("{g} * ({a} / {y})", "{g} * ({b} / {y})"),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _ZERO2),
     **dict.fromkeys(("isnan", "isinf", "isfinite", "signbit", "logical_not", "bitwise_not"), _ZERO),
@@ -91,9 +92,10 @@ POINTWISE: Mapping[str, Row] = {
 
 
 def share(name: str, at: int, operands: tuple[object, ...]) -> str | None:
-    """Return the expression of a row for operand ``at``; ``operands`` are numbers where these are known, None for values.
+    """Return the expression of a row for operand ``at``; ``operands`` are numbers if known at compile time, None for
+    values.
 
-    A bound that is a number is that of ``clamp``, inside of which the gradient passes as a whole, ties included.
+    A constant bound follows ``clamp``: the gradient passes unchanged inside of the bound, ties included.
     """
     row = POINTWISE[name]
     assert not isinstance(row, str)
@@ -111,7 +113,7 @@ def share(name: str, at: int, operands: tuple[object, ...]) -> str | None:
 
 
 def _exponential(base: object) -> str:
-    """The derivative of a power by its exponent, for a base that is a number."""
+    """Return the derivative of a power by its exponent, for a base that is a number."""
     if not isinstance(base, (int, float)):
         log = "torch.log(hl.full([], {a}, dtype={t}))"
         return f"torch.where(({{a}} == 0) & ({{b}} >= 0), 0.0, {{g}} * {{y}} * {log})"
@@ -122,7 +124,7 @@ def _exponential(base: object) -> str:
 
 
 def _power(exponent: object) -> str | None:
-    """The derivative of a power by its base."""
+    """Return the derivative of a power by its base."""
     if not isinstance(exponent, (int, float)):
         return "{g} * ({b} * {a} ** ({b} - 1))"
     special = {0: None, 1: "{g}", 2: "{g} * 2.0 * {a}", 3: "{g} * 3.0 * {a} * {a}"}

@@ -1,5 +1,6 @@
-"""Brings a grid loop into the form that is differentiated: each element is read once, and what a program has just stored
-is taken from where it was computed."""
+"""Normalization of a grid loop before differentiation: each element is loaded once, and loads of elements that the
+program has just stored are replaced by the stored values.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ Key = tuple[object, ...]
 
 
 def access_key(op: Op) -> Key:
-    """Equal for accesses of one tensor that have the same elements in the same lanes."""
+    """Return a key that is equal for accesses of one tensor with the same elements in the same lanes."""
     attrs = op.attributes(MemoryAttrs)
 
     def operand(at: int | None) -> object:
@@ -38,11 +39,11 @@ def access_key(op: Op) -> Key:
 
 @dataclass
 class _Scope:
-    """What is known in a region: loads of tensors that nobody writes, and what was stored last."""
+    """Known loads and stores of a region: loads of tensors that are never written, and the last stores."""
 
     loads: dict[Key, Value]
     stored: dict[Key, Op] = field(default_factory=dict)
-    #: Values and blocks of the loop that the region is the body of, and whether that certainly runs.
+    #: Values and blocks defined by the loop around the region, and whether its body certainly runs.
     inside: frozenset[int] = frozenset()
     blocks: frozenset[int] = frozenset()
     runs: bool = False
@@ -62,7 +63,7 @@ class _Preparation:
         return self.renamed.get(operand.number, operand) if isinstance(operand, Value) else operand
 
     def region(self, region: Region, scope: _Scope) -> tuple[Region, list[Op]]:
-        """The region in its new form, and the loads that stand before the loop it is the body of."""
+        """Return the region in its new form, and the loads to hoist out of the loop that it is the body of."""
         made: list[Op] = []
         hoisted: list[Op] = []
         for op in region.ops:
@@ -85,7 +86,7 @@ class _Preparation:
         return Region(region.params, tuple(made), results), hoisted
 
     def _nest(self, op: Op, scope: _Scope) -> list[Op]:
-        """An op with regions, and before it the loads that it need not repeat."""
+        """Rewrite an op with regions; return the loads hoisted out of it, then the op."""
         before: list[Op] = []
         regions = []
         inside = _defined(op)
@@ -103,7 +104,7 @@ class _Preparation:
         return [*before, replace(op, regions=tuple(regions))]
 
     def _is_outside(self, op: Op, scope: _Scope) -> bool:
-        """Whether a load depends on nothing of the loop around it."""
+        """Return whether a load depends on nothing of the loop around it."""
         if not scope.blocks or self.storage(op) in self.written or (op.operands and not scope.runs):
             return False
         used = {i.block for i in op.attributes(MemoryAttrs).indices if i.kind == "block"}
@@ -111,7 +112,7 @@ class _Preparation:
         return not (used | blocks) & scope.blocks and not any(v.number in scope.inside for v in op.values())
 
     def _known(self, op: Op, scope: _Scope, made: list[Op]) -> bool:
-        """Whether another value stands for what is loaded."""
+        """Replace a loaded value by an equal one that is known; return whether there is one."""
         key = access_key(op)
         if self.storage(op) not in self.written:
             found = scope.loads.setdefault(key, op.result)
@@ -132,8 +133,8 @@ class _Preparation:
         return True
 
     def _overwrite(self, op: Op, scope: _Scope, made: list[Op]) -> None:
-        """A store takes the place of the one before it in the same elements, which nothing has read."""
-        # the place of a value among the operands of a store does not matter to the key
+        """Remove the previous store to the same elements if nothing has read it since, and record this one."""
+        # the key does not depend on the position of the stored value among the operands
         key = access_key(op)
         before = scope.stored.get(key)
         if before is not None:
@@ -158,7 +159,7 @@ def _has_iterations(axis: LoopAxis) -> bool:
 
 
 def _defined(op: Op) -> set[int]:
-    """The values that an op with regions makes inside of them."""
+    """Return the numbers of the values that an op with regions defines inside of them."""
     found: set[int] = set()
     for inner in op.walk():
         if inner is not op:
@@ -169,7 +170,7 @@ def _defined(op: Op) -> set[int]:
 
 
 def prepare(program: Program, at: int) -> Program:
-    """The program of root ``at`` alone, prepared."""
+    """Return the prepared program that consists of root ``at`` only."""
     root = program.roots[at]
     written = frozenset(
         program.tensors[op.attrs.tensor].storage

@@ -1,4 +1,4 @@
-"""How what has no derivative is refused."""
+"""Refusal of ops that have no derivative."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from ..ir.grammar import Op, Root
 
 
 def not_supported(what: str, remedy: str, op: Op | Root | None = None) -> exc.Base:
-    """There is no derivative of ``what``, which is on the line of ``op``; ``remedy`` is what to do about it."""
+    """Return an error: ``what``, on the line of ``op``, has no derivative; ``remedy`` is what to do about it."""
     error = exc.AutodiffNotSupported(what=what, remedy=remedy)
     return error if op is None else error.at(op.location)

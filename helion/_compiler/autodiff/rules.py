@@ -1,4 +1,4 @@
-"""The rule of each kind of op: what it gives to the gradients of its operands, or why it has none.
+"""Differentiation rules: for each kind of op, the gradients of its operands, or the reason that there are none.
 
 Keys are those of ``ir/ops.py``.
 """
@@ -35,7 +35,7 @@ from .statements import Var
 
 Grads = Sequence["Var | None"]
 
-#: Dtypes that the matrix unit takes gradients in.
+#: Dtypes that Tensor Cores take gradients in.
 _FACTORS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -45,14 +45,14 @@ def _pointwise(s: Sweep, op: Op, grads: Grads) -> None:
     name = op.attributes(PointwiseAttrs).name
     row = POINTWISE[name]
     if isinstance(row, str):
-        raise not_supported(f"torch.{name}", f"{row}; compute it outside of the kernel, where torch knows it")
+        raise not_supported(f"torch.{name}", f"{row}; compute it outside of the kernel, where torch differentiates it")
     known = tuple(map(s.known, op.operands))
     y = Var(name=s.wide(op.result), dtype=g.dtype, dims=op.result.dims)
     _shares(s, op.operands, [share(name, at, known) for at in range(len(op.operands))], g, y)
 
 
 def _vjp(s: Sweep, op: Op, grads: Grads) -> None:
-    """A function with a derivative of its own: the ops that compute it get nothing."""
+    """Differentiate a function by its own derivative; the ops that compute it get nothing."""
     (g,) = grads
     assert g is not None
     attrs, inputs = op.attributes(VjpAttrs), op.operands[1:]
@@ -69,7 +69,7 @@ def _vjp(s: Sweep, op: Op, grads: Grads) -> None:
 
 
 def _shares(s: Sweep, operands: Sequence[Operand], templates: Sequence[str | None], g: Var, y: Var) -> None:
-    """Give operands their shares of the gradient ``g`` of the result ``y``, by their expressions."""
+    """Add to each operand its share of the gradient ``g`` of the result ``y``, by its expression."""
     names = {
         "g": g.name,
         "y": y.name,
@@ -108,7 +108,7 @@ def _ones_at(dims: Dims, over: Sequence[int]) -> Dims:
 
 
 def _kept(s: Sweep, var: Var, dims: Dims, over: Sequence[int]) -> Var:
-    """The gradient of a reduction with dimensions of 1 in place of those that it has lost."""
+    """Return the gradient of a reduction with the reduced dimensions as dimensions of 1."""
     left = tuple(d for at, d in enumerate(dims) if at not in over)
     var = s.spread(var, left)
     after = _ones_at(dims, over)
@@ -142,7 +142,7 @@ def _reduced(s: Sweep, op: Op, grads: Grads, name: str, over: Sequence[int]) -> 
 
 
 def _product(s: Sweep, op: Op, g: Var, wide: Var, over: Sequence[int]) -> None:
-    """The product of all others: of the ones that are not 0, where at most this one is 0."""
+    """Differentiate a product: the product of all other elements, which is 0 if one of them is."""
     (operand,) = op.values()
     value = s.wide(operand)
     zero = s.assign(f"({value} == 0).to({dtype_text(g.dtype)})", g.dtype, operand.dims, "zero")
@@ -181,7 +181,7 @@ def _dot(s: Sweep, op: Op, grads: Grads) -> None:
 
 
 def _factors(s: Sweep, g: Var, other: Value) -> tuple[str, str]:
-    """A gradient and the other factor in one dtype that the matrix unit takes."""
+    """Return a gradient and the other factor in one dtype that Tensor Cores take."""
     dtype = other.dtype if other.dtype in _FACTORS else torch.bfloat16
     text = s.spelling.converted(g.name, g.dtype, dtype)
     if text != g.name:
@@ -207,7 +207,7 @@ def _view(s: Sweep, op: Op, grads: Grads) -> None:
         s.add(operand, s.share(operand, f"{g.name}.permute({back})", g, tuple(g.dims[at] for at in back)))
         return
     if tuple(d for d in dims if not d.is_one) == tuple(d for d in operand.dims if not d.is_one):
-        # dimensions of 1 come and go; the others may still be those of a broadcast
+        # the views differ in dimensions of 1 only; the gradient may still be broadcast in the others
         left = iter([found for d, found in zip(dims, g.dims, strict=True) if not d.is_one])
         after = tuple(ONE if d.is_one else next(left) for d in operand.dims)
     else:
@@ -245,8 +245,11 @@ def _scan(s: Sweep, op: Op, grads: Grads) -> None:
 
 
 def _running_product(s: Sweep, op: Op, g: Var) -> None:
-    """Before the first 0 of a row the sum of ``g * y`` from there on is divided by the element. At that 0 the products are
-    those of all others, and after it the gradient is 0."""
+    """Differentiate a cumulative product.
+
+    Before the first 0 of a row, the gradient is the suffix sum of ``g * y`` divided by the element. At the first 0, the
+    products are those of all other elements; after it, the gradient is 0.
+    """
     attrs = op.attributes(ScanAttrs)
     (operand,) = op.values()
     dims, x, dtype = op.result.dims, s.wide(operand), dtype_text(g.dtype)
@@ -271,13 +274,14 @@ def _fold(s: Sweep, op: Op, grads: Grads) -> None:
     name = names.get(combination(op) or "")
     if name is None or len(grads) != 1:
         raise not_supported(
-            "hl.reduce with a combine function of its own", "use torch.sum, torch.prod, torch.amax or torch.amin"
+            "hl.reduce with a combine function other than a sum, product, maximum or minimum",
+            "use torch.sum, torch.prod, torch.amax or torch.amin",
         )
     _reduced(s, op, grads, name, (op.attributes(FoldAttrs).dim,))
 
 
 def _gather(s: Sweep, op: Op, grads: Grads) -> None:
-    """Each lane of the value gets the gradients of all lanes that picked it."""
+    """Differentiate a gather: each lane of the value gets the sum of the gradients of all lanes that picked it."""
     (g,) = grads
     assert g is not None
     value, index = op.operands
@@ -327,7 +331,7 @@ def _branch(s: Sweep, op: Op, grads: Grads) -> None:
     s.branch(op, grads)
 
 
-_NO_FLOATS = "its result is no function of floats"
+_NO_FLOATS = "its result is not a differentiable function of floats"
 
 RULES: Mapping[str, Rule | str] = {
     "number": _NO_FLOATS,
@@ -337,8 +341,8 @@ RULES: Mapping[str, Rule | str] = {
     "load": _load,
     "store": _store,
     "atomic": _atomic,
-    "load_at": "nothing is known of the tensor at an address",
-    "store_at": "nothing is known of the tensor at an address",
+    "load_at": "the tensor at an address is unknown",
+    "store_at": "the tensor at an address is unknown",
     "pointwise": _pointwise,
     "vjp": _vjp,
     "reduce": _reduce,
@@ -348,7 +352,7 @@ RULES: Mapping[str, Rule | str] = {
     "scan": _scan,
     "fold": _fold,
     "gather": _gather,
-    "sort": "its result is no function of floats; torch.sort itself has a derivative, by way of the places that it gives",
+    "sort": "its keys are integers, which have no gradient",
     "join": _join,
     "split": _split,
     "seed": _NO_FLOATS,
@@ -356,10 +360,10 @@ RULES: Mapping[str, Rule | str] = {
     "random4": _NO_FLOATS,
     "print": "it has no result",
     "check": "it has no result",
-    "asm": "the compiler does not know what inline assembly computes",
-    "inline": "the compiler does not know what source of the target's language computes",
+    "asm": "the compiler does not analyze inline assembly",
+    "inline": "the compiler does not analyze source of the target's language",
     "barrier": "it has no result",
     "for": _loop,
-    "while": "how often it runs is known to the device alone; use a loop with bounds",
+    "while": "its trip count is known on the device only; use a loop with bounds",
     "if": _branch,
 }

@@ -1,4 +1,4 @@
-"""How ops of the device IR are spelled in the language of kernels."""
+"""Source text of ops of the device IR in the kernel language."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ from ..ir.pointwise import result_dtype
 from .refusal import not_supported
 from .statements import Cost
 
-#: Names that source text of kernels has for something else.
+#: Names that have another meaning in the source text of kernels.
 _TAKEN = frozenset((*dir(builtins), *SHARED_MODULES, *LAUNCH_OPTIONS, "hl", "helion", "self", "backward_kernel"))
 _OPERATORS = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "remainder": "%", "pow": "**",
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
     "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "lshift": "<<", "rshift": ">>",
 }  # fmt: skip
-#: Functions that are called something else in torch.
+#: Functions with another name in torch.
 _CALLED = {"truncdiv": 'torch.div({0}, {1}, rounding_mode="trunc")', "log1p_unit": "torch.log1p({0})"}
 _REDUCTIONS = {"sum": "sum", "prod": "prod", "max": "amax", "min": "amin", "argmax": "argmax", "argmin": "argmin"}
 
 
 class Names:
-    """Gives names that nothing else has."""
+    """A generator of unused names."""
 
     def __init__(self, taken: Sequence[str] = ()) -> None:
         self._taken = set(taken)
 
     def fresh(self, hint: str) -> str:
-        """``hint``, or with a number behind it."""
+        """Return ``hint``, with a number appended if the name is taken."""
         base = identifier(hint)
         name, number = base, 0
         while name in self._taken or name in _TAKEN or is_reserved(name) or keyword.iskeyword(name):
@@ -73,7 +73,7 @@ def dtype_text(dtype: torch.dtype) -> str:
 
 
 def literal(value: float) -> str:
-    """A Python number as an operand."""
+    """Return a Python number as the text of an operand."""
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
     return f"({value!r})" if value < 0 else repr(value)
@@ -81,9 +81,11 @@ def literal(value: float) -> str:
 
 @dataclass
 class Spelling:
-    """Spells what belongs to one program. ``tiles`` are the variables of loops by block, ``tensors`` the parameters by
-    number of the tensor, ``numbers`` those of numbers of the host, which are collected as they are met. ``shared`` names the
-    registered sizes of blocks that others have the size of."""
+    """The source text of one program's names, sizes and ops.
+
+    ``tiles`` are the variables of loops by block, ``tensors`` the parameters by number of the tensor. ``numbers`` are
+    the host numbers used so far. ``shared`` names the registered sizes that several blocks share.
+    """
 
     program: Program
     names: Names
@@ -93,13 +95,13 @@ class Spelling:
     shared: dict[int, str] = field(default_factory=dict)
 
     def tile(self, block: int) -> str:
-        """The variable of the loop over a block."""
+        """Return the variable of the loop over a block."""
         if block not in self.tiles:
             name = self.program.blocks[block].name
             self.tiles[block] = self.names.fresh(name if name.isidentifier() else f"tile_{block}")
         return self.tiles[block]
 
-    # --- sizes and numbers -----------------------------------------------------------------------------------------------
+    # --- sizes and numbers --------------------------------------------------------------------------------------------
 
     def number(self, number: Number) -> str:
         if not isinstance(number, Expr):
@@ -118,8 +120,9 @@ class Spelling:
         return str(expr.args[0])
 
     def size_of(self, block: int) -> str | None:
-        """Return the size of the tiles of a block that is no choice of its own: a number, or a registered size that several
-        blocks have; None where the config gives one for the block alone."""
+        """Return the size of the tiles of a block that is not chosen for the block alone: a number, or a registered
+        size that several blocks share. None where the config has an own size for the block.
+        """
         size = self.program.blocks[block].size
         return self._shared(block) or (None if size is None else self.number(size))
 
@@ -142,7 +145,7 @@ class Spelling:
         ]
 
     def dim(self, dim: Dim) -> str:
-        """One dimension as an entry of a shape."""
+        """Return one dimension as an entry of a shape."""
         if dim.block is not None:
             block = self.program.blocks[dim.block]
             return self.number(block.extent or 0) if block.kind == "full" else self.tile(dim.block)
@@ -156,7 +159,7 @@ class Spelling:
     def shape(self, dims: Dims) -> str:
         return f"[{', '.join(map(self.dim, dims))}]"
 
-    # --- loops -----------------------------------------------------------------------------------------------------------
+    # --- loops --------------------------------------------------------------------------------------------------------
 
     def bound(self, bound: Bound, op: Op | None, operand: Callable[[Operand], str]) -> str:
         if isinstance(bound, OperandRef):
@@ -167,7 +170,7 @@ class Spelling:
     def header(
         self, axes: Sequence[LoopAxis], op: Op | None, operand: Callable[[Operand], str], sizes: Mapping[int, str] = {}
     ) -> str:
-        """The head of a loop; ``sizes`` are expressions of block sizes, by block."""
+        """Return the header of a loop; ``sizes`` are expressions of block sizes, by block."""
         variables = ", ".join(self.tile(a.block) for a in axes)
         if op is not None and axes[0].jagged is not None:
             return f"for {variables} in hl.jagged_tile({operand(op.operands[axes[0].jagged.at])}):"
@@ -185,10 +188,10 @@ class Spelling:
                 arguments.append(f"block_size={_list(fixed)}")
         return f"for {variables} in hl.{function}({', '.join(arguments)}):"
 
-    # --- values ----------------------------------------------------------------------------------------------------------
+    # --- values -------------------------------------------------------------------------------------------------------
 
     def reshaped(self, text: str, before: Dims, after: Dims) -> str:
-        """``text`` of dimensions ``before`` in those of ``after``."""
+        """Reshape ``text`` from dimensions ``before`` to ``after``."""
         if before == after:
             return text
         if not any(d.is_one for d in before) and tuple(d for d in after if not d.is_one) == before and before:
@@ -197,7 +200,7 @@ class Spelling:
         return f"{text}.reshape({self.shape(after)})"
 
     def expanded(self, text: str, before: Dims, after: Dims) -> str:
-        """``text`` broadcast to dimensions ``after``."""
+        """Broadcast ``text`` to dimensions ``after``."""
         if before == after:
             return text
         aligned = (*(Dim() for _ in range(len(after) - len(before))), *before)
@@ -221,8 +224,9 @@ class Spelling:
         )
 
     def index(self, op: Op, operand: Callable[[Operand], str], spread: bool = False) -> tuple[list[str], list[int]]:
-        """The subscripts of an access, and the positions of the accessed tile over which they walk, in the order in which
-        the subscripts give them. ``spread``: each as a value with all of these dimensions."""
+        """Return the subscripts of an access, and the positions of the accessed tile that they vary over, in the order
+        of the subscripts. ``spread``: each subscript is a value with all of these dimensions.
+        """
         attrs = op.attributes(MemoryAttrs)
         tensors = [i for i in attrs.indices if i.kind == "tensor"]
         walked = _walked(attrs.indices, op)
@@ -264,7 +268,7 @@ class Spelling:
         return self._lanes(index, op, operand)
 
     def _lanes(self, index: Index, op: Op, operand: Callable[[Operand], str]) -> str:
-        """The places that an index over a block walks over, as a value."""
+        """Return the positions that an index over a block varies over, as a value."""
         assert index.block is not None
         block = self.program.blocks[index.block]
         text = (
@@ -275,7 +279,7 @@ class Spelling:
         return text if is_zero(index.shift) else f"{text} + {self.number(index.shift)}"
 
     def _spread(self, index: Index, op: Op, operand: Callable[[Operand], str], walked: Sequence[int]) -> str:
-        """An index as a value with a dimension for each that is walked over."""
+        """Return an index as a value with one dimension for each position of ``walked``."""
         if index.kind == "block":
             text = f"({self._lanes(index, op, operand)})"
             return f"{text}[{', '.join(':' if at == index.positions[0] else 'None' for at in walked)}]"
@@ -287,7 +291,7 @@ class Spelling:
         return self.reshaped(operand(value), value.dims, dims)
 
     def expression(self, op: Op, operand: Callable[[Operand], str]) -> tuple[str, Cost]:
-        """An op of one result, without effects and regions of the program, as an expression."""
+        """Return an op of one result, without effects and regions of the program, as an expression."""
         operands = [operand(o) for o in op.operands]
         value = op.results[0]
         match op.attrs:
@@ -325,7 +329,7 @@ class Spelling:
                 return f"hl.join({operands[0]}, {operands[1]})", "cheap"
             case "mask":
                 return operands[0], "cheap"
-        raise not_supported(f"an op of kind {op.kind!r}", "keep it out of what has a gradient")
+        raise not_supported(f"an op of kind {op.kind!r}", "keep it out of computations that have a gradient")
 
     def _iota(self, attrs: IotaAttrs, value: Value) -> str:
         block = self.program.blocks[attrs.block]
@@ -368,7 +372,7 @@ class Spelling:
 
 
 def in_list(index: str) -> str:
-    """A subscript as an item of a list."""
+    """Return a subscript as an item of a list."""
     if index == ":":
         return "slice(None)"
     begin, colon, end = index.partition(":")
@@ -376,7 +380,7 @@ def in_list(index: str) -> str:
 
 
 def combination(op: Op) -> str | None:
-    """The pointwise op that the region of a scan or fold of one value consists of, if it is one of its two params."""
+    """Return the pointwise op of a scan or fold whose region is one op of its two params; None for other regions."""
     (region,) = op.regions
     if len(region.params) != 2 or len(region.ops) != 1 or region.results != region.ops[0].results:
         return None
@@ -387,7 +391,7 @@ def combination(op: Op) -> str | None:
 
 
 def _walked(indices: Sequence[Index], op: Op) -> list[int]:
-    """Positions of the accessed tile in the order in which the indices name them."""
+    """Return positions of the accessed tile in the order in which the indices name them."""
     found: dict[int, None] = {}
     for index in indices:
         places = index.positions
@@ -421,7 +425,7 @@ def _pointwise_text(name: str, operands: Sequence[str], is_value: Sequence[bool]
 
 
 def broadcast(*shapes: Dims) -> Dims:
-    """The broadcast of shapes that are known to fit."""
+    """Return the broadcast of shapes that are known to fit."""
     dims = broadcast_dims(shapes)
     assert dims is not None, shapes
     return dims

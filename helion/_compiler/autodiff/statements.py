@@ -1,4 +1,4 @@
-"""Statements of a kernel under construction: lines of source that know which names they define and read."""
+"""Statements of a kernel under construction: lines of source with the names that they define and read."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class Var:
     dims: Dims
 
 
-#: What it takes to make a value again: a few instructions, a read of memory, or a pass over data.
+#: Cost of recomputing a value: a few instructions, a read of memory, or a pass over data.
 Cost = Literal["cheap", "load", "costly"]
 
 
 @functools.lru_cache(maxsize=4096)
 def names_of(text: str) -> frozenset[str]:
-    """The variables that a line of source names."""
+    """Return the variables that a line of source names."""
     return frozenset(node.id for node in ast.walk(parse(text)) if isinstance(node, ast.Name))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assign:
-    """``targets = text``. ``carried``: it gives a variable that a loop carries its next value."""
+    """``targets = text``. ``carried``: the assignment updates a variable that a loop carries."""
 
     targets: tuple[Var, ...]
     text: str
@@ -54,7 +54,7 @@ class Assign:
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """A store, or an atomic operation; one that is kept where live statements name ``wanted``, if that is given."""
+    """A store or an atomic operation. If ``wanted`` is given, it is kept only where live statements read that name."""
 
     text: str
     wanted: str | None = None
@@ -66,9 +66,9 @@ class Effect:
 
 @dataclass(frozen=True, kw_only=True)
 class Sink:
-    """A share of the gradient of what load number ``load`` has read, which goes to memory one way or another.
+    """A share of the gradient of load number ``load`` that still needs a store or an atomic operation.
 
-    ``value`` has one lane for each element that is read, at ``indices`` where ``mask`` holds.
+    ``value`` has one lane for each element that is read, at ``indices`` where ``mask`` is true.
     """
 
     load: int
@@ -84,9 +84,9 @@ class Sink:
 
 @dataclass(frozen=True, kw_only=True)
 class Nest:
-    """A loop or a branch: ``header`` and its ``body``, and for a branch what stands under ``else``.
+    """A loop or a branch: ``header`` and its ``body``, and for a branch the statements of ``else``.
 
-    ``op`` is the number of the loop of the forward program that it goes back through, ``tiles`` the names the header binds.
+    ``op`` is the number of the forward loop that it differentiates, ``tiles`` are the names that the header binds.
     """
 
     header: str
@@ -94,12 +94,12 @@ class Nest:
     orelse: tuple[Statement, ...] = ()
     op: int | None = None
     tiles: tuple[str, ...] = ()
-    #: Whether its iterations depend on each other.
+    #: Its iterations depend on each other.
     ordered: bool = False
 
     @property
     def reads(self) -> frozenset[str]:
-        """Those of the header alone."""
+        """Names that the header reads."""
         text = self.header.removesuffix(":")
         condition = text.removeprefix("if ") if text.startswith("if ") else text.partition(" in ")[2]
         return names_of(condition)
@@ -116,7 +116,7 @@ class Block:
 
 
 def walk(statements: Iterable[Statement]) -> Iterator[Statement]:
-    """Every statement, outer ones first."""
+    """Yield every statement, outer ones first."""
     for statement in statements:
         yield statement
         if isinstance(statement, Nest):
@@ -125,7 +125,7 @@ def walk(statements: Iterable[Statement]) -> Iterator[Statement]:
 
 
 def prune(statements: Sequence[Statement], wanted: Iterable[str] = ()) -> tuple[Statement, ...]:
-    """Without what has no effect: names are live where a live statement reads them, or if they are ``wanted``."""
+    """Remove statements without effect: names are live if a live statement reads them or if they are ``wanted``."""
     live = set(wanted)
     while True:
         kept = _kept(statements, live)
@@ -136,7 +136,7 @@ def prune(statements: Sequence[Statement], wanted: Iterable[str] = ()) -> tuple[
 
 
 def _needed(statement: Statement) -> frozenset[str]:
-    """What a statement makes live: not the buffer that a store fills."""
+    """Return the names that a statement makes live, without the buffer that a store fills."""
     own = frozenset((statement.wanted,)) if isinstance(statement, Effect) else frozenset()
     return statement.reads - own
 
@@ -157,12 +157,12 @@ def _kept(statements: Sequence[Statement], live: set[str]) -> tuple[Statement, .
 
 
 def defined(statements: Iterable[Statement]) -> dict[str, Var]:
-    """What statements give names to, in nests too."""
+    """Return the variables that statements define, those in nests included."""
     return {v.name: v for statement in walk(statements) if isinstance(statement, Assign) for v in statement.targets}
 
 
 def merge(statements: Sequence[Statement]) -> tuple[Statement, ...]:
-    """Without assignments of what another variable holds already; variables that loops carry stay by themselves."""
+    """Remove assignments of expressions that another variable already has; loop-carried variables are left alone."""
     changing = {v.name for s in walk(statements) if isinstance(s, Assign) and s.carried for v in s.targets}
     return _merged(statements, {}, {}, changing)
 
@@ -170,7 +170,7 @@ def merge(statements: Sequence[Statement]) -> tuple[Statement, ...]:
 def _merged(
     statements: Sequence[Statement], known: Mapping[str, tuple[Var, ...]], names: Mapping[str, str], changing: set[str]
 ) -> tuple[Statement, ...]:
-    """``known`` are variables by what they hold, ``names`` those that others stand for."""
+    """Merge equal assignments; ``known`` are variables by their expression, ``names`` the substitutions of variables."""
     known, names = dict(known), dict(names)
     made: list[Statement] = []
     for statement in statements:
@@ -196,7 +196,7 @@ def _targets(statement: Assign) -> set[str]:
 
 
 def _renamed(statement: Statement, names: Mapping[str, str]) -> Statement:
-    """A statement, without those in it, that reads other variables."""
+    """Rename the variables that a statement reads; nested statements stay as they are."""
     match statement:
         case Assign(text=text):
             return replace(statement, text=_substituted(text, names))
@@ -222,9 +222,11 @@ def _substituted(text: str, names: Mapping[str, str]) -> str:
 
 
 def hoist(statements: Sequence[Statement]) -> tuple[Statement, ...]:
-    """Assignments of a loop that depend on nothing of it stand before it, but for those that begin what a loop in it
-    carries, which begin anew in every iteration, and loads at computed places, which may be in range only where there is an
-    iteration."""
+    """Hoist loop-invariant assignments out of loops.
+
+    Initializations of values that an inner loop carries stay, because they run in every iteration. Loads at computed
+    indices stay in loops that may be empty, because the indices may be out of range there.
+    """
     return _hoisted(statements, frozenset(defined(statements)))
 
 
@@ -243,7 +245,7 @@ def _hoisted(statements: Sequence[Statement], computed: frozenset[str]) -> tuple
 
 
 def _invariant(loop: Nest, computed: frozenset[str]) -> tuple[list[Statement], tuple[Statement, ...]]:
-    """The assignments that may stand before a loop, and what stays in it."""
+    """Return the assignments that can be hoisted out of a loop, and the rest of its body."""
     inside = {*defined(loop.body), *loop.tiles}
     changing = defined(s for s in walk(loop.body) if isinstance(s, Assign) and s.carried)
     may_be_empty = bool(loop.reads - {"hl"})
@@ -264,7 +266,7 @@ def _invariant(loop: Nest, computed: frozenset[str]) -> tuple[list[Statement], t
 
 
 def closure(statements: Sequence[Statement], wanted: Iterable[str]) -> tuple[tuple[Statement, ...], frozenset[str]]:
-    """The statements that names depend on, and the names that they read from elsewhere."""
+    """Return the statements that names depend on, and the names that they read from elsewhere."""
     kept = prune(_without_effects(statements), wanted)
     read = {name for s in walk(kept) for name in s.reads} | set(wanted)
     return kept, frozenset(read - set(defined(kept)))
@@ -286,7 +288,7 @@ def _without_effects(statements: Sequence[Statement]) -> tuple[Statement, ...]:
 def replace_sinks(
     statements: Iterable[Statement], made: Callable[[Sink], Sequence[Statement]]
 ) -> tuple[Statement, ...]:
-    """Statements in place of each sink."""
+    """Replace each sink by statements."""
     changed: list[Statement] = []
     for statement in statements:
         if isinstance(statement, Sink):
@@ -300,7 +302,7 @@ def replace_sinks(
 
 
 def render(statements: Iterable[Statement], indent: str) -> list[str]:
-    """Lines of source."""
+    """Return statements as lines of source."""
     lines: list[str] = []
     for statement in statements:
         match statement:
@@ -314,5 +316,5 @@ def render(statements: Iterable[Statement], indent: str) -> list[str]:
                 if statement.orelse:
                     lines += [f"{indent}else:", *render(statement.orelse, indent + "    ")]
             case Sink():
-                raise AssertionError("a gradient that goes nowhere")
+                raise AssertionError("a sink without a store")
     return lines

@@ -23,8 +23,10 @@ from .transpose import Transposition, behind
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """A parameter of a backward kernel: the ``gradient`` of a tensor of the forward program, a ``tensor`` of it, or a
-    ``number`` of its host code, by ``name``."""
+    """A parameter of a backward kernel, by ``name``.
+
+    Its ``kind`` is ``gradient`` or ``tensor`` (of a tensor of the forward program), or ``number`` of the host code.
+    """
 
     name: str
     kind: str
@@ -43,14 +45,15 @@ class Backward:
 def differentiate(
     program: Program, at: int, wanted: Iterable[int], through: Iterable[int], name: str, order: Sequence[str]
 ) -> Backward:
-    """The backward of grid loop ``at`` of a program, as a kernel called ``name``.
+    """Return the backward of grid loop ``at`` of a program, as a kernel called ``name``.
 
     Args:
-        wanted: tensors whose gradients are asked for: those of what they held before the loop.
-        through: tensors that the loop writes and that go on to results.
-        order: names of tensors and numbers in the order in which parameters stand, as far as they are among them.
+        wanted: tensors to differentiate with respect to; gradients are those of their values before the loop.
+        through: tensors that the loop writes and that contribute to results.
+        order: names of tensors and numbers in the order of the parameters, for those that are parameters.
 
-    Raises ``exc.AutodiffNotSupported`` for what has no derivative, or none that is implemented, naming the op and its line.
+    Raises ``exc.AutodiffNotSupported`` for an op without a derivative, or without one that is implemented. The error names
+    the op and its line.
     """
     prepared = prepare(program, at)
     check_memory(prepared)
@@ -58,7 +61,7 @@ def differentiate(
 
 
 def check_accesses(program: Program) -> None:
-    """Raises ``exc.AutodiffNotSupported`` for accesses to memory that no tensor of the program is known to own."""
+    """Raise ``exc.AutodiffNotSupported`` for memory accesses to unknown tensors."""
     for op in program.walk():
         known = op.kind in ("load", "store", "atomic") or (isinstance(op.attrs, InlineAttrs) and not op.attrs.tensors)
         if (OPS[op.kind].reads or OPS[op.kind].writes) and not known:
@@ -66,13 +69,13 @@ def check_accesses(program: Program) -> None:
 
 
 def written_tensors(program: Program, at: int) -> tuple[int, ...]:
-    """The tensors that a grid loop writes."""
+    """Return the tensors that a grid loop writes."""
     attrs = (op.attrs for op in program.roots[at].body.walk() if op.kind in ("store", "atomic"))
     return tuple(dict.fromkeys(each.tensor for each in attrs))
 
 
 def read_tensors(program: Program, at: int) -> tuple[int, ...]:
-    """The tensors that a grid loop reads."""
+    """Return the tensors that a grid loop reads."""
     attrs = (op.attrs for op in program.roots[at].body.walk() if op.kind in ("load", "seed"))
     return tuple(dict.fromkeys(each.tensor for each in attrs))
 
@@ -116,27 +119,27 @@ class _Construction:
         return Backward(lines=tuple(self._function(lines, parameters)), parameters=parameters, results=self.wanted)
 
     def _check(self, statement: Statement) -> None:
-        """Nothing reads what cannot be had."""
+        """Raise the error of a value that a statement reads although it cannot be computed."""
         for name in statement.reads:
             if name in self.sweep.missing:
                 raise self.sweep.missing[name]
 
     def _zeros(self) -> tuple[Statement, ...]:
-        """A loop that stores zeros, where no gradient arrives."""
+        """Return a loop that stores zeros, where no gradient arrives."""
         (root,) = self.program.roots
         for op in root.body.ops:
             if op.kind == "load" and op.attributes(MemoryAttrs).tensor in self.wanted and len(op.operands) == 0:
                 return self.sweep.zeros(op)
         raise not_supported(
-            "a kernel whose results do not depend on its inputs by way of floats", "its gradients are zero", root
+            "a kernel whose results do not depend on its inputs through floats", "its gradients are zero", root
         )
 
-    # --- the grid loop that goes the way of the forward ------------------------------------------------------------------
+    # --- the grid loop with the axes of the forward -------------------------------------------------------------------
 
     def _main(
         self, statements: tuple[Statement, ...], sites: Sequence[Site], transposition: Transposition
     ) -> tuple[Statement, ...]:
-        """It as one nest; nothing where all that it would do is done elsewhere."""
+        """Return the grid loop with the axes of the forward as one nest; nothing if it has no effects left."""
         wrapped = self._wrapped(sites, statements)
         outer = "" if wrapped is None else self.names.fresh(f"{self.spelling.tile(wrapped.block)}_block")
         by_sink = {site.sink: site for site in sites}
@@ -173,9 +176,11 @@ class _Construction:
         return (Nest(header=header, body=hoist([*before, inner, *after])),)
 
     def _wrapped(self, sites: Sequence[Site], statements: Sequence[Statement]) -> LoopAxis | None:
-        """The axis of the grid over which a program adds up before it stores a partial sum: its tiles are cut further."""
+        """Return the grid axis over which a program accumulates before it stores a partial sum; its tiles are
+        subdivided.
+        """
         partial = [site for site in sites if site.way == "partial"]
-        # tiles of what loops are large, so that one sum for each takes little
+        # a nest has large tiles, so that one partial sum per program is cheap
         if not partial or any(isinstance(s, Nest) for s in statements):
             return None
         shared = [a for a in partial[0].missing if all(a in site.missing for site in partial)]
@@ -188,7 +193,7 @@ class _Construction:
         numbered = any(f"{tile}.{part}" in text for text in texts for part in ("id", "count"))
         return self.spelling.size_of(block.id) is None and not block.registered and not numbered
 
-    # --- text ------------------------------------------------------------------------------------------------------------
+    # --- text ---------------------------------------------------------------------------------------------------------
 
     def _lines(self, main: Sequence[Statement], own: Sequence[Statement], kept: Sequence[str]) -> list[str]:
         gradients = list(self.layout.gradients.values())
@@ -207,7 +212,7 @@ class _Construction:
         return [*text, f"{indent}return {', '.join(g.name for g in gradients)}"]
 
     def _sum(self, gradient: Gradient) -> list[str]:
-        """The statement that makes a gradient of its terms, if it is not one of them."""
+        """Return the statement that adds up the terms of a gradient, if it is not one of them."""
         host = self.program.tensors[gradient.tensor]
         if gradient.terms == [gradient.name]:
             return []
@@ -220,7 +225,7 @@ class _Construction:
         return [f"{gradient.name} = {self.spelling.converted(text, computed(host.dtype), host.dtype)}"]
 
     def _tapes(self, main: Sequence[Statement]) -> list[str]:
-        """What allocates what loops keep of their iterations."""
+        """Return the statements that allocate the buffers of carried values."""
         read = {name for statement in walk(main) for name in statement.reads}
         tapes = [tape for tape in self.sweep.reversals.tapes if tape.name in read]
         self.layout.registered += [line for line in self.sweep.reversals.registered if line.partition(" ")[0] in read]

@@ -16,7 +16,7 @@ Levels = Sequence[tuple[Statement, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """A value of the first grid loop that others read from memory: how it is allocated, stored and read."""
+    """A value of the first grid loop that others read from memory: its allocation, store and read."""
 
     allocation: str
     store: Effect
@@ -25,7 +25,7 @@ class Kept:
 
 @dataclass
 class Transposition:
-    """Makes the grid loops of transposed sites, and collects what they need the first one to keep."""
+    """The grid loops of transposed sites, and the values of the first grid loop that they read from memory."""
 
     program: Program
     places: Places
@@ -35,7 +35,7 @@ class Transposition:
     kept: dict[str, Kept] = field(default_factory=dict)
 
     def settled(self, site: Site, statements: tuple[Statement, ...]) -> Site:
-        """The site, by atomics where a grid loop of its own would need what cannot be kept."""
+        """Return the site; by atomics if a separate grid loop needs values that cannot be stored."""
         if site.way != "transposed":
             return site
         _, kept = self._needed(site, _levels(site, statements))
@@ -43,7 +43,7 @@ class Transposition:
         return site if can else replace(site, way="atomic")
 
     def lines(self, site: Site, statements: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        """The grid loop of a site, one nest."""
+        """Return the grid loop of a site as one nest."""
         parts, kept = self._needed(site, _levels(site, statements))
         body: list[Statement] = [
             Assign(targets=(var,), text=self._keep(var, site, level).read, cost="load") for var, level in kept
@@ -64,10 +64,10 @@ class Transposition:
         whole = hoist(prune([*scalars, self.layout.zeros(total), *inner, store]))
         return (Nest(header=header, body=whole),)
 
-    # --- loops -----------------------------------------------------------------------------------------------------------
+    # --- loops --------------------------------------------------------------------------------------------------------
 
     def _own(self, site: Site) -> list[LoopAxis]:
-        """The axes of the grid: those that tell elements apart, in the order of the tensor's dimensions."""
+        """Return the axes of the grid: those that index the elements, in the order of the tensor's dimensions."""
         missing = {a.block for a in site.missing}
         order = [d.block for d in site.op.result.dims]
         own = [a for a in _axes(site, len(site.loops)) if a.block not in missing]
@@ -78,7 +78,9 @@ class Transposition:
         return self.spelling.number(axis.begin), self.spelling.number(axis.end)
 
     def _header(self, site: Site) -> tuple[str, list[Statement]]:
-        """The head of the grid loop, and what gives indices of ``hl.grid`` their values: these are tiles of one element."""
+        """Return the header of the grid loop, and assignments of the indices of ``hl.grid``, which become tiles of one
+        element.
+        """
         variables, sizes, scalars = [], [], []
         axes = self._own(site)
         for axis in axes:
@@ -104,7 +106,7 @@ class Transposition:
         return f"for {', '.join(variables)} in hl.tile({', '.join(given)}):"
 
     def _inner_headers(self, site: Site) -> list[tuple[str, tuple[str, ...]]]:
-        """The heads of the loops over what shares elements, and the variables that they bind."""
+        """Return the headers of the loops over everything that shares elements, and the variables that they bind."""
         found: list[tuple[str, tuple[str, ...]]] = []
         for axis in (a for a in site.missing if a.scalar):
             tile, (begin, end) = self.spelling.tile(axis.block), self._bounds(axis)
@@ -116,10 +118,12 @@ class Transposition:
             found.append((self._tiles(names, tiles, [self._size(a) for a in tiles]), names))
         return found
 
-    # --- what is read again, and what is kept ----------------------------------------------------------------------------
+    # --- recomputed and stored values ---------------------------------------------------------------------------------
 
     def _needed(self, site: Site, levels: Levels) -> tuple[list[tuple[Statement, ...]], list[tuple[Var, int]]]:
-        """The statements of each level, inner ones first, that a gradient depends on, and what is kept of outer levels."""
+        """Return the statements of each level that a gradient depends on, inner ones first, and the values of outer
+        levels to read from memory.
+        """
         own, free = closure(levels[-1], site.sink.reads)
         parts, kept = [own], []
         for at in range(len(levels) - 2, -1, -1):
@@ -134,7 +138,7 @@ class Transposition:
         return parts, kept
 
     def _can_keep(self, var: Var, site: Site, level: int) -> bool:
-        """Whether each element of a value belongs to one program or iteration."""
+        """Return whether each element of a value belongs to one program or iteration."""
         axes = _axes(site, level)
         blocks = {b for d in var.dims for b in d.blocks}
         return all(d.is_one or d.block is not None for d in var.dims) and all(
@@ -166,7 +170,7 @@ class Transposition:
 
 
 def _axes(site: Site, level: int) -> list[LoopAxis]:
-    """The axes of the grid and of the outer ``level`` loops around a site."""
+    """Return the axes of the grid and of the outer ``level`` loops around a site."""
     return [*site.axes, *(a for axes in site.loops[:level] for a in axes)]
 
 
@@ -175,7 +179,7 @@ def _levels(site: Site, statements: tuple[Statement, ...]) -> Levels:
 
 
 def _is_cheap(made: Sequence[Statement], var: Var) -> bool:
-    """Whether making a value again reads no more bytes than it has, and computes elementwise alone."""
+    """Return whether a value is cheap to recompute: elementwise, and with no more bytes to load than the value has."""
     if any(not isinstance(s, Assign) or s.cost == "costly" for s in made):
         return False
     loads = (s.targets[0] for s in made if isinstance(s, Assign) and s.cost == "load")
@@ -183,7 +187,7 @@ def _is_cheap(made: Sequence[Statement], var: Var) -> bool:
 
 
 def _accumulating(body: Sequence[Statement], site: Site, total: Var) -> list[Statement]:
-    """``body``, which adds the gradient to ``total`` at its end; a product adds to it as an accumulator."""
+    """Append the addition of the gradient to ``total`` to ``body``; a dot takes ``total`` as its accumulator."""
     value = site.sink.value
     maker = next((s for s in body if isinstance(s, Assign) and s.targets == (value,)), None)
     reads = sum(value.name in s.reads for s in body)
@@ -196,7 +200,7 @@ def _accumulating(body: Sequence[Statement], site: Site, total: Var) -> list[Sta
 
 
 def behind(statements: Sequence[Statement], name: str, effect: Effect) -> tuple[Statement, ...]:
-    """``effect`` behind the last statement that gives ``name`` a value, where it stands."""
+    """Insert ``effect`` after the last statement that assigns ``name``, in the same nest."""
     here = [at for at, s in enumerate(statements) if isinstance(s, Assign) and name in {v.name for v in s.targets}]
     if here:
         last = max(at for at, s in enumerate(statements) if name in defined([s]))

@@ -22,7 +22,7 @@ from .values import HostTensorValue
 
 
 class Arguments:
-    """Lifts arguments one after the other; equal dynamic sizes meet here."""
+    """Lifts the arguments in order; equal dynamic sizes get one symbol."""
 
     def __init__(self, t: TraceState, reassigned: frozenset[str], static: bool) -> None:
         self.t = t

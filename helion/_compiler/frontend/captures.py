@@ -1,6 +1,6 @@
-"""Results of host code that launches need: numbers read off tensors, and tensors that no variable holds.
+"""Results of host code that launches need: numbers read from tensors, and tensors that are bound to no variable.
 
-They are kept where they are made, so that it makes no difference what becomes of the variables they came from::
+They are captured where they are computed, so that the user's code may rebind the variables::
 
     m = n[0].item()              m = (host_item_0 := n[0].item())
     end = m                      end = m
@@ -17,13 +17,14 @@ from ..source import Place
 from .state import TraceState
 from .values import HostTensorValue
 
-#: Stands in ``drawn`` for how the host comes by a number until that is known.
+#: Placeholder in ``drawn`` for a number whose host expression is not known yet.
 UNNAMED = ".item()"
 
 
 def capture(t: TraceState, result: Any, place: Place) -> Any:
-    """``result`` of the expression at ``place``, with names for the numbers and tensors in it that have none yet. An
-    expression that is walked several times has a name for each."""
+    """Return ``result`` of the expression at ``place``, with names for the unnamed numbers and tensors in it. An
+    expression that the trace evaluates several times has a name for each.
+    """
     if not _is_open(t, result):
         return result
     plain = isinstance(result, Expr) and result.op == "host"
@@ -60,7 +61,7 @@ def _named(t: TraceState, value: Any, source: str) -> Any:
 
 
 def keep_tensor(t: TraceState, tensor: HostTensorValue) -> str:
-    """A name for a tensor that statements have left in a variable."""
+    """Name a tensor that statements have assigned to a variable, and return the name."""
     name = t.numbers.fresh_name("host_value", t.numbers.captured)
     t.numbers.captured += 1
     _named(t, tensor, name)

@@ -1,6 +1,6 @@
-"""Sizes and strides that torch gives the result of an elementwise function: TensorIterator's rule, on numbers alone.
+"""Sizes and strides of the result of an elementwise torch function: TensorIterator's rule, on numbers only.
 
-Torch's own answer on tensors without data costs the first such call a second, for importing its compiler.
+The first such call on meta tensors takes a second, because torch imports its compiler.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ Layout = tuple[Sizes, Sizes]
 
 
 def result_layout(operands: Sequence[Layout]) -> Layout | None:
-    """The layout of a new tensor that holds the result; None where the operands do not broadcast.
+    """Return the layout of a new tensor for the result; None if the operands do not broadcast.
 
-    Numbers count as operands without dimensions. Operands of one layout without holes keep it. Otherwise the dimensions
-    are ordered by the strides of the operands, earlier ones first, and packed.
+    Numbers count as operands without dimensions. Dense operands of one layout keep it. Otherwise the dimensions are
+    ordered by the strides of the operands, earlier ones first, and packed.
     """
     shape = _broadcast([sizes for sizes, _ in operands])
     if shape is None:
@@ -58,7 +58,7 @@ def _row_major(shape: Sizes) -> Sizes:
 
 
 def _channels_last(shape: Sizes) -> Sizes | None:
-    """The strides of an image whose channels are innermost; None for other ranks than 4."""
+    """Return the channels-last strides of an image; None for other ranks than 4."""
     if len(shape) != 4:
         return None
     strides, step = [0] * 4, 1
@@ -69,7 +69,7 @@ def _channels_last(shape: Sizes) -> Sizes | None:
 
 
 def _is_laid_out(operand: Layout, strides: Sizes) -> bool:
-    """Whether an operand has these strides where it matters."""
+    """Return whether an operand has these strides, ignoring dimensions of size 1."""
     sizes, own = operand
     if strides == _row_major(sizes) and 0 in sizes:
         return True
@@ -77,7 +77,7 @@ def _is_laid_out(operand: Layout, strides: Sizes) -> bool:
 
 
 def is_dense(shape: Sizes, strides: Sizes) -> bool:
-    """Whether every place in memory from the first to the last element belongs to just one of them."""
+    """Return whether the elements fill a contiguous range of memory without overlap."""
     if _is_laid_out((shape, strides), _row_major(shape)):
         return True
     expected = 1
@@ -89,7 +89,7 @@ def is_dense(shape: Sizes, strides: Sizes) -> bool:
 
 
 def _spread(operand: Layout, shape: Sizes) -> Sizes:
-    """The strides of an operand along the result's dimensions; 0 along those that it is repeated in."""
+    """Return the strides of an operand along the result's dimensions; 0 along broadcast ones."""
     sizes, strides = operand
     lead = len(shape) - len(sizes)
     own = [0 if n == 1 and shape[at] != 1 else s for at, (n, s) in enumerate(zip(sizes, strides, strict=True), lead)]
@@ -97,8 +97,9 @@ def _spread(operand: Layout, shape: Sizes) -> Sizes:
 
 
 def _order(shape: Sizes, strides: Sequence[Sizes]) -> list[int]:
-    """The dimensions from the innermost to the outermost. The comparison is not transitive, so that the very
-    insertion sort counts that torch uses."""
+    """Order the dimensions from the innermost to the outermost. The comparison is not transitive, so this is the same
+    insertion sort as torch's.
+    """
     order = list(range(len(shape)))[::-1]
     for last in range(1, len(order)):
         at = last
@@ -113,7 +114,7 @@ def _order(shape: Sizes, strides: Sequence[Sizes]) -> list[int]:
 
 
 def _compare(shape: Sizes, strides: Sequence[Sizes], first: int, second: int) -> int:
-    """-1 where ``first`` belongs inside of ``second``, 1 where it belongs outside, 0 where no operand tells."""
+    """Return -1 if ``first`` is inside of ``second``, 1 if outside, 0 if no operand decides."""
     for each in strides:
         a, b = each[first], each[second]
         if a == 0 or b == 0:

@@ -1,4 +1,4 @@
-"""Names: where a name in a kernel, or in a function it calls, gets its value from."""
+"""Frames: the names of a kernel and of the functions it calls, and their values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .values import HostTensorValue, Missing
 
 
 def lift_object(t: TraceState, value: Any, source: str) -> Any:
-    """A Python object from outside the kernel as an abstract value; ``source`` is a host expression for it."""
+    """Return a Python object from outside the kernel as an abstract value; ``source`` is a host expression for it."""
     if isinstance(value, torch.Tensor):
         known = t.tensors.lifted.get((id(value), source))
         if known is None:
@@ -55,7 +55,9 @@ def lift_object(t: TraceState, value: Any, source: str) -> Any:
 
 
 def outside_object(t: TraceState, value: Any, source: str) -> Any:
-    """A global or what a function closes over. Containers are followed in one copy, whatever they are reached by."""
+    """Return a global or closure variable as an abstract value. A container has one copy in the trace for all its
+    names.
+    """
     if not isinstance(value, (list, dict, set)):
         return lift_object(t, value, source)
     if id(value) in t.world.poisoned:
@@ -68,7 +70,7 @@ def outside_object(t: TraceState, value: Any, source: str) -> Any:
 
 @dataclass
 class Frame:
-    """The names of one function while it is walked.
+    """The names of one function during its walk.
 
     ``host_names`` are the kernel's own variables, which device code may read but not assign.
     """
@@ -80,21 +82,21 @@ class Frame:
     host_names: frozenset[str] = frozenset()
     globals_source: str = "_source_module"
     is_kernel: bool = False
-    #: How many regions were open when the function began.
+    #: Number of open regions at the begin of the function.
     depth: int = 0
-    #: Where a function that the kernel's own code defines was defined.
+    #: The defining frame of a function that the kernel's own code defines.
     outer: Frame | None = None
 
     def holds(self, name: str) -> bool:
-        """Whether a name is a local variable."""
+        """Return whether a name is a local variable."""
         return name in self.names or (self.outer is not None and self.outer.holds(name))
 
     def closes_over(self, name: str) -> bool:
-        """Whether a name is a variable of the function around this one."""
+        """Return whether a name is a variable of the enclosing function."""
         return name in self.closure or (self.outer is not None and self.outer.closes_over(name))
 
     def peek(self, name: str) -> Any:
-        """The value of a name as it is, None for one that has none, with nothing noted."""
+        """Return the current value of a name without recording the read; None if it has none."""
         if name in self.names:
             return self.names[name]
         if self.outer is not None:
@@ -127,7 +129,7 @@ class Frame:
 
 
 def defaults_of(t: TraceState, fn: types.FunctionType) -> list[tuple[str, Any, str]]:
-    """Parameters with defaults: their names, the defaults, and host expressions for them."""
+    """Return the parameters with defaults: names, defaults, and host expressions for them."""
     where = t.world.function_sources.get(id(fn), "")
     code = fn.__code__
     positional = code.co_varnames[: code.co_argcount]
@@ -141,7 +143,9 @@ def defaults_of(t: TraceState, fn: types.FunctionType) -> list[tuple[str, Any, s
 
 
 def _assume_function(t: TraceState, fn: types.FunctionType) -> None:
-    """What a function is can change while it stays the same object. Those of arguments are part of the key."""
+    """Record guards on the code and the closure of a function, which can change while the object stays the same. Those
+    of arguments are part of the key.
+    """
     for name in ("__code__", "__defaults__", "__kwdefaults__"):
         t.world.assume("attribute", fn, name, getattr(fn, name))
     for cell in fn.__closure__ or ():
@@ -150,7 +154,7 @@ def _assume_function(t: TraceState, fn: types.FunctionType) -> None:
 
 
 def function_frame(t: TraceState, fn: types.FunctionType, source: FunctionSource, caller: Frame) -> Frame:
-    """A frame for a plain function called from device code; closure cells keep a host expression of their own."""
+    """Return a frame for a plain function called from device code; closure cells have separate host expressions."""
     where = t.world.function_sources.get(id(fn), "")
     if not where or where.startswith(caller.globals_source or "_source_module"):
         _assume_function(t, fn)
@@ -166,8 +170,9 @@ def function_frame(t: TraceState, fn: types.FunctionType, source: FunctionSource
 
 
 def resolve_source(t: TraceState, value: HostTensorValue, frame: Frame) -> None:
-    """Make sure the launch can name ``value``: prefer a variable of the kernel that is bound to it, then an item of a
-    list, tuple or dict that one is bound to."""
+    """Find a host expression by which the launch can pass ``value``. Prefer a variable of the kernel that is bound to
+    it, then an item of a list, tuple or dict that one is bound to.
+    """
     names = {n: v for n, v in frame.names.items() if not frame.host_names or n in frame.host_names}
     for name, known in names.items():
         if known is value:
@@ -178,14 +183,16 @@ def resolve_source(t: TraceState, value: HostTensorValue, frame: Frame) -> None:
 
 
 def path_to(value: Any, frame: Frame) -> str:
-    """A host expression for an object that a variable of the kernel holds, or has inside; empty if none does."""
+    """Return a host expression for an object that a variable of the kernel refers to or contains; empty if there is
+    none.
+    """
     names = {n: v for n, v in frame.names.items() if not frame.host_names or n in frame.host_names}
     paths = ((n, "" if held is value else _path(held, value)) for n, held in names.items())
     return next((f"{n}{path}" for n, path in paths if path is not None), "")
 
 
 def _path(container: Any, value: Any) -> str | None:
-    """The subscripts that lead from a container to ``value``, None where it is not in it."""
+    """Return the subscripts that lead from a container to ``value``; None if it is not in it."""
     if isinstance(container, dict):
         items = list(container.items())
     elif isinstance(container, (tuple, list)):
@@ -200,13 +207,15 @@ def _path(container: Any, value: Any) -> str | None:
 
 
 def assigned_names(statements: Iterable[Any]) -> tuple[str, ...]:
-    """Names that statements bind, in order of appearance, without those of nested functions."""
+    """Return names that statements bind, in order of appearance, without those of nested functions."""
     return _assigned_names(tuple(statements))
 
 
 @functools.lru_cache(maxsize=512)
 def _assigned_names(statements: tuple[Any, ...]) -> tuple[str, ...]:
-    """Nodes are compared by identity, and nobody changes those of a function that is traced again."""
+    """Return names that statements bind. Nodes are compared by identity; those of a function that is traced again are
+    unchanged.
+    """
     found: dict[str, None] = {}
     stack = list(reversed(statements))
     visit: Callable[[Any], None] = stack.append
@@ -233,12 +242,12 @@ def _assigned_names(statements: tuple[Any, ...]) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=128)
 def names_in(node: ast.AST) -> frozenset[str]:
-    """Every variable that a function's nodes name; nodes as in ``assigned_names``."""
+    """Return every variable that a function's nodes name; nodes as in ``assigned_names``."""
     return frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
 
 
 def _walrus_targets(node: Any) -> list[Any]:
-    """What ``:=`` binds outside of a comprehension that it stands in."""
+    """Return the targets of ``:=`` in a comprehension, which bind outside of it."""
     return [inner.target for inner in ast.walk(node) if isinstance(inner, ast.NamedExpr)]
 
 
@@ -246,7 +255,7 @@ _PLAIN_GETATTR = (torch.nn.Module, types.ModuleType)
 
 
 def is_plain_object(value: Any, name: str) -> bool:
-    """Whether reading an attribute runs no code of the user's."""
+    """Return whether reading an attribute runs no user code."""
     cls = type(value)
     if isinstance(value, _PLAIN_GETATTR) or (cls.__module__ or "").split(".")[0] in _TRUSTED:
         return True
@@ -261,7 +270,7 @@ def is_plain_object(value: Any, name: str) -> bool:
 
 
 def _runs_code(described: Any) -> bool:
-    """Whether what a class has under a name is a descriptor that Python code answers for."""
+    """Return whether a class attribute is a descriptor implemented in Python."""
     cls = type(described)
     getter = inspect.getattr_static(cls, "__get__", None)
     return isinstance(getter, types.FunctionType) and (cls.__module__ or "").split(".")[0] not in ("enum", "types")

@@ -1,4 +1,4 @@
-"""What a compiled kernel assumes about the world outside its arguments: globals, and what was read through them."""
+"""Assumptions of a compiled kernel about globals and about objects that it reads through them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ _WHOLE: dict[str, Callable[[Any], Any]] = {
 
 
 def tensor_key(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What code depends on of a captured tensor."""
+    """Return the properties of a captured tensor that code depends on."""
     return (tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), tensor.device.type)
 
 
 @dataclass(frozen=True)
 class Guard:
-    """``owner[key]`` (of a namespace or a container) or ``owner.key`` still is what it was: of the same type and bits for
-    constants, of the same type and shape for tensors, the same function and owner for methods, the same object otherwise.
-    So are the ``length`` of a list, the ``content`` of a set, the ``keys`` of a dict in their order, and the ``state``
-    that a function reads. An ``absent`` attribute still is not there."""
+    """An assumption that ``owner[key]`` (of a namespace or a container) or ``owner.key`` is unchanged.
+
+    Constants are compared by type and bits, tensors by type and shape, methods by function and owner, other objects by
+    identity. Other kinds of assumptions: the ``length`` of a list, the ``content`` of a set, the ordered ``keys`` of a
+    dict, or the ``state`` that a function reads. An ``absent`` attribute must still be absent.
+    """
 
     kind: Kind
     owner: Any
@@ -40,7 +42,7 @@ class Guard:
     value: Any
 
     def holds(self) -> bool:
-        """Whether the world is as it was."""
+        """Return whether the assumption is still true."""
         if self.kind == "absent":
             return not hasattr(self.owner, self.key)
         if self.kind in _WHOLE:
@@ -51,14 +53,15 @@ class Guard:
             return False
         if isinstance(now, torch.Tensor):
             return tensor_key(now) == self.value
-        if isinstance(now, types.MethodType) and isinstance(self.value, types.MethodType):  # made anew for each reading
+        if isinstance(now, types.MethodType) and isinstance(self.value, types.MethodType):  # each read makes a new one
             return now.__func__ is self.value.__func__ and now.__self__ is self.value.__self__
         return now is self.value or (is_constant(now) and is_constant(self.value) and are_same(now, self.value))
 
 
 def guard(kind: Kind, owner: Any, key: Any, value: Any) -> Guard | None:
-    """The assumption that reading ``value`` makes, or None for what does not change: libraries under their usual names,
-    and what torch holds."""
+    """Return the assumption for reading ``value``; None for constant objects: torch's, and libraries under their usual
+    names.
+    """
     if isinstance(owner, types.ModuleType) and owner.__name__.split(".")[0] == "torch":
         return None
     if (

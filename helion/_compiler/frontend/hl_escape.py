@@ -1,4 +1,4 @@
-"""Rules for the ways out of the language: printing, breakpoints, inline assembly."""
+"""Rules for escapes from the language: printing, breakpoints, inline assembly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ rule = RULES.register
 
 @rule(hl.breakpoint)
 def _breakpoint(t: Tracer) -> None:
-    """Only an interpreter can stop; what it shows are the variables of the generated kernel."""
+    """Record a breakpoint, which only an interpreter supports; it shows the variables of the generated kernel."""
     if not t.context.limits.stops:
         raise exc.BreakpointInDeviceLoopRequiresInterpret()
     t.builder.append("print", (), (), PrintAttrs("", stops=True))
@@ -38,7 +38,7 @@ def _device_print(t: Tracer, prefix: Any, *values: Any) -> None:
 
 
 def _check_asm(asm: Any, constraints: Any, args: Any, dtype: Any, pack: Any) -> tuple[torch.dtype, ...]:
-    """The dtypes of the results; raises InvalidAPIUsage for arguments that are none."""
+    """Return the dtypes of the results. Raises InvalidAPIUsage for arguments of wrong types."""
     dtypes = tuple(dtype) if isinstance(dtype, (tuple, list)) else (dtype,)
     wrong = (
         (f"asm must be a string, got {describe(asm)}", not isinstance(asm, str)),

@@ -1,4 +1,4 @@
-"""Rules for ``hl`` functions: what each one means while a kernel is traced."""
+"""Rules for ``hl`` functions: the ops that each one records during a trace."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _barrier(t: Tracer) -> None:
     raise exc.BarrierOnlyAllowedAtTopLevel()
 
 
-# --- atomics -----------------------------------------------------------------------------------------------------------
+# --- atomics ----------------------------------------------------------------------------------------------------------
 
 _SEMANTICS = ("relaxed", "acquire", "release", "acq_rel")
 
@@ -200,7 +200,7 @@ for _name in ("add", "max", "min", "and", "or", "xor", "xchg", "cas"):
     rule(getattr(hl, f"atomic_{_name}"))(_atomic_keywords(_name))
 
 
-# --- reductions and scans ----------------------------------------------------------------------------------------------
+# --- reductions and scans ---------------------------------------------------------------------------------------------
 
 
 def _inputs(t: Tracer, value: Any, name: str) -> tuple[DeviceValue, ...]:
@@ -258,13 +258,14 @@ def _associative_scan(t: Tracer, combine_fn: Any, input_tensor: Any, dim: int, r
 def _torch_associative_scan(
     t: Tracer, combine_fn: Any, xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise"
 ) -> Any:
-    """``combine_mode`` says how torch's own compiler goes about it."""
+    """Record an associative scan; ``combine_mode`` only matters to torch's own compiler."""
     return _associative_scan(t, combine_fn, xs, dim, reverse)
 
 
 def _scan_from_padding(t: Tracer, combine_fn: Any, inputs: tuple[DeviceValue, ...], at: int) -> tuple[DeviceValue, ...]:
-    """A reversed scan begins with lanes out of range, and a function of the user's has no identity that they could hold:
-    each value goes with a flag that is 0 there."""
+    """Scan in reverse over a padded dimension. Its first lanes are out of range and a user function has no known
+    identity, so each value has a flag that is 0 there.
+    """
     flags = ops.full(t, inputs[0].dims, 1, torch.int32)
 
     def skipping(left: tuple[DeviceValue, ...], right: tuple[DeviceValue, ...]) -> tuple[DeviceValue, ...]:
@@ -279,7 +280,7 @@ def _scan_from_padding(t: Tracer, combine_fn: Any, inputs: tuple[DeviceValue, ..
 
 
 def cumulative(t: Tracer, name: str, value: DeviceValue, dim: int, reverse: bool) -> DeviceValue:
-    """cumsum (``add``) or cumprod (``mul``): half precision accumulates in fp32, integers in int64."""
+    """Record cumsum (``add``) or cumprod (``mul``): half precision accumulates in fp32, integers in int64."""
     wide = torch.float32 if value.dtype in HALF else value.dtype if value.dtype.is_floating_point else torch.int64
     source = ops.cast(t, value, wide)
     neutral = 0 if name == "add" else 1
@@ -299,7 +300,7 @@ def _cumprod(t: Tracer, input_tensor: Any, dim: int, reverse: bool = False) -> D
     return cumulative(t, "mul", _inputs(t, input_tensor, "hl.cumprod")[0], dim, reverse)
 
 
-_SCANS = "; take the whole dimension with `:`, or say with hl.cumsum or hl.cumprod that each tile begins anew"
+_SCANS = "; take the whole dimension with `:`, or use hl.cumsum or hl.cumprod, which scan each tile separately"
 
 
 @torch_rule(*named("cumsum"))
@@ -314,7 +315,7 @@ def _torch_cumprod(t: Tracer, input: DeviceValue, dim: int, *, dtype: Any = None
     return cumulative(t, "mul", input if dtype is None else ops.cast(t, input, dtype), dim, False)
 
 
-# --- joining and splitting ---------------------------------------------------------------------------------------------
+# --- joining and splitting --------------------------------------------------------------------------------------------
 
 
 @rule(hl.join)
@@ -334,7 +335,7 @@ def _split(t: Tracer, tensor: Any) -> tuple[DeviceValue, DeviceValue]:
     return ops.split(t, value)
 
 
-# --- tunables ----------------------------------------------------------------------------------------------------------
+# --- tunables ---------------------------------------------------------------------------------------------------------
 
 
 @rule(hl.register_tunable)
@@ -352,7 +353,7 @@ def _register_tunable(t: Tracer, name: Any, fragment: Any) -> Expr:
     return Expr("tunable", (name,), value)
 
 
-# --- kernels over several GPUs ------------------------------------------------------------------------------------------
+# --- kernels over several GPUs ----------------------------------------------------------------------------------------
 
 rule(hl.make_async_remote_copy)(refusing("hl.make_async_remote_copy"))
 rule(hl.remote_barrier)(refusing("hl.remote_barrier"))

@@ -1,4 +1,4 @@
-"""Rules for numbers in fewer bits than an element of memory."""
+"""Rules for numbers with fewer bits than an element of memory."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .values import DeviceValue, HostTensorValue, Tile, describe
 RULES = Rules()
 rule = RULES.register
 
-#: A code of e2m1 in the highest bits of fp16's mantissa and the lowest of its exponent, which are above a bias of 15 where
-#: e2m1 has 1, stands for the number divided by this; its numbers without an implicit one become those of fp16.
+#: Scale of e2m1 codes in fp16: the bits are placed in the top of the mantissa and the lowest bits of the exponent. fp16
+#: has a bias of 15, e2m1 of 1. Subnormal numbers of e2m1 become subnormal ones of fp16.
 _SCALE = 2.0**14
 
 
 def _decoded(t: Tracer, words: DeviceValue, shift: int) -> DeviceValue:
-    """The e2m1 numbers whose codes stand ``shift`` bits up in int16 or int64 words, as fp16."""
+    """Decode the e2m1 numbers at bit ``shift`` of int16 or int64 words to fp16."""
     code = ops.pointwise(t, "rshift", words, shift) if shift else words
     code = ops.cast(t, code, torch.int16)
     sign = ops.pointwise(t, "lshift", ops.pointwise(t, "bitwise_and", code, 8), 12)
@@ -45,7 +45,7 @@ def _to_float32(t: Tracer, values: Any) -> tuple[DeviceValue, DeviceValue]:
 
 
 def _words(t: Tracer, storage: Any, name: str) -> HostTensorValue:
-    """The words of a host tensor, as a host tensor of their own on the same memory."""
+    """Return the words of a host tensor, as a separate host tensor on the same memory."""
     if not isinstance(storage, HostTensorValue):
         raise exc.InvalidAPIUsage(f"The storage of hl.{name} must be a host tensor, got {describe(storage)}.")
     t.tensors.check(storage)
@@ -60,7 +60,7 @@ def _words(t: Tracer, storage: Any, name: str) -> HostTensorValue:
 
 
 def _groups(t: Tracer, storage: Any, offsets: Any, mask: Any, name: str, count: int) -> list[DeviceValue]:
-    """The ``count`` words of each group."""
+    """Load the ``count`` words of each group."""
     if isinstance(offsets, Tile):
         offsets = offsets.index
     places = ops.as_device(t, offsets, f"as group offsets of hl.{name}")

@@ -1,4 +1,4 @@
-"""Rules for random numbers: of ``hl``, from a seed of the user's, and of torch, from torch's generator."""
+"""Rules for random numbers: of ``hl``, from a user's seed, and of torch, from torch's generator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ rule, torch_rule = RULES.register, TORCH_RULES.register
 
 
 def _fits_in_32_bits(t: Tracer, dims: Dims) -> bool:
-    """Whether a tensor of the whole shape is known to have fewer than 2**31 elements."""
+    """Return whether a tensor of the whole shape is known to have fewer than 2**31 elements."""
     count = 1
     for dim in dims:
         count *= dim.const
@@ -33,7 +33,7 @@ def _fits_in_32_bits(t: Tracer, dims: Dims) -> bool:
 
 
 def _offsets(t: Tracer, dims: Dims) -> DeviceValue:
-    """The place of every element in a row-major tensor of the whole shape, not of the tile."""
+    """Return the index of every element in a row-major tensor of the whole shape, not of the tile."""
     total: DeviceValue | None = None
     wide = not _fits_in_32_bits(t, dims)
     for at, dim in enumerate(dims):
@@ -86,18 +86,18 @@ def _randint(t: Tracer, shape: Any, low: int, high: int, seed: Any, device: Any 
     if not (isinstance(low, int) and isinstance(high, int) and low < high):
         raise exc.InvalidAPIUsage(f"hl.randint needs constant bounds low < high, got {low!r} and {high!r}.")
     word = ops.random(t, "bits", _seed(t, seed), _offsets(t, t.blocks.dims_of(shape)))
-    # in 32 bits, where the least integer has no absolute value, and with the remainder of C
+    # in 32 bits, where the smallest integer has no absolute value, and with the remainder of C
     magnitude = ops.cast(t, ops.pointwise(t, "abs", word), torch.int64)
     return ops.cast(t, ops.pointwise(t, "fmod", magnitude, high - low) + low, torch.int32)
 
 
 def _drawn(t: Tracer, dims: Dims) -> DeviceValue:
-    """Uniform numbers in [0, 1) whose seed torch's generator gives at every launch."""
+    """Record uniform numbers in [0, 1) with a seed from torch's generator at every launch."""
     return ops.random(t, "uniform", memory.drawn_seed(t), _offsets(t, dims))
 
 
 def _normal(t: Tracer, dims: Dims) -> DeviceValue:
-    """Standard normal numbers: Box-Muller of two words at each place."""
+    """Record standard normal numbers: Box-Muller of two words for each element."""
     return ops.random(t, "normal", memory.drawn_seed(t), _offsets(t, dims))
 
 

@@ -14,7 +14,7 @@ HL_RULES = union(hl_functions.RULES, hl_escape.RULES, hl_quantized.RULES, hl_ran
 
 
 def _of_backend(function: Any) -> Rule:
-    """The rule of the backend for a function that not every backend has."""
+    """Return a rule that calls the backend's rule for a function, or refuses it if the backend has none."""
 
     def call(t: Tracer, *args: Any, **kwargs: Any) -> Any:
         rule = t.context.rules.get(function)

@@ -1,4 +1,4 @@
-"""Rules for stack tensors: accesses by addresses that the kernel was given."""
+"""Rules for stack tensors: accesses by addresses that the kernel loads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _stacktensor_like(t: Tracer, tensor_like: Any, dev_ptrs: Any) -> StackTensor
 
 
 class _Accessed:
-    """What ``stack[index]`` selects: pointers, offsets, and which lanes are in range."""
+    """The elements that ``stack[index]`` selects: pointers, offsets, and the mask of lanes in range."""
 
     def __init__(self, t: Tracer, stack: StackTensor, index: Any, mask: Any) -> None:
         self.t = t
@@ -49,12 +49,12 @@ class _Accessed:
         self.operands = (pointers.value, self._offsets().value, self._mask(mask).value)
 
     def _placed(self, value: DeviceValue, first: int) -> DeviceValue:
-        """A value whose dimensions are those of the result from ``first`` on."""
+        """Return a value reshaped so that its dimensions are those of the result from ``first`` on."""
         after = len(self.dims) - first - value.ndim
         return ops.reshape(self.t, value, (*(ONE,) * first, *value.dims, *(ONE,) * after))
 
     def _lanes(self, index: Index) -> DeviceValue:
-        """The places in one dimension that an index selects."""
+        """Return the indices in one dimension that an index selects."""
         t = self.t
         parts: list[Any] = []
         if index.kind == "block":
@@ -71,7 +71,7 @@ class _Accessed:
         return self._placed(total, len(self.pointers.dims) + (index.positions[0] if index.positions else 0))
 
     def _offsets(self) -> DeviceValue:
-        """Elements from the beginning of each tensor."""
+        """Return the offsets in elements from the begin of each tensor."""
         t = self.t
         total = ops.full(t, (ONE,) * len(self.dims), 0, t.context.index_dtype)
         for index, stride in zip(self.plan.indices, self.like.strides, strict=True):
@@ -98,7 +98,7 @@ class _Accessed:
         return ops.broadcast(t, total, self.dims)
 
     def _surely_inside(self, index: Index, size: Number) -> bool:
-        """Whether lanes in range of a block are in the range of the dimension too."""
+        """Return whether lanes in range of a block are in the range of the dimension too."""
         assert index.block is not None
         block, tile = self.t.blocks[index.block], self.t.blocks.active.get(index.block)
         moved = index.operand is not None or isinstance(index.shift, Expr) or index.shift != 0
@@ -120,14 +120,14 @@ class _Accessed:
 
 
 def _indices(t: Tracer, dim: Dim) -> DeviceValue:
-    """The indices of a block, which is a tile of a running loop or a whole dimension."""
+    """Return the indices of a block, which is a tile of an open loop or a whole dimension."""
     assert dim.block is not None
     tile = t.blocks.active.get(dim.block)
     return tile.index if tile is not None else ops.iota(t, t.blocks.size_of(dim))
 
 
 def _in_range(t: Tracer, dim: Dim) -> list[DeviceValue]:
-    """Which lanes of a dimension are in range, where some may not be."""
+    """Return the mask of lanes in range of a dimension; empty if all are."""
     if not t.blocks.may_be_padded(dim):
         return []
     if dim.block is None:
@@ -147,14 +147,14 @@ def _in_range(t: Tracer, dim: Dim) -> list[DeviceValue]:
 
 
 def load(t: Tracer, stack: StackTensor, index: Any, mask: Any, eviction: str | None) -> DeviceValue:
-    """``stack[index]``; lanes out of range read 0."""
+    """Record ``stack[index]``; lanes out of range read 0."""
     at = _Accessed(t, stack, index, mask)
     attrs = AddressAttrs(at.like.dtype, eviction)
     return ops.emit(t, "load_at", at.operands, at.like.dtype, at.dims, attrs)
 
 
 def store(t: Tracer, stack: StackTensor, index: Any, value: Any, mask: Any) -> None:
-    """``stack[index] = value``."""
+    """Record ``stack[index] = value``."""
     at = _Accessed(t, stack, index, mask)
     memory.check_repeated(t, at.like, at.plan, value)
     stored = memory.stored(t, at.like, at.dims, value)

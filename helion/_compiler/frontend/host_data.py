@@ -1,6 +1,6 @@
 """Host functions whose results have sizes, or are numbers, that depend on the data of tensors.
 
-Their sizes are *deferred*: the generated host code reads them off the real result right before the launch.
+Their sizes are *deferred*: the generated host code reads them from the real result right before the launch.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .values import Expr, HostTensorValue
 
 
 def number(t: TraceState, hint: Any) -> Expr:
-    """A number that an expression of the host code gives at run time, like ``hint``."""
+    """Return a symbol for a number that an expression of the host code has at run time; ``hint`` is an example."""
     name = t.numbers.fresh_name("host_item", len(t.numbers.drawn))
     t.numbers.drawn[name] = UNNAMED
     return Expr("host", (name,), hint)
 
 
 def deferred(t: TraceState, tensor: HostTensorValue, what: str, dim: int, hint: int) -> Expr:
-    """Size or stride ``dim`` of a tensor that the host code makes."""
+    """Return a symbol for size or stride ``dim`` of a tensor that the host code makes."""
     name = f"host_{what}_{len(t.numbers.deferred)}"
     t.numbers.deferred[name] = (tensor, f"{what}({dim})")
     return Expr("host", (name,), hint)
@@ -40,8 +40,9 @@ def deferred_tensor(
     storage: int | None = None,
     shape: tuple[Any, ...] | None = None,
 ) -> HostTensorValue:
-    """A tensor known by example only: its sizes (unless ``shape`` is given) and strides are read off it at run time.
-    ``storage`` is the memory it shares, None for its own."""
+    """Return a tensor known by example only. Its strides, and its sizes unless ``shape`` is given, are read from it at
+    run time. ``storage`` is the memory it shares, None for its own.
+    """
     device = t.device if like is None else like.device
     result = HostTensorValue(t, (), (), example.dtype, device, t.tensors.new_storage() if storage is None else storage)
     sizes = enumerate(example.shape)
@@ -53,8 +54,10 @@ def deferred_tensor(
 
 
 def one_of(t: TraceState, values: list[HostTensorValue]) -> HostTensorValue | None:
-    """The tensor that is one of ``values`` at run time: modelled after the first, and compared. It may be in the memory of
-    each of them. None where they differ in more than sizes, strides and dtype."""
+    """Return a tensor that is one of ``values`` at run time: modelled after the first, and compared before launches.
+
+    It may share the memory of each of them. None if they differ in more than sizes, strides and dtype.
+    """
     first = values[0]
     if any(v.ndim != first.ndim or v.device != first.device or v.python_type is not first.python_type for v in values):
         return None
@@ -68,7 +71,7 @@ def one_of(t: TraceState, values: list[HostTensorValue]) -> HostTensorValue | No
 
 
 def _example(rank: int, dtype: torch.dtype, count: int) -> torch.Tensor:
-    """``count`` rows of one element each."""
+    """Return an example of ``count`` rows of one element each."""
     return torch.empty([count, *[1] * (rank - 1)] if rank else [], dtype=dtype, device="meta")
 
 
@@ -159,7 +162,7 @@ _RULES: dict[str, Callable[..., Any]] = {
 
 
 def rule(name: str, args: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """The rule for a function whose result depends on data, None for others."""
+    """Return the rule for a function whose result depends on data, None for others."""
     if name == "where" and len(args) == 1:
         return _where
     return _RULES.get(name)
@@ -170,7 +173,7 @@ def is_mask(item: Any) -> bool:
 
 
 def by_mask(t: TraceState, value: HostTensorValue, index: Any) -> HostTensorValue | None:
-    """``value[index]`` where boolean tensors are among the indices; None where there are none."""
+    """Return ``value[index]`` with boolean tensors among the indices; None if there are none."""
     items = index if isinstance(index, tuple) else (index,)
     if not any(map(is_mask, items)):
         return None

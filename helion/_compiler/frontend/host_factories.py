@@ -28,18 +28,18 @@ NAMES = frozenset(
         "complex",
     )
 )  # fmt: skip
-#: Those of them that take data of the host's as it is, whose sizes are what it happens to have.
+#: Functions among them that wrap existing host data, whose sizes are those of the data.
 OF_DATA = frozenset(("as_tensor", "asarray", "from_numpy", "frombuffer"))
 NAMED_DEVICE = NAMES - {"from_numpy", "frombuffer", "complex"}
 
 
 def is_factory(function: Any) -> bool:
-    """Whether a function of torch makes a tensor of whatever arguments."""
+    """Return whether a torch function makes a tensor from arguments of any kind."""
     return getattr(function, "__name__", "") in NAMES and getattr(torch, function.__name__, None) is function
 
 
 def follows_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call makes a tensor on the default device, and could make it on another one."""
+    """Return whether a call makes a tensor on the default device, and could make it on another one."""
     asked = any(kwargs.get(name) is not None for name in ("out", "generator", "pin_memory")) or "device" in kwargs
     name = getattr(function, "__name__", "")
     free = is_factory(function) and name in NAMED_DEVICE - OF_DATA - {*_LIKE, "normal"}
@@ -47,7 +47,7 @@ def follows_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def contiguous_strides(shape: Shape) -> Shape:
-    """Row-major strides in elements."""
+    """Return row-major strides in elements."""
     strides: list[Number] = []
     step: Number = 1
     for size in reversed(shape):
@@ -59,7 +59,7 @@ def contiguous_strides(shape: Shape) -> Shape:
 def allocate(
     t: TraceState, shape: Any, dtype: torch.dtype | None, device: Any, strides: Shape | None = None
 ) -> HostTensorValue:
-    """A new tensor with memory of its own."""
+    """Return a new tensor with its own memory."""
     shape = tuple(shape)
     for size in shape:
         if not isinstance(size, (int, Expr)):
@@ -73,7 +73,7 @@ def allocate(
 def symbolic(
     t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> HostTensorValue | None:
-    """What a factory gives whose sizes are run-time numbers; None where they do not follow from its arguments."""
+    """Return the result of a factory with run-time sizes; None if they do not follow from its arguments."""
     if kwargs.get("out") is not None or name not in NAMES:
         return None
     shape = _shape(name, args, kwargs)
@@ -112,12 +112,12 @@ def _sizes(size: Any) -> Shape | None:
 
 
 def _given(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Arguments by name."""
+    """Return arguments by name."""
     return {**kwargs, **dict(zip(names, args, strict=False))}
 
 
 def _sized(*names: str) -> Callable[..., Shape | None]:
-    """A shape that is one of the arguments."""
+    """Return a shape function for a shape that is one of the arguments."""
 
     def shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape | None:
         size = _given(args, kwargs, *names).get("size")
@@ -127,7 +127,7 @@ def _sized(*names: str) -> Callable[..., Shape | None]:
 
 
 def _length(*names: str) -> Callable[..., Shape | None]:
-    """One dimension, whose size is one of the arguments."""
+    """Return a shape function for one dimension, whose size is one of the arguments."""
 
     def shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape | None:
         length: Any = _given(args, kwargs, *names).get("length")

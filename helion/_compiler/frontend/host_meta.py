@@ -1,7 +1,6 @@
-"""Asks torch what a call in host code gives: the call itself runs on tensors without data.
+"""Evaluation of torch calls in host code on meta tensors.
 
-Results that are the very tensor that went in, or that share its memory, are known again by their storage, and tensors
-that the call changed in place take what it made of them.
+Results are matched to arguments by identity and storage. Arguments that the call changes in place get its metadata.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from .state import TraceState
 from .untraced_meta import keep_dynamo_out
 from .values import HostTensorValue, Tile, describe
 
-#: Words by which torch's errors say that the result depends on data, which is not there when a kernel is compiled.
+#: Words in torch's errors that indicate a dependence on data, which does not exist at compile time.
 _NO_DATA = ("meta", "no data", "data-dependent", "data dependent", "pt2", "fake", "unbacked")
 
 
 @dataclass
 class Question:
-    """One call on stand-ins without data. ``tensors`` are the host tensors among its arguments with their stand-ins."""
+    """One call on meta tensors. ``tensors`` are the host tensors among its arguments with their meta tensors."""
 
     t: TraceState
     name: str
@@ -33,11 +32,11 @@ class Question:
     _storages: list[int] = field(default_factory=list)
 
     def ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the call gives on stand-ins. Raises ``exc.TorchOpTracingError`` where torch refuses it."""
+        """Return the result of the call on meta tensors. Raises ``exc.TorchOpTracingError`` if torch refuses it."""
         given, keywords = self.lower(args), self.lower(kwargs)
         keep_dynamo_out()
         try:
-            with torch._C.DisableTorchFunction():  # modes of the user's are for the real call
+            with torch._C.DisableTorchFunction():  # user modes are for the real call
                 return self.func(*given, **keywords)
         except exc.Base:
             raise
@@ -45,7 +44,7 @@ class Question:
             raise refusal(self.name, error) from None
 
     def lower(self, item: Any) -> Any:
-        """An argument with stand-ins for tensors, and numbers as they were when binding."""
+        """Return an argument with meta tensors for tensors, and numbers as they were at bind time."""
         if isinstance(item, HostTensorValue):
             self.tensors.append((item, item.meta))
             self._storages.append(_storage(item.meta))
@@ -68,14 +67,16 @@ class Question:
         return item
 
     def origin(self, result: torch.Tensor) -> tuple[HostTensorValue, bool] | None:
-        """The host tensor whose memory a result shares, and whether it is the result itself; None for new memory."""
+        """Return the host tensor whose memory a result shares, and whether it is the result itself; None for new
+        memory.
+        """
         for value, meta in self.tensors:
             if meta is result:
                 return value, True
         return next(((value, False) for value, meta in self.tensors if _storage(meta) == _storage(result)), None)
 
     def take_changes(self) -> None:
-        """Arguments that the call gave other sizes, strides or memory have them from now on."""
+        """Update the arguments whose sizes, strides or memory the call has changed."""
         before = dict(zip(self._storages, (value.storage for value, _ in self.tensors), strict=True))
         for (value, meta), storage in zip(self.tensors, self._storages, strict=True):
             if _storage(meta) != storage:  # of another tensor, or new
@@ -85,7 +86,7 @@ class Question:
                 continue
             if is_symbolic(value):
                 raise exc.TypeInferenceError(
-                    f"{self.name} changes the sizes or strides of {describe(value)} in place, which are known at run time only; use the function that gives a new tensor."
+                    f"{self.name} changes the sizes or strides of {describe(value)} in place, which are known at run time only; use the function that returns a new tensor."
                 )
             value.become(meta)
 
@@ -95,12 +96,12 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def is_symbolic(value: HostTensorValue) -> bool:
-    """Whether a size or a stride is known at run time only."""
+    """Return whether a size or a stride is known at run time only."""
     return any(isinstance(n, Expr) for n in (*value.shape, *value.strides))
 
 
 def has_symbols(item: Any) -> bool:
-    """Whether an argument, however deep, has a number that is known at run time only."""
+    """Return whether an argument contains a number that is known at run time only, at any depth."""
     if isinstance(item, Expr):
         return True
     if isinstance(item, HostTensorValue):
@@ -113,7 +114,7 @@ def has_symbols(item: Any) -> bool:
 
 
 def tensors_in(item: Any) -> list[HostTensorValue]:
-    """Host tensors in an argument, in order."""
+    """Return the host tensors in an argument, in order."""
     if isinstance(item, HostTensorValue):
         return [item]
     if isinstance(item, dict):
@@ -122,7 +123,7 @@ def tensors_in(item: Any) -> list[HostTensorValue]:
 
 
 def refusal(name: str, error: Exception) -> exc.Base:
-    """The error for what torch refused: its own words, unless they are about tensors without data."""
+    """Return the error for a call that torch refused, with torch's own text unless it is about meta tensors."""
     text = str(error).strip()
     if isinstance(error, NotImplementedError) or any(word in text.lower() for word in _NO_DATA):
         return needs_data(name)
@@ -130,7 +131,7 @@ def refusal(name: str, error: Exception) -> exc.Base:
 
 
 def needs_data(name: str) -> exc.Base:
-    """The error for a call whose result depends on the data of tensors."""
+    """Return the error for a call whose result depends on the data of tensors."""
     return exc.TypeInferenceError(
         f"{name} depends on the data of tensors, which is not known when the kernel is compiled; call it before the kernel and pass the result as an argument."
     )

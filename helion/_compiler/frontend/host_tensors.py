@@ -1,11 +1,12 @@
 """torch calls in host code, evaluated on sizes and strides only.
 
-Common elementwise functions and reductions have rules of their own; everything else is asked of torch, on tensors without
-data (``host_meta``). What depends on numbers known at run time only has a rule (``host_views``, ``host_factories``), or is
-read off the real result right before the launch. Results that neither are plain allocations nor views of exact tensors are
-``checked``: launches compare them with what was modelled here.
-(The first elementwise call on a tensor without data costs a second, because torch imports its compiler for it; kernels
-whose host code only allocates and views never pay that.)
+Common elementwise functions and reductions have rules here; torch itself evaluates all others on meta tensors
+(``host_meta``). Calls that depend on run-time numbers have a rule (``host_views``, ``host_factories``), or their
+numbers are read from the real result right before the launch. Results that are neither plain allocations nor views of
+exact tensors are ``checked``: launches compare them with the model.
+
+(The first elementwise call on a meta tensor takes a second, because torch imports its compiler. Kernels whose host code
+only allocates and views never pay that.)
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .host_meta import Question, has_symbols, is_symbolic, refusal, tensors_in
 from .state import TraceState
 from .values import HostTensorValue, describe
 
-#: Functions whose result shares memory with their first argument, as a rule.
+#: Functions whose result usually shares memory with their first argument.
 _VIEWS = frozenset(
     (
         "view", "view_as", "reshape", "reshape_as", "t", "transpose", "swapaxes", "swapdims", "permute", "unsqueeze", "squeeze", "expand",
@@ -34,14 +35,14 @@ _VIEWS = frozenset(
         "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes", "view_as_real", "view_as_complex", "adjoint", "atleast_1d", "atleast_2d", "atleast_3d",
     )
 )  # fmt: skip
-#: Views that may begin anywhere in their input.
+#: Views that may begin at any offset in their input.
 _SHIFTING = frozenset(
     (
         "select", "narrow", "__getitem__", "chunk", "split", "unbind", "diagonal", "as_strided", "unfold", "tensor_split", "hsplit", "vsplit",
         "dsplit", "split_with_sizes", "as_strided_", "set_",
     )
 )  # fmt: skip
-#: Functions that allocate, with sizes and strides that follow from their arguments in a way torch will not change.
+#: Functions that allocate, with sizes and strides that follow from their arguments by documented rules.
 _ALLOCATORS = frozenset(("clone", *(host_factories.NAMES - host_factories.OF_DATA)))
 #: In-place functions that may change more than data.
 _RESHAPING = frozenset(
@@ -55,9 +56,9 @@ _QUIET = (
     "cumsum", "manual_seed", "device", "cat", "get_",
 )  # fmt: skip
 _REDUCTIONS = ("sum", "mean", "prod", "amax", "amin")
-#: How many results they give depends on their arguments.
+#: Functions whose number of results depends on their arguments.
 _COUNTED = frozenset(("chunk", "split", "unbind", "tensor_split", "hsplit", "vsplit", "dsplit"))
-#: Their result has the shape of the first argument.
+#: Functions whose result has the shape of the first argument.
 _SAME_SHAPE = frozenset(
     (
         "softmax", "log_softmax", "cumsum", "cumprod", "flip", "roll", "tril", "triu", "argsort", "layer_norm", "rms_norm", "gelu", "silu",
@@ -70,9 +71,9 @@ _METADATA = frozenset(
         "is_signed", "storage_offset", "data_ptr", "__len__",
     )
 )  # fmt: skip
-#: Attributes that tell something of a tensor that launches may rely on.
+#: Metadata of a tensor that launches may rely on.
 READS = _METADATA | frozenset(("shape", "ndim", "dtype", "device", "itemsize", "nbytes", "is_cuda", "is_cpu", "layout"))
-#: Elementwise host calls with a rule here, by the op that gives the dtype.
+#: Elementwise host calls with a rule here, by the op that determines the dtype.
 _ELEMENTWISE = {
     **{name: name for name, op in POINTWISE.items() if op.eager is not None and name not in ("truncdiv", "log1p_unit", "hypot")},
     "truediv": "div", "floordiv": "floordiv", "floor_divide": "floordiv", "mod": "remainder", "and": "bitwise_and", "or": "bitwise_or",
@@ -81,12 +82,12 @@ _ELEMENTWISE = {
 }  # fmt: skip
 #: Functions whose results have the strides of their first argument, if that is dense.
 _KEEPING = frozenset(("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"))
-#: Keywords of elementwise functions, in the order of the operands they stand for.
+#: Keywords of elementwise functions, in the order of their operands.
 _OPERANDS = ("condition", "input", "self", "other", "exponent")
 
 
 def call(t: TraceState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One torch call in host code."""
+    """Evaluate one torch call in host code."""
     name = getattr(func, "__name__", str(func))
     if func is torch.Tensor.item:
         return item(t, args[0].dtype)
@@ -115,8 +116,9 @@ def call(t: TraceState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _dense_like(t: TraceState, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HostTensorValue | None:
-    """``empty_like`` and its kin of a dense tensor, whose strides they keep; None for other calls. Torch's own rule for
-    tensors without data is in Python, and the first call of it imports sympy, in 0.4 s."""
+    """Evaluate ``empty_like`` and the like of a dense tensor, whose strides they keep; None for other calls. Torch's
+    own rule for meta tensors is in Python, and its first call imports sympy, which takes 0.4 s.
+    """
     if name not in _KEEPING or kwargs.keys() - {"dtype", "device", "fill_value"} or not args:
         return None
     value, dtype, device = args[0], kwargs.get("dtype"), kwargs.get("device")
@@ -128,7 +130,7 @@ def _dense_like(t: TraceState, name: str, args: tuple[Any, ...], kwargs: dict[st
 
 
 def view(t: TraceState, tensor: HostTensorValue, index: Any) -> Any:
-    """``tensor[index]`` in host code."""
+    """Evaluate ``tensor[index]`` in host code."""
     return call(t, torch.Tensor.__getitem__, (tensor, index), {})
 
 
@@ -137,16 +139,16 @@ def _plain(name: str) -> str:
     return bare if bare in POINTWISE or bare not in _ELEMENTWISE else bare.removeprefix("r")
 
 
-# --- numbers -----------------------------------------------------------------------------------------------------------
+# --- numbers ----------------------------------------------------------------------------------------------------------
 
 
 def item(t: TraceState, dtype: torch.dtype) -> Expr:
-    """A number that the host reads off a tensor: known at run time only."""
+    """Return a symbol for a number that the host reads from a tensor, which is known at run time only."""
     return number(t, 1.0 if dtype.is_floating_point else dtype == torch.bool or 64)
 
 
 def _items(t: TraceState, tensor: HostTensorValue, dim: int) -> Any:
-    """What ``tolist`` gives: numbers in nested lists."""
+    """Return the result of ``tolist``: numbers in nested lists."""
     t.tensors.rely(tensor)
     if dim == tensor.ndim:
         return item(t, tensor.dtype)
@@ -157,13 +159,15 @@ def _items(t: TraceState, tensor: HostTensorValue, dim: int) -> Any:
 
 
 def is_item(t: TraceState, value: Any) -> bool:
-    """Whether a number comes from the data of tensors."""
+    """Return whether a number comes from the data of tensors."""
     return isinstance(value, Expr) and any(leaf.args[0] in t.numbers.drawn for leaf in value.leaves())
 
 
 def is_contiguous(t: TraceState, value: HostTensorValue, memory_format: torch.memory_format) -> Any:
-    """Where sizes or strides are symbols: known by their form, a property of an argument that a branch makes part of the
-    specialization key, or read at run time."""
+    """Return whether a tensor is contiguous. With symbolic sizes or strides, the answer may
+    follow from their form. Otherwise it is a property of an argument, which a branch adds to the specialization key, or
+    is read at run time.
+    """
     if not is_symbolic(value):
         return value.meta.is_contiguous(memory_format=memory_format)
     plain = memory_format is torch.contiguous_format
@@ -177,7 +181,7 @@ def is_contiguous(t: TraceState, value: HostTensorValue, memory_format: torch.me
 
 
 def _property(t: TraceState, value: HostTensorValue, method: str, args: tuple[Any, ...], hint: Any) -> Expr:
-    """What a method gives at run time: of an argument a symbol, of other tensors a number read where it is asked for."""
+    """Return the run-time result of a method: a symbol for an argument, a number read at the call for other tensors."""
     if not value.origin or not value.source:
         return number(t, hint)
     text = ", ".join(f"memory_format={each!r}" for each in args)
@@ -186,15 +190,15 @@ def _property(t: TraceState, value: HostTensorValue, method: str, args: tuple[An
 
 
 def read_tensor(t: TraceState, value: HostTensorValue, method: str, hint: Any) -> Expr:
-    """A number that no model has: where a tensor lies, whether it wants gradients."""
+    """Return a number that is not modelled, such as the storage offset of a tensor or whether it requires gradients."""
     return _property(t, value, method, (), hint) if method == "storage_offset" else number(t, hint)
 
 
-# --- data, and changes in place ----------------------------------------------------------------------------------------
+# --- data, and changes in place ---------------------------------------------------------------------------------------
 
 
 def _by_data(t: TraceState, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a function gives whose result depends on the data of tensors; None for other functions."""
+    """Return the result of a function that depends on the data of tensors; None for other functions."""
     if name == "__getitem__":
         return host_data.by_mask(t, *args)
     rule = host_data.rule(name, args)
@@ -215,13 +219,13 @@ def _is_in_place(name: str, args: tuple[Any, ...]) -> bool:
 
 
 def update(t: TraceState, value: HostTensorValue, name: str, other: Any) -> HostTensorValue:
-    """``value += other`` and its like: the tensor stays the same, and so do its sizes, strides and dtype."""
+    """Evaluate ``value += other`` and the like: the tensor stays the same, and so do its sizes, strides and dtype."""
     t.world.warn(exc.TensorOperationInWrapper(name=f"torch.{name}"))
     return value
 
 
 def _change(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An in-place call: its first argument is the result."""
+    """Evaluate an in-place call, whose result is its first argument."""
     value = args[0]
     for other in t.tensors.lifted.values():
         if name in _RESHAPING and other is not value and other.storage == value.storage:
@@ -232,11 +236,11 @@ def _change(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: 
         return value
     if value.chosen:
         raise exc.TypeInferenceError(
-            f"Tensor.{name} of {describe(value)}, which is one of several tensors, is not supported; use the function that gives a new tensor."
+            f"Tensor.{name} of {describe(value)}, which is one of several tensors, is not supported; use the function that returns a new tensor."
         )
     if t.host_loops:
         raise exc.TypeInferenceError(
-            f"Tensor.{name} in a host loop around a grid loop is not supported; use the function that gives a new tensor."
+            f"Tensor.{name} in a host loop around a grid loop is not supported; use the function that returns a new tensor."
         )
     if not has_symbols((args, kwargs)):
         return _asked(t, func, name, args, kwargs)
@@ -244,14 +248,14 @@ def _change(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: 
     changed = None if rule is None or name == "squeeze_" else host_views.applied(rule, t, args, kwargs)
     if changed is None or not _moved(t, value, changed):
         raise exc.TypeInferenceError(
-            f"Tensor.{name} of {describe(value)}, whose sizes are known at run time only, is not supported; use the function that gives a new tensor."
+            f"Tensor.{name} of {describe(value)}, whose sizes are known at run time only, is not supported; use the function that returns a new tensor."
         )
     value.shape, value.strides = changed.shape, changed.strides
     return value
 
 
 def _moved(t: TraceState, value: HostTensorValue, changed: HostTensorValue) -> bool:
-    """Have what is read off ``value`` at run time be read where it stands after the change; whether all still does."""
+    """Update the deferred numbers of ``value`` to their dimensions after the change; return whether all still exist."""
     places = {
         number.args[0]: f"{what}({dim})"
         for what, numbers in (("size", changed.shape), ("stride", changed.strides))
@@ -266,18 +270,18 @@ def _moved(t: TraceState, value: HostTensorValue, changed: HostTensorValue) -> b
 
 
 def _outs(kwargs: dict[str, Any]) -> Any:
-    """The tensors that a call writes into because ``out=`` names them."""
+    """Return the tensors that a call writes to through ``out=``."""
     out = kwargs.get("out")
     for tensor in tensors_in(out):
-        tensor.checked = True  # torch resizes what does not fit
+        tensor.checked = True  # torch resizes a tensor that does not fit
     return out
 
 
-# --- elementwise functions and reductions ------------------------------------------------------------------------------
+# --- elementwise functions and reductions -----------------------------------------------------------------------------
 
 
 def _operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
-    """The operands of an elementwise call in order; None where there is more to it."""
+    """Return the operands of an elementwise call in order; None if it has other arguments."""
     if any(key not in (*_OPERANDS, "out", "alpha") for key in kwargs):
         return None
     named = {key: kwargs[key] for key in _OPERANDS if key in kwargs}
@@ -285,7 +289,7 @@ def _operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None
 
 
 def _elementwise(t: TraceState, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HostTensorValue | None:
-    """A computation of one element at a time, on the host; None for other calls."""
+    """Evaluate an elementwise call on the host; None for other calls."""
     op = _ELEMENTWISE.get(name.strip("_"))
     operands = _operands(args, kwargs) if op is not None else None
     if op is None or operands is None or not POINTWISE[op].arity[0] <= len(operands) <= POINTWISE[op].arity[1]:
@@ -314,7 +318,7 @@ def _fits(out: HostTensorValue, operands: list[Any]) -> bool:
 
 
 def _laid_out(t: TraceState, operands: list[Any], dtype: torch.dtype, device: torch.device) -> HostTensorValue:
-    """A new tensor for what is computed of ``operands`` element by element."""
+    """Return a new tensor for an elementwise function of ``operands``."""
     tensors = [o for o in operands if isinstance(o, HostTensorValue)]
     if not any(map(is_symbolic, tensors)):
         found = result_layout([_layout(o) for o in operands])
@@ -337,7 +341,7 @@ def _laid_out(t: TraceState, operands: list[Any], dtype: torch.dtype, device: to
 
 
 def _layout(operand: Any) -> Layout:
-    """Sizes and strides of an operand; numbers have none."""
+    """Return sizes and strides of an operand; numbers have none."""
     if not isinstance(operand, HostTensorValue):
         return (), ()
     return tuple(map(hint_of, operand.shape)), tuple(map(hint_of, operand.strides))
@@ -348,7 +352,7 @@ def _keys(numbers: Any) -> list[Any]:
 
 
 def _hints(shapes: list[Any]) -> list[int]:
-    """Sizes of the broadcast, as seen when binding."""
+    """Return the sizes of the broadcast at bind time."""
     result = [1] * max(map(len, shapes))
     for shape in shapes:
         for at, size in enumerate(shape, len(result) - len(shape)):
@@ -357,7 +361,7 @@ def _hints(shapes: list[Any]) -> list[int]:
 
 
 def _reduction(t: TraceState, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HostTensorValue | None:
-    """``x.sum(dim)`` and its like; None for other calls."""
+    """Evaluate ``x.sum(dim)`` and the like; None for other calls."""
     if name not in _REDUCTIONS:
         return None
     given = {_RENAMED.get(key, key): value for key, value in kwargs.items()}
@@ -381,11 +385,11 @@ def _reduction(t: TraceState, name: str, args: tuple[Any, ...], kwargs: dict[str
 _RENAMED = {"axis": "dim", "keepdims": "keepdim", "self": "input"}
 
 
-# --- everything else ---------------------------------------------------------------------------------------------------
+# --- other calls ------------------------------------------------------------------------------------------------------
 
 
 def _asked(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call whose arguments are all known, as torch answers it."""
+    """Evaluate a call whose arguments are all known by torch itself."""
     inputs = tensors_in((args, kwargs))
     device = kwargs.get("device")
     plain = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
@@ -425,7 +429,7 @@ def _asked(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: d
 
 
 def _lifted(result: Any, lift: Any) -> Any:
-    """``result`` with every tensor in it put through ``lift``."""
+    """Return ``result`` with ``lift`` applied to every tensor in it."""
     if isinstance(result, torch.Tensor):
         return lift(result)
     if isinstance(result, torch.Size):
@@ -444,9 +448,11 @@ def _noted(
     typed: bool = False,
     placed: bool = False,
 ) -> HostTensorValue:
-    """A result with what is known of how sure it is, and what it depends on beside the arguments. ``typed``, ``placed``:
-    the call names dtype or device. Function modes, the default device among them, decide about what follows neither from
-    tensors nor from what is named."""
+    """Record the certainty of a result, and its dependences on state other than the arguments. ``typed``, ``placed``:
+    the call names dtype or device.
+
+    Function modes, including the default device, determine properties that neither tensors nor arguments do.
+    """
     modes = torch._C._len_torch_function_stack()
     if not (exact and (inputs or placed)):
         t.world.assume("state", torch._C._len_torch_function_stack, None, modes)
@@ -457,15 +463,16 @@ def _noted(
 
 
 def _device_of(t: TraceState, inputs: list[HostTensorValue], free: bool = False) -> torch.device:
-    """Where the result of a call on ``inputs`` lies: tensors without dimensions follow the others. ``free``: a call
-    without tensors makes one on the default device."""
+    """Return the device of the result of a call on ``inputs``: tensors without dimensions follow the others. ``free``:
+    a call without tensors makes one on the default device.
+    """
     if not inputs:
         return torch.get_default_device() if free else t.device
     return next((i.device for i in inputs if i.ndim and i.device.type != "cpu"), inputs[0].device)
 
 
 def _symbolic(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call that depends on numbers known at run time only."""
+    """Evaluate a call that depends on numbers known at run time only."""
     inputs = tensors_in((args, kwargs))
     rule = host_views.rule(name)
     made = host_views.applied(rule, t, args, kwargs) if rule is not None else None
@@ -488,7 +495,7 @@ def _symbolic(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs
 def _counted(
     t: TraceState, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Where the number of results depends on run-time numbers, these become part of the specialization key."""
+    """Specialize on run-time numbers that determine the number of results."""
     if name in _COUNTED and not any(isinstance(a, (tuple, list)) for a in (*args[1:], *kwargs.values())):
         for value in (*args, *kwargs.values()):
             for size in value.shape if isinstance(value, HostTensorValue) else [value]:
@@ -498,7 +505,7 @@ def _counted(
 
 
 def _deferred_results(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Results known by example: numbers and sizes are read at run time."""
+    """Return results known by example: numbers and sizes are read at run time."""
     inputs = tensors_in((args, kwargs))
     device = kwargs.get("device")
     plain = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
@@ -523,7 +530,7 @@ def _deferred_results(t: TraceState, func: Any, name: str, args: tuple[Any, ...]
 
 
 def _numbers(t: TraceState, result: Any) -> Any:
-    """The numbers in what a call gives, as what the same call gives at run time."""
+    """Replace the numbers in the result of a call by symbols for the numbers of the same call at run time."""
     if isinstance(result, (bool, int, float)):
         return number(t, result)
     if isinstance(result, torch.Size):
@@ -540,7 +547,7 @@ def _has_tensor(result: Any) -> bool:
 
 
 def _converted(t: TraceState, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HostTensorValue:
-    """``x.to(...)``, ``x.cpu()``, ``x.cuda()``: the tensor itself where nothing is to be done."""
+    """Evaluate ``x.to(...)``, ``x.cpu()``, ``x.cuda()``: the tensor itself if there is nothing to convert."""
     value, *rest = args
     options = dict(kwargs)
     flags = [a for a in rest if isinstance(a, bool)]

@@ -1,7 +1,7 @@
 """Views of host tensors whose sizes are symbols.
 
-Where the sizes and strides of the result follow from those of the input they are computed; where they do not, they are
-*deferred* symbols: the generated host code reads them off the result right before the launch.
+Sizes and strides of the result are computed if they follow from those of the input. Otherwise they are *deferred*
+symbols: the generated host code reads them from the result right before the launch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Rule = Callable[..., Any]
 
 
 class Unruled(Exception):
-    """The rule is not for these arguments: what they give is read at run time."""
+    """Raised if a rule does not cover the arguments; the result is read at run time."""
 
 
 def make(
@@ -35,7 +35,7 @@ def make(
     dtype: torch.dtype | None = None,
     own: bool = False,
 ) -> HostTensorValue:
-    """A tensor of ``shape``; ``strides`` None means they are read off it at run time. ``own``: memory of its own."""
+    """Return a tensor of ``shape``; strides of None are read from it at run time. ``own``: it has its own memory."""
     storage = t.tensors.new_storage() if own else like.storage
     result = HostTensorValue(t, shape, (), dtype or like.dtype, like.device, storage)
     result.strides = (
@@ -46,7 +46,7 @@ def make(
 
 
 def may_be_one(t: TraceState, size: Number) -> bool:
-    """Whether a size can be 1 at run time: dimensions of arguments that are have that number in the key."""
+    """Return whether a size can be 1 at run time. Sizes of arguments that are 1 have that number in the key."""
     if not isinstance(size, Expr):
         return size == 1
     if size.op != "host" or size.args[0] not in t.numbers.symbols:
@@ -55,7 +55,7 @@ def may_be_one(t: TraceState, size: Number) -> bool:
 
 
 def broadcast(t: TraceState, shapes: Sequence[Shape]) -> list[Number | None]:
-    """The broadcast of shapes, None for sizes that are known at run time only: either of two may turn out to be 1."""
+    """Return the broadcast of shapes, None for sizes that are known at run time only because either of two may be 1."""
     result: list[Number | None] = [1] * max(map(len, shapes))
     for shape in shapes:
         for at, size in enumerate(shape, len(result) - len(shape)):
@@ -113,7 +113,7 @@ def _factors(number: Number) -> tuple[int, list[Expr]]:
 
 
 def _quotient(total: Number, known: Number) -> Number:
-    """``total // known`` with common factors cancelled, so that a size that stays keeps its symbol."""
+    """Return ``total // known`` with common factors cancelled, so that an unchanged size keeps its symbol."""
     const, symbols = _factors(total)
     divisor, others = _factors(known)
     rest = []
@@ -259,7 +259,7 @@ def _getitem(t: TraceState, value: HostTensorValue, index: Any) -> HostTensorVal
 
 
 def _hints(value: HostTensorValue, items: list[Any]) -> list[int]:
-    """The sizes that the subscript gave when binding; made up where it could not be."""
+    """Return the sizes of the subscript's result at bind time; placeholders if it cannot be evaluated."""
     known = [slice(*map(hint_of, (i.start, i.stop, i.step))) if isinstance(i, slice) else hint_of(i) for i in items]
     try:
         return [*value.meta[tuple(known)].shape]
@@ -301,7 +301,7 @@ def _stack(t: TraceState, tensors: Any, dim: int = 0) -> HostTensorValue:
 
 
 def _slice_size(size: Number, item: slice) -> Number | None:
-    """How many elements a slice takes of a dimension; None where that is known at run time only."""
+    """Return the number of elements that a slice takes of a dimension; None if that is known at run time only."""
     parts = (item.start, item.stop, item.step)
     if all(part is None for part in parts):
         return size
@@ -323,17 +323,17 @@ _RULES: dict[str, Rule] = {
     "cat": _cat, "concat": _cat, "concatenate": _cat, "stack": _stack,
     **{name: _cast(dtype) for name, dtype in _DTYPES.items()},
 }  # fmt: skip
-#: Rules whose results are what torch gives, whatever the numbers are.
+#: Rules whose results match torch's for all numbers.
 EXACT = frozenset(_RULES) - {"cat", "concat", "concatenate", "stack"}
 
 
 def rule(name: str) -> Rule | None:
-    """The rule for a view of a tensor with symbolic sizes."""
+    """Return the rule for a view of a tensor with symbolic sizes."""
     return _RULES.get(name)
 
 
 def applied(rule: Rule, t: TraceState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a rule gives, or None for arguments that it is not for."""
+    """Return the result of a rule, or None for arguments that it does not cover."""
     given = {_RENAMED.get(key, key): value for key, value in kwargs.items()}
     before = dict(t.numbers.deferred)
     try:

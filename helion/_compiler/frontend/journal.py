@@ -1,33 +1,34 @@
-"""Puts an object back to what it was, so that what is followed twice leaves nothing of the first time behind."""
+"""Snapshots of an object's attributes, to undo the changes of a trace that is repeated."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-#: Collections are copied as they are: what they hold is not to be changed in place.
+#: Collections are copied shallowly: their items must not be changed in place.
 _COLLECTIONS = (list, dict, set)
 
 
 class Part:
-    """A part of a state that goes back as a whole: what its attributes hold is not changed in place, but for collections,
-    and for other parts."""
+    """A part of a state that is restored as a whole. Only collections and other parts among its attributes change in
+    place.
+    """
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the attributes of an object held, with copies of its collections."""
+    """The attributes of an object, with copies of its collections."""
 
     attributes: dict[str, Any]
 
 
 def snapshot(owner: Any) -> Snapshot:
-    """All attributes of ``owner``."""
+    """Return a snapshot of all attributes of ``owner``."""
     return Snapshot(_copied(vars(owner)))
 
 
 def restore(owner: Any, saved: Snapshot) -> None:
-    """Gives ``owner`` the attributes it had; a snapshot may be used again."""
+    """Restore the attributes of ``owner``; a snapshot can be used again."""
     vars(owner).update(_copied(saved.attributes))
 
 

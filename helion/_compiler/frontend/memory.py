@@ -19,18 +19,18 @@ from .values import DeviceValue, HostTensorValue, describe, source_name
 
 
 def tensor_id(t: TraceState, tensor: HostTensorValue) -> int:
-    """The number of a host tensor in the program; the first use adds it."""
+    """Return the number of a host tensor in the program; the first use adds it."""
     known = t.tensors.number_of(tensor)
     if known is not None:
         return known
     source = tensor.source or tensor.made
     if not source:
         raise exc.InvalidAPIUsage(
-            "This host tensor has no name that the launch could pass it by; assign it to a variable first."
+            "The launch cannot pass this host tensor because it has no name; assign it to a variable first."
         )
     dtype = tensor.dtype
     if dtype == torch.float4_e2m1fn_x2:
-        # two numbers to a byte, of which device code knows the bytes
+        # two numbers in a byte; device code accesses the bytes
         source, dtype = f"_helion_runtime.flat_bytes({source})", torch.uint8
     check_dtype(dtype)
     check_offsets(t, tensor)
@@ -56,7 +56,7 @@ def tensor_id(t: TraceState, tensor: HostTensorValue) -> int:
 
 
 def check_offsets(t: TraceState, tensor: HostTensorValue) -> None:
-    """Offsets into a tensor must fit the index dtype."""
+    """Refuse a tensor whose offsets do not fit the index dtype."""
     if t.context.index_dtype != torch.int32:
         return
     last = sum((hint_of(s) - 1) * hint_of(st) for s, st in zip(tensor.shape, tensor.strides, strict=True))
@@ -65,7 +65,7 @@ def check_offsets(t: TraceState, tensor: HostTensorValue) -> None:
 
 
 def drawn_seed(t: TraceState) -> DeviceValue:
-    """One more of the seeds that the launch being recorded draws from torch's generator, all at once."""
+    """Return one more of the seeds that the launch being recorded draws from torch's generator, all at once."""
     drawn = t.tensors.seeds
     if t.tensors.first not in drawn:
         name = t.numbers.fresh_name("rng_seeds", len(drawn))
@@ -125,7 +125,7 @@ def store(t: TraceState, tensor: HostTensorValue, index: Any, value: Any, mask: 
 
 
 def _check_storable(value: Any, how: str) -> None:
-    """Raises for what is neither a value of device code nor a number."""
+    """Raise for an object that is neither a value of device code nor a number."""
     if not isinstance(value, (DeviceValue, int, float, Expr)):
         ops.refuse_operand(value, how)
         raise exc.RequiresTensorInAssignment(got=describe(value))
@@ -134,10 +134,10 @@ def _check_storable(value: Any, how: str) -> None:
 def atomic(
     t: TraceState, name: str, tensor: HostTensorValue, index: Any, values: Sequence[Any], sem: str
 ) -> DeviceValue:
-    """A read-modify-write of ``tensor[index]``; gives what was there before."""
+    """Record a read-modify-write of ``tensor[index]`` and return the old value."""
     plan = subscripts.plan(t, tensor, index, shift=len(values))
     if plan.inside is not None:
-        raise exc.InvalidIndexingType(got="A slice with bounds of the device's own, in an atomic operation,")
+        raise exc.InvalidIndexingType(got="A slice with device bounds, in an atomic operation,")
     for value in values:
         _check_storable(value, f"as the value of hl.atomic_{name}")
     given = [stored(t, tensor, plan.dims, value).value for value in values]
@@ -175,7 +175,7 @@ def _mask(t: TraceState, plan: subscripts.SubscriptPlan, mask: Any, operands: li
 
 
 def check_repeated(t: TraceState, tensor: HostTensorValue, plan: subscripts.SubscriptPlan, value: Any) -> None:
-    """Lanes that all write one element, since its dimension has no other, must write one value."""
+    """Refuse a store of several values into one element, whose dimension has size 1."""
     dim = _repeated(t, plan, value)
     if dim is not None:
         raise exc.ShapeMismatch(
@@ -186,7 +186,7 @@ def check_repeated(t: TraceState, tensor: HostTensorValue, plan: subscripts.Subs
 
 
 def _repeated(t: TraceState, plan: subscripts.SubscriptPlan, value: Any) -> Dim | None:
-    """A dimension of a value whose lanes would all be stored into one element."""
+    """Return a dimension of a value whose lanes would all be stored into one element."""
     dims = value.dims if isinstance(value, DeviceValue) else ()
     own = {len(plan.dims) - back: dim for back, dim in enumerate(reversed(dims), 1)}
     for at in plan.repeated:
@@ -198,8 +198,9 @@ def _repeated(t: TraceState, plan: subscripts.SubscriptPlan, value: Any) -> Dim 
 
 
 def whole_of(t: TraceState, tensor: HostTensorValue, index: Any, value: HostTensorValue) -> DeviceValue:
-    """All of the host tensor ``value``, to be stored into ``tensor[index]``. Raises RankMismatch unless it has as many dimensions
-    as the subscript selects, and HostTensorDirectUsage where tiles of it would have to be."""
+    """Load all of the host tensor ``value``, to be stored into ``tensor[index]``. Raises RankMismatch unless it has as
+    many dimensions as the subscript selects, and HostTensorDirectUsage if the subscript selects tiles.
+    """
     dims = subscripts.plan(t, tensor, index).dims
     selected = len(dims) if value.ndim else 0
     if value.ndim == selected and any(t.blocks[b].kind == "tile" for dim in dims[: value.ndim] for b in dim.blocks):
@@ -217,7 +218,7 @@ def whole_of(t: TraceState, tensor: HostTensorValue, index: Any, value: HostTens
 def _check_outer_product(
     t: TraceState, tensor: HostTensorValue, plan: subscripts.SubscriptPlan, value: DeviceValue
 ) -> None:
-    """Index tensors that select an outer product take a value of as many dimensions: one of fewer was meant for pairs."""
+    """Refuse a value of too few dimensions for index tensors that select an outer product: it was meant for pairs."""
     places = {index.positions for index in plan.indices if index.kind == "tensor"}
     if len(places) > 1 and 0 < value.ndim < len(plan.dims):
         raise exc.RankMismatch(
@@ -229,7 +230,7 @@ def _check_outer_product(
 
 
 def _walked_by_tiles(t: TraceState, plan: subscripts.SubscriptPlan, given: Dims) -> subscripts.SubscriptPlan:
-    """Where ``:`` selects what a tile of the value walks over, the tile is what is stored."""
+    """Replace ``:`` by a tile of the value that covers the same dimension."""
     indices, dims = list(plan.indices), list(plan.dims)
     for back, dim in enumerate(reversed(given[-len(dims) :] if dims else ()), 1):
         at = len(dims) - back
@@ -247,7 +248,7 @@ def _walked_by_tiles(t: TraceState, plan: subscripts.SubscriptPlan, given: Dims)
 
 
 def stored(t: TraceState, tensor: HostTensorValue, dims: Dims, value: Any) -> DeviceValue:
-    """A value in the dtype of ``tensor``, broadcast to what a subscript of it selects."""
+    """Return a value in the dtype of ``tensor``, broadcast to the shape that a subscript of it selects."""
     if not isinstance(value, DeviceValue):
         if isinstance(value, (int, float)):
             return ops.full(t, dims, value, tensor.dtype)

@@ -1,4 +1,4 @@
-"""The function that a method, or an object that can be called, stands for."""
+"""The plain functions of methods and callable objects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from .purity import is_library, operator_of
 from .state import TraceState
 
-#: Builtins that a method of the same meaning answers, by its names without underscores.
+#: Builtins that call a method, by the method's names without underscores.
 CONVERSIONS: dict[Any, tuple[str, ...]] = {
     int: ("int", "index"), float: ("float", "index"), bool: ("bool", "len"), str: ("str", "repr"), abs: ("abs",), round: ("round",), len: ("len",),
     repr: ("repr",),
@@ -23,13 +23,13 @@ _ANSWERS = (
 
 
 def answers_itself(value: Any) -> bool:
-    """Whether an object of the user's has methods that builtins call."""
+    """Return whether a user's object has methods that builtins call."""
     cls = type(value)
     return not is_library(cls) and any(operator_of(value, f"__{name}__") is not None for name in _ANSWERS)
 
 
 def method_of(function: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """The plain function behind a method, or behind an object that can be called, with the object as an argument."""
+    """Return the plain function of a method or a callable object, with the object as the first argument."""
     if isinstance(function, types.MethodType) and isinstance(function.__func__, types.FunctionType):
         return function.__func__, (function.__self__, *args)
     if isinstance(function, torch.nn.Module) and type(function).__call__ is torch.nn.Module.__call__:
@@ -43,7 +43,7 @@ def method_of(function: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...
 
 
 def assume_called(t: TraceState, function: Any) -> None:
-    """An object goes on being called the same way."""
+    """Record guards on the method that a call of an object runs."""
     if isinstance(function, torch.nn.Module):
         assume_method(t, function, "forward")
     if not isinstance(function, (types.FunctionType, types.MethodType, type)):
@@ -51,7 +51,7 @@ def assume_called(t: TraceState, function: Any) -> None:
 
 
 def assume_method(t: TraceState, value: Any, name: str) -> None:
-    """No other method takes the place of one of the user's: in its class, or in an object that is no argument."""
+    """Record a guard on a user's method: in its class, or in an object that is not an argument."""
     cls = type(value)
     if is_library(cls):
         return

@@ -1,4 +1,4 @@
-"""The primitive steps that rules are made of, as functions of the trace: each emits one op and gives its value."""
+"""The primitive operations of a trace, which rules are composed of: each emits one op and returns its value."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.fl
 _AMD_FLOATS = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 _SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
 _UNSIGNED = (torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool)
-#: What a value of device code can be.
+#: Dtypes of values of device code.
 _DTYPES = frozenset((*_FLOATS, *_AMD_FLOATS, *_SIGNED, *_UNSIGNED))
 
 
 def check_dtype(dtype: torch.dtype) -> None:
-    """Raises ``exc.TypeInferenceError`` for what no value of device code can have."""
+    """Raise ``exc.TypeInferenceError`` for a dtype that no value of device code can have."""
     if not isinstance(dtype, torch.dtype):
         raise exc.InvalidAPIUsage(f"A dtype must be a torch.dtype, got {dtype!r}.")
     if dtype in _DTYPES:
         return
-    remedy = "use an integer type of 8 bits, as tensor.view(torch.uint8) gives"
+    remedy = "use an 8-bit integer type, for example tensor.view(torch.uint8)"
     if dtype.is_complex:
         remedy = "pass torch.view_as_real(tensor), whose last dimension has the real and the imaginary part"
     raise exc.TypeInferenceError(f"{dtype} is not supported in device code: {remedy}.")
 
 
-# --- values ----------------------------------------------------------------------------------------------------------
+# --- values -----------------------------------------------------------------------------------------------------------
 
 
 def wrap(t: TraceState, value: Value) -> DeviceValue:
@@ -70,7 +70,7 @@ def emit(
 
 
 def number(t: TraceState, expr: Number) -> DeviceValue:
-    """A host number as a scalar device value."""
+    """Return a host number as a scalar device value."""
     if not isinstance(expr, Expr):
         dtype = (
             torch.bool
@@ -88,7 +88,7 @@ def number(t: TraceState, expr: Number) -> DeviceValue:
 
 
 def as_device(t: TraceState, value: Any, how: str = "as an operand") -> DeviceValue:
-    """Any number or device value as a device value; host tensors and tiles are refused."""
+    """Return a number or device value as a device value; refuse host tensors and tiles."""
     if isinstance(value, DeviceValue):
         return value
     if isinstance(value, (int, float, Expr)):
@@ -111,7 +111,7 @@ def operand(t: TraceState, value: Any) -> Operand:
 
 
 def pointwise(t: TraceState, name: str, *operands: Any, dtype: torch.dtype | None = None) -> DeviceValue:
-    """An elementwise op with broadcasting; ``dtype`` overrides torch's promotion (of ``cast`` and its like)."""
+    """Record an elementwise op with broadcasting; ``dtype`` overrides torch's promotion (of ``cast`` and the like)."""
     for given in operands:
         refuse_operand(given, f"in {name}")
         if given is None or isinstance(given, str):
@@ -128,7 +128,7 @@ def pointwise(t: TraceState, name: str, *operands: Any, dtype: torch.dtype | Non
 
 
 def _aligned(t: TraceState, operands: Sequence[Any], how: str) -> tuple[tuple[Any, ...], Dims]:
-    """Operands whose dimensions are not the same, in dimensions that broadcast, and the result's dimensions."""
+    """Align operands of different dimensions; return them in dimensions that broadcast, and the result's dimensions."""
     values = [o for o in operands if isinstance(o, DeviceValue)]
     dims = joint(t.blocks, [v.dims for v in values])
     if dims is None:
@@ -149,7 +149,7 @@ def _fitting(t: TraceState, value: DeviceValue, dims: Dims) -> DeviceValue:
 
 
 def together(t: TraceState, values: Sequence[DeviceValue], how: str = "") -> tuple[DeviceValue, ...]:
-    """Values broadcast to one shape."""
+    """Broadcast values to one shape."""
     dims = broadcast_dims([v.dims for v in values])
     if dims is None:
         values, dims = _aligned(t, values, how)
@@ -157,7 +157,7 @@ def together(t: TraceState, values: Sequence[DeviceValue], how: str = "") -> tup
 
 
 def _exact(t: TraceState, operands: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    """Where fp64 meets a float that would be rounded on its way, it becomes a compile-time constant instead."""
+    """Specialize on float arguments of an fp64 op if they are passed in fewer bits, which would round them."""
     passed = t.context.limits.float_arguments
     if dtype != torch.float64 or passed == torch.float64:
         return operands
@@ -165,7 +165,7 @@ def _exact(t: TraceState, operands: tuple[Any, ...], dtype: torch.dtype) -> tupl
     for n in numbers:
         if isinstance(n, Expr) and n.kind is float and is_runtime(t, n) and not t.numbers.changes(n):
             name = str(passed).removeprefix("torch.")
-            why = f" (numbers are passed in {name}; put one that a float64 value takes into a tensor)"
+            why = f" (numbers are passed in {name}; pass a number for float64 arithmetic in a tensor)"
             raise exc.KnownAtRunTime(what=f"`{n!r}`", because=why)
     return tuple(
         t.numbers.specialize(n) if isinstance(n, Expr) and n.kind is float else o
@@ -198,8 +198,9 @@ def cast(t: TraceState, value: Any, dtype: torch.dtype) -> DeviceValue:
 
 
 def with_vjp(t: TraceState, name: str, value: DeviceValue, *inputs: Any, over: Sequence[int] = ()) -> DeviceValue:
-    """``value`` as that of a function of ``inputs`` whose derivative is row ``name`` of ``autodiff/functions.py``, and not
-    that of the ops it is made of. ``over`` are the dimensions of the first input that ``value`` lacks."""
+    """Give ``value`` the derivative of a function of ``inputs``: row ``name`` of ``autodiff/functions.py``, rather than
+    that of its ops. ``over`` are the dimensions of the first input that ``value`` lacks.
+    """
     if not value.dtype.is_floating_point:
         return value
     operands = (value.value, *(operand(t, each) for each in inputs))
@@ -229,12 +230,12 @@ def full(t: TraceState, dims: Dims, fill: Any, dtype: torch.dtype) -> DeviceValu
 
 
 def iota(t: TraceState, dim_size: Any, start: int = 0, step: int = 1, dtype: torch.dtype | None = None) -> DeviceValue:
-    """0, 1, 2 ... (times ``step`` plus ``start``) along the dimension ``dim_size`` stands for."""
+    """Return 0, 1, 2 ... (times ``step`` plus ``start``) along the dimension of size ``dim_size``."""
     return iota_along(t, t.blocks.dim_of(dim_size), start, step, dtype)
 
 
 def iota_along(t: TraceState, dim: Dim, start: int = 0, step: int = 1, dtype: torch.dtype | None = None) -> DeviceValue:
-    """0, 1, 2 ... (times ``step`` plus ``start``) along ``dim``."""
+    """Return 0, 1, 2 ... (times ``step`` plus ``start``) along ``dim``."""
     if dim.is_one:
         return full(t, (ONE,), start, dtype or t.context.index_dtype)
     if dim.block is None:
@@ -245,7 +246,7 @@ def iota_along(t: TraceState, dim: Dim, start: int = 0, step: int = 1, dtype: to
 
 
 def _product_iota(t: TraceState, dim: Dim, start: int, step: int, dtype: torch.dtype | None) -> DeviceValue:
-    """0, 1, 2 ... along a product of block sizes and a constant: counted digit by digit, then merged."""
+    """Return 0, 1, 2 ... along a product of block sizes and a constant, computed from the digits of its factors."""
     factors = [Dim(blocks=(b,)) for b in dim.blocks] + ([t.blocks.dim_of(dim.const)] if dim.const != 1 else [])
     total: DeviceValue | None = None
     for at, factor in enumerate(factors):
@@ -276,7 +277,7 @@ def tile_field(t: TraceState, tile: Tile, field: TileField) -> DeviceValue:
     return result
 
 
-# --- shapes ----------------------------------------------------------------------------------------------------------
+# --- shapes -----------------------------------------------------------------------------------------------------------
 
 
 def reshape(t: TraceState, value: DeviceValue, dims: Dims) -> DeviceValue:
@@ -314,8 +315,9 @@ def broadcast(t: TraceState, value: DeviceValue, dims: Dims) -> DeviceValue:
 
 
 def fitted(t: TraceState, value: DeviceValue, dims: Dims, fill: Any = 0) -> DeviceValue | None:
-    """``value`` in dimensions that broadcast to ``dims``, where it has others that mean the same; None if it has not. Lanes that
-    are out of range of a tile and in range after that hold ``fill``: a number, or a value of shape ``dims``."""
+    """Return ``value`` in equivalent dimensions that broadcast to ``dims``; None if there are none. Lanes that are out
+    of range of a tile before and in range after that get ``fill``: a number, or a value of shape ``dims``.
+    """
     found = placed(t.blocks, value.dims, dims)
     if found is None or found == value.dims:
         return None if found is None else value
@@ -326,8 +328,9 @@ def fitted(t: TraceState, value: DeviceValue, dims: Dims, fill: Any = 0) -> Devi
 
 
 def within_tile(t: TraceState, value: DeviceValue, at: int, fill: Any) -> DeviceValue:
-    """``value`` with its lanes out of range of the tile along dimension ``at`` filled, where there may be such lanes: a
-    number, or a value of the same shape."""
+    """Fill the lanes of ``value`` that are out of range of the tile along dimension ``at``, if there may be any.
+    ``fill`` is a number, or a value of the same shape.
+    """
     block = value.dims[at].block
     tile = None if block is None else t.blocks.active.get(block)
     if tile is None or t.blocks.has_no_tail(tile):
@@ -337,7 +340,7 @@ def within_tile(t: TraceState, value: DeviceValue, at: int, fill: Any) -> Device
     return pointwise(t, "where", reshape(t, inside, shape), value, fill, dtype=value.dtype)
 
 
-# --- reductions and products -----------------------------------------------------------------------------------------
+# --- reductions and matmuls -------------------------------------------------------------------------------------------
 
 
 def reduce(t: TraceState, name: str, value: DeviceValue, positions: Sequence[int], dtype: torch.dtype) -> DeviceValue:
@@ -375,12 +378,12 @@ def _cannot_reduce(t: TraceState, value: DeviceValue, position: int) -> exc.Base
     return exc.ShapeMismatch(
         lhs=t.blocks.dims_text(value.dims),
         rhs="a reduction",
-        detail=f": dimension {position} merges or splits tiles, whose lanes out of range cannot be told apart; reduce before reshaping",
+        detail=f": dimension {position} merges or splits tiles, whose out-of-range lanes are unknown after that; reduce before reshaping",
     )
 
 
 def _inside_merged(t: TraceState, dim: Dim) -> DeviceValue | None:
-    """Which lanes of a dimension that merges tiles are in range; None where the order of the tiles is not known."""
+    """Return the mask of lanes in range of a dimension that merges tiles; None if the order of the tiles is unknown."""
     factors = t.blocks.merged.get(dim)
     if factors is None:
         return None
@@ -399,7 +402,7 @@ def _inside_merged(t: TraceState, dim: Dim) -> DeviceValue | None:
 def dot(
     t: TraceState, lhs: DeviceValue, rhs: DeviceValue, acc: DeviceValue | None, dtype: torch.dtype, precision: str
 ) -> DeviceValue:
-    """``lhs @ rhs (+ acc)`` with the result in ``dtype``; operands have the same rank, 2 or 3."""
+    """Record ``lhs @ rhs (+ acc)`` with the result in ``dtype``; operands have the same rank, 2 or 3."""
     operands = [lhs.value, rhs.value, *([acc.value] if acc is not None else [])]
     dims = (*lhs.dims[:-1], rhs.dims[-1])
     return emit(t, "dot", operands, dtype, dims, DotAttrs(precision))
@@ -413,7 +416,7 @@ def dot_scaled(
     scales: tuple[DeviceValue | None, DeviceValue | None],
     formats: tuple[str, str],
 ) -> DeviceValue:
-    """``lhs @ rhs (+ acc)`` in fp32 of matrices in microscaling formats."""
+    """Record ``lhs @ rhs (+ acc)`` in fp32 of matrices in microscaling formats."""
     operands = [lhs.value, rhs.value, *([acc.value] if acc is not None else [])]
     places: list[int | None] = []
     for scale in scales:
@@ -424,7 +427,7 @@ def dot_scaled(
 
 
 def combine(t: TraceState, function: Any, inputs: Sequence[DeviceValue]) -> Region:
-    """A user's function of two sets of scalars as a region; results take the dtypes of the inputs."""
+    """Record a user's function of two sets of scalars as a region; results have the dtypes of the inputs."""
     params = [t.builder.value(v.dtype, (), f"{side}_{i}") for side in ("left", "right") for i, v in enumerate(inputs)]
     wrapped = [wrap(t, p) for p in params]
     count = len(inputs)
@@ -439,13 +442,15 @@ def combine(t: TraceState, function: Any, inputs: Sequence[DeviceValue]) -> Regi
 def combined(
     t: TraceState, function: Any, left: Sequence[DeviceValue], right: Sequence[DeviceValue]
 ) -> tuple[DeviceValue, ...]:
-    """A user's function of two values, of two tuples, or of the values of both; results take the dtypes of ``left``."""
+    """Call a user's function of two values, of two tuples, or of the values of both; results have the dtypes of
+    ``left``.
+    """
     count = len(left)
     flat = count == 1 or _takes(function, 2 * count)
     result = t.call(function, (*left, *right) if flat else (tuple(left), tuple(right)))
     results = tuple(result) if isinstance(result, (tuple, list)) else (result,)
     if len(results) != count:
-        raise exc.TypeInferenceError(f"The combine function of {count} values must give {count}, got {len(results)}.")
+        raise exc.TypeInferenceError(f"The combine function of {count} values must return {count}, got {len(results)}.")
     return tuple(cast(t, as_device(t, r), v.dtype) for r, v in zip(results, left, strict=True))
 
 
@@ -489,20 +494,22 @@ def _combined(
 
 
 def gather(t: TraceState, value: DeviceValue, index: DeviceValue, dim: int, given: bool = False) -> DeviceValue:
-    """``result[.., i, ..] = value[.., index[.., i, ..], ..]`` along ``dim``; the other dimensions are equal.
-    ``given``: the index is the user's."""
+    """Record ``result[.., i, ..] = value[.., index[.., i, ..], ..]`` along ``dim``; the other dimensions are equal.
+    ``given``: the index is the user's.
+    """
     return emit(t, "gather", (value.value, index.value), value.dtype, index.dims, GatherAttrs(dim, given))
 
 
 def lanes(t: TraceState, size: Any, rank: int, at: int) -> DeviceValue:
-    """0, 1, 2 ... along dimension ``at`` of ``rank`` dimensions."""
+    """Return 0, 1, 2 ... along dimension ``at`` of ``rank`` dimensions."""
     index = iota(t, size)
     return reshape(t, index, tuple(index.dims[0] if i == at else ONE for i in range(rank)))
 
 
 def pick(t: TraceState, value: DeviceValue, at: int, index: DeviceValue) -> DeviceValue:
-    """Elements of a whole dimension, by an index of the same rank whose other dimensions are 1. Lanes of the index
-    that are out of range read the first or last element."""
+    """Gather elements of a whole dimension, by an index of the same rank whose other dimensions are 1. Out-of-range
+    lanes of the index read the first or last element.
+    """
     size = t.blocks.size_of(value.dims[at])
     assert isinstance(size, int)
     if size == 1:
@@ -523,8 +530,9 @@ def split(t: TraceState, value: DeviceValue) -> tuple[DeviceValue, DeviceValue]:
 
 
 def _integer_dtype(t: TraceState, expr: Expr) -> torch.dtype:
-    """int32 for arguments that fit it (the specialization key tells), int64 for others, for arithmetic on them, and
-    for what only the run of the host code knows."""
+    """Return int32 for arguments that fit it, as the specialization key guarantees; int64 for other arguments, for
+    arithmetic on them, and for run-time numbers of the host code.
+    """
     plain = expr.op in LEAVES and expr.args[0] not in t.numbers.drawn
     return torch.int32 if plain and -WIDE <= expr.hint < WIDE else torch.int64
 
@@ -535,13 +543,13 @@ def random(t: TraceState, name: Any, seed: DeviceValue, offset: DeviceValue) -> 
 
 
 def random4(t: TraceState, seed: DeviceValue, offset: DeviceValue) -> tuple[DeviceValue, ...]:
-    """Four uniform numbers for each offset."""
+    """Record four uniform numbers for each offset."""
     results = tuple(t.builder.value(torch.float32, offset.dims) for _ in range(4))
     t.builder.append("random4", (seed.value, offset.value), results)
     return tuple(wrap(t, result) for result in results)
 
 
 def _takes(function: Any, count: int) -> bool:
-    """Whether a plain function has exactly ``count`` positional parameters."""
+    """Return whether a plain function has exactly ``count`` positional parameters."""
     code = getattr(function, "__code__", None)
     return code is not None and code.co_argcount == count

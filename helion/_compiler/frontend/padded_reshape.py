@@ -1,11 +1,11 @@
-"""Reshapes of whole dimensions that lie in more lanes than they have elements, since lanes come in powers of two.
+"""Reshapes of whole dimensions that are padded to a power of two of lanes.
 
-Elements keep their lanes where only the outermost of the dimensions that a reshape merges or splits has such lanes::
+Elements keep their lanes if only the outermost of the dimensions that a reshape merges or splits is padded::
 
     [384] in 512 lanes -> [3, 128] in 4 * 128        elements keep their lanes
     [384] in 512 lanes -> [128, 3] in 128 * 4        elements move
 
-Where elements move, each part of the shorter side is gathered, and the parts are put together.
+If elements move, each part of the shorter side is gathered, and the parts are combined.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from . import ops
 from .tracer import Tracer
 from .values import DeviceValue
 
-#: Parts that are gathered one after the other at most, for each pair of dimensions.
+#: Limit of gathered parts for each pair of dimensions.
 MOST_PARTS = 32
 
 
 def is_padded(t: Tracer, dim: Dim) -> bool:
-    """Whether a dimension has a whole one in it with lanes that hold no element."""
+    """Return whether a dimension contains a whole one with padding lanes."""
     return any(t.blocks[b].kind == "full" and not t.blocks.fills_lanes(t.blocks[b].extent) for b in dim.blocks)
 
 
 def keeps_lanes(t: Tracer, before: list[Dim], after: list[Dim]) -> bool:
-    """Whether a reshape of dimensions leaves each element in its lane, counted in order."""
+    """Return whether a reshape leaves each element in its lane, counted in row-major order."""
     if any(is_padded(t, dim) for dim in (*before[1:], *after[1:])):
         return False
     first = (before[0], after[0])
@@ -38,12 +38,12 @@ def moved(t: Tracer, value: DeviceValue, before: list[Dim], after: list[Dim], at
     Args:
         t: the tracer.
         value: without dimensions of 1.
-        before: its dimensions that change, which stand from ``at`` on.
-        after: those they become.
+        before: its dimensions that change, from ``at`` on.
+        after: the dimensions that replace them.
         at: their position.
 
     Returns:
-        The value; None where a dimension is no whole one, or where there are too many parts.
+        The value; None if a dimension is not a whole one, or if there are too many parts.
     """
     if not all(_is_whole(t, dim) for dim in (*before, *after)):
         return None
@@ -84,7 +84,7 @@ def _merged(t: Tracer, value: DeviceValue, at: int) -> DeviceValue | None:
 
 
 def _split(t: Tracer, value: DeviceValue, at: int, rows: int) -> DeviceValue | None:
-    """Split the dimension at ``at`` into ``rows`` and what is left."""
+    """Split the dimension at ``at`` into ``rows`` and the quotient."""
     columns = _size(t, value.dims[at]) // rows
     dims = (*value.dims[:at], t.blocks.dim_of(rows), t.blocks.dim_of(columns), *value.dims[at + 1 :])
     if t.blocks.fills_lanes(columns):
@@ -106,7 +106,7 @@ def _with_one(t: Tracer, value: DeviceValue, at: int) -> DeviceValue:
 
 
 def _chosen(t: Tracer, parts: list[DeviceValue], number: DeviceValue) -> DeviceValue:
-    """The part of each lane, by its number."""
+    """Select the part of each lane by its number."""
     result = parts[-1]
     for at in reversed(range(len(parts) - 1)):
         result = ops.pointwise(t, "where", ops.pointwise(t, "eq", number, at), parts[at], result)

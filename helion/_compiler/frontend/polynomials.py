@@ -1,9 +1,8 @@
-"""Integers of a kernel as polynomials, so that two ways of writing one number are one: sizes of device values, and bounds of
-slices and ``arange``.
+"""Integers of a kernel as polynomials, a canonical form for sizes of device values and bounds of slices and ``arange``.
 
-A polynomial is a sum of products of *atoms*: block sizes, numbers of the host, scalars of the device, and quotients that do
-not come out even. A tile has a power of two of elements, so half of it is exact where it has two at least: coefficients may
-be fractions, and ``needs`` says how many elements that takes.
+A polynomial is a sum of products of *atoms*: block sizes, host numbers, scalars of the device, and quotients with a
+remainder. A tile has a power of two of elements, so half of it is exact if it has at least two. Coefficients may
+therefore be fractions, and ``needs`` has the block sizes that make them exact.
 """
 
 from __future__ import annotations
@@ -17,15 +16,18 @@ from typing import Any
 
 from ..._shapes import Expr, Number, is_power_of_2, number_key
 
-#: What an atom is known by; one that begins with "block" is a block size.
+#: The identity of an atom; one that begins with "block" is a block size.
 Atom = tuple[Any, ...]
 Monomial = tuple[Atom, ...]
 
 
 @dataclass(frozen=True)
 class Polynomial:
-    """``terms`` has the coefficients, none of them 0; ``numbers`` what host numbers among its atoms are. ``needs`` has the
-    elements, a power of two, that a block must have for the value to be exact."""
+    """A sum of products of atoms.
+
+    ``terms`` has the coefficients, none of them 0; ``numbers`` has the host numbers among its atoms. ``needs`` has the
+    minimum size of each block, a power of two, for the value to be exact.
+    """
 
     terms: Mapping[Monomial, Fraction]
     numbers: Mapping[Atom, Expr] = field(default_factory=dict)
@@ -52,7 +54,7 @@ class Polynomial:
         return self._with(other, {m: c for m, c in terms.items() if c})
 
     def __floordiv__(self, divisor: int) -> Polynomial:
-        """What comes out even is divided; the rest is an atom of its own."""
+        """Return the quotient: divisible terms are divided, the others become one atom."""
         even: dict[Monomial, Fraction] = {}
         rest: dict[Monomial, Fraction] = {}
         needs = dict(self.needs)
@@ -71,7 +73,7 @@ class Polynomial:
                 rest[monomial] = coefficient
         rest = {m: c for m, c in rest.items() if c}
         result = Polynomial(even, self.numbers, needs)
-        if not any(rest):  # less than the divisor
+        if not any(rest):  # a constant less than the divisor
             return result
         key = ("floordiv", tuple(sorted(rest.items(), key=repr)), divisor)
         return result + Polynomial({(key,): Fraction(1)})
@@ -82,7 +84,7 @@ class Polynomial:
 
     @property
     def constant(self) -> int | None:
-        """The number, if it is one."""
+        """The number, if the polynomial is constant."""
         if not self.terms:
             return 0
         value = self.terms.get(())
@@ -96,12 +98,12 @@ class Polynomial:
         return dict(self.terms) == dict(other.terms)
 
     def over(self, step: int) -> Polynomial | None:
-        """The exact quotient, if there is one."""
+        """Return the exact quotient, or None."""
         quotient = self // step
         return quotient if (quotient * constant(step)).same(self) else None
 
     def quotient(self, other: Polynomial) -> Polynomial | None:
-        """The exact quotient of two products, if there is one."""
+        """Return the exact quotient of two products, or None."""
         if len(self.terms) != 1 or len(other.terms) != 1:
             return None
         ((left, a),), ((right, b),) = self.terms.items(), other.terms.items()
@@ -113,7 +115,7 @@ class Polynomial:
         return self._with(other, {tuple(rest): a / b})
 
     def number(self) -> Number | None:
-        """The polynomial as a number of the host; None where it has scalars of the device, or halves of numbers."""
+        """Return the polynomial as a host number; None if it has scalars of the device, or fractions."""
         terms: list[Number] = []
         for monomial, coefficient in self.terms.items():
             if coefficient.denominator != 1 or not all(atom in self.numbers for atom in monomial):
@@ -127,12 +129,12 @@ def constant(value: int) -> Polynomial:
 
 
 def atom(key: Atom) -> Polynomial:
-    """A scalar that is made of nothing else."""
+    """Return a scalar that is not computed from others."""
     return Polynomial({(key,): Fraction(1)})
 
 
 def of_number(number: Number) -> Polynomial:
-    """A number of the host, or a block size."""
+    """Return a host number or a block size as a polynomial."""
     if not isinstance(number, Expr):
         return constant(int(number))
     if number.op in ("add", "sub", "mul", "neg", "floordiv"):
@@ -145,7 +147,7 @@ def of_number(number: Number) -> Polynomial:
 
 
 def combine(name: str, parts: list[Polynomial]) -> Polynomial | None:
-    """The result of an operator, if it is one that keeps polynomials."""
+    """Return the result of an operator on polynomials; None if it is no polynomial."""
     if name == "neg":
         return -parts[0]
     first, second = parts

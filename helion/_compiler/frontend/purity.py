@@ -1,7 +1,7 @@
-"""Which functions host code may evaluate when it is compiled, and what others give.
+"""Functions that the compiler may call for host code, and kinds of results of others.
 
-A function that always gives the same for the same arguments, and changes nothing, may be called on the values seen at
-binding. Every other one runs at run time, once per call; of some the kind of the result is known.
+A pure function has the same result for the same arguments and changes nothing. The compiler may call it on the values
+seen at bind time. Any other function runs at run time, once per call; for some, the type of the result is known.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BUILTIN_NAMES = (
     "round", "set", "slice", "sorted", "str", "sum", "tuple", "zip",
 )  # fmt: skip
 _PURE_BUILTINS = frozenset(getattr(builtins, name) for name in _BUILTIN_NAMES)
-#: Functions that look at numbers through operators only, so that they work on symbolic ones.
+#: Functions that use only operators of numbers, so that they work on symbolic ones.
 _TRANSPARENT = frozenset(
     getattr(builtins, name)
     for name in (
@@ -51,7 +51,7 @@ _PURE_MODULES = frozenset(
 _TRANSPARENT_MODULES = frozenset(
     ("operator", "_operator", "itertools", "functools", "_functools", "copy", *KERNEL_LIBRARIES)
 )
-#: Values whose methods give the same for the same arguments; lists and their like are followed as they change.
+#: Types whose methods are pure; the trace follows changes of lists, dicts and sets.
 _PLAIN_OWNERS: tuple[type, ...] = (
     str, bytes, int, float, bool, complex, tuple, frozenset, range, slice, list, dict, set, type(None), torch.dtype, torch.device, type({}.keys()),
     type({}.values()), type({}.items()), fractions.Fraction, torch.finfo, torch.iinfo,
@@ -72,7 +72,7 @@ _STATE_OF_TORCH: dict[str, type] = {
     "memory_allocated": int, "max_memory_allocated": int, "memory_reserved": int, "current_device": int, "is_initialized": bool,
     "get_world_size": int, "get_rank": int,
 }  # fmt: skip
-#: What cannot be followed and still surely gives a number.
+#: Functions that cannot be followed but always return a number.
 _KINDS: dict[Any, type] = {
     **{getattr(random, name): float for name in ("random", "uniform", "gauss", "normalvariate", "betavariate", "expovariate", "triangular", "lognormvariate", "vonmisesvariate", "gammavariate", "paretovariate", "weibullvariate")},
     **{getattr(random, name): int for name in ("randint", "randrange", "getrandbits")},
@@ -80,16 +80,16 @@ _KINDS: dict[Any, type] = {
     **{getattr(time, f"{name}_ns"): int for name in ("time", "perf_counter", "monotonic", "process_time", "thread_time")},
     int: int, float: float, bool: bool, len: int, hash: int, id: int, ord: int, isinstance: bool, issubclass: bool, callable: bool, hasattr: bool, any: bool, all: bool,
 }  # fmt: skip
-#: Those of them that are beyond 32 bits.
+#: Functions among them whose results exceed 32 bits.
 WIDE = frozenset((id, hash, random.getrandbits, *(f for f in _KINDS if getattr(f, "__name__", "").endswith("_ns"))))
-#: Iterators that end when what they are given does.
+#: Iterators that are finite if their arguments are.
 _FINITE = frozenset(
     ("chain", "product", "permutations", "combinations", "combinations_with_replacement", "accumulate", "zip_longest", "pairwise", "starmap", "compress")
 )  # fmt: skip
 _MATH_INTEGERS = frozenset(("ceil", "floor", "trunc", "gcd", "lcm", "comb", "perm", "factorial", "isqrt"))
 _MATH_OTHERS = frozenset(("modf", "frexp", "prod", "sumprod", "dist", "hypot"))
 _STDLIB = frozenset(sys.stdlib_module_names) - {"__main__"}
-#: Further modules whose functions are not walked.
+#: Further modules whose functions are not traced.
 _LIBRARIES = _STDLIB | {"torch", "numpy", *KERNEL_LIBRARIES}
 
 
@@ -103,12 +103,12 @@ def _root(function: Any) -> str:
 
 
 def is_library(function: Any) -> bool:
-    """Whether a function belongs to a library whose source is not followed."""
+    """Return whether a function belongs to a library whose source is not followed."""
     return _root(function) in _LIBRARIES
 
 
 def is_library_module(module: types.ModuleType) -> bool:
-    """Whether a module belongs to such a library."""
+    """Return whether a module belongs to such a library."""
     return module.__name__.split(".")[0] in _LIBRARIES
 
 
@@ -121,7 +121,7 @@ def _hashable(value: Any) -> bool:
 
 
 def is_pure(function: Any) -> bool:
-    """Whether a function may be called when compiling."""
+    """Return whether a function may be called at compile time."""
     if isinstance(function, type):
         return _is_plain_class(function)
     if isinstance(function, types.MethodType) and not isinstance(function.__self__, type):
@@ -144,7 +144,7 @@ def is_pure(function: Any) -> bool:
 
 
 def _is_plain_class(cls: type) -> bool:
-    """Whether making an object of a class has no effects and keeps what it is given."""
+    """Return whether the constructor of a class has no effects and stores its arguments."""
     if _root(cls) == "itertools":
         return cls.__name__ in _FINITE
     if (
@@ -172,7 +172,7 @@ FRAGMENTS: frozenset[type] = frozenset((*typing.get_args(Fragment), ListOf))
 
 
 def is_transparent(function: Any) -> bool:
-    """Whether a pure function works on symbolic numbers, or raises ``NeedsValue``."""
+    """Return whether a pure function works on symbolic numbers, or raises ``NeedsValue``."""
     if _hashable(function) and function in _TRANSPARENT:
         return True
     owner = getattr(function, "__self__", None)
@@ -184,7 +184,7 @@ def is_transparent(function: Any) -> bool:
 
 
 def kind_of_result(function: Any) -> type | None:
-    """The type of the number that a function gives whatever it is called on; None where that is not known."""
+    """Return the type of the number that a function returns for any arguments; None if it is unknown."""
     if not _hashable(function):
         return None
     if function in _KINDS:
@@ -198,24 +198,24 @@ def kind_of_result(function: Any) -> type | None:
 
 
 def is_state_of_torch(function: Any) -> bool:
-    """Whether a torch function reads a state of the process that may change."""
+    """Return whether a torch function reads a state of the process that may change."""
     return _root(function) == "torch" and getattr(function, "__name__", "") in _STATE_OF_TORCH
 
 
 def runs_at_run_time(function: Any) -> bool:
-    """Whether a function of known kind must not be called when compiling."""
+    """Return whether a function of known kind must not be called at compile time."""
     return kind_of_result(function) is not None and not is_pure(function)
 
 
 _TRUSTED_OPERATORS = frozenset(("enum", "torch", "numpy", "types", "fractions", "decimal", "collections", "dataclasses", *KERNEL_LIBRARIES))  # fmt: skip
 
 
-#: Where the methods of dataclasses and the like come from.
+#: Source files of the methods of dataclasses and the like.
 _GENERATED = ("<string>", dataclasses.__file__, reprlib.__file__)
 
 
 def operator_of(value: Any, name: str) -> types.FunctionType | None:
-    """The Python function behind an operator of an object of the user's or of a library that may have effects."""
+    """Return the Python function of an operator of an object's class, if it may have effects."""
     method = inspect.getattr_static(type(value), name, None)
     if not isinstance(method, types.FunctionType) or method.__code__.co_filename in _GENERATED:
         return None
@@ -223,8 +223,7 @@ def operator_of(value: Any, name: str) -> types.FunctionType | None:
 
 
 def may_swallow(made: Any) -> bool:
-    """Whether a context manager of the user's, or of a function of the user's, may go on behind its ``with`` statement
-    after an error in it."""
+    """Return whether a user's context manager may suppress an error in its ``with`` statement."""
     if made is contextlib.ExitStack:
         return True
     if made is None or is_library(made):
@@ -237,7 +236,7 @@ def may_swallow(made: Any) -> bool:
 
 
 def _gives_nothing(code: types.CodeType) -> bool:
-    """Whether a function returns None or False, whichever way it ends."""
+    """Return whether every return of a function is None or False."""
     given = [
         one if one.opname == "RETURN_CONST" else before
         for before, one in itertools.pairwise(dis.get_instructions(code))

@@ -1,11 +1,11 @@
-"""Tables of rules: what a function means while a kernel is traced. Each function has one rule."""
+"""Tables of rules, which record the ops of a function during a trace. Each function has one rule."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-#: Gets the tracer and the call's arguments.
+#: Called with the tracer and the call's arguments.
 Rule = Callable[..., Any]
 
 
@@ -23,13 +23,13 @@ class Rules(dict[Any, Rule]):
         return add
 
     def add(self, function: Any, rule: Rule) -> None:
-        """Raises ``ValueError`` for a function that has a rule: which one it gets would depend on the order."""
+        """Add a rule. Raises ``ValueError`` for a function that already has one."""
         if self.setdefault(function, rule) is not rule:
             raise ValueError(f"{function!r} has two rules")
 
 
 def union(*tables: Mapping[Any, Rule]) -> Rules:
-    """All rules of tables that have no function in common."""
+    """Return all rules of tables that have no function in common."""
     found = Rules()
     for table in tables:
         for function, rule in table.items():

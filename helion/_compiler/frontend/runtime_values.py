@@ -1,4 +1,4 @@
-"""Values of host code that only its run knows, and plain values for symbolic ones."""
+"""Values of host code that are known at run time only, and plain values for symbolic ones."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from ..._shapes import Expr, hint_of
 from .state import TraceState
 from .values import Shape
 
-#: A number of each kind, for one that only the run of the host code gives.
+#: An example of each kind of run-time number.
 SAMPLES: dict[type, Any] = {int: 64, float: 1.0, bool: True}
 MUTABLE = (list, dict, set)
 
 
 @dataclass(eq=False)
 class Opaque:
-    """What host code gives that is not followed when compiling: the result of a function that runs at run time only, or
-    what a statement left behind that could not be followed. Host code may hand it on; whatever depends on it raises
-    ``error``, which says where it comes from."""
+    """A value of host code that the compiler does not follow.
+
+    It is the result of a function that runs at run time only, or of a statement that the compiler cannot follow. Host
+    code may pass it on; any use that the compiler depends on raises ``error``, which names its origin.
+    """
 
     error: Exception
 
@@ -51,12 +53,12 @@ for _name in (
 
 
 def opaque(what: str, because: str = "") -> Opaque:
-    """A value known at run time only; ``what`` gives it."""
+    """Return a value known at run time only, which is computed by ``what``."""
     return Opaque(exc.KnownAtRunTime(what=what, because=because))
 
 
 def opaques(value: Any) -> Iterator[Opaque]:
-    """The opaque values in a value."""
+    """Yield the opaque values in a value."""
     if isinstance(value, Opaque):
         yield value
     elif isinstance(value, dict):
@@ -70,14 +72,14 @@ def opaques(value: Any) -> Iterator[Opaque]:
 
 
 def refuse_opaque(values: Any) -> None:
-    """Raises for what is known at run time only, where the compiler depends on it."""
+    """Raise for a value that the compiler depends on and that is known at run time only."""
     found = next(opaques(values), None)
     if found is not None:
         raise found.error.with_traceback(None)
 
 
 def numbers_in(value: Any) -> Iterator[Expr]:
-    """The symbolic numbers in a value."""
+    """Yield the symbolic numbers in a value."""
     if isinstance(value, Expr):
         yield value
     elif isinstance(value, dict):
@@ -94,7 +96,7 @@ def numbers_in(value: Any) -> Iterator[Expr]:
 
 
 def is_runtime(t: TraceState, value: Any) -> bool:
-    """Whether a symbolic number does not come from the arguments alone, so that it cannot be part of a key."""
+    """Return whether a symbolic number depends on more than the arguments, so that it cannot be part of a key."""
     return isinstance(value, Expr) and any(
         leaf.op != "host" or leaf.args[0] in t.numbers.loop_numbers or leaf.args[0] not in t.numbers.symbols
         for leaf in value.leaves()
@@ -102,19 +104,20 @@ def is_runtime(t: TraceState, value: Any) -> bool:
 
 
 def decided_by_config(value: Any) -> bool:
-    """Whether a symbolic number depends on block sizes or tunables, and on nothing that a run decides."""
+    """Return whether a symbolic number depends on block sizes or tunables."""
     kinds = {leaf.op for leaf in value.leaves()} if isinstance(value, Expr) else set()
     return bool(kinds & {"block", "tunable"})
 
 
 def settle(t: TraceState, value: Any) -> Any:
-    """A value with plain numbers for symbolic ones, which become part of the specialization key. Raises for numbers that
-    do not come from the arguments."""
+    """Return a value with plain numbers for symbolic ones, which become part of the specialization key. Raises for
+    numbers that do not come from the arguments.
+    """
     return _replaced(value, t.numbers.specialize)
 
 
 def hinted(value: Any) -> Any:
-    """A value with the numbers seen when binding."""
+    """Return a value with the numbers seen at bind time."""
     return _replaced(value, hint_of)
 
 
@@ -139,7 +142,7 @@ def _replaced(value: Any, number: Callable[[Expr], Any]) -> Any:
 
 
 def _is_abstract(value: Any) -> bool:
-    """Whether a container has symbolic numbers or abstract sizes in it."""
+    """Return whether a container has symbolic numbers or abstract sizes in it."""
     items = value.values() if isinstance(value, dict) else value
     nested = (dict, list, tuple)
     return next(numbers_in(value), None) is not None or any(
@@ -148,7 +151,7 @@ def _is_abstract(value: Any) -> bool:
 
 
 def containers_in(value: Any, found: dict[int, Any] | None = None) -> dict[int, Any]:
-    """The lists, dicts and sets in a value, by identity."""
+    """Return the lists, dicts and sets in a value, by identity."""
     found = {} if found is None else found
     if isinstance(value, MUTABLE):
         if id(value) in found:

@@ -1,4 +1,4 @@
-"""``hl.dot_scaled``: products of matrices in microscaling formats."""
+"""``hl.dot_scaled``: matmuls of operands in microscaling formats."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def dot_scaled(
     acc: DeviceValue | None,
     out_dtype: torch.dtype | None,
 ) -> DeviceValue:
-    """``mats[0] @ mats[1] (+ acc)``; see ``hl.dot_scaled`` for shapes and dtypes."""
+    """Record ``mats[0] @ mats[1] (+ acc)``; see ``hl.dot_scaled`` for shapes and dtypes."""
     for side, mat, scale, name in zip((1, 2), mats, scales, formats, strict=True):
         for value in (mat,) if scale is None else (mat, scale):
             ops.refuse_operand(value, "in hl.dot_scaled")
@@ -53,12 +53,12 @@ def dot_scaled(
     return ops.cast(t, ops.dot_scaled(t, lhs, rhs, acc, scales, formats), result)
 
 
-#: A number of lanes: a constant times blocks whose size is not known when tracing.
+#: A number of lanes: a constant times blocks whose size is unknown in the trace.
 _Count = tuple[int, tuple[int, ...]]
 
 
 def _count(t: Tracer, dim: Dim, factor: int) -> _Count:
-    """``factor`` times the elements of a dimension, as far as they are known."""
+    """Return ``factor`` times the elements of a dimension, with blocks of unknown size as symbols."""
     count, open_blocks = dim.const * factor, []
     for block in dim.blocks:
         known = t.blocks[block].extent if t.blocks[block].kind == "full" else t.blocks[block].size
@@ -88,7 +88,7 @@ def _check_scale(t: Tracer, scale: DeviceValue, rows: Dim, numbers: _Count, side
 
 
 def _raise_minimums(t: Tracer, lhs: DeviceValue, rhs: DeviceValue, formats: tuple[str, str]) -> None:
-    """Tiles are at least what the matrix unit takes, and along K a group of numbers with one scale."""
+    """Raise the minimum sizes of tiles to those of Tensor Cores, and to one scale group along K."""
     limits = t.context.limits
     rows, columns, _ = limits.min_dot[1]
     packs = [2 if name == "e2m1" else 1 for name in formats]

@@ -1,4 +1,4 @@
-"""The subscript planner: one place decides what ``tensor[...]`` selects, for shapes, code and facts alike."""
+"""The subscript planner, the single source for the elements that ``tensor[...]`` selects: for shapes, code and facts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from .values import DeviceValue, HostTensorValue, Tile, TileTuple, describe, sou
 
 @dataclass(frozen=True)
 class SubscriptPlan:
-    """``indices`` has one entry per tensor dimension; ``dims`` is the shape of the selected tile.
+    """The elements that a subscript selects.
 
-    Operand numbers in ``indices`` count from the shift the planner was given.
+    ``indices`` has one entry per tensor dimension; ``dims`` is the shape of the selected tile. Operand numbers in
+    ``indices`` count from the planner's ``shift``.
     """
 
     indices: tuple[Index, ...]
     operands: tuple[Operand, ...]
     dims: Dims
-    #: Dimensions over which no index walks: the tile holds one element of the tensor many times there.
+    #: Dimensions that no index varies over: the tile repeats one element of the tensor there.
     repeated: tuple[int, ...] = ()
-    #: Lanes that are inside of the tensor, where slices with bounds of the device's own may reach past its end.
+    #: The mask of lanes inside of the tensor, for slices with device bounds that may exceed its end.
     inside: DeviceValue | None = None
 
 
@@ -51,7 +52,7 @@ class _Planner:
         return self.tracer.numbers.known(self.tensor.shape[dim])
 
     def is_one(self, dim: int) -> bool:
-        """Whether the dimension has one element, which every index selects."""
+        """Return whether the dimension has one element, which every index selects."""
         size = self.size(dim)
         return isinstance(size, int) and size == 1
 
@@ -93,18 +94,18 @@ class _Planner:
         self.dims.append(Dim(blocks=(block,)))
 
     def is_at_zero(self, block: int, shift: Number = 0, operand: DeviceValue | None = None) -> bool:
-        """Whether all indices in range are 0, because the loop is over one element."""
+        """Return whether all indices in range are 0, because the loop is over one element."""
         extent, tile = self.tracer.blocks[block].extent, self.tracer.blocks.active.get(block)
         plain = isinstance(extent, int) and extent == 1 and operand is None and isinstance(shift, int) and shift == 0
         return plain and (tile is None or tile.last == 1)
 
     def has_several(self, block: int) -> bool:
-        """Whether a loop surely walks over more than one element. One with bounds of the run may have one, or none."""
+        """Return whether a loop certainly covers more than one element. One with run-time bounds may have one, or none."""
         extent = self.tracer.blocks[block].extent
         return extent is not None and self.tracer.numbers.is_above_one(extent)
 
     def check_range(self, block: int, dim: int, size: Number, shift: Number, operand: DeviceValue | None) -> None:
-        """Refuse a tile that surely reaches past the end of the tensor, unless the user masks the access."""
+        """Refuse a tile that certainly exceeds the end of the tensor, unless the user masks the access."""
         tile = self.tracer.blocks.active.get(block)
         if self.checked or tile is None or tile.last is None or operand is not None:
             return
@@ -128,13 +129,13 @@ class _Planner:
             return
         parts = (item.start, item.stop, item.step)
         if isinstance(size, Expr) and all(p is None or isinstance(p, int) for p in parts):
-            # how many elements a slice selects depends on the size
+            # the number of elements that a slice selects depends on the size
             size = self.tracer.numbers.specialize(size)
         if not isinstance(size, int) or not all(p is None or isinstance(p, int) for p in parts):
             if self.moving(item, dim, size):
                 return
             raise exc.InvalidIndexingType(
-                got=f"the slice {_shown(item.start)}:{_shown(item.stop)}:{_shown(item.step)}, whose bounds are no constants,"
+                got=f"the slice {_shown(item.start)}:{_shown(item.stop)}:{_shown(item.step)}, whose bounds are not constants,"
             )
         start, stop, step = item.indices(size)
         length = len(range(start, stop, step))
@@ -152,8 +153,9 @@ class _Planner:
         self.tensor_index(ops.iota(self.tracer, length, start, step), dim)
 
     def moving(self, item: slice, dim: int, size: Number) -> bool:
-        """A slice whose bounds are no constants, but whose length is; False where it is not, or where its lanes could not
-        be told from those of a tile that they have nothing to do with."""
+        """Select a slice of constant length with non-constant bounds. Return False if its length is not constant, or if
+        its lanes would get the mask of an unrelated tile.
+        """
         t = self.tracer
         start = 0 if item.start is None else item.start
         first, last = t.origins.polynomial(start), t.origins.polynomial(item.stop)
@@ -180,7 +182,9 @@ class _Planner:
         return True
 
     def tensor_index(self, value: DeviceValue, dim: int, first: int | None = None) -> None:
-        """An index tensor. On its own, its dimensions stand where it stands; with others, from ``first`` on."""
+        """Add an index tensor. A single one keeps the position of its dimensions; joint ones have them from ``first``
+        on.
+        """
         at = len(self.dims) if first is None else first
         positions = tuple(range(at, at + value.ndim))
         if self.is_one(dim) and not self.computed:
@@ -199,10 +203,10 @@ def plan(
     checked: bool = False,
     computed: bool = False,
 ) -> SubscriptPlan:
-    """What ``tensor[index]`` selects. Raises RankMismatch and its like.
+    """Return the elements that ``tensor[index]`` selects. Raises RankMismatch and the like.
 
-    ``checked``: the user masks the access. ``computed``: indices that are computed, and tiles whose loop may have one
-    element, are used as they are in a dimension of one element too, where otherwise each stands for that element.
+    ``checked``: the user masks the access. In a dimension of one element, an index selects that element whatever its
+    value. ``computed``: indices that are computed, and tiles whose loop may have one element, are used unchanged there.
     """
     items = _expand(tracer, tensor, index)
     planner = _Planner(tracer, tensor, shift, checked, computed)
@@ -243,7 +247,7 @@ def plan(
 
 
 def _inside(tracer: TraceState, planner: _Planner) -> DeviceValue | None:
-    """Which lanes of device-bounded slices are inside of the tensor, in the dimensions of the access."""
+    """Return the mask of lanes of device-bounded slices inside of the tensor, in the dimensions of the access."""
     result: DeviceValue | None = None
     for places, size in planner.reaching:
         (dim,) = places.dims
@@ -264,7 +268,7 @@ def _is_whole(item: slice) -> bool:
 
 
 def _tile_of(tracer: TraceState, item: slice) -> int | None:
-    """The block of ``tile.begin:tile.end``, which selects what the tile does."""
+    """Return the block of ``tile.begin:tile.end``, which selects the same as the tile."""
     if not isinstance(item.start, DeviceValue) or not isinstance(item.stop, DeviceValue) or item.step not in (None, 1):
         return None
     begin, end = tracer.origins.field_of(item.start), tracer.origins.field_of(item.stop)
@@ -274,7 +278,7 @@ def _tile_of(tracer: TraceState, item: slice) -> int | None:
 
 
 def _check_jagged(tracer: TraceState, planner: _Planner) -> None:
-    """What is addressed with a jagged tile must have the dimensions of its rows: they say which lanes exist."""
+    """Refuse an access with a jagged tile but without the tile of its rows, whose lengths determine the lanes in range."""
     for dim in planner.dims:
         tile = tracer.blocks.active.get(dim.block) if dim.block is not None else None
         if tile is None or tile.jagged is None:
@@ -288,15 +292,16 @@ def _check_jagged(tracer: TraceState, planner: _Planner) -> None:
 
 @dataclass(frozen=True)
 class _Joint:
-    """Index tensors that broadcast together, and the shape they give."""
+    """Index tensors that broadcast together, and the shape of their broadcast."""
 
     members: tuple[DeviceValue, ...]
     dims: Dims
 
 
 def _joint(tracer: TraceState, items: list[Any]) -> _Joint | None:
-    """Index tensors broadcast together as in torch where one has two dimensions or more and nothing that makes a dimension
-    stands between them. Otherwise each has its own: 1-D ones select an outer product."""
+    """Broadcast index tensors together as in torch, if one has at least two dimensions and only scalars are between
+    them. Otherwise each has its own dimensions: 1-D ones select an outer product.
+    """
     members = [item for item in items if isinstance(item, DeviceValue) and item.dims]
     if len(members) < 2 or all(t.ndim == 1 for t in members):
         return None
@@ -324,7 +329,7 @@ def _check_integer(value: DeviceValue) -> None:
 
 
 def _expand(tracer: TraceState, tensor: HostTensorValue, index: Any) -> list[Any]:
-    """The index as one item per dimension (plus Nones): tuples spread, ellipsis and missing dimensions filled."""
+    """Return the index as one item per dimension (plus Nones): tuples spread, ellipsis and missing dimensions filled."""
     items: list[Any] = []
     for item in index if isinstance(index, (tuple, list)) else (index,):
         items.extend(item if isinstance(item, TileTuple) else (item,))
@@ -355,7 +360,7 @@ def _expand(tracer: TraceState, tensor: HostTensorValue, index: Any) -> list[Any
 
 
 def subscript_device(tracer: TraceState, value: DeviceValue, index: Any) -> DeviceValue:
-    """``value[:, None]`` and its like; of a whole dimension, which a tile does not cut, also numbers and slices."""
+    """Evaluate ``value[:, None]`` and the like; for a whole dimension, which is not tiled, also numbers and slices."""
     items = list(index) if isinstance(index, (tuple, list)) else [index]
     given = sum(item is not None and item is not ... for item in items)
     if given > value.ndim:
@@ -390,7 +395,7 @@ def subscript_device(tracer: TraceState, value: DeviceValue, index: Any) -> Devi
 
 
 def _part(tracer: TraceState, value: DeviceValue, at: int, item: Any) -> DeviceValue:
-    """A number or a constant slice of a whole dimension, which stays as one of the selected size."""
+    """Select a number or a constant slice of a whole dimension, which becomes one of the selected size."""
     size = tracer.blocks.size_of(value.dims[at])
     parts = (item.start, item.stop, item.step) if isinstance(item, slice) else (item,)
     if not isinstance(size, int) or not all(p is None or type(p) is int for p in parts):

@@ -1,4 +1,4 @@
-"""The Python that kernels may be written in: what each class of syntax means, in host code and in device code."""
+"""The Python subset of kernels: the function for each class of syntax, in host code and in device code."""
 
 from __future__ import annotations
 

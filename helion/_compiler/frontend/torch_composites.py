@@ -86,12 +86,12 @@ def _heaviside(t: Tracer, input: DeviceValue, values: DeviceValue) -> DeviceValu
     return ops.pointwise(t, "where", ops.pointwise(t, "isnan", input), input, result)
 
 
-# --- activations -------------------------------------------------------------------------------------------------------
+# --- activations ------------------------------------------------------------------------------------------------------
 
 
 @rule(F.threshold, torch.threshold)
 def _threshold(t: Tracer, input: DeviceValue, threshold: float, value: float, inplace: bool = False) -> DeviceValue:
-    below = ops.pointwise(t, "le", input, threshold)  # nan is not
+    below = ops.pointwise(t, "le", input, threshold)  # false for nan
     result = ops.pointwise(t, "where", below, ops.full(t, (), value, input.dtype), input)
     return ops.with_vjp(t, "threshold", result, input, threshold)
 
@@ -129,7 +129,7 @@ def _softmin(t: Tracer, input: DeviceValue, dim: int, _stacklevel: int = 3, dtyp
     return softmax_of(t, -input, dim, dtype)
 
 
-# --- products and norms ------------------------------------------------------------------------------------------------
+# --- matmuls and norms ------------------------------------------------------------------------------------------------
 
 
 @rule(F.linear)
@@ -159,7 +159,7 @@ def _count_nonzero(t: Tracer, input: DeviceValue, dim: Any = None) -> DeviceValu
     return sum_of(t, ops.pointwise(t, "ne", input, 0), dim)
 
 
-# --- triangles ---------------------------------------------------------------------------------------------------------
+# --- triangular masks -------------------------------------------------------------------------------------------------
 
 
 def _triangle(t: Tracer, input: DeviceValue, diagonal: int, lower: bool) -> DeviceValue:
@@ -172,7 +172,7 @@ def _triangle(t: Tracer, input: DeviceValue, diagonal: int, lower: bool) -> Devi
 
 
 def _places(t: Tracer, input: DeviceValue, at: int, name: str) -> DeviceValue:
-    """Row or column numbers of a whole dimension; a tile does not know where in the tensor it came from."""
+    """Return row or column numbers of a whole dimension; refuse a tile, whose position in the tensor is unknown."""
     dim = input.dims[at]
     if not dim.is_one and not _is_all(t, dim):
         raise exc.UnsupportedTorchFunction(
@@ -185,7 +185,7 @@ def _places(t: Tracer, input: DeviceValue, at: int, name: str) -> DeviceValue:
 
 
 def _is_all(t: Tracer, dim: Dim) -> bool:
-    """Whether a dimension is a whole one, or that of a tile that is the only one of its loop."""
+    """Return whether a dimension is a whole one, or that of the only tile of its loop."""
     if dim.block is None or t.blocks[dim.block].kind == "full":
         return dim.block is not None
     tile = t.blocks.active.get(dim.block)
@@ -230,7 +230,7 @@ def _atleast_2d(t: Tracer, input: DeviceValue) -> DeviceValue:
     return input if input.ndim > 1 else ops.reshape(t, input, (*(ONE,) * (2 - input.ndim), *input.dims))
 
 
-# --- more elementwise functions ----------------------------------------------------------------------------------------
+# --- more elementwise functions ---------------------------------------------------------------------------------------
 
 
 @rule(F.softshrink)

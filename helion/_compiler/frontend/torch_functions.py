@@ -1,4 +1,4 @@
-"""All rules for torch functions on device values, by function. What has no rule is refused by name."""
+"""All rules for torch functions on device values, by function. Functions without a rule are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch functions that move lanes of device values: stack, cat, gather, flip and running extremes."""
+"""torch functions that move lanes of device values: stack, cat, gather, flip, cummax and cummin."""
 
 from __future__ import annotations
 
@@ -60,9 +60,7 @@ def _cat(t: Tracer, tensors: Sequence[Any], dim: int = 0) -> DeviceValue:
 def _cat_two(t: Tracer, first: DeviceValue, second: DeviceValue, at: int) -> DeviceValue:
     sizes = [t.blocks.size_of(v.dims[at]) for v in (first, second)]
     if not all(isinstance(s, int) for s in sizes):
-        raise exc.UnsupportedTorchFunction(
-            name="torch.cat along a tile", remedy="; store the parts one after the other"
-        )
+        raise exc.UnsupportedTorchFunction(name="torch.cat along a tile", remedy="; store the parts separately")
     for value in (first, second):
         _refuse_tail(t, value, at, "cat")
     left, right = sizes
@@ -156,7 +154,7 @@ def _flip(t: Tracer, input: DeviceValue, *places: Any, dims: Any = None) -> Devi
         if not isinstance(size, int):
             raise exc.UnsupportedTorchFunction(
                 name="torch.flip along a tile",
-                remedy="; it would turn round each tile by itself; index the tensor from its end instead",
+                remedy="; it would flip each tile separately; index the tensor from its end instead",
             )
         _refuse_tail(t, input, at, "flip")
         if size > 1:
@@ -168,7 +166,7 @@ def _flip(t: Tracer, input: DeviceValue, *places: Any, dims: Any = None) -> Devi
 
 
 def _refuse_tail(t: Tracer, value: DeviceValue, at: int, name: str) -> None:
-    """Refuse what moves lanes of a tile whose last one may have lanes out of range, which would come among the others."""
+    """Refuse a function that moves lanes of a tile with possible out-of-range lanes, which would move among the others."""
     for block in value.dims[at].blocks:
         tile = t.blocks.active.get(block)
         if tile is not None and not t.blocks.has_no_tail(tile):
@@ -182,7 +180,7 @@ def _fixed(t: Tracer, value: DeviceValue, at: int, name: str) -> int:
     size = t.blocks.size_of(value.dims[at])
     if not isinstance(size, int):
         raise exc.UnsupportedTorchFunction(
-            name=f"torch.{name} along a tile", remedy="; it would change each tile by itself"
+            name=f"torch.{name} along a tile", remedy="; it would change each tile separately"
         )
     return size
 
@@ -243,11 +241,11 @@ def _eye(t: Tracer, n: Any, m: Any = None, *, dtype: Any = None, device: Any = N
     return ops.cast(t, ops.pointwise(t, "eq", rows, columns), dtype or t.world.default_dtype())
 
 
-# --- running extremes and sums ---------------------------------------------------------------------------------------------
+# --- cumulative extrema and sums --------------------------------------------------------------------------------------
 
 
 def _running_extreme(t: Tracer, input: DeviceValue, dim: int, name: str, comparison: str) -> _ValuesAndIndices:
-    """Extremes of what stands up to each place, and where they stand: of equal ones the last."""
+    """Record the extremum of each prefix, and its index: of equal ones the last."""
     at = position(input, dim)
     whole(t, input, [at], name)
     wide = ops.cast(t, input, torch.float32) if input.dtype in HALF else input

@@ -1,4 +1,4 @@
-"""torch's losses on device values. What a loss reduces must be whole dimensions; ``reduction="none"`` goes with tiles."""
+"""torch's losses on device values. A reduced loss needs whole dimensions; ``reduction="none"`` works on tiles."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ rule = RULES.register
 def _reduced(
     t: Tracer, loss: DeviceValue, reduction: str, name: str, weights: DeviceValue | None = None
 ) -> DeviceValue:
-    """``loss`` reduced as ``reduction`` says; a mean divides by the sum of ``weights``, if given."""
+    """Reduce ``loss`` by ``reduction``; a mean divides by the sum of ``weights``, if given."""
     if reduction == "none":
         return loss
     if reduction not in ("mean", "sum"):
-        raise exc.TorchOpTracingError(name=f"torch.nn.functional.{name}", reason=f"{reduction!r} is no reduction")
+        raise exc.TorchOpTracingError(name=f"torch.nn.functional.{name}", reason=f"{reduction!r} is not a reduction")
     _check_whole(t, loss, name, reduction)
     if reduction == "sum":
         return sum_of(t, loss)
@@ -200,7 +200,7 @@ def _gaussian_nll_loss(
     return _reduced(t, loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction, "gaussian_nll_loss")
 
 
-# --- classes ---------------------------------------------------------------------------------------------------------------
+# --- classes ----------------------------------------------------------------------------------------------------------
 
 
 def _class_dim(input: DeviceValue) -> int:
@@ -208,7 +208,7 @@ def _class_dim(input: DeviceValue) -> int:
 
 
 def _chosen(t: Tracer, values: DeviceValue, target: DeviceValue, at: int, name: str) -> DeviceValue:
-    """Which class is that of ``target``, in the shape of ``values``."""
+    """Return the mask of the class of ``target``, in the shape of ``values``."""
     whole(t, values, [at], f"nn.functional.{name}")
     if target.dtype not in (torch.int64, torch.int32, torch.uint8):
         raise exc.TorchOpTracingError(
@@ -219,7 +219,7 @@ def _chosen(t: Tracer, values: DeviceValue, target: DeviceValue, at: int, name: 
 
 
 def _of_class(t: Tracer, chosen: DeviceValue, values: DeviceValue, at: int) -> DeviceValue:
-    """What ``values`` hold for the chosen class."""
+    """Return the elements of ``values`` of the chosen class."""
     return sum_of(t, ops.pointwise(t, "where", chosen, values, ops.full(t, (), 0, values.dtype)), at)
 
 
@@ -297,7 +297,7 @@ def _one_hot(t: Tracer, tensor: DeviceValue, num_classes: Any = -1) -> DeviceVal
     return ops.cast(t, ops.pointwise(t, "eq", ops.reshape(t, tensor, (*tensor.dims, ONE)), classes), torch.int64)
 
 
-# --- distances ---------------------------------------------------------------------------------------------------------------
+# --- distances --------------------------------------------------------------------------------------------------------
 
 
 @rule(F.cosine_similarity)

@@ -1,4 +1,4 @@
-"""Matrix products on device values: ``hl.dot`` and torch's functions give the same op."""
+"""Matmuls on device values: ``hl.dot`` and torch's functions record the same op."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ def dot(
     acc: DeviceValue | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> DeviceValue:
-    """``lhs[.., M, K] @ rhs[.., K, N] (+ acc)`` of rank 2 or 3; a matrix is multiplied with each of a batch of matrices.
+    """Record ``lhs[.., M, K] @ rhs[.., K, N] (+ acc)`` of rank 2 or 3; a matrix is multiplied with each matrix of a
+    batch.
 
-    The result is in the accumulator's dtype, in ``acc``'s when given, or in ``out_dtype``.
+    The result has the dtype of ``acc`` if given, else ``out_dtype`` or the accumulator's dtype.
     """
     for operand in (lhs, rhs):
-        ops.refuse_operand(operand, "in a matrix product")
+        ops.refuse_operand(operand, "in a matmul")
         if not isinstance(operand, DeviceValue):
-            raise exc.TypeInferenceError("A matrix product needs two device values.")
+            raise exc.TypeInferenceError("A matmul needs two device values.")
         if operand.dtype not in _DOT_DTYPES:
             raise exc.TypeInferenceError(
-                f"A matrix product of {operand.dtype} is not supported; convert the operands to a floating point type or int8."
+                f"A matmul of {operand.dtype} is not supported; convert the operands to a floating point type or int8."
             )
     lhs, rhs = _of_equal_rank(t, lhs, rhs)
     if lhs.dtype != rhs.dtype:
@@ -80,7 +81,7 @@ def _of_equal_rank(t: Tracer, lhs: DeviceValue, rhs: DeviceValue) -> tuple[Devic
         raise exc.ShapeMismatch(
             lhs=repr(lhs),
             rhs=repr(rhs),
-            detail=": the operands of a matrix product must be matrices or batches of them, of rank 2 or 3",
+            detail=": the operands of a matmul must be matrices or batches of them, of rank 2 or 3",
         )
     if lhs.ndim == rhs.ndim:
         return lhs, rhs
@@ -95,7 +96,7 @@ def _of_equal_rank(t: Tracer, lhs: DeviceValue, rhs: DeviceValue) -> tuple[Devic
 
 
 def _inner(t: Tracer, lhs: DeviceValue, rhs: DeviceValue) -> tuple[DeviceValue, DeviceValue]:
-    """Operands whose inner dimensions are of one constant size, in that of a tile where there is one."""
+    """Unify inner dimensions of one constant size, to that of a tile if there is one."""
     left, right = lhs.dims[-1], rhs.dims[-2]
     if left == right or not same_size(t.blocks, left, right):
         return lhs, rhs
@@ -105,11 +106,11 @@ def _inner(t: Tracer, lhs: DeviceValue, rhs: DeviceValue) -> tuple[DeviceValue, 
 
 
 def _raise_minimums(t: Tracer, lhs: DeviceValue, rhs: DeviceValue) -> None:
-    """Tiles of a product are at least what the matrix unit takes; batch tiles are one matrix."""
+    """Raise the minimum sizes of tiles to those of Tensor Cores; limit batch tiles to one matrix."""
     minimums = t.context.limits.min_dot[lhs.dtype.itemsize]
     for dim, minimum in zip((lhs.dims[-2], rhs.dims[-1], lhs.dims[-1]), minimums, strict=True):
         if dim.blocks:
-            # of a side that is several blocks, a tile fills the unit, whatever the others have
+            # for a side of several blocks, a tile alone provides the minimum
             tunable = [b for b in dim.blocks if t.blocks.is_tunable(b)]
             block, least = (tunable or dim.blocks)[-1], -(-minimum // dim.const)
             t.blocks.require(block, least)
@@ -118,11 +119,10 @@ def _raise_minimums(t: Tracer, lhs: DeviceValue, rhs: DeviceValue) -> None:
 
 
 def _padded(t: Tracer, value: DeviceValue, at: int, itemsize: int) -> DeviceValue:
-    """An operand whose dimension along K (``at``) has zeros between its elements if it has a fixed number of lanes, too few
-    for the matrix unit."""
+    """Insert zeros along K (``at``) into an operand with a fixed number of lanes that is too small for Tensor Cores."""
     dim = value.dims[at]
     sizes = [t.blocks[block].size for block in dim.blocks]
-    if not all(isinstance(size, int) for size in sizes):  # the config's, which ``_raise_minimums`` has seen to
+    if not all(isinstance(size, int) for size in sizes):  # the config's sizes, which ``_raise_minimums`` has limited
         return value
     lanes = dim.const * math.prod(size for size in sizes if isinstance(size, int))
     _, _, least = t.context.limits.min_dot[itemsize]
@@ -145,7 +145,7 @@ def _padded(t: Tracer, value: DeviceValue, at: int, itemsize: int) -> DeviceValu
 
 
 def is_dot_dtype(*values: DeviceValue) -> bool:
-    """Whether a matrix product takes values as they are."""
+    """Return whether a matmul takes values without a conversion."""
     return all(value.dtype in _DOT_DTYPES for value in values)
 
 
@@ -184,7 +184,7 @@ def _scaled_product(
     if (lhs.ndim, rhs.ndim) != (rank, rank):
         raise exc.ShapeMismatch(lhs=repr(lhs), rhs=repr(rhs), detail=f": {name} takes operands of rank {rank}")
     if not isinstance(acc, DeviceValue):
-        acc = ops.as_device(t, acc, "as the accumulator of a matrix product")
+        acc = ops.as_device(t, acc, "as the accumulator of a matmul")
     result = out_dtype or torch.promote_types(acc.dtype, product_dtype(lhs, rhs, "addmm"))
     if beta == 1 and alpha == 1:
         return dot(t, lhs, rhs, acc, result)

@@ -1,8 +1,8 @@
 """torch functions of the order along a dimension: sort, argsort, topk, kthvalue and median.
 
-All compare integer keys that order as torch does, with nan as the greatest. A few elements are selected in rounds: each
-takes the extremum of the keys after the one before. A reduction per round may walk over a long row in chunks, where a
-sort holds the whole row at once.
+All compare integer keys in torch's order, with nan as the greatest. A few elements are selected in rounds: each takes
+the extremum of the keys after the previous one. The reduction of a round can process a long row in chunks, while a sort
+needs the whole row at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ rule = RULES.register
 
 #: Rounds that one call may take: each is a reduction, or two for 64-bit elements, and the compile time grows with them.
 MOST_ROUNDS = 32
-#: Elements of a row that a sort holds: their keys, of 8 bytes each, go through shared memory.
+#: Maximum number of elements of a sorted row: their keys, of 8 bytes each, go through shared memory.
 MOST_SORTED = 16384
 
 _LAST = torch.iinfo(torch.int64).max
@@ -38,39 +38,41 @@ class _ValuesAndIndices(NamedTuple):
     indices: DeviceValue
 
 
-# --- keys --------------------------------------------------------------------------------------------------------------
+# --- keys -------------------------------------------------------------------------------------------------------------
 
 
 class _Keys(NamedTuple):
-    """Integers along the last dimension, the first of which decides: no two elements have all of them equal. Elements of
-    up to 32 bits have one: order in the high half and place in the low one. Others have two."""
+    """Integer keys along the last dimension, compared word by word; no two elements have equal keys.
+
+    Elements of up to 32 bits have one word: order in the high half and position in the low one. Others have two.
+    """
 
     words: tuple[DeviceValue, ...]
     descending: bool
 
     def order(self, words: tuple[DeviceValue, ...]) -> DeviceValue:
-        """What ``_ordered`` gave for the elements of some of the keys."""
+        """Return the order (as of ``_ordered``) of the elements of some of the keys."""
         order = words[0] if len(words) == 2 else words[0] >> 32
         return -1 - order if self.descending else order
 
     def places(self, words: tuple[DeviceValue, ...]) -> DeviceValue:
-        """Where the elements of some of the keys stand."""
+        """Return the positions of the elements of some of the keys."""
         return words[1] if len(words) == 2 else words[0] & 0xFFFFFFFF
 
 
 def _along(t: Tracer, input: DeviceValue, dim: int, name: str) -> tuple[DeviceValue, list[int]]:
-    """``input`` with a dimension moved to the end, and the order of dimensions that moves it.
+    """Return ``input`` with a dimension moved to the end, and the permutation.
 
     Raises ``exc.UnsupportedTorchFunction`` along a tile, whose elements change with the block size.
     """
     at = position(input, dim)
-    whole(t, input, [at], name, "; it would order each tile by itself: take the whole dimension with `:`")
+    whole(t, input, [at], name, "; it would order each tile separately: take the whole dimension with `:`")
     order = [*(i for i in range(input.ndim) if i != at), at]
     return ops.permute(t, input, order), order
 
 
 def _keys(t: Tracer, value: DeviceValue, descending: bool) -> _Keys:
-    """Keys of ``value``: equal elements have those of their places, so that they keep their order."""
+    """Return the keys of ``value``: positions order equal elements, so the sort is stable."""
     rank = value.ndim
     shape = tuple(value.dims[-1] if i == rank - 1 else ONE for i in range(rank))
     place = ops.cast(t, ops.reshape(t, ops.iota_along(t, value.dims[-1]), shape), torch.int64)
@@ -81,11 +83,11 @@ def _keys(t: Tracer, value: DeviceValue, descending: bool) -> _Keys:
 
 
 def _ordered(t: Tracer, value: DeviceValue) -> DeviceValue:
-    """int64 that is in the order of ``value``."""
+    """Return int64 values in the order of ``value``."""
     if value.dtype.is_floating_point:
         double = value.dtype == torch.float64
         wide = value if double else ops.cast(t, value, torch.float32)
-        # all nans are one, and so are the zeros
+        # canonical nan, and +0 for both zeros
         number = ops.pointwise(t, "where", ops.pointwise(t, "isnan", wide), float("nan"), wide + 0.0)
         bits = ops.pointwise(
             t, "bitcast", ops.cast(t, number, wide.dtype), dtype=torch.int64 if double else torch.int32
@@ -97,11 +99,11 @@ def _ordered(t: Tracer, value: DeviceValue) -> DeviceValue:
     return ops.cast(t, value, torch.int64)
 
 
-# --- sorting -----------------------------------------------------------------------------------------------------------
+# --- sorting ----------------------------------------------------------------------------------------------------------
 
 
 def _check_held(t: Tracer, value: DeviceValue, name: str) -> None:
-    """Refuse what a sort cannot hold: a last dimension of unknown size, or of more than ``MOST_SORTED`` elements."""
+    """Refuse a dimension that a sort cannot process: of unknown size, or of more than ``MOST_SORTED`` elements."""
     size = t.blocks.size_of(value.dims[-1])
     if not isinstance(size, int):
         remedy = f"; specialize it with hl.specialize, select at most {MOST_ROUNDS} elements with torch.topk, or call torch.{name} in the host code"
@@ -120,14 +122,14 @@ def _sorted(t: Tracer, input: DeviceValue, dim: int, descending: bool, name: str
     (word,) = keys.words
     # lanes beyond the extent go last
     ranked = ops.emit(t, "sort", (_inside(t, word).value,), torch.int64, word.dims)
-    # lanes beyond the extent have places that no element has
+    # lanes beyond the extent have positions that no element has
     indices = ops.pointwise(t, "minimum", keys.places((ranked,)), t.blocks.size_of(value.dims[-1]) - 1)
     values = ops.gather(t, value, ops.cast(t, indices, torch.int32), value.ndim - 1)
     return _back(t, _ValuesAndIndices(values, indices), order)
 
 
 def _inside(t: Tracer, word: DeviceValue) -> DeviceValue:
-    """A key with its lanes out of range after all others."""
+    """Return a key whose out-of-range lanes are after all others."""
     at = word.ndim - 1
     block = word.dims[at].block
     if block is not None and block in t.blocks.active:
@@ -137,7 +139,7 @@ def _inside(t: Tracer, word: DeviceValue) -> DeviceValue:
 
 
 def _back(t: Tracer, found: _ValuesAndIndices, order: list[int]) -> _ValuesAndIndices:
-    """Values and indices with their last dimension where it was."""
+    """Return values and indices with their last dimension moved back."""
     back = [order.index(i) for i in range(len(order))]
     return _ValuesAndIndices(ops.permute(t, found.values, back), ops.permute(t, found.indices, back))
 
@@ -152,17 +154,17 @@ def _argsort(t: Tracer, input: DeviceValue, dim: int = -1, descending: bool = Fa
     return _sorted(t, input, dim, descending, "argsort").indices
 
 
-# --- selecting ---------------------------------------------------------------------------------------------------------
+# --- selecting --------------------------------------------------------------------------------------------------------
 
 
 def _least(t: Tracer, word: DeviceValue) -> DeviceValue:
-    """The least along the last dimension, which becomes 1."""
+    """Return the minimum along the last dimension, which becomes 1."""
     least = ops.reduce(t, "min", word, [word.ndim - 1], torch.int64)
     return ops.reshape(t, least, (*word.dims[:-1], ONE))
 
 
 def _first(t: Tracer, words: tuple[DeviceValue, ...]) -> tuple[DeviceValue, ...]:
-    """The words of the first key."""
+    """Return the words of the first key."""
     if len(words) == 1:
         return (_least(t, words[0]),)
     order, place = words
@@ -171,7 +173,7 @@ def _first(t: Tracer, words: tuple[DeviceValue, ...]) -> tuple[DeviceValue, ...]
 
 
 def _following(t: Tracer, words: tuple[DeviceValue, ...], before: tuple[DeviceValue, ...]) -> tuple[DeviceValue, ...]:
-    """The words of the key after ``before``."""
+    """Return the words of the key after ``before``."""
     if len(words) == 1:
         return (_least(t, ops.pointwise(t, "where", words[0] > before[0], words[0], _LAST)),)
     order, place = words
@@ -183,7 +185,7 @@ def _following(t: Tracer, words: tuple[DeviceValue, ...], before: tuple[DeviceVa
 
 
 def _rounds(t: Tracer, keys: _Keys, count: int) -> list[tuple[DeviceValue, ...]]:
-    """The first ``count`` keys, each with a last dimension of 1."""
+    """Return the first ``count`` keys, each with a last dimension of 1."""
     found = [_first(t, keys.words)]
     while len(found) < count:
         found.append(_following(t, keys.words, found[-1]))
@@ -191,7 +193,7 @@ def _rounds(t: Tracer, keys: _Keys, count: int) -> list[tuple[DeviceValue, ...]]
 
 
 def _element(t: Tracer, value: DeviceValue, keys: _Keys, words: tuple[DeviceValue, ...]) -> DeviceValue:
-    """The element of ``value`` that has a key. Floats are summed with zeros for all others, which has a derivative."""
+    """Return the element of ``value`` with a key. Floats are summed with zeros for all others, which has a derivative."""
     if value.dtype == torch.uint64:
         return ops.pointwise(t, "bitcast", keys.order(words) ^ torch.iinfo(torch.int64).min, dtype=value.dtype)
     if not value.dtype.is_floating_point:
@@ -203,7 +205,7 @@ def _element(t: Tracer, value: DeviceValue, keys: _Keys, words: tuple[DeviceValu
 
 
 def _in_a_row(t: Tracer, values: list[DeviceValue]) -> DeviceValue:
-    """Values with a last dimension of 1, one after the other along it."""
+    """Concatenate values with a last dimension of 1 along it."""
     if len(values) == 1:
         return values[0]
     rank = values[0].ndim
@@ -215,7 +217,7 @@ def _in_a_row(t: Tracer, values: list[DeviceValue]) -> DeviceValue:
 
 
 def _checked(t: Tracer, input: DeviceValue, dim: int, k: Any, name: str) -> int:
-    """``k``, which must be a number of elements that the dimension has."""
+    """Return ``k``, which must be a number of elements that the dimension has."""
     size = t.blocks.size_of(input.dims[position(input, dim)])
     k = t.numbers.known(k)
     if type(k) is int and k >= 1 and (not isinstance(size, int) or k <= size):
@@ -241,7 +243,7 @@ def _topk(t: Tracer, input: DeviceValue, k: int, dim: int = -1, largest: bool = 
 
 
 def _part_of_sorted(t: Tracer, input: DeviceValue, dim: int, descending: bool, count: int) -> _ValuesAndIndices:
-    """The first elements of a sorted dimension."""
+    """Return the first elements of a sorted dimension."""
     at = position(input, dim)
     ranked = _sorted(t, input, dim, descending, "topk")
     lanes = ops.lanes(t, count, input.ndim, at)
@@ -249,7 +251,7 @@ def _part_of_sorted(t: Tracer, input: DeviceValue, dim: int, descending: bool, c
 
 
 def _ranked(t: Tracer, input: DeviceValue, dim: int, keepdim: bool, rank: int, name: str) -> _ValuesAndIndices:
-    """The element of number ``rank`` in ascending order along a dimension, and its place."""
+    """Return the element of number ``rank`` in ascending order along a dimension, and its position."""
     at = position(input, dim)
     size = t.blocks.size_of(input.dims[at])
     from_end = size - 1 - rank if isinstance(size, int) and _is_full(t, input, at) else rank
@@ -266,12 +268,12 @@ def _ranked(t: Tracer, input: DeviceValue, dim: int, keepdim: bool, rank: int, n
 
 
 def _is_full(t: Tracer, input: DeviceValue, at: int) -> bool:
-    """Elements of the dimension are as many in every program: no tile ends before them."""
+    """Return whether the dimension has the same number of elements in every program, without partial tiles."""
     return all(t.blocks[block].kind == "full" for block in input.dims[at].blocks)
 
 
 def _selected(t: Tracer, input: DeviceValue, dim: int, rank: int, from_end: int, name: str) -> _ValuesAndIndices:
-    """The element of number ``rank``, by rounds from the nearer end."""
+    """Select the element of number ``rank``, by rounds from the nearer end."""
     value, order = _along(t, input, dim, name)
     keys = _keys(t, value, False)
     if from_end < rank:
@@ -302,7 +304,7 @@ def _median(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = Fals
     middle = _ranked(t, input, at, keepdim, (size - 1) // 2, "median")
     if not input.dtype.is_floating_point:
         return middle.values if dim is None else middle
-    last = _ranked(t, input, at, keepdim, size - 1, "median")  # where there is a nan, it is the last
+    last = _ranked(t, input, at, keepdim, size - 1, "median")  # a nan is the last, if there is one
     missing = ops.pointwise(t, "isnan", last.values)
     values = ops.pointwise(t, "where", missing, last.values, middle.values)
     if dim is None:

@@ -1,4 +1,4 @@
-"""torch functions that give parts of device values: split, chunk, unbind and their like, along whole dimensions."""
+"""torch functions that split device values along whole dimensions: split, chunk, unbind and the like."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Parts = tuple[DeviceValue, ...]
 
 
 def _along(t: Tracer, input: DeviceValue, dim: Any, name: str) -> tuple[int, int]:
-    """The dimension and its size. Raises for one that is cut in tiles."""
+    """Return the dimension and its size. Raises for a tiled dimension."""
     at = position(input, dim)
     size = t.blocks.size_of(input.dims[at])
     if not isinstance(size, int):
@@ -46,7 +46,7 @@ def _are_halves(t: Tracer, input: DeviceValue, at: int, bounds: tuple[tuple[int,
 
 
 def _halves(t: Tracer, input: DeviceValue, at: int) -> _Parts:
-    """Both halves of a power of two of elements, which need no lanes to be gathered."""
+    """Split a power of two of elements into halves, without a gather."""
     half = input.shape[at] // 2
     apart = reshape(t, input, [*input.shape[:at], 2, half, *input.shape[at + 1 :]])
     order = [i for i in range(apart.ndim) if i != at]
@@ -54,7 +54,7 @@ def _halves(t: Tracer, input: DeviceValue, at: int) -> _Parts:
 
 
 def halves(t: Tracer, input: DeviceValue, dim: Any, name: str) -> _Parts:
-    """Both halves of a dimension. Raises where there is an odd number of elements."""
+    """Return both halves of a dimension. Raises for an odd number of elements."""
     at, size = _along(t, input, dim, name)
     if size % 2:
         raise exc.TorchOpTracingError(name=f"torch.{name}", reason=f"dimension {at} has an odd size, {size}")
@@ -63,13 +63,13 @@ def halves(t: Tracer, input: DeviceValue, dim: Any, name: str) -> _Parts:
 
 def _constant(value: Any, name: str) -> int:
     if type(value) is not int:
-        raise exc.UnsupportedSplitOperation(name=f"torch.{name} with sizes that are no constants")
+        raise exc.UnsupportedSplitOperation(name=f"torch.{name} with sizes that are not constants")
     return value
 
 
 @rule(*named("split"), *named("split_with_sizes"))
 def _split(t: Tracer, input: DeviceValue, split_size_or_sections: Any = None, dim: int = 0, **sizes: Any) -> _Parts:
-    for name in ("split_size", "split_sizes"):  # as methods have it
+    for name in ("split_size", "split_sizes"):  # the methods' keywords
         split_size_or_sections = sizes.pop(name, split_size_or_sections)
     if sizes:
         raise TypeError(f"unexpected keyword {next(iter(sizes))!r}")
@@ -110,7 +110,7 @@ def _tensor_split(
         places = [i * base + min(i, extra) for i in range(1, count)]
     bounds = tuple(zip((0, *places), (*places, size), strict=True))
     if any(begin >= end for begin, end in bounds):
-        raise exc.UnsupportedSplitOperation(name="torch.tensor_split with parts that have no elements")
+        raise exc.UnsupportedSplitOperation(name="torch.tensor_split with empty parts")
     return _parts(t, input, at, bounds)
 
 

@@ -1,7 +1,7 @@
-"""torch's elementwise functions on device values: which op of the pointwise table each one is.
+"""torch's elementwise functions on device values, as ops of the pointwise table.
 
-Functions that are several ops are composed here from device values. Half precision is widened to fp32 for a whole
-composite and rounded once at its end, as eager kernels do.
+Functions of several ops are composed here from device values. Half precision is widened to fp32 for a whole composite
+and rounded once at its end, as in eager kernels.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _REFLECTED: dict[str, Any] = {
 
 
 def named(name: str) -> list[Any]:
-    """``torch.name`` and ``torch.Tensor.name``, whichever exist."""
+    """Return ``torch.name`` and ``torch.Tensor.name``, if they exist."""
     return [getattr(owner, name) for owner in (torch, torch.Tensor) if hasattr(owner, name)]
 
 
@@ -127,7 +127,7 @@ def _scaled(t: Tracer, value: Any, alpha: Any) -> Any:
 
 
 def _scaled_sum(t: Tracer, name: str, input: Any, other: Any, alpha: Any) -> DeviceValue:
-    """``input`` plus or minus ``other * alpha``, in the dtype that it has without ``alpha``."""
+    """Return ``input`` plus or minus ``other * alpha``, in the dtype that it has without ``alpha``."""
     if isinstance(alpha, (int, float)) and alpha == 1:
         return ops.pointwise(t, name, input, other)
     dtype = ops.promote(t, name, (input, other))
@@ -193,7 +193,7 @@ def _where(t: Tracer, condition: Any, input: Any = None, other: Any = None) -> D
 
 @rule(torch.Tensor.where)
 def _where_method(t: Tracer, input: DeviceValue, condition: Any, other: Any) -> DeviceValue:
-    """The method takes the condition second: what it is called on is chosen where that holds."""
+    """Record ``input.where(condition, other)``: the method has the condition as its second operand."""
     return ops.pointwise(t, "where", condition, input, other)
 
 
@@ -244,7 +244,7 @@ def _square(t: Tracer, input: DeviceValue) -> DeviceValue:
     return ops.pointwise(t, "mul", input, input)
 
 
-# --- dtype conversions -------------------------------------------------------------------------------------------------
+# --- dtype conversions ------------------------------------------------------------------------------------------------
 
 
 @rule(torch.Tensor.to, torch.Tensor.type, torch.Tensor.type_as)
@@ -276,7 +276,7 @@ for _name, _dtype in {
     rule(getattr(torch.Tensor, _name))(lambda t, input, dtype=_dtype: ops.cast(t, input, dtype))
 
 
-# --- composites: our own few lines over device values ------------------------------------------------------------------
+# --- composites of device values --------------------------------------------------------------------------------------
 
 
 @rule(F.silu)
@@ -406,7 +406,7 @@ def _logaddexp(t: Tracer, input: DeviceValue, other: DeviceValue) -> DeviceValue
 
 
 def truth(t: Tracer, value: Any) -> Any:
-    """A condition as a boolean: numbers and numeric scalars are compared with zero."""
+    """Return a condition as a boolean: numbers and numeric scalars are compared with zero."""
     if isinstance(value, Expr) and value.kind is not bool:
         return value != 0
     if isinstance(value, DeviceValue) and value.dtype != torch.bool:

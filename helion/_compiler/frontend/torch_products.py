@@ -1,4 +1,4 @@
-"""Products with vectors, and sums of products of any dimensions."""
+"""Matrix-vector products, einsum, and other sums of products."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ rule = RULES.register
 
 
 def _summed(t: Tracer, one: DeviceValue, other: DeviceValue, dims: Sequence[int]) -> DeviceValue:
-    """Sums of products, of half precision in fp32, in the dtype that torch gives them."""
+    """Return sums of products, accumulated in fp32 for half precision, in torch's result dtype."""
     result = torch.promote_types(one.dtype, other.dtype)
     wide = torch.float32 if result in HALF else result
     total = ops.cast(t, one, wide) * ops.cast(t, other, wide)
@@ -40,7 +40,7 @@ def _same(t: Tracer, one: DeviceValue, other: DeviceValue, places: tuple[int, in
 
 
 def vector_product(t: Tracer, input: DeviceValue, other: DeviceValue, name: str) -> DeviceValue:
-    """``input @ other`` where one of them is a vector."""
+    """Return ``input @ other`` where one of them is a vector."""
     _same(t, input, other, (-1, 0 if other.ndim == 1 else -2), name)
     if other.ndim == 1:
         return _summed(t, input, other, [-1])
@@ -126,10 +126,10 @@ def _cdist(t: Tracer, x1: DeviceValue, x2: DeviceValue, p: float = 2.0, compute_
         return root_of(t, sum_of(t, gap * gap, -1))
     if p == 1:
         return sum_of(t, gap, -1)
-    raise exc.UnsupportedTorchFunction(name=f"torch.cdist with p={p!r}", remedy="; 1 and 2 are")
+    raise exc.UnsupportedTorchFunction(name=f"torch.cdist with p={p!r}", remedy="; use p=1 or p=2")
 
 
-# --- einsum ------------------------------------------------------------------------------------------------------------
+# --- einsum -----------------------------------------------------------------------------------------------------------
 
 
 @rule(torch.einsum)
@@ -154,7 +154,7 @@ def _einsum(t: Tracer, equation: Any, *operands: Any) -> DeviceValue:
             )
     if not set(output) <= set(left) or len(set(output)) != len(output):
         raise exc.TorchOpTracingError(
-            name="torch.einsum", reason=f"the result of {equation!r} has dimensions of no operand"
+            name="torch.einsum", reason=f"the result of {equation!r} has dimensions that no operand has"
         )
     value, term = operands[0], terms[0]
     for at, (other, letters) in enumerate(zip(operands[1:], terms[1:], strict=True), 1):
@@ -165,7 +165,7 @@ def _einsum(t: Tracer, equation: Any, *operands: Any) -> DeviceValue:
 
 
 def _without(t: Tracer, value: DeviceValue, term: str, kept: set[str]) -> tuple[DeviceValue, str]:
-    """``value`` summed over the dimensions that nothing needs any more."""
+    """Sum ``value`` over the dimensions that are not in ``kept``."""
     gone = [at for at, letter in enumerate(term) if letter not in kept]
     if not gone:
         return value, term
@@ -175,7 +175,7 @@ def _without(t: Tracer, value: DeviceValue, term: str, kept: set[str]) -> tuple[
 def _contracted(
     t: Tracer, one: DeviceValue, first: str, other: DeviceValue, second: str, later: set[str]
 ) -> tuple[DeviceValue, str]:
-    """The product of two operands, summed over what nothing later on needs."""
+    """Return the product of two operands, summed over dimensions that no later operand needs."""
     one, first = _without(t, one, first, later | set(second))
     other, second = _without(t, other, second, later | set(first))
     both = [letter for letter in first if letter in second]
@@ -193,13 +193,13 @@ def _contracted(
 
 
 def _spread(t: Tracer, value: DeviceValue, term: str, order: list[str]) -> DeviceValue:
-    """``value`` with its dimensions in ``order``, and 1 for those it does not have."""
+    """Return ``value`` with its dimensions in ``order``, and 1 for missing ones."""
     value = ops.permute(t, value, [term.index(letter) for letter in order if letter in term])
     dims = iter(value.dims)
     return ops.reshape(t, value, tuple(next(dims) if letter in term else ONE for letter in order))
 
 
-# --- attention -----------------------------------------------------------------------------------------------------------
+# --- attention --------------------------------------------------------------------------------------------------------
 
 
 @rule(*named("trace"))

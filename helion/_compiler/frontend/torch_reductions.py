@@ -1,4 +1,4 @@
-"""torch's reductions on device values, and the composites made of them."""
+"""torch's reductions on device values, and composites of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .values import DeviceValue
 RULES = Rules()
 rule = RULES.register
 
-#: What to write for a mean or a variance that is cut in tiles.
+#: Remedy for a mean or a variance along a tiled dimension.
 _SUMS = "; sum over a loop and divide by the size of the dimension, or take the whole dimension with `:`"
 
 
@@ -51,19 +51,22 @@ def _reduce(
 
 
 def whole(t: Tracer, input: DeviceValue, positions: Iterable[int], name: str, remedy: str = "") -> None:
-    """Refuses a function whose result says something about all elements of a dimension, along one that is cut in tiles:
-    it would be about each tile by itself, and change with the block size."""
+    """Refuse a function of all elements of a dimension along a tiled one: it would be computed for each tile
+    separately, and change with the block size.
+    """
     for block in (t.blocks[id] for at in positions for id in input.dims[at].blocks):
         least = block.size if isinstance(block.size, int) else block.min_size
         # a constant block size is the user's own: no config changes it
         covers = isinstance(block.size, int) or (isinstance(block.extent, int) and block.extent <= least)
         if block.kind == "tile" and not covers:
-            own = f"; it would be that of each tile of {block.name!r} by itself: take the whole dimension with `:`"
+            own = (
+                f"; it would be computed for each tile of {block.name!r} separately: take the whole dimension with `:`"
+            )
             raise exc.UnsupportedTorchFunction(name=f"torch.{name} along a tile", remedy=remedy or own)
 
 
 def _extremes(t: Tracer, name: str, input: DeviceValue, dim: Any) -> list[int]:
-    """``_positions`` of what has an extremum: elements. Raises as eager does where a whole dimension has none."""
+    """Return ``_positions`` of an extremum. Raises as eager does for a whole dimension without elements."""
     positions = _positions(input, dim)
     blocks = [t.blocks[block] for at in positions for block in input.dims[at].blocks]
     if any(block.kind == "full" and isinstance(block.extent, int) and block.extent == 0 for block in blocks):
@@ -72,7 +75,7 @@ def _extremes(t: Tracer, name: str, input: DeviceValue, dim: Any) -> list[int]:
 
 
 def _count(t: Tracer, input: DeviceValue, positions: list[int]) -> Any:
-    """How many elements are reduced: whole dimensions count their extent, tiles their lanes in range."""
+    """Return the number of reduced elements: the extent of whole dimensions, the lanes in range of tiles."""
     count: Any = 1
     for at in positions:
         for block in input.dims[at].blocks:
@@ -87,7 +90,7 @@ def _count(t: Tracer, input: DeviceValue, positions: list[int]) -> Any:
 
 
 def _accumulated(t: Tracer, name: str, input: DeviceValue, dim: Any, keepdim: bool, dtype: Any) -> DeviceValue:
-    """sum and prod: half precision accumulates in fp32, integers in int64."""
+    """Record sum or prod: half precision accumulates in fp32, integers in int64."""
     if dtype is not None:
         input = ops.cast(t, input, dtype)
     result = input.dtype if input.dtype.is_floating_point else torch.int64
@@ -120,7 +123,7 @@ def mean_of(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = Fals
 
 
 def _moments(t: Tracer, input: DeviceValue, positions: list[int], correction: Any) -> tuple[DeviceValue, DeviceValue]:
-    """Variance and mean by two passes over the values, with the reduced dimensions kept as 1."""
+    """Return variance and mean by two passes over the values, with the reduced dimensions kept as 1."""
     count = _count(t, input, positions)
     mean = _reduce(t, "sum", input, positions, True, input.dtype) / count
     centred = input - mean
@@ -132,7 +135,7 @@ def _moments(t: Tracer, input: DeviceValue, positions: list[int], correction: An
 
 
 def root_of(t: Tracer, squares: DeviceValue) -> DeviceValue:
-    """The root of a sum of squares, whose derivative counts as 0 at 0."""
+    """Return the root of a sum of squares, whose derivative at 0 is defined as 0."""
     return ops.with_vjp(t, "root", ops.pointwise(t, "sqrt", squares), squares)
 
 
@@ -212,7 +215,7 @@ def _std_mean(
 
 
 def _known(t: Tracer, input: DeviceValue) -> tuple[DeviceValue, DeviceValue]:
-    """Where there are numbers, and ``input`` with 0 in the other places."""
+    """Return the mask of numbers that are not nan, and ``input`` with 0 for nan."""
     missing = ops.pointwise(t, "isnan", input)
     return ops.pointwise(t, "logical_not", missing), ops.pointwise(
         t, "where", missing, ops.full(t, (), 0, input.dtype), input
@@ -277,7 +280,7 @@ def _argmin(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = Fals
 
 
 def _extremum(t: Tracer, name: str, input: DeviceValue, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``max``/``min``: of two values elementwise, of everything, or along a dimension with indices."""
+    """Record ``max``/``min``: of two values elementwise, of everything, or along a dimension with indices."""
     if args and isinstance(args[0], DeviceValue):
         return ops.pointwise(t, {"max": "maximum", "min": "minimum"}[name], input, args[0])
     if "other" in kwargs:
@@ -295,7 +298,9 @@ def _extremum(t: Tracer, name: str, input: DeviceValue, args: tuple[Any, ...], k
 def _selected(
     t: Tracer, values: DeviceValue, input: DeviceValue, indices: DeviceValue, at: int, keepdim: bool
 ) -> DeviceValue:
-    """``values`` as what ``indices`` pick along dimension ``at``: only these lanes have a part in the gradient."""
+    """Return ``values`` with the derivative of a selection by ``indices`` along dimension ``at``: only these lanes get
+    a gradient.
+    """
     if not input.dtype.is_floating_point:
         return values
     ones = [ONE] * input.ndim
@@ -332,11 +337,11 @@ def _all(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False) 
     return _truth_reduce(t, "min", input, dim, keepdim)
 
 
-# --- composites --------------------------------------------------------------------------------------------------------
+# --- composites -------------------------------------------------------------------------------------------------------
 
 
 def _in_floats(fn: Rule) -> Rule:
-    """Compute a composite of integers in floats: its sums are sums of floats, which the dtype of the input cannot hold."""
+    """Compute a composite of integers in floats: the dtype of the input cannot represent its intermediate sums."""
 
     @functools.wraps(fn)
     def call(t: Tracer, value: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -477,7 +482,7 @@ def _linalg_norm(
 @in_float32
 def norm(t: Tracer, input: DeviceValue, p: Any = 2, dim: Any = None, keepdim: bool = False) -> DeviceValue:
     at = _positions(input, dim)
-    if p not in (1, 1.0, math.inf):  # sums and maxima of magnitudes, which tiles have parts of
+    if p not in (1, 1.0, math.inf):  # sums and maxima of magnitudes have partial results per tile
         whole(
             t,
             input,
@@ -503,7 +508,7 @@ def norm(t: Tracer, input: DeviceValue, p: Any = 2, dim: Any = None, keepdim: bo
 
 
 def _ties(t: Tracer, values: DeviceValue, at: list[int]) -> DeviceValue:
-    """How many elements are the greatest, or nan."""
+    """Return the number of elements that are the greatest, or nan."""
     greatest = _reduce(t, "max", values, at, True, values.dtype)
     same = ops.pointwise(t, "eq", values, greatest)
     counted = ops.pointwise(t, "logical_or", same, ops.pointwise(t, "isnan", values))

@@ -23,7 +23,7 @@ from .values import DeviceValue, HostTensorValue, Tile, describe, source_name
 RULES = Rules()
 rule = RULES.register
 
-# --- factories: their sizes are tiles, block sizes and constants -------------------------------------------------------
+# --- factories, whose sizes are tiles, block sizes and constants ------------------------------------------------------
 
 
 def _sizes(size: tuple[Any, ...]) -> Any:
@@ -31,7 +31,7 @@ def _sizes(size: tuple[Any, ...]) -> Any:
 
 
 def _given_sizes(size: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The sizes of a factory, which may be given by keyword."""
+    """Return the sizes of a factory, which may be given by keyword."""
     return kwargs.pop("size") if "size" in kwargs and not size else _sizes(size)
 
 
@@ -45,7 +45,7 @@ def _check_factory(kwargs: dict[str, Any]) -> torch.dtype | None:
 
 
 def default_dtype(t: Tracer, fill: Any) -> torch.dtype:
-    """The dtype ``torch.full`` takes for a fill value."""
+    """Return the dtype of ``torch.full`` for a fill value."""
     if isinstance(fill, DeviceValue):
         return fill.dtype
     kind = fill.kind if isinstance(fill, Expr) else type(fill)
@@ -71,7 +71,7 @@ def _full(t: Tracer, size: Any, fill_value: Any, **kwargs: Any) -> DeviceValue:
     return ops.full(t, t.blocks.dims_of(size), fill_value, _check_factory(kwargs) or default_dtype(t, fill_value))
 
 
-# what memory that nobody wrote holds is undefined; zeros are as good as anything
+# uninitialized memory is undefined, so zeros are valid
 rule(torch.empty)(_zeros)
 
 
@@ -139,7 +139,7 @@ def _is_real(t: Tracer, bound: Any) -> bool:
 
 
 def bounds_of_arange(bounds: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """Start, end and step; those given by keyword are taken out of ``kwargs``."""
+    """Return start, end and step; remove those given by keyword from ``kwargs``."""
     if not 0 <= len(bounds) <= 3:
         raise TypeError(f"arange takes 1 to 3 bounds, got {len(bounds)}")
     names = ("end",) if len(bounds) == 1 and "end" not in kwargs else ("start", "end", "step")
@@ -154,8 +154,9 @@ def bounds_of_arange(bounds: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[A
 
 
 def arange(t: Tracer, bounds: tuple[Any, Any, Any], dtype: torch.dtype | None) -> DeviceValue:
-    """``start``, ``start + step`` ... up to ``end``. The number of elements is a constant, or made of block sizes; where it
-    is that of a tile, the result has the dimension of the tile."""
+    """Record ``start``, ``start + step`` ... up to ``end``. The number of elements is a constant, or a function of
+    block sizes. If it is that of a tile, the result has the dimension of the tile.
+    """
     start, end, step = bounds
     if isinstance(end, Tile) and isinstance(start, int) and start == 0 and step == 1:
         return ops.iota(t, end, dtype=dtype)
@@ -184,7 +185,7 @@ def _constant_arange(t: Tracer, start: Any, end: Any, step: Any, dtype: torch.dt
 
 
 def _walked(t: Tracer, start: Any, end: Any, step: Any) -> Tile | None:
-    """The tile whose indices an ``arange`` from its beginning to its end, or over its block size, gives."""
+    """Return the tile whose indices are an ``arange`` from its begin to its end, or over its block size."""
     field = t.origins.field_of(start) if isinstance(start, DeviceValue) else None
     tile = t.blocks.active.get(field.block) if field is not None and field.field == "begin" else None
     if tile is None or step != 1:
@@ -216,11 +217,11 @@ def _linspace(t: Tracer, start: Any, end: Any, steps: Any, *, dtype: Any = None,
     return ops.cast(t, values, kind)
 
 
-# --- views -------------------------------------------------------------------------------------------------------------
+# --- views ------------------------------------------------------------------------------------------------------------
 
 
 def position(value: DeviceValue, dim: Any, extra: int = 0) -> int:
-    """A dimension number, negative ones counted from the end."""
+    """Return a dimension number, negative ones counted from the end."""
     rank = value.ndim + extra
     if not isinstance(dim, int) or not -rank <= dim < rank:
         raise exc.InvalidReductionDim(dim=describe(dim) if not isinstance(dim, int) else dim, shape=repr(value))
@@ -334,7 +335,7 @@ def _flatten(t: Tracer, input: DeviceValue, start_dim: int = 0, end_dim: int = -
 
 
 def _whole(t: Tracer, dim: Dim) -> Dim:
-    """A product of whole dimensions as the whole dimension of that size."""
+    """Return a product of whole dimensions as the whole dimension of that size."""
     size = t.blocks.size_of(dim)
     fixed = all(t.blocks[b].kind == "full" for b in dim.blocks)
     return t.blocks.dim_of(size) if fixed and isinstance(size, int) else dim
@@ -359,7 +360,7 @@ def reshape(t: Tracer, input: DeviceValue, sizes: Any) -> DeviceValue:
     if len(unknown) > 1:
         raise TypeError("only one size can be -1")
     dims = list(t.blocks.dims_of([1 if i in unknown else s for i, s in enumerate(sizes)]))
-    # dimensions that stay keep their identity, so that a size met before in the value means that very dimension
+    # unchanged dimensions keep their identity: a size that occurs in the value denotes that very dimension
     have = [d for d in input.dims if not d.is_one]
     for i, dim in enumerate(dims):
         if dim not in have:
@@ -383,7 +384,7 @@ def _twins(t: Tracer, one: Dim, other: Dim) -> bool:
 
 
 def _remaining(t: Tracer, input: DeviceValue, known: list[Dim]) -> Dim:
-    """What is left of the value's dimensions when the known ones are taken out."""
+    """Return the quotient of the value's dimensions and the known ones."""
     if any(t.blocks[b].base is not None for d in (*input.dims, *known) for b in d.blocks):
         return _remaining_part(t, input, known)
     blocks = [b for d in input.dims for b in d.blocks]
@@ -403,7 +404,7 @@ def _remaining(t: Tracer, input: DeviceValue, known: list[Dim]) -> Dim:
         extent *= const_part
     if extent == 1:
         return _whole(t, Dim(const, tuple(blocks)))
-    # constants taken out of a whole dimension leave a whole dimension of the quotient
+    # constants divided out of a whole dimension result in a whole dimension of the quotient
     for block in list(blocks):
         size = t.blocks[block].extent
         if t.blocks[block].kind == "full" and isinstance(size, int) and size % extent == 0:
@@ -415,7 +416,7 @@ def _remaining(t: Tracer, input: DeviceValue, known: list[Dim]) -> Dim:
 
 
 def _remaining_part(t: Tracer, input: DeviceValue, known: list[Dim]) -> Dim:
-    """``_remaining`` where there are parts of tiles."""
+    """Return ``_remaining`` for dimensions with fractions of tiles."""
     total, found = (
         math.prod((t.blocks.polynomial_of(d) for d in dims), start=constant(1)) for dims in (input.dims, known)
     )
@@ -468,7 +469,7 @@ def _checked_reshape(t: Tracer, input: DeviceValue, dims: Dims) -> DeviceValue:
 
 
 def _difference(t: Tracer, before: list[Dim]) -> str:
-    """Say why two numbers of elements are not known to be equal."""
+    """Return the reason that two numbers of elements are not known to be equal."""
     for block in (t.blocks[b] for dim in before for b in dim.blocks):
         if block.kind == "full" and isinstance(block.extent, Expr):
             return f"{block.extent!r} is known at run time only; mark it with hl.specialize in host code"
@@ -476,13 +477,13 @@ def _difference(t: Tracer, before: list[Dim]) -> str:
 
 
 def _padding(t: Tracer, dims: Iterable[Dim]) -> str:
-    """Say which dimension has lanes without elements."""
+    """Return text that names the dimension with padding lanes."""
     size = next(t.blocks.size_of(dim) for dim in dims if is_padded(t, dim))
     return f"the dimension of {size!r} elements is padded to a power of two"
 
 
 def _signature(t: Tracer, dims: list[Dim]) -> tuple[Fraction, tuple[Any, ...]]:
-    """The constant part of a number of elements, and the blocks whose sizes are not constant."""
+    """Return the constant part of a number of elements, and the blocks whose sizes are not constant."""
     const, symbols = Fraction(1), []
     for dim in dims:
         const *= dim.const
@@ -498,8 +499,9 @@ def _signature(t: Tracer, dims: list[Dim]) -> tuple[Fraction, tuple[Any, ...]]:
 
 
 def _tiles(t: Tracer, dims: list[Dim], others: list[Dim]) -> list[int]:
-    """The tiles of a side of a reshape, parts as what they are parts of, but for tiles of constant size that are a number
-    on the other side."""
+    """Return the tiles of one side of a reshape, with fractions of a tile as that tile. Tiles of constant size that are
+    a number on the other side are omitted.
+    """
     kept = {b for d in others for b in d.blocks}
     blocks = [t.blocks[b] for d in dims for b in d.blocks if t.blocks[b].kind == "tile"]
     wholes = [(b, b.id if b.base is None or b.twin_of is not None else b.base) for b in blocks]
@@ -507,7 +509,7 @@ def _tiles(t: Tracer, dims: list[Dim], others: list[Dim]) -> list[int]:
 
 
 def _settled_tails(t: Tracer, input: DeviceValue, after: Dims) -> DeviceValue:
-    """Lanes that are out of range of a tile cannot be told apart any more once it is split: they hold 0, as in loads."""
+    """Zero the out-of-range lanes of tiles that a reshape splits, as loads do; no mask identifies them afterwards."""
     kept = {block for dim in after for block in dim.blocks}
     for at, dim in enumerate(input.dims):
         if dim.block is not None and dim.block not in kept:

@@ -1,4 +1,4 @@
-"""The front end's entry: a kernel and its arguments become a program."""
+"""Entry of the front end: trace a kernel and its arguments to a program."""
 
 from __future__ import annotations
 
@@ -28,11 +28,17 @@ from .walk.scope import Walk
 
 @dataclass(frozen=True)
 class Traced:
-    """``specialized``: origins (paths into the arguments) of numbers the program depends on, by host name; ``origins``:
+    """The result of a trace.
+
+    ``specialized``: origins (paths into the arguments) of numbers the program depends on, by host name. ``origins``:
     those of the numbers that are read at run time.
-    ``warnings``: what to tell the user. ``guards``: what must still hold of globals. ``seeds``: how many each launch that
-    draws some draws from torch's generator, in order. ``detached``: where device code says ``detach()``, which has no trace
-    in the program. ``recorded``: the program as it was recorded, with its functions that have derivatives of their own."""
+
+    ``warnings``: warnings for the user. ``guards``: assumptions about globals. ``seeds``: the number of seeds that each
+    launch with random numbers draws from torch's generator, in order.
+
+    ``detached``: location of the first ``detach()`` in device code, which records no op. ``recorded``: the program as
+    recorded, including functions that have their own derivatives.
+    """
 
     program: Program
     specialized: Mapping[str, Any]
@@ -45,7 +51,9 @@ class Traced:
 
 
 def index_dtype(name: str, arguments: Mapping[str, Any]) -> torch.dtype:
-    """The dtype of offsets: the setting's, or int64 when some input has so many elements that a tile may reach beyond 2**31."""
+    """Return the dtype of offsets: the setting's, or int64 if an input has so many elements that a tile may exceed
+    2**31.
+    """
     large = next(((n, t) for n, v in arguments.items() for t in _tensors(v) if t.numel() > WIDE), None)
     if name == "auto":
         return torch.int32 if large is None else torch.int64
@@ -128,7 +136,7 @@ def trace(
 
 
 def _seeds(t: Tracer) -> dict[str, str]:
-    """Host expressions of the seeds that launches draw, on the device of another tensor that they use."""
+    """Return host expressions of the seeds that launches draw, on the device of another tensor that they use."""
     found = {}
     for first, (at, count) in t.tensors.seeds.items():
         other = next(tensor for tensor in t.tensors.program[first:] if tensor.id != at)
@@ -143,7 +151,7 @@ def _with_body(function: ast.FunctionDef, body: list[ast.stmt]) -> ast.FunctionD
 
 
 def _source_globals(fn: Callable[..., Any], names: frozenset[str]) -> dict[str, str]:
-    """Those of ``names`` that are globals of the module of ``fn``, with the name of the module that one is."""
+    """Return the globals of the module of ``fn`` among ``names``, with the module name of those that are modules."""
     found = ((name, fn.__globals__[name]) for name in sorted(names) if name in fn.__globals__)
     return {name: value.__name__ if isinstance(value, types.ModuleType) else "" for name, value in found}
 

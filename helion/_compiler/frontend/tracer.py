@@ -1,4 +1,4 @@
-"""Records the program while the walker executes the kernel's source on abstract values."""
+"""Records the program during the walk over the kernel's source with abstract values."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _NAMES = {"axis": "dim", "keepdims": "keepdim", "self": "input"}
 
 
 class Tracer(TraceState):
-    """Answers abstract values; see ``Recorder``."""
+    """The recorder of a trace, which abstract values call; see ``Recorder``."""
 
     def made(self, tensor: HostTensorValue) -> None:
         self.tensors.made.append(tensor)
 
-    # --- numbers ---------------------------------------------------------------------------------------------------------
+    # --- numbers ------------------------------------------------------------------------------------------------------
 
     def specialize(self, value: Expr) -> Any:
         return self.numbers.specialize(value)
@@ -37,7 +37,7 @@ class Tracer(TraceState):
     def dim_text(self, dim: Dim) -> str:
         return self.blocks.dim_text(dim)
 
-    # --- device values and tiles -----------------------------------------------------------------------------------------
+    # --- device values and tiles --------------------------------------------------------------------------------------
 
     def tile_index(self, tile: Tile) -> DeviceValue:
         return ops.tile_index(self, tile)
@@ -48,10 +48,10 @@ class Tracer(TraceState):
     def subscript_device(self, value: DeviceValue, index: Any) -> DeviceValue:
         return subscripts.subscript_device(self, value, index)
 
-    # --- calls from abstract values ---------------------------------------------------------------------------------------
+    # --- calls from abstract values -----------------------------------------------------------------------------------
 
     def torch_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A torch function or method on abstract values, by the rule for where it is called."""
+        """Call a torch function or method on abstract values, by the rule for host or device code."""
         if not self.on_device:
             return host_tensors.call(self, func, args, kwargs)
         rule = self.rules.get(func)
@@ -61,10 +61,10 @@ class Tracer(TraceState):
         try:
             return rule(self, *args, **named)
         except TypeError as error:
-            # a rule's own signature refuses the arguments: say so in the user's terms
+            # the rule's signature refuses the arguments: name the user's function
             raise exc.TypeInferenceError(f"{torch_name(func)}: {error}") from error
         except AttributeError as error:
-            # a rule asks a host tensor for what device values have
+            # the rule reads an attribute of a host tensor that only device values have
             host = next((value for value in (*args, *kwargs.values()) if isinstance(value, HostTensorValue)), None)
             if host is None:
                 raise
@@ -77,7 +77,7 @@ class Tracer(TraceState):
         return host_tensors.read_tensor(self, value, method, hint)
 
     def update(self, value: HostTensorValue, name: str, other: Any) -> Any:
-        """``value += other`` and its like in host code."""
+        """Evaluate ``value += other`` and the like in host code."""
         return host_tensors.update(self, value, name, other)
 
     def load_or_view(self, tensor: HostTensorValue, index: Any) -> Any:
@@ -89,21 +89,21 @@ class Tracer(TraceState):
 
 
 def _remedy(name: str) -> str:
-    """What to write for a function that device code does not have."""
+    """Return the remedy for a function that device code does not have."""
     plain = name.split(".")[-1]
     if plain.endswith("_") and not plain.endswith("__"):
-        return f"; device values do not change: assign the result, as in x = x.{plain.rstrip('_')}(...)"
+        return f"; device values are immutable: assign the result, as in x = x.{plain.rstrip('_')}(...)"
     return "; call it in the host code, before or after the loop, or write it with operations on tiles"
 
 
 def torch_name(func: Any) -> str:
-    """``torch.flip`` or ``Tensor.flip``, as the user wrote it."""
+    """Return the user's name of a function, such as ``torch.flip`` or ``Tensor.flip``."""
     name = getattr(func, "__name__", str(func)).removeprefix("_")
     if isinstance(func, (type(torch.Tensor.exp), type(torch.Tensor.__add__))):
         return f"Tensor.{name}"
     module = getattr(func, "__module__", None) or "torch"
     module = "torch" if module.startswith("torch._") else module
-    prefix, _, rest = name.partition("_")  # torch.fft.fft is called fft_fft
+    prefix, _, rest = name.partition("_")  # torch.fft.fft has the name fft_fft
     if module == "torch" and getattr(getattr(torch, prefix, None), rest or "_", None) is func:
         return f"torch.{prefix}.{rest}"
     return f"{module}.{name}"

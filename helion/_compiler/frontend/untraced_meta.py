@@ -1,8 +1,8 @@
-"""Keeps torch's own compiler out of a process whose host code asks torch for shapes.
+"""Prevents the import of torch's compiler in processes whose host code only evaluates shapes.
 
-Torch computes many shapes in Python, in functions that Dynamo must not trace. Their wrappers import ``torch._dynamo`` at the first
-call, which takes seconds, to ask it for an untraced form, and keep that form as an attribute. Before Dynamo is imported nothing
-traces, so that the function itself is that form.
+Torch computes many shapes in Python, in functions that Dynamo must not trace. At the first call, their wrappers import
+``torch._dynamo``, which takes seconds. They request an untraced form from it, and cache that form as an attribute.
+Before Dynamo is imported nothing is traced, so the function itself is a valid untraced form.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 from ..._lazy import when_imported
 from ..._locks import new_lock
 
-#: Where a wrapper keeps the untraced form, and the file of the wrapper.
+#: Attribute of a wrapper that caches the untraced form, and the file of the wrapper.
 _FORM, _WRAPPER = "__dynamo_disable", "torch/_compile.py"
-#: Modules with shapes in Python.
+#: Modules with shape functions in Python.
 _MODULES = ("torch._refs", "torch._decomp", "torch._prims", "torch._meta_registrations")
 _LOCK = new_lock()
 _SEEN: set[str] = set()
@@ -25,7 +25,7 @@ _GIVEN: list[Any] = []
 
 
 def keep_dynamo_out() -> None:
-    """Give the wrappers of modules that are loaded the functions themselves, until Dynamo is imported."""
+    """Set the untraced form of wrappers in loaded modules to the functions themselves, until Dynamo is imported."""
     names = [name for name in sys.modules if name.startswith(_MODULES) and name not in _SEEN]
     if not names or "torch._dynamo" in sys.modules:
         return
@@ -41,7 +41,7 @@ def keep_dynamo_out() -> None:
 
 
 def _take_back() -> None:
-    """Let Dynamo give each wrapper its own untraced form."""
+    """Remove the forms, so that Dynamo makes its own."""
     with _LOCK:
         while _GIVEN:
             function = _GIVEN.pop()
@@ -50,7 +50,7 @@ def _take_back() -> None:
 
 
 def _wrapped(names: list[str]) -> Iterator[Any]:
-    """The functions in wrappers of the modules, also those inside of other wrappers."""
+    """Yield the functions in wrappers of the modules, also those inside of other wrappers."""
     pending: list[Any] = []
     for name in names:
         pending += vars(sys.modules[name]).values()

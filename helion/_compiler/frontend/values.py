@@ -1,8 +1,8 @@
-"""Abstract values: what a name in a kernel stands for while its source is being walked.
+"""Abstract values: the values of names in a kernel during the walk over its source.
 
-Plain Python objects stand for themselves. ``HostTensorValue`` stands for a tensor of the host code, ``Expr`` for a
-number that is known only at run time, ``DeviceValue`` for a tile on the device, ``Tile`` for a loop variable.
-Using one of them in a way that has no meaning raises the error that names the remedy.
+Plain Python objects represent themselves. ``HostTensorValue`` represents a tensor of the host code, ``Expr`` a number
+that is known only at run time. ``DeviceValue`` represents a tile on the device, ``Tile`` a loop variable. A use that
+has no meaning raises an error with the remedy.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ..ir.printer import dim_text
 
 
 class Recorder(Protocol):
-    """What abstract values ask of whoever records what happens to them."""
+    """Interface that abstract values call to record operations."""
 
     @property
     def device(self) -> torch.device: ...
     def made(self, tensor: HostTensorValue) -> None:
-        """A host tensor begins to exist."""
+        """Register a new host tensor."""
         ...
 
     def torch_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A torch function or method on abstract values."""
+        """Call a torch function or method on abstract values."""
         ...
 
     # host tensors
@@ -110,7 +110,7 @@ class Shape(tuple[Number, ...]):
         return Shape(item) if isinstance(at, slice) else item
 
     def __eq__(self, other: Any) -> Any:
-        """A condition that the sizes decide: a number where some are known at run time only."""
+        """Return whether the sizes are equal: a symbolic number if some are known at run time only."""
         if not isinstance(other, tuple) or len(other) != len(self):
             return False
         result: Any = True
@@ -133,7 +133,7 @@ class Shape(tuple[Number, ...]):
 class HostTensorValue(_Operators):
     """A tensor in host code: sizes and strides in elements, no data.
 
-    ``source`` is a host expression that gives it, or empty until a name is bound to it. ``storage`` is shared by views.
+    ``source`` is a host expression for it, or empty until a name is bound to it. ``storage`` is shared by views.
     """
 
     tracer: Recorder
@@ -143,19 +143,19 @@ class HostTensorValue(_Operators):
     device: torch.device
     storage: int
     source: str = ""
-    #: Whether it begins at a multiple of 16 bytes, provided that the arguments do.
+    #: It begins at a multiple of 16 bytes, provided that the arguments do.
     aligned: bool = True
-    #: A host expression that gives it however its variables change, if it was made by an expression of the host code.
+    #: A host expression for it that is independent of its variables, if it was made by an expression of the host code.
     made: str = ""
     #: The class of the tensor.
     python_type: type = torch.Tensor
-    #: Whether it may be otherwise at run time: launches compare it before they rely on it.
+    #: It may differ at run time: launches compare it before they rely on it.
     checked: bool = False
-    #: Whether it is one of several tensors, which only the run knows.
+    #: It is one of several tensors; the choice is known at run time only.
     chosen: bool = False
-    #: The path that leads to it in the arguments, if it is one.
+    #: The path to it in the arguments, if it is one.
     origin: tuple[Any, ...] = ()
-    #: Where it begins in its storage as seen when binding, in elements, if it comes from outside of the kernel.
+    #: Its storage offset at bind time, in elements, if it comes from outside of the kernel.
     offset: int = 0
     _meta: torch.Tensor | None = field(init=False, default=None, repr=False)
 
@@ -169,23 +169,24 @@ class HostTensorValue(_Operators):
 
     @property
     def meta(self) -> torch.Tensor:
-        """A tensor of its sizes (those seen when binding, where they are symbols) and strides without data: what torch is
-        asked about. One for its whole life, so that it is known again in results."""
+        """A meta tensor with its sizes (hints for symbols) and strides, for calls of torch. It is created once, so that
+        results can be matched to it by identity.
+        """
         if self._meta is None:
             shape, strides = ([hint_of(n) for n in numbers] for numbers in (self.shape, self.strides))
             self._meta = torch.empty_strided(shape, strides, dtype=self.dtype, device="meta")
         return self._meta
 
     def become(self, meta: torch.Tensor) -> None:
-        """Take the sizes, strides and dtype that torch gave ``meta``, and keep it."""
+        """Take the sizes, strides and dtype of ``meta`` after a call, and keep it."""
         self.shape, self.strides, self.dtype = tuple(meta.shape), tuple(meta.stride()), meta.dtype
         self._meta = meta
 
     def forget_meta(self) -> None:
-        """Have the tensor without data made anew: calls may have changed it in place."""
+        """Drop the meta tensor, which calls may have changed in place."""
         self._meta = None
 
-    # -- reading its type, as kernels do on the host and on the device --
+    # -- metadata --
 
     @property
     def ndim(self) -> int:
@@ -258,7 +259,7 @@ class HostTensorValue(_Operators):
     def data_ptr(self) -> Any:
         return self.tracer.read_tensor(self, "data_ptr", 0)
 
-    # -- everything else is a torch call --
+    # -- all other calls are torch calls --
 
     @property
     def T(self) -> Any:
@@ -453,7 +454,7 @@ class Tile:
 
     tracer: Recorder
     block: Block
-    #: The beginning and the end of its loop, where they are constants.
+    #: The begin and the end of its loop, if they are constants.
     first: int | None = None
     last: int | None = None
     #: The row lengths of a jagged loop.
@@ -537,13 +538,13 @@ class LoopSpec:
 
 @dataclass(frozen=True)
 class Missing:
-    """A name that has no value here, and why; reading it raises."""
+    """A name that has no value here, with the reason; a read raises it."""
 
     error: Callable[[], exc.Base] = field(repr=False)
 
 
 def find_tracer(args: Any, kwargs: Any = None) -> Recorder:
-    """The tracer of the first abstract value among the arguments."""
+    """Return the tracer of the first abstract value among the arguments."""
     stack = [args, kwargs or {}]
     while stack:
         item = stack.pop()
@@ -557,12 +558,12 @@ def find_tracer(args: Any, kwargs: Any = None) -> Recorder:
 
 
 def source_name(tensor: HostTensorValue) -> str:
-    """What messages call a host tensor."""
+    """Return the name of a host tensor in messages."""
     return tensor.source or "tensor"
 
 
 def describe(value: Any) -> str:
-    """A value for an error message."""
+    """Return a description of a value for an error message."""
     if isinstance(value, DeviceValue):
         return f"a device value {value!r}"
     if isinstance(value, HostTensorValue):

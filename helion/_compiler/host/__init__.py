@@ -1,1 +1,1 @@
-"""The host function of a kernel: what it may be asked, and what becomes of it."""
+"""The host function of a kernel: analysis, construction and printing."""

@@ -1,5 +1,6 @@
-"""What host code does to memory: which tensors it allocates, which of those that others may know a launch writes, and
-whether what it does can be done again."""
+"""Memory effects of host code: allocated tensors, caller-visible tensors that a launch writes, and repeatability of a
+call.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +13,21 @@ from ..ir.ops import OPS
 _ALLOCATORS = frozenset(f"{name}{like}" for name in ("empty", "zeros", "ones", "full") for like in ("", "_like"))
 _NEW = frozenset(("new_empty", "new_zeros", "new_ones", "new_full"))
 _VIEWS = frozenset(("view", "reshape", "flatten", "unsqueeze", "squeeze", "permute", "transpose", "t", "contiguous"))
-#: What host code may ask a tensor without handing it on.
+#: Attributes and methods of a tensor that do not expose the tensor to other code.
 _METADATA = frozenset(
     ("shape", "size", "dtype", "device", "stride", "numel", "dim", "ndim", "element_size", "is_contiguous", "layout")
 )
-#: What inline source says where it writes.
 
 
 def fresh_names(function: ast.FunctionDef) -> frozenset[str]:
-    """Variables of host code that can only hold a tensor which this very call has allocated."""
+    """Return the variables of host code that can only be bound to a tensor which this very call has allocated."""
     stores = [n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
     pairs = (pair for node in function.body if isinstance(node, ast.Assign) for pair in _assigned(node))
     return frozenset(name for name, value in pairs if stores.count(name) == 1 and _allocates(value))
 
 
 def _assigned(node: ast.Assign) -> Iterator[tuple[str, ast.expr]]:
-    """Variables and what each is bound to: ``a = x``, ``a, b = x, y``."""
+    """Yield variables and the expressions that they are bound to: ``a = x``, ``a, b = x, y``."""
     (target, *others), value = node.targets, node.value
     if others:
         return
@@ -46,8 +46,10 @@ def _allocates(node: ast.expr) -> bool:
 
 
 def overwritten(whole: Program, part: Program) -> tuple[HostTensor, ...]:
-    """The tensors that the kernels of ``part``, one launch of ``whole``, may write and that something else may have seen:
-    arguments, globals, views of them, and what host code had computed with before."""
+    """Return the caller-visible tensors that the kernels of ``part``, one launch of ``whole``, may write.
+
+    These are arguments, globals, views of them, and tensors that host code has used before.
+    """
     private = _private_names(whole.host.function)
     found: dict[int, HostTensor] = {}
     for at in _written(part):
@@ -66,7 +68,7 @@ def _written(program: Program) -> Iterator[int]:
 
 
 def _private_names(function: ast.FunctionDef) -> frozenset[str]:
-    """Fresh tensors, and views of them, that no host statement up to the last launch has handed to anything."""
+    """Return fresh tensors, and views of them, that no host statement up to the last launch passes to anything."""
     names = set(fresh_names(function))
     for node in function.body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
@@ -79,12 +81,12 @@ def _private_names(function: ast.FunctionDef) -> frozenset[str]:
 
 
 def launches_once(function: ast.FunctionDef) -> bool:
-    """Whether there is a place of device loops, which one call passes once at most."""
+    """Return whether there is a place of device loops that one call passes at most once."""
     return any(isinstance(statement, Launch) for statement in function.body)
 
 
 def writes_before_launch(function: ast.FunctionDef) -> bool:
-    """Whether a statement up to the last launch writes into what may have been there before the call."""
+    """Return whether a statement up to the last launch may write into memory that existed before the call."""
     holds = [i for i, s in enumerate(function.body) if any(isinstance(n, Launch) for n in ast.walk(s))]
     before = function.body[: holds[-1] + 1]
     return any(_writes(node) for statement in before for node in ast.walk(statement))
@@ -107,7 +109,7 @@ def _stored_once(function: ast.FunctionDef, name: str) -> bool:
 
 
 def _viewed(node: ast.expr) -> str | None:
-    """The variable that an expression is a view of, by its form: ``out.view(-1)``, ``out[0]``."""
+    """Return the variable that an expression is a view of, by its form: ``out.view(-1)``, ``out[0]``."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _VIEWS:
         node = node.func.value
     elif isinstance(node, ast.Subscript):
@@ -118,7 +120,7 @@ def _viewed(node: ast.expr) -> str | None:
 
 
 def _handed_on(node: ast.AST) -> Iterator[str]:
-    """Variables that are read in other ways than to ask for metadata, to make a view, or to return them."""
+    """Yield variables that are read for more than metadata, a view, or a ``return``."""
     if isinstance(node, ast.Return) and isinstance(node.value, (ast.Name, ast.Tuple)):
         return
     if isinstance(node, ast.Call) and _allocates(node):
@@ -137,7 +139,7 @@ def _handed_on(node: ast.AST) -> Iterator[str]:
 
 
 def written(program: Program) -> frozenset[str] | None:
-    """Host expressions of the tensors that kernels may write; None where ops say nothing about that."""
+    """Return host expressions of the tensors that kernels may write; None if an op does not declare its writes."""
     found = set()
     for op in program.walk():
         if op.kind in ("inline", "asm"):

@@ -1,8 +1,7 @@
-"""Makes the host function for one config: the user's statements with launches in place of device loops, and before them
-what the launches need of the user's code.
+"""Construction of the host function for one config: the user's statements with launches in place of device loops.
 
-Names flow from the launches to the code: what a launch reads is defined at the top of the function, kept where the user's
-code makes it, or read off tensors right before the launch.
+Names flow from the launches to the code. A name that a launch reads has one of three definitions. It is defined at
+the top of the function, captured where the user's code computes it, or read from a tensor right before the launch.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from .program import LAUNCHER as LAUNCHER_NAME
 from .program import OTHERWISE, HostProgram, Import, KernelLaunch
 from .trees import Rewriter, assign, expression, names_in, statements
 
-#: The module of ours that host code calls, and its name there.
+#: The Helion module that host code calls, and its name there.
 RUNTIME, RUNTIME_NAME = "helion.runtime", "_helion_runtime"
 #: The name under which host code reads globals of the user's module.
 SOURCE_NAME = "_source_module"
 #: The name of the arguments' device.
 DEVICE_NAME = "_helion_device"
-#: Functions that host expressions of ours call, whatever the user's variables are called.
+#: Builtin functions that generated host expressions call, even if the user's variables shadow them.
 _BUILTINS = frozenset(("max", "min", "abs"))
 #: Expressions whose results launches may need.
 _CAPTURED = (ast.Call, ast.Subscript, ast.Attribute, ast.Compare, ast.BoolOp, ast.IfExp, ast.UnaryOp, ast.BinOp)
@@ -45,19 +44,19 @@ class KernelCall:
 
 @dataclass
 class HostBuilder:
-    """Collects what launches need; ``size`` gives the elements of a block, ``tunables`` values by name.
+    """Builder of a host function; ``size`` gives the elements of a block, ``tunables`` values by name.
 
-    A backend asks for host expressions (``number``, ``source``, ``runtime``), hands in the launches of each place in order
-    (``launch``), and then takes the whole (``program``).
+    A backend requests host expressions (``number``, ``source``, ``runtime``), adds the launches of each place in order
+    (``launch``), and finally builds the function (``program``).
     """
 
     traced: HostModule
     size: Callable[[int], int]
     tunables: Mapping[str, Any]
-    #: Modules that the function needs, by the names it has for them.
+    #: Modules that the function needs, by their local names.
     modules: dict[str, str] = field(default_factory=dict)
     reads_source: bool = False
-    #: Whether some call needs the arguments' device.
+    #: Some call needs the arguments' device.
     placing: bool = False
     launches: list[tuple[ast.stmt, ...]] = field(default_factory=list)
     comparisons: list[tuple[Any, ...]] = field(default_factory=list)
@@ -66,19 +65,20 @@ class HostBuilder:
     needed: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        #: Names of results of the user's code: the expression that gives each, and how often it gave others before.
+        #: Captured names of the user's code: the expression of each, and its index among the results of that
+        #: expression.
         self.captures = {name: (at, i) for at, names in self.traced.captures.items() for i, name in enumerate(names)}
         self.several = _places_of_several(self.traced)
         self.local = _local_names(self.traced.function)
 
-    # --- host expressions ------------------------------------------------------------------------------------------------
+    # --- host expressions ---------------------------------------------------------------------------------------------
 
     def number(self, number: Number, *, parent: bool = False) -> str:
-        """A number as a host expression; in parentheses with ``parent`` where it is part of a larger one."""
+        """Return a number as a host expression; in parentheses with ``parent`` where it is part of a larger one."""
         return number.render(self._leaf, parent=parent) if isinstance(number, Expr) else str(number)
 
     def source(self, text: str) -> str:
-        """A host expression, which is going to be evaluated."""
+        """Register the names that a host expression reads, and return it."""
         names = names_in(text)
         self.used.update(dict.fromkeys(names))
         self.reads_source = self.reads_source or SOURCE_NAME in names
@@ -87,17 +87,17 @@ class HostBuilder:
         return text
 
     def runtime(self, function: str) -> str:
-        """A function of ours."""
+        """Return a function of ``helion.runtime`` as a host expression."""
         self.modules[RUNTIME_NAME] = RUNTIME
         return f"{RUNTIME_NAME}.{function}"
 
     def torch(self, name: str) -> str:
-        """A name of torch."""
+        """Return a name of torch as a host expression."""
         self.modules["torch"] = "torch"
         return f"torch.{name}"
 
     def is_size(self, number: Expr) -> bool:
-        """Whether a number is a product of sizes of arguments, none of which is 0 where it is a symbol."""
+        """Return whether a number is a product of sizes of arguments, with no factor of 0 among its constants."""
         if number.op == "mul":
             return all(self.is_size(n) if isinstance(n, Expr) else n > 0 for n in number.args)
         return number.op == "host" and ".size(" in self.traced.symbols.get(number.args[0], "")
@@ -110,10 +110,10 @@ class HostBuilder:
         self.used[expr.args[0]] = None
         return str(expr.args[0])
 
-    # --- launches --------------------------------------------------------------------------------------------------------
+    # --- launches -----------------------------------------------------------------------------------------------------
 
     def launch(self, before: Iterable[str], calls: Iterable[KernelCall]) -> None:
-        """The launches of the next place, and statements right before them."""
+        """Add the launches of the next place, and statements right before them."""
         number = len(self.launches)
         made: list[ast.stmt] = [s for text in before for s in statements(text)]
         made += map(_launch, calls)
@@ -127,8 +127,9 @@ class HostBuilder:
         self.used = {}
 
     def _check(self, number: int) -> tuple[str, str]:
-        """Conditions for a launch: on kinds and known sizes of what the host code made, and on sizes that are known only
-        right before it."""
+        """Return two conditions for a launch: kinds and constant sizes of tensors that host code makes, and sizes that
+        are known only right before it.
+        """
         checks = self.traced.checks[number] if number < len(self.traced.checks) else ()
         if not checks:
             return "", ""
@@ -149,8 +150,9 @@ class HostBuilder:
         return f"{name}({', '.join(given)})", " and ".join(numbers)
 
     def _deferred_symbols(self) -> tuple[list[ast.stmt], list[ast.stmt]]:
-        """What is known right before the launch: what the user's code made several times, and sizes and strides of
-        tensors that it made."""
+        """Return assignments right before the launch: results of expressions that run several times, and sizes and
+        strides of tensors that the user's code makes.
+        """
         sources = self.traced.deferred_symbols
         deferred: dict[str, str] = {}
 
@@ -175,10 +177,10 @@ class HostBuilder:
         ]
         return items, [assign(name, expression(text)) for name, text in deferred.items()]
 
-    # --- the whole -------------------------------------------------------------------------------------------------------
+    # --- the function -------------------------------------------------------------------------------------------------
 
     def program(self, written: frozenset[str] | None) -> HostProgram:
-        """The function, when all places have their launches; ``written`` as in ``HostProgram``."""
+        """Return the function, after all places have their launches; ``written`` as in ``HostProgram``."""
         function = self.traced.function
         user = _UserCode(self)
         body = user.all(function.body)
@@ -199,16 +201,16 @@ class HostBuilder:
         )
 
     def device(self) -> str:
-        """The name of the arguments' device."""
+        """Return the name of the arguments' device."""
         self.placing = True
         return DEVICE_NAME
 
     def _placing(self) -> list[ast.stmt]:
-        """The arguments' device, before the user's code can rebind them."""
+        """Return the assignment of the arguments' device, before the user's code can rebind them."""
         return [assign(DEVICE_NAME, expression(f"{self.traced.placed_by}.device"))] if self.placing else []
 
     def _arguments(self, arguments: ast.arguments) -> ast.arguments:
-        """The same parameters without annotations; defaults that are not literals are filled in by the loader."""
+        """Return the same parameters without annotations; the loader fills in defaults that are not literals."""
         given: dict[str, ast.expr] = {LAUNCHER_NAME: ast.Name("_default_launcher", ast.Load())}
         if self.comparisons or self.traced.argument_checks:
             given[OTHERWISE] = expression(self._otherwise())
@@ -221,7 +223,9 @@ class HostBuilder:
         )
 
     def _otherwise(self) -> str:
-        """What is called with other tensors: with arguments of other sizes and strides the kernel itself."""
+        """Return the function to call for tensors that fail a check; for arguments of other sizes and strides the
+        kernel itself.
+        """
         if not self.traced.argument_checks:
             return self.runtime("mismatch")
         traced = self.traced
@@ -235,23 +239,25 @@ class HostBuilder:
         return statements(f"if not ({condition}):\n    return {OTHERWISE}(None, ({given}))")
 
     def _symbols(self) -> list[ast.stmt]:
-        """Sizes, strides and reassigned numbers of the arguments, before the user's code can change them."""
+        """Return assignments of sizes, strides and reassigned numbers of the arguments, before the user's code can
+        change them.
+        """
         sources = self.traced.symbols
         names = (name for name in self.needed if name in sources and name != sources[name])
         return [assign(name, expression(sources[name])) for name in names]
 
-    # --- names of the user's code ----------------------------------------------------------------------------------------
+    # --- names of the user's code -------------------------------------------------------------------------------------
 
     def list_of(self, place: Place) -> str:
-        """The list of results of an expression that is evaluated several times."""
+        """Return the name of the list of results of an expression that is evaluated several times."""
         return f"{self.traced.captures[place][0]}_all"
 
     def results(self, place: Place) -> list[str]:
-        """What launches need of the results of an expression."""
+        """Return the names of the results of an expression that launches need."""
         return [name for name in self.traced.captures.get(place, ()) if name in self.needed]
 
     def global_name(self, name: str) -> ast.expr | None:
-        """A global of the user's module as it is reached from here; None for builtins and locals."""
+        """Return a global of the user's module as an expression of this module; None for builtins and locals."""
         module = self.traced.source_globals.get(name)
         if module is None:
             return None
@@ -263,7 +269,7 @@ class HostBuilder:
 
 
 def comparison_name(number: int) -> str:
-    """The function of a module that compares tensors of one launch."""
+    """Return the name of the function of a module that compares tensors of one launch."""
     return f"_modelled_{number}"
 
 
@@ -281,14 +287,14 @@ def _plain(numbers: tuple[Number | None, ...]) -> tuple[Any, ...]:
 
 
 def _guarded(condition: str, inside: list[ast.stmt], number: int) -> list[ast.stmt]:
-    """Statements of a launch that run under a condition; something else is done where it does not hold."""
+    """Return statements of a launch that run under a condition, with a fallback if it is false."""
     if not condition:
         return inside
     return [ast.If(expression(condition), inside, [*statements(f"{OTHERWISE}({number}, locals())")])]
 
 
 class _Builtins(Rewriter):
-    """Calls of builtin functions whose names the user has for something else."""
+    """Rewriter of calls of builtin functions whose names the user's code shadows."""
 
     def __init__(self, host: HostBuilder, names: frozenset[str]) -> None:
         self._host = host
@@ -304,8 +310,11 @@ class _Builtins(Rewriter):
 
 
 class _UserCode(Rewriter):
-    """The user's statements: launches are put in place, compile-time calls become constants, globals are reached through
-    the user's module, and results that launches need are kept."""
+    """Rewriter of the user's statements.
+
+    It inserts launches, replaces compile-time calls by constants, reads globals through the user's module, and captures
+    results that launches need.
+    """
 
     def __init__(self, host: HostBuilder) -> None:
         self._host = host
@@ -327,7 +336,7 @@ class _UserCode(Rewriter):
     visit_For = visit_While = visit_loop
 
     def lists(self, node: ast.AST) -> list[ast.stmt]:
-        """Empty lists for what is evaluated several times in ``node``."""
+        """Return empty lists for expressions in ``node`` that are evaluated several times."""
         host = self._host
         wanted = [place for place in host.several if host.results(place)]
         if not wanted:
@@ -348,7 +357,7 @@ class _UserCode(Rewriter):
         items = ast.Name(self._host.list_of(place), ast.Load())
         append = ast.Call(ast.Attribute(items, "append", ast.Load()), [made], [])
         last = ast.Subscript(items, ast.Constant(-1), ast.Load())
-        return ast.BoolOp(ast.Or(), [append, last])  # append gives None
+        return ast.BoolOp(ast.Or(), [append, last])  # append returns None
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         traced = self._host.traced
@@ -376,8 +385,9 @@ class _UserCode(Rewriter):
 
 
 def _places_of_several(traced: HostModule) -> frozenset[Place]:
-    """Captured expressions whose results go into lists: they are evaluated several times, or stand where Python allows
-    no ``:=``."""
+    """Return captured expressions whose results go into lists: they are evaluated several times, or are in a
+    comprehension's iterable, where Python allows no ``:=``.
+    """
     if not traced.captures:
         return frozenset()
     generators = [n for n in ast.walk(traced.function) if isinstance(n, ast.comprehension)]

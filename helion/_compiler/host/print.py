@@ -1,4 +1,4 @@
-"""Prints a host function, and what its module needs around it."""
+"""Source text of a host function, and of the definitions that its module needs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ LAUNCHER_IMPORT = Import(module=RUNTIME, name="default_launcher", alias="_defaul
 
 
 def print_host(host: HostProgram) -> str:
-    """The function as source text."""
+    """Return the function as source text."""
     body = [*host.class_check, *host.statements()]
     return ast.unparse(ast.FunctionDef(host.traced.function.name, host.arguments, body, [], lineno=0))
 
 
 def print_comparisons(host: HostProgram) -> list[str]:
-    """Lines that define what compares tensors before launches."""
+    """Return lines that define the comparisons of tensors before launches."""
     return [
         f"{comparison_name(at)} = {RUNTIME_NAME}.modelled({', '.join(map(repr, expected))})"
         for at, expected in enumerate(host.comparisons)
@@ -26,7 +26,7 @@ def print_comparisons(host: HostProgram) -> list[str]:
 
 
 def print_source(host: HostProgram, form: Form) -> list[str]:
-    """Lines that give the globals of the user's module, if the function reads any."""
+    """Return lines that give the globals of the user's module, if the function reads any."""
     if not host.reads_source:
         return []
     load = []

@@ -1,4 +1,4 @@
-"""The host function of a generated module as data: what prints it, launches from it and reports on it share one record."""
+"""The host function of a generated module as data, shared by printing, launching and reports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class KernelLaunch(ast.stmt):
         self.grid, self.arguments, self.options = list(grid), list(arguments), list(options)
 
     def call(self, launcher: str = LAUNCHER) -> ast.stmt:
-        """The launch as a call of the function in a variable."""
+        """Return the launch as a call of the function in a variable."""
         given = [ast.Name(self.kernel, ast.Load()), ast.Tuple(self.grid, ast.Load()), *self.arguments]
         return ast.Expr(ast.Call(ast.Name(launcher, ast.Load()), given, self.options))
 
@@ -57,9 +57,9 @@ class Import:
 class HostProgram:
     """The user's function around its launches, for one config.
 
-    ``launches`` are the statements in each place where the user's code had device loops, with a ``KernelLaunch`` for each
-    kernel; they stand in ``body``, too. ``class_check`` sends arguments of another class than those bound elsewhere, for
-    callers that have not looked at them. Nodes are shared with other functions: nobody changes them.
+    ``launches`` are the statements in each place where the user's code had device loops, with a ``KernelLaunch`` for
+    each kernel; ``body`` contains them, too. ``class_check`` redirects arguments of another class than the bound ones,
+    for callers that have not checked them. Nodes are shared with other functions and are never modified.
     """
 
     traced: HostModule
@@ -68,9 +68,9 @@ class HostProgram:
     body: tuple[ast.stmt, ...]
     launches: tuple[tuple[ast.stmt, ...], ...]
     imports: tuple[Import, ...]
-    #: Whether it reads globals of the user's module.
+    #: It reads globals of the user's module.
     reads_source: bool
-    #: What tensors that host code made are compared with: the arguments of ``modelled`` for each launch that compares.
+    #: Reference for tensors that host code made: the arguments of ``modelled`` for each launch that compares.
     comparisons: tuple[tuple[Any, ...], ...]
     #: Host expressions of the tensors that the kernels may write; None where that is not known.
     written: frozenset[str] | None
@@ -80,11 +80,13 @@ class HostProgram:
         return self.traced.name
 
     def statements(self, launch: Callable[[KernelLaunch], Sequence[ast.stmt]] | None = None) -> list[ast.stmt]:
-        """The body with statements in place of the launches: calls of the launcher, unless ``launch`` gives others."""
+        """Return the body with statements in place of the launches: calls of the launcher, unless ``launch`` gives
+        others.
+        """
         return _Launches(launch or _called).all(self.body)
 
     def checked_launch(self, number: int) -> ast.stmt | None:
-        """The launches of one place behind the check of what host code made, as one statement; None if nothing is checked."""
+        """Return the launches of one place, guarded by the check of tensors that host code made; None without a check."""
         checks = self.traced.checks
         if number >= min(len(self.launches), len(checks)) or not checks[number]:
             return None
@@ -94,7 +96,7 @@ class HostProgram:
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
-        """Variables of the function, and what else it names."""
+        """All names in the body."""
         return frozenset(n.id for s in self.body for n in ast.walk(s) if isinstance(n, ast.Name))
 
     @functools.cached_property
@@ -105,21 +107,24 @@ class HostProgram:
 
     @property
     def is_plain(self) -> bool:
-        """Whether its statements do the same in another function: it is no generator and binds no globals."""
+        """True if its statements do the same in another function: it is no generator and binds no globals."""
         unusual = (ast.Global, ast.Yield, ast.YieldFrom)
         return not any(isinstance(n, unusual) for s in self.body for n in ast.walk(s))
 
     @functools.cached_property
     def may_write_arguments(self) -> bool:
-        """Whether the kernels write into anything but tensors that the host code has just allocated under that name.
+        """True if the kernels write into anything but tensors that the host code has just allocated under that name.
 
-        If they do not, it makes no difference which arguments share memory.
+        If they do not, arguments may share memory freely.
         """
         return self.written is None or not self.written <= fresh_names(self.traced.function)
 
     def is_repeatable(self, launched: bool) -> bool:
-        """Whether a call whose launch failed can be made again: no kernel ran before in it, which none can have if none
-        has ever ``launched``, and no host statement before the last launch writes into what was there before the call."""
+        """Return whether a call whose launch failed can be repeated.
+
+        No kernel may have run before in it; none can have if none has ever ``launched``. No host statement before the
+        last launch may write into memory that existed before the call.
+        """
         kernels = [n for s in self.body for n in ast.walk(s) if isinstance(n, KernelLaunch)]
         alone = len(kernels) == 1 and launches_once(self.traced.function)
         return (alone or not launched) and not writes_before_launch(self.traced.function)
@@ -127,8 +132,11 @@ class HostProgram:
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """How a module is written. ``alone``: it imports nothing of ours. ``source``: name and file of the user's module,
-    which it runs for the globals that the host code reads, as nobody else has loaded it."""
+    """The form of a generated module.
+
+    ``alone``: it imports nothing of Helion. ``source``: name and file of the user's module, which it runs for the
+    globals that the host code reads because nothing else has loaded it.
+    """
 
     alone: bool = False
     source: tuple[str, str] | None = None
@@ -139,14 +147,16 @@ PLAIN = Form()
 
 @dataclass(frozen=True, kw_only=True)
 class Module:
-    """A generated module. ``origins``: numbers of lines, ascending, from which on it is about a line of the user's."""
+    """A generated module. ``origins``: line numbers, ascending, each the first line that belongs to a location of the
+    user's code.
+    """
 
     text: str
     host: HostProgram
     origins: tuple[tuple[int, Location | None], ...] = ()
 
     def origin(self, line: int) -> Location | None:
-        """What of the user's a line is about, if anything."""
+        """Return the location of the user's code that a line belongs to, if any."""
         at = bisect.bisect_right(self.origins, line, key=lambda origin: origin[0])
         return self.origins[at - 1][1] if at else None
 

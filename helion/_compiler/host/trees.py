@@ -1,4 +1,4 @@
-"""Syntax trees that share what they have in common: parsed once, and copied only where they are changed."""
+"""Syntax trees with shared subtrees: parsed once, and copied only where they are changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CACHED = 1024
 
 @functools.lru_cache(maxsize=_CACHED)
 def expression(text: str) -> ast.expr:
-    """A host expression as a tree, which nobody changes."""
+    """Return a host expression as a tree, which must not be modified."""
     (statement,) = parse(text).body
     assert isinstance(statement, ast.Expr)
     return statement.value
@@ -23,13 +23,13 @@ def expression(text: str) -> ast.expr:
 
 @functools.lru_cache(maxsize=_CACHED)
 def statements(text: str) -> tuple[ast.stmt, ...]:
-    """Host statements as trees, which nobody changes."""
+    """Return host statements as trees, which must not be modified."""
     return tuple(parse(text).body)
 
 
 @functools.lru_cache(maxsize=_CACHED)
 def names_in(text: str) -> tuple[str, ...]:
-    """The variables that a host expression names, in their order."""
+    """Return the variables that a host expression names, in their order."""
     if text.isidentifier():
         return (text,)
     names = [node for node in ast.walk(expression(text)) if isinstance(node, ast.Name)]
@@ -41,14 +41,17 @@ def assign(name: str, value: ast.expr) -> ast.stmt:
 
 
 class Rewriter:
-    """``visit_Call`` and its like give what stands in place of a node: another one, several statements, or None. A tree in
-    which nothing changes is given back as it is; one in which something does is a new one."""
+    """A tree rewriter. ``visit_Call`` and the like return the replacement of a node: another one, several statements,
+    or None.
+
+    A tree without changes is returned as it is; a changed one is a new tree.
+    """
 
     def visit(self, node: ast.AST) -> Any:
         return getattr(self, f"visit_{type(node).__name__}", self.inside)(node)
 
     def inside(self, node: N) -> N:
-        """The same node around what stands in place of its parts."""
+        """Return the same node with the replacements of its parts."""
         changed = {}
         for name, value in ast.iter_fields(node):
             if isinstance(value, ast.AST):

@@ -1,4 +1,4 @@
-"""The host function without its launches: what a call allocates, returns and writes can be found out without a device."""
+"""The host function without its launches, which shows what a call allocates, returns and writes without a device."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from .analysis import overwritten
 from .build import SOURCE_NAME, HostBuilder
 from .program import Import
 
-#: What stands in place of a launch: called with the tensors that the kernels access, and those of them they may write
-#: that something besides the call may know.
+#: Replacement of a launch: called with the tensors that the kernels access, and the caller-visible ones that they may
+#: write.
 LAUNCHED = "_launched"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unlaunched:
-    """Source text of a function of all arguments, the modules it needs, and whether it reads globals of the user's module,
-    which it knows as ``SOURCE_NAME``."""
+    """Source text of a function of all arguments, and the modules it needs.
+
+    ``reads_source``: it reads globals of the user's module, under the name ``SOURCE_NAME``.
+    """
 
     text: str
     imports: tuple[Import, ...]
@@ -28,7 +30,9 @@ class Unlaunched:
 
 
 def unlaunched(program: Program, size: Callable[[int], int], tunables: Mapping[str, Any]) -> Unlaunched:
-    """The user's statements with calls of ``LAUNCHED`` in place of device loops. ``size`` gives the elements of a block."""
+    """Return the user's statements with calls of ``LAUNCHED`` in place of device loops. ``size`` gives the elements of
+    a block.
+    """
     builder = HostBuilder(replace(program.host, checks=(), argument_checks=()), size, tunables)
     for place in range(1 + max((root.launch for root in program.roots), default=-1)):
         part = replace(program, roots=tuple(root for root in program.roots if root.launch == place))

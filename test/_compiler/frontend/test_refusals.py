@@ -1158,7 +1158,7 @@ def test_variable_of_one_branch() -> None:
                 v = x[tile]
             x[tile] = v  # here
 
-    refusal(kernel, (vec(),), exc.UndefinedVariable, "'v' is not defined on every way through the if", "here")
+    refusal(kernel, (vec(),), exc.UndefinedVariable, "'v' is not defined on every path through the if", "here")
 
 
 def test_variable_of_an_inner_loop() -> None:

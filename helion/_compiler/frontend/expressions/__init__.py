@@ -1,1 +1,1 @@
-"""What each expression of a kernel's source gives."""
+"""Evaluation of the expressions of a kernel's source."""

@@ -23,7 +23,7 @@ from .functions import is_traced_through
 from .run_time import number_method, runtime_number, unknown
 from .torch_calls import is_torch_function
 
-#: Attributes of abstract values that the objects they stand for do not have, or have as methods.
+#: Attributes of abstract values that the objects they represent do not have, or have as methods.
 _INTERNAL = {
     HostTensorValue: frozenset(("tracer", "strides", "storage", "source", "aligned", "made", "python_type")),
     DeviceValue: frozenset(("tracer", "value", "number", "dims")),
@@ -44,7 +44,7 @@ def evaluate_attribute(s: Scope, node: ast.Attribute) -> Any:
 
 
 def attribute_of(s: Scope, value: Any, name: str, node: ast.expr | None = None) -> Any:
-    """An attribute of a value. Raises AttributeError if what the value stands for has none of the name."""
+    """Return an attribute of a value. Raises AttributeError if the represented object has none of the name."""
     if isinstance(value, Opaque):
         return value
     if isinstance(value, Expr):
@@ -77,7 +77,7 @@ def attribute_of(s: Scope, value: Any, name: str, node: ast.expr | None = None) 
 
 
 def lifted(s: Scope, value: Any, node: ast.expr | None) -> Any:
-    """A tensor or a function found inside an object of the user's, with the host expression that leads to it."""
+    """Return a tensor or a function found inside a user's object, with its host expression; other values unchanged."""
     if not isinstance(value, torch.Tensor) and (not isinstance(value, types.FunctionType) or is_torch_function(value)):
         return value
     root = node
@@ -90,7 +90,7 @@ def lifted(s: Scope, value: Any, node: ast.expr | None) -> Any:
 
 
 def _attribute_of_number(s: Scope, value: Expr, name: str) -> Any:
-    """An attribute of the number that a symbolic one stands for."""
+    """Return an attribute of the number that a symbolic one represents."""
     if name == "__class__":
         return value.kind
     if not hasattr(value.kind, name):
@@ -110,7 +110,7 @@ def _attribute_of_number(s: Scope, value: Expr, name: str) -> Any:
 
 
 def _attribute_of_tensor(value: HostTensorValue | DeviceValue, name: str) -> Any:
-    """An attribute of a tensor, kept apart from those of the value that stands for it."""
+    """Return an attribute of a tensor; internal attributes of the abstract value are hidden."""
     if name == "__class__":
         return type_of(value)
     if name in _INTERNAL[type(value)]:

@@ -65,7 +65,7 @@ def _convert(dtype: torch.dtype, fallback: type) -> Callable[..., Any]:
 
 
 def _is_builtin_argument(t: Tracer, function: Any, args: tuple[Any, ...]) -> bool:
-    """Whether one of ``args`` is an abstract value that a builtin function needs a rule for."""
+    """Return whether one of ``args`` is an abstract value that a builtin function needs a rule for."""
     if function in (min, max) and len(args) == 1 and isinstance(args[0], (tuple, list)):
         args = tuple(args[0])
     numbers = (int, float, bool)
@@ -98,7 +98,7 @@ _BUILTINS: dict[Any, Callable[..., Any]] = {
 
 
 def builtin_rule(s: Scope, function: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """The rule for a builtin function of abstract values, if it takes one."""
+    """Return the rule for a builtin function of abstract values, if it has one for these arguments."""
     builtin = _BUILTINS.get(function) if is_hashable(function) else None
     if builtin is None or not _is_builtin_argument(s.t, function, args):
         return None

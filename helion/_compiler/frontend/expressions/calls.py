@@ -68,16 +68,17 @@ def _arguments(s: Scope, node: ast.Call) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _change_outside(s: Scope, container: Any, node: ast.Call) -> Any:
-    """A method that changes a container from outside of the kernel: it runs at run time, and what the container holds
-    after that is not followed."""
+    """Leave a method that changes a container from outside of the kernel to run time. The container's contents are
+    unknown after it.
+    """
     _arguments(s, node)
     what = ast.unparse(node)
-    forget_outside(s, container, opaque(f"what is in the container after `{what}`"))
+    forget_outside(s, container, opaque(f"the content of the container after `{what}`"))
     return opaque(f"`{what}`")
 
 
 def call_value(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], node: ast.AST) -> Any:
-    """What ``function(*args, **kwargs)`` gives: the rule for calls of every kind."""
+    """Evaluate ``function(*args, **kwargs)`` by the rule for its kind of callable."""
     if isinstance(function, Opaque):
         return unknown(s, function, (args, kwargs), function.error)
     if is_hashable(function) and function in DECLARED:
@@ -121,7 +122,9 @@ def call_value(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _placed(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], node: ast.AST) -> dict[str, Any]:
-    """Return the arguments by name, with the kernel's device for a factory in its host code that is given none."""
+    """Return the keyword arguments, with the kernel's device for a factory in its host code that has no device
+    argument.
+    """
     place = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
     if s.t.on_device or not s.frame.is_kernel or not isinstance(node, ast.Call) or not place[0]:
         return kwargs
@@ -134,15 +137,16 @@ def _placed(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _constant(s: Scope, value: Any) -> Any:
-    """``hl.constexpr(value)``: what comes from the arguments becomes part of the specialization key, what a config decides is
-    known for each config."""
+    """Evaluate ``hl.constexpr(value)``. Numbers of arguments become part of the specialization key; those of a config
+    stay symbolic.
+    """
     if not decided_by_config(value):
         return settle(s.t, value)
     return value.evaluate(lambda leaf: leaf if leaf.op in ("block", "tunable") else s.t.numbers.specialize(leaf))
 
 
 def _of_object(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A pure function of an object of the user's, whose own methods give the result."""
+    """Call a pure function of a user's object, whose own methods compute the result."""
     for name in CONVERSIONS.get(function, ()) if is_hashable(function) and not kwargs else ():
         found = overloaded(s, name, *args)
         if found is not NotImplemented:
@@ -155,7 +159,7 @@ def _of_object(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _of_partial(s: Scope, function: functools.partial[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a partial function was given, tensors with host expressions for them."""
+    """Return the bound arguments of a partial function, tensors with host expressions for them."""
     where = s.t.world.function_sources.get(id(function), "")
 
     def lifted(value: Any, path: str) -> Any:

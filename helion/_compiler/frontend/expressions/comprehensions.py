@@ -38,7 +38,7 @@ def evaluate_dict_comprehension(s: Scope, node: ast.DictComp) -> Any:
 
 
 def _followed(s: Scope, make: Callable[[], Any]) -> Any:
-    """What a comprehension gives, opaque where it depends on what only the run knows."""
+    """Evaluate a comprehension; the result is opaque if it depends on run-time values."""
     outer, relied = dict(s.frame.names), len(s.t.tensors.relied)
     try:
         return make()
@@ -70,7 +70,7 @@ def _generate(s: Scope, generators: list[ast.comprehension], element: Callable[[
         return
     generator = generators[0]
     for item in iterate(s, evaluate(s, generator.iter), generator.iter):
-        # a variable of the comprehension is no name that a launch could pass a tensor by
+        # a launch cannot pass a tensor by the name of a comprehension's variable
         s.frame.is_kernel, is_kernel = False, s.frame.is_kernel
         assign(s, generator.target, item)
         s.frame.is_kernel = is_kernel
@@ -79,7 +79,7 @@ def _generate(s: Scope, generators: list[ast.comprehension], element: Callable[[
 
 
 def iterate(s: Scope, value: Any, node: ast.AST) -> list[Any]:
-    """The items of a value, which must be known when compiling."""
+    """Return the items of a value, which must be known at compile time."""
     s.at(node)
     if isinstance(value, ABSTRACT):
         if isinstance(value, HostTensorValue) and not s.t.on_device:

@@ -1,4 +1,4 @@
-"""Truth of values, and expressions that it chooses between."""
+"""Truth values, boolean operators and conditional expressions."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from .run_time import runtime_number
 
 
 def is_open(s: Scope, value: Any) -> bool:
-    """Whether the truth of a value of host code is known at run time only."""
+    """Return whether the truth of a value of host code is known at run time only."""
     return isinstance(value, (Opaque, HostTensorValue)) or is_runtime(s.t, value)
 
 
 def truth_on_host(s: Scope, value: Any) -> bool:
-    """A condition that must be known when compiling; run-time numbers become part of the specialization key."""
+    """Return a condition that must be known at compile time; run-time numbers become part of the specialization key."""
     if isinstance(value, Expr):
         if host_tensors.is_item(s.t, value):
             raise exc.TypeInferenceError(
-                "A branch on what `.item()` reads off a tensor cannot be followed when the kernel is compiled; pass the number as an argument, or branch outside of the kernel."
+                "A branch on the `.item()` of a tensor cannot be followed when the kernel is compiled; pass the number as an argument, or branch outside of the kernel."
             )
         return bool(s.t.numbers.specialize(value))
     if isinstance(value, Tile):
@@ -72,25 +72,25 @@ def evaluate_boolean(s: Scope, node: ast.BoolOp) -> Any:
 
 
 def is_static(value: Any) -> bool:
-    """Whether a number is known for each config: made of block sizes and tunables."""
+    """Return whether a number is known for each config: a function of block sizes and tunables."""
     return isinstance(value, Expr) and value.leaves_are("block", "tunable")
 
 
 def _static_boolean(both: bool, first: Any, second: Any) -> Any:
-    """``and`` (``both``) or ``or`` of numbers that are known for each config."""
+    """Combine numbers that are known for each config by ``and`` (``both``) or ``or``."""
     first, second = (v if isinstance(v, Expr) and v.kind is bool else v != 0 for v in (first, second))
     return first & second if both else first | second
 
 
 def _open_boolean(s: Scope, node: ast.BoolOp) -> Any:
-    """``and`` and ``or`` whose first operand decides at run time."""
+    """Evaluate ``and`` and ``or`` whose first operand decides at run time."""
     values = [_under_condition(s, value) for value in node.values]
     s.at(node)
     return _merged_or_opaque(s, values, node)
 
 
 def is_known_on_device_only(s: Scope, test: Any) -> bool:
-    """Whether generated device code tests a condition: on a device value, on a number of the run or of the config."""
+    """Return whether generated device code tests a condition: a device value, or a number of the run or of the config."""
     return s.t.on_device and (isinstance(test, DeviceValue) or is_static(test) or is_runtime(s.t, test))
 
 
@@ -105,7 +105,7 @@ def chosen(s: Scope, node: ast.IfExp, test: Any) -> Any:
 
 
 def _under_condition(s: Scope, node: ast.expr) -> Any:
-    """The value of an expression that may not be evaluated."""
+    """Return the value of an expression that the run may skip."""
     s.walk.uncertain += 1
     relied = len(s.t.tensors.relied)
     try:
@@ -125,7 +125,7 @@ def _merged_or_opaque(s: Scope, values: list[Any], node: ast.expr) -> Any:
 
 
 def merged_value(s: Scope, values: list[Any]) -> Any:
-    """A number or tensor for values of which one is there at run time; None unless they are of one kind."""
+    """Return a number or tensor that represents one of several values at run time; None unless they are of one kind."""
     if values and all(isinstance(value, HostTensorValue) for value in values):
         return one_of_several(s.walk, values)
     kinds = {type_of(value) if isinstance(value, (int, float, Expr)) else None for value in values}

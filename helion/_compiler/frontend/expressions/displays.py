@@ -26,7 +26,7 @@ def evaluate_list(s: Scope, node: ast.List) -> Any:
 
 
 def evaluate_items(s: Scope, nodes: list[ast.expr]) -> list[Any]:
-    """The values of expressions that stand in a row, ``*items`` among them."""
+    """Return the values of a sequence of expressions, with ``*items`` unpacked."""
     items: list[Any] = []
     for node in nodes:
         if isinstance(node, ast.Starred):
@@ -47,7 +47,7 @@ def evaluate_dict(s: Scope, node: ast.Dict) -> Any:
 
 
 def plain(s: Scope, value: Any) -> Any:
-    """A value that Python hashes, with plain numbers."""
+    """Return a value with plain numbers, which Python can hash."""
     return settle(s.t, value) if next(numbers_in(value), None) is not None else value
 
 
@@ -73,7 +73,7 @@ def evaluate_formatted_value(s: Scope, node: ast.FormattedValue) -> Any:
     waits = next(opaques((value, spec)), None)
     if s.t.on_device and isinstance(value, DeviceValue):
         raise exc.TypeInferenceError(
-            f"The text of `{s.source_text()}` needs numbers that only the GPU knows; give the value itself: print('name', value)."
+            f"The text of `{s.source_text()}` needs numbers that are known on the GPU only; pass the value itself: print('name', value)."
         )
     if waits is not None or (settled is None and value is not None) or _has_tensors(value):
         return unknown(s, format, ()) if waits is None else waits

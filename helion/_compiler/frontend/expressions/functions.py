@@ -1,4 +1,4 @@
-"""Functions of the user's: those that a kernel calls, and those that its own code defines."""
+"""User functions: those that a kernel calls, and those that its own code defines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..walk.unfollowed import execute_all, forget_globals_of, restore_host, save
 from .run_time import unknown
 
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-#: How deep calls of the user's functions may be nested.
+#: Maximum depth of nested calls of user functions.
 _MAX_DEPTH = 32
 
 
@@ -40,11 +40,11 @@ class LocalFunction:
 
     @property
     def __code__(self) -> Any:
-        """As much of a code object as tells how many arguments there are."""
+        """A substitute for a code object, with the number of arguments."""
         return types.SimpleNamespace(co_argcount=len(self.node.args.posonlyargs) + len(self.node.args.args))
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The names that a call binds. Raises for arguments that do not fit."""
+        """Return the names that a call binds. Raises exc.TypeInferenceError for arguments that do not fit."""
         given, kinds = self.node.args, inspect.Parameter
         names: list[tuple[ast.arg, Any]] = [(a, kinds.POSITIONAL_ONLY) for a in given.posonlyargs]
         names += [(a, kinds.POSITIONAL_OR_KEYWORD) for a in given.args]
@@ -66,7 +66,7 @@ class LocalFunction:
 
 
 def define(definer: Scope, node: ast.FunctionDef | ast.Lambda) -> LocalFunction:
-    """The function of a ``def`` statement or a lambda; defaults are evaluated now."""
+    """Return the function of a ``def`` statement or a lambda; defaults are evaluated now."""
     given = node.args
     positional = [*given.posonlyargs, *given.args]
     pairs = list(zip(positional[len(positional) - len(given.defaults) :], given.defaults, strict=True))
@@ -79,7 +79,7 @@ def evaluate_lambda(s: Scope, node: ast.Lambda) -> Any:
 
 
 def is_traced_through(function: Any) -> bool:
-    """Whether a callable is Python code of the user's that can be followed."""
+    """Return whether a callable is a user's Python code that can be followed."""
     function, _ = method_of(function, ())
     if not isinstance(function, types.FunctionType) or is_library(function):
         return isinstance(function, LocalFunction)
@@ -87,7 +87,7 @@ def is_traced_through(function: Any) -> bool:
 
 
 def call_helper(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of the user's in host code. It runs at run time; here it is followed for what it gives."""
+    """Follow a user function in host code for its result; it runs at run time."""
     assume_called(s.t, function)
     plain, given = method_of(function, args)
     saved = save_host(s, (args, kwargs))
@@ -107,7 +107,7 @@ def call_helper(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str
 
 
 def call_local(s: Scope, function: LocalFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function that the kernel's own code, or a function called by it, defines."""
+    """Call a function that the kernel's own code, or a function called by it, defines."""
     definer = function.definer.frame
     source = FunctionSource(function.node, definer.source.file, function.name)
     names = function.arguments(args, kwargs)
@@ -116,10 +116,10 @@ def call_local(s: Scope, function: LocalFunction, args: tuple[Any, ...], kwargs:
 
 
 def call_user(s: Scope, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of the user's: its body is walked in a frame of its own."""
+    """Call a user function: its body is traced in a frame of its own."""
     source = parse_function(function)
     if source is None:
-        return function(*args, **kwargs)  # no source to walk: abstract values record what it does
+        return function(*args, **kwargs)  # no source to trace: abstract values record its ops
     frame = function_frame(s.t, function, source, s.frame)
     try:
         bound = inspect.signature(function, follow_wrapped=False).bind(*args, **kwargs)
@@ -135,7 +135,7 @@ def call_user(s: Scope, function: types.FunctionType, args: tuple[Any, ...], kwa
 
 
 def _run(walk: Walk, frame: Frame) -> Any:
-    """Walks the body of a function; gives what it returns."""
+    """Trace the body of a function and return its result."""
     s = Scope(walk, frame)
     location = s.t.builder.location
     frame.depth = s.t.builder.depth

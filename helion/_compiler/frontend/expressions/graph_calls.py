@@ -12,7 +12,7 @@ from ..walk.scope import Scope, call
 
 
 def call_graph(s: Scope, module: Any, args: tuple[Any, ...]) -> Any:
-    """A ``torch.fx.GraphModule`` of function and method calls, one after the other."""
+    """Run the function and method calls of a ``torch.fx.GraphModule`` in order."""
     unsupported = sorted({n.op for n in module.graph.nodes} - {"placeholder", "call_function", "call_method", "output"})
     if unsupported:
         raise exc.GraphModuleUnsupportedOps(name=type(module).__name__, ops=", ".join(unsupported))

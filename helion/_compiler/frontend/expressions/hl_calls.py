@@ -17,7 +17,7 @@ from ..walk.scope import Scope
 
 
 def call_hl(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], node: ast.AST) -> Any:
-    """Calls the rule of an ``hl`` function, where it may be called."""
+    """Call the rule of an ``hl`` function; refuse it in code where it is not allowed."""
     refuse_opaque((args, kwargs))
     where = DECLARED[function]
     name = f"hl.{function.__name__}"
@@ -47,7 +47,7 @@ def call_hl(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _note_compile_time_call(s: Scope, function: Any, result: Any, node: ast.AST) -> None:
-    """The generated host code has constants in place of these calls."""
+    """Record a call that the generated host code replaces by a constant."""
     where = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
     if function is hl.register_block_size:
         s.t.registered.block_sizes[where] = result.args[0]

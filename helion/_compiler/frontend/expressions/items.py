@@ -65,18 +65,18 @@ def evaluate_subscript(s: Scope, node: ast.Subscript) -> Any:
 
 
 def as_list(index: Any) -> list[Any]:
-    """What stands between brackets, as the list that ``hl.load`` takes."""
+    """Return the subscript between brackets as the list that ``hl.load`` takes."""
     return list(index) if isinstance(index, tuple) and not isinstance(index, TileTuple) else [index]
 
 
 def _tensor_item(s: Scope, value: HostTensorValue, index: Any) -> Any:
-    """``value[index]`` of a tensor."""
+    """Return ``value[index]`` of a tensor."""
     if not s.t.on_device and next(opaques(index), None) is not None:
         return next(opaques(index))
     return value[index]
 
 
 def _open_item(s: Scope, value: Any) -> Any:
-    """An item of a sequence at a place that is known at run time."""
+    """Return an item of a sequence at an index that is known at run time."""
     found = merged_value(s, list(value)) if isinstance(value, (list, tuple)) and value else None
     return opaque(f"`{s.source_text()}`") if found is None else found

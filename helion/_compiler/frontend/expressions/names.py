@@ -19,11 +19,11 @@ def evaluate_name(s: Scope, node: ast.Name) -> Any:
 
 
 def refuse_assignment(s: Scope, node: ast.expr) -> None:
-    """Refuses ``:=`` in an expression of device code that is evaluated whether or not its value is asked for."""
+    """Refuse ``:=`` in an operand of device code, which is evaluated unconditionally."""
     for part in ast.walk(node) if s.t.on_device else ():
         if isinstance(part, ast.NamedExpr):
             s.at(part)
-            remedy = " behind `and`, `or` or a comparison; assign before"
+            remedy = " after `and`, `or` or a comparison; assign before"
             raise exc.StatementNotSupported(statement=f"`{ast.unparse(part)}`", where="device", remedy=remedy)
 
 

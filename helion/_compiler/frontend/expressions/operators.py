@@ -50,7 +50,7 @@ def evaluate_binary(s: Scope, node: ast.BinOp) -> Any:
 
 
 def _between(s: Scope, name: str, left: Any, right: Any) -> Any:
-    """An operator between two values of which one may be an object of the user's."""
+    """Apply an operator to two values, one of which may be a user's object."""
     for method, one, other in ((name, left, right), (_REFLECTED.get(name, f"r{name}"), right, left)):
         found = overloaded(s, method, one, other)
         if found is not NotImplemented:
@@ -59,13 +59,13 @@ def _between(s: Scope, name: str, left: Any, right: Any) -> Any:
 
 
 def _text_operand(s: Scope, right: Any) -> Any:
-    """``right`` of a formatting operator, whose symbolic numbers would show their names."""
+    """Return ``right`` of a formatting operator with plain numbers instead of symbolic ones."""
     settled = try_settle(s, right)
     return opaque(f"`{s.source_text()}`") if settled is None and right is not None else settled
 
 
 def binary(s: Scope, op: type, left: Any, right: Any) -> Any:
-    """``left op right``; ``op`` is a class of syntax."""
+    """Return ``left op right``; ``op`` is a class of syntax."""
     if isinstance(left, (str, bytes)) and op is ast.Mod:
         right = _text_operand(s, right)
     if isinstance(left, Opaque) or isinstance(right, Opaque):
@@ -75,7 +75,7 @@ def binary(s: Scope, op: type, left: Any, right: Any) -> Any:
             refuse_host(operand, s.t, "in an expression")
             if isinstance(operand, Tile) and op not in (ast.Add, ast.Sub):
                 raise exc.IncorrectTileUsage(how="as a number")
-        # operators of numbers and host expressions give way to those of device values
+        # operators of device values have precedence over those of numbers and host expressions
         if isinstance(left, Tile) and isinstance(right, DeviceValue) and right.dims:
             raise exc.IncorrectTileUsage(how="as a number")
         if isinstance(left, DeviceValue) and isinstance(right, Tile) and (left.dims or op is ast.Sub):
@@ -87,7 +87,7 @@ def binary(s: Scope, op: type, left: Any, right: Any) -> Any:
 
 
 def in_place(s: Scope, op: type, tensor: HostTensorValue, value: Any) -> Any:
-    """``tensor += value`` and its like in host code: the tensor stays the same one."""
+    """Evaluate ``tensor += value`` and the like in host code: the tensor object stays the same."""
     return _apply(s, _IN_PLACE[op] if op in _IN_PLACE else _BINARY[op], tensor, value)
 
 
@@ -115,7 +115,7 @@ def evaluate_unary(s: Scope, node: ast.UnaryOp) -> Any:
 
 
 def negate(s: Scope, value: Any) -> Any:
-    """``not value``."""
+    """Return ``not value``."""
     if isinstance(value, DeviceValue):
         return ops.pointwise(s.t, "logical_not", value)
     if isinstance(value, Expr) and (s.t.on_device or is_static(value)):
@@ -143,7 +143,7 @@ def evaluate_comparison(s: Scope, node: ast.Compare) -> Any:
 
 
 def compare(s: Scope, op: type, left: Any, right: Any) -> Any:
-    """``left op right``; ``op`` is a class of syntax."""
+    """Return ``left op right`` of a comparison; ``op`` is a class of syntax."""
     if op in (ast.Is, ast.IsNot, ast.In, ast.NotIn):
         found = _apply(s, functools.partial(_is_same if op in (ast.Is, ast.IsNot) else _contains, s), left, right)
         return found if op in (ast.Is, ast.In) else negate(s, found)
@@ -164,7 +164,7 @@ def _both(s: Scope, first: Any, second: Any) -> Any:
 
 
 def _is_same(s: Scope, left: Any, right: Any) -> Any:
-    """``left is right``."""
+    """Return ``left is right``."""
     for one, other in ((left, right), (right, left)):
         if isinstance(one, Opaque):
             return runtime_number(s, bool)
@@ -176,7 +176,7 @@ def _is_same(s: Scope, left: Any, right: Any) -> Any:
             if one.kind is not type_of(other):
                 return False
             if one.kind is not bool or is_runtime(s.t, one) or is_runtime(s.t, other):
-                return runtime_number(s, bool)  # integers are one object or two
+                return runtime_number(s, bool)  # equal integers may be one object or two
             return s.t.numbers.specialize(one) is (s.t.numbers.specialize(other) if isinstance(other, Expr) else other)
     if isinstance(left, HostTensorValue) and isinstance(right, HostTensorValue):
         # a view of a tensor may be that tensor
@@ -185,7 +185,7 @@ def _is_same(s: Scope, left: Any, right: Any) -> Any:
 
 
 def _contains(s: Scope, item: Any, container: Any) -> Any:
-    """``item in container``."""
+    """Return ``item in container``."""
     if isinstance(container, Opaque) or isinstance(item, Opaque):
         return runtime_number(s, bool)
     if isinstance(container, HostTensorValue):

@@ -1,4 +1,4 @@
-"""Operators that objects of the user's define."""
+"""Operators that user classes define."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from ..walk.scope import Scope, call
 
 
 def overloaded(s: Scope, name: str, *operands: Any) -> Any:
-    """What an operator of an object of the user's gives, which is a function like others; NotImplemented for operators
-    of values that are followed."""
+    """Return the result of an operator that a user's class defines; NotImplemented for operators of abstract values."""
     method = operator_of(operands[0], f"__{name}__")
     if method is not None:
         s.t.world.assume("attribute", type(operands[0]), f"__{name}__", method)

@@ -1,4 +1,4 @@
-"""Functions that give the same for the same arguments, called when compiling."""
+"""Calls of pure functions at compile time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .run_time import runtime_number, try_settle, unknown
 
 
 def call_pure(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function that gives the same for the same arguments, on plain numbers unless it works on others."""
+    """Call a pure function: on symbolic numbers if it supports them, else on plain ones."""
     args = tuple(_argument(s, a) for a in args)
     kwargs = {name: _argument(s, a) for name, a in kwargs.items()}
     owner = getattr(function, "__self__", None)
@@ -28,7 +28,7 @@ def call_pure(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, 
             pass
     settled = try_settle(s, (args, kwargs))
     if settled is not None:
-        if isinstance(owner, list):  # compared with each other by a method
+        if isinstance(owner, list):  # methods of lists and tuples compare their items with each other
             owner[:] = settle(s.t, owner)
         elif isinstance(owner, tuple):
             function = getattr(settle(s.t, owner), function.__name__)
@@ -43,7 +43,7 @@ def call_pure(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _argument(s: Scope, value: Any) -> Any:
-    """An argument of a real function: iterators as what they give, functions as ones that are walked."""
+    """Return an argument of a real function: iterators as tuples, user functions as traced calls."""
     if isinstance(value, collections.abc.Iterator):
         return tuple(value)
     if isinstance(value, types.FunctionType) and is_traced_through(value):
@@ -52,5 +52,5 @@ def _argument(s: Scope, value: Any) -> Any:
 
 
 def _materialised(value: Any) -> Any:
-    """A result with the calls that it makes of functions of the user's made now."""
+    """Return a result with lazy ``map`` and ``filter`` calls evaluated now."""
     return iter(tuple(value)) if isinstance(value, (map, filter)) else value

@@ -24,12 +24,12 @@ from .functions import call_helper, call_user, is_traced_through
 from .pure_calls import call_pure
 from .run_time import runtime_number, unknown
 
-#: Functions of torch for those of ``math`` that are called otherwise.
+#: Torch functions whose names differ from those of ``math``.
 _OF_MATH = {"fabs": "abs"}
 
 
 def call_on_device(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A Python function in device code: a builtin's rule, one of the user's, or a plain one that is called now."""
+    """Call a Python function in device code: by a builtin's rule, by tracing a user function, or directly."""
     assume_called(s.t, function)
     plain, given = method_of(function, args)
     walked = isinstance(plain, types.FunctionType) and (plain is not function or not is_library(plain))
@@ -40,7 +40,7 @@ def call_on_device(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def _call_python(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A plain function in device code."""
+    """Call a plain function in device code."""
     _check_mutation(s, function)
     followed = is_pure(function) or isinstance(function, type)
     if not followed and is_library(function) and not isinstance(getattr(function, "__self__", None), ABSTRACT):
@@ -65,13 +65,13 @@ def _call_python(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[st
 
 
 def may_change(s: Scope, container: Any) -> bool:
-    """Whether a list was made in device code, and in the loop or branch that is open now."""
+    """Return whether a list was made in device code, and in the innermost open loop or branch."""
     made = s.t.world.lists.get(id(container))
     return made is not None and made[1] == s.t.builder.depth
 
 
 def _check_mutation(s: Scope, function: Any) -> None:
-    """A container may change only where it was made: a loop body is walked once, however often it runs."""
+    """Refuse to change a container outside of the region that made it: a loop body is traced once for all iterations."""
     owner = getattr(function, "__self__", None)
     if not isinstance(owner, (list, dict, set)) or getattr(function, "__name__", "") not in MUTATORS:
         return
@@ -84,7 +84,7 @@ def _check_mutation(s: Scope, function: Any) -> None:
 
 
 def call_on_host(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A Python function in host code: called now, followed, or left to run time."""
+    """Handle a call of a Python function in host code: call it now, follow it, or leave it to run time."""
     waits = next(opaques((args, kwargs)), None)
     if runs_at_run_time(function) or (waits is not None and kind_of_result(function) is not None):
         s.t.world.effects += 1
@@ -109,6 +109,6 @@ def call_on_host(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[st
 
 
 def refuse_host_on_device(t: Tracer, value: Any, how: str = "an expression") -> None:
-    """Raises for a host tensor that device code uses without loading it."""
+    """Raise for a host tensor that device code uses without loading it."""
     if t.on_device and isinstance(value, HostTensorValue) and how not in ("len", "isinstance", "getattr", "hasattr"):
         raise exc.HostTensorDirectUsage(name=source_name(value), how=f"in {how}")

@@ -1,4 +1,4 @@
-"""Questions about what a value is, answered for what an abstract value stands for."""
+"""Builtins such as ``isinstance`` and ``hasattr``, answered for the object that an abstract value represents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .run_time import runtime_number, unknown
 
 
 def _legacy_name(value: HostTensorValue | DeviceValue) -> str:
-    """What ``Tensor.type()`` gives, which classes such as torch.FloatTensor are compared with."""
+    """Return ``Tensor.type()`` of a value, which classes such as torch.FloatTensor are compared with."""
     device = value.device if isinstance(value, HostTensorValue) else value.tracer.device
     where = "" if device.type == "cpu" else f"{device.type}."
     return f"torch.{where}{torch.empty(0, dtype=value.dtype).type().split('.')[-1]}"
@@ -37,7 +37,7 @@ def _is_instance(value: Any, classes: Any) -> bool:
         if type(classes) is type(torch.FloatTensor):
             return bool(_legacy_name(value) == f"{classes.__module__}.{classes.__name__}")
         cls = type_of(value)
-        if cls is torch.nn.Parameter:  # its class looks at the object
+        if cls is torch.nn.Parameter:  # its metaclass inspects the instance
             return isinstance(torch.nn.Parameter(torch.empty(0), requires_grad=False), classes)
         return isinstance(torch.empty(0, device="meta"), classes) if cls is torch.Tensor else issubclass(cls, classes)
     return isinstance(value, classes)
@@ -68,7 +68,7 @@ def _callable(s: Scope, value: Any) -> Any:
 def _hasattr(s: Scope, value: Any, name: str) -> Any:
     if isinstance(value, Opaque):
         return runtime_number(s, bool)
-    if isinstance(value, DeviceValue):  # users' attributes are on tensors of the host's only
+    if isinstance(value, DeviceValue):  # user attributes exist on host tensors only
         return hasattr(type_of(value), name)
     if isinstance(value, HostTensorValue):
         return True if hasattr(type_of(value), name) else runtime_number(s, bool)
@@ -95,7 +95,7 @@ def _getattr(s: Scope, value: Any, name: Any, *default: Any) -> Any:
 
 
 def _assume_absent(s: Scope, value: Any, name: str) -> None:
-    """Take down that an object of the user's lacks an attribute."""
+    """Record that a user's object lacks an attribute."""
     if not isinstance(value, (*ABSTRACT, TileTuple)):
         s.t.world.assume("absent", value, name, None)
 
@@ -112,7 +112,7 @@ def _len(s: Scope, value: Any) -> Any:
     return runtime_number(s, int) if operator_of(value, "__len__") else call_pure(s, len, (value,), {})
 
 
-#: Builtin functions about the nature of a value.
+#: Builtin functions that query the type or the attributes of a value.
 QUERIES: dict[Any, Callable[..., Any]] = {
     isinstance: _isinstance,
     type: _type,

@@ -1,4 +1,4 @@
-"""Results that only the run of the host code gives."""
+"""Results that are known when the host code runs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ..walk.scope import Scope
 
 
 def try_settle(s: Scope, values: Any) -> Any:
-    """Values with plain numbers, which become part of the key; None if some are known at run time only."""
+    """Return values with plain numbers, which become part of the key; None if some are known at run time only."""
     if any(is_runtime(s.t, number) for number in numbers_in(values)):
         return None
     return settle(s.t, values)
 
 
 def runtime_number(s: Scope, kind: type, wide: bool = False) -> Expr:
-    """A number that the expression gives at run time."""
+    """Return a symbol for a number that the expression has at run time."""
     if s.t.on_device:
         raise exc.KnownAtRunTime(what=f"`{s.source_text()}`", because="")
     return host_tensors.number(s.t, 2**40 if wide and kind is int else SAMPLES[kind])
 
 
 def unknown(s: Scope, function: Any, values: Any, because: Exception | None = None) -> Opaque:
-    """The result of a call that runs at run time: it may change the containers that it is given."""
+    """Return the result of a call at run time as opaque; the call may change the containers among its arguments."""
     if s.t.on_device:
         raise exc.KnownAtRunTime(what=f"`{s.source_text()}`", because="")
     s.t.world.effects += 1
@@ -42,7 +42,7 @@ def unknown(s: Scope, function: Any, values: Any, because: Exception | None = No
 def number_method(
     s: Scope, value: Expr, name: str, kind: type | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """``value.name(...)`` of the number that a symbolic one stands for."""
+    """Return ``value.name(...)`` of the number that a symbolic one represents."""
     settled = try_settle(s, (value, args, kwargs))
     if settled is not None:
         return getattr(settled[0], name)(*settled[1], **settled[2])

@@ -26,17 +26,17 @@ _TORCH_FACTORIES = (
 )  # fmt: skip
 
 
-#: What the names of functions begin with that change torch itself, as torch.manual_seed and torch.set_default_dtype do.
+#: Prefixes of functions that change torch's global state, such as torch.manual_seed and torch.set_default_dtype.
 _CHANGES = ("manual_seed", "seed", "set_", "use_")
 
 
 def call_torch(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A torch function: by its rule on abstract values, else called now."""
+    """Call a torch function: by its rule on abstract values, else directly."""
     if not s.t.on_device:
         return _call_torch_on_host(s, function, args, kwargs)
     if not (any_abstract((args, kwargs)) or function in _TORCH_FACTORIES):
         if getattr(function, "__name__", "").startswith(_CHANGES):
-            raise exc.NotAllowedOnDevice(what=f"{torch_name(function)}, which changes what torch does everywhere,")
+            raise exc.NotAllowedOnDevice(what=f"{torch_name(function)}, which changes the global state of torch,")
         result = function(*args, **kwargs)  # torch.finfo, torch.promote_types ...
         if isinstance(result, torch.Tensor):
             raise exc.UnsupportedTorchFunction(name=torch_name(function), remedy="; make the tensor in host code")
@@ -53,15 +53,17 @@ def call_torch(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _is_plain_python(s: Scope, function: Any) -> bool:
-    """Whether a function is one of torch's that stands for nothing but its own lines, such as the masks and scores of
-    flex_attention: it is walked like one of the user's."""
+    """Return whether a torch function is plain Python without a rule, such as masks and scores of flex_attention.
+
+    Such a function is traced like a user function.
+    """
     module = getattr(function, "__module__", None) or ""
     plain = isinstance(function, types.FunctionType) and module.startswith("torch.nn.attention")
     return plain and function not in s.t.rules and not _asks_its_arguments(function)
 
 
 def _asks_its_arguments(function: types.FunctionType) -> bool:
-    """Whether a function lets an argument answer in its place."""
+    """Return whether a function dispatches to ``__torch_function__`` of its arguments."""
     return "handle_torch_function" in function.__code__.co_names
 
 
@@ -90,13 +92,13 @@ def _call_torch_on_host(s: Scope, function: Any, args: tuple[Any, ...], kwargs: 
 
 
 def _is_tensor_factory(function: Any) -> bool:
-    """Whether a function of torch's makes tensors of numbers alone."""
+    """Return whether a torch function makes tensors from numbers only."""
     name = getattr(function, "__name__", "")
     return isinstance(function, types.BuiltinFunctionType) and hasattr(torch._C._VariableFunctions, name)
 
 
 def is_torch_function(function: Any) -> bool:
-    """Whether a callable is torch's own, methods of tensors included."""
+    """Return whether a callable is torch's own, methods of tensors included."""
     if isinstance(function, (type(torch.Tensor.exp), types.BuiltinFunctionType)) and not _plain_builtin(function):
         return True
     return (getattr(function, "__module__", None) or "").split(".")[0] == "torch" and not isinstance(function, type)

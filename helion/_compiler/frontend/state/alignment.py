@@ -1,5 +1,6 @@
-"""Which dimensions of device values are one: beside equal ones, those of one constant size, and tiles that have a place of
-their own in a larger value."""
+"""Alignment of dimensions of device values: equal dimensions, dimensions of one constant size, and tiles that determine
+their position in a larger value.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from .blocks import Blocks
 
 
 def same_size(blocks: Blocks, one: Dim, other: Dim) -> bool:
-    """Whether two dimensions have the same number of elements, whatever the config: a tile of constant size has that many."""
+    """Return whether two dimensions have the same number of elements for every config; a tile of constant size has that
+    many.
+    """
     if one == other:
         return True
     first, second = blocks.size_of(one), blocks.size_of(other)
@@ -18,14 +21,15 @@ def same_size(blocks: Blocks, one: Dim, other: Dim) -> bool:
 
 
 def is_single(blocks: Blocks, dim: Dim) -> bool:
-    """Whether a dimension has one element, as tiles of a constant size of 1 have."""
+    """Return whether a dimension has one element, as tiles of a constant size of 1 have."""
     size = blocks.size_of(dim)
     return isinstance(size, int) and size == 1
 
 
 def joint(blocks: Blocks, shapes: Sequence[Dims]) -> Dims | None:
-    """The broadcast of shapes that no plain rule broadcasts: aligned at the right, or else the smaller ones within the largest
-    as ``placed`` says. None where there is none."""
+    """Return the broadcast of shapes that the plain rules refuse: aligned at the right, or else the smaller ones within
+    the largest by ``placed``. None if there is none.
+    """
     found = _aligned(blocks, shapes)
     if found is not None:
         return found
@@ -37,11 +41,13 @@ def joint(blocks: Blocks, shapes: Sequence[Dims]) -> Dims | None:
 
 
 def placed(blocks: Blocks, dims: Dims, target: Dims) -> Dims | None:
-    """``dims`` as dimensions of ``target`` and 1, so that they broadcast to it: aligned at the right, or, where tiles say how,
-    with 1 in the other places. None where neither holds.
+    """Return ``dims`` as dimensions of ``target`` and 1, so that they broadcast to it.
 
-    Tiles say how where each dimension stands once in ``target``, in this order, and one of them is a tile: ``[i, 16]`` is
-    ``[i, 1, 16]`` in ``[i, j, 16]``, and nothing in ``[i, 16, 16]``."""
+    They are aligned at the right, or else by tiles, with 1 in the other positions. None if neither fits.
+
+    Tiles align ``dims`` if each dimension occurs once in ``target``, in this order, and one of them is a tile. ``[i,
+    16]`` is ``[i, 1, 16]`` in ``[i, j, 16]``, and has no alignment in ``[i, 16, 16]``.
+    """
     if len(dims) > len(target):
         return None
     found: list[Dim] = []
@@ -71,7 +77,9 @@ def _aligned(blocks: Blocks, shapes: Sequence[Dims]) -> Dims | None:
 
 
 def _one_of(blocks: Blocks, dims: Sequence[Dim]) -> Dim | None:
-    """The dimension that all of one place broadcast to: a tile where there is one, which knows its lanes in range."""
+    """Return the dimension that all dimensions of one position broadcast to. A tile is preferred, because it has a
+    mask.
+    """
     several = [dim for dim in dims if not is_single(blocks, dim)] or [dim for dim in dims if not dim.is_one]
     if not several:
         return ONE

@@ -1,4 +1,4 @@
-"""Blocks of a trace: tiles, grids and whole dimensions, and what sizes in device code stand for."""
+"""Blocks of a trace: tiles, grids and whole dimensions, and the dimensions that sizes in device code denote."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from .host_numbers import HostNumbers
 
 
 class Blocks(Part):
-    """``padded``: tiles have powers of two of lanes."""
+    """All blocks of a trace. ``padded``: tiles have powers of two of lanes."""
 
     def __init__(self, numbers: HostNumbers, padded: bool) -> None:
         self.numbers = numbers
         self.padded = padded
         self.all: list[Block] = []
         self.active: dict[int, Tile | None] = {}
-        #: How the tiles in merged dimensions are ordered: their factors, outermost first; None where reshapes disagree.
+        #: Order of the tiles in merged dimensions: their factors, outermost first; None where reshapes disagree.
         self.merged: dict[Dim, Dims | None] = {}
-        #: Whole dimensions that reshapes make or take apart: they have no more lanes than their next power of two.
+        #: Whole dimensions that reshapes merge or split: they have no more lanes than their next power of two.
         self.counted: set[int] = set()
         self._whole: dict[Any, Block] = {}
-        #: Blocks that are a part of the tiles of another, by that and by how many parts there are.
+        #: Blocks that are a fraction of another block, by that block and the divisor.
         self._parts: dict[tuple[int, int], Block] = {}
-        #: By block, those of the same size that loops walk while other loops walk over it.
+        #: Twins of each block: blocks of the same size for nested loops over it.
         self._twins: dict[int, tuple[int, ...]] = {}
 
     def __getitem__(self, block: int) -> Block:
@@ -48,7 +48,9 @@ class Blocks(Part):
             self._check_counted(block)
 
     def count_lanes(self, dims: Iterable[Dim]) -> None:
-        """Take down that a reshape counts the lanes of these dimensions, so that nothing may widen whole ones."""
+        """Record that a reshape depends on the number of lanes of these dimensions, so that whole ones cannot be
+        widened.
+        """
         for block in (b for dim in dims for b in dim.blocks if self.all[b].kind == "full"):
             self.counted.add(block)
             self._check_counted(block)
@@ -57,12 +59,12 @@ class Blocks(Part):
         extent, least = self.all[block].extent, self.all[block].min_size
         if self.padded and isinstance(extent, int) and least > next_power_of_2(extent):
             raise exc.TypeInferenceError(
-                f"A matrix product needs {least} lanes of a dimension of {extent} elements, and a reshape makes it or takes "
-                f"it apart, which leaves it {next_power_of_2(extent)}; reshape the tensor in host code and load from that."
+                f"A matmul needs {least} lanes of a dimension of {extent} elements, but a reshape merges or splits it, "
+                f"which limits it to {next_power_of_2(extent)}; reshape the tensor in host code and load from that."
             )
 
     def whole(self, extent: Number) -> Block:
-        """The block of whole dimensions of ``extent`` elements; equal extents share one."""
+        """Return the block of whole dimensions of ``extent`` elements; equal extents share one."""
         extent = self.numbers.known(extent)
         key = number_key(extent)
         if key not in self._whole:
@@ -70,26 +72,27 @@ class Blocks(Part):
         return self._whole[key]
 
     def is_walked(self, block: Block) -> bool:
-        """Whether there is a loop over a block around what is being walked."""
+        """Return whether a loop over a block is open."""
         return block.id in self.active
 
     def has_no_tail(self, tile: Tile) -> bool:
-        """Whether all lanes of a tile are always in range."""
+        """Return whether all lanes of a tile are always in range."""
         size, extent = tile.block.size, self.all[tile.block.id].extent
         if tile.jagged is not None or not isinstance(size, int):
             return False
         return size == 1 or (isinstance(extent, int) and extent % size == 0)
 
     def hides_tail(self, dim: Dim) -> bool:
-        """Whether lanes of a dimension may be out of range that nobody can tell from the others: where it is made of several
-        tiles, or of a part of one."""
+        """Return whether a dimension may have out-of-range lanes that no mask identifies: one of several tiles, or of a
+        part of one.
+        """
         if dim.block is not None:
             block = self.all[dim.block]
             return block.twin_of is None and block.base is not None and block.base in self.active
         return any(self.all[b].kind == "tile" for b in dim.blocks)
 
     def may_be_padded(self, dim: Dim) -> bool:
-        """Whether some lanes of a dimension may lie out of range."""
+        """Return whether some lanes of a dimension may be out of range."""
         for block in dim.blocks:
             extent = self.all[block].extent
             known = self.all[block].kind == "full" and self.fills_lanes(extent)
@@ -99,7 +102,7 @@ class Blocks(Part):
         return False
 
     def fills_lanes(self, extent: Number | None) -> bool:
-        """Whether a whole dimension has no lanes besides its elements."""
+        """Return whether a whole dimension has exactly as many lanes as elements."""
         return isinstance(extent, int) and (is_power_of_2(extent) or not self.padded)
 
     def block_size(self, block: Block) -> Number:
@@ -112,7 +115,7 @@ class Blocks(Part):
         return Expr("block", (block.id,), 64)
 
     def twins_text(self, *shapes: Dims) -> str:
-        """Return what to say of shapes that do not match where two of their tiles have one block size."""
+        """Return a hint for shapes that do not match because two of their tiles share one block size."""
         tiles = dict.fromkeys(dim.block for dims in shapes for dim in dims if dim.block is not None)
         for block in tiles:
             root = self.all[block].twin_of
@@ -140,7 +143,9 @@ class Blocks(Part):
         return size
 
     def dim_of(self, size: Any) -> Dim:
-        """The dimension a size in device code stands for: a tile, a block size, a constant, or a product of them."""
+        """Return the dimension that a size in device code denotes: a tile, a block size, a constant, or a product of
+        them.
+        """
         if isinstance(size, Tile):
             return Dim(blocks=(size.block.id,))
         size = self.numbers.known(size)
@@ -160,7 +165,7 @@ class Blocks(Part):
             return Dim(blocks=(self._whole[number_key(size)].id,))
         if size.op == "mul":
             first, second = (self.dim_of(arg) for arg in size.args)
-            # one size is one dimension, however it is written: tiles stand before constants
+            # canonical order: one size is one dimension however it is written, so tiles precede constants
             return first * second if self._has_tile(first) or not self._has_tile(second) else second * first
         return self.dim_of_polynomial(of_number(size))
 
@@ -168,8 +173,11 @@ class Blocks(Part):
         return any(self.all[block].kind == "tile" for block in dim.blocks)
 
     def dim_of_polynomial(self, size: Polynomial) -> Dim | None:
-        """The dimension of a size: a constant, block sizes times a constant, a part of a block size, or the size of a whole
-        dimension that is known; None for any other."""
+        """Return the dimension of a size; None if it has none.
+
+        A dimension exists for constants, block sizes times a constant, fractions of a block size, and sizes of known
+        whole dimensions.
+        """
         if size.constant is not None:
             return self.dim_of(size.constant) if size.constant > 0 else None
         dim = self._product(size) if len(size.terms) == 1 else None
@@ -191,11 +199,11 @@ class Blocks(Part):
         return Dim(blocks=(*others, last)) * self.dim_of(factor.numerator)
 
     def polynomial_of(self, dim: Dim) -> Polynomial:
-        """The size of a dimension."""
+        """Return the size of a dimension."""
         return of_number(self.size_of(dim))
 
     def share(self, block: Block) -> tuple[Fraction, int]:
-        """The part of the tiles of another that a block has, and that other block, whose size is not made of one."""
+        """Return the fraction that a block is of another, and that other block, whose size is independent."""
         if block.base is None:
             return Fraction(1), block.id
         share, whole = self.share(self.all[block.base])
@@ -221,10 +229,10 @@ class Blocks(Part):
         self.update(self.sized_by(block), max_size=most)
 
     def unwalked(self, block: int, walked: Container[int], name: str) -> Block:
-        """Return a block of the size of ``block`` that is not among those ``walked``: itself, or a twin of it, which gets
-        ``name`` where it is new.
+        """Return a block of the size of ``block`` that is not among those ``walked``: itself, or a twin. A new twin
+        gets ``name``.
 
-        Loops that follow each other share a block, those that run at the same time have one each.
+        Loops that follow each other share a block; nested ones have one each.
         """
         block = self.sized_by(block)
         twins = self._twins.get(block, ())
@@ -236,7 +244,7 @@ class Blocks(Part):
         return made
 
     def part(self, block: int, count: int) -> Block:
-        """The block whose size is that of ``block`` divided by ``count``, a power of two. No loop walks over it."""
+        """Return the block whose size is that of ``block`` divided by ``count``, a power of two. No loop is over it."""
         if (block, count) not in self._parts:
             whole = self.all[block]
             size = Expr("floordiv", (Expr("block", (block,), 64), count), 64 // count)
@@ -255,8 +263,9 @@ class Blocks(Part):
         return tuple(dims)
 
     def _another(self, dim: Dim, before: Sequence[Dim]) -> Dim:
-        """Return the dimension of another tile that has the size of ``dim`` and that a loop walks over, if there is one: a size
-        that stands twice in a shape means both tiles where two have it."""
+        """Return the dimension of another open tile with the size of ``dim``, if there is one. A size that occurs twice
+        in a shape means both tiles where two have it.
+        """
         whole = None if dim.block is None else self.sized_by(dim.block)
         twins = () if whole is None else (whole, *self._twins.get(whole, ()))
         others = (Dim(blocks=(twin,)) for twin in twins if twin in self.active)

@@ -1,4 +1,4 @@
-"""Numbers of the host code: those of the arguments, and those that its run gives."""
+"""Numbers of the host code: those of the arguments, and those that are known at run time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ Origin = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Symbol:
-    """A run-time number of the arguments: ``source`` is the host expression, ``origin`` the path ``("arg", position,
-    step ...)`` that leads to it, where a step is an index, a key, an attribute name or a method with its arguments, as in
-    ``("size", dim)``."""
+    """A run-time number of the arguments.
+
+    ``source`` is the host expression. ``origin`` is the path ``("arg", position, step ...)`` to it. A step is an index,
+    a key, an attribute name, or a method with its arguments, as in ``("size", dim)``.
+    """
 
     name: str
     source: str
@@ -26,55 +28,55 @@ class Symbol:
 
     @property
     def is_size(self) -> bool:
-        """Whether it is the size of a dimension that is neither 0 nor 1."""
+        """True for the size of a dimension that is neither 0 nor 1."""
         step = self.origin[-1] if self.origin else None
         return isinstance(step, tuple) and step[0] == "size"
 
 
 class HostNumbers(Part):
-    """Numbers by the name that generated host code has for them."""
+    """Numbers by their names in generated host code."""
 
     def __init__(self) -> None:
         self.symbols: dict[str, Symbol] = {}
         self.specialized: dict[str, Any] = {}
-        #: Sizes and strides of the arguments that are one number with another: host expression and path, by its name.
+        #: Sizes and strides of the arguments that are equal to another symbol: host expression and path, by its name.
         self.equal: dict[str, tuple[tuple[str, Any], ...]] = {}
-        #: Those that change from one iteration of a host loop to the next: the user's variable.
+        #: Numbers that change from one iteration of a host loop to the next: the user's variable.
         self.loop_numbers: dict[str, str] = {}
-        #: Sizes and strides of tensors that the host code makes: the tensor and how to ask it.
+        #: Sizes and strides of tensors that the host code makes: the tensor and the method call that reads them.
         self.deferred: dict[str, tuple[HostTensorValue, str]] = {}
-        #: Numbers made anew for every launch: host expressions, empty where the name itself is one.
+        #: Numbers computed again for every launch: host expressions, empty where the name itself is one.
         self.drawn: dict[str, str] = {}
-        #: Expressions of the host code whose results launches need: a name for each time that one was walked.
+        #: Expressions of the host code whose results launches need: one name for each time that the trace evaluated it.
         self.captures: dict[Place, tuple[str, ...]] = {}
         self.captured = 0
-        #: Names that stand in the kernel's source.
+        #: Names that occur in the kernel's source.
         self.taken: frozenset[str] = frozenset()
         #: With dynamic shapes: conditions on sizes and strides of the arguments that the trace assumes.
         self.argument_checks: list[str] = []
 
     def fresh_name(self, base: str, number: int) -> str:
-        """A name of generated host code that the kernel's own has not."""
+        """Return a name of generated host code that the kernel's source does not use."""
         name = f"{base}_{number}"
         while name in self.taken:
             name += "_"
         return name
 
     def known(self, number: Any) -> Any:
-        """A number whose symbols were all specialized is the integer seen when binding."""
+        """Return the value seen at bind time for a number whose symbols are all specialized, else the number."""
         if isinstance(number, Expr) and all(leaf.args[0] in self.specialized for leaf in number.leaves()):
             return number.hint
         return number
 
     def symbol(self, name: str, source: str, origin: tuple[Any, ...], hint: Any) -> Expr:
-        """A run-time number of the arguments: ``source`` is the host expression, ``origin`` the path to it."""
+        """Return a run-time number of the arguments: ``source`` is the host expression, ``origin`` the path to it."""
         while name in self.symbols and self.symbols[name].source != source:
             name = f"{name}_"
         self.symbols[name] = Symbol(name, source, origin)
         return Expr("host", (name,), hint)
 
     def specialize(self, value: Expr) -> Any:
-        """The number seen when binding; the arguments it depends on become part of the specialization key."""
+        """Return the number seen at bind time; the arguments it depends on become part of the specialization key."""
         for leaf in value.leaves():
             if leaf.op == "host" and leaf.args[0] in self.loop_numbers:
                 raise exc.ChangesInHostLoop(name=self.loop_numbers[leaf.args[0]])
@@ -85,7 +87,7 @@ class HostNumbers(Part):
         return value.hint
 
     def is_never_negative(self, number: Any) -> bool:
-        """Whether a host number is known to be at least 0, as sizes are."""
+        """Return whether a host number is known to be at least 0, as sizes are."""
         if not isinstance(number, Expr):
             return bool(number >= 0)
         if number.op == "host":
@@ -105,7 +107,7 @@ class HostNumbers(Part):
         return number.op in ("block", "next_power_of_2")
 
     def is_above_one(self, number: Any) -> bool:
-        """Whether a host number is known to be at least 2, as sizes are that no code was made for by value."""
+        """Return whether a host number is known to be at least 2, as sizes without specialized code are."""
         if not isinstance(number, Expr):
             return bool(number > 1)
         if number.op == "host":
@@ -119,5 +121,5 @@ class HostNumbers(Part):
         return number.op == "max" and any(map(self.is_above_one, number.args))
 
     def changes(self, value: Any) -> bool:
-        """Whether a number differs from one iteration of a host loop to the next."""
+        """Return whether a number differs from one iteration of a host loop to the next."""
         return isinstance(value, Expr) and any(leaf.args[0] in self.loop_numbers for leaf in value.leaves())

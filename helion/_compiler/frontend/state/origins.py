@@ -1,4 +1,4 @@
-"""How scalars and indices of device code were made, as far as subscripts ask."""
+"""Origins of scalars and indices of device code, as far as subscripts need them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..journal import Part
 from ..polynomials import Polynomial, atom, combine, of_number
 from ..values import DeviceValue
 
-#: Pointwise ops of integer scalars that are followed.
+#: Pointwise ops of integer scalars that are tracked.
 _FOLLOWED = frozenset(("add", "sub", "mul", "floordiv", "neg", "cast"))
 
 
@@ -29,18 +29,18 @@ class Origins(Part):
     def __init__(self) -> None:
         self._affine: dict[Value, Affine] = {}
         self._fields: dict[Value, TileAttrs] = {}
-        #: Integer scalars that are made of others: the operator and its operands.
+        #: Integer scalars computed from others: the operator and its operands.
         self._made: dict[Value, tuple[str, tuple[Any, ...]]] = {}
 
     def field_of(self, value: DeviceValue) -> TileAttrs | None:
-        """What a value reads off a tile, if it was made so."""
+        """Return the field of a tile that a value is, if it is one."""
         return self._fields.get(value.value)
 
     def affine(self, value: DeviceValue) -> Affine | None:
         return self._affine.get(value.value)
 
     def polynomial(self, number: Any) -> Polynomial | None:
-        """An integer of the host or an integer scalar of the device; None for anything else."""
+        """Return an integer of the host or an integer scalar of the device as a polynomial; None for anything else."""
         if isinstance(number, (int, Expr)):
             kind = number.kind if isinstance(number, Expr) else type(number)
             return of_number(number) if kind is int else None
@@ -59,14 +59,14 @@ class Origins(Part):
         return atom(("value", value.value.number) if field is None else ("tile", field.block, field.field))
 
     def is_index(self, result: DeviceValue, block: Block) -> None:
-        """``result`` is the indices of a tile."""
+        """Record that ``result`` is the indices of a tile."""
         self._affine[result.value] = Affine(block)
 
     def is_field(self, result: DeviceValue, field: TileAttrs) -> None:
         self._fields[result.value] = field
 
     def is_made(self, name: str, operands: Sequence[Any], result: DeviceValue) -> None:
-        """``result`` is a pointwise op of operands."""
+        """Record that ``result`` is a pointwise op of operands."""
         if name in ("add", "sub"):
             self._note_affine(name, operands, result)
         if name in _FOLLOWED and not result.dims and not result.dtype.is_floating_point:

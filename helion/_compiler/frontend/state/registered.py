@@ -1,4 +1,4 @@
-"""What a kernel registers for its config, and the calls that do so."""
+"""Block sizes and tunables that a kernel registers for its config, and the calls that do so."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from ..journal import Part
 
 
 class Registered(Part):
-    """Calls are known by the line and column they stand at: the generated host code has constants in their place."""
+    """Registrations of a kernel. Calls are identified by line and column; the generated host code replaces them by
+    constants.
+    """
 
     def __init__(self) -> None:
         self.tunables: dict[str, Fragment] = {}
@@ -17,5 +19,5 @@ class Registered(Part):
         self.specialized_calls: set[tuple[int, int]] = set()
         #: Calls of factories in host code that get the kernel's device, by line and column.
         self.placed_calls: set[tuple[int, int]] = set()
-        #: The host expression of an argument whose device that is, before the user's code runs.
+        #: The host expression of an argument on that device, before the user's code runs.
         self.placed_by = ""

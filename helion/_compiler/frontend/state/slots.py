@@ -1,4 +1,4 @@
-"""Numbers of memory accesses, which config keys go by."""
+"""Numbers of memory accesses, which config keys refer to."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ class Slots(Part):
         self._atomics = 0
 
     def memory(self) -> int:
-        """The next number of a load or store."""
+        """Return the next number of a load or store."""
         self._memory += 1
         return self._memory - 1
 
     def load(self) -> int:
-        """The next number of a load whose eviction policy is the config's."""
+        """Return the next number of a load whose eviction policy is the config's."""
         self._loads += 1
         return self._loads - 1
 
     def atomic(self) -> int:
-        """The next number of an atomic access."""
+        """Return the next number of an atomic access."""
         self._atomics += 1
         return self._atomics - 1

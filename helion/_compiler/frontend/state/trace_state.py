@@ -1,4 +1,4 @@
-"""All that a trace has collected, in parts."""
+"""The complete state of a trace, in parts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .world import World
 
 @dataclass(frozen=True)
 class TraceSnapshot:
-    """A trace as it was: the attributes of its parts, its builder, and those of the host tensors it had made."""
+    """A trace at one point: the attributes of its parts, its builder, and those of the host tensors it had made."""
 
     parts: tuple[tuple[Part, Snapshot], ...]
     builder: Mark
@@ -33,8 +33,10 @@ class TraceSnapshot:
 
 
 class TraceState(Part, Recorder):
-    """``snapshot`` and ``restore`` cover every attribute of every part; collections hold what is not changed in place, host
-    tensors apart."""
+    """The state of a trace. ``snapshot`` and ``restore`` cover every attribute of every part.
+
+    Objects in collections are not changed in place, except host tensors, which are saved separately.
+    """
 
     def __init__(self, context: CompileContext, rules: Rules) -> None:
         self.context = context
@@ -47,11 +49,11 @@ class TraceState(Part, Recorder):
         self.slots = Slots()
         self.registered = Registered()
         self.world = World(frozenset(context.settings.ignore_warnings))
-        #: Calls a function of the user's on abstract values; set by whoever walks the kernel.
+        #: Calls a user function on abstract values; set by the walk over the kernel.
         self.call: Callable[[Any, tuple[Any, ...]], Any] = lambda function, args: function(*args)
-        #: How many barriers stand before what is being walked.
+        #: Number of barriers before the current position.
         self.phase = 0
-        #: How many host loops around launches are being walked.
+        #: Number of host loops around launches at the current position.
         self.host_loops = 0
 
     @property
@@ -67,7 +69,7 @@ class TraceState(Part, Recorder):
         return (self, *(value for value in vars(self).values() if isinstance(value, Part)))
 
     def snapshot(self) -> TraceSnapshot:
-        """What ``restore`` needs to forget everything recorded from here on."""
+        """Return a snapshot of the trace for ``restore``."""
         return TraceSnapshot(
             parts=tuple((part, journal.snapshot(part)) for part in self.parts),
             builder=self.builder.mark(),
@@ -75,7 +77,7 @@ class TraceState(Part, Recorder):
         )
 
     def restore(self, saved: TraceSnapshot) -> None:
-        """Be as when ``saved`` was taken, which may be used again."""
+        """Restore the state when ``saved`` was taken; the snapshot can be used again."""
         for part, attributes in saved.parts:
             journal.restore(part, attributes)
         self.builder.rewind(saved.builder)

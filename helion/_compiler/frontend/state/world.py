@@ -1,4 +1,4 @@
-"""What a trace has read and changed outside of the arguments, and what it has to say about it."""
+"""Objects outside of the arguments that a trace has read and changed, and its warnings."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ class World(Part):
 
     def __init__(self, ignored: frozenset[str]) -> None:
         self.ignored = ignored
-        #: What is read through globals, by where.
+        #: Guards on objects that are read through globals, by location.
         self.guards: dict[tuple[Any, ...], Guard] = {}
         self.warnings: list[exc.Base] = []
         #: Lists made in device code, with the depth of regions they were made at.
         self.lists: dict[int, tuple[Any, int]] = {}
-        #: Containers whose content is known at run time only, and what stands for them.
+        #: Containers whose content is known at run time only, and their opaque replacements.
         self.poisoned: dict[int, tuple[Any, Any]] = {}
-        #: Attributes and global names that the kernel's own code changes: the object and what it then holds.
+        #: Attributes and global names that the kernel's own code changes: the object and the new value.
         self.attributes: dict[tuple[int, str], tuple[Any, Any]] = {}
-        #: Containers from outside of the kernel, with the copies that are followed.
+        #: Containers from outside of the kernel, with the copies that the trace uses.
         self.copies: dict[int, tuple[Any, Any]] = {}
         #: Host expressions for functions and other objects.
         self.function_sources: dict[int, str] = {}
-        #: How many calls and statements with effects of their own were met: they wait for the run of the host code.
+        #: Number of calls and statements with effects so far, which run when the host code runs.
         self.effects = 0
-        #: Where device code first says detach().
+        #: Location of the first detach() in device code.
         self.detached: Location | None = None
 
     def assume(self, kind: Any, owner: Any, key: Any, value: Any) -> None:
-        """Something outside of the arguments was read: the compiled code depends on it."""
+        """Record that something outside of the arguments was read: the compiled code depends on it."""
         made = guard(kind, owner, key, value)
         if made is None or (kind, id(owner), key) in self.guards:
             return
@@ -56,7 +56,7 @@ class World(Part):
             self.assume("content", value, None, frozenset(value))
 
     def default_dtype(self) -> torch.dtype:
-        """The default dtype, which the compiled code depends on from here on."""
+        """Return the default dtype, which the compiled code depends on from here on."""
         self.assume("state", torch.get_default_dtype, None, torch.get_default_dtype())
         return torch.get_default_dtype()
 

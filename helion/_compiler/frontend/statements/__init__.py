@@ -1,1 +1,1 @@
-"""What each statement of a kernel's source does."""
+"""Tracing of the statements of a kernel's source."""

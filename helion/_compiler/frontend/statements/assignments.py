@@ -71,7 +71,7 @@ def _update_name(s: Scope, node: ast.AugAssign, target: ast.Name) -> None:
 
 
 def _like(s: Scope, node: ast.AugAssign, current: DeviceValue, result: DeviceValue) -> DeviceValue:
-    """``x += y`` keeps the dtype and the shape of x, as in eager."""
+    """Cast the result of ``x += y`` to the dtype of x, as in eager; refuse a change of its shape."""
     if not torch.can_cast(result.dtype, current.dtype):
         raise exc.TypeInferenceError(
             f"`{ast.unparse(node)}` gives {result.dtype}, which cannot be stored back into {current!r} in place; convert one of them."
@@ -110,7 +110,7 @@ def assign_name(s: Scope, target: ast.Name, value: Any) -> None:
         if name in s.frame.host_names:
             raise exc.CannotModifyHostVariableOnDevice(name=name)
         if isinstance(value, DeviceValue) and not value.value.name:
-            # the value is still under construction: nobody else holds it yet
+            # the value is under construction and has no other user yet
             object.__setattr__(value.value, "name", name)
     elif s.frame.is_kernel:
         forget_sources(s, name)
@@ -121,7 +121,7 @@ def assign_name(s: Scope, target: ast.Name, value: Any) -> None:
 
 
 def _adopt_deferred_numbers(s: Scope, value: HostTensorValue) -> None:
-    """Sizes and strides of an unnamed view can be read off a named view of it."""
+    """Read sizes and strides of an unnamed tensor from a named view of it."""
     for what, numbers in (("size", value.shape), ("stride", value.strides)):
         for dim, number in enumerate(numbers):
             if isinstance(number, Expr) and number.op == "host" and number.args[0] in s.t.numbers.deferred:
@@ -182,7 +182,7 @@ def _store_item(s: Scope, container: Any, index: Any, value: Any, node: ast.Subs
 
 
 def assign_attribute(s: Scope, target: ast.Attribute, value: Any) -> None:
-    """``owner.name = value`` runs at run time; what reads it later on sees the value."""
+    """Record ``owner.name = value``, which runs at run time; later reads see the value."""
     owner = evaluate(s, target.value)
     s.at(target)
     if s.t.on_device or isinstance(owner, (HostTensorValue, Expr, Opaque)):
@@ -196,14 +196,14 @@ def assign_attribute(s: Scope, target: ast.Attribute, value: Any) -> None:
 
 
 def _assign_outside(s: Scope, target: ast.Subscript) -> bool:
-    """Whether an assignment goes to an item of a container from outside, which is not followed any more then."""
+    """Return whether an assignment is to an item of a container from outside, which is opaque after it."""
     if s.t.on_device:
         refuse_change(s, target.value)
         return False
     container = outside(s, target.value)
     if container is None:
         return False
-    forget_outside(s, container, opaque(f"what is in `{ast.unparse(target.value)}` after an assignment"))
+    forget_outside(s, container, opaque(f"the content of `{ast.unparse(target.value)}` after an assignment"))
     return True
 
 

@@ -1,5 +1,6 @@
-"""``if`` statements and conditional expressions: resolved when compiling where the condition is known, recorded where it is
-not."""
+"""``if`` statements and conditional expressions: resolved at compile time if the condition is known, recorded
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from .host_branches import open_if
 from .number_joins import join
 
 _ABSENT = object()
-#: The name of a conditional expression's value while its branches are joined; no name of the user's has a space.
+#: The name of a conditional expression's value while its branches are joined; no user's name has a space.
 _CHOSEN = "conditional value"
 
 
@@ -101,13 +102,13 @@ def _device_if(s: Scope, node: ast.If, condition: DeviceValue) -> None:
 
 
 def _unlike(error: exc.Base) -> Missing:
-    """A name for values of two kinds: nobody may read it behind the if."""
+    """Return a placeholder for a name with values of two kinds, which cannot be read after the if."""
     return Missing(lambda: error)
 
 
 def _defined_in_one_branch(name: str) -> Missing:
     return Missing(
         lambda: exc.UndefinedVariable(
-            name=name, detail=" on every way through the if statement; assign it before, or in both branches"
+            name=name, detail=" on every path through the if statement; assign it before, or in both branches"
         )
     )

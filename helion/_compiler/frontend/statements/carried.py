@@ -22,7 +22,7 @@ from .number_joins import check_number, emit_number
 
 @dataclass
 class Trial:
-    """One trace of a loop body: the params it was given, its ops, and the names afterwards."""
+    """One trace of a loop body: its params, its ops, and the names afterwards."""
 
     params: dict[str, Value]
     ops: list[Op]
@@ -40,8 +40,10 @@ class Carried:
 
 
 def trace_body(s: Scope, assigned: tuple[str, ...], before: dict[str, Any], walk_body: Callable[[], None]) -> Trial:
-    """The trace of a loop body that assigns names. A number that changes in the loop has to be a run-time scalar, so the
-    body is traced again once it has changed one."""
+    """Trace a loop body that assigns names.
+
+    A number that changes in the loop becomes a run-time scalar, so the body is traced again after a change is found.
+    """
     widened: dict[str, torch.dtype] = {}
 
     def attempt() -> Trial | None:
@@ -60,7 +62,7 @@ def trace_body(s: Scope, assigned: tuple[str, ...], before: dict[str, Any], walk
 def _params_of(
     s: Scope, names: tuple[str, ...], before: dict[str, Any], widened: dict[str, torch.dtype]
 ) -> dict[str, Value]:
-    """A param for each assigned name that was a device value before, or a number that turned out to change."""
+    """Return a param for each assigned name that was a device value before, or a number that changes in the loop."""
     params: dict[str, Value] = {}
     for name in names:
         value = before.get(name)
@@ -72,7 +74,7 @@ def _params_of(
 
 
 def _grown_numbers(s: Scope, trial: Trial, before: dict[str, Any]) -> dict[str, DeviceValue]:
-    """Numbers from before the loop that its body changed, with their values at its end."""
+    """Return numbers from before the loop that its body changes, with their values at its end."""
     found = {}
     for name, value in before.items():
         after = trial.after.get(name)
@@ -103,7 +105,7 @@ def _grown_numbers(s: Scope, trial: Trial, before: dict[str, Any]) -> dict[str, 
 
 
 def carried_values(s: Scope, trial: Trial, before: dict[str, Any]) -> tuple[list[Carried], set[str]]:
-    """The values the loop carries, and names of temporaries that it does not."""
+    """Return the values that the loop carries, and the names of temporaries that it does not carry."""
     used = {v.number for op in trial.ops for inner in op.walk() for v in inner.reads()}
     carried: list[Carried] = []
     temporaries: set[str] = set()
@@ -131,8 +133,9 @@ def carried_values(s: Scope, trial: Trial, before: dict[str, Any]) -> tuple[list
 
 
 def _in_dims_of(s: Scope, recorded: list[Op], after: DeviceValue, param: Value) -> DeviceValue:
-    """What a body gives, in the dimensions of what it began with, where they are of the same constant sizes. Lanes out of range
-    of a tile stay as they were."""
+    """Reshape the result of a body to the dimensions of the param, if both have the same constant sizes. Out-of-range
+    lanes of a tile keep their values.
+    """
     if after.dims == param.dims or after.ndim != len(param.dims):
         return after
     if not all(same_size(s.t.blocks, a, b) for a, b in zip(after.dims, param.dims, strict=True)):
@@ -151,7 +154,7 @@ def names_after(
     results: dict[str, Value],
     temporaries: set[str],
 ) -> dict[str, Any]:
-    """The names behind the loop: carried ones hold its results, those it introduced cannot be read."""
+    """Return the names after the loop: carried ones are its results, new ones cannot be read."""
     names = dict(before)
     names.update({name: ops.wrap(s.t, value) for name, value in results.items()})
     for name, after in trial.after.items():
@@ -163,7 +166,7 @@ def names_after(
 
 
 def _rebound(name: str, before: Any, after: Any, node: ast.For | ast.While) -> Any:
-    """A name for something that no loop can carry: a temporary is forgotten, anything else is refused."""
+    """Return a placeholder for a temporary that the loop rebinds; refuse values that no loop can carry."""
     if isinstance(before, Missing) or _stored_first(name, node.body):
         return _loop_local(name)
     raise exc.CantCombineTypesInControlFlow(name=name, before=describe(before), after=describe(after), construct="loop")
@@ -186,7 +189,7 @@ def _same(before: Any, after: Any) -> bool:
 
 
 def _stored_first(name: str, body: list[ast.stmt]) -> bool:
-    """Whether the first mention of a name in the body assigns it."""
+    """Return whether the first mention of a name in the body assigns it."""
     for statement in body:
         nodes = [n for n in ast.walk(statement) if isinstance(n, ast.Name) and n.id == name]
         if nodes:
@@ -204,7 +207,7 @@ def _loop_local(name: str) -> Missing:
 
 
 def _filled(s: Scope, value: Any, after: DeviceValue) -> str:
-    """A tile like ``after`` that is filled with a number, as a user would write it."""
+    """Return the call that makes a tile like ``after`` filled with a number, as a user would write it."""
     shape = s.t.blocks.dims_text(after.dims)
     dtype = "" if after.dtype == torch.float32 else f", dtype={after.dtype}"
     return f"hl.zeros({shape}{dtype})" if value == 0 else f"hl.full({shape}, {describe(value)}{dtype})"

@@ -20,8 +20,8 @@ from .loop_axes import axes_of, bind_loop_variable
 
 
 def device_for(s: Scope, node: ast.For, spec: LoopSpec) -> None:
-    """Records a loop over tiles or indices."""
-    targets = assigned_names([node.target])  # each iteration binds them anew
+    """Record a loop over tiles or indices."""
+    targets = assigned_names([node.target])  # each iteration binds them again
     before = {name: value for name, value in s.frame.names.items() if name not in targets}
     bounds: list[Operand] = []
     axes = axes_of(s, spec, node.target, bounds)
@@ -44,7 +44,7 @@ def device_for(s: Scope, node: ast.For, spec: LoopSpec) -> None:
 
 
 def device_while(s: Scope, node: ast.While) -> None:
-    """Records a loop that a condition of its own values ends."""
+    """Record a loop whose condition depends on its carried values."""
     before = dict(s.frame.names)
     trial = trace_body(s, assigned_names(node.body), before, lambda: execute_all(s, node.body))
     carried, temporaries = carried_values(s, trial, before)
@@ -57,7 +57,7 @@ def device_while(s: Scope, node: ast.While) -> None:
 
 
 def _condition(s: Scope, node: ast.While, carried: list[Carried], before: dict[str, Any]) -> Region:
-    """The condition as a region of its own, evaluated before every iteration."""
+    """Return the condition as a separate region, evaluated before every iteration."""
     params = {c.name: s.t.builder.value(c.param.dtype, c.param.dims, c.name) for c in carried}
     s.frame.names = {**before, **{n: ops.wrap(s.t, v) for n, v in params.items()}}
     with s.t.builder.region() as recorded:
@@ -79,7 +79,7 @@ def _condition(s: Scope, node: ast.While, carried: list[Carried], before: dict[s
 
 
 def _shift_bounds(axis: LoopAxis, by: int) -> LoopAxis:
-    """Bounds are operands after the carried values."""
+    """Shift operand references of bounds, which come after the carried values."""
     begin, end, jagged = (
         OperandRef(b.at + by) if isinstance(b, OperandRef) else b for b in (axis.begin, axis.end, axis.jagged)
     )

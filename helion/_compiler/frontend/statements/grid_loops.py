@@ -14,7 +14,7 @@ from .loop_axes import axes_of, bind_loop_variable
 
 
 def is_grid_loop(s: Scope, statement: ast.stmt) -> bool:
-    """Whether a statement is a loop over ``hl.tile`` or ``hl.grid``."""
+    """Return whether a statement is a loop over ``hl.tile`` or ``hl.grid``."""
     if not isinstance(statement, ast.For) or not isinstance(statement.iter, ast.Call):
         return False
     function = try_evaluate(s, statement.iter.func)
@@ -22,7 +22,7 @@ def is_grid_loop(s: Scope, statement: ast.stmt) -> bool:
 
 
 def has_grid_loop(s: Scope, node: ast.stmt) -> bool:
-    """Whether a grid loop is a statement of a branch or of a loop, or of one in there."""
+    """Return whether a branch, loop, ``with`` or ``try`` statement contains a grid loop, at any depth."""
     if not isinstance(node, (ast.If, ast.For, ast.While, ast.With, ast.Try)):
         return False
     inner = [*node.body, *getattr(node, "orelse", ()), *getattr(node, "finalbody", ())]
@@ -31,12 +31,12 @@ def has_grid_loop(s: Scope, node: ast.stmt) -> bool:
 
 
 def holds_grid_loop(s: Scope, node: ast.stmt) -> bool:
-    """Whether a statement is a grid loop or has one in it."""
+    """Return whether a statement is a grid loop or contains one."""
     return is_grid_loop(s, node) or has_grid_loop(s, node)
 
 
 def grid_loop(s: Scope, node: ast.For, spec: LoopSpec) -> None:
-    """Records a grid loop, whose body is device code."""
+    """Record a grid loop, whose body is device code."""
     if s.walk.grid_loop is not node:
         raise exc.NestedGridLoop(name=spec.name, parent="another statement")
     frame = s.frame

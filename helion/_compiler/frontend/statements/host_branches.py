@@ -1,4 +1,4 @@
-"""Conditions of host code: both ways are followed where only the run knows which one is taken."""
+"""Conditions of host code. Both sides are followed if the condition is known at run time only."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _ABSENT = object()
 
 
 def open_if(s: Scope, node: ast.If, test: Any) -> None:
-    """A condition that is known at run time only: both sides are followed."""
+    """Follow both sides of a condition that is known at run time only."""
     if any(holds_grid_loop(s, part) for part in (*node.body, *node.orelse)):
         truth_on_host(s, test)  # raises
     merge_ways(s, [node.body, node.orelse], node)
 
 
 def merge_ways(s: Scope, ways: list[list[ast.stmt]], node: ast.stmt) -> None:
-    """Walks statements of which the run takes one way, and keeps what all of them leave behind."""
+    """Walk statements of which the run takes one way, and merge the names that all of them define."""
     before = save_host(s)
     ends: list[dict[str, Any]] = []
     changed: dict[int, Any] = {}
@@ -56,7 +56,7 @@ def merge_ways(s: Scope, ways: list[list[ast.stmt]], node: ast.stmt) -> None:
         s.t.world.poisoned[key] = (container, unknown)
     if ends:
         s.frame.names = _merge_names(s, ends, node)
-        if relied:  # tensors that are not there to be compared when the other way was taken
+        if relied:  # tensors that do not exist for comparison if the run takes the other way
             _forget_uncertain(s, before.names, unknown)
     else:
         raise Return(None) if s.frame.is_kernel else Raised()
@@ -74,7 +74,7 @@ def _merge_names(s: Scope, ends: list[dict[str, Any]], node: ast.stmt) -> dict[s
     for name in dict.fromkeys(name for names in ends for name in names):
         values = [names.get(name) for names in ends]
         if any(name not in names for names in ends):
-            merged[name] = opaque(f"`{name}`", f" (only one way through `{head_of(node)}` assigns it)")
+            merged[name] = opaque(f"`{name}`", f" (only one path through `{head_of(node)}` assigns it)")
         elif all(value is values[0] for value in values) or _all_plain(values):
             merged[name] = values[0]
         else:
@@ -92,7 +92,7 @@ def _all_plain(values: list[Any]) -> bool:
 
 
 def walk_match(s: Scope, node: ast.Match) -> None:
-    """Cases that compare with values, and those that take anything."""
+    """Walk a match statement of cases that compare with values or take anything."""
     if s.t.on_device:
         raise exc.NotAllowedOnDevice(what="A match statement")
     subject = evaluate(s, node.subject)

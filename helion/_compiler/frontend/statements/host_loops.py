@@ -1,4 +1,4 @@
-"""Host loops around grid loops: their bodies are walked once, and launch the same kernels in every iteration.
+"""Host loops around grid loops: the body is traced once and launches the same kernels in every iteration.
 
 ::
 
@@ -8,7 +8,7 @@
         x, out = out, x
 
 A number that changes is an argument of the kernel; a tensor that changes must have the same type in every iteration.
-Which tensors share memory may differ from one iteration to the next: those that do in any are taken to in all.
+Tensors that share memory in any iteration are treated as sharing it in all of them.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ from .launches import walk_host
 
 @dataclass
 class _Changing:
-    """What changes from one iteration to the next, as far as it is known: numbers, tensors, those of them that may
-    begin anywhere, their sizes and strides ``(name, "size" or "stride", dim)``, and what changes in place."""
+    """Known changes from one iteration to the next.
+
+    These are numbers, tensors, tensors that may become unaligned, sizes and strides ``(name, "size" or "stride",
+    dim)``, and in-place changes.
+    """
 
     numbers: set[str] = field(default_factory=set)
     tensors: set[str] = field(default_factory=set)
@@ -47,7 +50,7 @@ class _Changing:
 
 @dataclass(frozen=True)
 class _Iteration:
-    """An iteration: what is generated for it, and what names hold before and after it."""
+    """One iteration: its generated statements, and the names before and after it."""
 
     body: list[ast.stmt]
     start: dict[str, Any]
@@ -55,7 +58,7 @@ class _Iteration:
 
 
 def launches_in_loop(s: Scope, node: ast.For | ast.While) -> None:
-    """Grid loops in a loop of the host's, which stays around their launches."""
+    """Walk a host loop around grid loops, which stays around their launches."""
     s.at(node)
     if node.orelse:
         raise exc.DeviceLoopElseBlock()
@@ -81,7 +84,7 @@ def launches_in_loop(s: Scope, node: ast.For | ast.While) -> None:
 def _iteration(
     s: Scope, node: ast.For | ast.While, item: Any, before: dict[str, Any], changing: _Changing
 ) -> _Iteration | None:
-    """Walks the body; None if that adds to ``changing``."""
+    """Walk the body; return None if that adds to ``changing``."""
     s.frame.names = dict(before)
     unchanged = mutations.begin(s, changing.in_place, node)
     made, start = _begin(s, node, item, changing)
@@ -105,7 +108,7 @@ def _iteration(
 
 
 def _host_item(s: Scope, node: ast.For) -> Any:
-    """What the loop variable is in every iteration: a value with the first one's hint, or ``_Nothing``."""
+    """Return the value of the loop variable in every iteration, with the hint of the first one, or ``_Nothing``."""
     if isinstance(node.iter, ast.Call) and evaluate(s, node.iter.func) is range:
         bounds = [evaluate(s, a) for a in node.iter.args]
         s.at(node.iter)
@@ -123,8 +126,9 @@ class _Nothing:
 def _begin(
     s: Scope, node: ast.For | ast.While, item: Any, changing: _Changing
 ) -> tuple[list[ast.stmt], dict[str, Any]]:
-    """Binds what an iteration begins with; gives the statements that keep its numbers, and the names that the last
-    one left."""
+    """Bind the names at the begin of an iteration; return the statements that capture its numbers, and the names that
+    are carried over from the last one.
+    """
     made: list[ast.stmt] = []
     names = s.frame.names
     assigned = frozenset(assigned_names(node.body))
@@ -143,7 +147,7 @@ def _begin(
 def _changed(
     s: Scope, name: str, tensor: HostTensorValue, changing: _Changing, made: list[ast.stmt]
 ) -> HostTensorValue:
-    """A tensor that changes from one iteration to the next, as what its variable holds now."""
+    """Return a tensor that changes from one iteration to the next, as the current value of its variable."""
     extents = {"size": list(tensor.shape), "stride": list(tensor.strides)}
     for _, what, dim in sorted(key for key in changing.extents if key[0] == name):
         source, hint = f"{name}.{what}({dim})", hint_of(extents[what][dim])
@@ -152,7 +156,7 @@ def _changed(
 
 
 def _loop_item(s: Scope, target: ast.expr, item: Any, assigned: frozenset[str], made: list[ast.stmt]) -> Any:
-    """The loop variable's value, in terms of the names that it is bound to."""
+    """Return the loop variable's value, in terms of the names that it is bound to."""
     if isinstance(target, (ast.Tuple, ast.List)):
         if not isinstance(item, tuple) or len(item) != len(target.elts):
             raise exc.FailedToUnpackTupleAssign(value=_item_text(item), count=len(target.elts))
@@ -177,7 +181,7 @@ def _item_text(item: Any) -> str:
 
 
 def _is_bound_elsewhere(s: Scope, target: ast.Name) -> bool:
-    """Whether another statement of the kernel binds the name, so that it may hold something else later on."""
+    """Return whether another statement of the kernel binds the name, so that its value may change."""
     return any(
         isinstance(n, ast.Name) and n.id == target.id and isinstance(n.ctx, ast.Store) and n is not target
         for n in ast.walk(s.frame.source.node)
@@ -185,7 +189,7 @@ def _is_bound_elsewhere(s: Scope, target: ast.Name) -> bool:
 
 
 def _kept_number(s: Scope, name: str, source: str, hint: Any, made: list[ast.stmt]) -> Expr:
-    """A number as it is when an iteration begins, whatever the iteration makes of the variable it comes from."""
+    """Capture a number at the begin of an iteration, before the iteration changes its variable."""
     kept = f"{name}_now"
     while kept in s.t.numbers.taken or kept in s.t.numbers.symbols or kept in s.t.numbers.loop_numbers:
         kept += "_"
@@ -195,7 +199,7 @@ def _kept_number(s: Scope, name: str, source: str, hint: Any, made: list[ast.stm
 
 
 def _changes(start: dict[str, Any], after: dict[str, Any], changing: _Changing) -> bool:
-    """Adds to ``changing``; whether there was anything to add. Raises for what cannot change."""
+    """Add new changes to ``changing`` and return whether there were any. Raises for values that cannot change."""
     grown = False
     for name, first in start.items():
         last = after.get(name)
@@ -221,7 +225,7 @@ def _changes(start: dict[str, Any], after: dict[str, Any], changing: _Changing) 
 
 
 def _leave(s: Scope, changing: _Changing) -> None:
-    """Names behind the loop hold what the last iteration left in them."""
+    """Give names after the loop the values of the last iteration."""
     for name in sorted(changing.numbers):
         s.frame.names[name] = _kept_number(s, name, name, hint_of(s.frame.names[name]), s.walk.body)
     for name in sorted(changing.tensors):

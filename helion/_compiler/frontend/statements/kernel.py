@@ -12,7 +12,7 @@ from .launches import walk_host
 
 
 def walk_kernel(walk: Walk) -> None:
-    """Walks the kernel's body."""
+    """Walk the kernel's body."""
     function = walk.kernel_frame.source.node
     assert isinstance(function, ast.FunctionDef)
     s = Scope(walk, walk.kernel_frame)

@@ -21,7 +21,7 @@ from .grid_loops import has_grid_loop, holds_grid_loop, is_grid_loop
 
 
 def walk_host(s: Scope, statements: list[ast.stmt]) -> None:
-    """Walk host statements with the grid loops among them, and keep what the generated function will run."""
+    """Walk host statements with the grid loops among them, and collect the statements of the generated function."""
     for position, statement in enumerate(statements):
         if is_grid_loop(s, statement):
             _place_launch(s, statement)
@@ -49,7 +49,7 @@ def walk_host(s: Scope, statements: list[ast.stmt]) -> None:
 
 
 def launches_in_branch(s: Scope, node: ast.If) -> None:
-    """Grid loops under a condition: the branch taken stands in its place, behind an assertion of the condition."""
+    """Inline the branch taken around grid loops, after an assertion of its condition."""
     s.at(node.test)
     taken = truth_on_host(s, evaluate(s, node.test))
     condition = node.test if taken else ast.UnaryOp(ast.Not(), node.test)
@@ -61,7 +61,7 @@ def launches_in_branch(s: Scope, node: ast.If) -> None:
 def _is_barrier(s: Scope, statement: ast.stmt) -> bool:
     call = statement.value if isinstance(statement, ast.Expr) else None
     if not isinstance(call, ast.Call) or any(isinstance(part, ast.Call) for part in ast.walk(call.func)):
-        return False  # what a call in it does, it does once
+        return False  # a nested call may have effects and must run once
     if try_evaluate(s, call.func) is not hl.barrier:
         return False
     s.at(statement)
@@ -71,7 +71,7 @@ def _is_barrier(s: Scope, statement: ast.stmt) -> bool:
 
 
 def _place_launch(s: Scope, statement: ast.stmt) -> None:
-    """One launch stands for grid loops with nothing but barriers between them; others are launched in order."""
+    """Merge a grid loop into the previous launch if only barriers separate them; otherwise begin a new launch."""
     s.walk.grid_loop, s.walk.open_barrier = statement, None
     at = _launch_at(s)
     if at is not None and all(map(_is_docstring, s.walk.body[at + 1 :])):
@@ -80,7 +80,7 @@ def _place_launch(s: Scope, statement: ast.stmt) -> None:
 
 
 def _launch_at(s: Scope) -> int | None:
-    """Where the last launch stands in the body being made; None if it is in another one."""
+    """Return the index of the last launch in the current body; None if it is in another one."""
     found = (
         at for at, known in enumerate(s.walk.body) if isinstance(known, Launch) and known.number == s.walk.launches - 1
     )
@@ -96,10 +96,11 @@ def _begin_launch(s: Scope, statement: ast.stmt) -> None:
 
 
 def place_header(s: Scope, node: ast.For, reads: bool) -> None:
-    """What launches need of a grid loop's header, which is no part of the generated host code. ``reads``: it has the host
-    read a tensor."""
+    """Emit the values that launches need from a grid loop's header, which is not generated itself. ``reads``: the
+    header reads a tensor on the host.
+    """
     if reads and any(root.launch == s.walk.launches - 1 for root in s.walk.roots):
-        # the loops before it may write what the host reads here: that takes a launch of its own
+        # the loops before it may write what the host reads here: that needs a separate launch
         _begin_launch(s, node)
     kept, s.walk.header_reads = s.walk.header_reads, []
     for part in ast.walk(node.iter):
@@ -111,7 +112,7 @@ def place_header(s: Scope, node: ast.For, reads: bool) -> None:
 
 
 def _keep_numbers(s: Scope, statement: ast.stmt) -> None:
-    """Numbers that a statement of the kernel left in variables, for launches that need them."""
+    """Capture numbers that a statement of the kernel assigned to variables, for launches that need them."""
     for name in assigned_names([statement]):
         value = s.frame.names.get(name)
         if isinstance(value, HostTensorValue) and value.chosen and not (value.source or value.made):

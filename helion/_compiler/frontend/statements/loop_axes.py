@@ -17,7 +17,7 @@ from ..walk.scope import Scope, assign
 
 
 def axes_of(s: Scope, spec: LoopSpec, target: ast.expr, operands: list[Operand]) -> list[tuple[LoopAxis, Block]]:
-    """A loop's axes with their blocks; bounds that are device values join ``operands``."""
+    """Return a loop's axes with their blocks; bounds that are device values are appended to ``operands``."""
     names = [t.id if isinstance(t, ast.Name) else "" for t in getattr(target, "elts", [target])]
     if len(names) != len(spec.ends):
         names = [f"{names[0]}_{i}" for i in range(len(spec.ends))]
@@ -31,14 +31,14 @@ def axes_of(s: Scope, spec: LoopSpec, target: ast.expr, operands: list[Operand])
 def _axis(
     s: Scope, spec: LoopSpec, i: int, name: str, operands: list[Operand], walked: Set[int]
 ) -> tuple[LoopAxis, Block]:
-    """``walked`` are the blocks of the loops around it and of the axes before it."""
+    """Return one axis and its block. ``walked`` are the blocks of the loops around it and of the axes before it."""
     begin, end, size = s.t.numbers.known(spec.begins[i]), s.t.numbers.known(spec.ends[i]), spec.sizes[i]
     for bound in (begin, end):
         if isinstance(bound, Tile):
             raise exc.TileOfTile()
         if isinstance(bound, HostTensorValue):
             remedy = (
-                f"to walk over all of it write {spec.name}({bound.source}.size())"
+                f"to loop over all of it write {spec.name}({bound.source}.size())"
                 if bound.ndim and bound.source
                 else "load the number from it first"
                 if s.t.on_device
@@ -55,7 +55,7 @@ def _axis(
     if isinstance(begin, int) and isinstance(end, int) and begin > end:
         raise exc.InvalidTileRange(begin=begin, end=end)
     if not s.t.on_device and not s.t.numbers.is_never_negative(end - begin):
-        # nothing to walk over, as for range(); a negative number of tiles would be taken off other loops' tiles
+        # an empty range, as for range(); a negative number of tiles would reduce the tile count of other loops
         end = Expr("max", (begin, end), max(hint_of(begin), hint_of(end)))
     extent = None if isinstance(begin, DeviceValue) or isinstance(end, DeviceValue) else end - begin
     block = _block(s, spec, size, extent, name, walked)
@@ -106,7 +106,7 @@ def _block(s: Scope, spec: LoopSpec, size: Any, extent: Any, name: str, walked: 
 
 
 def _registered(s: Scope, size: Any) -> int | None:
-    """The block whose size a number is: a registered one, or a part of one."""
+    """Return the block whose size a number is: a registered one, or a fraction of one."""
     if not isinstance(size, Expr) or any(leaf.op != "block" for leaf in size.leaves()):
         return None
     dim = s.t.blocks.dim_of_polynomial(of_number(size))
@@ -114,7 +114,7 @@ def _registered(s: Scope, size: Any) -> int | None:
 
 
 def _of_tunables(s: Scope, size: Expr) -> Expr:
-    """A block size that depends on tunables only: the arguments in it become part of the specialization key."""
+    """Return a block size that depends on tunables only: the arguments in it become part of the specialization key."""
 
     def leaf(expr: Expr) -> Any:
         return expr if expr.op == "tunable" else s.t.numbers.specialize(expr)
@@ -137,7 +137,7 @@ def _loop_variable(s: Scope, axes: list[tuple[LoopAxis, Block]], spec: LoopSpec)
 
 
 def bind_loop_variable(s: Scope, target: ast.expr, axes: list[tuple[LoopAxis, Block]], spec: LoopSpec) -> None:
-    """Gives a loop's target its tiles or indices."""
+    """Assign a loop's tiles or indices to its target."""
     variable = _loop_variable(s, axes, spec)
     if isinstance(target, (ast.Tuple, ast.List)) and not spec.sequence:
         raise exc.FailedToUnpackTile(count=len(target.elts))

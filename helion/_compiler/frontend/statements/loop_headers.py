@@ -1,4 +1,4 @@
-"""What the header of a loop says."""
+"""Bounds, steps and block sizes in the header of a loop."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ..walk.scope import Scope, evaluate
 
 
 def bounds_of(spec: LoopSpec) -> tuple[Any, Any, Any]:
-    """Begin, end and step of a loop over one dimension."""
+    """Return begin, end and step of a loop over one dimension."""
     return spec.begins[0], spec.ends[0], spec.sizes[0] or 1
 
 
 def constant_bound(value: Any) -> int:
-    """A bound that unrolling needs the value of."""
+    """Return a bound that must be constant for unrolling."""
     if not isinstance(value, int):
         raise exc.TypeInferenceError(f"hl.static_range needs constant bounds, got {describe(value)}.")
     return value
 
 
 def loop_spec(s: Scope, name: str, node: ast.For) -> LoopSpec:
-    """A loop over the bounds and sizes in its header."""
+    """Return a loop over the bounds and sizes in its header."""
     call = node.iter
     assert isinstance(call, ast.Call)
     args = [_read_bound(s, a) for a in call.args]
@@ -49,7 +49,7 @@ def loop_spec(s: Scope, name: str, node: ast.For) -> LoopSpec:
     ends = tuple(ends) if sequence else (ends,)
     if not ends:
         raise exc.TypeInferenceError(
-            f"{name} got no dimension to walk over; give a tensor without dimensions one, as x.reshape(1) does."
+            f"{name} got no dimension to loop over; give a tensor without dimensions one, as x.reshape(1) does."
         )
     if begins is None:
         begins = (0,) * len(ends)
@@ -71,8 +71,11 @@ def loop_spec(s: Scope, name: str, node: ast.For) -> LoopSpec:
 
 
 def _read_bound(s: Scope, node: ast.expr) -> Any:
-    """Return a bound of a loop. Numbers in tensors of one element are read: by the host where they size a grid, by the
-    program where they bound a loop of device code."""
+    """Return a bound of a loop.
+
+    Integers in tensors of one element are read: by the host if they size a grid, by the program if they bound a loop of
+    device code.
+    """
     if isinstance(node, (ast.List, ast.Tuple)) and not s.t.on_device:
         return [_read_bound(s, element) for element in node.elts]
     value = evaluate(s, node)
@@ -84,14 +87,14 @@ def _read_bound(s: Scope, node: ast.expr) -> Any:
 
 
 def _loaded(s: Scope, bound: Any) -> Any:
-    """Return a bound of device code, loaded where it is a tensor of the host's without dimensions, or a sequence of such."""
+    """Return a bound of device code; host tensors without dimensions are loaded, also in a sequence."""
     if isinstance(bound, HostTensorValue) and not bound.ndim and not bound.dtype.is_floating_point:
         return memory.load(s.t, bound, ())
     return type(bound)(_loaded(s, each) for each in bound) if type(bound) in (tuple, list) else bound
 
 
 def _read_number(s: Scope, tensor: HostTensorValue, node: ast.expr) -> Any:
-    """The number in a tensor of the host's, as if ``node`` had ``.item()`` behind it."""
+    """Return the integer in a host tensor, read as if ``node`` had ``.item()`` after it."""
     if tensor.dtype.is_floating_point:
         return tensor
     number = host_tensors.item(s.t, tensor.dtype)
@@ -102,13 +105,13 @@ def _read_number(s: Scope, tensor: HostTensorValue, node: ast.expr) -> Any:
 
 
 def jagged_spec(s: Scope, node: ast.For) -> LoopSpec:
-    """A loop up to the largest row length."""
+    """Return a loop up to the largest row length."""
     call = node.iter
     assert isinstance(call, ast.Call)
     parents = [evaluate(s, a) for a in call.args]
     s.at(call)
     if not s.t.on_device:
-        raise exc.InvalidJaggedTileUsage("it must stand inside an hl.tile loop over the rows.")
+        raise exc.InvalidJaggedTileUsage("it must be inside an hl.tile loop over the rows.")
     if len(parents) != 1 or not isinstance(parents[0], DeviceValue) or not parents[0].dims:
         raise exc.InvalidJaggedTileUsage(
             f"it takes one device tile of row lengths, got {', '.join(map(describe, parents)) or 'nothing'}."

@@ -1,4 +1,4 @@
-"""``for`` and ``while`` statements by what they loop over."""
+"""``for`` and ``while`` statements, by their iterable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOOPS = {
 }
 
 
-#: A host while loop that runs longer is taken for endless.
+#: A host while loop with more iterations counts as endless.
 _MAX_HOST_ITERATIONS = 10_000
 
 
@@ -71,7 +71,7 @@ def walk_while(s: Scope, node: ast.While) -> None:
 
 
 def _indexes_sequences(s: Scope, node: ast.For) -> bool:
-    """Whether the body takes items of a Python sequence by the loop variable: a loop on the device cannot."""
+    """Return whether the body indexes a Python sequence by the loop variable, which requires unrolling."""
     target = node.target.id if isinstance(node.target, ast.Name) else ""
     for part in (part for statement in node.body for part in ast.walk(statement)):
         if isinstance(part, ast.Subscript) and isinstance(part.value, (ast.Name, ast.Attribute)):
@@ -90,7 +90,7 @@ def _unrolled(s: Scope, node: ast.For, iterable: Any) -> None:
 
 
 def _iteration(s: Scope, body: list[ast.stmt]) -> bool:
-    """Walks the body of a loop that is unrolled once; False if it ends the loop."""
+    """Walk the body of an unrolled loop once; return False if it ends the loop."""
     try:
         execute_all(s, body)
     except Continue:

@@ -1,4 +1,4 @@
-"""Numbers that meet device values where branches and loops end."""
+"""Joins of numbers and device values at the end of branches and loops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..walk.scope import Scope
 
 
 def join(s: Scope, name: str, then: Any, other: Any, then_ops: list[Op], else_ops: list[Op]) -> tuple[Value, Value]:
-    """The two values of a name after an if, made the same type where a number meets a device value."""
+    """Return the two values of a name after an if, converted to one type if one of them is a number."""
     for value in (then, other):
         if not isinstance(value, (DeviceValue, int, float, Expr)):
             raise exc.CantCombineTypesInControlFlow(
@@ -42,7 +42,7 @@ def join(s: Scope, name: str, then: Any, other: Any, then_ops: list[Op], else_op
 
 
 def _in_dims_of(s: Scope, value: DeviceValue, model: DeviceValue, recorded: list[Op]) -> DeviceValue:
-    """``value`` in the dimensions of ``model``, where they are of the same constant sizes."""
+    """Return ``value`` in the dimensions of ``model``, if they have the same constant sizes."""
     if value.dims == model.dims or value.ndim != model.ndim:
         return value
     if not all(same_size(s.t.blocks, a, b) for a, b in zip(value.dims, model.dims, strict=True)):
@@ -54,7 +54,7 @@ def _in_dims_of(s: Scope, value: DeviceValue, model: DeviceValue, recorded: list
 
 
 def check_number(name: str, value: Any, model: DeviceValue | None, construct: str) -> None:
-    """A number becomes a device value only where its kind fits: 1 is no bool, and in a loop 0.5 is no int64."""
+    """Refuse a number whose kind does not fit the device value: 1 is no bool, and in a loop 0.5 is no int64."""
     if model is None:
         return
     kind = value.kind if isinstance(value, Expr) else type(value)
@@ -68,7 +68,9 @@ def check_number(name: str, value: Any, model: DeviceValue | None, construct: st
 def emit_number(
     s: Scope, recorded: list[Op], value: Any, model: DeviceValue | None, widen: bool = False
 ) -> DeviceValue:
-    """A number as a device value like ``model``; ``widen``: in the default float dtype where that is an integer."""
+    """Return a number as a device value like ``model``; ``widen``: in the default float dtype if ``model`` is an
+    integer.
+    """
     with s.t.builder.region() as extra:
         result = ops.number(s.t, value)
         if model is not None:

@@ -51,7 +51,7 @@ def walk_assert(s: Scope, node: ast.Assert) -> None:
 
 
 def _learn(s: Scope, test: Expr) -> None:
-    """After ``assert x.size(1) == 64`` the size is that constant, and part of the specialization key."""
+    """Specialize on a size after ``assert x.size(1) == 64``: it becomes a constant and part of the specialization key."""
     if test.op != "eq" or not test.hint:
         return
     for number, other in (test.args, reversed(test.args)):
@@ -65,7 +65,7 @@ def _learn(s: Scope, test: Expr) -> None:
 
 
 def walk_raise(s: Scope, node: ast.Raise) -> None:
-    """The user's error: raised at once where nothing was to be done before it, else by the generated host code."""
+    """Raise the user's error: now if nothing has to run before it, else in the generated host code."""
     if s.t.on_device:
         raise exc.NotAllowedOnDevice(what="A raise statement")
     value = None if node.exc is None else evaluate(s, node.exc)
@@ -77,7 +77,7 @@ def walk_raise(s: Scope, node: ast.Raise) -> None:
 
 
 def _fail_assertion(s: Scope, node: ast.Assert) -> None:
-    """An assertion that surely fails."""
+    """Raise for an assertion that certainly fails."""
     if s.walk.uncertain or s.t.world.effects or s.walk.roots:
         raise Raised()
     message = None if node.msg is None else try_evaluate(s, node.msg)

@@ -20,7 +20,7 @@ from .host_branches import merge_ways
 from .launches import walk_host
 
 _ABSENT = Missing(lambda: exc.UndefinedVariable(name="", detail=""))
-#: Context managers that change what torch functions give.
+#: Context managers that change the results of torch functions.
 _MODES = frozenset(("device", "autocast", "suppress", "FakeTensorMode", "set_default_dtype", "catch"))
 
 
@@ -36,18 +36,18 @@ def walk_with(s: Scope, node: ast.With) -> None:
 
 
 def _enter(s: Scope, node: ast.With) -> None:
-    """The context managers of a ``with`` statement: entered at run time."""
+    """Evaluate the context managers of a ``with`` statement, which are entered at run time."""
     for item in node.items:
         manager = evaluate(s, item.context_expr)
         text = ast.unparse(item.context_expr)
         if isinstance(manager, torch.device) or _name_of(s, item.context_expr) in _MODES:
             raise exc.StatementNotSupported(
-                statement=f"`with {text}:`", where="host", remedy="; it changes what the calls in it give"
+                statement=f"`with {text}:`", where="host", remedy="; it changes the results of the calls in it"
             )
         expression = item.context_expr
         if may_swallow(peek(s, expression.func) if isinstance(expression, ast.Call) else type(manager)):
             raise exc.StatementNotSupported(
-                statement=f"`with {text}:`", where="host", remedy="; errors in it may not leave it"
+                statement=f"`with {text}:`", where="host", remedy="; it may suppress errors"
             )
         s.t.world.effects += 1
         if item.optional_vars is not None:
@@ -77,7 +77,7 @@ def walk_try(s: Scope, node: ast.Try) -> None:
 
 
 def _interrupted(s: Scope, node: ast.Try) -> None:
-    """Handlers begin wherever the body was left: containers that it may have changed by then are not known."""
+    """Refuse handlers after a body that changes names or containers: a handler may run after any part of the body."""
     before = save_host(s)
     s.walk.uncertain += 1
     try:
@@ -88,13 +88,13 @@ def _interrupted(s: Scope, node: ast.Try) -> None:
         s.walk.uncertain -= 1
     after, changed = s.frame.names, changed_containers(before)
     restore_host(s, before)
-    unknown = opaque(f"what `{head_of(node)}` leaves behind")
+    unknown = opaque(f"what `{head_of(node)}` leaves")
     if any(after.get(name) is not value for name, value in before.names.items()) or changed:
         raise unknown.error
 
 
 def launches_within(s: Scope, node: ast.With | ast.Try) -> None:
-    """Grid loops in a ``with`` or ``try`` statement, which stays around their launches."""
+    """Walk a ``with`` or ``try`` statement around grid loops, which stays around their launches."""
     s.at(node)
     wrapped = copy.copy(node)
     if isinstance(node, ast.With):
@@ -114,7 +114,7 @@ def launches_within(s: Scope, node: ast.With | ast.Try) -> None:
 
 
 def _after_body(s: Scope, wrapped: ast.Try, leaving: Exception | None) -> Exception | None:
-    """The clauses of a ``try`` statement; what leaves it, if anything does."""
+    """Walk the clauses of a ``try`` statement and return the exception that leaves it, if any."""
     before = [*wrapped.body, *wrapped.orelse]
     if leaving is None:
         leaving = _walk_part(s, wrapped, "orelse")
@@ -123,18 +123,20 @@ def _after_body(s: Scope, wrapped: ast.Try, leaving: Exception | None) -> Except
     for handler in wrapped.handlers:
         if isinstance(handler.body[-1], (ast.Raise, ast.Return)):
             continue
-        leaving = None  # an error in a launch is not followed: neither is what the handler finds, nor what it leaves
+        leaving = None  # an error in a launch is not followed, so the effects of the handler are unknown
         known = [name for name in assigned_names(before) if not isinstance(s.frame.names.get(name, _ABSENT), Missing)]
         for name in dict.fromkeys((*known, *assigned_names([handler]))):
             forget_sources(s, name)
-            s.frame.names[name] = opaque(f"`{name}`", " (an except clause may find or leave another)")
+            s.frame.names[name] = opaque(f"`{name}`", " (an except clause may see or assign another value)")
         for statement in handler.body:
             forget(s, statement, opaque(f"what `{head_of(statement)}` does").error)
     return _walk_part(s, wrapped, "finalbody") or leaving
 
 
 def _walk_part(s: Scope, wrapped: ast.stmt, field: str) -> Exception | None:
-    """Walks a body of a statement, and puts what is generated for it in its place; what leaves it, if anything does."""
+    """Walk a body of a statement and replace it by its generated statements; return the exception that leaves it, if
+    any.
+    """
     leaving: Exception | None = None
     try:
         made = _walk_apart(s, getattr(wrapped, field))
@@ -145,7 +147,7 @@ def _walk_part(s: Scope, wrapped: ast.stmt, field: str) -> Exception | None:
 
 
 def _walk_apart(s: Scope, statements: list[ast.stmt]) -> list[ast.stmt]:
-    """The statements to generate for some, walked as a body of their own."""
+    """Walk statements as a separate body and return its generated statements."""
     outer, s.walk.body = s.walk.body, []
     try:
         walk_host(s, statements)
@@ -159,5 +161,5 @@ def _name_of(s: Scope, node: ast.expr) -> str:
     module = (getattr(function, "__module__", None) or "").split(".")[0]
     name = getattr(function, "__name__", "")
     if name == "device" and getattr(function, "__module__", "") == "torch.cuda":
-        return ""  # the current device: tensors are made where they are asked for
+        return ""  # the current device does not change where tensors of explicit devices are made
     return name if module in ("torch", "contextlib") else ""

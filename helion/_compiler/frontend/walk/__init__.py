@@ -1,1 +1,1 @@
-"""The walk over a kernel's source: its records, and what statements and expressions share."""
+"""The walk over a kernel's source: its records, and functions that statements and expressions share."""

@@ -1,4 +1,4 @@
-"""One value for all that a variable holds from one iteration of a host loop to the next."""
+"""Merged values of variables over all iterations of a host loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Number:
 
 
 def merged_items(s: Scope, items: list[Any], name: str) -> Any:
-    """One value for all items of a sequence."""
+    """Return one value for all items of a sequence."""
     first = items[0]
     if all(type(item) is tuple and len(item) == len(first) for item in items):
         return tuple(merged_items(s, list(column), name) for column in zip(*items, strict=True))
@@ -42,7 +42,7 @@ def merged_items(s: Scope, items: list[Any], name: str) -> Any:
 
 
 def item_of(s: Scope, items: Any, index: Expr, node: ast.expr) -> Any:
-    """The item of a sequence whose index changes from one iteration to the next."""
+    """Return the item of a sequence whose index changes from one iteration to the next."""
     item = merged_items(s, list(items), ast.unparse(node))
     if not isinstance(item, (HostTensorValue, Number)):
         return item
@@ -59,14 +59,14 @@ def item_of(s: Scope, items: Any, index: Expr, node: ast.expr) -> Any:
 
 
 def differs(name: str, first: Any, last: Any) -> exc.Base:
-    """The error about a variable that one compiled kernel cannot take in every iteration."""
+    """Return the error for a variable that one compiled kernel cannot take in every iteration."""
     return exc.CantCombineTypesInControlFlow(
         name=name, before=describe(first), after=describe(last), construct="host loop"
     )
 
 
 def open_extents(first: HostTensorValue, last: HostTensorValue) -> set[tuple[str, int]]:
-    """Sizes and strides known at run time only that may differ."""
+    """Return the sizes and strides that may differ because they are known at run time only."""
     pairs = (("size", first.shape, last.shape), ("stride", first.strides, last.strides))
     return {
         (what, dim)
@@ -77,8 +77,9 @@ def open_extents(first: HostTensorValue, last: HostTensorValue) -> set[tuple[str
 
 
 def check_same_type(name: str, first: Any, last: Any, dynamic: bool = False) -> None:
-    """Refuses values that one compiled kernel could not take in turn. ``dynamic``: sizes and strides known at run time
-    only may differ."""
+    """Refuse values that one compiled kernel cannot take in different iterations. ``dynamic``: sizes and strides known
+    at run time only may differ.
+    """
     free = open_extents(first, last) if dynamic else set()
 
     def kind(value: Any) -> Any:
@@ -96,7 +97,7 @@ def check_same_type(name: str, first: Any, last: Any, dynamic: bool = False) -> 
 
 
 def same(first: Any, last: Any) -> bool:
-    """Whether two values that are neither numbers nor tensors are as good as one."""
+    """Return whether two values that are neither numbers nor tensors are equivalent."""
     if first is last:
         return True
     if type(first) is not type(last):

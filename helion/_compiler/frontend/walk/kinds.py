@@ -1,4 +1,4 @@
-"""Which values stand for tensors and numbers, and for what classes of them."""
+"""Classes of abstract values, and the classes of the objects that they represent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...._shapes import Expr
 from ..runtime_values import Opaque
 from ..values import DeviceValue, HostTensorValue, Shape, Tile
 
-#: What stands for a tensor, a tile or a number.
+#: Classes that represent a tensor, a tile or a number.
 ABSTRACT = (DeviceValue, HostTensorValue, Tile, Expr)
 
 
@@ -19,7 +19,7 @@ def is_hashable(value: Any) -> bool:
 
 
 def any_abstract(value: Any) -> bool:
-    """Whether what stands for a tensor, a tile or a number is in a value."""
+    """Return whether a value is or contains an abstract tensor, tile or number."""
     if isinstance(value, (tuple, list)):
         return any(map(any_abstract, value))
     if isinstance(value, dict):
@@ -28,7 +28,7 @@ def any_abstract(value: Any) -> bool:
 
 
 def tensors_in(value: Any) -> list[HostTensorValue]:
-    """The host tensors in a value."""
+    """Return the host tensors in a value."""
     if isinstance(value, dict):
         value = tuple(value.values())
     if isinstance(value, (tuple, list)):
@@ -37,7 +37,7 @@ def tensors_in(value: Any) -> list[HostTensorValue]:
 
 
 def type_of(value: Any) -> type:
-    """The class of what an abstract value stands for."""
+    """Return the class of the object that an abstract value represents."""
     if isinstance(value, Expr):
         return value.kind
     if isinstance(value, HostTensorValue):

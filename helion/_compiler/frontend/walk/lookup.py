@@ -1,4 +1,4 @@
-"""What names lead to, and the names that launches pass tensors by."""
+"""Lookup of names without effects, and host expressions by which launches pass tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .scope import Scope
 
 
 def peek(s: Scope, node: ast.expr) -> Any:
-    """What a name or an attribute leads to, with nothing noted; None where that takes more than looking."""
+    """Return the value of a name or an attribute without recording anything; None if that needs an evaluation."""
     if isinstance(node, ast.Name):
         return s.frame.peek(node.id)
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
@@ -28,6 +28,6 @@ def peek(s: Scope, node: ast.expr) -> Any:
 
 
 def name_tensor(s: Scope, value: HostTensorValue) -> None:
-    """Before the first use on the device: find the host expression the launch passes the tensor by."""
+    """Find the host expression by which the launch passes a tensor, before its first use on the device."""
     if s.t.tensors.number_of(value) is None:
         resolve_source(s.t, value, s.walk.kernel_frame)

@@ -1,4 +1,4 @@
-"""What an iteration of a host loop changes in place: containers, and attributes of objects."""
+"""In-place changes of an iteration of a host loop: containers, and attributes of objects."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..values import HostTensorValue
 from .scope import Scope
 from .unfollowed import SavedHost, changed_containers, head_of, save_host
 
-#: Iterations that each change attributes of other objects than those before: these are objects that they make.
+#: Limit of iterations that change attributes of other objects than before, which the loop itself then makes.
 _MAX_TRIALS = 8
 
 
 @dataclass
 class Mutations:
-    """Containers by identity, and owners of attributes by theirs and the attribute's name."""
+    """Containers by identity, and owners of attributes by identity and attribute name."""
 
     containers: dict[int, Any] = field(default_factory=dict)
     attributes: dict[tuple[int, str], Any] = field(default_factory=dict)
@@ -35,12 +35,12 @@ class _Before:
 
 
 def begin(s: Scope, known: Mutations, loop: ast.stmt) -> _Before:
-    """An iteration begins, in which only the run knows what is in containers and attributes that an iteration changes."""
+    """Begin an iteration; containers and attributes that an iteration changes are opaque in it."""
     for key, container in known.containers.items():
         names = (f"`{name}`" for name, value in s.frame.names.items() if value is container)
         s.t.world.poisoned[key] = (
             container,
-            opaque(f"what is in {next(names, 'a container')}", f" (`{head_of(loop)}` changes it)"),
+            opaque(f"the content of {next(names, 'a container')}", f" (`{head_of(loop)}` changes it)"),
         )
     for (key, name), owner in known.attributes.items():
         s.t.world.attributes[(key, name)] = (owner, opaque(f"`{name}`", f" (`{head_of(loop)}` assigns it)"))
@@ -48,7 +48,7 @@ def begin(s: Scope, known: Mutations, loop: ast.stmt) -> _Before:
 
 
 def extend(s: Scope, known: Mutations, before: _Before, loop: ast.stmt) -> bool:
-    """Adds what has changed since ``before``; whether there was anything to add."""
+    """Add changes since ``before``; return whether there were any."""
     containers = {key: value for key, value in _containers(s, before).items() if key not in known.containers}
     attributes = {
         key: owner
@@ -69,7 +69,7 @@ def extend(s: Scope, known: Mutations, before: _Before, loop: ast.stmt) -> bool:
 
 
 def _containers(s: Scope, before: _Before) -> dict[int, Any]:
-    """Containers from before the iteration, or from outside of the kernel, that may hold something else now."""
+    """Return containers from before the iteration, or from outside of the kernel, whose contents may have changed."""
     changed = {**changed_containers(before.host), **s.walk.changed_outside}
     for key, (container, _) in s.t.world.poisoned.items():
         if key in before.host.contents and key not in before.poisoned:
@@ -83,7 +83,7 @@ def _containers(s: Scope, before: _Before) -> dict[int, Any]:
 
 
 def _is_copy(s: Scope, copied: Any, original: Any) -> bool:
-    """Whether what is followed in place of something from outside still holds the same."""
+    """Return whether the copy of an object from outside still has the same contents."""
     if isinstance(original, torch.Tensor):
         return any(value is copied for (key, _), value in s.t.tensors.lifted.items() if key == id(original))
     if isinstance(copied, HostTensorValue):

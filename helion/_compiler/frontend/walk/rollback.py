@@ -1,4 +1,6 @@
-"""Walks that are repeated once they have shown what had to be known before them, such as which numbers a loop changes."""
+"""Repeated walks: a walk is undone and repeated after it has found facts that it needs from the start, such as the
+numbers that a loop changes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Saved:
-    """All that a walk changes, as it was, and where the walk stood."""
+    """A snapshot of everything that a walk changes, and of its position."""
 
     trace: TraceSnapshot
     walk: journal.Snapshot
@@ -27,7 +29,7 @@ class Saved:
 
 
 def repeated(s: Scope, attempt: Callable[[], _T | None]) -> _T:
-    """What the first attempt gives that gives anything. Those before it leave no trace, but in what they have learned."""
+    """Repeat an attempt until it has a result. Failed attempts are undone, except for the facts that they found."""
     saved = save(s)
     while (found := attempt()) is None:
         restore(s, saved)
@@ -35,12 +37,12 @@ def repeated(s: Scope, attempt: Callable[[], _T | None]) -> _T:
 
 
 def save(s: Scope) -> Saved:
-    """What ``restore`` needs to forget everything that is walked from here on."""
+    """Return a snapshot of the walk for ``restore``."""
     return Saved(s.t.snapshot(), journal.snapshot(s.walk), journal.snapshot(s.frame), save_host(s), s.node)
 
 
 def restore(s: Scope, saved: Saved) -> None:
-    """The walk is as it was when ``saved`` was taken, which may be used again."""
+    """Restore the walk to the state when ``saved`` was taken; the snapshot can be used again."""
     s.t.restore(saved.trace)
     journal.restore(s.walk, saved.walk)
     journal.restore(s.frame, saved.frame)

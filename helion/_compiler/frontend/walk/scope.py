@@ -1,8 +1,7 @@
 """The walk over a kernel's source, and the recursion over Python's syntax that drives it.
 
-What a class of syntax means is said by a function of its own, which is given a ``Scope``: where the walk stands. All of
-them stand in the tables of ``Syntax``, so that a function for one class reaches those for the parts of a node without
-knowing them.
+Each class of syntax has a function, which takes a ``Scope``: the current position of the walk. The tables of ``Syntax``
+contain these functions, so that one can call those for the parts of a node without importing them.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Return(Exception):
 
 
 class Raised(Exception):
-    """Ends the walk where the host code raises an error of its own at run time."""
+    """Ends the walk where the host code raises its own error at run time."""
 
 
 class Break(Exception):
@@ -43,7 +42,7 @@ class Continue(Exception):
 
 
 class UserError(Exception):
-    """Carries an error of the user's out of the walk."""
+    """Carries a user's error out of the walk."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -54,9 +53,9 @@ _TOO_DEEP = (
     "Calls of functions, or parts of an expression, are nested too deeply to follow (a RecursionError of Python's): end the "
     "recursion, or split the expression into statements."
 )
-#: What leaves statements.
+#: Exceptions that leave statements.
 LEAVING = (Return, Raised, Break, Continue, UserError, AssertionError)
-#: Errors about what the kernel is, which no run of the host code can answer.
+#: Errors about the form of the kernel, which cannot depend on run-time values.
 HARD = (
     exc.NestedGridLoop,
     exc.DeviceAPIOnHost,
@@ -67,14 +66,16 @@ HARD = (
     exc.CannotReadDeviceVariableOnHost,
     exc.UndefinedVariable,
 )
-#: Expressions besides calls, subscripts and attributes that may give a number at run time only.
+#: Expressions other than calls, subscripts and attributes whose number may be known at run time only.
 _CAPTURED = (ast.Compare, ast.BoolOp, ast.IfExp, ast.UnaryOp, ast.BinOp)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Syntax:
-    """What Python's syntax means, by class of node: the value of an expression, what a statement does, how a target is
-    assigned to, and how a statement with grid loops in it is walked. ``call`` gives what a call of a value does.
+    """The functions for Python's syntax, by class of node.
+
+    There is one table each for values of expressions, for statements, for targets of assignments, and for statements
+    around grid loops. ``call`` evaluates the call of a value.
     """
 
     expressions: Mapping[type[ast.AST], Callable[[Scope, Any], Any]]
@@ -95,30 +96,30 @@ class Walk:
     roots: list[Root] = field(default_factory=list)
     #: The statements of its host code, with a ``Launch`` for grid loops that follow each other.
     body: list[ast.stmt] = field(default_factory=list)
-    #: How many launches there are.
+    #: Number of launches.
     launches: int = 0
-    #: Whether a host loop around grid loops has nothing to iterate over.
+    #: True if a host loop around grid loops has no iterations.
     skipped: bool = False
-    #: What the header of a grid loop has the host read.
+    #: Values that the host reads in the header of a grid loop.
     header_reads: list[Keep] = field(default_factory=list)
     #: A barrier that no loop follows yet.
     open_barrier: ast.stmt | None = None
-    #: The grid loop about to be walked; another one stands where none may.
+    #: The grid loop about to be walked; any other one is in a place that is not allowed.
     grid_loop: ast.stmt | None = None
-    #: Which memory is shared in some iteration of a host loop.
+    #: Memory that is shared in some iteration of a host loop.
     shared: dict[int, int] = field(default_factory=dict)
     #: Containers from outside of the kernel that its code changes, by identity.
     changed_outside: dict[int, Any] = field(default_factory=dict)
-    #: How many conditions that are known at run time only, and handlers of errors, are around what is being walked.
+    #: Number of conditions known at run time only, and of error handlers, around the current position.
     uncertain: int = 0
-    #: How deep calls of the user's functions are nested.
+    #: Depth of nested calls of user functions.
     depth: int = 0
-    #: The statements made for a body that was walked apart.
+    #: The statements generated for a body that was walked separately.
     left_body: list[ast.stmt] = field(default_factory=list)
 
 
 class Scope:
-    """Where a walk stands: in the names of one function. ``node`` is the piece of source an error is about."""
+    """The position of a walk: the names of one function. ``node`` is the source node of errors."""
 
     __slots__ = ("frame", "node", "t", "walk")
 
@@ -132,7 +133,7 @@ class Scope:
         return None if self.node is None else self.frame.source.location(self.node)
 
     def at(self, node: ast.AST) -> None:
-        """What follows is about ``node``."""
+        """Set the current node, which errors and recorded ops refer to."""
         self.node = node
         if self.t.on_device:
             self.t.builder.location = self.frame.source.location(node)
@@ -146,7 +147,7 @@ class Scope:
 
 
 def evaluate(s: Scope, node: ast.expr) -> Any:
-    """The value of an expression."""
+    """Return the value of an expression."""
     rule = s.walk.syntax.expressions.get(type(node))
     if rule is None:
         s.at(node)
@@ -165,7 +166,7 @@ def evaluate(s: Scope, node: ast.expr) -> Any:
 
 
 def try_evaluate(s: Scope, node: ast.expr) -> Any:
-    """The value of an expression, or None when it has none here."""
+    """Return the value of an expression, or None if its evaluation fails."""
     try:
         return evaluate(s, node)
     except exc.Base:
@@ -173,7 +174,7 @@ def try_evaluate(s: Scope, node: ast.expr) -> Any:
 
 
 def execute(s: Scope, statement: ast.stmt) -> None:
-    """Does what a statement does."""
+    """Execute a statement."""
     rule = s.walk.syntax.statements.get(type(statement))
     s.at(statement)
     if rule is None:
@@ -190,12 +191,12 @@ def execute(s: Scope, statement: ast.stmt) -> None:
     except Exception as error:
         if not s.t.on_device and not isinstance(error, NeedsValue):
             raise
-        # whatever a call of the user's raised: say on which line
+        # an exception from a user's call: add the line
         raise exc.TypeInferenceError(f"{type(error).__name__}: {error}.", location=s.location()) from error
 
 
 def assign(s: Scope, target: ast.expr, value: Any) -> None:
-    """Assigns ``value`` to a name, an item, an attribute, or a tuple of them."""
+    """Assign ``value`` to a name, an item, an attribute, or a tuple of them."""
     rule = s.walk.syntax.targets.get(type(target))
     if rule is None:
         s.at(target)
@@ -204,17 +205,17 @@ def assign(s: Scope, target: ast.expr, value: Any) -> None:
 
 
 def call(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], node: ast.AST) -> Any:
-    """What ``function(*args, **kwargs)`` gives; ``node`` is where it is called."""
+    """Evaluate ``function(*args, **kwargs)`` at the call ``node``."""
     return s.walk.syntax.call(s, function, args, kwargs, node)
 
 
 def kept(s: Scope, value: Any) -> Any:
-    """A value that host code keeps. What an iterator that is kept gives next depends on who asked before."""
+    """Return a value for host code to keep; an iterator becomes opaque because its next item depends on earlier reads."""
     if s.t.on_device or not isinstance(value, collections.abc.Iterator):
         return value
     return opaque(f"the iterator `{s.source_text()}`")
 
 
 def captured(s: Scope, result: Any, node: ast.expr) -> Any:
-    """What an expression of the kernel's host code gives, with names that launches can pass it by."""
+    """Return the result of an expression of the kernel's host code, with names by which launches can pass it."""
     return result if s.t.on_device or not s.frame.is_kernel else capture(s.t, result, place_of(node))

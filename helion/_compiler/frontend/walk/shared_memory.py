@@ -1,4 +1,4 @@
-"""Which tensors of a kernel may have the same memory: in host loops around launches, those that do in some iteration."""
+"""Tensors of a kernel that may share memory, in some iteration of the host loops around launches."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ..host_data import one_of
 from ..values import HostTensorValue
 from .scope import Walk
 
-#: Iterations after which a pattern of shared memory that has not come back is taken for one that never does.
+#: Number of iterations after which a pattern of shared memory that has not repeated is assumed never to repeat.
 _MAX_ROUNDS = 64
 
 
 def unite(walk: Walk, first: int, second: int) -> None:
-    """Two memories may be one."""
+    """Record that two memories may be one."""
     first, second = _representative(walk, first), _representative(walk, second)
     if first != second:
         walk.shared[max(first, second)] = min(first, second)
 
 
 def one_of_several(walk: Walk, values: list[HostTensorValue]) -> HostTensorValue | None:
-    """A tensor that is one of several at run time."""
+    """Return a tensor that is one of several at run time."""
     made = one_of(walk.t, values)
     for value in values if made is not None else ():
         unite(walk, values[0].storage, value.storage)
@@ -30,7 +30,7 @@ def one_of_several(walk: Walk, values: list[HostTensorValue]) -> HostTensorValue
 
 
 def may_share(walk: Walk, one: HostTensorValue, other: HostTensorValue) -> bool:
-    """Whether two tensors may have the same memory."""
+    """Return whether two tensors may share memory."""
     return _representative(walk, one.storage) == _representative(walk, other.storage)
 
 
@@ -48,13 +48,14 @@ def share(
     names: Sequence[str],
     first_new: int,
 ) -> None:
-    """Goes through iterations until they repeat, and notes which tensors of the kernels share memory in one: ``names`` are
-    the variables whose tensors change."""
+    """Simulate iterations until they repeat, and record the tensors of the kernels that share memory in one. ``names``
+    are the variables whose tensors change.
+    """
     slots = {start[name].storage: at for at, name in enumerate(names)}
     ends = [after[name].storage for name in names]
     used = {tensor.storage for tensor in walk.t.tensors.program} | set(slots)
     known = set(walk.t.tensors.storage_numbers.values())
-    # an actual memory is that of a number from before, or what iteration ``at`` made
+    # a memory is that of a number from before the loop, or the one that iteration ``at`` made
     state: list[tuple[int, int]] = [(-1, before[name].storage) for name in names]
     seen: set[tuple[Any, ...]] = set()
     for at in range(_MAX_ROUNDS):
@@ -71,7 +72,7 @@ def share(
         places: dict[tuple[int, int], int] = {}
         for storage in sorted(used):
             unite(walk, places.setdefault(actual(storage), storage), storage)
-        if walk.t.host_loops:  # for the loop around this one, which knows the memory by its first number only
+        if walk.t.host_loops:  # for the enclosing loop, which identifies the memory by its first number
             for storage, slot in slots.items():
                 if state[slot][0] < 0:
                     unite(walk, storage, state[slot][1])
@@ -81,5 +82,5 @@ def share(
 
 
 def settle_storages(walk: Walk) -> None:
-    """Gives the tensors of the program the memory that they were found to share."""
+    """Give the tensors of the program the numbers of the memory that they share."""
     walk.t.tensors.program[:] = [replace(x, storage=_representative(walk, x.storage)) for x in walk.t.tensors.program]

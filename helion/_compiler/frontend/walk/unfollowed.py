@@ -1,9 +1,11 @@
-"""Statements of host code. The walk follows them; what it cannot follow runs at run time all the same.
+"""Statements of host code. Those that the walk cannot follow still run at run time.
 
-A statement without device loops stands in the generated host function as it is, so it need not be followed for its own
-sake: when it cannot be, the names that it binds and the containers that it may change are *opaque* from there on, and
-only device code that depends on one of them is refused, with the reason. A condition that is known at run time only is
-followed on both sides; numbers that come out different are read off their variable behind it.
+A statement without device loops is part of the generated host function unchanged. If the walk cannot follow it, the
+names that it binds and the containers that it may change are *opaque* after it. Only device code that depends on one of
+them is refused, with the reason.
+
+A condition that is known at run time only is followed on both sides. Numbers that differ between the sides are read
+from their variable after it.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ MUTATORS = frozenset(
         "discard",
     )
 )
-#: Methods, and attributes to assign, that change what a tensor is rather than what it holds.
+#: Methods, and attributes to assign, that change the metadata of a tensor rather than its elements.
 _METADATA = frozenset(
     (
         "resize_", "resize_as_", "set_", "t_", "transpose_", "swapaxes_", "swapdims_", "unsqueeze_", "squeeze_", "as_strided_", "data", "swap_tensors",
@@ -55,12 +57,12 @@ class SavedHost:
 
     names: dict[str, Any]
     contents: dict[int, tuple[Any, Any]]
-    #: How many tensors of the host's were relied on.
+    #: Number of host tensors that the trace relied on.
     relied: int
 
 
 def save_host(s: Scope, values: Any = None) -> SavedHost:
-    """What host code has made so far, with what is in the containers that its names and ``values`` hold."""
+    """Return the names of host code, and the contents of containers in them and in ``values``."""
     found = containers_in(tuple(s.frame.names.values()))
     containers_in(tuple(s.walk.kernel_frame.names.values()), found)
     containers_in([copied for _, copied in s.t.world.copies.values()], found)
@@ -69,7 +71,7 @@ def save_host(s: Scope, values: Any = None) -> SavedHost:
 
 
 def restore_host(s: Scope, saved: SavedHost) -> None:
-    """Names and containers hold what they held when ``saved`` was taken."""
+    """Restore the names and the contents of containers when ``saved`` was taken."""
     s.frame.names = dict(saved.names)
     del s.t.tensors.relied[saved.relied :]
     for container, content in saved.contents.values():
@@ -77,7 +79,7 @@ def restore_host(s: Scope, saved: SavedHost) -> None:
 
 
 def execute_host(s: Scope, statement: ast.stmt) -> None:
-    """A statement of host code, or what is left of the knowledge of it where it cannot be followed."""
+    """Execute a statement of host code; if that fails, make the names and containers that it may change opaque."""
     saved = save_host(s)
     try:
         execute(s, statement)
@@ -93,7 +95,7 @@ def execute_host(s: Scope, statement: ast.stmt) -> None:
 
 
 def execute_all(s: Scope, statements: list[ast.stmt]) -> None:
-    """Statements one after the other, of device code or of host code."""
+    """Execute statements of device code or of host code in order."""
     for statement in statements:
         if s.t.on_device:
             execute(s, statement)
@@ -102,8 +104,9 @@ def execute_all(s: Scope, statements: list[ast.stmt]) -> None:
 
 
 def _may_stay(s: Scope, statement: ast.stmt) -> bool:
-    """Whether a statement can be left to run time: it neither has device loops and the like, nor leaves something
-    that is being followed."""
+    """Return whether a statement can be left to run time: it has no device loops and the like, and does not leave a
+    statement that is being followed.
+    """
     if isinstance(statement, (ast.Global, ast.Nonlocal)):
         return False
     for part in ast.walk(statement):
@@ -117,7 +120,7 @@ def _may_stay(s: Scope, statement: ast.stmt) -> bool:
 
 
 def forget(s: Scope, statement: ast.stmt, error: Exception) -> None:
-    """What a statement that is not followed may change is known at run time only."""
+    """Make everything that a statement may change opaque."""
     s.t.world.effects += 1
     unknown = Opaque(error)
     names = s.frame.names
@@ -138,14 +141,14 @@ def forget(s: Scope, statement: ast.stmt, error: Exception) -> None:
 
 
 def forget_globals_of(s: Scope, function: types.FunctionType) -> None:
-    """Global names that a function which is not followed assigns."""
+    """Make the global names that a function assigns opaque."""
     for name in _stored_globals(function.__code__):
         unknown = opaque(f"the global `{name}`", f" (`{function.__name__}` assigns it)")
         s.t.world.attributes[(id(function.__globals__), name)] = (function.__globals__, unknown)
 
 
 def forget_sources(s: Scope, name: str) -> None:
-    """Host expressions that begin with a name lose their meaning when the name is bound again."""
+    """Drop host expressions that begin with a name, because the name is bound again."""
     if name not in s.walk.kernel_frame.names:
         return
     for tensor in s.t.tensors.lifted.values():
@@ -157,21 +160,21 @@ def forget_sources(s: Scope, name: str) -> None:
 
 
 def forget_outside(s: Scope, container: Any, unknown: Opaque) -> None:
-    """What a container from outside of the kernel holds is not followed any more."""
+    """Make the contents of a container from outside of the kernel opaque."""
     s.t.world.effects += 1
     s.t.world.poisoned[id(container)] = (container, unknown)
     s.walk.changed_outside[id(container)] = container
 
 
 def outside_container(s: Scope, node: ast.Call) -> Any:
-    """The container from outside of the kernel that a call changes, if it does."""
+    """Return the container from outside of the kernel that a call changes, or None."""
     if not isinstance(node.func, ast.Attribute) or node.func.attr not in MUTATORS:
         return None
     return outside(s, node.func.value)
 
 
 def refuse_change(s: Scope, node: ast.expr) -> None:
-    """Raises where device code would change a container from outside of the kernel."""
+    """Raise if device code would change a container from outside of the kernel."""
     if outside(s, node) is not None:
         root = _root(node)
         assert isinstance(root, ast.Name)
@@ -185,7 +188,7 @@ def _root(node: ast.expr) -> ast.expr:
 
 
 def outside(s: Scope, node: ast.expr) -> Any:
-    """A container that a global leads to."""
+    """Return a container that a global refers to, or None."""
     root = _root(node)
     if not isinstance(root, ast.Name) or s.frame.holds(root.id):
         return None
@@ -202,7 +205,7 @@ def _refill(container: Any, content: Any) -> None:
 
 
 def changed_containers(before: SavedHost) -> dict[int, Any]:
-    """The containers whose content is not what it was."""
+    """Return the containers whose contents have changed."""
     return {key: now for key, (now, content) in before.contents.items() if not _same_content(now, content)}
 
 
@@ -217,7 +220,7 @@ def _same_content(now: Any, content: Any) -> bool:
 
 
 def _leaves(statement: ast.stmt, is_kernel: bool) -> bool:
-    """Whether a statement may leave the loop or the helper that it stands in."""
+    """Return whether a statement may leave the loop or the helper that it is in."""
     stack: list[tuple[ast.AST, bool]] = [(statement, False)]
     while stack:
         node, inside = stack.pop()
@@ -233,7 +236,7 @@ def _leaves(statement: ast.stmt, is_kernel: bool) -> bool:
 
 
 def _mentions(statement: ast.stmt) -> list[tuple[str, bool]]:
-    """Names that a statement reads, and whether it may change the containers that they hold."""
+    """Return names that a statement mentions, and whether it may change the containers that they are bound to."""
     reads = {
         id(part.value)
         for part in ast.walk(statement)
@@ -254,5 +257,5 @@ def _stored_globals(code: types.CodeType) -> list[str]:
 
 
 def head_of(node: ast.stmt) -> str:
-    """The first line of a statement."""
+    """Return the first line of a statement."""
     return ast.unparse(node).splitlines()[0]
