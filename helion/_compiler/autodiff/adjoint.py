@@ -550,7 +550,7 @@ class Sweep:
         return Var(name=name, dtype=computed(value.dtype), dims=value.dims)
 
     def branch(self, op: Op, grads: Sequence[Var | None]) -> None:
-        """Differentiate each side of a branch separately; values that only one side reaches get zeros from the other."""
+        """Differentiate each side of a branch separately; a value that one side does not reach gets zeros from it."""
         kept = dict(self.values)
         sides: list[tuple[list[Statement], dict[int, tuple[Value, Var]]]] = []
         for region in op.regions:

@@ -170,7 +170,7 @@ def merge(statements: Sequence[Statement]) -> tuple[Statement, ...]:
 def _merged(
     statements: Sequence[Statement], known: Mapping[str, tuple[Var, ...]], names: Mapping[str, str], changing: set[str]
 ) -> tuple[Statement, ...]:
-    """Merge equal assignments; ``known`` are variables by their expression, ``names`` the substitutions of variables."""
+    """Merge equal assignments; ``known`` are variables by expression, ``names`` the substitutions of variables."""
     known, names = dict(known), dict(names)
     made: list[Statement] = []
     for statement in statements:

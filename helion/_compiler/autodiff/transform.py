@@ -52,8 +52,8 @@ def differentiate(
         through: tensors that the loop writes and that contribute to results.
         order: names of tensors and numbers in the order of the parameters, for those that are parameters.
 
-    Raises ``exc.AutodiffNotSupported`` for an op without a derivative, or without one that is implemented. The error names
-    the op and its line.
+    Raises ``exc.AutodiffNotSupported`` for an op without a derivative, or without one that is implemented. The error
+    names the op and its line.
     """
     prepared = prepare(program, at)
     check_memory(prepared)

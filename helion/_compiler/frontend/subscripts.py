@@ -1,4 +1,4 @@
-"""The subscript planner, the single source for the elements that ``tensor[...]`` selects: for shapes, code and facts."""
+"""The subscript planner: the elements that ``tensor[...]`` selects, for shapes, code and facts alike."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class _Planner:
         return plain and (tile is None or tile.last == 1)
 
     def has_several(self, block: int) -> bool:
-        """Return whether a loop certainly covers more than one element. One with run-time bounds may have one, or none."""
+        """Return whether a loop certainly covers more than one element, unlike one with run-time bounds."""
         extent = self.tracer.blocks[block].extent
         return extent is not None and self.tracer.numbers.is_above_one(extent)
 
@@ -278,7 +278,7 @@ def _tile_of(tracer: TraceState, item: slice) -> int | None:
 
 
 def _check_jagged(tracer: TraceState, planner: _Planner) -> None:
-    """Refuse an access with a jagged tile but without the tile of its rows, whose lengths determine the lanes in range."""
+    """Refuse an access with a jagged tile but without the tile of its rows, which determines the lanes in range."""
     for dim in planner.dims:
         tile = tracer.blocks.active.get(dim.block) if dim.block is not None else None
         if tile is None or tile.jagged is None:
@@ -329,7 +329,7 @@ def _check_integer(value: DeviceValue) -> None:
 
 
 def _expand(tracer: TraceState, tensor: HostTensorValue, index: Any) -> list[Any]:
-    """Return the index as one item per dimension (plus Nones): tuples spread, ellipsis and missing dimensions filled."""
+    """Return the index as one item per dimension (plus Nones), with tuples spread and missing dimensions filled."""
     items: list[Any] = []
     for item in index if isinstance(index, (tuple, list)) else (index,):
         items.extend(item if isinstance(item, TileTuple) else (item,))

@@ -166,7 +166,7 @@ def _flip(t: Tracer, input: DeviceValue, *places: Any, dims: Any = None) -> Devi
 
 
 def _refuse_tail(t: Tracer, value: DeviceValue, at: int, name: str) -> None:
-    """Refuse a function that moves lanes of a tile with possible out-of-range lanes, which would move among the others."""
+    """Refuse a function that moves lanes of a tile whose last ones may be out of range."""
     for block in value.dims[at].blocks:
         tile = t.blocks.active.get(block)
         if tile is not None and not t.blocks.has_no_tail(tile):

@@ -193,7 +193,7 @@ def _rounds(t: Tracer, keys: _Keys, count: int) -> list[tuple[DeviceValue, ...]]
 
 
 def _element(t: Tracer, value: DeviceValue, keys: _Keys, words: tuple[DeviceValue, ...]) -> DeviceValue:
-    """Return the element of ``value`` with a key. Floats are summed with zeros for all others, which has a derivative."""
+    """Return the element of ``value`` with a key. Floats are summed with zeros for others, which has a derivative."""
     if value.dtype == torch.uint64:
         return ops.pointwise(t, "bitcast", keys.order(words) ^ torch.iinfo(torch.int64).min, dtype=value.dtype)
     if not value.dtype.is_floating_point:

@@ -86,7 +86,7 @@ class HostProgram:
         return _Launches(launch or _called).all(self.body)
 
     def checked_launch(self, number: int) -> ast.stmt | None:
-        """Return the launches of one place, guarded by the check of tensors that host code made; None without a check."""
+        """Return the launches of one place, guarded by the check of tensors of host code; None without a check."""
         checks = self.traced.checks
         if number >= min(len(self.launches), len(checks)) or not checks[number]:
             return None

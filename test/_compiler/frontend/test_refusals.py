@@ -1491,7 +1491,7 @@ def test_a_branch_on_what_the_host_reads_off_a_tensor() -> None:
             for tile in hl.tile(x.size(0)):
                 x[tile] = n
 
-    refusal(kernel, (vec(),), exc.TypeInferenceError, r"A branch on what `\.item\(\)` reads", "here")
+    refusal(kernel, (vec(),), exc.TypeInferenceError, r"A branch on the `\.item\(\)` of a tensor", "here")
 
 
 def test_attribute_assignment() -> None:

@@ -41,7 +41,7 @@ def kernel_of(directory: Path, body: str, host: str = "", parameters: str = "x")
 
 
 DEVICE = {
-    "v = x[t, :]\nprint(f'{v}')\nout[t, :] = v": r"give the value itself: print\('name', value\)",
+    "v = x[t, :]\nprint(f'{v}')\nout[t, :] = v": r"pass the value itself: print\('name', value\)",
     "out[t, :] = math.exp(x[t, :])": "math.exp takes numbers.*use torch.exp",
     "out[t, :] = math.fabs(x[t, :])": "use torch.abs",
     "for u in hl.tile(8):\n    break\nout[t, :] = x[t, :]": "A break statement.*torch.where, or write a while loop",

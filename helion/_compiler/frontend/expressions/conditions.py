@@ -90,7 +90,7 @@ def _open_boolean(s: Scope, node: ast.BoolOp) -> Any:
 
 
 def is_known_on_device_only(s: Scope, test: Any) -> bool:
-    """Return whether generated device code tests a condition: a device value, or a number of the run or of the config."""
+    """Return whether generated device code tests a condition: a device value, or a number of the run or config."""
     return s.t.on_device and (isinstance(test, DeviceValue) or is_static(test) or is_runtime(s.t, test))
 
 

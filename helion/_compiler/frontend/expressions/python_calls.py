@@ -71,7 +71,7 @@ def may_change(s: Scope, container: Any) -> bool:
 
 
 def _check_mutation(s: Scope, function: Any) -> None:
-    """Refuse to change a container outside of the region that made it: a loop body is traced once for all iterations."""
+    """Refuse to change a container outside of the region that made it: a loop body is traced only once."""
     owner = getattr(function, "__self__", None)
     if not isinstance(owner, (list, dict, set)) or getattr(function, "__name__", "") not in MUTATORS:
         return

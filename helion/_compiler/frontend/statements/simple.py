@@ -51,7 +51,7 @@ def walk_assert(s: Scope, node: ast.Assert) -> None:
 
 
 def _learn(s: Scope, test: Expr) -> None:
-    """Specialize on a size after ``assert x.size(1) == 64``: it becomes a constant and part of the specialization key."""
+    """Specialize on a size after ``assert x.size(1) == 64``: it becomes a constant and part of the key."""
     if test.op != "eq" or not test.hint:
         return
     for number, other in (test.args, reversed(test.args)):

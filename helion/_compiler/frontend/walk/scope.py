@@ -210,7 +210,7 @@ def call(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
 
 
 def kept(s: Scope, value: Any) -> Any:
-    """Return a value for host code to keep; an iterator becomes opaque because its next item depends on earlier reads."""
+    """Return a value for host code to keep; an iterator becomes opaque, as its next item depends on earlier reads."""
     if s.t.on_device or not isinstance(value, collections.abc.Iterator):
         return value
     return opaque(f"the iterator `{s.source_text()}`")
