@@ -250,7 +250,7 @@ class Sweep:
             return None
 
     def _record(self, reversal: Reversal, carried: Sequence[Var]) -> None:
-        """Store the carried values at the begin of an iteration."""
+        """Store the carried values at the start of an iteration."""
         for tape, var in zip(reversal.tapes, carried, strict=True):
             value = self.spelling.reshaped(var.name, var.dims, without_ones(var.dims))
             self.put(Effect(text=f"{tape.place(reversal.iteration)} = {value}", wanted=tape.name))

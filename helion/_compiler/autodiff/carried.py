@@ -242,7 +242,7 @@ class Reversals:
         return None
 
     def _accessed(self, block: int) -> str | None:
-        """Return the size of a dimension that a loop indexes from its begin to its end."""
+        """Return the size of a dimension that a loop covers."""
         for op in self.program.walk():
             if op.kind != "load" or not isinstance(op.attrs, MemoryAttrs) or op.attrs.mask is not None:
                 continue
@@ -270,7 +270,7 @@ class Reversals:
         return name
 
     def _tape(self, param: Value, op: Op, count: str) -> Tape:
-        """Allocate the buffer of a carried value, with a slice for each program that shares none of its dimensions.
+        """Allocate the buffer of a carried value, with a dimension for each grid axis that the value does not have.
 
         An iteration of an enclosing loop overwrites the entries of the previous one, which are no longer read.
         """

@@ -1,4 +1,4 @@
-"""Ways of gradients to memory, by the programs of the backward that own the elements of a gradient.
+"""Classification of stores of gradients, by the programs of the backward that own the elements of a gradient.
 
 - ``direct``: each element is written by one program, in one iteration, which stores it.
 - ``partial``: programs that share elements store a partial sum each, and the host adds these up.

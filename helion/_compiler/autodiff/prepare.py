@@ -104,7 +104,7 @@ class _Preparation:
         return [*before, replace(op, regions=tuple(regions))]
 
     def _is_outside(self, op: Op, scope: _Scope) -> bool:
-        """Return whether a load depends on nothing of the loop around it."""
+        """Return whether a load is independent of the loop around it."""
         if not scope.blocks or self.storage(op) in self.written or (op.operands and not scope.runs):
             return False
         used = {i.block for i in op.attributes(MemoryAttrs).indices if i.kind == "block"}

@@ -121,7 +121,7 @@ class Spelling:
 
     def size_of(self, block: int) -> str | None:
         """Return the size of the tiles of a block that is not chosen for the block alone: a number, or a registered
-        size that several blocks share. None where the config has an own size for the block.
+        size that several blocks share. None if the config has a size for this block alone.
         """
         size = self.program.blocks[block].size
         return self._shared(block) or (None if size is None else self.number(size))

@@ -82,7 +82,7 @@ class Frame:
     host_names: frozenset[str] = frozenset()
     globals_source: str = "_source_module"
     is_kernel: bool = False
-    #: Number of open regions at the begin of the function.
+    #: Number of open regions at the start of the function.
     depth: int = 0
     #: The defining frame of a function that the kernel's own code defines.
     outer: Frame | None = None

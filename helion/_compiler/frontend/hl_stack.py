@@ -71,7 +71,7 @@ class _Accessed:
         return self._placed(total, len(self.pointers.dims) + (index.positions[0] if index.positions else 0))
 
     def _offsets(self) -> DeviceValue:
-        """Return the offsets in elements from the begin of each tensor."""
+        """Return the offsets in elements from the start of each tensor."""
         t = self.t
         total = ops.full(t, (ONE,) * len(self.dims), 0, t.context.index_dtype)
         for index, stride in zip(self.plan.indices, self.like.strides, strict=True):

@@ -34,7 +34,7 @@ def dot(
     """Record ``lhs[.., M, K] @ rhs[.., K, N] (+ acc)`` of rank 2 or 3; a matrix is multiplied with each matrix of a
     batch.
 
-    The result has the dtype of ``acc`` if given, else ``out_dtype`` or the accumulator's dtype.
+    The result has the dtype ``out_dtype`` if given, else that of ``acc``, else the accumulator's.
     """
     for operand in (lhs, rhs):
         ops.refuse_operand(operand, "in a matmul")

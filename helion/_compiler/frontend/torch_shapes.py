@@ -185,7 +185,7 @@ def _constant_arange(t: Tracer, start: Any, end: Any, step: Any, dtype: torch.dt
 
 
 def _walked(t: Tracer, start: Any, end: Any, step: Any) -> Tile | None:
-    """Return the tile whose indices are an ``arange`` from its begin to its end, or over its block size."""
+    """Return the tile whose indices are an ``arange`` from ``tile.begin`` to ``tile.end``, or over its block size."""
     field = t.origins.field_of(start) if isinstance(start, DeviceValue) else None
     tile = t.blocks.active.get(field.block) if field is not None and field.field == "begin" else None
     if tile is None or step != 1:

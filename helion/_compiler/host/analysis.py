@@ -81,7 +81,7 @@ def _private_names(function: ast.FunctionDef) -> frozenset[str]:
 
 
 def launches_once(function: ast.FunctionDef) -> bool:
-    """Return whether there is a place of device loops that one call passes at most once."""
+    """Return whether some device loops are outside of host loops and branches, so a call launches them at most once."""
     return any(isinstance(statement, Launch) for statement in function.body)
 
 

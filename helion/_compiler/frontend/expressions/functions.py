@@ -116,7 +116,7 @@ def call_local(s: Scope, function: LocalFunction, args: tuple[Any, ...], kwargs:
 
 
 def call_user(s: Scope, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a user function: its body is traced in a frame of its own."""
+    """Call a user function: its body is traced in a new frame."""
     source = parse_function(function)
     if source is None:
         return function(*args, **kwargs)  # no source to trace: abstract values record its ops

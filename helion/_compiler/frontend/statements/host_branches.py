@@ -27,7 +27,7 @@ def open_if(s: Scope, node: ast.If, test: Any) -> None:
 
 
 def merge_ways(s: Scope, ways: list[list[ast.stmt]], node: ast.stmt) -> None:
-    """Walk statements of which the run takes one way, and merge the names that all of them define."""
+    """Walk statements of which the run takes one path, and merge the names that all of them define."""
     before = save_host(s)
     ends: list[dict[str, Any]] = []
     changed: dict[int, Any] = {}
@@ -56,7 +56,7 @@ def merge_ways(s: Scope, ways: list[list[ast.stmt]], node: ast.stmt) -> None:
         s.t.world.poisoned[key] = (container, unknown)
     if ends:
         s.frame.names = _merge_names(s, ends, node)
-        if relied:  # tensors that do not exist for comparison if the run takes the other way
+        if relied:  # tensors that do not exist for comparison if the run takes the other path
             _forget_uncertain(s, before.names, unknown)
     else:
         raise Return(None) if s.frame.is_kernel else Raised()

@@ -126,7 +126,7 @@ class _Nothing:
 def _begin(
     s: Scope, node: ast.For | ast.While, item: Any, changing: _Changing
 ) -> tuple[list[ast.stmt], dict[str, Any]]:
-    """Bind the names at the begin of an iteration; return the statements that capture its numbers, and the names that
+    """Bind the names at the start of an iteration; return the statements that capture its numbers, and the names that
     are carried over from the last one.
     """
     made: list[ast.stmt] = []
@@ -189,7 +189,7 @@ def _is_bound_elsewhere(s: Scope, target: ast.Name) -> bool:
 
 
 def _kept_number(s: Scope, name: str, source: str, hint: Any, made: list[ast.stmt]) -> Expr:
-    """Capture a number at the begin of an iteration, before the iteration changes its variable."""
+    """Capture a number at the start of an iteration, before the iteration changes its variable."""
     kept = f"{name}_now"
     while kept in s.t.numbers.taken or kept in s.t.numbers.symbols or kept in s.t.numbers.loop_numbers:
         kept += "_"
