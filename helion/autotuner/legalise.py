@@ -32,6 +32,8 @@ def legalise(
     wish = space.encode(proposal)
     try:
         config = space.approach(wish)
+        if lost := next(space.dropped(wish), None):  # without it the config is not what was proposed
+            return str(lost)
     except (exc.InvalidConfig, exc.NoFeasibleConfig) as error:
         return error.message
     while True:

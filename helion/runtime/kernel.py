@@ -451,7 +451,7 @@ def _refuse_decorator_below(name: str, source: FunctionSource) -> None:
 
 def _refuse_decorated(fn: Any) -> None:
     """Refuse what another decorator made of a function: compiled code would run without that decorator's effect."""
-    if isinstance(fn, Definition):
+    if isinstance(fn, (Definition, staticmethod, classmethod)):  # no functions: ``Kernel`` refuses them, with remedies
         return
     inner = inspect.unwrap(fn)
     for function in (inner,) if inner is not fn else _closed_over(fn):

@@ -417,8 +417,8 @@ def test_nests_inside_of_a_grid_are_not_flattened() -> None:
 
 def test_more_elements_than_32_bits_can_number() -> None:
     """The last tile would reach past 2**31, although every element of the tensor has an offset below it."""
-    x = torch.empty(1, device="meta")
-    bound = helion.kernel(in_place).bind((x.expand(46340, 46340),), target="sm_90")
+    x = torch.empty(46340, 46340, dtype=torch.int8, device="meta")
+    bound = helion.kernel(in_place).bind((x,), target="sm_90")
     program = bound._analysis.program
     assert program.index_dtype == torch.int64 and can_flatten(program, 0) is None
     narrow = dataclasses.replace(program, index_dtype=torch.int32)

@@ -213,7 +213,7 @@ def test_numbers_are_captured(kernel: helion.Kernel, static: bool) -> None:
 def refusal(function: Callable[..., Any], *texts: str) -> None:
     with pytest.raises(exc.TypeInferenceError) as caught:
         helion.kernel(function, config=CONFIG).bind((X, torch.tensor([3, 5])))
-    assert all(text in caught.value.message for text in texts)
+    assert all(text in caught.value.message for text in texts), caught.value.message
     assert caught.value.location is not None and "# here" in caught.value.location.excerpt()
 
 
@@ -224,7 +224,9 @@ def test_a_tensor_is_no_bound() -> None:
         return x
 
     remedy = "the host needs the number to size the grid, so bind its `.item()` to a variable and use that"
-    refusal(several, "A bound of hl.tile must be an integer, got a host tensor", remedy)
+    refusal(
+        several, "A bound of hl.tile must be an integer, got a host tensor", "write hl.tile(lengths.size())", remedy
+    )
 
     def inside(x, lengths):
         for tile in hl.tile(x.size(0)):

@@ -14,7 +14,7 @@ from user_triton import nested as from_elsewhere
 import helion
 import helion.language as hl
 from helion import exc
-from helion.backends.triton.codegen import ops_pointwise, ops_reduction
+from helion.backends.triton.codegen import ops_lanes, ops_pointwise, ops_reduction
 from helion.backends.triton.plan.build import HELPERS
 
 _SHIFT = 3
@@ -175,7 +175,7 @@ def test_functions_of_two_kernels_have_a_name_each() -> None:
 
 
 def test_helpers_of_the_printer_are_known_to_the_planner() -> None:
-    assert set(HELPERS) == {*ops_pointwise.HELPERS, *ops_reduction.HELPERS}
+    assert set(HELPERS) == {*ops_pointwise.HELPERS, *ops_reduction.HELPERS, *ops_lanes.HELPERS}
 
 
 def test_statements() -> None:

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 from ..._shapes import Number
 from ..ir.build import Builder, Numbers
 from ..ir.effects import apart_along, effects_of, may_meet
-from ..ir.grammar import Block, IotaAttrs, Op, Program, ReduceAttrs, Region, Value
+from ..ir.grammar import Block, IotaAttrs, Op, Program, ReduceAttrs, Region, Value, ViewAttrs
 from ..ir.ops import OPS
 from ..ir.reductions import REDUCTIONS, identity
 from ..ir.rewrite import Declined, Makers, map_regions
@@ -170,7 +170,8 @@ class _Roller:
             raise Declined("an index mixes dimensions")
         if op.kind == "scan":
             running.check_scan(op, self.block)
-        if op.kind == "view" and len({_carries(value, self.block) for value in (*op.values(), op.result)}) > 1:
+        reshapes = isinstance(op.attrs, ViewAttrs) and op.attrs.name == "reshape"
+        if reshapes and len({_carries(value, self.block) for value in (*op.values(), op.result)}) > 1:
             raise Declined("a reshape merges or splits the dimension")
         for value in (*op.values(), *op.results):
             places = [d for d in value.dims if self.block in d.blocks]

@@ -108,19 +108,19 @@ class ConfigSpace:
         for rule in self.rules:
             settled = rule.settle(settled, False)
             snapshots.append((rule.why, self._recode(values, settled)))
-        return (*self._dropped(given), *adjustments(self.fields, asked, snapshots))
+        return (*self.dropped(given), *adjustments(self.fields, asked, snapshots))
 
     def _kept(self, key: str, given: Config) -> Any:
         known = self.field(key)
         return known.kept(given[key]) if isinstance(known, PerSlot) else given[key]
 
-    def _dropped(self, given: Config) -> Iterator[Dropped]:
+    def dropped(self, given: Mapping[str, Any]) -> Iterator[Dropped]:
         """Keys and entries of ``given``, which can be read, that are for other arguments."""
         for key, missing in self.missing.items():
             if key in given and not missing.asks_for_nothing(given[key]):
                 yield Dropped(what=key, asked=given[key], why=self.absent[key])
         for each in self.fields:
-            asked = given.config.get(each.key)
+            asked = given.get(each.key)
             asked = [asked] if isinstance(asked, str) and isinstance(each, PerAccess) and each.ignored else asked
             if isinstance(each, PerSlot) and isinstance(asked, (list, tuple)) and len(asked) > len(each.slots):
                 spare = [entry for entry in asked[len(each.kept(asked)) :] if not _asks_for_nothing(entry)]

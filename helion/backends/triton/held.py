@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from ... import exc
+from ..._compiler.ir.grammar import Program
+from ..._compiler.ir.rewrite import remembered
+from ..._compiler.passes.materialize import materialize_products
 from ..._shapes import previous_power_of_2
 from ...autotuner.decisions import Decisions
-from ...autotuner.space.survey import Survey
+from ...autotuner.space.survey import Survey, Volume, survey
 from ...hardware import Target
+from .plan.lowered import product_tile
 
 #: Elements of one value per thread at most, in registers that a thread may have. Tiles beyond that spill kilobytes, and the assembler
 #: takes minutes: for sm_90 12 s for twice the registers, 85 s for eight times.
@@ -30,9 +34,17 @@ def enough_warps(seen: Survey, target: Target, decisions: Decisions) -> int:
     return warps
 
 
-def check_held_values(seen: Survey, target: Target, decisions: Decisions) -> None:
+@remembered
+def _left(program: Program) -> tuple[Volume, ...]:
+    """Return what programs hold whose products are computed in front: neither operands nor accumulators of these."""
+    made = survey(materialize_products(program, (None, None, None)), ())
+    return tuple(volume for volume in made.volumes if max(volume.blocks, default=-1) < len(program.blocks))
+
+
+def check_held_values(seen: Survey, program: Program, target: Target, decisions: Decisions) -> None:
     """Raise ``exc.InvalidConfig`` where threads have many more elements of a value than registers."""
-    volume = max(seen.volumes, key=lambda v: v.numel(decisions.sizes), default=None)
+    volumes = seen.volumes if product_tile(decisions) is None else _left(program)
+    volume = max(volumes, key=lambda v: v.numel(decisions.sizes), default=None)
     warps = decisions.values["num_warps"]
     limit = most_elements(seen, target, warps)
     if volume is None or (numel := volume.numel(decisions.sizes)) <= limit:

@@ -133,7 +133,7 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
         verbatim=VERBATIM_PREFIX,
         missing=_missing(program, settings, absent),
         rules=rules(seen, program, target, settings),
-        check=functools.partial(check_held_values, seen, target),
+        check=functools.partial(check_held_values, seen, program, target),
     )
 
 

@@ -180,7 +180,9 @@ def test_without_the_dsl_a_kernel_says_what_is_missing(monkeypatch: pytest.Monke
     monkeypatch.setattr(library, "_FOUND", {})
     bound = helion.kernel(matmul.fn, backend="cute").bind(ARGUMENTS)
     for ask in (bound.resources, lambda: bound.export_shared_object(tmp_path / "kernel.so")):
-        with pytest.raises(exc.CuteBackendUnavailable, match=r"CuTe DSL.*not installed.*pip install 'helion\[cute\]'"):
+        with pytest.raises(
+            exc.CuteBackendUnavailable, match=r"CuTe DSL.*not installed.*pip install 'helion-tiles\[cute\]'"
+        ):
             ask()
     assert "not installed" in bound.explain()
 

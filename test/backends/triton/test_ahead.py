@@ -213,7 +213,6 @@ _INT = torch.tensor([2, 0, 1], dtype=torch.int32)
     ("kernel", "args"),
     [
         (in_place, (tensor(5, 32),)),
-        (once, (tensor(1, 32),)),
         (posted, (tensor(5, 32), _INT)),
     ],
 )
@@ -224,9 +223,21 @@ def test_what_must_stay_has_no_key(kernel: Callable[..., Any], args: tuple[Any, 
         bound.to_triton_code(helion.Config(load_ahead=2))
 
 
-def test_a_checked_kernel_has_no_key() -> None:
-    with pytest.raises(exc.InvalidConfig, match=r"load_ahead.*checked"):
-        _bound(backwards, (tensor(5, 32),), checked=True).to_triton_code(helion.Config(load_ahead=2))
+@pytest.mark.parametrize(
+    ("kernel", "args", "checked", "why"),
+    [
+        (once, (tensor(1, 32),), False, "no loop over single indices"),
+        (backwards, (tensor(5, 32),), True, "a checked kernel"),
+    ],
+)
+def test_what_other_arguments_and_settings_have_is_dropped(
+    kernel: Callable[..., Any], args: tuple[Any, ...], checked: bool, why: str
+) -> None:
+    bound = _bound(kernel, args, checked=checked)
+    assert checked or _found(bound) == 0
+    (change,) = bound.config_spec.adjusted(helion.Config(load_ahead=2))
+    assert change.what == "load_ahead" and change.why.startswith(why)
+    assert bound.to_triton_code(helion.Config(load_ahead=2)) == bound.to_triton_code(helion.Config())
 
 
 # --- bounds that the run knows -------------------------------------------------------------------------------------------

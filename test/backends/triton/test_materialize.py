@@ -370,6 +370,9 @@ def test_each_kernel_has_its_own_launch() -> None:
     assert first.endswith("num_warps=4, num_stages=3)") and second.endswith("num_warps=2, num_stages=1)")
     narrow = bound.config_spec.normalize({**config, "materialize_products": [128, 32, 32]})
     assert not narrow["turn_products"]  # 16 columns for each of 4 warps
+    many = bound.config_spec.normalize({**config, "block_sizes": [128], "num_warps": 1})
+    with pytest.raises(exc.InvalidConfig, match="65536 elements.*2048 for each thread of num_warps=1"):
+        bound.to_triton_code(many)
 
 
 def test_what_both_kernels_take_is_predicted() -> None:

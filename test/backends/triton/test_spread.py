@@ -457,7 +457,7 @@ X = tensor(256, 64, dtype=torch.float32)
         (row_for_the_loop, (X,), "only one program has"),
         (counted, (X,), "atomic outside of the loops"),
         (of_halves, (X,), "narrow dtypes"),
-        (up_to_data, (X, tensor(1, dtype=torch.int32)), "depend on data|from 0"),
+        (up_to_data, (X, tensor(2, dtype=torch.int32)), "depend on data|from 0"),
         (of_a_product, (X,), "after that of a matmul"),
     ],
 )

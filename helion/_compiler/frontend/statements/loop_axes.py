@@ -37,14 +37,7 @@ def _axis(
         if isinstance(bound, Tile):
             raise exc.TileOfTile()
         if isinstance(bound, HostTensorValue):
-            remedy = (
-                f"to loop over all of it write {spec.name}({bound.source}.size())"
-                if bound.ndim and bound.source
-                else "load the number from it first"
-                if s.t.on_device
-                else "the host needs the number to size the grid, so bind its `.item()` to a variable and use that "
-                "(reading it waits for the device)"
-            )
+            remedy = _remedy(s, spec, bound)
             raise exc.TypeInferenceError(f"A bound of {spec.name} must be an integer, got {describe(bound)}; {remedy}.")
         if isinstance(bound, Opaque):
             raise bound.error.with_traceback(None)
@@ -66,6 +59,20 @@ def _axis(
         operands.append(spec.jagged.value)
         jagged = OperandRef(len(operands) - 1)
     return LoopAxis(block.id, *bounds, spec.scalar, step, jagged), block
+
+
+def _remedy(s: Scope, spec: LoopSpec, bound: HostTensorValue) -> str:
+    """Return what to write in place of a tensor as a bound: its sizes, or a number in it."""
+    walked = f"to walk over all of it write {spec.name}({bound.source}.size())" if bound.ndim and bound.source else ""
+    if walked and bound.dtype.is_floating_point:
+        return walked
+    number = (
+        "load the number from it first"
+        if s.t.on_device
+        else "the host needs the number to size the grid, so bind its `.item()` to a variable and use that "
+        "(reading it waits for the device)"
+    )
+    return f"{walked}; to stop at a number in it: {number}" if walked else number
 
 
 def _bound(bound: Any, operands: list[Operand]) -> Bound:

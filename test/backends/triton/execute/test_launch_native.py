@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import helion
 import helion.language as hl
 from helion import _files
-from helion._shapes import SizeClasses
+from helion._shapes import WIDE, SizeClasses
 from helion.backends.triton.execute import native
 from helion.backends.triton.execute.native import Argument, Binary, build
 from helion.runtime import dispatch, signature, stub_driver
@@ -182,15 +182,17 @@ def test_classes_are_those_of_the_key(layouts: list[tuple[int, ...]], data: st.D
 
 
 def test_offsets_beyond_31_bits_are_a_class(tmp_path: Path) -> None:
-    memory = torch.from_file(str(tmp_path / "sparse"), shared=True, size=2**31 + 99, dtype=torch.int8)
+    """A step of views, whose last element lies that far, and tiles beyond it."""
+    assert 2**31 - 2**25 < WIDE <= 2**31 - 2**20
+    memory = torch.from_file(str(tmp_path / "sparse"), shared=True, size=WIDE + 99, dtype=torch.int8)
 
     def view(step: int) -> torch.Tensor:
         return memory.as_strided((2,), (step,))
 
-    narrow = guard_of_classes((view(2**31 - 1),))
-    wide = guard_of_classes((view(2**31 + 5),))
+    narrow = guard_of_classes((view(WIDE - 1),))
+    wide = guard_of_classes((view(WIDE + 5),))
     assert narrow is not None and wide is not None
-    for step, fits in ((3, True), (2**31 - 1, True), (2**31, False), (2**31 + 7, False)):
+    for step, fits in ((3, True), (WIDE - 1, True), (WIDE, False), (WIDE + 7, False)):
         assert (narrow(view(step)), wide(view(step))) == (fits, not fits)
 
 
