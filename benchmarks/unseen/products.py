@@ -147,7 +147,7 @@ def grouped_int4_weights(x: torch.Tensor, packed: torch.Tensor, scales: torch.Te
             both = packed[tile_p, tile_n]
             low = ((both << 4) >> 4).to(torch.float32)
             high = (both >> 4).to(torch.float32)
-            weights = hl.join(low, high).permute(0, 2, 1).reshape(block * 2, tile_n)
+            weights = hl.join(low, high).permute(0, 2, 1).reshape(block * 2, tile_n.block_size)
             scale = scales[tile_p.begin // 64, tile_n].to(torch.float32)
             rows = x[tile_m, tile_p.begin * 2 + hl.arange(block * 2)]
             acc = hl.dot(rows, (weights * scale[None, :]).to(x.dtype), acc=acc)

@@ -217,7 +217,8 @@ def _library_backward(causal: bool) -> Callable[..., Any]:
         """Forward and backward: the library keeps more than the sums between them."""
         with torch.enable_grad():
             leaves = [each[None].detach().requires_grad_() for each in (q, k, v)]
-            out = F.scaled_dot_product_attention(*leaves, is_causal=causal)
+            queries, keys, values = leaves
+            out = F.scaled_dot_product_attention(queries, keys, values, is_causal=causal)
             found = torch.autograd.grad(out, leaves, grad[None])
         first = found[0][0]
         return first if causal else wide(first), found[1][0], found[2][0]
