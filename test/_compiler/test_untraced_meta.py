@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CALLS = """
     torch.logsumexp(x, 1); torch.softmax(x, 1); F.log_softmax(x, -1); torch.sigmoid(x); torch.tanh(x); F.relu(x); F.gelu(x); F.silu(x)
     F.leaky_relu(x); F.elu(x); F.selu(x); F.celu(x); F.softplus(x); F.softsign(x); F.logsigmoid(x); F.hardtanh(x); F.relu6(x)
@@ -41,6 +43,8 @@ x, y = torch.rand(4, 6), torch.rand(4, 6)
 index, chosen = torch.zeros(4, 6, dtype=torch.int64), torch.ones(4, 6, dtype=torch.bool)
 bound = kernel.bind((x, y, torch.rand(6), torch.rand(6, 6), torch.rand(2, 4, 6), index, chosen))
 print([name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules])
+"""
+COMPILED = """
 compiled = torch.compile(lambda x: F.gelu(x).logsumexp(1), backend="eager")
 torch.testing.assert_close(compiled(x), F.gelu(x).logsumexp(1))
 from helion._compiler.frontend import untraced_meta
@@ -48,12 +52,14 @@ print(len(untraced_meta._GIVEN))
 """
 
 
-def test_host_code_does_not_import_torch_s_compiler(tmp_path: Path) -> None:
+# importing the compiler takes as long as all else
+@pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.prove)])
+def test_host_code_does_not_import_torch_s_compiler(compiles: bool, tmp_path: Path) -> None:
     calls = [call.strip() for line in CALLS.strip().splitlines() for call in line.split(";")]
     assert len(calls) > 90
     lines = "".join(f"    found = {call}\n" for call in calls)
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(calls=lines))
+    script.write_text(SCRIPT.format(calls=lines) + (COMPILED if compiles else ""))
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines() == ["[]", "0"]
+    assert done.stdout.splitlines() == (["[]", "0"] if compiles else ["[]"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -44,16 +45,18 @@ def forked(work: Callable[[], bool]) -> int:
 
 
 @pytest.fixture
-def held() -> Iterator[Callable[[Any], None]]:
+def held() -> Iterator[Callable[..., None]]:
     """Has another thread hold locks until the test is over."""
     done = threading.Event()
     threads = []
 
-    def hold(lock: Any) -> None:
+    def hold(*locks: Any) -> None:
         has = threading.Event()
 
         def wait() -> None:
-            with lock:
+            with contextlib.ExitStack() as taken:
+                for lock in locks:
+                    taken.enter_context(lock)
                 has.set()
                 done.wait(60)
 
@@ -74,8 +77,7 @@ def right() -> bool:
 
 def test_every_lock_that_another_thread_holds(held: Callable[[Any], None]) -> None:
     assert right()
-    for lock in list(_locks._LOCKS):
-        held(lock)
+    held(*_locks._LOCKS)
     assert forked(right) == 0
 
 

@@ -42,7 +42,7 @@ def check(cell: Varied, target: str, count: int) -> bool:
 def test_random_configs_have_a_plan(target: str) -> None:
     first = {cell.kernel.name: cell for cell in reversed(CELLS) if cell.kernel.name in SAMPLED}
     assert set(first) == set(SAMPLED)
-    assert sum(check(cell, target, 6) for cell in first.values()) >= 4
+    assert sum(check(cell, target, 2) for cell in first.values()) >= 4
 
 
 @pytest.mark.prove
