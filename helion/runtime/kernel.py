@@ -451,14 +451,14 @@ def _refuse_decorator_below(name: str, source: FunctionSource) -> None:
 
 def _refuse_decorated(fn: Any) -> None:
     """Refuse what another decorator made of a function: compiled code would run without that decorator's effect."""
-    if isinstance(fn, (Definition, staticmethod, classmethod)):  # no functions: ``Kernel`` refuses them, with remedies
+    if isinstance(fn, Definition):
         return
     inner = inspect.unwrap(fn)
     for function in (inner,) if inner is not fn else _closed_over(fn):
         source = parse_function(function) if isinstance(function, types.FunctionType) else None
         if source is not None:
             _refuse_decorator_below(function.__name__, source)
-    if inner is not fn:
+    if inner is not fn and not isinstance(fn, (staticmethod, classmethod)):  # ``Kernel`` refuses these, with remedies
         made_by = getattr(fn, "__code__", None)
         decorator = (
             type(fn).__name__
