@@ -151,20 +151,20 @@ def control_flow(seed: int, directory: Path) -> None:
     compare(module.kernel, (x, n), module.eager(x.double(), n), rng, program.source(True))
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.prove)])
+@pytest.mark.parametrize("count", [25, pytest.param(1000, marks=pytest.mark.prove)])
 def test_rows(count: int, tmp_path: Path) -> None:
     kernel = load(ROW_KERNEL, tmp_path, "kernel").kernel
     for seed in range(count):
         rows(seed, tmp_path, kernel)
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.prove)])
+@pytest.mark.parametrize("count", [35, pytest.param(2000, marks=pytest.mark.prove)])
 def test_control_flow(count: int, tmp_path: Path) -> None:
     for seed in range(count):
         control_flow(seed, tmp_path)
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.prove)])
+@pytest.mark.parametrize("count", [12, pytest.param(1000, marks=pytest.mark.prove)])
 def test_forgotten_trials(count: int, tmp_path: Path) -> None:
     for seed in range(count):
         program = ControlFlow(random.Random(seed))
