@@ -24,7 +24,7 @@ from .compiled import Compiled
 from .inputs import check_call
 from .output_code import OutputCodeOptions
 from .remembered import described
-from .signature import Key, any_device, class_of, pick
+from .signature import Key, any_device, class_of, pick, tensors_in
 from .size_buckets import Bucket
 from .specialized import Specialized
 from .targets import target_of
@@ -405,6 +405,8 @@ class BoundKernel:
     def compile_config(self, config: ConfigLike = None, *, allow_print: bool = True) -> Callable[..., Any]:
         """Generate, load and return the function for a config: it takes the arguments of a call.
 
+        As in a call, tensors that do not begin at multiples of 16 bytes run a config with ``tensor_descriptor`` by pointers.
+
         Args:
             config: as for ``to_code``.
             allow_print: print the code where ``print_output_code`` is set.
@@ -413,7 +415,7 @@ class BoundKernel:
             exc.InvalidConfig: the config is not legal for the kernel.
         """
         compiled, full = self._taking(config)
-        return compiled.function(full, allow_print)
+        return compiled.for_any_alignment(full, allow_print)
 
     def get_cached_path(self, config: ConfigLike = None) -> str:
         """Return the path of the file that holds the generated module of a config."""
@@ -600,6 +602,9 @@ class BoundKernel:
     def _check_device(self, args: tuple[Any, ...]) -> None:
         """CUDA tensors run only what was compiled for their device; CPU tensors are interpreted whatever the target."""
         device = next((a.device for a in args if isinstance(a, torch.Tensor)), None)
+        misplaced = None if self.is_eager else self._analysis.traced.misplaced
+        if misplaced is not None and all(tensor.device.type == "cpu" for tensor in tensors_in(args)):
+            raise misplaced
         if device is None or device.type == "cpu":
             return
         if device.type == "meta":

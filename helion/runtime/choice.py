@@ -58,11 +58,9 @@ class Choice:
 
     def _install(self, config: Config) -> None:
         of = self.compiled.specialized
-        run = self.compiled.function(config)
-        keys = of.executor.without_alignment(of.analysis.code(config).plan)
-        if keys is not None:
-            run = self._aligned(config, keys, run)
-        elif of.tells_alignment(of.analysis.code(config).plan):
+        run = self.compiled.for_any_alignment(config)
+        plan = of.analysis.code(config).plan
+        if of.executor.without_alignment(plan) is None and of.tells_alignment(plan):
             run = self._aligned_or_elsewhere(run)
         if of.settings.checked:
             run = checked.run_checked(of.kernel, of.executor, run)
@@ -70,17 +68,6 @@ class Choice:
             run = self._shown(config, run)
         self.config, self.run = config, run
         self.changed()
-
-    def _aligned(self, config: Config, keys: Mapping[str, Any], function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function`` for tensors that begin at multiples of 16 bytes; others run the config with other ``keys``."""
-        anywhere = self.compiled.specialized.analysis.space.normalize({**config, **keys})
-
-        def run(*args: Any) -> Any:
-            if all(a.data_ptr() % 16 == 0 for a in args if isinstance(a, torch.Tensor)):
-                return function(*args)
-            return self.compiled.function(anywhere)(*args)
-
-        return run
 
     def _aligned_or_elsewhere(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function`` for tensors that begin at multiples of 16 bytes; others are the next backend's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import sys
 import time
@@ -15,6 +16,7 @@ from .._locks import new_lock
 from ..config import Config
 from . import codecache
 from .failures import Reporting
+from .signature import tensors_in
 from .specialized import Specialized
 from .verdict import Verdict
 
@@ -66,6 +68,24 @@ class Compiled:
             of = self.specialized
             print(f"# Output code written to: {of.path(config)}\n{of.analysis.code(config).text}", file=sys.stderr)
         return found
+
+    def for_any_alignment(self, config: Config, allow_print: bool = True) -> Callable[..., Any]:
+        """Return the function of a full config, or one in front of it where it takes only tensors that begin at multiples
+        of 16 bytes: the config runs with other keys for other tensors."""
+        of = self.specialized
+        function = self.function(config, allow_print)
+        keys = of.executor.without_alignment(of.analysis.code(config).plan)
+        if keys is None:
+            return function
+        anywhere = of.analysis.space.normalize({**config, **keys})
+
+        @functools.wraps(function)
+        def run(*args: Any, **keywords: Any) -> Any:
+            given = tensors_in((*args, *keywords.values()), closures=True)
+            aligned = all(tensor.data_ptr() % 16 == 0 for tensor in given)
+            return (function if aligned else self.function(anywhere))(*args, **keywords)
+
+        return run
 
     def _load(self, config: Config) -> Callable[..., Any]:
         of = self.specialized

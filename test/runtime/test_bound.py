@@ -330,6 +330,32 @@ def doubled_boxes(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@helion.kernel(config=helion.Config(block_sizes=[16, 16], indexing="tensor_descriptor"))
+def doubled_boxes_of(xs: list[torch.Tensor]) -> torch.Tensor:
+    x = xs[0]
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size()):
+        out[tile] = x[tile] * 2
+    return out
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_functions_of_configs_take_tensors_of_any_alignment(dtype: torch.dtype, offset: int) -> None:
+    memory = (torch.randn(40 * 32 + 8) + 1).to(dtype)
+    x = memory[offset:][: 40 * 32].view(40, 32)
+    aligned = memory[:1280].view(40, 32)
+    bound = doubled_boxes.bind((aligned,))
+    function = bound.compile_config()
+    assert "make_tensor_descriptor" in bound.to_code()
+    for given in (x, aligned, x):
+        assert torch.equal(function(given), given * 2)
+        assert torch.equal(bound(given), given * 2)
+    of_list = doubled_boxes_of.bind(([aligned],))
+    for run in (of_list.compile_config(), of_list, doubled_boxes_of):
+        assert torch.equal(run([x]), x * 2)
+
+
 def test_every_thread_has_what_allocates_for_tensor_descriptors() -> None:
     x = torch.randn(32, 32)
     function = doubled_boxes.bind((x,)).compile_config()
