@@ -207,11 +207,13 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("OverlappingStore", "BaseError", "All indices of dimension {dim} of {name!r} are one element of memory (its stride is 0, as torch.Tensor.expand makes it), and this stores to several of them, in no particular order; store to one index, make the tensor contiguous with .clone() or .contiguous(), or use an atomic operation."),
     ("DataRace", "BaseError", "{element} is {first}, then {second} of kernel {kernel!r}; {why}. What it holds depends on which comes first."),
     ("SeveralGpusUnsupported", "BaseError", "{name} is for kernels that run over several GPUs, which are not supported; exchange data with torch.distributed before or after the kernel."),
+    ("TensorOnOtherDevice", "BaseError", "The host code makes {name!r} on {device}, but the arguments are on the CPU, and the kernel runs there; make it with device=x.device, where x is an argument, or pass tensors on {device}."),
     # --- warnings ------------------------------------------------------------------------------------------------
     ("TensorOperationInWrapper", "BaseWarning", "{name} computes on the host, in a launch of its own; move it inside the hl.tile loop to fuse it."),
     ("TensorOperationsInHostCall", "TensorOperationInWrapper", "{name} computes on the host, in a launch of its own; move it inside the hl.tile loop to fuse it."),
     ("GradientNotRecorded", "BaseWarning", "Kernel {kernel!r} got {name!r}, which requires a gradient, but autograd records nothing of a kernel: its results do not require one. Give it a backward with {remedies}, or call it under torch.no_grad()."),
     ("UnwrittenOutput", "BaseWarning", "Kernel {kernel!r} returns {what} of which {count} elements were never written, the first at {first}: they hold whatever lay in memory. Write every element, or allocate it with torch.zeros."),
+    ("ResultNotReturned", "BaseWarning", "Kernel {kernel!r} makes {name!r} and stores into it, but neither reads nor returns it, so that the result is lost. Add `return {name}`."),
     ("WrongDevice", "BaseWarning", "{name} gives a tensor on {got}, but the kernel runs on {expected}."),
     ("ProcessGroupNameNotFound", "BaseWarning", "Kernel {kernel!r} has distributed=True and no parameter annotated as hl.ProcessGroupName, so its ranks are not known."),
     ("BlockSizeIgnoredInInterpretMode", "BaseWarning", "Kernel {kernel!r} runs eagerly: its config's block_sizes {sizes} are ignored, tiles cover whole dimensions unless hl.tile(block_size=...) fixes their size."),

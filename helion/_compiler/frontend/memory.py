@@ -38,6 +38,8 @@ def tensor_id(t: TraceState, tensor: HostTensorValue) -> int:
         raise exc.InvalidAPIUsage(
             f"The host tensor {source!r} is on the CPU, but the kernel runs on {t.device}; give it device=, or move it there."
         )
+    if tensor.device.type == "cuda" and t.device.type == "cpu" and t.world.misplaced is None:
+        t.world.misplaced = exc.TensorOnOtherDevice(name=source, device=tensor.device).at(t.builder.location)
     t.tensors.check(tensor)
     t.tensors.used.append(tensor)
     t.tensors.program.append(

@@ -110,12 +110,18 @@ def operand(t: TraceState, value: Any) -> Operand:
     return as_device(t, value).value
 
 
+_CONTAINERS = (list, tuple, dict, set, frozenset, range)
+_NO_OPERANDS = (*_CONTAINERS, str, bytes, slice, type(...))
+
+
 def pointwise(t: TraceState, name: str, *operands: Any, dtype: torch.dtype | None = None) -> DeviceValue:
     """Record an elementwise op with broadcasting; ``dtype`` overrides torch's promotion (of ``cast`` and the like)."""
     for given in operands:
         refuse_operand(given, f"in {name}")
-        if given is None or isinstance(given, str):
-            raise exc.TypeInferenceError(f"{describe(given)} was used in {name}, which takes tiles and numbers.")
+        if given is None or isinstance(given, _NO_OPERANDS):
+            text = f"{describe(given)} was used in {name}, which takes tiles and numbers"
+            remedy = "; take its numbers one by one, or pass a tensor" if isinstance(given, _CONTAINERS) else ""
+            raise exc.TypeInferenceError(f"{text}{remedy}.")
     dims = broadcast_dims([o.dims for o in operands if isinstance(o, DeviceValue)])
     if dims is None:
         operands, dims = _aligned(t, operands, f" in {name}")

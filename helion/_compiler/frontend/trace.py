@@ -17,6 +17,7 @@ from ..context import CompileContext
 from ..ir.grammar import ForAttrs, HostModule, OperandRef, Program
 from ..source import FunctionSource, Location, parse_kernel
 from .arguments import Arguments
+from . import lost_results
 from .frames import Frame, assigned_names, names_in
 from .guards import Guard
 from .statements.kernel import walk_kernel
@@ -37,7 +38,8 @@ class Traced:
     launch with random numbers draws from torch's generator, in order.
 
     ``detached``: location of the first ``detach()`` in device code, which records no op. ``recorded``: the program as
-    recorded, including functions that have their own derivatives.
+    recorded, including functions that have their own derivatives. ``misplaced``: the error of a call with CPU tensors,
+    because device code uses a tensor that host code makes on a GPU.
     """
 
     program: Program
@@ -48,6 +50,7 @@ class Traced:
     detached: Location | None = None
     origins: Mapping[str, Any] = field(default_factory=dict)
     recorded: Program | None = None
+    misplaced: exc.Base | None = None
 
 
 def index_dtype(name: str, arguments: Mapping[str, Any]) -> torch.dtype:
@@ -124,6 +127,8 @@ def trace(
         tunables=tuple(t.registered.tunables.items()),
     )
     check_bounds(program)
+    for warning in lost_results.warnings(source, fn.__globals__, frozenset(n.name for n in program.tensors)):
+        t.world.warn(warning)
     return Traced(
         program,
         dict(t.numbers.specialized),
@@ -132,6 +137,7 @@ def trace(
         tuple(count for _, count in t.tensors.seeds.values()),
         t.world.detached,
         {s.name: s.origin for s in t.numbers.symbols.values() if s.name not in t.numbers.specialized},
+        misplaced=t.world.misplaced,
     )
 
 
