@@ -16,8 +16,8 @@ from ..._shapes import WIDE, hint_of
 from ..context import CompileContext
 from ..ir.grammar import ForAttrs, HostModule, OperandRef, Program
 from ..source import FunctionSource, Location, parse_kernel
-from .arguments import Arguments
 from . import lost_results
+from .arguments import Arguments
 from .frames import Frame, assigned_names, names_in
 from .guards import Guard
 from .statements.kernel import walk_kernel
