@@ -165,11 +165,17 @@ class Toolchain(Protocol):
     """Compiles and measures with no GPU."""
 
     def resources(
-        self, names: Mapping[str, Any], plan: Any, target: Target, *, count_opcodes: bool = True
+        self,
+        names: Mapping[str, Any],
+        plan: Any,
+        target: Target,
+        *,
+        count_opcodes: bool = True,
+        seconds: float | None = None,
     ) -> Resources:
         """What the kernels of ``plan`` take, whose module has these globals: as launched with 16-byte aligned tensors;
         of several kernels the one that takes most. ``sass_counts`` may be empty without ``count_opcodes``, which is
-        quicker. Raises ``CompileError``."""
+        quicker. An assembler that is a process of its own is ended after ``seconds``. Raises ``CompileError``."""
         ...
 
     def shared_object(self, names: Mapping[str, Any], plan: Any) -> bytes:

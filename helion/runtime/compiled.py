@@ -118,13 +118,13 @@ class Compiled:
         keywords = getattr(function, "__kwdefaults__", None) or {}
         return "_launcher" in keywords and keywords["_launcher"].launched
 
-    def resources(self, config: Config, *, count_opcodes: bool = True) -> Resources:
+    def resources(self, config: Config, *, count_opcodes: bool = True, seconds: float | None = None) -> Resources:
         """What a full config takes on its target; see ``Toolchain.resources``."""
         of = self.specialized
         module = self.function(config, allow_print=False)
         plan = of.analysis.code(config).plan
         toolchain = of.analysis.backend.toolchain
-        return toolchain.resources(module.__globals__, plan, of.target, count_opcodes=count_opcodes)
+        return toolchain.resources(module.__globals__, plan, of.target, count_opcodes=count_opcodes, seconds=seconds)
 
     def export(self, config: Config, path: pathlib.Path) -> pathlib.Path:
         """Write the kernel of a full config as a shared object."""

@@ -51,6 +51,7 @@ def _key(of: Specialized) -> str:
     """The code of the default config says all that the kernel and its specialization contribute to any binary, but for the
     sizes of dimensions that differ from call to call."""
     analysis, target = of.analysis, of.target
+    limit = knobs.COMPILE_LIMIT_SECONDS
     extents = [None if block.extent is None else hint_of(block.extent) for block in analysis.program.blocks]
     parts = (
         str(_VERSION),
@@ -58,6 +59,7 @@ def _key(of: Specialized) -> str:
         repr(extents),
         repr(target),
         analysis.backend.toolchain.compiler(target),
+        *([] if limit.read() == limit.default else [str(limit.read())]),
     )
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 

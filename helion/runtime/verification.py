@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .. import _logging, exc
+from .. import _logging, exc, knobs
 from .._lazy import lazy
 from ..config import Config
 from .compiled import Compiled
@@ -37,6 +37,9 @@ ALLOWED_SPILL_BYTES = 64
 #: Further seeds that are compiled where the first one can be launched, and seconds after which no other is begun: a kernel
 #: compiles in 0.1 to 3 s, and the caller waits.
 MORE_TRIES, PATIENCE_SECONDS = 3, 10.0
+
+#: Configs that may compile longer than ``HELION_COMPILE_LIMIT_SECONDS``: after them only the last one is compiled.
+MOST_SLOW = 2
 
 #: Spilled bytes that make a kernel with matrix products take twice as long, at most: what its loops multiply stays in registers, and
 #: what is spilled is mostly read before and behind them. Gradients of attention on an H200 (2026-11-23): heads of 128 take 53 us
@@ -128,10 +131,22 @@ def _measured(compiled: Compiled) -> Verdict:
     of, start = compiled.specialized, time.perf_counter()
     if of.analysis.refusal() is not None:  # none will be launched
         return Verdict(config=of.analysis.default_config)
+    last, limit = of.analysis.space.conservative(), knobs.COMPILE_LIMIT_SECONDS.read() or None
+    slow: set[Config] = set()
+
+    def measure(config: Config) -> Taken | None:
+        if config != last and len(slow) == MOST_SLOW:
+            return Taken(refusal=f"was not compiled: {MOST_SLOW} configs before it took longer than {limit} s")
+        began = time.perf_counter()
+        taken = _taken(compiled, config, None if config == last else limit)
+        if limit is not None and time.perf_counter() - began >= limit and (taken is None or taken.refusal):
+            slow.add(config)
+        return taken
+
     options = ((config, of.analysis.predict(config)) for config in candidates(of))
     found = decide(
         options,
-        lambda config: _taken(compiled, config),
+        measure,
         lambda: time.perf_counter() - start < PATIENCE_SECONDS,
         multiplies=bool(of.analysis.facts.matmuls),
     )
@@ -144,11 +159,11 @@ def _measured(compiled: Compiled) -> Verdict:
     return found
 
 
-def _taken(compiled: Compiled, config: Config) -> Taken | None:
-    """What a config takes, None where nobody can say."""
+def _taken(compiled: Compiled, config: Config, seconds: float | None) -> Taken | None:
+    """What a config takes, None where nobody can say; it is refused where it compiles longer than ``seconds``."""
     of = compiled.specialized
     try:
-        found = compiled.resources(config, count_opcodes=False)
+        found = compiled.resources(config, count_opcodes=False, seconds=seconds)
     except Exception as error:  # a call does not fail for want of a better config
         if _is_failure(of, error):
             return Taken(refusal=f"does not compile: {str(error).splitlines()[-1]}")
@@ -195,6 +210,7 @@ __all__ = [
     "ALLOWED_SPILL_BYTES",
     "DOUBLING_BYTES",
     "MORE_TRIES",
+    "MOST_SLOW",
     "PATIENCE_SECONDS",
     "Taken",
     "candidates",

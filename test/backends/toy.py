@@ -92,7 +92,13 @@ class ToyExecutor:
 
 class ToyToolchain:
     def resources(
-        self, names: Mapping[str, Any], plan: ToyPlan, target: Target, *, count_opcodes: bool = True
+        self,
+        names: Mapping[str, Any],
+        plan: ToyPlan,
+        target: Target,
+        *,
+        count_opcodes: bool = True,
+        seconds: float | None = None,
     ) -> Resources:
         raise CompileError("a toy takes nothing of a GPU")
 

@@ -7,14 +7,18 @@ import errno
 import itertools
 import json
 import pathlib
+import signal
+import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from backends.cute import products
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.errors import OutOfResources
 
 import helion
@@ -27,10 +31,11 @@ from helion.backends.cute.toolchain.audit import Audit
 from helion.backends.cute.toolchain.offline import ToolMissing
 from helion.backends.cute.toolchain.shared_object import CompilationFailed
 from helion.backends.triton.toolchain.chain import TritonToolchain
+from helion.backends.triton.toolchain.ending import ending_assembler
 from helion.runtime import compiled, stub_driver, verdicts, verification
 from helion.runtime.bound import BoundKernel
 from helion.runtime.verdict import Rejected, Verdict
-from helion.runtime.verification import ALLOWED_SPILL_BYTES, MORE_TRIES, Taken, decide
+from helion.runtime.verification import ALLOWED_SPILL_BYTES, MORE_TRIES, MOST_SLOW, Taken, decide
 
 
 @pytest.fixture(autouse=True)
@@ -273,6 +278,105 @@ def test_a_compiler_that_refuses_a_seed_and_one_that_is_not_there(monkeypatch: p
     bound = kernel.bind((X, Y))
     assert verification.verdict_of(bound.compiled) == Verdict(config=bound.default_config())
     assert verdicts.kept(bound._of, {bound.default_config()}) is None, "nothing is known for the next process"
+
+
+@pytest.fixture
+def slow_assembler(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Callable[[int], pathlib.Path]:
+    """Make ptxas take five seconds for some compilations, the first ones, and fail then; gives the file with a line for each."""
+    real, calls, script = get_ptxas(90), tmp_path / "calls", tmp_path / "bin" / "ptxas"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+
+    def make(slow: int) -> pathlib.Path:
+        script.parent.mkdir()
+        script.write_text(
+            "#!/bin/sh\n"
+            f'case "$*" in *--version*|*--help*) exec {real.path} "$@";; esac\n'
+            f'echo "$*" >> {calls}\n'
+            f'if [ "$(wc -l < {calls})" -le {slow} ]; then sleep 5; exit 1; fi\n'
+            f'exec {real.path} "$@"\n'
+        )
+        script.chmod(0o755)
+        tool = type(real)(str(script), real.version)
+        monkeypatch.setattr("triton.backends.nvidia.compiler.get_ptxas", lambda arch: tool)
+        return calls
+
+    return make
+
+
+def test_a_seed_that_compiles_too_long_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, slow_assembler: Callable[[int], pathlib.Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = slow_assembler(1)
+    monkeypatch.setenv("HELION_COMPILE_LIMIT_SECONDS", "1")
+    kernel = planted(monkeypatch, SPILLS, GOOD)
+    began = time.monotonic()
+    with stub_driver():
+        kernel(X, Y)
+    assert time.monotonic() - began < 60 and calls.read_text().count("\n") >= 2
+    bound = kernel.bind((X, Y))
+    assert bound.config is not None and bound.config["block_sizes"] == GOOD["block_sizes"]
+    found = verification.verdict_of(bound.compiled)
+    assert [each.reason for each in found.rejected] == ["does not compile: ptxas was ended after 1 s"]
+    assert "ptxas was ended after 1 s" in capsys.readouterr().err
+    monkeypatch.setenv("HELION_COMPILE_LIMIT_SECONDS", "7")
+    assert verdicts.kept(bound._of, {bound.config}) is None, "another limit has verdicts of its own"
+
+
+def test_after_two_that_are_given_up_the_last_one_compiles_as_long_as_it_takes(
+    monkeypatch: pytest.MonkeyPatch, slow_assembler: Callable[[int], pathlib.Path]
+) -> None:
+    slow_assembler(MOST_SLOW)
+    monkeypatch.setenv("HELION_COMPILE_LIMIT_SECONDS", "1")
+    kernel = planted(monkeypatch, SPILLS, TOO_BIG, GOOD)
+    bound = kernel.bind((X, Y))
+    given: list[float | None] = []
+    ordinary = compiled.Compiled.resources
+
+    def resources(self: compiled.Compiled, config: Config, **options: Any) -> Any:
+        given.append(options["seconds"])
+        return ordinary(self, config, **options)
+
+    monkeypatch.setattr(compiled.Compiled, "resources", resources)
+    found = verification.verdict_of(bound.compiled)
+    assert found.config == bound.conservative_config() and given == [1, 1, None]
+    reasons = [each.reason for each in found.rejected]
+    assert reasons[:2] == ["does not compile: ptxas was ended after 1 s"] * 2
+    assert reasons[2] == "was not compiled: 2 configs before it took longer than 1 s"
+
+
+def test_without_a_limit_ptxas_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, slow_assembler: Callable[[int], pathlib.Path]
+) -> None:
+    slow_assembler(0)
+    monkeypatch.setenv("HELION_COMPILE_LIMIT_SECONDS", "0")
+    given: list[float | None] = []
+    ordinary = compiled.Compiled.resources
+
+    def resources(self: compiled.Compiled, config: Config, **options: Any) -> Any:
+        given.append(options["seconds"])
+        return ordinary(self, config, **options)
+
+    monkeypatch.setattr(compiled.Compiled, "resources", resources)
+    bound = planted(monkeypatch, GOOD).bind((X, Y))
+    assert verification.verdict_of(bound.compiled).config["block_sizes"] == GOOD["block_sizes"] and given == [None]
+
+
+def test_only_processes_of_the_assembler_are_ended(tmp_path: pathlib.Path) -> None:
+    other = subprocess.Popen(["sleep", "30"])  # of this thread, as servers and loaders of the user's are
+    try:
+        with ending_assembler("/somewhere/sleep", 0.1) as ending:
+            began = time.monotonic()
+            assert subprocess.run(["sleep", "30"], check=False).returncode == -signal.SIGKILL
+        assert ending.ended and time.monotonic() - began < 20 and other.poll() is None
+        with ending_assembler("/somewhere/ptxas", 0.1) as ending:
+            assert subprocess.run(["sleep", "0.5"], check=False).returncode == 0
+        assert not ending.ended and other.poll() is None
+        with ending_assembler("/somewhere/sleep", None) as ending:
+            assert subprocess.run(["sleep", "0.2"], check=False).returncode == 0
+        assert not ending.ended
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_what_the_device_refuses_is_known_to_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,15 @@ from .offline import installed_version
 
 class CuteToolchain:
     def resources(
-        self, names: Mapping[str, Any], plan: CutePlan, target: Target, *, count_opcodes: bool = True
+        self,
+        names: Mapping[str, Any],
+        plan: CutePlan,
+        target: Target,
+        *,
+        count_opcodes: bool = True,
+        seconds: float | None = None,
     ) -> Resources:
-        """Raises ``offline.ToolMissing`` where the kernel would have to be compiled and cannot."""
+        """The DSL assembles in its own process, which nothing ends. Raises ``offline.ToolMissing`` where the kernel would have to be compiled and cannot."""
         kernel = names[plan.kernel_names[0]]
         cubin = (folder(kernel) / CUBIN).read_bytes()
         nvdisasm, cuobjdump = tool("nvdisasm"), tool("cuobjdump")

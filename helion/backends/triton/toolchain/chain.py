@@ -18,11 +18,17 @@ from .signature import offline_signature
 
 class TritonToolchain:
     def resources(
-        self, names: Mapping[str, Any], plan: Plan, target: Target, *, count_opcodes: bool = True
+        self,
+        names: Mapping[str, Any],
+        plan: Plan,
+        target: Target,
+        *,
+        count_opcodes: bool = True,
+        seconds: float | None = None,
     ) -> Resources:
         """Opcodes are not counted."""
         measured = [
-            measure(compile_offline(names[kernel], **offline_signature(plan, target, phase)), target)
+            measure(compile_offline(names[kernel], **offline_signature(plan, target, phase), seconds=seconds), target)
             for phase, kernel in enumerate(plan.kernel_names)
         ]
         return max(measured, key=lambda r: (not r.fits, r.spill_bytes, r.shared_bytes, r.registers))

@@ -23,6 +23,7 @@ from .... import _files, _logging, knobs
 from ...._locks import TRITON_LOCK, is_held_elsewhere, recover
 from ....hardware import Target
 from ...execution import CompileError
+from .ending import Ending, ending_assembler
 
 if TYPE_CHECKING:
     import triton
@@ -71,6 +72,7 @@ def compile_offline(
     small_pointers: Iterable[str] = (),
     target: Target,
     options: Mapping[str, object] | None = None,
+    seconds: float | None = None,
 ) -> CompiledKernel:
     """Compile `fn` for `target`; the result's ``asm`` and ``metadata`` are Triton's, and so is the cache on disk.
 
@@ -78,8 +80,10 @@ def compile_offline(
     (``num_warps``, ``num_stages``, ``maxnreg``, ``waves_per_eu`` ...). `fn` must stand in a real file. A launch with
     equal facts and options finds the result in Triton's cache.
 
-    Raises ``OfflineCompileError`` if Triton, LLVM or ``ptxas`` refuses the kernel, or has no compiler for `target`;
-    ``ValueError`` for arguments or options that do not exist or are missing; ``TypeError`` if `fn` is not compilable.
+    `seconds` bound ``ptxas``, which is ended once the whole compilation has taken so long.
+
+    Raises ``OfflineCompileError`` if Triton, LLVM or ``ptxas`` refuses the kernel, if ``ptxas`` was ended, or if there is no
+    compiler for `target`; ``ValueError`` for arguments or options that do not exist or are missing; ``TypeError`` if `fn` is not compilable.
     Too much shared memory is no error: see ``resources.measure``. On a refusal Triton prints the kernel's whole PTX;
     that text is dropped. MLIR's own diagnostics go from C++ to the process's stderr and are left alone.
     """
@@ -107,11 +111,19 @@ def compile_offline(
     # Only the exceptions of this one call into third-party code are translated. For kernels that it cannot handle,
     # Triton raises its own TritonError, but also ValueError, AssertionError, KeyError and RuntimeError (a failed pass).
     use_writable_cache()
+    ending = Ending()
+    assembler = ptxas_path(target) if target.kind == "cuda" else ""
+    limit = seconds if assembler else None
     try:
-        with TRITON_LOCK, _without_ptx_dump(), said_when_slow(fn, options):
+        with (
+            TRITON_LOCK,
+            _without_ptx_dump(),
+            said_when_slow(fn, options),
+            ending_assembler(assembler, limit) as ending,
+        ):
             return triton.compile(source, target=gpu, options=options)
     except Exception as error:
-        raise refuse(detail=_tail(error)) from error
+        raise refuse(detail=f"ptxas was ended after {seconds:g} s" if ending.ended else _tail(error)) from error
 
 
 @functools.cache

@@ -1,0 +1,80 @@
+"""The end of an assembler that takes too long. ``ptxas`` is a process; Triton's own passes and LLVM run in ours and cannot be ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+#: How often a compilation whose time is up is looked at.
+_POLL_SECONDS = 0.1
+#: Linux keeps so many characters of the name of a program.
+_NAME_LENGTH = 15
+
+
+@dataclass
+class Ending:
+    """``ended``: an assembler was ended."""
+
+    ended: bool = False
+
+
+@contextlib.contextmanager
+def ending_assembler(path: str, seconds: float | None) -> Iterator[Ending]:
+    """End each process of the program ``path`` that this thread starts inside, once ``seconds`` are over (None: never).
+
+    Whoever waits for that process sees it fail. Where the system does not say which thread started a process, as only Linux
+    does, none is ended.
+    """
+    ending = Ending()
+    if seconds is None or not _children_file(threading.get_native_id()).exists():
+        yield ending
+        return
+    thread, done = threading.get_native_id(), threading.Event()
+    former = _children(thread)
+
+    def watch() -> None:
+        wait = seconds
+        while not done.wait(wait):
+            for child in _children(thread) - former:
+                ending.ended = _end(child, thread, os.path.basename(path)) or ending.ended
+            wait = _POLL_SECONDS
+
+    watcher = threading.Thread(target=watch, name="helion-ending", daemon=True)
+    watcher.start()
+    try:
+        yield ending
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _children_file(thread: int) -> pathlib.Path:
+    return pathlib.Path(f"/proc/self/task/{thread}/children")
+
+
+def _children(thread: int) -> frozenset[int]:
+    """Return the processes that a thread started and nobody has waited for."""
+    return frozenset(map(int, _children_file(thread).read_text().split()))
+
+
+def _end(child: int, thread: int, name: str) -> bool:
+    """Kill a child of ``thread`` that runs the program ``name``. The handle keeps the number from meaning another process."""
+    try:
+        handle = os.pidfd_open(child)
+    except OSError:  # it has ended by itself
+        return False
+    try:
+        runs = pathlib.Path(f"/proc/{child}/comm").read_text().strip()
+        if child not in _children(thread) or runs != name[:_NAME_LENGTH]:
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except OSError:  # it has ended meanwhile
+        return False
+    finally:
+        os.close(handle)
+    return True
