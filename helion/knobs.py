@@ -255,7 +255,7 @@ COMPILE_LIMIT_SECONDS = Knob(
     "HELION_COMPILE_LIMIT_SECONDS",
     _natural,
     60,
-    "seconds of a compilation after which the first call of a kernel without a config ends ptxas and goes on with another seed; the conservative config, which is the last, has no limit; 0 sets none at all",
+    "seconds of a compilation after which the first call of a kernel without a config ends ptxas and compiles another seed; the conservative config, which is the last, has no limit; 0 sets none at all",
 )
 FULL_TRACEBACK = Knob(
     "HELION_FULL_TRACEBACK", _bool, False, "show the compiler's own frames in tracebacks of errors of kernels"

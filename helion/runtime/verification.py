@@ -160,7 +160,10 @@ def _measured(compiled: Compiled) -> Verdict:
 
 
 def _taken(compiled: Compiled, config: Config, seconds: float | None) -> Taken | None:
-    """What a config takes, None where nobody can say; it is refused where it compiles longer than ``seconds``."""
+    """Return what the binary of a config takes, None where it cannot be measured.
+
+    A config is refused where it compiles longer than ``seconds``.
+    """
     of = compiled.specialized
     try:
         found = compiled.resources(config, count_opcodes=False, seconds=seconds)

@@ -1,4 +1,4 @@
-"""Tensors that a kernel makes and stores into, but that nobody sees: usually its ``return`` is missing."""
+"""Tensors that a kernel makes and stores into, but neither reads nor returns: usually its ``return`` is missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ... import exc
 from ..source import FunctionSource
 from . import host_factories
 
-#: What host code asks of a tensor without its elements.
+#: Attributes of a tensor that host code reads without its elements.
 _METADATA = frozenset(("shape", "dtype", "device", "size", "stride", "numel", "dim", "ndim"))
 
 
@@ -59,7 +59,7 @@ def _unseeing(node: ast.AST) -> Iterator[ast.Name]:
 
 
 def _is_new(made: ast.Call, names: Mapping[str, Any]) -> bool:
-    """Whether a call surely makes a tensor with memory of its own."""
+    """Return True where a call surely makes a tensor with memory of its own."""
     match made.func:
         case ast.Attribute(value=ast.Name(id=module), attr=function) if names.get(module) is torch:
             allocates = function in host_factories.NAMES - host_factories.OF_DATA - {"complex"}

@@ -34,7 +34,7 @@ class World(Part):
         self.effects = 0
         #: Location of the first detach() in device code.
         self.detached: Location | None = None
-        #: What a call with CPU tensors alone raises: device code uses a tensor that host code makes on a GPU.
+        #: The error of a call with CPU tensors alone: device code uses a tensor that host code makes on a GPU.
         self.misplaced: exc.Base | None = None
 
     def assume(self, kind: Any, owner: Any, key: Any, value: Any) -> None:

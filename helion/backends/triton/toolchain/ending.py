@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-#: How often a compilation whose time is up is looked at.
+#: Interval at which the children of a compilation are read once its time is up.
 _POLL_SECONDS = 0.1
 #: Linux keeps so many characters of the name of a program.
 _NAME_LENGTH = 15
@@ -27,8 +27,7 @@ class Ending:
 def ending_assembler(path: str, seconds: float | None) -> Iterator[Ending]:
     """End each process of the program ``path`` that this thread starts inside, once ``seconds`` are over (None: never).
 
-    Whoever waits for that process sees it fail. Where the system does not say which thread started a process, as only Linux
-    does, none is ended.
+    The caller that waits for the process sees it fail. Only Linux says which thread started a process; elsewhere none is ended.
     """
     ending = Ending()
     if seconds is None or not _children_file(threading.get_native_id()).exists():
@@ -58,7 +57,7 @@ def _children_file(thread: int) -> pathlib.Path:
 
 
 def _children(thread: int) -> frozenset[int]:
-    """Return the processes that a thread started and nobody has waited for."""
+    """Return the processes that a thread started and that have not been waited for."""
     return frozenset(map(int, _children_file(thread).read_text().split()))
 
 
