@@ -1,13 +1,13 @@
 """Attention: two dots in one loop, joined by a softmax over the loop's axis, for tiles of queries.
 
-Of each height the first tile that fits without spilling, from the one that flash attention kernels for A100 and H100 use
-for heads of 64 and 128 down to what heads of 576 leave room for; then the height whose programs come out best: an SM
-works through its share of them, and rows beyond the last query and SMs without a program count as work. Narrow heads of
-16 bits where the matrix unit is asynchronous leave registers for two programs of four warps on an SM, of which one has its
-exponentials while the other multiplies: on an H200 heads of 64 take 1455 us instead of 1789 (16 heads, 8192 keys, batch
-of 2), where there are as many programs: one on an SM takes 11425 us with four warps and 6895 with eight. Keys and values that
-move as boxes take fewer registers, and three programs of 64 rows share an SM. Offline for sm_80 to sm_120, gfx942 and gfx950
-first seeds for heads of 64 to 576 fit and do not spill.
+Candidates come in order of height (query rows). The highest is the tile of published flash attention kernels for heads
+of 64 and 128; the lowest fits heads of 576. Of each height, the first tile that fits without spilling is a candidate.
+The cheapest candidate wins: its cost is the work of one SM, where rows past the last query and idle SMs count as work.
+
+Narrow 16-bit heads on an asynchronous matrix unit leave registers for two programs of four warps per SM. One program
+computes its exponentials while the other runs its matmuls. On an H200 heads of 64 take 1455 us instead of 1789 (16
+heads, 8192 keys, batch of 2). Tensor descriptors for keys and values save registers, so that three programs of 64 rows
+share an SM. Offline for sm_80 to sm_120, gfx942 and gfx950 the first seeds for heads of 64 to 576 fit and do not spill.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from . import register_safety as safety
 from .attention_tiles import Tile, cost_of, fits, neighbours_along, programs_of, share_sms
 from .sizing import Sizes, clamp, estimate, extent_of
 
-#: Queries, keys, stages and warps; of one height, the first that fits is taken.
+#: Queries, keys, stages and warps. Of one height, the first that fits is a candidate.
 _CANDIDATES = (
     Tile(128, 128, 3, 8),
     Tile(128, 128, 2, 8),
@@ -53,18 +53,21 @@ _CANDIDATES = (
     Tile(16, 32, 2, 4),
     Tile(16, 16, 1, 4),
 )
-#: What comes before them for heads of at most so many numbers.
+#: The tile tried first for heads of at most this many elements.
 _NARROW, _NARROW_HEAD = Tile(128, 64, 3, 4), 64
-#: The widest of which the mask of a last tile is known to be worth a loop of its own: 85 us instead of 107 with heads of 128 (16 of
-#: 1000 rows and 4097 keys) and one program on an SM.
+#: The widest head for which a separate loop for the masked last tile is known to pay: 85 us instead of 107 with heads
+#: of 128 (16 of 1000 rows and 4097 keys) and one program per SM.
 _PEELED_HEAD = 128
-#: The widest of which something is known of the order of programs.
+#: The widest head for which the order of programs was measured.
 _WIDE_HEAD = 256
 
 
 class _Boxed(NamedTuple):
-    """A tile for heads of at most ``head`` numbers of 16 bits, for ``programs`` for each SM at least. ``ragged``: keys may end within
-    a tile, of which masks are peeled off. ``unrolled``: steps that the loop has at once, of which there are whole numbers."""
+    """A tile for heads of at most ``head`` 16-bit elements and at least ``programs`` programs per SM.
+
+    ``ragged``: the keys may end within a tile, and the masks of that tile are peeled off. ``unrolled``: the unroll factor of the
+    loop, which divides its number of steps.
+    """
 
     head: int
     tile: Tile
@@ -73,11 +76,11 @@ class _Boxed(NamedTuple):
     unrolled: int = 1
 
 
-#: What comes before all where the matrix unit is asynchronous and boxes hold keys and values: the first that fits of those of the
-#: narrowest head. On an H200 (CUDA 13.0, Triton 3.6, 2026-11-23; `flash_forward` of benchmarks/unseen) heads of 64 take so 1414 us
-#: instead of 1457 (32 of 8192 rows; the library 1130), of 128 1959 instead of 2442 (128 of 4096; 1608), of 256 542 instead of 610
-#: (16 of 4096; 381). Without stages three programs must share an SM; two have three: 80 us instead of 107 with heads of 128 (16 of
-#: 1000 rows and 4097 keys; 120 with masks in every step). Two steps at once take 1924 instead of 2118 (128 of 4096).
+#: Tiles tried before all others on an asynchronous matrix unit with tensor descriptors for keys and values. The first
+#: that fits is taken, among those of the narrowest sufficient head. On an H200 (Triton 3.6, 2026-11-23; `flash_forward`
+#: of benchmarks/unseen) heads of 64 take 1414 us instead of 1457, of 128 1959 instead of 2442, of 256 542 instead of
+#: 610. Without stages three programs must share an SM, with stages two are enough. An unroll factor of 2 takes 1924
+#: instead of 2118 (128 of 4096).
 _BOXED = (
     _Boxed(64, Tile(64, 128, 2, 4), 2, ragged=True),
     _Boxed(128, Tile(64, 128, 1, 4), 3, unrolled=2),
@@ -85,16 +88,16 @@ _BOXED = (
     _Boxed(128, Tile(64, 64, 3, 4), 1.5, ragged=True),
     _Boxed(256, Tile(128, 64, 2, 8), 1),
 )
-#: What comes first there where programs walk over the queries as well, and few share an SM: 848 us instead of 923 with heads of
-#: 128 (64 of 2048 rows, a window of 1024). The same where there are fewer queries than the asynchronous unit takes: the other one
-#: waits for each product, so that of two stages none is under way. 295 us instead of 324 with 16 heads of 512 + 64 numbers (132 of
-#: 8192 keys).
+#: The tile tried first where programs also loop over the queries and few programs share an SM: 848 us instead of 923
+#: with heads of 128 (64 of 2048 rows, a window of 1024). It also comes first where there are fewer queries than the
+#: asynchronous unit takes. The synchronous unit waits for each matmul, so that a second stage hides nothing: 295 us
+#: instead of 324 with 16 heads of 576.
 _ALONE = Tile(128, 64, 3, 8)
-#: What comes first of its height where the synchronous unit stands beside an asynchronous one, which takes no rows so few, and
-#: where two programs share an SM: every warp reads all queries from shared memory, so that eight of one program read twice what
-#: four do, and wait for each other. On an H200 302 us instead of 498 with 128 heads of 512 + 64 numbers (64 of 4096 keys).
+#: The first tile of its height where rows are too few for the asynchronous unit and two programs share an SM. Every
+#: warp reads all queries from shared memory, so eight warps of one program read twice as much as four, and wait for
+#: each other. On an H200 302 us instead of 498 with 128 heads of 576 (64 of 4096 keys).
 _FEW_ROWS = Tile(32, 64, 2, 4)
-#: Proposals given.
+#: Number of proposals returned.
 _KEPT = 3
 
 
@@ -105,7 +108,7 @@ class TritonAttentionHeuristic(Heuristic):
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         fact = facts.attention
         if fact is None:
-            return Declined("no two matrix products joined by a softmax")
+            return Declined("no two matmuls joined by a softmax")
         if fact.query_axis is None or not (facts.axes[fact.query_axis].tunable and facts.axes[fact.key_axis].tunable):
             return Declined("queries or keys are not tiles")
         first = _boxed(facts, fact, fact.query_axis, target)
@@ -117,8 +120,10 @@ class TritonAttentionHeuristic(Heuristic):
 
 
 def _boxed(facts: KernelFacts, fact: AttentionFact, query: int, target: Target) -> tuple[TritonProposal, ...]:
-    """The tile for keys and values that move as boxes. Of programs that share an SM one has its exponentials while others
-    multiply."""
+    """Return the proposal with tensor descriptors for keys and values, if one fits.
+
+    Of the programs that share an SM, one computes its exponentials while the others run their matmuls.
+    """
     head = _head(facts, fact)
     boxes = target.has("wgmma") and target.has("tensor_descriptor") and _are_boxes(facts, fact)
     widths = [each.head for each in _BOXED if boxes and head is not None and head <= each.head]
@@ -127,7 +132,8 @@ def _boxed(facts: KernelFacts, fact: AttentionFact, query: int, target: Target) 
         sizes = _sizes_of(facts, query, fact.key_axis, tile)
         programs = programs_of(facts, facts.attention_root, sizes)
         predicted = fits(facts, target, sizes, tile, safety.attention(target))
-        # masks of a last tile take the registers with which programs share an SM: offline 192 with heads of 128 instead of 158
+        # masks of the last tile need the registers that let programs share an SM: offline 192 with heads of 128 instead
+        # of 158
         left = extent_of(facts.axes[fact.key_axis]) % (sizes[fact.key_axis] * option.unrolled)
         if predicted is not None and (option.ragged or left == 0) and programs >= option.programs * target.num_sms:
             loaded = [op.region == fact.region for op in sorted(facts.memory_ops, key=lambda op: op.slot)]
@@ -141,7 +147,7 @@ def _boxed(facts: KernelFacts, fact: AttentionFact, query: int, target: Target) 
 
 
 def _head(facts: KernelFacts, fact: AttentionFact) -> int | None:
-    """Numbers of 16 bits in which queries meet keys, a power of two; None for others."""
+    """Return the head size of 16-bit operands if it is a power of two, else None."""
     scores = [product for product in facts.matmuls if product.region == fact.region and product.n_axis == fact.key_axis]
     widths = {product.static_k for product in scores if product.lhs_dtype.itemsize == 2}
     (width,) = widths if len(scores) == 1 == len(widths) else (None,)
@@ -149,7 +155,10 @@ def _head(facts: KernelFacts, fact: AttentionFact) -> int | None:
 
 
 def _are_boxes(facts: KernelFacts, fact: AttentionFact) -> bool:
-    """Whether the copy engine can move what the loop loads: tiles of tensors of known strides, to the last key."""
+    """Return whether TMA descriptors can load all operands of the loop.
+
+    The tensors need strides known at compile time, and the keys a static extent.
+    """
     key = facts.axes[fact.key_axis]
     loads = [op for op in facts.memory_ops if op.region == fact.region and op.kind == "load"]
     return key.static and key.extent is not None and all(op.static and not op.gathered for op in loads)
@@ -177,9 +186,12 @@ def _proposal(
 
 
 def _queries_first(facts: KernelFacts, fact: AttentionFact) -> dict[int, tuple[int, ...]]:
-    """Neighbouring programs read the same keys and values, but below a diagonal, where those with the most work of all heads
-    begin first: on an H200 2346 us instead of 2747 with heads of 128, 608 instead of 628 with 256, 487 instead of 519
-    with 128 and sequences of many lengths. Narrow heads take 1577 instead of 1461, but for boxes."""
+    """Return ``loop_orders`` in which neighbouring programs read the same keys and values.
+
+    Causal attention keeps the default order, in which the programs with the most work of all heads begin first. On an
+    H200 the order takes 2346 us instead of 2747 with heads of 128, and 608 instead of 628 with 256. Narrow heads are
+    faster without it (1461 instead of 1577), except with descriptors.
+    """
     if fact.diagonal or fact.query_axis is None:
         return {}
     return neighbours_along(facts, facts.attention_root, fact.query_axis)
@@ -188,7 +200,7 @@ def _queries_first(facts: KernelFacts, fact: AttentionFact) -> dict[int, tuple[i
 def _feasible(
     facts: KernelFacts, fact: AttentionFact, query: int, target: Target, percent: int
 ) -> Iterator[TritonProposal]:
-    """Those that fit, the least that an SM works through first, and of one height in the order of the table."""
+    """Yield the proposals that fit, by increasing cost, and for equal heights in the order of the table."""
     key = fact.key_axis
 
     sizes_of = functools.partial(_sizes_of, facts, query, key)
@@ -214,7 +226,7 @@ def _feasible(
 
 
 def _two_of_few_rows(facts: KernelFacts, query: int, sizes: Sizes, target: Target) -> Predicted | None:
-    """What a program takes, where two of few rows share an SM."""
+    """Return the prediction for a tile of few rows, if two programs of it share an SM."""
     measured = target.has("wgmma") and all(product.lhs_dtype.itemsize == 2 for product in facts.matmuls)
     if not measured or sizes[query] != _FEW_ROWS.held:
         return None
@@ -230,7 +242,9 @@ def _sizes_of(facts: KernelFacts, query: int, key: int, tile: Tile) -> Sizes:
 
 
 def _has_narrow_heads(facts: KernelFacts, key: int) -> bool:
-    """Whether queries meet keys in products of so few 16-bit numbers that the sums of the output are few as well."""
+    """Return whether the head is narrow: 16-bit operands with a K so short that the output accumulator is small as
+    well.
+    """
     scores = [product for product in facts.matmuls if product.n_axis == key]
     return bool(scores) and all(
         product.lhs_dtype.itemsize == 2 and (product.static_k or _NARROW_HEAD + 1) <= _NARROW_HEAD for product in scores

@@ -1,9 +1,9 @@
-"""Attention of few queries against many keys: decoding, where the queries of a program are a number of the kernel's own.
+"""Attention of few queries against many keys (decoding), where the kernel itself fixes the queries of a program.
 
-Memory-bound: tiles of keys and values pass by once, and what counts is that every SM has some of them in flight. Keys come
-64 at a time in three stages, by two warps, as in the published kernels for H100; where the kernel walks over parts of the
-keys, a part is as long as leaves every SM the programs that it runs at once. On an H200 five unseen cells take 1.04 to 1.6
-times as long as the fastest library (benchmarks/results/nvidia-h200-unseen.json).
+The kernel is memory-bound: each tile of keys and values is read once, so every SM needs some tiles in flight. Tiles of
+64 keys in three stages for two warps are those of published kernels for H100. Where the kernel splits the keys
+(split-K), a part is as long as leaves every SM the programs that it runs at once. On an H200 five unseen cells take
+1.04 to 1.6 times as long as the fastest library (benchmarks/results/nvidia-h200-unseen.json).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _CANDIDATES = (
     Tile(0, 32, 2, 4),
     Tile(0, 16, 2, 4),
 )
-#: The published ones for AMD. Offline LLVM refuses 64 keys of 64 features where a program has one query (Triton 3.7).
+#: The published tiles for AMD. Offline, LLVM refuses 64 keys of 64 features where a program has one query (Triton 3.7).
 _HIP_CANDIDATES = (Tile(0, 32, 1, 4), Tile(0, 64, 1, 4), Tile(0, 16, 1, 4))
-#: Keys of a part at least: fewer are no pipeline, and each part leaves a result to be put together.
+#: Least keys of a split: fewer do not fill the pipeline, and each split adds a partial result to combine.
 _LEAST_PART = 256
-#: Waves of programs at most that parts are made for.
+#: Most waves of programs that the keys are split for.
 _WAVES = 2
-#: Part of what runs at once that is as good as all of it, as each part leaves a result to be put together: on an H200 256
-#: programs take 156, 99 and 50 us where 512 take 169, 109 and 51 (8 by 64 heads of 16384 keys, 32 of 65536, 16 by 32 of 4096).
+#: Fraction of the resident programs that counts as all of them, because each split adds a partial result to combine. On
+#: an H200 256 programs take 156, 99 and 50 us where 512 take 169, 109 and 51.
 _BUSY = 0.9
 
 
@@ -45,7 +45,7 @@ class TritonAttentionDecodeHeuristic(Heuristic):
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         fact = facts.attention
         if fact is None:
-            return Declined("no two matrix products joined by a softmax")
+            return Declined("no two matmuls joined by a softmax")
         if fact.query_axis is not None and facts.axes[fact.query_axis].tunable:
             return Declined("queries are a tile")
         if not facts.axes[fact.key_axis].tunable:
@@ -68,7 +68,7 @@ def _proposal(facts: KernelFacts, target: Target, tile: Tile, sizes: Sizes, pred
     if part is not None and is_chosen(facts.axes[part]):
         length = _part(facts, target, part, sizes, max(1, predicted.occupancy_blocks))
         sizes = sizes | {part: nearest_size(max(length, sizes[key.block_id]), facts.axes[part])}
-        text += f", parts of {sizes[part]}"
+        text += f", splits of {sizes[part]}"
     programs = programs_of(facts, facts.attention_root, sizes)
     return TritonProposal(
         reason=f"{text}, {programs} programs on {target.num_sms} SMs",
@@ -80,7 +80,7 @@ def _proposal(facts: KernelFacts, target: Target, tile: Tile, sizes: Sizes, pred
 
 
 def _part(facts: KernelFacts, target: Target, part: int, sizes: Sizes, together: int) -> int:
-    """Keys of a part: the longest with which nearly all of what runs at once is busy."""
+    """Return the number of keys per split: the largest that still keeps nearly all resident programs busy."""
     extent = extent_of(facts.axes[part])
     alone = programs_of(facts, facts.attention_root, sizes | {part: next_power_of_2(extent)})
     slots = target.num_sms * min(together, _WAVES)

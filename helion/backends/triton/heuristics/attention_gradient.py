@@ -1,13 +1,14 @@
-"""The backward pass of attention: loops that make scores and their gradient again, for queries, for keys and values, or
-for all three at once.
+"""The backward pass of attention: loops that recompute scores and their gradient, for queries, for keys and values, or
+for all three.
 
-Tiles as in the published kernels for H100 and A100: 128 rows held against 64 walked over for heads of 128, 64 against 64
-for heads of 64; less where that spills or does not fit, and where SMs would be idle. Where the matrix unit is asynchronous
-two programs of four warps on an SM come first, of which one has its exponentials while the other multiplies, and for heads that
-leave no room for two, one that holds twice as many rows in loops of one sum. On an H200 (CUDA 13.0, Triton 3.6, 2026-11-23) causal
-gradients of heads of 128 take 1898 us instead of 4194 so (64 heads, 4096 rows; the library 1859), of 64 636 instead of 1128
-(128 of 2048; 727), of 256 154 instead of 275 (16 of 1000; 160); all three gradients in one pass 1257 instead of 1788 with heads of
-128 (64 of 2048; 924), and 3238 instead of 4435 with 64 (96 of 4096; 3188).
+Tiles are those of published kernels for H100 and A100. Heads of 128 take 128 stationary rows against 64 streamed, heads
+of 64 take 64 against 64. Smaller ones follow where these spill, do not fit, or leave SMs idle.
+
+On an asynchronous matrix unit two programs of four warps per SM come first: one computes its exponentials while the
+other runs its matmuls. Heads too wide for two take one program with twice the rows, in loops with one accumulator. On
+an H200 (Triton 3.6, 2026-11-23) causal gradients of heads of 128 take 1898 us instead of 4194 (64 heads, 4096 rows).
+Heads of 64 take 636 instead of 1128. Heads of 256 take 154 instead of 275. All three gradients in one pass take 1257
+instead of 1788 with heads of 128, and 3238 instead of 4435 with 64.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ _CANDIDATES = (
     Tile(16, 16, 1, 4),
 )
 _KEPT = 3
-#: What comes before them where the matrix unit is asynchronous: two programs on an SM, with as many stages as there is room for,
-#: or one.
+#: Tiles tried first on an asynchronous matrix unit: two programs per SM with as many stages as fit, or one program.
 _PAIRED, _TALL = (Tile(64, 64, 3, 4), Tile(64, 64, 2, 4), Tile(64, 64, 1, 4)), Tile(64, 64, 1, 8)
-#: The same as _TALL where a loop has products that are no sums of its own, such as gradients added to memory.
+#: The same as _TALL where a loop has matmuls that are not its own accumulators, such as gradients added to memory.
 _WIDE = Tile(64, 32, 1, 8)
-#: Percent of the registers that may be planned with for these: offline for sm_90 244 of 255 planned with take 255 and 238
-#: take 236, both without spills; 236 spill up to 96 bytes where a loop has products that are no sums of its own. For heads of 256
-#: 229 spill 350 to 450, which costs less than steps of 32 rows, of which the asynchronous unit takes none: 154 us instead of 189.
+#: Percent of the registers that these may plan with. Offline for sm_90, 244 of 255 planned registers take 255 and 238
+#: take 236, both without spills. A plan of 236 spills up to 96 bytes where a loop has matmuls that are not its own
+#: accumulators. For heads of 256, 229 spill 350 to 450, which costs less than steps of 32 rows, too few for the
+#: asynchronous unit: 154 us instead of 189.
 _MEASURED_PERCENT = 96
 
 
@@ -61,7 +62,7 @@ class TritonAttentionGradientHeuristic(Heuristic):
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         loops = facts.attention_gradients
         if not loops:
-            return Declined("no loop makes the scores of attention and their gradient")
+            return Declined("no loop computes the scores of attention and their gradient")
         if not all(facts.axes[a].tunable for fact in loops for a in (fact.held_axis, fact.walked_axis)):
             return Declined("queries or keys are not tiles")
         first = _measured(facts, target)
@@ -73,7 +74,7 @@ class TritonAttentionGradientHeuristic(Heuristic):
 
 
 def _measured(facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...]:
-    """The tiles that were measured to be fastest for 16-bit numbers, the first that fits."""
+    """Return a proposal of the tiles measured fastest for 16-bit operands: the first that fits."""
     if not target.has("wgmma") or any(each.lhs_dtype.itemsize != 2 for each in facts.matmuls):
         return ()
     alone = any(_sums(facts, fact.region) == 1 for fact in facts.attention_gradients)
@@ -90,10 +91,13 @@ def _measured(facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...]:
 
 
 def _orders(facts: KernelFacts, target: Target) -> dict[int, tuple[int, ...]]:
-    """Neighbouring programs walk over the same rows where the cache does not hold those of all heads: on an H200 1257 us instead of
-    1346 with heads of 128 in one pass (64 of 2048 rows), 1898 instead of 2044 below a diagonal (64 of 4096), 636 instead of 766
-    with 64 (128 of 2048). Where it does, those below a diagonal with the most work of all heads begin first: 154 instead of 175
-    with 256 (16 of 1000)."""
+    """Return ``loop_orders`` in which neighbouring programs stream the same rows, where L2 does not hold those of all
+    heads.
+
+    On an H200 this takes 1257 us instead of 1346 with heads of 128 in one pass. It takes 1898 instead of 2044 for
+    causal ones, and 636 instead of 766 with 64. Where L2 holds them, causal programs with the most work of all heads
+    begin first: 154 instead of 175 with 256.
+    """
     found: dict[int, tuple[int, ...]] = {}
     for fact in facts.attention_gradients:
         ops = [op for op in (*facts.memory_ops, *facts.atomics) if op.region == fact.region and op.kind != "store"]
@@ -103,19 +107,25 @@ def _orders(facts: KernelFacts, target: Target) -> dict[int, tuple[int, ...]]:
 
 
 def _has_other_products(facts: KernelFacts) -> bool:
-    """Whether a loop multiplies scores by something that it does not add up, such as gradients that are added to memory."""
+    """Return whether a loop has a matmul of the scores without an accumulator of its own, such as gradients added to
+    memory.
+    """
     loops = {fact.region for fact in facts.attention_gradients}
     return any(each.region in loops and each.consumes and each.accumulator_loop is None for each in facts.matmuls)
 
 
 def _sums(facts: KernelFacts, region: int) -> int:
-    """Products that a loop adds up."""
+    """Return the number of matmuls with an accumulator that the loop carries."""
     return sum(each.accumulator_loop == region for each in facts.matmuls)
 
 
 def _sizes_of(facts: KernelFacts, tile: Tile, tall: int = 1) -> Sizes:
-    """``tall``: how many times as many rows programs with one sum hold, and walk over so many times fewer. Those with two
-    multiply what they walk over, of which the asynchronous unit takes no fewer than it has rows."""
+    """Return block sizes for ``tile``, for loops with one accumulator with ``tall`` times the rows and as many times
+    fewer streamed.
+
+    Loops with two accumulators multiply the streamed rows, of which the asynchronous unit needs at least as many as its
+    own rows.
+    """
     sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
     for fact in facts.attention_gradients:
         times = tall if _sums(facts, fact.region) == 1 else 1
@@ -130,7 +140,7 @@ def _programs(facts: KernelFacts, sizes: Sizes) -> list[int]:
 
 def _proposal(facts: KernelFacts, target: Target, tile: Tile, sizes: Sizes, predicted: Predicted) -> TritonProposal:
     return TritonProposal(
-        reason=f"{tile.held} rows held and {tile.walked} walked over at once, "
+        reason=f"{tile.held} stationary rows, {tile.walked} streamed per step, "
         f"{predicted.registers_per_thread} registers, {sum(_programs(facts, sizes))} programs on {target.num_sms} SMs",
         block_sizes=sizes,
         num_warps=tile.warps,
@@ -139,7 +149,7 @@ def _proposal(facts: KernelFacts, target: Target, tile: Tile, sizes: Sizes, pred
 
 
 def _feasible(facts: KernelFacts, target: Target, percent: int) -> Iterator[TritonProposal]:
-    """Those that fit, the least that an SM works through first, and of one height in the order of the table."""
+    """Yield the proposals that fit, by increasing cost, and for equal heights in the order of the table."""
 
     def cost(tile: Tile) -> float:
         sizes = _sizes_of(facts, tile)

@@ -1,4 +1,4 @@
-"""What the rules for attention share: tiles that fit, and how many programs they make."""
+"""Helpers of the attention heuristics: tiles that fit, their cost and their number of programs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ....hardware import Target
 from . import register_safety as safety
 from .sizing import Sizes, estimate, extent_of, most_warps
 
-#: Part of the rate of the highest tile at which an SM works through others, at a guess: keys and values are read from
-#: shared memory once for each of them, and products of less than 64 rows leave the asynchronous units idle.
+#: Estimated throughput of an SM by tile height, relative to the highest tile. Each tile reads keys and values from
+#: shared memory once, and matmuls of fewer than 64 rows leave the asynchronous units idle.
 _RATE = {128: 1.0, 64: 0.9, 32: 0.5, 16: 0.3}
-#: Rows of the highest tile that are worked through while a step of the loop waits for the one before it, at a guess.
+#: Estimated latency between dependent steps of the loop, in rows of the highest tile.
 _LATENCY_ROWS = 72
-#: Part of what runs at once, in quarters, that programs are worth sharing an SM for: on an H200 256 of 264 are.
+#: Fraction, in quarters, of the resident programs that must exist for sharing SMs to pay: on an H200 256 of 264 do.
 _QUARTERS = 3
 
 
 class Tile(NamedTuple):
-    """Elements that a program holds and that its loop walks over at once, stages and warps."""
+    """Stationary rows of a program, rows that its loop streams per step, stages and warps."""
 
     held: int
     walked: int
@@ -31,7 +31,7 @@ class Tile(NamedTuple):
 
 
 def fits(facts: KernelFacts, target: Target, sizes: Sizes, tile: Tile, percent: int) -> Predicted | None:
-    """What a launch takes, where it fits and ``percent`` of the registers hold it."""
+    """Return the prediction of a launch if it fits and stays within ``percent`` of the registers."""
     if tile.warps > most_warps(facts, sizes, target):
         return None
     predicted = estimate(facts, target, sizes, tile.warps, tile.stages)
@@ -40,18 +40,20 @@ def fits(facts: KernelFacts, target: Target, sizes: Sizes, tile: Tile, percent: 
 
 
 def cost_of(tile: Tile, programs: int, rows: int, target: Target) -> float:
-    """What an SM works through, in rows of the highest tile, where programs hold ``rows`` each."""
+    """Return the work of one SM, in rows of the highest tile, where each program has ``rows`` stationary rows."""
     return max(_LATENCY_ROWS, cdiv(programs, target.num_sms) * rows / _RATE[tile.held])
 
 
 def share_sms(programs: int, together: int, target: Target) -> bool:
-    """Whether there are enough programs for so many of them ``together`` on each SM."""
+    """Return whether there are enough programs for ``together`` of them on each SM."""
     return 4 * programs >= _QUARTERS * together * target.num_sms
 
 
 def neighbours_along(facts: KernelFacts, root: int, axis: int) -> dict[int, tuple[int, ...]]:
-    """``loop_orders`` of a grid loop in which neighbouring programs hold neighbouring tiles of ``axis``, and so walk over the
-    same tensors; empty where they do in any case."""
+    """Return ``loop_orders`` of a grid loop in which neighbouring programs have neighbouring tiles of ``axis``.
+
+    Such programs stream the same tensors. Return nothing where the default order already does this.
+    """
     axes = [each for each in facts.grid_axes if root in facts.axes[each].roots]
     if axis not in axes or len(axes) < 2:
         return {}
@@ -60,7 +62,7 @@ def neighbours_along(facts: KernelFacts, root: int, axis: int) -> dict[int, tupl
 
 
 def programs_of(facts: KernelFacts, root: int, sizes: Sizes) -> int:
-    """Programs of one grid loop."""
+    """Return the number of programs of one grid loop."""
 
     def count(axis: int) -> int:
         fact = facts.axes[axis]

@@ -1,15 +1,16 @@
-"""Reductions across memory: ``x[:, tile]`` reduced over rows, where columns are what is contiguous.
+"""Column reductions: ``x[:, tile]`` reduced over rows, where the columns are contiguous.
 
-Matches kernels without a dot whose longest reduction runs over an axis along which none of its tensors is contiguous,
-while a tile of the grid is (statistics per feature, means over time, column sums, rows of a transposed tensor). A program
-takes as many columns as a memory transaction has bytes for, fewer while SMs would be idle, and walks their rows in
-chunks as large as registers allow. One column at a time would read a whole sector of 32 bytes for each element. Sizes
-come from a sweep over sums of columns in bf16 and fp32 (H200, CUDA 13.0, Triton 3.6, 2026-11-20).
+Matches kernels without a dot whose longest reduction runs along an axis that is contiguous in no tensor. A tile of the
+grid is contiguous instead. Examples are statistics per feature, means over time, column sums, and rows of a transposed
+tensor. A program takes as many columns as fill a memory transaction, or fewer while SMs are idle. It loops over the
+rows in chunks as large as registers allow. One column at a time would read a whole 32-byte sector for each element.
+Sizes come from a sweep over column sums in bf16 and fp32 (H200, CUDA 13.0, Triton 3.6, 2026-11-20).
 
-Where programs share the rows (a loop from ``tile.begin`` to ``tile.end`` of a tile of rows), each takes as many columns as its
-threads load at once, so that each thread sums up columns of its own, and as few rows as leave every SM a program or two. Its
-loop prefetches chunks. On an H200 (2026-11-23) that takes 0.71, 0.90 and 0.92 of the time without over sums of 131072 x 1024 in
-bf16, 50000 x 300 in fp32 and 4096 x 16384 in bf16, with the sum of the parts by torch; 256 columns take 1.4 to 2 times as long.
+Several programs may share the rows, by a loop from ``tile.begin`` to ``tile.end`` of a tile of rows. Each then takes as
+many columns as its threads load at once, so that each thread accumulates its own columns. It takes as few rows as leave
+every SM a program or two, and its loop prefetches chunks. On an H200 (2026-11-23) this takes 0.71 of the time for sums
+of 131072x1024 in bf16. It takes 0.90 for 50000x300 in fp32, and 0.92 for 4096x16384 in bf16. 256 columns take 1.4 to 2
+times as long.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from .reduction_budget import Allocation, allocate, column_axis, reduction_alone
 from .reduction_launch import launch
 from .sizing import clamp, estimate, extent_of, warps_for_threads
 
-#: Elements of a chunk, and rows of it at most: there are few programs, so that each needs many loads in flight.
+#: Most elements and most rows of a chunk: programs are few, so each needs many loads in flight.
 _CHUNK, _CHUNK_ROWS = 65536, 8192
-#: Rows of a chunk that are not given up for fewer registers.
+#: Least rows of a chunk: register pressure does not shrink it further.
 _LEAST_CHUNK = 64
-#: Elements per thread, and threads at least and at most.
+#: Elements per thread, and least and most threads of a program.
 _THREAD_ELEMENTS, _LEAST_THREADS, _MOST_THREADS = 64, 128, 512
-#: Where programs share rows: threads, and the bytes that each loads of a row; programs per SM at most, bytes of a chunk of all loads, the
-#: stages of its loop and the programs of an SM together, and chunks of a program at least.
+#: Where programs share rows: threads, and the bytes that each loads of a row. Next: most programs per SM, bytes of a
+#: chunk of all loads, product of stages and programs of an SM, and least chunks of a program.
 _PART_THREADS, _VECTOR_BYTES = 128, 16
 _PROGRAMS, _CHUNK_BYTES, _STAGES, _LEAST_CHUNKS = 2, 32768, 5, 4
 
@@ -48,7 +49,7 @@ class TritonColumnReductionHeuristic(Heuristic):
             return primary
         column = column_axis(facts, primary)
         if column is None:
-            return Declined(f"rows along axis {primary.axis} are contiguous, or nothing is")
+            return Declined(f"rows along axis {primary.axis} are contiguous, or no axis is")
         shared = _shared_rows(facts, primary, target)
         if shared is not None:
             return (_in_parts(facts, primary, shared, facts.axes[column], target),)
@@ -72,7 +73,7 @@ class TritonColumnReductionHeuristic(Heuristic):
 
 
 def _shared_rows(facts: KernelFacts, primary: ReductionFact, target: Target) -> AxisFact | None:
-    """The tile of rows that bounds the loop over them, if programs share the rows and loads of the loop can be prefetched."""
+    """Return the tile of rows that bounds the loop, if programs share the rows and the loop's loads can be prefetched."""
     axis = facts.axes[primary.axis]
     if axis.outer is None or not axis.tunable or not target.has("cp_async"):
         return None
@@ -82,9 +83,11 @@ def _shared_rows(facts: KernelFacts, primary: ReductionFact, target: Target) -> 
 
 
 def _part_threads(itemsize: int, columns: int) -> int:
-    """Threads for programs that share rows: half of them where that leaves fewer lanes idle behind the last column. On an
-    H200 (2026-11-23) the gradients of a gelu with a bias over 10000 x 768 in fp32 take 36 us so, in chunks of as many bytes of both of
-    their loads together, and 57 in chunks of 16 rows by 128 threads."""
+    """Return the threads of programs that share rows: half as many where that leaves fewer lanes idle past the last
+    column.
+
+    On an H200 (2026-11-23) the gradients of a gelu over 10000x768 in fp32 take 36 us with half, and 57 without.
+    """
 
     def lanes(threads: int) -> int:
         width = threads * _VECTOR_BYTES // itemsize
@@ -126,7 +129,7 @@ def _in_parts(
 
 
 def _set_chunk(found: Allocation, facts: KernelFacts) -> None:
-    """Walk rows in chunks, unless all of them are no more than one."""
+    """Loop over the rows in chunks, unless one chunk holds all of them."""
     primary = found.primary
     axis = facts.axes[primary.axis]
     columns = math.prod(found.sizes.get(a) or facts.axes[a].padded or 1 for a in primary.tile if a != primary.axis)
@@ -139,8 +142,9 @@ def _set_chunk(found: Allocation, facts: KernelFacts) -> None:
 
 
 def _walked(found: Allocation, facts: KernelFacts) -> list[int]:
-    """The tiles of loops over the rows: that of the reduction, and of others over as many, such as one that applies its
-    result."""
+    """Return the tiles of loops over the rows: that of the reduction and of others as long, such as one that applies
+    its result.
+    """
     primary = found.primary
     return [
         axis.block_id
@@ -150,7 +154,7 @@ def _walked(found: Allocation, facts: KernelFacts) -> list[int]:
 
 
 def _fit_chunk(found: Allocation, facts: KernelFacts, target: Target, threads: int) -> None:
-    """Halve the chunk of rows while it would spill: more warps would idle after that."""
+    """Halve the chunk of rows while it would spill: with more warps instead, some would idle."""
     axis = facts.axes[found.primary.axis]
     sizes = found.chunks if axis.block_id in found.chunks else found.sizes
     warps = warps_for_threads(threads, target)
@@ -163,7 +167,7 @@ def _fit_chunk(found: Allocation, facts: KernelFacts, target: Target, threads: i
 
 
 def _threads(found: Allocation, facts: KernelFacts) -> int:
-    """Threads for the tile that is reduced."""
+    """Return the number of threads for the reduced tile."""
     sizes = {**found.sizes, **{axis: chunk for axis, chunk in found.chunks.items() if chunk is not None}}
     tile = math.prod(sizes.get(axis) or facts.axes[axis].padded or 1 for axis in found.primary.tile)
     return max(_LEAST_THREADS, min(_MOST_THREADS, tile // _THREAD_ELEMENTS))

@@ -1,6 +1,7 @@
-"""Any kernel on any target: moderate tiles, made smaller until nothing spills and everything fits.
+"""Any kernel on any target: moderate tiles, reduced until nothing spills and everything fits.
 
-Always applies, and comes last. On an H200 torch.compile takes 1.0 and 1.2 times as long over running sums of many rows.
+Always applies, and comes last. On an H200 torch.compile takes 1.0 and 1.2 times as long over cumulative sums of many
+rows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .sizing import Chunks, Sizes, all_sizes, estimate, halve
 
 #: Sides of the tile of a dot.
 _DOT_SIDES = {"m": 64, "n": 64, "k": 32}
-#: A whole row is held at once up to this many elements.
+#: A row of up to this many elements is loaded whole.
 _HELD_ROW, _CHUNK = 16384, 4096
 _WARPS, _MOST_THREADS, _STAGES = 4, 512, 2
 _SMALLEST_CHUNK = 16
@@ -59,8 +60,11 @@ class TritonFallbackHeuristic(Heuristic):
 
 
 def _helps(predicted: Predicted, wider: Predicted) -> bool:
-    """Whether more warps leave less over of what they want: where each repeats the operands of its neighbours, they want
-    nearly as many registers and have half."""
+    """Return whether more warps reduce the excess of registers.
+
+    Where each warp repeats the operands of its neighbours, twice the warps need nearly as many registers per thread, of
+    half as many.
+    """
     over, over_wider = (p.registers_per_thread / p.register_limit for p in (predicted, wider))
     return over_wider < over
 
@@ -68,7 +72,7 @@ def _helps(predicted: Predicted, wider: Predicted) -> bool:
 def _short(
     facts: KernelFacts, target: Target, warps: int, stages: int, sizes: Sizes, chunks: Chunks
 ) -> tuple[float, ...]:
-    """What a launch lacks, the worst first."""
+    """Return by how much a launch exceeds the target's resources, the most severe first."""
     predicted = estimate(facts, target, sizes, warps, stages, chunks)
     shared = 0 if predicted.fits else predicted.shared_bytes
     return not predicted.fits, shared, predicted.spill_risk, predicted.registers_per_thread, predicted.time_us
@@ -78,12 +82,12 @@ def _outcome(predicted: Predicted) -> str:
     if not predicted.fits:
         return predicted.reason
     if predicted.spill_risk:
-        return "and registers run out even so"
+        return "which still exceed the registers"
     return f"{predicted.registers_per_thread} registers, {predicted.shared_bytes} bytes of shared memory"
 
 
 def _able(facts: KernelFacts, sizes: Sizes, chunks: Chunks) -> tuple[int, ...]:
-    """The tiles that may be halved, or with all at their smallest, the rows."""
+    """Return the tiles that can be halved, or the row chunks if all tiles are at their minimum."""
 
     def least(axis: AxisFact) -> int:
         return max(axis.min_size, _SMALLEST_CHUNK if axis.block_id in chunks else 1)

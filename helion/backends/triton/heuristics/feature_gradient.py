@@ -1,10 +1,10 @@
-"""Gradients of parameters on H200: every program sums up its share of the rows into a row of partial results.
+"""Gradients of parameters on H200: every program accumulates its share of the rows into one row of partial results.
 
-Matches kernels without a dot in which a loop over rows carries an accumulator along the feature axis (grad_weight[N],
-grad_bias[N] of a norm's backward pass), on such GPUs only, and comes before ``TritonReductionHeuristic``, whose choice
-is the one published for H100. By sweeps of six shapes (bf16 and fp32, 512 to 8192 features; CUDA 13.0, Triton 3.6,
-2026-11-20; `python benchmarks/sweep.py --score`), many programs with few threads beat one wave of large ones, as long as
-each sums up enough rows for its partial result to be cheap.
+Matches kernels without a dot in which a loop over rows carries an accumulator along the feature axis. Examples are
+grad_weight[N] and grad_bias[N] of a norm's backward pass. It applies to such GPUs only, and comes before
+``TritonReductionHeuristic``, whose choice is the published one for H100. In sweeps of six shapes many programs with few
+threads beat one wave of large ones, if each accumulates enough rows. The shapes were bf16 and fp32 with 512 to 8192
+features (CUDA 13.0, Triton 3.6, 2026-11-20; `python benchmarks/sweep.py --score`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .reduction_budget import allocate
 from .reduction_launch import launch
 from .sizing import extent_of
 
-#: Rows of a program at most, and of the tile that it reads at once.
+#: Most rows of a program, and of the tile that it reads at once.
 _ROWS, _TILE_ROWS = 64, 2
-#: Elements of that tile per thread, and threads at most before registers ask for more.
+#: Elements of that tile per thread, and most threads before register pressure asks for more.
 _THREAD_ELEMENTS, _THREADS = 32, 512
 
 
@@ -34,7 +34,7 @@ class TritonFeatureGradientHeuristic(Heuristic):
         if target.memory is not MemoryClass.FAST:
             return Declined(f"measured for H200, not for {target.device}")
         if facts.matmuls:
-            return Declined("the kernel has a matrix product")
+            return Declined("the kernel has a matmul")
         if facts.primary_reduction is None or not any(fact.per_feature_accumulator for fact in facts.reductions):
             return Declined("no accumulator along features is carried through a loop over rows")
         summed = _summed_axes(facts)
@@ -62,7 +62,7 @@ class TritonFeatureGradientHeuristic(Heuristic):
 
 
 def _summed_axes(facts: KernelFacts) -> list[tuple[AxisFact, AxisFact]]:
-    """Tiles of the grid that the tile of an inner loop walks over, each with that tile."""
+    """Return the tiles of the grid that an inner loop iterates over, each with the tile of that loop."""
     inner = [axis for axis in facts.tunable_axes if not axis.on_grid]
     pairs = [(facts.axes[axis.outer], axis) for axis in inner if axis.outer is not None]
     return [(grid, axis) for grid, axis in pairs if grid.on_grid and grid.tunable]

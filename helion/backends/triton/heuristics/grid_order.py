@@ -1,10 +1,11 @@
-"""In which order the programs of a grid run, where what they share outgrows the L2 cache.
+"""The order of the programs of a grid whose shared operands exceed the L2 cache.
 
-Programs that run at the same time read what they share from memory once. Rows first, each round of programs reads all rows and a
-few columns; in groups of rows, or columns first, it reads about as many of either. Measured on an H200 (CUDA 13.0, Triton 3.6, 2026-11-23),
-in microseconds rows first and as proposed here, in bf16: rows of 32 experts, 16384 x 2048 x 1536, 261 and 241; those of 64 experts,
-49152 x 2048 x 1408, with descriptors for weights, 619 and 570; two products of 8192 x 4096 x 11008 with one left operand 2448 and 2383. Where data says what a
-program reads along K, nothing is known of what it shares with others.
+Programs that run at the same time read a shared operand from memory once. In row-major order each wave reads all rows
+and a few columns. In groups of rows, or column-major, it reads about as many of each. Measured on an H200 (CUDA 13.0,
+Triton 3.6, 2026-11-23), in microseconds for row-major and the order proposed here, in bf16: rows of 32 experts, 16384 x
+2048 x 1536, 261 and 241; rows of 64 experts, 49152 x 2048 x 1408, with descriptors for weights, 619 and 570; two
+matmuls of 8192 x 4096 x 11008 with one left operand 2448 and 2383. Where data decides the range along K, the sharing is
+not known and the order stays.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from .sizing import all_sizes, extent_of
 from .timed import proposal_us
 
 _GROUPS = (2, 4, 8, 16)
-#: Part of the time of rows first that another order is predicted to take at most to replace it.
+#: Largest ratio of predicted times at which another order replaces row-major.
 _GAIN = 0.97
 
 
 def ordered(facts: KernelFacts, proposal: TritonProposal, target: Target) -> TritonProposal:
-    """The proposal with programs of the products in the order of the least predicted time; as it is where that is no gain, or not known,
-    or an order is proposed already."""
+    """Return the proposal with its programs in the order of least predicted time.
+
+    Return it unchanged where no order is faster, where the time is not known, or where it proposes an order already.
+    """
     if any(fact.k_block_id is None or facts.axes[fact.k_block_id].extent is None for fact in facts.matmuls):
         return proposal
     if proposal.l2_groupings or proposal.loop_orders or proposal.pid_type is not None or "split_k" in proposal.launch:
@@ -38,7 +41,7 @@ def ordered(facts: KernelFacts, proposal: TritonProposal, target: Target) -> Tri
 
 
 def _options(facts: KernelFacts, proposal: TritonProposal) -> Iterator[TritonProposal]:
-    """Columns first, then groups of rows."""
+    """Yield the column-major order, then groups of rows."""
     roots = {facts.regions[fact.region].root for fact in facts.matmuls}
     sizes = all_sizes(facts, proposal.block_sizes)
     grids = [region for region in facts.regions if region.kind == "root" and region.root in roots]

@@ -1,8 +1,9 @@
-"""Products of operands that are computed, in tiles that a view merges: unpacked weights of few bits, computed once in front.
+"""Matmuls whose operands are computed from tiles that a view merges, such as unpacked low-bit weights: computed once,
+before.
 
-Takes the first of a few tiles, from large to small, that fits without spilling and fills the waves, as plain products of as
-many elements do. ``hoisting.py`` says when that pays; few rows are multiplied by weights that
-each program unpacks, in several parts of K. Operands over plain tiles are those of ``TritonMatmulHeuristic``.
+Takes the first of a few tiles, from large to small, that fits without spilling and fills the waves. ``hoisting.py``
+decides where that pays. Few rows are multiplied by weights that each program unpacks, with split-K.
+``TritonMatmulHeuristic`` handles operands over plain tiles.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ from .hoisting import hoisting, unhoisted
 from .moderate_sizes import moderate_sizes
 from .sizing import clamp, estimate, wave_efficiency
 
-#: M, N and warps, from large to small, bytes of a tile along K and stages.
+#: M, N and warps, from large to small; then bytes of a tile along K, and stages.
 _SIDES = ((128, 256, 8), (128, 128, 8), (128, 128, 4), (64, 128, 4), (64, 64, 4))
 _LINE, _STAGES = 128, (4, 3, 2)
 #: Waves are full enough at this efficiency.
 _WAVE_TARGET = 0.8
-#: Rows of tiles that run one after the other, so that they find columns in the cache.
+#: Rows of tiles that run consecutively, so that they find columns in L2.
 _GROUP = 8
 
 
-#: Of products with few rows, each program unpacks weights for itself: M, N, warps and stages, programs for each SM, parts of a sum and steps
-#: of each. 21 us for 16 x 4096 x 4096 on an H200, where 23 to 60 were found with other tiles, stages and parts (2026-11-23).
+#: Constants for matmuls of few rows, whose programs each unpack their weights: M, N, warps, stages, programs per SM,
+#: split-K factor and steps of each split. 16 x 4096 x 4096 takes 21 us on an H200, and 23 to 60 with other tiles,
+#: stages and splits (2026-11-23).
 _LEAST_ROWS, _MOST_ROWS, _COLUMNS, _FEW_WARPS, _FEW_STAGES = 16, 64, 32, 4, 3
 _FILLED, _MOST_PARTS, _LEAST_STEPS = 4, 8, 4
 
@@ -42,7 +44,7 @@ class TritonHoistedOperandsHeuristic(Heuristic):
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         if not facts.hoistable or all(None not in _tiled(fact) for fact in facts.matmuls):
-            return Declined("no operand of a product can be computed first, of lanes that are merged")
+            return Declined("no operand over merged lanes can be precomputed")
         if why := unhoisted(facts, target):
             few = _few_rows(facts, target)
             return Declined(why) if few is None else (few,)
@@ -50,7 +52,7 @@ class TritonHoistedOperandsHeuristic(Heuristic):
         feasible = tuple(_feasible(loaded, facts.hoistable, target))
         full = (p for p in feasible if _efficiency(loaded, p, target) >= _WAVE_TARGET)
         best = next(full, None) or max(feasible, key=lambda p: _efficiency(loaded, p, target), default=None)
-        return Declined("no tile of the product fits without spilling") if best is None else hoisting((best,))
+        return Declined("no tile of the matmul fits without spilling") if best is None else hoisting((best,))
 
 
 def _tiled(fact: MatmulFact) -> tuple[int | None, ...]:
@@ -58,7 +60,7 @@ def _tiled(fact: MatmulFact) -> tuple[int | None, ...]:
 
 
 def _sizes(facts: KernelFacts, hoistable: tuple[HoistableFact, ...], m: int, n: int, k: int) -> dict[int, int]:
-    """Tiles of these sides, also where a view merges lanes into one."""
+    """Return block sizes with these sides, including tiles that a view merges into one side."""
     sizes = moderate_sizes(facts, {"m": m, "n": n, "k": k})
     for each in hoistable:
         for axis, lanes, side in zip(each.axes, each.lanes, (k, n) if each.role == "rhs" else (m, k), strict=True):
@@ -68,7 +70,7 @@ def _sizes(facts: KernelFacts, hoistable: tuple[HoistableFact, ...], m: int, n: 
 
 
 def _feasible(facts: KernelFacts, hoistable: tuple[HoistableFact, ...], target: Target) -> Iterator[TritonProposal]:
-    """For each tile the deepest pipeline with which it fits."""
+    """Yield each tile with the deepest pipeline that fits."""
     k = _LINE // max(each.dtype.itemsize for each in hoistable)
     for m, n, warps in _SIDES:
         sizes = _sizes(facts, hoistable, m, n, k)
@@ -76,7 +78,7 @@ def _feasible(facts: KernelFacts, hoistable: tuple[HoistableFact, ...], target: 
             predicted = estimate(facts, target, sizes, warps, stages)
             if predicted.fits and not predicted.spill_risk:
                 yield TritonProposal(
-                    reason=f"{m} x {n} x {k} tiles, {stages} stages, operands computed first",
+                    reason=f"{m} x {n} x {k} tiles, {stages} stages, operands precomputed",
                     block_sizes=sizes,
                     l2_groupings=dict.fromkeys(range(facts.num_roots), _GROUP),
                     num_warps=warps,
@@ -86,7 +88,9 @@ def _feasible(facts: KernelFacts, hoistable: tuple[HoistableFact, ...], target: 
 
 
 def _few_rows(facts: KernelFacts, target: Target) -> TritonProposal | None:
-    """Few rows of one product: a sum in as many parts as programs that hide each other's waiting."""
+    """Return a proposal for few rows of one matmul: a split-K factor with which programs on an SM hide each other's
+    latency.
+    """
     if any(fact.n_block_id is None for fact in facts.matmuls):
         return None
     rows = max(fact.static_m or _MOST_ROWS + 1 for fact in facts.matmuls)
@@ -102,7 +106,7 @@ def _few_rows(facts: KernelFacts, target: Target) -> TritonProposal | None:
     most = min(_FILLED * target.num_sms // max(1, _programs(facts, sizes)), steps // _LEAST_STEPS, _MOST_PARTS)
     parts = previous_power_of_2(max(1, most))
     return TritonProposal(
-        reason=f"{rows} rows, K in {parts} parts",
+        reason=f"{rows} rows, split-K by {parts}",
         block_sizes=sizes,
         num_warps=_FEW_WARPS,
         num_stages=_FEW_STAGES,

@@ -1,11 +1,12 @@
-"""Whether operands of products that are computed, such as weights of few bits, had better be computed once, in front.
+"""The decision whether computed operands, such as low-bit weights, are computed once before the matmul.
 
-What stands in a loop between memory and the matrix unit takes registers, instructions and passes through shared memory, for each
-tile of the output. On an H200 (Triton 3.6, 2026-11-23), bf16 by int8 weights of 4096 x 4096 x 4096 takes 306 us at best so, and 18 us for
-the weights plus the 190 us of a plain product otherwise; bf16 by int4 weights of 2048 x 4096 x 11008 704 us, and 34 us plus 245.
-Of 1024 rows by 4096 x 4096 int8 weights the loop takes 81 us, computing them first 67, of 512 rows both 50; with 256 rows by int4 weights
-of 4096 x 11008 the loop takes 93, computing them first 80. So a cast takes at least half as long again, and unpacking three times as long
-as the product, which is what computing first is compared with; few rows keep the narrow weights, whose bytes are all that counts there.
+An operand computed between the load and the matrix unit costs registers, instructions and shared memory traffic for
+each tile of the output. On an H200 (Triton 3.6, 2026-11-23), bf16 by int8 weights of 4096 x 4096 x 4096 takes 306 us at
+best in the loop. Precomputed, it takes 18 us for the weights and 190 for a plain matmul. bf16 by int4 weights of 2048 x
+4096 x 11008 takes 704 us in the loop, and 34 plus 245 precomputed. Small matmuls gain less: 1024 rows by 4096x4096 int8
+weights take 81 us and 67, and 512 rows take 50 either way. 256 rows by int4 weights of 4096x11008 take 93 and 80. So a
+cast adds at least half of the matmul's time, and unpacking twice its time. The cost of precomputing is compared with
+that. Few rows keep the narrow weights, whose bytes bound them.
 """
 
 from __future__ import annotations
@@ -19,29 +20,30 @@ from ....hardware import Target
 from ..proposal import TritonProposal
 from ..resources import rewritten
 
-#: The part of a product's time at the full rate that computing operands in its loop adds at least: a right one in place, a left one,
-#: which the matrix unit takes from registers (not measured), and one where lanes of several elements are merged.
+#: Least time that a computed operand adds to the loop, as a fraction of the matmul's time at full rate. The right
+#: operand in place; the left one, which the matrix unit takes from registers (not measured); and one whose lanes of
+#: several elements are merged.
 _ADDED, _LEFT, _UNPACKED = 0.5, 0.25, 2.0
-#: Microseconds of a launch that waits for another one.
+#: Microseconds of a dependent launch.
 _LAUNCH_US = 4.0
 
 
 def unhoisted(facts: KernelFacts, target: Target) -> str:
-    """Why no operands had better be computed first; empty where they had."""
+    """Return the reason not to precompute operands; empty where precomputing pays."""
     if not facts.hoistable:
-        return "no operand of a product can be computed first"
+        return "no operand of a matmul can be precomputed"
     added = math.fsum(_added_us(facts, each, target) for each in facts.hoistable)
     first = 2e-3 * rewritten.hoisted_bytes(facts) / target.bandwidth_gb_per_s + _LAUNCH_US
-    return "" if first <= added else f"operands computed first take {first:.0f} us, in the loop {added:.0f} at least"
+    return "" if first <= added else f"precomputed operands take {first:.0f} us, in the loop at least {added:.0f}"
 
 
 def hoisting(proposals: Iterable[TritonProposal]) -> tuple[TritonProposal, ...]:
-    """Proposals for facts of hoisted operands, as what the kernel is asked for."""
+    """Return the proposals, made for facts of precomputed operands, with the config key that precomputes them."""
     return tuple(replace(each, launch={**each.launch, "hoist_operands": True}) for each in proposals)
 
 
 def _added_us(facts: KernelFacts, each: HoistableFact, target: Target) -> float:
-    """What an operand adds to its product's loop, as far as extents are known."""
+    """Return the microseconds that an operand adds to its matmul's loop; unknown extents count as 1."""
     fact = facts.matmuls[each.dot]
     side = (fact.static_m if each.role == "rhs" else fact.static_n) or 1
     product = 2e-6 * side * each.numel / target.matrix_tflops_for(str(each.dtype).removeprefix("torch."))

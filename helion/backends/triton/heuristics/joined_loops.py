@@ -1,10 +1,10 @@
-"""Products in loops one behind the other that differ in numbers alone: the taps of a convolution, as one loop.
+"""Consecutive loops with matmuls that differ only in constants, such as the taps of a convolution, fused into one loop.
 
-A loop for each tap fills its pipeline anew, and has nothing to fill it with where the channels are one tile. One loop over all
-taps takes 28, 50 and 43 us where nine take 34, 61 and 65, each with the best of the tiles that were tried (H200, Triton 3.6, 2026-11-23: 3 by
-3, 32 x 56 x 56 x 64 to 64, 32 x 28 x 28 x 256 to 256 and 8 x 64 x 64 x 96 to 320 channels). Tiles of 128 rows were the best
-there, with 128 columns where there are so many, though the last tile of 320 is half empty; the widest line along K that divides the
-channels, and a fourth stage where it is short.
+A separate loop for each tap fills its pipeline again, and has nothing to prefetch where the channels are one tile. One
+loop over all taps takes 28, 50 and 43 us where nine take 34, 61 and 65, each with the best tiles tried. These are 3x3
+convolutions of 32x56x56x64 to 64, 32x28x28x256 to 256 and 8x64x64x96 to 320 channels (H200, Triton 3.6, 2026-11-23).
+Tiles of 128 rows were best there, with 128 columns where there are as many, though half of the last tile of 320 is
+empty. K takes the widest line that divides the channels, and a fourth stage where it is short.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .sizing import estimate, wave_efficiency
 
 #: M, N and warps, from large to small.
 _SIDES = ((128, 128, 8), (128, 64, 4), (64, 64, 4), (64, 32, 4), (32, 32, 4), (16, 32, 4), (16, 16, 4))
-#: Bytes of a tile along K at most, and stages of such tiles; shorter ones have one more.
+#: Most bytes of a tile along K, and stages of such tiles; shorter ones have one more.
 _LINE, _STAGES = 128, 3
-#: What matrix units take of a side at least.
+#: Least side of a tile that matrix units take.
 _LEAST_SIDE = 16
 #: Waves are full enough at this efficiency.
 _WAVE_TARGET = 0.8
@@ -38,19 +38,19 @@ class TritonJoinedLoopsHeuristic(Heuristic):
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         if not facts.joinable:
-            return Declined("no loops with products differ in numbers alone")
+            return Declined("no consecutive loops with matmuls differ only in constants")
         channels = facts.axes[facts.joinable[0]]
         loaded = rewritten.joined(facts)
         itemsize = max(max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) for fact in loaded.matmuls)
         line = _LINE // itemsize
         k = math.gcd(line, channels.extent or 1)
         if k < max(channels.min_size, target.min_dot(itemsize)[2]):
-            return Declined(f"tiles of {channels.extent} elements of the loops are not whole")
+            return Declined(f"no tile divides the {channels.extent} elements of the loops")
         stages = _STAGES if k == line else _STAGES + 1
         feasible = tuple(_feasible(loaded, facts.joinable, k, stages, target))
         full = (p for p in feasible if _efficiency(loaded, p, target) >= _WAVE_TARGET)
         best = next(full, None) or max(feasible, key=lambda p: _efficiency(loaded, p, target), default=None)
-        return Declined("no tile of the product fits without spilling") if best is None else (best,)
+        return Declined("no tile of the matmul fits without spilling") if best is None else (best,)
 
 
 def _feasible(
@@ -65,7 +65,7 @@ def _feasible(
             predicted = estimate(facts, target, sizes, warps, depth)
             if predicted.fits and not predicted.spill_risk:
                 yield TritonProposal(
-                    reason=f"{m} x {n} x {k} tiles, {depth} stages, {len(loops)} loops in one",
+                    reason=f"{m} x {n} x {k} tiles, {depth} stages, {len(loops)} loops fused",
                     block_sizes=sizes,
                     num_warps=warps,
                     num_stages=depth,
@@ -75,7 +75,7 @@ def _feasible(
 
 
 def _is_too_wide(side: int, extent: int) -> bool:
-    """Whether half of a side of a tile has all lanes."""
+    """Return whether half of the side still covers the extent."""
     return side > _LEAST_SIDE and side // 2 >= extent
 
 

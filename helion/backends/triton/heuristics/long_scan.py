@@ -1,9 +1,9 @@
-"""Scans of whole rows that are long and few: running sums, products and extremes of waveforms or of one sequence each.
+"""Scans over few long rows: cumulative sums, products and extremes of waveforms or of one sequence each.
 
-Matches kernels without a dot that scan a dimension which can be walked in chunks, where rows are longer than a program holds
-and the grid has fewer programs than SMs. Each program is alone on its SM: its chunk is what 256 threads keep under way. On an
-H200 (CUDA 13.0, Triton 3.6, 2026-11-23) such chunks take 0.19 of the time of rows that are held at once over 64 running sums of
-131072 numbers in fp32, and 0.9 of that of 512 threads; torch.compile takes 1.2 times as long.
+Matches kernels without a dot that scan a dimension which can be chunked. The rows exceed the registers of a program,
+and the grid has fewer programs than SMs. Each program has an SM of its own, and its chunk is what 256 threads keep in
+flight. On an H200 (CUDA 13.0, Triton 3.6, 2026-11-23) such chunks take 0.19 of the time of whole rows over 64
+cumulative sums of 131072 fp32. They take 0.9 of the time of 512 threads, and torch.compile takes 1.2 times as long.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from ....hardware import Target
 from ..proposal import TritonProposal
 from .sizing import estimate, grid_extent, warps_for_threads
 
-#: Elements of a chunk of numbers of 4 bytes, fewer where several go together; a row of no more is not long. Threads.
+#: Elements of a chunk of 4-byte elements, fewer where several are scanned together; a row of no more is not long. Then
+#: threads.
 _CHUNK, _NUMBER_BYTES, _LEAST_CHUNK, _THREADS = 16384, 4, 1024, 256
 
 
@@ -27,11 +28,11 @@ class TritonLongScanHeuristic(Heuristic):
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         if facts.matmuls or not facts.scans:
-            return Declined("the kernel has a matrix product, or no scan")
+            return Declined("the kernel has a matmul, or no scan")
         along = {fact.axis for fact in facts.scans}
         scanned = [facts.axes[axis] for axis in along if axis is not None]
         if len(scanned) < len(along) or not all(axis.rollable and axis.padded > _CHUNK for axis in scanned):
-            return Declined("what is scanned is short, or cannot be walked in chunks")
+            return Declined("the scanned dimension is short, or cannot be chunked")
         if any(not axis.on_grid for axis in facts.tunable_axes):
             return Declined("the kernel has loops of its own")
         if grid_extent(facts) >= target.num_sms:

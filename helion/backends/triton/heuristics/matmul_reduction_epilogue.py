@@ -1,11 +1,11 @@
-"""Matrix products whose whole output row is reduced in the same program: matmul + rms_norm, layer_norm, softmax ...
+"""Matmuls with a reduction of the whole output row in the epilogue: matmul + rms_norm, layer_norm, softmax ...
 
 Matches exactly one dot and one reduction over its whole, untiled N. The [M_BLOCK, N] fp32 accumulator gets half of the
-register file, at most 64 rows; K is narrow, because a [K_BLOCK, N] slab of the right operand is staged per pipeline
-stage. Published for H100 (6.9x the conservative config over 15 shapes, 1.2 - 2.0x torch.compile for N <= 512); on
-H200 (2026-11-20) docs/performance.md has its times. Offline with Triton 3.7 for sm_80, sm_90 and sm_100: no spills up to N = 2048. At 4096 the 16 rows
-that a product has at least fill the register file, so that any number of warps spills (376 bytes a thread or more); a loop over
-tiles of N does not. Behind the published choice come twice its warps, and half of its rows.
+register file, at most 64 rows. K is narrow, because each pipeline stage holds a [K_BLOCK, N] slab of the right operand.
+Published for H100 (6.9x the conservative config over 15 shapes, 1.2 - 2.0x torch.compile for N <= 512).
+docs/performance.md has the times on H200. Offline with Triton 3.7 for sm_80, sm_90 and sm_100 there are no spills up to
+N = 2048. At 4096 the least 16 rows fill the register file, so that any number of warps spills (376 bytes a thread or
+more). A loop over tiles of N does not. The published choice comes first, then twice its warps, and half of its rows.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from .sizing import estimate
 from .whole_rows import WholeRows, whole_rows
 
 _ACCUMULATOR_BYTES = 4
-#: Part of the register file for the accumulator (131072 bytes on CUDA), and elements from which 8 warps share it.
+#: Fraction of the register file for the accumulator (131072 bytes on CUDA), and the fraction above which 8 warps share
+#: it.
 _ACCUMULATOR_SHARE = 2
-#: The same on AMD, whose file has twice the bytes for twice the lanes: offline, 64 x 1024 in 8 warps spills 72 bytes per
-#: lane before a layer norm on gfx942, 32 x 1024 none.
+#: The same on AMD, whose file has twice the bytes for twice the lanes. Offline, 64 x 1024 in 8 warps spills 72 bytes
+#: per lane before a layer norm on gfx942, 32 x 1024 none.
 _ACCUMULATOR_SHARE_AMD = 4
 _WIDE_SHARE = 4
-#: Rows at most: as many as keep a [rows, 1] column of the operand within 128 bytes, and 64.
+#: Most rows: 64, or as many as keep a [rows, 1] column of the operand within 128 bytes.
 _MAX_ROWS, _ROW_BYTES = 64, 128
-#: Rows that a product is padded to.
+#: Rows that a matmul is padded to.
 _LEAST_ROWS = 16
 _K, _NARROW_K, _STAGES = 32, 16, 3
-#: Shared memory is used for operands in steps of this many bytes (196608 of the 232448 of H100).
+#: Shared memory for operands grows in steps of this many bytes (196608 of the 232448 of H100).
 _STAGED_STEP = 65536
 
 
@@ -48,10 +49,10 @@ class TritonMatmulReductionEpilogueHeuristic(Heuristic):
         proposals = [_proposal(found, facts, target, rows, k, warps, stages)]
         first = estimate(facts, target, proposals[0].block_sizes, warps, stages)
         if not first.fits:
-            return Declined(f"N = {found.n} is out of reach: {first.reason}")
+            return Declined(f"N = {found.n} is too wide: {first.reason}")
         if rows * found.n * _ACCUMULATOR_BYTES < accumulator_budget(target):
             return tuple(proposals)
-        # half of the accumulator for each warp, or for each of two blocks, leaves room to run loads ahead
+        # half of the accumulator per warp, or per each of two blocks, leaves registers to prefetch loads
         for fewer, more, deep in ((rows, warps * 2, max(2, stages)), (rows // 2, warps, stages)):
             if fewer < min(rows, _LEAST_ROWS) or more * target.warp_size > target.max_threads_per_block:
                 continue
@@ -81,19 +82,22 @@ def _proposal(
 
 
 def accumulator_budget(target: Target) -> int:
-    """Bytes of registers for the accumulator of one program."""
+    """Return the bytes of registers for the accumulator of one program."""
     share = _ACCUMULATOR_SHARE if target.kind == "cuda" else _ACCUMULATOR_SHARE_AMD
     return target.registers_per_sm * _ACCUMULATOR_BYTES // share
 
 
 def staged_budget(target: Target) -> int:
-    """Bytes of shared memory for staged operands; the rest is for exchanging partial sums and rows."""
+    """Return the bytes of shared memory for staged operands; the rest is for exchanging partial sums and rows."""
     return max(_STAGED_STEP // 2, target.smem_per_block_bytes // _STAGED_STEP * _STAGED_STEP)
 
 
 def published(found: WholeRows, target: Target) -> tuple[int, int, int, int]:
-    """(rows, K, warps, stages) of one program: rows by the accumulator; when the staged operand is too large, K goes
-    from 32 to 16 first, then stages."""
+    """Return (rows, K, warps, stages) of one program.
+
+    The accumulator determines the rows. Where the staged operand is too large, K drops from 32 to 16 first, then the
+    stages.
+    """
     n, itemsize = found.n, found.matmul.lhs_dtype.itemsize
     extent = found.matmul.static_k
     budget = accumulator_budget(target)

@@ -1,14 +1,14 @@
-"""Matrix products whose output rows are reduced over tiles of N, by a loop that the kernel spells out.
+"""Matmuls whose output rows are reduced over tiles of N, by a loop that the kernel writes itself.
 
-Matches dots that share an M on the grid, each with N in a loop inside of it, whose tiles are reduced over N (matmul +
-norm, softmax or log-sum-exp of rows of any width, or a divergence of two of them). As in a plain product, the accumulator fills half of the
-register file and operands as many stages as shared memory holds; rows are as many as leave each SM a program. Further
-seeds put two blocks on an SM, so that one's matrix products run while the other applies its rows' statistics. Compiled
-offline with Triton 3.7 by scripts/prove_seeds.py for sm_90 and sm_100, none of them spills.
+Matches dots that share an M on the grid, each with N in a loop inside of it whose tiles are reduced over N. Examples
+are matmul + norm, softmax or log-sum-exp of rows of any width, or a divergence of two of them. As in a plain matmul,
+the accumulator fills half of the register file and the stages fill shared memory. Rows are as many as leave each SM a
+program. Further seeds put two blocks on an SM, so that one's matmuls run while the other applies its rows' statistics.
+Compiled offline with Triton 3.7 by scripts/prove_seeds.py for sm_90 and sm_100, none of them spills.
 
 On H200 (CUDA 13.0, Triton 3.6, 2026-11-20) the seeds of bf16 reach 0.7 to 1.6 of torch.compile's speed at N = 512 to
-4096. A sweep there puts two blocks on an SM first while K is short, applies tiles as wide as the product's, and leaves
-products of fp32 to the older matrix unit, which takes operands in any layout.
+4096. By a sweep there, two blocks per SM come first while K is short, and applied tiles are as wide as the matmul's.
+fp32 uses the synchronous matrix unit, which takes operands in any layout.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from ..resources.registers import operand_accesses
 from . import register_safety as safety
 from .sizing import all_sizes, clamp, estimate, extent_of
 
-#: Rows and columns of the accumulator at most, and rows at least where no matrix unit asks for more.
+#: Most rows and columns of the accumulator, and least rows where no matrix unit needs more.
 _ROWS, _COLUMNS, _LEAST_ROWS = 128, 256, 32
-#: Part of the register file that the fp32 accumulator may take, and how many of its elements a thread holds.
+#: Fraction of the register file for the fp32 accumulator, and its elements per thread.
 _ACCUMULATOR_SHARE, _THREAD_ELEMENTS = 2, 128
 #: A tile is not halved below this side.
 _MIN_SIDE = 16
 #: Bytes of the operands' tiles along K: one line of the swizzle in which matrix units read shared memory.
 _LINE_BYTES = 128
 _MAX_STAGES, _MIN_WARPS, _WARPS = 4, 4, 8
-#: Loads of a thread for operands that may be ahead of the product: each has an address and a mask. Rows that are not
-#: aligned take one per element; offline, 40 loads in 4 stages spill up to 1824 bytes.
+#: Most loads of a thread that may be in flight for operands: each has an address and a mask. Rows that are not aligned
+#: take one per element. Offline, 40 loads in 4 stages spill up to 1824 bytes.
 _MOST_AHEAD = 36
-#: Columns of a tile that is applied, as long as a thread holds no more of them than it accumulates: runs of at least
-#: 256 bytes, and by the assembler's figures the fewest registers (64 or 256 columns take up to 45 more).
+#: Columns of an applied tile, as long as a thread has no more of them than it accumulates. These are runs of at least
+#: 256 bytes with the fewest registers by ptxas (64 or 256 columns take up to 45 more).
 _APPLY_COLUMNS = 128
-#: On H200: columns at most, and the longest K for which two blocks on an SM come first.
+#: On H200: most columns, and the longest K for which two blocks per SM come first.
 _H200_APPLY_COLUMNS, _H200_SHORT_K = 256, 1024
 _WIDE_ITEMSIZE = 4
-#: Columns of an alternate at least: below, operands are read too often.
+#: Least columns of an alternate: with fewer, operands are read too often.
 _LEAST_COLUMNS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Tile:
-    """``blocks`` are to share an SM. ``descriptors``: tensor descriptors move operands."""
+    """A tile of the matmul. ``blocks`` of it share an SM. ``descriptors``: tensor descriptors load operands."""
 
     m: int
     n: int
@@ -62,7 +62,8 @@ class _Tile:
     descriptors: bool = False
 
 
-#: What the sweep found besides: for bf16 while SMs are idle, and for fp32, which the older matrix unit multiplies.
+#: Further tiles from the sweep: for bf16 while SMs are idle, and for fp32, which the synchronous matrix unit
+#: multiplies.
 _FLAT_TILES = (
     _Tile(m=16, n=512, warps=4, k=64, stages=4, descriptors=True),
     _Tile(m=16, n=256, warps=4, k=64, stages=4),
@@ -78,20 +79,20 @@ class TritonMatmulTiledReductionEpilogueHeuristic(Heuristic):
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         fact = facts.matmul_with_tiled_reduction_epilogue
         if fact is None:
-            return Declined("not matrix products with reductions over tiles of their output rows")
+            return Declined("not matmuls with reductions over tiles of their output rows")
         known = (fact.m_block_id, *fact.n_block_ids, *fact.k_block_ids, *fact.apply_axes)
         for axis in facts.tunable_axes:
             if axis.block_id not in known and not axis.on_grid:
-                return Declined(f"{axis.name} is a tile of neither a product nor its rows")
+                return Declined(f"{axis.name} is a tile of neither a matmul nor its rows")
         sizer = _Sizer(facts, fact, target)
         tiles = sizer.tiles()
-        return tuple(map(sizer.proposal, tiles)) or Declined("no tile of the product fits without spilling")
+        return tuple(map(sizer.proposal, tiles)) or Declined("no tile of the matmul fits without spilling")
 
 
 class _Sizer:
     def __init__(self, facts: KernelFacts, fact: MatmulWithTiledReductionEpilogueFact, target: Target) -> None:
         self.facts, self.fact, self.target = facts, fact, target
-        #: Whether the choices that were swept on H200 hold.
+        #: The tuned choices of H200 apply.
         self.swept = target.has("wgmma") and target.memory is MemoryClass.FAST
         read = [max(product.lhs_dtype.itemsize, product.rhs_dtype.itemsize) for product in fact.matmuls]
         self.itemsize = max(*read, *(operand.itemsize for operand in facts.staged))
@@ -104,7 +105,9 @@ class _Sizer:
                 self.others *= extent_of(facts.axes[axis])
 
     def tiles(self) -> Iterator[_Tile]:
-        """The first fills the accumulator's share; the others give two blocks half of it each, or are taller."""
+        """Yield the tile that fills the accumulator's share, then ones for two blocks per SM with half of it, and a
+        taller one.
+        """
         first = self.first()
         if first is None:
             return
@@ -121,7 +124,7 @@ class _Sizer:
         yield from found
 
     def measured(self, found: list[_Tile]) -> list[_Tile]:
-        """In the order of a sweep, with what it found besides."""
+        """Return the tiles in the order of a sweep, with the further ones it found."""
         idle = self.programs(found[0].m) < self.target.num_sms
         if self.itemsize >= _WIDE_ITEMSIZE:
             few = self.programs(_SYNC_TILE.m) < self.target.num_sms
@@ -153,7 +156,9 @@ class _Sizer:
             m, n = (m, n // 2) if n >= m else (m // 2, n)
 
     def tallest(self) -> int:
-        """Rows of a program: as many as leave each SM one, but no fewer than the fast matrix unit takes."""
+        """Return the rows of a program: as many as leave each SM one, but no fewer than the asynchronous matrix unit
+        takes.
+        """
         floor = ASYNC_ROWS if self.fast else _LEAST_ROWS
         m = min(_ROWS, max(_MIN_SIDE, next_power_of_2(self.rows)))
         while m > floor and self.programs(m) < self.target.num_sms:
@@ -164,13 +169,15 @@ class _Sizer:
         return cdiv(self.rows, m) * self.others
 
     def piped(self, m: int, n: int, blocks: int) -> _Tile | None:
-        """The tile with the deepest pipeline that fits without spilling, ``blocks`` times on an SM. Rather than give up
-        the third stage, or the second, K is halved, which saves registers only where operands go through them; rather
-        than give up the tile, twice the warps share it."""
+        """Return the tile with the deepest pipeline that fits without spilling, ``blocks`` times on an SM.
+
+        Halve K before dropping the third stage, and before dropping the second. A smaller K saves registers only where
+        operands pass through them. Double the warps before giving up the tile.
+        """
         fewest = max(_MIN_WARPS, m * n // (_THREAD_ELEMENTS * self.target.warp_size))
         for warps in dict.fromkeys((fewest, max(fewest, min(2 * fewest, _WARPS)))):
             hopeless: set[int] = set()  # registers do not depend on the stages
-            any_depth = self.fast and m >= ASYNC_ROWS  # nor on K, where operands go through shared memory alone
+            any_depth = self.fast and m >= ASYNC_ROWS  # nor on K, where operands bypass registers
             for depths in (range(_MAX_STAGES, 2, -1), (2,), (1,)):
                 for k in self.k_tiles():
                     tile = _Tile(m=m, n=n, warps=warps, blocks=blocks, k=k, stages=_MAX_STAGES)
@@ -186,7 +193,7 @@ class _Sizer:
         return None
 
     def k_tiles(self) -> tuple[int, ...]:
-        """A line of the swizzle and half of it, as far as K and the matrix unit go."""
+        """Return a swizzle line and half of it, within the limits of K and of the matrix unit."""
         axes = [self.facts.axes[k] for k in self.fact.k_block_ids]
         least = max((axis.min_size for axis in axes), default=1)
         least = max(least, self.target.min_dot(self.itemsize)[2])
@@ -195,26 +202,26 @@ class _Sizer:
         return tuple(dict.fromkeys((k, max(least, k // 2))))
 
     def holds(self, tile: _Tile) -> bool:
-        """Whether registers suffice."""
+        """Return whether registers suffice."""
         predicted = self.predict(tile)
         percent = safety.RAGGED if self.is_ragged(tile) else safety.ALL if self.fast else safety.FRAGMENTS
         return not predicted.spill_risk and safety.within(predicted, percent)
 
     def fits(self, tile: _Tile) -> bool:
-        """Whether as many blocks as wanted fit on an SM, and not too many loads run ahead."""
+        """Return whether ``blocks`` blocks fit on an SM with no more than the allowed loads in flight."""
         if self.ahead(tile) > _MOST_AHEAD:
             return False
         predicted = self.predict(tile)
         return predicted.fits and predicted.occupancy_blocks >= tile.blocks
 
     def is_ragged(self, tile: _Tile) -> bool:
-        """Whether a tile of a product reaches past the end of an axis."""
+        """Return whether a tile of a matmul extends past the end of an axis."""
         sizes = all_sizes(self.facts, self.sizes(tile))
         axes = (self.fact.m_block_id, *self.fact.n_block_ids, *self.fact.k_block_ids)
         return any((self.facts.axes[axis].extent or 1) % sizes[axis] for axis in axes)
 
     def ahead(self, tile: _Tile) -> float:
-        """Loads of a thread that are in flight, or done, before the product takes them."""
+        """Return the loads of a thread that are in flight, or complete, before the matmul consumes them."""
         sizes = all_sizes(self.facts, self.sizes(tile))
         return operand_accesses(self.facts, sizes, tile.warps, self.target) * max(1, tile.stages - 1)
 
@@ -237,7 +244,7 @@ class _Sizer:
         predicted = self.predict(tile)
         return TritonProposal(
             reason=(
-                f"{self.names} of {tile.m} rows by {tile.n} columns, K in tiles of {tile.k}, "
+                f"{self.names} of {tile.m} rows by {tile.n} columns, K tiles of {tile.k}, "
                 f"{tile.stages} stages take {predicted.shared_bytes} bytes; "
                 f"{self.programs(tile.m)} programs, {predicted.occupancy_blocks} at once on each of {self.target.num_sms} SMs"
             ),

@@ -14,8 +14,10 @@ _TILE_ELEMENTS = 2048
 
 
 def moderate_sizes(facts: KernelFacts, sides: Mapping[str, int]) -> dict[int, int]:
-    """Dot tiles of ``sides`` m, n and k for the axes of dots; other axes share a number of elements, the last ones
-    first, and hold at least one tile of a loop within them."""
+    """Return dot tiles of ``sides`` m, n and k for the axes of dots, and moderate tiles for the others.
+
+    The other axes share a number of elements, the last ones first, and cover at least one tile of a loop within them.
+    """
     sizes: dict[int, int] = {}
     for fact in facts.matmuls:
         for side, block in (("m", fact.m_block_id), ("n", fact.n_block_id), ("k", fact.k_block_id)):
@@ -25,7 +27,7 @@ def moderate_sizes(facts: KernelFacts, sides: Mapping[str, int]) -> dict[int, in
                 sizes[block] = max(sizes.get(block, 1), clamp(wanted, facts.axes[block]))
         sizes.update((b, facts.axes[b].min_size) for b in fact.batch_axes if facts.axes[b].tunable)
     for operand in facts.staged:
-        # a tile that a view merges into a side of the product: the unit takes 16 along K, and a tile of 1 gives none
+        # a view may merge this tile into a side of the matmul: the unit takes 16 along K, and a tile of 1 gives none
         for axis in (facts.axes[a] for a in operand.axes if facts.axes[a].tunable and a not in sizes):
             wanted = sides["k"] if axis.extent is None else min(sides["k"], next_power_of_2(axis.extent))
             sizes[axis.block_id] = clamp(max(1, wanted // _beside(facts, operand, axis.block_id)), axis)
@@ -40,7 +42,9 @@ def moderate_sizes(facts: KernelFacts, sides: Mapping[str, int]) -> dict[int, in
 
 
 def _beside(facts: KernelFacts, operand: StagedOperand, axis: int) -> int:
-    """Elements along K that an operand has for each of a tile that a view merges into it: groups of 32 with a scale."""
+    """Return the elements along K that an operand has for each element of a merged tile, such as groups of 32 with a
+    scale.
+    """
     fact = facts.matmuls[operand.dot]
     stored = next(op.itemsize for op in facts.memory_ops if op.slot == operand.slot)
     others = (a for a in operand.axes if a not in (axis, fact.m_axis, fact.n_axis) and not facts.axes[a].tunable)
@@ -48,7 +52,7 @@ def _beside(facts: KernelFacts, operand: StagedOperand, axis: int) -> int:
 
 
 def _row(facts: KernelFacts) -> int:
-    """Elements that whole dimensions add to every lane of a tile."""
+    """Return the elements that whole dimensions add to every lane of a tile."""
     row = 1
     for axis in facts.axes:
         if axis.kind == "full":

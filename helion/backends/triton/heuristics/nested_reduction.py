@@ -1,10 +1,11 @@
-"""Reductions over two dimensions or more that a loop walks over together, for few results: statistics of a channel over a batch.
+"""Reductions over several dimensions that one loop iterates over, for few results: statistics of a channel over a
+batch.
 
-Matches kernels without a dot whose loop over several tiles reduces all of them, reads nothing again, and stores nothing, where
-the grid has no more results than leave each SM two programs. A program then is alone on its SM: its tile is what 512 threads
-keep under way, along contiguous memory first, and where that dimension takes several tiles the nest becomes one loop. On an
-H200 (CUDA 13.0, Triton 3.6, 2026-11-23) such tiles take 0.78 and 0.80 of the time of those of rows over channels of
-64 x 64 x 12544 in fp32 and 32 x 256 x 3136 in bf16; torch.compile takes 1.05 and 1.4 times as long.
+Matches kernels without a dot whose loop over several tiles reduces all of them, reads nothing again and stores nothing.
+The grid must have at most two results per SM. A program then has an SM of its own: its tile is what 512 threads keep in
+flight, along contiguous memory first. Where that dimension takes several tiles, the nest is flattened into one loop. On
+an H200 (CUDA 13.0, Triton 3.6, 2026-11-23) such tiles take 0.78 of the time of rows over channels of 64x64x12544 in
+fp32. For 32x256x3136 in bf16 they take 0.80. There torch.compile takes 1.05 and 1.4 times as long.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..proposal import TritonProposal
 from .reduction_budget import reduction_alone
 from .sizing import clamp, estimate, grid_extent, is_contiguous, warps_for_threads
 
-#: Programs per SM at most, and elements of a tile: all of them, and along one dimension.
+#: Most programs per SM, and most elements of a tile: in all, and along one dimension.
 _PROGRAMS, _TILE, _RUN = 2, 32768, 8192
 _THREADS = 512
 
@@ -61,7 +62,7 @@ class TritonNestedReductionHeuristic(Heuristic):
 
 
 def _walked(facts: KernelFacts, primary: ReductionFact) -> tuple[AxisFact, ...] | Declined:
-    """The tiles that the loop of the reduction walks over, outermost first, all of which it reduces."""
+    """Return the tiles that the loop of the reduction iterates over, outermost first, if it reduces all of them."""
     region = facts.regions[primary.region]
     walked = tuple(facts.axes[axis] for axis in region.axes)
     if region.kind != "loop" or len(walked) < 2 or not all(axis.tunable for axis in walked):
@@ -70,7 +71,7 @@ def _walked(facts: KernelFacts, primary: ReductionFact) -> tuple[AxisFact, ...] 
         return Declined("the kernel has another loop")
     reduced = {fact.axis for fact in facts.reductions if fact.region == primary.region}
     if not reduced.issuperset(region.axes) or primary.re_read or any(fact.carried_2d for fact in facts.reductions):
-        return Declined("the loop does more than sum up what it walks over")
+        return Declined("the loop does more than reduce its tiles")
     if any(op.kind != "load" for op in facts.memory_ops if op.region == primary.region):
         return Declined("the loop stores")
     return walked

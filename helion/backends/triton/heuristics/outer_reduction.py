@@ -1,11 +1,11 @@
-"""Reductions of what no tensor holds: each element, or row, of one tensor combined with each of another.
+"""Reductions of outer combinations: each element, or row, of one tensor combined with each of another.
 
-Matches kernels without a dot that reduce a value along an axis, where every load lacks an axis of it: elements compared with
-all edges of a histogram, kernel sums, distances of all pairs of rows. Memory is read once for many elements, so what counts is
-instructions. With one element along the reduced axis at a time, each thread has places of its own and adds up alone: lanes
-exchange nothing, and what lanes share is one load of a warp. Held at once, rows lie across lanes, and each
-sum takes five exchanges for one element of 32; but where there are fewer sums than threads, lanes had better share them. By the assembler for sm_90 (Triton 3.7), counting which of 31 edges are at most an
-element takes 2.2 instructions for each of them.
+Matches kernels without a dot that reduce a value along an axis, where every load lacks an axis of that value. Examples
+are elements compared with all edges of a histogram, kernel sums, and distances of all pairs of rows. Each load serves
+many elements, so instructions bound the kernel. With one element along the reduced axis per step, each thread
+accumulates results of its own. Lanes exchange nothing, and what they share is one load of a warp. Rows loaded whole lie
+across lanes, and each result takes five shuffles per 32 elements. With fewer results than threads, lanes should share
+them. By ptxas for sm_90 (Triton 3.7), counting the edges below an element takes 2.2 instructions for each of 31 edges.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ..proposal import TritonProposal
 from .reduction_budget import reduction_alone
 from .sizing import Sizes, clamp, estimate, extent_of, warps_for_threads
 
-#: Threads, and elements of each: along the one axis that is kept; and along the others than the last, all of whose elements
-#: are threads of their own, where each load of a thread is for many elements: on an H200 (2026-11-23) the distances of 4096 rows of 64
-#: in fp32 from as many take 191 us with 128 of them, 248 with 64, 321 with 32, and 749 in tiles of 32 by 32 by 16.
+#: Threads, and elements of each along the single kept axis; then elements along the other kept axes, where each element
+#: of the last axis has a thread of its own. On an H200 (2026-11-23) the distances of 4096 rows of 64 in fp32 take 191
+#: us with 128 elements. They take 248 with 64, 321 with 32, and 749 in tiles of 32x32x16.
 _THREADS, _ELEMENTS, _DEEP_ELEMENTS = 128, 8, 128
-#: Elements of others that a load is combined with, at least: below, memory counts.
+#: Least elements that a load must be combined with: below, the kernel is memory-bound.
 _LEAST_REUSE = 32
-#: Programs of an SM at least, as far as tiles can be smaller.
+#: Least programs per SM, as far as tiles can shrink.
 _PROGRAMS = 4
 
 
@@ -40,22 +40,22 @@ class TritonOuterReductionHeuristic(Heuristic):
         if isinstance(primary, Declined):
             return primary
         if len(facts.reductions) != 1 or facts.scans or facts.num_roots != 1:
-            return Declined("not one reduction alone")
+            return Declined("not exactly one reduction")
         axis = facts.axes[primary.axis]
         if primary.category not in ("full_slice", "user_tile") or not (axis.rollable or axis.tunable):
-            return Declined(f"axis {primary.axis} is not walked in steps of one")
+            return Declined(f"axis {primary.axis} cannot be looped over in steps of one")
         kept = [block for block in primary.tile if block != primary.axis]
         if not kept or not all(facts.axes[block].on_grid and facts.axes[block].tunable for block in kept):
-            return Declined("what is kept of the reduced value is no tile of the grid")
+            return Declined("an axis that the reduction keeps is no tile of the grid")
         along = [op for op in (*facts.memory_ops, *facts.atomics) if primary.axis in op.tile_axes]
         if primary.full_extent and any(len(op.tile_axes) > 1 for op in along):
-            return Declined(f"memory has rows along axis {primary.axis}, of which chunks are walked")
+            return Declined(f"rows along axis {primary.axis} are loaded in chunks")
         elements = math.prod(extent_of(facts.axes[block]) for block in kept)
         if elements < target.num_sms * target.max_warps_per_sm * target.warp_size:
-            return Declined(f"{elements} sums are fewer than threads")
+            return Declined(f"{elements} results are fewer than threads")
         reuse = _reuse(along, facts, primary)
         if reuse < _LEAST_REUSE:
-            return Declined(f"what is loaded along axis {primary.axis} serves {reuse} elements of others")
+            return Declined(f"loads along axis {primary.axis} serve only {reuse} elements each")
         sizes = _tiles(kept, facts, target)
         step = {primary.axis: axis.min_size or 1}
         chunks = step if axis.rollable else {}
@@ -69,7 +69,7 @@ class TritonOuterReductionHeuristic(Heuristic):
         way = " by ".join(str(sizes[block]) for block in kept)
         return (
             TritonProposal(
-                reason=f"{way} sums of {primary.extent}, each in a thread, {warps} warps",
+                reason=f"{way} results of {primary.extent} elements, one per thread, {warps} warps",
                 block_sizes=sizes,
                 reduction_loops=chunks,
                 num_warps=warps,
@@ -79,15 +79,16 @@ class TritonOuterReductionHeuristic(Heuristic):
 
 
 def _reuse(along: list[MemoryOpFact], facts: KernelFacts, primary: ReductionFact) -> int:
-    """With how many elements along axes that it lacks each element is combined that is accessed ``along`` the reduced axis, the least of
-    all; 0 where none is."""
+    """Return the least number of elements that each element loaded along the reduced axis is combined with; 0 without
+    loads.
+    """
     tile = frozenset(primary.tile)
     found = (math.prod(extent_of(facts.axes[a]) for a in tile.difference(op.tile_axes)) for op in along)
     return min(found, default=0)
 
 
 def _tiles(kept: list[int], facts: KernelFacts, target: Target) -> Sizes:
-    """The last axis is that of neighbouring threads."""
+    """Return block sizes in which neighbouring threads lie along the last kept axis."""
     *others, last = kept
     sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
     highest = {block: facts.axes[block].padded or next_power_of_2(extent_of(facts.axes[block])) for block in kept}

@@ -1,12 +1,12 @@
-"""Elementwise kernels: as many bytes in flight per program as fit in its registers, and enough programs.
+"""Elementwise kernels: as many bytes in flight per program as its registers allow, and enough programs.
 
 Matches kernels that only map elements (add, gelu, swiglu, rope, transpose, embedding). The tile is filled along the
-axis that is contiguous in memory; where loads and stores disagree, it is square. The numbers are the published ones
-for H100 (8 KiB per tile, 8 waves) and, where memory is fast for the number of SMs, for B200 (16 KiB, 4 waves). On H200
-(2026-11-20) they and the order of programs are within 1 to 3 % of the best of a sweep in the mean of each kernel
-(`python benchmarks/sweep.py --score`). What lies in memory as one run is walked as one: there (2026-11-23) rows of 3001, 4097 and
-6789 numbers of 16 bits took 0.71 to 0.86 of the time, as their accesses are vectors, of 32 bits 0.79 to
-1.00, others 0.95 to 1.04.
+contiguous axis. Where loads and stores disagree, it is square. The numbers are the published ones for H100 (8 KiB per
+tile, 8 waves) and B200 (16 KiB, 4 waves); those of B200 apply where memory is fast for the number of SMs. On H200
+(2026-11-20) they and the order of programs are within 1 to 3 % of the best of a sweep (`python benchmarks/sweep.py
+--score`). Tensors that are one run in memory are iterated over as one run. With rows of 3001, 4097 and 6789 elements
+(2026-11-23) that takes 0.71 to 0.86 of the time for 16 bits, because the accesses are vectorized. It takes 0.79 to 1.00
+for 32 bits, and 0.95 to 1.04 otherwise.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from .sizing import warps_for_threads
 
 _TILE_BYTES, _WIDE_TILE_BYTES = 8192, 16384
 _WAVES, _WIDE_WAVES = 8, 4
-#: The least elements along the contiguous axis, as far as registers allow: below, transactions are not full.
+#: Least elements along the contiguous axis, as far as registers allow: below, transactions are not full.
 _FLOOR = 256
-#: Threads by default; and with many transcendental ops, which have a quarter of the throughput. Not where memory is fast:
-#: on an H200 (2026-11-23) 512 threads take 1.11 times as long as 128 over the focal loss, 1.16 over geglu, in bf16.
+#: Threads by default, and with many transcendental ops, which have a quarter of the throughput. Not where memory is
+#: fast: on an H200 (2026-11-23) 512 threads take 1.11 times as long as 128 over the focal loss, 1.16 over geglu, in
+#: bf16.
 _THREADS = 128
 _SFU_THREADS = ((9, 512), (3, 256))
 _MAX_THREADS = 512
-#: Elements per warp at least.
+#: Least elements per warp.
 _WARP_ELEMENTS = 64
 #: Bytes of a full memory transaction.
 _TRANSACTION_BYTES = 128
-#: Bytes of a vector, and of elements that are accessed by vectors or slowly.
+#: Bytes of a vector, and of elements that are slow to access without vectors.
 _VECTOR_BYTES, _NARROW_BYTES = 16, 2
-#: Lanes along a short axis, idle ones included, over those of the shortest tiles that are made for it.
+#: Most lanes along a short axis, idle ones included, relative to its shortest tiles; and the shortest such tile.
 _IDLE, _LEAST_RUN = 1.1, 128
 #: Elements per thread where memory is fast, by the stride of a gather.
 _WIDE_ELEMENTS = ((1, 16), (4, 4))
@@ -51,7 +52,7 @@ class TritonPointwiseHeuristic(Heuristic):
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         fact = facts.pointwise
         if fact is None:
-            return Declined("the kernel does more than map elements")
+            return Declined("the kernel is not elementwise")
         goal, most = _tile_elements(fact, target)
         sizes = _distribute(goal, most, fact, facts, target)
         tile = math.prod(sizes.values())
@@ -70,9 +71,12 @@ class TritonPointwiseHeuristic(Heuristic):
 
 
 def _is_accessed_singly(fact: PointwiseFact, facts: KernelFacts) -> bool:
-    """Whether rows begin where no vector may, and elements are so narrow that single ones do not fill what a warp accesses at
-    once. Then even single elements of a bias, with a division each, are fewer instructions: by the assembler for sm_90 10 accesses for 8
-    elements of bf16, where tiles take 24."""
+    """Return whether rows are unaligned for vectors and elements so narrow that scalar accesses do not fill a warp's
+    transaction.
+
+    One run is then better even if a bias needs scalar loads with a division each. By ptxas for sm_90, 8 bf16 elements
+    take 10 accesses as one run, where tiles take 24.
+    """
 
     def begins_anywhere(op: MemoryOpFact) -> bool:
         apart = [stride for stride, extent in zip(op.strides, op.extents, strict=True) if stride != 1 and extent > 1]
@@ -83,7 +87,9 @@ def _is_accessed_singly(fact: PointwiseFact, facts: KernelFacts) -> bool:
 
 
 def _order(sizes: dict[int, int], fact: PointwiseFact, facts: KernelFacts) -> dict[int, tuple[int, ...]]:
-    """Neighbouring programs along the contiguous axis, so that those that run together share pages of memory."""
+    """Return ``loop_orders`` with neighbouring programs along the contiguous axis, so that resident programs share
+    memory pages.
+    """
     axes = facts.grid_axes
     if facts.num_roots != 1 or len(axes) < 2 or len(fact.contiguous_axes) != 1:
         return {}
@@ -96,7 +102,7 @@ def _order(sizes: dict[int, int], fact: PointwiseFact, facts: KernelFacts) -> di
 
 
 def _tile_elements(fact: PointwiseFact, target: Target) -> tuple[float, float]:
-    """Elements a tile should have, and the most that registers hold."""
+    """Return the elements that a tile should have, and the most that registers allow."""
     wide = target.memory is MemoryClass.FASTEST
     fetch = fact.slab_numel * fact.storage_itemsize * (fact.gather_stride if wide else 1)
     budget = (_WIDE_TILE_BYTES if wide else _TILE_BYTES) / fetch
@@ -114,13 +120,13 @@ def _distribute(goal: float, most: float, fact: PointwiseFact, facts: KernelFact
         run = _square_run(most, fact, target)
         short = min(highest[block] for block in fact.contiguous_axes)
         if short < run:
-            # what a short axis has no room for, up to full transactions
+            # use the elements that a short axis has no room for, up to full transactions
             run = max(run, min(_FLOOR, run ** len(fact.contiguous_axes) // short))
         for block in fact.contiguous_axes:
             sizes[block] = max(sizes[block], min(run, highest[block]))
         return sizes
     first = fact.contiguous_axes[0] if fact.contiguous_axes else axes[-1].block_id
-    # along other axes it is what each element drags along that fills transactions
+    # along other axes, the contiguous elements of each lane fill transactions
     least = _FLOOR if fact.contiguous_axes else max(1, _FLOOR // fact.max_op_slab)
     floor = min(previous_power_of_2(least), previous_power_of_2(int(most)))
     run = min(max(floor, previous_power_of_2(int(goal))), highest[first])
@@ -134,7 +140,7 @@ def _distribute(goal: float, most: float, fact: PointwiseFact, facts: KernelFact
 
 
 def _even(run: int, extent: int | None) -> int:
-    """``run``, or a part of it that leaves fewer lanes idle along a short axis."""
+    """Return ``run``, or a fraction of it that leaves fewer lanes idle along a short axis."""
     if extent is None or run < extent:
         return run
     least = min(run, _LEAST_RUN)
@@ -143,8 +149,10 @@ def _even(run: int, extent: int | None) -> int:
 
 
 def _square_run(most: float, fact: PointwiseFact, target: Target) -> int:
-    """Side of a tile whose loads run along one axis and whose stores run along another: as long as registers allow and
-    every SM gets a tile, but no shorter than full transactions."""
+    """Return the side of a square tile whose loads run along one axis and whose stores run along another.
+
+    The side is as long as registers allow while every SM gets a tile, but no shorter than full transactions.
+    """
     ways = len(fact.contiguous_axes)
     run = previous_power_of_2(int(most))
     while run > 1 and run**ways > most:

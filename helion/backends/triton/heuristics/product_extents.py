@@ -1,4 +1,4 @@
-"""How large the matrix product of a kernel is, and how many of them there are, where the axes alone do not say."""
+"""Extents and number of the matmuls of a kernel, where the axes alone do not give them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .sizing import extent_of, is_chosen
 
 @dataclass(frozen=True, kw_only=True)
 class Extents:
-    """One product of ``m`` by ``n`` by ``k`` elements for each of ``batch`` others of the grid.
+    """One matmul of ``m`` by ``n`` by ``k`` elements, for each of ``batch`` others of the grid.
 
-    An extent that depends on data or on another tile is the operand's own, shared equally among the grid's tiles that
-    do not index it: the rows of a group, on average. ``span`` is a tile of the grid that bounds K, so that several
-    programs have a part of one product's sum each.
+    An extent that depends on data or on another tile is the operand's, divided by the number of grid tiles that do not
+    index it. For groups this is the mean number of rows. ``span`` is a tile of the grid that bounds K, so that several
+    programs compute split-K partials of one matmul.
     """
 
     m: int
@@ -27,7 +27,7 @@ class Extents:
 
 
 def product_extents(facts: KernelFacts) -> Extents | str:
-    """The extents of the kernel's first dot over three tiles of its own, or which one cannot be told."""
+    """Return the extents of the kernel's first dot over three tiles of its own, or the reason why one is not known."""
     fact = facts.matmuls[0]
     grid = _grid_around(facts, fact)
     found = {}
@@ -39,7 +39,7 @@ def product_extents(facts: KernelFacts) -> Extents | str:
         assert axis is not None
         extent = next((e for slot in slots if (e := _extent(facts, axis, slot, grid)) is not None), None)
         if extent is None:
-            return f"{side} of the product depends on data, and no operand has an axis of its own for it"
+            return f"{side} of the matmul depends on data, and no operand has an axis of its own for it"
         found[side] = extent
     assert fact.k_block_id is not None
     outer = facts.axes[fact.k_block_id].outer

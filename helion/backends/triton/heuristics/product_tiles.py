@@ -1,4 +1,4 @@
-"""Tiles of plain matrix products by formula, and by predicted times; ``matmul`` says where its numbers come from."""
+"""Tiles of plain matmuls by formula and by predicted times; ``matmul`` documents the numbers."""
 
 from __future__ import annotations
 
@@ -22,75 +22,76 @@ from .sizing import all_sizes, clamp, estimate, nearest_size, tiles, tunables, w
 
 #: Caps of the starting tile, and of K.
 _START_M, _START_N, _MAX_K = 128, 256, 256
-#: Columns to start from where partial sums stand beside the accumulator: offline for sm_90, 128 x 256 in 8 warps spills 208
-#: to 368 bytes, 128 x 128 takes 171 registers.
+#: Columns to start from where each accumulator has an fp32 partial next to it. Offline for sm_90, 128 x 256 in 8 warps
+#: spills 208 to 368 bytes, 128 x 128 takes 171 registers.
 _PROMOTED_N = 128
-#: Part of the register file that fp32 accumulators may take.
+#: Fraction of the register file for fp32 accumulators.
 _ACCUMULATOR_SHARE = 2
-#: Stages the K tile is chosen for, and the most there are.
+#: Stages that the K tile is chosen for, and the most stages.
 _PIPELINE, _MAX_STAGES = 4, 6
 #: Waves are full enough at this efficiency; tiles do not shrink below the floor for it, less for few rows.
 _WAVE_TARGET, _TILE_FLOOR, _NARROW_FLOOR, _NARROW_ROWS = 0.8, 64, 16, 16
 #: Elements of the tile from which 8 warps share it.
 _WIDE_TILE, _WIDE_WARPS, _WARPS = 16384, 8, 4
-#: With this many products per SM, one tile per product is enough: small tiles, a short pipeline.
+#: With this many matmuls per SM, one tile per matmul is enough: small tiles, a short pipeline.
 _SATURATED = 4
 _SATURATED_TILE, _SATURATED_STAGES = (64, 128), 2
-#: Where accumulators live in tensor memory from 64 rows on, small products stay below that, with one warp.
+#: With accumulators in tensor memory from 64 rows on, small matmuls stay below that, with one warp.
 _SATURATED_MMA_TILE, _SATURATED_MMA_WARPS = (32, 64), 1
 #: Blocks of rows are grouped for the L2 cache when the grid is this much taller than wide.
 _TALL, _GROUP = 3, 2
-#: Bytes of a tile along K at least, as far as K has them for each stage: shared memory that holds no more of it is used
-#: better by a smaller tile (64 KiB of MI300X, 99 KiB of L40S).
+#: Least bytes of a tile along K, as far as K has them for each stage. Where shared memory has no room for them, a
+#: smaller tile uses it better (64 KiB of MI300X, 99 KiB of L40S).
 _LEAST_LINE = 64
 #: Smallest transposed alternate.
 _SMALLEST_ALTERNATE = 4096
 _MIN_SIDE = 16
-#: A side that a program walks over, from and to where data says: masks and addresses of each stage's rows take registers
-#: as well. Offline for fp32, 128 x 256 in 4 stages spills up to 2424 bytes, 128 x 128 in 6 up to 496, in 3 none.
+#: A side that a program loops over between bounds from data: masks and addresses of each stage's rows need registers as
+#: well. Offline for fp32, 128 x 256 in 4 stages spills up to 2424 bytes, 128 x 128 in 6 up to 496, in 3 none.
 _LOOPED_SIDE, _LOOPED_STAGES = 128, 3
-#: M, N, K, warps and stages where fp32 has to do without the asynchronous matrix unit.
+#: M, N, K, warps and stages where fp32 cannot use the asynchronous matrix unit.
 _SYNC_TILE = (128, 64, 32, 2, 3)
-#: Smallest side of such tiles that share sums, and programs of whole tiles that an SM runs at once.
+#: Smallest side of such tiles with split-K, and programs of whole tiles that an SM runs at once.
 _SYNC_FLOOR, _SYNC_PROGRAMS = 32, 4
-#: Rows of the asynchronous unit for each of its warps.
+#: Rows per warp of the asynchronous unit.
 _FRAGMENT_ROWS = 16
 _WIDE_ITEMSIZE = 4
-#: Tiles along K of a loop beside the product's, against those of the product: wider ones were faster on H200.
+#: K tiles of a separate loop over K, relative to those of the matmul: wider ones were faster on H200.
 _BESIDE = 2
-#: Columns and warps where rows of an operand are not aligned to this many bytes; strides that come with the launch are
-#: known to be multiples of as many elements, or not at all. Swept on H200; elsewhere, offline, 256
-#: columns spill up to 1960 bytes where the product is added to a tensor or goes through an error function.
+#: Columns and warps where rows of an operand are not aligned to this many bytes. Strides passed at launch are known
+#: multiples of as many elements, or unknown. Swept on H200. Elsewhere, offline, 256 columns spill up to 1960 bytes
+#: where the matmul is added to a tensor or goes through an error function.
 _ALIGNED_BYTES, _UNALIGNED_COLUMNS, _UNALIGNED_WARPS, _UNALIGNED_TILE = 16, 128, 8, 8192
 #: A persistent grid pays from this many waves on. Descriptors stage the output as well, which leaves room for three
 #: stages of the largest tiles.
 _PERSISTENT_WAVES, _PERSISTENT_GROUP, _PERSISTENT_STAGES = 3, 8, 3
-#: Stages where operands are summed up beside the product: 5000 x 10000 x 768 in bf16 with the norms of rows take 258 us on an H200, two
-#: programs on an SM, and 281 in a persistent grid (2026-11-23).
+#: Stages where the matmul's loop also reduces its operands. 5000x10000x768 in bf16 with row norms takes 258 us on an
+#: H200 with two programs per SM, and 281 in a persistent grid (2026-11-23).
 _SUMMED_STAGES = 3
-#: Waves and elements of tiles from which on operands in TF32 that are contiguous along K take descriptors.
+#: Least waves and least elements of tiles for which K-major TF32 operands use descriptors.
 _BOXED_WAVES, _BOXED_TILE = 2, 32768
-#: Up to this K a product is as much its output as its operands: smaller tiles, of which more run at once.
+#: Up to this K the output has as many bytes as the operands: smaller tiles, of which more run at once.
 _SHORT_K, _SHORT_TILE = 128, (64, 128)
-#: From this K on, a product of fewer tiles than half of the SMs is bound by what an SM reads of the L2 cache: 117 us for 256 x
-#: 65536 x 256 in tiles of 64 x 64 are 143 GB/s for each of 16 (H200, 2026-11-20, benchmarks/results), and the cache serves
-#: about 40 of them at that rate.
+#: From this K on, a matmul with fewer tiles than half of the SMs is bound by the L2 bandwidth of one SM. 117 us for 256
+#: x 65536 x 256 in tiles of 64 x 64 are 143 GB/s for each of 16 SMs (H200, 2026-11-20, benchmarks/results). L2 serves
+#: about 40 SMs at that rate.
 _LONG_K, _FED_SMS = 2048, 40
-#: Elements of K that a program sums up at least, when K is split.
+#: Least elements of K that a program accumulates, when K is split.
 _LEAST_SPAN = 256
-#: Parts of a sum are worth a second kernel where they are predicted to take at most this much of the time without.
+#: Largest ratio of predicted times at which split-K replaces the tile without it.
 _WORTH = 0.8
-#: Most parts of a sum.
+#: Largest split-K factor.
 _MOST_PARTS = 64
-#: Powers of two of parts that are compared: small programs hide each other's waiting where several share an SM.
+#: Number of split-K factors, powers of two, that are compared: small programs that share an SM hide each other's
+#: latency.
 _ROUNDS = 4
-#: Elements of the tiles of other grid loops, such as one that sums up parts.
+#: Elements of the tiles of other grid loops, such as one that reduces split-K partials.
 _REST_ELEMENTS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProductTile:
-    """``m`` are rows of the matrix unit: of a product that is turned, columns of what the kernel computes."""
+    """A tile of a matmul. ``m`` counts rows of the matrix unit: with A and B swapped, columns of the kernel's output."""
 
     m: int
     n: int
@@ -100,29 +101,31 @@ class ProductTile:
 
 
 def single_product(facts: KernelFacts) -> Extents | Declined:
-    """The extents of the kernel's product, if it has one over three tiles."""
+    """Return the extents of the kernel's matmul, if it has one over three tiles."""
     if len({(fact.m_block_id, fact.n_block_id, fact.k_block_id) for fact in facts.matmuls}) != 1:
-        return Declined(f"the kernel has {len(facts.matmuls)} matrix products, not one")
+        return Declined(f"the kernel has {len(facts.matmuls)} matmuls, not one")
     fact = facts.matmuls[0]
     axes = (fact.m_block_id, fact.n_block_id, fact.k_block_id)
     if None in axes or len(set(axes)) != 3:
-        return Declined("M, N and K of the product are not three tiles")
+        return Declined("M, N and K of the matmul are not three tiles")
     if any(reduction.sized and reduction.axis in axes[:2] for reduction in facts.reductions):
-        return Declined("the product is reduced in the same program")
+        return Declined("the matmul is reduced in the same program")
     extents = product_extents(facts)
     if isinstance(extents, str):
         return Declined(extents)
     beside = _beside(facts)
     for axis in facts.tunable_axes:
         if axis.block_id not in (*axes, *beside) and not axis.on_grid:
-            return Declined(f"{axis.name} is a tile of neither the product nor the grid")
+            return Declined(f"{axis.name} is a tile of neither the matmul nor the grid")
     return extents
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rewriting:
-    """Config keys that have the kernel's product rewritten, of which facts tell the result, and what is copied for that.
-    ``boxed``: tensor descriptors move its operands."""
+    """Config keys that rewrite the kernel's matmul, and the bytes that the rewrite copies.
+
+    The facts describe the result. ``boxed``: tensor descriptors load its operands.
+    """
 
     keys: Mapping[str, Any] = field(default_factory=dict)
     copied_bytes: int = 0
@@ -133,7 +136,9 @@ _AS_WRITTEN = Rewriting()
 
 
 class ProductSizer:
-    """``parts``: programs that share the sums of a tile, which the kernel itself does not provide for."""
+    """Tiles of one matmul. ``parts`` is the split-K factor of the ``split_k`` rewrite, which the kernel itself does not
+    write.
+    """
 
     def __init__(
         self,
@@ -145,7 +150,7 @@ class ProductSizer:
     ) -> None:
         self.facts, self.found, self.target, self.parts = facts, found, target, parts
         self.rewriting = rewriting
-        #: Whether the choices that were swept on H200 hold.
+        #: The tuned choices of H200 apply.
         self.swept = target.has("wgmma") and target.memory is MemoryClass.FAST
         self.fact: MatmulFact = facts.matmuls[0]
         fact = self.fact
@@ -154,14 +159,14 @@ class ProductSizer:
         sides = [facts.axes[b] for b in (fact.m_block_id, fact.n_block_id) if b is not None]
         self.spread = tuple(e if side.on_grid else 1 for e, side in zip(self.extents, sides, strict=False))
         dtypes = (fact.lhs_dtype, fact.rhs_dtype)
-        #: Whether each accumulator has partial sums beside it.
+        #: Each accumulator has an fp32 partial next to it.
         self.promoted = not fact.lhs_format and is_k_major(fact) and bool(partial_sum(dtypes, _MAX_K, target))
         self.looped = any(side.extent is None for side in sides)
         self.caps = (_cap(found.m), _cap(found.n))
         staged = [operand.itemsize for operand in facts.staged if operand.dot == fact.number]
         self.itemsize = max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize, *staged)
-        #: Left and right operands of all products: those that several of them read are staged once. Offline, wider tiles along K for
-        #: that spill up to 392 bytes on sm_80 to sm_120, and none on sm_90.
+        #: Left and right operands of all matmuls: an operand that several of them read is staged once. Offline, the
+        #: wider tiles along K that this allows spill up to 392 bytes on sm_80 to sm_120, and none on sm_90.
         self.operands = _count_operands(facts) if self.swept else (len(facts.matmuls), len(facts.matmuls))
         self.saturated = self.batch >= _SATURATED * target.num_sms
         operands = [op for op in facts.memory_ops if op.load_slot in (fact.lhs_slot, fact.rhs_slot)]
@@ -175,15 +180,15 @@ class ProductSizer:
         plain = self.batch == 1 and self.span is None and not self.looped and len(facts.matmuls) == facts.num_roots == 1
         computed = fact.lhs_prologue or fact.rhs_prologue or "strided" in (fact.lhs_layout, fact.rhs_layout)
         narrow = self.itemsize < _WIDE_ITEMSIZE
-        #: Whether descriptors may move the operands, and whether they do so faster than pointers on any grid.
+        #: Descriptors may load the operands, and are faster than pointers on any grid.
         static = all(op.static and not op.gathered for op in operands) and target.has("tensor_descriptor")
         self.movable = static and self.aligned
         self.descriptors_fit = plain and self.movable and narrow and not computed
         self.descriptors_pay = self.swept and self.descriptors_fit and fact.rhs_layout == "k_major"
-        #: Whether elements of operands are summed up beside the product, for which they go to registers as well.
+        #: The matmul's loop also reduces elements of operands, for which they go to registers as well.
         self.summed = any(reduction.region == fact.region for reduction in facts.reductions)
         read = narrow or k_major
-        #: Whether rows are aligned and end anywhere: masks of single elements, which descriptors do without.
+        #: Rows are aligned, and end within a vector: pointers mask single elements, descriptors do not.
         ragged = not rewriting.keys and any(
             stride == 1 and extent * op.itemsize % _ALIGNED_BYTES
             for op in operands
@@ -193,15 +198,15 @@ class ProductSizer:
         slots = frozenset(op.slot for op in operands)
         self.box_slots = slots if boxed else frozenset[int]()
         tf32 = self.swept and plain and self.movable and not computed and k_major and not narrow
-        #: Operands that descriptors move where many large tiles are worth making them.
+        #: Operands that descriptors load where there are many large tiles.
         self.wide_slots = slots if tf32 else frozenset[int]()
 
     def options(self, several: Iterable[ProductTile]) -> Iterator[tuple[TritonProposal, float]]:
-        """Of tiles that are given, each alone and with its sums in parts, the proposal and its predicted time."""
+        """Yield the proposal and predicted time of each given tile, alone and with split-K."""
         depth = previous_power_of_2(self.extents[2])
         for given in several:
             m, n, k = min(given.m, self.caps[0]), min(given.n, self.caps[1]), min(given.k, depth)
-            # boxes are no larger than the tensor
+            # a descriptor's tile is no larger than the tensor
             fits = all(side <= extent for side, extent in zip((m, n, k), self.extents, strict=True))
             if not fits or m < _FRAGMENT_ROWS * given.warps or self.looped or self.span is not None:
                 continue
@@ -212,7 +217,7 @@ class ProductSizer:
                 yield sizer.proposal(tile, grouped=False), sizer.time_us(tile)
 
     def fastest(self) -> tuple[TritonProposal, float]:
-        """Of one tile for each program and of tiles whose sums programs share, with the predicted time."""
+        """Return the fastest of tiles with and without split-K, with its predicted time."""
         first = self.tile(spread=self.swept)
         shared = self.fastest_shared()
         return min(((self.proposal(first, grouped=False), self.time_us(first)), *shared), key=lambda option: option[1])
@@ -240,7 +245,7 @@ class ProductSizer:
         return tuple(found)
 
     def tile(self, *, spread: bool) -> ProductTile:
-        """The tile of the formula, or one for products of few tiles and a long K (``spread``)."""
+        """Return the tile of the formula, or one for few tiles and a long K (``spread``)."""
         m, n = self.fill_waves(*self.start())
         if spread:
             m, n = self.spread_reads(m, n)
@@ -280,11 +285,13 @@ class ProductSizer:
         return wave_efficiency(self.blocks(m, n) * self.splits(m, n) * self.parts, self.target)
 
     def blocks(self, m: int, n: int) -> int:
-        """Programs, as far as K is not split. A side that a program loops over adds none."""
+        """Return the number of programs before K is split. A side that a program loops over adds none."""
         return self.batch * cdiv(self.spread[0], m) * cdiv(self.spread[1], n)
 
     def splits(self, m: int, n: int) -> int:
-        """Parts of K, a power of two: the fewest that keep the most SMs busy in about one wave."""
+        """Return the split-K factor of the kernel's own span, a power of two: the least that keeps the most SMs busy in
+        about one wave.
+        """
         if self.span is None:
             return 1
         blocks = self.blocks(m, n)
@@ -293,7 +300,7 @@ class ProductSizer:
         return max(options, key=lambda parts: (wave_efficiency(blocks * parts, self.target), -parts))
 
     def depth(self, m: int, n: int) -> int:
-        """Elements of K that one program sums up."""
+        """Return the elements of K that one program accumulates."""
         if self.parts > 1:
             return cdiv(self.extents[2], self.parts)
         splits = self.splits(m, n)
@@ -312,7 +319,7 @@ class ProductSizer:
         return m, n
 
     def spread_reads(self, m: int, n: int) -> tuple[int, int]:
-        """Smaller tiles where K is long and most SMs have none: all of them together read more, each one less."""
+        """Return smaller tiles where K is long and most SMs are idle: together they read more, but each SM reads less."""
         few = 2 * self.blocks(m, n) <= self.target.num_sms
         if self.span is not None or self.looped or not few or self.extents[2] < _LONG_K or self.target.kind != "cuda":
             return m, n
@@ -325,15 +332,16 @@ class ProductSizer:
         return min(options, key=lambda sides: (cost(sides), -sides[0], -sides[1]))
 
     def shared(self, first: ProductTile) -> TritonProposal | None:
-        """Larger tiles whose sums several programs share, where that takes less time than ``first``: each operand is read
-        less often, and more SMs read."""
+        """Return a larger tile with split-K where it is faster than ``first``: each operand is read less often, by more
+        SMs.
+        """
         for best, us in self.fastest_shared():
             if us <= _WORTH * self.time_us(first):
                 return best
         return None
 
     def fastest_shared(self) -> tuple[tuple[TritonProposal, float], ...]:
-        """Of the tiles whose sums several programs share, and its predicted time; none where that is out of the question."""
+        """Return the fastest tile with split-K and its predicted time; empty where K cannot be split."""
         m, n = self.start()
         least = _SYNC_FLOOR if self.sync else _TILE_FLOOR
         few = 2 * self.blocks(m, n) <= self.target.num_sms * (_SYNC_PROGRAMS if self.sync else 1)
@@ -347,14 +355,14 @@ class ProductSizer:
         return tuple(sorted(options, key=lambda option: option[1])[:1])
 
     def sharing(self, m: int, n: int) -> list[ProductSizer]:
-        """For tiles of these sides: with as many parts as fill the SMs once, or several times."""
+        """Return sizers for tiles of these sides with split-K factors that fill the SMs once, or several times."""
         once = previous_power_of_2(max(1, self.target.num_sms // self.blocks(m, n)))
         most = min(_MOST_PARTS, self.extents[2] // _LEAST_SPAN)
         counts = (parts for parts in (once << i for i in range(_ROUNDS)) if 1 < parts <= most)
         return [ProductSizer(self.facts, self.found, self.target, parts, self.rewriting) for parts in counts]
 
     def whole(self, m: int, n: int) -> tuple[TritonProposal, float]:
-        """A proposal for tiles of these sides, and its predicted time, without end where it does not fit."""
+        """Return a proposal for tiles of these sides and its predicted time, which is infinite where it does not fit."""
         k, stages = self.pipeline(m, n)
         tile = ProductTile(m=m, n=n, k=k, warps=self.warps(m, n), stages=stages)
         return self.proposal(tile, grouped=False), self.time_us(tile)
@@ -385,7 +393,7 @@ class ProductSizer:
         return _WIDE_WARPS if m * n >= _WIDE_TILE else _WARPS
 
     def pipeline(self, m: int, n: int) -> tuple[int, int]:
-        """The K tile for four stages, then as many stages as fit."""
+        """Return the K tile for four stages, then as many stages as fit."""
         axis = self.facts.axes[self.fact.k_block_id]  # type: ignore[index]
         least = max(axis.min_size, self.target.min_dot(self.itemsize)[2])
         depth = self.depth(m, n)
@@ -393,7 +401,7 @@ class ProductSizer:
         k = max(least, min(_SYNC_TILE[2] if self.sync else _MAX_K, previous_power_of_2(depth if short else depth // 4)))
 
         def fits(k: int, stages: int) -> bool:
-            # a bound for every matrix unit: some need one stage less
+            # an upper bound for every matrix unit: some need one stage less
             left, right = self.operands
             staged = (left * m * k + right * k * n) * self.itemsize * stages
             return staged <= self.target.smem_per_block_bytes
@@ -425,7 +433,7 @@ class ProductSizer:
         return sizes
 
     def rest(self, sizes: dict[int, int]) -> None:
-        """Tiles of the grid loops without a product: as many elements as fit, the last axis first."""
+        """Set the tiles of grid loops without a matmul: as many elements as fit, the last axis first."""
         root = self.facts.regions[self.fact.region].root
         room = dict.fromkeys(range(self.facts.num_roots), _REST_ELEMENTS)
         for axis in reversed(self.facts.tunable_axes):
@@ -435,8 +443,11 @@ class ProductSizer:
                 room[axis.roots[0]] = max(1, room[axis.roots[0]] // size)
 
     def persistent(self, tile: ProductTile) -> TritonProposal | None:
-        """The tile on a persistent grid, with tensor descriptors, loops fused so that the next tile's loads begin while
-        the last one is stored. None where that does not apply; an alternate where it has not been measured."""
+        """Return the tile on a persistent grid with tensor descriptors, or None where that does not apply.
+
+        The loops are fused, so that the next tile's loads begin while the last one is stored. It is an alternate where
+        not measured.
+        """
         fact, facts = self.fact, self.facts
         if not self.descriptors_fit:
             return None
@@ -455,19 +466,19 @@ class ProductSizer:
         )
 
     def beside_sums(self, tile: ProductTile) -> TritonProposal:
-        """The tile with few stages, so that an SM has two programs, of which one multiplies while the other one adds."""
+        """Return the tile with few stages, so that an SM has two programs: one runs its matmul while the other reduces."""
         fewer = replace(tile, stages=min(tile.stages, _SUMMED_STAGES))
         boxed = (slot for slot in (self.fact.lhs_slot, self.fact.rhs_slot) if slot is not None)
         return replace(
             self.proposal(fewer, grouped=False),
-            reason=f"{tile.m} x {tile.n} x {tile.k} tiles, {fewer.stages} stages, sums of operands beside the product",
+            reason=f"{tile.m} x {tile.n} x {tile.k} tiles, {fewer.stages} stages, reductions of operands in the matmul's loop",
             l2_groupings={self.facts.regions[self.fact.region].root: _PERSISTENT_GROUP},
             indexing=dict.fromkeys(boxed, "tensor_descriptor"),
             launch=tunables(self.facts, self.sizes(fewer)),
         )
 
     def boxed(self, tile: ProductTile) -> ProductTile | None:
-        """The tile with as many stages as descriptors of all accesses leave room for; None where that is none."""
+        """Return the tile with as many stages as fit with descriptors for all accesses, or None."""
         most = min(tile.stages, _PERSISTENT_STAGES)
         slots = frozenset(op.slot for op in self.facts.memory_ops)
         for stages in (most,) if self.swept else range(most, 1, -1):
@@ -478,8 +489,10 @@ class ProductSizer:
         return None
 
     def specialized(self, tile: ProductTile) -> TritonProposal | None:
-        """The same with warps of a role each, where the accumulator is in tensor memory: loads and products do not wait for
-        the warps that store, which read half of the columns so as not to spill."""
+        """Return the persistent proposal with warp specialization, where the accumulator is in tensor memory.
+
+        Loads and matmuls do not wait for the epilogue warps, which read half of the columns so as not to spill.
+        """
         if not (self.target.has("tcgen05") and self.target.has("warp_specialize")) or self.computes_after():
             return None
         smaller = replace(tile, n=min(tile.n, _PROMOTED_N), warps=_WARPS)
@@ -490,19 +503,21 @@ class ProductSizer:
         assert block is not None
         return replace(
             found,
-            reason=f"{found.reason}, warps of a role each",
+            reason=f"{found.reason}, warp specialized",
             range_flattens={},
             range_warp_specializes={block: True},
         )
 
     def computes_after(self) -> bool:
-        """Whether what follows the product needs registers beside it: offline for sm_100 the error function of a
-        product spills 172 bytes in the warps that store, two scales none."""
+        """Return whether the epilogue needs registers next to the accumulator.
+
+        Offline for sm_100 the error function of a matmul spills 172 bytes in the epilogue warps, two scales none.
+        """
         both = {self.fact.m_axis, self.fact.n_axis}
         return any(work.sfu_ops for work in self.facts.work if both <= set(work.axes))
 
     def transposed(self, tile: ProductTile) -> ProductTile | None:
-        """The alternate with rows doubled and columns halved, where that is possible."""
+        """Return the alternate with twice the rows and half the columns, where that is possible."""
         m, n = min(tile.m * 2, self.caps[0]), max(tile.n // 2, _MIN_SIDE)
         if self.looped or m == tile.m or n == tile.n or m * n < _SMALLEST_ALTERNATE:
             return None
@@ -510,8 +525,11 @@ class ProductSizer:
         return other if self.predict(other).fits else None
 
     def many_boxes(self, tile: ProductTile) -> frozenset[int]:
-        """Slots of operands in TF32 that descriptors move faster than pointers: a layer of 4096 x 4096 x 4096 takes 370 us on an H200
-        and 400 us, and programs of small tiles lose more to making them than they gain."""
+        """Return the slots of TF32 operands that descriptors load faster than pointers.
+
+        A layer of 4096 x 4096 x 4096 takes 370 us on an H200 instead of 400. Programs of small tiles lose more by
+        creating descriptors than they gain.
+        """
         many = self.blocks(tile.m, tile.n) >= _BOXED_WAVES * self.target.num_sms and tile.m * tile.n >= _BOXED_TILE
         return self.wide_slots if many else frozenset()
 
@@ -521,7 +539,7 @@ class ProductSizer:
         if grouped and grid_m > 1 and grid_m >= _TALL * grid_n:
             group = {self.facts.regions[self.fact.region].root: _GROUP}
         splits = self.splits(tile.m, tile.n) * self.parts
-        parts = f"K in {splits} parts, " if splits > 1 else ""
+        parts = f"split-K by {splits}, " if splits > 1 else ""
         filled = f"{100 * self.efficiency(tile.m, tile.n):.0f} % of {self.target.num_sms} SMs busy"
         sizes = self.sizes(tile)
         descriptors = {"indexing": "tensor_descriptor"} if self.descriptors_pay and tile.m >= ASYNC_ROWS else {}
@@ -538,7 +556,9 @@ class ProductSizer:
 
 
 def _count_operands(facts: KernelFacts) -> tuple[int, int]:
-    """Operands on either side of products, of which those that are one load count once, and those that are computed each."""
+    """Return the number of left and right operands of matmuls: those of one load count once, and each computed one
+    counts.
+    """
 
     def count(slots: list[int | None]) -> int:
         return len({slot for slot in slots if slot is not None}) + slots.count(None)
@@ -547,7 +567,7 @@ def _count_operands(facts: KernelFacts) -> tuple[int, int]:
 
 
 def _beside(facts: KernelFacts) -> tuple[int, ...]:
-    """Tiles of loops of their own over as many elements as K has, such as one that finds the norm of an operand's rows."""
+    """Return the tiles of separate loops as long as K, such as one that computes the norm of an operand's rows."""
     fact = facts.matmuls[0]
     assert fact.k_block_id is not None
     own, k = (fact.m_block_id, fact.n_block_id, fact.k_block_id), facts.axes[fact.k_block_id]
@@ -559,17 +579,19 @@ def _beside(facts: KernelFacts) -> tuple[int, ...]:
 
 
 def _shared_sides(side: int, least: int) -> list[int]:
-    """A side of a tile and its halves, down to ``least``, what the matrix unit works at full rate on."""
+    """Return a side of a tile and its halves, down to ``least``, which the matrix unit runs at full rate."""
     return [side >> i for i in range(side.bit_length()) if side >> i >= min(side, least)]
 
 
 def _halves(side: int) -> list[int]:
-    """A side of a tile and its halves, down to the smallest that matrix units take."""
+    """Return a side of a tile and its halves, down to the smallest that matrix units take."""
     return [side >> i for i in range(side.bit_length()) if side >> i >= min(side, _MIN_SIDE)]
 
 
 def _cap(extent: int) -> int:
-    """The largest tile for a side: two tiles would read the other operand twice, and only pay where the second has
-    little to do."""
+    """Return the largest tile for a side.
+
+    Two tiles would read the other operand twice, and only pay where the second has little to do.
+    """
     below = previous_power_of_2(extent)
     return max(_MIN_SIDE, 2 * below if 2 * extent >= 3 * below and extent > below else below)

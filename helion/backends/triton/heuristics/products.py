@@ -1,11 +1,12 @@
-"""Matrix products for which no rule promotes a seed: chains of them, sums over their rows, scans along their columns.
+"""Matmuls for which no other rule promotes a seed: chains of them, reductions over their rows, scans along their
+columns.
 
-Takes the first of a few tiles, from large to small, that fits without spilling and gives every SM a program, else the one
-that leaves the fewest idle; where SMs have few bytes on their way from memory, as many stages as bring more. A chunk
-whose rows are multiplied by themselves (linear attention, scans by chunks) is kept short: what a longer one computes more of
-is masked away. On H100 and H200 the tile of the least predicted time replaces that where it takes four fifths of the time or
-less. Products have a default of their own because the conservative config gives the matrix unit single rows: it takes 16 of
-them, or 64, whatever it is given.
+Takes the first of a few tiles, from large to small, that fits without spilling and gives every SM a program. Without
+one, it takes the tile that leaves the fewest SMs idle. Where SMs have few bytes in flight from memory, the stages grow.
+A chunk whose rows are multiplied by themselves (linear attention, chunked scans) stays short, because a longer one
+computes more masked elements. On H200 the tile of least predicted time replaces that where it takes four fifths of the
+time or less. Matmuls have a default of their own because the conservative config has single rows, and matrix units take
+16 or 64.
 """
 
 from __future__ import annotations
@@ -28,28 +29,30 @@ from .timed import proposal_us
 
 #: M and N of the tiles, from large to small.
 _SIDES = ((128, 128), (128, 64), (64, 64), (64, 32), (32, 64), (32, 32), (16, 64), (16, 32), (16, 16))
-#: Bytes of the tiles along K (a line of the swizzle in which matrix units read shared memory, or half) and stages.
+#: Bytes of the tiles along K and stages: a line of the shared memory swizzle of matrix units, or half of it.
 _PIPELINES = ((128, 3), (128, 2), (64, 3), (64, 2), (64, 1))
-#: Where no product has more than this many rows: memory bounds them, longer lines bring more at once, and so do programs of
-#: no more columns than these, of which an SM has several. On an H200 (2026-11-23) lines of 512 bytes take 0.86 of the time of
-#: 128 over 16 x 4096 x 4096 in fp16, and 64 columns with lines of 256 take 0.73 of 128 with 128 over 1 x 4096 x 14336 in bf16.
+#: Constants where no matmul has more than this many rows, so that memory bounds it. Longer lines load more at once, and
+#: so do programs of few columns, of which an SM has several. On an H200 (2026-11-23) lines of 512 bytes take 0.86 of
+#: the time of 128 over 16 x 4096 x 4096 in fp16. 64 columns with lines of 256 take 0.73 of the time of 128 with 128
+#: over 1 x 4096 x 14336 in bf16.
 _FEW_ROWS, _FEW_ROWS_PIPELINES, _FEW_ROWS_COLUMNS = 16, ((512, 4), (256, 4)), 64
 _WARPS = (4, 8, 16)
-#: Sides and lines that predicted times are asked about besides, the usual line first; tiles for which others are tried; and the part of
-#: the time of the tile by rule that the fastest takes at most to replace it. Of six kernels on an H200 the first pick by time was within 1.03
-#: of the best of 5 to 10 configs in five, and 1.15 in one (2026-11-23).
+#: Further sides and lines that predicted times compare, the usual line first; the number of leading tiles for which
+#: other lines are tried; and the largest ratio of predicted times at which the fastest replaces the tile by rule. On an
+#: H200 the first pick by time was within 1.03 of the best config for five of six kernels (2026-11-23).
 _WIDE_SIDES, _LINES, _LEADING, _WORTH = ((128, 256), (256, 128), (32, 128)), (128, 256, 64), 2, 0.8
-#: Parts of a sum that are asked about for the leading tiles, and programs for each SM that they may come to, or tiles; or how many
-#: times as many tiles as the largest ones are.
+#: Split-K factors tried for the leading tiles, and the most programs per SM or tiles, or multiple of the tiles of the
+#: largest size.
 _PARTS, _MOST_ROUNDS, _MORE = (2, 4, 8), 4, 2
-#: Rows of a chunk that are multiplied by one another, at most.
+#: Most rows of a chunk that are multiplied by one another.
 _CHUNK = 64
-#: Microseconds of an SM's share of the memory bandwidth that its bytes on their way last, to hide the latency of memory.
-#: Stages at most.
+#: Microseconds of an SM's share of the memory bandwidth that its bytes in flight must last, to hide the latency of
+#: memory. Most stages.
 _IN_FLIGHT_US, _MOST_STAGES = 1.0, 6
-#: Rows of the asynchronous instruction of one group of four warps; its columns, bytes along K and stages: it reads 64 rows and all
-#: columns out of shared memory, where these are written too, so that 128 columns keep that busier than the matrix unit. On an H200 rows of
-#: 32 experts, 16384 x 2048 x 1536 in bf16, take 216 us in tiles of 64 x 256 with 4 stages and 241 in 64 x 128 with 3 (2026-11-23).
+#: Rows of the asynchronous instruction of one warp group; its columns, bytes along K and stages. It reads 64 rows and
+#: all columns from shared memory, which loads also write. With 128 columns shared memory is busier than the matrix
+#: unit. On an H200 rows of 32 experts, 16384x2048x1536 in bf16, take 216 us in tiles of 64x256 with 4 stages. They take
+#: 241 in 64x128 with 3 (2026-11-23).
 _GROUP_ROWS, _GROUP_TILE = 64, (256, 128, 4)
 #: Waves are full enough at this efficiency.
 _WAVE_TARGET = 0.8
@@ -62,10 +65,10 @@ class TritonProductsHeuristic(Heuristic):
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         if not facts.matmuls:
-            return Declined("the kernel has no matrix product")
+            return Declined("the kernel has no matmul")
         found = tuple(_feasible(facts, target))
         if not found:
-            return Declined("no tile of the products fits without spilling")
+            return Declined("no tile of the matmuls fits without spilling")
         sure = tuple(proposal for proposal, certain in found if certain) or tuple(proposal for proposal, _ in found)
         if _chunks(facts):  # programs that share a chunk each multiply it by itself: more of them are no gain as such
             return (min(sure, key=lambda p: _time(facts, p, target)),)
@@ -85,8 +88,11 @@ class TritonProductsHeuristic(Heuristic):
 
 
 def _one_group(facts: KernelFacts, target: Target) -> TritonProposal | None:
-    """For products whose rows are those of one group of warps by the kernel's own choice: as many columns as its instruction takes, with
-    descriptors for what lies along them. None where there are other products, or too few tiles."""
+    """Return a proposal for a matmul whose kernel fixes M to the rows of one warp group.
+
+    It has as many columns as the instruction takes, with descriptors along them. Return None for other matmuls, or too
+    few tiles.
+    """
     if len(facts.matmuls) != 1:
         return None
     (fact,) = facts.matmuls
@@ -106,7 +112,7 @@ def _one_group(facts: KernelFacts, target: Target) -> TritonProposal | None:
     right = [op for op in facts.memory_ops if op.load_slot == fact.rhs_slot and op.kind == "load"]
     boxed = {op.slot: "tensor_descriptor" for op in right if op.static and not op.gathered}
     proposal = TritonProposal(
-        reason=f"{_GROUP_ROWS} x {columns} tiles of one group of warps, {stages} stages",
+        reason=f"{_GROUP_ROWS} x {columns} tiles of one warp group, {stages} stages",
         block_sizes=sizes,
         num_warps=_WARPS[0],
         num_stages=stages,
@@ -116,12 +122,14 @@ def _one_group(facts: KernelFacts, target: Target) -> TritonProposal | None:
 
 
 def _is_swept(target: Target) -> bool:
-    """Whether predicted times were compared with measured ones."""
+    """Return whether predicted times were compared with measured ones on this target."""
     return target.has("wgmma") and target.memory is MemoryClass.FAST
 
 
 def _fastest(facts: KernelFacts, target: Target) -> TritonProposal | None:
-    """The least predicted time over all tiles with the usual line along K, and over other lines for the leading ones."""
+    """Return the proposal of least predicted time over all tiles with the usual K line, and over other lines for the
+    leading ones.
+    """
     itemsize = max(max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) for fact in facts.matmuls)
     least = target.min_dot(itemsize)[2]
 
@@ -148,13 +156,13 @@ def _fastest(facts: KernelFacts, target: Target) -> TritonProposal | None:
             if parts * _programs(facts, found) <= _MOST_ROUNDS * target.num_sms and parts <= _steps(
                 facts, dict(found.block_sizes)
             ):
-                shared = replace(found, reason=f"{found.reason}, K in {parts} parts", launch={"split_k": parts})
+                shared = replace(found, reason=f"{found.reason}, split-K by {parts}", launch={"split_k": parts})
                 timed.append((proposal_us(facts, shared, target), each, shared))
     return ordered(facts, min(timed, key=lambda option: option[0])[2], target) if timed else None
 
 
 def _deepest(facts: KernelFacts, sizes: dict[int, int], target: Target) -> TritonProposal | None:
-    """A tile with the fewest warps and the most stages with which it fits without spilling."""
+    """Return a tile with the fewest warps and the most stages with which it fits without spilling."""
     percent = safety.products(target)
     warps = _fewest_warps(facts, target, sizes, 1, percent)
     if warps is None or not safety.within(estimate(facts, target, sizes, warps, 1), percent):
@@ -176,7 +184,7 @@ def _time(facts: KernelFacts, proposal: TritonProposal, target: Target) -> float
 
 
 def _deepened(facts: KernelFacts, proposal: TritonProposal, target: Target) -> TritonProposal | None:
-    """The proposal with more stages, where those it has do not hide the latency of memory."""
+    """Return the proposal with more stages, where its own do not hide the latency of memory."""
     sizes, warps = dict(proposal.block_sizes), proposal.num_warps or _WARPS[0]
     stages = first = proposal.num_stages or 1
     if target.kind != "cuda" or first < _PIPELINES[0][1]:
@@ -196,7 +204,7 @@ def _deepened(facts: KernelFacts, proposal: TritonProposal, target: Target) -> T
 
 
 def _steps(facts: KernelFacts, sizes: dict[int, int]) -> int:
-    """Steps of the longest loop with an operand, as far as is known."""
+    """Return the steps of the longest loop with an operand, as far as known."""
     every = all_sizes(facts, sizes)
     loops = {facts.regions[operand.region] for operand in facts.staged if facts.regions[operand.region].kind == "loop"}
     axes = ([facts.axes[a] for a in loop.axes] for loop in loops)
@@ -208,7 +216,7 @@ def _resident(facts: KernelFacts, target: Target, sizes: dict[int, int], warps: 
 
 
 def _staged_bytes(facts: KernelFacts, sizes: dict[int, int]) -> int:
-    """Bytes of one stage of the loop that stages the most, as they are in memory."""
+    """Return the bytes of one stage of the loop that stages the most, in the dtypes of memory."""
     every = all_sizes(facts, sizes)
     found: dict[int, dict[int, int]] = {}
     for operand in facts.staged:
@@ -219,8 +227,10 @@ def _staged_bytes(facts: KernelFacts, sizes: dict[int, int]) -> int:
 
 
 def _feasible(facts: KernelFacts, target: Target) -> Iterator[tuple[TritonProposal, bool]]:
-    """For each tile the widest K, the deepest pipeline and the fewest warps with which it is not predicted to spill, and
-    whether it leaves registers."""
+    """Yield for each tile the widest K, deepest pipeline and fewest warps predicted not to spill.
+
+    The flag tells whether the prediction stays within the safe percentage of registers.
+    """
     itemsize = max(max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) for fact in facts.matmuls)
     least = target.min_dot(itemsize)[2]
     percent = min(safety.products(target), safety.STATE) if _chunks(facts) else safety.products(target)
@@ -244,19 +254,21 @@ def _feasible(facts: KernelFacts, target: Target) -> Iterator[tuple[TritonPropos
 
 
 def _has_few_rows(facts: KernelFacts) -> bool:
-    """Whether no product has more rows than a matrix unit takes at once."""
+    """Return whether no matmul has more rows than a matrix unit takes at once."""
     return all(fact.m_block_id is None and (fact.static_m or _FEW_ROWS + 1) <= _FEW_ROWS for fact in facts.matmuls)
 
 
 def _chunks(facts: KernelFacts) -> set[int]:
-    """Tiles of a loop that are both sides of a product."""
+    """Return the tiles of a loop that are both sides of a matmul."""
     square = {fact.m_block_id for fact in facts.matmuls if fact.m_block_id == fact.n_block_id}
     return {axis for axis in square if axis is not None and not facts.axes[axis].on_grid}
 
 
 def _fewest_warps(facts: KernelFacts, target: Target, sizes: dict[int, int], stages: int, percent: int) -> int | None:
-    """The fewest warps whose registers hold it within ``percent``, else that spill nothing; None where no number of them
-    does, or the tile does not fit."""
+    """Return the fewest warps whose registers stay within ``percent``, else the fewest that do not spill.
+
+    Return None where every number of warps spills, or the tile does not fit.
+    """
     found = None
     for warps in (w for w in _WARPS if w <= most_warps(facts, sizes, target)):
         predicted = estimate(facts, target, sizes, warps, stages)
@@ -274,7 +286,7 @@ def _programs(facts: KernelFacts, proposal: TritonProposal) -> int:
 
 
 def _count_programs(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
-    """Programs of the largest grid that has a product."""
+    """Return the programs of the largest grid that has a matmul."""
     roots = {facts.regions[fact.region].root for fact in facts.matmuls}
 
     def count(axis: int) -> int:

@@ -1,13 +1,13 @@
-"""Matrix products whose rows are reduced, computed by a kernel of their own in front: the default where the two are predicted to be
-faster than one.
+"""Matmuls whose rows are reduced, computed by a kernel of their own first: the default where two kernels are predicted
+to be faster.
 
-Matches kernels all of whose products can be computed first (``passes/materialize.py``) and have rows that are reduced. Tiles of the
-products are those of a plain product of the same size; products of TF32 that Hopper's matrix unit takes turned around are turned, or their
-operands are copied along K where that is little beside the product. Rows
-of the rest, and warps, come from the budget over live tiles that sizes reductions without products. Measured on an H200 (CUDA 13.0,
-Triton 3.6, 2026-11-23), in microseconds, as two kernels with a layer norm in the second, beside the fastest measured config of one kernel: in fp32
-2048 x 2048 x 2048 takes 70 and 352, 1024 x 1024 x 1024 27 and 54, 131072 x 512 x 512 436 and 506; whole rows of 131072 x 512 x 4096 in
-bf16 1940 and 15114. Passes over rows in loops of the kernel's own were not measured.
+Matches kernels all of whose matmuls can be unfused (``passes/materialize.py``) and have rows that are reduced. The
+matmuls take the tiles of a plain matmul of the same size. TF32 matmuls that wgmma takes with A and B swapped are
+swapped. Where that is cheap, their operands are copied K-major instead. Rows of the rest, and warps, come from the
+budget over live tiles for reductions without matmuls. Measured on an H200 (CUDA 13.0, Triton 3.6, 2026-11-23) with a
+layer norm in the second kernel. Microseconds as two kernels, and as the fastest measured config of one: in fp32
+2048x2048x2048 70 and 352, 1024x1024x1024 27 and 54, 131072x512x512 436 and 506; whole rows of 131072x512x4096 in bf16
+1940 and 15114. Passes over rows in loops of the kernel's own were not measured.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from .sizing import extent_of
 from .timed import proposal_us
 
 _WARPS = 4
-#: Part of the time of as many rows as the budget allows that fewer are predicted to take at most to replace them.
+#: Largest ratio of predicted times at which fewer rows replace as many as the budget allows.
 _FEWER = 0.9
-#: Tiles of products that are turned around, with stages, for four warps and operands that descriptors move, and the part of the
-#: SMs that have one at least. On an H200 the first takes 63 us for 2048 x 2048 x 2048, with pointers 95,
-#: and 256 x 128 in eight warps 73; the second 24 us for 1024 x 1024 x 1024, where the first takes 31 (2026-11-23).
+#: Tiles of matmuls with A and B swapped, with stages, for four warps and operands loaded by descriptors; and the least
+#: fraction of the SMs that have a tile. On an H200 the first takes 63 us for 2048 x 2048 x 2048, with pointers 95, and
+#: 256 x 128 in eight warps 73. The second takes 24 us for 1024 x 1024 x 1024, where the first takes 31 (2026-11-23).
 _TURNED, _FULL = (((128, 128, 32), 4), ((128, 64, 32), 5), ((64, 64, 32), 6)), 0.8
-#: The tile of products whose operands are copied along K, warps and stages, of which an SM has two programs; and how many times as long as
-#: turned around it is predicted to take at most, copies included, to come first: what goes through registers is not counted. On an H200
-#: 2048 x 2048 x 2048 takes 61.8 us so and 60.3 turned around, where 79 and 67 are predicted (2026-11-23).
+#: The tile of matmuls whose operands are copied K-major, warps and stages, with two programs per SM; and the largest
+#: ratio of predicted times, copies included, to swapped A and B at which it comes first. The prediction omits traffic
+#: through registers. On an H200 2048 x 2048 x 2048 takes 61.8 us with copies and 60.3 swapped, where 79 and 67 are
+#: predicted (2026-11-23).
 _COPIED, _TURNING = ((128, 128, 32), 4, 3), 1.1
 
 
@@ -52,20 +53,20 @@ class TritonProductsFirstHeuristic(Heuristic):
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         if target.kind == "cpu":
-            return Declined("a CPU holds rows of any length")
+            return Declined("a CPU keeps rows of any length")
         if facts.attention is not None or facts.attention_gradients:
-            return Declined("scores of attention are larger than what they are made of")
+            return Declined("scores of attention are larger than their operands")
         apart = facts.apart.value
         if isinstance(apart, str):
             return Declined(apart)
         if apart.rest.primary_reduction is None:
-            return Declined("rows of the products are not reduced, or by data")
+            return Declined("rows of the matmuls are not reduced, or over a range from data")
         first = _products(apart, target)
         return first if isinstance(first, Declined) else (_both(facts, apart.rest, first, target),)
 
 
 def _products(apart: ApartFact, target: Target) -> ProductLaunch | Declined:
-    """The launch of the products as a kernel of their own."""
+    """Return the launch of the matmuls as a kernel of their own."""
     if apart.products.turnable and target.has("wgmma"):
         turned, along = _turned(apart, target), _along_depth(apart, target)
         if along is None:
@@ -86,7 +87,7 @@ def _products(apart: ApartFact, target: Target) -> ProductLaunch | Declined:
 
 
 def _turned(apart: ApartFact, target: Target) -> ProductLaunch:
-    """The largest tile of those that are turned around with which the first wave of programs is full enough."""
+    """Return the launch with A and B swapped: the largest tile with which the first wave of programs is full enough."""
     axes = apart.products.axes
     extents = [extent_of(axes[of[0]]) for of in (apart.rows, apart.columns)]
     others = [axis for axis in apart.products.grid_axes if axis not in (*apart.rows, *apart.columns)]
@@ -101,8 +102,11 @@ def _turned(apart: ApartFact, target: Target) -> ProductLaunch:
 
 
 def _fewest_rows(rest: KernelFacts, target: Target) -> TritonProposal:
-    """The budget over live tiles says how many rows a program has. Where it reads them again, or what it has stored, fewer of them
-    are still in the cache by then."""
+    """Return the launch of the remaining kernel, with fewer rows per program where that is predicted faster.
+
+    The budget over live tiles gives the most rows. Where rows are read again, or back after a store, fewer of them
+    still are in the cache.
+    """
     usual = launch(allocate(rest, target), rest, target)
     grid = [axis.block_id for axis in rest.tunable_axes if axis.on_grid]
 
@@ -121,7 +125,9 @@ def _fewest_rows(rest: KernelFacts, target: Target) -> TritonProposal:
 
 
 def _along_depth(apart: ApartFact, target: Target) -> ProductLaunch | None:
-    """The products from copies of operands along K; None where descriptors would not move what is read then."""
+    """Return the launch of the matmuls from K-major copies of operands; None where descriptors could not load the
+    copies.
+    """
     if not apart.products.crosswise:
         return None
     copied = rewritten.transposed(one_product(apart))
@@ -153,7 +159,7 @@ def _both(facts: KernelFacts, rest: KernelFacts, first: ProductLaunch, target: T
     rows, columns, depth = first.tile
     return TritonProposal(
         reason=(
-            f"products in tiles of {rows} x {columns} x {depth} first, {first.stages} stages; their rows in "
+            f"matmuls first, in tiles of {rows} x {columns} x {depth}, {first.stages} stages; their rows in "
             f"{chosen.num_warps} warps"
         ),
         block_sizes=chosen.block_sizes,

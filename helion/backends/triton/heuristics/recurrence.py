@@ -1,12 +1,14 @@
-"""Recurrences and sums step by step: a loop over single indices that carries a tile, without a product or reduction.
+"""Recurrences and step-by-step accumulations: a loop over single indices that carries a tile, without a matmul or
+reduction.
 
-Each step waits for what the one before it has loaded, unless loads are under way for several steps: the loop is a pipeline
-of its own, with as many stages as there is little else to do. Where all that it loads lies where the step says, four steps
-are one turn of it, so that loads of 28 steps are under way: on an H200 (2026-11-23) that takes 0.33 and 0.39 of the time of
-four stages of one step over a selective scan in fp32 and bf16. Where data picks the rows, small tiles without stages take 0.76
-and 0.92 over means of embeddings. Tiles lie along contiguous memory, and become as small as
-copies to shared memory allow while that gives SMs more programs. For sm_80 to sm_120 the loads of such loops are asynchronous
-copies.
+Each step waits for its own loads, unless loads of several steps are in flight. The loop is a software pipeline with
+many stages, because a step computes little. Where the loop index alone gives the addresses of all loads, the loop is
+unrolled by four. Loads of 28 steps are then in flight. On an H200 (2026-11-23) that takes 0.33 and 0.39 of the time of
+four single-step stages over a selective scan in fp32 and bf16. Where indices from data select the rows, small tiles
+without stages take 0.76 and 0.92 over means of embeddings.
+
+Tiles extend along contiguous memory. They shrink to the minimum size of asynchronous copies while that gives SMs more
+programs. For sm_80 to sm_120 the loads of such loops are asynchronous copies.
 """
 
 from __future__ import annotations
@@ -21,18 +23,18 @@ from ....hardware import Target
 from ..proposal import TritonProposal
 from .sizing import clamp, estimate, extent_of, grid_extent, is_contiguous
 
-#: Programs for each SM, and elements of a tile at most.
+#: Programs per SM, and most elements of a tile.
 _PROGRAMS, _MOST = 4, 2048
-#: Elements of a thread, such that each copies 4 bytes at least of 16-bit numbers, and warps at most.
+#: Elements of a thread, so that it copies at least 4 bytes of 16-bit elements, and most warps.
 _THREAD_ELEMENTS, _MOST_WARPS = 2, 8
-#: Elements of a thread where there are enough of them: a load of 16 bytes of 16-bit numbers.
+#: Elements of a thread where there are enough of them: a load of 16 bytes of 16-bit elements.
 _VECTOR_ELEMENTS = 8
-#: Stages where tiles are small, and from this many elements for each SM on, where other programs hide the latency.
+#: Stages where tiles are small, and from this many elements per SM on, where other programs hide the latency.
 _STAGES, _FEW_STAGES, _MANY_ELEMENTS = 4, 3, 4096
-#: Stages, and steps of each, where no load waits for another one; the loop then has this many turns at least.
+#: Stages, and steps of each, where no load waits for another one; and the least iterations of the unrolled loop.
 _DEEP_STAGES, _STEPS, _LEAST_TURNS = 8, 4, 8
-#: Elements of a tile whose rows data picks, along contiguous memory and in all, and of a thread: nothing can be prefetched,
-#: and threads hide what rows take to arrive.
+#: Elements of a tile whose rows data selects, along contiguous memory and in all, and of a thread: nothing can be
+#: prefetched, and threads hide the latency of the rows.
 _PICKED_RUN, _PICKED, _PICKED_THREAD_ELEMENTS = 128, 1024, 4
 
 
@@ -42,7 +44,7 @@ class TritonRecurrenceHeuristic(Heuristic):
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         if facts.matmuls or facts.scans or facts.primary_reduction is not None:
-            return Declined("the kernel has a matrix product, a reduction of known extent or a scan")
+            return Declined("the kernel has a matmul, a reduction of known extent or a scan")
         walked = {axis for region in facts.regions if region.kind == "loop" for axis in region.axes}
         steps = [axis for axis in facts.axes if axis.kind == "scalar" and axis.block_id in walked]
         if not steps or not facts.accumulators:
@@ -63,7 +65,7 @@ class TritonRecurrenceHeuristic(Heuristic):
             return Declined("the smallest tiles along contiguous memory spill")
         return (
             TritonProposal(
-                reason=f"tiles of {' x '.join(map(str, sizes.values()))}, loads of {stages * unrolled} steps at once, {warps} warps",
+                reason=f"tiles of {' x '.join(map(str, sizes.values()))}, loads of {stages * unrolled} steps in flight, {warps} warps",
                 block_sizes=sizes,
                 range_num_stages={axis.block_id: stages for axis in steps},
                 range_unroll_factors={axis.block_id: unrolled for axis in steps if unrolled > 1},
@@ -74,7 +76,7 @@ class TritonRecurrenceHeuristic(Heuristic):
 
 
 def _picked(facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
-    """Tiles of rows that data picks: no load is under way before the one that says which."""
+    """Return the proposal for rows selected by data, whose loads wait for the index."""
     sizes, room = {}, max(target.warp_size, min(_PICKED, previous_power_of_2(grid_extent(facts) // target.num_sms)))
     for axis in sorted(facts.tunable_axes, key=lambda axis: _rank(axis, facts)):
         run = min(room, _PICKED_RUN) if is_contiguous(axis, facts) else room
@@ -84,7 +86,7 @@ def _picked(facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | 
     warps = max(1, min(_MOST_WARPS, previous_power_of_2(threads // target.warp_size)))
     if estimate(facts, target, sizes, warps, 1).spill_risk:
         return Declined("the smallest tiles along contiguous memory spill")
-    reason = f"tiles of {' x '.join(map(str, sizes.values()))} of rows that data picks, {warps} warps"
+    reason = f"tiles of {' x '.join(map(str, sizes.values()))} of rows selected by data, {warps} warps"
     return (TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=1),)
 
 
@@ -93,7 +95,7 @@ def _is_long(axis: AxisFact) -> bool:
 
 
 def _sizes(facts: KernelFacts, elements: int) -> dict[int, int]:
-    """So many elements, given to contiguous axes first."""
+    """Return tiles of this many elements, filled along contiguous axes first."""
     sizes: dict[int, int] = {}
     for axis in sorted(facts.tunable_axes, key=lambda axis: _rank(axis, facts)):
         size = clamp(min(elements, axis.padded or elements), axis)

@@ -1,10 +1,10 @@
-"""Reductions over whole rows: ``x[tile, :]`` reduced, held at once or walked in chunks.
+"""Reductions over whole rows: ``x[tile, :]`` reduced, loaded whole or in chunks.
 
-Matches kernels without a dot whose longest reduction is over a whole dimension (softmax, rms_norm, layer_norm, sum,
-cross_entropy, and gradients summed up per feature). Chunk, rows per program, tiles of other loops and warps come from
-one budget over live tiles. Published for H100 with geometric means of 1.01 - 1.35 over torch.compile; not measured on
-a GPU here. Compiled offline with Triton 3.7 by scripts/prove_seeds.py, over rows of 128 to 131072, its seeds spill
-nothing for sm_90 and sm_100, at most 72 bytes in three kernels for sm_80 (rows of 8192 and 131072), and 36 bytes in one
+Matches kernels without a dot whose longest reduction is over a whole dimension. Examples are softmax, rms_norm,
+layer_norm, sum, cross_entropy, and gradients accumulated per feature. Chunk, rows per program, tiles of other loops and
+warps come from one budget over live tiles. Published for H100 with geometric means of 1.01 - 1.35 over torch.compile;
+not measured on a GPU here. Compiled offline with Triton 3.7 by scripts/prove_seeds.py, over rows of 128 to 131072, its
+seeds spill nothing for sm_90 and sm_100. They spill at most 72 bytes in three kernels for sm_80, and 36 bytes in one
 for gfx942 (rows of 32768).
 """
 
@@ -42,7 +42,7 @@ class TritonReductionHeuristic(Heuristic):
         primary = found.primary
         chosen = launch(found, facts, target)
         chunk = chosen.chunks.get(primary.axis)
-        way = "held at once" if chunk is None else f"in chunks of {chunk}"
+        way = "loaded whole" if chunk is None else f"in chunks of {chunk}"
         reason = (
             f"row of {primary.extent}, {primary.body_live_tiles} live tiles against {row_budget(target)} bytes: {way}, "
             f"{chosen.num_warps} warps"

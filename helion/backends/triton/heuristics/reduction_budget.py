@@ -1,8 +1,8 @@
-"""One budget over live tiles, shared by both kinds of reduction kernels.
+"""The register budget over live tiles, shared by both kinds of reduction kernels.
 
-Sizes of reduced axes and of grid axes follow from how many bytes of tiles are live at the same time, against the bytes
-of registers of one SM. The figures are the published ones for H100 (245760 bytes of row budget and its multiples),
-written as fractions of ``Target``'s register file, of which they are round ones.
+The sizes of reduced axes and of grid axes follow from the bytes of tiles that are live at the same time. The budget is
+the register file of one SM. The figures are the published ones for H100 (245760 bytes of row budget and its multiples),
+written as fractions of ``Target``'s register file.
 """
 
 from __future__ import annotations
@@ -17,39 +17,43 @@ from ....hardware import MemoryClass, Target
 from .sizing import extent_of
 
 _REGISTER_BYTES = 4
-#: Part of the register file that live tiles may fill; the rest holds addresses and temporaries.
+#: Fraction of the register file for live tiles; the rest is for addresses and temporaries.
 _ROW_SHARE = (15, 16)
 #: A reduction that carries a whole tile through its loop gets half of that.
 _CARRIED_DIVISOR = 2
-#: A row that is needed again is held at once up to this many times the budget: the count of live tiles is that of the
-#: IR, and registers are reused within it. Rows that a second loop would read again only to store cost less when looped.
+#: A row that is needed again stays in registers up to this many times the budget. The count of live tiles is that of
+#: the IR, and registers are reused within it. Rows that a second loop would read again only to store cost less when
+#: chunked.
 _HOLD, _HOLD_STORE_ONLY = (3, 1), (6, 5)
-#: Rows of at most this many elements are held: a chunk of them would be less than a warp reads at once.
+#: Rows of at most this many elements are loaded whole: a chunk of them would be less than a warp reads at once.
 _LEAST_CHUNK = 64
-#: Elements of a chunk at most.
+#: Most elements of a chunk.
 _MAX_CHUNK = 16384
-#: Waves of programs that remain when programs are given several rows, and rows at most.
+#: Least waves of programs when programs get several rows, and most rows.
 _MIN_WAVES = 8
 _MAX_ROWS = 8
-#: Programs per SM that a very long grid is cut down to, and the rows that small ones (by elements) start from.
+#: Programs per SM that a very long grid is cut to, and the rows that small ones (by elements) start from.
 _GRID_WAVES = 64
 _SMALL_ROWS = ((128, 32), (256, 16))
 #: Elements of the tile of a loop that only applies a result, where memory is fast.
 _WIDE_APPLY_TILE = 4096
-#: Bytes along the contiguous axis where that is not the reduced one: a full transaction, less while SMs are idle, and no
-#: less than memory is written in, or one load takes where nothing is stored or so many elements can be held at once.
+#: Bytes along the contiguous axis where that is not the reduced one: a full transaction, or less while SMs are idle.
+#: The floor is the sector in which memory is written. It is one vector load where nothing is stored or where this many
+#: elements fit in registers.
 _LINE_BYTES, _SECTOR_BYTES, _VECTOR_BYTES, _HELD_COLUMNS = 128, 32, 16, 65536
-#: Part of the SMs that whole sectors keep busy at least.
+#: Least fraction of the SMs that whole sectors keep busy.
 _BUSY = 0.75
-#: How many times the bytes of a tensor the largest has, at most, for it to say how tiles lie.
+#: A tensor decides the layout of tiles only if the largest has at most this many times its bytes.
 _SMALL = 8
 
 
 @dataclass
 class Allocation:
-    """``sizes`` of tunable axes and ``chunks`` of rollable ones (None: held at once), in elements. ``reduced_away``: a
-    grid axis starts above 1 and no live tile spans it, so each program sums up many of its tiles. ``columns``: the
-    grid axes that memory is contiguous along where a reduction runs across them, with the elements they start from."""
+    """Sizes of tunable axes and chunks of rollable ones, in elements; a chunk of None loads the dimension whole.
+
+    ``reduced_away``: a grid axis starts above 1 and no live tile spans it, so each program accumulates many of its tiles. ``columns``:
+    the contiguous grid axes that a reduction runs across, with the elements they start from.
+    """
 
     primary: ReductionFact
     sizes: dict[int, int] = field(default_factory=dict)
@@ -63,15 +67,15 @@ class Allocation:
 
 
 def row_budget(target: Target) -> int:
-    """Bytes of live tiles per program."""
+    """Return the bytes of live tiles per program."""
     over, under = _ROW_SHARE
     return target.registers_per_sm * _REGISTER_BYTES * over // under
 
 
 def allocate(facts: KernelFacts, target: Target, *, hold: bool = True) -> Allocation:
-    """Sizes for every tunable axis and every rollable one. Needs a sized reduction.
+    """Return sizes for every tunable axis and every rollable one. The kernel needs a reduction of known extent.
 
-    ``hold`` False walks every row that can be walked in chunks.
+    ``hold`` False chunks every row that can be chunked.
     """
     primary = facts.primary_reduction
     assert primary is not None
@@ -79,15 +83,17 @@ def allocate(facts: KernelFacts, target: Target, *, hold: bool = True) -> Alloca
 
 
 def reduction_alone(facts: KernelFacts) -> ReductionFact | Declined:
-    """The reduction that sizes are allocated for, of a kernel without a matrix product."""
+    """Return the reduction that sizes are allocated for, of a kernel without a matmul."""
     if facts.matmuls:
-        return Declined("the kernel has a matrix product")
+        return Declined("the kernel has a matmul")
     return facts.primary_reduction or Declined("no reduction of known extent inside of a program")
 
 
 def column_axis(facts: KernelFacts, fact: ReductionFact) -> int | None:
-    """The tile of the grid along which all tensors that ``fact`` reduces are contiguous, if there is one, but for those that
-    are small beside the largest: a mask, say, that all columns share."""
+    """Return the tile of the grid along which all tensors that ``fact`` reduces are contiguous, if there is one.
+
+    Tensors much smaller than the largest do not count, such as a mask that all columns share.
+    """
     spanning = [op for op in facts.memory_ops if _is_spanned(op, facts, fact)]
     most = max((op.accessed_numel * op.itemsize for op in spanning), default=0)
     found: set[int | None] = set()
@@ -102,15 +108,18 @@ def column_axis(facts: KernelFacts, fact: ReductionFact) -> int | None:
 
 
 def _is_spanned(op: MemoryOpFact, facts: KernelFacts, fact: ReductionFact) -> bool:
-    """Whether ``op`` loads what ``fact`` reduces, of two dimensions or more."""
+    """Return whether ``op`` loads a value of at least two dimensions that ``fact`` reduces."""
     spans = op.kind == "load" and fact.axis in op.subscript_axes and len(set(op.tile_axes)) > 1
     return spans and facts.regions[op.region].root == fact.root
 
 
 def _busy(line_bytes: int, stores: bool) -> float:
-    """Part of the SMs that columns of so many bytes should keep busy: a sector that programs share is read by each of them, so that
-    fewer are enough for whole ones where nothing but sums is stored. On an H200 (2026-11-23) 128 programs of sectors take 0.80 of the time of 256 of half of them over the maxima of 16384 x 2048 in bf16,
-    125 take 0.92 over the norms of 50000 x 1000 in fp32, and 64 take 1.10 over 65536 x 1024 in bf16."""
+    """Return the fraction of the SMs that columns of ``line_bytes`` should keep busy.
+
+    Every program that shares a sector reads it, so fewer programs with whole sectors are enough where only results are
+    stored. On an H200 (2026-11-23) 128 programs of sectors take 0.80 of the time of 256 of half sectors over the maxima
+    of 16384x2048 in bf16. 125 take 0.92 over the norms of 50000x1000 in fp32, and 64 take 1.10 over 65536x1024 in bf16.
+    """
     return 1.0 if stores or line_bytes > _SECTOR_BYTES else _BUSY
 
 
@@ -146,12 +155,12 @@ class _Allocator:
     # --- footprints ------------------------------------------------------------------------------------------------------
 
     def width(self, axis: int) -> int:
-        """Elements of an axis: what it was given, else all of it."""
+        """Return the elements of an axis: its size if given, else all of it."""
         fact = self.facts.axes[axis]
         return self.seated.get(axis) or fact.padded or fact.size or 1
 
     def polynomial(self, tiles: LiveTiles, axis: int) -> tuple[int, int]:
-        """(scale, flat): the bytes of ``tiles`` are scale * size of the axis + flat."""
+        """Return (scale, flat): the bytes of ``tiles`` are scale * size of the axis + flat."""
         scale = flat = 0
         for axes, itemsize in tiles:
             if axis in axes:
@@ -161,7 +170,7 @@ class _Allocator:
         return scale, flat
 
     def worst(self, axis: int) -> tuple[int, int]:
-        """The polynomial of the group with the largest scale; one element per lane where no tile spans the axis."""
+        """Return the polynomial of the group with the largest scale; one element per lane where no tile spans the axis."""
         found = [self.polynomial(fact.live_tiles, axis) for fact in self.facts.sized_reductions]
         scale, flat = max(found, key=lambda pair: pair[0], default=(0, 0))
         return max(scale, self.primary.itemsize), flat
@@ -169,12 +178,12 @@ class _Allocator:
     # --- one axis at a time ----------------------------------------------------------------------------------------------
 
     def together(self, axis: AxisFact) -> list[AxisFact]:
-        """The axes of the grids that ``axis`` is on."""
+        """Return the axes of the grids that ``axis`` is on."""
         axes = (self.facts.axes[a] for a in self.facts.grid_axes)
         return [other for other in axes if set(other.roots) & set(axis.roots)]
 
     def column(self, fact: ReductionFact) -> None:
-        """Seat the axis along which the reduced tensors are contiguous, if that is one of the grid."""
+        """Set the size of the axis along which the reduced tensors are contiguous, if that is one of the grid."""
         block = column_axis(self.facts, fact)
         if block is None:
             return
@@ -191,8 +200,10 @@ class _Allocator:
         self.result.columns[block] = max(size, self.result.columns.get(block, 1))
 
     def floor(self, axis: AxisFact) -> int:
-        """The smallest tile of a grid axis: larger where the grid is very long and rows are short, or where it is what
-        memory is contiguous along."""
+        """Return the smallest tile of a grid axis.
+
+        It is larger where the grid is very long and rows are short, or where memory is contiguous along the axis.
+        """
         along = {a.block_id for a in self.facts.axes if a.kind == "full"} | {self.primary.axis}
         row = math.prod(max(1, self.facts.axes[a].padded) for a in along)
         row *= math.prod(size for a, size in self.result.columns.items() if a != axis.block_id)
@@ -222,8 +233,10 @@ class _Allocator:
             self.result.sizes[fact.axis] = self.seated[fact.axis] = max(axis.min_size, chunk)
 
     def may_hold(self, fact: ReductionFact, scale: int, flat: int) -> bool:
-        """Whether a row beyond the budget is still held, because looping would read it again. A loop that the kernel
-        spells out reads its row again in any case."""
+        """Return whether a row beyond the budget stays in registers, because a chunked loop would read it again.
+
+        A loop that the kernel writes itself reads its row again in any case.
+        """
         if (
             not (fact.full_extent and fact.re_read)
             or fact.carried_2d
@@ -240,7 +253,7 @@ class _Allocator:
         whole = axis.padded or floor
         if not any(axis.block_id in axes for axes, _ in tiles):
             self.result.reduced_away |= floor > 1
-            # each program sums up its share, and what is left is about one wave of partial results
+            # each program accumulates its share, which leaves about one wave of partial results
             others = math.prod(self.seated[a.block_id] for a in self.together(axis) if a != axis)
             return max(floor, min(next_power_of_2(cdiv(rows, self.target.num_sms * others)), whole))
         if any(fact.carried_2d for fact in facts.reductions):
@@ -255,7 +268,7 @@ class _Allocator:
         return max(floor, min(fitting, occupancy, most, whole))
 
     def independent(self, axis: AxisFact) -> int:
-        """A tile of a loop that reduces nothing, such as one that applies a result."""
+        """Return the size of a tile of a loop that reduces nothing, such as one that applies a result."""
         if any(fact.axis == axis.block_id for fact in self.facts.reductions):
             return axis.min_size
         size = previous_power_of_2(self.budget // self.primary.itemsize)

@@ -1,4 +1,4 @@
-"""Warps for reductions, and what to do when registers would run out."""
+"""Warps of reductions, and smaller tiles where registers do not suffice."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .sizing import Chunks, Sizes, estimate, halve, warps_for_threads
 #: Threads by the length of the row in elements; longer rows get the last entry's double.
 _THREADS = ((1024, 128), (4096, 256), (16384, 512))
 _MOST_THREADS = 1024
-#: On GPUs with much bandwidth per SM, fewer threads per row leave more rows in flight: by bytes of the row's loads, then
-#: by its length.
+#: On GPUs with much bandwidth per SM, fewer threads per row leave more rows in flight: by bytes of the row's loads,
+#: then by its length.
 _LIGHT_ROW_BYTES = 65536
 _WIDE_THREADS = ((1024, 64), (16384, 128))
 _WIDE_HEAVY_ROW, _WIDE_HEAVY_THREADS = 16384, 256
-#: No chunk becomes smaller than this many times the axis's minimum.
+#: No chunk shrinks below this many times the axis's minimum.
 _SMALLEST_CHUNK = 64
-#: Threads at least when a grid axis is summed up in each program, and where memory is fast.
+#: Least threads when each program reduces a grid axis, and the same where memory is fast.
 _AWAY_THREADS, _WIDE_AWAY_THREADS = 256, 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """``num_warps``, and the smaller tiles it took until registers suffice, if any."""
+    """``num_warps``, and the tiles, reduced until registers suffice."""
 
     num_warps: int
     sizes: dict[int, int]
@@ -35,7 +35,7 @@ class Launch:
 
 
 def row_threads(found: Allocation, facts: KernelFacts, target: Target) -> int:
-    """Threads for the primary reduction's rows."""
+    """Return the threads for the primary reduction's rows."""
     primary = found.primary
     extent = primary.extent
     threads = next((count for limit, count in _THREADS if extent <= limit), _MOST_THREADS)
@@ -74,7 +74,7 @@ def launch(found: Allocation, facts: KernelFacts, target: Target, *, threads: in
 
 
 def _able(facts: KernelFacts, sizes: Sizes, chunks: Chunks) -> tuple[int, ...]:
-    """The chunks and tiles that may be halved: those that some value of the kernel spans."""
+    """Return the chunks and tiles that can be halved: those that some value of the kernel spans."""
     able: list[int] = []
     for axis, chunk in chunks.items():
         size = facts.axes[axis].padded if chunk is None else chunk

@@ -1,4 +1,4 @@
-"""Which heuristics there are, the most specific first. The last one always applies."""
+"""Heuristics in order of precedence, the most specific first. The last one always applies."""
 
 from __future__ import annotations
 

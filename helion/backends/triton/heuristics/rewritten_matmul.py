@@ -1,14 +1,15 @@
-"""Products with operands that Hopper's asynchronous matrix unit does not read as they are: in rows that begin anywhere, or of
-TF32 and not contiguous along K.
+"""Matmuls with operands that wgmma does not read as they are: unaligned rows, or TF32 that is not K-major.
 
-Matches what the heuristic of plain products does. Rows that begin anywhere are copied to aligned ones first. Products of TF32
-are turned around, through tensor descriptors, without which that takes longer than the synchronous unit, or copied contiguous along
-K, whichever is predicted to take less: 4096 x 4096 x 4096 take 394 us with a copy and 443 turned. Measured on an H200 (CUDA 13.0, Triton 3.6, 2026-11-23),
-in microseconds with copies and without, of bf16: 4097 x 4097 x 4097 284 and 1196, 4096 x 777 x 4096 63 and 115,
-4097 x 64 x 4097 39 and 67, 17 x 4097 x 4097 41 and 144, 513 x 511 x 65537 211 and 388, 1001 x 1001 x 1001 15 and 26,
-333 x 333 x 333 10 and 14; of fp32 turned around and as it is: 1024 x 1024 x 1024 22 and 27, 2048 x 2048 x 2048 62 and 93,
-4096 x 4096 x 4096 443 and 683, 8192 x 8192 x 8192 3596 and 6814, 1000 x 2048 x 3000 61 and 85, 300 x 1000 x 4096 27 and 30,
-1024 x 65536 x 1024 440 and 1254; 512 x 512 x 512 13 and 13. Elsewhere nothing is proposed.
+Matches the same kernels as the heuristic of plain matmuls. Unaligned rows are copied to aligned ones first. TF32
+matmuls either swap A and B or copy operands K-major, whichever is predicted to be faster. The swap needs tensor
+descriptors, without which it is slower than the synchronous unit. 4096x4096x4096 takes 394 us with a copy and 443
+swapped. Elsewhere than on H200 nothing is proposed.
+
+Measured on an H200 (CUDA 13.0, Triton 3.6, 2026-11-23) in microseconds, with and without copies of bf16: 4097x4097x4097
+284 and 1196, 4096x777x4096 63 and 115, 4097x64x4097 39 and 67, 17x4097x4097 41 and 144; 513x511x65537 211 and 388,
+1001x1001x1001 15 and 26, 333x333x333 10 and 14. fp32 with and without swapped A and B: 1024x1024x1024 22 and 27,
+2048x2048x2048 62 and 93, 4096x4096x4096 443 and 683; 8192x8192x8192 3596 and 6814, 1000x2048x3000 61 and 85,
+300x1000x4096 27 and 30; 1024x65536x1024 440 and 1254, 512x512x512 13 and 13.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from ..proposal import TritonProposal
 from ..resources.rewritten import changed_bytes, packed, transposed, turned
 from .product_tiles import ProductSizer, ProductTile, Rewriting, single_product
 
-#: Products whose rows begin anywhere take so many times as long as predicted (4097 x 4097 x 4097 on an H200).
+#: Ratio of the time of matmuls with unaligned rows to the prediction (4097x4097x4097 on an H200).
 _UNALIGNED = 3
-#: Multiplications of the smallest product that was measured to gain, 333 x 333 x 333.
+#: Multiply-adds of the smallest matmul that was measured to gain, 333x333x333.
 _LEAST = 2**25
-#: Part of the time of the product as it is that may be predicted at most, and of turned ones whose sums programs share: of 1024 x
-#: 65536 x 1024, 440 us on an H200 where the synchronous unit takes 739, 0.74 were predicted.
+#: Largest ratio of predicted times to the matmul as written, and the same for swapped A and B with split-K. For
+#: 1024x65536x1024, 440 us on an H200 where the synchronous unit takes 739, the prediction is 0.74.
 _WORTH, _PARTED = 0.9, 0.8
-#: Tiles of turned products, each the fastest of a size that was swept: two programs on an SM, of which one multiplies while the
-#: other waits for what it multiplied.
+#: Tiles with A and B swapped, each the fastest of a size in a sweep. Two programs share an SM: one runs its matmul
+#: while the other waits for its result.
 _TURNED = (
     ProductTile(m=128, n=128, k=32, warps=8, stages=3),
     ProductTile(m=128, n=64, k=64, warps=4, stages=3),
@@ -47,7 +48,7 @@ class TritonRewrittenMatmulHeuristic(Heuristic):
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         if not (facts.packable or facts.turnable or facts.crosswise):
-            return Declined("the matrix unit reads all operands as they are, or they cannot be copied")
+            return Declined("the matrix unit reads all operands in their layout, or they cannot be copied")
         extents = single_product(facts)
         if isinstance(extents, Declined):
             return extents
@@ -55,11 +56,11 @@ class TritonRewrittenMatmulHeuristic(Heuristic):
         if not plain.swept:
             return Declined(f"not measured on {target}")
         if extents.batch * extents.m * extents.n * extents.k < _LEAST:
-            return Declined("the product is small")
+            return Declined("the matmul is small")
         before = plain.fastest()[1] * (_UNALIGNED if facts.packable else 1)
         found = [option for option in _options(facts, target) if option[1] <= _worth(option[0]) * before]
         if not found:
-            return Declined(f"no other operands are predicted to take less than {before:.0f} us")
+            return Declined(f"no rewrite of the operands is predicted to take less than {before:.0f} us")
         return tuple(proposal for proposal, _ in sorted(found, key=lambda option: option[1]))
 
 
@@ -69,7 +70,7 @@ def _worth(proposal: TritonProposal) -> float:
 
 
 def _options(facts: KernelFacts, target: Target) -> Iterator[Option]:
-    """The product turned around, with rows along K, or with aligned rows."""
+    """Yield the matmul with A and B swapped, with K-major copies, or with aligned rows."""
     aligned, keys = (packed(facts), {"pack_operands": True}) if facts.packable else (facts, {})
     if facts.turnable:
         options = _turned(facts, aligned, keys | {"turn_products": True}, target)

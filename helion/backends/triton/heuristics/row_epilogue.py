@@ -1,10 +1,10 @@
-"""Matrix products whose whole output row is reduced in the same program, past the published choice: the default there.
+"""Matmuls with a reduction of the whole output row in the epilogue, beyond the published choice: the default there.
 
-Matches what ``TritonMatmulReductionEpilogueHeuristic`` matches, on GPUs with asynchronous copies. Rows are as many as an
-accumulator of a quarter or a half of the register file holds, fewer while SMs are idle; K is as wide as three stages
-of both operands allow. In sweeps of six shapes the published choice takes 1.1 to 1.3 times as long as the best config
-(H200, CUDA 13.0, Triton 3.6, 2026-11-20; `python benchmarks/sweep.py --score`); docs/performance.md has the default's
-times. At N = 2048 and beyond a loop over tiles of N is more than twice as fast.
+Matches the same kernels as ``TritonMatmulReductionEpilogueHeuristic``, on GPUs with asynchronous copies. Rows are as
+many as fit an accumulator of a quarter or a half of the register file, and fewer while SMs are idle. K is as wide as
+three stages of both operands allow. In sweeps of six shapes the published choice takes 1.1 to 1.3 times as long as the
+best config (H200, CUDA 13.0, Triton 3.6, 2026-11-20; `python benchmarks/sweep.py --score`). docs/performance.md has the
+default's times. At N = 2048 and beyond a loop over tiles of N is more than twice as fast.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ..proposal import TritonProposal
 from .sizing import estimate, extent_of
 from .whole_rows import WholeRows, whole_rows
 
-#: Elements of the accumulator for operands of up to 2 bytes, and of 4; rows at least and at most.
+#: Elements of the accumulator for operands of up to 2 bytes, and of 4; least and most rows.
 _ACCUMULATOR, _WIDE_ACCUMULATOR = 32768, 16384
 _LEAST_ROWS, _MOST_ROWS = 16, 64
 _STAGES, _MOST_K, _MOST_WIDE_K = 3, 64, 16
-#: Elements of the accumulator per thread: more of them for rows that the asynchronous matrix unit takes.
+#: Accumulator elements per thread, and fewer for the least rows of narrow operands.
 _THREAD_ELEMENTS, _NARROW_THREAD_ELEMENTS = 128, 64
 _LEAST_WARPS, _MOST_WARPS = 4, 16
 
@@ -49,7 +49,7 @@ class TritonRowEpilogueHeuristic(Heuristic):
 
 
 def _proposal(found: WholeRows, facts: KernelFacts, target: Target, m: int, k: int) -> TritonProposal | None:
-    """``m`` rows with tiles of ``k``; None where they spill or do not fit."""
+    """Return a proposal of ``m`` rows with tiles of ``k``; None where it spills or does not fit."""
     sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
     for block, size in ((found.m_block_id, m), (found.k_block_id, k)):
         sizes[block] = max(facts.axes[block].min_size, size)
@@ -59,7 +59,7 @@ def _proposal(found: WholeRows, facts: KernelFacts, target: Target, m: int, k: i
         return None
     programs = cdiv(extent_of(facts.axes[found.m_block_id]), m)
     rows = f"{m} whole rows of {found.n} reduced by {'+'.join(found.reduction.names)}"
-    reason = f"{rows}, {programs} programs on {target.num_sms} SMs, K in tiles of {k}"
+    reason = f"{rows}, {programs} programs on {target.num_sms} SMs, K tiles of {k}"
     return TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=_STAGES)
 
 
@@ -68,7 +68,7 @@ def _is_wide(found: WholeRows) -> bool:
 
 
 def _rows(found: WholeRows, facts: KernelFacts, target: Target) -> int:
-    """Rows of a program: by the accumulator, halved while that gives idle SMs a program."""
+    """Return the rows of a program: by the accumulator, halved while that gives idle SMs a program."""
     budget = _WIDE_ACCUMULATOR if _is_wide(found) else _ACCUMULATOR
     m = max(_LEAST_ROWS, min(_MOST_ROWS, previous_power_of_2(budget // found.n)))
     extent = extent_of(facts.axes[found.m_block_id])
@@ -78,7 +78,7 @@ def _rows(found: WholeRows, facts: KernelFacts, target: Target) -> int:
 
 
 def _k_tiles(found: WholeRows, facts: KernelFacts, target: Target, m: int) -> tuple[int, ...]:
-    """Tiles along K, the widest first, of which all stages fit in shared memory."""
+    """Return tiles along K, the widest first, of which all stages fit in shared memory."""
     itemsize = max(found.matmul.lhs_dtype.itemsize, found.matmul.rhs_dtype.itemsize)
     least = target.min_dot(itemsize)[2]
     k = _MOST_WIDE_K if _is_wide(found) else _MOST_K

@@ -1,11 +1,14 @@
-"""Elementwise kernels that data steers: atomics into histograms and rows of a table, loops to where data says.
+"""Elementwise kernels with data-dependent accesses: atomics into histograms and rows of a table, loops with bounds from
+data.
 
-Matches kernels without dots, reductions of known extent and scans that are not pure maps. A tile of moderate size lies
-along what is contiguous in memory, then along the kernel's own loops, and leaves every SM some programs. The conservative
-config gives each program 32 elements a side whatever there is to do. On an H200 torch.compile takes as long over histograms and
-0.97 to 1.0 times as long over sums of scattered rows. Loops of tens of steps from and to where data says that reduce what they
-load take 0.11 and 0.36 (sums of neighbours) and 0.66 of the time (softmax of segments) in one warp instead of four and two: the
-reduction of a tile then needs no barrier (H200, Triton 3.6, 2026-11-23, the cells of benchmarks/workloads).
+Matches kernels without dots, reductions of known extent and scans that are not elementwise. A tile of moderate size
+extends along contiguous memory, then along the kernel's own loops, and leaves every SM some programs. The conservative
+config gives each program 32 elements a side in any case. On an H200 torch.compile takes as long over histograms and
+0.97 to 1.0 times as long over scattered sums.
+
+Short loops between bounds from data that reduce their loads use one warp, because the reduction then needs no barrier.
+They take 0.11 and 0.36 of the time of four warps (sums of neighbours), and 0.66 of two (softmax of segments). These are
+the cells of benchmarks/workloads (H200, Triton 3.6, 2026-11-23).
 """
 
 from __future__ import annotations
@@ -21,15 +24,15 @@ from ....hardware import Target
 from ..proposal import TritonProposal
 from .sizing import clamp, estimate, extent_of, grid_extent, is_contiguous
 
-#: Elements of a tile at most and at least, and at most of one that a loop walks over.
+#: Most and least elements of a tile, and most of a loop's tile.
 _MOST, _LEAST, _WALKED = 2048, 128, 4096
-#: Elements along the contiguous axis where there are others, twice as many for a whole row; fewer where tiles are summed up
-#: across it before an atomic, which leaves fewer of these.
+#: Elements along the contiguous axis where there are others, twice as many for a whole row; fewer where tiles are
+#: reduced across it before an atomic, because that leaves fewer atomics.
 _RUN, _SUMMED_RUN = 256, 64
-#: Programs per SM that are left.
+#: Programs per SM that remain.
 _WAVES = 4
-#: Warps; fewer where a thread would have less than so many elements of a loop from and to where data says, or than so many of
-#: tiles that such a loop reduces, where programs leave each SM so many warps all the same.
+#: Warps, and least elements per thread of a loop between bounds from data; the same for tiles that such a loop reduces;
+#: and the warps per SM that programs must leave in any case.
 _WARPS, _THREAD_ELEMENTS, _REDUCED_ELEMENTS, _SM_WARPS = 4, 4, 128, 16
 
 
@@ -39,13 +42,13 @@ class TritonScatterHeuristic(Heuristic):
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         if facts.matmuls or facts.primary_reduction is not None:
-            return Declined("the kernel has a matrix product or a reduction of known extent")
+            return Declined("the kernel has a matmul or a reduction of known extent")
         if facts.pointwise is not None:
-            return Declined("the kernel only maps elements")
+            return Declined("the kernel is elementwise")
         if facts.scans:
             return Declined("the kernel scans its tiles")
         if not facts.tunable_axes or not (facts.atomics or any(axis.extent is None for axis in facts.axes)):
-            return Declined("no atomics, and no loop from or to where data says")
+            return Declined("no atomics, and no loop with bounds from data")
         sizes = _sizes(facts, target)
         warps = _warps(sizes, facts, target)
         while estimate(facts, target, sizes, warps, 1).spill_risk:
@@ -58,7 +61,7 @@ class TritonScatterHeuristic(Heuristic):
 
 
 def _sizes(facts: KernelFacts, target: Target) -> dict[int, int]:
-    """The elements of a tile, given to the contiguous axes first, then to loops, then to the grid."""
+    """Return tile sizes, given to the contiguous axes first, then to loops, then to the grid."""
     share = previous_power_of_2(grid_extent(facts) // (_WAVES * target.num_sms))
     walks = any(not axis.on_grid for axis in facts.tunable_axes)
     room, own = (_WALKED if walks else _MOST), max(_LEAST, min(_MOST, share))
@@ -73,23 +76,23 @@ def _sizes(facts: KernelFacts, target: Target) -> dict[int, int]:
         run = longest if len(axes) > 1 and is_contiguous(axis, facts) else _MOST
         if run == _RUN and axis.padded == 2 * run:
             run = axis.padded
-        # what is left of the whole tile, and of the part of it that lies on the grid
+        # elements left of the whole tile, and of its part on the grid
         most = room // _taken(axis, sizes, facts)
         if axis.on_grid:
             most = min(most, own // math.prod(size for a, size in sizes.items() if facts.axes[a].on_grid))
-        # a loop from and to where data says goes no further than that, on average
+        # the mean length of a loop between bounds from data
         length = next_power_of_2(axis.mean) if axis.extent is None and axis.mean else axis.padded
         sizes[axis.block_id] = clamp(max(1, min(run, most, length or most)), axis)
     return sizes
 
 
 def _taken(axis: AxisFact, sizes: Mapping[int, int], facts: KernelFacts) -> int:
-    """Elements of the tiles that ``axis`` adds a dimension to, of the axes that have a size."""
+    """Return the elements of the tiles that ``axis`` adds a dimension to, over the axes that have a size."""
     return _elements(sizes, facts, _loops(sizes, facts) if axis.on_grid else [axis.block_id])
 
 
 def _elements(sizes: Mapping[int, int], facts: KernelFacts, nests: Sequence[int]) -> int:
-    """Elements of the largest tile of the loops that share a nest with one of ``nests``."""
+    """Return the elements of the largest tile of the loops that share a nest with one of ``nests``."""
     grid = math.prod(size for a, size in sizes.items() if facts.axes[a].on_grid)
     inside = (math.prod(sizes[a] for a in _loops(sizes, facts) if _share(a, nest, facts)) for nest in nests)
     return grid * max(inside, default=1)
@@ -100,13 +103,16 @@ def _loops(sizes: Mapping[int, int], facts: KernelFacts) -> list[int]:
 
 
 def _share(axis: int, other: int, facts: KernelFacts) -> bool:
-    """Whether two axes are of one loop, or of one inside of the other."""
+    """Return whether two axes belong to one loop, or to nested loops."""
     return any({axis, other} <= set(facts.enclosing_axes(region.region)) for region in facts.regions)
 
 
 def _warps(sizes: Mapping[int, int], facts: KernelFacts, target: Target) -> int:
-    """Few where loops from and to where data says are short, and one where these reduce their tiles, if it can hold them: with more
-    each step adds up across warps, through shared memory, and waits for it."""
+    """Return the warps: few where loops with bounds from data are short, and one where these reduce tiles that one warp
+    can take.
+
+    With more warps each step reduces across warps, through shared memory, and waits for a barrier.
+    """
     if not any(axis.extent is None and axis.mean for axis in facts.tunable_axes):
         return _WARPS
     whole = math.prod(max(1, axis.padded) for axis in facts.axes if axis.kind == "full")

@@ -15,7 +15,7 @@ from ..resources.predict import predict
 
 
 def clamp(size: int, axis: AxisFact) -> int:
-    """``size`` within what the kernel itself allows for the axis."""
+    """Return ``size`` clamped to the range that the kernel itself allows for the axis."""
     high = axis.max_size if axis.max_size is not None else size
     return max(axis.min_size, min(size, high))
 
@@ -23,8 +23,11 @@ def clamp(size: int, axis: AxisFact) -> int:
 def all_sizes(
     facts: KernelFacts, block_sizes: Mapping[int, int], chunks: Mapping[int, int | None] | None = None
 ) -> dict[int, int]:
-    """The size of every axis: tiles as given, else their smallest; whole dimensions in ``chunks``, else padded; those that
-    a tunable of the kernel decides as given, else as it is by default."""
+    """Return the size of every axis.
+
+    Tiles have the given size, else their smallest. Whole dimensions have the size in ``chunks``, else the padded one.
+    Sizes decided by a tunable of the kernel are as given, else its default.
+    """
     sizes: dict[int, int] = {}
     for axis in facts.axes:
         if axis.tunable:
@@ -38,24 +41,24 @@ def all_sizes(
 
 
 def is_chosen(axis: AxisFact) -> bool:
-    """Whether a config decides the size: a tile, or a size that follows from a tunable of the kernel."""
+    """Return whether a config decides the size: a tile, or a size that follows from a tunable of the kernel."""
     return axis.tunable or bool(axis.choices)
 
 
 def nearest_size(size: int, axis: AxisFact) -> int:
-    """``size`` within what the kernel allows, or the nearest that its tunable gives."""
+    """Return ``size`` clamped to the allowed range, or the nearest size that the axis's tunable gives."""
     if not axis.choices:
         return clamp(size, axis)
     return min((given for _, given in axis.choices), key=lambda given: abs(math.log2(max(1, given) / size)))
 
 
 def tiles(facts: KernelFacts, sizes: Mapping[int, int]) -> dict[int, int]:
-    """The sizes that are slots of ``block_sizes``; ``tunables`` gives the others."""
+    """Return the sizes that are slots of ``block_sizes``; ``tunables`` gives the others."""
     return {axis: size for axis, size in sizes.items() if facts.axes[axis].tunable}
 
 
 def tunables(facts: KernelFacts, sizes: Mapping[int, int]) -> dict[str, object]:
-    """The values of the kernel's tunables that give the sizes: of those for one size, the first."""
+    """Return the values of the kernel's tunables that give the sizes; of several values for one size, the first."""
     return {
         axis.chosen_by: next(value for value, size in axis.choices if size == sizes[axis.block_id])
         for axis in facts.axes
@@ -71,16 +74,16 @@ def estimate(
     num_stages: int,
     chunks: Mapping[int, int | None] | None = None,
 ) -> Predicted:
-    """What a launch with these sizes is predicted to take."""
+    """Return the prediction for a launch with these sizes."""
     return predict(facts, all_sizes(facts, block_sizes, chunks), num_warps, num_stages, target)
 
 
-#: Rows of a warp of the asynchronous matrix unit, and the fewest warps that it takes.
+#: Rows per warp of the asynchronous matrix unit, and the fewest warps that it takes.
 _WARP_ROWS, _GROUP_WARPS = 16, 4
 
 
 def most_warps(facts: KernelFacts, sizes: Mapping[int, int], target: Target) -> int:
-    """The warps beyond which products that add to each other's sums would be given fewer rows than each warp takes."""
+    """Return the warps beyond which chained matmuls would have fewer rows than each warp takes."""
     most = target.max_threads_per_block // target.warp_size
     if not target.has("wgmma"):
         return most
@@ -99,10 +102,10 @@ def halve(
     facts: KernelFacts,
     short: Callable[[Sizes, Chunks], tuple[float, ...]],
 ) -> tuple[Sizes, Chunks] | None:
-    """``sizes`` and ``chunks`` with those of the axes ``able`` halved that help most: what is ``short`` becomes least.
+    """Return ``sizes`` and ``chunks`` with the axes of ``able`` halved that lower ``short`` the most.
 
-    One axis, or two or all of them where the pressure of several places is the same and none alone lowers it. The largest
-    where nothing helps at all; None where there is nothing to halve.
+    It halves one axis. It halves two or all where several places have the same pressure and no single axis lowers it.
+    It halves the largest where nothing helps, and returns None without axes to halve.
     """
     if not able:
         return None
@@ -125,17 +128,17 @@ def halve(
 
 
 def wave_efficiency(blocks: int, target: Target) -> float:
-    """Part of the SMs' time that is used when ``blocks`` equal blocks run one per SM."""
+    """Return the fraction of the SMs' time that is used when ``blocks`` equal blocks run one per SM."""
     return blocks / (cdiv(blocks, target.num_sms) * target.num_sms)
 
 
 def extent_of(axis: AxisFact) -> int:
-    """Elements along the axis; its size, or 1, where the extent is not known."""
+    """Return the elements along the axis; its size, or 1, where the extent is not known."""
     return axis.extent if axis.extent is not None else axis.size or 1
 
 
 def is_contiguous(axis: AxisFact, facts: KernelFacts) -> bool:
-    """Whether some tensor of two dimensions or more is contiguous along the axis."""
+    """Return whether some tensor of two dimensions or more is contiguous along the axis."""
     accesses = (*facts.memory_ops, *facts.atomics)
     return any(
         found == axis.block_id and stride == 1 and op.rank > 1
@@ -145,24 +148,24 @@ def is_contiguous(axis: AxisFact, facts: KernelFacts) -> bool:
 
 
 def grid_extent(facts: KernelFacts, root: int | None = None) -> int:
-    """Product of the extents of all grid axes, or of those of one root."""
+    """Return the product of the extents of all grid axes, or of those of one root."""
     axes = (facts.axes[a] for a in facts.grid_axes)
     return math.prod(extent_of(axis) for axis in axes if root is None or root in axis.roots)
 
 
 def warps_for_threads(threads: int, target: Target) -> int:
-    """``threads`` (of 32 lanes each, as on CUDA) as a legal number of the target's warps."""
+    """Return ``threads`` (of 32 lanes each, as on CUDA) as a legal number of the target's warps."""
     most = target.max_threads_per_block // target.warp_size
     return max(1, min(most, previous_power_of_2(threads // target.warp_size)))
 
 
 def stream_loads(facts: KernelFacts) -> dict[int, str]:
-    """Every load leaves the cache first: nothing is read twice."""
+    """Return the eviction policy "first" for every load, for kernels that read nothing twice."""
     return dict.fromkeys(_load_slots(facts), "first")
 
 
 def keep_load(facts: KernelFacts, slot: int | None) -> dict[int, str]:
-    """The load in ``slot`` stays in the cache, the others leave it first; nothing where the slot is not known."""
+    """Return the eviction policies that keep the load in ``slot`` in the cache; empty without a slot."""
     slots = _load_slots(facts)
     return {} if slot is None else {s: "last" if s == slot else "first" for s in slots}
 

@@ -1,16 +1,20 @@
-"""Reductions over rows that few programs would read alone: sums in parts, by as many programs as fill the GPU.
+"""Reductions over rows for which the grid has few programs: split, so that enough programs share each reduction to fill
+the GPU.
 
-Matches kernels without a dot whose grid loop adds up tiles of rows, and may then walk over them again (``passes/split_sums.py`` and
-``passes/spread.py``: sums of columns, batch norm, group norm of images whose channels lie together, norms of columns and of few long
-rows), on GPUs with fast memory, where whole cache lines of columns leave fewer than two programs for each SM. A program has four
-warps and prefetches chunks, two of them keep an SM busy. On an H200 (CUDA 13.0, Triton 3.6, 2026-11-23), in microseconds, beside the fastest
-seed that does not share sums: batch norm of 401408 x 64 in bf16 57 and 972, of 100352 x 256 56 and 310, of 25088 x 1024 in fp32 84 and 123,
-group norm of 4 x 16384 x 32 x 8 in bf16 93 and 103, norms of the columns of 2048 x 1000 in fp32 12 and 15. Eight warps that load a chunk when they
-need it take 67 and 62 for the first two. Sums alone were not timed.
+Matches kernels without a dot whose grid loop accumulates tiles of rows, and may then loop over them again
+(``passes/split_sums.py`` and ``passes/spread.py``). Examples are column sums, batch norm, group norm of channels-last
+images, and norms of columns or of few long rows. It applies to GPUs with fast memory, where whole cache lines of
+columns leave fewer than two programs per SM. A program has four warps and prefetches chunks, and two of them keep an SM
+busy.
 
-Where each group of an image has a program of its own, and there are one to two of them for each SM, programs of few warps run
-at the same time, and those next to each other in memory next to each other: group norm of 8 x 1024 x 32 x 40 in fp16 takes 33 so,
-and 46 in 32 warps.
+Measured on an H200 (CUDA 13.0, Triton 3.6, 2026-11-23), in microseconds and for the fastest seed without a split: batch
+norm of 401408x64 in bf16 57 and 972, of 100352x256 56 and 310, of 25088x1024 in fp32 84 and 123; group norm of
+4x16384x32x8 in bf16 93 and 103, norms of the columns of 2048x1000 in fp32 12 and 15. Eight warps without prefetch take
+67 and 62 for the first two. Sums alone were not timed.
+
+Where each group of an image has a program and there are one to two per SM, programs of few warps are all resident.
+Programs adjacent in memory are adjacent in the grid. Group norm of 8x1024x32x40 in fp16 takes 33 so, and 46 in 32
+warps.
 """
 
 from __future__ import annotations
@@ -26,15 +30,16 @@ from ..proposal import TritonProposal
 from .reduction_budget import column_axis, reduction_alone
 from .sizing import all_sizes, clamp, estimate, extent_of, warps_for_threads
 
-#: Bytes of a tile's rows where columns lie together: a cache line.
+#: Bytes of a tile's rows where columns are contiguous: a cache line.
 _LINE_BYTES = 128
 #: Bytes of a chunk for each thread, in vectors of 16.
 _THREAD_BYTES = 128
-#: Threads, programs of an SM, and stages of the loops, the fastest first.
+#: Threads, programs per SM, and stages of the loops, the fastest first.
 _SHARED = ((128, 2, 3), (256, 2, 1), (128, 4, 1))
-#: The same of programs that share nothing.
+#: The same of programs that share no reduction.
 _ALONE = (256, 2, 1)
-#: Chunks of a part at least, and of all rows: fewer are read before another kernel would have begun. Sums alone are read once.
+#: Least chunks of a split, and of all rows: with fewer, the launch of another kernel takes longer. Then the same for
+#: plain sums.
 _LEAST_CHUNKS, _LEAST_ROWS, _LEAST_SUMMED = 2, 16, 32
 
 
@@ -49,7 +54,7 @@ class TritonSplitReductionHeuristic(Heuristic):
         if isinstance(primary, Declined):
             return primary
         if not facts.divisible:
-            return Declined("no loop that adds up could be shared")
+            return Declined("no accumulation loop can be split")
         if primary.category != "user_tile" or not facts.axes[primary.axis].tunable:
             return Declined(f"the reduction over axis {primary.axis} is not over tiles of a loop")
         sizes = _grid_sizes(facts, primary)
@@ -60,7 +65,7 @@ class TritonSplitReductionHeuristic(Heuristic):
         few = programs in range(target.num_sms, _ALONE[1] * target.num_sms + 1)
         if facts.spread and few and _lies_across(facts, primary):
             return (_alone(facts, primary, target, sizes, programs),)
-        return Declined("the grid has a program or two for each SM, or the rows are few")
+        return Declined("the grid has a program or two for each SM, or there are few rows")
 
 
 def _proposal(
@@ -82,7 +87,7 @@ def _proposal(
     sizes, warps = _fitting(facts, primary, target, sizes, chunk, threads)
     axes = _walked(facts, primary)
     return TritonProposal(
-        reason=f"{programs} tiles, whose {rows} rows {parts} programs share in chunks of {sizes[primary.axis]}, {warps} warps",
+        reason=f"{programs} tiles of {rows} rows, each split over {parts} programs in chunks of {sizes[primary.axis]}, {warps} warps",
         block_sizes=sizes,
         range_num_stages=dict.fromkeys(axes, stages) if stages > 1 else {},
         num_warps=warps,
@@ -106,14 +111,16 @@ def _alone(
 
 
 def _lies_across(facts: KernelFacts, primary: ReductionFact) -> bool:
-    """Whether what is reduced is contiguous along a whole dimension of the tile, so that programs next to each other share cache lines."""
+    """Return whether the reduced tensors are contiguous along a whole dimension, so that adjacent programs share cache
+    lines.
+    """
     loads = (op for op in facts.memory_ops if op.kind == "load" and primary.axis in op.tile_axes)
     inner = {axis for op in loads for axis, stride in zip(op.subscript_axes, op.strides, strict=True) if stride == 1}
     return bool(inner) and all(axis is not None and facts.axes[axis].kind == "full" for axis in inner)
 
 
 def _order(facts: KernelFacts, primary: ReductionFact) -> tuple[int, ...]:
-    """The axes of the grid by how far apart in memory their elements lie, the closest first."""
+    """Return the grid axes by the stride of their elements in memory, the smallest first."""
     loads = [op for op in facts.memory_ops if op.kind == "load" and primary.axis in op.tile_axes]
     largest = max(loads, key=lambda op: op.accessed_numel * op.itemsize)
     apart = dict(zip(largest.subscript_axes, largest.strides, strict=True))
@@ -121,7 +128,7 @@ def _order(facts: KernelFacts, primary: ReductionFact) -> tuple[int, ...]:
 
 
 def _grid_sizes(facts: KernelFacts, primary: ReductionFact) -> dict[int, int]:
-    """Whole cache lines along columns that lie together, else as few elements as the kernel allows."""
+    """Return whole cache lines along contiguous columns, else as few elements as the kernel allows."""
     sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes if axis.on_grid}
     column = column_axis(facts, primary)
     if column is not None:
@@ -131,7 +138,7 @@ def _grid_sizes(facts: KernelFacts, primary: ReductionFact) -> dict[int, int]:
 
 
 def _chunk(facts: KernelFacts, primary: ReductionFact, sizes: dict[int, int], threads: int) -> int:
-    """Rows that are loaded at once, of all tensors together."""
+    """Return the rows that are loaded at once, over all tensors."""
     loads = sum(op.kind == "load" and primary.axis in op.tile_axes for op in facts.memory_ops)
     lanes = math.prod(all_sizes(facts, sizes)[a] for a in primary.tile if a != primary.axis)
     each = lanes * max(1, primary.input_load_itemsize) * max(1, loads)
@@ -139,7 +146,7 @@ def _chunk(facts: KernelFacts, primary: ReductionFact, sizes: dict[int, int], th
 
 
 def _walked(facts: KernelFacts, primary: ReductionFact) -> list[int]:
-    """The tiles of the loops over rows: those that add up, and those behind them."""
+    """Return the tiles of the loops over rows: those that accumulate, and the later ones."""
     return [
         axis.block_id
         for axis in facts.tunable_axes
@@ -150,7 +157,7 @@ def _walked(facts: KernelFacts, primary: ReductionFact) -> list[int]:
 def _fitting(
     facts: KernelFacts, primary: ReductionFact, target: Target, sizes: dict[int, int], chunk: int, threads: int
 ) -> tuple[dict[int, int], int]:
-    """Tiles with chunks of rows that do not spill, and warps."""
+    """Return tiles with chunks of rows that do not spill, and warps."""
     warps, walked = warps_for_threads(threads, target), [facts.axes[a] for a in _walked(facts, primary)]
     sizes = sizes | {axis.block_id: clamp(chunk, axis) for axis in walked}
     while (

@@ -1,15 +1,16 @@
 """Recurrences whose state has a whole dimension: linear attention token by token, delta rules, state space models.
 
-Matches a loop over single indices that carries tiles with a whole dimension and reduces along it in each step, without a matrix
-product. What a step computes is little next to what its loads take to arrive: copies to shared memory are under way for many
-steps, out of which each thread reads what it needs of a row, and four steps are one turn of the loop, so that they overlap. What
-is too narrow for asynchronous copies is loaded into registers as many steps ahead as a turn has, since Triton 3.6 and 3.7 do
-not pipeline a loop that carries a value over more than one turn. The sums of a step cross the threads of a program: one warp needs
-no barriers for them. Tiles of the other dimension are what leaves each scheduler of an SM a program or two.
+Matches a loop over single indices that carries tiles with a whole dimension and reduces along it in each step, without
+a matmul. A step computes little compared with the latency of its loads, so asynchronous copies of many steps are in
+flight. Each thread reads the elements of a row that it needs from shared memory. The loop is unrolled by four, so that
+its steps overlap. Loads too narrow for asynchronous copies are prefetched into registers as many steps as the loop is
+unrolled by. Triton 3.6 and 3.7 do not pipeline a loop that carries a value over more than one iteration. The reductions
+of a step cross the threads of a program, and one warp needs no barrier for them. Tiles of the other dimension leave
+each scheduler of an SM a program or two.
 
-On an H200 (Triton 3.6, 2026-11-23) a gated state of 128 x 128 in fp32 takes 50 us over 256 steps of 16 sequences with copies,
-84 with all loads in registers and 325 with none ahead; one of 64 x 64 in bf16 with all loads in registers takes 134 us over 512
-steps of 64 sequences instead of 597.
+On an H200 (Triton 3.6, 2026-11-23) a gated state of 128x128 in fp32 takes 50 us over 256 steps of 16 sequences with
+copies. It takes 84 with all loads in registers and 325 without prefetch. One of 64x64 in bf16 with all loads in
+registers takes 134 us over 512 steps of 64 sequences instead of 597.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from ..resources.predict import predict
 from ..resources.registers import ahead_registers
 from .sizing import all_sizes, clamp, extent_of, grid_extent, is_contiguous
 
-#: Programs for each SM, one for each of its schedulers; so much more than all of them is no program less.
+#: Programs per SM, one for each of its schedulers; and the excess over all of them that costs no program.
 _PROGRAMS, _FULL = 4, 1.1
-#: Programs for each SM and stages of a loop that copies, the first for which shared memory has room.
+#: Programs per SM and stages of a loop with asynchronous copies: the first with enough shared memory is taken.
 _PIPELINES = ((8, 8), (4, 8), (4, 4), (4, 2))
 #: The fewest bytes of a thread that an asynchronous copy takes.
 _COPIED_BYTES = 4
-#: Elements of a thread of all tiles that the loop carries, and warps at most.
+#: Elements per thread of all tiles that the loop carries, and most warps.
 _THREAD_ELEMENTS, _MOST_WARPS = 32, 8
-#: Steps of a turn of the loop, steps ahead at most, and registers of 4 bytes of a thread for what is loaded ahead.
+#: The unroll factor, the most prefetched steps, and 4-byte registers per thread for prefetched values.
 _UNROLLED, _AHEAD, _REGISTERS = 4, 8, 96
-#: The loop has this many turns at least.
+#: Least iterations of the unrolled loop.
 _LEAST_TURNS = 4
 
 
@@ -47,24 +48,24 @@ class TritonStateRecurrenceHeuristic(Heuristic):
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         if facts.matmuls or facts.scans or facts.atomics or facts.num_roots != 1:
-            return Declined("the kernel has a matrix product, a scan, an atomic or several grids")
+            return Declined("the kernel has a matmul, a scan, an atomic or several grids")
         loops = [region for region in facts.regions if region.kind == "loop"]
         if len(loops) != 1 or len(loops[0].axes) != 1 or facts.axes[loops[0].axes[0]].kind != "scalar":
-            return Declined("the kernel has no loop over single indices, or others beside it")
+            return Declined("the kernel does not have exactly one loop, over single indices")
         step = facts.axes[loops[0].axes[0]]
         if not any(facts.axes[axis].kind == "full" for fact in facts.accumulators for axis in fact.axes):
-            return Declined("no tile that the loop carries has a whole dimension")
+            return Declined("no carried tile of the loop has a whole dimension")
         if not facts.sized_reductions or any(
             fact.region != loops[0].region or fact.category != "full_slice" for fact in facts.sized_reductions
         ):
-            return Declined("the steps of the loop reduce no whole dimension, or others do")
+            return Declined("not all reductions are over whole dimensions in the steps of the loop")
         if not facts.tunable_axes or any(not axis.on_grid for axis in facts.tunable_axes):
             return Declined("the tiles of the kernel are not those of its grid")
         loads = [op for op in facts.memory_ops if op.kind == "load" and op.region == loops[0].region]
         if not loads or not {op.slot for op in loads} <= set(facts.ahead):
-            return Declined("a step loads what an earlier one cannot")
+            return Declined("a load of a step cannot be prefetched")
         if extent_of(step) < _UNROLLED * _LEAST_TURNS:
-            return Declined("there are few steps")
+            return Declined("the loop has few steps")
         proposals = tuple(
             p for p in (_copied(facts, target, step, loads), _carried(facts, target, step)) if p is not None
         )
@@ -72,8 +73,10 @@ class TritonStateRecurrenceHeuristic(Heuristic):
 
 
 def _copied(facts: KernelFacts, target: Target, step: AxisFact, loads: Sequence[MemoryOpFact]) -> TritonProposal | None:
-    """Loads of later steps in shared memory, which threads read as they need them, and in registers what is too narrow for
-    asynchronous copies. None where there is nothing to copy, or no room for it."""
+    """Return a proposal that prefetches into shared memory, and into registers where loads are too narrow for that.
+
+    Return None where no load is wide enough for asynchronous copies, or shared memory does not suffice.
+    """
     if target.kind != "cuda":
         return None
     for programs, stages in _PIPELINES:
@@ -86,7 +89,7 @@ def _copied(facts: KernelFacts, target: Target, step: AxisFact, loads: Sequence[
         taken = predict(facts, all_of, warps, 1, target, prefetch_stages=stages, unrolled=_UNROLLED)
         if programs * taken.shared_bytes <= target.smem_per_sm_bytes and not taken.spill_risk:
             return TritonProposal(
-                reason=f"{_reason(facts, sizes)}, copies of {(stages - 1) * _UNROLLED} steps under way, {warps} warps",
+                reason=f"{_reason(facts, sizes)}, copies of {(stages - 1) * _UNROLLED} steps in flight, {warps} warps",
                 block_sizes=sizes,
                 range_num_stages={step.block_id: stages},
                 range_unroll_factors={step.block_id: _UNROLLED},
@@ -98,7 +101,7 @@ def _copied(facts: KernelFacts, target: Target, step: AxisFact, loads: Sequence[
 
 
 def _carried(facts: KernelFacts, target: Target, step: AxisFact) -> TritonProposal | None:
-    """Loads of later steps in registers."""
+    """Return a proposal that prefetches into registers."""
     sizes = _sizes(facts, target, _PROGRAMS)
     warps = _warps(facts, target, sizes)
     all_of = all_sizes(facts, sizes)
@@ -107,7 +110,7 @@ def _carried(facts: KernelFacts, target: Target, step: AxisFact) -> TritonPropos
     if predict(facts, all_of, warps, 1, target, ahead=ahead).spill_risk:
         return None
     return TritonProposal(
-        reason=f"{_reason(facts, sizes)}, {ahead} steps ahead, {warps} warps",
+        reason=f"{_reason(facts, sizes)}, {ahead} steps prefetched, {warps} warps",
         block_sizes=sizes,
         range_unroll_factors={step.block_id: min(_UNROLLED, ahead)} if ahead > 1 else {},
         num_warps=warps,
@@ -117,11 +120,13 @@ def _carried(facts: KernelFacts, target: Target, step: AxisFact) -> TritonPropos
 
 
 def _reason(facts: KernelFacts, sizes: Mapping[int, int]) -> str:
-    return f"tiles of {' x '.join(map(str, sizes.values()))} beside {_most_whole(facts)}"
+    return f"tiles of {' x '.join(map(str, sizes.values()))} by whole dimensions of {_most_whole(facts)}"
 
 
 def _sizes(facts: KernelFacts, target: Target, programs: int) -> dict[int, int]:
-    """The tiles that leave an SM so many programs, or fewer that threads can hold, given to contiguous axes first."""
+    """Return tiles that leave an SM ``programs`` programs, or smaller ones that fit in registers, along contiguous axes
+    first.
+    """
     most = max(1, _THREAD_ELEMENTS * target.warp_size // _most_whole(facts))
     share = int(_FULL * grid_extent(facts) / (programs * target.num_sms))
     room = max(1, min(most, previous_power_of_2(max(1, share))))
@@ -142,7 +147,7 @@ def _rank(axis: AxisFact, facts: KernelFacts) -> tuple[bool, int]:
 
 
 def _most_whole(facts: KernelFacts) -> int:
-    """The most elements of whole dimensions of a tile that the loop carries."""
+    """Return the most elements of whole dimensions of a tile that the loop carries."""
     return max(_whole(facts, fact.axes) for fact in facts.accumulators)
 
 
@@ -155,5 +160,5 @@ def _elements(sizes: Mapping[int, int], axes: tuple[int, ...]) -> int:
 
 
 def _thread_bytes(op: MemoryOpFact, sizes: Mapping[int, int], threads: int) -> int:
-    """What a thread copies of a tile at once, 0 of what is no tile."""
+    """Return the bytes of a tile that a thread copies at once; 0 for a scalar."""
     return max(1, _elements(sizes, op.tile_axes) // threads) * op.itemsize if op.tile_axes else 0

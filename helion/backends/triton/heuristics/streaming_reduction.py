@@ -1,9 +1,9 @@
-"""Reductions over rows on H200 and its like: small programs with few threads, many at once.
+"""Reductions over rows on H200-class GPUs: small programs with few threads, many at once.
 
-Matches what the two other reduction heuristics match, on such GPUs only, and comes before them. The numbers come from
-sweeps over rows of 1000 to 131072 in bf16 and fp32 (H200, CUDA 13.0, Triton 3.6, 2026-11-20), by which
-`python benchmarks/sweep.py --score` compares the seeds with the best config: by kernel and dtype 1.00 to 1.07 of its time
-in the geometric mean.
+Matches the kernels of the two other reduction heuristics, on such GPUs only, and comes before them. The numbers come
+from sweeps over rows of 1000 to 131072 in bf16 and fp32 (H200, CUDA 13.0, Triton 3.6, 2026-11-20). By `python
+benchmarks/sweep.py --score`, the seeds take 1.00 to 1.07 of the best config's time, as geometric means by kernel and
+dtype.
 """
 
 from __future__ import annotations
@@ -24,50 +24,51 @@ from .sizing import all_sizes, grid_extent
 #: Bytes of a program's rows: one 16-byte load for each of 256 threads, or two for 128. Half of it for heavy bodies.
 _PROGRAM_BYTES = 4096
 _MAX_ROWS, _MIN_WAVES = 16, 8
-#: Bytes per thread of a program's rows up to ``_SHORT`` elements, and of longer ones; from ``_LONG`` on all threads. Where
-#: no row is stored, those of longer ones, of all loads together, and half of it with many tiles in a loop or short rows.
+#: Bytes per thread of a program's rows up to ``_SHORT`` elements, and of longer ones; from ``_LONG`` on all threads.
+#: Where no row is stored, the bytes of longer ones count all loads, halved with many tiles in a loop or short rows.
 _THREAD_BYTES, _LONG_THREAD_BYTES, _SHORT, _LONG = 32, 128, 4096, 32768
 _SHORT_ROW = 512
-#: Reductions that wait for each other, from which on a thread of a row up to ``_SHORT`` elements holds twice as many: warps that share a
-#: row wait for each other in each. On an H200 (2026-11-23) layer norm to int8 of 65536 rows of 1000 in fp16, with three, takes 60 us
-#: instead of 68, and of 16384 rows of 4096 in bf16 78 instead of 87.
+#: The number of dependent reductions from which on a thread of a row up to ``_SHORT`` elements has twice as many. Warps
+#: of a row wait for each other in each. On an H200 (2026-11-23) layer norm to int8 with three of 65536 rows of 1000 in
+#: fp16 takes 60 us instead of 68. 16384 rows of 4096 in bf16 take 78 instead of 87.
 _MANY_STAGES = 3
-#: Threads at least for a row of two dimensions or more.
+#: Least threads for a row of two dimensions or more.
 _DEEP_THREADS = 64
-#: Elements per thread where one number per row is all that is stored: latency counts, and small blocks hide it.
+#: Elements per thread where only one element per row is stored: latency bounds it, and small blocks hide it.
 _THREAD_ELEMENTS = 64
-#: Rows up to this many elements are held at once; up to twice as many if reading them again would miss the caches (L1
-#: has 64 KiB for each of the rows that run on an SM), or if a loop would correct its sum for each new maximum.
+#: Rows up to this many elements are loaded whole. Up to twice as many are, if a second read would miss L1 (64 KiB for
+#: each resident row). The same holds if a loop would rescale its sum for each new maximum.
 _HELD, _CACHED_BYTES, _ONE_PASS = 16384, 65536, frozenset(("max", "sum"))
-#: Elements per thread of a row of ``_HELD`` that a loop of the kernel's own reads once. On an H200 (2026-11-23) the squares of 8192
-#: rows of 12000 in bf16 take 0.95 of the time of tiles of 8192 and a quarter of the threads.
+#: Elements per thread of a row of ``_HELD`` that a loop of the kernel's own reads once. On an H200 (2026-11-23) the
+#: squares of 8192 rows of 12000 in bf16 take 0.95 of the time of tiles of 8192.
 _HELD_THREAD_ELEMENTS = 32
-#: Elements of a tile of such rows of single bytes, where a whole row would leave a part of the lanes idle, and per thread. On an H200
-#: (2026-11-23) rows of 11008 weights of 8 bits times a vector take 0.83 of the time of tiles of 16384.
+#: Elements of a tile of such rows of single bytes, and the ratio of padding from which a whole row leaves too many
+#: lanes idle. On an H200 (2026-11-23) rows of 11008 weights of 8 bits times a vector take 0.83 of the time of tiles of
+#: 16384.
 _BYTE_TILE, _IDLE = 4096, 1.25
-#: Elements of the chunks of longer rows, divided by the number of loads that span a row, and of rows of twice ``_HELD``;
-#: a block has all threads for them, half of them where chunks of so many bytes have this many live tiles.
+#: Elements of the chunks of longer rows, divided by the number of loads that span a row, and of rows of twice
+#: ``_HELD``. A block has all threads for them, half of them where chunks of so many bytes have this many live tiles.
 _CHUNK, _SHORT_CHUNK, _MANY_TILES = 16384, 4096, 3
-#: A loop of the kernel's own with so many tiles, whose row is read again, holds no more than ``_HELD``: on an H200 (2026-11-23)
-#: a smoothed loss with its gradient over rows of 32001 in fp32 takes 0.28 of the time of tiles of 32768, which spill.
-#: Where one number per row is all that is stored, a row is read once however it is walked. A loop of the kernel's own
-#: has these chunks too where rows are not aligned for loads of so many bytes.
+#: A loop of the kernel's own with this many tiles, whose row is read again, has tiles of at most ``_HELD``. On an H200
+#: (2026-11-23) a smoothed loss over rows of 32001 in fp32 takes 0.28 of the time of tiles of 32768, which spill. Where
+#: only one element per row is stored, a row is read once in any case. A loop of the kernel's own has these chunks too
+#: where rows are not aligned to vectors.
 _VECTOR_BYTES = 16
 _SCALAR_CHUNK, _SCALAR_THREADS = 2048, 512
-#: Chunks of rows beyond ``_HELD`` that are not aligned, and threads for them: a chunk at each end is accessed by elements. On an
-#: H200 (2026-11-23) rows of 50257 and 32001 take 0.60 and 0.85 of the time of larger chunks and of held rows in bf16.
+#: Chunks of unaligned rows beyond ``_HELD``, and threads for them: a chunk at each end has scalar accesses. On an H200
+#: (2026-11-23) rows of 50257 and 32001 in bf16 take 0.60 and 0.85 of the time of larger chunks and of whole rows.
 _UNALIGNED_CHUNK, _UNALIGNED_THREADS = 2048, 256
-#: Tiles of a row of the kernel's own loop that is not aligned, and elements of one, at least. On an H200 (2026-11-23) rows of 3001
-#: in bf16 take 0.54 of the time of two tiles.
+#: Least tiles of an unaligned row of the kernel's own loop, and least elements of one. On an H200 (2026-11-23) rows of
+#: 3001 in bf16 take 0.54 of the time of two tiles.
 _UNALIGNED_TILES, _LEAST_UNALIGNED = 4, 256
-#: A body is heavy from this many live tiles on: elements of a row that is held, of a chunk, and per thread.
+#: A body is heavy from this many live tiles on: elements of a row that is loaded whole, of a chunk, and per thread.
 _HEAVY_TILES, _HEAVY_HELD, _HEAVY_CHUNK = 6, 4096, 2048
 _HEAVY_THREAD_ELEMENTS, _HEAVY_THREADS = 16, 256
-#: A loop whose row is read again is bound by compute when its arithmetic is predicted to take this many times as long as its memory:
-#: then it runs behind other programs' loads, and more of these fit. Elements of its tile at most, and per thread; threads
-#: at least.
+#: A loop that reads its row again is compute-bound when its arithmetic is predicted to take this many times as long as
+#: its memory. It then overlaps with other programs' loads, and small tiles let more of these fit. Most elements of its
+#: tile, and of a thread; least threads.
 _COMPUTE_BOUND, _COMPUTE_BOUND_TILE, _COMPUTE_BOUND_THREAD_ELEMENTS, _COMPUTE_BOUND_THREADS = 1.25, 8192, 32, 64
-#: Part of the registers that the live tiles of a loop fill which reads nothing twice: 4 programs share an SM.
+#: Divisor of the register file for the live tiles of a loop that reads nothing twice: 4 programs share an SM.
 _SHARED_BY = 4
 _REGISTER_BYTES = 4
 
@@ -85,11 +86,11 @@ class TritonStreamingReductionHeuristic(Heuristic):
         found = allocate(facts, target)
         sums_up = any(fact.per_feature_accumulator for fact in facts.reductions)
         if sums_up or primary.carried_2d or found.reduced_away:
-            return Declined("programs sum up many rows")
+            return Declined("programs accumulate many rows")
         if primary.category not in ("user_tile", "full_slice"):
-            return Declined(f"axis {primary.axis} is spread over the grid")
+            return Declined(f"axis {primary.axis} is on the grid")
         if not (facts.axes[primary.axis].padded or primary.extent):
-            return Declined(f"how long axis {primary.axis} is follows from another tile or from data")
+            return Declined(f"the extent of axis {primary.axis} depends on another tile or on data")
         return (_proposal(found, facts, target),)
 
 
@@ -116,7 +117,7 @@ def _itemsize(primary: ReductionFact) -> int:
 
 
 def _row_loads(facts: KernelFacts, axis: int) -> int:
-    """Loads that read a row of their own in every program: no weights."""
+    """Return the loads that read a row of their own in every program, which excludes weights."""
     return sum(
         op.kind == "load" and axis in op.tile_axes and any(a in facts.grid_axes for a in op.tile_axes)
         for op in facts.memory_ops
@@ -124,8 +125,11 @@ def _row_loads(facts: KernelFacts, axis: int) -> int:
 
 
 def _eviction(facts: KernelFacts, primary: ReductionFact, width: int) -> dict[int, str]:
-    """Long rows that are read again to store something stay in the cache until then. What is read once, where no row is stored,
-    leaves it first: results of other kernels, which are there, need not be written to memory for it."""
+    """Return the eviction policies of the row loads.
+
+    Long rows that are read again for a store stay in the cache until then. Rows that are read once, where no row is
+    stored, leave it first. Outputs of other kernels then stay in the cache instead of being written to memory.
+    """
     along, grid = _along(facts, primary), frozenset(facts.grid_axes)
     rows = {
         op.load_slot: op.region == primary.region
@@ -133,7 +137,7 @@ def _eviction(facts: KernelFacts, primary: ReductionFact, width: int) -> dict[in
         if op.load_slot is not None and along.intersection(op.tile_axes) and grid.intersection(op.tile_axes)
     }
     stores = _stores_rows(facts, primary)
-    # a whole dimension of which no row is stored is read once however it is walked
+    # a whole dimension of which no row is stored is read once, chunked or not
     again = primary.re_read and width < primary.extent and (stores or not primary.full_extent)
     if not again and not stores:
         return dict.fromkeys(rows, "first")
@@ -154,18 +158,18 @@ def _is_compute_bound(facts: KernelFacts, primary: ReductionFact, target: Target
 
 
 def _is_aligned(facts: KernelFacts, primary: ReductionFact) -> bool:
-    """Whether every row of the loads begins where a vector of elements may."""
+    """Return whether every row of the loads begins at a vector boundary."""
     loads = (op for op in facts.memory_ops if op.kind == "load" and primary.axis in op.tile_axes)
     return not any(stride != 1 and stride * op.itemsize % _VECTOR_BYTES for op in loads for stride in op.strides)
 
 
 def _inside(facts: KernelFacts, primary: ReductionFact) -> int:
-    """Elements of the other whole dimensions that a row has, as in a reduction over two of them."""
+    """Return the elements of the other whole dimensions of a row, as in a reduction over two of them."""
     return math.prod(facts.axes[a].padded for a in primary.tile if a != primary.axis and facts.axes[a].kind == "full")
 
 
 def _along(facts: KernelFacts, primary: ReductionFact) -> frozenset[int]:
-    """The axes that run along the row, in this loop or another."""
+    """Return the axes that run along the row, in this loop or another."""
     return frozenset(a.block_id for a in facts.axes if a.extent == primary.extent and not a.on_grid)
 
 
@@ -175,7 +179,7 @@ def _stores_rows(facts: KernelFacts, primary: ReductionFact) -> bool:
 
 
 def _width(facts: KernelFacts, primary: ReductionFact, target: Target, compute_bound: bool) -> int:
-    """Elements of a row that are held at once."""
+    """Return the elements of a row that are loaded at once."""
     axis = facts.axes[primary.axis]
     whole = axis.padded or next_power_of_2(primary.extent)
     loads = max(1, _row_loads(facts, primary.axis))
@@ -210,13 +214,15 @@ def _width(facts: KernelFacts, primary: ReductionFact, target: Target, compute_b
 
 
 def _wastes_bytes(primary: ReductionFact, whole: int) -> bool:
-    """Whether rows of single bytes had better be read in tiles than in one of ``whole`` elements."""
+    """Return whether rows of single bytes are better read in tiles than in one of ``whole`` elements."""
     return primary.input_load_itemsize == 1 and whole > _BYTE_TILE and whole >= _IDLE * primary.extent
 
 
 def _unaligned_width(width: int, primary: ReductionFact) -> int:
-    """Four tiles at least for a row that begins anywhere, so that all but the first and the last are accessed by vectors; a short
-    row is held at once."""
+    """Return the tile for an unaligned row: at least four tiles, so that all but the first and the last are vectorized.
+
+    A short row is loaded whole.
+    """
     parted = previous_power_of_2(max(1, primary.extent // _UNALIGNED_TILES))
     return min(width, _SCALAR_CHUNK, parted) if parted >= _LEAST_UNALIGNED else min(width, _SCALAR_CHUNK)
 
@@ -235,13 +241,13 @@ def _set_width(found: Allocation, facts: KernelFacts, width: int) -> None:
 
 
 def _set_rows(found: Allocation, facts: KernelFacts, target: Target, compute_bound: bool) -> int:
-    """Rows per program: its bytes, spread over the grid axes as they were; returns how many."""
+    """Set and return the rows per program: its bytes, distributed over the grid axes."""
     primary = found.primary
     row = (facts.axes[primary.axis].padded or primary.extent) * _inside(facts, primary) * _itemsize(primary)
     waves = previous_power_of_2(grid_extent(facts, primary.root) // (target.num_sms * _MIN_WAVES))
     room = _PROGRAM_BYTES // 2 if compute_bound or _is_heavy(primary) else _PROGRAM_BYTES
     goal = max(1, min(_MAX_ROWS, room // row, waves))
-    # other grid loops keep what they were given, and so do axes that memory is contiguous along
+    # other grid loops keep their sizes, and so do contiguous axes
     own = (facts.axes[a] for a in facts.grid_axes if a not in found.columns)
     axes = [axis for axis in own if axis.tunable and primary.root in axis.roots]
     sizes = {axis.block_id: axis.min_size for axis in axes}
@@ -257,7 +263,7 @@ def _set_rows(found: Allocation, facts: KernelFacts, target: Target, compute_bou
 def _threads(
     elements: int, width: int, facts: KernelFacts, primary: ReductionFact, target: Target, compute_bound: bool
 ) -> int:
-    """Threads for a program of ``elements``, of which ``width`` lie along the row."""
+    """Return the threads for a program of ``elements``, of which ``width`` are along the row."""
     least, most = target.warp_size, target.max_threads_per_block
     looped = width < primary.extent and primary.full_extent
     if _is_heavy(primary):

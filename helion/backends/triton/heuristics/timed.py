@@ -1,4 +1,4 @@
-"""The predicted time of a proposal, before it is a config."""
+"""The predicted time of a proposal, before it becomes a config."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WARPS = 4
 
 
 def proposal_us(facts: KernelFacts, proposal: TritonProposal, target: Target) -> float:
-    """Microseconds of a launch in the tiles, warps, stages, order of programs and parts of a sum that are proposed."""
+    """Return the microseconds of a launch with the tiles, warps, stages, program order and split-K of the proposal."""
     warps, stages = proposal.num_warps or _WARPS, proposal.num_stages or 1
     sizes = all_sizes(facts, proposal.block_sizes, proposal.reduction_loops)
     predicted = estimate(facts, target, proposal.block_sizes, warps, stages, proposal.reduction_loops)

@@ -1,4 +1,4 @@
-"""Reductions whose loop over the row the kernel spells out: ``for tile_n in hl.tile(n)`` inside of the grid loop.
+"""Reductions whose loop over the row is written in the kernel: ``for tile_n in hl.tile(n)`` inside of the grid loop.
 
 Matches kernels without a dot whose longest reduction is over such a loop (two-pass softmax, welford, long_sum, kl_div,
 jsd). The same budget over live tiles sizes the loop's tile, the rows per program and the loops that apply a result.

@@ -1,4 +1,4 @@
-"""Products of which a program holds whole output rows and reduces them."""
+"""Matmuls whose output rows are whole within a program, and reduced there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ....autotuner.proposal import Declined
 
 @dataclass(frozen=True, kw_only=True)
 class WholeRows:
-    """``matmul`` with tiles along M and K, whose output rows of ``n`` elements, padded, ``reduction`` is over."""
+    """``matmul`` with tiles along M and K, and the ``reduction`` over its output rows of ``n`` elements, padded."""
 
     matmul: MatmulFact
     reduction: ReductionFact
@@ -20,13 +20,13 @@ class WholeRows:
 
 
 def whole_rows(facts: KernelFacts) -> WholeRows | Declined:
-    """The product and its reduction, or what the kernel is instead."""
+    """Return the matmul and its reduction, or the reason why the kernel does not have these."""
     fact = facts.matmul_with_reduction_epilogue
     if fact is None:
-        return Declined("not one matrix product with one reduction over its output rows")
+        return Declined("not one matmul with one reduction over its output rows")
     if fact.n_block_id is not None:
         return Declined("N is tiled, so no program holds a whole output row")
     m, k = fact.m_block_id, fact.k_block_id
     if m is None or k is None:
-        return Declined("M or K of the product is not a tile")
+        return Declined("M or K of the matmul is not a tile")
     return WholeRows(matmul=fact.matmul, reduction=fact.reduction, m_block_id=m, k_block_id=k, n=fact.n_extent)
