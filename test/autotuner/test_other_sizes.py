@@ -147,7 +147,7 @@ def test_what_is_dropped_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     for rows in (7, 1, 0, 1):
         kernel(torch.randn(rows, 20))
     assert [r.getMessage() for r in caplog.records] == [
-        "helion: config of recurrence on sm_90: load_ahead=2 is dropped: no loop over single indices loads what it does not write from where its index says"
+        "helion: config of recurrence on sm_90: load_ahead=2 is dropped: no loop over single indices loads data that it does not write, at addresses from its index"
     ]
 
 

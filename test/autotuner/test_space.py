@@ -293,8 +293,8 @@ REFUSED_BY_MATMUL = [
     ({"range_num_stages": [0, 0, 1]}, "range_num_stages has 3 entries, expected 2 (one per grid loop and per dimension of a device loop: the grid over tile_m, tile_n, the loop over tile_k)."),
     ({"range_flattens": [0]}, "range_flattens[0] (the grid over tile_m, tile_n) must be one of None, True, False, got 0."),
     ({"range_warp_specializes": [None, 2]}, "range_warp_specializes must be one of None, True, False, got 2."),
-    ({"load_ahead": 2}, "load_ahead cannot be 2: no loop over single indices loads what it does not write from where its index says; leave it out."),
-    ({"join_loops": True}, "join_loops cannot be True: the kernel has no loops with matrix products, one behind the other, that differ in numbers alone; leave it out."),
+    ({"load_ahead": 2}, "load_ahead cannot be 2: no loop over single indices loads data that it does not write, at addresses from its index; leave it out."),
+    ({"join_loops": True}, "join_loops cannot be True: the kernel has no consecutive loops with matmuls that differ only in constants; leave it out."),
     ({"num_ctas": 2}, "num_ctas cannot be 2: it is a key of the tileir backend, which is not here; leave it out."),
     ({"num_warps": 3}, "num_warps must be a power of two, got 3."),
     ({"num_warps": 64}, "num_warps must be between 1 and 32, got 64."),
@@ -673,7 +673,7 @@ def test_xyz_needs_short_y_and_z() -> None:
     long = Config(pid_type="xyz", block_sizes=[1, 1])
     assert space.normalize(long)["pid_type"] == "flat"
     (said,) = space.adjusted(long)
-    assert str(said) == "pid_type is 'flat', not 'xyz': a dimension of the grid is too long"
+    assert str(said) == "pid_type is 'flat', not 'xyz': a dimension of the grid is too long for the launch"
 
 
 def test_grids_of_a_size_that_depends_on_data_are_persistent() -> None:

@@ -106,7 +106,7 @@ def test_all_small_products_compile(target: str) -> None:
 
 
 def test_products_of_float64_are_refused_for_amd() -> None:
-    with pytest.raises(exc.BackendUnsupported, match="a matrix product of float64 on gfx942"):
+    with pytest.raises(exc.BackendUnsupported, match="a matmul of float64 on gfx942"):
         whole.bind(operands(16, 16, 16, torch.float64), target="gfx942")
 
 

@@ -1,4 +1,4 @@
-"""Triton, as the rest of the product knows it."""
+"""The Triton backend, as the rest of the product uses it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .resources.time import predict as time
     from .toolchain import chain, signature
 else:
-    # importing the product needs none of these, and binding the front end alone
+    # importing the package needs none of these, and neither does binding with the front end alone
     inline = lazy("helion.backends.triton.inline")
     module = lazy("helion.backends.triton.codegen.module")
     host = lazy("helion.backends.triton.lower.host")
@@ -86,7 +86,7 @@ class Triton:
         return refusal.refusal(program, target)
 
     def multiples(self, program: Program) -> Mapping[str, int]:
-        """Launches tell by themselves."""
+        """Return no multiples: Triton's launches specialize on divisibility by themselves."""
         return {}
 
     def keys(self, seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
@@ -141,7 +141,7 @@ class Triton:
             target=target,
             prefetch_stages=max(1, own_stages),
             unrolled=max(1, *decisions.entries["range_unroll_factors"].values()),
-            # where a loop copies what it loads, narrow tiles alone are in registers
+            # a loop with asynchronous copies keeps only narrow tiles in registers
             ahead=0 if own_stages > 1 and target.kind == "cuda" else decisions.values.get("load_ahead", 0),
             descriptor_slots=descriptor_slots,
             once=bool(descriptor_slots) and decisions.values["pid_type"] == "flat",
@@ -150,7 +150,9 @@ class Triton:
         return replace(taken, time_us=found.us, units=found.units)
 
     def lighter(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """One pipeline stage less; a loop's own number replaces the launch's there, and that of products computed first."""
+        """Return one pipeline stage less: for unfused matmuls first, else for the launch and the loops with stages of
+        their own.
+        """
         own = config.get("product_num_stages")
         if own is not None and own > 1:
             return {"product_num_stages": own - 1}

@@ -1,10 +1,10 @@
-"""Matrix products that add to each other's accumulator in a row, where the asynchronous matrix unit miscomputes them.
+"""Chained dots, which add to each other's accumulator, where wgmma miscomputes them.
 
-Triton gives products that feed another product all warps along M, and the last of the row its own layout. With more
-warps than 16 rows of M each, warps of the former hold copies of rows, and the accumulator's way into the latter's layout
-is wrong: results are off, or memory is (Triton 3.6, H200, 2026-11-20: two and three products of 64 and 128 rows in 16
-warps). Unrolling a loop makes such rows of products, so loops whose products have too few rows are not unrolled; where
-the kernel itself writes the products out, fewer warps run it.
+Triton gives dots that feed another dot all warps along M, and the last dot of the chain its own layout. With fewer than
+16 rows of M per warp, warps of the former have copies of rows. The accumulator's conversion into the latter's layout is
+then wrong. Results are off, or memory is corrupted (Triton 3.6, H200, 2026-11-20: two and three dots of 64 and 128 rows
+in 16 warps). Unrolling a loop chains its dots, so loops whose dots have too few rows are not unrolled. Where the kernel
+itself writes the chain, fewer warps run it.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from collections.abc import Iterable, Mapping
 from ..._compiler.ir.grammar import Op, Program, Region, accumulator_of
 from ..._compiler.ir.rewrite import Makers, nested_regions
 
-#: Rows of a warp, and the fewest warps that the unit takes.
+#: Rows of a warp, and the fewest warps that wgmma takes.
 _WARP_ROWS, _LEAST_WARPS = 16, 4
 
 
 def rows_of(op: Op, sizes: Mapping[int, int]) -> int:
-    """Rows of the product of a dot."""
+    """Return the rows of the result of a dot."""
     dim = op.result.dims[-2]
     return math.prod((sizes[block] for block in dim.blocks), start=dim.const)
 
 
 def may_unroll(region: Region, sizes: Mapping[int, int], num_warps: int) -> bool:
-    """Whether a loop of ``region`` computes the same when it is unrolled."""
+    """Return whether a loop of ``region`` computes the same when it is unrolled."""
     return all(rows_of(op, sizes) >= _WARP_ROWS * num_warps for op in _straight(region) if op.kind == "dot")
 
 
 def chained_products(program: Program) -> tuple[Op, ...]:
-    """The products that the kernel itself adds to another's."""
+    """Return the dots that the kernel itself chains to another's accumulator."""
     found = []
     for root in program.roots:
         for region in nested_regions(root.body):
@@ -41,13 +41,13 @@ def chained_products(program: Program) -> tuple[Op, ...]:
 
 
 def most_warps(chained: Iterable[Op], sizes: Mapping[int, int], num_warps: int) -> int:
-    """``num_warps``, or as many as the rows of chained products allow."""
+    """Return ``num_warps``, or as many as the rows of chained dots allow."""
     rows = (rows_of(op, sizes) for op in chained)
     return min((num_warps, *(n // _WARP_ROWS for n in rows if n >= _WARP_ROWS * _LEAST_WARPS)))
 
 
 def _straight(region: Region) -> list[Op]:
-    """The ops of a region and of branches in it, without those of loops."""
+    """Return the ops of a region and of branches in it, without those of loops."""
     found = []
     for op in region.ops:
         found.append(op)

@@ -1,4 +1,4 @@
-"""How many elements of a value each thread of a launch may have."""
+"""Limits on the elements of one value per thread."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ...autotuner.space.survey import Survey, Volume, survey
 from ...hardware import Target
 from .plan.lowered import product_tile
 
-#: Elements of one value per thread at most, in registers that a thread may have. Tiles beyond that spill kilobytes, and the assembler
+#: Most elements of one value per thread, in register files of a thread. Tiles beyond that spill kilobytes, and ptxas
 #: takes minutes: for sm_90 12 s for twice the registers, 85 s for eight times.
 _FILES_OF_A_VALUE = 2
-#: The same where matrices are multiplied, whose operands go through shared memory: sweeps have measured such tiles.
+#: The same for kernels with matmuls, whose operands go through shared memory: sweeps have measured such tiles.
 _FILES_OF_A_PRODUCT = 8
 
 
 def most_elements(seen: Survey, target: Target, warps: int) -> int:
-    """Elements that one value of a program may have in ``warps`` warps."""
+    """Return the most elements of one value in a program of ``warps`` warps."""
     files = _FILES_OF_A_PRODUCT if seen.matrix_blocks else _FILES_OF_A_VALUE
     return files * target.max_registers_per_thread * warps * target.warp_size
 
 
 def enough_warps(seen: Survey, target: Target, decisions: Decisions) -> int:
-    """Return the warps of ``decisions``, or as many more as hold its largest value."""
+    """Return the warps of ``decisions``, or as many more as its largest value needs."""
     warps: int = decisions.values["num_warps"]
     numel = max((volume.numel(decisions.sizes) for volume in seen.volumes), default=0)
     while numel > most_elements(seen, target, warps) and 2 * warps * target.warp_size <= target.max_threads_per_block:

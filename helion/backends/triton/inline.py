@@ -1,4 +1,4 @@
-"""Rules for functions of ``hl`` that only Triton has: source and functions of the user's in its own language."""
+"""Rules for functions of ``hl`` that only Triton has: Triton source and functions written by the user."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _outputs(t: Tracer, output_like: Any) -> tuple[Value, ...]:
 
 
 def _inline(t: Tracer, operands: list[Any], output_like: Any, attrs: InlineAttrs) -> Any:
-    """Lines of Triton; see ``InlineAttrs``."""
+    """Append an op with lines of Triton; see ``InlineAttrs``."""
     results = _outputs(t, output_like)
     t.builder.append("inline", operands, results, attrs)
     wrapped = tuple(ops.wrap(t, result) for result in results)
@@ -40,14 +40,14 @@ def _inline(t: Tracer, operands: list[Any], output_like: Any, attrs: InlineAttrs
 
 @dataclass(frozen=True, kw_only=True)
 class _InlineArguments:
-    """Arguments of Triton source: text for each, what the op reads, and tensors that are passed as pointers."""
+    """Arguments of Triton source: the text of each, the operands of the op, and tensors passed as pointers."""
 
     places: dict[str, str]
     operands: list[Any]
     tensors: tuple[int, ...]
 
     def place(self, definition: int) -> str:
-        """The placeholder of a definition."""
+        """Return the placeholder of a definition."""
         return f"{{{len(self.operands) + len(self.tensors) + definition}}}"
 
 
@@ -89,7 +89,7 @@ def _inline_triton(t: Tracer, triton_source: Any, args: Any, output_like: Any) -
         ) from error
     plain = re.sub("\0\\d+\1", "_", text)
     _check_syntax(plain, "hl.inline_triton")
-    # braces of the user's are no placeholders
+    # braces in the user's text are not placeholders
     text = escaped(text).replace("\0", "{").replace("\1", "}")
     attrs = InlineAttrs(tuple(text.split("\n")), (), given.tensors, effect_of_text(plain))
     return _inline(t, given.operands, output_like, attrs)
@@ -100,7 +100,7 @@ def _check_syntax(source: str, function: str) -> None:
         ast.parse(source)
     except SyntaxError as error:
         raise exc.InvalidAPIUsage(
-            f"The source of {function} is no Python: {error.msg}, in line {error.lineno} of it."
+            f"The source of {function} is not valid Python: {error.msg}, in its line {error.lineno}."
         ) from error
 
 
@@ -124,7 +124,7 @@ def _given_as_function(function: Any) -> Copied:
 
 
 def _given_as_text(text: str) -> Copied:
-    """Source knows Triton under its usual names, and nothing else."""
+    """Return the parsed function, whose source uses only Triton's usual names."""
     source = textwrap.dedent(text).strip()
     match = re.search(r"def\s+(\w+)\s*\(", source)
     if match is None:

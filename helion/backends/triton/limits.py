@@ -1,4 +1,4 @@
-"""What Triton takes on a target, as far as it shapes a program."""
+"""Limits of Triton on a target, as far as they shape a program."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from ..._compiler.context import Limits
 from ...hardware import Target
 from ...language.matmul import SCALE_GROUP
 
-#: Numbers along K of one instruction when both operands are e2m1 (``kind::mxf4`` of PTX's mma and tcgen05.mma).
+#: Elements along K of one instruction when both operands are e2m1 (``kind::mxf4`` of PTX's mma and tcgen05.mma).
 _FOUR_BIT_K = 64
 
 
 def limits(target: Target) -> Limits:
-    """It passes Python floats in fp32. It has no products of TF32 in three parts for AMD, and of TF32 only where the matrix
-    unit has it (MI300X, not MI355X)."""
+    """Return the limits of ``target``.
+
+    Triton passes Python floats in fp32. On AMD it has no tf32x3, and tf32 only where the matrix unit has it (MI300X,
+    not MI355X).
+    """
     precisions = {"ieee", "tf32", "tf32x3"}
     if target.kind == "hip":
         precisions = {"ieee", "tf32"} if "tf32" in dict(target.matrix_tflops) else {"ieee"}

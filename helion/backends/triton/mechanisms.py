@@ -1,4 +1,4 @@
-"""What the installed Triton can do."""
+"""Features of the installed Triton."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 
 @functools.cache
 def mechanisms() -> frozenset[str]:
-    """Its ways of indexing: 3.9 has no block pointers."""
+    """Return its indexing mechanisms: 3.9 has no block pointers."""
     import triton  # 0.2 s, paid when a kernel first asks for more than pointers
 
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])

@@ -1,4 +1,4 @@
-"""The config key for tiles of matrix products that a kernel in front computes."""
+"""The config key for tiles of unfused matmuls, which a separate kernel computes first."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ _NAMES = ("rows", "columns", "elements along K")
 
 @dataclass(frozen=True, kw_only=True)
 class ProductTile(Field):
-    """Rows, columns and elements along K of a tile, or None where products are computed where they are used. A side that is out
-    of range is brought into it, as sizes of blocks are. ``sides`` are the ranges of the three."""
+    """Rows, columns and elements along K of a tile, or None where matmuls stay fused.
+
+    A side that is out of range is clamped, as block sizes are. ``sides`` are the ranges of the three.
+    """
 
     key: str = "materialize_products"
     sides: tuple[PowerOfTwoFragment, ...]
@@ -43,7 +45,7 @@ class ProductTile(Field):
         return nearest_to(self.sides[at], side)
 
     def encode(self, proposal: Proposal) -> None:
-        """A proposal gives it verbatim."""
+        """Return None: a proposal gives it verbatim."""
         return None
 
     def random(self, rng: Random) -> list[int] | None:
@@ -64,5 +66,5 @@ class ProductTile(Field):
 
 
 def nearest_to(side: PowerOfTwoFragment, size: int) -> int:
-    """``size`` brought into the range of a side."""
+    """Return ``size`` clamped to the range of a side."""
     return min(max(size, side.low), side.high)

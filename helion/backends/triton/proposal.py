@@ -1,4 +1,4 @@
-"""What a heuristic proposes of Triton's own keys."""
+"""Proposals of a heuristic for Triton's own keys."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from ...autotuner.proposal import Proposal
 
 @dataclass(frozen=True, kw_only=True)
 class TritonProposal(Proposal):
-    """``eviction`` maps a load slot to ``""``, ``"first"`` or ``"last"``; ``range_*`` go by the block id of the loop;
-    ``indexing`` by memory slot, that of others is what it is by itself; ``launch`` holds further config keys verbatim (``waves_per_eu`` ...)."""
+    """A proposal with Triton's keys.
+
+    ``eviction`` maps a load slot to ``""``, ``"first"`` or ``"last"``, and ``range_*`` the block id of a loop.
+    ``indexing`` maps a memory slot; the others keep their default. ``launch`` has further config keys verbatim
+    (``waves_per_eu`` ...).
+    """
 
     eviction: Mapping[int, str] = field(default_factory=dict)
     indexing: Mapping[int, str] = field(default_factory=dict)

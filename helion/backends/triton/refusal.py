@@ -1,4 +1,4 @@
-"""What Triton cannot do on a target at all, known before anything is generated."""
+"""Programs that Triton cannot compile for a target, refused before code is generated."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ _AMD_FLOAT8 = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
 
 def refusal(program: Program, target: Target) -> exc.Base | None:
-    """e4m3, products of 8-bit floats and rounding to them need a target that has them. On others Triton has no e4m3, and
-    3.6 writes instructions for rounding to e5m2 that its assembler refuses. Triton has no products of fp64 for AMD."""
+    """Return the first reason why Triton cannot compile ``program`` for ``target``.
+
+    e4m3, dots of 8-bit floats and rounding to them need a target that has them. Elsewhere Triton has no e4m3, and for
+    rounding to e5m2 Triton 3.6 generates instructions that ptxas rejects. Triton has no dots of fp64 for AMD.
+    """
     return next(_refusals(program, target), None)
 
 
@@ -28,12 +31,12 @@ def _refusals(program: Program, target: Target) -> Iterator[exc.Base]:
     for op in program.walk() if target.kind == "hip" else ():
         if op.kind == "dot" and any(value.dtype is torch.float64 for value in op.values()):
             yield _unsupported(
-                torch.float64, op, target, "convert to float32 there, or sum up products", "a matrix product of "
+                torch.float64, op, target, "convert to float32 there, or sum elementwise products", "a matmul of "
             )
     for op in program.walk() if target.kind == "cuda" else ():
         for value in (*op.results, *op.values()):
             if value.dtype in _AMD_FLOAT8:
-                remedy = "it is AMD's format, convert the tensor to torch.float8_e4m3fn or float8_e5m2"
+                remedy = "the format is AMD's; convert the tensor to torch.float8_e4m3fn or float8_e5m2"
                 yield _unsupported(value.dtype, op, target, remedy)
     for op in program.walk() if not target.has("fp8") else ():
         rounded = isinstance(op.attrs, PointwiseAttrs) and op.attrs.name == "cast" and op.result.dtype in _FLOAT8

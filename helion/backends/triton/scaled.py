@@ -1,4 +1,4 @@
-"""Products of matrices in microscaling formats that Triton (3.6 to 3.9, compiled offline) does not lower."""
+"""Matmuls in microscaling formats that Triton (3.6 to 3.9, compiled offline) does not lower."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HALF = ("bf16", "fp16")
 
 
 def scaled_refusals(op: Op, target: Target) -> Iterator[exc.Base]:
-    """Why ``op`` cannot be compiled, if it is such a product."""
+    """Yield the reasons why ``op`` cannot be compiled, if it is such a matmul."""
     scaled = op.attrs.scaled if isinstance(op.attrs, DotAttrs) else None
     if scaled is None:
         return
@@ -24,7 +24,7 @@ def scaled_refusals(op: Op, target: Target) -> Iterator[exc.Base]:
 
 
 def _reasons(scaled: Scaled, target: Target) -> Iterator[tuple[str, str]]:
-    """What is not supported, and what to do about it."""
+    """Yield each unsupported feature with its remedy."""
     formats = {scaled.lhs_format, scaled.rhs_format}
     if formats == set(_HALF):
         yield "hl.dot_scaled of bf16 and fp16", "convert one of the operands"
@@ -49,7 +49,7 @@ def _multiply_in(side: int) -> str:
 
 @functools.cache
 def _decodes_any_on_hip() -> bool:
-    """Whether the installed Triton decodes both operands where the matrix unit has no scales: from 3.8 on."""
+    """Return whether the installed Triton decodes both operands where the matrix unit has no scales: from 3.8 on."""
     for name in ("triton", "pytorch-triton-rocm", "pytorch-triton"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             major, minor = importlib.metadata.version(name).split(".")[:2]
@@ -58,7 +58,7 @@ def _decodes_any_on_hip() -> bool:
 
 
 def _undecoded(scaled: Scaled) -> Iterator[tuple[str, str]]:
-    """One operand is decoded by its scale there, and the other one is a matrix as it is."""
+    """Yield the unsupported cases of decoding: one operand has a scale and is decoded, the other has no scale."""
     if scaled.lhs_scale is not None and scaled.rhs_scale is not None:
         yield (
             "hl.dot_scaled with two scales",

@@ -1,4 +1,4 @@
-"""The rules by which decisions go together: the only place that says what Triton, or the program, cannot have."""
+"""Rules that legalize decisions in combination: the only place that defines what Triton, or the program, cannot have."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from .held import enough_warps
 from .lower.steps import STEPS
 from .plan.lowered import Lowered, lower, product_launch, product_tile, waiting_loops
 
-#: Warps that a warp-specialized loop needs: one group of four for each role.
+#: Warps of a warp-specialized loop: one group of four for each role.
 _SPECIALIZED_WARPS = 4
-#: Rows of a warp of the asynchronous matrix unit, and the fewest warps that it takes.
+#: Rows per warp of wgmma, and the fewest warps that it takes.
 _WARP_ROWS, _GROUP_WARPS = 16, 4
-#: Registers of a thread that a launch may be limited to.
+#: Legal values of ``maxnreg``.
 REGISTER_LIMITS = (32, 64, 128, 256)
-#: The options of one loop, as they are when nothing is asked for.
+#: The default options of one loop.
 _PLAIN_RANGE: Mapping[str, Any] = {
     "range_unroll_factors": 0,
     "range_warp_specializes": None,
@@ -51,7 +51,7 @@ _PLAIN_RANGE: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """What rules look at beside decisions."""
+    """The context of the rules, besides decisions."""
 
     program: Program
     seen: Survey
@@ -65,7 +65,7 @@ _Step = Callable[[Scene, Decisions, bool], Decisions]
 
 
 def rules(seen: Survey, program: Program, target: Target, settings: Settings) -> tuple[Rule, ...]:
-    """All rules for one program, in the order in which they run."""
+    """Return all rules for one program, in the order in which they run."""
     products = chained_products(program) if seen.matrix_blocks and target.has("wgmma") else ()
     scene = Scene(
         program=program,
@@ -83,7 +83,7 @@ def _is_persistent(decisions: Decisions) -> bool:
 
 
 def _plain(decisions: Decisions, places: Iterable[Place]) -> Decisions:
-    """Without options of the loops at ``places``."""
+    """Return decisions with default options for the loops at ``places``."""
     for key, plain in _PLAIN_RANGE.items():
         if key in decisions.entries:
             decisions = decisions.having(key, dict.fromkeys(places, plain))
@@ -94,14 +94,14 @@ def _plain(decisions: Decisions, places: Iterable[Place]) -> Decisions:
 
 
 def _check_lanes(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """Lanes of a flattened loop do not say in which dimension they are out of range."""
+    """Keep loops unflattened in checked mode: a flattened index does not tell which dimension is out of range."""
     if not scene.settings.checked:
         return decisions
     return decisions.having("flatten_loops", dict.fromkeys(decisions.entries["flatten_loops"], False))
 
 
 def _flattened_grids(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """A flattened grid has one dimension: nothing to group, and the same mapping under ``xyz`` as under ``flat``."""
+    """Restrict options of flattened grids: one dimension has nothing to group, and ``xyz`` is the same as ``flat``."""
     flattened = [loop for loop, flag in decisions.entries["flatten_loops"].items() if flag]
     if not flattened:
         return decisions
@@ -111,7 +111,7 @@ def _flattened_grids(scene: Scene, decisions: Decisions, repair: bool) -> Decisi
 
 
 def _single_tiles(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """A program of a grid that is not persistent takes one tile: it has no loop over tiles."""
+    """Reset loop options of grids that are not persistent: a program computes one tile, without a loop over tiles."""
     if _is_persistent(decisions):
         return decisions
     pid_type, multiplier = decisions.values["pid_type"], decisions.values["num_sm_multiplier"]
@@ -128,12 +128,12 @@ def _single_tiles(scene: Scene, decisions: Decisions, repair: bool) -> Decisions
 
 
 def _long_axes(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """A grid that is too long for a dimension of the launch is numbered, as shorter ones of the kernel need not be."""
+    """Use ``pid_type="flat"`` where an axis is too long for a dimension of the launch."""
     return decisions.valued(pid_type="flat") if _is_too_long(scene, decisions) else decisions
 
 
 def _is_too_long(scene: Scene, decisions: Decisions) -> bool:
-    """Tell that an axis of the grid is too long for ``pid_type="xyz"``."""
+    """Return whether an axis of the grid is too long for ``pid_type="xyz"``."""
     if decisions.values["pid_type"] != "xyz":
         return False
     (root,) = scene.seen.roots
@@ -148,7 +148,7 @@ def _is_too_long(scene: Scene, decisions: Decisions) -> bool:
 
 
 def bound_seen(bound: Bound) -> int:
-    """A bound that the host knows, as seen when binding."""
+    """Return the value of a host bound, as seen when binding."""
     assert not isinstance(bound, OperandRef)
     return int(hint_of(bound))
 
@@ -157,7 +157,7 @@ def bound_seen(bound: Bound) -> int:
 
 
 def _one_specialized(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """One loop at most is warp-specialized, and it is not unrolled."""
+    """Limit warp specialization to one loop, which is not unrolled."""
     asked = decisions.entries.get("range_warp_specializes", {})
     places = [place for place, flag in asked.items() if flag]
     if not places:
@@ -168,7 +168,7 @@ def _one_specialized(scene: Scene, decisions: Decisions, repair: bool) -> Decisi
 
 
 def _unrolled_products(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """Loops whose products have few rows for the warps are not unrolled; see ``chains``."""
+    """Forbid unrolling of loops whose dots have too few rows for the warps; see ``chains``."""
     unrolled = {place for place, factor in decisions.entries["range_unroll_factors"].items() if factor}
     static = {place for place, flag in decisions.entries["static_ranges"].items() if flag}
     places = [place for place in unrolled | static if isinstance(place, tuple)]
@@ -187,7 +187,7 @@ def _op(loop: Root | Op) -> Op:
 
 
 def _static_loops(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """Loops that are unrolled when compiling have no other options."""
+    """Reset the other options of loops that are unrolled at compile time."""
     static = [place for place, flag in decisions.entries["static_ranges"].items() if flag]
     return _plain(decisions, static) if static else decisions
 
@@ -196,22 +196,24 @@ def _static_loops(scene: Scene, decisions: Decisions, repair: bool) -> Decisions
 
 
 def _chained_warps(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """As many warps as the rows of products allow that the kernel adds up in a row; see ``chains``."""
+    """Limit the warps to the rows of the dots that the kernel chains; see ``chains``."""
     if not scene.products:
         return decisions
     return decisions.valued(num_warps=most_warps(scene.products, decisions.sizes, decisions.values["num_warps"]))
 
 
 def _held_values(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """Values are divided among so many threads that registers hold a good part of them, unless the config names the warps. Not
-    where products in a row allow few warps; see ``chains``."""
+    """Raise the warps until registers hold a good part of each value, unless the config gives the warps.
+
+    Chained dots allow few warps and are exempt; see ``chains``.
+    """
     if scene.products or (not repair and "num_warps" in decisions.given):
         return decisions
     return decisions.valued(num_warps=enough_warps(scene.seen, scene.target, decisions))
 
 
 def _registers(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """A block whose threads have ``maxnreg`` registers each must fit an SM: the driver refuses others."""
+    """Limit ``maxnreg`` so that a block fits the register file of an SM: the driver refuses others."""
     each = decisions.values["maxnreg"]
     warps, has = decisions.values["num_warps"], scene.target.registers_per_sm
     threads = warps * scene.target.warp_size
@@ -226,7 +228,7 @@ def _registers(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
 
 
 def _subtiles(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """As many subtiles as the tiles are wide enough for; none where there is nothing to split."""
+    """Limit the subtiles to the width of the tiles; None where there is nothing to split."""
     asked, flattened = decisions.values["epilogue_subtile"], decisions.entries["flatten_loops"]
     if asked is None:
         return decisions
@@ -240,9 +242,9 @@ def _subtiles(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
 
 
 def unsplit(program: Program, settings: Settings) -> str:
-    """Why the sums of a program's product cannot be split over programs; empty where they can."""
+    """Return the reason why the program's accumulation cannot be split over programs; empty where it can."""
     if settings.checked:
-        return "a checked kernel computes in the programs that it was written for"
+        return "checked kernels are compiled as written"
     try:
         summing_loop(program)
     except Declined as declined:
@@ -251,16 +253,18 @@ def unsplit(program: Program, settings: Settings) -> str:
 
 
 def split_axis(program: Program) -> LoopAxis:
-    """The axis of the loop that adds up; its program can be split."""
+    """Return the axis of the accumulation loop of a program that can be split."""
     loop = summing_loop(program)
     (axis,) = next(op.attributes(ForAttrs).axes for op in program.walk() if op.number == loop)
     return axis
 
 
 def _parts(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """No more parts than there are tiles, and none where tiles leave no room for them. Programs have a number, whose loop over
-    a part has bounds of its own, so that it is neither unrolled nor one with another; what follows the sums stands in a
-    kernel of its own."""
+    """Limit the split-K factor to the number of tiles, and drop it where tiles leave no room for a split.
+
+    A split needs numbered programs. Its loop has bounds of its own, so that it is neither unrolled nor flattened, and
+    the epilogue becomes a separate kernel.
+    """
     if decisions.values.get("split_k", 1) == 1:
         return decisions
     decisions = decisions.valued(split_k=min(decisions.values["split_k"], _most_parts(scene, decisions)))
@@ -273,22 +277,25 @@ def _parts(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
 
 
 def _most_parts(scene: Scene, decisions: Decisions) -> int:
-    """Return a power of two: parts of at least one tile for the size that was seen when binding, whose ends 32-bit indices reach."""
+    """Return the largest split-K factor, a power of two: each split has a tile, for the extent seen when binding.
+
+    The end of each split must also fit in a 32-bit index.
+    """
     axis = split_axis(scene.program)
     end, size = bound_seen(axis.end), decisions.sizes[axis.block]
     parts = previous_power_of_2(cdiv(end, size))
     narrow = scene.program.index_dtype == torch.int32
     while (
         narrow and parts > 1 and end + parts * size > 2**31
-    ):  # the end of the last part is computed before it is cut off
+    ):  # the end of the last split is computed before it is clamped
         parts //= 2
     return parts
 
 
 def unmaterialized(program: Program, settings: Settings) -> str:
-    """Why the matrix products of a program cannot be computed by a kernel in front; empty where they can."""
+    """Return the reason why the program's matmuls cannot be unfused; empty where they can."""
     if settings.checked:
-        return "a checked kernel computes in the programs that it was written for"
+        return "checked kernels are compiled as written"
     try:
         products(program)
     except Declined as declined:
@@ -297,7 +304,7 @@ def unmaterialized(program: Program, settings: Settings) -> str:
 
 
 def turns(program: Program) -> bool:
-    """Whether products can be turned where they are, or where a kernel in front computes them."""
+    """Return whether A and B of a matmul can be swapped, where it is or in the kernel of unfused matmuls."""
     if turnable(program):
         return True
     try:
@@ -307,7 +314,7 @@ def turns(program: Program) -> bool:
 
 
 def crosswise(program: Program) -> bool:
-    """Whether operands can be copied contiguous along K, as they are or where a kernel in front computes products."""
+    """Return whether operands can be copied K-major, where they are or in the kernel of unfused matmuls."""
     if crosswise_operands(program):
         return True
     try:
@@ -317,8 +324,10 @@ def crosswise(program: Program) -> bool:
 
 
 def _materialized(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """Products are computed first where 32-bit offsets reach all of them, in a numbered grid; the loops that added them up, with
-    all that rewrites these, are gone."""
+    """Unfuse matmuls where 32-bit offsets reach all of the intermediate, in a numbered grid.
+
+    The accumulation loops disappear, with all options that rewrite them.
+    """
     if "materialize_products" not in decisions.values:
         return decisions
     if product_tile(decisions) is None or not offsets_fit(scene.program):
@@ -339,7 +348,7 @@ def _materialized(scene: Scene, decisions: Decisions, repair: bool) -> Decisions
 
 
 def _without_gone_loops(scene: Scene, decisions: Decisions) -> Decisions:
-    """Options of loops that the rewritten program does not have are as they are where nothing is said."""
+    """Reset the options of loops that the rewritten program does not have."""
     left = {op.number for op in _lowered(scene, decisions).program.walk() if isinstance(op.attrs, ForAttrs)}
     gone = {at for at, loop in enumerate(loops_of(scene.program)) if isinstance(loop, Op) and loop.number not in left}
     for key, plain in (("static_ranges", False), *_PLAIN_RANGE.items()):
@@ -349,8 +358,10 @@ def _without_gone_loops(scene: Scene, decisions: Decisions) -> Decisions:
 
 
 def _turned(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """The columns of products that are turned are rows of the matrix unit, 16 for each of at least 4 warps; loops with
-    them are not unrolled, as products in a row have a layout each."""
+    """Swap A and B only where the columns give at least 16 rows of wgmma to each of at least 4 warps.
+
+    Loops with swapped dots are not unrolled, because chained dots have different layouts.
+    """
     if not decisions.values.get("turn_products", False):
         return decisions
     if (tile := product_tile(decisions)) is not None:
@@ -368,7 +379,9 @@ def _turned(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
 
 
 def _copied(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """Rows of whole tiles begin at multiples of 16 bytes, and their offsets have 32 bits; copies have a numbered grid."""
+    """Copy operands only where rows of whole tiles are multiples of 16 bytes and offsets fit in 32 bits, in a numbered
+    grid.
+    """
     for key in ("transpose_operands", "pack_operands"):
         if decisions.values.get(key, False) and not _may_copy(scene, decisions):
             decisions = decisions.valued(**{key: False})
@@ -384,7 +397,7 @@ def _copies(scene: Scene, decisions: Decisions) -> tuple[Operand2D, ...]:
 
 
 def _multiplied(scene: Scene, decisions: Decisions) -> Program:
-    """What multiplies: the program as written, or the kernel of the products that are computed first."""
+    """Return the program with the matmuls: as written, or the kernel of the unfused ones."""
     tile = product_tile(decisions)
     return scene.program if tile is None else multiplying(materialize_products(scene.program, tile))
 
@@ -398,7 +411,9 @@ def _may_copy(scene: Scene, decisions: Decisions) -> bool:
 
 
 def _hoisted(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """Offsets of what is computed first have 32 bits; the grid loop that computes it has a numbered grid."""
+    """Allow precomputed operands only where offsets fit in 32 bits; the grid loop that computes them needs a numbered
+    grid.
+    """
     if not decisions.values.get("hoist_operands", False):
         return decisions
     found = computed_operands(scene.program)
@@ -409,7 +424,7 @@ def _hoisted(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
 
 
 def _joined(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """Loops that are joined have the same tiles, all of them whole; the first one's options are those of all."""
+    """Fuse loops only with equal tile sizes that divide the extent; the first loop's options apply to all."""
     if not decisions.values.get("join_loops", False):
         return decisions
     run = joinable_loops(scene.program)
@@ -433,7 +448,7 @@ def _joined(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
 
 
 def _peeled(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """Loops are split where something is known of their tiles; runs of them are neither unrolled nor have they warps with roles."""
+    """Peel masks only where tiles are known to need none; peeled loops are neither unrolled nor warp-specialized."""
     if not decisions.values.get("peel_masks", False):
         return decisions
     static, special = (decisions.entries.get(key, {}) for key in ("static_ranges", "range_warp_specializes"))
@@ -444,7 +459,7 @@ def _peeled(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
 
 
 def _without_gone(scene: Scene, decisions: Decisions) -> Decisions:
-    """Options of loads that the rewritten program does not have are as they are where nothing is said."""
+    """Reset the options of loads that the rewritten program does not have."""
     attrs = [op.attrs for op in _lowered(scene, decisions).program.walk() if isinstance(op.attrs, MemoryAttrs)]
     slots, loads = {each.slot for each in attrs}, {each.load_slot for each in attrs}
     for key, known in (("load_eviction_policies", loads), ("load_cache_modifiers", slots)):
@@ -465,14 +480,14 @@ def _lowered(scene: Scene, decisions: Decisions) -> Lowered:
 
 
 def _until_settled(rule: _Step, scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """``rule`` again and again while it changes something: what it takes away may leave room for less, or for more."""
+    """Apply ``rule`` until nothing changes: an option that it removes may leave room for less, or for more."""
     while (settled := rule(scene, decisions, repair)) is not decisions:
         decisions = settled
     return decisions
 
 
 def _boxes(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """Accesses use the mechanism they can have, or pointers."""
+    """Give each access the mechanism that it can have, or pointers."""
     asked = {slot: way for slot, way in decisions.accesses("indexing").items() if way != "pointer"}
     if not asked:
         return decisions
@@ -482,7 +497,7 @@ def _boxes(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
 
 
 def _loops_in_order(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """A loop with a barrier inside has its loads in their iteration, and warps of one role."""
+    """Keep loads in their iteration, and warps without roles, in loops that contain a barrier."""
     asked = {
         place
         for key in ("range_num_stages", "range_flattens", "range_warp_specializes")
@@ -500,9 +515,12 @@ def _loops_in_order(scene: Scene, decisions: Decisions, repair: bool) -> Decisio
 
 
 def _access_options(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """Descriptors know neither eviction policies nor cache modifiers. Of the two an access has one: an instruction of PTX
-    takes no cache operator beside an eviction priority (the assembler refuses ld.global.cg.L1::evict_first), and the
-    policy is the finer instruction."""
+    """Drop cache options that an access cannot have.
+
+    Descriptors take neither eviction policies nor cache modifiers. Other accesses take one of the two: ptxas rejects a
+    cache operator with an eviction priority (ld.global.cg.L1::evict_first). The policy is the finer instruction, so it
+    is kept.
+    """
     seen = scene.seen
     policies = {slot: policy for slot, policy in decisions.accesses("load_eviction_policies").items() if policy}
     modifiers = {
@@ -524,7 +542,7 @@ def _access_options(scene: Scene, decisions: Decisions, repair: bool) -> Decisio
 
 
 def _described(scene: Scene, decisions: Decisions) -> frozenset[int]:
-    """The accesses that use descriptors, however often they stand in the program."""
+    """Return the accesses that use descriptors wherever they occur in the program."""
     if "tensor_descriptor" not in decisions.accesses("indexing").values():
         return frozenset()
     lowered = _lowered(scene, decisions)
@@ -537,40 +555,46 @@ def _described(scene: Scene, decisions: Decisions) -> frozenset[int]:
 
 
 _RULES: tuple[tuple[str, _Step], ...] = (
-    ("so few threads do not hold its tiles in registers", _held_values),
-    ("a checked kernel needs the dimensions of its loops", _check_lanes),
-    ("a flattened grid has one dimension", _flattened_grids),
+    ("its tiles do not fit in the registers of fewer warps", _held_values),
+    ("a checked kernel reports indices by dimension", _check_lanes),
+    ("a flattened grid has a single dimension", _flattened_grids),
     ("programs of this pid_type take one tile each", _single_tiles),
-    ("one loop at most is warp-specialized, with no unrolling and at least 4 warps", _one_specialized),
-    ("products of so few rows are wrong when they stand in a row in so many warps", _unrolled_products),
+    ("at most one loop is warp-specialized, with at least 4 warps and no unrolling", _one_specialized),
     (
-        "32-bit offsets do not reach all of the products that are computed first, or these have no numbered grid, and loops of their own",
+        "unrolling chains the dots of a loop, and Triton miscompiles chained dots with fewer than 16 rows per warp",
+        _unrolled_products,
+    ),
+    (
+        "unfused matmuls need an intermediate below 2**31 elements and a pid_type other than 'xyz', and replace their loops with all options",
         _materialized,
     ),
     (
-        "a sum has as many parts as tiles at most, whose programs are numbered and whose loop is their own; what follows is the same in other tiles",
+        "split-K needs a tile per split, a pid_type other than 'xyz' and a loop of its own, and moves the epilogue to another kernel",
         _parts,
     ),
-    ("a loop that is unrolled when compiling has no other options", _static_loops),
-    ("products of so few rows in a row are wrong in more warps", _chained_warps),
-    ("rows of whole tiles would not begin at multiples of 16 bytes, or copies have no numbered grid", _copied),
+    ("a loop that is unrolled at compile time has no other options", _static_loops),
+    ("Triton miscompiles chained dots with fewer than 16 rows per warp", _chained_warps),
     (
-        "the matrix unit takes 16 columns of a product that is turned for each of 4 warps or more, in no unrolled loop, and none whose operands are copied contiguous along K",
+        "operand copies need whole tiles with rows of a multiple of 16 bytes, fewer than 2**31 elements, no flatten_loops and a pid_type other than 'xyz'",
+        _copied,
+    ),
+    (
+        "swapped A and B need at least 4 warps, 16 columns of the tile per warp, no unrolled loop and no K-major copies of the operands",
         _turned,
     ),
     (
-        "32-bit offsets do not reach all of the operands that are computed first, or these have no numbered grid",
+        "precomputed operands need fewer than 2**31 elements, no flatten_loops and a pid_type other than 'xyz'",
         _hoisted,
     ),
     (
-        "tiles of loops that are joined are the same, and whole, with options of the first loop and no operands of kernels in front",
+        "fused loops need equal tile sizes that divide the extent, use the first loop's options, and exclude precomputed or copied operands",
         _joined,
     ),
-    ("nothing is known of masks in some of the tiles, or a loop is unrolled or specialized", _peeled),
-    ("a block of threads with so many registers does not fit an SM", _registers),
-    ("no tile of an epilogue is wide enough", _subtiles),
-    ("a dimension of the grid is too long", _long_axes),
-    ("it cannot be moved as a box on this target, or in these sizes", functools.partial(_until_settled, _boxes)),
-    ("the loop waits for other threads in each iteration", functools.partial(_until_settled, _loops_in_order)),
-    ("the access has another option, or a descriptor, which has none", _access_options),
+    ("no tiles are known to need no masks, or a loop is unrolled or warp-specialized", _peeled),
+    ("a block with this many registers per thread does not fit an SM", _registers),
+    ("no epilogue tile has enough columns", _subtiles),
+    ("a dimension of the grid is too long for the launch", _long_axes),
+    ("this access cannot use it on this target, or with these tile sizes", functools.partial(_until_settled, _boxes)),
+    ("the loop has a barrier in each iteration", functools.partial(_until_settled, _loops_in_order)),
+    ("the access has another cache option, or a descriptor, which takes none", _access_options),
 )

@@ -1,4 +1,4 @@
-"""The config keys that are Triton's: options of ``tl.range``, the launch, and how memory is accessed."""
+"""Config keys of Triton: options of ``tl.range``, the launch, and memory accesses."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ from .settle import bound_seen, crosswise, rules, split_axis, turns, unmateriali
 VERBATIM_PREFIX = "_triton_config_"
 #: Most iterations of a loop that may be unrolled at compile time.
 STATIC_TRIPS = 8
-#: Pipeline stages of a loop at most; of one over single indices without a product, whose steps wait for loads alone.
+#: Most pipeline stages of a loop, and of one over single indices without a matmul, whose steps wait for loads alone.
 _STAGES, _STEP_STAGES = 4, 8
-#: Most parts of a sum: so many loads of the kernel that adds them up are in flight at once.
+#: Largest split-K factor: the reduction kernel has this many loads in flight at once.
 MOST_PARTS = 64
-#: The same where programs share the loops behind the sums, too: a grid of one tile is to fill all SMs a few times.
+#: The same where programs share the loops after the accumulation too: a grid of one tile must fill all SMs a few times.
 MOST_SPREAD = 512
-#: Sides of tiles of products that a kernel in front computes.
+#: Sides of tiles of unfused matmuls.
 _LEAST_SIDE, _MOST_SIDE, _MOST_DEPTH = 16, 256, 256
-#: Elements of a part that a search tries, sides of tiles that it is about, and rounds of programs that it may come to.
+#: Least elements of a split that searches try, sides of the tiles that they assume, and most waves of programs.
 _LEAST_PART, _LARGE_TILE, _ROUNDS = 128, 128, 4
 
 PID_TYPES = ("flat", "xyz", "persistent_blocked", "persistent_interleaved")
@@ -59,7 +59,7 @@ _RANGE_FIELDS: tuple[tuple[str, Fragment], ...] = (
     ("range_multi_buffers", _TRISTATE),
     ("range_flattens", _TRISTATE),
 )
-#: Keys that exist elsewhere, and why they are refused here.
+#: Keys that other implementations have, and why they are refused here.
 _NOT_GENERATED = {
     "xcd_remap": "no code is generated for it",
     "num_ctas": "it is a key of the tileir backend, which is not here",
@@ -68,7 +68,7 @@ _NOT_GENERATED = {
 
 
 _FLAG = BooleanFragment()
-#: Keys of a full config that other sizes, strides, settings or targets have.
+#: Keys of a full config for other sizes, strides, settings or targets.
 _MISSING: dict[str, Missing] = {
     "range_warp_specializes": Missing(fragment=_TRISTATE),
     "split_k": Missing(fragment=PowerOfTwoFragment(1, MOST_SPREAD), initial=1, structural=True),
@@ -84,16 +84,19 @@ _MISSING: dict[str, Missing] = {
     "product_num_stages": Missing(fragment=IntegerFragment(1, 8), structural=True),
 }
 _PRODUCTS = frozenset(("dot", "dot_scaled"))
-#: Those of products that strides and types decide, and those that sizes which differ from call to call rule out.
+#: Matmul keys that depend on strides and dtypes, and those that sizes which differ from call to call rule out.
 _OF_PRODUCTS = ("turn_products", "pack_operands", "transpose_operands")
 _OF_KNOWN_SIZES = ("hoist_operands", "materialize_products", "product_num_warps", "product_num_stages")
-#: Keys that no arguments of a kernel have on this target, which ask for nothing at these values.
+#: Keys that no arguments of a kernel have on this target, with the values that request nothing.
 _NEUTRAL: dict[str, Any] = {"waves_per_eu": 0, "matrix_instr_nonkdim": 0, "num_ctas": 1, "occupancy": 1}
 
 
 def _missing(program: Program, settings: Settings, absent: Mapping[str, str]) -> dict[str, Missing]:
-    """Return what the keys are that a kernel has with other arguments. Those about products depend on sizes, strides and
-    types alone where there is a product, and ``split_k`` where a grid has open sizes; a checked kernel is rewritten by none."""
+    """Return the keys that a kernel has with other arguments.
+
+    The matmul keys depend on sizes, strides and dtypes alone where there is a matmul, and ``split_k`` where a grid has
+    open sizes. A checked kernel has no rewrites.
+    """
     multiplies = any(op.kind in _PRODUCTS for op in program.walk())
     is_open = any(isinstance(n, Expr) for tensor in program.tensors for n in tensor.shape)
     differing = {
@@ -110,7 +113,7 @@ def _missing(program: Program, settings: Settings, absent: Mapping[str, str]) ->
 
 
 def own_keys(seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
-    """The keys of a program, and the rules that settle them."""
+    """Return the keys of a program, and the rules that legalize them."""
     absent = dict(_NOT_GENERATED)
     fields = [
         *_range_fields(seen, target, settings, absent),
@@ -141,7 +144,7 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
 
 
 def _range_fields(seen: Survey, target: Target, settings: Settings, absent: dict[str, str]) -> list[Field]:
-    """One entry per grid loop and per dimension of a loop inside."""
+    """Return fields with one entry per grid loop and per dimension of a device loop."""
     fields: list[Field] = []
     for key, fragment in _RANGE_FIELDS:
         if key == "range_warp_specializes" and (why := _no_specialization(target, settings)):
@@ -215,7 +218,7 @@ def _launch_fields(seen: Survey, target: Target, absent: dict[str, str]) -> list
     warps = min(32, target.max_threads_per_block // target.warp_size)
     pid_types, remedies = _pid_types(seen, target)
     maxnreg = (None, 32, 64, 128, 256) if target.kind == "cuda" else (None,)
-    # operands and accumulators of a warp group's matrix instruction leave ptxas nothing to work with in 32 registers
+    # 32 registers leave ptxas too few besides the operands and accumulators of a warp group's matrix instruction
     searched = tuple(n for n in maxnreg if n != 32 or not (seen.matrix_blocks and target.has("wgmma")))
     fields: list[Field] = [
         Scalar(key="num_warps", weight=4.0, fragment=PowerOfTwoFragment(1, warps), initial=4),
@@ -238,7 +241,7 @@ def _launch_fields(seen: Survey, target: Target, absent: dict[str, str]) -> list
     if target.kind == "cuda":
         fields.append(OptionsFile(key="advanced_controls_file", fragment=EnumFragment((None,))))
     else:
-        absent["advanced_controls_file"] = f"it is for NVIDIA's assembler, and the target is {target}"
+        absent["advanced_controls_file"] = f"it is an option of ptxas, and the target is {target}"
     return fields
 
 
@@ -256,10 +259,10 @@ def _most_parts(program: Program) -> int:
 
 def _turn_fields(program: Program, target: Target, absent: dict[str, str]) -> list[Field]:
     if not target.has("wgmma"):
-        absent["turn_products"] = f"operands of TF32 need not be contiguous along K for the matrix unit of {target}"
+        absent["turn_products"] = f"the matrix unit of {target} does not need K-major TF32 operands"
     elif not turns(program):
         absent["turn_products"] = (
-            "no loop only adds up a product of fp32 operands of which the left one alone is contiguous along K"
+            "no loop only accumulates a matmul of fp32 operands of which the left one alone is K-major"
         )
     else:
         return [Scalar(key="turn_products", fragment=BooleanFragment(), initial=False)]
@@ -268,9 +271,9 @@ def _turn_fields(program: Program, target: Target, absent: dict[str, str]) -> li
 
 def _pack_fields(program: Program, settings: Settings, absent: dict[str, str]) -> list[Field]:
     if settings.checked:
-        absent["pack_operands"] = "a checked kernel reads the tensors that it was written for"
+        absent["pack_operands"] = "checked kernels are compiled as written"
     elif not unaligned_operands(program):
-        absent["pack_operands"] = "no operand of a matrix product has rows of known size that begin anywhere"
+        absent["pack_operands"] = "no matmul operand has rows of known size that are not aligned to 16 bytes"
     else:
         return [Scalar(key="pack_operands", fragment=BooleanFragment(), initial=False)]
     return []
@@ -278,13 +281,11 @@ def _pack_fields(program: Program, settings: Settings, absent: dict[str, str]) -
 
 def _transpose_fields(program: Program, target: Target, settings: Settings, absent: dict[str, str]) -> list[Field]:
     if settings.checked:
-        absent["transpose_operands"] = "a checked kernel reads the tensors that it was written for"
+        absent["transpose_operands"] = "checked kernels are compiled as written"
     elif not target.has("wgmma"):
-        absent["transpose_operands"] = f"operands need not be contiguous along K for the matrix unit of {target}"
+        absent["transpose_operands"] = f"the matrix unit of {target} does not need K-major operands"
     elif not crosswise(program):
-        absent["transpose_operands"] = (
-            "no operand of known size of a product in TF32, or of 8 bits, is contiguous along another dimension than K"
-        )
+        absent["transpose_operands"] = "no TF32 or 8-bit matmul operand of known size is MN-major"
     else:
         return [Scalar(key="transpose_operands", fragment=BooleanFragment(), initial=False)]
     return []
@@ -292,10 +293,10 @@ def _transpose_fields(program: Program, target: Target, settings: Settings, abse
 
 def _hoist_fields(program: Program, settings: Settings, absent: dict[str, str]) -> list[Field]:
     if settings.checked:
-        absent["hoist_operands"] = "a checked kernel reads the tensors that it was written for"
+        absent["hoist_operands"] = "checked kernels are compiled as written"
     elif not computed_operands(program):
         absent["hoist_operands"] = (
-            "no operand of a matrix product in a loop is computed from tiles of known sizes that several programs share"
+            "no operand of a matmul in a loop is computed from tiles of known sizes that several programs share"
         )
     else:
         return [Scalar(key="hoist_operands", fragment=BooleanFragment(), initial=False)]
@@ -304,11 +305,9 @@ def _hoist_fields(program: Program, settings: Settings, absent: dict[str, str]) 
 
 def _join_fields(program: Program, settings: Settings, absent: dict[str, str]) -> list[Field]:
     if settings.checked:
-        absent["join_loops"] = "a checked kernel has the loops that it was written with"
+        absent["join_loops"] = "checked kernels are compiled as written"
     elif joinable_loops(program) is None:
-        absent["join_loops"] = (
-            "the kernel has no loops with matrix products, one behind the other, that differ in numbers alone"
-        )
+        absent["join_loops"] = "the kernel has no consecutive loops with matmuls that differ only in constants"
     else:
         return [Scalar(key="join_loops", fragment=BooleanFragment(), initial=False)]
     return []
@@ -316,11 +315,9 @@ def _join_fields(program: Program, settings: Settings, absent: dict[str, str]) -
 
 def _peel_fields(program: Program, settings: Settings, absent: dict[str, str]) -> list[Field]:
     if settings.checked:
-        absent["peel_masks"] = "a checked kernel has the loops that it was written with"
+        absent["peel_masks"] = "checked kernels are compiled as written"
     elif not peelable(program):
-        absent["peel_masks"] = (
-            "the kernel has no loop over tiles with two matrix products or more, and none inside of it"
-        )
+        absent["peel_masks"] = "the kernel has no innermost loop over tiles with two matmuls or more"
     else:
         return [Scalar(key="peel_masks", fragment=BooleanFragment(), initial=False)]
     return []
@@ -328,9 +325,11 @@ def _peel_fields(program: Program, settings: Settings, absent: dict[str, str]) -
 
 def _ahead_fields(program: Program, settings: Settings, absent: dict[str, str]) -> list[Field]:
     if settings.checked:
-        absent["load_ahead"] = "a checked kernel loads where it was written to"
+        absent["load_ahead"] = "checked kernels are compiled as written"
     elif next(stepping_loops(program), None) is None:
-        absent["load_ahead"] = "no loop over single indices loads what it does not write from where its index says"
+        absent["load_ahead"] = (
+            "no loop over single indices loads data that it does not write, at addresses from its index"
+        )
     else:
         return [Scalar(key="load_ahead", fragment=IntegerFragment(0, _STEP_STAGES, 0), initial=0)]
     return []
@@ -354,7 +353,10 @@ def _product_fields(program: Program, target: Target, settings: Settings, absent
 
 
 def _worth_trying(program: Program, target: Target) -> int:
-    """Parts of a sum that are long enough, and no more of them than fill the SMs of the target a few times with large tiles."""
+    """Return the largest split-K factor that searches try.
+
+    Each split must be long enough, and the programs must not exceed a few waves of the target with large tiles.
+    """
     (root,) = program.roots
     extents = [bound_seen(axis.end) for axis in root.axes]
     programs = math.prod(cdiv(extent, _LARGE_TILE) for extent in extents)
@@ -364,7 +366,7 @@ def _worth_trying(program: Program, target: Target) -> int:
 
 
 def _pid_types(seen: Survey, target: Target) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The legal ones, the default first, and why the others are not."""
+    """Return the legal pid types, the default first, and the reasons against the others."""
     roots = seen.roots
     if any(isinstance(bound, OperandRef) for root in roots for axis in root.axes for bound in (axis.begin, axis.end)):
         why = "the size of the grid depends on data, so the host cannot tell how many programs to launch"
@@ -379,7 +381,7 @@ def _pid_types(seen: Survey, target: Target) -> tuple[tuple[str, ...], dict[str,
 
 def _memory_fields(seen: Survey) -> list[Field]:
     copied = bool(seen.rollable)  # rolling a reduction repeats accesses
-    # what an access cannot use falls back to pointers, so that one config serves many shapes and targets
+    # an unsupported mechanism falls back to pointers, so that one config serves many shapes and targets
     pointers: dict[str, Any] = {"choice": EnumFragment(("pointer", "block_ptr", "tensor_descriptor")), "copied": copied}
     # "" caches at all levels. Loads: .cg bypasses L1. Stores: .cs is evicted first, .wt writes through L2.
     of_loads, of_stores = EnumFragment(("", ".cg")), EnumFragment(("", ".cs", ".wt"))

@@ -196,7 +196,7 @@ def one_product(x, w):
 
 def test_a_loop_with_one_product_has_no_key() -> None:
     bound = helion.kernel(one_product, static_shapes=True).bind((tensor(64, 64), tensor(64, 64)))
-    with pytest.raises(exc.InvalidConfig, match=r"peel_masks.*two matrix products"):
+    with pytest.raises(exc.InvalidConfig, match=r"peel_masks.*two matmuls"):
         bound.to_triton_code(helion.Config(peel_masks=True))
 
 

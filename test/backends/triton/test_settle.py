@@ -123,34 +123,34 @@ GRID = {"pid_type": "persistent_blocked"}
     ("kernel", "on", "config", "said"),
     [
         (PRODUCT, "sm_90", {"block_sizes": [1024, 64, 32]}, ["block_sizes[0] (tile_m) is 256, not 1024: the nearest that the dimension takes"]),
-        (CHAIN, "sm_90", {**TILES, "num_warps": 16}, ["num_warps is 4, not 16: products of so few rows in a row are wrong in more warps"]),
+        (CHAIN, "sm_90", {**TILES, "num_warps": 16}, ["num_warps is 4, not 16: Triton miscompiles chained dots with fewer than 16 rows per warp"]),
         (CHAIN, "sm_80", {**TILES, "num_warps": 16}, []),
         (
             PRODUCT,
             "sm_90",
             {**TILES, "num_warps": 8, "range_unroll_factors": [0, 2]},
-            ["range_unroll_factors[1] (the loop over tile_k) is 0, not 2: products of so few rows are wrong when they stand in a row in so many warps"],
+            ["range_unroll_factors[1] (the loop over tile_k) is 0, not 2: unrolling chains the dots of a loop, and Triton miscompiles chained dots with fewer than 16 rows per warp"],
         ),
         (
             ODD,
             "sm_90",
             {**TILES, "indexing": ["pointer", "tensor_descriptor", "pointer"]},
-            ["indexing[1] (load of y) is 'pointer', not 'tensor_descriptor': it cannot be moved as a box on this target, or in these sizes"],
+            ["indexing[1] (load of y) is 'pointer', not 'tensor_descriptor': this access cannot use it on this target, or with these tile sizes"],
         ),
         (
             PRODUCT,
             "sm_90",
             {**TILES, "indexing": "tensor_descriptor", "load_cache_modifiers": [".cg"], "load_eviction_policies": ["", "last"]},
             [
-                "load_eviction_policies[1] (load of y) is '', not 'last': the access has another option, or a descriptor, which has none",
-                "load_cache_modifiers[0] (load of x) is '', not '.cg': the access has another option, or a descriptor, which has none",
+                "load_eviction_policies[1] (load of y) is '', not 'last': the access has another cache option, or a descriptor, which takes none",
+                "load_cache_modifiers[0] (load of x) is '', not '.cg': the access has another cache option, or a descriptor, which takes none",
             ],
         ),
         (
             PRODUCT,
             "sm_90",
             {**TILES, "load_cache_modifiers": [".cg", ".cg"], "load_eviction_policies": ["", "last"]},
-            ["load_cache_modifiers[1] (load of y) is '', not '.cg': the access has another option, or a descriptor, which has none"],
+            ["load_cache_modifiers[1] (load of y) is '', not '.cg': the access has another cache option, or a descriptor, which takes none"],
         ),
         (
             PRODUCT,
@@ -164,15 +164,15 @@ GRID = {"pid_type": "persistent_blocked"}
             "sm_100",
             {**TILES, **GRID, "num_warps": 2, "range_warp_specializes": [True, True]},
             [
-                "range_warp_specializes[1] (the loop over tile_k) is None, not True: one loop at most is warp-specialized, with no unrolling and at least 4 warps",
-                "num_warps is 4, not 2: one loop at most is warp-specialized, with no unrolling and at least 4 warps",
+                "range_warp_specializes[1] (the loop over tile_k) is None, not True: at most one loop is warp-specialized, with at least 4 warps and no unrolling",
+                "num_warps is 4, not 2: at most one loop is warp-specialized, with at least 4 warps and no unrolling",
             ],
         ),
         (
             STEPS,
             "sm_90",
             {"range_flattens": [None, True]},
-            ["range_flattens[1] (the loop over _) is None, not True: the loop waits for other threads in each iteration"],
+            ["range_flattens[1] (the loop over _) is None, not True: the loop has a barrier in each iteration"],
         ),
         (
             PRODUCT,
@@ -194,7 +194,7 @@ def test_what_a_config_does_not_get(
 def test_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     bound = helion.kernel(chained).bind(CHAIN[1], target="sm_90")
     config = helion.Config(block_sizes=[64, 64, 32], num_warps=16)
-    change = "num_warps is 4, not 16: products of so few rows in a row are wrong in more warps"
+    change = "num_warps is 4, not 16: Triton miscompiles chained dots with fewer than 16 rows per warp"
     line = f"helion: config of chained on sm_90: {change}"
     for _ in range(2):
         assert "num_warps=4" in bound.to_triton_code(config)

@@ -1,4 +1,4 @@
-"""Triton source of the user's: what it brings to a generated module, and what it does to memory."""
+"""Triton source written by the user: its copies in a generated module, and its effect on memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Copies ``@triton.jit`` functions of the user's, with all that they name, into definitions of a generated module.
+"""Copies of the user's ``@triton.jit`` functions, with all names that they use, as definitions of a generated module.
 
-A function finds names in its own module: other functions, also of other modules, constants, and modules under any name.
-Each becomes a definition that gets its name when the module is printed, so that two of one name do not meet.
+A function resolves names in its own module: other functions, also of other modules, constants, and modules under any
+name. Each becomes a definition that is named when the module is printed, so that equal names do not collide.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from ...._compiler.frontend.values import describe
 from ...._compiler.ir.grammar import Definition, InlineEffect
 from .effects import UNKNOWN, effect_of, is_jit, joined
 
-#: Modules that generated ones know, by the names they have there.
+#: Modules that generated modules import, by their names there.
 _MODULES = {"triton": "triton", "triton.language": "tl", "triton.language.extra.libdevice": "libdevice"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copied:
-    """A function as a definition, and what it and all that it calls do to memory. ``reads`` are the globals and attributes
-    that were read for it, as ``World.assume`` takes them."""
+    """A function as a definition, and its effect on memory, including all functions that it calls.
+
+    ``reads`` are the globals and attributes that were read for it, as ``World.assume`` takes them.
+    """
 
     definition: Definition
     effect: InlineEffect
@@ -41,11 +43,11 @@ class Copied:
 
 
 def copied(function: Any) -> Copied:
-    """Return the definition of a ``@triton.jit`` function, or of a plain one that is to be one.
+    """Return the definition of a ``@triton.jit`` function, or of a plain one to be compiled like one.
 
     Raises:
-        exc.InvalidAPIUsage: it has no source, calls itself, or names something that no generated module can have.
-        exc.UndefinedVariable: a name that it reads is bound nowhere.
+        exc.InvalidAPIUsage: it has no source, calls itself, or uses a value that no generated module can have.
+        exc.UndefinedVariable: a name that it reads is not defined.
     """
     copier = _Copier()
     found = copier.function(function)
@@ -53,7 +55,7 @@ def copied(function: Any) -> Copied:
 
 
 def escaped(text: str) -> str:
-    """Return text as a format string that gives it."""
+    """Return a format string that formats to ``text``."""
     return text.replace("{", "{{").replace("}", "}}")
 
 
@@ -77,7 +79,7 @@ class _Copier:
 
 
 class _Function:
-    """One function while it is copied. ``uses`` are the definitions it names, by their placeholders."""
+    """One function during its copy. ``uses`` maps the definitions it uses to their placeholders."""
 
     def __init__(self, copier: _Copier, value: Any) -> None:
         self.copier, self.value = copier, value
@@ -103,7 +105,7 @@ class _Function:
         return Copied(definition=definition, effect=effect)
 
     def body(self) -> str:
-        """Return the text from ``def`` on, with placeholders for its own name and for what others define."""
+        """Return the text from ``def`` on, with placeholders for its own name and for names of other definitions."""
         lines = [line.encode() for line in self.source.splitlines(keepends=True)]
         begins = list(itertools.accumulate(map(len, lines), initial=0))
         first = begins[self.tree.lineno - 1]
@@ -113,7 +115,7 @@ class _Function:
         for node, replacement in self.replacements():
             begin = begins[node.lineno - 1] + node.col_offset
             end = begins[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
-            # Python before 3.12 does not know where names in an f-string stand
+            # Python before 3.12 does not report the positions of names in an f-string
             if b"".join(text[begin:end].split()).decode() == ast.unparse(node):
                 changes.append((begin, end, replacement))
         made, at = "", first
@@ -123,7 +125,7 @@ class _Function:
         return (made + escaped(text[at:].decode())).rstrip()
 
     def replacements(self) -> Iterator[tuple[ast.expr, str]]:
-        """Yield the names of the module, each with its attributes as far as they lead, and what stands for them."""
+        """Yield the names of the module, each with as many attributes as can be resolved, and their replacements."""
         seen = {id(node) for decorator in self.tree.decorator_list for node in ast.walk(decorator)}
         for node in ast.walk(self.tree):
             if id(node) in seen or not isinstance(node, (ast.Name, ast.Attribute)):
@@ -135,8 +137,11 @@ class _Function:
                 yield place, self.spelled(name, value)
 
     def chain(self, node: ast.expr) -> tuple[ast.expr, Any, str] | None:
-        """Return the part of a name with attributes that leads out of the user's modules, what it stands for, and the name it
-        may have; None for values of the function, and for names of Python."""
+        """Return the longest part of a name with attributes that resolves outside of the function.
+
+        The result has the node, its value and a name for it. Return None for values of the function and for Python's
+        builtins.
+        """
         names: list[ast.Attribute] = []
         while isinstance(node, ast.Attribute):
             names.append(node)
@@ -159,7 +164,7 @@ class _Function:
         return place, value, f"{name}_" if name in self.locals else name
 
     def resolve(self, node: ast.expr) -> Any:
-        """Return what a name, or attributes of one, stand for; ``UNKNOWN`` for values of the function."""
+        """Return the value of a name, or of attributes of one; ``UNKNOWN`` for values of the function."""
         names: list[str] = []
         while isinstance(node, ast.Attribute):
             names.append(node.attr)
@@ -172,14 +177,14 @@ class _Function:
         return value
 
     def spelled(self, name: str, value: Any) -> str:
-        """Return what stands for ``value`` in a module: a name that each has, or the placeholder of a definition."""
+        """Return the text for ``value`` in a module: a name that every module has, or the placeholder of a definition."""
         usual = _usual(value)
         if usual is not None and usual.partition(".")[0] not in self.locals:
             return usual
         return f"{{{self.uses.setdefault(self.definition(name, value), len(self.uses) + 1)}}}"
 
     def definition(self, name: str, value: Any) -> Definition:
-        """Return what defines ``value`` in a module."""
+        """Return the definition of ``value`` in a module."""
         if isinstance(value, types.ModuleType):
             return Definition(name, f"import {value.__name__} as {{0}}")
         if is_jit(value) and not _is_of_triton(value):
@@ -203,7 +208,7 @@ def _usual(value: Any) -> str | None:
 
 
 def _holds_names(value: Any) -> bool:
-    """Return whether the attributes of a value are taken for themselves: those of the user's modules and classes."""
+    """Return whether the attributes of a value are resolved separately: those of the user's modules and classes."""
     if isinstance(value, types.ModuleType):
         return value.__name__.partition(".")[0] != "triton" and value.__name__ not in ("math", "copy")
     return isinstance(value, (type, types.SimpleNamespace)) and not _is_of_triton(value)
@@ -221,7 +226,7 @@ def _is_of_triton(value: Any) -> bool:
 
 
 def _import_of(value: Any, name: str, function: types.FunctionType) -> str:
-    """Return the import that gives ``value``, of Triton or of a module that other processes can import, too."""
+    """Return an import of ``value``, from Triton or from a module that other processes can import too."""
     wanted = getattr(value, "__name__", name)
     module = getattr(value, "__module__", None) or type(value).__module__
     for where in (module, "triton.language"):
@@ -235,7 +240,7 @@ def _import_of(value: Any, name: str, function: types.FunctionType) -> str:
 
 
 def _constant(value: Any) -> str | None:
-    """Return an expression of a constant; None for what is none."""
+    """Return an expression of a constant; None for other values."""
     if type(value).__name__ == "constexpr":
         return _constant(value.value)
     if type(value) is float and not math.isfinite(value):
@@ -251,7 +256,7 @@ def _constant(value: Any) -> str | None:
 
 
 def _locals(tree: ast.FunctionDef) -> frozenset[str]:
-    """The names that a function binds."""
+    """Return the names that a function binds."""
     found = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
     found |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     return frozenset(found)

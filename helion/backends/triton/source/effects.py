@@ -1,7 +1,7 @@
-"""What Triton source does to memory, by the functions that it calls.
+"""The effect of Triton source on memory, derived from the functions that it calls.
 
-Source computes with values alone where all that it calls is known to. What calls anything else may do anything: store,
-wait, signal other programs. So an unknown function costs a barrier, and never the order of memory.
+Source is pure if all functions that it calls are known to be pure. Other calls may do anything: store, wait, signal
+other programs. So an unknown function costs a barrier, but never breaks the order of memory accesses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from triton.language.extra import libdevice
 
 from ...._compiler.ir.grammar import InlineEffect
 
-#: Functions of Triton, and methods of its values, that compute with values alone.
+#: Functions of Triton, and methods of its values, that are pure.
 _PURE = frozenset(
     (
         "abs", "add", "arange", "argmax", "argmin", "associative_scan", "assume", "bitonic_merge", "broadcast", "broadcast_to",
@@ -32,19 +32,19 @@ _PURE = frozenset(
 #: Those that also read memory.
 _READING = frozenset(("load",))
 _BUILTINS = frozenset(("abs", "bool", "float", "getattr", "int", "isinstance", "len", "max", "min", "range", "tuple"))
-#: Modules of which every function computes with values alone.
+#: Modules whose functions are all pure.
 _PURE_MODULES = ("triton.language.math", "triton.language.extra.libdevice", "math")
 _ORDER: tuple[InlineEffect, ...] = ("none", "reads", "any")
-#: What may hold a call that does not look like one.
+#: Syntax that may contain a call in disguise.
 _OPAQUE = (ast.AsyncFor, ast.AsyncWith, ast.Await, ast.ClassDef, ast.Lambda, ast.With)
 
-#: What a name, or attributes of one, stand for in a function's module; ``UNKNOWN`` for values of the function.
+#: The value of a name, or of attributes of one, in a function's module; ``UNKNOWN`` for values of the function.
 Resolve = Callable[[ast.expr], Any]
 UNKNOWN = object()
 
 
 def joined(effects: Iterable[InlineEffect]) -> InlineEffect:
-    """Return the effect of all of them together."""
+    """Return the strongest of the effects."""
     return max(effects, key=_ORDER.index, default="none")
 
 
@@ -89,7 +89,7 @@ def _effect_of_call(call: ast.Call, resolve: Resolve) -> InlineEffect:
         return "none" if call.func.id in _BUILTINS else "any"
     module, name = getattr(called, "__module__", None) or "", getattr(called, "__name__", "")
     if is_jit(called) and not module.startswith("triton."):
-        return "none"  # whose own source is looked at
+        return "none"  # its own source is analyzed
     if module in _PURE_MODULES:
         return "none"
     return _by_name(name, call) if module.startswith("triton.") else "any"

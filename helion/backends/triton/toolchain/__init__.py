@@ -1,4 +1,4 @@
-"""Offline compilation for any target, and measured resources of the result. Triton is imported when it is used."""
+"""Offline compilation for any target, and measured resources of the result. Triton is imported on first use."""
 
 from __future__ import annotations
 

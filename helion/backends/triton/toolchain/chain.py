@@ -26,7 +26,7 @@ class TritonToolchain:
         count_opcodes: bool = True,
         seconds: float | None = None,
     ) -> Resources:
-        """Opcodes are not counted."""
+        """Return the resources of the kernel that takes the most; opcodes are not counted."""
         measured = [
             measure(compile_offline(names[kernel], **offline_signature(plan, target, phase), seconds=seconds), target)
             for phase, kernel in enumerate(plan.kernel_names)

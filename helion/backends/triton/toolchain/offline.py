@@ -1,6 +1,6 @@
-"""Compile a Triton kernel for a GPU that is not here, with Triton's own compiler and the real ``ptxas`` or LLVM.
+"""Compile a Triton kernel for a GPU that is not present, with Triton's own compiler and the real ``ptxas`` or LLVM.
 
-No driver is asked and nothing is launched. Compilations run one at a time, under the process's Triton lock.
+No driver is used and nothing is launched. Compilations run one at a time, under the process's Triton lock.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _DETAIL_LINES = 10
 
 
 class OfflineCompileError(CompileError):
-    """Triton or ``ptxas`` refused a kernel. ``__cause__`` is the original error, with the whole message."""
+    """Triton or ``ptxas`` rejected a kernel. ``__cause__`` is the original error, with the whole message."""
 
     template = "Kernel {kernel!r} does not compile for {target} with options {options}:\n{detail}"
 
     def __getattr__(self, name: str) -> Any:
-        """``kernel``, ``target``, ``options`` and ``detail``."""
+        """Return ``kernel``, ``target``, ``options`` or ``detail``."""
         fields = self.__dict__.get("fields", {})
         if name in fields:
             return fields[name]
@@ -48,7 +48,7 @@ class OfflineCompileError(CompileError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Signature:
-    """What Triton specializes a kernel on, by argument name: the facts that a launch derives from its arguments."""
+    """The facts that Triton specializes a kernel on, by argument name, as a launch derives them from its arguments."""
 
     types: Mapping[str, str]
     """Triton's type of every argument: ``*bf16``, ``i32``, ``fp32`` ... An entry may be left out for the rest."""
@@ -76,16 +76,17 @@ def compile_offline(
 ) -> CompiledKernel:
     """Compile `fn` for `target`; the result's ``asm`` and ``metadata`` are Triton's, and so is the cache on disk.
 
-    `signature` is a whole ``Signature``, or its ``types`` with the other fields given beside it. `options` are Triton's
-    (``num_warps``, ``num_stages``, ``maxnreg``, ``waves_per_eu`` ...). `fn` must stand in a real file. A launch with
-    equal facts and options finds the result in Triton's cache.
+    `signature` is a whole ``Signature``, or its ``types`` with the other fields as separate arguments. `options` are
+    Triton's (``num_warps``, ``num_stages``, ``maxnreg``, ``waves_per_eu`` ...). `fn` must be defined in a real file. A
+    launch with equal facts and options finds the result in Triton's cache.
 
-    `seconds` bound ``ptxas``, which is ended once the whole compilation has taken so long.
+    `seconds` bound ``ptxas``, which is ended after that time of the whole compilation.
 
-    Raises ``OfflineCompileError`` if Triton, LLVM or ``ptxas`` refuses the kernel, if ``ptxas`` was ended, or if there is no
-    compiler for `target`; ``ValueError`` for arguments or options that do not exist or are missing; ``TypeError`` if `fn` is not compilable.
-    Too much shared memory is no error: see ``resources.measure``. On a refusal Triton prints the kernel's whole PTX;
-    that text is dropped. MLIR's own diagnostics go from C++ to the process's stderr and are left alone.
+    Raises ``OfflineCompileError`` if Triton, LLVM or ``ptxas`` rejects the kernel, if ``ptxas`` was ended, or if there is
+    no compiler for `target`; ``ValueError`` for arguments or options that do not exist or are missing; ``TypeError`` if
+    `fn` is not compilable. Too much shared memory is not an error: see ``resources.measure``. On a rejection Triton
+    prints the kernel's whole PTX; that text is dropped. MLIR's own diagnostics go from C++ to the process's stderr and
+    are not captured.
     """
     import triton  # 0.25 s
 
@@ -128,7 +129,7 @@ def compile_offline(
 
 @functools.cache
 def use_writable_cache() -> None:
-    """Let Triton keep binaries in helion's cache where its own folder in the home of the user cannot be written."""
+    """Let Triton keep binaries in helion's cache where its own folder in the user's home is not writable."""
     import triton.knobs
 
     if knobs.TRITON_CACHE_DIR.read():
@@ -156,44 +157,47 @@ def said_when_slow(fn: triton.JITFunction, options: Mapping[str, object]) -> con
 
 
 def _constants(fn: triton.JITFunction) -> list[tuple[str, Any]]:
-    """Sizes of tiles that the module of a kernel defines."""
+    """Return the tile sizes that the module of a kernel defines."""
     return [
         (name, value) for name, value in fn.fn.__globals__.items() if name.startswith(("_BLOCK_SIZE_", "_RDIM_SIZE_"))
     ]
 
 
 def compiler_of(target: Target) -> str:
-    """Triton's version and what it calls the assembler for `target`, which it asks for once in a process."""
+    """Return Triton's version and its hash of the assembler for `target`, which is read once per process."""
     import triton
 
     return f"triton {triton.__version__} {_backend(_gpu_target(target)).hash()}"
 
 
 def prepare(target: Target) -> None:
-    """Read once what compilations for ``target`` ask for: the versions of ``ptxas`` and the digest of Triton's own files,
-    which takes 0.25 s."""
+    """Read once the data that compilations for ``target`` need: the versions of ``ptxas`` and the digest of Triton's
+    own files.
+
+    The digest takes 0.25 s.
+    """
     import triton.compiler.compiler
     import triton.runtime.cache
 
     _no_compiler(target)
-    for module in (triton.runtime.cache, triton.compiler.compiler):  # it has moved
+    for module in (triton.runtime.cache, triton.compiler.compiler):  # the module differs between versions
         digest = getattr(module, "triton_key", None)
         if digest is not None:
             digest()
 
 
 def ptxas_version(target: Target | None = None) -> str:
-    """Release of the ``ptxas`` that Triton uses for `target` (sm_80 if None), such as ``12.8``."""
+    """Return the release of the ``ptxas`` that Triton uses for `target` (sm_80 if None), such as ``12.8``."""
     return str(_ptxas(80 if target is None else target.capability).version)
 
 
 def ptxas_path(target: Target) -> str:
-    """The ``ptxas`` that Triton uses for `target`, a CUDA one."""
+    """Return the path of the ``ptxas`` that Triton uses for `target`, a CUDA one."""
     return str(_ptxas(target.capability).path)
 
 
 def ptxas_architecture(target: Target) -> str:
-    """What ``ptxas --gpu-name`` is for `target`, a CUDA one: ``sm_80``, but ``sm_90a`` from 9.0 on."""
+    """Return ``ptxas --gpu-name`` for `target`, a CUDA one: ``sm_80``, but ``sm_90a`` from 9.0 on."""
     from triton.backends.nvidia.compiler import sm_arch_from_capability
 
     return str(sm_arch_from_capability(target.capability))
@@ -212,10 +216,10 @@ def _ptxas_architectures(path: str) -> frozenset[str]:
 
 
 def _no_compiler(target: Target) -> str | None:
-    """Why this Triton cannot compile for `target`, or None.
+    """Return the reason why this Triton cannot compile for `target`, or None.
 
-    ``ptxas`` is asked beforehand because LLVM ends the whole process ("LLVM ERROR: Cannot select") when it is asked
-    for instructions on an architecture it does not know, sm_101 for one.
+    ``ptxas --help`` is checked first, because LLVM ends the whole process ("LLVM ERROR: Cannot select") on instructions
+    for an architecture it does not support, such as sm_101.
     """
     from triton.backends import backends
     from triton.backends.compiler import GPUTarget
@@ -244,7 +248,7 @@ def _backend(gpu: GPUTarget) -> BaseBackend:
 
 
 def _check_options(kernel: str, options: Mapping[str, object], gpu: GPUTarget) -> None:
-    """A misspelt option would be ignored silently: ``triton.compile`` drops what it does not know."""
+    """Raise ``ValueError`` for misspelt options: ``triton.compile`` silently drops unknown ones."""
     known = vars(_backend(gpu).parse_options({}))
     if unknown := [name for name in options if name not in known]:
         raise ValueError(
@@ -254,7 +258,7 @@ def _check_options(kernel: str, options: Mapping[str, object], gpu: GPUTarget) -
 
 
 def _ast_source(fn: triton.JITFunction, signature: Signature, gpu: GPUTarget) -> Any:
-    """Triton's source object, spelt exactly as a launch spells it, so that both have one key in Triton's cache."""
+    """Return Triton's source object exactly as a launch makes it, so that both have one key in Triton's cache."""
     from triton.compiler import ASTSource
 
     named = {
@@ -292,7 +296,7 @@ def _ast_source(fn: triton.JITFunction, signature: Signature, gpu: GPUTarget) ->
 
 
 def _has_attributes(parameter: Any, type_name: str) -> bool:
-    """Whether a launch lists the argument's attributes at all, be they none; the list is in Triton's cache key."""
+    """Return whether a launch lists the argument's attributes, even empty ones; the list is in Triton's cache key."""
     import triton
 
     if type_name == "constexpr":
@@ -304,8 +308,8 @@ def _has_attributes(parameter: Any, type_name: str) -> bool:
 def _without_ptx_dump() -> Iterator[None]:
     """Drop the whole-PTX dump that Triton prints before a PTXASError, and print everything else as before.
 
-    Redirecting ``sys.stdout`` would take other threads' output too. This shadows ``print`` in the one module of Triton
-    that dumps, and drops a text only if it comes from this thread and ends in that dump's last sentence.
+    Redirecting ``sys.stdout`` would capture other threads' output too. This shadows ``print`` in the one module of
+    Triton that dumps. It drops a text only if it comes from this thread and ends in that dump's last sentence.
     """
     from triton.backends.nvidia import compiler as nvidia
 
@@ -328,14 +332,14 @@ def _without_ptx_dump() -> Iterator[None]:
 
 
 def _unshadowed() -> None:
-    """Give Triton its own ``print`` again, in a process that was forked while another thread compiled."""
+    """Restore Triton's own ``print`` in a process that was forked while another thread compiled."""
     nvidia = sys.modules.get("triton.backends.nvidia.compiler")
     if nvidia is not None:
         vars(nvidia).pop("print", None)
 
 
 def _free_functions() -> None:
-    """Make the locks anew under which Triton hashes functions, in a process that was forked while another thread compiled."""
+    """Reset the locks under which Triton hashes functions, in a process that was forked while another thread compiled."""
     from triton.runtime.jit import JITFunction
 
     for each in gc.get_objects():
@@ -349,7 +353,7 @@ recover(TRITON_LOCK, _free_functions)
 
 
 def _tail(error: BaseException) -> str:
-    """The last lines of an error's message, without ptxas's command line, and of the error that it wraps."""
+    """Return the last lines of an error's message, without ptxas's command line, and of the error that it wraps."""
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip() and not line.startswith("Repro command")]
     lines = [line[:300] for line in lines[-_DETAIL_LINES:]] or ["(no message)"]
     cause = error.__cause__

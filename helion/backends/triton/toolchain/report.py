@@ -1,4 +1,4 @@
-"""What a compiled kernel takes of its GPU: registers, spills, shared memory, tensor memory."""
+"""Resources of a compiled kernel: registers, spills, shared memory, tensor memory."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def measure(compiled: CompiledKernel, target: Target) -> Resources:
-    """Resources of `compiled`, which was compiled for `target`.
+    """Return the resources of `compiled`, which was compiled for `target`.
 
-    Being over a limit is an answer, not an error. Registers and spills are read from the binary by ``cuobjdump`` (2-4
-    ms) and, only if its stack is not empty, from a second run of ``ptxas -v`` (30-150 ms), or from AMD's assembly; they
-    are cached by the binary's hash. Any number of threads may measure at once.
+    Exceeding a limit is a result, not an error. ``cuobjdump`` reads registers and stack from the binary (2-4 ms). Only
+    if the stack is not empty, spills come from a second run of ``ptxas -v`` (30-150 ms). On AMD both come from the
+    assembly. Results are cached by the binary's hash. Any number of threads may measure at once.
 
     Raises ``ValueError`` if there is no binary for `target` in `compiled`, ``subprocess.CalledProcessError`` if a tool
     of Triton's fails on it.
@@ -92,10 +92,10 @@ def _cuda_usage(compiled: CompiledKernel, target: Target) -> tuple[int, int]:
 
 
 def _spill_bytes(compiled: CompiledKernel, target: Target, registers: int, stack: int) -> int:
-    """Spill stores and loads in bytes, from ``ptxas -v`` on the kernel's own PTX.
+    """Return spill stores and loads in bytes, from ``ptxas -v`` on the kernel's own PTX.
 
-    Triton does not say which flags it gave ptxas, so those that its versions differ in are tried until the stack and
-    the registers come out as they stand in the binary. A stack without spills, of local arrays, counts as none.
+    Triton does not report the flags it passed to ptxas. The flags that its versions differ in are tried until the stack
+    and the registers match those of the binary. A stack without spills, of local arrays, counts as none.
     """
     ptx = compiled.asm.get("ptx")
     if ptx is None:

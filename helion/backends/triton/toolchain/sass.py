@@ -14,7 +14,8 @@ _INSTRUCTION = re.compile(
 
 
 def opcode_counts(cubin: bytes, *, modifiers: bool = False) -> Counter[str]:
-    """How often each opcode stands in `cubin`: ``LDG``, ``HGMMA``, ``UTMALDG``, ``STL`` (a spill) ...
+    """Return the number of occurrences of each opcode in `cubin`: ``LDG``, ``HGMMA``, ``UTMALDG``, ``STL`` (a spill)
+    ...
 
     The counts are static: an instruction in a loop counts once. With `modifiers` the keys are whole, as in
     ``LDG.E.128``. Takes 0.2-0.4 s. Raises ``subprocess.CalledProcessError`` if Triton's ``nvdisasm`` cannot read

@@ -1,4 +1,4 @@
-"""What Triton knows of a kernel's arguments at a launch, for compiling with no GPU."""
+"""The facts that Triton derives from a kernel's arguments at a launch, for compilation without a GPU."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ....hardware import Target
 from ..codegen.ops_pointwise import SIGNATURE_DTYPES
 from ..plan.records import NumberArgument, Plan
 
-#: Below this size AMD's backend addresses a tensor with buffer instructions.
+#: AMD's backend addresses smaller tensors with buffer instructions.
 _SMALL_BYTES = 2**31
 
 
 def offline_signature(plan: Plan, target: Target, phase: int = 0) -> dict[str, Any]:
-    """As for a launch of the kernel of one phase with tensors aligned to 16 bytes and the numbers seen when binding."""
+    """Return the signature of one phase's kernel, for tensors aligned to 16 bytes and the numbers seen when binding."""
     launch = plan.launch_of(phase)
     types = {a.name: f"*{SIGNATURE_DTYPES[a.tensor.dtype]}" for a in launch.tensors}
     types.update({a.name: _number_type(a) for a in launch.numbers})
@@ -37,7 +37,7 @@ def offline_signature(plan: Plan, target: Target, phase: int = 0) -> dict[str, A
 
 
 def _number_type(argument: NumberArgument) -> str:
-    """How Triton types a Python number that is passed to a kernel."""
+    """Return Triton's type of a Python number that is passed to a kernel."""
     if argument.kind is bool:
         return "u1"
     if argument.kind is float:

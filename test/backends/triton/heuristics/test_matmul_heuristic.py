@@ -115,10 +115,10 @@ def test_matmul_fits_everywhere(name: str) -> None:
 
 def test_matmul_declines() -> None:
     heuristic = TritonMatmulHeuristic()
-    assert "0 matrix products" in reason(heuristic, facts_of(softmax, tensor(64, 64)), H100)
+    assert "0 matmuls" in reason(heuristic, facts_of(softmax, tensor(64, 64)), H100)
     layer_norm = facts_of(matmul_layer_norm, tensor(64, 64), tensor(64, 128), tensor(128), tensor(128))
     assert "not three tiles" in reason(heuristic, layer_norm, H100)
-    assert "2 matrix products" in reason(heuristic, attention_facts(64), H100)
+    assert "2 matmuls" in reason(heuristic, attention_facts(64), H100)
     for kernel in (matmul_rms_norm_tiled, matmul_largest):
         facts = facts_of(kernel, tensor(4096, 4096), tensor(4096, 512))
         assert "reduced in the same program" in reason(heuristic, facts, H100)

@@ -95,7 +95,7 @@ def test_others_decline() -> None:
     stored = bound(weights, vectors(1 << 20, 255))
     assert "rows along axis" in dict(stored.declined)[RULE]
     few = torch.empty(16, 64, device="meta"), torch.empty(65536, 64, device="meta")
-    assert "serves 16 elements" in dict(bound(furthest, few).declined)[RULE]
+    assert "serve only 16 elements" in dict(bound(furthest, few).declined)[RULE]
 
 
 def test_only_what_lies_in_no_row_is_walked_by_single_elements() -> None:

@@ -30,7 +30,7 @@ def test_rows_fit_without_spilling_and_give_each_sm_a_program(name: str) -> None
 def test_row_epilogue_declines() -> None:
     product = facts_of(matmul_to_bf16, tensor(64, 64), tensor(64, 64))
     for facts in (product, facts_of(softmax, tensor(64, 64)), attention_facts(64)):
-        assert "not one matrix product with one reduction" in reason(HEURISTIC, facts, H100)
+        assert "not one matmul with one reduction" in reason(HEURISTIC, facts, H100)
     wide = tensor(512, 8192, dtype=FP32)
     facts = facts_of(matmul_layer_norm, tensor(4096, 512, dtype=FP32), wide, tensor(8192), tensor(8192))
     assert "every number of rows spills or does not fit" in reason(HEURISTIC, facts, H100)
