@@ -341,7 +341,7 @@ def test_refused(given: dict[str, Any], message: str) -> None:
         (
             "gfx942",
             {"advanced_controls_file": "a.acf"},
-            "advanced_controls_file cannot be 'a.acf': it is for NVIDIA's assembler, and the target is gfx942 (MI300X); leave it out.",
+            "advanced_controls_file cannot be 'a.acf': it is an option of ptxas, and the target is gfx942 (MI300X); leave it out.",
         ),
         ("gfx942", {"waves_per_eu": 9}, "waves_per_eu must be one of 0, 1, 2, 3, 4, got 9."),
     ],

@@ -1,1 +1,1 @@
-"""How many registers, bytes and waves a config will take."""
+"""Predictions of the registers, bytes and waves of a config."""

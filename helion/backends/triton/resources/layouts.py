@@ -1,8 +1,8 @@
-"""Which elements of a tile one thread holds, and what changing that takes of shared memory.
+"""Layouts: the elements of a tile that one thread has, and the shared memory for converting between layouts.
 
-A layout is a mask per axis: the bits of the index along it that differ between elements of the same thread. The others
-number threads. Sizes, vectors and threads are powers of two. Checked against what Triton 3.7 allocates for conversions
-between blocked layouts and matrix fragments, for sm_80, sm_90 and gfx942.
+A layout is a mask per axis: the bits of the index along it that differ between elements of the same thread. The other
+bits number threads. Sizes, vectors and threads are powers of two. Checked against the shared memory that Triton 3.7
+allocates for conversions between blocked layouts and matrix fragments, for sm_80, sm_90 and gfx942.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from .tiles import VECTOR_BYTES
 
 Held = dict[int, int]
 
-#: Bytes that one thread gets of matrix loads from shared memory, for which others write 16 at once.
+#: Bytes that one thread gets from matrix loads (ldmatrix), for which others write 16 at once.
 _MATRIX_LOAD_BYTES = 4
-#: Rows and columns that one warp has of an ``mma`` product, and of an AMD one with large and with small fragments.
+#: Rows and columns per warp of an ``mma`` instruction, and of an AMD one with large and with small fragments.
 _MMA, _LARGE, _SMALL = (16, 8), (32, 32), (16, 16)
-#: What a thread has of them, as masks of rows and columns: two neighbours in rows 8 apart; four neighbours, of large
-#: fragments in every eighth column.
+#: Elements of a thread in these, as masks of rows and columns: two neighbours in rows 8 from each other; on AMD four
+#: neighbours, in large fragments in every eighth column.
 _IN_WARP = {_MMA: (0b1000, 0b1), _LARGE: (0, 0b11011), _SMALL: (0, 0b11)}
 
 
 def rows_held(axes: Sequence[int], sizes: Mapping[int, int], vector: int, threads: int) -> Held:
-    """A tile that is accessed in rows: ``vector`` neighbours a thread, threads along the last axis first."""
+    """Return the layout of a tile accessed in rows: ``vector`` neighbours per thread, threads along the last axis
+    first.
+    """
     held: Held = {}
     first = vector
     for axis in reversed(axes):
@@ -39,7 +41,7 @@ def rows_held(axes: Sequence[int], sizes: Mapping[int, int], vector: int, thread
 def spread(
     axes: Sequence[int], sizes: Mapping[int, int], vector: int, num_warps: int, target: Target
 ) -> dict[int, tuple[int, int, int]]:
-    """The same tile, by axis: neighbours of one thread, lanes of a warp and warps that stand along it."""
+    """Return the same layout by axis: neighbours of one thread, lanes of a warp, and warps along the axis."""
     found: dict[int, tuple[int, int, int]] = {}
     lanes, warps = target.warp_size, num_warps
     first = vector
@@ -48,7 +50,7 @@ def spread(
         threads = min(lanes * warps, max(1, sizes[axis] // own))
         along = min(threads, lanes)
         beside = min(warps, threads // along)
-        if at == len(axes) - 1:  # the last one has all that are left, which repeat it
+        if at == len(axes) - 1:  # the last axis takes all remaining threads, which repeat it
             along, beside = lanes, warps
         found[axis] = own, along, beside
         lanes, warps, first = lanes // along, warps // beside, 1
@@ -58,8 +60,10 @@ def spread(
 def fragment_held(
     rows: tuple[int, int], columns: tuple[int, int], shape: tuple[int, int], num_warps: int, target: Target
 ) -> Held:
-    """A product that goes through registers. ``rows`` and ``columns`` are axes with the elements that a tile has of them,
-    ``shape`` is M and N of the dot."""
+    """Return the layout of a matmul result in register fragments.
+
+    ``rows`` and ``columns`` are axes with the elements of a tile along them, ``shape`` is M and N of the dot.
+    """
     (row, m), (column, n) = rows, columns
     of_warp, (down, across) = fragment_warps(shape, num_warps, target)
     in_rows, in_columns = _IN_WARP[of_warp]
@@ -70,8 +74,9 @@ def fragment_held(
 
 
 def fragment_warps(shape: tuple[int, int], num_warps: int, target: Target) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Rows and columns of one warp's fragment of a product of M and N ``shape``, and how many warps stand below and beside
-    each other."""
+    """Return the rows and columns of one warp's fragment for M and N ``shape``, and the number of warps along M and
+    along N.
+    """
     if target.kind == "hip":
         of_warp = _LARGE if min(shape) >= _LARGE[0] else _SMALL
         return of_warp, _amd_warps(shape, of_warp, num_warps)
@@ -79,22 +84,28 @@ def fragment_warps(shape: tuple[int, int], num_warps: int, target: Target) -> tu
 
 
 def rounds(one: Held, other: Held, itemsize: int, moved: int = VECTOR_BYTES) -> int:
-    """In how many rounds, at least, a tile goes from one layout to the other, through as much less shared memory: a
-    thread moves ``moved`` bytes in each, of elements that it holds in both layouts."""
+    """Return the least number of rounds of a layout conversion; each round reuses the same shared memory.
+
+    A thread moves ``moved`` bytes in each round, of elements that it has in both layouts.
+    """
     common = sum((one[axis] & other[axis]).bit_count() for axis in one if axis in other)
     return max(1, (itemsize << common) // moved)
 
 
 def moved_at_once(width: int, narrower: int, target: Target) -> int:
-    """Bytes that a thread moves in one round from accesses of ``width`` bytes to such of ``narrower``, which may be wider
-    where matrix stores write what single threads read."""
+    """Return the bytes that a thread moves in one round between accesses of ``width`` and of ``narrower`` bytes.
+
+    ``narrower`` may be wider than ``width``, where matrix stores (stmatrix) write the values that single threads read.
+    """
     loads = target.kind == "cuda" and width >= _MATRIX_LOAD_BYTES * narrower
     stores = target.has("matrix_store") and narrower >= _MATRIX_LOAD_BYTES * width
     return _MATRIX_LOAD_BYTES if loads or stores else VECTOR_BYTES
 
 
 def _mma_warps(shape: tuple[int, int], num_warps: int) -> tuple[int, int]:
-    """How Triton spreads warps over rows and columns of an ``mma`` product: so that operands take few registers."""
+    """Return Triton's distribution of warps over rows and columns of an ``mma`` result, which keeps operand registers
+    low.
+    """
     down, across = 1, 1
     left = [-(-shape[0] // _MMA[0]), -(-shape[1] // _MMA[1])]
     while down * across < num_warps:
@@ -106,7 +117,7 @@ def _mma_warps(shape: tuple[int, int], num_warps: int) -> tuple[int, int]:
 
 
 def _amd_warps(shape: tuple[int, int], of_warp: tuple[int, int], num_warps: int) -> tuple[int, int]:
-    """The same for AMD's products."""
+    """Return the same for AMD's matrix instructions."""
     down, across = 1, 1
     while down * across < num_warps:
         taller = shape[0] // (2 * of_warp[0]) // down >= shape[1] // of_warp[1] // across

@@ -1,4 +1,4 @@
-"""What a kernel takes whose matrix products another one computes first: both, one behind the other."""
+"""The prediction of a kernel with unfused matmuls: the matmul kernel and the remaining kernel, run consecutively."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from .predict import predict
 from .time.launch import Launch
 from .time.predict import timing
 
-#: Tiles of rows that run one after the other in the kernel of products (``plan/build.py`` prints it so).
+#: Tiles of rows that run consecutively in the matmul kernel (``plan/build.py`` prints it so).
 GROUP = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProductLaunch:
-    """The launch of the kernel of products: ``tile`` has rows, columns and elements along K. ``turned``: it computes the
-    transposes; ``crosswise``: operands are copied contiguous along K first. ``boxed`` are the slots of what descriptors move."""
+    """The launch of the matmul kernel: ``tile`` has rows, columns and elements along K.
+
+    ``turned``: it computes the transpose, with A and B swapped. ``crosswise``: operands are copied K-major first. ``boxed`` are the slots of
+    accesses with descriptors.
+    """
 
     tile: tuple[int, int, int]
     warps: int
@@ -33,8 +36,9 @@ class ProductLaunch:
 
 
 def one_product(apart: ApartFact) -> KernelFacts:
-    """The facts of the kernel of products as if it had the first of them alone, whose tiles are those of all. Programs do not share
-    its sums."""
+    """Return the facts of the matmul kernel with its first matmul alone, whose tiles are those of all, and without
+    split-K.
+    """
     facts = apart.products
     kept = facts.matmuls[0]
     return replace(
@@ -46,7 +50,7 @@ def one_product(apart: ApartFact) -> KernelFacts:
 
 
 def product_sizes(apart: ApartFact, tile: tuple[int, int, int], known: Mapping[int, int]) -> dict[int, int]:
-    """The size of every axis of the kernel of products; ``known`` are those of the kernel as written."""
+    """Return the size of every axis of the matmul kernel; ``known`` are those of the kernel as written."""
     sizes = {axis.block_id: known.get(axis.block_id, axis.size or 1) for axis in apart.products.axes}
     for axes, size in zip((apart.rows, apart.columns, apart.depths), tile, strict=True):
         sizes.update(dict.fromkeys(axes, size))
@@ -54,7 +58,7 @@ def product_sizes(apart: ApartFact, tile: tuple[int, int, int], known: Mapping[i
 
 
 def predict_products(apart: ApartFact, launch: ProductLaunch, known: Mapping[int, int], target: Target) -> Predicted:
-    """What the kernel of products takes by itself."""
+    """Return the prediction of the matmul kernel alone."""
     facts, copied = apart.products, 0
     if launch.turned:
         facts = rewritten.turned(facts)
@@ -63,7 +67,7 @@ def predict_products(apart: ApartFact, launch: ProductLaunch, known: Mapping[int
         copied = rewritten.changed_bytes(apart.products, facts)
     boxed = launch.boxed
     if not launch.crosswise and {op.slot for op in facts.memory_ops if op.kind == "load"} <= boxed:
-        # products are stored as their operands are loaded
+        # results are stored the way the operands are loaded
         boxed = frozenset(op.slot for op in facts.memory_ops)
     sizes = product_sizes(apart, launch.tile, known)
     taken = predict(
@@ -97,7 +101,7 @@ def predict_products(apart: ApartFact, launch: ProductLaunch, known: Mapping[int
 
 
 def one_after_the_other(first: Predicted, second: Predicted) -> Predicted:
-    """Two kernels as one: times and bytes of both, and of each resource what the kernel takes that takes more."""
+    """Return two kernels as one: the sum of times and bytes, and for each resource the kernel that takes more."""
     full = max(first, second, key=lambda each: each.registers_per_thread / each.register_limit)
     return Predicted(
         registers_per_thread=full.registers_per_thread,

@@ -1,4 +1,4 @@
-"""Which matrix unit a dot runs on."""
+"""The matrix unit that a dot runs on."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from ...._shapes import next_power_of_2
 from ....hardware import Target
 from .layouts import fragment_warps
 
-#: ``mma``: operands go through registers. ``wgmma``: one warp group (4 warps) reads them from shared memory. ``tcgen05``:
-#: the same, and the accumulator is in tensor memory.
+#: ``mma``: operands go through registers. ``wgmma``: one warp group (4 warps) reads them from shared memory. ``tcgen05``: the same, and
+#: the accumulator is in tensor memory.
 Unit = Literal["mma", "wgmma", "tcgen05"]
 
-#: Rows that the asynchronous matrix units take at least.
+#: Least rows of the asynchronous matrix units.
 ASYNC_ROWS = 64
-#: Warps of a warp group, and the most that Triton lets share one tcgen05 product.
+#: Warps of a warp group, and the most that Triton lets share one tcgen05 instruction.
 _GROUP_WARPS = 4
 _TCGEN05_WARPS = 8
-#: Elements along K that one asynchronous product of 8-bit operands takes.
+#: Elements along K of one asynchronous instruction with 8-bit operands.
 _ASYNC_DEPTH = 32
-#: Columns of one accumulator of an asynchronous product; wider tiles are several.
+#: Most columns of one asynchronous instruction; wider tiles take several.
 _ASYNC_COLUMNS = 256
 #: Rows of tensor memory, and bytes of one of its cells.
 _LANES = 128
 _CELL_BYTES = 4
-#: Tensor memory is given out in powers of two of at least this many columns.
+#: Tensor memory is allocated in powers of two of at least this many columns.
 _MIN_COLUMNS = 32
 
 
 def tile_shape(fact: MatmulFact, sizes: Mapping[int, int]) -> tuple[int, int, int]:
-    """(M, N, K) of the product of one tile by one, in elements."""
+    """Return (M, N, K) of the matmul of one tile by one, in elements."""
     m, n, k = fact.m_axis, fact.n_axis, fact.k_axis
     return (
         sizes[m] if m is not None else fact.static_m or 1,
@@ -43,18 +43,18 @@ def tile_shape(fact: MatmulFact, sizes: Mapping[int, int]) -> tuple[int, int, in
 
 
 def rate_name(fact: MatmulFact) -> str:
-    """What ``Target.matrix_tflops_for`` calls the operands of a product."""
+    """Return the name of the operands' dtype for ``Target.matrix_tflops_for``."""
     name = str(fact.lhs_dtype).removeprefix("torch.")
     return "tf32" if name == "float32" and fact.precision != "ieee" else name
 
 
 def unit_of(fact: MatmulFact, sizes: Mapping[int, int], num_warps: int, target: Target) -> Unit:
-    """What Triton lowers the dot of a kernel's facts to."""
+    """Return the matrix unit that Triton lowers a dot fact to."""
     rows, _, depth = tile_shape(fact, sizes)
     if _is_small(rows, num_warps):
         return "mma"
     batched = any(sizes[axis] > 1 for axis in fact.batch_axes)
-    # a scaled product without a unit of its own is one of 16-bit numbers
+    # a scaled dot without a unit of its own becomes a 16-bit one
     scaled = bool(fact.lhs_format or fact.rhs_format)
     dtypes = (torch.bfloat16,) * 2 if scaled else (fact.lhs_dtype, fact.rhs_dtype)
     return unit_for(
@@ -70,7 +70,7 @@ def unit_of(fact: MatmulFact, sizes: Mapping[int, int], num_warps: int, target: 
 
 
 def is_k_major(fact: MatmulFact) -> bool:
-    """Whether both operands, as far as they come from memory, are contiguous along K."""
+    """Return whether both operands, as far as they come from memory, are K-major."""
     return all(layout in (None, "k_major") for layout in (fact.lhs_layout, fact.rhs_layout))
 
 
@@ -85,11 +85,14 @@ def unit_for(
     warps: int,
     target: Target,
 ) -> Unit:
-    """What Triton lowers a dot to (3.6 to 3.9; measured offline for sm_80, sm_90 and sm_100 with 3.7): ``rows`` of the
-    left operand, ``depth`` elements along K, operands of ``dtypes``, contiguous along K or not.
+    """Return the matrix unit that Triton lowers a dot to (3.6 to 3.9; measured offline for sm_80, sm_90 and sm_100 with
+    3.7).
 
-    Operands of 8-bit floats that are not are left to the synchronous unit: the asynchronous one takes none, so each would be
-    transposed through registers first, which costs more than it gains. benchmarks/fp8.py times both layouts.
+    ``rows`` are those of the left operand, ``depth`` the elements along K; operands have ``dtypes`` and are K-major or
+    not.
+
+    8-bit float operands that are not K-major use the synchronous unit. wgmma takes none, so each would be transposed
+    through registers first, which costs more than it gains. benchmarks/fp8.py times both layouts.
     """
     exact = dtypes[0] == torch.float64 or (dtypes[0] == torch.float32 and precision != "tf32")
     if _is_small(rows, warps) or batched or exact:
@@ -102,7 +105,7 @@ def unit_for(
 
 
 def _is_small(rows: int, warps: int) -> bool:
-    """Whether the asynchronous unit takes no product of so few rows or warps."""
+    """Return whether the asynchronous unit takes no matmul of so few rows or warps."""
     return rows < ASYNC_ROWS or warps < _GROUP_WARPS
 
 
@@ -111,37 +114,44 @@ def are_float8(dtypes: tuple[torch.dtype, torch.dtype]) -> bool:
 
 
 def partial_sum(dtypes: tuple[torch.dtype, torch.dtype], depth: int, target: Target) -> int:
-    """Products along K that the asynchronous matrix unit may add up by itself: as many as ``target`` says, and no more
-    than a tile has. 0 where every one is to be added in fp32, which the unit refuses for operands of 8-bit floats."""
+    """Return the elements along K that wgmma may accumulate by itself: as many as ``target`` allows, and at most those
+    of a tile.
+
+    Return 0 where each must be added in fp32, which the unit refuses for operands of 8-bit floats.
+    """
     most = min(target.fp8_partial_sum, depth)
     return most if are_float8(dtypes) and most >= _ASYNC_DEPTH else 0
 
 
 def is_transposed(fact: MatmulFact, unit: Unit) -> bool:
-    """Whether the right operand, of 8 bits, goes through registers to become K-major in shared memory."""
+    """Return whether the 8-bit right operand goes through registers to become K-major in shared memory."""
     narrow = fact.lhs_dtype.itemsize == 1 and not fact.lhs_format
     return unit == "wgmma" and narrow and fact.rhs_layout not in (None, "k_major")
 
 
 def is_promoted(fact: MatmulFact, unit: Unit, depth: int, target: Target) -> bool:
-    """Whether partial sums leave the matrix unit to be added to a second accumulator, in fp32: where a product of ``depth``
-    along K is added to others, or is more than the unit may add up by itself."""
+    """Return whether fp8 partials leave the matrix unit to be added to a second accumulator, in fp32.
+
+    That happens where a result over ``depth`` elements of K is added to others, or exceeds the unit's own accumulation.
+    """
     narrow = unit == "wgmma" and not fact.lhs_format and are_float8((fact.lhs_dtype, fact.rhs_dtype))
     return narrow and (fact.added or depth > target.fp8_partial_sum)
 
 
 def is_waiting(unit: Unit) -> bool:
-    """Whether each product is waited for before the next begins, so that one buffer fewer is in flight."""
+    """Return whether the loop waits for each matmul before the next begins, so that one buffer fewer is in flight."""
     return unit == "mma"
 
 
 def keeps_rows(fact: MatmulFact, facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> bool:
-    """Whether on ``mma`` each warp has rows of its own in dot ``fact`` and in those that it consumes, so that their result
-    need not pass through shared memory on the way."""
+    """Return whether on ``mma`` each warp has the same rows in dot ``fact`` and in those that it consumes.
+
+    The intermediate result then bypasses shared memory.
+    """
     m, n, k = tile_shape(fact, sizes)
     if target.kind == "cuda":
         return m >= n
-    # AMD spreads the second product by itself, which comes to the same if there are as many rows as warps
+    # AMD distributes the warps of the second dot by itself, with the same result if there are as many rows as warps
     (rows, _), _ = fragment_warps((m, n), num_warps, target)
     (consumed_rows, _), _ = fragment_warps((m, k), num_warps, target)
     together = all(facts.matmuls[number].region == fact.region for number in fact.consumes)
@@ -149,7 +159,7 @@ def keeps_rows(fact: MatmulFact, facts: KernelFacts, sizes: Mapping[int, int], n
 
 
 def tensor_memory_columns(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
-    """Columns of 128 x 4 bytes that the accumulators, and left operands that are computed, take per block.
+    """Return the columns of 128 x 4 bytes per block for accumulators and computed left operands.
 
     Tiles of 64 rows fill half of the lanes and are paired.
     """

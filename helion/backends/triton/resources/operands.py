@@ -1,9 +1,9 @@
-"""Shared memory that the operands of dots take: an upper bound.
+"""Shared memory for the operands of dots: an upper bound.
 
-What Triton 3.7 does with an operand, as its GPU dialect shows for sm_80, sm_90, sm_100 and gfx942: in a loop, loads of at
-least 4 bytes a thread are prefetched, a copy per stage. A loop of one iteration is no loop. A left operand that is
-computed from another product stays in registers, or goes to tensor memory; from loads, it changes its layout before.
-On AMD every operand returns to registers as soon as it is written, so that all but the prefetched take turns.
+Modeled on the GPU dialect of Triton 3.7 for sm_80, sm_90, sm_100 and gfx942. In a loop, loads of at least 4 bytes a
+thread are prefetched, with one copy per stage. A loop of one iteration disappears. A left operand computed from another
+dot stays in registers, or goes to tensor memory; one computed from loads converts its layout before. On AMD every
+operand returns to registers as soon as it is written. All but the prefetched ones share the same memory in turn.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .layouts import fragment_warps, rounds, rows_held
 from .matrix import Unit, is_transposed, is_waiting, keeps_rows, tile_shape, unit_of
 from .tiles import VECTOR_BYTES, tile_bytes, vector_elements
 
-#: What Triton takes for the barriers of tcgen05 products: 8 bytes each.
+#: Bytes that Triton allocates for the barriers of tcgen05 instructions: 8 each.
 _BARRIER_BYTES = 64
-#: Where operands begin is a multiple of this many bytes, at most.
+#: Operands begin at multiples of at most this many bytes.
 _ALIGNMENT = 128
-#: Bytes of the numbers of which copies may be left behind a loop.
+#: Bytes of the dtypes whose copies may outlive a loop.
 _WIDE_BYTES = 4
-#: Bytes of a number that a scaled operand is decoded to, and how many of them share a scale.
+#: Bytes of an element that a scaled operand is decoded to, and the number of elements that share a scale.
 _DECODED_BYTES, _SCALED_GROUP = 2, 32
-#: Bytes of numbers that change places two by two in registers.
+#: Bytes of elements that registers exchange in pairs.
 _TURNED_BYTES = 2
 #: Bytes of the narrowest asynchronous copy to shared memory.
 _ASYNC_COPY_BYTES = 4
@@ -43,8 +43,10 @@ def operand_bytes(
     exchanges: Sequence[Exchange],
     unrolled: int = 1,
 ) -> int:
-    """Bytes per block for the operands of all dots, and for ``exchanges`` beside them; each grid loop is a kernel of its
-    own. Loops have ``unrolled`` steps in each iteration."""
+    """Return the bytes per block for the operands of all dots, and for ``exchanges`` live at the same time.
+
+    Each grid loop is a kernel of its own. Loops have ``unrolled`` steps per iteration.
+    """
     if not facts.matmuls:
         return 0
     units = tuple(unit_of(fact, sizes, num_warps, target) for fact in facts.matmuls)
@@ -58,8 +60,10 @@ def operand_bytes(
 def prefetched_sources(
     facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, num_stages: int, target: Target
 ) -> frozenset[int]:
-    """The memory slots of the loads that operands are computed from and that loops prefetch: they are read from shared memory in
-    the layout in which they are combined."""
+    """Return the memory slots of loads that operands are computed from and that loops prefetch.
+
+    They are read from shared memory in the layout in which they are combined.
+    """
     units = tuple(unit_of(fact, sizes, num_warps, target) for fact in facts.matmuls)
     tally = _Tally(facts, sizes, num_warps, num_stages, target, units, [])
     return frozenset(op.slot for _, op in tally.source_loads())
@@ -67,8 +71,7 @@ def prefetched_sources(
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """Bytes that something else takes in ``region`` at once, behind as many dots as ``after`` says, or, with None, anywhere
-    there."""
+    """Bytes of another use in ``region``, live after ``after`` dots, or with None anywhere in the region."""
 
     region: int
     size: int
@@ -77,8 +80,11 @@ class Exchange:
 
 @dataclass(frozen=True, kw_only=True)
 class _Passing:
-    """Bytes that nothing keeps: in ``region``, from behind dot ``after`` - 1 to dot ``until``, which stands in region
-    ``used``. ``lasting``: the dot may not be over before loops behind it are."""
+    """A transient buffer in ``region``, live from after dot ``after`` - 1 to dot ``until``, which is in region
+    ``used``.
+
+    ``lasting``: the dot may not complete before later loops run.
+    """
 
     region: int
     after: int
@@ -90,8 +96,10 @@ class _Passing:
 
 @dataclass
 class _Tally:
-    """``loops`` has the bytes of each loop; ``turns``, by region, the largest of those of operands that pass through the
-    same memory one after the other."""
+    """Shared memory by region. ``loops`` has the bytes of each loop.
+
+    ``turns`` has, by region, the largest of the operands that use the same memory one after the other.
+    """
 
     facts: KernelFacts
     sizes: Mapping[int, int]
@@ -104,7 +112,7 @@ class _Tally:
     turns: dict[int, int] = field(default_factory=dict)
     passing: list[_Passing] = field(default_factory=list)
     homes: list[int] = field(default_factory=list)
-    #: Steps that an iteration of a loop has: each is prefetched into copies of its own.
+    #: Steps per iteration of a loop: each is prefetched into separate buffers.
     unrolled: int = 1
 
     def __post_init__(self) -> None:
@@ -113,7 +121,7 @@ class _Tally:
             self.homes.append(self.homes[region.parent] if gone and region.parent is not None else region.region)
 
     def home(self, region: int) -> int:
-        """The region that ops of ``region`` end up in: loops of one iteration disappear."""
+        """Return the region that ops of ``region`` end up in: loops of one iteration disappear."""
         return self.homes[region]
 
     def runs_once(self, region: int) -> bool:
@@ -123,12 +131,12 @@ class _Tally:
         return math.prod(cdiv(axis.extent or 1, self.sizes[axis.block_id]) for axis in axes) == 1
 
     def pipeline_of(self, region: int) -> int | None:
-        """The loop that prefetches for ops of ``region``; with one stage none does."""
+        """Return the loop that prefetches for ops of ``region``; None with one stage."""
         region = self.home(region)
         return region if self.num_stages > 1 and self.facts.regions[region].kind == "loop" else None
 
     def add(self, region: int, size: int, dot: int, after: int, axes: tuple[int, ...] | None = None) -> None:
-        """``size`` bytes made in ``region`` for dot number ``dot``, of a tile that spans ``axes``."""
+        """Add ``size`` bytes made in ``region`` for dot number ``dot``, of a tile that spans ``axes``."""
         size = cdiv(size, _ALIGNMENT) * _ALIGNMENT
         if self.target.kind == "hip":
             # AMD reads an operand back into registers as soon as it is written
@@ -143,29 +151,31 @@ class _Tally:
         around = self.facts.regions[home]
         lasting = self.units[dot] == "wgmma"
         if around.kind == "loop" and axes is not None and not set(axes) & set(around.axes):
-            # the same in every iteration: loaded once, and there throughout
+            # loop-invariant: loaded once, and live throughout
             after, dot = 0, len(self.facts.matmuls)
         self.passing.append(_Passing(region=home, after=after, until=dot, used=used, size=size, lasting=lasting))
 
     def is_over(self, dot: int) -> bool:
-        """Whether a dot in a loop is done before the next begins, so that what it took besides of shared memory is free."""
+        """Return whether a dot in a loop completes before the next begins, so that its transient shared memory is free."""
         if self.units[dot] == "wgmma":
             unfetched = any(self.stays(operand) for operand in self.facts.staged if operand.dot == dot)
             return unfetched or self.facts.matmuls[dot].accumulator_loop is None
         return self.units[dot] == "mma"
 
     def stays(self, operand: StagedOperand) -> bool:
-        """Whether a CUDA loop does not prefetch an operand, for which its loads are too narrow: the product finds it where it
-        was written when it was loaded."""
+        """Return whether a CUDA loop does not prefetch an operand, because its loads are too narrow.
+
+        The dot then reads it from the shared memory it was written to after the load.
+        """
         op = next(op for op in self.facts.memory_ops if op.slot == operand.slot)
         return self.target.kind == "cuda" and operand.direct and self.is_narrow(op)
 
     def staged(self) -> None:
-        """Operands that are loaded, and what is computed from one load alone."""
+        """Add operands that are loaded, and those computed from one load alone."""
         slots = {op.slot: op for op in self.facts.memory_ops}
         uses = Counter(operand.slot for operand in self.facts.staged)
         transposed = {o.slot for o in self.facts.staged if self.is_turned(o) and self.is_permuted(o)}
-        # what other ops read too is copied to registers, and needs no buffer that an asynchronous product may still read
+        # operands that other ops read too are copied to registers, so no buffer is still in use by an asynchronous dot
         copied = {operand.slot for operand in self.facts.staged if operand.shared or not operand.direct}
         once = self.read_in_place()
         prefetched: set[int] = set()
@@ -185,7 +195,7 @@ class _Tally:
                 continue
             layout = fact.lhs_layout if operand.role == "lhs" else fact.rhs_layout
             if operand.slot in transposed and uses[operand.slot] > 1 and self.is_permuted(operand):
-                # what takes it as its transpose finds that in registers
+                # the dot that takes the transpose finds it in registers
                 size = self.sides(operand, fact)[0]
                 self.exchanges.append(Exchange(region=operand.region, size=size, after=operand.after))
                 continue
@@ -195,7 +205,7 @@ class _Tally:
             if ahead and self.is_converted(slots[operand.slot], unit):
                 if operand.slot not in prefetched:
                     last = max(o.dot for o in self.facts.staged if o.slot == operand.slot)
-                    # the load of the next dot's operand may stand before this dot
+                    # the load of the next dot's operand may precede this dot
                     self.add(operand.region, ahead, last, max(0, operand.after - 1), operand.axes)
             elif operand.slot not in prefetched:
                 self.loops[loop] = self.loops.get(loop, 0) + ahead
@@ -203,12 +213,12 @@ class _Tally:
                 size = self.sides(operand, fact)[0]
                 again.setdefault(operand.dot, []).append(size)
                 if layout not in layouts[operand.slot]:
-                    # taken once along K and once across it: the unit has a copy for the second
+                    # used both K-major and MN-major: the unit has a second copy
                     self.loops[loop] = self.loops.get(loop, 0) + size
             prefetched.add(operand.slot)
             known = layouts.setdefault(operand.slot, set())
             if self.stays(operand) and unit != "mma":
-                # one copy serves all products that take it the same way, and is there until the last
+                # one copy serves all dots with the same layout, until the last
                 own = 0 if layout in known else own
                 last = max(o.dot for o in self.facts.staged if o.slot == operand.slot)
             else:
@@ -220,8 +230,11 @@ class _Tally:
         self.sources()
 
     def read_in_place(self) -> dict[int, tuple[int, StagedOperand]]:
-        """By memory slot, what asynchronous products alone take of 16 bits as it was loaded, some as its transpose: the unit
-        reads either from one copy. The last of these products, and the first operand."""
+        """Return, by memory slot, 16-bit loads that only wgmma reads, some as the transpose: the last dot and the first
+        operand.
+
+        The unit reads both from one copy.
+        """
         found: dict[int, list[StagedOperand]] = {}
         for operand in self.facts.staged:
             found.setdefault(operand.slot, []).append(operand)
@@ -236,9 +249,11 @@ class _Tally:
         }
 
     def read_twice(self) -> None:
-        """What AMD writes once, as rows of a left operand, for products of several layouts, those whose left operand of the same
-        shape may be computed from it among them: it is there until the last has read it, while other loads, and what is computed
-        until then, take turns."""
+        """Add operands that AMD writes once, as rows of a left operand, for dots with several layouts.
+
+        Those include dots whose left operand of the same shape is computed. The buffer lives until the last dot has
+        read it, while other loads and computed values use other memory in turn.
+        """
         if self.target.kind != "hip":
             return
         products = self.facts.matmuls
@@ -261,28 +276,32 @@ class _Tally:
                 self.turns[home] = max(self.turns.get(home, 0), size)
 
     def product_layout(self, fact: MatmulFact) -> tuple[object, ...]:
-        """What the layout in which AMD's threads hold the left operand of a product depends on: how its warps stand, which
-        products in a row change, and the width of its numbers."""
+        """Return the key of the layout of a left operand in AMD's threads.
+
+        It depends on the warps along M and N, on chaining, and on the width of the elements.
+        """
         consumed = any(fact.number in other.consumes for other in self.facts.matmuls)
         m, n, _ = tile_shape(fact, self.sizes)
         warps = fragment_warps((m, n), self.num_warps, self.target)
         return warps, bool(fact.consumes), consumed, fact.lhs_dtype.itemsize
 
     def outlasting(self, again: Mapping[int, Sequence[int]]) -> None:
-        """Operands of a product both of which earlier ones take as well outlast those by an iteration. ``again`` has their
-        bytes by dot."""
+        """Add operands of dots whose operands earlier dots read as well: they outlive those by an iteration.
+
+        ``again`` has their bytes by dot.
+        """
         for number, sizes in again.items():
             loop = self.pipeline_of(self.facts.matmuls[number].region)
             if len(sizes) > 1 and loop is not None:
                 self.loops[loop] = self.loops.get(loop, 0) + sum(sizes)
 
     def source_loads(self) -> Iterator[tuple[int, MemoryOpFact]]:
-        """Loads that operands of the loop beside them are computed from, and that it prefetches."""
+        """Yield the prefetched loads that operands in the same loop are computed from."""
         computing = {
             self.pipeline_of(fact.region) for fact in self.facts.matmuls if None in (fact.lhs_slot, fact.rhs_slot)
         }
         known = {operand.slot for operand in self.facts.staged}
-        # AMD's go to the layout of a product's result when it is there
+        # AMD converts them to the layout of a matmul result when it is live
         added = [{fact.m_axis, fact.n_axis} for fact in self.facts.matmuls if self.target.kind == "hip"]
         for op in self.facts.memory_ops:
             loop = self.pipeline_of(op.region)
@@ -292,8 +311,10 @@ class _Tally:
                 yield loop, op
 
     def sources(self) -> None:
-        """Whatever an operand is computed from in a loop is prefetched as well: on AMD instead of the operand's own turn,
-        when the ops between can do with the layout of the operand."""
+        """Add the prefetched loads that operands are computed from.
+
+        On AMD they replace the operand's own buffer when the ops between can use the operand's layout.
+        """
         found: dict[int, int] = {}
         shapes: dict[int, set[frozenset[int]]] = {}
         for loop, op in self.source_loads():
@@ -301,12 +322,12 @@ class _Tally:
             found[loop] = found.get(loop, 0) + size
             shapes.setdefault(loop, set()).add(frozenset(op.tile_axes))
         for loop, size in found.items():
-            # tiles of several shapes do not come in the layout of the operand
+            # tiles of several shapes do not have the layout of the operand
             into = self.turns if self.target.kind == "hip" and len(shapes[loop]) == 1 else self.loops
             into[loop] = into.get(loop, 0) + size * (self.unrolled if into is self.turns else 1)
 
     def sides(self, operand: StagedOperand, fact: MatmulFact) -> tuple[int, int]:
-        """Bytes of an operand as it is loaded, and as the dot takes it."""
+        """Return the bytes of an operand as it is loaded, and as the dot reads it."""
         loaded = tile_bytes((operand.axes, operand.itemsize), self.sizes)
         dtype = fact.lhs_dtype if operand.role == "lhs" else fact.rhs_dtype
         if self.is_decoded(fact):
@@ -316,17 +337,17 @@ class _Tally:
         return loaded, loaded if operand.direct else loaded // operand.itemsize * dtype.itemsize
 
     def is_decoded(self, fact: MatmulFact) -> bool:
-        """Whether a scaled product becomes one of 16-bit numbers, for lack of a unit of its own."""
+        """Return whether a scaled dot becomes a 16-bit one, for lack of a unit of its own."""
         return bool(fact.lhs_format or fact.rhs_format) and not self.target.has("scaled_mma")
 
     def is_turned(self, operand: StagedOperand) -> bool:
-        """Whether a left operand of 16 bits goes through registers because memory has it along M."""
+        """Return whether a 16-bit left operand goes through registers because memory has it MN-major."""
         lhs_layout, unit = self.facts.matmuls[operand.dot].lhs_layout, self.units[operand.dot]
         narrow = operand.itemsize == _TURNED_BYTES and operand.role == "lhs" and lhs_layout == "mn_major"
         return narrow and unit == "mma" and self.target.kind == "cuda" and operand.direct
 
     def is_permuted(self, operand: StagedOperand) -> bool:
-        """Whether rows are loaded whose transpose is multiplied."""
+        """Return whether rows are loaded whose transpose is an operand."""
         fact = self.facts.matmuls[operand.dot]
         if operand.role == "lhs":
             return fact.lhs_layout == "mn_major" and operand.axes[-1] == fact.m_axis
@@ -335,7 +356,7 @@ class _Tally:
     def in_loop(
         self, operand: StagedOperand, fact: MatmulFact, unit: Unit, narrow: bool, turned: bool, copies: int
     ) -> tuple[int, int]:
-        """Bytes of prefetched ``copies`` of the load, and of what the dot has of its own."""
+        """Return the bytes of the prefetched ``copies`` of the load, and of the dot's own buffer."""
         loaded, computed = self.sides(operand, fact)
         waiting = max(1, self.num_stages - 1)
         if turned:
@@ -345,7 +366,7 @@ class _Tally:
         if self.target.kind == "hip" and (operand.shared or (narrow and not self.target.has("lds_copy"))):
             return 0, max(loaded, computed)
         if narrow and self.target.kind != "hip":
-            # ``mma`` converts behind shared memory, for every dot that reads the load
+            # ``mma`` converts after shared memory, for every dot that reads the load
             return (
                 (loaded, 0)
                 if unit == "mma"
@@ -356,15 +377,17 @@ class _Tally:
         if operand.direct and not self.is_decoded(fact):
             return loaded * max(1, copies), 0
         if self.target.kind == "hip":
-            # prefetched, or if the ops between are in the way, one turn of what they compute
+            # prefetched, or if the ops between prevent that, one buffer of the computed value
             return loaded * waiting, max(0, computed - loaded * waiting)
-        # what ops compute from the load: the left operand stays in registers or tensor memory, the right one is written
+        # an operand computed from the load: the left one stays in registers or tensor memory, the right one is written
         # back
         return loaded * waiting, computed if operand.role == "rhs" and unit != "mma" else 0
 
     def is_loaded_in_place(self, operand: StagedOperand, fact: MatmulFact) -> bool:
-        """Whether every thread of AMD's loads its part of a right operand: 16 bytes of a row along K, with all warps beside
-        each other so that none loads what another one does."""
+        """Return whether every AMD thread loads its elements of a right operand directly.
+
+        Each loads 16 bytes of a row along K, and all warps lie along N so that no two load the same elements.
+        """
         turned = operand.role == "rhs" and self.is_permuted(operand) and operand.direct and not operand.shared
         if not turned or operand.itemsize != _TURNED_BYTES or not self.target.has("lds_copy"):
             return False
@@ -375,7 +398,9 @@ class _Tally:
         return whole and down == 1 and across * of_warp[1] <= n
 
     def rounds_in_place(self, operand: StagedOperand, fact: MatmulFact) -> int:
-        """In how many rounds such an operand goes to its threads where a loop does not prefetch it, or a box is loaded."""
+        """Return the rounds in which such an operand reaches its threads where a loop does not prefetch it, or uses a
+        descriptor.
+        """
         m, n, _ = tile_shape(fact, self.sizes)
         of_warp, (_, across) = fragment_warps((m, n), self.num_warps, self.target)
         row, column = operand.axes[-2:]
@@ -385,20 +410,20 @@ class _Tally:
         return rounds(held, taken, operand.itemsize)
 
     def is_converted(self, op: MemoryOpFact, unit: Unit) -> bool:
-        """Whether what a load gives passes through shared memory on its way to the unit, and is not kept there."""
+        """Return whether a loaded value passes through shared memory on its way to the unit, and is not kept there."""
         return unit == "mma" and self.target.kind == "cuda" and self.is_narrow(op)
 
     def is_narrow(self, op: MemoryOpFact) -> bool:
-        """Whether a load moves fewer bytes at once than an asynchronous copy takes, so that it is not prefetched."""
+        """Return whether a load is narrower than an asynchronous copy, so that it is not prefetched."""
         return vector_elements(op, self.sizes, 1) * op.itemsize < _ASYNC_COPY_BYTES
 
     def computed(self) -> None:
-        """Operands that are computed from more than one load."""
+        """Add operands that are computed from more than one load."""
         for fact, unit in zip(self.facts.matmuls, self.units, strict=True):
             m, n, k = tile_shape(fact, self.sizes)
             k = max(k, self.depth(fact, m))
             own_rows = unit != "mma" or keeps_rows(fact, self.facts, self.sizes, self.num_warps, self.target)
-            # behind a loop of products that share their places, another product has places of its own
+            # after a loop of dots that share their buffers, another dot has buffers of its own
             together = all(self.facts.matmuls[number].region == fact.region for number in fact.consumes)
             apart = unit == "mma" and not together and fact.lhs_dtype.itemsize >= _WIDE_BYTES
             if unit == "wgmma" and fact.lhs_slot is None and self.takes_transpose(fact):
@@ -406,24 +431,26 @@ class _Tally:
                 size = m * k * fact.lhs_dtype.itemsize
                 self.exchanges.append(Exchange(region=fact.region, size=size, after=fact.number))
             elif fact.lhs_slot is None and (apart or not (fact.consumes and own_rows)):
-                # it changes its layout on the way to the unit, and copies of fp32 may be left of the loop before
+                # it converts its layout on the way to the unit, and copies of fp32 may remain from the loop before
                 after = 0 if apart else fact.number
                 self.add(fact.region, m * k * fact.lhs_dtype.itemsize, fact.number, after)
             if fact.rhs_slot is None:
                 self.add(fact.region, k * n * fact.rhs_dtype.itemsize, fact.number, fact.number)
 
     def takes_transpose(self, fact: MatmulFact) -> bool:
-        """Whether the left operand comes from another product's transpose, whose rows are spread over all threads."""
+        """Return whether the left operand comes from another dot's transpose, whose rows are distributed over all
+        threads.
+        """
         consumed = (self.facts.matmuls[number] for number in fact.consumes)
         return fact.m_axis is not None and any(o.n_axis == fact.m_axis and o.m_axis == fact.k_axis for o in consumed)
 
     def depth(self, fact: MatmulFact, m: int) -> int:
-        """K of a tile whose axes a view has merged: elements of the left operand's load over its rows."""
+        """Return K of a tile whose axes a view has merged: elements of the left operand's load over its rows."""
         loads = [o for o in self.facts.staged if o.dot == fact.number and o.role == "lhs"]
         return max((self.sides(o, fact)[1] // (m * fact.lhs_dtype.itemsize) for o in loads), default=1)
 
     def total(self, root: int) -> int:
-        """Bytes of one kernel: what is there during a loop, or between loops."""
+        """Return the bytes of one kernel: the largest of those live during a loop, or between loops."""
         first = next(region.region for region in self.facts.regions if region.root == root)
         own = [p for p in self.passing if p.region == first]
         unrolled = [each for each in self.exchanged(first) if each.region != first]
@@ -432,11 +459,11 @@ class _Tally:
         return max(between, self.held(own, first) + nested) if nested else between
 
     def nested(self, region: int) -> int:
-        """Bytes of the regions in ``region``, which run one after the other."""
+        """Return the bytes of the regions in ``region``, which run consecutively."""
         return max((self.inside(r.region) for r in self.facts.regions if r.parent == region), default=0)
 
     def inside(self, region: int) -> int:
-        """Bytes of a loop or branch: its operands wait while loops and exchanges in it run."""
+        """Return the bytes of a loop or branch: its operands stay live while nested loops and exchanges run."""
         own = [p for p in self.passing if p.region == region]
         if self.home(region) != region:
             return self.nested(region)
@@ -444,33 +471,35 @@ class _Tally:
         return self.unrolled * self.loops.get(region, 0) + max(passing, self.held(own, region) + self.nested(region))
 
     def exchanged(self, region: int) -> list[Exchange]:
-        """What is exchanged in ``region``, and in loops of one iteration in it."""
+        """Return the exchanges in ``region``, and in loops of one iteration in it."""
         return [each for each in self.exchanges if self.home(each.region) == region]
 
     def at_once(self, passing: list[_Passing], exchanges: list[Exchange]) -> int:
-        """Most bytes of ``passing`` at a dot, or beside one of ``exchanges``."""
+        """Return the most bytes of ``passing`` live at a dot, or during one of ``exchanges``."""
         return max([self.peak(passing), *(self.beside(passing, each) + each.size for each in exchanges)])
 
     def beside(self, passing: list[_Passing], exchange: Exchange) -> int:
-        """Bytes of ``passing`` that are there during an exchange."""
+        """Return the bytes of ``passing`` live during an exchange."""
         if exchange.after is None:
             return self.peak(passing)
         own = (p for p in passing if p.after <= exchange.after)
         return sum(p.size for p in own if exchange.after <= p.until or self.is_left(p.until))
 
     def is_left(self, dot: int) -> bool:
-        """Whether what a dot takes may be there to the end: the unit is asynchronous, or copies of fp32 are."""
+        """Return whether the operands of a dot may stay live to the end: the unit is asynchronous, or copies of fp32
+        remain.
+        """
         return self.units[dot] != "mma" or self.facts.matmuls[dot].lhs_dtype.itemsize >= _WIDE_BYTES
 
     def held(self, passing: list[_Passing], region: int) -> int:
-        """Bytes of ``passing``, made in ``region``, that are there while a loop or branch in it runs."""
+        """Return the bytes of ``passing``, made in ``region``, live while a loop or branch in it runs."""
         inner = [fact.number for fact in self.facts.matmuls if self.home(fact.region) != region]
         return sum(
             p.size for p in passing if p.lasting or p.used != region or any(p.after <= i < p.until for i in inner)
         )
 
     def peak(self, passing: list[_Passing]) -> int:
-        """Most bytes at the same dot."""
+        """Return the most bytes live at the same dot."""
         return max(
             (sum(p.size for p in passing if p.after <= fact.number <= p.until) for fact in self.facts.matmuls),
             default=0,

@@ -1,4 +1,4 @@
-"""How many registers, bytes, blocks and microseconds a kernel takes with given tile sizes."""
+"""Prediction of the registers, bytes, blocks and microseconds of a kernel with given tile sizes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .registers import ahead_registers, pressure, register_limit
 from .shared import descriptor_bytes, prefetched_bytes, shared_bytes, stored_behind_loops
 from .traffic import Work, time_us, work
 
-#: What a CUDA driver takes of an SM's shared memory for every resident block.
+#: Shared memory of an SM that a CUDA driver reserves for every resident block.
 _RESERVED_SHARED_BYTES = 1024
-#: Predicted shared memory is at most this times the real bytes, plus this many (test_predict.py holds it to that).
+#: Predicted shared memory is at most this times the real bytes, plus this many (checked by test_predict.py).
 _SHARED_FACTOR, _SHARED_BYTES = 1.10, 2048
-#: How much longer a kernel that certainly spills runs, at a guess.
+#: Estimated slowdown of a kernel that certainly spills.
 _SPILL_SLOWDOWN = 2.0
 
 
@@ -35,13 +35,14 @@ def predict(
     unrolled: int = 1,
     ahead: int = 0,
 ) -> Predicted:
-    """``sizes`` has the elements of every block: tiles, fixed ones, and whole dimensions (padded, or a chunk).
+    """Return the prediction for ``sizes``, the elements of every block: tiles, fixed ones, and whole dimensions
+    (padded, or a chunk).
 
-    ``prefetch_stages`` are those that a loop asks for by itself, which Triton gives loops without a product too; each loads for
-    ``unrolled`` steps, as do those of ``num_stages``. Loops over single indices load ``ahead`` steps earlier.
-    ``descriptor_slots`` are the memory slots that tensor descriptors move; ``once``: a program does not go on to another tile, so
-    that what it stores behind its loops may lie where operands were. Asked again for the same, it answers the same object:
-    heuristics and the legaliser look at one launch several times.
+    ``prefetch_stages`` are those of a loop's own option, which Triton also gives loops without a dot. Each stage loads
+    for ``unrolled`` steps, as do those of ``num_stages``. Loops over single indices prefetch ``ahead`` steps.
+    ``descriptor_slots`` are the memory slots with tensor descriptors. ``once``: a program computes a single tile, so
+    stores after its loops may reuse the operands' memory. A repeated call returns the same object, because heuristics
+    and the legalizer look at one launch several times.
     """
     return _predict(
         Same(facts),
@@ -58,7 +59,7 @@ def predict(
 
 
 class Same:
-    """Facts, equal to themselves alone: comparing all of them would take longer than the prediction."""
+    """Facts, compared by identity: comparing all fields would take longer than the prediction."""
 
     __slots__ = ("facts",)
 
@@ -122,13 +123,13 @@ def _predict(
 def _unstaged(
     same: Same, sorted_sizes: tuple[tuple[int, int], ...], num_warps: int, target: Target
 ) -> tuple[int, int, float, Work]:
-    """Registers, spill risk and work: what does not depend on the number of stages."""
+    """Return registers, spill risk and work, which do not depend on the number of stages."""
     sizes = dict(sorted_sizes)
     return *pressure(same.facts, sizes, num_warps, target), work(same.facts, sizes, num_warps, target)
 
 
 def _occupancy(registers: int, shared: int, columns: int, num_warps: int, target: Target) -> int:
-    """Blocks that one SM runs at once; 0 when not even one fits."""
+    """Return the blocks that one SM runs at once; 0 when not even one fits."""
     rounded = -(-max(1, registers) // target.register_granularity) * target.register_granularity
     reserved = _RESERVED_SHARED_BYTES if target.kind == "cuda" else 0
     limits = [
@@ -146,7 +147,7 @@ def _occupancy(registers: int, shared: int, columns: int, num_warps: int, target
 def _why_not(
     facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, shared: int, columns: int, target: Target
 ) -> str:
-    """What the launch needs and the target lacks; empty if it fits."""
+    """Return the resource that the launch exceeds; empty if it fits."""
     if shared > target.smem_per_block_bytes:
         return f"{shared} bytes of shared memory are needed, {target} has {target.smem_per_block_bytes}"
     if columns > target.tensor_memory_columns:
@@ -158,5 +159,5 @@ def _why_not(
         for axes, _ in tiles:
             numel = math.prod(sizes[axis] for axis in axes)
             if numel > target.max_tensor_numel:
-                return f"a tile of {numel} elements is needed, {target.max_tensor_numel} are the most for one"
+                return f"a tile of {numel} elements exceeds the limit of {target.max_tensor_numel} elements"
     return ""

@@ -1,11 +1,11 @@
-"""Registers per thread, and whether they run out.
+"""Registers per thread, and the risk of spills.
 
-What must be there at once takes registers one for one where products are, and much less where elementwise ops can be
-reordered: the assembler then holds as many loads in flight as it likes, which grows with the square root of what there
-is. The weights are a robust least-squares fit of the relative error to 6800 kernels that were compiled offline with
-Triton 3.7 (ptxas 12.8, and 13.1 from sm_100; LLVM for AMD): sweeps of the examples, and seeds of test/varied_kernels.py
-and test/unseen_kernels.py for nine GPUs. Fitted on half of the kernels and asked about the other half, either way, the median
-error of the unseen ones is 16 and 13 % without products and 13 and 15 % with them, on AMD 18 and 11 %, 14 and 21 %.
+Live values take registers one for one in kernels with matmuls. They take far fewer where ptxas can reorder elementwise
+ops: it then keeps many loads in flight, which grow with the square root of the live registers. The weights are a robust
+least-squares fit of the relative error to 6800 kernels compiled offline with Triton 3.7 (ptxas 12.8, and 13.1 from
+sm_100; LLVM for AMD). The kernels are sweeps of the examples, and seeds of test/varied_kernels.py and
+test/unseen_kernels.py for nine GPUs. Fitted on one half and tested on the other, the median error is 16 and 13 %
+without matmuls, and 13 and 15 % with them. On AMD it is 18 and 11 %, 14 and 21 %.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .tiles import VECTOR_BYTES, tile_bytes, vector_elements
 
 _REGISTER_BYTES = 4
 
-#: Registers of each random number of a thread while it is made: Philox works on four words, and the assembler makes all
-#: numbers of a tile at once. Offline for sm_90 and sm_100, with 4 to 32 of them a thread, 2 to 3.5.
+#: Registers per random number of a thread: Philox works on four words, and ptxas computes all numbers of a tile at
+#: once. Offline for sm_90 and sm_100, with 4 to 32 of them a thread, 2 to 3.5.
 _RANDOM = 3.0
-#: Registers of the place of each value of a thread, on CUDA and on AMD: rows of 32000 held at once with 32 to 128 elements
-#: a thread take 2.0 to 2.8 for each element together with its value, offline for sm_80 to sm_120 and gfx942.
+#: Registers of the index of each value of a thread (argmax, argmin), on CUDA and on AMD. Whole rows of 32000 with 32 to
+#: 128 elements a thread take 2.0 to 2.8 per element with its value (offline, sm_80 to sm_120, gfx942).
 _PLACE, _AMD_PLACE = 1.5, 0.9
-#: Registers by what takes them, in a kernel without products; ``_features`` says what each is. ``curves``: a hyperbolic tangent of 8
-#: and 16 elements takes 5 and 20, three powers of 4 and 8 each 35 and 58, offline for sm_90 and sm_100.
+#: Register weights of a kernel without matmuls; ``_features`` documents each. ``curves``: offline for sm_90 and sm_100,
+#: a hyperbolic tangent of 8 and 16 elements takes 5 and 20, three powers 35 and 58.
 _PLAIN: Mapping[str, float] = MappingProxyType(
     {
         "base": 3.7,
@@ -61,12 +61,12 @@ _AMD_PLAIN: Mapping[str, float] = MappingProxyType(
         "places": _AMD_PLACE,
     }
 )
-#: With products. ``transposed``: by the assembler, for 128 x 256 in 8 warps, 43 registers of 128 more for plain products,
-#: 51 to 127 behind a reduction. ``overflow``: accumulators that do not fit are stored and loaded for each product, offline for
-#: the H200 up to five times what is over. ``met``: a residual of fp32 beside 128 x 256 in 8 warps spills 312 to 480 bytes on sm_90
-#: and sm_120. ``transposed_left``: for sm_80, 1.2 to 1.9 with 3 stages, more with more of them. ``beside``: 3 and 4 products of
-#: operands that they share in part take 73 to 140 registers more than 2, offline for sm_80 to sm_120. ``polynomials``: the error
-#: function of 128 elements a thread takes 42 to 79 registers, and 190 on gfx950, of 64 none.
+#: With matmuls. ``transposed``: by ptxas, for 128 x 256 in 8 warps, 43 of 128 registers more for plain matmuls, 51 to
+#: 127 after a reduction. ``overflow``: accumulators that do not fit spill for each dot, offline for the H200 up to five
+#: times the excess. ``met``: a residual of fp32 for 128 x 256 in 8 warps spills 312 to 480 bytes on sm_90 and sm_120.
+#: ``transposed_left``: for sm_80, 1.2 to 1.9 with 3 stages, more with more. ``beside``: 3 and 4 dots that share some
+#: operands take 73 to 140 registers more than 2, offline for sm_80 to sm_120. ``polynomials``: the error function of
+#: 128 elements a thread takes 42 to 79 registers, and 190 on gfx950, of 64 none.
 _DOTS: Mapping[str, float] = MappingProxyType(
     {
         "base": 8.3,
@@ -103,48 +103,49 @@ _AMD_DOTS: Mapping[str, float] = MappingProxyType(
         "polynomials": 2.8,
     }
 )
-#: Elementwise ops of a thread that temporaries of others have room for.
+#: Elementwise ops of a thread that fit into the temporaries of others.
 _FREE_OPS = 100
-#: Elements of a tile whose temporaries are there together: resident ones, all on AMD, those of special functions there.
+#: Elements of a tile whose temporaries are live together: resident ones, all on AMD, those of special functions there.
 _FEW, _MOST_ELEMENTS, _MOST_SPECIAL = 8, 64, 16
-#: Registers of loads that AMD has in flight beside products.
+#: Registers of loads that AMD keeps in flight during dots.
 _MOST_LOADS = 64
-#: Registers that a product takes besides its accumulator.
+#: Registers of a dot besides its accumulator.
 _PRODUCT_BASE = 20
 #: Elements of a thread whose polynomials take no registers of their own.
 _FEW_POLYNOMIALS = 64
-#: Steps along K whose operands a product has in flight.
+#: Steps along K whose operands a dot keeps in flight.
 _STEPS = 2.0
-#: The operands of two products that share one, as a multiple of those of one.
+#: The operands of two dots that share one, as a multiple of those of one.
 _TWO, _TWO_SHARING = 2, 1.5
-#: A kernel of more memory accesses than this has addresses of several tensors.
+#: A kernel of more memory accesses than this keeps addresses of several tensors.
 _SEVERAL = 4
-#: Bytes of a number that is stored unnarrowed.
+#: Bytes of an element that is stored without narrowing.
 _WIDE_BYTES = 4
-#: Rows of an accumulator fragment; products of fewer rows are padded.
+#: Rows of an accumulator fragment; dots of fewer rows are padded.
 _FRAGMENT_ROWS = 16
-#: What elementwise reordering can save of resident registers, and of those wanted where there are no products; less where
-#: random numbers or places are made, and where rows are walked in chunks, on AMD: 144 of 128 wanted spill 372 bytes, 278 of 256 do
-#: 56.
+#: Ratio by which reordering can reduce resident registers, and wanted ones without matmuls. It is smaller for random
+#: numbers or indices, and for chunked rows; on AMD, 144 of 128 wanted spill 372 bytes, 278 of 256 spill 56.
 _SLACK, _TIGHT_SLACK, _AMD_WALKED_SLACK = 1.2, 1.05, 1.1
-#: What tiles need at least in AMD's vector registers, to which nothing that is loaded is moved back. A fit to 576 seeds
-#: compiled for gfx942.
+#: Least registers of tiles in AMD's vector registers, to which no loaded value returns. A fit to 576 seeds compiled for
+#: gfx942.
 _AMD_BASE, _AMD_HELD, _AMD_RESIDENT = 8, 0.65, 0.57
-#: Registers that addresses and temporaries cannot do without.
+#: Least registers for addresses and temporaries.
 _LEAST_BASE = 10
-#: Registers of each value of a thread that a scan combines, for the first op and for each more. Offline for sm_90, 128 sums
-#: of exponentials a thread spill 600 bytes.
+#: Registers of each value of a thread that a scan combines, for the first op and for each further one. Offline for
+#: sm_90, 128 sums of exponentials a thread spill 600 bytes.
 _COMBINED, _COMBINED_OP = 0.6, 0.2
-#: With accumulators in tensor memory kernels take this part of it: 230 seeds of the table and 160 of unseen kernels, compiled
-#: for sm_100 and sm_103, are 12 and 11 % off in the median with it and 15 % without. What spills is predicted without.
+#: Factor for kernels with accumulators in tensor memory. 390 seeds compiled for sm_100 and sm_103 are 12 and 11 % off
+#: in the median with it and 15 % without. The prediction of spills omits it.
 _APART = 0.95
-#: Over the limit by this much, spilling is certain.
+#: Above the limit by this fraction, spilling is certain.
 _CERTAIN = 0.25
 
 
 def pressure(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> tuple[int, int, float]:
-    """Registers one thread wants, before any limit, those that it cannot do without, and from 0 (none) to 1 (certain) the risk
-    that some are spilled."""
+    """Return the registers one thread wants before any limit, the registers it needs, and the risk of spills.
+
+    The risk is between 0 (none) and 1 (certain).
+    """
     resident, held = _tile_registers(facts, sizes, num_warps, target)
     wanted = round(_wanted(resident, held, facts, sizes, num_warps, target))
     scanned = _combined_registers(facts, sizes, num_warps, target)
@@ -159,14 +160,14 @@ def pressure(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, targe
 
 
 def ahead_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
-    """Registers of a thread for each step that loads are made ahead: a loop carries what they load, as it is in memory."""
+    """Return the registers of a thread per prefetched step: the loop carries the loaded values, in their memory dtype."""
     threads = num_warps * target.warp_size
     loads = (op for op in facts.memory_ops if op.kind == "load" and op.slot in facts.ahead)
     return sum(cdiv(cdiv(_product(sizes, op.tile_axes), threads) * op.itemsize, _REGISTER_BYTES) for op in loads)
 
 
 def _slack(facts: KernelFacts, sizes: Mapping[int, int], target: Target) -> float:
-    """What the assembler can save of what a kernel without products wants."""
+    """Return the ratio by which ptxas can reduce the registers of a kernel without matmuls."""
     if facts.random_tiles or _has_places(facts):
         return _TIGHT_SLACK
     if _is_walked(facts, sizes):
@@ -190,8 +191,10 @@ def _wanted(
 def _features(
     resident: float, held: float, facts: KernelFacts, sizes: Mapping[int, int], threads: int
 ) -> dict[str, float]:
-    """What one thread has of each: tiles, loads in flight (of which there are the more, the more is ``resident``),
-    accesses, elementwise ops, elements of special functions, values that a scan combines, random numbers."""
+    """Return the features of one thread: tiles, loads in flight, accesses, elementwise ops, special function elements.
+
+    Further ones are values that a scan combines, and random numbers. Loads in flight grow with ``resident``.
+    """
     loads, accesses = _accesses(facts, sizes, threads)
     ops = _operations(facts, sizes, threads)
     elements = _elements(facts, sizes, threads)
@@ -217,7 +220,7 @@ def _features(
 
 
 def _product_features(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> dict[str, float]:
-    """What products add to that: addresses of their operands, fragments of these, and copies of results."""
+    """Return the additional features of matmuls: addresses of operands, fragments, and copies of results."""
     return {
         "warps": num_warps,
         "several": len(facts.memory_ops) + len(facts.atomics) > _SEVERAL,
@@ -234,7 +237,7 @@ def _product_features(facts: KernelFacts, sizes: Mapping[int, int], num_warps: i
 
 
 def _accesses(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> tuple[float, float]:
-    """Registers that loads fill and accesses of all kinds that one thread makes, most of all regions."""
+    """Return the registers that loads fill, and the accesses of all kinds, of one thread: the maximum over regions."""
     loads: dict[int, float] = {}
     accesses: dict[int, float] = {}
     for op in (*facts.memory_ops, *facts.atomics):
@@ -247,7 +250,7 @@ def _accesses(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> tup
 
 
 def _narrow_loads(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
-    """Registers of a thread that loads of bytes fill, most of all regions."""
+    """Return the registers of a thread that byte loads fill: the maximum over regions."""
     found: dict[int, float] = {}
     for op in facts.memory_ops:
         if op.kind == "load" and op.itemsize == 1:
@@ -256,12 +259,12 @@ def _narrow_loads(facts: KernelFacts, sizes: Mapping[int, int], threads: int) ->
 
 
 def _each(op: MemoryOpFact, sizes: Mapping[int, int], threads: int) -> float:
-    """Elements of a tile in memory for each thread, at least one."""
+    """Return the elements of a tile in memory per thread, at least one."""
     return max(1.0, _product(sizes, op.tile_axes) / threads)
 
 
 def _operations(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
-    """Elementwise ops of a thread in one iteration, most of all regions."""
+    """Return the elementwise ops of a thread in one iteration: the maximum over regions."""
     found: dict[int, float] = {}
     for item in facts.work:
         found[item.region] = found.get(item.region, 0.0) + item.ops * max(1.0, _product(sizes, item.axes) / threads)
@@ -269,19 +272,19 @@ def _operations(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> f
 
 
 def _elements(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
-    """Elements of the largest resident tile for each thread."""
+    """Return the elements of the largest resident tile per thread."""
     tiles = {axes for root in facts.resident_tiles for snapshot in root for axes, _ in snapshot}
     return max(1.0, max((_product(sizes, axes) for axes in tiles), default=0) / threads)
 
 
 def _is_walked(facts: KernelFacts, sizes: Mapping[int, int]) -> bool:
-    """Whether a whole dimension is reduced in chunks."""
+    """Return whether a whole dimension is reduced in chunks."""
     axes = (facts.axes[fact.axis] for fact in facts.reductions)
     return any(axis.rollable and sizes[axis.block_id] < axis.padded for axis in axes)
 
 
 def _product(sizes: Mapping[int, int], axes: Iterable[int]) -> int:
-    # a loop takes half the time of math.prod, and this is most of what a prediction does
+    # a loop takes half the time of math.prod, and this dominates the time of a prediction
     product = 1
     for axis in axes:
         product *= sizes[axis]
@@ -289,7 +292,7 @@ def _product(sizes: Mapping[int, int], axes: Iterable[int]) -> int:
 
 
 def register_limit(num_warps: int, target: Target) -> int:
-    """Registers that a block of ``num_warps`` leaves each thread."""
+    """Return the registers that a block of ``num_warps`` leaves each thread."""
     limit = target.registers_per_sm // (num_warps * target.warp_size)
     return min(target.max_registers_per_thread, limit - limit % target.register_granularity)
 
@@ -297,11 +300,11 @@ def register_limit(num_warps: int, target: Target) -> int:
 def _tile_registers(
     facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target
 ) -> tuple[float, float]:
-    """Registers of the largest snapshot of resident and of held tiles."""
+    """Return the registers of the largest snapshot of resident and of held tiles."""
     threads = num_warps * target.warp_size
     products = frozenset(fact.axes for fact in facts.accumulators if fact.of_dot)
 
-    # a row that is walked in chunks is reduced into an accumulator of the chunk's shape, there while chunks are
+    # a chunked row is reduced into an accumulator of the chunk's shape, live during the loop over chunks
     walked = [fact for fact in facts.reductions if facts.axes[fact.axis].rollable]
     extra: dict[int, float] = {}
     together = 0.0
@@ -324,7 +327,9 @@ def _tile_registers(
 
 
 def _added_at_once(tiles: LiveTiles, singles: Iterable[ReductionFact]) -> LiveTiles:
-    """``tiles`` without terms of sums that are there: of a reduction that is walked element by element each is added as it is made."""
+    """Return ``tiles`` without the live terms of accumulations that run element by element, whose terms are added at
+    once.
+    """
     for fact in singles:
         sums = tuple(axis for axis in fact.tile if axis != fact.axis)
         same = [at for at, (axes, _) in enumerate(tiles) if tuple(axis for axis in axes if axis != fact.axis) == sums]
@@ -333,14 +338,17 @@ def _added_at_once(tiles: LiveTiles, singles: Iterable[ReductionFact]) -> LiveTi
 
 
 def _tiles_together(fact: ReductionFact) -> int:
-    """Tiles that are there while a row is reduced chunk by chunk: an accumulator for each of the reductions that are done at
-    once, the places of those that ask for one, and beside several of them the chunk, which one alone takes at once."""
+    """Return the tiles live during a chunked reduction: an accumulator per simultaneous reduction, and the indices of
+    argmax or argmin.
+
+    With several reductions the chunk is live too; a single one consumes it at once.
+    """
     most = max(sum(1 + _is_place(name) for name in stage) for stage in fact.stages)
     return most + (most > 1)
 
 
 def _is_place(name: str) -> bool:
-    """Whether a reduction gives the place of a value, which goes with the value from step to step."""
+    """Return whether a reduction returns an index, which accompanies the value from step to step."""
     return name.startswith("arg")
 
 
@@ -349,7 +357,7 @@ def _has_places(facts: KernelFacts) -> bool:
 
 
 def _place_registers(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
-    """Places of a thread that go with the values of a row which is reduced at once."""
+    """Return the indices of a thread that accompany the values of a row reduced as a whole."""
     most = 0.0
     for fact in facts.reductions:
         if any(map(_is_place, fact.names)) and sizes[fact.axis] >= facts.axes[fact.axis].padded:
@@ -368,10 +376,10 @@ def _snapshot(
     products: frozenset[tuple[int, ...]],
     least_rows: int,
 ) -> float:
-    """Registers one thread holds of ``tiles`` together. Accumulators of dots have at least ``least_rows`` rows.
+    """Return the registers of one thread for all of ``tiles``. Accumulators of dots have at least ``least_rows`` rows.
 
-    The largest tile is spread over the threads; those that span some of its axes are laid out as its slices, which
-    several threads repeat.
+    The largest tile is distributed over the threads. Tiles that span some of its axes have the layout of its slices,
+    which several threads repeat.
     """
     if not tiles:
         return 0.0
@@ -384,7 +392,7 @@ def _snapshot(
         total, rows = total // rows * least_rows, least_rows
     each = max(1.0, total / threads)
     if axes in products:
-        # a thread holds two of every 16 rows of a matrix fragment
+        # a thread has two of every 16 rows of a matrix fragment
         thread_rows = min(float(rows), max(2.0, rows / 8 / max(1, threads // 32)))
     else:
         across = min(threads, max(1, columns * itemsize // VECTOR_BYTES))
@@ -403,8 +411,10 @@ def _snapshot(
 
 
 def _fragment_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
-    """Registers of dot operands on the unit that takes them from registers: up to two steps along K are in flight, on AMD
-    all of them."""
+    """Return the registers of dot operands on the unit that takes them from registers.
+
+    Up to two steps along K are in flight, on AMD all of them.
+    """
     most = 0.0
     for fact in facts.matmuls:
         unit = unit_of(fact, sizes, num_warps, target)
@@ -422,7 +432,7 @@ def _fragment_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps:
 
 
 def _curves(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
-    """Polynomials of a thread in one iteration, most of all regions."""
+    """Return the polynomials of a thread in one iteration: the maximum over regions."""
     found: dict[int, float] = {}
     for item in facts.work:
         found[item.region] = found.get(item.region, 0.0) + item.polynomials * _product(sizes, item.axes) / threads
@@ -430,25 +440,29 @@ def _curves(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float
 
 
 def _polynomial_elements(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
-    """Elements of a thread beyond those whose polynomials the assembler computes one after the other."""
+    """Return the elements of a thread beyond those whose polynomials ptxas computes one after the other."""
     tiles = (_product(sizes, item.axes) for item in facts.work if item.polynomials)
     return max(0.0, max(tiles, default=0) / threads - _FEW_POLYNOMIALS)
 
 
 def _steps(fact: MatmulFact, k: int) -> float:
-    """Steps of 32 bytes along K that a tile has on CUDA."""
+    """Return the steps of 32 bytes along K of a tile on CUDA."""
     return max(1.0, k * fact.lhs_dtype.itemsize / 32)
 
 
 def _step_registers(shape: tuple[int, int], num_warps: int) -> float:
-    """Registers of a thread for both operands of one step: the side of a warp's tile times 32 bytes, for 32 threads of 4."""
+    """Return the registers of a thread for both operands of one step: the side of a warp's tile times 32 bytes, for 32
+    threads of 4.
+    """
     m, n = shape
     return math.sqrt(m * n / num_warps) / 2
 
 
 def _beside_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
-    """Registers of the operands of products that one iteration makes side by side, besides those of two which share one:
-    nothing keeps the assembler from reading them all before the first product."""
+    """Return the operand registers of independent dots of one iteration, beyond those of two that share an operand.
+
+    ptxas may read all of them before the first dot.
+    """
     chains = {number for fact in facts.matmuls for number in (fact.number, *fact.consumes) if fact.consumes}
     found: dict[int, tuple[float, list[float]]] = {}
     read: set[int] = set()
@@ -466,7 +480,7 @@ def _beside_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: i
 
 
 def operand_accesses(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
-    """Loads of one thread for operands of dots in one iteration, most of all loops."""
+    """Return the loads of one thread for operands of dots in one iteration: the maximum over loops."""
     loads = _operand_loads(facts, sizes, num_warps, target)
     by_region: dict[int, float] = {}
     for (region, _), (count, _) in loads.items():
@@ -475,8 +489,10 @@ def operand_accesses(facts: KernelFacts, sizes: Mapping[int, int], num_warps: in
 
 
 def _addresses(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
-    """Addresses of operands that a thread has at the same time: those of one loop, and if each is of one element, of all
-    loops of a grid loop, which are made before the first."""
+    """Return the operand addresses that a thread has at the same time: those of one loop.
+
+    With scalar accesses they are those of all loops of a grid loop, because they are computed before the first loop.
+    """
     by_root: dict[int, float] = {}
     for (region, _), (count, width) in _operand_loads(facts, sizes, num_warps, target).items():
         root = facts.regions[region].root
@@ -487,7 +503,7 @@ def _addresses(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, tar
 def _operand_loads(
     facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target
 ) -> dict[tuple[int, int], tuple[float, int]]:
-    """By region and slot: loads of one thread for operands of dots in one iteration, and elements of each."""
+    """Return, by region and slot, the loads of one thread for dot operands in one iteration, and the elements of each."""
     threads = num_warps * target.warp_size
     slots = {op.slot: op for op in facts.memory_ops}
     found: dict[tuple[int, int], tuple[float, int]] = {}
@@ -500,13 +516,13 @@ def _operand_loads(
 
 
 def _scan_registers(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
-    """Registers of the values that one scan combines, per thread."""
+    """Return the registers per thread of the values that one scan combines."""
     scans = (tile_bytes((fact.tile, fact.itemsize), sizes) for fact in facts.scans if fact.kind == "scan")
     return max(scans, default=0) / _REGISTER_BYTES / threads
 
 
 def _combined_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
-    """Registers that one scan takes at least besides those that hold its values, per thread."""
+    """Return the least registers per thread of one scan, besides those of its values."""
     most = 0.0
     for fact in facts.scans:
         if fact.kind == "scan":
@@ -517,8 +533,10 @@ def _combined_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps:
 
 
 def _transposed_left_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
-    """Registers of the largest left operand of a warp that is transposed on its way to the unit, on CUDA; one of 4 bytes is
-    read from shared memory as it is."""
+    """Return the registers of a warp's largest left operand that is transposed on its way to the unit, on CUDA.
+
+    A 4-byte operand is read from shared memory without a transposition.
+    """
     most = 0.0
     for fact in facts.matmuls if target.kind == "cuda" else ():
         narrow = fact.lhs_dtype.itemsize < _WIDE_BYTES
@@ -531,7 +549,9 @@ def _transposed_left_registers(facts: KernelFacts, sizes: Mapping[int, int], num
 
 
 def _met_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
-    """Registers of the largest tile of 4 bytes or more that is loaded to meet a product that spans the same axes."""
+    """Return the registers of the largest tile of at least 4-byte elements that is loaded and combined with a matmul's
+    result.
+    """
     products = [{fact.m_axis, fact.n_axis} for fact in facts.matmuls]
     wide = [
         op for op in facts.memory_ops if op.kind == "load" and op.itemsize >= _WIDE_BYTES and op.matmul_operand is None
@@ -542,7 +562,7 @@ def _met_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int,
 
 
 def _promoted_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
-    """Registers of partial sums that stand beside the accumulator they are added to."""
+    """Return the registers of fp8 partials next to the accumulator they are added to."""
     most = 0.0
     for fact in facts.matmuls:
         m, n, depth = tile_shape(fact, sizes)
@@ -552,7 +572,7 @@ def _promoted_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps:
 
 
 def _transposed_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
-    """Registers of the largest product in tensor memory that is stored with 4 bytes an element or more."""
+    """Return the registers of the largest result in tensor memory that is stored with 4 bytes an element or more."""
     most = 0.0
     wide = [set(op.tile_axes) for op in facts.memory_ops if op.kind == "store" and op.itemsize >= _WIDE_BYTES]
     for fact in facts.matmuls:

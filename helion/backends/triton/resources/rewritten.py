@@ -1,5 +1,8 @@
-"""Facts of a kernel whose products a config rewrites: they are turned around (``passes/turn.py``), or their operands packed or
-copied contiguous along K (``passes/pack.py``), or computed first (``passes/hoist.py``)."""
+"""Facts of a kernel with rewritten matmuls.
+
+A config can swap A and B (``passes/turn.py``), pack operands or copy them K-major (``passes/pack.py``), or precompute
+them (``passes/hoist.py``).
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ from ...._compiler.facts.records import (
 from ...._shapes import cdiv, next_power_of_2
 from .predict import Same
 
-#: Elements that rows of packed operands are multiples of, at least.
+#: Rows of packed operands are multiples of this many elements.
 _ALIGNED = 16
 
 
 def turned(facts: KernelFacts) -> KernelFacts:
-    """With rows and columns of products exchanged, and with the left operand computed, which is the right one of the kernel.
+    """Return the facts with A and B of matmuls swapped; the left operand, which is the kernel's right one, is computed.
 
-    Asked again for the same, it answers the same object.
+    A repeated call returns the same object.
     """
     return _turned(Same(facts))
 
@@ -45,7 +48,7 @@ def _turned(same: Same) -> KernelFacts:
 
 
 def packed(facts: KernelFacts) -> KernelFacts:
-    """With operands whose rows begin at multiples of 16 bytes. Asked again for the same, it answers the same object."""
+    """Return the facts with operand rows aligned to 16 bytes. A repeated call returns the same object."""
     return _packed(Same(facts))
 
 
@@ -59,7 +62,7 @@ def _packed(same: Same) -> KernelFacts:
 
 
 def transposed(facts: KernelFacts) -> KernelFacts:
-    """With operands of products that are contiguous along K. Asked again for the same, it answers the same object."""
+    """Return the facts with K-major operands. A repeated call returns the same object."""
     return _transposed(Same(facts))
 
 
@@ -77,7 +80,7 @@ def _transposed(same: Same) -> KernelFacts:
 
 
 def hoisted(facts: KernelFacts) -> KernelFacts:
-    """With the operands that may be computed first as loads. Asked again for the same, it answers the same object."""
+    """Return the facts with precomputed operands as loads. A repeated call returns the same object."""
     return _hoisted(Same(facts))
 
 
@@ -90,8 +93,9 @@ def _hoisted(same: Same) -> KernelFacts:
 
 
 def joined(facts: KernelFacts) -> KernelFacts:
-    """With the first of the loops that may be one, over as many elements as all of them. Asked again for the same, it
-    answers the same object."""
+    """Return the facts with the consecutive loops fused into the first, over the elements of all. A repeated call
+    returns the same object.
+    """
     return _joined(Same(facts))
 
 
@@ -118,7 +122,7 @@ def _joined(same: Same) -> KernelFacts:
 
 
 def _standing_for(facts: KernelFacts, gone: Set[int]) -> dict[int, int]:
-    """By number, the dot that stands for one of the loops ``gone``: that of the same place in the loop that all are."""
+    """Return, for each dot of the loops ``gone``, the corresponding dot of the fused loop, by number."""
     regions: dict[int, list[int]] = {}
     for fact in facts.matmuls:
         regions.setdefault(fact.region, []).append(fact.number)
@@ -128,7 +132,9 @@ def _standing_for(facts: KernelFacts, gone: Set[int]) -> dict[int, int]:
 
 
 def _renumbered(facts: KernelFacts, standing: Mapping[int, int]) -> KernelFacts:
-    """With the dots that are left counted from 0. ``standing`` has what stands for those that are not."""
+    """Return the facts with the remaining dots numbered from 0. ``standing`` maps the dots that are gone to their
+    replacements.
+    """
     left = [fact.number for fact in facts.matmuls]
     at = {number: place for place, number in enumerate(left)}
     at.update((number, at[stands]) for number, stands in standing.items())
@@ -149,14 +155,14 @@ def _renumbered(facts: KernelFacts, standing: Mapping[int, int]) -> KernelFacts:
 
 
 def hoisted_bytes(facts: KernelFacts) -> int:
-    """What is read and written to compute operands first, halved: as many bytes are copied in the same time."""
+    """Return the bytes read and written to precompute operands, halved: a copy of that many bytes takes the same time."""
     read = {op.slot: op.accessed_numel * op.itemsize for op in facts.memory_ops}
     made = {(each.main, each.along): each for each in facts.hoistable}.values()
     return sum(sum(read[slot] for slot in each.slots) + each.numel * each.dtype.itemsize for each in made) // 2
 
 
 def _loaded(facts: KernelFacts, each: HoistableFact) -> KernelFacts:
-    """With one operand as a load in place of its largest one."""
+    """Return the facts with one operand as a load in place of its largest one."""
     fact = facts.matmuls[each.dot]
     itemsize = each.dtype.itemsize * math.prod(each.lanes)
     operand = StagedOperand(
@@ -196,7 +202,7 @@ def _multiplied(fact: MatmulFact, each: HoistableFact) -> MatmulFact:
 
 
 def _access(op: MemoryOpFact, each: HoistableFact, region: int) -> MemoryOpFact:
-    """The load of an operand, whose lanes beside those of an axis are part of its elements."""
+    """Return the load of an operand; lanes besides those of an axis are part of its elements."""
     return replace(
         op,
         dtype=each.dtype,
@@ -218,7 +224,7 @@ def _without(tiles: LiveTiles, both: frozenset[int]) -> LiveTiles:
 
 
 def changed_bytes(before: KernelFacts, after: KernelFacts) -> int:
-    """Of the operands that ``packed`` or ``transposed`` changed."""
+    """Return the bytes of the operands that ``packed`` or ``transposed`` changed."""
     pairs = zip(before.memory_ops, after.memory_ops, strict=True)
     return sum(old.accessed_numel * old.itemsize for old, new in pairs if old.strides != new.strides)
 
@@ -229,7 +235,7 @@ def _aligned(op: MemoryOpFact) -> MemoryOpFact:
 
 
 def _exchanged(op: MemoryOpFact) -> MemoryOpFact:
-    """Of two dimensions, contiguous along the other one, in aligned rows."""
+    """Return a 2-D access that is contiguous along the other dimension, in aligned rows."""
     rows, columns = (cdiv(extent, _ALIGNED) * _ALIGNED for extent in op.extents)
     return replace(op, strides=(1, rows) if op.strides[1] == 1 else (columns, 1))
 

@@ -16,27 +16,30 @@ from .matrix import is_k_major, is_transposed, keeps_rows, tile_shape, unit_of
 from .operands import Exchange, operand_bytes, prefetched_sources
 from .tiles import VECTOR_BYTES, beyond, by_nearness, inner_axis, tile_bytes, vector_elements
 
-#: Warps of the group that shares an asynchronous product.
+#: Warps of a warp group, which shares an asynchronous instruction.
 _GROUP_WARPS = 4
 #: Rows of tensor memory.
 _LANES = 128
 #: Bytes of an address.
 _POINTER_BYTES = 8
-#: Bytes of a place along an axis.
+#: Bytes of an index along an axis.
 _INDEX_BYTES = 4
-#: Bytes of the numbers that narrower ones are widened to.
+#: Bytes of the dtype that narrower ones are widened to.
 _FLOAT_BYTES = 4
-#: One barrier of the copy engine, and to what several are aligned.
+#: Bytes of one TMA barrier, and the alignment of several.
 _BARRIER_BYTES, _BARRIER_ALIGNMENT = 8, 16
-#: To what the copy engine aligns tiles.
+#: Alignment of tiles that TMA moves.
 _BOX_ALIGNMENT = 128
 
 
 def shared_bytes(
     facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, num_stages: int, target: Target, unrolled: int = 1
 ) -> int:
-    """Operands of dots, of which loops prefetch those of ``unrolled`` steps at once, and what is exchanged between them, or
-    whatever else goes through shared memory."""
+    """Return the largest use of shared memory per block: dot operands with the exchanges between them, or any other
+    conversion.
+
+    Loops prefetch operands of ``unrolled`` steps per stage.
+    """
     results = _reduction_bytes(facts, sizes, num_warps, target)
     exchanges = [Exchange(region=region, size=size) for region, size in results.items()]
     prefetched = prefetched_sources(facts, sizes, num_warps, num_stages, target) if facts.matmuls else frozenset()
@@ -52,8 +55,10 @@ def shared_bytes(
 
 
 def descriptor_bytes(facts: KernelFacts, sizes: Mapping[int, int], slots: frozenset[int], num_stages: int) -> int:
-    """What the accesses in memory ``slots`` take besides, when tensor descriptors move them: the copy engine goes
-    through shared memory, where operands of products are in any case, and there is a barrier for each stage."""
+    """Return the additional bytes of the accesses in memory ``slots`` when they use tensor descriptors.
+
+    TMA goes through shared memory, which dot operands use in any case, and each stage has a barrier.
+    """
     moved = [op for op in facts.memory_ops if op.slot in slots and _may_use_descriptor(op, facts)]
     own = [tile_bytes((op.tile_axes, op.itemsize), sizes) for op in moved if op.matmul_operand is None]
     tiles = sum(cdiv(size, _BOX_ALIGNMENT) * _BOX_ALIGNMENT for size in own)
@@ -62,8 +67,10 @@ def descriptor_bytes(facts: KernelFacts, sizes: Mapping[int, int], slots: frozen
 
 
 def stored_behind_loops(facts: KernelFacts) -> frozenset[int]:
-    """The memory slots of what a program stores outside of loops with products, whose operands and which then take turns.
-    Not with operands of fp32, of which copies may be left unless the product is turned."""
+    """Return the memory slots of stores outside of loops with dots, which can reuse the operands' memory.
+
+    fp32 operands are excluded, because copies of them may remain, unless A and B are swapped.
+    """
     wide = (not fact.turned and max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) > 2 for fact in facts.matmuls)
     if not facts.matmuls or any(wide) or any(fact.accumulator_loop is None for fact in facts.matmuls):
         return frozenset()
@@ -72,8 +79,11 @@ def stored_behind_loops(facts: KernelFacts) -> frozenset[int]:
 
 
 def _prefetched_bytes(facts: KernelFacts, sizes: Mapping[int, int], slots: frozenset[int], num_stages: int) -> int:
-    """Copies that the copy engine prefetches besides of operands that go through registers: integers that are transposed,
-    which registers would hold otherwise, and fp32 that some unit reads across K, unless the product is turned."""
+    """Return the additional bytes that TMA prefetches for operands that go through registers.
+
+    These are transposed integers, which registers would hold otherwise, and fp32 that is not K-major unless A and B are
+    swapped.
+    """
     copies: dict[int | None, int] = {}
     for fact in facts.matmuls:
         if is_transposed(fact, "wgmma"):
@@ -85,8 +95,11 @@ def _prefetched_bytes(facts: KernelFacts, sizes: Mapping[int, int], slots: froze
 
 
 def _may_use_descriptor(op: MemoryOpFact, facts: KernelFacts) -> bool:
-    """Whether a descriptor may move it: no atomics, no vectors, no gathers, static strides, and no storage that one launch reads and writes, or
-    writes in two places."""
+    """Return whether an access can use a descriptor.
+
+    It excludes atomics, gathers and ranks without descriptors, and needs static strides. One launch must not read and
+    write the storage, or write it in two places.
+    """
     if op.kind == "atomic" or op.gathered or not op.static or len(op.strides) not in DESCRIPTOR_RANKS:
         return False
     root = facts.regions[op.region].root
@@ -95,17 +108,20 @@ def _may_use_descriptor(op: MemoryOpFact, facts: KernelFacts) -> bool:
 
 
 def warps_along(columns: int, itemsize: int, num_warps: int, target: Target) -> int:
-    """Warps side by side along the contiguous axis of a tile, when each thread holds one vector of it."""
+    """Return the warps along the contiguous axis of a tile, when each thread has one vector of it."""
     threads = columns * itemsize // VECTOR_BYTES
     return max(1, min(num_warps, threads // target.warp_size))
 
 
 def _reduction_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> dict[int, int]:
-    """By region, partial results of warps that share a row or a column, and results that one warp turns to store them."""
+    """Return, by region, the bytes of partials of warps that share a row or a column, and of results that convert
+    before a store.
+    """
     most: dict[int, int] = {}
     threads = num_warps * target.warp_size
     for fact in facts.reductions:
-        numel = math.prod(sizes[axis] for axis in fact.tile)  # dimensions of one length are one axis, maybe twice there
+        # dimensions of one length are one axis, possibly twice in the tile
+        numel = math.prod(sizes[axis] for axis in fact.tile)
         result = numel // sizes[fact.axis]
         if fact.tile[-1] != fact.axis:
             across = _across(fact, facts, sizes, threads) // target.warp_size
@@ -118,7 +134,8 @@ def _reduction_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: in
         if warps <= 1:
             size //= _stored_rounds(fact, facts, sizes, threads, target)
         if sizes[fact.axis] < facts.axes[fact.axis].padded and numel < threads:
-            # chunks that leave threads over, which repeat them, are laid out anew behind the first one
+            # chunks smaller than the number of threads, which then repeat them, convert their layout after the first
+            # one
             size = max(size, numel * fact.itemsize)
         if size:
             most[fact.region] = max(most.get(fact.region, 0), size)
@@ -128,7 +145,7 @@ def _reduction_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: in
 def _stored_rounds(
     fact: ReductionFact, facts: KernelFacts, sizes: Mapping[int, int], threads: int, target: Target
 ) -> int:
-    """In how many rounds what is left of a tile that was summed up across its rows goes to the layout of its stores."""
+    """Return the rounds in which the result of a reduction across rows converts to the layout of its stores."""
     axes = fact.tile
     if axes[0] != fact.axis or len(axes) != 2 or len(set(axes)) != 2:
         return 1
@@ -147,13 +164,15 @@ def _stored_rounds(
 
 
 def _index_bytes(fact: ReductionFact) -> int:
-    """Bytes of the place that goes with each value where the place of the greatest or the least is wanted."""
+    """Return the bytes of the index that accompanies each value of argmax and argmin."""
     return _INDEX_BYTES if any(name.startswith("arg") for name in fact.names) else 0
 
 
 def _across(fact: ReductionFact, facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> int:
-    """Threads that stand along the axes behind the one that is reduced, at least: they are given out from the contiguous
-    axis on, where each has as many elements as some access moves."""
+    """Return the least number of threads along the axes after the reduced one.
+
+    Threads are assigned from the contiguous axis on, where each has as many elements as some access moves.
+    """
     ops = [op for op in facts.memory_ops if op.tile_axes]
     if any(set(op.tile_axes) == set(fact.tile) and inner_axis(op) == fact.axis for op in ops):
         return 1
@@ -164,9 +183,11 @@ def _across(fact: ReductionFact, facts: KernelFacts, sizes: Mapping[int, int], t
 
 
 def _sharing(fact: ReductionFact, facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
-    """Warps that have parts of the same row, at most. Of products there is one in each group of warps that share whole
-    lanes of an asynchronous unit, and one on ``mma`` where the next product keeps rows in their warps; of rows that are
-    accessed as they lie in memory, as many as stand along them."""
+    """Return the most warps that share a row.
+
+    Of a matmul result it is one warp per warp group with a whole lane of an asynchronous unit. On ``mma`` it is one
+    where the next dot keeps rows in their warps. Of rows accessed in their memory layout, it is the warps along them.
+    """
     most = 0
     for dot in facts.matmuls:
         if dot.n_axis != fact.axis or dot.m_axis not in fact.tile:
@@ -185,7 +206,7 @@ def _sharing(fact: ReductionFact, facts: KernelFacts, sizes: Mapping[int, int], 
 def _warps_in_row(
     fact: ReductionFact, facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target
 ) -> int:
-    """The most warps that stand along the reduced axis, for each way in which such a tile is accessed."""
+    """Return the most warps along the reduced axis, over all accesses of such a tile."""
     ops = [op for op in facts.memory_ops if set(op.tile_axes) == set(fact.tile)]
     rows = all(op.tile_axes == fact.tile and inner_axis(op) in (fact.axis, None) for op in ops)
     if not rows or facts.matmuls:
@@ -196,9 +217,12 @@ def _warps_in_row(
 
 
 def _narrow_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
-    """Tiles that span some axes of a larger one (weights of a row, a mask for all heads) are loaded in one layout and used
-    in another: with the same contiguous axis when warps are spread over several rows or accesses of different widths
-    meet, else unless there is a thread for each element, which then loads what it needs."""
+    """Return the bytes for tiles that span some axes of a larger one (weights of a row, a mask for all heads).
+
+    They are loaded in one layout and used in another. With the same contiguous axis they convert when warps are spread
+    over several rows or access widths differ. Otherwise they convert unless each element has a thread, which then loads
+    the elements it needs.
+    """
     if facts.matmuls:
         return 0
     threads = num_warps * target.warp_size
@@ -219,7 +243,7 @@ def _narrow_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, 
         widths = _widths(wider, sizes, threads)
         for op in parts:
             moved = wider and (spread or widths != {vector_elements(op, sizes, threads)})
-            # numbers may be widened first
+            # elements may be widened first
             widened = op.cast_itemsize if op.dtype == torch.bool else max(_FLOAT_BYTES, op.itemsize)
             for itemsize in {op.itemsize, widened}:
                 size = tile_bytes((op.tile_axes, itemsize), sizes)
@@ -238,7 +262,7 @@ def _narrow_rounds(
     threads: int,
     target: Target,
 ) -> int:
-    """In how many rounds what ``op`` loads goes to the layout of ``wider`` tiles."""
+    """Return the rounds in which the load ``op`` converts to the layout of ``wider`` tiles."""
     if any(inner_axis(o) not in (o.tile_axes[-1], None) or _repeats(o.tile_axes) for o in (op, *wider)):
         return 1
     own = vector_elements(op, sizes, threads)
@@ -252,14 +276,17 @@ def _narrow_rounds(
 
 
 def _widths(ops: Collection[MemoryOpFact], sizes: Mapping[int, int], threads: int) -> set[int]:
-    """Elements per thread of accesses of one tile: loads take the most that any of them can, stores their own."""
+    """Return the elements per thread of accesses of one tile: loads take the widest of all, stores their own."""
     own = [vector_elements(op, sizes, threads) for op in ops]
     return {max(own) if op.kind == "load" else width for op, width in zip(ops, own, strict=True)}
 
 
 def _expanded_bytes(facts: KernelFacts, sizes: Mapping[int, int], threads: int, target: Target) -> int:
-    """Tiles that are loaded to be spread over more axes than any access has, as all pairs of rows are: what they are
-    combined in has one element after another in neighbouring threads. Few elements are loaded in that layout at once."""
+    """Return the bytes for tiles that are loaded and broadcast over more axes than any access has, such as all pairs of
+    rows.
+
+    The combined tile has consecutive elements in neighbouring threads. Few elements are loaded in that layout at once.
+    """
     if facts.matmuls:
         return 0
     known = {tuple(sorted(op.tile_axes)) for op in facts.memory_ops}
@@ -281,13 +308,12 @@ def _expanded_bytes(facts: KernelFacts, sizes: Mapping[int, int], threads: int, 
 
 
 def _repeats(axes: Sequence[int]) -> bool:
-    """Whether several dimensions of a tile are one axis, as those of one constant length are."""
+    """Return whether several dimensions of a tile are one axis, as those of one constant length are."""
     return len(set(axes)) < len(axes)
 
 
 def _transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
-    """Tiles change their layout in shared memory between accesses whose contiguous axis in memory, whose order of axes or
-    whose width differs."""
+    """Return the bytes for layout conversions between accesses whose contiguous axis, order of axes or width differs."""
     if facts.matmuls:
         return 0
     threads = num_warps * target.warp_size
@@ -298,7 +324,7 @@ def _transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: i
     most = 0
     for axes, ops in groups.items():
         inner = {inner_axis(op) for op in ops} - {None}
-        # halves of a pair are taken apart within a thread
+        # halves of a pair are separated within a thread
         pairs = any(sizes[op.tile_axes[-1]] == 2 and vector_elements(op, sizes, threads) < 2 for op in ops)
         widths = _widths(ops, sizes, threads)
         orders = {by_nearness(op, sizes) for op in ops}
@@ -311,7 +337,7 @@ def _transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: i
                 and all(op.tile_axes == rows and inner_axis(op) in (rows[-1], None) for op in ops)
             )
             for op in ops:
-                # where an atomic is gathered, what moves is its addresses
+                # for a gathered atomic, the addresses are converted
                 scattered = op.kind == "atomic" and op.gathered and target.kind == "cuda"
                 itemsize = _POINTER_BYTES if scattered else max(least, op.itemsize)
                 size = tile_bytes((op.tile_axes, itemsize), sizes)
@@ -329,8 +355,10 @@ def _transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: i
 
 
 def _are_permuted(ops: Sequence[MemoryOpFact], sizes: Mapping[int, int], vector: int, threads: int) -> bool:
-    """Whether accesses of one tile have its axes in orders that give threads different elements. Threads stand along the
-    contiguous axis first and then along the others, from the last to the first."""
+    """Return whether accesses of one tile order its axes so that threads have different elements.
+
+    Threads lie along the contiguous axis first and then along the others, from the last to the first.
+    """
     layouts: dict[tuple[int, ...], set[tuple[object, ...]]] = {}
     for op in ops:
         inner = inner_axis(op)
@@ -347,7 +375,7 @@ def _are_permuted(ops: Sequence[MemoryOpFact], sizes: Mapping[int, int], vector:
 
 
 def _width_rounds(op: MemoryOpFact, widths: set[int], itemsize: int, sizes: Mapping[int, int], threads: int) -> int:
-    """In how many rounds a tile of elements of ``itemsize`` bytes changes between accesses of different ``widths``."""
+    """Return the rounds of a conversion of ``itemsize``-byte elements between accesses of different ``widths``."""
     held = [rows_held(op.tile_axes, sizes, width, threads) for width in sorted(widths)]
     return min((rounds(one, other, itemsize) for one, other in itertools.combinations(held, 2)), default=1)
 
@@ -359,8 +387,9 @@ def _order_rounds(
     sizes: Mapping[int, int],
     threads: int,
 ) -> int:
-    """In how many rounds a tile of elements of ``itemsize`` bytes changes between accesses that give out threads in
-    different ``orders``."""
+    """Return the rounds of a conversion of ``itemsize``-byte elements between accesses with different ``orders`` of
+    axes.
+    """
     if len({order[:1] for order in orders}) > 1:
         return 1
     held = [rows_held(order[::-1], sizes, width, threads) for order in orders for width in _widths(ops, sizes, threads)]
@@ -368,7 +397,7 @@ def _order_rounds(
 
 
 def prefetched_bytes(facts: KernelFacts, sizes: Mapping[int, int], stages: int, target: Target) -> int:
-    """What loads of loops without a product take that are under way for ``stages`` steps: a tile each but the last."""
+    """Return the bytes of prefetched loads in loops without a dot: a tile per stage except the last."""
     if facts.matmuls or stages < 2 or target.kind != "cuda":
         return 0
     loops = {fact.region for fact in facts.regions if fact.kind == "loop"}
@@ -377,8 +406,9 @@ def prefetched_bytes(facts: KernelFacts, sizes: Mapping[int, int], stages: int, 
 
 
 def _scan_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
-    """Running combinations pass on one number for each warp, lane beside it, and part of the axis that all threads
-    together cover at once."""
+    """Return the bytes that scans exchange: one element per warp, per lane next to it, and per step of all threads
+    along the axis.
+    """
     most = 0
     threads = num_warps * target.warp_size
     for fact in facts.scans:
@@ -394,7 +424,7 @@ def _scan_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, ta
 def _passed_on(
     axis: int, axes: Sequence[int], sizes: Mapping[int, int], vector: int, num_warps: int, target: Target
 ) -> int:
-    """Numbers that a scan along ``axis`` of a tile in rows passes on in shared memory."""
+    """Return the elements that a scan along ``axis`` of a tile in rows exchanges in shared memory."""
     layout = spread(axes, sizes, vector, num_warps, target)
     if layout[axis][2] == 1:
         return 0
@@ -406,11 +436,13 @@ def _passed_on(
 def _product_exchanges(
     facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target, prefetched: Collection[int]
 ) -> Iterator[Exchange]:
-    """Tiles of a kernel with dots that are stored, or loaded and combined with a product: threads hold
-    fragments of a product but read and write whole rows, save for AMD's plain stores, which write the fragments, and for
-    loads that are ``prefetched``, by slot."""
+    """Yield the exchanges of tiles of a kernel with dots that are stored, or loaded and combined with a matmul result.
+
+    Threads have fragments of a result but access whole rows. Exceptions are AMD's plain stores, which write the
+    fragments, and loads that are ``prefetched``, by slot.
+    """
     products = [{fact.m_axis, fact.n_axis} for fact in facts.matmuls]
-    # the product's own numbers, or what is loaded after it is widened to theirs
+    # the result's own dtype, or the one that a later load is widened to
     wide = target.kind == "hip" or any(unit_of(f, sizes, num_warps, target) == "tcgen05" for f in facts.matmuls)
     for op in (*facts.memory_ops, *facts.atomics) if products else ():
         if op.kind == "load" and op.slot in prefetched:
@@ -418,7 +450,7 @@ def _product_exchanges(
         product = any(axes <= set(op.tile_axes) for axes in products)
         itemsize = op.itemsize
         if op.kind == "load" and len(op.tile_axes) == 1:
-            # a number for each row or column
+            # one element per row or column
             transposed = any(op.tile_axes[0] in axes for axes in products)
         elif op.kind == "load":
             transposed = product and op.matmul_operand is None
@@ -428,14 +460,14 @@ def _product_exchanges(
             transposed = len(op.tile_axes) > 1 and not (target.kind == "hip" and op.kind == "store" and product)
         if transposed:
             size = tile_bytes((op.tile_axes, itemsize), sizes) // _product_rounds(op, facts, sizes, num_warps, target)
-            # what is loaded changes its layout anywhere until it is used
+            # a loaded value converts its layout anywhere before its use
             yield Exchange(region=op.region, size=size, after=None if op.kind == "load" else op.after)
 
 
 def _product_rounds(
     op: MemoryOpFact, facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target
 ) -> int:
-    """In how many rounds a tile goes from fragments of the kernel's products to rows, or back."""
+    """Return the rounds in which a tile converts from fragments of the kernel's dots to rows, or back."""
     axes = op.tile_axes[-2:]
     others = op.tile_axes[:-2]
     if len(axes) < 2 or inner_axis(op) != axes[1] or any(sizes[axis] > 1 for axis in others):
@@ -445,7 +477,7 @@ def _product_rounds(
     held = rows_held(axes, sizes, vector_elements(op, sizes, threads), threads)
     least = []
     for fact in facts.matmuls:
-        # products in a row, and those of one region, which share operands, share their warps' places
+        # chained dots, and those of one region that share operands, use the same layout of warps
         others_there = (other for other in facts.matmuls if other is not fact)
         chained = fact.consumes or any(o.region == fact.region or fact.number in o.consumes for o in others_there)
         if chained or fact.m_axis != row or unit_of(fact, sizes, num_warps, target) != "mma":

@@ -10,7 +10,7 @@ from ...._compiler.facts.records import LiveTile, MemoryOpFact
 
 #: Bytes of the widest load or store of one thread.
 VECTOR_BYTES = 16
-#: Of a stride that comes with the launch, Triton knows no more than whether it is a multiple of this.
+#: Of a stride passed at launch, Triton knows only whether it is a multiple of this.
 _KNOWN_MULTIPLE = 16
 
 
@@ -22,8 +22,10 @@ def tile_bytes(tile: LiveTile, sizes: Mapping[int, int]) -> int:
 
 
 def vector_elements(op: MemoryOpFact, sizes: Mapping[int, int], threads: int) -> int:
-    """Elements that one thread accesses together: neighbours in memory, as many as the strides keep aligned, and no
-    more than there are for each thread."""
+    """Return the elements of one thread's access: neighbours in memory, as many as the strides keep aligned.
+
+    It is at most the number of elements per thread.
+    """
     numel = 1
     for axis in op.tile_axes:
         numel *= sizes[axis]
@@ -42,7 +44,7 @@ def vector_elements(op: MemoryOpFact, sizes: Mapping[int, int], threads: int) ->
 
 
 def inner_axis(op: MemoryOpFact) -> int | None:
-    """The axis along which neighbours of the tile are neighbours in memory."""
+    """Return the axis along which neighbours of the tile are neighbours in memory."""
     for axis, stride in zip(op.subscript_axes, op.strides, strict=True):
         if stride == 1 and axis in op.tile_axes:
             return axis
@@ -50,13 +52,15 @@ def inner_axis(op: MemoryOpFact) -> int | None:
 
 
 def by_nearness(op: MemoryOpFact, sizes: Mapping[int, int]) -> tuple[int, ...]:
-    """The axes of the tile along which threads are given out, first to last: the one whose neighbours are neighbours in
-    memory, then the others from the last to the first. Those of one element are left out."""
+    """Return the axes of the tile in the order in which threads are assigned.
+
+    The contiguous axis comes first, then the others from the last to the first. Axes of one element are left out.
+    """
     axes = list(op.tile_axes)
     strides = [stride for axis, stride in zip(op.subscript_axes, op.strides, strict=True) if axis in axes]
     inner = inner_axis(op)
     if inner is not None:
-        # an axis may be there twice
+        # an axis may occur twice
         near = [at for at, axis in enumerate(axes) if axis == inner and (len(strides) < len(axes) or strides[at] == 1)]
         if near:
             axes.append(axes.pop(near[-1]))
@@ -64,7 +68,9 @@ def by_nearness(op: MemoryOpFact, sizes: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def beyond(axes: Iterable[int], own: Iterable[int]) -> tuple[int, ...]:
-    """The axes that a tile has besides those of a part of it; none where it is as large, or not a part of it. An axis that
-    is there twice counts twice."""
+    """Return the axes of a tile that a part of it lacks; none where it is as large, or not a part of it.
+
+    An axis that occurs twice counts twice.
+    """
     there, part = Counter(axes), Counter(own)
     return tuple((there - part).elements()) if part <= there else ()

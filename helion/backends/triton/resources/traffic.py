@@ -11,18 +11,19 @@ from ...._shapes import cdiv
 from ....hardware import Target
 from .matrix import unit_of
 
-#: Bandwidth of the L2 cache over that of memory (about 3 on A100 and H100 by their published figures).
+#: Bandwidth of the L2 cache relative to memory (about 3 on A100 and H100 by their published figures).
 _L2_SPEEDUP = 3.0
-#: Part of the L2 cache that one tensor may take and still be there when it is read again.
+#: Fraction of the L2 cache that one tensor may take and still be cached when it is read again.
 _L2_SHARE = 0.5
-#: Part of repeated reads that goes to memory when the tensor does not fit: neighbours in the grid share most of them.
+#: Fraction of repeated reads that goes to memory when the tensor does not fit: neighbours in the grid share most of
+#: them.
 _MISS = 0.25
-#: Part of its data sheet's rate a matrix unit reaches, by unit; ``mma`` on a GPU that also has a faster one is half.
+#: Fraction of its data sheet's rate that a matrix unit reaches; ``mma`` on a GPU that also has a faster one is half.
 _EFFICIENCY = {"mma": 0.75, "wgmma": 0.8, "tcgen05": 0.8}
 _LEGACY_EFFICIENCY = 0.4
-#: Operations that one transcendental op counts for.
+#: Operations that one transcendental op counts as.
 _SFU_OPS = 8
-#: One SM in this many can saturate memory.
+#: This fraction of the SMs can saturate memory: one in this many.
 _SMS_TO_SATURATE = 2.0
 #: Time from launch to first instruction.
 _LAUNCH_US = 2.0
@@ -71,12 +72,12 @@ def work(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: T
 
 
 def grid_blocks(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
-    """Programs of the launch: each root has its own."""
+    """Return the programs of the launch: each root has its own."""
     return _Loops(facts, sizes).blocks()
 
 
 def time_us(done: Work, target: Target) -> float:
-    """The slowest of memory, cache and arithmetic, with idle SMs of the last wave counted."""
+    """Return the longest of memory, cache and arithmetic time, including idle SMs of the last wave."""
     active = min(1.0, done.blocks / target.num_sms)
     saturation = min(1.0, active * _SMS_TO_SATURATE)
     bandwidth = target.bandwidth_gb_per_s * 1e3 * saturation
@@ -88,7 +89,7 @@ def time_us(done: Work, target: Target) -> float:
 
 
 def trips(facts: KernelFacts, sizes: Mapping[int, int], axis: int) -> int:
-    """Tiles along an axis; 1 when nothing is known of its extent."""
+    """Return the tiles along an axis; 1 when its extent is not known."""
     fact = facts.axes[axis]
     extent = fact.mean if fact.extent is None else fact.extent
     if extent is not None:
@@ -97,7 +98,7 @@ def trips(facts: KernelFacts, sizes: Mapping[int, int], axis: int) -> int:
 
 
 def _span(facts: KernelFacts, sizes: Mapping[int, int], axis: int) -> int:
-    """Elements along an axis of all its tiles together."""
+    """Return the elements along an axis of all its tiles together."""
     fact = facts.axes[axis]
     extent = fact.mean if fact.extent is None else fact.extent
     if extent is not None:
@@ -106,7 +107,7 @@ def _span(facts: KernelFacts, sizes: Mapping[int, int], axis: int) -> int:
 
 
 class _Loops:
-    """The loops of a kernel with sizes: tiles along each axis, and elements of all of them together."""
+    """The loops of a kernel with sizes: tiles along each axis, and the elements of all of them together."""
 
     def __init__(self, facts: KernelFacts, sizes: Mapping[int, int]) -> None:
         self.facts, self.sizes = facts, sizes
@@ -125,19 +126,19 @@ class _Loops:
         return found
 
     def elements(self, region: int, axes: tuple[int, ...]) -> int:
-        """Elements of a tile over ``axes`` in ``region``, over all programs and iterations."""
+        """Return the elements of a tile over ``axes`` in ``region``, over all programs and iterations."""
         found = self.counted.get((region, axes))
         if found is None:
             found = _product(self.trips, [axis for axis in self.enclosing(region) if axis not in axes])
             for at, axis in enumerate(axes):
-                # dimensions of one extent are one axis: those of a tile beyond the first have the tile's own elements
+                # dimensions of one extent are one axis: after the first, each has the tile's own elements
                 whole = axis not in axes[:at] or self.facts.axes[axis].kind == "full"
                 found *= self.spans[axis] if whole else self.sizes[axis]
             self.counted[region, axes] = found
         return found
 
     def dot_flops(self, fact: MatmulFact) -> tuple[int, int]:
-        """Useful operations, and those of whole tiles."""
+        """Return the useful operations, and those of whole tiles."""
         useful = padded = 2
         inside = (*fact.batch_axes, fact.m_axis, fact.n_axis, fact.k_axis)
         for axis in inside:
@@ -164,7 +165,7 @@ def _product(of: Sequence[int], axes: Iterable[int]) -> int:
 
 
 def _passes(op: MemoryOpFact, facts: KernelFacts, sizes: Mapping[int, int]) -> int:
-    """How often an access is done: a load of a row that is walked in chunks, once for each pass that needs it."""
+    """Return the number of passes of an access: a load of a chunked row repeats for each pass that needs it."""
     return max((passes for axis, passes in op.looped if sizes[axis] < facts.axes[axis].padded), default=1)
 
 

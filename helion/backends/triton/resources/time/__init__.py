@@ -1,1 +1,1 @@
-"""Predicted time: what a launch asks of each unit of a GPU, and how long that takes."""
+"""Predicted time: the demand of a launch on each unit of a GPU, and its duration."""

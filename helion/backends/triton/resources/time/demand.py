@@ -1,4 +1,4 @@
-"""What the programs of one grid loop ask of each unit of the GPU, as numbers that a time follows from."""
+"""The demand of one grid loop's programs on each unit of the GPU, as numbers that determine the time."""
 
 from __future__ import annotations
 
@@ -17,103 +17,103 @@ from .roots import Access, Reduction, Root, Scan, roots_of
 _SECTOR = 32
 #: Threads of a warp exchange in registers; a reduction over more of them goes through shared memory.
 _WARP = 32
-#: Part of the L2 cache that what programs share may take and stay there.
+#: Fraction of the L2 cache that shared data may take and stay cached.
 _L2_SHARE = 0.6
-#: What an SM keeps near itself of a tensor that all of its programs read.
+#: Bytes of a tensor read by all programs that an SM keeps in L1.
 _NEAR_BYTES = 131072
-#: Rows of one instruction of the asynchronous unit and of the other one.
+#: Rows of one instruction of each matrix unit.
 _UNIT_ROWS = {"mma": 16, "wgmma": 64, "tcgen05": 128}
 _LEAST_COLUMNS = 8
 _ACCUMULATOR_BYTES = 4
-#: Bytes of an operand that one instruction of a warp brings to registers for the synchronous unit.
+#: Bytes of an operand that one warp instruction (ldmatrix) loads to registers for the synchronous unit.
 _FRAGMENT_BYTES = 256
-#: Rows and columns of an accumulator that one warp takes at least.
+#: Least rows and columns of an accumulator per warp.
 _FRAGMENT_ROWS, _FRAGMENT_COLUMNS = 16, 8
-#: Of an access to memory, what an exchange within a warp costs.
+#: Cost of an exchange within a warp, relative to a memory access.
 _SHUFFLE_ACCESSES = 0.5
 #: Bytes of the narrowest asynchronous copy.
 _COPY_BYTES = 4
-#: Bytes that lie together, or are read by programs next to each other: each halving below this costs the memory as much.
+#: Bytes of contiguous runs, or of reads by adjacent programs: each halving below this costs the memory as much.
 _RUN_BYTES = 16384.0
 
 
 class Demand(NamedTuple):
-    """Of one root; per program unless the name says otherwise. Times in microseconds, instructions as those of a warp.
+    """Demand of one root, per program unless the name says otherwise. Times in microseconds, instructions per warp.
 
-    ``looped_*`` are of what a program repeats, ``straight_*`` of what it does once.
+    ``looped_*`` are of repeated work of a program, ``straight_*`` of work done once.
     """
 
     programs: float
     warps: float
     resident: float
-    """Programs that one SM holds, by the prediction of registers and shared memory."""
+    """Resident programs per SM, by the prediction of registers and shared memory."""
     registers: float
     needed: float
-    """Of a thread; what of them is over the limit is spilled."""
+    """Per thread; the excess over the limit is spilled."""
     limit: float
     new_bytes: float
-    """Bytes that come from memory or go there, in whole sectors, by the order of programs and what the L2 cache keeps."""
+    """Bytes from or to memory, in whole sectors, given the order of programs and the L2 cache."""
     again_bytes: float
-    """Bytes that a program reads for the second time, which come from memory where the cache has lost them."""
+    """Bytes that a program reads a second time, which come from memory where the cache has lost them."""
     first_bytes: float
-    """Bytes of loops that the L2 cache is asked to drop first."""
+    """Bytes of loop loads with eviction policy "first"."""
     last_bytes: float
-    """The same to keep longest."""
+    """The same with "last"."""
     row_bytes: float
-    """Bytes that one program has to find in the cache for that."""
+    """Bytes that one program must find in the cache for that."""
     scattered_bytes: float
-    """Bytes from memory, each as often as its run is a halving of a long one."""
+    """Bytes from memory, weighted by the halvings of their run relative to a long one."""
     asked_bytes: float
     """Bytes through the L2 cache."""
     sector_bytes: float
     written_bytes: float
-    """Bytes of sectors that programs store to in parts, beside what they store."""
+    """Bytes of sectors that programs store partially, minus the stored bytes."""
     near_bytes: float
-    """Of ``sector_bytes``, those that the last program on the same SM has read too."""
+    """Part of ``sector_bytes`` that the previous program on the same SM has read too."""
     straight_bytes: float
     looped_bytes: float
     straight_issue: float
     looped_issue: float
     special: float
     walked_issue: float
-    """Of rows that are taken in chunks: what each chunk computes, once for each pass."""
+    """Work per chunk of chunked rows, once for each pass."""
     walked_special: float
     accesses: float
     straight_rounds: float
-    """Times that a program waits for memory."""
+    """Number of times that a program waits for memory."""
     looped_rounds: float
     stored_rounds: float
-    """Of loops that store in each step."""
+    """The same in loops that store in each step."""
     pipelined_rounds: float
     fills: float
     stages: float
     iterations: float
     largest_times: float
-    """Runs of what holds the largest tile, where registers run out first."""
+    """Runs of the region with the largest tile, where registers run out first."""
     matrix_us: float
-    """On one SM, at the data sheet's rate of the unit that takes the product, padding included."""
+    """On one SM, at the data sheet's rate of the unit, padding included."""
     synchronous_us: float
-    """Of that, what the unit without asynchronous instructions does where there is a faster one."""
+    """Part of that on the synchronous unit where there is a faster one."""
     converted_us: float
-    """Of that, products whose operands change their layout on the way."""
+    """Part of that with operands that convert their layout on the way."""
     products: float
     accumulated_bytes: float
-    """Of accumulators in registers, each counted once for every product that is added to it."""
+    """Bytes of accumulators in registers, each counted once for every dot that is added to it."""
     operand_bytes: float
-    """Read from shared memory by the matrix unit."""
+    """Bytes that the matrix unit reads from shared memory."""
     turned_bytes: float
-    """Of products that are operands of others, what goes to other warps on the way."""
+    """Bytes of results that are operands of other dots and go to other warps."""
     exchanges: float
     """Reductions across warps."""
     shuffles: float
     barriers: float
     stores: float
     descriptors: float
-    """Descriptors of tensors that a program makes before it can load; one that goes on to other tiles makes them once."""
+    """Tensor descriptors that a program creates before it can load; a persistent program creates them once."""
     persistent: float
-    """1 where programs go on to other tiles."""
+    """1 for persistent programs."""
     skewed: float
-    """1 where those that go on next to each other have loops that are longer than the mean."""
+    """1 where consecutive tiles of a persistent program have loops that are longer than the mean."""
     fused: float
     """1 where the next tile's loads begin before the last one is stored."""
 
@@ -122,7 +122,7 @@ _NOTHING: dict[str, float] = dict.fromkeys(Demand._fields, 0.0)
 
 
 def demands(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Target) -> list[Demand]:
-    """One for each grid loop."""
+    """Return one demand for each grid loop."""
     return [_Count(launch, predicted, target, root).demand() for root in roots_of(facts)]
 
 
@@ -135,7 +135,7 @@ class _Count:
         self.fastest = self.nest.ordered(launch)
         self.threads = launch.warps * target.warp_size
         self.sums = _NOTHING.copy()
-        #: The tensors that programs have read, or written as well, and those that they have written.
+        #: The tensors that programs have read or written, and those that they have written.
         self.seen: set[tuple[int, tuple[int, ...]]] = set()
         self.stored: set[tuple[int, tuple[int, ...]]] = set()
         self.waits: dict[tuple[int, tuple[int, ...], bool], float] = {}
@@ -207,7 +207,9 @@ class _Count:
             self.waits[key] = max(self.waits.get(key, 0.0), times)
 
     def _is_prefetched(self, access: Access) -> bool:
-        """Not through pointers in a loop that is one with the loop over tiles, nor elements narrower than an asynchronous copy."""
+        """Return whether a load is prefetched: no pointer load in a loop fused with the tile loop, and none narrower
+        than a copy.
+        """
         launch = self.launch
         if access.slot in launch.boxed:
             return access.feeds_dots and launch.stages > 1
@@ -220,7 +222,7 @@ class _Count:
         return all([trips[axis] == 1 for axis in access.inside])
 
     def _run(self, access: Access, numel: int) -> tuple[float, float]:
-        """Elements of the tile that lie together in memory, and elements of one thread's access."""
+        """Return the contiguous elements of the tile in memory, and the elements of one thread's access."""
         inner, widest = access.inner, access.widest
         if inner is None:
             return 1.0, 1.0
@@ -232,7 +234,7 @@ class _Count:
         return run, float(max(1, min(widest, tiled, numel // self.threads)))
 
     def _traffic(self, access: Access, asked: float, passes: int, run: float) -> None:
-        """Bytes from and to memory: each once, and again what the cache has lost in between."""
+        """Add the bytes from and to memory: each once, and again where the cache has lost it in between."""
         sums, nest, once = self.sums, self.nest, access.once_bytes
         programs = nest.programs
         first = asked / passes
@@ -251,11 +253,11 @@ class _Count:
             self.seen.add(place)
             walks = nest.walks(access)
             if walks > 1 and not (small or shared):
-                # each pass of a loop around those that walk over the rows reads them all once more
+                # each pass of a loop around the row loops reads all rows again
                 again += programs * first * (1 - 1 / walks)
                 first /= walks
         elif access.kind == "store" and not shared:
-            # what a program stores it finds in the cache, and what it stores again replaces that
+            # a program finds its own stores in the cache, and storing again replaces them
             if place in self.stored:
                 again, total = (0.0 if small else total), 0.0
             self.stored.add(place)
@@ -273,7 +275,7 @@ class _Count:
         return self.target.num_sms * self.sums["resident"]
 
     def _run_bytes(self, access: Access, run: float) -> float:
-        """Bytes that programs next to each other read together."""
+        """Return the bytes that adjacent programs read together."""
         if self.root in self.launch.flattened or not access.unit_stride.isdisjoint(self.fastest[:1]):
             return _RUN_BYTES
         return run * access.itemsize
@@ -317,7 +319,9 @@ class _Count:
         sums["accesses"] += times * results * self.launch.warps * steps * _SHUFFLE_ACCESSES
 
     def _scan(self, scan: Scan) -> None:
-        """Each step of a scan exchanges, within a warp or through shared memory, all that a thread has."""
+        """Add the work of a scan, whose steps each exchange all elements of a thread, within a warp or through shared
+        memory.
+        """
         sums, nest, warps = self.sums, self.nest, self.launch.warps
         times = math.prod([nest.trips[axis] for axis in scan.around])
         each = max(1.0, nest.elements[scan.tile] / self.threads)
@@ -328,7 +332,9 @@ class _Count:
         sums["barriers"] += times
 
     def _threads_along(self, reduction: Reduction, numel: int) -> tuple[int, int]:
-        """Threads of a program, and of one warp, that share a row which is reduced: neighbours in memory go to neighbours."""
+        """Return the threads of a program, and of one warp, that share a reduced row: neighbours in memory go to
+        neighbours.
+        """
         if reduction.product is not None:
             return self._accumulator_threads(reduction.fact, reduction.product)
         sizes, reduced = self.launch.sizes, self.launch.sizes[reduction.fact.axis]
@@ -342,7 +348,9 @@ class _Count:
         return along, min(along, max(1, _WARP // lanes))
 
     def _accumulator_threads(self, fact: ReductionFact, product: MatmulFact) -> tuple[int, int]:
-        """The same of a product: warps take rows by 16 first, then columns; a warp has 8 rows and 4 columns of threads."""
+        """Return the same for a matmul result: warps take rows by 16 first, then columns; a warp has 8 rows and 4
+        columns of threads.
+        """
         rows, columns, _ = tile_shape(product, self.launch.sizes)
         below = max(1, min(self.launch.warps, rows // _FRAGMENT_ROWS))
         beside = max(1, min(self.launch.warps // below, columns // _FRAGMENT_COLUMNS))
@@ -358,7 +366,7 @@ class _Count:
         took = times * flops / (target.matrix_tflops_for(rate_name(fact)) * 1e6) * target.num_sms
         sums["matrix_us"] += took
         if unit == "mma":
-            # each warp brings the rows and columns of its own fragments to registers
+            # each warp loads the rows and columns of its own fragments to registers
             _, (below, beside) = fragment_warps((rows, columns), launch.warps, target)
             if target.has("wgmma") or target.has("tcgen05"):
                 sums["synchronous_us"] += took

@@ -1,4 +1,4 @@
-"""What of a config the predicted time depends on."""
+"""The parts of a config that the predicted time depends on."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ _BOXES = "tensor_descriptor"
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One config as the time sees it: ``sizes`` in elements by block id, orders and groupings by the number of the grid loop,
-    and the memory slots that the copy engine moves or that have an eviction policy. ``own_stages`` are those that a loop asks for by
-    itself, with which loads that feed no product are prefetched too. ``flattened`` are the grid loops over the
-    product of their extents, ``fused`` those whose loop over tiles is one with the loops inside, ``parts`` the programs that
-    share a sum, ``copied_bytes`` those of operands that are copied first, ``per_sm`` the programs that are launched for each SM
-    where they go on to other tiles, ``blocked`` whether that is to the tile next to the last one."""
+    """One config as the time model sees it. ``sizes`` are in elements by block id.
+
+    Orders and groupings go by the number of the grid loop. ``boxed`` and ``evictions`` name the memory slots with
+    tensor descriptors or an eviction policy. ``own_stages`` are those of a loop's own option, which also prefetch loads
+    that feed no dot. ``flattened`` are the grid loops over the product of their extents, ``fused`` those whose tile
+    loop is flattened with the loops inside. ``parts`` is the split-K factor, and ``copied_bytes`` those of operands
+    that are copied first. ``per_sm`` is the number of persistent programs launched per SM, and ``blocked`` is set where
+    each of them takes consecutive tiles.
+    """
 
     sizes: Mapping[int, int]
     warps: int
@@ -38,7 +41,7 @@ class Launch:
 
 def launch_of(decisions: Decisions) -> Launch:
     values, stages = decisions.values, decisions.entries["range_num_stages"]
-    # an entry of a grid loop is about the loop, that of one inside about one of its dimensions
+    # an entry of a grid loop belongs to the loop, that of an inner loop to one of its dimensions
     roots = tuple(enumerate(sorted(place for place in stages if isinstance(place, int))))
     orders = {root: decisions.at("loop_orders", loop) for root, loop in roots}
     persistent = values["pid_type"].startswith("persistent")

@@ -1,4 +1,4 @@
-"""The time of a launch: units that work at the same time, and the chain of what one program does in order."""
+"""The time of a launch: units that work in parallel, and the dependent chain of one program."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from .....hardware import Target
 from .demand import Demand
 from .parameters import Parameters
 
-#: A number, or an array with one for each of many demands.
+#: A number, or an array with one element per demand.
 Value = Any
 
 _WARP_LANES = 32
-#: Schedulers of an SM; a warp is one scheduler's.
+#: Schedulers of an SM; a warp belongs to one scheduler.
 _SCHEDULERS = 4
-#: Bytes that an SM's shared memory gives in a cycle.
+#: Bytes per cycle of an SM's shared memory.
 _SHARED_BYTES_PER_CYCLE = 128
 _REGISTER_BYTES = 4
-#: What a launch leaves each thread of a program at least.
+#: Least registers per thread of a launch.
 _LEAST_REGISTERS = 16
 #: Warps that reach the matrix units of all schedulers.
 _WARPS_FOR_ALL_UNITS = 4
-#: Predicted registers are off by as much: what follows from them is the mean of three times them, the middle one twice.
+#: Errors of predicted registers: results are the mean over these factors, the middle one counted twice.
 _REGISTER_SCALES = 0.85, 1.0, 1.15
-#: Of the L2 cache, spilled registers in flight that stay there.
+#: Fraction of the L2 cache in which spilled registers in flight stay.
 _SPILLS_KEPT = 0.25
 #: One SM in this many can saturate memory.
 _SMS_TO_SATURATE = 2.0
-#: Of a warp's own instructions in an iteration, what others do not hide while it waits for loads.
+#: Fraction of a warp's own instructions in an iteration that others do not hide while it waits for loads.
 _DRIFTED = 0.5
-#: Registers over their limit from where on the assembler begins to leave most values in memory, and until it leaves all.
+#: Excess of registers at which ptxas begins to leave most values in memory, and the range until it leaves all.
 _ABANDONED = 1.1, 0.9
-#: Over the limit by one over this, an accumulator is stored and loaded as a whole.
+#: Above the limit by one over this, an accumulator is stored and loaded as a whole.
 _ALL_SPILLED = 10.0
 #: Exponent of the norm that joins the units of one SM.
 _UNITS = 4.0
-#: Exponent of the norm of what hides the other almost completely.
+#: Exponent of the norm for demands that hide each other almost completely.
 _ABRUPT = 12.0
 
 
 class Parts(NamedTuple):
-    """Microseconds of one root's launch by what takes them; they overlap, so their sum is more than ``total``."""
+    """Microseconds of one root's launch by unit; they overlap, so their sum is more than ``total``."""
 
     memory: Value
     cache: Value
@@ -57,7 +57,7 @@ class Parts(NamedTuple):
 
 
 class Maths(NamedTuple):
-    """The functions of the formula: of numbers, or those of numpy, which has the same names."""
+    """The functions of the formula, for numbers or from numpy, which uses the same names."""
 
     maximum: Callable[[Value, Value], Value]
     minimum: Callable[[Value, Value], Value]
@@ -79,12 +79,12 @@ NUMBERS = Maths(
 
 
 def parts(demand: Demand, parameters: Parameters, target: Target, maths: Any = NUMBERS) -> Parts:
-    """Of one root; with arrays in place of the numbers of ``demand``, and numpy as ``maths``, of as many."""
+    """Return the times of one root; with arrays in ``demand`` and numpy as ``maths``, of many."""
     return _Formula(demand, parameters, target, maths).parts()
 
 
 def issue_rate(target: Target) -> float:
-    """Warp instructions of an SM in a microsecond, by its rate of fused multiply-adds."""
+    """Return the warp instructions per microsecond of an SM, by its rate of fused multiply-adds."""
     return target.fp32_tflops * 1e6 / 2 / _WARP_LANES / target.num_sms
 
 
@@ -131,7 +131,7 @@ class _Formula:
         )
 
     def _resident(self) -> Value:
-        """Programs of an SM, smoothed over the error of the predicted registers where these decide."""
+        """Return the programs of an SM, smoothed over the error of the predicted registers where these decide."""
         fewer, held, more = [self._by_registers(scale) for scale in _REGISTER_SCALES]
         mean = (fewer + 2 * held + more) / 4
         decide = self.d.resident >= held
@@ -146,7 +146,7 @@ class _Formula:
         return self.m.maximum(1.0, self.m.minimum(held, most))
 
     def _spilled(self) -> Value:
-        """Bytes that a program stores and loads because registers run out."""
+        """Return the bytes that a program stores and loads because registers run out."""
         d, p = self.d, self.p
         few, over, many = [self.m.maximum(0.0, d.needed * scale - d.limit * p.spill_free) for scale in _REGISTER_SCALES]
         over = (few + 2 * over + many) / 4
@@ -160,7 +160,7 @@ class _Formula:
         )
 
     def _memory_bytes(self, spilled: Value) -> Value:
-        """Of a program, with what the cache loses of rows that are read again and of spilled registers."""
+        """Return the memory bytes of a program, with cache misses of rows read again and of spilled registers."""
         d, p, l2 = self.d, self.p, self.target.l2_bytes
         in_flight = self.m.minimum(d.programs, self.target.num_sms * self.resident)
         lost = self._ramp(d.row_bytes * in_flight, p.kept_share * l2, p.lost_share * l2)
@@ -170,14 +170,16 @@ class _Formula:
         return self.m.maximum(0.0, reads + kept) + spilled * p.spill_misses * missed
 
     def _crowding(self) -> Value:
-        """The more streams memory serves at once, the more often it changes its pages."""
+        """Return the slowdown by DRAM page conflicts, which grows with the streams that memory serves at once."""
         d, p = self.d, self.p
         each = d.straight_bytes + d.looped_bytes / self.m.maximum(1.0, d.iterations)
         in_flight = each * self.m.minimum(d.programs, self.target.num_sms * self.resident)
         return 1 + p.crowded * self.m.log2(self.m.maximum(1.0, in_flight / (p.crowd_share * self.target.l2_bytes)))
 
     def _reachable(self) -> Value:
-        """Bytes per microsecond that the SMs at work can ask memory for: about half of them are enough."""
+        """Return the bytes per microsecond that the active SMs can request from memory: about half of all SMs saturate
+        it.
+        """
         return self.bandwidth * self.m.minimum(1.0, _SMS_TO_SATURATE * self.m.minimum(1.0, self.per_sm))
 
     def _cache_bytes(self, spilled: Value) -> Value:
@@ -200,7 +202,7 @@ class _Formula:
         return d.matrix_us * p.matrix + extra
 
     def _chain(self) -> Value:
-        """What a program does one after the other; in a loop, warps that have drifted apart do it at the same time."""
+        """Return the dependent chain of a program; in a loop, warps that have drifted overlap its parts."""
         d, p = self.d, self.p
         own = self.issued / d.warps * p.dependency / self.clock
         instructions = self.m.maximum(own, self.issued / self.issue)
@@ -224,11 +226,11 @@ class _Formula:
         return fixed + self.m.where(repeats, loop, waits + instructions + matrix)
 
     def _begun(self) -> Value:
-        """Of what a program costs to begin, what one tile pays."""
+        """Return the fraction of a program's startup cost that one tile pays."""
         return 1 - self.d.persistent * (1 - self.p.repeated)
 
     def _tail(self, rounds: Value) -> Value:
-        """Rounds that are begun over those that are full."""
+        """Return the ratio of started rounds to full ones."""
         last = self.m.where(rounds <= 1, 1.0, 1 - self.p.tail + self.p.tail * self.m.ceil(rounds) / rounds)
         return last + self.p.drain / self.m.maximum(1.0, rounds)
 
@@ -236,11 +238,11 @@ class _Formula:
         return self.m.minimum(self.m.maximum(value, low), high)
 
     def _ramp(self, value: Value, begin: float, width: float) -> Value:
-        """0 up to ``begin``, 1 from ``begin + width``."""
+        """Return 0 up to ``begin``, 1 from ``begin + width``, linear in between."""
         return self._within((value - begin) / width, 0.0, 1.0)
 
     def _norm(self, values: Sequence[Value], power: float) -> Value:
-        """Between the largest and the sum, the nearer to the largest the greater ``power`` is."""
+        """Return a value between the largest and the sum, closer to the largest for greater ``power``."""
         most, total = values[0], 0.0
         for value in values[1:]:
             most = self.m.maximum(most, value)

@@ -1,4 +1,4 @@
-"""How often each part of a grid loop runs, and which programs run together."""
+"""Repetitions of each part of a grid loop, and the programs that run together."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .roots import Access, Root
 class Nest:
     """The loops of one root with sizes.
 
-    ``trips`` are the tiles along each axis, ``used`` the elements of a tile that are in range on average, ``walked`` the
-    whole dimensions that are taken in chunks. ``elements`` are those of each of the root's tiles, ``useful`` those of them
-    in range. ``parts`` programs share the loop over K.
+    ``trips`` are the tiles along each axis, ``used`` the mean in-range elements of a tile, ``walked`` the chunked whole
+    dimensions. ``elements`` are those of each of the root's tiles, ``useful`` those of them in range. ``parts`` is the
+    split-K factor.
     """
 
     def __init__(self, root: Root, sizes: Mapping[int, int], parts: int = 1) -> None:
@@ -43,22 +43,24 @@ class Nest:
         self._times = [_product(trips, axes) for axes in root.loops]
 
     def times(self, region: int) -> int:
-        """Runs of ``region`` in one program."""
+        """Return the runs of ``region`` in one program."""
         return self._times[region]
 
     def chunks(self, axes: Iterable[int]) -> int:
-        """Chunks that a tile over ``axes`` is taken in."""
+        """Return the chunks that a tile over ``axes`` is processed in."""
         return _product(self.trips, [axis for axis in axes if axis in self.walked]) if self.walked else 1
 
     def repeats(self, access: Access) -> tuple[int, int]:
-        """Passes over a row that is taken in chunks, and how often a program does the access in all."""
+        """Return the passes over a chunked row, and the executions of the access in a program."""
         if not self.walked:
             return 1, self._times[access.region]
         passes = max([1, *(count for axis, count in access.looped if axis in self.walked)])
         return passes, self._times[access.region] * self.chunks(access.axes) * passes
 
     def walks(self, access: Access) -> int:
-        """How often a program comes back to the same elements, in loops around the access that it has no dimension along."""
+        """Return the number of times a program reads the same elements, in loops around the access that index none of
+        its dimensions.
+        """
         return _product(self.trips, [axis for axis in self._root.loops[access.region] if axis not in access.axes])
 
     @property
@@ -67,12 +69,14 @@ class Nest:
         return max([self._times[region] for region in self._root.regions]) * self.chunks(self.walked)
 
     def ordered(self, launch: Launch) -> tuple[int, ...]:
-        """The axes of the grid, the fastest first."""
+        """Return the axes of the grid, the fastest first."""
         axes, order = self._root.order, launch.orders.get(self._root.root)
         return tuple([axes[at] for at in order]) if order and len(order) == len(axes) else axes
 
     def covered(self, launch: Launch, at_once: float, shared: list[int]) -> float:
-        """Of all rounds of programs that run together: different tiles along the axes that are not ``shared``."""
+        """Return the distinct tiles along the axes that are not ``shared``, summed over the rounds of programs that run
+        together.
+        """
         order, left = list(self.ordered(launch)), min(at_once, self.programs)
         cover: dict[int, float] = {}
         root = self._root.root

@@ -1,4 +1,4 @@
-"""What the predicted time takes from measurements, as data."""
+"""Fitted parameters of the predicted time, as data."""
 
 from __future__ import annotations
 
@@ -13,50 +13,51 @@ FITTED = Path(__file__).with_name("fitted.json")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """One number each for what no data sheet says. Times in microseconds; shares are of the target's own number."""
+    """Parameters that no data sheet gives. Times in microseconds; shares are relative to the target's own number."""
 
     launch_us: float
     """From one launch to the next, without any work."""
     memory_share: float
-    """Of the memory's bandwidth that a kernel of many programs reaches."""
+    """Fraction of the memory bandwidth that a kernel of many programs reaches."""
     cache_speedup: float
-    """Bandwidth of the L2 cache over that of memory."""
+    """Bandwidth of the L2 cache relative to memory."""
     sector_share: float
-    """Of a sector that nobody uses, what it costs."""
+    """Cost of an unused sector, relative to a used one."""
     written_share: float
-    """The same of a sector that a store writes a part of."""
+    """The same for a sector that a store writes partially."""
     near_share: float
-    """Of bytes that the last program on the same SM has read, those that are still near it."""
+    """Fraction of bytes read by the previous program on the same SM that are still in L1."""
     crowded: float
-    """Of the memory's bandwidth, what each doubling of the bytes that programs wait for at once costs."""
+    """Fraction of the memory bandwidth lost by each doubling of the bytes in flight."""
     crowd_share: float
-    """Of the L2 cache: bytes in flight that cost nothing yet."""
+    """Fraction of the L2 cache: bytes in flight that cost nothing."""
     run_share: float
-    """What bytes in short runs cost beside those in long ones."""
+    """Cost of bytes in short runs relative to those in long ones."""
     kept_share: float
-    """Of the L2 cache: rows in flight of which all are still there when they are read again."""
+    """Fraction of the L2 cache: rows in flight that are all still cached when they are read again."""
     lost_share: float
-    """Of the L2 cache: how many more until none is."""
+    """Fraction of the L2 cache: further rows until none is cached."""
     first_share: float
-    """Of bytes that the L2 cache is asked to drop first, those that memory is asked for in addition."""
+    """Fraction of bytes with eviction policy "first" that memory serves in addition."""
     last_share: float
-    """Of bytes that it is asked to keep longest, those that it is not asked for."""
+    """Fraction of bytes with eviction policy "last" that memory does not serve."""
     simple_ops: float
     """Instructions of one elementwise operation of 32 lanes."""
     special_ops: float
-    """Those of a transcendental function."""
+    """Instructions of a transcendental function."""
     special_issue: float
-    """The same of the scheduler, which others may use while that works."""
+    """The same for the scheduler, which is free for others while the function unit works."""
     walked_ops: float
-    """Operations of a row in chunks, beyond those of a whole row, over those: some are done again in each pass."""
+    """Operations of a chunked row beyond those of a whole row, relative to those: some repeat in each pass."""
     walked_special: float
-    """The same for transcendental functions; a running sum about a running maximum needs two where a row needs one."""
+    """The same for transcendental functions; a sum rescaled to a running maximum needs two where a whole row needs one.
+    """
     access_ops: float
-    """Those of one load or store, with its address and mask."""
+    """Instructions of one load or store, with its address and mask."""
     program_ops: float
-    """Those of a warp that begins and ends."""
+    """Instructions of a warp at its start and end."""
     dependency: float
-    """Cycles from one instruction of a warp to the next, over cycles per instruction of the scheduler."""
+    """Cycles from one instruction of a warp to the next, relative to cycles per instruction of the scheduler."""
     program_us: float
     """Between two programs on one SM."""
     warp_us: float
@@ -66,64 +67,64 @@ class Parameters:
     wait_us: float
     """A load from memory."""
     looped_wait: float
-    """Of that, a load in a loop, of which the assembler has several under way."""
+    """Fraction of that for a load in a loop, of which ptxas keeps several in flight."""
     byte_us: float
     """A byte of one warp's load: a warp has few of them in flight."""
     pipelined_wait: float
-    """Of a wait, what one iteration costs with one stage more than needed."""
+    """Fraction of a wait that one iteration costs with one stage more than needed."""
     exchange_us: float
     """A reduction across warps."""
     barrier_us: float
     shuffle_us: float
     store_us: float
     descriptor_us: float
-    """A tensor descriptor that a program makes."""
+    """Creating a tensor descriptor in a program."""
     repeated: float
-    """Of what a program costs to begin, what its next tile costs again."""
+    """Fraction of a program's startup cost that its next tile pays again."""
     turned_us: float
-    """A byte of a product that goes to another warp, as an operand of the next one."""
+    """A byte of a matmul result that goes to another warp, as an operand of the next dot."""
     hidden: float
-    """Of what a program does once, what is hidden where its loops are one with the loop over tiles."""
+    """Fraction of a program's fixed cost that is hidden where its loops are flattened with the tile loop."""
     matrix: float
-    """Time of the asynchronous matrix unit over that by its data sheet."""
+    """Time of the asynchronous matrix unit relative to its data sheet."""
     synchronous: float
-    """The same for the unit without asynchronous instructions, beside the other one."""
+    """The same for the synchronous unit of a GPU that has both."""
     converted: float
-    """The same for 4-byte operands that are not contiguous along K."""
+    """The same for 4-byte operands that are not K-major."""
     product_us: float
-    """Between two products of one program."""
+    """Between two dots of one program."""
     operand_share: float
     """Time of operands from shared memory, at 128 bytes a cycle."""
     spill_free: float
-    """Registers over the limit that the assembler saves, over the limit."""
+    """Registers over the limit that ptxas saves, relative to the limit."""
     spill_cost: float
-    """Accesses of a register that is spilled, in each iteration."""
+    """Accesses of a spilled register in each iteration."""
     abandoned: float
-    """Accesses of all registers where the assembler gives up, over those of one that is spilled."""
+    """Accesses of all registers where ptxas spills everything, relative to those of a spilled one."""
     shuttled: float
     """Accesses of each elementwise operation there."""
     accumulator_spill: float
-    """Of an accumulator that does not fit in registers, what is stored and loaded for each product."""
+    """Fraction of an accumulator beyond the registers that is stored and loaded for each dot."""
     spill_us: float
     """A spilled byte of one program on its SM."""
     spill_misses: float
-    """Of those, what reaches memory once they are more than the cache holds."""
+    """Fraction of those that reaches memory once they exceed the cache."""
     tail: float
-    """Of the idle SMs of a last round, what others cannot use."""
+    """Fraction of the idle SMs of a last round that others cannot use."""
     skew: float
-    """Where loops are uneven, how much longer than the mean those are of a program that goes on to tiles next to each other."""
+    """Excess of the loops of a persistent program with consecutive tiles over the mean, where loops are uneven."""
     drain: float
-    """Of a round, what is lost where the first programs begin and the last ones end together."""
+    """Fraction of a round lost where the first programs begin and the last ones end together."""
     sharp: float
-    """Exponent of the norm that joins what units do at the same time."""
+    """Exponent of the norm that joins units that work in parallel."""
     lone: float
     """The same where an SM has one program at a time."""
     joined: float
-    """What each further one adds to it."""
+    """Increase of it for each further program."""
     chained: float
     """Exponent that joins this with the time of one program."""
     together: float
-    """Exponent that joins what a program does in the iterations of a loop."""
+    """Exponent that joins the parts of a program in the iterations of a loop."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,19 +140,19 @@ class Fitted:
 
 @functools.cache
 def fitted() -> Fitted:
-    """Those that come with the product."""
+    """Return the parameters that come with the package."""
     return read(FITTED.read_text())
 
 
 def read(text: str) -> Fitted:
-    """Raises TypeError where a parameter is missing or unknown."""
+    """Return the parameters in ``text``; raise ``TypeError`` where one is missing or unknown."""
     data = json.loads(text)
     products, others = Parameters(**data.pop("products")), Parameters(**data.pop("others"))
     return Fitted(**data, products=products, others=others)
 
 
 def write(found: Fitted) -> str:
-    """The inverse of ``read``, with four digits of each number."""
+    """Return the text that ``read`` parses, with four digits of each number."""
     data = dataclasses.asdict(found)
     for name in ("products", "others"):
         data[name] = {key: float(f"{value:.4g}") for key, value in data[name].items()}

@@ -1,4 +1,4 @@
-"""How long a launch takes, and what it takes the time."""
+"""The predicted time of a launch, and its breakdown by unit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .launch import Launch
 from .model import parts
 from .parameters import Parameters, fitted
 
-#: Of an element of a part of a sum.
+#: Bytes of an element of a split-K partial.
 _PART_BYTES = 4
-#: What a launch waits for, in the order of the first fields of ``Parts``.
+#: Units that a launch waits for, in the order of the first fields of ``Parts``.
 _UNITS = (
     "memory",
     "L2 cache",
@@ -30,15 +30,17 @@ _UNITS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Microseconds of a launch, and of each unit if nothing else took time; ``latency`` is what programs do one after the
-    other while an SM holds as many as it can."""
+    """Microseconds of a launch, and of each unit if nothing else took time.
+
+    ``latency`` is the dependent chain of a program while an SM runs as many as it can.
+    """
 
     us: float
     units: tuple[tuple[str, float], ...]
 
 
 def timing(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Target) -> Timing:
-    """``predicted`` says what registers and shared memory the launch takes."""
+    """Return the predicted time. ``predicted`` has the registers and shared memory of the launch."""
     parameters = fitted().products if facts.matmuls else fitted().others
     found = [parts(each, parameters, target) for each in demands(facts, launch, predicted, target)]
     *units, total = map(sum, zip(*found, strict=True))
@@ -47,7 +49,7 @@ def timing(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Tar
 
 
 def _copying_us(launch: Launch, parameters: Parameters, target: Target) -> float:
-    """Of copies of operands, element by element, which the product waits for."""
+    """Return the microseconds of element-by-element copies of operands, which the matmul waits for."""
     if not launch.copied_bytes:
         return 0.0
     moved = 2 * launch.copied_bytes / (target.bandwidth_gb_per_s * 1e3 * parameters.memory_share)
@@ -55,16 +57,16 @@ def _copying_us(launch: Launch, parameters: Parameters, target: Target) -> float
 
 
 def _adding_us(facts: KernelFacts, launch: Launch, parameters: Parameters, target: Target) -> float:
-    """Of writing the parts of sums, and of the kernel that adds them up, which begins when the last part is there."""
+    """Return the microseconds of writing split-K partials, and of the kernel that reduces them after the last one."""
     if launch.parts == 1:
         return 0.0
     axes: set[int | None] = set(facts.grid_axes)
     for fact in facts.matmuls[:1]:
         axes |= {fact.m_axis, fact.n_axis, *fact.batch_axes}
     numel = math.prod([facts.axes[axis].extent or 1 for axis in axes if axis is not None])
-    # programs that share what follows read all parts each
+    # programs that share the code after the reduction read all partials each
     kept, read = launch.parts * numel * _PART_BYTES, launch.parts if facts.spread else 1
     rate = target.bandwidth_gb_per_s * 1e3 * parameters.memory_share
     rate *= parameters.cache_speedup if kept <= target.l2_bytes else 1.0
-    # it starts behind the last program of the first, loads all parts at once and stores
+    # it starts after the last program of the first kernel, loads all partials at once and stores
     return (1 + read) * kept / rate + parameters.start_us + parameters.wait_us + parameters.store_us

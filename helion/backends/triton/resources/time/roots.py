@@ -1,4 +1,4 @@
-"""What of a kernel's facts predicted times need of each grid loop, before any config is known."""
+"""The facts of each grid loop that predicted times need, before any config is known."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from ....._compiler.facts.records import AxisFact, KernelFacts, MatmulFact, Memo
 from ..predict import Same
 from ..tiles import VECTOR_BYTES
 
-#: Elements from where on a stride no longer makes accesses of one thread narrower.
+#: Elements from which on a stride no longer narrows the accesses of one thread.
 _ALIGNED = 16
-#: Values that are reduced together: an index goes with its value, and is compared too.
+#: Values that are reduced together: an index accompanies its value, and is compared too.
 _VALUES = {"argmax": 3, "argmin": 3}
 
 
 class Extent(NamedTuple):
-    """Of one axis: ``elements`` are None where nothing is known, and bounded by the tile of ``outer`` if that is given. A
-    smaller size than ``whole`` takes it in chunks; 0 where none does."""
+    """The extent of one axis. ``elements`` is None where it is not known, and bounded by the tile of ``outer`` if that
+    is given.
+
+    A size smaller than ``whole`` chunks it; ``whole`` is 0 where it cannot be chunked.
+    """
 
     axis: int
     elements: int | None
@@ -27,10 +30,13 @@ class Extent(NamedTuple):
 
 
 class Access(NamedTuple):
-    """A load, store or atomic of a tile, which is number ``tile`` of the root's. ``inner`` is the axis along which elements lie
-    together, None where none does, and ``aligned`` the elements that rows begin at multiples of, ``widest`` those of the widest
-    access of a thread, ``widest_of_run`` in a flattened grid. ``inside`` are the axes of the grid that it depends on, ``apart``
-    the others. ``looped``: how often a load is done where rows are walked in chunks, by axis."""
+    """A load, store or atomic of a tile, which is number ``tile`` of the root's.
+
+    ``inner`` is the contiguous axis, or None. Rows begin at multiples of ``aligned`` elements. ``widest`` are the
+    elements of the widest access of a thread, ``widest_of_run`` those in a flattened grid. ``inside`` are the axes of
+    the grid that the access depends on, ``apart`` the others. ``looped``: the passes of a load where rows are chunked,
+    by axis.
+    """
 
     kind: str
     slot: int
@@ -40,7 +46,7 @@ class Access(NamedTuple):
     axes: tuple[int, ...]
     itemsize: int
     once_bytes: int
-    """Of all elements in reach."""
+    """Bytes of all elements in reach."""
     inner: int | None
     aligned: int
     widest: int
@@ -50,15 +56,15 @@ class Access(NamedTuple):
     apart: tuple[int, ...]
     looped: tuple[tuple[int, int], ...]
     numbered: bool
-    """Whether it is a store to a place that each program computes for itself."""
+    """Set for a store to a location that each program computes for itself."""
     copied_bytes: int
-    """That lie together and begin at multiples of as many."""
+    """Contiguous bytes that begin at multiples of as many."""
     feeds_dots: bool
     in_loop: bool
 
 
 class Work(NamedTuple):
-    """Elementwise ops on tile number ``tile``, and those of them that the special function unit computes."""
+    """Elementwise ops on tile number ``tile``, and the part of them that the special function unit computes."""
 
     region: int
     tile: int
@@ -68,8 +74,11 @@ class Work(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """Of tile number ``tile``; ``values`` are reduced, and ``product`` gives them where it is one that does. ``widest`` are the
-    elements of the widest load of a thread, and ``behind`` the axes behind the one that is reduced."""
+    """A reduction of tile number ``tile``: ``values`` are reduced, and ``product`` is the matmul that computes them, if
+    one does.
+
+    ``widest`` are the elements of the widest load of a thread, and ``behind`` the axes after the reduced one.
+    """
 
     fact: ReductionFact
     tile: int
@@ -80,7 +89,7 @@ class Reduction(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """Along ``axis``, of tile number ``tile``, once for each tile along the axes of ``around``."""
+    """A scan along ``axis``, of tile number ``tile``, once for each tile along the axes of ``around``."""
 
     axis: int
     tile: int
@@ -89,21 +98,24 @@ class Scan(NamedTuple):
 
 
 class Root(NamedTuple):
-    """The facts of one grid loop over the axes ``order``. ``tiles`` are the axes of all tiles that the others name by number,
-    ``held`` the regions and tiles of what is held, each once, ``loops`` the axes of the loops around each of the kernel's
-    regions, and ``regions`` those of this grid loop."""
+    """The facts of one grid loop over the axes ``order``.
+
+    ``tiles`` are the axes of all tiles, which other fields refer to by number. ``held`` are the regions and tiles of
+    live values, each once. ``loops`` are the axes of the loops around each of the kernel's regions, and ``regions``
+    those of this grid loop.
+    """
 
     root: int
     order: tuple[int, ...]
     extents: tuple[Extent, ...]
     divided: tuple[int, ...]
-    """The axes of products that several programs may share."""
+    """The axes of accumulation loops that several programs may share."""
     tiles: tuple[tuple[int, ...], ...]
     loops: tuple[tuple[int, ...], ...]
     storing: frozenset[int]
-    """The loops that store, so that loads of the next step wait for that."""
+    """The loops that store, so that loads of the next step wait for the stores."""
     uneven: bool
-    """Whether loops are longer in some programs than in others."""
+    """Set where loops are longer in some programs than in others."""
     regions: tuple[int, ...]
     accesses: tuple[Access, ...]
     work: tuple[Work, ...]
@@ -114,7 +126,7 @@ class Root(NamedTuple):
 
 
 def roots_of(facts: KernelFacts) -> tuple[Root, ...]:
-    """One for each grid loop; asked again about the same facts, it answers the same."""
+    """Return one record per grid loop; a repeated call returns the same."""
     return _roots_of(Same(facts))
 
 
@@ -127,7 +139,7 @@ def _roots_of(same: Same) -> tuple[Root, ...]:
 
 
 class _Preparation:
-    """Numbers the tiles of one grid loop in the order in which they are asked for."""
+    """Numbers the tiles of one grid loop in the order of first use."""
 
     def __init__(self, facts: KernelFacts, root: int, order: tuple[int, ...]) -> None:
         self.facts, self.number, self.order = facts, root, order
@@ -234,7 +246,7 @@ def _extent(axis: AxisFact) -> Extent:
 
 
 def _divided(facts: KernelFacts) -> tuple[int, ...]:
-    """The axes of loops over which programs may share sums."""
+    """Return the axes of loops whose accumulation programs may share."""
     if facts.matmuls:
         return tuple(dict.fromkeys(fact.k_block_id for fact in facts.matmuls if fact.k_block_id is not None))
     summed = (fact.axis for fact in facts.reductions if fact.category == "user_tile")
