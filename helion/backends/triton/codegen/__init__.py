@@ -1,1 +1,1 @@
-"""A plan as the text of a module. Prints, and decides nothing."""
+"""Printing of a plan as the text of a module. It makes no decisions."""

@@ -1,4 +1,4 @@
-"""Prints subscripts as sums of offsets."""
+"""Printing of subscripts as sums of offsets."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .emission import Emission
 
 
 def pointer(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
-    """The pointers of an access whose value has the dimensions ``dims``."""
+    """Return the pointers of an access whose value has the dimensions ``dims``."""
     tensor = e.kernel.tensors[attrs.tensor]
     parts = []
     far = not e.wide and tensor.made and any(isinstance(extent, Expr) for extent in tensor.shape)
     for at, (index, stride) in enumerate(zip(attrs.indices, tensor.strides, strict=True)):
         text = index_text(e, op, index, attrs.rank)
         if far and at < tensor.ndim - 1:
-            # how many elements it has, no argument says
+            # no argument has the number of its elements
             text = f"{text}.to(tl.int64)"
         if text == "0" or (isinstance(stride, int) and stride == 0 and not index.positions):
             continue
@@ -37,14 +37,14 @@ def pointer(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
 
 
 def _multiples(e: Emission, attrs: MemoryAttrs) -> list[int]:
-    """By dimension, of how many elements the first of each row of offsets is a multiple."""
+    """Return, by dimension, the number that the first offset of each row is a multiple of."""
     blocks = (index for index in attrs.indices if index.kind == "block" and index.block is not None)
     (along,) = (index.positions[0] for index in blocks if e.plan.size(index.block) > 1)  # type: ignore[arg-type]
     return [attrs.aligned if at == along else 1 for at in range(attrs.rank)]
 
 
 def index_text(e: Emission, op: Op, index: Index, rank: int) -> str:
-    """One index of a subscript: a number, or lanes spread over the ``rank`` dimensions of the access."""
+    """Return one index of a subscript: a number, or lanes broadcast over the ``rank`` dimensions of the access."""
     kind, shift, positions = index.kind, index.shift, index.positions
     terms = []
     if index.block is not None and kind == "block":

@@ -1,4 +1,4 @@
-"""Prints accesses by block pointers and tensor descriptors."""
+"""Printing of accesses by block pointers and tensor descriptors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from .emission import Emission
 
 
 def load(e: Emission, op: Op, attrs: MemoryAttrs, box: Box, options: list[str]) -> str:
-    """The loaded tile as an expression of the result's shape. ``options`` are keyword arguments that block pointers
-    take and descriptors, whose hardware knows none of them, do not."""
+    """Return the loaded tile as an expression of the result's shape.
+
+    ``options`` are keyword arguments for block pointers; TMA supports none of them.
+    """
     if box.mechanism == "tensor_descriptor":
         text = f"{_descriptor(e, attrs, box)}.load([{', '.join(_offsets(e, op, attrs, box))}])"
     else:
@@ -25,7 +27,8 @@ def load(e: Emission, op: Op, attrs: MemoryAttrs, box: Box, options: list[str]) 
         inverse = [box.order.index(d) for d in range(len(box.order))]
         text = text if inverse == sorted(inverse) else f"tl.permute({text}, {inverse})"
         return f"tl.reshape({text}, {e.shape(op.result.dims)})"
-    # a box that the matrix unit reads turned around is a view of it where its last two dimensions change places
+    # a descriptor load is a view for a transposed operand of the matrix unit if only its last two dimensions are
+    # swapped
     order = [d for d in box.order if d in kept]
     if len(kept) < len(sizes):
         text = f"tl.reshape({text}, [{', '.join(sizes[d] for d in order)}])"
@@ -34,7 +37,7 @@ def load(e: Emission, op: Op, attrs: MemoryAttrs, box: Box, options: list[str]) 
 
 
 def _kept(sizes: list[str], wanted: list[str]) -> list[int] | None:
-    """The dimensions of a tensor that are those of the tile, one after another; None where it has others."""
+    """Return the dimensions of a tensor that are those of the tile, one after another; None where it has others."""
     kept: list[int] = []
     for at, size in enumerate(sizes):
         if len(kept) < len(wanted) and size == wanted[len(kept)]:
@@ -43,7 +46,7 @@ def _kept(sizes: list[str], wanted: list[str]) -> list[int] | None:
 
 
 def store(e: Emission, op: Op, attrs: MemoryAttrs, box: Box, options: list[str]) -> str:
-    """The store as a statement; for ``options`` see ``load``."""
+    """Return the store as a statement; for ``options`` see ``load``."""
     dims = op.results[0].dims
     value = e.operand(op.operands[0])
     sizes = [_size(e, i) for i in attrs.indices]
@@ -71,7 +74,7 @@ def _offsets(e: Emission, op: Op, attrs: MemoryAttrs, box: Box) -> list[str]:
             text = index_text(e, op, index, attrs.rank)
             value = op.operands[index.operand] if index.operand is not None else None
             if isinstance(value, Value) and value.dtype == torch.int64:
-                text = f"({text}).to(tl.int32)"  # boxes have 32-bit offsets, and so has the tensor
+                text = f"({text}).to(tl.int32)"  # descriptors have 32-bit offsets, and so does the tensor
         offsets.append(text)
     return offsets
 
@@ -85,7 +88,7 @@ def _layout(e: Emission, attrs: MemoryAttrs, box: Box) -> tuple[str, str, str]:
 
 
 def _descriptor(e: Emission, attrs: MemoryAttrs, box: Box) -> str:
-    """The descriptor of a tensor and a box shape; made once, at the top of the kernel."""
+    """Return the variable of the descriptor of a tensor and a tile shape, created once, at the top of the kernel."""
     name = e.tensor_names[attrs.tensor]
     shape, strides, sizes = _layout(e, attrs, box)
     text = f"tl.make_tensor_descriptor({name}, {shape}, {strides}, {sizes})"

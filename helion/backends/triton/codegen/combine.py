@@ -1,4 +1,4 @@
-"""Prints the functions of scans and folds: ``@triton.jit`` helpers of scalars."""
+"""Printing of the functions of scans and folds: ``@triton.jit`` helpers of scalars."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .printer import Names
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function that has no name yet; equal ones do the same. ``needs`` as of an expression."""
+    """A function without a name; equal functions compute the same. ``needs`` as of an expression."""
 
     parameters: tuple[str, ...]
     body: tuple[str, ...]
@@ -26,7 +26,7 @@ class Function:
 
 
 def render_combine(region: Region) -> Function:
-    """The region of a scan or a fold."""
+    """Return the function for the region of a scan or a fold."""
     names = Names(NameSpace())
     parameters = tuple(names.define(p, "value") for p in region.params)
     lines: list[str] = []

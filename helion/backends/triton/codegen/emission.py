@@ -1,4 +1,4 @@
-"""A kernel while it is printed, and the words that every op's printer uses."""
+"""State of a kernel during printing, and helpers for the printers of all ops."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ class Scope:
 
 
 class Emission:
-    """``ops`` prints each kind of op. What is written so far stands in ``lines``, ``descriptors`` and ``functions``, what
-    that takes for granted in ``needs`` and ``symbols``."""
+    """The kernel being printed. ``ops`` has a printer per kind of op.
+
+    The output is in ``lines``, ``descriptors`` and ``functions``, and its requirements are in ``needs`` and
+    ``symbols``.
+    """
 
     def __init__(
         self, plan: Plan, kernel: Kernel, ops: Mapping[str, Printer], known: Mapping[Function | str, str]
@@ -51,14 +54,14 @@ class Emission:
         self.number_names = {a.expr.key: a.name for a in kernel.launch.numbers}
         self.scope = Scope()
         self.number_kinds: dict[int, type] = {}
-        #: Tensor descriptors, by the expression that makes them.
+        #: Tensor descriptors, by the expression that creates them.
         self.descriptors: dict[str, str] = {}
-        #: Functions before the kernel: those of scans and folds with their names, and sources that users gave.
+        #: Functions before the kernel: those of scans and folds with their names, and sources from users.
         self.functions: dict[Function | str, str] = dict(known)
-        #: What the module must provide: ``libdevice``, and helpers by name.
+        #: Requirements on the module: ``libdevice``, and helpers by name.
         self.needs: set[str] = set()
         self.roundings: Roundings = roundings([each.root.body for each in kernel.roots] if plan.rounds_in_fp32 else ())
-        #: Variables of fp32 that hold values of bf16, by number of the value.
+        #: Variables of fp32 that contain values of bf16, by number of the value.
         self.wide_names: dict[int, str] = {}
         #: Names of block sizes that were used.
         self.symbols: set[str] = set()
@@ -66,7 +69,7 @@ class Emission:
         self.wide = kernel.index_dtype == torch.int64
 
     def vector(self, block: int, offset: str, masked: bool, end: str, begin: str = "0", first: str = "") -> Active:
-        """Define ``indices`` and, if needed, ``mask`` of a block at ``offset``, which may lie before ``first``."""
+        """Define ``indices`` and, if needed, ``mask`` of a block at ``offset``, which may be before ``first``."""
         lanes = f"tl.arange(0, {self.symbol(block)})" + (".to(tl.int64)" if self.wide else "")
         label = self.kernel.blocks[block].label
         index = self.names.fresh(f"indices_{label}")
@@ -79,13 +82,14 @@ class Emission:
         return Active(offset or "0", index, mask, begin, end)
 
     def is_active(self, block: int) -> bool:
-        """Whether there is a loop over a block, or over the block it is a part of, around the current line."""
+        """Return whether there is a loop over a block, or over the block it is a part of, around the current line."""
         part = self.kernel.blocks[block].part
         return (block if part is None else part.block) in self.scope.active
 
     def active(self, block: int) -> Active:
-        """The variables of the loop over a block around the current line; those of a subtile are defined where it is
-        first used."""
+        """Return the variables of the loop over a block around the current line, defining those of a subtile at its
+        first use.
+        """
         part = self.kernel.blocks[block].part
         if part is not None and block not in self.scope.active:
             whole = self.scope.active[part.block]
@@ -136,7 +140,7 @@ class Emission:
             self.ops[op.kind](self, op)
 
     def symbol(self, block: int) -> str:
-        """The name of a block's size."""
+        """Return the name of a block's size."""
         symbol = self.plan.blocks[block].symbol
         self.symbols.add(symbol)
         return symbol
@@ -148,15 +152,15 @@ class Emission:
         self.lines.add(f"{self.names.define(op.result, base)} = {value}")
 
     def is_wide(self, value: Value) -> bool:
-        """Whether a value of bf16 is to stand in a variable of fp32."""
+        """Return whether a value of bf16 has a variable of fp32."""
         return value.number in self.roundings.wide
 
     def in_fp32(self, value: Value) -> str:
-        """The variable of fp32 that holds a value, if there is one, else its own."""
+        """Return the variable of fp32 for a value, if there is one, else its own."""
         return self.wide_names.get(value.number) or self.names.of(value)
 
     def assign_wide(self, op: Op, base: str, value: str | Expression) -> None:
-        """``value``, which is of fp32, as the result of bf16; also in a variable of bf16 where that is read."""
+        """Assign the fp32 expression ``value`` to the bf16 result; also to a bf16 variable where that is read."""
         if op.result.number not in self.roundings.narrow:
             self.assign(op, base, value)
             self.wide_names[op.result.number] = self.names.of(op.result)
@@ -170,12 +174,12 @@ class Emission:
         self.assign(op, base, f"{wide}.to(tl.bfloat16)")
 
     def alias_wide(self, result: Value, value: Value) -> None:
-        """``result`` is ``value``, which may stand in variables of either dtype."""
+        """Make ``result`` an alias of ``value``, in its variables of either dtype."""
         self.wide_names[result.number] = self.in_fp32(value)
         self.names.alias(result, self.names.of(value))
 
     def mask_of(self, dims: Dims, along: Sequence[int]) -> str:
-        """The lanes in range along some dimensions of a value; empty when all are."""
+        """Return the mask of the lanes in range along some dimensions of a value; empty when all are."""
         parts = []
         for position in along:
             block = dims[position].block
@@ -187,7 +191,7 @@ class Emission:
         return " & ".join(parts)
 
     def jagged_mask(self, loop: Active, dims: Dims, position: int) -> str:
-        """The lanes of a jagged loop that exist in their row."""
+        """Return the mask of the lanes of a jagged loop that exist in their row."""
         rows = [i for block in loop.rows for i, d in enumerate(dims) if d.block == block]
         wanted = [*rows, position]
         order = sorted(range(len(wanted)), key=wanted.__getitem__)
@@ -195,7 +199,7 @@ class Emission:
         return self.spread(text, sorted(wanted), len(dims))
 
     def spread(self, text: str, positions: Sequence[int], rank: int) -> str:
-        """A value whose dimensions stand at ``positions`` of ``rank`` dimensions, with 1 elsewhere."""
+        """Return a value with its dimensions at ``positions`` of ``rank`` dimensions, and 1 elsewhere."""
         if rank == len(positions):
             return text
         return f"{text}[{', '.join(':' if i in positions else 'None' for i in range(rank))}]"

@@ -1,4 +1,4 @@
-"""Prints a plan as a Triton kernel. Decides nothing: every choice stands in the plan."""
+"""Printing of a plan as a Triton kernel. All decisions are in the plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import grid, ops_checks, ops_control, ops_inline, ops_lanes, ops_matmul, 
 from .combine import Function
 from .emission import Emission, Printer
 
-#: By kind of op.
+#: Printers by kind of op.
 _OPS: Mapping[str, Printer] = {
     **ops_values.OPS,
     **ops_memory.OPS,
@@ -27,8 +27,10 @@ _OPS: Mapping[str, Printer] = {
 
 @dataclass(frozen=True, kw_only=True)
 class KernelText:
-    """The ``lines`` of a kernel and of the functions before it, positions from which on they are about a line of the
-    user's, and what they take for granted: ``libdevice`` and helpers by name, and names of block sizes."""
+    """The ``lines`` of a kernel and of the functions before it, and positions with the source line from there on.
+
+    The requirements are ``needs``, ``libdevice`` and helpers by name, and ``symbols``, the names of block sizes.
+    """
 
     lines: tuple[str, ...]
     origins: tuple[tuple[int, Location], ...]
@@ -37,14 +39,16 @@ class KernelText:
 
 
 def render_kernel(plan: Plan, kernel: Kernel, known: dict[Function | str, str]) -> KernelText:
-    """The ``@triton.jit`` function, after the functions it calls but those ``known`` from kernels before it, to which they are
-    added."""
+    """Return the ``@triton.jit`` function, after the functions it calls.
+
+    Functions in ``known``, from earlier kernels, are not repeated; new ones are added to it.
+    """
     e = Emission(plan, kernel, _OPS, known)
     lines = _kernel(e)
     own = {each: name for each, name in e.functions.items() if each not in known}
     known |= own
     functions = [line for each, name in own.items() for line in (*_function(each, name), "", "")]
-    # descriptors stand before the first line that is about one of the user's
+    # descriptors precede the first line that has a source line
     added = len(functions) + len(lines) - len(e.lines.lines)
     return KernelText(
         lines=(*functions, *lines),
@@ -74,13 +78,13 @@ def _kernel(e: Emission) -> list[str]:
 
 
 def _wide_numbers(e: Emission) -> None:
-    """Give integers 64 bits that may be too large to be added to in 32: Triton passes each in as few as it fits."""
+    """Cast integers to 64 bits that may overflow 32 bits in additions: Triton passes each in as few bits as it fits."""
     for number in e.kernel.launch.numbers:
         if number.kind is int and (e.wide or not -WIDE <= number.hint < WIDE) and -(2**63) <= number.hint < 2**63:
             e.lines.add(f"{number.name} = tl.cast({number.name}, tl.int64)")
 
 
 def _full_blocks(e: Emission) -> None:
-    """Indices of whole dimensions that are held at once."""
+    """Define the indices of unchunked dimensions."""
     for block in e.kernel.whole:
         e.scope.active[block.id] = e.vector(block.id, "", block.id in e.plan.full_masked, e.number(block.extent))

@@ -1,4 +1,4 @@
-"""Expressions of Triton code while they are put together: text with what is needed to put it into a larger one."""
+"""Expressions of Triton code under construction: text with the data needed to embed it in a larger one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ...._compiler.ir.pointwise import Scalar
 
-#: How tightly operators bind, as in Python.
+#: Precedence of operators, as in Python.
 _BINDING = {
     **dict.fromkeys(("==", "!=", "<", "<=", ">", ">="), 1),
     "|": 2,
@@ -19,9 +19,9 @@ _BINDING = {
     **dict.fromkeys(("*", "/", "//", "%"), 7),
 }
 _COMPARISON = _BINDING["=="]
-#: Of a sign, and of a number, which has no methods without parentheses.
+#: Precedence of a sign, and of a number, which has no methods without parentheses.
 _UNARY = 8
-#: Of names, calls, and what stands in brackets.
+#: Precedence of names, calls, and bracketed expressions.
 ATOM = 9
 
 LIBDEVICE = "libdevice"
@@ -30,8 +30,10 @@ _NOTHING: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """``binding`` says how tightly the outermost operator binds; ``needs`` are names that the module must provide:
-    ``libdevice``, or helper functions."""
+    """An expression. ``binding`` is the precedence of the outermost operator.
+
+    ``needs`` are names that the module must provide: ``libdevice``, or helper functions.
+    """
 
     text: str
     binding: int = ATOM
@@ -39,16 +41,16 @@ class Expression:
 
 
 def number(value: Scalar) -> Expression:
-    """A literal. Infinities and NaN are printed as ``float('inf')``."""
+    """Return a literal. Infinities and NaN are printed as ``float('inf')``."""
     if isinstance(value, float) and not math.isfinite(value):
         return Expression(f"float('{value}')")
     return Expression(repr(value), ATOM if isinstance(value, bool) else _UNARY)
 
 
 def infix(left: Expression, symbol: str, right: Expression) -> Expression:
-    """A binary operation, with operands in parentheses where Python needs them."""
+    """Return a binary operation, with operands in parentheses where Python needs them."""
     binding = _BINDING[symbol]
-    # comparisons of comparisons would be chains
+    # comparisons of comparisons would be chained
     first = left if left.binding > binding or left.binding == binding != _COMPARISON else in_parentheses(left)
     second = right if right.binding > binding else in_parentheses(right)
     return Expression(f"{first.text} {symbol} {second.text}", binding, _needs((left, right)))
@@ -62,7 +64,7 @@ def prefix(symbol: str, operand: Expression) -> Expression:
 def call(
     function: str, *arguments: Expression, needs: frozenset[str] = _NOTHING, keywords: Iterable[str] = ()
 ) -> Expression:
-    """``keywords`` are written as ``name=value``."""
+    """Return a call. ``keywords`` are written as ``name=value``."""
     text = f"{function}({', '.join([*(a.text for a in arguments), *keywords])})"
     return Expression(text, ATOM, _needs(arguments) | needs)
 
@@ -72,17 +74,17 @@ def libdevice(function: str, *arguments: Expression) -> Expression:
 
 
 def helper(function: str, *arguments: Expression) -> Expression:
-    """A call of a function that the module defines."""
+    """Return a call of a function that the module defines."""
     return call(function, *arguments, needs=frozenset((function,)))
 
 
 def method(owner: Expression, text: str) -> Expression:
-    """``owner.text``, where the text is that of a call of a method."""
+    """Return ``owner.text``, where ``text`` is a method call."""
     return Expression(f"{atom(owner).text}.{text}", ATOM, owner.needs)
 
 
 def atom(expression: Expression) -> Expression:
-    """In parentheses, unless it is a name, a call or in brackets already."""
+    """Return the expression in parentheses, unless it is a name, a call or bracketed already."""
     return expression if expression.binding == ATOM else in_parentheses(expression)
 
 

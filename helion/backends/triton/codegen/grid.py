@@ -1,4 +1,4 @@
-"""Prints how program ids become tiles: flat, grouped, 3-D and persistent grids."""
+"""Printing of the mapping from program ids to tiles: flat, grouped, 3-D and persistent grids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .ranges import range_text
 
 
 def emit_roots(e: Emission) -> None:
-    """Every root, each for its own range of program ids."""
+    """Print every root, each for its own range of program ids."""
     roots = [each.root for each in e.kernel.roots]
     grids = [each.grid for each in e.kernel.roots]
     if e.plan.launch.pid_type == "xyz":
@@ -64,7 +64,7 @@ def _named(e: Emission, texts: list[str]) -> list[str]:
 
 
 def _count(e: Emission, count: Number | None, axis: LoopAxis) -> str:
-    """The number of tiles along an axis as text."""
+    """Return the number of tiles along an axis as text."""
     if isinstance(count, int):
         return str(count)
     step = e.number(axis.step) if axis.scalar else e.symbol(axis.block)
@@ -78,7 +78,7 @@ def _total(e: Emission, root: Root, plan: GridPlan) -> str:
 
 
 def _persistent_loop(e: Emission, options: RangePlan, total: str) -> str:
-    """Each program takes many tiles: blocks of neighbours, or every n-th."""
+    """Print a loop in which each program computes many tiles: consecutive ones, or every n-th."""
     launch = e.plan.launch
     programs = "_NUM_SM" if launch.persistent == 1 else f"(_NUM_SM * {launch.persistent})"
     pid = e.names.fresh("virtual_pid")
@@ -98,7 +98,7 @@ def _persistent_loop(e: Emission, options: RangePlan, total: str) -> str:
 
 
 def _decompose(e: Emission, plan: GridPlan, root: Root, pid: str) -> list[str]:
-    """One program id as a tile number per axis."""
+    """Return the tile number per axis of one program id."""
     counts = {at: _count(e, plan.axes[at].count, root.axes[at]) for at in plan.order}
     names: dict[int, str] = {}
     if len(plan.order) == 1:
@@ -123,7 +123,7 @@ def _decompose(e: Emission, plan: GridPlan, root: Root, pid: str) -> list[str]:
 
 
 def _grouped(e: Emission, plan: GridPlan, counts: dict[int, str], pid: str, names: dict[int, str]) -> str:
-    """The two fastest axes in groups of ``plan.group`` tiles, so that programs that run together share operands in L2."""
+    """Print the two fastest axes in groups of ``plan.group`` tiles, so that resident programs share operands in L2."""
     m, n = plan.order[0], plan.order[1]
     lines: Lines = e.lines
     tiles = f"({counts[m]} * {counts[n]})"
@@ -157,7 +157,7 @@ def _body(e: Emission, root: Root, plan: GridPlan, pids: list[str]) -> None:
 
 
 def _whole_and_last_tile(e: Emission, root: Root, plan: AxisPlan, pid: str) -> None:
-    """The body for tiles whose lanes are all in range, and for the last one."""
+    """Print the body for tiles whose lanes are all in range, and for the last one."""
     (axis,) = root.axes
     offset = _offset(e, axis, plan, pid)
     whole = f"if {offset} <= {e.bound(axis.end, None)} - {e.symbol(axis.block)}:"  # a sum might not fit into 32 bits
@@ -172,7 +172,7 @@ def _whole_and_last_tile(e: Emission, root: Root, plan: AxisPlan, pid: str) -> N
 
 
 def _offset(e: Emission, axis: LoopAxis, plan: AxisPlan, pid: str) -> str:
-    """The variable with the begin of a program's tile."""
+    """Return the variable with the begin of a program's tile."""
     from_zero = isinstance(axis.begin, int) and axis.begin == 0
     step = e.number(axis.step) if axis.scalar else e.symbol(axis.block)
     offset = e.names.fresh(f"offset_{e.kernel.blocks[axis.block].label}")
@@ -191,7 +191,7 @@ def _enter(e: Emission, axis: LoopAxis, masked: bool, offset: str) -> None:
 
 
 def _merged_indices(e: Emission, axis: LoopAxis) -> None:
-    """The index along each axis of a flattened grid that every lane stands for, where an access needs it."""
+    """Define the index along each axis of a flattened grid, where an access needs it."""
     rest = e.scope.active[axis.block].index
     for at, part in reversed(list(enumerate(axis.merged))):
         # a dimension without elements starts no program, but Triton would still fold a division by its 0

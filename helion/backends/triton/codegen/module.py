@@ -1,4 +1,6 @@
-"""The text of a generated module: imports, block sizes, helpers, the kernels, and the user's function around their launches."""
+"""The text of a generated module: imports, block sizes, helpers, the kernels, and the user's function around their
+launches.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ _HELPERS = {**ops_pointwise.HELPERS, **ops_reduction.HELPERS, **ops_lanes.HELPER
 
 
 def render_module(plan: Plan, kernels: Sequence[Kernel], host: HostProgram, form: Form) -> Module:
-    """A plan as a Python module whose function of the kernel's name runs it."""
+    """Return a plan as a Python module whose function of the kernel's name runs it."""
     known: dict[Function | str, str] = {}
     texts = [render_kernel(plan, kernel, known) for kernel in kernels]
     needs = {name for text in texts for name in text.needs}
@@ -54,7 +56,7 @@ def render_module(plan: Plan, kernels: Sequence[Kernel], host: HostProgram, form
 
 
 def _imports(host: HostProgram, libdevice: bool, form: Form) -> list[str]:
-    """Lines up to the import of the launcher. What stands in for imports stands right behind Triton."""
+    """Return the lines up to the import of the launcher. Replacements of imports come directly after Triton's imports."""
     imports = [*host.imports, *([_LIBDEVICE] if libdevice else [])]
     behind = [*([SOURCE_IMPORT] if host.reads_source else []), LAUNCHER_IMPORT]
     definitions: list[str] = []

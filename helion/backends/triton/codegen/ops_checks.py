@@ -25,7 +25,7 @@ def _in_range(e: Emission, op: Op, attrs: CheckAttrs) -> str:
     assert attrs.index is not None
     text = index_text(e, op, attrs.index, len(attrs.dims))
     index = e.names.fresh("place")
-    # a number that is known when Triton compiles would make the condition one too, which has no ~ of lanes
+    # for a constant known at compile time the condition would be one too, without ~ of lanes
     e.lines.add(f"{index} = tl.cast({text}, tl.int64)")
     size = e.size(attrs.size) if isinstance(attrs.size, Dim) else e.number(attrs.size)
     return f"(({index} >= 0) & ({index} < {size}))"

@@ -49,7 +49,7 @@ def for_loop(e: Emission, op: Op) -> None:
 
 
 def _carry_all(e: Emission, op: Op, variables: Variables | None) -> list[str]:
-    """The variables of a loop's carried values, with their initial values."""
+    """Return the variables of a loop's carried values, initialized."""
     assert variables is not None, "the steps of this backend have not run"
     body = op.regions[-1]
     names = []
@@ -66,7 +66,7 @@ def _carry_all(e: Emission, op: Op, variables: Variables | None) -> list[str]:
 
 
 def _carry(e: Emission, initial: Operand, param: Value, taken: bool) -> str:
-    """The variable of a carried value. Where the initial value is another name for something, it is not its own."""
+    """Return the variable of a carried value. Where the initial value is an alias, it gets a variable of its own."""
     if taken and isinstance(initial, Value) and e.names.is_own(initial):
         name = e.names.of(initial)
         e.names.reuse(param, name)
@@ -77,7 +77,9 @@ def _carry(e: Emission, initial: Operand, param: Value, taken: bool) -> str:
 
 
 def _aligned_tiles(e: Emission, op: Op, plan: LoopPlan, carried: list[str]) -> None:
-    """A loop whose first and last tile have lanes out of range: the body for tiles without such lanes, and for the others."""
+    """Print a loop whose first and last tile have lanes out of range: an unmasked body, and a masked one for those
+    tiles.
+    """
     (axis,), (region,) = op.attributes(ForAttrs).axes, op.regions
     begin, end, size = e.bound(axis.begin, op), e.bound(axis.end, op), e.symbol(axis.block)
     ends = ""
@@ -98,8 +100,10 @@ def _aligned_tiles(e: Emission, op: Op, plan: LoopPlan, carried: list[str]) -> N
 
 
 def _tiles(e: Emission, axis: LoopAxis, run: str, ends: str, *, wide: bool) -> str:
-    """The head of a loop over the range ``run``, and the variable of where its tile begins. ``ends``: the sum of where the first and
-    the last tile begin, of a loop that goes backwards."""
+    """Print the head of a loop over the range ``run``, and return the variable of its tile's begin.
+
+    ``ends``, for a reversed loop, is the sum of the begins of the first and the last tile.
+    """
     offset = e.names.fresh(f"offset_{axis.block}")
     walked = e.names.fresh("walked") if ends else offset
     e.lines.add(f"for {walked} in {run}:")
@@ -130,8 +134,11 @@ def _loop_header(e: Emission, op: Op, axis: LoopAxis, plan: LoopPlan, at: int) -
 
 
 def _counted(e: Emission, axis: LoopAxis, first: str) -> str:
-    """Where a loop begins, in 64 bits where 32 may not be enough to count beyond its end: a counter has as many bits as the widest
-    of its bounds, and numbers of the host and a program's own part have 64 in such kernels."""
+    """Return the begin of a loop, in 64 bits where a 32-bit counter may overflow past the end.
+
+    A counter has as many bits as the widest of its bounds. In such kernels host numbers and a program's own range have
+    64.
+    """
     if not e.wide or axis.split is not None:
         return first
     step = hint_of(axis.step) if axis.scalar else e.plan.size(axis.block)
@@ -141,7 +148,7 @@ def _counted(e: Emission, axis: LoopAxis, first: str) -> str:
 
 
 def _last(e: Emission, axis: LoopAxis, end: str) -> str:
-    """Where the last tile of a loop from 0 begins."""
+    """Return the begin of the last tile of a loop from 0."""
     if isinstance(axis.end, int):
         size = e.plan.size(axis.block)
         return str((axis.end - 1) // size * size)
@@ -149,14 +156,14 @@ def _last(e: Emission, axis: LoopAxis, end: str) -> str:
 
 
 def _ends_of_part(e: Emission, axis: LoopAxis, first: str, behind: str) -> str:
-    """The sum of where the first and the last tile of a program's own run begin; of an empty run nobody asks."""
+    """Return the sum of the begins of the first and the last tile of a program's own range; unused for an empty range."""
     size, ends = e.symbol(axis.block), e.names.fresh("ends")
     e.lines.add(f"{ends} = 2 * ({first}) + ({behind} - 1 - {first}) // {size} * {size}")
     return ends
 
 
 def _run(e: Emission, axis: LoopAxis, begin: str, end: str) -> tuple[str, str]:
-    """Where the program's own tiles of an axis begin and end."""
+    """Return the begin and end of the program's own tiles of an axis."""
     if axis.split is None:
         return begin, end
     size, count, extent = e.symbol(axis.block), axis.split.count, axis.end
@@ -171,7 +178,7 @@ def _run(e: Emission, axis: LoopAxis, begin: str, end: str) -> tuple[str, str]:
 
 
 def _jagged(e: Emission, axis: LoopAxis, op: Op) -> None:
-    """The mask of a jagged loop: lanes within each row's own length."""
+    """Print the mask of a jagged loop: lanes within each row's own length."""
     assert axis.jagged is not None
     lengths = op.operands[axis.jagged.at]
     assert isinstance(lengths, Value)
@@ -186,7 +193,7 @@ def _jagged(e: Emission, axis: LoopAxis, op: Op) -> None:
 
 def _yield_values(e: Emission, region: Region, carried: list[str]) -> None:
     afters = [e.operand(value) for value in region.results]
-    # a value that is another carried variable must be read before that variable changes
+    # read a value that is another carried variable before that variable changes
     for at, text in enumerate(afters):
         if text in carried and text != carried[at]:
             afters[at] = e.names.fresh(f"{text}_before")

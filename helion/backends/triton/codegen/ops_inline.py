@@ -1,4 +1,4 @@
-"""What users write in the target's own words: prints, Triton source and PTX."""
+"""Ops that users write in the target's own language: prints, Triton source and PTX."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def inline(e: Emission, op: Op) -> None:
 
 
 def _defined(e: Emission, definition: Definition) -> str:
-    """The name of a definition, which stands before the kernel, after those that it uses."""
+    """Return the name of a definition, which is printed before the kernel, after those that it uses."""
     uses = [_defined(e, each) for each in definition.uses]
     name = e.plan.definitions[definition]
     text = definition.text.format(name, *uses)
@@ -44,7 +44,7 @@ def _defined(e: Emission, definition: Definition) -> str:
 
 
 def _mention(e: Emission, sources: Iterable[str]) -> None:
-    """Source of the user's may use whatever the module can provide."""
+    """Add the names in the user's source to the needs of the module: it may use all that the module can provide."""
     words = {word for source in sources for word in _WORD.findall(source)} - {*e.plan.definitions.values()}
     e.needs |= words
     e.symbols |= words

@@ -13,17 +13,17 @@ from .combine import render_combine
 from .emission import Emission
 from .expressions import Expression
 
-#: A sort of more lanes or elements is a loop. ``tl.sort`` writes each exchange out, and ``ptxas`` takes longer than their number
-#: grows: for sm_90 2 s for 512 lanes, 21 s for 2048, against 0.5 s for the loop at any size.
+#: A larger sort is a loop. ``tl.sort`` unrolls all exchanges, and ``ptxas`` time grows faster than their number: for
+#: sm_90 2 s for 512 lanes, 21 s for 2048, against 0.5 s for the loop at any size.
 _UNROLLED_LANES, _UNROLLED_ELEMENTS = 256, 2048
-#: A gather from more lanes is one in a single dimension. Triton gives each row of a gather to one warp, whose code grows with the
-#: square of the lanes of a thread: for sm_90 ``ptxas`` takes 14 s for 4096 lanes.
+#: A gather from more lanes uses a single dimension. Triton assigns each row of a gather to one warp, whose code grows
+#: with the square of the lanes of a thread: for sm_90 ``ptxas`` takes 14 s for 4096 lanes.
 _WARP_LANES = 1024
 
 HELPERS: Mapping[str, str] = {
-    # A bitonic network whose exchanges stand in a loop. Lanes `apart` exchange; the lower one keeps the smaller key, but the
-    # greater one in every second group of `1 << stage` lanes. In one dimension: Triton moves a gather along a dimension of
-    # several to one warp for each row, whose code grows with the square of the lanes of a thread.
+    # A bitonic network with its exchanges in a loop. Lanes `apart` exchange. The lower one keeps the smaller key, or
+    # the greater one in every second group of `1 << stage` lanes. It uses one dimension: in several, Triton assigns
+    # each row of a gather to one warp, whose code grows with the square of the lanes of a thread.
     "_sort_in_steps": """\
 @triton.jit
 def _sort_in_steps(keys, elements: tl.constexpr, lanes: tl.constexpr, stages: tl.constexpr):
@@ -42,7 +42,7 @@ def _sort_in_steps(keys, elements: tl.constexpr, lanes: tl.constexpr, stages: tl
 
 
 def _function(e: Emission, op: Op) -> str:
-    """The helper of a scan or a fold, written before the kernel; equal functions are written once."""
+    """Return the helper of a scan or a fold, printed before the kernel; equal functions are printed once."""
     function = render_combine(op.regions[0])
     if function not in e.functions:
         name = e.names.fresh("_combine")
@@ -92,7 +92,7 @@ def gather(e: Emission, op: Op) -> None:
 
 
 def _flat_gather(e: Emission, op: Op, source: str, index: str) -> str:
-    """A gather in one dimension, from the elements of the source in a row."""
+    """Return a gather in one dimension, from the flattened elements of the source."""
     dim = op.attributes(GatherAttrs).dim
     value, places = op.values()
     sizes = [e.size(d) for d in value.dims]
@@ -108,7 +108,7 @@ def _flat_gather(e: Emission, op: Op, source: str, index: str) -> str:
 
 
 def _doubled(e: Emission, op: Op, source: str) -> str:
-    """The source of a gather, put beside itself along its axis as often as the op says."""
+    """Return the source of a gather, repeated along its axis as often as the op requires."""
     attrs = op.attributes(GatherAttrs)
     value, _ = op.values()
     dim = attrs.dim

@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Matmuls."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def dot(e: Emission, op: Op) -> None:
 
 
 def settled(e: Emission, op: Op, value: Expression) -> Expression:
-    """The value, waited for if the plan says so."""
+    """Return the value, waited for if the plan requires it."""
     return helper(SETTLE, value) if op.number in e.plan.settled_sums else value
 
 

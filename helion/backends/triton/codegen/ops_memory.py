@@ -37,7 +37,7 @@ def load(e: Emission, op: Op) -> None:
         arguments += [f"mask={mask}", f"other={zero}"]
     text = f"tl.load({', '.join((*arguments, *options))})"
     if op.result.dtype == torch.bool:
-        # memory holds bytes; whatever is not 0 is true
+        # memory has bytes; any nonzero byte is true
         text = f"({text} != 0)"
     e.assign(op, "load", text)
 
@@ -69,7 +69,7 @@ def atomic(e: Emission, op: Op) -> None:
     arguments = [pointer(e, op, attrs, dims), *values]
     mask = _mask(e, op, attrs, dims)
     if mask and attrs.atomic == "cas":
-        # it takes no mask; a lane out of range replaces 0 by 0 in the first element
+        # cas takes no mask; a lane out of range replaces 0 by 0 in the first element
         places, expected, value = arguments
         first = e.tensor_names[attrs.tensor]
         arguments = [

@@ -1,7 +1,7 @@
 """Pointwise operations as Triton expressions, with the results of eager PyTorch.
 
-One row of :data:`_TABLE` per op of :data:`helion._compiler.ir.pointwise.POINTWISE`. A row holds up to three forms, by the
-kind of dtype the op computes in. A form is a function of the operands.
+One row of :data:`_TABLE` per op of :data:`helion._compiler.ir.pointwise.POINTWISE`. A row holds up to three forms, by
+the kind of dtype the op computes in. A form is a function of the operands.
 
 Half types (fp16, bf16, fp8) compute in fp32 and are rounded once, to the result dtype, as PyTorch does.
 
@@ -13,12 +13,12 @@ Accuracy in fp32 on NVIDIA, against the correctly rounded result. Bounds are tho
 - within 2 units in the last place (ulp): ``div`` and ``reciprocal`` (``div.full``), ``rsqrt``, ``exp2``, ``log``,
   ``log2``, ``log1p_unit``, ``sin``, ``cos`` and ``erf``;
 - within 4 ulp: ``tanh`` and the other functions of libdevice, except ``lgamma`` and ``i0`` (6 ulp);
-- ``exp`` and ``sigmoid``: 2 ulp plus 1.2 ulp for every unit of ``|x|``, 2 more for ``sigmoid``. They are
-  ``ex2(x * log2(e))``, 2 instructions where libdevice takes 9 and ``tl.exp`` 5, and the product is rounded. Softmax and
+- ``exp`` and ``sigmoid``: 2 ulp plus 1.2 ulp for every unit of ``|x|``, 2 more for ``sigmoid``. They are ``ex2(x *
+  log2(e))``, 2 instructions where libdevice takes 9 and ``tl.exp`` 5, and the multiplication is rounded. Softmax and
   attention evaluate it once per element and with x <= 0, where the absolute error stays below 2^-22.
 
-``exp``, ``exp2``, ``sigmoid``, ``rsqrt``, ``floor``, ``ceil`` and the functions of libdevice flush subnormal numbers to zero. ``floordiv`` of
-floats may lose the sign of a zero.
+``exp``, ``exp2``, ``sigmoid``, ``rsqrt``, ``floor``, ``ceil`` and the functions of libdevice flush subnormal numbers to
+zero. ``floordiv`` of floats may lose the sign of a zero.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ _LOG1P_UNIT = (
     0.10603656619787216, -0.056959543377161026, 0.01985146477818489, -0.0032440253999084234,
 )  # fmt: skip
 
-#: (tanh(x) / x - 1) / x^2 as a polynomial of x^2, lowest power first, with the least relative error of tanh for |x| up to
-#: 0.625, 4.4e-9; beyond, tanh(|x|) is 1 - 2 / (1 + exp(2 |x|)), whose subtraction loses half a unit in the last place there.
+#: (tanh(x) / x - 1) / x^2 as a polynomial of x^2, lowest power first, with the least relative error of tanh for |x| up
+#: to 0.625, 4.4e-9. Beyond, tanh(|x|) is 1 - 2 / (1 + exp(2 |x|)), whose subtraction loses half a unit in the last
+#: place there.
 _TANH_SMALL = (
     -0.33333281941853465, 0.13331442194741128, -0.053739714845158736, 0.020639086566146644, -0.005704986325284085,
 )  # fmt: skip
@@ -81,17 +82,17 @@ def _horner(coefficients: Sequence[float], x: str) -> str:
     return text
 
 
-#: A number of fp32 rounded to bf16, to nearest even, in the upper half of a register whose lower half is that of 0: the number
-#: in fp32. One instruction, and not a slow one.
+#: Rounds an fp32 number to bf16, to nearest even, in the upper half of a register with a zero lower half: the result as
+#: fp32. It is one instruction at full rate.
 ROUND_PTX = "cvt.rn.bf16x2.f32 $0, $1, 0f00000000;"
 ROUND_TO_BF16 = "_rounded_bf16"
 
-#: What is computed before Triton lets the loop go on, as something reads it.
+#: Makes the loop wait for a value, because an instruction reads it.
 SETTLE_PTX = "mov.b32 $0, $1; // is there"
 SETTLE = "_settled"
 
-#: A zero that the assembler does not know, as it reads the clock: one of two neighbouring numbers is even. The bits of an operand
-#: with those of zero are the operand, in other registers.
+#: A zero that ptxas cannot fold, because it reads the clock: one of two neighbouring numbers is even. An operand
+#: combined with it by `or` is unchanged, in other registers.
 ZERO_PTX = "{ .reg .b32 t, u; mov.u32 t, %clock; add.u32 u, t, 1; mul.lo.u32 t, t, u; and.b32 $0, t, 1; }"
 RENEW_PTX = "or.b32 $0, $1, $2; // anew"
 RENEW = "_renewed"
@@ -165,15 +166,16 @@ _HALVES = frozenset(dtype for dtype, _, _ in _DTYPES if dtype.is_floating_point 
 _FP8 = frozenset(dtype for dtype in _HALVES if dtype.itemsize == 1)
 _FP32_MAX = torch.finfo(torch.float32).max
 _FP32_TINY = torch.finfo(torch.float32).tiny
-# Every value of these is a value of each half type other than fp8, so that converting them rounds nothing.
+# Every value of these is a value of each half type other than fp8, so that converting them is exact.
 _NARROW = (torch.bool, torch.int8, torch.uint8)
 
 
 def literal(value: Scalar, dtype: torch.dtype | None = None) -> str:
-    """``value`` as source text; with ``dtype``, first converted to it as PyTorch converts a number to a dtype.
+    """Return ``value`` as source text; with ``dtype``, first converted to it as PyTorch converts a number to a dtype.
 
     Integers wrap around, numbers are rounded to half types, and fp32 keeps the digits it was given (Triton rounds
-    them). Infinities and NaN are printed as ``float('inf')``, and ``-0.0``, of which Triton drops the sign, as a product.
+    them). Infinities and NaN are printed as ``float('inf')``, and ``-0.0``, of which Triton drops the sign, as a
+    product.
 
     Raises:
         ValueError: the conversion is not defined, as that of an infinity to an integer dtype.
@@ -185,12 +187,12 @@ def literal(value: Scalar, dtype: torch.dtype | None = None) -> str:
 
 
 def is_negative_zero(value: Scalar | None) -> bool:
-    """Tell -0.0, of which Triton drops the sign, from all other numbers."""
+    """Return whether ``value`` is -0.0, of which Triton drops the sign."""
     return isinstance(value, float) and value == 0 and math.copysign(1.0, value) < 0
 
 
 def _negative_zero(dtype: torch.dtype) -> Expression:
-    """``-0.0`` as an expression of ``dtype``: Triton makes +0.0 of every constant that equals zero."""
+    """Return ``-0.0`` as an expression of ``dtype``: Triton makes +0.0 of every constant that equals zero."""
     zero = call("tl.full", Expression("()"), _ZERO, Expression(TRITON_DTYPES[dtype]))
     return infix(zero, "*", _MINUS_ONE)
 
@@ -216,7 +218,7 @@ def _viewed(operand: Expression, dtype: torch.dtype) -> Expression:
 
 
 def cast(operand: Expression, src: torch.dtype, dst: torch.dtype) -> Expression:
-    """The value of an expression of dtype ``src``, converted to ``dst`` as ``.to(dst)`` does in eager mode.
+    """Return an expression of dtype ``src`` converted to ``dst``, as ``.to(dst)`` does in eager mode.
 
     - Overflow: e4m3fn saturates at ±448, e5m2 becomes infinite; NaN stays. The ``fnuz`` types overflow as the
       hardware does.
@@ -251,7 +253,7 @@ def cast(operand: Expression, src: torch.dtype, dst: torch.dtype) -> Expression:
 
 
 def _against_zero(operand: Expression, src: torch.dtype, symbol: str) -> Expression:
-    """An expression of a dtype other than bool, compared with zero."""
+    """Return an expression of a dtype other than bool, compared with zero."""
     operand = atom(operand)
     if src in _FP8:
         operand = _to(operand, torch.float32)
@@ -259,7 +261,7 @@ def _against_zero(operand: Expression, src: torch.dtype, symbol: str) -> Express
 
 
 def bitcast(operand: Expression, src: torch.dtype, dst: torch.dtype) -> Expression:
-    """The bits of an expression of dtype ``src``, read as ``dst``, as ``.view(dst)`` does in eager mode.
+    """Return the bits of an expression of dtype ``src``, read as ``dst``, as ``.view(dst)`` does in eager mode.
 
     Raises:
         TypeError: the dtypes differ in size.
@@ -293,7 +295,7 @@ Operand = str | Scalar
 class _Arg:
     """One operand, converted to the dtype in which the op computes.
 
-    ``value``: of a number. ``weak``: a name that stands for a Python number, of whatever dtype Triton gave it.
+    ``value``: of a number. ``weak``: the name of a Python number, in the dtype that Triton gave it.
     ``source``: the dtype before the conversion; None for Python numbers.
     """
 
@@ -305,14 +307,14 @@ class _Arg:
 
     @property
     def bare(self) -> Expression:
-        """For use with an operator whose other side is a tensor of `dtype`: Triton adopts that for a number."""
+        """The operand for an operator whose other side is a tensor of `dtype`: Triton adopts that dtype for a number."""
         if is_negative_zero(self.value):
             return self.full
         return self.expression if not self.weak or self.dtype in (torch.float32, torch.float64) else self.typed
 
     @property
     def typed(self) -> Expression:
-        """For use as an argument of a function: an expression that Triton gives exactly `dtype`."""
+        """The operand as a function argument: an expression that has exactly `dtype` in Triton."""
         if self.weak:
             return call("tl.cast", self.expression, keywords=(TRITON_DTYPES[self.dtype],))
         return self.expression if self.value is None or self._natural else self.full
@@ -325,7 +327,7 @@ class _Arg:
 
     @property
     def _natural(self) -> bool:
-        """Whether Triton gives the bare literal this very dtype."""
+        """True if Triton gives the bare literal this very dtype."""
         if isinstance(self.value, float):
             size = abs(self.value)
             if is_negative_zero(self.value):
@@ -402,7 +404,7 @@ def _itself(a: _Arg) -> Expression:
 
 
 def _against_itself(symbol: str) -> _Form:
-    """No integer is NaN or infinite; the result must have the operand's shape all the same."""
+    """Return a comparison with itself: no integer is NaN or infinite, but the result needs the operand's shape."""
     return lambda a: infix(a.bare, symbol, a.bare)
 
 
@@ -415,7 +417,7 @@ def _extremum(function: str, propagate_nan: str, symbol: str) -> _Row:
 
 
 def _exact_div(lhs: Expression, rhs: Expression, dtype: torch.dtype) -> Expression:
-    """Division rounded to nearest: `/` may be off by 2 ulp in fp32 and is exact in fp64."""
+    """Return a division rounded to nearest: `/` may be off by 2 ulp in fp32 and is exact in fp64."""
     return call("tl.div_rn", lhs, rhs) if dtype is torch.float32 else infix(lhs, "/", rhs)
 
 
@@ -438,7 +440,7 @@ def _signs_differ(a: _Arg, b: _Arg) -> Expression:
 
 
 def _inexact_down(rest: Expression, a: _Arg, b: _Arg) -> Expression:
-    """Whether the quotient, rounded toward zero, exceeds its floor. ``rest`` is what C's ``%`` leaves."""
+    """Return whether the quotient, rounded toward zero, exceeds its floor. ``rest`` is the result of C's ``%``."""
     if b.value is not None:
         return infix(rest, "<" if b.value > 0 else ">", _NULL)
     return infix(infix(rest, "!=", _NULL), "&", _signs_differ(a, b))
@@ -501,13 +503,13 @@ def _sqrt(a: _Arg) -> Expression:
 
 
 def _rsqrt(a: _Arg) -> Expression:
-    # In fp64 the instruction behind tl.rsqrt is an approximation with far fewer than 53 bits.
+    # In fp64 the instruction of tl.rsqrt is an approximation with far fewer than 53 bits.
     single = a.dtype is torch.float32
     return call("tl.rsqrt", a.typed) if single else infix(_ONE, "/", call("tl.sqrt", a.typed))
 
 
 def _exp(a: _Arg) -> Expression:
-    # tl.exp keeps subnormal results by three more instructions, half of what a row of a softmax has otherwise
+    # tl.exp keeps subnormal results with three more instructions, half of the others in a row of a softmax
     return call("tl.exp", a.typed) if a.dtype is torch.float64 else _power_of_e(a, 1)
 
 
@@ -528,12 +530,12 @@ def _tanh(a: _Arg) -> Expression:
 def _sigmoid(a: _Arg) -> Expression:
     if a.dtype is torch.float64:
         return call("tl.sigmoid", a.typed)
-    # the divisor is at least 1, so that the plain division is right; 5 instructions where tl.sigmoid takes 12
+    # the divisor is at least 1, so that the fast division is accurate; 5 instructions where tl.sigmoid takes 12
     return libdevice("fast_dividef", _ONE, infix(_ONE, "+", _power_of_e(a, -1)))
 
 
 def _product(a: _Arg, count: int) -> Expression:
-    """``a * a * a``"""
+    """Return ``a * a * a`` with ``count`` factors."""
     return functools.reduce(lambda done, factor: infix(done, "*", factor), [a.bare] * count)
 
 
@@ -570,20 +572,20 @@ def _pow_bool(a: _Arg, b: _Arg) -> Expression:
 
 
 def _in_width(b: _Arg, width: int) -> Expression:
-    """Whether an amount that is known at run time lies between 0 and ``width``."""
+    """Return whether an amount that is known at run time is between 0 and ``width``."""
     below = infix(b.bare, "<", number_text(width))
     return below if _unsigned(b.dtype) else infix(infix(b.bare, ">=", _NULL), "&", below)
 
 
 def _lshift(a: _Arg, b: _Arg) -> Expression:
-    """Eager mode gives 0 for an amount that is negative or not below the width."""
+    """Return a left shift; eager mode gives 0 for an amount that is negative or not below the width."""
     if b.value is not None:
         return infix(a.bare, "<<", b.bare) if 0 <= b.value < b.bits else infix(a.bare, "*", _NULL)
     return call("tl.where", _in_width(b, b.bits), infix(a.typed, "<<", b.bare), _NULL)
 
 
 def _rshift(a: _Arg, b: _Arg) -> Expression:
-    """Eager mode gives what is left when all bits are out for an amount that is negative or not below the width."""
+    """Return a right shift; eager mode shifts out all bits for an amount that is negative or not below the width."""
     if _unsigned(a.dtype):
         if b.value is not None:
             return infix(a.bare, ">>", b.bare) if 0 <= b.value < b.bits else infix(a.bare, "*", _NULL)
@@ -601,7 +603,7 @@ def _comparison(symbol: str) -> _Row:
     def compare(a: _Arg, b: _Arg) -> Expression:
         swap = a.value is not None
         left, right = (b, a) if swap else (a, b)
-        # A comparison types a number by itself, as fp32 or int32: too few digits for fp64, enough for any integer.
+        # A comparison gives a number its own dtype, fp32 or int32: too few digits for fp64, enough for any integer.
         other = right.typed if right.dtype is torch.float64 else right.bare
         return infix(left.bare, _MIRRORED[symbol] if swap else symbol, other)
 
@@ -780,10 +782,10 @@ _OWN_DTYPES: Mapping[str, Callable[[Sequence[Operand], _Dtypes, torch.dtype], Ex
     "logical_not": _logical_not,
 }
 
-# With a half tensor and a Python number, eager mode on a GPU computes these with the number in fp32; before it computes
-# anything else it rounds the number to the half type.
+# With a half tensor and a Python number, eager mode on a GPU computes these with the number in fp32; for other ops it
+# rounds the number to the half type first.
 _KEEP_DIGITS = frozenset(("add", "sub", "mul", "div", "floordiv", "truncdiv"))
-#: Ops whose result is one of their operands, which needs no rounding, or zero.
+#: Ops whose result is zero or one of their operands, which needs no rounding.
 _SELECTS = frozenset(("maximum", "minimum", "fmax", "fmin", "relu"))
 
 
@@ -795,7 +797,7 @@ def render(
     *,
     common_dtype: torch.dtype | None = None,
 ) -> Expression:
-    """Op ``name`` as one Triton expression with the value it has in eager PyTorch.
+    """Return op ``name`` as one Triton expression with the value it has in eager PyTorch.
 
     Args:
         name: a key of :data:`helion._compiler.ir.pointwise.POINTWISE`.
@@ -821,12 +823,12 @@ def render(
 
 
 def computes_in_fp32(name: str) -> bool:
-    """Whether the op converts operands of half types to fp32, and rounds what it computes if its result is of one."""
+    """Return whether the op converts operands of half types to fp32, and rounds its result if that is of one."""
     return name in _TABLE and not _TABLE[name].native
 
 
 def render_rounded(name: str, operands: Sequence[Operand], operand_dtypes: _Dtypes) -> Expression:
-    """Op ``name``, whose result is of bf16, as an expression of dtype fp32 that has the same value.
+    """Return op ``name``, whose result is of bf16, as an expression of dtype fp32 that has the same value.
 
     Args:
         name: of an op that rounds its result or, of operands of bf16 and numbers, ``where``, ``neg`` or ``abs``.
@@ -854,7 +856,7 @@ def _computed(
     result_dtype: torch.dtype,
     common_dtype: torch.dtype | None,
 ) -> tuple[Expression, torch.dtype]:
-    """What an op of the table computes, and in which dtype."""
+    """Return the result of an op of the table, and the dtype in which it is computed."""
     if name not in _TABLE:
         raise KeyError(f"no Triton form of pointwise operation {name!r}; add a row to {__name__}._TABLE")
     row = _TABLE[name]

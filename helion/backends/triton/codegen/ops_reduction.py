@@ -47,7 +47,7 @@ def _argmin(value, index, other, other_index):
 
 
 def render(name: str, operand: Expression, axis: int, dtype: torch.dtype) -> Expression:
-    """One reduction over one axis. The result of ``tl.sum`` and its like may be wider than ``dtype``."""
+    """Return one reduction over one axis. The result of ``tl.sum`` and its like may be wider than ``dtype``."""
     if name == "prod":
         return _by_helper("_prod", operand, axis)
     if name in ("max", "min") and dtype.is_floating_point:
@@ -58,13 +58,13 @@ def render(name: str, operand: Expression, axis: int, dtype: torch.dtype) -> Exp
 
 
 def render_rounded(name: str, reduced: Expression, *, kept: bool) -> Expression:
-    """What :func:`render` gave for operands of bf16 in fp32, with the value that it has in bf16."""
+    """Return the result of :func:`render` for bf16 operands in fp32, rounded to the value that it has in bf16."""
     rounded = reduced if name in ("max", "min") else helper(ROUND_TO_BF16, reduced)
     return infix(rounded, "+", number_text(0.0)) if kept else rounded
 
 
 def render_arg(name: str, operand: str, index: str, axis: int) -> Expression:
-    """The index of an extremum over one axis; ``index`` is an integer expression of the operand's shape."""
+    """Return the index of an extremum over one axis; ``index`` is an integer expression of the operand's shape."""
     reduced = _by_helper(f"_{name}", Expression(f"({operand}, {index})"), axis)
     return Expression(f"{reduced.text}[1]", needs=reduced.needs)
 

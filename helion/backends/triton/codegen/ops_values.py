@@ -97,15 +97,14 @@ def pointwise(e: Emission, op: Op) -> None:
 
 
 def _promotes_as(e: Emission, operand: Operand) -> Any:
-    """How an operand takes part in promotion: dtype and rank of a value, the number, or the type of a number that
-    is known at run time."""
+    """Return the operand's role in promotion: dtype and rank, the number, or the type of a number known at run time."""
     if not isinstance(operand, Value):
         return operand
     return e.number_kinds.get(operand.number, (operand.dtype, len(operand.dims)))
 
 
 def _aligned(e: Emission, operand: Value, rank: int, in_fp32: bool) -> str:
-    """The name of an operand with leading dimensions of 1 up to ``rank``."""
+    """Return the name of an operand with leading dimensions of 1 up to ``rank``."""
     text = e.in_fp32(operand) if in_fp32 else e.names.of(operand)
     if 0 < len(operand.dims) < rank:
         subscript = ", ".join(["None"] * (rank - len(operand.dims)) + [":"] * len(operand.dims))
@@ -123,7 +122,7 @@ def reduce(e: Emission, op: Op) -> None:
         return
     reduced = Expression(e.in_fp32(value))
     if value.dtype in (torch.float16, torch.bfloat16):
-        # the combine functions would give fp32 for half operands; extrema are exact in it
+        # the combine functions would return fp32 for half operands; extrema are exact in it
         reduced = method(reduced, "to(tl.float32)")
     for axis in reversed(attrs.dims):
         reduced = ops_reduction.render(attrs.name, reduced, axis, value.dtype)
@@ -143,7 +142,7 @@ def _arg_reduce(e: Emission, op: Op, value: Value, axis: int) -> None:
     rank = len(value.dims)
     subscript = ", ".join(":" if i == axis else "None" for i in range(rank))
     lanes = f"tl.arange(0, {e.size_text(value.dims[axis])})"
-    # positions within the value, not in the tensor: that is what argmax of a tile means
+    # positions within the value, not in the tensor, as for argmax of a tile
     index = f"tl.broadcast_to({lanes}[{subscript}], {e.shape(value.dims)})" if rank > 1 else lanes
     found = ops_reduction.render_arg(attrs.name, e.names.of(value), index, axis)
     e.assign(op, attrs.name, ops_reduction.cast(found, op.result.dtype))
@@ -188,7 +187,7 @@ def mask(e: Emission, op: Op) -> None:
 
 
 def _mask_wide(e: Emission, op: Op, mask: str) -> None:
-    """The same of bf16 values in variables of fp32."""
+    """Print a mask of bf16 values in variables of fp32."""
     attrs = op.attributes(MaskAttrs)
     value, *other = op.values()
     fill = f"{e.in_fp32(other[0])}.to(tl.float32)" if other else literal(attrs.fill, value.dtype)
@@ -199,7 +198,9 @@ def _mask_wide(e: Emission, op: Op, mask: str) -> None:
 
 
 def _insertions(before: Dims, after: Dims) -> str | None:
-    """The subscript that turns ``before`` into ``after`` by inserting dimensions of 1, if that is all it takes."""
+    """Return the subscript that converts ``before`` to ``after`` by inserting dimensions of 1; None if that does not
+    suffice.
+    """
     items, at = [], 0
     for position, dim in enumerate(after):
         remaining = len(after) - position

@@ -13,7 +13,7 @@ from ...._names import NameSpace
 
 @dataclass
 class Active:
-    """The variables of the innermost loop over a block. ``mask`` is empty where no tile reaches past the end."""
+    """The variables of the innermost loop over a block. ``mask`` is empty where no tile extends past the end."""
 
     offset: str
     index: str = ""
@@ -26,12 +26,12 @@ class Active:
 
 
 class Lines:
-    """Collects lines; remembers which line of the user's source each is about, and says so in comments if ``comments``."""
+    """Lines of text with the line of the user's source that each comes from, in comments if ``comments``."""
 
     def __init__(self, comments: bool) -> None:
         self.lines: list[str] = []
         self.depth = 0
-        #: Positions in ``lines`` from which on they are about a line of the user's.
+        #: Positions in ``lines`` with the user's line from there on.
         self.origins: list[tuple[int, Location]] = []
         self._comments = comments
         self._last: tuple[str, int] | None = None
@@ -40,7 +40,7 @@ class Lines:
         self.lines.append(f"{'    ' * self.depth}{text}" if text else "")
 
     def origin(self, location: Location | None) -> None:
-        """What follows is about the user's line, which a comment names once per run of ops of that line."""
+        """Set the user's line of the following lines, with one comment per run of ops of that line."""
         if location is None or (location.file, location.line) == self._last:
             return
         self._last = (location.file, location.line)
@@ -58,7 +58,7 @@ class Lines:
 
 
 class Names:
-    """Python names of IR values: the user's where known, else after the op."""
+    """Python names of IR values: the user's where known, else derived from the op."""
 
     Mark = tuple[dict[int, str], dict[int, str], set[str]]
 
@@ -75,32 +75,32 @@ class Names:
         return self._of[value.number]
 
     def define(self, value: Value, base: str) -> str:
-        """A variable for ``value``: the one promised to it, else a new one."""
+        """Return a variable for ``value``: the one promised to it, else a new one."""
         name = self._promised.pop(value.number, None) or self.space.fresh(value.name or base)
         self._of[value.number] = name
         return name
 
     def mark(self) -> Names.Mark:
-        """What ``rewind`` goes back to: what values are called."""
+        """Return the current names, which ``rewind`` restores."""
         return dict(self._of), dict(self._promised), set(self._shared)
 
     def rewind(self, mark: Names.Mark) -> None:
-        """Values are called what they were; names that were given are not given again."""
+        """Restore the names of values; names that were given out are not reused."""
         self._of, self._promised, self._shared = mark
 
     def alias(self, value: Value, name: str) -> None:
-        """``value`` is what the variable ``name`` holds, which another value may be, too."""
+        """Make ``value`` an alias of the variable ``name``, which may belong to another value too."""
         self._of[value.number] = name
         self._shared.add(name)
 
     def promise(self, value: Value, name: str) -> None:
-        """``value`` will be assigned to the existing variable ``name``."""
+        """Reserve the existing variable ``name`` for the assignment of ``value``."""
         self._promised[value.number] = name
 
     def is_own(self, value: Value) -> bool:
-        """Whether no other value is known by the variable of ``value``."""
+        """Return whether no other value uses the variable of ``value``."""
         return self._of[value.number] not in self._shared
 
     def reuse(self, value: Value, name: str) -> None:
-        """The variable ``name`` now belongs to ``value``; what it held before is no longer needed."""
+        """Give the variable ``name`` to ``value``; its old value is dead."""
         self._of[value.number] = name

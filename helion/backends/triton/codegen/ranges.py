@@ -1,4 +1,4 @@
-"""Prints loop ranges with their options."""
+"""Printing of loop ranges with their options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..plan.records import RangePlan
 
 
 def range_text(plan: RangePlan, bounds: list[str]) -> str:
-    """``tl.range(...)`` or ``tl.static_range(...)`` with the options that are not at their defaults."""
+    """Return ``tl.range(...)`` or ``tl.static_range(...)`` with the options that are not at their defaults."""
     if plan.static:
         return f"tl.static_range({', '.join(bounds)})"
     options = []

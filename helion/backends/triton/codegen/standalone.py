@@ -1,4 +1,4 @@
-"""What stands in for helion in modules that run without it."""
+"""Replacements of helion's runtime in modules that run without it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def source_module(name, file):
 
     return importlib.import_module(name)
 """
-#: What stands in for each import of helion.
+#: The replacement of each import of helion.
 _DEFINITIONS = {
     LAUNCHER_IMPORT: _LAUNCHER,
     SOURCE_IMPORT: _SOURCE,
@@ -84,9 +84,9 @@ _DEFINITIONS = {
 
 
 def without_helion(imports: Sequence[Import]) -> tuple[list[Import], list[str]]:
-    """The imports of a module that are not of helion, and lines that stand in for the others.
+    """Return the imports of a module that are not of helion, and lines that replace the others.
 
-    Raises ``exc.InvalidAPIUsage`` for one that nothing stands in for.
+    Raises ``exc.InvalidAPIUsage`` for an import without a replacement.
     """
     kept, definitions = [], ""
     for each in imports:

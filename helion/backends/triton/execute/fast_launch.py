@@ -186,7 +186,8 @@ class FastLauncher:
                 found = sites.setdefault(id(kernel), Site(kernel))
         return found
 
-    # --- on a GPU --------------------------------------------------------------------------------------------------------
+    # --- on a GPU
+    # --------------------------------------------------------------------------------------------------------
 
     def _launch(self, kernel: triton.JITFunction, grid: tuple[int, ...], args: tuple[Any, ...], options: Any) -> Any:
         site = self._site(self._sites, kernel)
@@ -222,7 +223,8 @@ class FastLauncher:
         entry.run(x, y, z, stream, entry.function, entry.packed, metadata, enter, leave, *pointers)
         return None
 
-    # --- without a driver ------------------------------------------------------------------------------------------------
+    # --- without a driver
+    # ------------------------------------------------------------------------------------------------
 
     def _launch_stub(
         self, kernel: triton.JITFunction, grid: tuple[int, ...], args: tuple[Any, ...], options: Any

@@ -31,8 +31,9 @@ def get_num_sm(device: torch.device, reserved_sms: int = 0) -> int:
 
 
 def random_seeds(count: int, like: torch.Tensor) -> torch.Tensor:
-    """Seeds for one launch, drawn on the device of ``like`` from its default generator: ``torch.manual_seed`` makes what
-    follows repeatable, and a captured CUDA graph draws others at each replay."""
+    """Seeds for one launch, drawn on the device of ``like`` from its default generator: ``torch.manual_seed`` makes
+    what follows repeatable, and a captured CUDA graph draws others at each replay.
+    """
     return torch.randint(2**63 - 1, (count,), device=like.device)
 
 

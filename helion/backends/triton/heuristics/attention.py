@@ -65,8 +65,8 @@ _WIDE_HEAD = 256
 class _Boxed(NamedTuple):
     """A tile for heads of at most ``head`` 16-bit elements and at least ``programs`` programs per SM.
 
-    ``ragged``: the keys may end within a tile, and the masks of that tile are peeled off. ``unrolled``: the unroll factor of the
-    loop, which divides its number of steps.
+    ``ragged``: the keys may end within a tile, and the masks of that tile are peeled off. ``unrolled``: the unroll
+    factor of the loop, which divides its number of steps.
     """
 
     head: int

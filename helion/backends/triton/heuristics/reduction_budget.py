@@ -51,8 +51,8 @@ _SMALL = 8
 class Allocation:
     """Sizes of tunable axes and chunks of rollable ones, in elements; a chunk of None loads the dimension whole.
 
-    ``reduced_away``: a grid axis starts above 1 and no live tile spans it, so each program accumulates many of its tiles. ``columns``:
-    the contiguous grid axes that a reduction runs across, with the elements they start from.
+    ``reduced_away``: a grid axis starts above 1 and no live tile spans it, so each program accumulates many of its
+    tiles. ``columns``: the contiguous grid axes that a reduction runs across, with the elements they start from.
     """
 
     primary: ReductionFact
@@ -152,7 +152,8 @@ class _Allocator:
                 self.result.sizes[axis.block_id] = self.seated[axis.block_id] = self.independent(axis)
         return self.result
 
-    # --- footprints ------------------------------------------------------------------------------------------------------
+    # --- footprints
+    # ------------------------------------------------------------------------------------------------------
 
     def width(self, axis: int) -> int:
         """Return the elements of an axis: its size if given, else all of it."""
@@ -175,7 +176,8 @@ class _Allocator:
         scale, flat = max(found, key=lambda pair: pair[0], default=(0, 0))
         return max(scale, self.primary.itemsize), flat
 
-    # --- one axis at a time ----------------------------------------------------------------------------------------------
+    # --- one axis at a time
+    # ----------------------------------------------------------------------------------------------
 
     def together(self, axis: AxisFact) -> list[AxisFact]:
         """Return the axes of the grids that ``axis`` is on."""

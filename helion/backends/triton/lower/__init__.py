@@ -1,1 +1,1 @@
-"""Triton's own rewrites of a program, behind those that a config asks for."""
+"""Triton's own rewrites of a program, after those that a config requests."""

@@ -1,7 +1,7 @@
-"""Chunks of long rows begin where vectors may, wherever the rows begin.
+"""Vector alignment of chunks of long rows, for rows at any offset.
 
-Rows of 50257 numbers of 16 bits begin anywhere in a vector of 16 bytes, so that each number is accessed by itself. A loop over
-the tiles of such a row, of which a program has one, begins up to a vector before it instead. Before::
+Rows of 50257 16-bit elements begin anywhere in a 16-byte vector, so that each element has a scalar access. A loop over
+the tiles of such a row, one row per program, begins up to a vector before it instead. Before::
 
     for b1 in 0..50257: %1: [b0, b1] = load x[b0, b1]; ..
 
@@ -10,10 +10,10 @@ after, with tiles of b0 of one row and rows of 50257 elements::
     %2: [] = -((b0.begin * 1) & 7)
     for b1 in %2..50257, aligned to 8: %1: [b0, b1] = load x[b0, b1], aligned to 8; ..
 
-All that the loop accesses along the row must begin alike: tiles that are accessed by vectors and by elements would change their
-layout in shared memory. In the first and the last tile lanes are out of range. What is printed has the body twice: for tiles whose lanes are all in range,
-without masks and with accesses of vectors, and for the others. A sum of what is loaded stays as it is: Triton takes it behind the
-loop, but not where it stands in a branch.
+All accesses of the loop along the row must have the same alignment: mixed vector and scalar tiles would convert their
+layout in shared memory. In the first and the last tile lanes are out of range. The printed code has the body twice: for
+tiles whose lanes are all in range, unmasked and vectorized, and for the others. A loop that sums a load directly stays
+as it is: Triton moves such a sum after the loop, but not out of a branch.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from .running_sums import is_moved
 
 #: Bytes of a vector.
 _VECTOR_BYTES = 16
-#: Tiles of a row at least: the first and the last are slower.
+#: Least tiles of a row: the first and the last are slower.
 _LEAST_TILES = 4
-#: Elements of a tile at least, so that the first one has lanes in range.
+#: Least elements of a tile, so that the first one has lanes in range.
 _LEAST_TILE = 2 * _VECTOR_BYTES
-#: What a loop may consist of.
+#: Kinds of ops that a loop may contain.
 _KINDS = frozenset(("number", "tile", "iota", "full", "load", "store", "pointwise", "reduce", "view", "mask"))
 
 
 def align_rows(program: Program, scheduled: Scheduled) -> Program:
-    """The program with its loops over tiles of unaligned rows aligned."""
+    """Return the program with its loops over tiles of unaligned rows aligned."""
     if scheduled.checked or scheduled.unrolled or not scheduled.steady or scheduled.block_accesses:
         return program
     if not any(isinstance(op.attrs, ForAttrs) for op in program.walk()):
@@ -66,7 +66,7 @@ def align_rows(program: Program, scheduled: Scheduled) -> Program:
 
 
 def _is_ordered(program: Program) -> bool:
-    """Whether it matters which thread has which lanes: memory that is written is accessed in several places."""
+    """Return whether the assignment of lanes to threads matters: several places access memory that is written."""
     accesses = [op for op in program.walk() if OPS[op.kind].reads or OPS[op.kind].writes]
     if not all(isinstance(op.attrs, MemoryAttrs) for op in accesses):
         return True
@@ -77,15 +77,16 @@ def _is_ordered(program: Program) -> bool:
 
 @dataclass(frozen=True)
 class _Term:
-    """A scalar that says where a row begins, times ``factor`` elements: what ``begin`` of the grid's tiles of a block is, a value,
-    or 1."""
+    """A scalar in the offset of a row, times ``factor`` elements: ``begin`` of the grid's tiles of a block, a value, or
+    1.
+    """
 
     factor: int
     block: int | None = None
     value: int | None = None
 
 
-#: Where the row of an access begins, in elements, but for multiples of a vector.
+#: The offset of an access's row, in elements, modulo a vector.
 _Row = frozenset[_Term]
 
 
@@ -100,7 +101,7 @@ class _Aligner:
         yield from (op,) if aligned is None else aligned
 
     def aligned(self, op: Op) -> list[Op] | None:
-        """The loop ``op`` over tiles that are aligned, behind the ops that say where it begins; None if it stays as it is."""
+        """Return the loop ``op`` over aligned tiles, after the ops that compute its begin; None if it stays as it is."""
         block = self.walked(op)
         if block is None:
             return None
@@ -116,10 +117,11 @@ class _Aligner:
         begin = self.begin(rows.pop(), vector, loop, Builder(self.numbers, op.location, made))
         return [*made, _aligned_loop(op, begin, vector, frozenset(o.number for o in accesses))]
 
-    # --- what is aligned -----------------------------------------------------------------------------------------------------
+    # --- what is aligned
+    # -----------------------------------------------------------------------------------------------------
 
     def walked(self, op: Op) -> int | None:
-        """The block whose tiles ``op`` walks over, if it is a plain loop over enough of them."""
+        """Return the block whose tiles ``op`` iterates over, if it is a plain loop over enough of them."""
         if not isinstance(op.attrs, ForAttrs) or len(op.attrs.axes) != 1 or len(op.operands) != op.attrs.carried:
             return None
         (axis,) = op.attrs.axes
@@ -136,11 +138,11 @@ class _Aligner:
         return axis.block
 
     def is_along(self, op: Op, block: int, loop: _Loop) -> bool:
-        """Whether a load or a store has the lanes of ``block`` along contiguous memory, and no others."""
+        """Return whether a load or a store has the lanes of ``block`` along contiguous memory, and no others."""
         attrs = op.attributes(MemoryAttrs)
         indices, strides = attrs.indices, self.program.tensors[attrs.tensor].strides
         fixed = all(isinstance(n, int) for n in (*strides, *(index.shift for index in indices)))
-        if not fixed:  # what differs from call to call says nothing of rows
+        if not fixed:  # a size that differs from call to call gives no alignment
             return False
         along = [stride for index, stride in zip(indices, strides, strict=True) if index.block == block]
         bare = all(_is_bare(index) for index in indices if index.block == block)
@@ -174,15 +176,16 @@ class _Aligner:
                 factors[_Term(0, block=index.block)] += stride
         return frozenset(replace(term, factor=n % vector) for term, n in factors.items() if n % vector)
 
-    # --- where it begins -----------------------------------------------------------------------------------------------------
+    # --- where it begins
+    # -----------------------------------------------------------------------------------------------------
 
     def begin(self, row: _Row, vector: int, loop: _Loop, out: Builder) -> Value:
-        """The last multiple of a vector at the begin of the row or before it, counted from there."""
+        """Return the last multiple of a vector at or before the row's begin, relative to that begin."""
         dtype = self.program.index_dtype
         total: Value | None = None
         for term in sorted(row, key=lambda term: (_is_one(term), term.block or 0, term.value or 0)):
             if _is_one(term):
-                assert total is not None, "a row has terms that programs tell apart"
+                assert total is not None, "a row has terms that differ between programs"
                 total = out.pointwise("add", total, term.factor)
                 continue
             if term.block is not None:
@@ -199,7 +202,7 @@ class _Aligner:
 
 @dataclass(frozen=True)
 class _Loop:
-    """The scalars that accesses of a loop use: those made in it, by number, and all by number."""
+    """The scalars that accesses of a loop use: those defined in it, by number, and all by number."""
 
     made: Mapping[int, Op]
     used: Mapping[int, Value]
@@ -212,7 +215,7 @@ class _Loop:
         return cls(made, used)
 
     def knows(self, op: Op, index: Index) -> bool:
-        """Whether the scalar of an index is known in front of the loop."""
+        """Return whether the scalar of an index is available before the loop."""
         value = None if index.operand is None else op.operands[index.operand]
         if not isinstance(value, Value):
             return True
@@ -220,7 +223,7 @@ class _Loop:
         return value.number in self.used and (maker is None or maker.kind == "tile")
 
     def outside(self, number: int, out: Builder) -> Value:
-        """The scalar in front of the loop."""
+        """Return the scalar before the loop."""
         maker = self.made.get(number)
         if maker is None:
             return self.used[number]
@@ -228,7 +231,7 @@ class _Loop:
 
 
 def _has(op: Op, block: int) -> bool:
-    """Whether a load or a store has lanes of ``block``, or reads any in its indices."""
+    """Return whether a load or a store has lanes of ``block``, or reads any in its indices."""
     values = (*op.results, *op.values())
     return any(block in dim.blocks for value in values for dim in value.dims)
 
@@ -247,7 +250,7 @@ def _is_bare(index: Index) -> bool:
 
 
 def _may_begin_before(op: Op, block: int) -> bool:
-    """Whether an op does the same for tiles that begin elsewhere."""
+    """Return whether an op computes the same for tiles that begin elsewhere."""
     match op.attrs:
         case TileAttrs(block=other):
             return other != block

@@ -1,8 +1,8 @@
-"""A loop that reads a row again, and adds nothing up, begins where the loop before it ended.
+"""Reversal of loops that read a row again without accumulating, so that they begin where the previous loop ended.
 
-A row that is normalised is read twice where it is too long to be held: by the loop that sums it up, and by the one that stores
-results. What the first loop read last is still in the cache, while what it read first may have gone: a row of 131072 numbers of
-16 bits has as many bytes as the L1 cache of an H200's SM, and all that run at once have more than its L2. Before::
+A row that is normalized is read twice where it exceeds the registers: by the loop that reduces it, and by the one that
+stores results. The last chunks of the first loop are still in the cache, the first ones may be evicted. A row of 131072
+16-bit elements fills the L1 cache of an H200's SM, and all resident rows together exceed its L2. Before::
 
     for b1 in 0..n: %1 = load x[b0, b1]; ..
     for b1 in 0..n: %2 = load x[b0, b1]; ..; store %3, out[b0, b1]
@@ -12,8 +12,8 @@ after::
     for b1 in 0..n: %1 = load x[b0, b1]; ..
     for b1 in 0..n backwards: %2 = load x[b0, b1]; ..; store %3, out[b0, b1]
 
-A loop goes backwards if it does nothing but store, its iterations may come in any order, and the last loop that read one of its
-tensors went forwards.
+A loop runs backwards if it only stores, its iterations are independent, and the last loop over one of its tensors ran
+forwards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ...._shapes import Expr, fixed_at
 
 
 def turn_loops(program: Program, scheduled: Scheduled) -> Program:
-    """The program with loops that read again what the one before them read going the other way."""
+    """Return the program with loops reversed that read the same tensors as the loop before."""
     if scheduled.unrolled or sum(isinstance(op.attrs, ForAttrs) for op in program.walk()) < 2:
         return program
     sizes = scheduled.sizes_in(program)
@@ -39,7 +39,10 @@ def turn_loops(program: Program, scheduled: Scheduled) -> Program:
 
 
 def _turned(region: Region, program: Program, sizes: Mapping[int, int]) -> Region:
-    """``forwards`` has, for each tensor that was read by tiles of a loop, which way the last such loop went."""
+    """Return the region with such loops reversed.
+
+    ``forwards`` has, for each tensor that was read by tiles of a loop, the direction of the last such loop.
+    """
     forwards: dict[int, bool] = {}
     ops: list[Op] = []
     for op in region.ops:
@@ -55,7 +58,7 @@ def _turned(region: Region, program: Program, sizes: Mapping[int, int]) -> Regio
 
 
 def _read_by_tiles(loop: Op) -> Iterator[int]:
-    """The tensors of which each iteration loads other elements."""
+    """Return the tensors of which each iteration loads other elements."""
     blocks = {axis.block for axis in loop.attributes(ForAttrs).axes}
     loads = (op.attributes(MemoryAttrs) for op in loop.regions[0].ops if op.kind == "load")
     return (attrs.tensor for attrs in loads if any(index.block in blocks for index in attrs.indices))
@@ -71,7 +74,7 @@ def _may_turn(loop: Op, program: Program, sizes: Mapping[int, int]) -> bool:
 
 
 def _is_ordered(op: Op) -> bool:
-    """Whether an op is seen to be done when it is, as what prints is."""
+    """Return whether the order of an op is observable, as that of a print is."""
     return op.kind not in ("store", "barrier") and (OPS[op.kind].stays or OPS[op.kind].writes)
 
 

@@ -1,8 +1,8 @@
-"""Which values of a loop share a variable: how the program leaves SSA.
+"""Variables of a loop's values: the lowering out of SSA.
 
-Triton decides that a name is carried by a loop when it stands for another SSA value after a trial visit of the body. In
-that visit a name still stands for its initial value, so that with ``d = a; e = a`` a body that does ``d = e`` seems to
-leave ``d`` as it was, and the loop silently loses it (Triton 3.6 to 3.7). A name that may take the place of another
+Triton decides that a loop carries a name if, in a trial visit of the body, the name is bound to another SSA value. In
+that visit a name is still bound to its initial value. So with ``d = a; e = a``, a body that does ``d = e`` seems to
+leave ``d`` unchanged, and the loop silently loses it (Triton 3.6 to 3.7). A name that may receive another carried value
 therefore begins as a value of its own.
 """
 
@@ -16,14 +16,14 @@ from ...._compiler.ir.ops import OPS
 from ...._compiler.ir.rewrite import Makers, count_uses
 from ...._compiler.passes.schedule import Scheduled
 
-#: Ops whose result may stand in the variable of an operand, or that assign in regions of their own.
+#: Ops whose result may share the variable of an operand, or that assign in regions of their own.
 _NO_UPDATES = frozenset(("for", "while", "if", "mask", "iota"))
-#: Ops by which another value may come to live in the variable of an operand.
+#: Ops by which another value may share the variable of an operand.
 _SHARING = frozenset(("for", "while", "mask"))
 
 
 def share_variables(program: Program, scheduled: Scheduled) -> Program:
-    """The program with the ``variables`` of its loops."""
+    """Return the program with the ``variables`` of its loops."""
     if not any(OPS[op.kind].is_loop for op in program.walk()):
         return program
     uses = count_uses(program)
@@ -43,8 +43,11 @@ def _op(op: Op, local: set[int], uses: Mapping[int, int]) -> Op:
 
 
 def _variables(op: Op, local: set[int], uses: Mapping[int, int]) -> Variables:
-    """``local`` are the values of the region around the loop: one from outside of that is needed again in its next
-    iteration."""
+    """Return the variables of a loop.
+
+    ``local`` are the values of the region around it: a value from outside of that region is needed again in its next
+    iteration.
+    """
     body = op.regions[-1]
     initial = op.operands[: len(body.params)]
     return Variables(
@@ -59,7 +62,7 @@ def _variables(op: Op, local: set[int], uses: Mapping[int, int]) -> Variables:
 
 
 def _updated(body: Region) -> Iterator[int]:
-    """``acc = tl.dot(a, b, acc=acc)`` instead of a new variable, where the old value is not needed any more."""
+    """Yield the positions with ``acc = tl.dot(a, b, acc=acc)`` instead of a new variable, where the old value is dead."""
     for at, (param, after) in enumerate(zip(body.params, body.results, strict=True)):
         made = next((i for i, op in enumerate(body.ops) if any(r is after for r in op.results)), None)
         if made is None or body.ops[made].kind in _NO_UPDATES:
@@ -73,7 +76,7 @@ def _updated(body: Region) -> Iterator[int]:
 
 
 def changing_places(region: Region) -> frozenset[int]:
-    """Positions of the carried values that may become another carried value as it is, with no op on the way."""
+    """Return the positions of carried values that may become another carried value unchanged."""
     makers = Makers.among(region.walk())
     params = {param.number: at for at, param in enumerate(region.params)}
     found = []
@@ -84,7 +87,7 @@ def changing_places(region: Region) -> frozenset[int]:
 
 
 def _sources(value: Operand, makers: Makers, params: dict[int, int], seen: set[int]) -> set[int]:
-    """The parameters that ``value`` may be, looking through branches and loops but not through ops."""
+    """Return the parameters that ``value`` may be, looking through branches and loops but not through ops."""
     if not isinstance(value, Value) or value.number in seen:
         return set()
     seen.add(value.number)

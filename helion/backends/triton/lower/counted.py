@@ -1,7 +1,7 @@
-"""Lanes counted along several dimensions that are merged into one become one range.
+"""Folding of lane counts along several merged dimensions into one range.
 
-Triton knows of no reshape which of its lanes are neighbours in memory, and loads at such indices one element at a time, in
-registers: ``x[rows, tile.begin * 2 + hl.arange(2 * block)]``. Before::
+After a reshape Triton does not see which lanes are neighbours in memory, and loads at such indices one element at a
+time: ``x[rows, tile.begin * 2 + hl.arange(2 * block)]``. Before::
 
     %0: [b0] = iota b0; %1: [2] = iota 2; %2: [b0, 2] = add mul(%0, 2), %1; %3: [2 * b0] = reshape %2
 
@@ -22,7 +22,7 @@ from ...._compiler.passes.simplify import drop_dead
 
 
 def count_lanes(program: Program, scheduled: Scheduled) -> Program:
-    """The program with a range in place of each merged dimension whose lanes are counted from the first to the last."""
+    """Return the program with a range in place of each merged dimension that counts its lanes consecutively."""
     merging = [op for op in program.walk() if merges_lanes(op)]
     if not merging:
         return program

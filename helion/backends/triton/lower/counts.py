@@ -1,8 +1,8 @@
-"""Counts of conditions are taken in fp32, where a GPU adds floats at twice the rate of integers.
+"""Counting of conditions in fp32, which GPUs add at twice the rate of integers.
 
-An SM of an H100 adds 128 floats a cycle and 64 integers, and it has an instruction that compares and gives 1.0 or 0.0, none that
-gives 1 or 0. So a condition is counted with two instructions instead of three, or of four where its sum has 64 bits, as
-those of torch have. Sums up to 2^24 are exact in fp32, in any order. Before::
+An SM of an H100 adds 128 floats a cycle and 64 integers. It has a comparison that returns 1.0 or 0.0, but none that
+returns 1 or 0. So counting a condition takes two instructions instead of three, or instead of four for torch's 64-bit
+sums. Sums up to 2^24 are exact in fp32, in any order. Before::
 
     %2: int64[b0, b1] = cast (le %0, %1); %3: int64[b0] = reduce sum (mask %2 along 1 with 0) over 1
 
@@ -11,8 +11,8 @@ after::
     %2: float32[b0, b1] = cast (le %0, %1); %4: float32[b0] = reduce sum (mask %2 along 1 with 0.0) over 1
     %3: int64[b0] = cast (cast %4 to int32)
 
-Taken are sums along whole dimensions: what a loop adds up tile by tile is an integer, and each tile's part would be
-converted to it.
+The rewrite applies to sums along whole dimensions. A loop over tiles accumulates an integer, to which each tile's
+partial sum would be converted.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from ...._compiler.passes.schedule import Scheduled
 from ...._compiler.passes.simplify import drop_dead
 from ...._shapes import Dim
 
-#: Up to this many terms of 0 and 1 a sum in fp32 is exact.
+#: Up to this many terms of 0 and 1, a sum in fp32 is exact.
 _EXACT = 1 << 24
 
 
 def count_in_floats(program: Program, scheduled: Scheduled) -> Program:
-    """The program with integer sums of conditions taken in fp32, if that is ``scheduled``."""
+    """Return the program with integer sums of conditions in fp32, if that is ``scheduled``."""
     if not scheduled.float_counts or not any(_is_integer_sum(op) for op in program.walk()):
         return program
     makers, numbers = Makers.among(program.walk()), Numbers.after(program)
@@ -53,7 +53,7 @@ def _is_integer_sum(op: Op) -> bool:
 
 
 def _counted(op: Op, makers: Makers, program: Program) -> tuple[Value, tuple[MaskAttrs, ...]] | None:
-    """The condition that ``op`` counts, and what masks it on the way, the last mask first."""
+    """Return the condition that ``op`` counts, and its masks, the last mask first."""
     if not _is_integer_sum(op):
         return None
     (value,) = op.values()
@@ -77,7 +77,7 @@ def _lanes(value: Value, places: tuple[int, ...], program: Program) -> Iterator[
 
 
 def _most_lanes(dim: Dim, program: Program) -> float:
-    """How many elements a whole dimension has; no bound for a tile, and where only the run knows."""
+    """Return the number of elements of a whole dimension; infinity for a tile, and where it is known only at run time."""
     extents = [program.blocks[block].extent if program.blocks[block].kind == "full" else None for block in dim.blocks]
     return math.prod((each if isinstance(each, int) else math.inf for each in extents), start=dim.const)
 
@@ -89,7 +89,7 @@ def _in_floats(op: Op, value: Value, masks: tuple[MaskAttrs, ...], numbers: Numb
         terms = made.mask(terms, mask.dims, 0.0)
     result = op.result
     total = made.emit("reduce", (terms,), torch.float32, result.dims, op.attrs, result.name)
-    # an fp32 number becomes one of 64 bits in several instructions
+    # conversion from fp32 to 64 bits takes several instructions
     if result.dtype != torch.int32:
         total = made.cast(total, torch.int32)
     made.append("pointwise", (total,), (result,), PointwiseAttrs("cast"))

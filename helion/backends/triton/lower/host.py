@@ -12,12 +12,12 @@ from ...._compiler.ir.grammar import HostTensor
 from ...._shapes import Expr, Number, dtype_name
 from ..plan.records import BlockPlan, GridPlan, LaunchArguments, Plan, constexpr_parameters
 
-#: The number of SMs that persistent programs are spread over.
+#: The variable with the number of SMs for persistent programs.
 _NUM_SM = "_NUM_SM"
 
 
 def host_program(plan: Plan) -> HostProgram:
-    """The host function of a plan."""
+    """Return the host function of a plan."""
     host = HostBuilder(plan.program.host, plan.size, plan.tunables)
     for launch in plan.launches:
         arguments = [host.source(a.tensor.source) for a in launch.tensors]
@@ -38,7 +38,7 @@ def host_program(plan: Plan) -> HostProgram:
 
 
 def _before(plan: Plan, launch: LaunchArguments, host: HostBuilder) -> Iterator[str]:
-    """Statements before the kernels of one place."""
+    """Yield the statements before the kernels of one place."""
     for block in launch.blocks:
         if block.dynamic is not None:
             yield _dynamic_size(plan, block, block.dynamic, host)
@@ -47,7 +47,7 @@ def _before(plan: Plan, launch: LaunchArguments, host: HostBuilder) -> Iterator[
         reserved = f", {plan.launch.reserved_sms}" if plan.launch.reserved_sms else ""
         yield f"{_NUM_SM} = {host.runtime('get_num_sm')}({device}.device{reserved})"
     if plan.needs_alignment:
-        # Triton keeps what allocates for descriptors per thread, so loading the module is too early
+        # Triton keeps the allocator for descriptors per thread, so setting it at import of the module is too early
         yield f"{host.runtime('set_triton_allocator')}()"
     for tensor in (a.tensor for a in launch.tensors if a.tensor.made):
         device = host.source(launch.tensors[0].tensor.source)
@@ -59,7 +59,7 @@ def _before(plan: Plan, launch: LaunchArguments, host: HostBuilder) -> Iterator[
 
 
 def _numel(tensor: HostTensor, host: HostBuilder) -> str:
-    """Elements of memory that a launch makes: all up to the next along the dimension in whose direction they lie furthest apart."""
+    """Return the elements of a tensor that a launch allocates, from the dimension with the greatest reach in memory."""
     reach = [(extent, stride) for extent, stride in zip(tensor.shape, tensor.strides, strict=True)]
     if all(isinstance(number, int) for pair in reach for number in pair):
         return str(max(math.prod(pair) for pair in reach))

@@ -1,4 +1,4 @@
-"""The kernels of a plan as they are printed: one per phase, with all that concerns them."""
+"""The kernels of a plan as they are printed: one per phase, with all data that the printer needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..plan.records import GridPlan, LaunchArguments, Plan, RangePlan
 
 @dataclass(frozen=True, kw_only=True)
 class KernelRoot:
-    """One grid loop, how program ids map to its tiles, and the options of the loop over these in persistent kernels."""
+    """One grid loop, the mapping of program ids to its tiles, and the options of the tile loop in persistent kernels."""
 
     root: Root
     grid: GridPlan
@@ -22,9 +22,9 @@ class KernelRoot:
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """``tensors`` and ``blocks`` are those of the whole program, by number.
+    """A kernel. ``tensors`` and ``blocks`` are those of the whole program, by number.
 
-    ``whole``: dimensions held at once whose indices the kernel needs. ``indexed``: blocks that accesses follow.
+    ``whole``: unchunked dimensions whose indices the kernel needs. ``indexed``: blocks in the indices of accesses.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Kernel:
 
 
 def kernels_of(plan: Plan) -> list[Kernel]:
-    """The kernels, by phase."""
+    """Return the kernels, by phase."""
     program = plan.program
     held = frozenset(_held(program))
     indexed = frozenset(_indexed(program))
@@ -65,7 +65,7 @@ def kernels_of(plan: Plan) -> list[Kernel]:
 
 
 def _held(program: Program) -> Iterator[int]:
-    """Blocks that values have lanes along."""
+    """Yield the blocks that values have lanes along."""
     for op in program.walk():
         for value in op.results:
             for dim in value.dims:

@@ -1,10 +1,9 @@
-"""Which reductions Triton must not move behind the loop that adds them up.
+"""Reductions that Triton must not move out of the loop that accumulates them.
 
-Of a sum that a loop carries, and of each tile's part of it as loaded, Triton keeps a part per thread and adds these up
-behind the loop (OptimizeThreadLocality, Triton 3.6 to 3.7, seen on sm_90 and gfx942). It takes for granted that nothing
-else reads the sum: where the body does, that reads the initial value instead, and where not exactly one op behind the loop
-does, compilation ends with ``Assertion `loopResult.hasOneUse()' failed``. An op between the reduction and the sum keeps it
-where it is.
+Triton may keep a partial per thread of a sum that a loop carries, and reduce the partials after the loop. The pass is
+OptimizeThreadLocality (Triton 3.6 to 3.7, seen on sm_90 and gfx942). It assumes that nothing else reads the sum. If the
+body does, it reads the initial value instead. If not exactly one op after the loop does, compilation ends with
+``Assertion `loopResult.hasOneUse()' failed``. An op between the reduction and the sum prevents the move.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _SINGLE_NAMES = frozenset(("cast", "add", "sub", "mul", "div"))
 
 
 def keep_sums(program: Program, scheduled: Scheduled) -> Program:
-    """The program with ``kept`` set of the reductions that must stay in their loop."""
+    """Return the program with ``kept`` set on the reductions that must stay in their loop."""
     pinned = _all_pinned(program)
     if not pinned:
         return program
@@ -58,7 +57,7 @@ def _pinned(op: Op, region: Region, readers: dict[int, list[Op]]) -> list[int]:
             or not any(v is param for v in combined.values())
         ):
             continue
-        if len(readers[after.number]) > 1:  # Triton leaves it
+        if len(readers[after.number]) > 1:  # Triton does not move it
             continue
         behind = readers.get(result.number, [])
         alone = len(readers[param.number]) == 1 and len(behind) == 1 and _reads_once(behind[0])
@@ -69,8 +68,10 @@ def _pinned(op: Op, region: Region, readers: dict[int, list[Op]]) -> list[int]:
 
 
 def is_moved(op: Op, makers: Makers) -> bool:
-    """Whether this reduces a tile as it is loaded, which Triton may do behind the loop; masks and views may turn out to be no
-    ops."""
+    """Return whether an op reduces a tile directly after its load, so that Triton may move it after the loop.
+
+    Masks and views may turn out to be no ops.
+    """
     if not isinstance(op.attrs, ReduceAttrs) or op.attrs.name not in _MOVED or not op.result.dtype.is_floating_point:
         return False
     maker = makers.of(op.operands[0])

@@ -1,7 +1,7 @@
-"""Takes the batch dimension out of a program whose batch tiles are one matrix.
+"""Removal of the batch dimension of a program whose batch tiles are one matrix.
 
-A product of ``[1, M, K]`` and ``[1, K, N]`` tiles would be loaded in three dimensions and reshaped, and Triton does not
-pipeline loads through a reshape. With a batch tile of 1 the dimension carries nothing: before::
+Operands of ``[1, M, K]`` and ``[1, K, N]`` would be loaded in three dimensions and reshaped, and Triton does not
+pipeline loads through a reshape. Before::
 
     %1: [b0, b1, b3] = load x[b0, b1, b3]; %2: [b0, b1, b2] = dot %1, ..
 
@@ -40,7 +40,7 @@ from ...._compiler.source import Location
 
 
 def squeeze_batches(program: Program, scheduled: Scheduled) -> Program:
-    """The program without the batch dimensions whose tiles are of size 1."""
+    """Return the program without the batch dimensions whose tiles are of size 1."""
     for batch in sorted(batch_blocks(program)):
         if scheduled.sizes_in(program)[batch] == 1:
             program = squeeze(program, batch)
@@ -48,7 +48,7 @@ def squeeze_batches(program: Program, scheduled: Scheduled) -> Program:
 
 
 def batch_blocks(program: Program) -> frozenset[int]:
-    """Blocks that are the batch dimension of a matrix product."""
+    """Return the blocks that are the batch dimension of a matmul."""
     return frozenset(
         value.dims[0].block
         for op in program.walk()
@@ -59,8 +59,10 @@ def batch_blocks(program: Program) -> frozenset[int]:
 
 
 def squeeze(program: Program, block: int) -> Program:
-    """The program without the dimension ``block``, whose tiles are of size 1; the same program where some op treats it as
-    more than a leading dimension that passes through."""
+    """Return the program without the dimension ``block``, whose tiles are of size 1.
+
+    Return the same program where some op does more with it than pass through a leading dimension.
+    """
     values = {v.number: v for v in _values(program)}.values()
     if any(block in d.blocks for v in values for d in v.dims[1:]):
         return program
@@ -88,13 +90,13 @@ class _Squeezer:
         self.begin: Value | None = None
 
     def loses(self, value: Value) -> bool:
-        """Whether the leading dimension of a value goes: the batch, or a 1 that stands where others have the batch."""
+        """Return whether the leading dimension of a value is removed: the batch, or a 1 in its place."""
         if not value.dims:
             return False
         return value.dims[0].block == self.block or (value.dims[0].is_one and len(value.dims) in self.ranks)
 
     def is_plain(self, op: Op) -> bool:
-        """Whether the op lets the leading dimension pass through."""
+        """Return whether the op passes the leading dimension through."""
         lost = [v for v in op.values() if self.loses(v)]
         match op.attrs:
             case ReduceAttrs(_, dims) | MaskAttrs(dims, _):
@@ -111,7 +113,7 @@ class _Squeezer:
 
     def root(self, root: Root) -> Root:
         if all(axis.block != self.block for axis in root.axes):
-            # the batch loop is inside the program: its begin is read where it is used
+            # the batch loop is inside the program: its begin is read at each use
             return replace(root, body=self.region(root.body))
         first: list[Op] = []
         self.begin = self.read_begin(root.location, first)
@@ -165,7 +167,9 @@ class _Squeezer:
         return made
 
     def access(self, op: Op, attrs: MemoryAttrs, before: list[Op]) -> Op:
-        """The batch subscript becomes a scalar; other dimensions move one place to the front."""
+        """Return the access with a scalar as batch subscript and the other dimensions one position further to the
+        front.
+        """
         operands = list(op.operands)
         indices: list[Index] = []
         for index in attrs.indices:

@@ -1,6 +1,8 @@
-"""The steps from the program that facts are made of to the one that is printed: shared ones, and Triton's own, which
-settle in the program what the printer would have to decide: which values share a variable, which reductions stay in
-their loop, how wide a gather's source is, which matrix products are of one matrix, and which atomics give nothing.
+"""The steps from the program that facts describe to the one that is printed: shared ones, and Triton's own.
+
+Triton's own steps record in the program the choices that the printer would otherwise make. They choose the variables
+that values share, the reductions that stay in their loop, and the width of a gather's source. They mark matmuls of one
+matrix, and atomics whose result is unused.
 """
 
 from __future__ import annotations
@@ -48,12 +50,12 @@ else:
 
 
 def dim_size(dim: Dim, sizes: Mapping[int, int]) -> int:
-    """The number of lanes of a dimension."""
+    """Return the number of lanes of a dimension."""
     return math.prod((sizes[block] for block in dim.blocks), start=dim.const)
 
 
 def widen_gathers(program: Program, scheduled: Scheduled) -> Program:
-    """The source of a gather is doubled along its axis until it has as many lanes as the index.
+    """Return the program with each gather's source doubled along its axis until it has as many lanes as the index.
 
     Triton has no layout for a gather with more index than source lanes (an assertion fails in its optimizer).
     """
@@ -74,7 +76,7 @@ def widen_gathers(program: Program, scheduled: Scheduled) -> Program:
 
 
 def single_products(program: Program, scheduled: Scheduled) -> Program:
-    """Products of batches of one matrix are marked: the 2-D product is what the matrix unit takes."""
+    """Return the program with batched matmuls of a single matrix marked: the matrix unit takes 2-D operands."""
     if not any(op.kind == "dot" for op in program.walk()):
         return program
     sizes = scheduled.sizes_in(program)
@@ -89,7 +91,7 @@ def single_products(program: Program, scheduled: Scheduled) -> Program:
 
 
 def unread_atomics(program: Program, scheduled: Scheduled) -> Program:
-    """Atomics are marked whose values from before nothing reads."""
+    """Return the program with the atomics marked whose old values nothing reads."""
     if not any(op.kind == "atomic" for op in program.walk()):
         return program
     read = {value.number for op in program.walk() for value in op.reads()}
@@ -114,7 +116,7 @@ def _turn(program: Program, scheduled: Scheduled) -> Program:
     return turn_products(program) if scheduled.turned else program
 
 
-#: In order. The printer relies on all of Triton's own.
+#: In order of execution. The printer relies on all of Triton's own.
 STEPS: tuple[Step, ...] = (
     CHOOSE_BRANCHES,
     MATERIALIZE_PRODUCTS,

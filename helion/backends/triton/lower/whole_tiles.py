@@ -1,11 +1,11 @@
-"""Tiles of a run whose length is no multiple of a vector: all but the last are accessed by vectors.
+"""Vectorized access of runs whose length is no multiple of a vector, in all tiles but the last.
 
-Which lanes of a vector are in range differs in the last tile of 33558527 numbers of 16 bits, so that a mask makes each access one
-of single elements, in all tiles. The loop over such a run is marked here::
+In the last tile of 33558527 16-bit elements the mask differs between the lanes of a vector. A masked access is
+therefore scalar in all tiles. This step marks the loop over such a run::
 
     grid b0 in 0..33558527, whole tiles apart: %1: [b0] = load x[b0]; ..
 
-What is printed has the body twice: for tiles whose lanes are all in range, without masks, and for the last one.
+The printed code has the body twice: unmasked for tiles whose lanes are all in range, and masked for the last one.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ...._shapes import fixed_at
 
 #: Bytes of a vector.
 _VECTOR_BYTES = 16
-#: Tiles at least: of two, the last is half of the work.
+#: Least tiles: of two, the last is half of the work.
 _LEAST_TILES = 4
-#: Ops of a body at most: printing it twice takes twice the instructions and the time to compile them.
+#: Most ops of a body: printing it twice doubles the instructions and the compile time.
 _MOST_OPS = 128
-#: What the body may consist of.
+#: Kinds of ops that the body may contain.
 _KINDS = frozenset(("number", "tile", "iota", "full", "load", "store", "pointwise", "view", "mask"))
 
 
 def part_whole_tiles(program: Program, scheduled: Scheduled) -> Program:
-    """The program with its grids over such runs marked."""
-    # the lanes of a part of a tile are named where it is first used, in one of the two bodies
+    """Return the program with its grids over such runs marked."""
+    # the lanes of a part of a tile are named at its first use, in one of the two bodies
     if scheduled.checked or scheduled.block_accesses or any(block.part is not None for block in program.blocks):
         return program
     roots = tuple(_parted(program, scheduled, root) for root in program.roots)
@@ -57,7 +57,7 @@ def _is_plain(axis: LoopAxis) -> bool:
 
 
 def _is_along(program: Program, op: Op, block: int) -> bool:
-    """Whether the lanes of a load or a store lie in memory one behind the other from the begin of a tensor on."""
+    """Return whether the lanes of a load or a store are consecutive in memory from the begin of a tensor on."""
     attrs = op.attributes(MemoryAttrs)
     tensor = program.tensors[attrs.tensor]
     for index, stride in zip(attrs.indices, tensor.strides, strict=True):

@@ -1,4 +1,4 @@
-"""Makes a plan: a program and what a config decides about it in, all that is printed out."""
+"""Build a plan: a program and all decisions of a config about it that are printed."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ from .records import (
 )
 from .renewed import renewed_operands
 
-#: What launch options under any name begin with.
+#: The prefix of launch options under any name.
 _VERBATIM = "_triton_config_"
-#: Config keys that are passed to the launch as they are, where present.
+#: Config keys that are passed to the launch unchanged, where present.
 _LAUNCH_KEYS = ("num_warps", "num_stages", "maxnreg", "waves_per_eu", "matrix_instr_nonkdim", "num_ctas")
 
 
 def build_plan(
     program: Program, decisions: Decisions, target: Target, settings: Settings, steps: tuple[Step, ...]
 ) -> Plan:
-    """What ``decisions``, those of a normalised config, come to for ``program``. ``steps`` are the backend's rewrites."""
+    """Return the plan of a normalized config's ``decisions`` for ``program``. ``steps`` are the backend's rewrites."""
     lowered = lower(program, decisions, target, settings, steps)
     plan = _Planner(program, lowered, decisions, settings, target).plan()
     found = (*check_programs(program, lowered.sizes), *overlapping_stores(program))
@@ -133,7 +133,7 @@ class _Planner:
         )
 
     def parts(self) -> list[tuple[int, Program]]:
-        """The program in parts of which each has a number of warps."""
+        """Return the parts of the program by number of warps."""
         warps = self.decisions.values["num_warps"]
         if product_tile(self.decisions) is None:
             return [(warps, self.rolled)]
@@ -142,7 +142,7 @@ class _Planner:
         return [(warps, rows), (product_launch(self.decisions)[0], first)]
 
     def definitions(self) -> dict[Definition, str]:
-        """Names that nothing else in the module has, for what comes before those that use it."""
+        """Return unique names for the definitions, those of each before the ones that use it."""
         for name in (*HELPERS, *self.kernel_names(), *self.bound()):
             self.names.claim(name)
         named: dict[Definition, str] = {}
@@ -155,7 +155,7 @@ class _Planner:
         return named
 
     def bound(self) -> frozenset[str]:
-        """Names of the module that host code needs."""
+        """Return the names of the module that host code needs."""
         host = self.program.host
         return frozenset((host.name, *(name for name, module in host.source_globals.items() if module)))
 
@@ -164,7 +164,8 @@ class _Planner:
         phases = 1 + max(root.phase for root in self.rolled.roots)
         return tuple(base if phase == 0 else f"{base}_{phase}" for phase in range(phases))
 
-    # --- blocks ----------------------------------------------------------------------------------------------------------
+    # --- blocks
+    # ----------------------------------------------------------------------------------------------------------
 
     def block(self, block: Block) -> BlockPlan:
         if block.kind == "grid":
@@ -184,17 +185,18 @@ class _Planner:
         )
 
     def is_ragged(self, extent: Number | None, block: int) -> bool:
-        """Whether tiles of ``block`` may reach past ``extent`` elements."""
+        """Return whether tiles of ``block`` may extend past ``extent`` elements."""
         size = self.sizes[block]
         if isinstance(extent, int):
             return extent == 0 or extent % size != 0
-        # the size of a whole dimension held at once is that seen when binding, and another one in other calls
+        # the size of an unchunked dimension is that seen when binding, and may differ in other calls
         return size != 1 or self.rolled.blocks[block].kind == "full"
 
-    # --- arguments -------------------------------------------------------------------------------------------------------
+    # --- arguments
+    # -------------------------------------------------------------------------------------------------------
 
     def arguments(self) -> tuple[LaunchArguments, ...]:
-        """By place in the host code: what its kernels take."""
+        """Return the arguments of the kernels, by place in the host code."""
         tensors = self.tensors()
         known: dict[Any, NumberArgument] = {}
         launches = []
@@ -221,7 +223,7 @@ class _Planner:
         )
 
     def numbers(self, part: Program, blocks: set[int], known: dict[Any, NumberArgument]) -> tuple[NumberArgument, ...]:
-        """One argument for each host number the device code reads: whole expressions are evaluated on the host."""
+        """Return one argument for each host number that device code reads: whole expressions are evaluated on the host."""
         found: dict[Any, NumberArgument] = {}
         for expr in _expressions(part, blocks):
             for each in host_parts(expr):
@@ -232,11 +234,12 @@ class _Planner:
         return tuple(found.values())
 
     def cache_modifiers(self) -> dict[int, str]:
-        """By memory slot."""
+        """Return the cache modifiers by memory slot."""
         asked = map(self.decisions.accesses, ("load_cache_modifiers", "store_cache_modifiers"))
         return {slot: modifier for entries in asked for slot, modifier in entries.items() if modifier}
 
-    # --- loops -----------------------------------------------------------------------------------------------------------
+    # --- loops
+    # -----------------------------------------------------------------------------------------------------------
 
     def axis(self, axis: LoopAxis) -> AxisPlan:
         if axis.whole:
@@ -266,7 +269,10 @@ class _Planner:
         )
 
     def loops(self) -> tuple[tuple[GridPlan, ...], tuple[RangePlan, ...], dict[int, LoopPlan]]:
-        """Decisions are about the loops of the program as traced, which rolling may reorder; a loop keeps its number."""
+        """Return the plans of grids, root ranges and loops.
+
+        Decisions refer to the loops of the program as traced, which rolling may reorder; a loop keeps its number.
+        """
         grids: list[GridPlan] = []
         ranges: list[RangePlan] = []
         traced: dict[int, LoopPlan] = {}
@@ -293,7 +299,7 @@ class _Planner:
         return tuple(grids), tuple(roots), loops
 
     def grid(self, number: int, root: Root, planned: Root) -> GridPlan:
-        """The grid of ``planned``; ``root`` is what it was before flattening."""
+        """Return the grid of ``planned``; ``root`` is the same before flattening."""
         growing = growing_axes(planned)
         axes = tuple(
             replace(plan, descending=plan.block in growing and not fixed_at(plan.count, 1))
@@ -301,12 +307,12 @@ class _Planner:
         )
         if len(axes) < len(root.axes):
             return GridPlan(axes=axes, order=(0,))
-        # an axis over parts of a sum is the slowest: programs that run together share what they read
+        # an axis over split-K parts is the slowest: resident programs then share operands
         order = (*self.order(number, root.axes), *range(len(root.axes), len(axes)))
         return GridPlan(axes=axes, order=order, group=self.decisions.at("l2_groupings", number, 1))
 
     def made_grid(self, root: Root) -> GridPlan:
-        """The grid of a root that a step made: its last axis is the fastest, of a product its rows."""
+        """Return the grid of a root that a step made: its last axis is the fastest; for a matmul its rows."""
         axes = tuple(map(self.axis, root.axes))
         order = tuple(range(len(axes)))[::-1]
         if product_tile(self.decisions) is None or not multiplies(root):
@@ -315,7 +321,10 @@ class _Planner:
         return GridPlan(axes=axes, order=(row, column, *others), group=GROUP)
 
     def made(self, attrs: ForAttrs) -> LoopPlan:
-        """A loop that a step made: no slots of its own. One over parts of a sum is unrolled, so that all are loaded at once."""
+        """Return the plan of a loop that a step made, without slots of its own.
+
+        A loop over split-K partials is unrolled, so that all loads are in flight at once.
+        """
         ranges = RangePlan(static=not attrs.chunked)
         return LoopPlan(axes=tuple(map(self.axis, attrs.axes)), order=(0,), ranges=(ranges,))
 
@@ -328,10 +337,10 @@ class _Planner:
         pid_type = chosen["pid_type"]
         options = [(key, chosen[key]) for key in _LAUNCH_KEYS if chosen.get(key) is not None]
         if chosen.get("advanced_controls_file"):
-            # an option of the ptxas of CUDA 13; others say that they do not know it
+            # an option of the ptxas of CUDA 13; older ones reject it
             options.append(("ptx_options", f"--apply-controls {chosen['advanced_controls_file']}"))
         if self.settings.checked:
-            # Triton would turn overflowing integers, which hashes rely on, into failed assertions too
+            # Triton would also turn integer overflow, which hashes rely on, into failed assertions
             options += [("debug", True), ("sanitize_overflow", False)]
         options += [(k.removeprefix(_VERBATIM), v) for k, v in chosen.items() if k.startswith(_VERBATIM)]
         return LaunchPlan(
@@ -343,7 +352,7 @@ class _Planner:
         )
 
     def own_options(self, options: list[tuple[str, Any]]) -> dict[int, tuple[tuple[str, Any], ...]]:
-        """Those of the kernel of products that are computed first."""
+        """Return the launch options of the unfused matmul kernel."""
         if product_tile(self.decisions) is None:
             return {}
         warps, stages = product_launch(self.decisions)
@@ -353,8 +362,11 @@ class _Planner:
 
 
 def growing_axes(root: Root) -> frozenset[int]:
-    """Blocks of a grid whose tiles are the more work the later they come: a loop over tiles ends where they do, and does not
-    begin there. Programs of the most work are best begun first: the last ones of a launch run beside idle SMs."""
+    """Return the blocks of a grid whose later tiles have more work: a loop over tiles ends where they do, and does not
+    begin there.
+
+    Programs with the most work should begin first, because the last ones of a launch leave SMs idle.
+    """
     makers = Makers.among(root.body.walk())
     on_grid = {axis.block for axis in root.axes}
     found: set[int] = set()
@@ -369,7 +381,7 @@ def growing_axes(root: Root) -> frozenset[int]:
 
 
 def _in_order(ranges: tuple[RangePlan, ...]) -> tuple[RangePlan, ...]:
-    """The ranges of a loop with a barrier inside: its loads stay in their iteration, its warps have one role."""
+    """Return the ranges of a loop with a barrier inside: its loads stay in their iteration, its warps have one role."""
     return tuple(
         chosen if chosen.static else replace(chosen, num_stages=1, flatten=None, warp_specialize=None)
         for chosen in ranges
@@ -377,13 +389,13 @@ def _in_order(ranges: tuple[RangePlan, ...]) -> tuple[RangePlan, ...]:
 
 
 def _short(source: str) -> str:
-    """A name for a host expression: ``epilogue.__closure__[0].cell_contents`` becomes ``epilogue_0``."""
+    """Return a name for a host expression: ``epilogue.__closure__[0].cell_contents`` becomes ``epilogue_0``."""
     source = source.replace("_helion_runtime.flat_", "")
     return source.replace(".__closure__[", "_").replace("].cell_contents", "").replace("_source_module.", "")
 
 
 def _argument_name(expr: Expr) -> str:
-    """The variable that an argument is, or is at most: ``max(0, n)`` is ``n`` too."""
+    """Return the variable that an argument is, or its upper bound: ``max(0, n)`` is ``n`` too."""
     if expr.op == "max":
         (*_, last) = expr.args
         return _argument_name(last) if isinstance(last, Expr) else "number"
@@ -391,7 +403,7 @@ def _argument_name(expr: Expr) -> str:
 
 
 def host_parts(expr: Expr) -> list[Expr]:
-    """The largest parts of an expression that do not depend on block sizes."""
+    """Return the largest parts of an expression that do not depend on block sizes."""
     kinds = {leaf.op for leaf in expr.leaves()}
     if "block" not in kinds:
         return [expr] if "host" in kinds else []
@@ -399,13 +411,13 @@ def host_parts(expr: Expr) -> list[Expr]:
 
 
 def _tensors(program: Program) -> set[int]:
-    """Tensors that the device code uses."""
+    """Return the tensors that the device code uses."""
     used = {op.attrs.tensor for op in program.walk() if isinstance(op.attrs, (MemoryAttrs, SeedAttrs))}
     return used | {at for op in program.walk() if isinstance(op.attrs, InlineAttrs) for at in op.attrs.tensors}
 
 
 def _blocks(program: Program) -> set[int]:
-    """Blocks that the device code walks over or has values of."""
+    """Return the blocks that the device code iterates over or has values of."""
     axes = [axis for root in program.roots for axis in root.axes]
     axes += [axis for op in program.walk() if isinstance(op.attrs, ForAttrs) for axis in op.attrs.axes]
     used = {b for op in program.walk() for v in (*op.results, *op.values()) for dim in v.dims for b in dim.blocks}
@@ -413,7 +425,7 @@ def _blocks(program: Program) -> set[int]:
 
 
 def _expressions(program: Program, blocks: set[int]) -> list[Expr]:
-    """Every host number the device code reads: values, loop bounds, shifts of subscripts."""
+    """Return every host number that the device code reads: values, loop bounds, shifts of subscripts."""
     found: list[Any] = []
     for root in program.roots:
         axes = [*root.axes, *(part for axis in root.axes for part in axis.merged)]

@@ -1,4 +1,4 @@
-"""How matrix products of 8-bit floats are summed up, and which products have to be finished before a loop goes on."""
+"""Accumulation of 8-bit float matmuls, and matmuls that a loop must wait for."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from ..resources.matrix import Unit, are_float8, partial_sum, unit_for
 
 
 def partial_sums(program: Program, sizes: Mapping[int, int], num_warps: int, target: Target) -> dict[int, int]:
-    """By dot of 8-bit floats: how many products along K the matrix unit may add up before their sum is promoted to fp32.
+    """Return, for each dot of 8-bit floats, the elements along K that the unit accumulates before promotion to fp32.
 
-    0, every one, except on a unit that adds fewer bits than fp32 has and refuses products without a limit.
+    0 promotes every partial. Others occur only on a unit that accumulates with fewer bits than fp32 and rejects matmuls
+    without a limit.
     """
     dots = [op for op in program.walk() if op.kind == "dot" and _is_float8(op)]
     makers = Makers.among(program.walk() if dots else ())
@@ -31,12 +32,12 @@ def _is_float8(op: Op) -> bool:
 
 
 def settled_sums(program: Program, sizes: Mapping[int, int], num_warps: int, target: Target) -> frozenset[int]:
-    """The ops, by number, that give a sum of products which must be there before the next ones are computed.
+    """Return the ops, by number, whose accumulators must be complete before the next operands are computed.
 
-    Hopper's asynchronous matrix unit reads a left operand that was computed out of registers while the warps go on. Triton (3.6
-    and 3.7) waits for all parts but the last of a product, and in the next iteration the registers get other numbers: on
-    an H200 products of 4096 x 4096 x 4096 had 50403 wrong sums (2026-11-23). Where the operand is made of another product of the
-    loop on the same unit, waiting for that waits for both.
+    wgmma reads a computed left operand from registers while the warps continue. Triton (3.6 and 3.7) waits for all
+    parts of a matmul but the last, and the next iteration overwrites the registers. On an H200 a matmul of
+    4096x4096x4096 had 50403 wrong results (2026-11-23). Where the operand comes from another dot of the loop on the
+    same unit, waiting for that dot waits for both.
     """
     if not target.has("wgmma"):
         return frozenset()
@@ -53,7 +54,7 @@ def settled_sums(program: Program, sizes: Mapping[int, int], num_warps: int, tar
 
 
 def _is_computed(dot: Op, body: Region, late: AbstractSet[int]) -> bool:
-    """Whether the left operand is computed in each iteration, of none of its asynchronous products ``late``."""
+    """Return whether the left operand is computed in each iteration, from none of the asynchronous dots ``late``."""
     makers = Makers.among(body.ops)
     carried = {param.number for param in body.params}
     lhs = next(dot.values())
@@ -67,7 +68,7 @@ def _is_computed(dot: Op, body: Region, late: AbstractSet[int]) -> bool:
 
 
 def _behind(op: Op, makers: Makers) -> Iterator[Op]:
-    """What an op is made of."""
+    """Yield the ops that an op depends on, and itself."""
     seen: set[int] = set()
     ahead = [op]
     while ahead:
@@ -79,7 +80,7 @@ def _behind(op: Op, makers: Makers) -> Iterator[Op]:
 
 
 def _sum(dot: Op, body: Region) -> Op:
-    """The dot, or what adds it up: Triton makes one instruction of both."""
+    """Return the dot, or the op that accumulates it: Triton makes one instruction of both."""
     readers = [op for op in body.ops if any(value is dot.result for value in op.reads())]
     alone = len(readers) == 1 and isinstance(readers[0].attrs, PointwiseAttrs) and readers[0].attrs.name == "add"
     return readers[0] if alone and len(dot.operands) == 2 and readers[0].result.dtype == dot.result.dtype else dot
@@ -92,12 +93,12 @@ def _of(program: Program, op: Op, makers: Makers, sizes: Mapping[int, int], warp
 
 
 def lanes(dim: Dim, sizes: Mapping[int, int]) -> int:
-    """Return how many elements a dimension has in tiles of ``sizes``."""
+    """Return the number of elements of a dimension in tiles of ``sizes``."""
     return math.prod((sizes[block] for block in dim.blocks), start=dim.const)
 
 
 def dot_unit(program: Program, op: Op, makers: Makers, sizes: Mapping[int, int], warps: int, target: Target) -> Unit:
-    """Return the matrix unit that takes a dot of ``program``."""
+    """Return the matrix unit that computes a dot of ``program``."""
     lhs, rhs = list(op.values())[:2]
     depth, dtypes = lanes(lhs.dims[-1], sizes), (lhs.dtype, rhs.dtype)
     return unit_for(
@@ -113,7 +114,7 @@ def dot_unit(program: Program, op: Op, makers: Makers, sizes: Mapping[int, int],
 
 
 def _is_k_major(program: Program, makers: Makers, value: Value, k: Dim) -> bool:
-    """Whether an operand is contiguous along ``k`` in memory, or does not come from there as it is."""
+    """Return whether an operand is contiguous along ``k`` in memory, or is computed."""
     op = makers.of(value)
     while op is not None and OPS[op.kind].keeps_lanes:
         values = list(op.values())

@@ -1,8 +1,8 @@
-"""How each load and store computes its addresses: pointers, block pointers or tensor descriptors.
+"""Addressing of loads and stores: pointers, block pointers or tensor descriptors.
 
-A config asks for a mechanism per access; what cannot use it falls back to pointers, which always work. Block pointers and
-descriptors move boxes and check against the *tensor's* bounds, so they are right only where a tile's lanes out of range
-are the lanes beyond the end of the tensor.
+A config requests a mechanism per access; an access that cannot use it falls back to pointers, which always work. Block
+pointers and descriptors move rectangular tiles and check the bounds of the *tensor*. They are correct only where a
+tile's lanes out of range are the lanes beyond the end of the tensor.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ from ....hardware import DESCRIPTOR_RANKS, Target
 
 Mechanism = Literal["pointer", "block_ptr", "tensor_descriptor"]
 
-#: A descriptor's rows, and each of its strides, are multiples of this many bytes (CUDA's tensor maps); boxes of fewer
-#: bytes than the copy engine's alignment in shared memory are placed too closely by Triton 3.6: "misaligned address".
+#: A descriptor's rows, and each of its strides, are multiples of this many bytes (CUDA's tensor maps). Triton 3.6
+#: places tiles with fewer bytes than TMA's alignment in shared memory too closely: "misaligned address".
 _DESCRIPTOR_BYTES, _LEAST_BOX_BYTES = 16, 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """An access that moves a box. ``order`` lists the tensor's dimensions with the contiguous one last; ``check`` the
-    dimensions where the box may reach past the end."""
+    """An access by block pointer or descriptor. ``order`` lists the tensor's dimensions with the contiguous one last;
+    ``check`` the dimensions where the tile may extend past the end.
+    """
 
     mechanism: Mechanism
     order: tuple[int, ...]
@@ -59,8 +60,10 @@ def plan_boxes(
     launched: Launched,
     target: Target,
 ) -> dict[int, Box]:
-    """The accesses that do not use pointers, by op. ``wanted`` maps memory slots to mechanisms; ``available`` are those
-    the code generator has."""
+    """Return the accesses that do not use pointers, by op.
+
+    ``wanted`` maps memory slots to mechanisms; ``available`` are those of the code generator.
+    """
     if all(mechanism == "pointer" for mechanism in wanted.values()):
         return {}
     finder = _Finder(program, sizes, wanted, available, target)
@@ -72,7 +75,7 @@ def plan_boxes(
 
 
 def _rewritten(program: Program, root: Root, launched: Launched) -> frozenset[int]:
-    """The storages that one kernel both reads and writes, or whose elements it writes more than once."""
+    """Return the storages that one kernel both reads and writes, or whose elements it writes more than once."""
     read: set[int] = set()
     written: set[int] = set()
     for op in root.body.walk():
@@ -85,8 +88,10 @@ def _rewritten(program: Program, root: Root, launched: Launched) -> frozenset[in
 
 
 def _fenced(root: Root) -> frozenset[int]:
-    """Return the stores that may come before a release, and the accesses that may come after an acquire, by op: in the order
-    of the program, or in another iteration of a loop around both."""
+    """Return the stores that may precede a release, and the accesses that may follow an acquire, by op.
+
+    They do so in the order of the program, or in another iteration of a loop around both.
+    """
     found: set[int] = set()
     for fence, around in _fences(root.body, ()):
         order, loops = order_of(fence), {inner.number for loop in around for inner in loop.walk()}
@@ -145,7 +150,7 @@ class _Finder:
             return None
         if attrs.mask is not None or self.program.index_dtype != torch.int32:
             return None
-        if tensor.dtype == torch.bool:  # block pointers and descriptors know bytes only
+        if tensor.dtype == torch.bool:  # block pointers and descriptors access bytes only
             return None
         if not any(index.kind == "block" for index in attrs.indices):  # one element, a scalar in generated code
             return None
@@ -162,10 +167,10 @@ class _Finder:
             if not (self.target.has("tensor_descriptor") and self.fits_descriptor(tensor, attrs, unit)):
                 return None
             if tensor.storage in self.rewritten:
-                # the copy engine's stores are not ordered with later accesses by a barrier between threads
+                # barriers between threads do not order TMA stores with later accesses
                 return None
             if op.number in self.fenced:
-                # nor with what other programs see after a release, or have stored before an acquire
+                # nor with accesses of other programs after a release or before an acquire
                 return None
         elif not unit:
             unit = [tensor.ndim - 1]
@@ -181,8 +186,11 @@ class _Finder:
         check: list[int],
         padded: bool,
     ) -> bool:
-        """Whether one subscript is a scalar or a plain tile whose lanes out of range lie beyond the tensor's end, or in it
-        where it is ``padded``."""
+        """Return whether one subscript is a scalar or a plain tile whose lanes out of range lie beyond the tensor's
+        end.
+
+        They may lie in the tensor where the access is ``padded``.
+        """
         if index.kind != "block":
             return index.kind == "scalar"
         assert index.block is not None
@@ -204,7 +212,7 @@ class _Finder:
         return index.shift == 0 and (padded or end == tensor.shape[dim])
 
     def fits_descriptor(self, tensor: HostTensor, attrs: MemoryAttrs, unit: list[int]) -> bool:
-        """The rules of CUDA's tensor maps."""
+        """Return whether the rules of CUDA's tensor maps allow a descriptor."""
         if tensor.ndim not in DESCRIPTOR_RANKS or len(unit) != 1 or not tensor.aligned or tensor.dtype == torch.bool:
             return False
         itemsize = tensor.dtype.itemsize

@@ -1,4 +1,4 @@
-"""The program as it is printed: rewritten as decisions ask, with the accesses that move boxes."""
+"""The program as it is printed: rewritten by decisions, with the accesses by block pointer or descriptor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from .indexing import Box, plan_boxes
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Lowered:
-    """``sizes`` are those of all blocks of ``program``; ``boxes`` the accesses that do not use pointers, by op."""
+    """A rewritten program. ``sizes`` are those of all its blocks; ``boxes`` the accesses that do not use pointers, by
+    op.
+    """
 
     program: Program
     sizes: Mapping[int, int]
@@ -30,14 +32,16 @@ class Lowered:
 def lower(
     program: Program, decisions: Decisions, target: Target, settings: Settings, steps: tuple[Step, ...]
 ) -> Lowered:
-    """``program`` after ``steps``. Asked again for the same, it answers the same object: rules look at what a plan is then
-    made of."""
+    """Return ``program`` after ``steps``.
+
+    A repeated call returns the same object, because rules look at the program that a plan is later made of.
+    """
     scheduled = _scheduled(program, decisions, settings, target)
     return _lower(_Asked(program, scheduled, decisions.accesses("indexing")), target, steps)
 
 
 class _Asked:
-    """A program, equal to itself alone, with what is asked of the steps."""
+    """A program, compared by identity, with the inputs of the steps."""
 
     __slots__ = ("_key", "indexing", "program", "scheduled")
 
@@ -70,8 +74,10 @@ def _lower(asked: _Asked, target: Target, steps: tuple[Step, ...]) -> Lowered:
 
 
 def _stored_products(asked: _Asked, program: Program) -> dict[int, str]:
-    """How products that are computed first are stored: as all of their operands are loaded, unless these are copied first, for tiles
-    that leave no shared memory for a box of sums."""
+    """Return the mechanism of the unfused matmuls' stores: that of all operands' loads, unless these are copied first.
+
+    Then the tiles leave no shared memory for a descriptor of the accumulator.
+    """
     if asked.scheduled.products is None or asked.scheduled.crosswise:
         return {}
     made = (op for root in program.roots if multiplies(root) for op in root.body.walk())
@@ -81,7 +87,7 @@ def _stored_products(asked: _Asked, program: Program) -> dict[int, str]:
 
 
 def _scheduled(program: Program, decisions: Decisions, settings: Settings, target: Target) -> Scheduled:
-    """What ``decisions`` ask of the steps that rewrite ``program``."""
+    """Return the inputs that ``decisions`` give the steps that rewrite ``program``."""
     staged, specialized = (decisions.entries.get(key, {}) for key in ("range_num_stages", "range_warp_specializes"))
     return Scheduled(
         sizes=decisions.sizes,
@@ -110,19 +116,19 @@ def _scheduled(program: Program, decisions: Decisions, settings: Settings, targe
 
 
 def product_tile(decisions: Decisions) -> tuple[int, int, int] | None:
-    """Rows, columns and elements along K of the tiles of products that are computed first."""
+    """Return the rows, columns and elements along K of the tiles of unfused matmuls."""
     asked = decisions.values.get("materialize_products")
     return None if asked is None else (asked[0], asked[1], asked[2])
 
 
 def product_launch(decisions: Decisions) -> tuple[int, int]:
-    """Warps and pipeline stages of the kernel of products that are computed first."""
+    """Return the warps and pipeline stages of the unfused matmul kernel."""
     values = decisions.values
     return values["product_num_warps"] or values["num_warps"], values["product_num_stages"] or values["num_stages"]
 
 
 def _flattened(program: Program, decisions: Decisions) -> dict[int, tuple[int, ...]]:
-    """The loop orders of the grids that are flattened, by root."""
+    """Return the loop orders of the grids that are flattened, by root."""
     flags = decisions.entries["flatten_loops"]
     if not any(flags.values()):
         return {}
@@ -132,12 +138,12 @@ def _flattened(program: Program, decisions: Decisions) -> dict[int, tuple[int, .
 
 
 def waits(region: Region) -> bool:
-    """Whether a barrier stands in a region."""
+    """Return whether a region contains a barrier."""
     return any(op.kind == "barrier" for op in region.walk())
 
 
 def waiting_loops(program: Program, lowered: Program) -> frozenset[int]:
-    """The loops of ``program``, by their place in it, that have a barrier inside once it is ``lowered``."""
+    """Return the loops of ``program``, by place, that contain a barrier once it is ``lowered``."""
     waiting = {op.number for op in lowered.walk() if op.kind == "for" and waits(op.regions[0])}
     grids = iter(lowered.roots)
     return frozenset(

@@ -1,4 +1,4 @@
-"""What a plan is: every decision one config takes about a program, as data."""
+"""Records of a plan: every decision of one config about a program, as data."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ PidType = Literal["flat", "xyz", "persistent_blocked", "persistent_interleaved"]
 
 @dataclass(frozen=True, kw_only=True)
 class BlockPlan:
-    """``size`` in elements; ``symbol`` is its name in generated code, empty for scalar axes. ``dynamic``: the whole
-    dimension whose next power of two is the size, known at run time only (``size`` is what it was when binding)."""
+    """A block of the kernel. ``size`` is in elements; ``symbol`` is its name in generated code, empty for scalar axes.
+
+    ``dynamic``: the whole dimension whose next power of two is the size, known at run time only (``size`` is that seen
+    when binding).
+    """
 
     id: int
     size: int
@@ -29,8 +32,11 @@ class BlockPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class AxisPlan:
-    """One axis of a grid or of a loop. ``masked``: some tile may reach past the end. ``count`` is the number of tiles,
-    None when only the device knows it. ``descending``: the last tile of a grid comes first."""
+    """One axis of a grid or of a loop. ``masked``: some tile may extend past the end.
+
+    ``count`` is the number of tiles, None when only the device knows it. ``descending``: the last tile of a grid comes
+    first.
+    """
 
     block: int
     masked: bool
@@ -40,8 +46,10 @@ class AxisPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class GridPlan:
-    """How program ids map to tiles of one root. ``order`` lists axis positions, fastest first; ``group`` > 1 groups the
-    two fastest axes for the L2 cache."""
+    """The mapping of program ids to tiles of one root.
+
+    ``order`` lists axis positions, fastest first; ``group`` > 1 groups the two fastest axes for the L2 cache.
+    """
 
     axes: tuple[AxisPlan, ...]
     order: tuple[int, ...]
@@ -86,8 +94,11 @@ class TensorArgument:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
-    """``options`` are the keyword arguments of launches, ``own`` those of the kernels of phases that have others.
-    ``persistent`` is programs per SM, 0 for other grids."""
+    """Launch options. ``options`` are the keyword arguments of launches, ``own`` those of the kernels of phases with
+    different ones.
+
+    ``persistent`` is programs per SM, 0 for other grids.
+    """
 
     pid_type: PidType
     options: tuple[tuple[str, Any], ...]
@@ -101,8 +112,10 @@ class LaunchPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchArguments:
-    """What the kernels of one place in the host code take. ``phases`` are theirs, ``blocks`` those they use.
-    ``overwritten`` are tensors they write that something besides this call may know, by their host expressions."""
+    """Arguments of the kernels of one place in the host code. ``phases`` are theirs, ``blocks`` those they use.
+
+    ``overwritten`` are tensors they write that code outside of this call may refer to, by their host expressions.
+    """
 
     phases: tuple[int, ...]
     tensors: tuple[TensorArgument, ...]
@@ -113,9 +126,11 @@ class LaunchArguments:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan(Structural):
-    """``program`` is rolled and flattened as the config says. ``grids`` go with its roots; ``ranges`` with its device
-    loops' axes, by loop op.
-    ``kernel_names`` has one kernel per phase; ``launches`` says what they take."""
+    """A program and all decisions about it. ``program`` is rolled and flattened according to the config.
+
+    ``grids`` go with its roots, ``loops`` with its device loops by op. ``kernel_names`` has one kernel per phase;
+    ``launches`` has their arguments.
+    """
 
     program: Program
     kernel_names: tuple[str, ...]
@@ -125,27 +140,27 @@ class Plan(Structural):
     loops: Mapping[int, LoopPlan]
     launches: tuple[LaunchArguments, ...]
     evictions: Mapping[int, str]
-    #: By memory slot, without those that have none.
+    #: By memory slot, without slots that have none.
     cache_modifiers: Mapping[int, str]
     launch: LaunchPlan
     origin_lines: bool
     full_masked: frozenset[int]
     tunables: Mapping[str, Any]
-    #: By dot of 8-bit floats: products along K that the matrix unit may add up before their sum is promoted to fp32.
+    #: By dot of 8-bit floats: elements along K that the unit accumulates before promotion to fp32.
     partial_sums: Mapping[int, int]
-    #: Ops whose results, sums of products, must be there before the loop goes on.
+    #: Ops whose results, accumulators of dots, must be complete before the loop continues.
     settled_sums: frozenset[int]
-    #: Dots whose left operand is made anew in each iteration, in registers of its own.
+    #: Dots whose left operand is copied in each iteration, to registers of its own.
     renewed_operands: frozenset[int]
-    #: Whether what is rounded to bf16 and computed on in fp32 stays in fp32.
+    #: Values rounded to bf16 and used in fp32 stay in fp32.
     rounds_in_fp32: bool
     #: Accesses that do not use pointers, by op.
     boxes: Mapping[int, Box]
-    #: The names of what source of the user's brings with it.
+    #: The names of definitions in the user's source.
     definitions: Mapping[Definition, str]
-    #: Names that the module binds for its host code: the user's function, and the modules that this one names.
+    #: Names that the module binds for its host code: the user's function, and the modules that it refers to.
     bound: frozenset[str]
-    #: About the programs that this config makes.
+    #: Warnings about the programs of this config.
     warnings: tuple[exc.BaseWarning, ...] = ()
 
     def launch_of(self, phase: int) -> LaunchArguments:
@@ -153,7 +168,7 @@ class Plan(Structural):
 
     @property
     def needs_alignment(self) -> bool:
-        """Whether tensors that do not begin at a multiple of 16 bytes need other code."""
+        """Return whether tensors that do not begin at a multiple of 16 bytes need other code."""
         return any(box.mechanism == "tensor_descriptor" for box in self.boxes.values())
 
     def size(self, block: int) -> int:
@@ -170,6 +185,6 @@ class LoopPlan:
 
 
 def constexpr_parameters(plan: Plan, launch: LaunchArguments) -> list[str]:
-    """Compile-time constants that the host computes at every call, in the order the launch passes them."""
+    """Return the compile-time constants that the host computes at every call, in launch order."""
     sizes = [block.symbol for block in launch.blocks if block.dynamic is not None]
     return [*sizes, *(["_NUM_SM"] if plan.launch.persistent else [])]

@@ -1,9 +1,9 @@
-"""Left operands that are made anew in each iteration, because the assembler would give their registers away.
+"""Left operands that are copied in each iteration, because ptxas would reuse their registers.
 
-Hopper's asynchronous matrix unit takes a left operand from four registers at a time. ptxas 12.8 and 12.9, which Triton 3.6 to 3.9
-bring for Hopper, keep an operand from before a loop in the registers of another product's operand that the loop computes, where
-both products add to tiles of equally many columns and a branch stands between them. From the second iteration on, the first
-product multiplies what the second one was given. A wait for a tensor descriptor's copy is such a branch. ptxas 13.1 is right.
+wgmma takes a left operand from four registers at a time. ptxas 12.8 and 12.9 (Triton 3.6 to 3.9 on Hopper) may reuse
+the registers of a loop-invariant left operand for another dot's computed one. That happens where both dots accumulate
+tiles with equally many columns and a branch lies between them. From the second iteration on, the first dot multiplies
+the second one's operand. A wait for a TMA load is such a branch. ptxas 13.1 is correct.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ....hardware import Target
 from .dots import dot_unit, lanes
 from .indexing import Box
 
-#: Ops that are compiled without a branch, and elementwise operations of the unit of exponentials that are.
+#: Ops that compile to no branch, and transcendental operations that do not either.
 _STRAIGHT = frozenset(("number", "tile", "iota", "full", "load", "store", "reduce", "dot", "view", "mask", "barrier"))
 _STRAIGHT_POINTWISE = frozenset(("exp", "exp2", "sigmoid"))
 
@@ -39,7 +39,7 @@ _STRAIGHT_POINTWISE = frozenset(("exp", "exp2", "sigmoid"))
 def renewed_operands(
     program: Program, sizes: Mapping[int, int], num_warps: int, target: Target, boxes: Mapping[int, Box]
 ) -> frozenset[int]:
-    """Return the dots, by number, whose left operand has to be made anew in each iteration."""
+    """Return the dots, by number, whose left operand must be copied in each iteration."""
     if not target.has("wgmma"):
         return frozenset()
     makers = Makers.among(program.walk())
@@ -57,7 +57,7 @@ def renewed_operands(
 
 @dataclass(frozen=True, kw_only=True)
 class _Loop:
-    """A loop, with all ops in it by number, and the blocks that it and the loops in it walk over."""
+    """A loop, with all ops in it by number, and the blocks that it and its nested loops iterate over."""
 
     makers: Makers
     boxes: Mapping[int, Box]
@@ -88,7 +88,7 @@ class _Loop:
         }
 
     def is_kept(self, operand: Operand) -> bool:
-        """Whether a value is the same in all iterations."""
+        """Return whether a value is the same in all iterations."""
         if not isinstance(operand, Value):
             return True
         op = self.makers.of(operand)
@@ -105,8 +105,11 @@ class _Loop:
         return spec.mergeable and not op.regions and all(map(self.is_kept, op.operands))
 
     def is_in_registers(self, operand: Value) -> bool:
-        """Whether an operand may stay where the matrix unit reads it: what comes from a descriptor's copy and is computed on, or from
-        another product. What Triton loads by pointers, reduces or makes of indices goes through shared memory."""
+        """Return whether an operand may stay in the registers that the matrix unit reads.
+
+        That holds for a computation on a descriptor's load, and for the result of another dot. Pointer loads,
+        reductions and values made of indices go through shared memory.
+        """
         made = list(self.behind(operand))
         if all(op.kind in ("load", "view") for op in made):
             return False
@@ -117,15 +120,17 @@ class _Loop:
         return box is not None and box.mechanism == "tensor_descriptor"
 
     def is_computed(self, operand: Value) -> bool:
-        """Whether an operand is made in each iteration of something else than what was loaded."""
+        """Return whether an operand is computed in each iteration from more than a load."""
         op = self.makers.of(operand)
         while op is not None and op.kind == "view":
             op = self.makers.of(next(op.values()))
         return op is not None and op.number in self.ops and op.kind != "load" and not self.is_kept(operand)
 
     def may_branch(self, kept: Op) -> bool:
-        """Whether something between two products may be compiled to a branch; a wait for the tile that ``kept`` itself multiplies by
-        stands before it."""
+        """Return whether an op between two dots may compile to a branch.
+
+        The wait for the tile that ``kept`` itself multiplies by comes before it.
+        """
         _, right, *_ = kept.values()
         own = list(self.behind(right))
         made = {result.number for op in own for result in op.results}
@@ -139,7 +144,7 @@ class _Loop:
         return op.kind not in _STRAIGHT or self.is_boxed(op)
 
     def behind(self, operand: Value) -> Iterator[Op]:
-        """Yield the ops that a value is made of, and none behind a load, a product or a loop."""
+        """Yield the ops that a value depends on, not beyond a load, a dot or a loop."""
         seen: set[int] = set()
         ahead = [operand]
         while ahead:

@@ -21,8 +21,8 @@ GROUP = 8
 class ProductLaunch:
     """The launch of the matmul kernel: ``tile`` has rows, columns and elements along K.
 
-    ``turned``: it computes the transpose, with A and B swapped. ``crosswise``: operands are copied K-major first. ``boxed`` are the slots of
-    accesses with descriptors.
+    ``turned``: it computes the transpose, with A and B swapped. ``crosswise``: operands are copied K-major first.
+    ``boxed`` are the slots of accesses with descriptors.
     """
 
     tile: tuple[int, int, int]

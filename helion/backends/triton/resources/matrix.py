@@ -12,8 +12,8 @@ from ...._shapes import next_power_of_2
 from ....hardware import Target
 from .layouts import fragment_warps
 
-#: ``mma``: operands go through registers. ``wgmma``: one warp group (4 warps) reads them from shared memory. ``tcgen05``: the same, and
-#: the accumulator is in tensor memory.
+#: ``mma``: operands go through registers. ``wgmma``: one warp group (4 warps) reads them from shared memory.
+#: ``tcgen05``: the same, and the accumulator is in tensor memory.
 Unit = Literal["mma", "wgmma", "tcgen05"]
 
 #: Least rows of the asynchronous matrix units.

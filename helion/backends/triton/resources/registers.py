@@ -4,8 +4,8 @@ Live values take registers one for one in kernels with matmuls. They take far fe
 ops: it then keeps many loads in flight, which grow with the square root of the live registers. The weights are a robust
 least-squares fit of the relative error to 6800 kernels compiled offline with Triton 3.7 (ptxas 12.8, and 13.1 from
 sm_100; LLVM for AMD). The kernels are sweeps of the examples, and seeds of test/varied_kernels.py and
-test/unseen_kernels.py for nine GPUs. Fitted on one half and tested on the other, the median error is 16 and 13 %
-without matmuls, and 13 and 15 % with them. On AMD it is 18 and 11 %, 14 and 21 %.
+test/unseen_kernels.py for nine GPUs. Fitted on one half and tested on the other, median errors are 16 and 13 % without
+matmuls, and 13 and 15 % with them. On AMD it is 18 and 11 %, 14 and 21 %.
 """
 
 from __future__ import annotations

@@ -31,8 +31,9 @@ _LAUNCH_US = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """``blocks`` of the whole grid. ``bytes_moved`` from and to memory, ``bytes_read`` through the L2 cache. ``flops`` of
-    useful elements. ``matrix_us`` and ``scalar_us``: time on all SMs together with padding included."""
+    """Work of a launch. ``blocks`` is the whole grid, ``bytes_moved`` counts memory, ``bytes_read`` the L2 cache.
+    ``flops`` counts useful elements. ``matrix_us`` and ``scalar_us`` are times on all SMs together, padding included.
+    """
 
     blocks: int
     bytes_moved: int

@@ -52,7 +52,8 @@ class Memory:
     """The storages of one launch.
 
     ``checked`` is true until the kernel makes a pointer out of an integer; such a pointer may lead anywhere, so from
-    then on addresses outside every argument are accessed without a check, unless the memory ``elsewhere`` is not this one.
+    then on addresses outside every argument are accessed without a check, unless the memory ``elsewhere`` is not this
+    one.
     """
 
     def __init__(self, regions: Sequence[Region], place: Callable[[], str], elsewhere: bool = True) -> None:
@@ -158,8 +159,8 @@ class Memory:
         return result
 
     def store(self, pointers: np.ndarray, values: np.ndarray, mask: np.ndarray | None) -> None:
-        """Write ``values`` (bits) at ``pointers`` where ``mask``; the three broadcast against each other. Of several lanes
-        that hit one element the first wins; on a GPU any may.
+        """Write ``values`` (bits) at ``pointers`` where ``mask``; the three broadcast against each other. Of several
+        lanes that hit one element the first wins; on a GPU any may.
 
         Raises IndexError, before writing anything, for an unmasked address outside every argument.
         """

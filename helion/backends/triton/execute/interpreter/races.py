@@ -3,8 +3,8 @@
 The interpreter runs one operation after the other, so a missing barrier changes nothing here. ``RaceDetector`` watches
 every access to global memory and keeps, per element, who wrote and read it last.
 
-*Within a program*, between two barriers, an element that a thread wrote may be touched by that thread alone, and one that
-a thread read be written by that thread alone. Which thread does what is the compiler's choice; the model is that
+*Within a program*, between two barriers, an element that a thread wrote may be touched by that thread alone, and one
+that a thread read be written by that thread alone. Which thread does what is the compiler's choice; the model is that
 
 - lanes of two accesses belong to one thread where both have one *signature*: the same addresses in the same arrangement
   (first address, and the step and length along each dimension, in any order of the dimensions). Triton chooses the
@@ -152,7 +152,8 @@ class RaceDetector:
     _events: list[_Event] = field(default_factory=lambda: [_Event("", (0, 0, 0), "")])
     _shadows: dict[int, _Shadow] = field(default_factory=dict)
 
-    # --- what happens ----------------------------------------------------------------------------------------------------
+    # --- what happens
+    # ----------------------------------------------------------------------------------------------------
 
     def begin_program(self, program: tuple[int, int, int]) -> None:
         self._number += 1
@@ -222,7 +223,8 @@ class RaceDetector:
                 unit = int(units[1:][bad][0])
                 self._report(shadow, unit, self._events[event], event, "lanes of one store have several values for it")
 
-    # --- who it is -------------------------------------------------------------------------------------------------------
+    # --- who it is
+    # -------------------------------------------------------------------------------------------------------
 
     def _sign(self, pointers: Handle, mask: Handle | None, itemsize: int) -> tuple[int, bool]:
         """The number of an access's signature since the last barrier, and whether it has a lane for every thread."""
@@ -275,7 +277,8 @@ class RaceDetector:
             found = self._shadows[region.start] = _Shadow(region, min(sizes, default=1))
         return found
 
-    # --- what is wrong ---------------------------------------------------------------------------------------------------
+    # --- what is wrong
+    # ---------------------------------------------------------------------------------------------------
 
     def _check(self, shadow: _Shadow, units: np.ndarray, bad: np.ndarray, events: np.ndarray, event: int) -> None:
         if bad.any():

@@ -40,8 +40,9 @@ class Unavailable(Exception):
 
 
 def module() -> types.ModuleType | None:
-    """The extension, built when first asked for, or None: not wanted (``HELION_NATIVE_LAUNCH``), or not to be had, which
-    is said once."""
+    """The extension, built when first asked for, or None: not wanted (``HELION_NATIVE_LAUNCH``), or not to be had,
+    which is said once.
+    """
     return _built() if knobs.NATIVE_LAUNCH.read() else None
 
 

@@ -129,7 +129,7 @@ class Parameters:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """Parameters with what they were measured on: of kernels with matrix ``products``, and of ``others``."""
+    """Parameters of kernels with matmuls (``products``) and without (``others``), and the device they were measured on."""
 
     device: str
     date: str
