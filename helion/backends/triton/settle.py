@@ -1,4 +1,6 @@
-"""Rules that legalize decisions in combination: the only place that defines what Triton, or the program, cannot have."""
+"""Rules that legalize decisions in combination: the only place that defines what Triton, or the program,
+cannot have.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,9 @@ def render_module(plan: Plan, kernels: Sequence[Kernel], host: HostProgram, form
 
 
 def _imports(host: HostProgram, libdevice: bool, form: Form) -> list[str]:
-    """Return the lines up to the import of the launcher. Replacements of imports come directly after Triton's imports."""
+    """Return the lines up to the import of the launcher. Replacements of imports come directly after Triton's
+    imports.
+    """
     imports = [*host.imports, *([_LIBDEVICE] if libdevice else [])]
     behind = [*([SOURCE_IMPORT] if host.reads_source else []), LAUNCHER_IMPORT]
     definitions: list[str] = []

@@ -156,7 +156,9 @@ def _last(e: Emission, axis: LoopAxis, end: str) -> str:
 
 
 def _ends_of_part(e: Emission, axis: LoopAxis, first: str, behind: str) -> str:
-    """Return the sum of the begins of the first and the last tile of a program's own range; unused for an empty range."""
+    """Return the sum of the begins of the first and the last tile of a program's own range; unused for an
+    empty range.
+    """
     size, ends = e.symbol(axis.block), e.names.fresh("ends")
     e.lines.add(f"{ends} = 2 * ({first}) + ({behind} - 1 - {first}) // {size} * {size}")
     return ends

@@ -65,8 +65,8 @@ _LOG1P_UNIT = (
     0.10603656619787216, -0.056959543377161026, 0.01985146477818489, -0.0032440253999084234,
 )  # fmt: skip
 
-#: (tanh(x) / x - 1) / x^2 as a polynomial of x^2, lowest power first, with the least relative error of tanh for |x| up
-#: to 0.625, 4.4e-9. Beyond, tanh(|x|) is 1 - 2 / (1 + exp(2 |x|)), whose subtraction loses half a unit in the last
+#: `(tanh(x) / x - 1) / x^2` as a polynomial of x^2, lowest power first, with the least relative error of tanh for |x|
+#: up to 0.625, 4.4e-9. Beyond, tanh(|x|) is 1 - 2 / (1 + exp(2 |x|)), whose subtraction loses half a unit in the last
 #: place there.
 _TANH_SMALL = (
     -0.33333281941853465, 0.13331442194741128, -0.053739714845158736, 0.020639086566146644, -0.005704986325284085,
@@ -307,7 +307,9 @@ class _Arg:
 
     @property
     def bare(self) -> Expression:
-        """The operand for an operator whose other side is a tensor of `dtype`: Triton adopts that dtype for a number."""
+        """The operand for an operator whose other side is a tensor of `dtype`: Triton adopts that dtype for a
+        number.
+        """
         if is_negative_zero(self.value):
             return self.full
         return self.expression if not self.weak or self.dtype in (torch.float32, torch.float64) else self.typed
@@ -802,8 +804,8 @@ def render(
     Args:
         name: a key of :data:`helion._compiler.ir.pointwise.POINTWISE`.
         operands: names of variables, or numbers; names may be repeated in the result.
-        operand_dtypes: the dtype of each operand; None for a Python number, or the name of a scalar
-            kernel argument that holds one, which does not take part in promotion the way a tensor does.
+        operand_dtypes: the dtype of each operand; None for a Python number. Also None for the name of a scalar
+            kernel argument with one, which does not take part in promotion like a tensor.
         result_dtype: of the op, as :func:`helion._compiler.ir.pointwise.result_dtype` gives it.
         common_dtype: the dtype in which a comparison compares. Needed only where it does not follow from
             `operand_dtypes`: an operand without dimensions, or the name of a Python number.

@@ -1,8 +1,8 @@
-"""Functions that Triton compiles, whatever ``TRITON_INTERPRET`` says.
+"""Functions that Triton compiles even under ``TRITON_INTERPRET``.
 
-With that variable ``triton.jit`` makes functions that only Triton's own interpreter can run. Kernels on CPU tensors are
-run by ours, and the same process compiles them for GPUs, so they, and what they call of Triton's library, stay as they
-are without it.
+With that variable ``triton.jit`` makes functions that only Triton's own interpreter can run. This package interprets
+kernels on CPU tensors itself, and the same process compiles them for GPUs. So kernels, and the functions of Triton's
+library that they call, are restored to their compilable form.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from triton.runtime.jit import JITFunction
 
 
 def make_compilable(names: dict[str, Any]) -> None:
-    """Replace what only Triton's interpreter can run among the globals of a module, and in Triton's library."""
+    """Replace functions that only Triton's interpreter can run, in the globals of a module and in Triton's library."""
     interpreter = sys.modules.get("triton.runtime.interpreter")  # triton.jit imports it before it makes such functions
     if interpreter is None:
         return

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
     races = lazy("helion.backends.triton.execute.interpreter.races")
 
-#: What Triton says when a pass of its compiler gives up; such errors have no class of their own.
+#: Triton's message when a pass of its compiler fails; such errors have no class of their own.
 _PASS_FAILED = "PassManager::run failed"
 
 
@@ -79,7 +79,7 @@ class TritonExecutor:
         return races.detect_races()
 
     def without_alignment(self, plan: Plan) -> Mapping[str, Any] | None:
-        return {"indexing": "pointer"} if plan.needs_alignment else None  # the copy engine takes no other tensors
+        return {"indexing": "pointer"} if plan.needs_alignment else None  # TMA takes no other tensors
 
 
 EXECUTOR = TritonExecutor()

@@ -1,9 +1,9 @@
 """Launches a compiled Triton kernel without Triton's own argument binder, which takes most of a launch's time.
 
-A bound kernel has fixed what Triton would ask its arguments at every launch, but for the alignment of pointers and the
-class of integers. ``FastLauncher`` looks at those alone, picks the binary that Triton compiled for them, and calls the
-function that Triton's ``CompiledKernel.run`` is, with pointers as numbers. Whatever it does not know, it leaves to the
-ordinary launcher.
+A bound kernel fixes the properties that Triton reads from arguments at every launch, except alignment of pointers and
+class of integers. ``FastLauncher`` checks those alone and picks the binary that Triton compiled for them. It calls the
+function of Triton's ``CompiledKernel.run``, with pointers as numbers. Anything unsupported goes to the ordinary
+launcher.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Entry:
     """One binary of a kernel, ready to launch.
 
     ``run`` is ``CompiledKernel.run``: grid, stream, function, packed metadata, launch metadata, two hooks, arguments.
-    ``direct`` is the C function behind it, for binaries that need no scratch memory, with the constants it takes, and
-    ``binary`` what the driver is given by ``native``. ``current_device`` is None where there is but one.
+    ``direct`` is the C function that it calls, with its constants, for binaries that need no scratch memory. ``binary``
+    is the data that ``native`` gives the driver. ``current_device`` is None where there is only one.
     """
 
     compiled: Any
@@ -59,7 +59,7 @@ class Entry:
     globals_used: tuple[tuple[Mapping[str, Any], str, Any], ...]
 
     def globals_current(self) -> bool:
-        """Whether the globals that the binary has compiled in still have the values they had."""
+        """Return whether the globals compiled into the binary still have the same values."""
         for namespace, name, value in self.globals_used:
             found = namespace.get(name, _ABSENT)
             if found is not value and (found is _ABSENT or found != value):
@@ -69,7 +69,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Direct:
-    """Triton's C launch function (one for all kernels from Triton 3.7 on) and what it takes beside the arguments."""
+    """Triton's C launch function (one for all kernels from Triton 3.7 on) and its parameters besides the arguments."""
 
     launch: Callable[..., Any]
     cooperative: Any
@@ -80,7 +80,9 @@ class Direct:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parameter:
-    """One parameter of a Triton kernel: ``specialized`` if integers equal to 1 or divisible by 16 have own binaries."""
+    """One parameter of a Triton kernel. ``specialized``: integers equal to 1 or divisible by 16 have separate
+    binaries.
+    """
 
     name: str
     constexpr: bool
@@ -88,20 +90,20 @@ class Parameter:
 
 
 class Site:
-    """One Triton kernel as one config launches it: its binaries by key, and the launch that was last seen."""
+    """One Triton kernel as one config launches it: its binaries by key, and the last launch."""
 
     def __init__(self, kernel: triton.JITFunction) -> None:
         self.kernel = kernel
         self.parameters = tuple(
             Parameter(name=p.name, constexpr=p.is_constexpr, specialized=not p.do_not_specialize) for p in kernel.params
         )
-        # a type in an annotation overrides what the value says
+        # a type in an annotation overrides that of the value
         self.supported = not any(p.annotation_type for p in kernel.params if not p.is_constexpr)
         self.entries: dict[Key, Entry] = {}
         self.last: tuple[Key, tuple[Any, ...], Entry] | None = None
 
     def key(self, args: Sequence[Any]) -> Key | None:
-        """What the choice of a binary depends on, or None for arguments that only Triton's binder knows."""
+        """Return the key of the binary, or None for arguments that only Triton's binder supports."""
         if len(args) != len(self.parameters):
             return None
         parts: list[Any] = []
@@ -130,7 +132,7 @@ _CONSTANTS = (int, bool, float, str, type(None))
 
 
 def integer_class(value: int, specialized: bool = True) -> tuple[str, bool, bool] | None:
-    """Triton's type of an integer argument, whether it is 1, and whether 16 divides it; None beyond 64 bits."""
+    """Return Triton's type of an integer argument, and flags for 1 and multiples of 16; None beyond 64 bits."""
     if -_INT32 <= value < _INT32:
         width = "i32"
     elif -_INT64 <= value < _INT64:
@@ -145,11 +147,11 @@ def integer_class(value: int, specialized: bool = True) -> tuple[str, bool, bool
 
 
 class FastLauncher:
-    """The ``_launcher`` of one compiled config of a bound kernel; called as ``default_launcher`` is.
+    """The ``_launcher`` of one compiled config of a bound kernel, with the signature of ``default_launcher``.
 
-    Keeps a binary per class of arguments, per device, and per state of Triton's debug and instrumentation knobs. A
-    class seen for the first time is compiled and launched by ``ordinary``. Once Triton turns out to be one that this
-    does not understand, ``ordinary`` launches everything.
+    Keeps a binary per class of arguments, per device, and per state of Triton's debug and instrumentation knobs.
+    ``ordinary`` compiles and launches a new class. If the installed Triton is not supported, ``ordinary`` launches
+    everything.
     """
 
     def __init__(self, ordinary: Callable[..., Any], target: Target) -> None:
@@ -176,7 +178,7 @@ class FastLauncher:
         return self._launch(kernel, grid, args, options)
 
     def site(self, kernel: Any) -> Site | None:
-        """What is known of launches of ``kernel`` with the driver now in use."""
+        """Return the record of launches of ``kernel`` with the current driver."""
         return (self._stubs if stub.active() else self._sites).get(id(kernel))
 
     def _site(self, sites: dict[int, Site], kernel: triton.JITFunction) -> Site:
@@ -207,13 +209,13 @@ class FastLauncher:
                 compiled = kernel.run(*args, grid=grid, warmup=False, **options)
             found = _entry(kernel, compiled, device)
             if found is None:
-                self.dead = compiled is not None  # None: a hook of Triton's took the compilation over
+                self.dead = compiled is not None  # None: a hook of Triton's handled the compilation
                 return None
             site.entries[key] = found
             site.last = (arguments, args_seen(site, args), found)
             return None
         if not entry.globals_current():
-            return self.ordinary(kernel, grid, *args, **options)  # which says what changed
+            return self.ordinary(kernel, grid, *args, **options)  # it reports the change
         site.last = (arguments, args_seen(site, args), entry)
         x, y, z = (*grid, 1, 1)[:3]
         stream = entry.current_stream(device)
@@ -252,14 +254,14 @@ class FastLauncher:
 
 
 def launcher(ordinary: Callable[..., Any], target: Target) -> Callable[..., Any]:
-    """What launches a compiled config: ``HELION_SKIP_FAST_LAUNCHER=1`` leaves it to ``ordinary``."""
+    """Return the launcher of a compiled config; with ``HELION_SKIP_FAST_LAUNCHER=1`` that is ``ordinary``."""
     return ordinary if knobs.SKIP_FAST_LAUNCHER.read() else FastLauncher(ordinary, target)
 
 
 def launch_stub(
     kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: Mapping[str, Any], target: str
 ) -> None:
-    """A launch inside ``stub_driver()`` that no bound kernel made: compiled for the named target, and recorded."""
+    """Record a launch inside ``stub_driver()`` that no bound kernel made, compiled for the named target."""
     _unbound(target)(kernel, grid, *args, **options)
 
 
@@ -269,7 +271,7 @@ def _unbound(target: str) -> FastLauncher:
 
 
 def args_seen(site: Site, args: Sequence[Any]) -> tuple[Any, ...]:
-    """The constants among the arguments of a launch, by position; nothing of the others, which may be large."""
+    """Return the constants among the arguments of a launch, by position; None for the others, which may be large."""
     return tuple(a if p.constexpr else None for a, p in zip(args, site.parameters, strict=True))
 
 
@@ -287,12 +289,12 @@ def _modes(kernel: triton.JITFunction) -> tuple[Any, Any, Any]:
 
 
 def _wanted(hook: Any) -> Any:
-    """A launch hook, or None for the empty chain that stands for none."""
+    """Return a launch hook, or None for an empty chain."""
     return None if hook is None or getattr(hook, "calls", None) == [] else hook
 
 
 def _entry(kernel: triton.JITFunction, compiled: Any, device: int) -> Entry | None:
-    """The parts of what ``JITFunction.run`` gave, or None if they are not those of the Tritons this was written for."""
+    """Return the entry of a result of ``JITFunction.run``, or None if it is not of a supported Triton."""
     result = getattr(compiled, "result", None)
     if callable(result) and not hasattr(type(compiled), "run"):  # a compilation in another thread
         compiled = result()
@@ -320,7 +322,7 @@ def _globals_used(kernel: triton.JITFunction) -> tuple[tuple[Mapping[str, Any], 
     return tuple((namespace, name, value) for (name, _), (value, namespace) in kernel.used_global_vals.items())
 
 
-#: What Triton's launcher object has from 3.7 on, when no scratch memory and no instrumentation comes between.
+#: Attributes of Triton's launcher object from 3.7 on, without scratch memory or instrumentation.
 _DIRECT_PARTS = ("launch", "arg_annotations", "kernel_signature", "launch_cooperative_grid", "launch_pdl")
 
 
@@ -342,7 +344,7 @@ def _direct(run: Any) -> Direct | None:
 
 
 def _stub_entry(site: Site, compiled: Any, arguments: Key) -> Entry:
-    """A binary that nothing will load: its launch is only recorded."""
+    """Return the entry of a binary that is never loaded: its launch is only recorded."""
     on_device = (p for p, part in zip(site.parameters, arguments, strict=True) if not p.constexpr and not _is_one(part))
     record = stub.recorder(compiled.name, sum(1 for _ in on_device))
     return Entry(
@@ -360,12 +362,12 @@ def _stub_entry(site: Site, compiled: Any, arguments: Key) -> Entry:
 
 
 def _is_one(part: Any) -> bool:
-    """Whether Triton compiles the argument in, by its part of a key: integers equal to 1, and None."""
+    """Return whether Triton compiles the argument in, by its part of a key: integers equal to 1, and None."""
     return part is type(None) or (isinstance(part, tuple) and part[1:2] == (True,) and part[0] in ("i32", "i64", "u64"))
 
 
 def _signature(site: Site, args: Sequence[Any]) -> offline.Signature:
-    """The facts that a launch with these arguments would compile for."""
+    """Return the signature that a launch with these arguments would compile for."""
     types: dict[str, str] = {}
     constexprs: dict[str, Any] = {}
     divisible: set[str] = set()

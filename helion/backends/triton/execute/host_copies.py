@@ -1,4 +1,4 @@
-"""Launches on tensors of a GPU in the interpreter, on copies of the memory that they own."""
+"""Launches of the interpreter on tensors of a GPU, through copies of the memory that they own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .interpreter import interpret
 
 
 class _Copies:
-    """Copies of storages; tensors that share one share its copy."""
+    """Copies of storages; tensors with one storage share its copy."""
 
     def __init__(self) -> None:
         self._storages: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def of(self, value: Any) -> Any:
-        """``value`` with its tensors, inside of tuples and lists too, on the CPU."""
+        """Return ``value`` with its tensors on the CPU, also inside of tuples and lists."""
         if isinstance(value, (tuple, list)):
             items = map(self.of, value)
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
@@ -31,13 +31,15 @@ class _Copies:
         return torch.empty(0, dtype=value.dtype).set_(copy, value.storage_offset(), value.shape, value.stride())
 
     def write_back(self) -> None:
-        """Give the tensors what their copies hold."""
+        """Copy the contents of the copies back to the tensors."""
         for original, copy in self._storages.values():
             original.copy_(copy)
 
 
 def interpret_copies(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """Run a kernel in the interpreter on what its tensors hold. Raises IndexError for addresses that are no argument's."""
+    """Run a kernel in the interpreter on copies of its tensors. Raises IndexError for addresses outside of all
+    arguments.
+    """
     copies = _Copies()
     given = [copies.of(arg) for arg in args]
     interpret(kernel, grid, given, {name: copies.of(value) for name, value in options.items()}, elsewhere=False)

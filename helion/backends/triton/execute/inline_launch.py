@@ -1,8 +1,8 @@
-"""The statements of a generated host function with their launches written out.
+"""Statements of a generated host function with its launches inlined.
 
-``_launcher(kernel, grid, x, n, BLOCK, num_warps=4)`` becomes: read the pointers, check that alignment and the classes
-of integers are those of the binary used last, and call the launch function of that binary. Anything else, an empty
-grid or a hook among it, is left to the launcher.
+``_launcher(kernel, grid, x, n, BLOCK, num_warps=4)`` becomes three steps. They read the pointers, compare alignment and
+integer classes with the last binary, and call the launch function of that binary. All other cases, such as an empty
+grid or a hook, go to the launcher.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .fast_launch import Entry, FastLauncher, Site, integer_class
 
 
 def body(host: HostProgram, function: types.FunctionType, prefix: str, fast: Callable[..., Any]) -> InlineBody | None:
-    """The statements of ``host``, loaded as ``function``, with the launches written out that ``fast`` has made.
+    """Return the statements of ``host``, loaded as ``function``, with the launches inlined that ``fast`` has made.
 
-    None for a function whose statements do something else elsewhere, or that has names which begin with ``prefix``.
+    Return None for a function whose statements depend on their place, or that has names which begin with ``prefix``.
     """
     if not host.is_plain or any(name.startswith(prefix) for name in host.names):
         return None
@@ -39,7 +39,7 @@ def body(host: HostProgram, function: types.FunctionType, prefix: str, fast: Cal
 
 
 class _Launches:
-    """Writes launches out, from what the launcher saw last at each of them."""
+    """Writes inlined launches, from the last launch of the launcher at each of them."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class _Launches:
 
 @dataclass
 class _Written:
-    """One launch being written: ``before`` are assignments, ``unusual`` what sends it to the launcher."""
+    """One launch being written: ``before`` are assignments, ``unusual`` the conditions for the launcher."""
 
     rewriter: _Launches
     site: Site
@@ -95,7 +95,7 @@ class _Written:
             given, passed = self.objects(args, constants)
             self.globals_as_compiled(entry)
             self.unusual.append(f"not {self.cell('launch', compiled)}({', '.join((x, y, z, *given))})")
-            self.cell("compiled", entry.compiled)  # unloaded when nobody holds it
+            self.cell("compiled", entry.compiled)  # unloaded with its last reference
             otherwise = []
         options = "".join(f", {k.arg}={ast.unparse(k.value)}" for k in self.launch.options)
         slow = f"{self.rewriter.prefix}launcher({self.launch.kernel}, ({', '.join(counts)},), {', '.join(passed)}{options})"
@@ -103,7 +103,9 @@ class _Written:
         return parse("\n".join(text)).body
 
     def compiled(self, key: Sequence[Any], entry: Entry) -> Callable[..., bool] | None:
-        """The launch as one native function, which looks itself at arguments, knobs and hooks; None if there is none."""
+        """Return the launch as one native function, which checks arguments, knobs and hooks itself; None if there is
+        none.
+        """
         if entry.binary is None:
             return None
         arguments = [
@@ -120,7 +122,7 @@ class _Written:
         return found
 
     def objects(self, args: Sequence[ast.expr], constants: Sequence[Any]) -> tuple[list[str], list[str]]:
-        """What the native launch takes, and what the launcher would."""
+        """Return the arguments of the native launch, and those of the launcher."""
         given, passed = [], []
         for i, (node, parameter) in enumerate(zip(args, self.site.parameters, strict=True)):
             text = self.number(f"a{i}", node) if not isinstance(node, ast.Name) else node.id
@@ -132,7 +134,7 @@ class _Written:
         return given, passed
 
     def number(self, name: str, node: ast.expr) -> str:
-        """The text of an expression that may be repeated."""
+        """Return the text of an expression that may be repeated."""
         if isinstance(node, ast.Constant) or (isinstance(node, ast.Name) and node.id in self.rewriter.stored):
             return ast.unparse(node)
         self.before.append(f"{self.prefix}{name} = {ast.unparse(node)}")
@@ -141,7 +143,7 @@ class _Written:
     def arguments(
         self, args: Sequence[ast.expr], key: Sequence[Any], constants: Sequence[Any]
     ) -> tuple[list[str], list[str]]:
-        """What the launch function takes, and what the launcher would."""
+        """Return the arguments of the launch function, and those of the launcher."""
         launched, passed, aligned = [], [], []
         for i, (node, parameter, part) in enumerate(zip(args, self.site.parameters, key, strict=True)):
             text = self.number(f"a{i}", node) if not isinstance(node, ast.Name) else node.id
@@ -165,7 +167,7 @@ class _Written:
         return launched, passed
 
     def integer(self, text: str, part: tuple[str, bool, bool], specialized: bool) -> None:
-        """Conditions for an integer of another class than the binary was compiled for."""
+        """Add conditions for an integer of another class than the binary was compiled for."""
         width, one, divisible = part
         if width != "i32":
             self.unusual.append(f"{self.cell('class', integer_class)}({text}, {specialized}) != {part!r}")
@@ -178,7 +180,7 @@ class _Written:
             self.unusual.append(f"{text} & 15" if divisible else f"{text} == 1 or not {text} & 15")
 
     def circumstances(self, entry: Entry) -> None:
-        """Conditions that have nothing to do with the arguments: globals, knobs, hooks, and the current device."""
+        """Add conditions that are independent of the arguments: globals, knobs, hooks, and the current device."""
         self.globals_as_compiled(entry)
         containers = self.containers()
         if containers is None:
@@ -187,13 +189,13 @@ class _Written:
             self.unchanged(containers)
 
     def unchanged(self, containers: Sequence[Any]) -> None:
-        """Conditions on what ``containers`` gives: empty, or of knobs that were set as they were."""
+        """Add conditions on the ``containers``: empty, or with knobs at the same values."""
         for i, container in enumerate(containers):
             was = f" != {self.cell(f'was{i}', dict(container))}" if container and isinstance(container, dict) else ""
             self.unusual.append(f"{self.cell(f'state{i}', container)}{was}")
 
     def globals_as_compiled(self, entry: Entry) -> None:
-        """Conditions on globals and on the current device."""
+        """Add conditions on globals and on the current device."""
         for i, (namespace, name, _) in enumerate(entry.globals_used):
             value = self.cell(f"u{i}", namespace.get(name))
             if namespace is self.rewriter.namespace and name not in self.rewriter.stored:
@@ -204,7 +206,9 @@ class _Written:
             self.unusual.append(f"{self.cell('current', entry.current_device)}() != {entry.device}")
 
     def containers(self) -> list[Any] | None:
-        """Knobs that were set and hooks to call: dicts and lists, empty as a rule. None if a hook is of another kind."""
+        """Return the set knobs and the hooks to call: dicts and lists, usually empty. None if a hook is of another
+        kind.
+        """
         runtime = triton_knobs.runtime
         found: list[Any] = [vars(runtime), vars(triton_knobs.compilation), self.site.kernel.pre_run_hooks]
         for name in ("launch_enter_hook", "launch_exit_hook"):
@@ -218,7 +222,7 @@ class _Written:
     def run(self, entry: Entry, grid: tuple[str, str, str], args: Sequence[str]) -> str:
         stream = f"{self.cell('stream', entry.current_stream)}({entry.device})"
         function, packed = self.cell("function", entry.function), self.cell("packed", entry.packed)
-        self.cell("compiled", entry.compiled)  # unloaded when nobody holds it
+        self.cell("compiled", entry.compiled)  # unloaded with its last reference
         where = f"{', '.join(grid)}, {stream}, {function}"
         direct = entry.direct
         if direct is None:

@@ -1,4 +1,4 @@
-"""Runs a generated kernel: Triton on a GPU, Triton's interpreter on CPU tensors."""
+"""Launcher of generated kernels: Triton on a GPU, the interpreter on CPU tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ else:
 
 
 def get_num_sm(device: torch.device, reserved_sms: int = 0) -> int:
-    """The number of SMs that persistent programs are spread over; 4 where the interpreter stands in for a GPU."""
+    """Return the number of SMs for persistent programs; 4 where the interpreter replaces a GPU."""
     if device.type != "cuda":
         return 4
     index = device.index if device.index is not None else torch.cuda.current_device()
@@ -31,14 +31,15 @@ def get_num_sm(device: torch.device, reserved_sms: int = 0) -> int:
 
 
 def random_seeds(count: int, like: torch.Tensor) -> torch.Tensor:
-    """Seeds for one launch, drawn on the device of ``like`` from its default generator: ``torch.manual_seed`` makes
-    what follows repeatable, and a captured CUDA graph draws others at each replay.
+    """Return seeds for one launch, drawn on the device of ``like`` from its default generator.
+
+    ``torch.manual_seed`` makes them reproducible, and a captured CUDA graph draws others at each replay.
     """
     return torch.randint(2**63 - 1, (count,), device=like.device)
 
 
 def set_triton_allocator() -> None:
-    """Give Triton device memory for the tensor descriptors that kernels make, in this thread, unless the user has."""
+    """Give Triton device memory for the tensor descriptors that kernels create, in this thread, unless the user has."""
     if isinstance(_allocation._allocator.get(), _allocation.NullAllocator):
         triton.set_allocator(_allocate)
 

@@ -73,7 +73,9 @@ class TritonColumnReductionHeuristic(Heuristic):
 
 
 def _shared_rows(facts: KernelFacts, primary: ReductionFact, target: Target) -> AxisFact | None:
-    """Return the tile of rows that bounds the loop, if programs share the rows and the loop's loads can be prefetched."""
+    """Return the tile of rows that bounds the loop, if programs share the rows and the loop's loads can be
+    prefetched.
+    """
     axis = facts.axes[primary.axis]
     if axis.outer is None or not axis.tunable or not target.has("cp_async"):
         return None

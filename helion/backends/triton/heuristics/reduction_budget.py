@@ -171,7 +171,9 @@ class _Allocator:
         return scale, flat
 
     def worst(self, axis: int) -> tuple[int, int]:
-        """Return the polynomial of the group with the largest scale; one element per lane where no tile spans the axis."""
+        """Return the polynomial of the group with the largest scale; one element per lane where no tile spans
+        the axis.
+        """
         found = [self.polynomial(fact.live_tiles, axis) for fact in self.facts.sized_reductions]
         scale, flat = max(found, key=lambda pair: pair[0], default=(0, 0))
         return max(scale, self.primary.itemsize), flat

@@ -101,7 +101,9 @@ class _Aligner:
         yield from (op,) if aligned is None else aligned
 
     def aligned(self, op: Op) -> list[Op] | None:
-        """Return the loop ``op`` over aligned tiles, after the ops that compute its begin; None if it stays as it is."""
+        """Return the loop ``op`` over aligned tiles, after the ops that compute its begin; None if it stays
+        as it is.
+        """
         block = self.walked(op)
         if block is None:
             return None

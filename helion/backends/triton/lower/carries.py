@@ -62,7 +62,9 @@ def _variables(op: Op, local: set[int], uses: Mapping[int, int]) -> Variables:
 
 
 def _updated(body: Region) -> Iterator[int]:
-    """Yield the positions with ``acc = tl.dot(a, b, acc=acc)`` instead of a new variable, where the old value is dead."""
+    """Yield the positions with ``acc = tl.dot(a, b, acc=acc)`` instead of a new variable, where the old value
+    is dead.
+    """
     for at, (param, after) in enumerate(zip(body.params, body.results, strict=True)):
         made = next((i for i, op in enumerate(body.ops) if any(r is after for r in op.results)), None)
         if made is None or body.ops[made].kind in _NO_UPDATES:

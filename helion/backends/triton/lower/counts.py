@@ -77,7 +77,9 @@ def _lanes(value: Value, places: tuple[int, ...], program: Program) -> Iterator[
 
 
 def _most_lanes(dim: Dim, program: Program) -> float:
-    """Return the number of elements of a whole dimension; infinity for a tile, and where it is known only at run time."""
+    """Return the number of elements of a whole dimension; infinity for a tile, and where it is known only at
+    run time.
+    """
     extents = [program.blocks[block].extent if program.blocks[block].kind == "full" else None for block in dim.blocks]
     return math.prod((each if isinstance(each, int) else math.inf for each in extents), start=dim.const)
 

@@ -13,7 +13,9 @@ from ..plan.records import GridPlan, LaunchArguments, Plan, RangePlan
 
 @dataclass(frozen=True, kw_only=True)
 class KernelRoot:
-    """One grid loop, the mapping of program ids to its tiles, and the options of the tile loop in persistent kernels."""
+    """One grid loop, the mapping of program ids to its tiles, and the options of the tile loop in persistent
+    kernels.
+    """
 
     root: Root
     grid: GridPlan

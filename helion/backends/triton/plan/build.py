@@ -223,7 +223,9 @@ class _Planner:
         )
 
     def numbers(self, part: Program, blocks: set[int], known: dict[Any, NumberArgument]) -> tuple[NumberArgument, ...]:
-        """Return one argument for each host number that device code reads: whole expressions are evaluated on the host."""
+        """Return one argument for each host number that device code reads: whole expressions are evaluated on
+        the host.
+        """
         found: dict[Any, NumberArgument] = {}
         for expr in _expressions(part, blocks):
             for each in host_parts(expr):

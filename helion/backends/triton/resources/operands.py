@@ -156,7 +156,9 @@ class _Tally:
         self.passing.append(_Passing(region=home, after=after, until=dot, used=used, size=size, lasting=lasting))
 
     def is_over(self, dot: int) -> bool:
-        """Return whether a dot in a loop completes before the next begins, so that its transient shared memory is free."""
+        """Return whether a dot in a loop completes before the next begins, so that its transient shared
+        memory is free.
+        """
         if self.units[dot] == "wgmma":
             unfetched = any(self.stays(operand) for operand in self.facts.staged if operand.dot == dot)
             return unfetched or self.facts.matmuls[dot].accumulator_loop is None

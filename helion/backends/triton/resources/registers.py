@@ -160,7 +160,9 @@ def pressure(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, targe
 
 
 def ahead_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
-    """Return the registers of a thread per prefetched step: the loop carries the loaded values, in their memory dtype."""
+    """Return the registers of a thread per prefetched step: the loop carries the loaded values, in their
+    memory dtype.
+    """
     threads = num_warps * target.warp_size
     loads = (op for op in facts.memory_ops if op.kind == "load" and op.slot in facts.ahead)
     return sum(cdiv(cdiv(_product(sizes, op.tile_axes), threads) * op.itemsize, _REGISTER_BYTES) for op in loads)
@@ -503,7 +505,9 @@ def _addresses(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, tar
 def _operand_loads(
     facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target
 ) -> dict[tuple[int, int], tuple[float, int]]:
-    """Return, by region and slot, the loads of one thread for dot operands in one iteration, and the elements of each."""
+    """Return, by region and slot, the loads of one thread for dot operands in one iteration, and the elements
+    of each.
+    """
     threads = num_warps * target.warp_size
     slots = {op.slot: op for op in facts.memory_ops}
     found: dict[tuple[int, int], tuple[float, int]] = {}

@@ -155,7 +155,9 @@ def _renumbered(facts: KernelFacts, standing: Mapping[int, int]) -> KernelFacts:
 
 
 def hoisted_bytes(facts: KernelFacts) -> int:
-    """Return the bytes read and written to precompute operands, halved: a copy of that many bytes takes the same time."""
+    """Return the bytes read and written to precompute operands, halved: a copy of that many bytes takes the
+    same time.
+    """
     read = {op.slot: op.accessed_numel * op.itemsize for op in facts.memory_ops}
     made = {(each.main, each.along): each for each in facts.hoistable}.values()
     return sum(sum(read[slot] for slot in each.slots) + each.numel * each.dtype.itemsize for each in made) // 2

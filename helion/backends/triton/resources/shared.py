@@ -313,7 +313,9 @@ def _repeats(axes: Sequence[int]) -> bool:
 
 
 def _transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
-    """Return the bytes for layout conversions between accesses whose contiguous axis, order of axes or width differs."""
+    """Return the bytes for layout conversions between accesses whose contiguous axis, order of axes or width
+    differs.
+    """
     if facts.matmuls:
         return 0
     threads = num_warps * target.warp_size

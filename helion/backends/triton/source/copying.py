@@ -177,7 +177,9 @@ class _Function:
         return value
 
     def spelled(self, name: str, value: Any) -> str:
-        """Return the text for ``value`` in a module: a name that every module has, or the placeholder of a definition."""
+        """Return the text for ``value`` in a module: a name that every module has, or the placeholder of a
+        definition.
+        """
         usual = _usual(value)
         if usual is not None and usual.partition(".")[0] not in self.locals:
             return usual

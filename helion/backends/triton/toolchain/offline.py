@@ -339,7 +339,9 @@ def _unshadowed() -> None:
 
 
 def _free_functions() -> None:
-    """Reset the locks under which Triton hashes functions, in a process that was forked while another thread compiled."""
+    """Reset the locks under which Triton hashes functions, in a process that was forked while another thread
+    compiled.
+    """
     from triton.runtime.jit import JITFunction
 
     for each in gc.get_objects():

@@ -651,7 +651,7 @@ def test_other_platforms(unbuilt: Path, monkeypatch: pytest.MonkeyPatch, caplog:
     monkeypatch.setattr(sys, "platform", "darwin")
     with caplog.at_level(logging.WARNING, "helion"):
         assert not native.wanted()
-    assert "it takes a 64-bit CPython on Linux" in caplog.text
+    assert "it needs a 64-bit CPython on Linux" in caplog.text
 
 
 def test_an_extension_that_reads_tensors_wrongly_is_not_used(

@@ -47,7 +47,7 @@ def _ints(handles: Sequence[Handle]) -> tuple[int, ...]:
 
 
 def _acquires(sem: Any) -> bool:
-    """Whether an atomic operation of these semantics may wait for another program."""
+    """Return whether an atomic operation with these semantics may wait for another program."""
     return sem is None or "ACQUIRE" in str(sem).upper()
 
 
@@ -80,7 +80,9 @@ class Window:
         return Window(self.base, self.extents, self.strides, offsets, self.dims, self.fill_nan)
 
     def elements(self, checked_dims: Sequence[int] | None = None) -> tuple[Handle, Handle]:
-        """Addresses of the block's elements, and which are inside the tensor in ``checked_dims`` (default all)."""
+        """Return addresses of the block's elements, and a mask of those inside the tensor in ``checked_dims`` (default
+        all).
+        """
         rank = len(self.dims)
         itemsize = _itemsize(self.base.dtype.element_ty)
         address = self.base.data.view(np.int64).reshape((1,) * rank)
@@ -95,15 +97,15 @@ class Window:
 
 
 class Access:
-    """Builder methods that reach memory."""
+    """Builder methods that access memory."""
 
     memory: Memory
-    #: Watches a launch, where somebody asked for it.
+    #: Detector of data races of a launch, if requested.
     races: RaceDetector | None = None
 
     @property
     def place(self) -> str:
-        """Kernel and program, for messages."""
+        """The kernel and program, for messages."""
         raise NotImplementedError
 
     def create_load(self, pointers: Handle, *_: Any) -> Handle:
@@ -213,7 +215,7 @@ class Access:
         self._atomic(operation, pointers, value, inside)
 
     def _rows(self, window: Window, rows: Handle, column: Handle) -> tuple[Handle, Handle]:
-        """Addresses of one block row for each entry of ``rows``, and which are inside the tensor."""
+        """Return addresses of one block row for each entry of ``rows``, and a mask of those inside the tensor."""
         parts = [window.at((int(row), *_ints([column]))).elements() for row in rows.full()]
         shape = (len(parts), window.dims[1])
         pointers = np.concatenate([p.full() for p, _ in parts])

@@ -1,8 +1,8 @@
-"""The operations behind ``triton.language``, on numpy arrays.
+"""The operations of ``triton.language``, on numpy arrays.
 
-Triton's semantic layer (type promotion, broadcasting, argument checks) is used as it is. It calls a *builder* for each
+Triton's semantic layer (type promotion, broadcasting, argument checks) is used unchanged. It calls a *builder* for each
 operation; :class:`Builder` is that object for interpreted kernels. Method names and arguments are Triton's (3.6 to
-3.9); trailing arguments that only steer a compiler, such as cache hints, are swallowed by ``*_``.
+3.9); ``*_`` ignores trailing arguments that only affect a compiler, such as cache hints.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .values import Block, Handle, block, scalar
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What Triton's semantic layer asks about the target."""
+    """Options of the target that Triton's semantic layer reads."""
 
     debug: bool = True  # makes tl.device_assert check
     sanitize_overflow: bool = False
@@ -77,10 +77,10 @@ def _constant_getter(name: str) -> Callable[[object, Any], Handle]:
 
 
 def _scaled_operand(value: Handle, scale: Handle | None, format: Any, unpack_axis: int) -> np.ndarray:
-    """An operand of ``tl.dot_scaled``, K last, as float32: decoded and multiplied by its block scales."""
+    """Return an operand of ``tl.dot_scaled``, K last, as float32: decoded and multiplied by its block scales."""
     data = value.full()
     if format == ir.ScaleDotElemTypeTY.E2M1:
-        # Two 4-bit numbers a byte, the low half first.
+        # Two 4-bit numbers per byte, the low half first.
         pair = np.stack([data & 0xF, data >> 4], axis=-1)
         data = numerics.E2M1_TABLE.take(pair)
         if unpack_axis == -1:
@@ -97,7 +97,7 @@ def _scaled_operand(value: Handle, scale: Handle | None, format: Any, unpack_axi
 
 @dataclasses.dataclass(frozen=True)
 class AssemblyResults:
-    """What ``tl.inline_asm_elementwise`` asks for its only result."""
+    """The results object of ``tl.inline_asm_elementwise``, for its only result."""
 
     only: Handle
 
@@ -106,7 +106,9 @@ class AssemblyResults:
 
 
 class Builder(Elementwise, Access):
-    """Runs one launch at a time: :meth:`begin` sets its memory and grid, ``program`` is the running program's id."""
+    """Builder of one launch at a time: :meth:`begin` sets its memory and grid, ``program`` is the running
+    program's id.
+    """
 
     def __init__(self) -> None:
         self.options = Options()
@@ -177,7 +179,7 @@ class Builder(Elementwise, Access):
 
     def create_reshape(self, value: Handle, shape: Sequence[int], *_: Any) -> Handle:
         new = tuple(int(s) for s in shape)
-        # one number stands for the whole block: its data must not keep a rank that the new shape does not have
+        # a single element represents the whole block: its data must not keep a rank that the new shape does not have
         data = value.data.reshape(1) if value.data.size == 1 else value.full().reshape(new)
         return Handle(data, value.dtype, new)
 
@@ -211,12 +213,12 @@ class Builder(Elementwise, Access):
             counted &= mask.full()
         return Handle(np.bincount(data[counted].astype(np.int64), minlength=bins).astype(np.int32), tl.int32)
 
-    # Matrix products. fp32 operands are multiplied in fp32 whatever input_precision says.
+    # Matmuls. fp32 operands are multiplied in fp32 for every input_precision.
 
     def create_dot(self, a: Handle, b: Handle, acc: Handle, *_: Any) -> Handle:
         left, right = a.full(), b.full()
         if left.dtype.kind in "iu":
-            # float64 is exact here (|sum| < 2^53), and BLAS is far faster than numpy's loops over integers.
+            # float64 is exact here (|sum| < 2^53), and BLAS is far faster than numpy's integer loops.
             product = np.matmul(left.astype(np.float64), right.astype(np.float64)).astype(np.int64).astype(np.int32)
         else:
             product = np.matmul(left, right)

@@ -19,17 +19,17 @@ Operation = Callable[..., Handle]
 
 
 def signed(x: np.ndarray) -> np.ndarray:
-    """Integers read as signed."""
+    """Return integers reinterpreted as signed."""
     return x.view(f"i{x.dtype.itemsize}") if x.dtype.kind == "u" else x
 
 
 def unsigned(x: np.ndarray) -> np.ndarray:
-    """Integers read as unsigned."""
+    """Return integers reinterpreted as unsigned."""
     return x.view(f"u{x.dtype.itemsize}") if x.dtype.kind == "i" else x
 
 
 def _float(function: Arrays) -> Operation:
-    """An operation on floats of one format, whose result is rounded to that format."""
+    """Return an operation on floats of one format, whose result is rounded to that format."""
 
     def operation(self: object, first: Handle, *others: Handle) -> Handle:
         dtype = first.dtype
@@ -42,7 +42,7 @@ def _float(function: Arrays) -> Operation:
 
 
 def _exact(function: Arrays) -> Operation:
-    """An operation whose results are numbers of the operands' format without rounding."""
+    """Return an operation whose results are representable in the operands' format without rounding."""
 
     def operation(self: object, first: Handle, *others: Handle) -> Handle:
         return Handle(function(first.data, *[o.data for o in others]), first.dtype, first.shape)
@@ -51,7 +51,7 @@ def _exact(function: Arrays) -> Operation:
 
 
 def _integer(function: Arrays, view: Arrays) -> Operation:
-    """An operation on integers read as signed or as unsigned, whatever sign their array has."""
+    """Return an operation on integers reinterpreted as signed or unsigned."""
 
     def operation(self: object, first: Handle, *others: Handle) -> Handle:
         return Handle(function(view(first.data), *[view(o.data) for o in others]), first.dtype, first.shape)
@@ -60,7 +60,7 @@ def _integer(function: Arrays, view: Arrays) -> Operation:
 
 
 def _modular(function: Arrays, on_bools: Arrays) -> Operation:
-    """Integer arithmetic modulo 2^bits; numpy's arithmetic on bools is not modulo 2."""
+    """Return integer arithmetic modulo 2^bits; numpy's arithmetic on bools is not modulo 2."""
 
     def operation(self: object, left: Handle, right: Handle) -> Handle:
         chosen = on_bools if left.data.dtype.kind == "b" else function
@@ -83,7 +83,7 @@ def _torch_math(function: Callable[[torch.Tensor], torch.Tensor]) -> Arrays:
 
 
 def _reciprocal_root(x: np.ndarray) -> np.ndarray:
-    # float64 keeps 1/sqrt to the one rounding at the end that the device's approximation is measured against.
+    # float64 limits 1/sqrt to the one final rounding, against which the device's approximation is measured.
     return (1.0 / np.sqrt(x.astype(np.float64))).astype(x.dtype)
 
 
@@ -92,7 +92,7 @@ class Elementwise:
 
     @property
     def place(self) -> str:
-        """Kernel and program, for messages."""
+        """The kernel and program, for messages."""
         raise NotImplementedError
 
     create_fadd = _float(np.add)

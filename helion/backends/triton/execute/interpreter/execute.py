@@ -51,7 +51,7 @@ def _number(value: Any, dtype: tl.dtype) -> Tensor:
 
 
 class _Arguments:
-    """Turns a launch's arguments into interpreter values and notes which memory they own."""
+    """Converts a launch's arguments to interpreter values and records the memory they own."""
 
     def __init__(self, kernel: str) -> None:
         self.kernel = kernel
@@ -63,7 +63,7 @@ class _Arguments:
             yield Region(start=start, size=size, owner="argument " + " and ".join(repr(n) for n in names))
 
     def all(self, fn: JITFunction, bound: Mapping[str, object]) -> dict[str, Any]:
-        """Every argument of ``fn`` by name."""
+        """Return every argument of ``fn`` by name."""
         values = {}
         for parameter in fn.params:
             name = parameter.name
@@ -75,7 +75,7 @@ class _Arguments:
         return values
 
     def tensor(self, name: str, value: torch.Tensor, element: tl.dtype | None = None) -> Tensor:
-        """A pointer to ``value``'s first element."""
+        """Return a pointer to ``value``'s first element."""
         if value.device.type != "cpu":
             raise ValueError(
                 f"kernel {self.kernel!r}: argument {name!r} is on {value.device}, but the interpreter runs on CPU "
@@ -95,7 +95,7 @@ class _Arguments:
         return _pointer(value.data_ptr(), element)
 
     def value(self, name: str, value: Any, *, specialize: bool = True) -> Any:
-        """``value`` as a kernel that was not told it is a constexpr receives it."""
+        """Return ``value`` as a kernel receives it for a parameter that is not constexpr."""
         if isinstance(value, torch.Tensor):
             return self.tensor(name, value)
         if isinstance(value, bool):
@@ -140,12 +140,12 @@ class _Arguments:
 
 
 def _wrapped_element(dtype: Any) -> tl.dtype:
-    """Element type of a ``triton.reinterpret`` wrapper, whose dtype is Triton's or torch's."""
+    """Return the element type of a ``triton.reinterpret`` wrapper, whose dtype is Triton's or torch's."""
     return _ELEMENTS[dtype] if isinstance(dtype, torch.dtype) else scalar(dtype)
 
 
 def _annotated(value: Any, annotation: str) -> Any:
-    """A scalar argument as the type that its parameter's annotation names (``x: tl.int64``)."""
+    """Return a scalar argument in the type of its parameter's annotation (``x: tl.int64``)."""
     if not annotation or annotation.startswith("*") or not isinstance(value, (Tensor, int)):
         return value
     dtype = scalar(tl.str_to_ty(annotation, None))
@@ -165,7 +165,7 @@ def _bound(fn: JITFunction, args: Sequence[object], kwargs: Mapping[str, object]
 
 
 def _no_launch() -> None:
-    """Forget the launch that another thread had under way when this process was forked."""
+    """Reset the launch that another thread was running when this process was forked."""
     builder = SEMANTIC.builder
     builder.races = None
     builder.begin("", Memory((), lambda: builder.place), (1, 1, 1))
@@ -207,26 +207,26 @@ def interpret(
 ) -> None:
     """Run a ``@triton.jit`` kernel on CPU tensors, in this process and thread.
 
-    No environment variable is needed, and Triton's own modules are left as they are, so that kernels may be compiled
-    for a GPU before, after and (from another thread, once the lock is free) between launches.
+    No environment variable is needed, and Triton's own modules stay unchanged. So kernels may be compiled for a GPU
+    before, after and (from another thread, once the lock is free) between launches.
 
     Args:
         fn: the kernel. It and the ``@triton.jit`` functions it calls must have source in a file.
         grid: one to three program counts. Programs run one after the other, the first axis fastest.
         args: positional arguments: CPU tensors of any strides, numbers, tuples, ``TensorDescriptor``, constexpr values.
         kwargs: further arguments by name; other names are launch options (``num_warps`` ...) and are ignored.
-        elsewhere: whether pointers that the kernel makes of integers may lead to memory of no argument.
+        elsewhere: allow pointers that the kernel makes of integers to access memory outside of the arguments.
 
-    Numbers are the device's: bf16, fp16 and fp8 results are rounded to nearest even after every operation, casts to fp8
-    saturate, integer division truncates. fp32 ``tl.dot`` computes in fp32 whatever ``input_precision`` says, and sums
-    accumulate in fp64 before the one rounding at the end.
+    Numerics are the device's: bf16, fp16 and fp8 results are rounded to nearest even after every operation, casts to
+    fp8 saturate, integer division truncates. fp32 ``tl.dot`` computes in fp32 for every ``input_precision``, and sums
+    accumulate in fp64 with one final rounding.
 
     Raises:
         IndexError: an access that no mask turns off lies outside every argument's storage.
-        exc.DataRace: within ``races.detect_races()``, what a kernel computes depends on which thread comes first.
+        exc.DataRace: within ``races.detect_races()``, a result depends on the order of threads.
         AssertionError: a ``tl.device_assert``, ``assert``, ``tl.static_assert`` or ``tl.assume`` does not hold.
         NotImplementedError: the kernel uses inline assembly, or a device function that has no CPU counterpart.
-        ValueError, TypeError: an argument or the grid is unsuitable, or Triton's own checks refuse an operation.
+        ValueError, TypeError: an argument or the grid is unsuitable, or Triton's own checks reject an operation.
 
     Tensors written before an error keep what was written.
     """

@@ -1,10 +1,9 @@
 """CUDA's libdevice functions on numpy arrays, by their symbol (``__nv_erff``, ``__nv_pow`` ...).
 
-Triton's ``libdevice`` module maps a call to a symbol and a result type, for each argument type the library takes; that
-mapping is used as it is, so argument checks and result types are the device's. Results here are within a few units in
-the last place of the exact value. Functions with neither a numpy nor a torch counterpart are absent and raise
-NotImplementedError in the kernel: Bessel functions of order n, and additions, multiplications, divisions and roots
-rounded up or down.
+Triton's ``libdevice`` module maps a call to a symbol and a result type, for each argument type the library takes; the
+mapping is used unchanged, so argument checks and result types are the device's. Results here are within a few units in
+the last place of the exact value. Functions without a numpy or torch counterpart raise NotImplementedError in the
+kernel: Bessel functions of order n, and additions, multiplications, divisions and roots rounded up or down.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def _special(function: Callable[[torch.Tensor], torch.Tensor]) -> Function:
 
 
 def _in_float64(function: Function) -> Function:
-    """``function`` computed in float64 and rounded to the type of its first argument."""
+    """Return ``function`` computed in float64 and rounded to the type of its first argument."""
 
     def wide(*args: np.ndarray) -> np.ndarray:
         return np.asarray(function(*[a.astype(np.float64) for a in args])).astype(args[0].dtype)
@@ -35,7 +34,7 @@ def _in_float64(function: Function) -> Function:
 
 
 def _pi(function: Function) -> Function:
-    """sin or cos of pi times the argument, reduced exactly before the multiplication."""
+    """Return sin or cos of pi times the argument, reduced exactly before the multiplication."""
 
     def reduced(x: np.ndarray) -> np.ndarray:
         return np.where(np.isinf(x), np.nan, function(np.pi * np.fmod(x.astype(np.float64), 2.0)))
@@ -68,7 +67,7 @@ def _gamma(x: np.ndarray) -> np.ndarray:
 
 
 def _remainder(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """IEEE remainder: of the quotient rounded to nearest even."""
+    """Return the IEEE remainder: that of the quotient rounded to nearest even."""
     r = np.fmod(x, y)
     magnitude, bound = np.abs(r), np.abs(y)
     odd = np.mod(np.floor(np.abs(np.fmod(x, 2 * y)) / bound), 2.0) == 1.0
@@ -102,7 +101,7 @@ def _count_leading_zeros(x: np.ndarray) -> np.ndarray:
 
 
 def _bits(x: np.ndarray) -> np.ndarray:
-    """The bits of integers, lowest first, along a new last axis."""
+    """Return the bits of integers, lowest first, along a new last axis."""
     contiguous = np.ascontiguousarray(x)
     octets = contiguous.view(np.uint8).reshape((*x.shape, x.dtype.itemsize))
     return np.unpackbits(octets, axis=-1, bitorder="little")
@@ -292,7 +291,7 @@ _INTEGERS = {"int": "int32", "uint": "uint32", "ll": "int64", "ull": "uint64"}
 
 
 def _conversion(name: str) -> Function | None:
-    """``float2int_rd``, ``ull2double_rn`` and the like."""
+    """Return the conversion ``float2int_rd``, ``ull2double_rn`` and the like."""
     pair, _, mode = name.rpartition("_")
     source, _, target = pair.partition("2")
     if source in ("float", "double") and target in _INTEGERS and mode in _TO_WHOLE:
@@ -308,7 +307,7 @@ def _conversion(name: str) -> Function | None:
 
 @functools.cache
 def function(symbol: str) -> Function | None:
-    """The numpy function for a libdevice symbol, or None where there is none.
+    """Return the numpy function for a libdevice symbol, or None where there is none.
 
     It takes numpy arrays of the argument types and returns an array to be cast to the symbol's result type.
     """

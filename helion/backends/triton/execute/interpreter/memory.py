@@ -1,8 +1,8 @@
-"""Memory of a launch: which addresses its tensors own, and loads, stores and atomics on them.
+"""Memory of a launch: the addresses that its tensors own, and loads, stores and atomics on them.
 
-A kernel computes with real addresses. Each access looks up the tensor storage that its addresses fall into and then
-works on a numpy view of that storage, which is both the bounds check and 5 to 20 times as fast as copying element by
-element (1024 floats: 2 µs against 12 µs for a load and 26 µs for a store of Triton's own interpreter).
+A kernel computes with real addresses. Each access finds the tensor storage that contains its addresses and uses a numpy
+view of it. The lookup is the bounds check as well. The view is 5 to 20 times as fast as Triton's own interpreter, which
+copies element by element (1024 floats: 2 µs against 12 µs for a load and 26 µs for a store).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Bytes:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Region:
-    """One tensor storage: ``size`` bytes from ``start``. ``owner`` says in words which argument it belongs to."""
+    """One tensor storage: ``size`` bytes from ``start``. ``owner`` is the argument it belongs to, as text."""
 
     start: int
     size: int
@@ -35,7 +35,7 @@ class Region:
         return self.start + self.size
 
     def view(self, dtype: np.dtype) -> np.ndarray:
-        """The whole storage as an array of ``dtype``."""
+        """Return the whole storage as an array of ``dtype``."""
         found = self.views.get(dtype)
         if found is None:
             whole = self.size // dtype.itemsize * dtype.itemsize
@@ -51,9 +51,8 @@ def _shift(dtype: np.dtype) -> int:
 class Memory:
     """The storages of one launch.
 
-    ``checked`` is true until the kernel makes a pointer out of an integer; such a pointer may lead anywhere, so from
-    then on addresses outside every argument are accessed without a check, unless the memory ``elsewhere`` is not this
-    one.
+    ``checked`` is true until the kernel makes a pointer out of an integer, which may point anywhere. From then on
+    addresses outside every argument are accessed without a check, if ``elsewhere`` allows it.
     """
 
     def __init__(self, regions: Sequence[Region], place: Callable[[], str], elsewhere: bool = True) -> None:
@@ -63,7 +62,7 @@ class Memory:
         self._place = place
 
     def made_pointers(self) -> None:
-        """The kernel makes pointers out of integers."""
+        """Record that the kernel makes pointers out of integers."""
         self.checked = not self._elsewhere
 
     def _region_of(self, low: int, high: int) -> Region | None:
@@ -73,7 +72,7 @@ class Memory:
         return None
 
     def _locate(self, pointers: np.ndarray, itemsize: int) -> Region | None:
-        """The region that holds every access, or None where there is no single one or addresses are misaligned."""
+        """Return the region that contains every access, or None without a single one or for misaligned addresses."""
         low, high = int(pointers.min()), int(pointers.max())
         region = self._region_of(low, high + itemsize)
         if region is None or (low - region.start) % itemsize:
@@ -81,7 +80,7 @@ class Memory:
         return region
 
     def _outside(self, pointers: np.ndarray, itemsize: int, verb: str) -> IndexError:
-        """The error for the first of ``pointers`` that no region holds."""
+        """Return the error for the first of ``pointers`` outside of all regions."""
         inside = np.zeros(pointers.shape, bool)
         for region in self.regions:
             inside |= (pointers >= region.start) & (pointers + itemsize <= region.end)
@@ -100,7 +99,7 @@ class Memory:
         )
 
     def _parts(self, pointers: np.ndarray, itemsize: int, verb: str) -> list[tuple[Region | None, np.ndarray]]:
-        """1-D ``pointers`` split into (region, positions); region None means an access without a view."""
+        """Split 1-D ``pointers`` into (region, positions); region None means an access without a view."""
         left = np.ones(pointers.shape, bool)
         parts: list[tuple[Region | None, np.ndarray]] = []
         for region in self.regions:
@@ -121,7 +120,7 @@ class Memory:
     def load(
         self, pointers: np.ndarray, mask: np.ndarray | None, other: np.ndarray | None, dtype: np.dtype
     ) -> np.ndarray:
-        """Bits of type ``dtype`` at ``pointers`` (uint64) where ``mask``, else ``other`` (bits too, default 0).
+        """Return bits of type ``dtype`` at ``pointers`` (uint64) where ``mask``, else ``other`` (bits too, default 0).
 
         The three broadcast against each other. Raises IndexError for an unmasked address outside every argument.
         """
@@ -159,8 +158,9 @@ class Memory:
         return result
 
     def store(self, pointers: np.ndarray, values: np.ndarray, mask: np.ndarray | None) -> None:
-        """Write ``values`` (bits) at ``pointers`` where ``mask``; the three broadcast against each other. Of several
-        lanes that hit one element the first wins; on a GPU any may.
+        """Write ``values`` (bits) at ``pointers`` where ``mask``; the three broadcast against each other.
+
+        Of several lanes that write one element the first wins; on a GPU any may.
 
         Raises IndexError, before writing anything, for an unmasked address outside every argument.
         """
@@ -170,8 +170,8 @@ class Memory:
             if mask is not None and not mask.all():
                 pointers, values = pointers[mask], values[mask]
             index = ((pointers - np.uint64(region.start)) >> np.uint64(_shift(dtype))).view(np.int64)
-            # the last assignment counts, and the first of several lanes that hit one element is to win: kernels send
-            # lanes they have no use for to the place of their first lane, with what was there before
+            # numpy keeps the last assignment, and the first of several lanes on one element must win: kernels redirect
+            # unused lanes to the element of their first lane, with its old value
             region.view(dtype)[index.reshape(-1)[::-1]] = values.reshape(-1)[::-1]
             return
         shape = np.broadcast_shapes(pointers.shape, values.shape, () if mask is None else mask.shape)
@@ -203,10 +203,10 @@ class Memory:
         dtype: np.dtype,
         change: Callable[[np.ndarray, np.ndarray], np.ndarray],
     ) -> np.ndarray:
-        """Atomically replace what is at each address by ``change(old, positions)``; returns the old bits.
+        """Update each address atomically to ``change(old, positions)`` and return the old bits.
 
         ``pointers`` and ``mask`` have one shape. ``positions`` are flat lane numbers, in increasing order; lanes that
-        hit one address are applied one after the other, lowest lane first. Lanes that are off return 0.
+        hit one address are applied in order, lowest lane first. Inactive lanes return 0.
         """
         old = np.zeros(pointers.shape, dtype)
         lanes = np.flatnonzero(mask)
@@ -217,7 +217,7 @@ class Memory:
         order = np.argsort(chosen, kind="stable")
         ordered = chosen[order]
         first = np.r_[True, ordered[1:] != ordered[:-1]]
-        # Turn of a lane: how many lanes before it share its address.
+        # Turn of a lane: the number of earlier lanes with the same address.
         begin = np.maximum.accumulate(np.where(first, np.arange(first.size), 0))
         turn = np.empty(first.size, np.int64)
         turn[order] = np.arange(first.size) - begin

@@ -1,10 +1,10 @@
 """Arithmetic of the device's number formats on numpy arrays.
 
-The formats numpy lacks or is slow at (fp16, bf16 and the fp8 family, here called *narrow*) are held as float32 arrays
-whose every element is exactly representable in the narrow format. An operation computes in float32 and rounds its
-result back with :func:`round_narrow`. float32 carries at least 2p + 2 bits for every narrow precision p, so rounding
-twice gives the same number as the one rounding of the device for + - * / and sqrt; where that argument does not hold
-(float64 and integer sources, fused multiply-add) the first rounding is to odd, which makes it hold again.
+numpy lacks fp16, bf16 and the fp8 formats, here called *narrow*, or is slow at them. They are stored as float32 arrays
+whose elements are exactly representable in the narrow format. An operation computes in float32 and rounds its result
+with :func:`round_narrow`. float32 has at least 2p + 2 bits for every narrow precision p. So for + - * / and sqrt,
+rounding twice gives the same number as the one rounding of the device. For float64 and integer sources and fused
+multiply-add, the first rounding is to odd, which restores this.
 
 Names of formats are those of ``triton.language`` dtypes: ``fp32``, ``bf16``, ``fp8e4nv``, ``int1`` ...
 """
@@ -22,7 +22,7 @@ NARROW: dict[str, torch.dtype] = {
     "fp8e4nv": torch.float8_e4m3fn,
     "fp8e4b8": torch.float8_e4m3fnuz,
 }
-"""Formats held as float32, with the torch dtype that has the same bits. (``fp8e4b15`` has none: unsupported.)"""
+"""Formats stored as float32, with the torch dtype that has the same bits. (``fp8e4b15`` has none: unsupported.)"""
 
 FP8 = frozenset(name for name in NARROW if name.startswith("fp8"))
 
@@ -43,7 +43,7 @@ _WIDE = {
 HELD: dict[str, np.dtype] = {name: np.dtype(t) for name, t in _WIDE.items()} | {
     name: np.dtype(np.float32) for name in NARROW
 }
-"""numpy dtype of the array that holds values of a format."""
+"""numpy dtype of the array that stores values of a format."""
 
 RAW: dict[str, np.dtype] = {name: np.dtype(t) for name, t in _WIDE.items()} | {
     name: np.dtype(np.float16 if name == "fp16" else np.uint16 if name == "bf16" else np.uint8) for name in NARROW
@@ -55,7 +55,7 @@ _BF16_QUIET_NAN = np.uint32(0x7FC00000)
 
 
 def _torch(array: np.ndarray) -> torch.Tensor:
-    """A tensor on ``array``'s memory, copied first when torch could not use that memory."""
+    """Return a tensor on ``array``'s memory, copied first when torch cannot use that memory."""
     flags = array.flags
     if not (flags.writeable and flags.c_contiguous):
         array = np.array(array, order="C")
@@ -63,7 +63,7 @@ def _torch(array: np.ndarray) -> torch.Tensor:
 
 
 def apply_torch(function: object, *arrays: np.ndarray) -> np.ndarray:
-    """``function`` (a torch function on tensors) of float arrays of one shape; result as a numpy array."""
+    """Apply ``function`` (a torch function on tensors) to float arrays of one shape and return a numpy array."""
     return function(*(_torch(a) for a in arrays)).numpy()  # type: ignore[operator]
 
 
@@ -73,7 +73,7 @@ _FP8_TABLES: dict[str, np.ndarray] = {
 
 
 def decode(raw: np.ndarray, name: str) -> np.ndarray:
-    """Held values of the memory bits ``raw`` (dtype ``RAW[name]``)."""
+    """Return the values of the memory bits ``raw`` (dtype ``RAW[name]``)."""
     if name not in NARROW:
         return raw
     if name == "bf16":
@@ -86,7 +86,7 @@ def decode(raw: np.ndarray, name: str) -> np.ndarray:
 
 
 def encode(held: np.ndarray, name: str) -> np.ndarray:
-    """Memory bits (dtype ``RAW[name]``) of held values; exact, because held values are representable."""
+    """Return the memory bits (dtype ``RAW[name]``) of values; exact, because they are representable."""
     if name not in NARROW:
         return held
     if name == "bf16":
@@ -97,10 +97,10 @@ def encode(held: np.ndarray, name: str) -> np.ndarray:
 
 
 def round_narrow(x: np.ndarray, name: str) -> np.ndarray:
-    """``x`` (float32) rounded to nearest-even in the narrow format ``name``, as float32.
+    """Return ``x`` (float32) rounded to nearest-even in the narrow format ``name``, as float32.
 
-    fp16 and bf16 overflow to infinity. fp8 saturates at its largest finite number, infinities included, as the
-    device's ``cvt.rn.satfinite`` does. NaN stays NaN.
+    fp16 and bf16 overflow to infinity. fp8 saturates at its largest finite number, infinities included, as the device's
+    ``cvt.rn.satfinite`` does. NaN stays NaN.
     """
     if name == "bf16":
         bits = x.view(np.uint32)
@@ -125,7 +125,7 @@ def round_narrow(x: np.ndarray, name: str) -> np.ndarray:
 
 
 def round_narrow_to_zero(x: np.ndarray, name: str) -> np.ndarray:
-    """``x`` (float32) rounded toward zero in the narrow format ``name``, as float32."""
+    """Return ``x`` (float32) rounded toward zero in the narrow format ``name``, as float32."""
     nearest = round_narrow(x, name)
     raw = encode(nearest, name).view(_SAME_SIZE_UNSIGNED[RAW[name].itemsize])
     # Sign and magnitude: the next number toward zero is one less in bits, also from infinity to the largest finite.
@@ -134,7 +134,7 @@ def round_narrow_to_zero(x: np.ndarray, name: str) -> np.ndarray:
 
 
 def round_to_odd(x: np.ndarray) -> np.ndarray:
-    """float64 ``x`` as float32: exact where possible, else the neighbour whose last bit is set.
+    """Return float64 ``x`` as float32: exact where possible, else the neighbour whose last bit is set.
 
     A later rounding to a format at least two bits narrower then equals one rounding of ``x``.
     """
@@ -146,7 +146,7 @@ def round_to_odd(x: np.ndarray) -> np.ndarray:
 
 
 def float_to_float(x: np.ndarray, source: str, target: str) -> np.ndarray:
-    """Held values of ``source`` converted to ``target``, rounded once, to nearest even."""
+    """Return values of ``source`` converted to ``target``, rounded once, to nearest even."""
     if target == source:
         return x
     if target == "fp64":
@@ -157,22 +157,23 @@ def float_to_float(x: np.ndarray, source: str, target: str) -> np.ndarray:
 
 
 def float_to_float_toward_zero(x: np.ndarray, target: str) -> np.ndarray:
-    """Held floats converted to a format ``target`` of fewer bits, rounded toward zero."""
+    """Return floats converted to a format ``target`` of fewer bits, rounded toward zero."""
     if x.dtype == np.float64:
         nearest = x.astype(np.float32)
-        # To odd would end up away from zero in fp32 itself; the neighbour toward zero serves narrow targets as well.
+        # Rounding to odd would be away from zero in fp32 itself; the neighbour toward zero serves narrow targets as
+        # well.
         x = np.where(np.abs(nearest.astype(np.float64)) > np.abs(x), np.nextafter(nearest, np.float32(0)), nearest)
     return x if target == "fp32" else round_narrow_to_zero(x, target)
 
 
 def int_to_float(x: np.ndarray, target: str) -> np.ndarray:
-    """Integers (or bools) as held values of the float format ``target``, rounded once."""
+    """Return integers (or bools) as values of the float format ``target``, rounded once."""
     if target not in NARROW:
         return x.astype(HELD[target])
     if x.dtype.itemsize < 4:
         return round_narrow(x.astype(np.float32), target)
     if x.dtype.itemsize == 8:
-        # float64 holds 53 bits. Numbers beyond fold what lies below them into one sticky bit.
+        # float64 has 53 bits. Larger numbers fold their lower bits into one sticky bit.
         large = np.abs(x.astype(np.float64)) >= 2.0**53
         if large.any():
             low = x & x.dtype.type(0x7FF)
@@ -182,7 +183,7 @@ def int_to_float(x: np.ndarray, target: str) -> np.ndarray:
 
 
 def float_to_int(x: np.ndarray, target: str) -> np.ndarray:
-    """Held floats as integers of ``target``: toward zero, saturating, NaN as PTX ``cvt`` defines it.
+    """Return floats as integers of ``target``: toward zero, saturating, NaN as PTX ``cvt`` defines it.
 
     8-bit targets go through 16 bits and wrap, which is what Triton generates (``cvt.rzi.s16.f32`` and a truncating
     store). NaN gives 0, or the sign bit alone when either side has 64 bits.
@@ -213,7 +214,7 @@ def _two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Dekker's exact product of float64 numbers whose magnitudes stay clear of overflow."""
+    """Return Dekker's exact product of float64 numbers whose magnitudes are far from overflow."""
 
     def split(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         c = 134217729.0 * x  # 2^27 + 1
@@ -226,7 +227,7 @@ def _two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _odd_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """float64 ``a + b`` rounded to odd."""
+    """Return float64 ``a + b`` rounded to odd."""
     total, error = _two_sum(a, b)
     bits = total.view(np.int64)
     step = np.where((error > 0) == (total > 0), 1, -1)
@@ -235,7 +236,7 @@ def _odd_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def fused_multiply_add(x: np.ndarray, y: np.ndarray, z: np.ndarray, name: str) -> np.ndarray:
-    """``x * y + z`` of held values with one rounding, to nearest even (Boldo and Melquiond, 2008)."""
+    """Return ``x * y + z`` with one rounding, to nearest even (Boldo and Melquiond, 2008)."""
     if name != "fp64":
         # The product of two 24-bit significands is exact in float64.
         total = _odd_sum(x.astype(np.float64) * y, z.astype(np.float64))
@@ -249,7 +250,7 @@ def fused_multiply_add(x: np.ndarray, y: np.ndarray, z: np.ndarray, name: str) -
 
 
 def divide_integers(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Quotient rounded toward zero, as the device divides; division by zero gives an unspecified number."""
+    """Return the quotient rounded toward zero, like the device; division by zero gives an unspecified number."""
     if a.dtype.kind == "u":
         return np.floor_divide(a, b)
     remainder = np.fmod(a, b)
@@ -257,7 +258,7 @@ def divide_integers(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def multiply_high(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Upper half of the double-width product of integers of one dtype."""
+    """Return the upper half of the double-width product of integers of one dtype."""
     if a.dtype.itemsize < 8:
         wide = np.dtype(f"{a.dtype.kind}{a.dtype.itemsize * 2}")
         return ((a.astype(wide) * b.astype(wide)) >> (a.dtype.itemsize * 8)).astype(a.dtype)
@@ -269,7 +270,7 @@ def multiply_high(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     high = a_high * b_high + (middle >> half) + (carry >> half)
     if a.dtype.kind == "u":
         return high
-    # Two's complement: each negative factor stands for itself minus 2^64.
+    # Two's complement: each negative factor is itself minus 2^64.
     zero = np.uint64(0)
     return (high - np.where(a < 0, ub, zero) - np.where(b < 0, ua, zero)).view(np.int64)
 
@@ -280,12 +281,12 @@ E2M1_TABLE = np.concatenate([_E2M1, -_E2M1])
 
 
 def decode_e8m0(raw: np.ndarray) -> np.ndarray:
-    """float32 powers of two of the OCP MX scale format E8M0 (uint8 exponents, bias 127, 255 is NaN)."""
+    """Return float32 powers of two of the OCP MX scale format E8M0 (uint8 exponents, bias 127, 255 is NaN)."""
     return np.where(raw == 255, np.float32(np.nan), np.ldexp(np.float32(1), raw.astype(np.int32) - 127))
 
 
 def convert(x: np.ndarray, source: str, target: str) -> np.ndarray:
-    """Held values of format ``source`` as held values of ``target``, as a Triton cast converts them."""
+    """Return values of format ``source`` as values of ``target``, like a Triton cast."""
     held = HELD[target]
     if target == "int1":
         return np.not_equal(x, 0)

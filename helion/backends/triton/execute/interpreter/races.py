@@ -1,29 +1,29 @@
-"""Finds data races of interpreted kernels: elements whose value depends on which thread, or which program, comes first.
+"""Detection of data races in interpreted kernels: elements whose value depends on the order of threads or programs.
 
 The interpreter runs one operation after the other, so a missing barrier changes nothing here. ``RaceDetector`` watches
-every access to global memory and keeps, per element, who wrote and read it last.
+every access to global memory and stores, per element, its last writer and reader.
 
-*Within a program*, between two barriers, an element that a thread wrote may be touched by that thread alone, and one
-that a thread read be written by that thread alone. Which thread does what is the compiler's choice; the model is that
+*Within a program*, between two barriers, only the thread that wrote an element may access it. Only the thread that read
+an element may write it. The compiler assigns lanes to threads; the model is:
 
-- lanes of two accesses belong to one thread where both have one *signature*: the same addresses in the same arrangement
-  (first address, and the step and length along each dimension, in any order of the dimensions). Triton chooses the
-  threads of an access by its pointers, so that is what an in-place update relies on. Every other pair of lanes counts
-  as different threads;
-- an access by fewer lanes than the program has threads is done by several threads at once, a store by one of them: what
-  such a store wrote may not be loaded again, not even by the same signature. (A load before a store of the same
-  signature passes: the thread that stores has loaded before.) Behind a matrix product that holds for any number of
-  lanes, because loads may be made for the operands of the next one;
-- lanes of one store that hit one element must store one value: any of them may come last;
-- atomic operations do not race with each other, and with everything else they do, whatever the signature.
+- Lanes of two accesses belong to one thread if both have one *signature*: the same addresses in the same arrangement.
+  The arrangement is the first address, and the step and length along each dimension, in any order of the dimensions.
+  Triton chooses the threads of an access by its pointers, so an in-place update relies on this. All other pairs of
+  lanes count as different threads.
+- Several threads may perform an access with fewer lanes than the program has threads; one of them performs a store. So
+  no load may read such a store, even with the same signature. A load before a store of the same signature is fine: the
+  storing thread has loaded before. After a matmul this holds for any number of lanes, because loads may be prefetched
+  for the operands of the next one.
+- Lanes of one store that hit one element must store one value: any of them may be last.
+- Atomic operations do not race with each other, but with all other accesses, for every signature.
 
-*Between programs* of a launch no order holds at all: an element that a program wrote may not be touched by another, and
-one that a program read not be written by another, except that atomic operations do not race with each other, that a
-store which leaves the element as it is counts for nothing, and that nothing is said of a program behind an atomic
-operation of its own with acquire semantics: it may have waited for the other.
+*Between programs* of a launch there is no order. An element that a program wrote may not be accessed by another, and
+one that a program read may not be written by another. Exceptions: atomic operations do not race with each other, and a
+store that does not change the element does not count. After an atomic operation with acquire semantics a program is not
+checked: it may have waited for the other.
 
-A kernel compiled by this package reports nothing; one that does not has a barrier too few, or programs in each other's
-way. Hand-written Triton may report what only its layouts make right.
+A kernel compiled by this package reports nothing; a reported one lacks a barrier, or its programs conflict.
+Hand-written Triton may report accesses that only its layouts make correct.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _OTHERS = -1
 
 @contextlib.contextmanager
 def detect_races() -> Iterator[None]:
-    """Within it, interpreted launches of this thread raise ``exc.DataRace`` at the first race."""
+    """Raise ``exc.DataRace`` at the first race of an interpreted launch of this thread, within the context."""
     token = _DETECTING.set(True)
     try:
         yield
@@ -63,13 +63,13 @@ def detect_races() -> Iterator[None]:
 
 
 def is_detecting() -> bool:
-    """Whether launches are watched now."""
+    """Return whether launches are checked now."""
     return _DETECTING.get()
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedTensor:
-    """A tensor argument: where it begins, and sizes and strides in elements."""
+    """A tensor argument: its address, and sizes and strides in elements."""
 
     name: str
     address: int
@@ -88,7 +88,7 @@ class WatchedTensor:
         )
 
     def subscript(self, address: int) -> str | None:
-        """The element at an address, as ``x[1, 2]``; None for an address that is none of its elements'."""
+        """Return the element at an address, as ``x[1, 2]``; None for an address of none of its elements."""
         rest, step = divmod(address - self.address, self.itemsize)
         places = [0] * len(self.shape)
         for d in sorted(range(len(self.shape)), key=lambda d: self.strides[d], reverse=True):
@@ -109,7 +109,7 @@ class _Event:
 
 
 class _Shadow:
-    """What is known of each unit of a storage; 0 stands for never and for nobody."""
+    """State of each unit of a storage; 0 means never, and no program."""
 
     def __init__(self, region: Region, unit: int) -> None:
         self.region = region
@@ -135,7 +135,7 @@ class _Shadow:
 
 @dataclass
 class RaceDetector:
-    """Watches one launch. ``threads`` is the number of threads of a program; ``file`` the kernel's source file."""
+    """Detector for one launch. ``threads`` is the number of threads of a program; ``file`` the kernel's source file."""
 
     kernel: str
     file: str
@@ -161,12 +161,12 @@ class RaceDetector:
         self.barrier()
 
     def barrier(self) -> None:
-        """All threads of the program have done what they did so far."""
+        """Start a new interval: all threads of the program have completed their operations so far."""
         self._now += 1
         self._signs.clear()
 
     def multiply(self) -> None:
-        """The program computes a matrix product."""
+        """Record that the program computes a matmul."""
         self._multiplied = True
 
     def load(self, pointers: Handle, mask: Handle | None, itemsize: int) -> None:
@@ -183,7 +183,7 @@ class RaceDetector:
             _meet(shadow.reader, units, self._number)
 
     def store(self, pointers: Handle, values: np.ndarray, mask: Handle | None) -> None:
-        """``values`` are the bits to be stored, before they are."""
+        """Check a store of the bits ``values``, before it happens."""
         itemsize = values.dtype.itemsize
         sign, _ = self._sign(pointers, mask, itemsize)
         event = self._event("written")
@@ -211,7 +211,7 @@ class RaceDetector:
             _meet(shadow.updater, units, self._number)
 
     def _check_lanes(self, pointers: Handle, values: np.ndarray, mask: Handle | None, event: int) -> None:
-        """Reports an element in which lanes of one store leave different values."""
+        """Report an element to which lanes of one store write different values."""
         shape = pointers.full().shape
         for shadow, units, bits in self._units_with(
             pointers, mask, values.dtype.itemsize, np.broadcast_to(values, shape)
@@ -227,7 +227,7 @@ class RaceDetector:
     # -------------------------------------------------------------------------------------------------------
 
     def _sign(self, pointers: Handle, mask: Handle | None, itemsize: int) -> tuple[int, bool]:
-        """The number of an access's signature since the last barrier, and whether it has a lane for every thread."""
+        """Return the number of an access's signature since the last barrier, and a flag for a lane in every thread."""
         key = _signature(pointers, mask, itemsize)
         number = self._signs.get(key) if key is not None else None
         if number is None:
@@ -238,7 +238,7 @@ class RaceDetector:
         return number, math.prod(pointers.shape) >= self.threads
 
     def _changes(self, pointers: Handle, values: np.ndarray) -> np.ndarray:
-        """Which lanes of a store leave another value behind."""
+        """Return a mask of the lanes of a store that change their element."""
         addresses = np.broadcast_to(pointers.full(), np.broadcast_shapes(pointers.full().shape, values.shape))
         changed = np.ones(addresses.shape, bool)
         for region in self.regions:
@@ -257,7 +257,7 @@ class RaceDetector:
     def _units_with(
         self, pointers: Handle, mask: Handle | None, itemsize: int, extra: np.ndarray
     ) -> Iterator[tuple[_Shadow, np.ndarray, np.ndarray]]:
-        """The units that active lanes touch, by storage, with the lanes' entries of ``extra``."""
+        """Yield the units that active lanes access, by storage, with the lanes' entries of ``extra``."""
         addresses = pointers.full()
         active = np.broadcast_to(True if mask is None else mask.full(), addresses.shape)
         extra = np.broadcast_to(extra, addresses.shape)
@@ -334,7 +334,7 @@ class RaceDetector:
 
 
 def _meet(programs: np.ndarray, units: np.ndarray, number: int) -> None:
-    """Note a program among those that did something to units: its number, or that there are several."""
+    """Record a program that accessed units: its number, or a mark for several."""
     who = programs[units]
     programs[units] = np.where((who == 0) | (who == number), number, _OTHERS)
 
@@ -344,7 +344,9 @@ def _inside(addresses: np.ndarray, region: Region, itemsize: int) -> np.ndarray:
 
 
 def _signature(pointers: Handle, mask: Handle | None, itemsize: int) -> object | None:
-    """What two accesses whose lanes belong to the same threads have in common; None where active lanes share elements."""
+    """Return the common key of accesses whose lanes belong to the same threads; None where active lanes share
+    elements.
+    """
     if not pointers.shape:
         return (int(pointers.data.reshape(-1)[0]), (), itemsize)
     addresses = np.asarray(pointers.full()).view(np.int64)
@@ -360,7 +362,7 @@ def _signature(pointers: Handle, mask: Handle | None, itemsize: int) -> object |
     dims.sort(key=lambda dim: abs(dim[0]))
     affine = np.array_equal(np.broadcast_to(expected, addresses.shape), addresses)
     if not (affine and _are_apart(dims)):
-        # lanes beyond the end of a row may lie in the next one
+        # lanes beyond the end of a row may be in the next one
         active = addresses if mask is None else addresses[np.broadcast_to(mask.full(), addresses.shape)]
         if np.unique(active).size != active.size:
             return None
@@ -368,7 +370,7 @@ def _signature(pointers: Handle, mask: Handle | None, itemsize: int) -> object |
 
 
 def _are_apart(dims: list[tuple[int, int]]) -> bool:
-    """Whether steps, the shortest first, never lead to one place in two ways."""
+    """Return whether combinations of steps, the shortest first, never give one address twice."""
     reach = 0
     for step, size in dims:
         if abs(step) <= reach:

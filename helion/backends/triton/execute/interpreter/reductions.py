@@ -21,7 +21,7 @@ Combine = Callable[..., Any]
 
 
 def _tensor(data: np.ndarray, dtype: tl.dtype) -> Tensor:
-    """A block of ``data``'s shape; a 0-d array makes a scalar."""
+    """Return a block of ``data``'s shape; a scalar for a 0-d array."""
     if data.ndim == 0:
         return Tensor(Handle(data.reshape(1), dtype), dtype)
     return Tensor(Handle(data, dtype), block(dtype, data.shape))
@@ -60,7 +60,7 @@ _SCANS: dict[str, np.ufunc] = {"_sum_combine": np.add, "_prod_combine": np.multi
 
 
 def _library_name(combine: Any) -> str:
-    """Name of the function of ``triton.language.standard`` that ``combine`` is, or ''."""
+    """Return the name of the function of ``triton.language.standard`` that ``combine`` is, or ''."""
     jit = getattr(combine, "jit", None)
     name = getattr(jit, "__name__", "")
     return name if name and getattr(tl.standard, name, None) is jit else ""
@@ -71,7 +71,7 @@ def _rounded(data: np.ndarray, dtype: tl.dtype) -> np.ndarray:
 
 
 def _results(combine: Combine, left: Sequence[Tensor], right: Sequence[Tensor]) -> list[Tensor]:
-    """One call of ``combine``; its results with the operands' types."""
+    """Call ``combine`` once and return its results with the operands' types."""
     results = combine(*left, *right)
     if not isinstance(results, (tuple, tl.tuple)):
         results = (results,)
@@ -87,7 +87,7 @@ def _results(combine: Combine, left: Sequence[Tensor], right: Sequence[Tensor]) 
 def _call_on_arrays(
     combine: Combine, left: Sequence[np.ndarray], right: Sequence[np.ndarray], types: Sequence[tl.dtype]
 ) -> list[np.ndarray]:
-    """``combine`` elementwise on arrays; element by element where it branches on its arguments."""
+    """Apply ``combine`` to arrays elementwise; element by element where it branches on its arguments."""
     shape = left[0].shape
     try:
         results = _results(
@@ -121,7 +121,7 @@ def _axis(axis: Any, rank: int) -> int:
 
 
 def reduce(input: Any, axis: Any, combine_fn: Combine, keep_dims: Any = False, **_: Any) -> Any:
-    """``tl.reduce``. ``axis`` None reduces over everything."""
+    """Run ``tl.reduce``. ``axis`` None reduces over everything."""
     inputs = _inputs(input)
     shape = tuple(int(s) for s in inputs[0].shape)
     axis = getattr(axis, "value", axis)
@@ -154,7 +154,7 @@ def _reduce_arrays(
             return [np.take_along_axis(a, position, axis=axis).squeeze(axis) for a in arrays]
     parts = [np.moveaxis(a, axis, -1) for a in arrays]
     while parts[0].shape[-1] > 1:
-        # Neighbours first keeps the order of operands, so that associativity is all that is needed.
+        # Combining neighbours first keeps the order of operands, so that associativity suffices.
         length = parts[0].shape[-1]
         odd = [p[..., length - length % 2 :] for p in parts]
         even = [p[..., : length - length % 2] for p in parts]
@@ -164,7 +164,7 @@ def _reduce_arrays(
 
 
 def reduce_with_indices(input: Any, axis: Any, combine_fn: Combine, keep_dims: Any = False, **_: Any) -> Any:
-    """Reduction of (value, index) pairs behind ``tl.argmax`` and its kin; indices count along ``axis``."""
+    """Reduce (value, index) pairs, for ``tl.argmax`` and similar functions; indices count along ``axis``."""
     at = _axis(axis, len(input.shape))
     shape = tuple(int(s) for s in input.shape)
     index = np.arange(shape[at], dtype=np.int32).reshape((-1,) + (1,) * (len(shape) - 1 - at))
@@ -173,7 +173,7 @@ def reduce_with_indices(input: Any, axis: Any, combine_fn: Combine, keep_dims: A
 
 
 def associative_scan(input: Any, axis: Any, combine_fn: Combine, reverse: Any = False, **_: Any) -> Any:
-    """``tl.associative_scan``: inclusive prefixes along ``axis``, from its end where ``reverse``."""
+    """Run ``tl.associative_scan``: inclusive prefixes along ``axis``, from its end where ``reverse``."""
     inputs = _inputs(input)
     types = [t.dtype for t in inputs]
     at = _axis(axis, len(inputs[0].shape))
@@ -195,7 +195,7 @@ def associative_scan(input: Any, axis: Any, combine_fn: Combine, reverse: Any = 
 
 
 def _scan_arrays(parts: list[np.ndarray], combine: Combine, types: Sequence[tl.dtype]) -> list[np.ndarray]:
-    """Hillis and Steele: after step k each element has combined its 2^k predecessors."""
+    """Scan with Hillis and Steele: after step k each element has combined its 2^k predecessors."""
     length, distance = parts[0].shape[-1], 1
     while distance < length:
         earlier = [p[..., :-distance] for p in parts]
@@ -207,7 +207,7 @@ def _scan_arrays(parts: list[np.ndarray], combine: Combine, types: Sequence[tl.d
 
 
 def map_elementwise(scalar_fn: Combine, *args: Any, pack: Any = 1, **_: Any) -> Any:
-    """``tl.map_elementwise``: ``scalar_fn`` on ``pack`` neighbouring elements of each argument at a time."""
+    """Run ``tl.map_elementwise``: ``scalar_fn`` on ``pack`` neighbouring elements of each argument at a time."""
     pack = int(getattr(pack, "value", pack))
     tensors = SEMANTIC.broadcast_tensors(*[SEMANTIC.to_tensor(a) for a in args])
     shape = tensors[0].handle.shape

@@ -1,8 +1,8 @@
 """``@triton.jit`` functions as Python functions on interpreter values.
 
-Nothing of Triton is replaced. A kernel's source is compiled once more with a namespace of its own, in which
-``triton.language`` and everything else the kernel refers to is seen through :func:`adapt`: builtins get their semantic
-object, other ``@triton.jit`` functions become interpreted ones, constexprs plain Python values.
+Nothing of Triton is replaced. A kernel's source is compiled again with a namespace of its own, in which :func:`adapt`
+converts ``triton.language`` and all other references. Builtins get their semantic object, other ``@triton.jit``
+functions become interpreted ones, and constexprs become plain Python values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from .semantic import SEMANTIC
 from .values import bind_builtin, bind_methods
 
 _CACHE_SIZE = 512
-"""Rewritten functions kept; least recently resolved ones go first. Each holds a kernel's source a second time."""
+"""Number of cached functions; the least recently resolved ones are dropped. Each has a kernel's source a second time.
+"""
 
 _TRUTH, _AND, _OR, _NOT = "__truth__", "__and__", "__or__", "__not__"
 _ASSIGNED, _CHECK = "__assigned__", "__check__"
@@ -82,7 +83,7 @@ _REPLACED: dict[int, object] = {
 
 
 class _ModuleView:
-    """A module seen by a kernel: attributes are adapted when first used."""
+    """A module as seen by a kernel: attributes are adapted at their first use."""
 
     def __init__(self, module: types.ModuleType) -> None:
         # A Triton module does not change; the attributes of any other may.
@@ -110,7 +111,7 @@ def _view(module: types.ModuleType) -> _ModuleView:
 
 
 def adapt(value: Any) -> Any:
-    """``value`` of a kernel's global, closure or module attribute as the interpreted kernel sees it."""
+    """Return ``value``, a global, closure or module attribute of a kernel, as the interpreted kernel sees it."""
     replaced = _REPLACED.get(id(value))
     if replaced is not None:
         return replaced
@@ -132,7 +133,9 @@ def adapt(value: Any) -> Any:
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Gives Python syntax the meaning it has in a compiled kernel. What it adds has the place of what was there."""
+    """Gives Python syntax the meaning it has in a compiled kernel. New nodes have the location of the nodes they
+    replace.
+    """
 
     @staticmethod
     def _call(name: str, *args: ast.expr) -> ast.Call:
@@ -145,7 +148,7 @@ class _Rewriter(ast.NodeTransformer):
         return ast.copy_location(ast.Lambda(args=nothing, body=value), value)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        # Decorators ran already, annotations were read, defaults are taken from the original.
+        # Decorators ran already, annotations were read, defaults come from the original.
         node.decorator_list = []
         node.returns = None
         for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
@@ -220,7 +223,7 @@ class _Rewriter(ast.NodeTransformer):
 
 
 def _specials() -> Mapping[str, object]:
-    """Python builtins that mean something else in a kernel, where the kernel does not define them itself."""
+    """Return Python builtins with another meaning in a kernel, where the kernel does not define them itself."""
     core = tl.core
     return {
         "range": semantic.tensor_range,
@@ -256,7 +259,7 @@ class Interpreted:
         return self._function(*args, **kwargs)  # type: ignore[misc]
 
     def refresh(self) -> Callable[..., Any]:
-        """Take up what changed in the source or in the names it uses; returns the Python function."""
+        """Reload changes of the source or of the names it uses, and return the Python function."""
         self._seen = Interpreted.launch
         jit = self.jit
         if self._source is not jit.src or self._function is None:
@@ -295,7 +298,7 @@ class Interpreted:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """What code and the functions in it look up: globals, builtins and attributes."""
+    """Return the names that code and the functions in it look up: globals, builtins and attributes."""
     inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
     return set(code.co_names).union(*map(_names, inner))
 
@@ -305,7 +308,7 @@ def _plain(defaults: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
 
 
 def _first_line(jit: JITFunction) -> int:
-    """Line of ``def`` in the function's file."""
+    """Return the line of ``def`` in the function's file."""
     for offset, line in enumerate(jit.raw_src):
         if line.strip().startswith("def "):
             return jit.starting_line_number + offset
@@ -316,10 +319,10 @@ _cache: collections.OrderedDict[int, Interpreted] = collections.OrderedDict()
 
 
 def interpreted(jit: JITCallable) -> Interpreted:
-    """The interpreted form of ``jit``.
+    """Return the interpreted form of ``jit``.
 
-    Kept by ``id``: hashing a ``JITFunction`` walks everything it calls. The kept object holds ``jit``, so no other
-    object can get its id.
+    It is cached by ``id``: hashing a ``JITFunction`` traverses everything it calls. The cached object references
+    ``jit``, so no other object can get its id.
     """
     key = id(jit)
     found = _cache.get(key)

@@ -24,7 +24,7 @@ class BlockCondition(ValueError):
 
 
 class Semantic(TritonSemantic):
-    """``TritonSemantic`` with cheaper promotion, broadcasting and casts; what they decide is unchanged."""
+    """``TritonSemantic`` with cheaper promotion, broadcasting and casts, with the same results."""
 
     tensor = Tensor
     builder: Builder
@@ -35,7 +35,7 @@ class Semantic(TritonSemantic):
         self._constants: dict[tuple[Any, ...], tuple[tl.dtype, Tensor]] = {}
 
     def to_tensor(self, x: Any, check_type: bool = True) -> Any:
-        # Functions of triton.language build plain tensors for their own results, and some go on with them.
+        # Functions of triton.language build plain tensors for their own results, and some continue with them.
         return own(x) if x.__class__ is tl.tensor else super().to_tensor(x, check_type)
 
     def computation_type_impl(
@@ -77,7 +77,7 @@ class Semantic(TritonSemantic):
         )
 
     def _constant(self, dtype: tl.dtype, value: Any, div_or_mod: bool) -> tuple[tl.dtype, Tensor]:
-        """The type in which a tensor of ``dtype`` and the number ``value`` meet, and the number in it."""
+        """Return the common type of a tensor of ``dtype`` and the number ``value``, and the number in it."""
         key = (dtype.name, value.__class__, value, value.__class__ is float and math.copysign(1.0, value), div_or_mod)
         found = self._constants.get(key)
         if found is None:
@@ -141,7 +141,7 @@ class Semantic(TritonSemantic):
 
 
 def _stretched(value: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """``value`` as a block of shape ``dims``, sharing its data."""
+    """Return ``value`` as a block of shape ``dims``, sharing its data."""
     if value.type.__class__ is Block and value.type.dims == dims:
         return value
     return Tensor(Handle(value.handle.data, value.dtype), block(value.dtype, dims))
@@ -151,7 +151,7 @@ SEMANTIC = Semantic(Builder())
 
 
 def truth(value: Any) -> Any:
-    """``value`` as the condition of an if, while, assert or conditional expression."""
+    """Return ``value`` as the condition of an if, while, assert or conditional expression."""
     if value.__class__ is Tensor:
         if value.numel != 1:
             raise BlockCondition(
@@ -165,7 +165,7 @@ def truth(value: Any) -> Any:
 
 
 def check(condition: Any, message: Any = "") -> None:
-    """An ``assert`` statement: of every element, where ``condition`` is a tensor."""
+    """Run an ``assert`` statement, for every element where ``condition`` is a tensor."""
     if condition.__class__ is Tensor:
         SEMANTIC.device_assert(condition, message, None)
     elif not condition:
@@ -177,7 +177,7 @@ def _as_bool(value: Tensor) -> Tensor:
 
 
 def logical_and(left: Any, right: Callable[[], Any]) -> Any:
-    """``left and right()``: elementwise for tensors, short-circuit for compile-time values."""
+    """Return ``left and right()``: elementwise for tensors, short-circuit for compile-time values."""
     if left.__class__ is not Tensor:
         return right() if left else left
     other = right()
@@ -187,7 +187,7 @@ def logical_and(left: Any, right: Callable[[], Any]) -> Any:
 
 
 def logical_or(left: Any, right: Callable[[], Any]) -> Any:
-    """``left or right()``: elementwise for tensors, short-circuit for compile-time values."""
+    """Return ``left or right()``: elementwise for tensors, short-circuit for compile-time values."""
     if left.__class__ is not Tensor:
         return left if left else right()
     other = right()
@@ -197,19 +197,19 @@ def logical_or(left: Any, right: Callable[[], Any]) -> Any:
 
 
 def logical_not(value: Any) -> Any:
-    """``not value``: elementwise for a tensor."""
+    """Return ``not value``: elementwise for a tensor."""
     if value.__class__ is Tensor:
         return SEMANTIC.not_(_as_bool(value))
     return not value
 
 
 def hint(value: Any, _promise: Any) -> Any:
-    """``tl.multiple_of``, ``tl.max_contiguous`` and ``tl.max_constancy``: nothing is made of the promise."""
+    """Return ``value``: ``tl.multiple_of``, ``tl.max_contiguous`` and ``tl.max_constancy`` have no effect here."""
     return value
 
 
 def assigned(value: Any) -> Any:
-    """What a name holds after ``name = value``: numbers become tensors, as in a compiled kernel."""
+    """Return the value of a name after ``name = value``: numbers become tensors, as in a compiled kernel."""
     kind = value.__class__
     if kind is Tensor or value is None:
         return value
@@ -228,7 +228,7 @@ def assigned(value: Any) -> Any:
 
 
 def tensor_range(arg1: Any, arg2: Any = None, step: Any = None, *_: Any, **__: Any) -> Iterator[Tensor]:
-    """``range`` and ``tl.range``: int32 (or wider) scalars. Further arguments are pipelining hints.
+    """Yield the int32 (or wider) scalars of ``range`` and ``tl.range``. Further arguments are pipelining hints.
 
     Raises:
         OverflowError: the counter wraps around before it passes the end, so that the loop never ends on a GPU.
@@ -252,7 +252,7 @@ def tensor_range(arg1: Any, arg2: Any = None, step: Any = None, *_: Any, **__: A
 
 
 def static_range(arg1: Any, arg2: Any = None, step: Any = None) -> range:
-    """``tl.static_range``: compile-time integers."""
+    """Return the compile-time integers of ``tl.static_range``."""
     if arg2 is None:
         arg1, arg2 = 0, arg1
     return range(_static(arg1), _static(arg2), 1 if step is None else _static(step))

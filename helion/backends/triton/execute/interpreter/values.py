@@ -1,8 +1,8 @@
 """Values inside an interpreted kernel.
 
-``Handle`` is what Triton's semantic layer takes for an IR value: here a numpy array. ``Tensor`` and ``Descriptor`` are
-subclasses of ``triton.language``'s own classes whose operators and methods know their semantic object, so that nothing
-of ``triton.language`` has to be replaced while a kernel runs.
+``Handle`` replaces an IR value in Triton's semantic layer: here a numpy array. ``Tensor`` and ``Descriptor`` are
+subclasses of ``triton.language``'s own classes whose operators and methods have their semantic object. So nothing of
+``triton.language`` is replaced while a kernel runs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Handle:
     """A value: array ``data``, scalar type ``dtype`` (a number type or a pointer) and logical ``shape``.
 
     ``data`` broadcasts to ``shape`` and need not have it: a splat scalar stays an array of shape (1,) until an
-    operation that depends on positions asks for :meth:`full`. A scalar has shape () and data of shape (1,). Arrays are
-    never written to after they were wrapped.
+    operation that depends on positions calls :meth:`full`. A scalar has shape () and data of shape (1,). Wrapped arrays
+    are never written to.
     """
 
     __slots__ = ("data", "dtype", "shape")
@@ -36,7 +36,7 @@ class Handle:
         self.shape = data.shape if shape is None else shape
 
     def full(self) -> np.ndarray:
-        """The data in the logical shape (read-only where it had to be broadcast)."""
+        """Return the data in the logical shape (read-only where it had to be broadcast)."""
         data, shape = self.data, self.shape
         if data.shape == shape or not shape:
             return data
@@ -44,7 +44,7 @@ class Handle:
 
 
 class Dim(int):
-    """A block's extent: an int that also answers ``.value``, which Triton's code asks of its constexprs."""
+    """A block's extent: an int with a ``.value``, which Triton's code reads from its constexprs."""
 
     __slots__ = ()
 
@@ -59,8 +59,8 @@ class Block(tl.block_type):
     dims: tuple[int, ...]
 
     def __init__(self, element: tl.dtype, dims: tuple[int, ...]) -> None:
-        # Not the base's: it refuses extents that are not powers of two, which halves of a scan may have. Shapes that a
-        # kernel asks for pass through the base class in Triton's own code.
+        # Not the base's: it rejects extents that are not powers of two, which halves of a scan may have. Shapes that a
+        # kernel requests pass through the base class in Triton's own code.
         self.element_ty = element
         self.dims = dims
         self.shape = tl.tuple([Dim(d) for d in dims])
@@ -80,12 +80,12 @@ _blocks: dict[tuple[str, tuple[int, ...]], Block] = {}
 
 
 def scalar(dtype: tl.dtype) -> tl.dtype:
-    """The one object that stands for a scalar type here; equal types become identical."""
+    """Return the interned object of a scalar type; equal types become identical."""
     return _scalars.setdefault(dtype.name, dtype)
 
 
 def block(element: tl.dtype, dims: Iterable[int]) -> Block:
-    """The one object that stands for the block type of scalar type ``element`` and shape ``dims``."""
+    """Return the interned object of the block type of scalar type ``element`` and shape ``dims``."""
     key = (element.name, dims if dims.__class__ is tuple else tuple(int(d) for d in dims))
     found = _blocks.get(key)
     if found is None:
@@ -141,16 +141,16 @@ class Tensor(tl.tensor):
 
 def _with_sign(data: np.ndarray, held: np.dtype) -> np.ndarray:
     if data.dtype.kind not in "iu" or held.kind not in "iu" or data.dtype.itemsize != held.itemsize:
-        raise TypeError(f"interpreter: an operation gave {data.dtype} where {held} was due")
+        raise TypeError(f"interpreter: an operation returned {data.dtype} instead of {held}")
     return data.view(held)
 
 
 class Descriptor(tl.tensor_descriptor):
-    """A ``tl.tensor_descriptor`` whose methods know their semantic object."""
+    """A ``tl.tensor_descriptor`` whose methods have their semantic object."""
 
 
 def binary_shape(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Common shape of two blocks under Triton's rule (a missing or 1 extent stretches), or None."""
+    """Return the common shape of two blocks under Triton's rule (a missing or 1 extent stretches), or None."""
     if len(left) < len(right):
         left = (1,) * (len(right) - len(left)) + left
     elif len(right) < len(left):
@@ -164,7 +164,7 @@ def binary_shape(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ..
 
 
 def bind_builtin(function: Callable[..., Any], semantic: object) -> Callable[..., Any]:
-    """A ``triton.language`` builtin as an ordinary function that returns this module's values."""
+    """Return a ``triton.language`` builtin as an ordinary function that returns this module's values."""
     takes_semantic = "_semantic" in inspect.signature(function).parameters
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -177,7 +177,7 @@ def bind_builtin(function: Callable[..., Any], semantic: object) -> Callable[...
 
 
 def own(value: Any) -> Any:
-    """``value`` as returned by a Triton builtin, with Triton's own tensors and constexprs replaced by ours."""
+    """Return the result ``value`` of a Triton builtin, with Triton's own tensors and constexprs replaced by ours."""
     kind = value.__class__
     if kind is Tensor or value is None:
         return value

@@ -1,7 +1,7 @@
-"""The optional native half of a call: its guard and its launch in C++, where ``HELION_NATIVE_LAUNCH=1`` asks for them.
+"""The optional native half of a call: its guard and its launch in C++, enabled by ``HELION_NATIVE_LAUNCH=1``.
 
-``dispatch`` and ``inline_launch`` ask here for functions to name in the code they write. Each may be None: the knob is
-off, no compiler, a kernel that launches in an unusual way. Then they write the same in Python.
+``dispatch`` and ``inline_launch`` get functions from here for the code they write. Each may be None: the knob is off,
+no compiler, a kernel with an unusual launch. Then they write the same in Python.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from . import build
 
 #: The driver's library, as Triton opens it.
 DRIVER = "libcuda.so.1"
-#: Versions of Triton whose way of launching is known: scratch pointers last, attributes as set here.
+#: Supported versions of Triton, by their launch convention: scratch pointers last, attributes as set here.
 TRITONS = ("3.6", "3.7", "3.8", "3.9")
 _KINDS = {"pointer": 0, "i32": 1, "i64": 2, "u64": 3, "fp32": 4, "fp64": 5, "u1": 6, "i1": 6, None: 7}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Binary:
-    """A loaded kernel as the driver launches it. ``shared`` is in bytes; ``record`` stands for the driver in a stub."""
+    """A loaded kernel as the driver launches it. ``shared`` is in bytes; ``record`` replaces the driver in a stub."""
 
     function: int
     num_warps: int
@@ -38,7 +38,7 @@ class Binary:
 
 
 def wanted() -> bool:
-    """Whether there is an extension to ask; building it, if need be, takes a second or two."""
+    """Return whether the extension is available; a build, if needed, takes a second or two."""
     return build.module() is not None
 
 
@@ -48,10 +48,12 @@ def guard(
     strides: Sequence[Sequence[int | None]],
     table: SizeTable | None = None,
 ) -> Callable[..., bool] | None:
-    """What ``TensorGuards(...).check`` is: a function of as many tensors that says whether type, dispatch keys, dtype,
-    device, ``requires_grad``, sizes and strides (None: any) are those of these, and none is given twice.
+    """Return a native ``TensorGuards(...).check``: a function of as many tensors that compares them with these.
 
-    With ``table`` the numbers that may be any must be of the classes that it says.
+    It compares type, dispatch keys, dtype, device, ``requires_grad``, sizes and strides (None: any), and rejects a
+    tensor given twice.
+
+    With ``table``, numbers that may be any must be of the classes in it.
     """
     module = build.module()
     if module is None:
@@ -59,21 +61,24 @@ def guard(
     numbers = None if table is None else (table.classes, table.wide, table.symbolic, table.limit)
     try:
         return module.guard(tuple(tensors), tuple(map(tuple, sizes)), tuple(map(tuple, strides)), numbers)
-    except ValueError:  # a mode is on
+    except ValueError:  # a torch mode is active
         return None
 
 
 def sharing(first: Sequence[int]) -> Callable[..., bool] | None:
-    """A function of as many tensors that says whether just those share memory that do here: ``first`` has for each the
-    position of the first tensor on the same storage. False for memory that torch has not allocated."""
+    """Return a function of as many tensors that checks that exactly the same ones share memory.
+
+    ``first`` has for each tensor the position of the first tensor on the same storage. The function returns False for
+    memory that torch has not allocated.
+    """
     module = build.module()
     return None if module is None else module.sharing(tuple(first))
 
 
 def binary(compiled: Any, run: Any, function: int) -> Binary | None:
-    """What the driver is to launch for ``compiled``, a ``CompiledKernel`` whose ``run`` launches ``function``.
+    """Return the data for the driver to launch ``compiled``, a ``CompiledKernel`` whose ``run`` launches ``function``.
 
-    None for what Triton's own launcher does more for: scratch memory, sanitizers, and versions not known here.
+    Return None where Triton's own launcher does more: scratch memory, sanitizers, and unsupported versions.
     """
     packed, signature = (
         getattr(compiled, "packed_metadata", None),
@@ -103,7 +108,7 @@ def binary(compiled: Any, run: Any, function: int) -> Binary | None:
 
 
 def stub_binary(compiled: Any, record: Callable[..., Any]) -> Binary:
-    """``binary`` for a kernel that nothing has loaded: ``record`` is called with the grid instead."""
+    """Return a ``Binary`` for a kernel that is not loaded: ``record`` is called with the grid instead."""
     warps, ctas, shared = compiled.packed_metadata
     return Binary(
         function=0,
@@ -119,9 +124,9 @@ def stub_binary(compiled: Any, record: Callable[..., Any]) -> Binary:
 
 @dataclass(frozen=True, kw_only=True)
 class Argument:
-    """An argument that a launch passes to the kernel, or that is compiled in unless ``constexpr``.
+    """An argument that a launch passes to the kernel, or that is compiled in. ``tl.constexpr`` arguments have none.
 
-    ``part`` is what ``Site.key`` has for it.
+    ``part`` is its part of ``Site.key``.
     """
 
     part: Any
@@ -135,14 +140,15 @@ def launch(
     stream: Callable[[int], int],
     device: int,
 ) -> Callable[..., bool] | None:
-    """A function of the grid's three counts and the arguments that says whether it has launched the kernel.
+    """Return a function of the grid's three counts and the arguments that launches the kernel and returns True.
 
-    It has not, and has done nothing, if an argument asks for another binary, a count is 0, one of ``empty`` is not, or
-    the thread has not used the GPU before. Raises RuntimeError as Triton does where the driver refuses.
+    It returns False and does nothing if an argument needs another binary, a count is 0, or one of ``empty`` is not
+    empty. The same holds if the thread has not used the GPU before. It raises RuntimeError like Triton where the driver
+    reports an error.
 
     Args:
-        arguments: what each parameter's argument must be like; None for a ``tl.constexpr``, which is not given.
-        stream: gives the stream to launch on, for ``device``.
+        arguments: requirements on each parameter's argument; None for a ``tl.constexpr``, which is not passed.
+        stream: returns the stream to launch on, for ``device``.
     """
     module = build.module()
     if module is None:
@@ -157,12 +163,12 @@ def launch(
     numbers = (what.function, what.num_warps, what.num_ctas, what.shared, what.cooperative, what.pdl)
     try:
         return module.launch(driver, *numbers, parameters, tuple(empty), stream, device, what.record)
-    except (ValueError, TypeError, OSError):  # of clusters of 16, say
+    except (ValueError, TypeError, OSError):  # such as clusters of 16
         return None
 
 
 def _described(argument: Argument) -> tuple[int, bool, bool, bool, bool] | None:
-    """Kind, passed, specialized, one, divisible: of an integer its class, of a pointer whether it is aligned."""
+    """Return (kind, passed, specialized, one, divisible): for an integer its class, for a pointer its alignment."""
     part = argument.part
     if isinstance(part, tuple) and isinstance(part[0], torch.dtype):
         return (_KINDS["pointer"], True, False, False, bool(part[1]))
@@ -176,7 +182,7 @@ def _described(argument: Argument) -> tuple[int, bool, bool, bool, bool] | None:
 
 
 def _agree(types: Sequence[str], described: Sequence[tuple[int, bool, bool, bool, bool] | None]) -> bool:
-    """Whether Triton has compiled for the types that the arguments are packed as."""
+    """Return whether the binary was compiled for the types that the arguments are packed as."""
     if len(types) != len(described):
         return False
     for text, each in zip(types, described, strict=True):

@@ -1,4 +1,4 @@
-"""Builds, loads and checks the extension module: once per machine, torch and Python, into the cache folder."""
+"""Build, load and check the extension module: once per machine, torch and Python, into the cache folder."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ _LOCK = new_lock()
 NAME = "helion_native"
 SOURCE = Path(__file__).with_name("native.cpp")
 COMPILERS = ("g++", "c++", "clang++")
-#: Seconds a compilation may take; it takes one or two.
+#: Timeout of a compilation in seconds; it takes one or two.
 TIMEOUT = 120
 
 
 class Unavailable(Exception):
-    """Why there is no extension here: a text for people."""
+    """The reason why there is no extension here, as text for users."""
 
 
 def module() -> types.ModuleType | None:
-    """The extension, built when first asked for, or None: not wanted (``HELION_NATIVE_LAUNCH``), or not to be had,
-    which is said once.
+    """Return the extension, built at the first call, or None.
+
+    None means that ``HELION_NATIVE_LAUNCH`` is off or the build failed, which is logged once.
     """
     return _built() if knobs.NATIVE_LAUNCH.read() else None
 
@@ -61,20 +62,20 @@ def _attempted() -> types.ModuleType | None:
 
 
 def _checked_platform() -> Path:
-    """torch's folder, if this is a platform that the source was written for."""
+    """Return torch's folder, if the source supports this platform."""
     if sys.platform != "linux" or sys.implementation.name != "cpython" or sys.maxsize != 2**63 - 1:
-        raise Unavailable("it takes a 64-bit CPython on Linux")
+        raise Unavailable("it needs a 64-bit CPython on Linux")
     if sys.byteorder != "little":
-        raise Unavailable("it takes a little-endian processor")
+        raise Unavailable("it needs a little-endian processor")
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        raise Unavailable("it takes a Python with a global interpreter lock")
+        raise Unavailable("it needs a Python with a global interpreter lock")
     if torch.version.hip is not None:
-        raise Unavailable("it launches through CUDA's driver, this torch is for ROCm")
+        raise Unavailable("it launches through CUDA's driver, and this torch is for ROCm")
     return Path(torch.__file__).parent
 
 
 def compiler() -> str:
-    """The C++ compiler that is used. Raises ``Unavailable``."""
+    """Return the C++ compiler to use. Raises ``Unavailable``."""
     found = next(filter(None, map(shutil.which, COMPILERS)), None)
     if found is None:
         raise Unavailable(f"no C++ compiler ({', '.join(COMPILERS)}) in PATH; install g++")
@@ -83,7 +84,7 @@ def compiler() -> str:
 
 def _flags(root: Path) -> list[str]:
     scheme = sysconfig.get_default_scheme()
-    if scheme == "posix_local":  # Debian's, whose headers lie where this says
+    if scheme == "posix_local":  # Debian's, whose headers are in this scheme's folder
         scheme = "posix_prefix"
     cuda = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
     includes = (sysconfig.get_paths(scheme)["include"], root / "include", cuda)
@@ -97,12 +98,12 @@ def _flags(root: Path) -> list[str]:
 
 
 def source() -> str:
-    """The text of the source and its headers."""
+    """Return the text of the source and its headers."""
     return "\0".join(file.read_text() for file in (SOURCE, *sorted(SOURCE.parent.glob("*.h"))))
 
 
 def path_for(text: str, with_compiler: str, flags: list[str]) -> Path:
-    """Where the extension built from a source is kept, by all that its code depends on."""
+    """Return the path of the extension built from a source, by all inputs of its code."""
     parts = (
         *(text, with_compiler, *flags),
         *(sys.version, str(sysconfig.get_config_var("SOABI")), platform.machine()),
@@ -122,7 +123,7 @@ def _load(root: Path, with_compiler: str) -> types.ModuleType:
                 return _verified(path)
         except (ImportError, OSError):
             pass
-        _LOG.info("%s is not what was built there, and is built again", path)  # cut off when a disk was full, say
+        _LOG.info("%s is damaged and is built again", path)  # for example truncated on a full disk
     build(with_compiler, flags, path)
     try:
         return _verified(path)
@@ -131,7 +132,7 @@ def _load(root: Path, with_compiler: str) -> types.ModuleType:
 
 
 def build(with_compiler: str, flags: list[str], path: Path) -> None:
-    """Compile the source to ``path``, whole or not at all. Raises ``Unavailable`` with what the compiler says."""
+    """Compile the source to ``path``, whole or not at all. Raises ``Unavailable`` with the compiler's message."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="build-") as folder:
         made = os.path.join(folder, path.name)
@@ -148,7 +149,9 @@ def build(with_compiler: str, flags: list[str], path: Path) -> None:
 
 
 def _verified(path: Path) -> types.ModuleType:
-    """The extension in this file, once it has read some tensors as torch does. Raises ``Unavailable`` if it has not."""
+    """Return the extension in this file, after a check that it reads some tensors like torch. Raises ``Unavailable``
+    otherwise.
+    """
     loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))
     spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
     assert spec is not None
@@ -172,7 +175,7 @@ def _verified(path: Path) -> types.ModuleType:
 
 
 def said_by_torch(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What ``read(tensor)`` of the extension must give."""
+    """Return the expected result of the extension's ``read(tensor)``."""
     kinds = {"cpu": 0, "cuda": 1}
     return (
         *(tensor._cdata, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.element_size()),
@@ -187,7 +190,9 @@ def _local_keys() -> tuple[int, int]:
 
 
 def _samples() -> Iterator[torch.Tensor]:
-    """Tensors of all kinds that this reads: views, empty ones, of many dimensions, with bits and with gradients."""
+    """Yield tensors of all kinds that the extension reads: views, empty ones, many dimensions, with bits and with
+    gradients.
+    """
     base = torch.empty(7, 5)
     yield from (base, base[1:, 2:].t(), torch.empty(0), torch.tensor(True), torch.empty(1, 2, 1, 2, 1, 2, 1))
     yield from (torch.empty(3, dtype=torch.float8_e4m3fn), torch.empty(3, 2, dtype=torch.int64)[:, 1])

@@ -129,7 +129,9 @@ class Parameters:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """Parameters of kernels with matmuls (``products``) and without (``others``), and the device they were measured on."""
+    """Parameters of kernels with matmuls (``products``) and without (``others``), and the device they were
+    measured on.
+    """
 
     device: str
     date: str
