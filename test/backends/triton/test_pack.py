@@ -170,8 +170,8 @@ def test_operands_that_are_not_copied_along_k() -> None:
     assert not crosswise_operands(program_of(plain, row, row, static_shapes=True, dot_precision="ieee"))
     assert not crosswise_operands(program_of(plain, row, row, static_shapes=False))
     for args, target, why in (
-        ((row, column), "sm_90", "another dimension than K"),
-        ((row, row), "sm_100", "need not be"),
+        ((row, column), "sm_90", "MN-major"),
+        ((row, row), "sm_100", "does not need K-major"),
     ):
         space, asked = space_of(plain, *args, on=target, static_shapes=True), helion.Config(transpose_operands=True)
         assert space.normalize(asked) == space.conservative()
