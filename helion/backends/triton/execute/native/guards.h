@@ -1,4 +1,4 @@
-// Whether the tensors of a call are like those that code was written for, and whether the same ones share memory.
+// Checks that the tensors of a call match those that code was generated for, and that the same ones share memory.
 
 #pragma once
 
@@ -19,18 +19,18 @@ struct Expected {
   caffe2::TypeMeta dtype;
   c10::DeviceIndex device;
   bool requires_grad;
-  std::vector<int64_t> sizes;  // ANY where any number will do
+  std::vector<int64_t> sizes;  // ANY accepts any number
   std::vector<int64_t> strides;
-  bool dynamic;  // if there is one
-  bool wide;     // then, whether offsets need more than 31 bits
+  bool dynamic;  // there is a table
+  bool wide;     // offsets need more than 31 bits
 };
 
 struct Guard {
   PyObject_HEAD
   vectorcallfunc call;
   std::vector<Expected>* expected;
-  // Of each number that may be any, in order, its class: equal ones stay equal, different ones different, in the order in
-  // which they first appear. None is below `symbolic`. Empty where they do not matter.
+  // The class of each number that may be any, in order: equal numbers have equal classes, different ones different
+  // classes, in order of first appearance. None is below `symbolic`. Empty where they are not checked.
   std::vector<int64_t>* groups;
   int64_t symbolic;
   int64_t limit;  // of offsets that are not wide
@@ -53,14 +53,14 @@ bool as_expected(PyObject* object, const Expected& expected, const c10::impl::Lo
     return false;
   }
   const c10::TensorImpl* impl = impl_of(object);
-  // equal keys mean equal layouts too, and leave no tensor whose sizes are symbols or made up in Python
+  // equal keys imply equal layouts too, and exclude tensors whose sizes are symbols or made up in Python
   return impl != nullptr && effective_keys(impl, local).raw_repr() == expected.keys &&
       impl->dtype() == expected.dtype && impl->device().index() == expected.device &&
       impl->requires_grad() == expected.requires_grad && same_numbers(impl->sizes(), expected.sizes) &&
       same_numbers(impl->strides(), expected.strides);
 }
 
-// The numbers in the places where any will do.
+// The numbers in the places that accept any.
 void gather(c10::IntArrayRef actual, const std::vector<int64_t>& expected, std::vector<int64_t>* numbers) {
   for (size_t i = 0; i < expected.size(); ++i) {
     if (expected[i] == ANY) {
@@ -77,7 +77,7 @@ bool wide_offsets(const c10::TensorImpl* impl, int64_t limit) {
   return last >= limit;
 }
 
-// Whether numbers are equal and different as `groups` says, and none is below `symbolic`.
+// Return true if numbers are equal and different as in `groups`, and none is below `symbolic`.
 bool grouped(const std::vector<int64_t>& numbers, const std::vector<int64_t>& groups, int64_t symbolic) {
   std::vector<int64_t> seen;
   for (size_t i = 0; i < numbers.size(); ++i) {
@@ -143,7 +143,7 @@ void guard_dealloc(PyObject* self) {
 
 PyTypeObject guard_type = callable<Guard>("helion.runtime.native.Guard", guard_dealloc, nullptr);
 
-// A tuple of integers, None standing for any.
+// A tuple of integers; None means any.
 bool read_numbers(PyObject* object, std::vector<int64_t>* numbers) {
   if (!PyTuple_CheckExact(object)) {
     PyErr_SetString(PyExc_TypeError, "expected a tuple");
@@ -156,8 +156,8 @@ bool read_numbers(PyObject* object, std::vector<int64_t>* numbers) {
   return PyErr_Occurred() == nullptr;
 }
 
-// guard(tensors, sizes, strides, table): a function of as many tensors that says whether they are like these. `table` is
-// None, or the classes of the numbers that may be any, for each tensor whether it is wide, and what these words mean.
+// guard(tensors, sizes, strides, table): a function of as many tensors that compares them with these. `table` is
+// None, or the classes of the numbers that may be any, a wide flag for each tensor, and the limits.
 PyObject* make_guard(PyObject*, PyObject* args) {
   PyObject *tensors, *sizes, *strides, *table;
   if (!PyArg_ParseTuple(
@@ -248,7 +248,7 @@ PyObject* sharing_call(PyObject* self, PyObject* const* args, size_t flagged, Py
       return answer(false);
     }
     storages[i] = impl->unsafe_storage().unsafeGetStorageImpl();
-    if (!impl->unsafe_storage().unsafeGetStorageImpl()->resizable()) {  // not torch's own: it may overlap with others
+    if (!impl->unsafe_storage().unsafeGetStorageImpl()->resizable()) {  // not allocated by torch: may overlap others
       return answer(false);
     }
     size_t found = 0;
@@ -269,7 +269,7 @@ void sharing_dealloc(PyObject* self) {
 
 PyTypeObject sharing_type = callable<Sharing>("helion.runtime.native.Sharing", sharing_dealloc, nullptr);
 
-// sharing(first): a function of as many tensors that says whether just those share storages, and all are torch's own.
+// sharing(first): a function of as many tensors, true if exactly these share storages and torch allocated all.
 PyObject* make_sharing(PyObject*, PyObject* args) {
   PyObject* given;
   std::vector<int64_t> numbers;

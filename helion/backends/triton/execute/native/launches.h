@@ -21,11 +21,11 @@ struct Driver {
 
 enum Kind : int { POINTER, I32, I64, U64, FP32, FP64, BOOL, NONE };
 
-// What a launch's argument must be for the binary to be the right one.
+// Requirements on a launch's argument for the binary.
 struct Parameter {
   Kind kind;
-  bool passed;       // false for what is compiled in
-  bool specialized;  // integers have binaries of their own if they are 1, or divisible by 16
+  bool passed;       // false for arguments that are compiled in
+  bool specialized;  // integers equal to 1 or divisible by 16 have separate binaries
   bool one;
   bool divisible;  // of a pointer: a multiple of 16
 };
@@ -39,10 +39,10 @@ struct Launch {
   unsigned num_attributes;
   CUlaunchAttribute attributes[4];
   std::vector<Parameter>* parameters;
-  PyObject* empty;   // a tuple of dicts and lists which must all be empty
+  PyObject* empty;   // a tuple of dicts and lists that must all be empty
   PyObject* stream;  // called with `device`
   PyObject* device;
-  PyObject* record;  // called with the grid in place of the driver, or null
+  PyObject* record;  // called with the grid instead of the driver, or null
 };
 
 bool all_empty(PyObject* containers) {
@@ -85,7 +85,7 @@ bool read_integer(PyObject* object, const Parameter& parameter, uint64_t* slot) 
       (!parameter.specialized || ((*slot == 1) == parameter.one && ((*slot & 15) == 0) == parameter.divisible));
 }
 
-// The bytes of an argument, or false if the binary is not the one for it. Integers shorter than a slot lie in its
+// The bytes of an argument, or false if the binary does not match. Integers shorter than a slot are in its
 // first bytes.
 bool read_argument(PyObject* object, const Parameter& parameter, uint64_t* slot) {
   switch (parameter.kind) {
@@ -158,7 +158,7 @@ PyObject* launch_call(PyObject* self, PyObject* const* args, size_t flagged, PyO
   } catch (...) {
     return answer(false);
   }
-  for (size_t i = count; i < count + 2; ++i) {  // scratch memory, global and of the profiler, which the binary needs not
+  for (size_t i = count; i < count + 2; ++i) {  // scratch memory, global and of the profiler, unused by the binary
     slots[i] = 0;
     pointers[passed++] = &slots[i];
   }
@@ -274,7 +274,7 @@ bool read_parameters(PyObject* given, std::vector<Parameter>* parameters) {
 }
 
 // launch(driver, function, num_warps, num_ctas, shared, cooperative, pdl, parameters, empty, stream, device, record):
-// a function of three counts and the arguments that says whether it has launched the kernel.
+// a function of three counts and the arguments that launches the kernel and returns true, or returns false.
 PyObject* make_launch(PyObject*, PyObject* args) {
   const char* path;
   unsigned long long function;
@@ -285,7 +285,7 @@ PyObject* make_launch(PyObject*, PyObject* args) {
           &PyTuple_Type, &empty, &stream, &device, &record)) {
     return nullptr;
   }
-  // 16 blocks in a cluster need an attribute of the function, and so much shared memory one of the launch
+  // 16 blocks in a cluster need an attribute of the function, and large shared memory one of the launch
   if (ctas < 1 || ctas >= 16 || warps < 1 || shared < 0 || shared > 228 * 1024) {
     PyErr_SetString(PyExc_ValueError, "a launch with attributes that are not known here");
     return nullptr;

@@ -1,8 +1,8 @@
-// Guards and launches of kernels in C++: tensors are read where they lie, with no Python objects in between.
+// Guards and launches of kernels in C++: tensors are read in place, without intermediate Python objects.
 //
-// Everything here is all or nothing: a guard that does not hold and a launch that is unusual in any way answer False,
-// and Python code does what is right. `build.py` compiles this file against the headers of the torch and the Triton
-// that are installed, and compares what it reads of tensors with what torch says before it is used.
+// A guard that fails and an unusual launch answer False, and Python code handles the call.
+// `build.py` compiles this file against the headers of the installed torch and Triton,
+// and compares its view of tensors with torch's before the first use.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

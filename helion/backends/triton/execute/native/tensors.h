@@ -1,4 +1,4 @@
-// Tensors behind their Python objects, and whether they are read right.
+// Access to the tensors of Python objects, and checks of it.
 
 #pragma once
 
@@ -17,13 +17,13 @@ namespace {
 
 PyTypeObject* tensor_type = nullptr;
 PyTypeObject* parameter_type = nullptr;
-// Where a tensor object keeps its TensorImpl, and whether a flag before it says that it is borrowed.
+// The offset of the TensorImpl in a tensor object, and a flag for a preceding mark of borrowed ones.
 size_t impl_at = 0;
 bool impl_after_flag = false;
 
 bool known_type(PyTypeObject* type) { return type == tensor_type || type == parameter_type; }
 
-// What a tensor of exactly the two known types stands for; null for anything else.
+// The tensor of an object of exactly the two known types; null for anything else.
 c10::TensorImpl* impl_of(PyObject* object) {
   if (!known_type(Py_TYPE(object)) || impl_at == 0) {
     return nullptr;
@@ -37,7 +37,7 @@ c10::TensorImpl* impl_of(PyObject* object) {
   return impl;
 }
 
-// The dispatch keys that an operation on the tensor would see in this thread now: modes and transforms are among them.
+// The dispatch keys that an operation on the tensor uses in this thread now, including modes and transforms.
 c10::DispatchKeySet effective_keys(const c10::TensorImpl* impl, const c10::impl::LocalDispatchKeySet& local) {
   return (impl->key_set() | local.included_) - local.excluded_;
 }
@@ -66,7 +66,7 @@ PyTypeObject callable(const char* name, destructor dealloc, traverseproc travers
   return type;
 }
 
-// --- whether tensors are read right ---------------------------------------------------------------------------------
+// --- checks of the access ---------------------------------------------------------------------------------------------
 
 // set_up(Tensor, Parameter, tensor, address): find the address of its TensorImpl in a tensor object.
 PyObject* set_up(PyObject*, PyObject* args) {
@@ -125,7 +125,7 @@ PyObject* read(PyObject*, PyObject* tensor) {
   }
 }
 
-// local(): dispatch keys that this thread adds and leaves out.
+// local(): dispatch keys that this thread includes and excludes.
 PyObject* local(PyObject*, PyObject*) {
   const auto keys = c10::impl::tls_local_dispatch_key_set();
   return Py_BuildValue(
