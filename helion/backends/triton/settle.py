@@ -1,6 +1,4 @@
-"""Rules that legalize decisions in combination: the only place that defines what Triton, or the program,
-cannot have.
-"""
+"""Rules that legalize decisions in combination, for limits of Triton and of the program."""
 
 from __future__ import annotations
 
@@ -450,7 +448,7 @@ def _joined(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
 
 
 def _peeled(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    """Peel masks only where tiles are known to need none; peeled loops are neither unrolled nor warp-specialized."""
+    """Peel masks only where tiles need none; peeled loops are neither unrolled nor warp-specialized."""
     if not decisions.values.get("peel_masks", False):
         return decisions
     static, special = (decisions.entries.get(key, {}) for key in ("static_ranges", "range_warp_specializes"))

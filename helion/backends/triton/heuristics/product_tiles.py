@@ -91,9 +91,7 @@ _REST_ELEMENTS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class ProductTile:
-    """A tile of a matmul. ``m`` counts rows of the matrix unit: with A and B swapped, columns of the kernel's
-    output.
-    """
+    """A tile of a matmul. ``m`` counts rows of the matrix unit: with swapped A and B, columns of the output."""
 
     m: int
     n: int
@@ -138,9 +136,7 @@ _AS_WRITTEN = Rewriting()
 
 
 class ProductSizer:
-    """Tiles of one matmul. ``parts`` is the split-K factor of the ``split_k`` rewrite, which the kernel itself does not
-    write.
-    """
+    """Tiles of one matmul. ``parts`` is the split-K factor of the ``split_k`` rewrite, not of the kernel itself."""
 
     def __init__(
         self,
@@ -321,9 +317,7 @@ class ProductSizer:
         return m, n
 
     def spread_reads(self, m: int, n: int) -> tuple[int, int]:
-        """Return smaller tiles where K is long and most SMs are idle: together they read more, but each SM
-        reads less.
-        """
+        """Return smaller tiles where K is long and most SMs are idle: each SM then reads less."""
         few = 2 * self.blocks(m, n) <= self.target.num_sms
         if self.span is not None or self.looped or not few or self.extents[2] < _LONG_K or self.target.kind != "cuda":
             return m, n
@@ -336,9 +330,7 @@ class ProductSizer:
         return min(options, key=lambda sides: (cost(sides), -sides[0], -sides[1]))
 
     def shared(self, first: ProductTile) -> TritonProposal | None:
-        """Return a larger tile with split-K where it is faster than ``first``: each operand is read less often, by more
-        SMs.
-        """
+        """Return a larger tile with split-K where that is faster: operands are read less often, by more SMs."""
         for best, us in self.fastest_shared():
             if us <= _WORTH * self.time_us(first):
                 return best
@@ -366,9 +358,7 @@ class ProductSizer:
         return [ProductSizer(self.facts, self.found, self.target, parts, self.rewriting) for parts in counts]
 
     def whole(self, m: int, n: int) -> tuple[TritonProposal, float]:
-        """Return a proposal for tiles of these sides and its predicted time, which is infinite where it does
-        not fit.
-        """
+        """Return a proposal for tiles of these sides and its predicted time, infinite where it does not fit."""
         k, stages = self.pipeline(m, n)
         tile = ProductTile(m=m, n=n, k=k, warps=self.warps(m, n), stages=stages)
         return self.proposal(tile, grouped=False), self.time_us(tile)
@@ -472,9 +462,7 @@ class ProductSizer:
         )
 
     def beside_sums(self, tile: ProductTile) -> TritonProposal:
-        """Return the tile with few stages, so that an SM has two programs: one runs its matmul while the
-        other reduces.
-        """
+        """Return the tile with few stages, so that of two programs per SM one multiplies while the other reduces."""
         fewer = replace(tile, stages=min(tile.stages, _SUMMED_STAGES))
         boxed = (slot for slot in (self.fact.lhs_slot, self.fact.rhs_slot) if slot is not None)
         return replace(

@@ -60,9 +60,7 @@ def test_staged_budget_comes_from_the_target(name: str, budget: int) -> None:
 def test_epilogue_declines() -> None:
     product = facts_of(matmul_to_bf16, tensor(64, 64), tensor(64, 64))
     for facts in (product, facts_of(softmax, tensor(64, 64)), attention_facts(64)):
-        assert "not one matmul with one reduction" in reason(
-            TritonMatmulReductionEpilogueHeuristic(), facts, H100
-        )
+        assert "not one matmul with one reduction" in reason(TritonMatmulReductionEpilogueHeuristic(), facts, H100)
 
 
 def epilogue_seeds(n: int, dtype: torch.dtype, gpu: Target) -> list[tuple[int, int | None, int | None]]:
