@@ -186,7 +186,7 @@ def test_products_that_cannot_be_turned() -> None:
     for target in ("sm_80", "sm_100", "gfx942"):
         space = space_of(accumulated, row, row, on=target, static_shapes=True)
         (change,) = space.adjusted(wish)
-        assert "need not be contiguous along K" in change.why and "turn_products" not in space.normalize(wish)
+        assert "does not need K-major TF32 operands" in change.why and "turn_products" not in space.normalize(wish)
 
 
 def test_configs_with_too_few_columns_for_the_matrix_unit() -> None:
