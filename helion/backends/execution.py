@@ -23,7 +23,7 @@ Launcher = Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lack:
+class OutOfResources:
     """What a launch took more of than the GPU has."""
 
     name: str
@@ -108,7 +108,7 @@ class Executor(Protocol):
         """Whether one of ``errors`` is the backend's refusal of a kernel."""
         ...
 
-    def lack(self, error: BaseException | None) -> Lack | None:
+    def out_of_resources(self, error: BaseException | None) -> OutOfResources | None:
         """What a failed launch wanted too much of, None if it failed for another reason."""
         ...
 

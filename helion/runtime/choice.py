@@ -10,7 +10,7 @@ import torch
 from .. import _logging, exc
 from .._lazy import lazy
 from ..backends import stub
-from ..backends.execution import Lack
+from ..backends.execution import OutOfResources
 from ..config import Config
 from .compiled import Compiled
 
@@ -150,14 +150,14 @@ class Choice:
         there is none, and ``error`` where none is tried.
         """
         of = self.compiled.specialized
-        lack = of.executor.lack(error.__cause__)
-        if lack is None and self._may_leave_backend(error):
+        exceeded = of.executor.out_of_resources(error.__cause__)
+        if exceeded is None and self._may_leave_backend(error):
             with self.compiled.lock:
                 if self.run is run:
                     self._leave_backend(str(error.__cause__))
                     self._install(verification.verdict_of(self.compiled).config)
             return
-        if lack is None or self.config is None or not self._is_repeatable(self.config):
+        if exceeded is None or self.config is None or not self._is_repeatable(self.config):
             raise error
         with self.compiled.lock:
             if self.run is not run:  # another thread has been here, or somebody has set a config
@@ -166,7 +166,7 @@ class Choice:
                 raise error
             following = verification.give_up(self.compiled, self.config, str(error.__cause__))
             if following is None:
-                raise of.analysis.space.nothing_fits(self._needs(self.config, lack)) from error
+                raise of.analysis.space.nothing_fits(self._needs(self.config, exceeded)) from error
             _logging.say(
                 f"helion: {of.kernel.name}: {self.config!r} does not fit {of.target.name} ({error.__cause__}); "
                 f"using {of.decorator(following)}"
@@ -184,11 +184,11 @@ class Choice:
         host = self.compiled.specialized.analysis.code(config).host
         return host.is_repeatable(self.compiled.launched(config))
 
-    def _needs(self, config: Config, lack: Lack) -> str:
+    def _needs(self, config: Config, exceeded: OutOfResources) -> str:
         of = self.compiled.specialized
-        unit = "bytes of " if lack.name == "shared memory" else ""
+        unit = "bytes of " if exceeded.name == "shared memory" else ""
         short = of.short_config(config)
-        return f"{short!r}, the last to try, needs {lack.required} {unit}{lack.name}, {of.target} has {lack.limit}"
+        return f"{short!r}, the last to try, needs {exceeded.required} {unit}{exceeded.name}, {of.target} has {exceeded.limit}"
 
 
 __all__ = ["Choice", "ConfigLike"]

@@ -23,7 +23,7 @@ from helion.autotuner.decisions import Decisions
 from helion.autotuner.proposal import Heuristic, Predicted, Proposal
 from helion.autotuner.space.own import OwnKeys
 from helion.autotuner.space.survey import Survey
-from helion.backends.execution import CompileError, Lack, Launcher, Resources
+from helion.backends.execution import CompileError, Launcher, OutOfResources, Resources
 from helion.hardware import Target
 from helion.settings import Settings
 
@@ -80,7 +80,7 @@ class ToyExecutor:
     def is_failure(self, error: Exception) -> bool:
         return isinstance(error, ZeroDivisionError)
 
-    def lack(self, error: BaseException | None) -> Lack | None:
+    def out_of_resources(self, error: BaseException | None) -> OutOfResources | None:
         return None
 
     def detecting_races(self) -> contextlib.AbstractContextManager[None]:

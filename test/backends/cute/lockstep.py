@@ -28,9 +28,9 @@ from helion.backends.cute.roles.edits import rewrite
 from helion.backends.cute.roles.programs import kernel_program
 
 WAITING = (
-    *(g.Acquire, g.Wait, g.Release, g.Tail, g.ArmRows, g.Meet, g.StoreWait, g.LoadVectors, g.ShareVectors),
+    *(g.Acquire, g.Wait, g.Release, g.Tail, g.ArmRows, g.BarrierSync, g.StoreWait, g.LoadVectors, g.ShareVectors),
     *(g.WgmmaFence, g.WgmmaCommit, g.WgmmaWait, g.Mma, g.KLoop, g.AllocateSums, g.FindSums, g.FreeSums),
-    *(g.WriteStage, g.FenceShared, g.TmaStore, g.MeetLanes, g.ClearSums, g.KGroups, g.LoadScales, g.Promote),
+    *(g.WriteStage, g.FenceShared, g.TmaStore, g.WarpSync, g.ClearSums, g.KGroups, g.LoadScales, g.Promote),
 )
 """Steps that have no part in what is computed."""
 

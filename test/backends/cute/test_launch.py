@@ -283,7 +283,7 @@ def check_sizes(runtime: FakeRuntime, folder: Path) -> None:
 
     for at, (b, m, n, k) in enumerate(sizes, start=1):
         numbers = {"size_m": m, "size_n": n, "size_k": k, "pitch_a": k, "pitch_b": n, "pitch_d": n, "batches": b}
-        numbers |= {"behind_a": m * k, "behind_b": k * n, "behind_d": m * n}
+        numbers |= {"batch_stride_a": m * k, "batch_stride_b": k * n, "batch_stride_d": m * n}
         given = [numbers[name] for name in gemms[0].problem.runtime]
         # Shapes stand between the descriptors where they are no constants.
         assert launched(0, 6, *given) == launched(at, 4)

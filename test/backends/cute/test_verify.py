@@ -180,14 +180,16 @@ def the_first_stores(step: g.Step) -> tuple[g.Step, ...]:
 
 def reset_early(step: g.Step) -> tuple[g.Step, ...]:
     """Before all parts have been counted."""
-    return (step, g.ResetCount()) if isinstance(step, g.CountPart) else (step,)
+    return (step, g.ResetTileCounter()) if isinstance(step, g.IncrementTileCounter) else (step,)
 
 
 def drop_the_second_barrier(step: g.Step) -> tuple[g.Step, ...]:
     """What the first warp has learned is not passed on to the others."""
     if not isinstance(step, g.TileLoop):
         return (step,)
-    gate = next(at for at, inner in enumerate(step.body) if isinstance(inner, g.Gate) and g.CountPart() in inner.body)
+    gate = next(
+        at for at, inner in enumerate(step.body) if isinstance(inner, g.Gate) and g.IncrementTileCounter() in inner.body
+    )
     return (dataclasses.replace(step, body=(*step.body[: gate + 1], *step.body[gate + 2 :])),)
 
 
@@ -224,7 +226,7 @@ def drop_the_second_barrier(step: g.Step) -> tuple[g.Step, ...]:
         ("tcgen05", "store", drop(g.Advance("sums_read")), "sums of tile|deadlock"),
         ("tcgen05", "store", drop(g.AllocateSums()), "before it is allocated"),
         # Stores
-        ("wgmma", "store", drop(g.Meet("epilogue")), "is stored while"),
+        ("wgmma", "store", drop(g.BarrierSync("epilogue")), "is stored while"),
         ("wgmma", "store", drop_kind(g.StoreWait), "being stored|has left"),
         ("wgmma", "store", drop(g.TmaStore()), "not stored once"),
         ("tcgen05_pair", "store", drop(g.WriteStage()), "is stored while"),
@@ -242,34 +244,37 @@ def drop_the_second_barrier(step: g.Step) -> tuple[g.Step, ...]:
         # Two teams
         ("wgmma_pingpong", "store_1", drop(g.Skip("ab_read", "k_tiles")), "stale|deadlock"),
         ("wgmma_pingpong", "store_0", drop(g.Skip("ab_free", "k_tiles")), "overwrites|arrivals|deadlock"),
-        ("wgmma_pingpong", "store_0", drop(g.Signal("turn_1")), "deadlock"),
-        ("wgmma_pingpong", "store_1", drop(g.Signal("turn_0")), "deadlock"),
-        ("wgmma_pingpong", "store_1", drop(g.Meet("turn_1")), "stale|deadlock"),
-        ("wgmma_pingpong", "store_1", drop(g.Meet("epilogue_1")), "is stored while"),
+        ("wgmma_pingpong", "store_0", drop(g.BarrierArrive("turn_1")), "deadlock"),
+        ("wgmma_pingpong", "store_1", drop(g.BarrierArrive("turn_0")), "deadlock"),
+        ("wgmma_pingpong", "store_1", drop(g.BarrierSync("turn_1")), "stale|deadlock"),
+        ("wgmma_pingpong", "store_1", drop(g.BarrierSync("epilogue_1")), "is stored while"),
         ("wgmma_pingpong_residual", "store_1", drop(g.Skip("residual_read", "subtiles")), "stale residual|deadlock"),
         ("wgmma_pingpong_residual", "store_1", drop(g.FenceShared()), "no fence lies between"),
-        ("wgmma_pingpong_residual", "store_1", drop(g.Meet("stores_1")), "stale residual|deadlock|arrivals"),
+        ("wgmma_pingpong_residual", "store_1", drop(g.BarrierSync("stores_1")), "stale residual|deadlock|arrivals"),
         # K split among CTAs
         ("wgmma_splits", "store", drop(g.Acquire("parts_fill")), "deadlock|nobody has read"),
-        ("wgmma_splits", "store", drop(g.SendSums("parts_fill")), "deadlock"),
+        ("wgmma_splits", "store", drop(g.SendPartials("parts_fill")), "deadlock"),
         ("wgmma_splits", "store", drop(g.Advance("parts_fill")), "nobody has read|deadlock|arrivals"),
         ("wgmma_splits", "store", drop(g.Wait("parts_read")), "stale sums"),
-        ("wgmma_splits", "store", drop(g.AddSums("parts_read")), "lacks sums"),
+        ("wgmma_splits", "store", drop(g.AddPartials("parts_read")), "lacks sums"),
         ("wgmma_splits", "store", drop(g.Release("parts_read")), "deadlock"),
         ("wgmma_splits", "store", drop(g.Advance("parts_read")), "stale sums|deadlock"),
-        ("wgmma_splits", "store", drop(g.Meet("epilogue")), "is stored while"),
+        ("wgmma_splits", "store", drop(g.BarrierSync("epilogue")), "is stored while"),
         # K split among clusters
         *(
             (name, "store", rewrite, message)
             for name in ("wgmma_grid", "wgmma_grid_splits", "wgmma_grid_residual", "tcgen05_grid_pair")
             for rewrite, message in (
-                (drop(g.PutSums()), "may not be visible"),
-                (drop(g.ReleaseSums()), "may not be visible"),
-                (drop(g.AcquireSums()), "may not be visible"),
-                (drop(g.CountPart()), "is not stored once|may not be visible|deadlock"),
-                (drop(g.TakeSums()), "lacks sums of other clusters|has the sums of"),
-                (drop(g.ResetCount()), "is left at"),
-                (drop(g.Meet("epilogue")), "may not be visible|is stored while|lacks sums|has the|reads vectors"),
+                (drop(g.StorePartials()), "may not be visible"),
+                (drop(g.WorkspaceRelease()), "may not be visible"),
+                (drop(g.WorkspaceAcquire()), "may not be visible"),
+                (drop(g.IncrementTileCounter()), "is not stored once|may not be visible|deadlock"),
+                (drop(g.ReducePartials()), "lacks sums of other clusters|has the sums of"),
+                (drop(g.ResetTileCounter()), "is left at"),
+                (
+                    drop(g.BarrierSync("epilogue")),
+                    "may not be visible|is stored while|lacks sums|has the|reads vectors",
+                ),
                 (drop_the_second_barrier, "may not be visible|is not stored once|lacks sums|has the"),
                 (everybody_stores, "may not be visible"),
                 (the_first_stores, "may not be visible"),
@@ -382,13 +387,13 @@ def eight_parts() -> g.KernelProgram:
 
 SPLIT_FAULTS = (
     g.Acquire("parts_fill"),
-    g.SendSums("parts_fill"),
+    g.SendPartials("parts_fill"),
     g.Advance("parts_fill"),
     g.Wait("parts_read"),
-    g.AddSums("parts_read"),
+    g.AddPartials("parts_read"),
     g.Release("parts_read"),
     g.Advance("parts_read"),
-    g.Meet("epilogue"),
+    g.BarrierSync("epilogue"),
     g.StoreWait(0),
 )
 

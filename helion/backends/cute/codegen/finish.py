@@ -242,7 +242,7 @@ def _(step: g.PutParts, out: Writer, finish: RowFinish) -> None:
 
 
 @_print.register
-def _(step: g.MeetAll, out: Writer, finish: RowFinish) -> None:
+def _(step: g.CtaSync, out: Writer, finish: RowFinish) -> None:
     out.line("cute.arch.sync_threads()")
 
 

@@ -273,7 +273,7 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
             shape, step = extent, f", stride={pitch}" if pitch != "1" else ""
             if behind := plan.problem.batch_pitch(name):
                 batches = numbers.number(plan, "batches", plan.problem.batches)
-                step = f", stride=({pitch}, {numbers.number(plan, f'behind_{name}', behind)})"
+                step = f", stride=({pitch}, {numbers.number(plan, f'batch_stride_{name}', behind)})"
                 shape = f"({extent}, {batches})"
             out.line(f"vector_{name} = cute.make_tensor({name}, cute.make_layout({shape}{step}))")
         for output in plan.problem.outputs_of("tile"):

@@ -303,47 +303,47 @@ def _sums(plan: GemmPlan) -> list[str]:
 
 
 @_print.register
-def _(step: g.SendSums, out: Writer, names: Names) -> None:
+def _(step: g.SendPartials, out: Writer, names: Names) -> None:
     out.lines(exchange.send(names.plan, names.program.pipeline(names.pipeline(step.cursor))))
 
 
 @_print.register
-def _(step: g.AddSums, out: Writer, names: Names) -> None:
+def _(step: g.AddPartials, out: Writer, names: Names) -> None:
     out.lines(exchange.add(names.plan))
 
 
 @_print.register
-def _(step: g.PutSums, out: Writer, names: Names) -> None:
+def _(step: g.StorePartials, out: Writer, names: Names) -> None:
     out.lines(workspace.put(names.plan))
 
 
 @_print.register
-def _(step: g.ReleaseSums, out: Writer, names: Names) -> None:
+def _(step: g.WorkspaceRelease, out: Writer, names: Names) -> None:
     out.line("cute.arch.fence_acq_rel_gpu()")
 
 
 @_print.register
-def _(step: g.CountPart, out: Writer, names: Names) -> None:
+def _(step: g.IncrementTileCounter, out: Writer, names: Names) -> None:
     out.lines(workspace.count(names.plan))
 
 
 @_print.register
-def _(step: g.AcquireSums, out: Writer, names: Names) -> None:
+def _(step: g.WorkspaceAcquire, out: Writer, names: Names) -> None:
     out.line("cute.arch.fence_acq_rel_gpu()")
 
 
 @_print.register
-def _(step: g.TakeSums, out: Writer, names: Names) -> None:
+def _(step: g.ReducePartials, out: Writer, names: Names) -> None:
     out.lines(workspace.take(names.plan))
 
 
 @_print.register
-def _(step: g.ResetCount, out: Writer, names: Names) -> None:
+def _(step: g.ResetTileCounter, out: Writer, names: Names) -> None:
     out.lines(workspace.reset(names.plan))
 
 
 @_print.register
-def _(step: g.Signal, out: Writer, names: Names) -> None:
+def _(step: g.BarrierArrive, out: Writer, names: Names) -> None:
     out.line(f"{step.barrier}_barrier.arrive()")
 
 
@@ -539,12 +539,12 @@ def _(step: g.StoreWait, out: Writer, names: Names) -> None:
 
 
 @_print.register
-def _(step: g.Meet, out: Writer, names: Names) -> None:
+def _(step: g.BarrierSync, out: Writer, names: Names) -> None:
     out.line(f"{step.barrier}_barrier.arrive_and_wait()")
 
 
 @_print.register
-def _(step: g.MeetLanes, out: Writer, names: Names) -> None:
+def _(step: g.WarpSync, out: Writer, names: Names) -> None:
     out.line("cute.arch.sync_warp()")
 
 

@@ -13,7 +13,7 @@ import torch
 from .... import exc
 from ...._compiler.host.program import HostProgram
 from ....hardware import Target
-from ...execution import InlineBody, Lack, Launcher, SizeTable
+from ...execution import InlineBody, Launcher, OutOfResources, SizeTable
 from ..plan.kernel import CutePlan
 from ..toolchain.shared_object import CompilationFailed
 from . import inline_launch
@@ -55,7 +55,7 @@ class CuteExecutor:
     def is_failure(self, error: Exception) -> bool:
         return isinstance(error, (CompilationFailed, LaunchFailed))
 
-    def lack(self, error: BaseException | None) -> Lack | None:
+    def out_of_resources(self, error: BaseException | None) -> OutOfResources | None:
         return None
 
     def detecting_races(self) -> AbstractContextManager[None]:

@@ -55,10 +55,10 @@ def _side_by_side(product: Product, batched: Batched) -> Product:
     sources = (product.a, product.b, *product.outputs, *product.operands)
     numbers: dict[str, Number] = {"batches": batched.size}
     for label, source in zip(labels, sources, strict=True):
-        numbers[f"behind_{label}"] = 0 if isinstance(source, Expr) else batched.strides.get(source, 0)
-    if any(equal(numbers[f"behind_{label}"], 0) for label in written):
+        numbers[f"batch_stride_{label}"] = 0 if isinstance(source, Expr) else batched.strides.get(source, 0)
+    if any(equal(numbers[f"batch_stride_{label}"], 0) for label in written):
         raise Refusal("all products of the batch are stored in the same place")
-    a, b, *others = (example(numbers[f"behind_{label}"], EXAMPLE_MULTIPLE) for label in labels)
+    a, b, *others = (example(numbers[f"batch_stride_{label}"], EXAMPLE_MULTIPLE) for label in labels)
     (d, *more), operands = others[: len(written)], others[len(written) :]
     batch = Batch(size=example(batched.size), a=a, b=b, d=d, operands=tuple(operands), more=tuple(more))
     runtime = (*product.runtime, *((name, each) for name, each in numbers.items() if isinstance(each, Expr)))

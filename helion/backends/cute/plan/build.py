@@ -262,7 +262,9 @@ def _check_batch(problem: GemmProblem) -> None:
 def _check_apart(problem: GemmProblem, output: EpilogueOutput, pitch: int) -> None:
     """What one product writes is no part of what another does."""
     label, columns = problem.label_of(output), problem.n if output.kind == "exact" else 1
-    if {f"behind_{label}", f"pitch_{label}", *SIZES} & {*problem.runtime}:  # checked with the numbers of each launch
+    if {f"batch_stride_{label}", f"pitch_{label}", *SIZES} & {
+        *problem.runtime
+    }:  # checked with the numbers of each launch
         return
     inside = pitch >= (problem.m - 1) * output.pitch + columns
     outside = pitch >= columns and output.pitch >= (problem.batches - 1) * pitch + columns

@@ -1,6 +1,6 @@
 """Numbers of a product that only its launch knows: sizes, strides of lines, and strides from one product of a batch to the next.
 
-They are called ``size_m``, ``size_n``, ``size_k`` and ``batches``, ``pitch_`` and ``behind_`` with the label of an operand or
+They are called ``size_m``, ``size_n``, ``size_k`` and ``batches``, ``pitch_`` and ``batch_stride_`` with the label of an operand or
 output: parameters of the kernel have these names.
 """
 
@@ -53,11 +53,11 @@ def filled(problem: GemmProblem, numbers: Mapping[str, int]) -> GemmProblem:
         for each in epilogue.outputs
     )
     behind = (
-        known(f"behind_{operand.label}", pitch)
+        known(f"batch_stride_{operand.label}", pitch)
         for operand, pitch in zip(epilogue.operands, batch.operands if batch else (), strict=False)
     )
     written = (
-        known(f"behind_{problem.label_of(output)}", pitch)
+        known(f"batch_stride_{problem.label_of(output)}", pitch)
         for output, pitch in zip(problem.outputs, batch.outputs if batch else (), strict=False)
     )
     d, *more = written if batch else (0,)
@@ -74,8 +74,8 @@ def filled(problem: GemmProblem, numbers: Mapping[str, int]) -> GemmProblem:
         if batch is None
         else Batch(
             size=known("batches", batch.size),
-            a=known("behind_a", batch.a),
-            b=known("behind_b", batch.b),
+            a=known("batch_stride_a", batch.a),
+            b=known("batch_stride_b", batch.b),
             d=d,
             operands=tuple(behind),
             more=tuple(more),

@@ -12,6 +12,7 @@ from .grammar import (
     Acquire,
     Advance,
     AllocateSums,
+    BarrierSync,
     ClearSums,
     Commit,
     Cursor,
@@ -22,7 +23,6 @@ from .grammar import (
     KGroups,
     KLoop,
     LoadScales,
-    Meet,
     Mma,
     NamedBarrier,
     Pipeline,
@@ -120,7 +120,7 @@ def _store(plan: GemmPlan) -> tuple[Step, ...]:
         Cursor("sums_read", "accumulator", "consumer"),
         TileLoop(tile),
         Gate("first_warp", (StoreWait(0),)),
-        Meet("epilogue"),
+        BarrierSync("epilogue"),
         FreeSums(),
     )
 

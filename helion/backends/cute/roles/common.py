@@ -6,14 +6,13 @@ from ..plan.records import GemmPlan
 from .grammar import (
     Acquire,
     Advance,
+    BarrierSync,
     Commit,
     Cursor,
     Evaluate,
     FenceShared,
     Gate,
     KLoop,
-    Meet,
-    MeetLanes,
     Role,
     SetUp,
     Step,
@@ -22,6 +21,7 @@ from .grammar import (
     TileLoop,
     TmaLoad,
     TmaStore,
+    WarpSync,
     WriteStage,
 )
 
@@ -67,7 +67,7 @@ def store_subtile(plan: GemmPlan) -> tuple[Step, ...]:
         *(WriteStage(output) for output in outputs),
         FenceShared(),
         Gate("first_warp", (StoreWait((plan.store_stages - 2) * len(outputs)),)),
-        Meet("epilogue"),
+        BarrierSync("epilogue"),
         Gate("first_warp", tuple(TmaStore(output) for output in outputs)),
     )
 
@@ -78,10 +78,10 @@ def _store_rows_of_warp(plan: GemmPlan, outputs: range) -> tuple[Step, ...]:
     return (
         Evaluate(),
         StoreWait((plan.store_stages - 1) * len(outputs)),
-        MeetLanes(),
+        WarpSync(),
         *(WriteStage(output) for output in outputs),
         FenceShared(),
-        MeetLanes(),
+        WarpSync(),
         *(TmaStore(output) for output in outputs),
     )
 

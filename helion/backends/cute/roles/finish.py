@@ -43,7 +43,7 @@ class PutParts(FinishStep):
 
 
 @dataclass(frozen=True)
-class MeetAll(FinishStep):
+class CtaSync(FinishStep):
     """A barrier of the CTA: behind it everybody sees what was put before it."""
 
 
@@ -85,7 +85,7 @@ def finish_steps(finish: Finish) -> tuple[FinishStep, ...]:
         steps.append(LoadRow())
     for number in range(len(reductions_of(finish.problem))):
         if isinstance(finish, RowFinish):
-            steps += [ReduceColumns(number), PutParts(number), MeetAll(), JoinParts(number)]
+            steps += [ReduceColumns(number), PutParts(number), CtaSync(), JoinParts(number)]
         else:
             steps.append(JoinTiles(number))
         steps.append(EvaluateNumbers(number + 1))

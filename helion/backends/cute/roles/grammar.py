@@ -196,46 +196,46 @@ class ReadSums(Step):
 
 
 @dataclass(frozen=True)
-class SendSums(Step):
+class SendPartials(Step):
     """The registers of the epilogue, before it, to the slot of ``cursor`` in the CTA that owns the sub-tile."""
 
     cursor: str
 
 
 @dataclass(frozen=True)
-class AddSums(Step):
+class AddPartials(Step):
     """What the other CTAs sent of the sub-tile, in a fixed order, to the registers of the epilogue."""
 
     cursor: str
 
 
 @dataclass(frozen=True)
-class PutSums(Step):
+class StorePartials(Step):
     """The registers of the epilogue, before it, to the place of this part of K in the workspace."""
 
 
 @dataclass(frozen=True)
-class ReleaseSums(Step):
+class WorkspaceRelease(Step):
     """Who learns of what comes behind this sees in the workspace what the warps have put there before the last barrier."""
 
 
 @dataclass(frozen=True)
-class CountPart(Step):
+class IncrementTileCounter(Step):
     """One more part of the tile is in the workspace: how many there were goes to shared memory."""
 
 
 @dataclass(frozen=True)
-class AcquireSums(Step):
+class WorkspaceAcquire(Step):
     """Behind the next barrier, warps see what all parts that were counted have put into the workspace."""
 
 
 @dataclass(frozen=True)
-class TakeSums(Step):
+class ReducePartials(Step):
     """The sums of all parts, from the workspace, in the order of K, into the registers of the epilogue."""
 
 
 @dataclass(frozen=True)
-class ResetCount(Step):
+class ResetTileCounter(Step):
     """The tile's counter back to zero, for the next launch."""
 
 
@@ -363,19 +363,19 @@ class StoreWait(Step):
 
 
 @dataclass(frozen=True)
-class Meet(Step):
+class BarrierSync(Step):
     """A named barrier: until all of its threads are here."""
 
     barrier: str
 
 
 @dataclass(frozen=True)
-class MeetLanes(Step):
+class WarpSync(Step):
     """Until all lanes of the warp are here."""
 
 
 @dataclass(frozen=True)
-class Signal(Step):
+class BarrierArrive(Step):
     """Come to a named barrier without waiting there."""
 
     barrier: str

@@ -11,29 +11,29 @@ import functools
 
 from .edits import contains, edit_role, rewrite
 from .grammar import (
-    AcquireSums,
-    AddSums,
+    AddPartials,
     Advance,
-    CountPart,
+    BarrierSync,
     Evaluate,
     Gate,
+    IncrementTileCounter,
     KernelProgram,
-    Meet,
-    PutSums,
     ReadSums,
+    ReducePartials,
     Release,
-    ReleaseSums,
-    ResetCount,
+    ResetTileCounter,
     Step,
+    StorePartials,
     SubtileLoop,
-    TakeSums,
     Wait,
+    WorkspaceAcquire,
+    WorkspaceRelease,
 )
 
 COUNT: tuple[Step, ...] = (
-    Meet("epilogue"),
-    Gate("first_warp", (ReleaseSums(), CountPart(), AcquireSums())),
-    Meet("epilogue"),
+    BarrierSync("epilogue"),
+    Gate("first_warp", (WorkspaceRelease(), IncrementTileCounter(), WorkspaceAcquire())),
+    BarrierSync("epilogue"),
 )
 """Between what all warps have put into the workspace and what they take from it."""
 
@@ -56,16 +56,16 @@ def _store(step: Step, residual: bool) -> tuple[Step, ...]:
 
     passed_by = rewrite(steps[behind:], _only_releases)
     return (
-        loop(*steps[:behind], PutSums()),
+        loop(*steps[:behind], StorePartials()),
         *COUNT,
-        Gate("last_part", (loop(TakeSums(), *steps[behind:]), Gate("first_warp", (ResetCount(),)))),
+        Gate("last_part", (loop(ReducePartials(), *steps[behind:]), Gate("first_warp", (ResetTileCounter(),)))),
         *((Gate("earlier_part", (loop(*passed_by),)),) if residual else ()),
     )
 
 
 def _reads_sums(step: Step) -> bool:
     """The steps that bring sums into registers, and that which then gives tensor memory back."""
-    return isinstance(step, (ReadSums, AddSums)) or (isinstance(step, Gate) and step.who == "last_subtile")
+    return isinstance(step, (ReadSums, AddPartials)) or (isinstance(step, Gate) and step.who == "last_subtile")
 
 
 def _only_releases(step: Step) -> tuple[Step, ...]:

@@ -14,6 +14,7 @@ from .grammar import (
     Acquire,
     AddTerms,
     Advance,
+    BarrierSync,
     ClusterExit,
     Commit,
     Cursor,
@@ -22,7 +23,6 @@ from .grammar import (
     KernelProgram,
     LaunchFinish,
     LoadVectors,
-    Meet,
     Pipeline,
     ReadResiduals,
     Release,
@@ -74,9 +74,9 @@ def with_vectors(program: KernelProgram) -> KernelProgram:
     kinds = tuple(kind for kind in VECTORS if epilogue.of_kind(kind))
     once: tuple[Step, ...] = ()
     if "row" in kinds and program.plan.columns_stay:
-        once, kinds = (LoadVectors(("row",), once=True), ShareVectors(), Meet("epilogue")), kinds[:-1]
+        once, kinds = (LoadVectors(("row",), once=True), ShareVectors(), BarrierSync("epilogue")), kinds[:-1]
     elif "row" in kinds:
-        program = edit_role(program, "store", before(SubtileLoop, (ShareVectors(), Meet("epilogue"))))
+        program = edit_role(program, "store", before(SubtileLoop, (ShareVectors(), BarrierSync("epilogue"))))
     program = edit_role(program, "store", before(TileLoop, (SetUp("vectors"), *once)))
     if not kinds:
         return program

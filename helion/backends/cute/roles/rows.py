@@ -15,6 +15,7 @@ from .grammar import (
     AddTerms,
     Advance,
     ArmRows,
+    BarrierSync,
     ClearRows,
     Cursor,
     EvaluateRows,
@@ -22,7 +23,6 @@ from .grammar import (
     GatherRows,
     JoinLanes,
     KernelProgram,
-    Meet,
     OwnRows,
     Pipeline,
     ReadSums,
@@ -54,7 +54,7 @@ def with_rows(program: KernelProgram) -> KernelProgram:
         return (step,)
 
     program = edit_role(program, "store", rule)
-    if not contains(TileLoop(program.role("store").program), Meet):
+    if not contains(TileLoop(program.role("store").program), BarrierSync):
         program = dataclasses.replace(program, barriers=tuple(b for b in program.barriers if b.name != "epilogue"))
     if ring is None:
         return program
@@ -82,7 +82,7 @@ def _walks(plan: GemmPlan, loop: SubtileLoop) -> tuple[Step, ...]:
         return (*steps, loop)
     if plan.problem.epilogue.of_kind("row") and counts(plan).rows is None and not plan.columns_stay:
         # Neither an exchange nor a store keeps warps from sharing the row operands of the next tile.
-        steps.append(Meet("epilogue"))
+        steps.append(BarrierSync("epilogue"))
     return tuple(_given_back(steps, loop))
 
 

@@ -8,16 +8,16 @@ from ..plan.counts import counts
 from .edits import edit_role
 from .grammar import (
     Acquire,
-    AddSums,
+    AddPartials,
     Advance,
+    BarrierSync,
     Cursor,
     Gate,
     KernelProgram,
-    Meet,
     Pipeline,
     ReadSums,
     Release,
-    SendSums,
+    SendPartials,
     Step,
     StoreWait,
     SubtileLoop,
@@ -28,10 +28,10 @@ from .grammar import (
 
 SEND: tuple[Step, ...] = (
     Acquire("parts_fill"),
-    SubtileLoop((Gate("others", (ReadSums(), SendSums("parts_fill"))),)),
+    SubtileLoop((Gate("others", (ReadSums(), SendPartials("parts_fill"))),)),
     Advance("parts_fill"),
     Gate("first_warp", (StoreWait(0),)),
-    Meet("epilogue"),
+    BarrierSync("epilogue"),
     Wait("parts_read"),
 )
 """All sums leave before any are awaited, so that no CTA waits for one that waits for it. The barrier behind lets buffers
@@ -55,7 +55,7 @@ def _store(step: Step) -> tuple[Step, ...]:
     if isinstance(step, SubtileLoop):
         (read, *rest) = step.body
         assert isinstance(read, ReadSums)
-        own = Gate("owner", (read, AddSums("parts_read"), *rest))
+        own = Gate("owner", (read, AddPartials("parts_read"), *rest))
         return (*SEND, dataclasses.replace(step, body=(own,)), *GIVE_BACK)
     if isinstance(step, TileLoop):
         cursors = (Cursor("parts_fill", "parts", "producer"), Cursor("parts_read", "parts", "consumer"))

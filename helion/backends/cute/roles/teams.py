@@ -8,14 +8,14 @@ import functools
 from ..plan.counts import counts
 from .edits import contains, rewrite
 from .grammar import (
+    BarrierArrive,
+    BarrierSync,
     Cursor,
     KernelProgram,
-    Meet,
     Mma,
     NamedBarrier,
     ReadResiduals,
     Role,
-    Signal,
     Skip,
     Slots,
     Step,
@@ -56,14 +56,14 @@ def _team(store: Role, team: int) -> Role:
 
 def _edit(step: Step, store: Role, team: int) -> tuple[Step, ...]:
     if isinstance(step, SubtileLoop) and contains(step, ReadResiduals):
-        return (Meet(f"stores_{team}"), step, Signal(f"stores_{1 - team}"))
-    if isinstance(step, Meet):
-        return (Meet(f"epilogue_{team}"),)
+        return (BarrierSync(f"stores_{team}"), step, BarrierArrive(f"stores_{1 - team}"))
+    if isinstance(step, BarrierSync):
+        return (BarrierSync(f"epilogue_{team}"),)
     if not isinstance(step, TileLoop):
         return (step,)
     skips = tuple(_skip(cursor) for cursor in store.program if isinstance(cursor, Cursor))
     loop = TileLoop((*_in_turn(step.body, team), *skips), first=team, every=2)
-    first = tuple(Signal(step.barrier) for step in loop.body if isinstance(step, Signal))
+    first = tuple(BarrierArrive(step.barrier) for step in loop.body if isinstance(step, BarrierArrive))
     return (loop,) if team == 0 else (*skips, *first, loop)
 
 
@@ -79,4 +79,10 @@ def _in_turn(body: tuple[Step, ...], team: int) -> tuple[Step, ...]:
     if isinstance(body[products[0]], Mma):
         first -= 2  # the wait for operands and the fence in front of it
     assert all(not isinstance(step, WgmmaWait) for step in body[first:last])
-    return (*body[:first], Meet(f"turn_{team}"), *body[first:last], Signal(f"turn_{1 - team}"), *body[last:])
+    return (
+        *body[:first],
+        BarrierSync(f"turn_{team}"),
+        *body[first:last],
+        BarrierArrive(f"turn_{1 - team}"),
+        *body[last:],
+    )

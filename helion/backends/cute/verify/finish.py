@@ -86,7 +86,7 @@ def _simulate(finish: Finish, steps: tuple[g.FinishStep, ...]) -> None:
         draw, cta = random.Random(seed), _Cta(finish)
         warps = [_Warp(number) for number in range(threads_of(finish) // WARP_THREADS)]
         while waiting := [warp for warp in warps if warp.place < len(steps)]:
-            ready = [warp for warp in waiting if not isinstance(steps[warp.place], g.MeetAll)]
+            ready = [warp for warp in waiting if not isinstance(steps[warp.place], g.CtaSync)]
             if ready:
                 warp = draw.choice(ready)
                 _run(steps[warp.place], cta, warp)

@@ -378,8 +378,8 @@ def _(cluster: Cluster, step: g.ReadSums, warp: Warp) -> None:
     warp.held = (warp.tile, warp.subtile)
 
 
-@rule(g.SendSums)
-def _(cluster: Cluster, step: g.SendSums, warp: Warp) -> None:
+@rule(g.SendPartials)
+def _(cluster: Cluster, step: g.SendPartials, warp: Warp) -> None:
     """Each thread of the owner finds what the same thread of this CTA sent."""
     ring, index, _ = cluster.slot(warp, step.cursor)
     tag = (warp.tile, warp.subtile)
@@ -398,8 +398,8 @@ def _(cluster: Cluster, step: g.SendSums, warp: Warp) -> None:
     cluster.send(cluster.owner(warp), land)
 
 
-@rule(g.AddSums)
-def _(cluster: Cluster, step: g.AddSums, warp: Warp) -> None:
+@rule(g.AddPartials)
+def _(cluster: Cluster, step: g.AddPartials, warp: Warp) -> None:
     ring, index, _ = cluster.slot(warp, step.cursor)
     tag = (warp.tile, warp.subtile)
     held = ring.slots[index].held
@@ -612,18 +612,18 @@ def _come(cluster: Cluster, warp: Warp, name: str) -> Ready:
     return lambda: cta.meetings[name][1] > meetings
 
 
-@rule(g.MeetLanes)
-def _(cluster: Cluster, step: g.MeetLanes, warp: Warp) -> None:
+@rule(g.WarpSync)
+def _(cluster: Cluster, step: g.WarpSync, warp: Warp) -> None:
     warp.waited = warp.written = False
 
 
-@rule(g.Meet)
-def _(cluster: Cluster, step: g.Meet, warp: Warp) -> Ready:
+@rule(g.BarrierSync)
+def _(cluster: Cluster, step: g.BarrierSync, warp: Warp) -> Ready:
     return _come(cluster, warp, step.barrier)
 
 
-@rule(g.Signal)
-def _(cluster: Cluster, step: g.Signal, warp: Warp) -> None:
+@rule(g.BarrierArrive)
+def _(cluster: Cluster, step: g.BarrierArrive, warp: Warp) -> None:
     _come(cluster, warp, step.barrier)
 
 

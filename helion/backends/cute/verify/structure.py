@@ -115,7 +115,7 @@ def visitors(program: g.KernelProgram, barrier: str) -> list[g.Role]:
 
 
 def _met(role: g.Role) -> set[str]:
-    met = {step.barrier for step in steps(role.program) if isinstance(step, (g.Meet, g.Signal))}
+    met = {step.barrier for step in steps(role.program) if isinstance(step, (g.BarrierSync, g.BarrierArrive))}
     if any(isinstance(step, g.FindSums) for step in steps(role.program)):
         met.add("tensor_memory")
     return met

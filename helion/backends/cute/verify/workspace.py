@@ -26,35 +26,35 @@ def _place(warp: Warp, part: int) -> Put:
     return (warp.tile, warp.cta.rank, part, warp.subtile, warp.number)
 
 
-@rule(g.PutSums)
-def _(cluster: Cluster, step: g.PutSums, warp: Warp) -> None:
+@rule(g.StorePartials)
+def _(cluster: Cluster, step: g.StorePartials, warp: Warp) -> None:
     tag = (warp.tile, warp.subtile)
     if warp.held != tag or (cluster.plan.splits > 1 and warp.gathered != tag):
         raise Fault(f"the sums of {warp.held} are put into the workspace as those of {tag}")
     warp.put.append(_place(warp, warp.part))
 
 
-@rule(g.ReleaseSums)
-def _(cluster: Cluster, step: g.ReleaseSums, warp: Warp) -> None:
+@rule(g.WorkspaceRelease)
+def _(cluster: Cluster, step: g.WorkspaceRelease, warp: Warp) -> None:
     released = cluster.workspace.released
     for put in (*warp.cta.put, *warp.put):
         released.setdefault(put, len(released))
 
 
-@rule(g.CountPart)
-def _(cluster: Cluster, step: g.CountPart, warp: Warp) -> None:
+@rule(g.IncrementTileCounter)
+def _(cluster: Cluster, step: g.IncrementTileCounter, warp: Warp) -> None:
     counters, key = cluster.workspace.counters, (warp.tile, warp.cta.rank)
     warp.cta.count = counters.get(key, 0)
     counters[key] = warp.cta.count + 1
 
 
-@rule(g.AcquireSums)
-def _(cluster: Cluster, step: g.AcquireSums, warp: Warp) -> None:
+@rule(g.WorkspaceAcquire)
+def _(cluster: Cluster, step: g.WorkspaceAcquire, warp: Warp) -> None:
     warp.seen = len(cluster.workspace.released)
 
 
-@rule(g.TakeSums)
-def _(cluster: Cluster, step: g.TakeSums, warp: Warp) -> None:
+@rule(g.ReducePartials)
+def _(cluster: Cluster, step: g.ReducePartials, warp: Warp) -> None:
     for part in range(cluster.plan.grid_splits):
         found = cluster.workspace.released.get(_place(warp, part))
         if found is None or found >= warp.seen:
@@ -62,6 +62,6 @@ def _(cluster: Cluster, step: g.TakeSums, warp: Warp) -> None:
     warp.held = warp.taken = (warp.tile, warp.subtile)
 
 
-@rule(g.ResetCount)
-def _(cluster: Cluster, step: g.ResetCount, warp: Warp) -> None:
+@rule(g.ResetTileCounter)
+def _(cluster: Cluster, step: g.ResetTileCounter, warp: Warp) -> None:
     cluster.workspace.counters[warp.tile, warp.cta.rank] = 0

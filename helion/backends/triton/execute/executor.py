@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from triton.errors import TritonError
-from triton.runtime.errors import OutOfResources
+from triton.runtime.errors import OutOfResources as TritonOutOfResources
 
 from .... import exc, knobs
 from ...._compiler.host.program import HostProgram
 from ...._lazy import lazy
 from ....hardware import Target
-from ...execution import InlineBody, Lack, Launcher, SizeTable
+from ...execution import InlineBody, Launcher, OutOfResources, SizeTable
 from ..plan.records import Plan
 from ..toolchain import offline
 from . import compilable, fast_launch, inline_launch, native
@@ -70,10 +70,10 @@ class TritonExecutor:
     def is_failure(self, error: Exception) -> bool:
         return isinstance(error, TritonError) or _PASS_FAILED in str(error)
 
-    def lack(self, error: BaseException | None) -> Lack | None:
-        if not isinstance(error, OutOfResources):
+    def out_of_resources(self, error: BaseException | None) -> OutOfResources | None:
+        if not isinstance(error, TritonOutOfResources):
             return None
-        return Lack(name=error.name, required=error.required, limit=error.limit)
+        return OutOfResources(name=error.name, required=error.required, limit=error.limit)
 
     def detecting_races(self) -> AbstractContextManager[None]:
         return races.detect_races()
