@@ -1,4 +1,4 @@
-"""bf16 product with a bias and GELU, as one warp-specialised kernel of the cute backend."""
+"""bf16 matmul with a bias and GELU, as one warp-specialized kernel of the cute backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from helion.testing import DEVICE
 
 @helion.kernel(backend="cute")
 def bias_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """`gelu(x[M, K] @ weight[N, K].T + bias[N])` in the type of `x`, summed in fp32."""
+    """Return `gelu(x[M, K] @ weight[N, K].T + bias[N])` in the type of `x`, accumulated in fp32."""
     m, k = x.size()
     n, k2 = weight.size()
     assert k == k2, f"cannot multiply: x has {k} columns, weight has {k2}"

@@ -1,4 +1,4 @@
-"""fp8 product of blocks with scales of their own: 1 by 128 elements of the left operand, 128 by 128 of the right one."""
+"""fp8 matmul with block scales: 1 by 128 elements of the left operand, 128 by 128 of the right one share a scale."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ BLOCK = 128
 def blockwise_scaled_mm(
     x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, weight_scale: torch.Tensor
 ) -> torch.Tensor:
-    """bf16 `x[M, K] @ weight[N, K].T` of fp8 blocks times `x_scale[M, K / 128]` and `weight_scale[N / 128, K / 128]`."""
+    """Return bf16 `x[M, K] @ weight[N, K].T` of fp8 blocks times `x_scale[M, K / 128]` and `weight_scale[N / 128, K /
+    128]`."""
     m, k = x.size()
     n, k2 = weight.size()
     assert k == k2, f"cannot multiply: x has {k} columns, weight has {k2}"
@@ -41,7 +42,8 @@ def reference(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, weig
 
 
 def quantised(values: torch.Tensor, lines: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """e4m3 blocks of so many lines by 128, and the fp32 scales that bring each to the largest number."""
+    """Quantize to e4m3 blocks of ``lines`` by 128; return them and the fp32 scales, which map the maximum to the
+    largest e4m3."""
     (rows, k), block = values.shape, BLOCK
     padded = torch.nn.functional.pad(values, (0, -k % block, 0, -rows % lines))
     blocks = padded.unflatten(1, (-1, block)).unflatten(0, (-1, lines))

@@ -1,4 +1,4 @@
-"""What the examples of this folder share: they run on any device and say what ran where."""
+"""Helpers of the examples in this folder, which run on any device and print where they ran."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 import helion
 from helion.testing import DEVICE
 
-#: Distance of a result from eager PyTorch in fp32, relative in the 2-norm, by the type of the output.
+#: Limit of the relative error in the 2-norm against eager PyTorch in fp32, by the type of the output.
 BOUNDS = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 1e-4}
 
 
 def relative_error(kernel: helion.Kernel, reference: Callable[..., Any], args: tuple[Any, ...]) -> float:
-    """Run `kernel` and compare what it gives with `reference` in fp32. Raises AssertionError where it is too far off."""
+    """Run `kernel` and compare its result with `reference` in fp32. Raises AssertionError if the error is too large."""
     results = kernel(*args)
     expected = reference(*(arg.float() if isinstance(arg, torch.Tensor) else arg for arg in args))
     worst = 0.0
@@ -31,7 +31,7 @@ def _outputs(results: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Te
 
 
 def report(kernel: helion.Kernel, reference: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Print how far the kernel is off, where it ran, and with what tiles."""
+    """Print the error of the kernel, the device, and its tiles."""
     error = relative_error(kernel, reference, args)
     bound = kernel.bind(args)
     where = torch.cuda.get_device_name() if DEVICE.type == "cuda" else f"the CPU, in the place of {bound.target}"

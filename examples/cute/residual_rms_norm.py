@@ -1,7 +1,8 @@
-"""A projection, its residual and the norm behind it in one kernel: a cluster of CTAs holds whole rows in registers.
+"""A projection, its residual and the norm after it in one kernel: a cluster of CTAs holds whole rows in registers.
 
-`acc[tile_m, n]` has all columns, and so the epilogue may reduce them. The CTAs of a cluster exchange what each found of a
-row. There are three outputs: the normalised rows, the sums with the residual, and one number per row for the backward.
+`acc[tile_m, n]` has all columns, so the epilogue may reduce them. The CTAs of a cluster exchange their partial
+reductions of each row. There are three outputs: the normalized rows, the projection with the residual, and one number
+per row for the backward.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from helion.testing import DEVICE
 def residual_rms_norm(
     x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, eps: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`h = x[M, K] @ weight[K, N] + residual[M, N]`: `rms_norm(h) * gain[N]`, `h` and the factor of each row."""
+    """Compute `h = x[M, K] @ weight[K, N] + residual[M, N]`; return `rms_norm(h) * gain[N]`, `h` and the factor of each
+    row."""
     m, k = x.size()
     n = hl.specialize(weight.size(1))
     out = torch.empty([m, n], dtype=x.dtype, device=x.device)

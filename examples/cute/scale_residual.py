@@ -1,4 +1,4 @@
-"""bf16 product whose columns are scaled and to which a residual is added: the residual is loaded by a warp of its own."""
+"""bf16 matmul with scaled columns and a residual, which a separate warp loads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from helion.testing import DEVICE
 
 @helion.kernel(backend="cute")
 def scale_residual(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """`(x[M, K] @ weight[K, N]) * scale[N] + residual[M, N]` in the type of `residual`, summed in fp32."""
+    """Return `(x[M, K] @ weight[K, N]) * scale[N] + residual[M, N]` in the type of `residual`, accumulated in fp32."""
     m, k = x.size()
     k2, n = weight.size()
     assert k == k2, f"cannot multiply: x has {k} columns, weight has {k2} rows"

@@ -1,4 +1,4 @@
-"""fp8 product with a scale per row of the left and per column of the right operand, as `torch._scaled_mm` computes it."""
+"""fp8 matmul with a scale per row of the left and per column of the right operand, like `torch._scaled_mm`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from helion.testing import DEVICE
 
 @helion.kernel(backend="cute")
 def scaled_mm(x: torch.Tensor, y: torch.Tensor, x_scale: torch.Tensor, y_scale: torch.Tensor) -> torch.Tensor:
-    """bf16 `(x[M, K] * x_scale[M, 1]) @ (y[K, N] * y_scale[1, N])` of fp8 `x` and `y`, both contiguous along K."""
+    """Return bf16 `(x[M, K] * x_scale[M, 1]) @ (y[K, N] * y_scale[1, N])` of fp8 `x` and `y`, both contiguous along K."""
     m, k = x.size()
     k2, n = y.size()
     assert k == k2, f"cannot multiply: x has {k} columns, y has {k2} rows"
@@ -32,7 +32,7 @@ def reference(x: torch.Tensor, y: torch.Tensor, x_scale: torch.Tensor, y_scale: 
 
 
 def quantised(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """e4m3 rows and the fp32 scales that bring each to the largest number."""
+    """Quantize rows to e4m3; return them and the fp32 scales, which map the maximum to the largest e4m3."""
     scale = values.abs().amax(1) / torch.finfo(torch.float8_e4m3fn).max
     return (values / scale[:, None]).to(torch.float8_e4m3fn), scale
 

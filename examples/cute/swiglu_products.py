@@ -1,6 +1,6 @@
-"""SwiGLU of two products of one input: both sums stay in registers, and only their gated product is stored.
+"""SwiGLU of two matmuls of one input: both accumulators stay in registers, and only their gated product is stored.
 
-A kernel whose epilogue sums up along rows is none that the cute backend takes; with `backend="auto"` it runs all the same.
+The cute backend refuses a kernel whose epilogue scans along rows; with `backend="auto"` it runs on another backend.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from helion.testing import DEVICE
 
 @helion.kernel(backend="cute")
 def swiglu(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """`silu(x[M, K] @ gate[K, N]) * (x @ up[K, N])` in the type of `x`, summed in fp32."""
+    """Return `silu(x[M, K] @ gate[K, N]) * (x @ up[K, N])` in the type of `x`, accumulated in fp32."""
     m, k = x.size()
     k2, n = gate.size()
     assert k == k2 and gate.size() == up.size(), "gate and up have as many rows as x has columns, and the same shape"
@@ -36,7 +36,7 @@ def swiglu(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tenso
 
 @helion.kernel(backend="auto")
 def rows_accumulated(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`cumsum(x[M, K] @ weight[K, N], 1)`: an epilogue in which each column needs those before it."""
+    """Return `cumsum(x[M, K] @ weight[K, N], 1)`: an epilogue in which each column depends on those before it."""
     m, k = x.size()
     _, n = weight.size()
     out = torch.empty([m, n], dtype=x.dtype, device=x.device)

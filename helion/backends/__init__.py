@@ -1,6 +1,6 @@
-"""The backends, by name. Outside of this folder nobody names one.
+"""The backends, by name. Only this folder names a backend.
 
-``backend="auto"`` asks all of them: those for few kernels come first, the one for all last.
+``backend="auto"`` tries all of them in order: specialized backends first, the general one last.
 """
 
 from __future__ import annotations
@@ -12,5 +12,5 @@ from .protocol import Backend
 from .triton.backend import Triton
 
 BACKENDS: dict[str, Backend[Any]] = {backend.name: backend for backend in (Cute(), Triton())}
-#: The one that takes what others refuse.
+#: The general backend: it takes the programs that the others refuse.
 GENERAL = Triton.name

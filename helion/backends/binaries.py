@@ -1,4 +1,4 @@
-"""Where NVIDIA's tools for binaries are: those that Triton brings, else in PATH."""
+"""NVIDIA's binary utilities: those that ship with Triton, or else those in PATH."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .execution import CompileError
 
 @functools.cache
 def tool(name: str) -> str:
-    """The path of ``nvdisasm`` or ``cuobjdump``. Raises ``CompileError``."""
+    """Return the path of ``nvdisasm`` or ``cuobjdump``. Raises ``CompileError``."""
     spec = importlib.util.find_spec("triton")
     folders = spec.submodule_search_locations if spec is not None else None
     for folder in folders or ():

@@ -1,4 +1,4 @@
-"""What modules of some backend import from ``helion.runtime``."""
+"""The names that generated modules import from ``helion.runtime``, for all backends."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from .cute.execute import launcher
     from .cute.toolchain import kernel as described
 else:
-    # importing the product needs none of this
+    # `import helion` needs none of these
     launcher = lazy("helion.backends.cute.execute.launcher")
     described = lazy("helion.backends.cute.toolchain.kernel")
 
 
 def gemm_kernel(source: str, **description: object) -> described.GemmKernel:
-    """The kernel that a module of the cute backend describes."""
+    """Build the kernel that a module of the cute backend describes."""
     return described.gemm_kernel(source, **description)
 
 
 def launch_gemm(kernel: Any, grid: tuple[int, ...], *tensors: Any) -> None:
-    """Launch a matrix product of the cute backend."""
+    """Launch a GEMM of the cute backend."""
     launcher.launch_gemm(kernel, grid, *tensors)

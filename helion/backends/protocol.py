@@ -1,4 +1,4 @@
-"""What a backend is: all that the way from a program to a launch asks of the folder it stands in."""
+"""The interface of a backend: everything that the pipeline, from program to launch, needs from a backend's folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Plan(Protocol):
-    """What everybody may read of a plan; the rest is between a backend's planner and its printer."""
+    """The public part of a plan; the rest is private to a backend's planner and printer."""
 
     @property
     def program(self) -> Program: ...
@@ -34,7 +34,7 @@ class Plan(Protocol):
 
     @property
     def origin_lines(self) -> bool:
-        """Whether comments name the user's lines."""
+        """True if comments name the user's lines."""
         ...
 
     @property
@@ -45,80 +45,86 @@ P = TypeVar("P", bound=Plan)
 
 
 class Backend(Protocol[P]):
-    """Pure functions, but for what launches. Modules that binding a kernel does not need are imported when used."""
+    """A backend: pure functions, except for launches. Modules that binding a kernel does not need are imported lazily."""
 
     @property
     def name(self) -> str: ...
     @property
     def is_installed(self) -> bool:
-        """Whether what it compiles with is here; ``backend="auto"`` passes it over where it is not."""
+        """True if its compiler is installed; ``backend="auto"`` skips it otherwise."""
         ...
 
     @property
     def key_prefixes(self) -> tuple[str, ...]:
-        """What the names of its own config keys begin with: other backends refuse these by its name."""
+        """Prefixes of its own config keys: other backends refuse these by its name."""
         ...
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """All rewrites from the program that facts are made of to the one that is printed, in order; the names of those of
-        its own begin with its name."""
+        """All rewrites from the analyzed program to the printed one, in order. The names of its own steps begin with
+        its name."""
         ...
 
     @property
     def heuristics(self) -> tuple[Heuristic, ...]:
-        """The most specific first; the last one always applies."""
+        """The heuristics, most specific first; the last one always applies."""
         ...
 
     @property
     def rules(self) -> Mapping[Any, Callable[..., Any]]:
-        """What functions of ``hl`` mean to the front end that only it has."""
+        """The meaning of functions of ``hl`` that only this backend has, for the front end."""
         ...
 
     def limits(self, target: Target) -> Limits:
-        """What it takes on a target, as far as that shapes programs."""
+        """Return the limits of a target that shape programs."""
         ...
 
     def refusal(self, program: Program, target: Target) -> exc.Base | None:
-        """What it cannot do on a target at all, whatever the config."""
+        """Return why it cannot run the program on a target with any config, or None."""
         ...
 
     def multiples(self, program: Program) -> Mapping[str, int]:
-        """Of numbers that only launches know, by their names on the host, what they are, or are not, multiples of for the
-        arguments that the program was bound for: code for others is bound anew."""
+        """Return divisibility assumptions about numbers that only launches know, by their names on the host.
+
+        Each number is, or is not, a multiple of its value for the arguments that the program was bound for. Other
+        arguments need another bind.
+        """
         ...
 
     def keys(self, seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
-        """Its own keys of a config for ``program``, and the rules that settle what a config decides: the only place that
-        says what this backend cannot have."""
+        """Return its own config keys for ``program``, and the rules that legalize a config.
+
+        This is the only place that states what this backend does not support.
+        """
         ...
 
     def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
-        """What one launch takes."""
+        """Return the predicted time of one launch."""
         ...
 
     def lighter(self, config: Config) -> Mapping[str, Any] | None:
-        """Keys of ``config`` with which the same tiles take less memory of an SM; None when no key is left to change."""
+        """Return keys that reduce the shared memory of ``config`` for the same tiles; None when no key is left to
+        change."""
         ...
 
     def wider(self, config: Config, target: Target) -> Mapping[str, Any]:
-        """Keys of ``config`` with which a tile is spread over as many registers as a program can have."""
+        """Return keys that spread a tile of ``config`` over as many registers as a program can have."""
         ...
 
     def plan(self, program: Program, decisions: Decisions, target: Target, settings: Settings) -> P:
-        """What the decisions of a normalised config come to for ``program``."""
+        """Return the plan of ``program`` for the decisions of a normalized config."""
         ...
 
     def emit(self, plan: P, form: Form) -> Module:
-        """The module of a plan. Raises ``exc.InvalidAPIUsage`` where it cannot have the form."""
+        """Return the module of a plan. Raises ``exc.InvalidAPIUsage`` if it cannot have the form."""
         ...
 
     @property
     def executor(self) -> Executor:
-        """Launches what it printed."""
+        """The launcher of its generated code."""
         ...
 
     @property
     def toolchain(self) -> Toolchain:
-        """Compiles and measures what it printed."""
+        """The compiler of its generated code."""
         ...

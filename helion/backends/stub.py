@@ -1,4 +1,4 @@
-"""A stand-in for the driver: inside ``stub_driver()`` kernels are compiled and called, but nothing is launched."""
+"""A stub for the driver: inside ``stub_driver()`` kernels are compiled and called, but not launched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .._shapes import CONCRETE_TENSORS
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One launch that the stub swallowed: ``num_args`` counts what reaches the device, so no ``tl.constexpr``."""
+    """One launch that the stub recorded: ``num_args`` counts the arguments on the device, without ``tl.constexpr``."""
 
     name: str
     grid: tuple[int, int, int]
@@ -22,7 +22,7 @@ class Launch:
 
 @dataclass(eq=False)
 class StubDriver:
-    """What ``stub_driver`` yields. ``launches`` are in order; equal ones are one object."""
+    """The record that ``stub_driver`` yields. ``launches`` are in order; equal ones are one object."""
 
     launches: list[Launch] = field(default_factory=list)
 
@@ -34,29 +34,29 @@ _LISTENERS: list[Callable[[], None]] = []
 
 
 def active() -> bool:
-    """Whether some ``stub_driver()`` is entered, in any thread."""
+    """Return whether any ``stub_driver()`` is entered, in any thread."""
     return bool(_ACTIVE)
 
 
 def on_gpu(value: Any) -> bool:
-    """Whether a value is a plain tensor in the memory of a GPU, which a driver launches on."""
+    """Return whether a value is a plain tensor in GPU memory, which a driver launches on."""
     return type(value) in CONCRETE_TENSORS and value.is_cuda
 
 
 def changes() -> int:
-    """How often a stub was entered or left: what was made for one count is of no use at another."""
+    """Return how many times a stub was entered or left: objects made at one count are stale at another."""
     return _CHANGES
 
 
 def on_change(listener: Callable[[], None]) -> None:
-    """Call ``listener`` whenever a stub is entered or left: what was prepared for one driver must not serve the other."""
+    """Call ``listener`` when a stub is entered or left: launches prepared for one driver must not serve the other."""
     _LISTENERS.append(listener)
 
 
 def recorder(name: str, num_args: int) -> Callable[..., None]:
-    """The no-op that stands for the driver's launch of one kernel: takes the grid first, as the driver does.
+    """Make a no-op in place of the driver's launch of one kernel: it takes the grid first, as the driver does.
 
-    It reports to the stubs entered now.
+    It reports to the stubs that are entered now.
     """
     notes = tuple(stub.launches.append for stub in _ACTIVE)
     known: dict[tuple[int, int, int], Launch] = {}
@@ -79,18 +79,19 @@ def recorder(name: str, num_args: int) -> Callable[..., None]:
 
 
 def no_stream(device: int) -> int:
-    """The stream of a stubbed launch."""
+    """Return the stream of a stubbed launch."""
     return 0
 
 
 @contextlib.contextmanager
 def stub_driver() -> Iterator[StubDriver]:
-    """Replace the driver's launch by a no-op, for every kernel of the process, those already bound or run included.
+    """Replace the driver's launch by a no-op, for every kernel of the process, including those already bound or run.
 
-    Everything before the launch happens: keys, host code, output allocation, and compilation, offline for
-    ``bound.target``, so that no GPU is needed. CPU tensors take this path too; outputs are left uninitialised. Yields
-    an object whose ``launches`` lists what would have run. May be nested: every stub that is entered sees a launch.
-    Calls that other threads have under way when the stub is entered or left may still use the former driver.
+    Everything before the launch happens: keys, host code, allocation of outputs, and offline compilation for
+    ``bound.target``. No GPU is needed. CPU tensors take this path too; outputs stay uninitialized.
+
+    Yields an object whose ``launches`` lists the launches that would have run. May be nested: every entered stub sees a
+    launch. Calls in flight in other threads when the stub is entered or left may still use the former driver.
     """
     stub = StubDriver()
     _change(lambda active: (*active, stub))

@@ -1,1 +1,1 @@
-"""Matrix products as warp-specialised CuTe DSL kernels. Nothing in here imports the DSL before a kernel is compiled."""
+"""GEMMs as warp-specialized CuTe DSL kernels. No module here imports the DSL before a kernel is compiled."""

@@ -1,4 +1,4 @@
-"""Warp-specialised matrix products, as the rest of the product knows them."""
+"""The backend for warp-specialized GEMMs, as the rest of helion sees it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .toolchain import chain, library, offline
     from .verify import verify
 else:
-    # importing the product needs none of these
+    # `import helion` needs none of these
     limits = lazy("helion.backends.cute.limits")
     refusal = lazy("helion.backends.cute.refusal")
     space = lazy("helion.backends.cute.space")
@@ -84,18 +84,18 @@ class Cute:
         return predict.predict(facts, decisions, target)
 
     def lighter(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Settling a config has taken all from it that can be taken from its tiles."""
+        """Return None: legalizing a config has already shrunk its tiles' memory as far as possible."""
         return None
 
     def wider(self, config: Mapping[str, Any], target: Target) -> Mapping[str, Any]:
-        """The roles share out all registers there are."""
+        """Return no keys: the roles already divide all registers."""
         return {}
 
     def plan(self, program: Program, decisions: Decisions, target: Target, settings: Settings) -> CutePlan:
         return kernel.build_plan(program, decisions, target, settings)
 
     def emit(self, plan: CutePlan, form: Form) -> Module:
-        """Plans are verified before they are compiled, which takes up to 0.1 s; those that were need not be again."""
+        """Return the module of a plan. Verify the plan first, which takes up to 0.1 s, unless it is compiled already."""
         module = whole.render_module(plan, host.host_program(plan), form)
         if not library.is_compiled(whole.kernel_of(plan)):
             verify.verify(plan.roles)

@@ -1,4 +1,4 @@
-"""The sides that tiles of a product can have, and how many CTAs hold a row."""
+"""Bounds of GEMM tiles, and the number of CTAs that hold a row."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from .plan.scales import BlockScales
 from .subtiles import STORE_STAGES, buffers_of, subtile_of
 
 MOST_COLUMNS = 256
-#: The fewest and the most elements along each of M, N and K.
+#: The minimum and maximum tile extents along M, N and K.
 Sides = tuple[tuple[int, int], ...]
 
 
 def tile_bounds(problem: GemmProblem, target: Target) -> Sides:
-    """The fewest and the most elements of a tile along M, N and K."""
+    """Return the minimum and maximum extents of a tile along M, N and K."""
     line = SWIZZLE_BYTES // itemsize(problem.operand_dtype)
     least = LEAST_COLUMNS if problem.b_major == "k" else max(LEAST_COLUMNS, line)
     products = 1 + len(problem.epilogue.of_kind("product"))
     most, depth = MOST_COLUMNS // products, 2 * line if products == 1 else line
     rows = 2 * TCGEN05_ROWS if target.has("tcgen05") else 4 * WGMMA_ROWS
     promotes = target.has("wgmma") and itemsize(problem.operand_dtype) == 1 and target.fp8_partial_sum > 0
-    if promotes or problem.scales is not None:  # sums are kept twice
+    if promotes or problem.scales is not None:  # two accumulators are live
         most = min(most, MAX_SUM_REGISTERS // products)
     sides = (WGMMA_ROWS, rows // products), (least, most), (line, depth)
     return sides if problem.scales is None else _with_factors(problem.scales, sides)
 
 
 def column_step(problem: GemmProblem) -> int | None:
-    """What columns of a tile are a multiple of: swizzle atoms of B, and of what the matrix units take. None where they are
-    powers of two, as the columns that have one factor in the program."""
+    """Return the required divisor of a tile's columns: swizzle atoms of B and the step of the matrix units.
+
+    Returns None where columns are powers of two, such as columns that share one scale.
+    """
     shared = problem.scales.of("column") if problem.scales is not None else None
     if shared is not None and shared.whole and is_power_of_2(shared.lines):
         return None
@@ -42,7 +44,7 @@ def column_step(problem: GemmProblem) -> int | None:
 
 
 def _with_factors(scales: BlockScales, sides: Sides) -> Sides:
-    """Tiles of no more than what has one factor in the program."""
+    """Return bounds no larger than the block that shares one scale in the program."""
     whole = {"row": scales.of("row"), "column": scales.of("column")}
     shared = [each.lines if each is not None and each.whole else None for each in whole.values()]
     return tuple(
@@ -52,12 +54,12 @@ def _with_factors(scales: BlockScales, sides: Sides) -> Sides:
 
 
 def ctas_per_mma(rows: int, target: Target) -> int:
-    """A tile of more rows than one CTA has lanes of tensor memory is that of a pair."""
+    """Return 2 for a tile with more rows than one CTA has tensor-memory lanes: a pair of CTAs computes it."""
     return 2 if target.has("tcgen05") and rows > TCGEN05_ROWS else 1
 
 
 def columns_of(problem: GemmProblem, ctas: int, target: Target) -> int:
-    """Columns of a tile where the ``ctas`` of a cluster along N share the columns there are, as far as one can hold them."""
+    """Return the tile columns when ``ctas`` CTAs of a cluster along N share all columns, up to the limit of a CTA."""
     least, most = tile_bounds(problem, target)[1]
     wanted = -(-problem.n // ctas)
     columns = -(-wanted // least) * least
@@ -65,8 +67,10 @@ def columns_of(problem: GemmProblem, ctas: int, target: Target) -> int:
 
 
 def row_clusters(problem: GemmProblem, target: Target) -> tuple[int, ...]:
-    """Powers of two of CTAs along N that share the columns there are, each of which has some; whole rows that are reduced
-    have to fit in one cluster. At least one, whether it has a plan or not."""
+    """Return the powers of two of CTAs along N that can share all columns, each CTA with at least one.
+
+    Whole rows that are reduced have to fit in one cluster. Returns at least one value, even if it has no plan.
+    """
     most = tile_bounds(problem, target)[1][1]
     largest = MAX_ROW_CLUSTER if problem.epilogue.reduces_rows else MAX_CLUSTER
     ctas = [1 << bit for bit in range(largest.bit_length())]
@@ -77,27 +81,30 @@ def row_clusters(problem: GemmProblem, target: Target) -> tuple[int, ...]:
 
 
 def least_rows(problem: GemmProblem, ctas: int) -> int:
-    """Of a tile, of which each of ``ctas`` loads a slice of A: 8 lines of K, or 128 bytes along M."""
+    """Return the minimum rows of a tile when each of ``ctas`` CTAs loads a slice of A: 8 lines of K, or 128 bytes along
+    M."""
     atom = 8 if problem.a_major == "k" else SWIZZLE_BYTES // itemsize(problem.operand_dtype)
     return max(WGMMA_ROWS, atom * ctas)
 
 
 def held_by_cluster(problem: GemmProblem, target: Target) -> bool:
-    """Whether the registers of a cluster's CTAs hold rows, which they need not where nothing reduces these."""
+    """Return whether a cluster's registers can hold whole rows; always true where no epilogue reduces them."""
     most = tile_bounds(problem, target)[1][1]
     return not problem.epilogue.reduces_rows or problem.n <= MAX_ROW_CLUSTER * most
 
 
 def lies_in_memory(problem: GemmProblem) -> bool:
-    """Whether rows can be left in memory, for a second kernel."""
+    """Return whether rows can stay in global memory for a second kernel."""
     return problem.epilogue.reduces_rows and problem.batch is None and not problem.runtime
 
 
 def smallest(
     problem: GemmProblem, whole_rows: bool, target: Target, fixed: Sequence[int | None] = (None, None, None)
 ) -> Iterator[Choice]:
-    """The choices that take least; what has no plan with any of them has none. ``fixed`` are sides of tiles along M, N and K
-    that the program says."""
+    """Yield the choices with the smallest footprint; a problem that none of them fits has no plan.
+
+    ``fixed`` are tile extents along M, N and K that the program sets.
+    """
     bounds = tile_bounds(problem, target)
     tile = tuple(said or least for said, (least, _) in zip(fixed, bounds, strict=True))
     narrow = LEAST_COLUMNS // 2

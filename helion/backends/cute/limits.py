@@ -1,4 +1,4 @@
-"""What the matrix units take on a target, as far as it shapes a program."""
+"""Limits of the matrix units on a target that shape a program."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .plan.records import SWIZZLE_BYTES, WGMMA_ROWS
 
 #: Rows of the accumulator that one CTA of tcgen05 holds in tensor memory.
 TCGEN05_ROWS = 128
-#: Two sub-tiles of the fewest columns that are stored at a time.
+#: Two sub-tiles with the fewest columns that are stored at a time.
 LEAST_COLUMNS = 32
-#: What columns of both matrix units are a multiple of where a tile has 128 rows (PTX ISA, ``wgmma.mma_async`` and ``tcgen05.mma``).
+#: Step of the columns of both matrix units for tiles of 128 rows (PTX ISA, ``wgmma.mma_async`` and ``tcgen05.mma``).
 COLUMN_STEP = 16
 
 
 def limits(target: Target) -> Limits:
-    """Tiles of K are a line of the widest swizzle; what lies beyond the end of a tensor is read as zero."""
+    """Return the limits: tiles of K fill a line of the widest swizzle, and TMA reads zeros past the end of a tensor."""
     return Limits(
         backend="cute",
         powers_of_2=True,

@@ -1,4 +1,4 @@
-"""What a heuristic proposes of the keys of a matrix unit."""
+"""A heuristic's proposal for the keys of a matrix unit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...autotuner.proposal import Proposal
 
 @dataclass(frozen=True, kw_only=True)
 class CuteProposal(Proposal):
-    """``unit`` are keys of the matrix unit, whole: ``wgmma_cluster_m`` and so on."""
+    """A proposal with ``unit``, keys of the matrix unit with their full names: ``wgmma_cluster_m`` and so on."""
 
     unit: Mapping[str, Any] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""What the backend cannot do on a target at all, known before anything is generated."""
+"""Limits of the backend on a target, checked before any code is generated."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from .plan.refusal import Refusal
 
 
 def refusal(program: Program, target: Target) -> exc.Base | None:
-    """It takes programs that are one matrix product with an epilogue, on GPUs with wgmma or tcgen05, of which some smallest
-    tile has a plan."""
+    """Return why the backend cannot run a program on a target, or None.
+
+    It takes programs that are one GEMM with an epilogue, on GPUs with wgmma or tcgen05, if some smallest tile has a
+    plan.
+    """
     reason: Refusal | None = None
     try:
         unit_of(target)
@@ -40,7 +43,7 @@ def refusal(program: Program, target: Target) -> exc.Base | None:
 
 
 def multiples(program: Program) -> dict[str, int]:
-    """What numbers of the host are, or are not, multiples of, as code for them depends on it; nothing of what is refused."""
+    """Return divisibility assumptions about host numbers that generated code depends on; none for refused programs."""
     try:
         return of_strides(known_product(program))
     except (Refusal, NeedsValue):

@@ -1,4 +1,4 @@
-"""What goes together in a config of a matrix product: the plan says, and the rules here bring configs before it."""
+"""Rules that legalize the config of a GEMM before the plan checks it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from .plan.refusal import Refusal
 from .subtiles import ONE_WARP_COLUMNS, buffers_of, subtile_of
 
 MEMORY_GROUP = 8
-"""Tiles along M that are swept together where rows lie in memory."""
+"""Tiles along M per group of the tile order where rows are in global memory."""
 TILE_COLUMNS = (64, 128, 256)
-"""Of tiles where rows lie in memory."""
+"""Tile columns where rows are in global memory."""
 CLUSTER_HELD = {"pingpong": False, "k_splits": 1, "grid_splits": 1}
-"""What rows that a cluster holds go with."""
+"""The values that configs need where a cluster holds rows."""
 
 
 class Asked(Protocol):
-    """What is known of a product before anything is decided; ``blocks`` are those of M, N and K. Of ``whole_rows`` the
-    columns are no tile of the config's: the CTAs of a cluster share them."""
+    """A GEMM before any decision; ``blocks`` are those of M, N and K.
+
+    With ``whole_rows`` the config has no tile of columns: the CTAs of a cluster share the columns.
+    """
 
     @property
     def problem(self) -> GemmProblem: ...
@@ -37,12 +39,12 @@ class Asked(Protocol):
 
 
 def key(name: str, target: Target) -> str:
-    """A key of the matrix unit of ``target``: ``wgmma_ab_stages``, ``tcgen05_ab_stages``."""
+    """Return the name of a key of the matrix unit of ``target``: ``wgmma_ab_stages``, ``tcgen05_ab_stages``."""
     return f"{unit_of(target)}_{name}"
 
 
 def choice_of(decisions: Decisions, asked: Asked, target: Target) -> Choice:
-    """The decisions about a product, as its planner takes them."""
+    """Return the decisions about a GEMM as the planner's choice."""
 
     def value(name: str, default: Any = None) -> Any:
         return decisions.values.get(key(name, target), default)
@@ -69,7 +71,7 @@ def choice_of(decisions: Decisions, asked: Asked, target: Target) -> Choice:
 
 
 def width_of(decisions: Decisions, asked: Asked, target: Target) -> int:
-    """Columns of a tile."""
+    """Return the columns of a tile."""
     if decisions.values.get(key("rows_in", target)) == "memory":
         return decisions.values[key("tile_columns", target)]
     if asked.whole_rows:
@@ -79,7 +81,7 @@ def width_of(decisions: Decisions, asked: Asked, target: Target) -> int:
 
 @dataclass(frozen=True)
 class Settling:
-    """The rules of one product on one target."""
+    """The rules of one GEMM on one target."""
 
     kernel: str
     product: Asked
@@ -87,14 +89,12 @@ class Settling:
 
     def rules(self) -> tuple[Rule, ...]:
         return (
-            Rule(why="the plan of a product sweeps its tiles in groups along M", settle=self._order),
-            Rule(why="the CTAs of a cluster hold whole rows, or none does", settle=self._rows),
-            Rule(why="an epilogue is divided by its sub-tiles' columns", settle=self._subtile),
-            Rule(
-                why="a tile has at least two sub-tiles, and a whole number of times the buffers", settle=self._sub_tiles
-            ),
-            Rule(why="a tile of this many rows is that of a pair of CTAs", settle=self._pairs),
-            Rule(why="it is as much as fits, or what is implemented", settle=self._plan),
+            Rule(why="the plan of a matmul visits its tiles in groups along M", settle=self._order),
+            Rule(why="either all CTAs of a cluster hold whole rows, or none does", settle=self._rows),
+            Rule(why="the epilogue is divided by the columns of its sub-tiles", settle=self._subtile),
+            Rule(why="a tile has at least two sub-tiles, a multiple of the store buffers", settle=self._sub_tiles),
+            Rule(why="a tile of this many rows needs a pair of CTAs", settle=self._pairs),
+            Rule(why="the plan is limited by what fits and what is implemented", settle=self._plan),
         )
 
     def _key(self, name: str) -> str:
@@ -120,7 +120,7 @@ class Settling:
         return decisions.valued(**{name: min(known, key=lambda each: abs(each - wanted))})
 
     def _too_few_rows(self, decisions: Decisions) -> bool:
-        """Whether tiles have fewer rows than slices of A for each CTA of a cluster; in memory they need not."""
+        """Return whether tiles have fewer rows than slices of A for the CTAs of a cluster; rows in memory avoid this."""
         problem = self.product.problem
         if not self.product.whole_rows or not lies_in_memory(problem):
             return False
@@ -128,7 +128,7 @@ class Settling:
         return all(least_rows(problem, ctas) > rows for ctas in row_clusters(problem, self.target))
 
     def _with(self, decisions: Decisions, changes: Mapping[str, Any]) -> Decisions:
-        """With those of `changes` that the product has keys for."""
+        """Return the decisions with those of `changes` that the GEMM has keys for."""
         known = {self._key(name): value for name, value in changes.items()}
         return decisions.valued(**{name: value for name, value in known.items() if name in decisions.values})
 
@@ -147,7 +147,8 @@ class Settling:
         return decisions.valued(**{self._key("cluster_m"): max(least, rows)})
 
     def _plan(self, decisions: Decisions, repair: bool) -> Decisions:
-        """Fills in what was left open. A plan that is refused is an error, or brought to one that is not."""
+        """Fill in the values that were left open. A refused plan is an error, or, with ``repair``, becomes a simpler
+        one."""
         refusal: Refusal | None = None
         for tried in self._simpler(decisions) if repair else [decisions]:
             try:
@@ -155,12 +156,12 @@ class Settling:
                 return self._filled(tried, plan_gemm(self.product.problem, choice, self.target))
             except Refusal as error:
                 refusal = refusal or error
-        if repair:  # the tile is too large; who made the config asks what it takes
+        if repair:  # the tile is too large; the caller checks the needed resources
             return tried
         raise exc.InvalidConfig(f"{self.kernel} on {self.target}: {refusal}.")
 
     def _simpler(self, decisions: Decisions) -> Iterator[Decisions]:
-        """The decisions, and each with less than the one before."""
+        """Yield the decisions, then simpler ones, each with less than the one before."""
         yield decisions
         pair = ctas_per_mma(decisions.sizes[self.product.blocks[0]], self.target)
         whole = self.product.whole_rows and decisions.values.get(self._key("rows_in")) != "memory"

@@ -1,4 +1,4 @@
-"""The config keys of a matrix product: clusters, stages of its rings, columns of its sub-tiles, by matrix unit."""
+"""The config keys of a GEMM by matrix unit: clusters, pipeline stages, columns of sub-tiles."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .plan.records import WGMMA_ROWS, GemmProblem, Unit
 from .settle import TILE_COLUMNS, Asked, Settling, key
 from .subtiles import ODD_STORE_STAGES, STORE_STAGES
 
-#: Options under any name that begins so; there are none.
+#: Prefix of options that are passed through; there are none.
 VERBATIM_PREFIX = "_cute_config_"
 
-_ROLES = "the roles of a product's kernel have the warps they need"
-_RINGS = "the stages of its rings are {unit}_ab_stages, {unit}_c_stages and the like"
-_COPY_ENGINE = "the copy engine moves all tiles"
-#: Keys that exist elsewhere, and why they are refused here.
+_ROLES = "the warp roles of the kernel fix its warps and registers"
+_RINGS = "its pipeline stages are {unit}_ab_stages, {unit}_c_stages and the like"
+_COPY_ENGINE = "TMA moves all tiles"
+#: Keys of other backends, and why they are refused here.
 _ELSEWHERE = {
     "num_warps": _ROLES,
     "maxnreg": _ROLES,
@@ -41,11 +41,11 @@ _ELSEWHERE = {
     "load_eviction_policies": _COPY_ENGINE,
     "load_cache_modifiers": _COPY_ENGINE,
     "store_cache_modifiers": _COPY_ENGINE,
-    "range_unroll_factors": "its loops are written out by role",
-    "range_warp_specializes": "its warps are specialized whatever the config says",
+    "range_unroll_factors": "its loops are generated per role",
+    "range_warp_specializes": "its warps are always specialized",
     "range_multi_buffers": _RINGS,
-    "range_flattens": "its loops are written out by role",
-    "static_ranges": "its loops are written out by role",
+    "range_flattens": "its loops are generated per role",
+    "static_ranges": "its loops are generated per role",
     "waves_per_eu": "it is an option of AMD GPUs",
     "matrix_instr_nonkdim": "it is an option of AMD GPUs",
     "xcd_remap": "it is an option of AMD GPUs",
@@ -53,30 +53,30 @@ _ELSEWHERE = {
 }
 
 
-#: Config keys of a product without the unit's name in front, and their meaning.
+#: Config keys of a GEMM without the unit's name in front, and their meaning.
 DOCS: dict[str, str] = {
-    "cluster_m": "CTAs of a cluster along M: they load each tile of B once for all.",
-    "cluster_n": "CTAs of a cluster along N: they load each tile of A once for all.",
-    "ab_stages": "Tiles of A and B in shared memory at once; None is as many as fit.",
-    "c_stages": "Sub-tiles of the result in shared memory at once, on their way to memory.",
-    "epilogue_columns": "Columns of a sub-tile of the result.",
-    "acc_stages": "Tiles of sums in tensor memory at once, so that one is stored while the next is computed; None is as many as fit.",
-    "pingpong": "Whether two groups of warps take turns: one multiplies while the other stores.",
-    "k_splits": "Parts of K, each of which a CTA of a cluster sums up.",
-    "grid_splits": "Clusters that each sum up a part of the K of the same tiles; the last one adds their sums, in the order of K.",
-    "ctas_per_sm": "CTAs that share an SM where whole rows are reduced: one stores while the other multiplies.",
-    "rows_in": "Where rows lie that are reduced: `cluster`, the registers of CTAs that exchange what they find, or `memory`, from which a second kernel finishes them.",
-    "tile_columns": "Columns of a tile where rows lie in memory.",
-    "residual_stages": "Sub-tiles of tensors of the result's shape, which the epilogue reads, that are loaded ahead.",
+    "cluster_m": "CTAs of a cluster along M: they share each tile of B through multicast.",
+    "cluster_n": "CTAs of a cluster along N: they share each tile of A through multicast.",
+    "ab_stages": "Pipeline stages of A and B in shared memory; None is as many as fit.",
+    "c_stages": "Store buffers of the epilogue in shared memory, one sub-tile each.",
+    "epilogue_columns": "Columns of an epilogue sub-tile.",
+    "acc_stages": "Accumulator stages in tensor memory: one is stored while the next is computed; None is as many as fit.",
+    "pingpong": "Whether two consumer warpgroups alternate (ping-pong): one runs the mainloop while the other runs the epilogue.",
+    "k_splits": "Split K within a cluster: number of CTAs that each accumulate a part of K.",
+    "grid_splits": "Split K across clusters: number of clusters per tile. The last one adds the partials in the order of K.",
+    "ctas_per_sm": "CTAs per SM where whole rows are reduced: one runs the epilogue while the other runs the mainloop.",
+    "rows_in": "Place of rows that are reduced: `cluster`, registers of CTAs that exchange partial results, or `memory`, from which a second kernel finishes them.",
+    "tile_columns": "Columns of a tile where rows are in global memory.",
+    "residual_stages": "Pipeline stages of residuals: sub-tiles of epilogue inputs of the output's shape, loaded in advance.",
 }  # fmt: skip
-#: Clusters that share tiles.
+#: Clusters per tile.
 GRID_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
-#: Parts of K, with those between powers of two that fill a GPU better.
+#: Parts of K, including values between powers of two that fill a GPU better.
 SPLITS = (1, 2, 3, 4, 6, 8, 12, MAX_SPLITS)
 
 
 def own_keys(seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
-    """The keys of a product, the bounds of its tiles, and the rules that settle what goes together."""
+    """Return the keys of a GEMM, the bounds of its tiles, and the rules that legalize a config."""
     product, unit = known_product(program), unit_of(target)
     settling = Settling(program.host.name, product, target)
     sizes = dict(zip(product.blocks, tile_bounds(product.problem, target), strict=True))
@@ -133,7 +133,8 @@ def _fields(product: Asked, unit: Unit, target: Target) -> list[Field]:
 
 
 def _stores_field(product: Asked, target: Target) -> Field:
-    """Odd numbers of buffers are for odd numbers of sub-tiles, which tiles have that are a multiple of 16 columns only."""
+    """Return the field of the store buffers. Odd counts are for tiles whose columns are a multiple of 16 only, with an
+    odd number of sub-tiles."""
     odd = ODD_STORE_STAGES if not product.whole_rows and column_step(product.problem) == COLUMN_STEP else ()
     fragment = EnumFragment((*STORE_STAGES, *odd))
     return Scalar(key=key("c_stages", target), fragment=fragment, initial=STORE_STAGES[0])
@@ -145,7 +146,7 @@ def _clusters_field(name: str, target: Target) -> Field:
 
 
 def _columns_field(product: Asked, target: Target) -> Field:
-    """CTAs that share the columns of whole rows: as many as there have to be, and more; 1 where rows lie in memory."""
+    """Return the field of CTAs that share the columns of whole rows: the minimum and more; 1 where rows are in memory."""
     problem = product.problem
     known = row_clusters(problem, target) if held_by_cluster(problem, target) else (1,)
     legal = {1, *known} if problem.epilogue.reduces_rows else known
@@ -153,7 +154,7 @@ def _columns_field(product: Asked, target: Target) -> Field:
 
 
 def _memory_fields(product: Asked, target: Target) -> Iterator[Field]:
-    """Where rows lie, and the tiles of those in memory."""
+    """Yield the fields for the place of rows, and for the tiles of rows in memory."""
     held, stored = held_by_cluster(product.problem, target), lies_in_memory(product.problem)
     places = (*(["cluster"] if held or not stored else []), *(["memory"] if stored else []))
     yield Scalar(key=key("rows_in", target), fragment=EnumFragment(places), initial=places[0])
@@ -163,7 +164,7 @@ def _memory_fields(product: Asked, target: Target) -> Iterator[Field]:
 
 
 def _absent(problem: GemmProblem, unit: Unit) -> dict[str, str]:
-    """The keys of the other matrix unit, and what only some products have."""
+    """Return the keys of the other matrix unit, and those of other kinds of GEMMs, with the reason."""
     other = "wgmma" if unit == "tcgen05" else "tcgen05"
     names = ["cluster_m", "cluster_n", "ab_stages", "c_stages", "epilogue_columns", "grid_splits", "residual_stages"]
     names += ["rows_in", "tile_columns"]
@@ -171,10 +172,10 @@ def _absent(problem: GemmProblem, unit: Unit) -> dict[str, str]:
     if not problem.epilogue.of_kind("exact"):
         absent[f"{unit}_residual_stages"] = "the epilogue reads no tensor of the output's shape"
     if not problem.epilogue.reduces_rows:
-        absent |= {f"{unit}_{name}": "rows are reduced by nothing" for name in ("rows_in", "tile_columns")}
-        absent["wgmma_ctas_per_sm"] = "two CTAs share an SM where whole rows are reduced"
+        absent |= {f"{unit}_{name}": "the epilogue reduces no rows" for name in ("rows_in", "tile_columns")}
+        absent["wgmma_ctas_per_sm"] = "two CTAs share an SM only where the epilogue reduces whole rows"
     if unit == "wgmma":
-        return {**absent, "tcgen05_acc_stages": "sums of wgmma stay in registers"}
-    why = "is for wgmma, whose sums are in registers"
+        return {**absent, "tcgen05_acc_stages": "accumulators of wgmma stay in registers"}
+    why = "is for wgmma, whose accumulators are in registers"
     others = {"pingpong": "ping-pong", "k_splits": "splitting K", "ctas_per_sm": "sharing an SM"}
     return {**absent, **{f"wgmma_{name}": f"{what} {why}" for name, what in others.items()}}

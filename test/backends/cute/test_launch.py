@@ -67,7 +67,7 @@ def test_an_address_that_the_copy_engine_cannot_take_is_named(compiled_by_nobody
     kernel = helion.kernel(matmul.fn, backend="cute")
     shifted = torch.zeros(64 * 64 + 1, dtype=BF16)[1:].view(64, 64)
     described = kernel_of(kernel.bind(ARGUMENTS))
-    with pytest.raises(launcher.LaunchFailed, match=r"y, of shape .* begins 2 bytes behind a multiple of 16.*clone it"):
+    with pytest.raises(launcher.LaunchFailed, match=r"y, of shape .* begins 2 bytes after a multiple of 16.*clone it"):
         launcher.check_launch(described, (ARGUMENTS[0], shifted))
     with pytest.raises(launcher.LaunchFailed, match=r"y is on meta, and x on cpu"):
         launcher.check_launch(described, (ARGUMENTS[0], shifted.to("meta")))

@@ -353,7 +353,7 @@ def test_the_second_kernel_is_launched_once_behind_all_tiles() -> None:
     )
     alone = dataclasses.replace(program, plan=dataclasses.replace(program.plan, finish=None))
     for faulty in (without, inside, alone):
-        with pytest.raises(Fault, match="a kernel behind the product is launched"):
+        with pytest.raises(Fault, match="a kernel after the matmul is launched"):
             verify(faulty)
 
 
@@ -363,8 +363,8 @@ def test_memory_of_a_finish_is_checked() -> None:
     faulty = [
         (rows, dataclasses.replace(rows.finish, chunks=rows.finish.chunks - 1), "leave some of 4104"),
         (rows, dataclasses.replace(rows.finish, vector=8), "vectors of 8 float32"),
-        (rows, dataclasses.replace(rows.finish, pitch=4112), "and read otherwise"),
-        (rows, dataclasses.replace(rows.finish, dtype="bfloat16"), "and read otherwise"),
+        (rows, dataclasses.replace(rows.finish, pitch=4112), "and read with another"),
+        (rows, dataclasses.replace(rows.finish, dtype="bfloat16"), "and read with another"),
         (rows, dataclasses.replace(rows.finish, threads=2048), "CTAs of 2048 threads"),
         (tiles, dataclasses.replace(tiles.finish, tiles=16), "16 tiles of 256 columns are joined"),
     ]

@@ -183,7 +183,7 @@ def test_stages_that_are_left_open_are_the_most_that_fit() -> None:
         (HOPPER, {"wgmma_ab_stages": 8}, "8 stages need .* bytes of shared memory"),
         (HOPPER, {"wgmma_residual_stages": 4}, "reads no tensor of the output's shape"),
         (HOPPER, {"wgmma_cluster_m": 8, "wgmma_cluster_n": 8}, "up to 8 are implemented"),
-        (HOPPER, {"num_warps": 8}, "num_warps cannot be 8: the roles of a product's kernel"),
+        (HOPPER, {"num_warps": 8}, "num_warps cannot be 8: the warp roles of the kernel"),
         (HOPPER, {"pid_type": "flat"}, "persistent clusters"),
         (HOPPER, {"tcgen05_ab_stages": 4}, "the matrix unit is wgmma, and the key wgmma_ab_stages"),
         (BLACKWELL, {"wgmma_ab_stages": 4}, "the matrix unit is tcgen05, and the key tcgen05_ab_stages"),

@@ -252,9 +252,9 @@ def drop_the_second_barrier(step: g.Step) -> tuple[g.Step, ...]:
         ("wgmma_pingpong_residual", "store_1", drop(g.FenceShared()), "no fence lies between"),
         ("wgmma_pingpong_residual", "store_1", drop(g.BarrierSync("stores_1")), "stale residual|deadlock|arrivals"),
         # K split among CTAs
-        ("wgmma_splits", "store", drop(g.Acquire("parts_fill")), "deadlock|nobody has read"),
+        ("wgmma_splits", "store", drop(g.Acquire("parts_fill")), "deadlock|have not been read"),
         ("wgmma_splits", "store", drop(g.SendPartials("parts_fill")), "deadlock"),
-        ("wgmma_splits", "store", drop(g.Advance("parts_fill")), "nobody has read|deadlock|arrivals"),
+        ("wgmma_splits", "store", drop(g.Advance("parts_fill")), "have not been read|deadlock|arrivals"),
         ("wgmma_splits", "store", drop(g.Wait("parts_read")), "stale sums"),
         ("wgmma_splits", "store", drop(g.AddPartials("parts_read")), "lacks sums"),
         ("wgmma_splits", "store", drop(g.Release("parts_read")), "deadlock"),

@@ -1,1 +1,1 @@
-"""From a plan to the text of a module: one printer for the kernel and for the host function that launches it."""
+"""Generation of the module's text from a plan: the kernel, and the host function that launches it."""

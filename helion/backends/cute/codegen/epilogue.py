@@ -1,4 +1,4 @@
-"""The epilogue in scalars of fp32, and which row and columns of a sub-tile the registers of one thread hold."""
+"""The epilogue in fp32 scalars, and the layout of a thread's registers in a sub-tile."""
 
 from __future__ import annotations
 
@@ -17,26 +17,31 @@ from ..plan.records import WGMMA_ROWS, GemmPlan, GemmProblem
 
 @dataclass(frozen=True, kw_only=True)
 class Fragment:
-    """Where the values of one thread lie in a sub-tile: value ``i`` in its row number ``row_of(i)`` of ``rows`` and in
-    its column number ``column_of(i)`` of ``columns``."""
+    """The layout of one thread's values in a sub-tile.
+
+    Value ``i`` is in its row number ``row_of(i)`` of ``rows`` and in its column number ``column_of(i)`` of ``columns``.
+    """
 
     values: int
     rows: int
     first_row: str
     row_offset: str
-    """Of the thread's row number ``i`` from its first."""
+    """Offset of the thread's row number ``i`` from its first."""
     row_of: str
     columns: str
     """Shape and strides of the columns of the thread."""
     first_column: str
     column_of: str
     column_offset: str
-    """Of value ``i`` from the first column."""
+    """Offset of value ``i`` from the first column."""
 
 
 def fragment(plan: GemmPlan) -> Fragment:
-    """wgmma deals out 8 × 4 pairs of columns and two rows, 8 apart, to a thread, and so do 64 rows of tensor memory, which
-    fill half of its lanes; of 128 rows each thread has one."""
+    """Return the layout of a thread's values.
+
+    wgmma gives each of 8 × 4 threads pairs of columns in two rows, 8 rows distant. So do 64 rows of tensor memory,
+    which fill half of its lanes. Of 128 rows, each thread has one.
+    """
     if plan.paired:
         return _paired_fragment(plan)
     return Fragment(
@@ -53,7 +58,7 @@ def fragment(plan: GemmPlan) -> Fragment:
 
 
 def _paired_fragment(plan: GemmPlan) -> Fragment:
-    """One atom of 64 rows after the other, those of all warpgroups between two of the same."""
+    """Return the layout of pairs: one atom of 64 rows after the other, interleaved over all warpgroups."""
     atom = plan.epilogue_n // 2
     single = plan.row_atoms == 1
     return Fragment(
@@ -70,8 +75,10 @@ def _paired_fragment(plan: GemmPlan) -> Fragment:
 
 
 def dealt(plan: GemmPlan, column: str) -> str:
-    """Where the row operands of a tile have ``column`` in shared memory: where they stay from tile to tile, the columns of a
-    thread lie side by side, so that it reads four at a time."""
+    """Return the place of ``column`` among row operands in shared memory.
+
+    If they stay from tile to tile, the columns of a thread are contiguous, so that it reads four at a time.
+    """
     if not (plan.columns_stay and plan.paired):
         return column
     width = plan.epilogue_n
@@ -80,7 +87,7 @@ def dealt(plan: GemmPlan, column: str) -> str:
 
 
 def dealt_columns(plan: GemmPlan) -> tuple[str, str, str]:
-    """Of a thread's columns of a sub-tile among those: the first, shape and strides."""
+    """Return the layout of a thread's columns of a sub-tile there: the first, shape and strides."""
     places = fragment(plan)
     if plan.columns_stay and plan.paired:
         return f"lane % 4 * {plan.epilogue_n // 4}", f"(2, {plan.epilogue_n // 8})", "(1, 2)"
@@ -89,7 +96,7 @@ def dealt_columns(plan: GemmPlan) -> tuple[str, str, str]:
 
 
 def sum_of(plan: GemmPlan) -> str:
-    """Of all sums in the registers of a thread, the place of value ``i`` of ``subtile``."""
+    """Return the index of value ``i`` of ``subtile`` among the accumulator registers of a thread."""
     if plan.unit == "tcgen05":
         return f"subtile * {fragment(plan).values} + i"
     atom = plan.epilogue_n // 2
@@ -99,14 +106,14 @@ def sum_of(plan: GemmPlan) -> str:
 
 INFINITY = 'cutlass.Float32(float("inf"))'
 LARGEST_FLOAT = "3.4028234663852886e+38"
-"""Of the finite numbers in fp32."""
+"""The largest finite fp32 number."""
 
 EXPRESSIONS: Mapping[str, Callable[..., str]] = {
     "add": lambda x, y: f"{x} + {y}",
     "sub": lambda x, y: f"{x} - {y}",
     "mul": lambda x, y: f"{x} * {y}",
     "div": lambda x, y: f"{x} / {y}",
-    # As torch does, these three answer NaN where an argument is one.
+    # As in torch, these three give NaN where an argument is NaN.
     "maximum": lambda x, y: f"cute.arch.fmax({x}, {y}, nan=True)",
     "minimum": lambda x, y: f"cute.arch.fmin({x}, {y}, nan=True)",
     "neg": lambda x: f"-{x}",
@@ -122,7 +129,7 @@ EXPRESSIONS: Mapping[str, Callable[..., str]] = {
     "sigmoid": lambda x: _sigmoid(x),
     "silu": lambda x: f"{x} * {_sigmoid(x)}",
     "gelu": lambda x: f"0.5 * {x} * (1.0 + cute.math.erf({x} * 0.7071067811865476))",
-    # 0.5 * (1 + tanh(u)) is the logistic function of 2u, which keeps its precision where tanh comes close to -1.
+    # 0.5 * (1 + tanh(u)) is the logistic function of 2u, which stays precise where tanh is near -1.
     "gelu_tanh": lambda x: f"{x} * {_sigmoid(f'({x} * (1.5957691216057308 + 0.07135481282623503 * {x} * {x}))')}",
     "exp2": lambda x: f"cute.math.exp2({x})",
     "expm1": lambda x: f"cute.math.expm1({x})",
@@ -153,19 +160,20 @@ def _select(condition: str, x: str, y: str) -> str:
 
 
 def _tanh(x: str) -> str:
-    """1 - 2 / (1 + e^2x), which cancels near 0, where the series stands in: within 2e-6 of the value everywhere."""
+    """Return 1 - 2 / (1 + e^2x), and a series near 0, where it cancels: within 2e-6 of the value everywhere."""
     large = f"1.0 - 2.0 * cute.arch.rcp_approx(1.0 + cute.math.exp2({x} * 2.8853900817779268, fastmath=True))"
     small = f"{x} * (1.0 - {x} * {x} * (0.3333333333333333 - 0.13333333333333333 * {x} * {x}))"
     return _select(f"cute.math.abs({x}) < 0.1", small, large)
 
 
 def _exp(x: str) -> str:
-    """By one instruction, whose error and that of its argument are within 2**-16 of the value: of at most 128 times 2**-24."""
+    """Return one exp2 instruction. Its error and that of its argument, at most 128 times 2**-24, are within 2**-16 of
+    the value."""
     return f"cute.math.exp2({x} * 1.4426950408889634, fastmath=True)"
 
 
 SHORT: Mapping[str, Callable[..., str]] = {"tanh": _tanh, "exp": _exp}
-"""Shorter sequences for outputs of 16 bits, whose rounding is 1000 times coarser than their error."""
+"""Shorter sequences for outputs of 16 bits, whose rounding error is 1000 times larger."""
 
 
 def _sigmoid(x: str) -> str:
@@ -173,7 +181,7 @@ def _sigmoid(x: str) -> str:
 
 
 def value_name(plan: GemmPlan, value: int) -> str:
-    """Of a value in the text that computes one element."""
+    """Return the name of a value in the code of one element."""
     epilogue, places = plan.problem.epilogue, fragment(plan)
     if plan.by_rows and epilogue.per_row[value]:
         return f"{column_registers(plan, value)}[{places.row_of}]"
@@ -183,19 +191,21 @@ def value_name(plan: GemmPlan, value: int) -> str:
 
 
 def row_registers(plan: GemmPlan, value: int) -> str:
-    """Of an instruction of one number per row: a register for each row of the thread."""
+    """Return the registers of a per-row instruction: one for each row of the thread."""
     return f"x{value - len(plan.problem.epilogue.operands)}_rows"
 
 
 def column_registers(plan: GemmPlan, value: int) -> str:
-    """Registers that have a number per row, of an instruction, of a column operand or of a number."""
+    """Return the registers of per-row numbers: of an instruction, a column operand or a scalar."""
     operands = plan.problem.epilogue.operands
     return row_registers(plan, value) if value > len(operands) else f"{operands[value - 1].label}_rows"
 
 
 def expression(problem: GemmProblem, value: int, names: Callable[[int], str], position: Callable[[str], str]) -> str:
-    """What instruction number `value` computes of the values called `names`; ``position`` gives the number of the row, or of the
-    column, by the name of the operation."""
+    """Return the expression of instruction number `value` over the values named by `names`.
+
+    ``position`` gives the index of the row, or of the column, by the name of the operation.
+    """
     made = problem.epilogue.instruction(value)
     if made.op in (ROW_NUMBER, COLUMN_NUMBER):
         return f"cutlass.Float32({position(made.op)})"
@@ -208,44 +218,44 @@ def expression(problem: GemmProblem, value: int, names: Callable[[int], str], po
 
 
 def _literal(constant: Constant) -> str:
-    """Of a number, one that is not finite included."""
+    """Return the literal of a number, finite or not."""
     finite = math.isfinite(float(constant.text))
     return f"cutlass.Float32({constant.text})" if finite else f'cutlass.Float32(float("{constant.text}"))'
 
 
 def column_number(plan: GemmPlan) -> str:
-    """Of value ``i``, behind ``first_column``."""
+    """Return the column index of value ``i``, after ``first_column``."""
     return f"first_column + {fragment(plan).column_offset}"
 
 
 def first_column(plan: GemmPlan) -> str:
-    """Of the thread in the sub-tile."""
+    """Return the definition of the thread's first column in the sub-tile."""
     return f"first_column = tile_n * {plan.tile[1]} + subtile * {plan.epilogue_n} + {fragment(plan).first_column}"
 
 
 def row_number(plan: GemmPlan, row: str = "i") -> str:
-    """Of the thread's row number `row`, behind ``first_row``."""
+    """Return the index of the thread's row number `row`, after ``first_row``."""
     offset = re.sub(r"\bi\b", f"({row})", fragment(plan).row_offset)
     return f"first_row + {offset}"
 
 
 def _position(plan: GemmPlan, op: str) -> str:
-    """Of value ``i``."""
+    """Return the row or column index of value ``i``."""
     return row_number(plan, fragment(plan).row_of) if op == ROW_NUMBER else column_number(plan)
 
 
 def first_row(plan: GemmPlan, rows: str) -> str:
-    """Of the thread; `rows` numbers the CTA's rows of tiles."""
+    """Return the definition of the thread's first row; `rows` is the CTA's index among tiles along M."""
     return f"first_row = {rows} * {plan.cta_tile[0]} + {fragment(plan).first_row}"
 
 
 def numbers_columns(problem: GemmProblem, walk: Pass) -> bool:
-    """Whether `walk` computes with the numbers of columns."""
+    """Return whether `walk` computes with column indices."""
     return any(problem.epilogue.instruction(value).op == COLUMN_NUMBER for value in walk.computes)
 
 
 def compute(plan: GemmPlan, walk: Pass) -> list[str]:
-    """The values of element ``i`` that `walk` computes, from ``values[i]`` on."""
+    """Return the code of `walk` for element ``i``, starting from ``values[i]``."""
     operands = plan.problem.epilogue.operands
     names = functools.partial(value_name, plan)
     lines = [f"{names(walk.held)} = values[i]{_to_the_row(plan, walk.held)}"]
@@ -259,13 +269,14 @@ def compute(plan: GemmPlan, walk: Pass) -> list[str]:
 
 
 def _to_the_row(plan: GemmPlan, held: int) -> str:
-    """The factor of what registers hold of a walk that was about a number of the CTA's own."""
+    """Return the factor that corrects registers from a CTA-local maximum to that of the row."""
     part = moved(plan, held)
     return f" * {moved_registers(plan, part)}[{fragment(plan).row_of}]" if part else ""
 
 
 def _own_names(plan: GemmPlan, value: int) -> Callable[[int], str]:
-    """The names of what `value` is computed of in the second walk, which may take numbers of a CTA's own columns for the row's."""
+    """Return the names of the arguments of `value` in the second pass, where CTA-local statistics may replace those of
+    the row."""
     parts = [part for part in joint(plan) if part.kind != "first" and part.difference == value]
     row = fragment(plan).row_of
     own = {part.about: f"{own_registers(plan, part)}[{row}]" for part in parts}
@@ -273,19 +284,22 @@ def _own_names(plan: GemmPlan, value: int) -> Callable[[int], str]:
 
 
 def own_registers(plan: GemmPlan, part: OwnPart) -> str:
-    """What a CTA takes a reduction of its own columns about: one number per row."""
+    """Return the registers of the CTA-local statistic of a reduction: one number per row."""
     return f"{row_registers(plan, part.value).removesuffix('_rows')}_own"
 
 
 def moved_registers(plan: GemmPlan, part: OwnPart) -> str:
-    """The factors of terms about that number that make them those about the row's."""
+    """Return the registers of factors that correct its terms to the statistic of the row."""
     return f"{row_registers(plan, part.value).removesuffix('_rows')}_moved"
 
 
 def _quotient(plan: GemmPlan, value: int) -> list[str]:
-    """A quotient by a number of the row from its reciprocal: one step of Newton's method leaves the error of one rounding,
-    and what is not finite is what multiplying gives. An eighth of the instructions of a division each. What is rounded to 16
-    bits next does without that step: of a product of numbers that are each rounded once it is 1000 times as coarse."""
+    """Return a quotient by a per-row number from its reciprocal.
+
+    One Newton step leaves the error of one rounding; non-finite results are those of the multiplication. It takes an
+    eighth of the instructions of a division. A quotient that is rounded to 16 bits next needs no such step. That
+    rounding is 1000 times as coarse as a product of numbers that are rounded once each.
+    """
     over = divisor_of(plan, value)
     if over is None:
         return []
@@ -304,7 +318,7 @@ def _quotient(plan: GemmPlan, value: int) -> list[str]:
 
 
 def _is_rounded(plan: GemmPlan, value: int) -> bool:
-    """Whether nothing becomes of `value` but outputs of floating point in 16 bits."""
+    """Return whether `value` is only used by 16-bit floating-point outputs."""
     epilogue = plan.problem.epilogue
     read = any(value in made.arguments for made in epilogue.instructions)
     stored = [each.dtype for each in plan.problem.outputs if each.value == value]
@@ -312,14 +326,14 @@ def _is_rounded(plan: GemmPlan, value: int) -> bool:
 
 
 def divisor_registers(plan: GemmPlan, value: int) -> tuple[str, str, str]:
-    """Of a number per row that elements are divided by: a power of two that brings it near 1, it times that, and the
-    reciprocal of the product."""
+    """Return the registers of a per-row divisor: a power of two that scales it near 1, the scaled divisor, and its
+    reciprocal."""
     name = column_registers(plan, value)
     return f"{name}_scale", f"{name}_scaled", f"{name}_inverse"
 
 
 def evaluate(plan: GemmPlan) -> list[str]:
-    """The epilogue of value ``i``, from ``values[i]`` to the values of each matrix among the outputs."""
+    """Return the epilogue of value ``i``, from ``values[i]`` to the values of each output matrix."""
     walk = passes(plan)[-1]
     if not walk.computes and [output.value for output in walk.outputs] == [walk.held]:
         return []
@@ -328,7 +342,7 @@ def evaluate(plan: GemmPlan) -> list[str]:
 
 
 def in_range(dtype: str, values: str) -> list[str]:
-    """Numbers that are too large for e4m3 are not, as in torch."""
+    """Return code that makes numbers too large for e4m3 NaN, as in torch."""
     if dtype != "float8_e4m3fn":
         return []
     nan = 'cutlass.Float32(float("nan"))'
@@ -338,12 +352,12 @@ def in_range(dtype: str, values: str) -> list[str]:
 
 
 def values_of(plan: GemmPlan, output: EpilogueOutput) -> str:
-    """The registers of an output's values, those of the sums for the first."""
+    """Return the registers of an output's values: the accumulator's for the first."""
     return suffixed(plan, "values", output)
 
 
 def suffixed(plan: GemmPlan, name: str, output: EpilogueOutput) -> str:
-    """A name of the text that each matrix among the outputs has for itself."""
+    """Return a name that each output matrix has separately."""
     label = plan.problem.label_of(output)
     return name if label == "d" else f"{label}_{name}"
 

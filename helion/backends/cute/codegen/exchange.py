@@ -1,4 +1,4 @@
-"""Sums that CTAs of a cluster hand to one another: barriers, stores into another CTA's memory, and their sum."""
+"""Exchange of split-K partials between CTAs of a cluster: barriers, stores to distributed shared memory, and the sum."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from ..roles.grammar import Pipeline, Role
 from .epilogue import fragment
 
 WORDS = 4
-"""fp32 values of one store, 16 bytes."""
+"""fp32 values of one 16-byte store."""
 WAIT = "{ .reg .pred p; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [{$r0}], {$r1}; @!p bra again; }"
-"""What other CTAs wrote before they arrived is visible behind it."""
+"""Wait with acquire semantics: stores of other CTAs before their arrival are visible afterwards."""
 ARRIVE = (
     "{ .reg .b32 there; mapa.shared::cluster.u32 there, {$r0}, {$r1};"
     " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }"
 )
-"""At the same barrier of another CTA, behind all that the thread has read."""
+"""Arrive at the same barrier of another CTA, with release semantics."""
 
 
 def make(pipeline: Pipeline) -> list[str]:
-    """Initialises the barriers: word 0 says full, word 1 empty."""
+    """Return the initialization of the barriers: word 0 is the full one, word 1 the empty one."""
     numbers = pipeline.counts
     return [
         "if warp == 0:",
@@ -30,7 +30,7 @@ def make(pipeline: Pipeline) -> list[str]:
 
 
 def acquire(plan: GemmPlan, role: Role, pipeline: Pipeline, cursor: str) -> list[str]:
-    """Until the others have read the last tile; then the bytes of this one are announced, all of the CTA's sub-tiles."""
+    """Wait until the others have read the last tile, then expect the bytes of all sub-tiles of the CTA."""
     size = pipeline.counts.transaction_bytes
     return [
         *wait(pipeline, cursor, word=1),
@@ -51,7 +51,7 @@ def wait(pipeline: Pipeline, cursor: str, *, word: int = 0) -> list[str]:
 
 
 def release(plan: GemmPlan, pipeline: Pipeline) -> list[str]:
-    """Lane i of every warp says so to the CTA of part i."""
+    """Arrive at the empty barrier: lane i of every warp does so for the CTA of part i."""
     return [
         "cute.arch.sync_warp()",
         f"other_rank = {_rank(plan, 'lane')}",
@@ -63,13 +63,13 @@ def release(plan: GemmPlan, pipeline: Pipeline) -> list[str]:
 
 
 def _rank(plan: GemmPlan, part: str) -> str:
-    """Of the CTA that has the same tile as this one and another part of K."""
+    """Return the rank of the CTA with the same tile and another part of K."""
     tiles = plan.cluster[0] * plan.cluster[1]
     return part if tiles == 1 else f"(rank + ({part} - place[3]) * {tiles})"
 
 
 def view(plan: GemmPlan) -> list[str]:
-    """Every thread reads what the same thread of the others wrote, four values at a time."""
+    """Define the view of partials: a thread reads those of the same thread of the others, four at a time."""
     values, threads = fragment(plan).values, plan.consumer_warps * WARP_THREADS
     shape = (WORDS, threads, values // WORDS, plan.splits - 1, plan.rounds)
     strides = [1]
@@ -81,7 +81,7 @@ def view(plan: GemmPlan) -> list[str]:
 
 
 def send(plan: GemmPlan, pipeline: Pipeline) -> list[str]:
-    """Places of the others in the owner's memory follow from their distance to it."""
+    """Send partials; the sender's slot in the owner's memory follows from its distance to the owner."""
     values, threads = fragment(plan).values, plan.consumer_warps * WARP_THREADS
     size = counts(plan).parts_stage_bytes // (4 * WORDS)
     words = ", ".join(f"values[i * {WORDS} + {word}].bitcast(cutlass.Int32)" for word in range(WORDS))
@@ -100,7 +100,7 @@ def send(plan: GemmPlan, pipeline: Pipeline) -> list[str]:
 
 
 def add(plan: GemmPlan) -> list[str]:
-    """In the order of the places, which does not depend on who comes first."""
+    """Add partials in the order of slots, which does not depend on arrival order."""
     values = fragment(plan).values
     return [
         f"for other in cutlass.range_constexpr({plan.splits - 1}):",

@@ -1,4 +1,4 @@
-"""The second kernel of a launch, which finishes rows that the product has left in memory, and its launch."""
+"""The second kernel of a launch, which finishes rows that the matmul stored, and its launch."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from .writer import Writer
 
 NAME = "finish"
 ROWS = "stored_rows"
-"""What the product has left of whole rows."""
+"""The name of the stored rows."""
 
 
 def parameters(finish: Finish) -> tuple[tuple[str, str], ...]:
-    """Of the kernel: (name, annotation)."""
+    """Return the parameters of the kernel: (name, annotation)."""
     return (
         *((name, "cute.Tensor") for name in layouts(finish)),
         *((each.label, "cutlass.Float32") for each in finish.problem.epilogue.of_kind("number")),
@@ -43,7 +43,7 @@ def parameters(finish: Finish) -> tuple[tuple[str, str], ...]:
 
 
 def layouts(finish: Finish) -> dict[str, str]:
-    """The layout of each tensor that the kernel takes, by name."""
+    """Return the layout of each tensor parameter, by name."""
     problem = finish.problem
     found: dict[str, str] = {}
     if isinstance(finish, RowFinish):
@@ -68,7 +68,7 @@ def layouts(finish: Finish) -> dict[str, str]:
 
 
 def _matrix(finish: RowFinish, pitch: int) -> str:
-    """(columns that are read together, these, rows)."""
+    """Return the layout of a matrix: columns of a vector, vectors, rows."""
     return f"({finish.vector}, {_vectors(finish)}, {finish.problem.m}), stride=(1, {finish.vector}, {pitch})"
 
 
@@ -84,7 +84,7 @@ def _part(at: int) -> str:
 
 
 def stored(plan: GemmPlan) -> list[str]:
-    """Of the host function, in front of the product: where it stores."""
+    """Return the lines of the host function before the matmul's launch: the pointers it stores to."""
     finish, lines = plan.finish, []
     place = f"workspace + {rows_offset(plan) // SUM_BYTES}"
     if isinstance(finish, RowFinish):
@@ -101,7 +101,7 @@ def _recast(pointer: str, dtype: str) -> str:
 
 
 def launch(plan: GemmPlan) -> list[str]:
-    """Of the host function, behind the launch of the product."""
+    """Return the lines of the host function after the matmul's launch."""
     finish, names = plan.finish, {ROWS: "d"}
     assert finish is not None
     if isinstance(finish, TileFinish):
@@ -120,7 +120,7 @@ def launch(plan: GemmPlan) -> list[str]:
         f"    block=({threads_of(finish)}, 1, 1),",
         *([f"    smem={SUM_BYTES * shared_words(finish)},"] if shared_words(finish) else []),
         "    use_pdl=True,",
-        "    min_blocks_per_mp=1,",  # else the assembler spills rather than take a few more registers
+        "    min_blocks_per_mp=1,",  # else ptxas spills rather than use a few more registers
         "    stream=stream,",
         ")",
     ]
@@ -130,7 +130,7 @@ def launch(plan: GemmPlan) -> list[str]:
 
 
 def print_kernel(out: Writer, finish: Finish) -> None:
-    """The kernel, whose parameters are ``parameters``."""
+    """Print the kernel, with the parameters of ``parameters``."""
     out.lines(("", "", "@cute.kernel", f"def {NAME}("))
     out.lines(f"    {name}: {annotation}," for name, annotation in parameters(finish))
     with out.block(") -> None:"):
@@ -144,7 +144,7 @@ def print_kernel(out: Writer, finish: Finish) -> None:
 
 
 def _row(finish: Finish) -> list[str]:
-    """The row of the CTA, or of the warp. Warps behind the last row join the parts of the last one, and store nothing."""
+    """Return the row of the CTA, or of the warp. Warps after the last row repeat the last one, and store nothing."""
     if isinstance(finish, RowFinish):
         return ["row = cutlass.Int64(cta)" if _is_far(finish) else "row = cta"]
     return [f"row = cta * {ROWS_PER_CTA} + warp", f"source = cutlass.min(row, {finish.problem.m - 1})"]
@@ -174,14 +174,14 @@ def _(step: g.StoreNumbers, out: Writer, finish: Finish) -> None:
 
 
 def _columns(finish: Finish) -> list[str]:
-    """The numbers of the row that are given."""
+    """Return the loads of the row's column operands."""
     row = "row" if isinstance(finish, RowFinish) else "source"
     given = finish.problem.epilogue.of_kind("column")
     return [f"{each.label}_row = {each.label}[{row}].to(cutlass.Float32)" for each in given]
 
 
 def _numbers(problem: GemmProblem, level: int) -> list[str]:
-    """Instructions of one number per row behind `level` reductions."""
+    """Return per-row instructions after `level` reductions."""
     return [
         f"{_name(problem, value)} = {expression(problem, value, lambda x: _name(problem, x), lambda op: 'row')}"
         for value in numbers_of(problem, level)
@@ -189,7 +189,7 @@ def _numbers(problem: GemmProblem, level: int) -> list[str]:
 
 
 def _name(problem: GemmProblem, value: int) -> str:
-    """Of a value in the text."""
+    """Return the name of a value in the code."""
     epilogue = problem.epilogue
     if 0 < value <= len(epilogue.operands):
         operand = epilogue.operands[value - 1]
@@ -270,7 +270,7 @@ def _(step: g.StoreColumns, out: Writer, finish: RowFinish) -> None:
 
 
 def _is_far(finish: RowFinish) -> bool:
-    """Whether elements have numbers of more than 32 bits."""
+    """Return whether element offsets need more than 32 bits."""
     pitches = [
         finish.pitch,
         *(read.pitch for read in operands_read(finish)),
@@ -280,7 +280,7 @@ def _is_far(finish: RowFinish) -> bool:
 
 
 def _registers(finish: RowFinish) -> Iterator[str]:
-    """Fragments, of which those that are loaded begin as zeros: columns behind the last are computed with."""
+    """Yield the fragments. Those that are loaded start as zeros, because columns after the last are computed as well."""
     if finish.kept:
         yield f"held = cute.make_rmem_tensor({finish.chunks * finish.vector}, cutlass.Float32)"
     for name, dtype in ((ROWS, finish.dtype), *((each.label, each.dtype) for each in operands_read(finish))):
@@ -308,7 +308,7 @@ def _vector(finish: RowFinish) -> str:
 
 
 def _load(finish: RowFinish, name: str, dtype: str) -> list[str]:
-    """The thread's columns of a matrix, or of a row, as far as there are some."""
+    """Return the loads of the thread's columns of a matrix, or of a row, within bounds."""
     flat = f"{name}_loaded"
     at = "vector, row" if name == ROWS or _kind(finish, name) == "exact" else "vector"
     if at == "vector" and _pitch(finish, name) > 1:
@@ -321,7 +321,7 @@ def _load(finish: RowFinish, name: str, dtype: str) -> list[str]:
 
 
 def _moved(finish: RowFinish, whole: str, single: str) -> list[str]:
-    """Vectors as a whole, and of the last one what lies in the row."""
+    """Return copies of whole vectors, and of the valid part of the last one."""
     vectors, rest = divmod(finish.problem.n, finish.vector)
     lines = [f"if vector < {vectors}:", f"    {whole}"] if vectors else []
     if rest:
@@ -338,7 +338,7 @@ def _pitch(finish: RowFinish, label: str) -> int:
 
 
 def _elements(finish: RowFinish, walk: Pass) -> list[str]:
-    """What `walk` computes of column ``i`` of a vector."""
+    """Return the code of `walk` for column ``i`` of a vector."""
     problem = finish.problem
     first = f"held[chunk * {finish.vector} + i]" if finish.kept else f"{ROWS}_loaded[i].to(cutlass.Float32)"
     lines = [f"{_name(problem, walk.held)} = {first}"]
@@ -354,7 +354,7 @@ def _elements(finish: RowFinish, walk: Pass) -> list[str]:
 
 
 def _begin(finish: RowFinish, walk: Pass) -> list[str]:
-    """Of a walk over the columns of a thread: what it reads of a vector."""
+    """Return the start of a pass over the columns of a thread: the loads of one vector."""
     lines = [_vector(finish)]
     if not finish.kept:
         lines += _load(finish, ROWS, finish.dtype)
@@ -394,7 +394,7 @@ def _in_warp(problem: GemmProblem, value: int) -> list[str]:
 
 
 def _butterfly(problem: GemmProblem, value: int, lanes: int) -> list[str]:
-    """`part` of so many neighbouring lanes, in all of them the same, bit by bit."""
+    """Return the reduction of `part` over `lanes` neighboring lanes, bit-identical in all of them."""
     offsets = [1 << bit for bit in range(lanes.bit_length() - 1)]
     reduction = _reduction(problem, value)
     return [
@@ -438,11 +438,11 @@ def _(step: g.JoinTiles, out: Writer, finish: TileFinish) -> None:
 
 
 UNROLLED = 4
-"""Turns whose loads a warp has on their way at once."""
+"""Iterations whose loads a warp has in flight at once."""
 
 
 def _joined(finish: TileFinish, part: Part) -> str:
-    """What a tile has, as a part of the whole row's."""
+    """Return a tile's result as a part of that of the whole row."""
     order = [each.value for each in finish.parts]
 
     def of_tile(value: int) -> str:

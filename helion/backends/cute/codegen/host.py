@@ -1,4 +1,4 @@
-"""What the host function makes and hands to the kernel: tensors, layouts of shared memory, TMA descriptors."""
+"""Objects that the host function passes to the kernel: tensors, shared-memory layouts, TMA descriptors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .numbers import extent, number
 from .setups import dsl, mma_arguments, operand_dsl, second_b
 
 LARGEST_SIDE = 256
-"""Of a tile, along M and N."""
+"""The largest tile extent along M and N."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostObjects:
-    """Lines of the host function, and what of them becomes a parameter of the kernel: (name, annotation)."""
+    """Lines of the host function, and the parameters of the kernel among them: (name, annotation)."""
 
     lines: tuple[str, ...]
     parameters: tuple[tuple[str, str], ...]
@@ -27,13 +27,13 @@ def _operand_tensor(plan: GemmPlan, name: str, side: str, pitch: int, k_major: b
     pointer = f"cute.recast_ptr({name}, dtype={operand_dsl(plan)})" if dsl(held) != operand_dsl(plan) else name
     lines = number(plan, f"pitch_{name}", pitch)
     stride = f"({lines}, 1" if k_major else f"(1, {lines}"
-    shape = f"({_extent(plan, side)}, {_extent(plan, 'k', 1)}"  # nobody goes behind the end of K
+    shape = f"({_extent(plan, side)}, {_extent(plan, 'k', 1)}"  # K has no partial tile to store past
     shape, stride = _with_batch(plan, name, shape, stride)
     return f"matrix_{name} = cute.make_tensor({pointer}, cute.make_layout({shape}, stride={stride}))"
 
 
 def _with_batch(plan: GemmPlan, name: str, shape: str, stride: str) -> tuple[str, str]:
-    """The third dimension of what each product of a batch has for itself."""
+    """Append the batch dimension to the layout of a tensor that has one."""
     pitch = plan.problem.batch_pitch(name)
     if not pitch:
         return f"{shape})", f"{stride})"
@@ -42,10 +42,10 @@ def _with_batch(plan: GemmPlan, name: str, shape: str, stride: str) -> tuple[str
 
 
 def _extent(plan: GemmPlan, side: str, most: int = LARGEST_SIDE) -> str:
-    """An extent as the layouts of the copy engine have it: a number of the run where one tile may cover it.
+    """Return an extent as the layouts of TMA descriptors need it: a runtime number where one tile may cover it.
 
-    Of constants the DSL would simplify a dimension with one tile away, so that what lies behind the end came to lie at the
-    start, and one with one element, so that instructions had fewer coordinates than their descriptors.
+    The DSL simplifies constant dimensions. A dimension with one tile would vanish, so that elements past the end alias
+    the start. A dimension with one element would give instructions fewer coordinates than their descriptors have.
     """
     size = extent(plan, side)
     return f"cutlass.Int32({size})" if size.isdigit() and int(size) <= most else size
@@ -75,7 +75,8 @@ def _parameters(*names: str) -> tuple[tuple[str, str], ...]:
 
 
 def _matrix_parameters(plan: GemmPlan) -> tuple[tuple[str, str], ...]:
-    """Of A and B, and of a second B, which shares the slots of the first: ``layout_part`` has one of both."""
+    """Return the parameters of A and B, and of a second B, which shares the stages of the first. ``layout_part`` covers
+    one of both."""
     more = [("layout_part", "cute.ComposedLayout")] if second_b(plan) else []
     for name in second_b(plan):
         more += [(f"tma_{name}", "cute.CopyAtom"), (f"tensor_{name}", "cute.Tensor")]
@@ -83,7 +84,7 @@ def _matrix_parameters(plan: GemmPlan) -> tuple[tuple[str, str], ...]:
 
 
 def _multicasts(plan: GemmPlan) -> tuple[tuple[str, str, int], ...]:
-    """(operand, the layout of what TMA fills, CTAs that share it)."""
+    """Return (operand, the layout that TMA fills, CTAs that share it) for each operand."""
     part = "layout_part" if second_b(plan) else "layout_b"
     shared = counts(plan).b_multicast
     return (
@@ -120,7 +121,7 @@ def _wgmma(plan: GemmPlan) -> HostObjects:
 
 
 def _wgmma_layout(plan: GemmPlan, name: str, columns: int, parts: int) -> str:
-    """Of a ring whose slots have so many parts."""
+    """Return the layout of a pipeline whose stages have this many parts."""
     order = "ROW_MAJOR" if (plan.problem.a_major if name == "a" else plan.problem.b_major) == "k" else "COL_MAJOR"
     tile = f"({plan.tile[0]}, {columns}, {plan.tile[2]})"
     return f"hopper.make_smem_layout_{name}(LayoutEnum.{order}, {tile}, {operand_dsl(plan)}, {plan.ab_stages * parts})"
@@ -162,7 +163,7 @@ def _umma(plan: GemmPlan) -> HostObjects:
 def _row_tiles(
     plan: GemmPlan, name: str, dtype: str, pitch: int, box: tuple[int, int], stages: int, op: str
 ) -> list[str]:
-    """A matrix of D's shape that moves in boxes."""
+    """Return the TMA objects of a matrix of D's shape, moved in tiles of shape ``box``."""
     library = "hopper" if plan.unit == "wgmma" else "blackwell"
     extents = f"({_extent(plan, 'm')}, {_extent(plan, 'n')}"
     shape, stride = _with_batch(plan, name, extents, f"({number(plan, f'pitch_{name}', pitch)}, 1")

@@ -1,4 +1,4 @@
-"""``build``: the text of the module of one plan."""
+"""``build``: print the module of one plan."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from .steps import print_steps
 from .writer import Writer
 
 ENTRY = "gemm"
-"""The host function: pointers of A, B, the outputs, the epilogue's operands (or numbers) and the scales, what only the launch
-knows of sizes and strides, the workspace, if any, the most clusters that run at once, a stream."""
+"""The host function. It takes pointers of A, B, the outputs, the epilogue's operands (or scalars) and the scales. Then
+follow sizes and strides that only the launch knows, the workspace, if any, the maximum of co-resident clusters, and a
+stream."""
 
 IMPORTS = {
     "wgmma": (
@@ -43,8 +44,11 @@ IMPORTS = {
 
 
 def pointer_dtypes(plan: GemmPlan) -> tuple[str, ...]:
-    """Of A, B, the outputs, the epilogue's operands, the scales and the workspace, if any: the pointers that ``ENTRY`` takes,
-    with ``NUMBER`` for a number, and, before the workspace, ``SIZE`` and ``PITCH`` for those of ``plan.runtime``."""
+    """Return the pointer types of A, B, the outputs, the epilogue's operands, the scales and the workspace, if any, for
+    ``ENTRY``.
+
+    ``NUMBER`` means a scalar. Before the workspace, ``SIZE`` and ``PITCH`` are for the numbers of ``plan.runtime``.
+    """
     problem = plan.whole
     outputs = (output.dtype for output in problem.outputs)
     extra = (NUMBER if operand.kind == "number" else operand.dtype for operand in problem.epilogue.operands)
@@ -55,9 +59,9 @@ def pointer_dtypes(plan: GemmPlan) -> tuple[str, ...]:
 
 
 def build(plan: GemmPlan) -> str:
-    """The module for `plan`: importable where the DSL is installed, with the host function ``ENTRY``.
+    """Print the module of `plan`, with the host function ``ENTRY``; it is importable if the DSL is installed.
 
-    Raises ``verify.Fault`` for a plan whose roles could hang, overrun or read stale data.
+    Raises ``verify.Fault`` for a plan whose roles could deadlock, overrun a buffer or read stale data.
     """
     program = kernel_program(plan)
     verify(program)
@@ -65,7 +69,7 @@ def build(plan: GemmPlan) -> str:
 
 
 def render(program: KernelProgram) -> str:
-    """The module for `program`, unverified."""
+    """Print the module of `program` without verification."""
     objects = [HOST[name](program.plan) for name in program.host]
     out = Writer()
     out.lines(IMPORTS[program.plan.unit])
@@ -77,7 +81,7 @@ def render(program: KernelProgram) -> str:
 
 
 def _vectors(plan: GemmPlan) -> dict[str, tuple[str, str]]:
-    """(elements, pitch) of operands and outputs of one dimension, by label."""
+    """Return (elements, pitch) of one-dimensional operands and outputs, by label."""
     problem = plan.problem
     found = {
         operand.label: ("n" if operand.kind == "row" else "m", operand.pitch)
@@ -92,7 +96,7 @@ def _vectors(plan: GemmPlan) -> dict[str, tuple[str, str]]:
 
 
 def _parted(plan: GemmPlan) -> list[str]:
-    """The labels of outputs of numbers per tile."""
+    """Return the labels of outputs of numbers per tile."""
     return [output.label for output in plan.problem.outputs_of("tile")]
 
 
@@ -121,7 +125,7 @@ def _kernel(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> 
 
 
 def _prologue(out: Writer, program: KernelProgram, descriptors: list[str]) -> None:
-    """Who this thread is, shared memory, and barriers that all CTAs of the cluster see initialised."""
+    """Print the thread indices, shared memory, and barriers that all CTAs of the cluster see initialized."""
     plan = program.plan
     out.lines(
         (
@@ -199,8 +203,10 @@ CLASSES = {
 
 
 def _pipeline(out: Writer, program: KernelProgram, pipeline: Pipeline) -> None:
-    """Arrivals and bytes as the plan counts them. A residual stays within its CTA, and so do A and B that are not shared: their
-    pipelines know no cluster."""
+    """Print a pipeline with the arrivals and bytes of the plan.
+
+    Residuals stay within their CTA, and so do A and B without multicast: their pipelines need no cluster layout.
+    """
     numbers = pipeline.counts
     if pipeline.kind == "exchange":
         out.lines(exchange.make(pipeline))

@@ -1,4 +1,4 @@
-"""Sizes and strides as the text has them: numbers of the plan, or names of what each launch is given."""
+"""Sizes and strides in generated code: constants of the plan, or names of launch-time numbers."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from ..plan.runtime import is_size
 
 
 def number(plan: GemmPlan, name: str, value: int) -> str:
-    """A number of ``plan.runtime`` by its name, or the value that it always has."""
+    """Return a number of ``plan.runtime`` by its name, or its constant value."""
     return name if name in plan.problem.runtime else str(value)
 
 
 def sizes(plan: GemmPlan) -> list[str]:
-    """What the kernel itself is given: strides are in its tensors."""
+    """Return the numbers that the kernel itself takes: strides are in its tensors."""
     return [name for name in plan.problem.runtime if is_size(name)]
 
 
 def extent(plan: GemmPlan, side: str) -> str:
-    """Of the problem along ``m``, ``n`` or ``k``."""
+    """Return the extent along ``m``, ``n`` or ``k``."""
     return number(plan, f"size_{side}", getattr(plan.problem, side))
 
 
 def last(plan: GemmPlan, side: str) -> str:
-    """The last index along a side."""
+    """Return the last index along a side."""
     size = extent(plan, side)
     return str(int(size) - 1) if size.isdigit() else f"{size} - 1"
 
 
 def parts(plan: GemmPlan, side: str, width: int) -> str:
-    """How many times ``width`` covers a side."""
+    """Return the number of parts of ``width`` that cover a side."""
     size = extent(plan, side)
     return str(-(-int(size) // width)) if size.isdigit() else f"({size} + {width - 1}) // {width}"
 
@@ -38,34 +38,34 @@ def k_tiles(plan: GemmPlan) -> str:
 
 
 def columns(plan: GemmPlan) -> str:
-    """Clusters' worth of tiles along N."""
+    """Return the cluster tiles along N."""
     return "work_n" if "size_n" in plan.problem.runtime else str(plan.work[1])
 
 
 def rows(plan: GemmPlan) -> str:
-    """Clusters' worth of tiles along M."""
+    """Return the cluster tiles along M."""
     return "work_m" if "size_m" in plan.problem.runtime else str(plan.work[0])
 
 
 def times(number: int, text: str) -> str:
-    """A product of two numbers, of which one may be a name."""
+    """Return the product of a number and one that may be a name."""
     return str(number * int(text)) if text.isdigit() else f"({number} * {text})"
 
 
 def product_tiles(plan: GemmPlan) -> str:
-    """Clusters' worth of tiles of one product of a batch."""
+    """Return the cluster tiles of one matmul of a batch."""
     known = {"size_m", "size_n"}.isdisjoint(plan.problem.runtime)
     return str(plan.work[0] * plan.work[1]) if known else f"({rows(plan)} * {columns(plan)})"
 
 
 def pieces(plan: GemmPlan) -> str:
-    """Of work that clusters take in turn."""
+    """Return the work items of the persistent tile loop."""
     known = {"size_m", "size_n", "batches"}.isdisjoint(plan.problem.runtime)
     return str(plan.pieces) if known else "pieces"
 
 
 def definitions(plan: GemmPlan) -> list[str]:
-    """Of the names above, by sizes."""
+    """Return the definitions of the names above, from sizes."""
     lines = []
     rows_of_work, columns_of_work = (plan.tile[at] * plan.cluster_tiles[at] for at in (0, 1))
     if k_tiles(plan) == "k_tiles":

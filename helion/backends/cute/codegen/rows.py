@@ -1,4 +1,4 @@
-"""Reductions of rows: of the columns of a thread, of its neighbours, and of all CTAs that hold a part of the row."""
+"""Row reductions: over the columns of a thread, its neighbors, and all CTAs of the row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .epilogue import (
 from .exchange import WAIT
 
 NEAR_ONE = (2.0**-64, 2.0**64)
-"""Divisors in between have reciprocals that are as precise as they are."""
+"""The range of divisors whose reciprocals are as precise as the divisors."""
 _THERE = (
     "{ .reg .b32 there, bar; mapa.shared::cluster.u32 there, {$r0}, {$r2}; mapa.shared::cluster.u32 bar, {$r1}, {$r2};"
     " st.async.shared::cluster.mbarrier::complete_tx::bytes"
@@ -41,15 +41,15 @@ SEND = {
     1: f"{_THERE}.b32 [there], {{$r3}}, [bar]; }}",
     2: f"{_THERE}.v2.b32 [there], {{ {{$r3}}, {{$r4}} }}, [bar]; }}",
 }
-"""One or two numbers to a place in another CTA's memory, whose barrier counts their bytes. Addresses of all CTAs, which do
-not change, would otherwise be kept in registers from tile to tile."""
+"""Send one or two numbers to another CTA's shared memory, whose barrier counts their bytes. Addresses are recomputed,
+because the loop-invariant ones of all CTAs would occupy registers."""
 QUAD = 4
-"""Neighbouring lanes that hold the columns of a row where a thread holds pairs of them."""
+"""Neighboring lanes that hold the columns of a row where a thread holds pairs of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reduction:
-    """``identity`` is what nothing reduces to, ``join`` the text that joins two."""
+    """A reduction with its ``identity`` and the expression that combines two values, ``join``."""
 
     identity: str
     join: Callable[[str, str], str]
@@ -68,7 +68,7 @@ def _reduction(plan: GemmPlan, value: int) -> Reduction:
 
 
 def _chains(plan: GemmPlan) -> int:
-    """Partial results of a row in one thread, so that one need not wait for the other."""
+    """Return the independent partial results of a row per thread, which hide latency."""
     return 2 if plan.paired else 4
 
 
@@ -77,7 +77,7 @@ def _terms(plan: GemmPlan, value: int) -> str:
 
 
 def set_up(plan: GemmPlan, role: Role) -> list[str]:
-    """Registers of numbers per row, those that the launch is given among them, and the view of what other CTAs send."""
+    """Define registers of per-row numbers, including launch-time scalars, and the view of what other CTAs send."""
     places = fragment(plan)
     reduced = [value for exchange in exchanges(plan) for value in exchange]
     made = sorted({*reduced, *(v for level in range(len(exchanges(plan)) + 1) for v in per_row(plan, level))})
@@ -101,7 +101,7 @@ def set_up(plan: GemmPlan, role: Role) -> list[str]:
 
 
 def _view(plan: GemmPlan) -> list[str]:
-    """(rows of a thread that are sent together, these, reduction, source, slot)."""
+    """Define the view with dimensions (rows of a word, words of a reduction, reductions, source CTA, stage)."""
     ring = counts(plan).rows
     assert ring is not None
     shape = (_together(plan), _senders(plan), _most(plan), plan.cluster[1], ring.stages)
@@ -116,27 +116,27 @@ def _view(plan: GemmPlan) -> list[str]:
 
 
 def _together(plan: GemmPlan) -> int:
-    """Rows of a thread that it sends as one word: two that lie 8 apart, where it has pairs of columns."""
+    """Return the rows that a thread sends as one word: two, 8 rows distant, where it has pairs of columns."""
     return 2 if plan.paired else 1
 
 
 def _senders(plan: GemmPlan) -> int:
-    """Such words of one reduction in a CTA's tile."""
+    """Return the words of one reduction in a CTA's tile."""
     return plan.cta_tile[0] // _together(plan)
 
 
 def _most(plan: GemmPlan) -> int:
-    """Reductions of one exchange."""
+    """Return the most reductions of one exchange."""
     return most_exchanged(plan)
 
 
 def _words(plan: GemmPlan) -> int:
-    """Such words of one thread."""
+    """Return the words of one thread."""
     return fragment(plan).rows // _together(plan)
 
 
 def _sender(plan: GemmPlan, word: str) -> str:
-    """The place of a thread's word among those of the tile."""
+    """Return the index of a thread's word among those of the tile."""
     threads = counts(plan).consumer_threads
     first = f"store_thread // {QUAD}" if plan.paired else "store_thread"
     return first if _words(plan) == 1 else f"{word} * {threads // QUAD if plan.paired else threads} + {first}"
@@ -147,7 +147,7 @@ def clear(plan: GemmPlan, number: int) -> list[str]:
 
 
 def add_terms(plan: GemmPlan, number: int) -> list[str]:
-    """The body of a loop over the values of a sub-tile, number ``i``."""
+    """Return the body of a loop over the values of a sub-tile, with index ``i``."""
     walk, chains, places = passes(plan)[number], _chains(plan), fragment(plan)
     lines = compute(plan, walk)
     if _masked(plan):
@@ -175,25 +175,25 @@ def _term(plan: GemmPlan, value: int) -> str:
 
 
 def found_at(x: str, sought: str, place: str) -> str:
-    """`place` where `x` is what is `sought`, or both are no numbers; else infinity."""
+    """Return `place` where `x` equals `sought`, or both are NaN; else infinity."""
     found = f"(({x} == {sought}) | (({x} != {x}) & ({sought} != {sought})))"
     return f'cutlass.Float32(cutlass.select_({found}, {place}, cutlass.Float32(float("inf"))))'
 
 
 def needs_first_column(plan: GemmPlan, number: int) -> bool:
-    """Whether it matters for a walk where the columns of a thread lie in the row."""
+    """Return whether a pass needs the position of the thread's columns in the row."""
     walk = passes(plan)[number]
     looks = any(plan.problem.epilogue.instruction(value).op == "row_first" for value in walk.reduces)
     return looks or _masked(plan) or numbers_columns(plan.problem, walk)
 
 
 def _masked(plan: GemmPlan) -> bool:
-    """Whether tiles have columns behind the last, which are no part of a row."""
+    """Return whether tiles have columns past the end of the row."""
     return plan.problem.n % (plan.cluster[1] * plan.tile[1]) != 0
 
 
 def join(plan: GemmPlan, number: int) -> list[str]:
-    """The partial results of a thread, then those of the lanes beside it: in all of them the same, bit by bit."""
+    """Combine the partial results of a thread, then of its neighboring lanes, bit-identical in all of them."""
     chains, lines = _chains(plan), []
     for value in exchanges(plan)[number]:
         reduction, registers, terms = _reduction(plan, value), row_registers(plan, value), _terms(plan, value)
@@ -215,7 +215,7 @@ def _butterfly(plan: GemmPlan, reduction: Reduction) -> list[str]:
 
 
 def make(pipeline: Pipeline) -> list[str]:
-    """Initialises the barriers: all say full."""
+    """Return the initialization of the barriers, which are all full barriers."""
     numbers = pipeline.counts
     return [
         "if warp == 0:",
@@ -246,7 +246,7 @@ def wait(pipeline: Pipeline, cursor: str) -> list[str]:
 
 
 def send(plan: GemmPlan, pipeline: Pipeline, cursor: str, number: int) -> list[str]:
-    """Where lanes share a row each of them sends it to every fourth CTA."""
+    """Send the results; where lanes share a row, each of them serves every fourth CTA."""
     together, lines = _together(plan), []
     for place, value in enumerate(exchanged(plan, number)):
         registers = row_registers(plan, value)
@@ -269,13 +269,13 @@ def send(plan: GemmPlan, pipeline: Pipeline, cursor: str, number: int) -> list[s
 
 
 def _rank(plan: GemmPlan) -> str:
-    """Of the CTA with the columns of number ``peer``."""
+    """Return the rank of the CTA with the columns of number ``peer``."""
     rows = plan.cluster[0]
     return "peer" if rows == 1 else f"rank + (peer - place[2]) * {rows}"
 
 
 def _peers(plan: GemmPlan, body: list[str]) -> list[str]:
-    """`body` for the CTAs that this lane serves, ``peer`` one after the other."""
+    """Repeat `body` for the CTAs that this lane serves, as ``peer``."""
     ctas = plan.cluster[1]
     if not plan.paired:
         return [f"for peer in cutlass.range_constexpr({ctas}):", *(f"    {line}" for line in body)]
@@ -289,7 +289,7 @@ def _peers(plan: GemmPlan, body: list[str]) -> list[str]:
 
 
 def gather(plan: GemmPlan, cursor: str, number: int) -> list[str]:
-    """In the order of the columns within each lane's share, and the lanes' shares in one order."""
+    """Combine results in the order of columns within each lane's share, then those of the lanes, in a fixed order."""
     together, lines = _together(plan), []
     known = {part.value: part for part in joint(plan)}
     for value in exchanges(plan)[number]:
@@ -319,18 +319,21 @@ def gather(plan: GemmPlan, cursor: str, number: int) -> list[str]:
 
 
 def _received(plan: GemmPlan, cursor: str, number: int, value: int) -> str:
-    """What CTA ``peer`` found of a reduction, of the rows of a word."""
+    """Return the result of CTA ``peer`` for a reduction, for the rows of a word."""
     place = exchanged(plan, number).index(value)
     return f"rows_view[None, {_sender(plan, 'word')}, {place}, peer, {cursor}.index].load()"
 
 
 def own_parts(plan: GemmPlan) -> list[OwnPart]:
-    """Reductions of the second walk that are about numbers of the CTA's own columns."""
+    """Return the reductions of the second pass that use CTA-local statistics."""
     return [part for part in joint(plan) if part.kind != "first"]
 
 
 def own(plan: GemmPlan) -> list[str]:
-    """The mean of the CTA's columns, or their maximum, or 0 where that is not finite: what lies all at -inf sums up to 0."""
+    """Return the CTA-local statistic: the mean of the CTA's columns, or their maximum, or 0 where that is not finite.
+
+    Columns that are all -inf then sum up to 0.
+    """
     lines = []
     for part in own_parts(plan):
         found = f"{row_registers(plan, part.of)}[i]"
@@ -347,7 +350,7 @@ def own(plan: GemmPlan) -> list[str]:
 
 
 def _columns_of(plan: GemmPlan, cta: str) -> str:
-    """Columns of a row that a CTA along N has, as a number of fp32."""
+    """Return the columns of a row that a CTA along N has, as an fp32 number."""
     width, n = plan.tile[1], plan.problem.n
     if not _masked(plan):
         return f"cutlass.Float32({float(width)})"
@@ -361,8 +364,11 @@ def _inverse_columns(plan: GemmPlan, cta: str) -> str:
 
 
 def _to_the_row(plan: GemmPlan, part: OwnPart, i: int, place: str) -> tuple[str, list[str]]:
-    """What CTA ``peer`` has ``received`` of its columns, row number `i` of a word, as the same ``about`` a number of the row,
-    and the lines before it."""
+    """Return the ``received`` result of CTA ``peer``, corrected from ``about`` to the statistic of the row, and the
+    lines before it.
+
+    It is for row number `i` of a word.
+    """
     received, about = f"received[{i}]", f"about[{i}]"
     if part.kind == "first":
         return found_at(about, f"{row_registers(plan, part.of)}[{place}]", received), []
@@ -374,26 +380,28 @@ def _to_the_row(plan: GemmPlan, part: OwnPart, i: int, place: str) -> tuple[str,
 
 
 def _shift(largest: str) -> str:
-    """What terms are about, of the ``largest`` of a CTA's columns: 0 where that is infinite. Where all lie at -inf, and there
-    are none but 0, it is that, so that their factor is 0 too."""
+    """Return the statistic that terms are relative to: the ``largest`` of a CTA's columns, or 0 where that is +inf.
+
+    Where all columns are -inf, with all terms 0, it stays -inf, so that the correction factor is 0 too.
+    """
     return f"cutlass.Float32(cutlass.select_({largest} == {INFINITY}, cutlass.Float32(0.0), {largest}))"
 
 
 def _power(part: OwnPart, shift: str, to: str) -> str:
-    """The factor that makes terms about one number those about another."""
+    """Return the factor that corrects terms from one statistic to another."""
     scaled = "" if part.scale == 1.0 else f" * {part.scale!r}"
     return f"cute.math.{part.op}(({shift} - {to}){scaled})"
 
 
 def _move(plan: GemmPlan, part: OwnPart) -> list[str]:
-    """The factor of the terms that registers keep."""
+    """Compute the correction factors of the terms that registers keep."""
     registers = moved_registers(plan, part)
     factor = _power(part, f"{registers}[i]", f"{column_registers(plan, part.about)}[i]")
     return [f"for i in cutlass.range_constexpr({fragment(plan).rows}):", f"    {registers}[i] = {factor}"]
 
 
 def evaluate_rows(plan: GemmPlan, level: int) -> list[str]:
-    """Instructions of one number per row, of those before, and the reciprocals of those that elements are divided by."""
+    """Evaluate per-row instructions, and the reciprocals of numbers that elements are divided by."""
 
     def text(value: int) -> str:
         return expression(plan.problem, value, lambda x: f"{column_registers(plan, x)}[i]", lambda op: row_number(plan))
@@ -407,7 +415,7 @@ def evaluate_rows(plan: GemmPlan, level: int) -> list[str]:
 
 
 def _inverse(plan: GemmPlan, value: int) -> list[str]:
-    """Scaled so that it is no subnormal number; of an infinite divisor nothing is left over."""
+    """Compute a reciprocal, scaled so that it is not subnormal; for an infinite divisor the remainder is 0."""
     scale, scaled, inverse = divisor_registers(plan, value)
     over = f"{column_registers(plan, value)}[i]"
     small = f"cutlass.select_(cute.math.abs({over}) < {NEAR_ONE[0]}, {_factor(0)}, cutlass.Float32(1.0))"
@@ -421,13 +429,15 @@ def _inverse(plan: GemmPlan, value: int) -> list[str]:
 
 
 def _factor(side: int) -> str:
-    """The factor of what lies below or above ``NEAR_ONE``."""
+    """Return the scale of divisors below or above ``NEAR_ONE``."""
     return f"cutlass.Float32({1 / NEAR_ONE[side]!r})"
 
 
 def store_rows(plan: GemmPlan, rows: str, dsl: Callable[[str], str], batched: Callable[[str], str]) -> list[str]:
-    """`rows` numbers the CTA's rows of tiles, ``batched`` gives the last coordinate of an output, by label; one lane of
-    those that share a row stores it."""
+    """Store numbers per row, from one of the lanes that share the row.
+
+    `rows` is the CTA's index among tiles along M, ``batched`` gives the last coordinate of an output, by label.
+    """
     places, problem = fragment(plan), plan.problem
     row = f"{rows} * {plan.cta_tile[0]} + {places.first_row} + {places.row_offset}"
     parted = bool(problem.outputs_of("tile"))

@@ -1,4 +1,4 @@
-"""Factors of blocks of K: from global memory into registers, and the sums of a block times its factors to the totals."""
+"""Scales of blocks of K: loads into registers, and accumulation of a block's partial sums times its scales."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .epilogue import fragment
 
 
 def parameters(plan: GemmPlan) -> list[tuple[str, str, str]]:
-    """Of the kernel: (name, annotation, the tensor of lines and blocks of K that the host makes)."""
+    """Return the kernel's parameters: (name, annotation, the host's tensor of lines and blocks of K)."""
     found = []
     for scale in plan.problem.scales.factors if plan.problem.scales is not None else ():
         extent = plan.problem.m if scale.side == "row" else plan.problem.n
@@ -19,7 +19,7 @@ def parameters(plan: GemmPlan) -> list[tuple[str, str, str]]:
 
 
 def set_up(plan: GemmPlan) -> list[str]:
-    """Registers of factors, and those of the totals where sums are in tensor memory."""
+    """Define the registers of scales, and those of the totals where the accumulator is in tensor memory."""
     lines = []
     if plan.unit == "tcgen05":
         lines.append(f"total = cute.make_rmem_tensor({fragment(plan).values * plan.subtiles}, cutlass.Float32)")
@@ -31,15 +31,18 @@ def set_up(plan: GemmPlan) -> list[str]:
 
 
 def _columns(plan: GemmPlan) -> int:
-    """Factors per column that a thread holds: of wgmma those of its columns. A thread with whole rows of tensor memory
-    would hold as many as sums, so there each lane of a warp has that of one column in 32."""
+    """Return the column scales per thread: with wgmma those of its columns.
+
+    A thread with whole rows of tensor memory would need one per accumulator. There each lane of a warp has the scale of
+    one column in 32.
+    """
     if plan.one_column_factor:
         return 1
     return plan.tile[1] // 4 if plan.unit == "wgmma" else -(-plan.tile[1] // WARP_THREADS)
 
 
 def load(plan: GemmPlan, rows: str, block: str) -> list[str]:
-    """Those of block number `block`; `rows` numbers the CTA's rows of tiles."""
+    """Load the scales of block number `block`; `rows` is the CTA's index among tiles along M."""
     lines = []
     if row := plan.factor("row"):
         places = fragment(plan)
@@ -62,7 +65,7 @@ def load(plan: GemmPlan, rows: str, block: str) -> list[str]:
 
 
 def _factor(plan: GemmPlan, scale: Scale, line: str, block: str) -> str:
-    """Behind the last line those of the last one, which nothing stores."""
+    """Return a scale; indices past the last line are clamped, because their results are not stored."""
     extent, tile = _extents(plan, scale.side)
     if not scale.pitch:
         line = "0"
@@ -73,16 +76,17 @@ def _factor(plan: GemmPlan, scale: Scale, line: str, block: str) -> str:
 
 
 def _extents(plan: GemmPlan, side: Side) -> tuple[int, int]:
-    """Of D, and of what a cluster's tiles, and warps whose lanes have a column each, cover at a time."""
+    """Return the extent of D, and that of a step over it: of a cluster's tiles, times the lanes of a warp with a column
+    each."""
     at = 0 if side == "row" else 1
     lanes = WARP_THREADS if side == "column" and plan.tile[1] % WARP_THREADS else 1
     return (plan.problem.m, plan.problem.n)[at], plan.tile[at] * plan.cluster_tiles[at] * lanes
 
 
 def promote(plan: GemmPlan, cursor: str | None) -> list[str]:
-    """Add the sums of a block times its factors to the totals.
+    """Add the partial sums of a block times its scales to the totals.
 
-    The factors of a row and of a tile of columns are multiplied first, so that each sum takes one instruction.
+    The scales of a row and of a tile of columns are multiplied first, so that each accumulator takes one instruction.
     """
     lines = []
     if plan.factor("row") and plan.one_column_factor:
@@ -102,7 +106,7 @@ def promote(plan: GemmPlan, cursor: str | None) -> list[str]:
 
 
 def _add(plan: GemmPlan, sums: str, total: str, values: int) -> list[str]:
-    """Of so many values of a thread."""
+    """Accumulate this many values of a thread."""
     term, factor = f"{sums}[i]", "column_factors[0]"
     if plan.factor("column") and not plan.one_column_factor:
         factor = _column(plan)
@@ -116,7 +120,7 @@ def _add(plan: GemmPlan, sums: str, total: str, values: int) -> list[str]:
 
 
 def _column(plan: GemmPlan) -> str:
-    """The factor of the column of value ``i``, of the lane that has it."""
+    """Return the scale of the column of value ``i``, from the lane that has it."""
     if plan.unit == "wgmma":
         return f"column_factors[i % {plan.tile[1] // 2} // 4 * 2 + i % 2]"
     whole = "i // 4 * 8" if plan.paired else "i"
@@ -126,7 +130,7 @@ def _column(plan: GemmPlan) -> str:
 
 
 def _row(plan: GemmPlan) -> str:
-    """The factor of the row of value ``i``."""
+    """Return the scale of the row of value ``i``."""
     if not plan.paired:
         return "row_factors[0]"
     atom = plan.tile[1] // 2

@@ -14,40 +14,40 @@ from .epilogue import dealt_columns, fragment, suffixed, values_of
 
 
 def dsl(dtype: str) -> str:
-    """The DSL's name of `dtype`."""
+    """Return the DSL's name of `dtype`."""
     return f"cutlass.{DTYPES[dtype].dsl}"
 
 
 def operand_dsl(plan: GemmPlan) -> str:
-    """The DSL's name of what the matrix unit takes A and B for."""
+    """Return the DSL's name of the MMA's operand type for A and B."""
     dtype = plan.problem.operand_dtype
     return f"cutlass.{DTYPES[dtype].operand or DTYPES[dtype].dsl}"
 
 
 def stage_of(plan: GemmPlan, role: Role) -> str:
-    """The buffer of a sub-tile, of those of the role's team."""
+    """Return the store buffer of a sub-tile, among those of the role's consumer group."""
     number = "subtile" if plan.splits == 1 else f"subtile // {plan.splits}"
     first = f"{role.team * plan.store_stages} + " if role.team else ""
     return f"{first}{number} % {plan.store_stages}"
 
 
 def rows_of(plan: GemmPlan) -> str:
-    """Number of the CTA's rows among those of all CTAs along M."""
+    """Return the index of the CTA's rows among those of all CTAs along M."""
     return "tile_m" if plan.ctas_per_mma == 1 else f"(tile_m * {plan.ctas_per_mma} + place[0])"
 
 
 def batched(plan: GemmPlan, name: str) -> str:
-    """The last coordinate of what each product of a batch has for itself."""
+    """Return the batch coordinate of a tensor that has a batch dimension."""
     return ", batch" if plan.problem.batch_pitch(name) else ""
 
 
 def _modes(plan: GemmPlan, name: str) -> str:
-    """The tiles of an operand, or an output, all of them."""
+    """Return the tile coordinates of an operand, or an output: all of them."""
     return "(None, None, None)" if plan.problem.batch_pitch(name) else "(None, None)"
 
 
 def mma_arguments(plan: GemmPlan, columns: int) -> str:
-    """Arguments of the DSL's constructor of a tiled matrix instruction of `columns`."""
+    """Return the arguments of the DSL's constructor of a tiled MMA with `columns`."""
     operand = operand_dsl(plan)
     majors = f"{major(plan.problem.a_major)}, {major(plan.problem.b_major)}"
     if plan.unit == "wgmma":
@@ -61,7 +61,7 @@ def major(name: str) -> str:
 
 
 def second_b(plan: GemmPlan) -> list[str]:
-    """The label of a second B."""
+    """Return the label of a second B, if any."""
     return [operand.label for operand in plan.problem.epilogue.of_kind("product")]
 
 
@@ -77,8 +77,10 @@ def _tiles(plan: GemmPlan) -> list[str]:
 
 
 def _partitions(plan: GemmPlan, modes: int, part: str) -> list[str]:
-    """TMA views: which part of a tile this CTA loads, and where it lands; ``part`` is the call that sees tiles as the matrix
-    unit does, if any."""
+    """Define the TMA views: the part of a tile that this CTA loads, and its destination.
+
+    ``part`` is the call that partitions tiles as the matrix unit does, if any.
+    """
     lines = []
     shared_b = "shared_b"
     if plan.products > 1:
@@ -123,7 +125,7 @@ def _umma_loads(plan: GemmPlan, role: Role) -> list[str]:
 
 
 def _store_views(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
-    """From registers to a buffer in shared memory, and from there to global memory."""
+    """Define the views from registers to a buffer in shared memory, and from there to global memory."""
     (rows, columns), label = plan.store_box, plan.problem.label_of(output)
     staged, lines = f"shared_{label}", []
     if plan.warp_stores:  # the same memory as the tile of all warps
@@ -193,7 +195,7 @@ def _wgmma_store(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
 
 
 def _more_values(plan: GemmPlan) -> list[str]:
-    """Registers of the values of outputs behind the first, which has those of the sums."""
+    """Return registers for the values of outputs after the first, which uses those of the accumulator."""
     return [values_of(plan, output) for output in plan.problem.outputs_of("exact")[1:]]
 
 

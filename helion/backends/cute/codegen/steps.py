@@ -1,4 +1,4 @@
-"""How each step of a role program is printed: one rule per kind of step, the only place that looks at the kind."""
+"""The printing rules of role programs: one rule per kind of step, the only code that depends on the kind."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from .writer import Writer
 
 
 def print_steps(out: Writer, program: g.KernelProgram, role: g.Role) -> None:
-    """The body of `role`."""
+    """Print the body of `role`."""
     _body(role.program, out, Names(program, role))
 
 
 class Names:
-    """What the text of one role refers to."""
+    """The names that the code of one role refers to."""
 
     def __init__(self, program: g.KernelProgram, role: g.Role) -> None:
         self.program = program
         self.plan: GemmPlan = program.plan
         self.role = role
         self.pipelines: dict[str, str] = {}  # cursor -> pipeline
-        self.group = 0  # K tiles of the group that a loop over them stands in
+        self.group = 0  # K tiles per iteration of the enclosing loop over groups
 
     def pipeline(self, cursor: str) -> str:
         return self.pipelines[cursor]
@@ -149,7 +149,7 @@ def _(step: g.Skip, out: Writer, names: Names) -> None:
 
 
 def _exchange(cursor: str, names: Names) -> g.Pipeline | None:
-    """The pipeline of `cursor` if no class of the DSL makes it."""
+    """Return the pipeline of `cursor` if no class of the DSL implements it."""
     pipeline = names.program.pipeline(names.pipeline(cursor))
     return pipeline if pipeline.kind == "exchange" else None
 
@@ -263,7 +263,7 @@ def _(step: g.LoadScales, out: Writer, names: Names) -> None:
 
 
 def _block(names: Names) -> str:
-    """The block of K that the loops stand at."""
+    """Return the current block of K."""
     first = "group" if names.group else "k_tile"
     return first if names.plan.promote_k_tiles == 1 else f"{first} // {names.plan.promote_k_tiles}"
 
@@ -298,7 +298,7 @@ def _(step: g.ReadSums, out: Writer, names: Names) -> None:
 
 
 def _sums(plan: GemmPlan) -> list[str]:
-    """The registers of the sums of each product."""
+    """Return the registers of the accumulator of each matmul."""
     return ["values", *(f"{label}_values" for label in second_b(plan))]
 
 
@@ -448,7 +448,7 @@ def _(step: g.StoreRows, out: Writer, names: Names) -> None:
 
 
 def _read_columns(out: Writer, plan: GemmPlan, walk: Pass) -> None:
-    """Row operands that `walk` reads, at the columns of the sub-tile."""
+    """Load row operands that `walk` reads, at the columns of the sub-tile."""
     read = [plan.problem.epilogue.operands[value - 1] for value in walk.reads]
     for operand in (operand for operand in read if operand.kind == "row"):
         source = f"{operand.label}_view[{'None, None' if plan.paired else 'None'}, subtile]"
@@ -510,13 +510,16 @@ def _(step: g.TmaStore, out: Writer, names: Names) -> None:
 
 
 def _stored_rows(plan: GemmPlan) -> str:
-    """Number of the rows that one store moves, among those of all CTAs along M."""
+    """Return the index of the rows of one store among those of all CTAs along M."""
     return f"{rows_of(plan)} * {plan.storing_warps} + store_warp" if plan.warp_stores else rows_of(plan)
 
 
 def _inside(plan: GemmPlan) -> list[str]:
-    """What holds of a sub-tile that lies in the output, unless all do. Where the output has one sub-tile of rows or of
-    columns, the coordinates of those behind it would be those of the first. Groups are counted, so an empty one is one."""
+    """Return the conditions for a sub-tile inside the output, unless all are inside.
+
+    With one sub-tile of rows or of columns, coordinates past it would alias the first. A skipped store still commits an
+    empty group, because groups are counted.
+    """
     (high, wide), of_tile = plan.store_box, plan.cta_tile[0] // plan.store_box[0]
     rows, columns = numbers.parts(plan, "m", high), numbers.parts(plan, "n", wide)
     walked = plan.work[0] * plan.cluster[0] * of_tile, plan.work[1] * plan.cluster[1] * plan.subtiles

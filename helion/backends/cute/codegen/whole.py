@@ -1,4 +1,4 @@
-"""The text of a generated module: the kernel as source of its own, and the user's function around its launch."""
+"""The text of a generated module: the source of the kernel, and the user's function around its launch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LAUNCHER_IMPORT = Import(module=RUNTIME, name="launch_gemm", alias="_default_lau
 
 
 def render_module(plan: CutePlan, host: HostProgram, form: Form) -> Module:
-    """A plan as a Python module whose function of the kernel's name runs it; whoever prints it verifies its roles.
+    """Print a plan as a Python module whose function of the kernel's name runs it. The caller verifies its roles.
 
-    The kernel stands there as text, so that loading the module needs no DSL. Raises ``exc.InvalidAPIUsage`` for a module
-    that imports nothing of ours.
+    The kernel is a string in it, so that loading the module needs no DSL. Raises ``exc.InvalidAPIUsage`` for a module
+    without imports from helion.
     """
     if form.alone:
         raise exc.InvalidAPIUsage(
@@ -46,7 +46,7 @@ def render_module(plan: CutePlan, host: HostProgram, form: Form) -> Module:
 
 
 def kernel_of(plan: CutePlan) -> GemmKernel:
-    """The kernel that the module of ``plan`` has."""
+    """Return the kernel in the module of ``plan``."""
     return GemmKernel(
         name=plan.kernel_names[0],
         unit=plan.gemm.unit,

@@ -1,4 +1,4 @@
-"""Sums that clusters hand to one another through global memory: counters, and words of four sums by thread."""
+"""Split-K partials in global memory: counters, and 16-byte words of four partials per thread."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from ..plan.workspace import MAX_COUNTERS, WORDS, sums_shape
 from .epilogue import fragment
 
 PARAMETERS = (("counters", "cute.Tensor"), ("part_sums", "cute.Tensor"))
-"""What the kernel takes of the workspace."""
+"""Parameters of the kernel for the workspace."""
 
 
 def tensors(plan: GemmPlan) -> list[str]:
-    """Of the host function: views of the workspace."""
+    """Return the lines of the host function that make views of the workspace."""
     shape, strides = sums_shape(plan), [1]
     for extent in shape[:-1]:
         strides.append(strides[-1] * extent)
@@ -22,7 +22,7 @@ def tensors(plan: GemmPlan) -> list[str]:
 
 
 def parts_of(plan: GemmPlan) -> list[str]:
-    """The tile and the K tiles of one piece of work: clusters that share a tile stand side by side."""
+    """Return the tile and the K range of one work item: clusters that share a tile have adjacent items."""
     return [
         f"tile = work // {plan.grid_splits}",
         f"grid_part = work % {plan.grid_splits}",
@@ -45,7 +45,7 @@ def put(plan: GemmPlan) -> list[str]:
 
 
 def count(plan: GemmPlan) -> list[str]:
-    """The fences around it order what is read and written."""
+    """Increment the tile counter; the fences around it order memory accesses."""
     return [
         "if lane == 0:",
         "    counted = cute.arch.atomic_add("
@@ -55,7 +55,7 @@ def count(plan: GemmPlan) -> list[str]:
 
 
 def take(plan: GemmPlan) -> list[str]:
-    """One part after another, so that it does not matter who comes last."""
+    """Add the parts in a fixed order, so that the result does not depend on which CTA is last."""
     values = fragment(plan).values // WORDS
 
     def add(part: str, how: str) -> list[str]:

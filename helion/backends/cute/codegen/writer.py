@@ -1,4 +1,4 @@
-"""Lines of Python, indented."""
+"""A writer of indented Python lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 
 class Writer:
-    """Collects lines; ``block`` indents what is written inside of it."""
+    """A list of lines; ``block`` indents the lines written inside."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []

@@ -1,1 +1,1 @@
-"""Launching: compiled kernels as shared objects, the calls that launch them, and products of CPU tensors."""
+"""Launches: compiled kernels as shared objects, the calls that launch them, and evaluation on CPU tensors."""

@@ -1,4 +1,4 @@
-"""What a kernel computes, on tensors of the CPU: sums in fp32, then the epilogue as the GPU does it, one value after another."""
+"""Evaluation of a kernel on CPU tensors: accumulation in fp32, then the epilogue value by value, as on the GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .problems import Given, launched, split
 
 
 def _truth(name: str) -> Callable[..., torch.Tensor]:
-    """A comparison of torch's as 1 or 0."""
+    """Return a comparison of torch as 1 or 0."""
     compare = getattr(torch, name)
     return lambda *values: compare(*values).float()
 
@@ -56,8 +56,11 @@ REDUCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
 
 
 def evaluate(kernel: GemmKernel, given: Sequence[Given]) -> None:
-    """Run ``kernel`` on what a launch takes: A, B, the outputs, the operands of the epilogue, the scales, and integers that only the
-    launch knows. Raises ``Refusal`` for those that the kernel cannot take."""
+    """Run ``kernel`` on the arguments of a launch: A, B, the outputs, the epilogue's operands, the scales, and
+    launch-time integers.
+
+    Raises ``Refusal`` for arguments that the kernel cannot take.
+    """
     passed, integers = split(kernel, given)
     problem = launched(kernel, integers)
     tensors = [each if isinstance(each, torch.Tensor) else torch.tensor(float(each)) for each in passed]
@@ -71,12 +74,12 @@ def evaluate(kernel: GemmKernel, given: Sequence[Given]) -> None:
 
 
 def _behind(tensor: torch.Tensor, elements: int) -> torch.Tensor:
-    """What begins so many elements behind the start of `tensor`; what is read of it is asked for by strides."""
+    """Return a view that begins ``elements`` after the start of `tensor`; later reads use strides."""
     return torch.as_strided(tensor, (1,), (1,), tensor.storage_offset() + elements)
 
 
 def _evaluate(problem: GemmProblem, tensors: Sequence[torch.Tensor]) -> None:
-    """One product."""
+    """Evaluate one GEMM."""
     a, b, *others = tensors
     outputs, operands = others[: len(problem.outputs)], others[len(problem.outputs) :]
     operands, factors = operands[: len(problem.epilogue.operands)], operands[len(problem.epilogue.operands) :]
@@ -98,7 +101,7 @@ def _evaluate(problem: GemmProblem, tensors: Sequence[torch.Tensor]) -> None:
 def _scaled(
     left: torch.Tensor, right: torch.Tensor, scales: BlockScales, factors: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """The sum over blocks of K, each times its factors."""
+    """Return the sum over blocks of K, each times its scales."""
     sums = left.new_zeros(left.shape[0], right.shape[1])
     for block, first in enumerate(range(0, left.shape[1], scales.k)):
         part = left[:, first : first + scales.k] @ right[first : first + scales.k]
@@ -129,7 +132,7 @@ def _store(output: EpilogueOutput, out: torch.Tensor, value: torch.Tensor, probl
 
 
 def _matrix(tensor: torch.Tensor, lines: int, k: int, major: Major, pitch: int) -> torch.Tensor:
-    """An operand as (M or N, K), addressed as the kernel does it."""
+    """Return an operand as (M or N, K), with the addresses of the kernel."""
     return torch.as_strided(tensor, (lines, k), (pitch, 1) if major == "k" else (1, pitch))
 
 

@@ -1,4 +1,4 @@
-"""The executor of matrix products (``backends.execution``)."""
+"""The executor of GEMMs (``backends.execution``)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CuteExecutor:
     aligned_only = True
 
     def prepare(self, names: dict[str, Any]) -> None:
-        """Modules describe their kernels; the launcher compiles them."""
+        """Leave the globals as they are: modules describe their kernels, and the launcher compiles them."""
 
     def launcher(self, ordinary: Launcher, target: Target) -> Launcher:
         return SeenLauncher(ordinary)
@@ -59,7 +59,7 @@ class CuteExecutor:
         return None
 
     def detecting_races(self) -> AbstractContextManager[None]:
-        """On the CPU products are evaluated as a whole, where no thread can race another."""
+        """Return an empty context: on the CPU, GEMMs are evaluated as a whole, without threads that can race."""
         return contextlib.nullcontext()
 
     def without_alignment(self, plan: CutePlan) -> Mapping[str, Any] | None:

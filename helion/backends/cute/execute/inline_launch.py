@@ -1,8 +1,8 @@
-"""The statements of a generated host function with their launches written out.
+"""The statements of a generated host function with inlined launches.
 
-``_launcher(kernel, grid, x, y, out)`` becomes: read the addresses, check that they are multiples of 16 and that sizes and
-strides which only the launch knows are those of an earlier one, and call the
-function of the kernel's shared object. Anything else is left to the launcher.
+``_launcher(kernel, grid, x, y, out)`` becomes a few statements. They read the addresses, check that they are multiples
+of 16, and check that launch-time sizes and strides are those of an earlier launch. Then they call the function of the
+kernel's shared object. Other cases go to the launcher.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .seen import SeenLauncher
 
 
 def body(host: HostProgram, function: types.FunctionType, prefix: str, seen: Callable[..., Any]) -> InlineBody | None:
-    """The statements of ``host``, loaded as ``function``, with the launches written out that ``seen`` has made.
+    """Return the statements of ``host``, loaded as ``function``, with inlined launches that ``seen`` has made.
 
-    None for a function whose statements do something else elsewhere, or that has names which begin with ``prefix``.
+    Returns None for a function that may behave differently elsewhere, or that has names beginning with ``prefix``.
     """
     if not host.is_plain or any(name.startswith(prefix) for name in host.names) or not isinstance(seen, SeenLauncher):
         return None
@@ -83,6 +83,7 @@ class _Launches:
 
 
 def _launches_something(kernel: GemmKernel, grid: Sequence[ast.expr]) -> bool:
-    """Sizes that only the launch knows are compared with those of an earlier one, of which none was zero."""
+    """Return whether a grid launches a kernel. Launch-time sizes are compared with those of an earlier launch, of which
+    none was zero."""
     varying = any(kind in INTEGERS for kind in kernel.pointers)
     return all(node.value if isinstance(node, ast.Constant) else varying for node in grid)

@@ -1,4 +1,4 @@
-"""Launches compiled products: on a GPU their shared objects, on CPU tensors what they compute."""
+"""The launcher of compiled GEMMs: of shared objects on a GPU, of the evaluation on CPU tensors."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ ALIGNMENT_BYTES = 16
 
 
 class LaunchFailed(RuntimeError):
-    """CUDA refused to load or to launch a kernel; the message has its status."""
+    """An error of CUDA when it loads or launches a kernel; the message has its status."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Entry:
-    """A kernel on one device: ``launch`` takes addresses and numbers, the clusters that run at once, and a stream.
+    """A kernel on one device: ``launch`` takes addresses and numbers, the co-resident clusters, and a stream.
 
-    The last address is that of its workspace, if it has one, which ``workspace`` gives for a stream. ``checked`` are the
-    integers of launches, those that only they know, of which it is known that the kernel takes them.
+    The last address is that of its workspace, if any, which ``workspace`` returns for a stream. ``checked`` are
+    launch-time integers that the kernel is known to take.
     """
 
     launch: Callable[..., int]
@@ -40,7 +40,7 @@ class Entry:
     device: int
     current_stream: Callable[[int], int]
     current_device: Callable[[], int] | None
-    """None where there is but one."""
+    """None if there is only one device."""
     workspace: Callable[[int], int] | None = None
     checked: set[tuple[int, ...]] = dataclasses.field(default_factory=set)
 
@@ -50,14 +50,14 @@ _LIBRARIES: dict[str, Library] = {}
 _ENTRIES: dict[tuple[str, int], Entry] = {}
 
 
-#: Integers of launches that a kernel keeps before it forgets them all.
+#: Limit of cached launch-time integers of a kernel, after which all are dropped.
 KEPT = 4096
 
 
 def launch_gemm(kernel: GemmKernel, grid: tuple[int, ...], *given: Given) -> None:
-    """Launch ``kernel`` over ``grid`` clusters of tiles. Empty grids launch nothing. On CPU tensors it is evaluated.
+    """Launch ``kernel`` over ``grid`` clusters of tiles, or evaluate it on CPU tensors. Empty grids launch nothing.
 
-    Raises ``LaunchFailed``, and what compiling raises where nobody has compiled the kernel.
+    Raises ``LaunchFailed``, and the errors of compilation if the kernel is not compiled yet.
     """
     if 0 in grid:
         return
@@ -73,7 +73,7 @@ def launch_gemm(kernel: GemmKernel, grid: tuple[int, ...], *given: Given) -> Non
 
 @contextlib.contextmanager
 def _refusals(kernel: GemmKernel) -> Iterator[None]:
-    """Raises ``LaunchFailed`` for sizes and strides that the kernel cannot take."""
+    """Convert refusals of sizes and strides to ``LaunchFailed``."""
     try:
         yield
     except Refusal as refusal:
@@ -84,7 +84,7 @@ def _refusals(kernel: GemmKernel) -> Iterator[None]:
 
 
 def left_of(given: Sequence[Given]) -> torch.Tensor:
-    """The left operand, which is the first that a launch is given."""
+    """Return the left operand, the first argument of a launch."""
     left = given[0]
     assert isinstance(left, torch.Tensor)
     return left
@@ -107,7 +107,7 @@ def _launch(kernel: GemmKernel, given: Sequence[Given]) -> None:
 
 
 def check_launch(kernel: GemmKernel, given: Sequence[Given]) -> None:
-    """Raises ``LaunchFailed`` for tensors, sizes and strides that the copy engine cannot address."""
+    """Check that TMA can address the tensors, sizes and strides. Raises ``LaunchFailed``."""
     _check_tensors(kernel, given)
     with _refusals(kernel):
         launched(kernel, split(kernel, given)[1])
@@ -124,19 +124,19 @@ def _check_tensors(kernel: GemmKernel, given: Sequence[Given]) -> None:
         behind = tensor.data_ptr() % ALIGNMENT_BYTES
         if behind:
             raise LaunchFailed(
-                f"{name}, of shape {tuple(tensor.shape)}, begins {behind} bytes behind a multiple of {ALIGNMENT_BYTES}, where"
-                " the copy engine cannot begin; clone it, or use backend='auto', which leaves such calls to another one"
+                f"{name}, of shape {tuple(tensor.shape)}, begins {behind} bytes after a multiple of {ALIGNMENT_BYTES}, where"
+                " TMA cannot begin; clone it, or use backend='auto', which leaves such calls to another one"
             )
 
 
 def check_status(kernel: GemmKernel, what: str, status: int) -> None:
-    """Raises ``LaunchFailed`` for a status of CUDA's other than success."""
+    """Check a status of CUDA. Raises ``LaunchFailed`` unless it is success."""
     if status:
         raise LaunchFailed(f"{kernel.name} could not be {what}: CUDA error {status}")
 
 
 def entry_of(kernel: GemmKernel, device: int) -> Entry:
-    """The kernel on a device, which is the current one; compiled and loaded when first asked for."""
+    """Return the kernel on the current device; compile and load it on first use."""
     found = _ENTRIES.get((kernel.key, device))
     if found is None:
         with _LOCK:
@@ -166,6 +166,6 @@ def _loaded(kernel: GemmKernel, device: int) -> Entry:
 
 
 def make_runtime_visible() -> None:
-    """Let shared objects find the CUDA runtime that torch has loaded, of whose symbols they leave open."""
+    """Make the CUDA runtime of torch visible to shared objects, whose symbols of it are undefined."""
     major = (torch.version.cuda or "13").split(".")[0]
     ctypes.CDLL(f"libcudart.so.{major}", mode=ctypes.RTLD_GLOBAL)

@@ -1,4 +1,4 @@
-"""The product that a launch computes, with the numbers that only it knows, and whether the kernel is right for it."""
+"""The GEMM that a launch computes, with its launch-time numbers, and checks that the kernel can take them."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ..plan.refusal import Refusal
 from ..plan.runtime import filled
 from ..toolchain.kernel import GemmKernel
 
-#: Names that the text of a problem is made of.
+#: Names in the text of a problem.
 _RECORDS = {
     name: value for module in (records, epilogue) for name, value in vars(module).items() if isinstance(value, type)
 }
 
-#: What a launch is given: tensors, numbers in fp32, and integers that only the launch knows.
+#: Arguments of a launch: tensors, fp32 scalars, and launch-time integers.
 Given = torch.Tensor | float
 
 
 @functools.lru_cache(maxsize=256)
 def problem_of(text: str) -> GemmProblem:
-    """The problem whose text a kernel has."""
+    """Return the problem that a kernel's text describes."""
     problem: GemmProblem = eval(text, dict(_RECORDS))
     return problem
 
 
 def split(kernel: GemmKernel, given: Sequence[Given]) -> tuple[Sequence[Given], tuple[int, ...]]:
-    """Tensors and numbers, and the integers that only the launch knows, in the order of ``plan.runtime``."""
+    """Return the tensors and scalars, and the launch-time integers in the order of ``plan.runtime``."""
     integers = len(problem_of(kernel.problem).runtime)
     at = len(given) - integers
     return given[:at], tuple(int(each) for each in given[at:])
@@ -39,7 +39,7 @@ def split(kernel: GemmKernel, given: Sequence[Given]) -> tuple[Sequence[Given], 
 
 @functools.lru_cache(maxsize=256)
 def names_of(kernel: GemmKernel) -> tuple[str, ...]:
-    """What the tensors and numbers of a launch are called in messages, in order."""
+    """Return the names of the tensors and scalars of a launch for messages, in order."""
     problem = problem_of(kernel.problem)
     outputs = (problem.names[2], *(output.name for output in problem.outputs[1:]))
     factors = problem.scales.factors if problem.scales is not None else ()
@@ -48,7 +48,7 @@ def names_of(kernel: GemmKernel) -> tuple[str, ...]:
 
 
 def launched(kernel: GemmKernel, integers: Sequence[int]) -> GemmProblem:
-    """The problem of a launch. Raises ``Refusal`` for sizes and strides that the kernel cannot take."""
+    """Return the problem of a launch. Raises ``Refusal`` for sizes and strides that the kernel cannot take."""
     problem = problem_of(kernel.problem)
     if not problem.runtime:
         return problem
@@ -57,7 +57,9 @@ def launched(kernel: GemmKernel, integers: Sequence[int]) -> GemmProblem:
     if problem.batch is not None and found.batch is not None:
         moved = zip(_behind(problem), _behind(found), strict=True)
         if any(bool(example) != bool(number) for example, number in moved):
-            raise Refusal("products of the batch share operands that they were compiled to have each for itself")
+            raise Refusal(
+                "matmuls of the batch share operands that the kernel was compiled to read separately for each"
+            )
     return found
 
 

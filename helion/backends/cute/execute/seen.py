@@ -1,4 +1,4 @@
-"""The launcher of one config of a bound kernel, which remembers what it launched."""
+"""The launcher of one config of a bound kernel, which records its launches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .problems import Given, split
 
 
 class SeenLauncher:
-    """Called as ``launch_gemm`` is. ``last`` gives what can be launched again without asking anything."""
+    """A launcher with the signature of ``launch_gemm``. ``last`` returns a launch that can be repeated without checks."""
 
     def __init__(self, ordinary: Callable[..., Any]) -> None:
         self.ordinary = ordinary
@@ -33,7 +33,7 @@ class SeenLauncher:
             self._entries[kernel.key] = entry_of(kernel, left_of(given).get_device())
 
     def last(self, kernel: Any) -> Entry | None:
-        """The launch of ``kernel`` that was seen last, with the driver now in use."""
+        """Return the last launch of ``kernel``, with the driver now in use."""
         if not isinstance(kernel, GemmKernel):
             return None
         return self._stubs.get((kernel.key, stub.changes())) if stub.active() else self._entries.get(kernel.key)

@@ -1,4 +1,4 @@
-"""The workspace of a launch: global memory through which clusters hand sums to one another (``plan.workspace``)."""
+"""The workspace of a launch: global memory for the split-K partials of clusters (``plan.workspace``)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from ...._locks import new_lock
 from ..plan.workspace import COUNTER_BYTES, MAX_COUNTERS
 
 KEPT_BYTES = 2**28
-"""Larger workspaces, of rows that a product leaves to another kernel, go back to the allocator behind each launch."""
+"""Larger workspaces, of rows for a second kernel, return to the allocator after each launch."""
 Allocate = Callable[[int], torch.Tensor]
 
 
 class Workspaces:
-    """Those of one device, one for each stream: launches on a stream follow one another, and each leaves its counters at
-    zero.
+    """The workspaces of one device, one for each stream: launches on a stream run in order, and each resets its
+    counters.
 
-    A launch that is captured gets one of its own, whose counters, if it has some, the graph clears: graphs are replayed on any stream, beside
-    others. `allocate` gives so many bytes on the current stream; `capturing` says whether that is captured.
+    A captured launch has a separate workspace, whose counters, if any, the graph clears: graphs may replay on any
+    stream and overlap. `allocate` returns a number of bytes on the current stream; `capturing` returns whether that
+    stream is being captured.
     """
 
     def __init__(self, allocate: Allocate, capturing: Callable[[], bool]) -> None:
@@ -28,9 +29,11 @@ class Workspaces:
         self._lock = new_lock()
 
     def address(self, size: int, counters: int, stream: int) -> int:
-        """Where at least `size` bytes begin whose first `counters` bytes are zero when `stream`, the current one, comes to
-        the launch. Of memory that one launch has to itself no others are cleared, and none without counters: in a graph that
-        is a kernel more."""
+        """Return the address of `size` bytes or more whose first `counters` bytes are zero when `stream`, the current
+        one, runs the launch.
+
+        Memory of a single launch is cleared only up to its counters, if any: in a graph the memset is one more node.
+        """
         if self._capturing() or size > KEPT_BYTES:
             return self._cleared(size, counters).data_ptr()
         kept = self._kept.get(stream)
@@ -40,7 +43,7 @@ class Workspaces:
         return kept.data_ptr()
 
     def _cleared(self, size: int, counters: int) -> torch.Tensor:
-        """Memory that the allocator takes back is given to what comes later on the same stream only."""
+        """Allocate memory and clear its counters; freed memory is only reused later on the same stream."""
         memory = self._allocate(size)
         if counters:
             memory[:counters].zero_()
@@ -52,7 +55,7 @@ _WORKSPACES: dict[int, Workspaces] = {}
 
 
 def workspaces(device: int) -> Workspaces:
-    """Of a GPU, by its number."""
+    """Return the workspaces of a GPU, by its number."""
     with _LOCK:
         found = _WORKSPACES.get(device)
         if found is None:

@@ -1,1 +1,1 @@
-"""What the first configs are, and why."""
+"""Heuristics for the first configs, with their reasons."""

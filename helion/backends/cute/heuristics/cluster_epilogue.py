@@ -1,12 +1,16 @@
-"""A product whose whole rows a cluster of CTAs along N holds, to reduce them in registers or to leave no tile of N to choose.
+"""GEMMs whose whole rows a cluster of CTAs along N holds, to reduce them in registers or because N has no tile to
+choose.
 
-Tiles of 128 x 256 feed the unit best, and a CTA of a larger cluster loads less of A: with rms_norm, 131072 x 1024 x 512 takes
-247 us in clusters of 4, where torch.compile takes 341, and 131072 x 4096 x 512 takes 1091 us in clusters of 16 instead of
-1374. Up to clusters of 8, whose exchange is small, it is best to have a whole tile wait for its stores while the next one is
-loaded, in the place of one stage. Two CTAs of 128 x 128 on an SM hide each other's epilogue where there are few rounds of
-tiles (8192 x 1024: 27.0 us with K = 512), and tiles of 64 rows are for so few rows that larger ones would leave SMs without
-work. Where all tiles are one round of clusters, stages are worth more than such stores: 1024 x 1024 x 1024 takes 12.5 us with five of
-them, 15.5 with three, where torch.compile takes 12.9 (an H200, 2026-11-23).
+Tiles of 128 x 256 use the matrix unit best, and a CTA of a larger cluster loads less of A. With rms_norm, 131072 x 1024
+x 512 takes 247 us in clusters of 4, where torch.compile takes 341. 131072 x 4096 x 512 takes 1091 us in clusters of 16
+instead of 1374.
+
+Up to clusters of 8, the exchange is small. There, store buffers for a whole tile, in place of one stage, overlap stores
+with the next loads. Two CTAs of 128 x 128 per SM hide each other's epilogue where waves are few (8192 x 1024: 27.0 us
+with K = 512). Tiles of 64 rows are for so few rows that larger tiles would leave SMs idle.
+
+Where one wave of clusters covers all tiles, stages are worth more than such buffers. 1024 x 1024 x 1024 takes 12.5 us
+with five stages and 15.5 with three, where torch.compile takes 12.9 (an H200, 2026-11-23).
 """
 
 from __future__ import annotations
@@ -26,13 +30,13 @@ from ..subtiles import subtile_of
 from .rows_in_memory import choices
 from .tiles import handicapped_us, options, proposals
 
-#: Columns of a tile below which clusters do not grow, and of sub-tiles.
+#: Minimum columns of a tile in larger clusters, and columns of sub-tiles.
 LEAST_COLUMNS, WIDTHS = 128, (32, 16)
-#: Rounds of tiles in which two CTAs on an SM are better than one of twice the columns.
+#: Waves up to which two CTAs per SM are better than one with twice the columns.
 FEW_ROUNDS = 4
-#: Rows of a tile, the best first where it makes no difference; 256 are those of a pair of CTAs.
+#: Rows of a tile, the preferred first; 256 are those of a pair of CTAs.
 ROWS: dict[Unit, tuple[int, ...]] = {"wgmma": (128, 64), "tcgen05": (256, 128, 64)}
-#: The stages that a main loop needs where two CTAs share an SM.
+#: Minimum stages of a mainloop where two CTAs share an SM.
 LEAST_STAGES = 3
 
 
@@ -47,18 +51,18 @@ class CuteClusterEpilogueHeuristic(Heuristic):
         if isinstance(shape, str):
             return Declined(shape)
         if not shape.whole_rows:
-            return Declined("N is a tile of the kernel's, whose rows no cluster has to hold")
+            return Declined("N is tiled in the kernel, so no cluster has to hold whole rows")
         held = options(shape, target, [*_choices(shape, target)])
         stored = options(shape, target, [*choices(shape, target)]) if lies_in_memory(shape.problem) else []
         ranked = sorted((*held, *stored), key=handicapped_us)
         return proposals(shape, target, ranked) or Declined(
             f"rows of {shape.problem.n} columns fit no cluster, of {row_clusters(shape.problem, target)} CTAs with tiles of"
-            f" {' or '.join(map(str, ROWS[unit_of(target)]))} rows, and no tile of a product that leaves them in memory fits"
+            f" {' or '.join(map(str, ROWS[unit_of(target)]))} rows, and no tile of a matmul that stores them in memory fits"
         )
 
 
 def _choices(shape: ProductShape, target: Target) -> Iterator[Choice]:
-    """What has a plan or not; of equally fast ones the first is taken."""
+    """Yield choices, with a plan or without; among equally fast ones the first wins."""
     if not held_by_cluster(shape.problem, target):
         return
     least, *more = row_clusters(shape.problem, target)
@@ -77,7 +81,7 @@ def _choices(shape: ProductShape, target: Target) -> Iterator[Choice]:
 
 
 def _sharing(plain: Choice, shape: ProductShape, target: Target) -> Iterator[Choice]:
-    """Two CTAs on an SM, with the widest sub-tiles beside which enough stages fit."""
+    """Yield two CTAs per SM, with the widest sub-tiles that leave room for enough stages."""
     if target.has("wgmma") and shape.problem.epilogue.reduces_rows:
         for width in WIDTHS:
             columns = subtile_of(plain.tile[1], width)

@@ -1,4 +1,4 @@
-"""Which heuristics there are: for rows that a cluster holds, and one for each matrix unit."""
+"""The ordered heuristics: for rows that a cluster holds, then one for each matrix unit."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A product whose rows are reduced behind it, and lie in memory in between: as tiles of a plain product, and a kernel that
-reads each row once, or joins what tiles have reduced where numbers per row are all that is stored.
+"""GEMMs whose rows are reduced afterwards and stay in memory in between. They are tiles of a plain GEMM, and a kernel
+that reads each row once. If only numbers per row are stored, that kernel combines reductions of tiles instead.
 
-For rows that no cluster holds, and for those that a cluster holds so slowly that writing and reading them takes less: with few
-rows, of which clusters leave most SMs without work, the K of a tile can be split. Where rows are held by a cluster as well, the
-predicted times decide.
+This is for rows too long for a cluster, or for which a store and a load cost less than a cluster. With few rows,
+clusters leave most SMs idle, while these tiles can split K. If a cluster can hold the rows as well, predicted times
+decide.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from . import tcgen05_matmul, wgmma_matmul
 
 
 def choices(shape: ProductShape, target: Target) -> Iterator[Choice]:
-    """What has a plan or not; of equally fast ones the first is taken."""
+    """Yield choices, with a plan or without; among equally fast ones the first wins."""
     unit = tcgen05_matmul if target.has("tcgen05") else wgmma_matmul
     for choice in unit.choices(shape, target):
         if choice.tile[1] in TILE_COLUMNS:

@@ -1,7 +1,7 @@
-"""One matrix product on Blackwell's matrix unit: pairs of CTAs where there is work for them, one CTA elsewhere.
+"""One GEMM on Blackwell's matrix unit: pairs of CTAs where there is enough work, one CTA elsewhere.
 
-A pair holds half of B each, so it reads a third less for the same tile of 256 rows. Chosen by the data sheet's rates;
-no such GPU was at hand.
+Each CTA of a pair holds half of B, so it reads a third less for the same tile of 256 rows. The choice follows the data
+sheet's rates, without measurements.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class CuteTcgen05MatmulHeuristic(Heuristic):
         if isinstance(shape, str):
             return Declined(shape)
         if shape.whole_rows:
-            return Declined("N is no tile of the kernel's")
+            return Declined("N is not tiled in the kernel")
         ranked = options(shape, target, choices(shape, target))
-        return proposals(shape, target, ranked) or Declined("no tile of the product fits")
+        return proposals(shape, target, ranked) or Declined("no tile of the matmul fits")
 
 
 def choices(shape: ProductShape, target: Target) -> list[Choice]:
-    """What has a plan or not; of equally fast ones the first is taken."""
+    """Return choices, with a plan or without; among equally fast ones the first wins."""
     found = []
     for tile in tiles(shape, target):
         pair = ctas_per_mma(tile[0], target)

@@ -1,4 +1,4 @@
-"""Which tiles a product can have, by how long it takes with each: what both heuristics choose from."""
+"""Candidate tiles of a GEMM by predicted time, for the heuristics of both matrix units."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ from ..subtiles import buffers_of, subtile_of
 
 MOST_GROUPED = 16
 MOST_BUFFERS = 4
-#: Seeds beside the best one have to be predicted within this of it.
+#: Other seeds have to be predicted within this factor of the best one.
 ALTERNATES, WITHIN = 3, 1.5
 
 
-#: How much faster rows in memory have to be than those of a cluster where they do not stay in the L2 cache: predictions are off by
-#: up to so much, and the time of the second kernel is not fitted.
+#: Required time ratio of rows in memory to rows in a cluster, if they do not stay in the L2 cache. Predictions are off
+#: by up to this much, and the time of the second kernel is not fitted.
 MEMORY_GAINS = 0.9
 
 
-#: The same of columns that are no power of two, of which none was timed.
+#: The same for columns that are no power of two, which were not timed.
 UNEVEN_GAINS = 0.95
-#: Widths of columns that are no power of two which are tried for each number of rows where none covers N.
+#: Columns to try per number of rows that are no power of two, if none covers N.
 MOST_UNEVEN = 1
-#: They have to leave the SMs so much less to do than wider powers of two, and at most so much more than narrower ones, whose
-#: tiles load more.
+#: Limits for their work per SM: relative to wider powers of two, and to narrower ones, whose tiles load more.
 LESS_THAN_WIDER, MORE_THAN_NARROWER = 0.95, 1.25
 
 
@@ -47,11 +46,12 @@ class Option:
     plan: GemmPlan
     time: Timing
     uneven: bool = False
-    """Whether its columns are no power of two, though it is not the number of CTAs that says how many they are."""
+    """True if its columns are no power of two, unless the number of CTAs determines them."""
 
 
 def options(shape: ProductShape, target: Target, choices: Sequence[Choice]) -> list[Option]:
-    """Those of ``choices`` that have a plan, the fastest first, as ``handicapped_us`` says; of equally fast ones the earlier."""
+    """Return those of ``choices`` that have a plan, fastest first by ``handicapped_us``; the order of equally fast ones
+    stays."""
     found = []
     for choice in choices:
         if not shape.allows(choice.tile):
@@ -64,7 +64,10 @@ def options(shape: ProductShape, target: Target, choices: Sequence[Choice]) -> l
 
 
 def tiles(shape: ProductShape, target: Target) -> Iterator[tuple[int, int, int]]:
-    """Tiles a swizzled line deep unless the program says how deep, the largest first; no side is twice that of the product if a smaller one would do."""
+    """Yield tiles, largest first, with a K tile of one swizzled line unless the program sets it.
+
+    No side is twice that of the problem if a smaller one suffices.
+    """
     bounds = tile_bounds(shape.problem, target)
     extents = (shape.problem.m, shape.problem.n)
     rows, columns = ([*_halves(*b, extent)] for b, extent in zip(bounds, extents, strict=False))
@@ -75,8 +78,10 @@ def tiles(shape: ProductShape, target: Target) -> Iterator[tuple[int, int, int]]
 
 
 def _uneven(shape: ProductShape, rows: int, target: Target) -> list[int]:
-    """Columns that are no power of two and leave SMs the least to do: the larger of rounds of tiles, times their elements.
-    One that covers N reads A once and is the only one, as what the program says."""
+    """Return columns that are no power of two and minimize the work per SM: waves of tiles, times their columns.
+
+    Columns that cover N load A once and are the only choice, as are those that the program sets.
+    """
     step, fixed = column_step(shape.problem), shape.fixed.get(shape.blocks[1])
     if step is None or fixed is not None:
         return [] if fixed is None or is_power_of_2(fixed) else [fixed]
@@ -111,7 +116,8 @@ def _halves(least: int, most: int, extent: int) -> Iterator[int]:
 
 
 def narrowed(choice: Choice, wanted: int = 32) -> Choice:
-    """With sub-tiles of ``wanted`` columns at most, of which there are two and more, and as few buffers as divide them."""
+    """Return a choice with at least two sub-tiles of ``wanted`` columns at most, and the fewest buffers that divide
+    them."""
     columns = subtile_of(choice.tile[1], wanted)
     return dataclasses.replace(
         choice, epilogue_n=columns, store_stages=buffers_of(choice.tile[1] // columns, choice.store_stages)
@@ -119,13 +125,13 @@ def narrowed(choice: Choice, wanted: int = 32) -> Choice:
 
 
 def handicapped_us(option: Option) -> float:
-    """What options are ranked by."""
+    """Return the time that ranks options, after handicaps."""
     gains = MEMORY_GAINS if option.choice.rows_in == "memory" and not option.time.cached else 1.0
     return option.time.total_us / (gains * (UNEVEN_GAINS if option.uneven else 1.0))
 
 
 def proposals(shape: ProductShape, target: Target, ranked: Sequence[Option]) -> tuple[CuteProposal, ...]:
-    """The fastest options as proposals; others of the same tile are left out."""
+    """Return the fastest options as proposals, one per tile."""
     chosen: dict[tuple[tuple[int, int, int], RowsIn], Option] = {}
     fastest: dict[RowsIn, Option] = {}
     for option in ranked:
@@ -138,7 +144,8 @@ def proposals(shape: ProductShape, target: Target, ranked: Sequence[Option]) -> 
 
 
 def _with_buffers(shape: ProductShape, target: Target, option: Option) -> Option:
-    """With more buffers of D where they cost no stage of A and B: on an H200 that is up to 2 % faster, 6 % for short K."""
+    """Return an option with more buffers of D if they cost no stage of A and B: up to 2 % faster on an H200, 6 % for
+    short K."""
     choice = dataclasses.replace(option.choice, store_stages=MOST_BUFFERS)
     plan = plan_of(shape, choice, target)
     simple = option.plan.teams == option.plan.parts == 1 and option.plan.unit == "wgmma"
@@ -207,7 +214,7 @@ def _reason_of_rows(option: Option, shared: str, target: Target) -> str:
         f"rows of {plan.problem.n} columns in {plan.cluster[1]} CTAs of {plan.tile[0]}x{plan.tile[1]}x{plan.tile[2]}:"
         f" {plan.work[0]} clusters, {resident_clusters(plan.ctas, target) * plan.ctas_per_sm} at once, in {time.waves} rounds on {target.num_sms} SMs,"
         f" {plan.k_tiles} K tiles of {time.k_tile_us:.2f} us and an epilogue of {time.epilogue_us:.1f} us each:"
-        f" {time.total_us:.0f} us; {plan.ab_stages} stages fit beside {plan.store_stages} sub-tiles{shared}"
+        f" {time.total_us:.0f} us; {plan.ab_stages} stages fit with {plan.store_stages} sub-tiles{shared}"
     )
 
 
@@ -223,7 +230,7 @@ def _reason_of_memory(option: Option, shared: str, target: Target) -> str:
 
 
 def _other_place(option: Option, fastest: Mapping[RowsIn, Option]) -> str:
-    """What the best of the other places for rows would take, where there is a choice."""
+    """Describe the predicted time of the best alternative place for rows, if there is one."""
     others, said = {"cluster": "held by a cluster", "memory": "in memory"}, ""
     for place, best in fastest.items():
         if place != option.choice.rows_in:
@@ -234,17 +241,19 @@ def _other_place(option: Option, fastest: Mapping[RowsIn, Option]) -> str:
 
 
 def _other_columns(option: Option, even: Option | None) -> str:
-    """What the best tile whose columns are a power of two would take, where those of this one are none."""
+    """Describe the predicted time of the best tile with a power of two of columns, if this one has none."""
     if even is None or not option.uneven:
         return ""
     return f"; {'x'.join(map(str, even.plan.tile))} would take {even.time.total_us:.0f} us"
 
 
 def grouping(shape: ProductShape, plan: GemmPlan, target: Target) -> int:
-    """Tiles along M swept together, a power of two: that with which clusters that run at once read the fewest lines of
-    A and B, so that these stay in the L2 cache. Of equals the smallest."""
+    """Return the tiles along M per group of the tile order: a power of two, the smallest of equals.
+
+    It minimizes the lines of A and B that co-resident clusters read, so that these stay in the L2 cache.
+    """
     rows, columns = plan.work
-    running = min(rows * columns, max(1, target.num_sms // plan.ctas))  # of one product of a batch
+    running = min(rows * columns, max(1, target.num_sms // plan.ctas))  # of one matmul of a batch
     height, width = (plan.tile[at] * plan.cluster_tiles[at] for at in (0, 1))
 
     def lines(group: int) -> int:

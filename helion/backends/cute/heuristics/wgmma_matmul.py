@@ -1,11 +1,12 @@
-"""One matrix product on Hopper's matrix unit: the tile that rounds of tiles and time per tile speak for.
+"""One GEMM on Hopper's matrix unit: the tile with the least waves times time per tile.
 
-Tiles of 128 x 256 and 256 x 128 feed the unit from the L2 cache at nearly its rate; smaller ones are for products whose
-larger tiles would leave SMs without work. Two CTAs of a cluster that share B save loads: 4096^3 in bf16 takes 177 us
-instead of 181 with them in the largest tiles, and 183 instead of 231 in tiles of 128 x 128. Two warpgroups in turn, in
-clusters, hide the epilogues of short main loops and the gaps between tiles: 131072 x 512 x 512 takes 101 us instead of 118,
-8192 x 14336 x 4096 takes 1340 instead of 1420. Where even small tiles leave SMs without
-work, CTAs of a cluster share the K of a tile, and clusters do where one is not enough (an H200, 2026-11-22, benchmarks/cute.py).
+Tiles of 128 x 256 and 256 x 128 run from the L2 cache at nearly the unit's rate. Smaller ones are for GEMMs whose
+larger tiles would leave SMs idle. Two CTAs of a cluster that share B save loads. 4096^3 in bf16 takes 177 us instead of
+181 in the largest tiles. In tiles of 128 x 128 it takes 183 us instead of 231.
+
+Ping-pong in clusters hides the epilogues of short mainloops and the gaps between tiles. 131072 x 512 x 512 takes 101 us
+instead of 118, 8192 x 14336 x 4096 takes 1340 instead of 1420. Where even small tiles leave SMs idle, CTAs of a cluster
+split K, and so do several clusters if needed (an H200, 2026-11-22, benchmarks/cute.py).
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ class CuteWgmmaMatmulHeuristic(Heuristic):
         if isinstance(shape, str):
             return Declined(shape)
         if shape.whole_rows:
-            return Declined("N is no tile of the kernel's")
+            return Declined("N is not tiled in the kernel")
         ranked = options(shape, target, choices(shape, target))
-        return proposals(shape, target, ranked) or Declined("no tile of the product fits")
+        return proposals(shape, target, ranked) or Declined("no tile of the matmul fits")
 
 
 def choices(shape: ProductShape, target: Target) -> list[Choice]:
-    """What has a plan or not; of equally fast ones the first is taken."""
+    """Return choices, with a plan or without; among equally fast ones the first wins."""
     found: list[Choice] = []
     for tile in sorted(tiles(shape, target), key=lambda tile: tile[:2] != WIDE):
         rows, columns = -(-shape.problem.m // tile[0]), -(-shape.problem.n // tile[1])

@@ -1,1 +1,1 @@
-"""From the device IR to the records that plans are made of."""
+"""The lowering from the device IR to the records of a plan."""

@@ -1,7 +1,8 @@
-"""Products side by side: a program over a batch becomes that of one product, and the strides from one to the next.
+"""Batched matmuls: a program over a batch becomes that of one matmul, with batch strides.
 
-The batch is a third dimension of the grid, ``hl.tile([b, m, n])``, of which each program takes one, or a loop around the
-tiles, ``for i in hl.grid(b)``. Its index picks a matrix of each tensor, or none, where all products read the same one.
+The batch is a third dimension of the grid, ``hl.tile([b, m, n])``, of which each program takes one. Or it is a loop
+around the tiles, ``for i in hl.grid(b)``. Its index picks a matrix of each tensor, or none, where all matmuls read the
+same one.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from ..plan.refusal import Refusal
 from .numbers import equal, size
 
 POSITION = ("begin", "id", "index")
-"""Fields of a tile of one element that say which one it is."""
+"""Fields of a one-element tile that give its index."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batched:
-    """``program`` of one product of ``size`` many; ``strides`` by tensor, of those that differ from product to product.
+    """A ``program`` of one matmul out of ``size``; ``strides`` by tensor, for those with a batch dimension.
 
-    ``block`` walks over the products; None without a batch, where ``program`` is the one that was given.
+    ``block`` iterates over the batch. It is None without a batch, where ``program`` is the original one.
     """
 
     program: Program
@@ -49,7 +50,7 @@ class Batched:
 
 
 def without_batch(program: Program) -> Batched:
-    """Raises ``Refusal`` for a batch that is used in a way that is not implemented."""
+    """Remove the batch from a program. Raises ``Refusal`` for a batch whose use is not implemented."""
     if len(program.roots) != 1:
         return Batched(program=program)
     root = _flattened(program.roots[0])
@@ -65,7 +66,7 @@ def without_batch(program: Program) -> Batched:
 
 
 def _flattened(root: Root) -> Root:
-    """A loop around the tiles as one more dimension of the grid, which it runs like."""
+    """Turn a loop around the tiles into one more dimension of the grid, which is equivalent."""
     inner = [op for op in root.body.ops if op.kind != "tile"]
     if len(root.axes) != 1 or len(inner) != 1 or inner[0].kind != "for" or root.axes[0].block in _of_matrix(root):
         return root
@@ -79,14 +80,14 @@ def _flattened(root: Root) -> Root:
 
 
 def _axis_of_batch(program: Program, root: Root) -> LoopAxis | None:
-    """Of three axes, or of two where programs hold whole rows, the one that is no dimension of the matrices."""
+    """Return the axis that is no matrix dimension: one of three axes, or of two where programs hold whole rows."""
     of_matrix = _of_matrix(root)
     rest = [axis for axis in root.axes if axis.block not in of_matrix]
     return rest[0] if of_matrix and len(root.axes) in (2, 3) and len(rest) == 1 else None
 
 
 def _of_matrix(root: Root) -> set[int | None]:
-    """The blocks of the sums' rows and columns."""
+    """Return the blocks of the accumulator's rows and columns."""
     dot = next((op for op in root.body.walk() if op.kind == "dot"), None)
     return {dim.block for dim in dot.results[0].dims[-2:]} if dot is not None else set()
 
@@ -103,15 +104,15 @@ def _size(program: Program, axis: LoopAxis) -> Number:
 
 
 class _Taker:
-    """Takes the batch from a program, value by value."""
+    """A rewrite that removes the batch from a program, value by value."""
 
     def __init__(self, program: Program, block: int, size: Number) -> None:
         self.program, self.block, self.size = program, block, size
         self.values: dict[int, Operand] = {}
         self.positions: set[int] = set()
-        """Values that are the number of the product."""
+        """Values that are the batch index."""
         self.dropped: dict[int, int | None] = {}
-        """By tensor, the dimension that the batch walks over, if any."""
+        """The batch dimension by tensor, if any."""
         self.strides: dict[int, Number] = {}
 
     def region(self, region: Region) -> Region:
@@ -167,7 +168,7 @@ class _Taker:
         return self.values.get(operand.number, operand) if isinstance(operand, Value) else operand
 
     def _place(self, dims: Dims) -> int | None:
-        """Which of `dims` is the batch: of three, the first where all products have the same."""
+        """Return the position of the batch in `dims`: with three of them, the first if it has one element."""
         if any(self.block in dim.blocks and dim.block != self.block for dim in dims):
             raise Refusal("a reshape that merges the batch with another dimension is not implemented")
         found = [at for at, dim in enumerate(dims) if dim.block == self.block]
@@ -178,18 +179,18 @@ class _Taker:
         return 0
 
     def _check_alignment(self, op: Op) -> None:
-        """A value with the batch broadcasts with others of as many dimensions, where it stands at the same place."""
+        """Check that a batched value broadcasts only with values of the same rank and batch position."""
         values = list(op.values())
         if any(value.number in self.positions for value in values):
             raise Refusal("the number of a product in its batch picks matrices, and is used for nothing else")
         batched = [value for value in values if any(dim.block == self.block for dim in value.dims)]
         if batched and self._place(op.result.dims) != 0:
-            raise Refusal("arithmetic of the epilogue has the batch in front, and dimensions of the output behind it")
+            raise Refusal("arithmetic of the epilogue has the batch in front, then the dimensions of the output")
         if any(len(value.dims) != len(op.result.dims) for value in batched):
             raise Refusal("a value of one product meets others whose dimensions are not its own")
 
     def _dims(self, op: Op, dims: tuple[int, ...]) -> tuple[int, ...]:
-        """Positions of dimensions of the first operand, without the batch."""
+        """Return positions of dimensions of the first operand, without the batch."""
         value = op.operands[0]
         at = self._place(value.dims) if isinstance(value, Value) else None
         if at is not None and at in dims:
@@ -197,7 +198,7 @@ class _Taker:
         return dims if at is None else tuple(each - (each > at) for each in dims)
 
     def _is_gone(self, op: Op) -> bool:
-        """Whether a view only moved the batch."""
+        """Return whether a view only moved the batch."""
         before = self._read(op.operands[0])
         if op.attrs.name == "permute":
             order = self._order(op)
@@ -232,7 +233,7 @@ class _Taker:
         return dataclasses.replace(attrs, indices=kept, rank=attrs.rank - len(gone))
 
     def _walks(self, op: Op, index: Index) -> bool:
-        """Whether the batch walks over the dimension."""
+        """Return whether the batch iterates over the dimension."""
         if index.kind == "block" and index.block == self.block:
             if not fixed_at(index.shift, 0) or index.operand is not None:
                 raise Refusal("matrices of a batch are picked by its index as it is, without offsets")

@@ -1,4 +1,4 @@
-"""From stored values back to the sums: the epilogue of a product, one instruction per op."""
+"""The epilogue of a GEMM, traced from stored values back to the accumulator, one instruction per op."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from .names import name_of
 from .numbers import equal, example
 
 ROUNDED = {torch.bfloat16: "round_bfloat16", torch.float16: "round_float16"}
-"""Types that eager rounds every result to; arithmetic itself is in fp32."""
+"""Types to which eager rounds every result; arithmetic itself is in fp32."""
 EXACT_INTEGERS = MAX_NUMBERED
-"""Integers up to here are what they are in fp32."""
+"""Limit of the integers that are exact in fp32."""
 EXAMPLE_MULTIPLE = 16
-"""Of examples of strides, in elements: what TMA takes of every type."""
+"""Multiple of example strides, in elements: enough for TMA with every type."""
 INDICES = (torch.int32, torch.int64)
-"""Types of positions, which are counted in fp32."""
+"""Types of positions, which fp32 represents."""
 
 #: A number, the name of an operand, or the position of a step.
 Reference = Constant | str | int
 SUMS = "sums"
-"""The name of the sums among operands; theirs have more than letters in them."""
+"""The accumulator's name among operands, whose own names contain more than letters."""
 
 
 @dataclass(frozen=True)
@@ -74,22 +74,22 @@ class Tiles(Protocol):
     """Loops over tiles of columns."""
 
     def carried(self, loop: Op, result: Value) -> Reference:
-        """What a loop leaves in a value that it carries."""
+        """Return the final value of a loop-carried variable."""
 
     def handed(self, value: Value) -> Reference:
-        """What a loop hands to its body."""
+        """Return the value that a loop passes to its body."""
 
     def position(self, op: Op) -> Reference:
-        """A number that says where a tile lies."""
+        """Return a number for the position of a tile."""
 
     def take_whole(self, reduction: Op) -> None:
-        """Raises ``Refusal`` where a tile's own reduction is none of all columns."""
+        """Require that a tile's own reduction covers all columns. Raises ``Refusal``."""
 
 
 class Chain:
-    """Walks from stored values back to the sums, and numbers what it meets as ``Epilogue`` does.
+    """A trace from stored values back to the accumulator, which numbers values as ``Epilogue`` does.
 
-    Operands come first there, so steps refer to them by name until ``epilogue`` is asked for.
+    Operands come first in that order, so steps refer to them by name until ``epilogue`` runs.
     """
 
     def __init__(self, frame: Frame, sums: Value) -> None:
@@ -97,29 +97,29 @@ class Chain:
         self.known: dict[int, Reference] = {sums.number: SUMS}
         self.loads: dict[str, tuple[EpilogueOperand, int | Expr]] = {}
         self.steps: list[Step] = []
-        #: Their positions.
+        #: Positions of steps.
         self.numbers: dict[Step, int] = {}
         self.outputs: list[Written] = []
-        #: Loads, and where they read from.
+        #: Loads and their places.
         self.read_from: list[tuple[Op, Place]] = []
         #: Strides that only the launch knows, by their names in the kernel.
         self.runtime: dict[str, Expr] = {}
-        #: What loops over tiles of columns mean, where there are some.
+        #: The interpretation of loops over tiles of columns, if there are any.
         self.tiles: Tiles | None = None
 
     def add_product(self, sums: Value, tensor: HostTensor, pitch: Number) -> None:
-        """The sums of a second product are read like an operand."""
+        """Read the accumulator of a second matmul like an operand."""
         operand = EpilogueOperand(name=name_of(tensor), kind="product", dtype=dtype_name(tensor.dtype))
         self.known[sums.number] = self._loaded(operand, tensor.id, pitch)
 
     def begin(self, sums: Value, start: Operand) -> None:
-        """What a loop adds its products to, which is read like the epilogue."""
+        """Add the initial value of an accumulator, which is read as a part of the epilogue."""
         if starts_from_zero(self.frame, start):
             return
         self.known[sums.number] = self.step("add", (self.known[sums.number], self.read(start)))
 
     def updated(self) -> frozenset[int]:
-        """Outputs of which a tile is read where it is stored, before that."""
+        """Return the outputs whose tiles are read, at the same place, before they are stored."""
         order = {op.number: at for at, op in enumerate(self.frame.program.walk())}
         stored = {output.place.tensor.id: output for output in self.outputs if output.kind == "exact"}
         return frozenset(
@@ -157,7 +157,7 @@ class Chain:
             return self.tiles.carried(op, value)
         if op.kind == "tile" and self.tiles is not None:
             return self.tiles.position(op)
-        if op.kind == "mask":  # reductions and stores leave out what lies beyond the end of a row
+        if op.kind == "mask":  # reductions and stores leave out columns past the end of a row
             return self.read(op.operands[0])
         if op.kind == "view" and isinstance(op.attrs, ViewAttrs):
             return self.read(op.operands[0])
@@ -174,7 +174,7 @@ class Chain:
         raise Refusal(f"{op.kind} in an epilogue is not implemented")
 
     def _check_dims(self, value: Value) -> None:
-        """Values may lack a dimension of the tile, or be transposed, but none is merged."""
+        """Check that values have dimensions of the tile, none of them merged. They may be transposed or lack one."""
         blocks = [block for dim in value.dims if (block := self.frame.block(dim)) is not None]
         if len(value.dims) > 2 or len({*blocks}) < len(blocks) or not {*blocks} <= {self.frame.m, self.frame.n}:
             raise Refusal("values of an epilogue have the dimensions of the output's tile, or some of them")
@@ -193,7 +193,7 @@ class Chain:
         return self._loaded(operand, tensor.id, pitch)
 
     def _number(self, op: Op) -> Reference:
-        """A number that only the launch knows, which is passed in fp32 as eager takes it."""
+        """Read a number that only the launch knows; it is passed in fp32 as in eager."""
         expr = op.attributes(NumberAttrs).expr
         if expr.kind is bool:
             raise Refusal("truth values of an epilogue that are known only at run time are not implemented")
@@ -204,7 +204,7 @@ class Chain:
         return operand.name
 
     def _position(self, op: Op) -> Reference:
-        """The number of a row or a column."""
+        """Read the index of a row or a column."""
         attrs = op.attributes(IotaAttrs)
         block = self.frame.named(attrs.block)
         if block not in (self.frame.m, self.frame.n) or (attrs.relative and (attrs.start, attrs.step) != (0, 1)):
@@ -218,14 +218,14 @@ class Chain:
     # Reductions ----------------------------------------------------------------------------------------------------------
 
     def _reduced(self, op: Op, dtype: torch.dtype) -> Reference:
-        """One number per row. Its type is that of what is reduced: sums in fp32 are rounded to it."""
+        """Read a reduction to one number per row. Its type is that of its operand: fp32 results are rounded to it."""
         _check_reduction(op, self.frame)
         if self.tiles is not None:
             self.tiles.take_whole(op)
         return self.reduce(op, dtype)
 
     def reduce(self, op: Op, dtype: torch.dtype) -> Reference:
-        """What ``op`` does with all columns."""
+        """Apply the reduction of ``op`` to all columns."""
         name, source = op.attributes(ReduceAttrs).name, op.operands[0]
         exact = name in _POSITIONS or _counts_truths(self.frame, source)
         if name not in _REDUCTIONS or (not exact and dtype != torch.float32 and dtype not in ROUNDED):
@@ -260,7 +260,7 @@ class Chain:
         return self.rounded(self.step(name, arguments), dtype)
 
     def _cast(self, op: Op, dtype: torch.dtype) -> Reference:
-        """Widening changes nothing, and positions are small enough for every type that holds them."""
+        """Read a cast: widening is exact, and positions fit in every integer type."""
         source = op.operands[0]
         from_dtype = source.dtype if isinstance(source, Value) else torch.float32
         if dtype in INDICES and from_dtype in (*INDICES, torch.bool):
@@ -274,7 +274,7 @@ class Chain:
         return value if dtype in (from_dtype, torch.float32) else self.rounded(value, dtype)
 
     def _known(self, op: Op, name: str) -> Reference | None:
-        """What is known of an operation: a number, what a known condition chooses, and a position that 0 is added to."""
+        """Return an operation's known result: a constant, the choice of a known condition, or a position plus 0."""
         found = known_of_positions(self.frame, op, self.read) or known_number(op, self.read)
         if found is not None:
             return found
@@ -286,7 +286,8 @@ class Chain:
         return None
 
     def _tanh_plus_one(self, name: str, arguments: tuple[Reference, ...]) -> Reference | None:
-        """The argument of a tanh that 1 is added to: twice a logistic function, which does not cancel and is shorter."""
+        """Return the argument of a tanh that 1 is added to: twice a logistic function, which is shorter and does not
+        cancel."""
         rest = [argument for argument in arguments if argument != constant(1.0)]
         if name == "add" and len(rest) == 1 and isinstance(rest[0], int) and self.steps[rest[0]].op == "tanh":
             return self.steps[rest[0]].arguments[0]
@@ -305,7 +306,7 @@ class Chain:
     # Outputs -------------------------------------------------------------------------------------------------------------
 
     def store(self, op: Op) -> None:
-        """What ``op`` stores is an output."""
+        """Add the store of ``op`` to the outputs."""
         place = upright(self.frame, place_of(self.frame, op))
         kind, stride = _output_kind(self.frame, place)
         first = kind == "exact" and all(output.kind != "exact" for output in self.outputs)
@@ -313,7 +314,7 @@ class Chain:
         self.outputs.append(Written(op=op, place=place, value=self.read(self._unrounded(op)), kind=kind, pitch=pitch))
 
     def _unrounded(self, store: Op) -> Operand:
-        """What is stored, before a cast to the type that storing rounds to anyway."""
+        """Return the stored value without a cast that the store makes redundant."""
         value = store.operands[0]
         maker = self.frame.maker(value)
         casts = maker is not None and maker.kind == "pointwise" and maker.attrs == PointwiseAttrs("cast")
@@ -322,7 +323,7 @@ class Chain:
         return value
 
     def epilogue(self) -> Epilogue:
-        """Operands and the instructions that outputs need, numbered; each output has to depend on the sums."""
+        """Number the operands and the instructions that outputs need; each output has to depend on the accumulator."""
         names: dict[Reference, int] = {SUMS: 0}
         names |= {name: number for number, name in enumerate(self.loads, start=1)}
         instructions: list[Instruction] = []
@@ -356,7 +357,7 @@ class Chain:
         return sorted(self._behind([output.value for output in self.outputs]))
 
     def _behind(self, values: list[Reference]) -> set[int]:
-        """The steps that ``values`` are made by."""
+        """Return the steps that ``values`` depend on."""
         needed: set[int] = set()
         waiting = list(values)
         while waiting:
@@ -373,7 +374,8 @@ def starts_from_zero(frame: Frame, start: Operand) -> bool:
     return isinstance(value, (int, float)) and value == 0
 
 
-# What ops are spelled as ---------------------------------------------------------------------------------------------------
+# Translation of ops to instructions
+# ----------------------------------------------------------------------------------------
 
 _REDUCTIONS = {
     "sum": "row_sum",
@@ -382,12 +384,12 @@ _REDUCTIONS = {
     "argmax": "row_maximum",
     "argmin": "row_minimum",
 }
-"""The reduction of a row by that of the program; positions are looked for behind it."""
+"""Row reductions by the program's name for them; positions need a second step."""
 _POSITIONS = ("argmax", "argmin")
 
 
 def _power(chain: Chain, arguments: tuple[Reference, ...]) -> Reference:
-    """Powers that are products and roots, as eager computes them."""
+    """Compute powers as products and roots, as eager does."""
     base, exponent = arguments
     known = float(exponent.text) if isinstance(exponent, Constant) else None
     if known == 2:
@@ -423,15 +425,16 @@ _SPELLED: Mapping[str, Callable[[Chain, tuple[Reference, ...]], Reference]] = {
     "reciprocal": lambda chain, x: chain.step("div", (constant(1.0), *x)),
     "sign": lambda chain, x: chain.step("sub", tuple(chain.step(way, (*x, constant(0.0))) for way in ("gt", "lt"))),
 }
-"""Operations that are made of others."""
+"""Operations that are composed of others."""
 _ARITHMETIC = {*_SPELLED, *(name for name in ARITY if not name.startswith("round_"))}
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite")
 _TRUTH = (*_COMPARISONS, *(name for name in _SPELLED if name.startswith(("logical", "bitwise"))))
-"""Operations whose result is a truth value, here 1 or 0."""
+"""Operations with a boolean result, here 1 or 0."""
 
 
 def _check_ranks(op: Op, frame: Frame) -> None:
-    """Dimensions meet those of the result from the last one on: a vector along M would else be taken for one along N."""
+    """Check that dimensions align with those of the result from the last one: a vector along M would be read along N
+    otherwise."""
     for value in op.operands:
         dims = value.dims if isinstance(value, Value) else ()
         met = op.result.dims[len(op.result.dims) - len(dims) :]
@@ -440,7 +443,8 @@ def _check_ranks(op: Op, frame: Frame) -> None:
 
 
 def _check_integers(op: Op, name: str, arguments: Sequence[Reference]) -> None:
-    """fp32 has a neighbour for every integer, on the same side of all below ``EXACT_INTEGERS``: enough to compare with these."""
+    """Check comparisons of integers. In fp32 they keep their order relative to all integers below ``EXACT_INTEGERS``,
+    so only those are allowed."""
     integers = [_is_integer(operand) and _may_be_large(x) for operand, x in zip(op.operands, arguments, strict=True)]
     if name == "where" and any(integers[1:]):
         raise Refusal("integers that fp32 may not hold are compared with positions, and nothing else")
@@ -453,7 +457,7 @@ def _is_integer(operand: Operand) -> bool:
 
 
 def _may_be_large(value: Reference) -> bool:
-    """Whether an integer is one that a tensor or the launch has, and no position, count or known number."""
+    """Return whether an integer comes from a tensor or the launch, and is no position, count or known number."""
     return abs(float(value.text)) >= EXACT_INTEGERS if isinstance(value, Constant) else isinstance(value, str)
 
 
@@ -470,7 +474,7 @@ def _check_reduction(op: Op, frame: Frame) -> None:
 
 
 def _counts_truths(frame: Frame, value: Operand) -> bool:
-    """Whether integers are truth values, of which fp32 holds every sum over a row."""
+    """Return whether integers are booleans, whose row sums are exact in fp32."""
     made = frame.maker(value)
     while made is not None and (made.kind in ("mask", "view") or made.attrs == PointwiseAttrs("cast")):
         source = made.operands[0]

@@ -1,4 +1,4 @@
-"""Which loops a product has, what makes each value, and where tensors lie."""
+"""The loops of a GEMM, the definitions of its values, and the layout of its tensors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from .numbers import equal, size
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """The loops of the program, and which op gives each value.
+    """The loops of the program, and the op that defines each value.
 
-    ``whole_rows``: a program has all columns of its rows, and ``n`` is either a block of all of them or walked over in each
-    program, ``by_tiles``. ``same`` are blocks of later loops over what ``n`` and ``k`` are those of the first over.
+    ``whole_rows``: a program has all columns of its rows. Then ``n`` is a block of all of them, or each program
+    iterates over them, ``by_tiles``. ``same`` maps blocks of later loops to the ``n`` and ``k`` of the first loop with
+    the same range.
     """
 
     program: Program
@@ -30,14 +31,14 @@ class Frame:
     by_tiles: bool = False
     same: Mapping[int, int] = field(default_factory=dict)
     k_extent: int | None = None
-    """Of K where its loop goes over a block of it."""
+    """Extent of K if its loop iterates over a part of K."""
 
     def named(self, block: int) -> int:
-        """M, N or K for a block that stands for it."""
+        """Return M, N or K for a block that is the same dimension."""
         return self.same.get(block, block)
 
     def block(self, dim: Dim) -> int | None:
-        """Of a dimension; None for one of a single element."""
+        """Return the block of a dimension; None for one element."""
         if dim.is_one:
             return None
         return -1 if dim.block is None else self.named(dim.block)
@@ -50,12 +51,12 @@ class Frame:
 
     @property
     def column_blocks(self) -> tuple[int, ...]:
-        """Those that walk over columns."""
+        """The blocks that iterate over columns."""
         return (self.n, *(block for block, stands_for in self.same.items() if stands_for == self.n))
 
     @property
     def columns(self) -> int:
-        """Of a row. Raises ``Refusal`` where only a launch knows."""
+        """Columns of a row. Raises ``Refusal`` where only a launch knows."""
         found = self.extent(self.n)
         if not isinstance(found, int):
             raise Refusal(
@@ -64,7 +65,7 @@ class Frame:
         return found
 
     def tiles_in(self, extent: Number) -> int | None:
-        """An extent that counts tiles of columns where one tile has all of them; None for others."""
+        """Return an extent that counts tiles of columns, given one tile with all columns; None for others."""
         if not isinstance(extent, Expr):
             return None
         if not all(leaf.op == "block" and self.named(leaf.args[0]) == self.n for leaf in extent.leaves()):
@@ -79,7 +80,7 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What an access reaches: a tensor, the blocks that walk over its dimensions, and the strides of these."""
+    """The target of an access: a tensor, the blocks that iterate over its dimensions, and their strides."""
 
     tensor: HostTensor
     blocks: tuple[int, ...]
@@ -87,12 +88,13 @@ class Place:
 
 
 def blocks_of(frame: Frame, op: Op) -> tuple[int, ...]:
-    """Which block walks over each dimension of the tensor that `op` addresses; an index of 0 walks over none."""
+    """Return the block that iterates over each dimension of the tensor that `op` accesses, without those at index 0."""
     return walked_blocks(frame, op)[0]
 
 
 def walked_blocks(frame: Frame, op: Op) -> tuple[tuple[int, ...], bool]:
-    """``blocks_of``, and whether the number of a tile of columns picks a part of the tensor, which has one for each tile."""
+    """Return ``blocks_of``, and whether the index of a column tile picks a part of the tensor, which has one part per
+    tile."""
     attrs = op.attributes(MemoryAttrs)
     picked = [at for at, index in enumerate(attrs.indices) if _is_number_of_tile(frame, op, index)]
     if attrs.mask is not None or not all(at in picked or _is_plain(index) for at, index in enumerate(attrs.indices)):
@@ -117,7 +119,7 @@ def _is_plain(index: Index) -> bool:
 
 
 def place_of(frame: Frame, op: Op) -> Place:
-    """What `op` reaches: the extents of the tensor are those of the loops over it."""
+    """Return the place that `op` accesses, and check that the loops cover the tensor's extents."""
     blocks, tensor = blocks_of(frame, op), frame.tensor(op)
     walked = [at for at, index in enumerate(op.attributes(MemoryAttrs).indices) if index.kind == "block"]
     shape, wanted = tuple(tensor.shape[at] for at in walked), tuple(frame.extent(block) for block in blocks)
@@ -129,14 +131,14 @@ def place_of(frame: Frame, op: Op) -> Place:
 
 
 def upright(frame: Frame, place: Place) -> Place:
-    """The same with the dimension along M in front."""
+    """Return the place with the dimension along M first."""
     if place.blocks != (frame.n, frame.m):
         return place
     return Place(tensor=place.tensor, blocks=place.blocks[::-1], strides=place.strides[::-1])
 
 
 def major_of(frame: Frame, place: Place) -> tuple[Major, Number]:
-    """Which dimension is contiguous, and the stride of the other; K where both strides are 1."""
+    """Return the contiguous dimension and the stride of the other; K where both strides are 1."""
     along_k = place.blocks.index(frame.k)
     k_stride, other = place.strides[along_k], place.strides[1 - along_k]
     if equal(k_stride, 1):
@@ -147,8 +149,11 @@ def major_of(frame: Frame, place: Place) -> tuple[Major, Number]:
 
 
 def kind_of(frame: Frame, place: Place) -> tuple[OperandKind, Number]:
-    """The kind of an operand and its pitch. A stride of 0 is looked for before an exact operand: an expanded vector is
-    read as the vector that it is, and one element as a column in which every row has it."""
+    """Return the kind of an operand and its pitch.
+
+    Strides of 0 are checked first: an expanded vector is read as a vector, and a single element as a column with pitch
+    0.
+    """
     blocks, strides = place.blocks, place.strides
     moving = [not equal(stride, 0) for stride in strides]
     if not any(moving):

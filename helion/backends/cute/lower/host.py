@@ -13,7 +13,7 @@ from ..plan.kernel import CutePlan
 
 
 def host_program(plan: CutePlan) -> HostProgram:
-    """The host function of a plan: one launch over its clusters' worth of tiles."""
+    """Build the host function of a plan: one launch over its cluster tiles."""
     host = HostBuilder(plan.program.host, plan.sizes.__getitem__, {})
     call = KernelCall(
         kernel=plan.kernel_names[0],
@@ -28,7 +28,7 @@ def host_program(plan: CutePlan) -> HostProgram:
 
 
 def _pieces(plan: CutePlan, host: HostBuilder) -> str:
-    """Of work that clusters take in turn."""
+    """Return the number of work items in the persistent tile loop."""
     if plan.is_empty:
         return "0"
     numbers = dict(plan.runtime)

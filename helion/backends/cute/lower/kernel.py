@@ -1,4 +1,4 @@
-"""From a program and the decisions of a config to the plan of its kernel."""
+"""The lowering from a program and the decisions of a config to the plan of its kernel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _PRODUCTS: dict[int, tuple[Program, Product]] = {}
 
 
 def known_product(program: Program) -> Product:
-    """``product_of``, once per program, which is told by its identity: hashing one takes milliseconds. Raises ``Refusal``."""
+    """Return ``product_of``, cached per program by identity: a hash of a program takes milliseconds. Raises
+    ``Refusal``."""
     known = _PRODUCTS.get(id(program))
     if known is None or known[0] is not program:
         if len(_PRODUCTS) >= KEPT:
@@ -71,8 +72,10 @@ def _side_by_side(product: Product, batched: Batched) -> Product:
 
 
 def multiples(product: Product) -> dict[str, int]:
-    """What numbers of the host, by name, have to be multiples of, so that strides that only the launch knows are multiples of
-    16 bytes: where they are, or might be for other arguments."""
+    """Return required divisors of host numbers, by name, so that launch-time strides are multiples of 16 bytes.
+
+    They cover strides that are multiples now, or might be for other arguments.
+    """
     found: dict[str, int] = {}
     for name, number in product.runtime:
         multiple = multiple_of(product.problem, name)
@@ -84,8 +87,8 @@ def multiples(product: Product) -> dict[str, int]:
 
 
 def check_strides(product: Product) -> None:
-    """Raises ``Refusal`` for a stride that only the launch knows, and that is no multiple of 16 bytes for the arguments that
-    the program was bound for."""
+    """Check strides that only the launch knows. Raises ``Refusal`` for one that is no multiple of 16 bytes for the
+    bound arguments."""
     for name, number in product.runtime:
         multiple = multiple_of(product.problem, name)
         if dividing(multiple, number) is None:
@@ -97,7 +100,7 @@ def check_strides(product: Product) -> None:
 
 
 def build_plan(program: Program, decisions: Decisions, target: Target, settings: Settings) -> CutePlan:
-    """Raises ``exc.InvalidConfig`` for decisions that the plan refuses."""
+    """Build the plan of a program. Raises ``exc.InvalidConfig`` for decisions that the planner refuses."""
     product = known_product(program)
     try:
         gemm = plan_gemm(product.problem, choice_of(decisions, product, target), target)

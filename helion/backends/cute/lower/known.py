@@ -1,4 +1,4 @@
-"""Values that are known before anything is computed: where a tile lies, and whether a column is one of the row."""
+"""Values that are known at compile time: positions of tiles, and comparisons of columns with the extent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Read = Callable[[Operand], object]
 
 
 def known_number(op: Op, read: Read) -> Constant | None:
-    """An operation on known numbers, rounded as eager torch does it."""
+    """Evaluate an operation on known numbers, rounded as in eager torch."""
     eager = POINTWISE[op.attributes(PointwiseAttrs).name].eager
     values = [read(operand) for operand in op.operands] if eager is not None else []
     known = [value for value in values if isinstance(value, Constant)]
@@ -40,8 +40,8 @@ def _given(operand: Operand, value: Constant) -> torch.Tensor | bool | int | flo
 
 
 def known_of_positions(frame: Frame, op: Op, read: Read) -> Constant | None:
-    """A comparison of the number of a row or column with a known number, or with how many there are, where it gives the same
-    in all of them."""
+    """Fold a comparison of a row or column index with a known number, or with the extent, if it is the same for all
+    indices."""
     name = op.attributes(PointwiseAttrs).name
     if name not in _COMPARE:
         return None
@@ -58,7 +58,7 @@ def known_of_positions(frame: Frame, op: Op, read: Read) -> Constant | None:
 def _of_all(
     extent: Number, start: int, step: int, compare: Callable[[float, float], bool], limit: float | None
 ) -> Constant | None:
-    """Of all numbers from ``start`` on, if they agree."""
+    """Fold the comparison for all indices from ``start`` on, if they agree."""
     if limit is None or not isinstance(extent, int):
         return None
     ends = sorted((start, start + step * (extent - 1)))
@@ -68,7 +68,7 @@ def _of_all(
 
 
 def _of_extent(frame: Frame, extent: Number, compared: str, other: Operand) -> Constant | None:
-    """Of a comparison with a number that only the launch knows: that of all rows, or columns."""
+    """Fold a comparison with an extent that only the launch knows."""
     made = _behind_views(frame, other)
     if made is None or made.kind != "number" or not equal(made.attributes(NumberAttrs).expr, extent):
         return None
@@ -86,7 +86,7 @@ def _limit(frame: Frame, value: Operand, read: Read) -> float | None:
 
 
 def _counted(frame: Frame, value: Operand) -> tuple[Number, int, int] | None:
-    """How many rows or columns a value may count, behind views and casts, from which number on and in which steps."""
+    """Return the range of a row or column index through views and casts: extent, start and step."""
     made = _behind_views(frame, value)
     while made is not None and made.attrs == PointwiseAttrs("cast"):
         made = _behind_views(frame, made.operands[0])

@@ -1,4 +1,4 @@
-"""Sizes and strides that are known when a kernel is compiled, or only when it is launched."""
+"""Sizes and strides that are known at compile time, or only at launch."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ def is_known(number: Number) -> TypeGuard[int]:
 
 
 def known(number: object, what: str) -> int:
-    """Raises ``Refusal`` for a number that only a launch knows."""
+    """Return a number that is known at compile time. Raises ``Refusal`` for others."""
     if not isinstance(number, int):
         raise Refusal(f"{what} is known only at run time")
     return number
 
 
 def equal(one: object, other: object) -> bool:
-    """Whether two numbers are the same in every launch."""
+    """Return whether two numbers are equal in every launch."""
     return bool(number_key(one) == number_key(other))
 
 
 def size(number: object) -> Number:
-    """The size of a dimension without what only bounds it. Raises ``Refusal`` for one that depends on data."""
+    """Return the size of a dimension without redundant bounds. Raises ``Refusal`` for one that depends on data."""
     if isinstance(number, Expr) and number.op in ("sub", "max"):
         first, second = number.args if number.op == "sub" else number.args[::-1]
-        if is_known(second) and second == 0:  # sizes are not below it
+        if is_known(second) and second == 0:  # sizes are not negative
             return size(first)
     if isinstance(number, bool) or not isinstance(number, (int, Expr)):
         raise Refusal("an extent is known only at run time, and is no size of a tensor")
@@ -36,13 +36,15 @@ def size(number: object) -> Number:
 
 
 def example(number: Number, multiple: int = 1) -> int:
-    """A number as it is, or one like those of launches: the next multiple of so much."""
+    """Return a known number as it is, or a typical one: the next multiple of ``multiple``."""
     return number if is_known(number) else -(-int(hint_of(number)) // multiple) * multiple
 
 
 def dividing(multiple: int, number: Number) -> frozenset[str] | None:
-    """Names of the host's numbers which have to be multiples so that ``number`` is one; None where they are not all, for
-    the arguments that it was bound for."""
+    """Return names of host numbers that have to be multiples so that ``number`` is one.
+
+    Returns None if they are not all multiples for the bound arguments.
+    """
     if not isinstance(number, Expr):
         return frozenset() if number % multiple == 0 else None
     if number.op == "host":

@@ -1,6 +1,7 @@
-"""``product_of``: a program that is one matrix product with an epilogue of arithmetic and reductions of rows, as a ``GemmProblem``.
+"""``product_of``: turn a program that is one matmul, with an epilogue of arithmetic and row reductions, into a
+``GemmProblem``.
 
-Everything else is refused by name, and so is everything that the kernel would compute differently from eager torch.
+Everything else is refused by name, as is everything that the kernel would compute differently from eager torch.
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ from .tiled import TiledRows, loops_over_columns
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """``a``, ``b``, ``outputs`` and ``operands`` are ids of host tensors, operands that are numbers expressions of the host;
-    ``blocks`` are those of M, N and K. Where a program holds ``whole_rows``, the block of N is no tile."""
+    """A GEMM of a program. ``a``, ``b``, ``outputs`` and ``operands`` are ids of host tensors; scalar operands are host
+    expressions.
+
+    ``blocks`` are those of M, N and K. If a program holds ``whole_rows``, the block of N is no tile.
+    """
 
     problem: GemmProblem
     a: int
@@ -46,30 +50,30 @@ class Product:
     outputs: tuple[int, ...]
     operands: tuple[int | Expr, ...]
     runtime: tuple[tuple[str, Expr], ...]
-    """What only the launch knows: names as in the problem, and expressions of the host."""
+    """Numbers that only the launch knows: names as in the problem, and host expressions."""
     blocks: tuple[int, int, int]
     whole_rows: bool
     undecided: tuple[int, ...] = ()
-    """Tiles of the program that mean nothing here: of columns where it has whole rows."""
+    """Tiles of the program without a meaning here: of columns where it has whole rows."""
     one_tile: frozenset[int] = frozenset()
-    """Those of them that have to have all columns."""
+    """Those of them that have to cover all columns."""
     is_empty: bool = False
-    """Whether there is nothing to compute, and the problem is that of one row."""
+    """True if there is nothing to compute, and the problem has one row instead."""
     batch_block: int | None = None
-    """That of products side by side, of which a program takes one."""
+    """Block of the batch, of which a program takes one element."""
     scales: tuple[int, ...] = ()
-    """Ids of the tensors of factors of blocks of K."""
+    """Ids of the tensors of scales for blocks of K."""
     fixed: Mapping[int, int] = field(default_factory=dict)
-    """The tiles whose size the program says."""
+    """Tile sizes that the program sets."""
 
     @property
     def arguments(self) -> tuple[int | Expr, ...]:
-        """What a launch takes, in order."""
+        """Arguments of a launch, in order."""
         return (self.a, self.b, *self.outputs, *self.operands, *self.scales, *(number for _, number in self.runtime))
 
 
 def product_of(program: Program) -> Product:
-    """The product that `program` is. Raises ``Refusal``."""
+    """Return the GEMM that `program` computes. Raises ``Refusal``."""
     if len(program.roots) != 1 or len(program.roots[0].axes) not in (1, 2):
         raise Refusal("products over one grid, of tiles of M and N or of whole rows, are implemented")
     root = program.roots[0]
@@ -94,7 +98,7 @@ def product_of(program: Program) -> Product:
         )
     for result, start in zip(loop.results, loop.operands, strict=False):
         if outer and not starts_from_zero(frame, start):
-            raise Refusal("sums that start from zero are implemented where rows are walked over in tiles of columns")
+            raise Refusal("accumulators that start from zero are implemented where loops go over tiles of columns")
         chain.begin(result, start)
     if outer:
         tiled = TiledRows(root, frame, chain, loop, lambda other: _is_same(frame, other, (a, b, *second)))
@@ -121,7 +125,7 @@ def _loop(body: Region) -> Op:
 
 
 def _frame(program: Program, root: Root, loop: Op, nest: Nest | None) -> Frame:
-    """Rows are whole where the sums have a dimension that nothing walks over."""
+    """Find the loops of a program; rows are whole if the accumulator has a dimension without a loop."""
     blocks = [axis.block for axis in root.axes]
     whole = len(blocks) == 1
     if whole:
@@ -140,7 +144,7 @@ def _frame(program: Program, root: Root, loop: Op, nest: Nest | None) -> Frame:
 
 
 def tiled_frame(program: Program, root: Root, outer: Sequence[Op], loop: Op) -> Frame:
-    """Rows are walked over in tiles of columns, by every loop from the first column to the last."""
+    """Find the loops of a program that iterates over tiles of columns: every loop covers all columns."""
     n, *others = (each.attributes(ForAttrs).axes[0] for each in outer)
     (k,) = _axes(loop)
     same = {axis.block: n.block for axis in others}
@@ -167,7 +171,7 @@ def tiled_frame(program: Program, root: Root, outer: Sequence[Op], loop: Op) -> 
 
 
 def _is_same(frame: Frame, loop: Op, places: Sequence[Place]) -> bool:
-    """Whether a loop adds up the products of the same tensors once more."""
+    """Return whether a loop computes the matmul of the same tensors again."""
     pairs = [_operands(frame, _dot(frame, loop, at)) for at in range(len(loop.results))]
     if not all(starts_from_zero(frame, start) for start in loop.operands):
         return False
@@ -175,21 +179,21 @@ def _is_same(frame: Frame, loop: Op, places: Sequence[Place]) -> bool:
 
 
 def _whole_block(program: Program, loop: Op, rows: int) -> int:
-    """The block of N, all of which is in the sums of each program."""
+    """Return the block of N, all of which is in the accumulator of each program."""
     blocks = [dim.block for value in loop.results for dim in value.dims if dim.block != rows]
     if not blocks or blocks[0] is None or any(block != blocks[0] for block in blocks):
-        raise Refusal("sums of tiles of rows, as wide as the output, are implemented")
+        raise Refusal("accumulators of tiles of rows, as wide as the output, are implemented")
     if program.blocks[blocks[0]].kind != "full":
-        raise Refusal("sums of whole rows, over all columns at once, are implemented")
+        raise Refusal("accumulators of whole rows, over all columns at once, are implemented")
     return blocks[0]
 
 
 def _axes(loop: Op) -> Sequence[LoopAxis]:
     attrs = loop.attrs
     if not isinstance(attrs, ForAttrs) or len(attrs.axes) != 1 or attrs.carried not in (1, 2):
-        raise Refusal("a loop over K that carries one sum, or two, is implemented")
+        raise Refusal("a loop over K that carries one accumulator, or two, is implemented")
     if len(loop.results) != attrs.carried:
-        raise Refusal("a loop over K that gives its sums and nothing else is implemented")
+        raise Refusal("a loop over K that returns its accumulators and nothing else is implemented")
     return attrs.axes
 
 
@@ -201,7 +205,7 @@ def _check_axis(axis: LoopAxis, program: Program) -> None:
 
 
 def _dots(frame: Frame, loop: Op, nest: Nest | None) -> tuple[list[Op], Scaled]:
-    """The dots of the sums that `loop` carries, and the factors of their blocks of K, if any."""
+    """Return the dots of the accumulators that `loop` carries, and the scales of their blocks of K, if any."""
     body = loop.regions[0]
     plain = nest is None and all(
         _kind(frame.maker(each)) == "dot" or _added(frame, body, at) for at, each in enumerate(body.results)
@@ -227,7 +231,7 @@ def _item_bytes(dot: Op) -> int:
 
 
 def _term(frame: Frame, loop: Op) -> Op:
-    """The one dot of `loop`, whose result is added to what the loop carries."""
+    """Return the one dot of `loop`, whose result is added to the loop-carried value."""
     dots = [op for op in loop.regions[0].ops if op.kind == "dot"]
     if len(dots) != 1 or len(dots[0].operands) != 2:
         raise Refusal("a loop over K with one dot of two loads per sum is implemented, not with more")
@@ -236,7 +240,7 @@ def _term(frame: Frame, loop: Op) -> Op:
 
 
 def _dot(frame: Frame, loop: Op, at: int) -> Op:
-    """The dot of `loop` that adds to its carried value number `at`."""
+    """Return the dot of `loop` that adds to its carried value number `at`."""
     body = loop.regions[0]
     dots = [op for op in body.ops if op.kind == "dot"]
     adds = [_added(frame, body, number) for number in range(len(loop.results))]
@@ -271,11 +275,11 @@ def _check_dot(frame: Frame, dot: Op) -> None:
 
 def _check_zero(frame: Frame, loop: Op, at: int) -> None:
     if not starts_from_zero(frame, loop.operands[at]):
-        raise Refusal("sums that start from zero are implemented")
+        raise Refusal("accumulators that start from zero are implemented")
 
 
 def _added(frame: Frame, body: Region, at: int) -> tuple[Op, ...]:
-    """What adds to the carried value number `at`: a dot, and the addition of its own, if any; nothing where that is no dot."""
+    """Return the ops that add to carried value number `at`: a dot, and its separate add, if any; else nothing."""
     param, made = body.params[at], frame.maker(body.results[at])
     if made is not None and made.kind == "dot" and len(made.operands) == 3 and made.operands[2] is param:
         return (made,)
@@ -289,7 +293,7 @@ def _added(frame: Frame, body: Region, at: int) -> tuple[Op, ...]:
 
 
 def _check_unrounded(frame: Frame, term: Op | None) -> None:
-    """Raises ``Refusal`` for the product of a tile that is rounded before it is added."""
+    """Check that the matmul of a tile is not rounded before it is added. Raises ``Refusal``."""
     product = frame.maker(term.operands[0]) if term is not None and term.attrs == PointwiseAttrs("cast") else None
     if term is not None and product is not None and product.kind == "dot":
         raise Refusal(
@@ -299,7 +303,7 @@ def _check_unrounded(frame: Frame, term: Op | None) -> None:
 
 
 def _widened(frame: Frame, dot: Op) -> list[Op]:
-    """The casts to float32 of operands that have 16 bits: their products are the same in either type."""
+    """Return the casts to float32 of 16-bit operands: products of these are exact in either type."""
     made = [frame.maker(_untransposed(frame, operand)) for operand in dot.operands[:2]]
     return [op for op in made if op is not None and _is_widening(op)]
 
@@ -326,7 +330,7 @@ def _name(op: Op) -> str:
 
 
 def _operands(frame: Frame, dot: Op) -> tuple[Place, Place]:
-    """Where A and B of the product are loaded from: of a dot whose result is D transposed, the second one is A."""
+    """Return the places of A and B: if the dot computes D transposed, its second operand is A."""
     left, right = dot.operands[:2]
     if _is_swapped(frame, dot):
         return _operand(frame, right, (frame.k, frame.m)), _operand(frame, left, (frame.n, frame.k))
@@ -338,13 +342,13 @@ def _is_swapped(frame: Frame, dot: Op) -> bool:
 
 
 def _operand(frame: Frame, value: Operand, wanted: tuple[int, int]) -> Place:
-    """Where an operand of the dot is loaded from."""
+    """Return the place that an operand of the dot is loaded from."""
     op = frame.maker(value)
     while op is not None and (_is_transposed(op) or _is_widening(op)):
         wanted = (wanted[1], wanted[0]) if op.kind == "view" else wanted
         op = frame.maker(op.operands[0])
     if op is None or op.kind != "load":
-        made = "" if op is None else f", not of what {op.attrs.name if op.kind == 'view' else _name(op)} makes"
+        made = "" if op is None else f", not of results of {op.attrs.name if op.kind == 'view' else _name(op)}"
         raise Refusal(f"a dot of operands as they are loaded is implemented{made}")
     if blocks_of(frame, op) != wanted:
         raise Refusal(f"{frame.tensor(op).name} is not tiled by the dimensions of the dot")
@@ -355,12 +359,12 @@ def _stores(program: Program, bodies: Sequence[Region]) -> list[Op]:
     effects = [op for op in program.walk() if OPS[op.kind].stays]
     known = {op.number for body in bodies for op in body.ops if op.kind == "store"}
     if not effects or any(op.number not in known for op in effects):
-        raise Refusal("stores behind the loop over K are implemented, and no other effect")
+        raise Refusal("stores after the loop over K are implemented, and no other effect")
     return effects
 
 
 def _oriented(frame: Frame, stores: Sequence[Op]) -> Frame:
-    """N is the contiguous dimension of the output, whatever the order of the grid and of the output's dimensions."""
+    """Make N the contiguous dimension of the output, for any order of the grid and of the output's dimensions."""
     matrix = next((store for store in stores if len(blocks_of(frame, store)) == 2), None)
     first = (frame.m, frame.n) if matrix is None else blocks_of(frame, matrix)
     if matrix is not None and set(first) == {frame.m, frame.n}:
@@ -380,7 +384,7 @@ def _product(frame: Frame, a: Place, b: Place, chain: Chain, scaled: Scaled) -> 
     operands = tuple(source for _, source in chain.loads.values())
     outputs = tuple(output.place.tensor.id for output in chain.outputs)
     second = (source for operand, source in chain.loads.values() if operand.kind == "product")
-    multiplied = (a.tensor.id, b.tensor.id, *second, *scaled.tensors)  # of which every tile reads what others write
+    multiplied = (a.tensor.id, b.tensor.id, *second, *scaled.tensors)  # every tile reads these while others write
     read = [each for each in (*multiplied, *operands) if isinstance(each, int)]
     _check_memory(frame, read, outputs, chain.updated().difference(multiplied))
     if a.tensor.dtype != b.tensor.dtype:
@@ -429,8 +433,10 @@ def _product(frame: Frame, a: Place, b: Place, chain: Chain, scaled: Scaled) -> 
 
 
 def _check_memory(frame: Frame, read: Sequence[int], written: Sequence[int], updated: frozenset[int]) -> None:
-    """Tiles are written while others are still read, in no order. Of those that are ``updated`` each program reads what it
-    writes, and nothing else."""
+    """Check that inputs and outputs share no memory: tiles are written while others are still read, in any order.
+
+    Outputs that are ``updated`` may be read, because each program reads only the elements that it writes.
+    """
     tensors = frame.program.tensors
     for at, output in enumerate(written):
         for other in (*(each for each in read if each != output or each not in updated), *written[:at]):
@@ -439,7 +445,7 @@ def _check_memory(frame: Frame, read: Sequence[int], written: Sequence[int], upd
 
 
 def _second_pitch(frame: Frame, first: Place, second: Place) -> Number:
-    """Of the second product's B, which lies like the first one's."""
+    """Return the pitch of the second matmul's B, which needs the layout of the first one's."""
     major, pitch = major_of(frame, second)
     if second.tensor.dtype != first.tensor.dtype or major != major_of(frame, first)[0]:
         raise Refusal(f"{second.tensor.name} and {first.tensor.name} differ in type or in what is contiguous")

@@ -1,4 +1,5 @@
-"""Sums of blocks of K that are multiplied by factors before they are added up, and loops over such blocks.
+"""Scales of blocks of K, which multiply the partial sum of a block before it is accumulated, and loops over such
+blocks.
 
 ::
 
@@ -41,7 +42,7 @@ from .numbers import known
 
 @dataclass(frozen=True, kw_only=True)
 class Nest:
-    """A loop over blocks of ``size`` elements of K with ``inner``, one over the tiles of a block; ``extent`` is all of K."""
+    """A loop over blocks of ``size`` elements of K, with ``inner`` over the tiles of a block; ``extent`` is all of K."""
 
     inner: Op
     block: int
@@ -51,7 +52,8 @@ class Nest:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaled:
-    """``scales`` is None where sums of K tiles are added up as they are; ``tensors`` are ids of those of the factors."""
+    """The scales of a loop over K: ``scales`` is None where there are none; ``tensors`` are the ids of the scale
+    tensors."""
 
     scales: BlockScales | None
     tensors: tuple[int, ...]
@@ -61,7 +63,7 @@ class Scaled:
 
 
 def nest_of(program: Program, loop: Op) -> Nest | None:
-    """Blocks of K that `loop` walks over one by one, if it has a loop inside. Raises ``Refusal`` for any other."""
+    """Return the blocks of K that `loop` iterates over, if it has an inner loop. Raises ``Refusal`` for other nests."""
     inner = [op for op in loop.regions[0].ops if op.regions]
     if not inner:
         return None
@@ -85,14 +87,14 @@ def _is_plain_grid(axis: LoopAxis) -> bool:
 
 
 class _Bounds:
-    """Reads the bounds of a loop over the tiles of block number ``block``, as c * number + d."""
+    """Bounds of a loop over the tiles of block number ``block``, as c * number + d."""
 
     def __init__(self, loop: Op, inner: Op, block: int) -> None:
         self.makers = {result.number: op for op in loop.regions[0].ops for result in op.results}
         self.inner, self.block = inner, block
 
     def size(self) -> int | None:
-        """Elements of a block, if the tiles cover exactly those of block after block."""
+        """Return the elements of a block, if the tiles cover exactly one block after the other."""
         (axis,) = self.inner.attributes(ForAttrs).axes
         begin, end = self._bound(axis.begin), self._bound(axis.end)
         plain = not axis.scalar and fixed_at(axis.step, 1) and axis.jagged is None and not axis.merged
@@ -130,7 +132,7 @@ class _Bounds:
 
 @dataclass(frozen=True, kw_only=True)
 class _Lines:
-    """An index that takes ``lines`` elements of ``block`` together; with ``whole`` by where their tile begins."""
+    """An index where ``lines`` elements of ``block`` share a value; with ``whole``, the begin of their tile picks it."""
 
     block: int
     lines: int
@@ -146,21 +148,21 @@ class _Factor:
 
 
 class ScaleReader:
-    """Reads what `loop` adds to the sums it carries: ``part``, the products of a K tile or of a block, times factors."""
+    """A parser of the update in `loop`: ``part``, the matmul of a K tile or of a block, times scales."""
 
     def __init__(self, frame: Frame, loop: Op, part: Value, nest: Nest | None) -> None:
         self.frame, self.loop, self.part, self.nest = frame, loop, part, nest
 
     def read(self, line: int) -> Scaled:
-        """`line`: elements of a K tile where no factor depends on K. Raises ``Refusal``."""
+        """Read the scales. `line` is the size of a K tile where no scale depends on K. Raises ``Refusal``."""
         body = self.loop.regions[0]
         added = self._pointwise(body.results[0], "add")
         terms = [] if added is None else [each for each in added.operands if each is not body.params[0]]
         if len(terms) != 1:
-            raise Refusal("a loop over K that adds products, times factors, to the sum it carries is implemented")
+            raise Refusal("a loop over K that adds products, times factors, to its accumulator is implemented")
         leaves = list(self._leaves(terms[0]))
         if sum(leaf is self.part for leaf in leaves) != 1:
-            raise Refusal("a loop over K that adds the sums of one dot, times factors, is implemented")
+            raise Refusal("a loop over K that adds the result of one dot, times factors, is implemented")
         loads = [self.frame.maker(leaf) for leaf in leaves if leaf is not self.part]
         found = [self._factor(load) for load in loads if load is not None]
         if not found:
@@ -185,7 +187,7 @@ class ScaleReader:
         return op
 
     def _leaves(self, value: Operand) -> Iterator[Value]:
-        """What is multiplied, behind views and widening."""
+        """Yield the factors of a product, through views and widening casts."""
         if not isinstance(value, Value):
             raise Refusal("a product is multiplied by tensors of factors within the loop over K, not by numbers")
         self._check_dims(value)
@@ -200,10 +202,12 @@ class ScaleReader:
                 yield from self._leaves(operand)
         else:
             name = op.attributes(PointwiseAttrs).name if op.kind == "pointwise" else op.kind
-            raise Refusal(f"{name} of the sums of a K tile, or of their factors, is not implemented; products are")
+            raise Refusal(
+                f"{name} of the partial sums of a K tile, or of their factors, is not implemented; products are"
+            )
 
     def _passes_on(self, op: Op) -> bool:
-        """Whether the numbers of a value stay what they are: in views that transpose nothing, and where it is widened."""
+        """Return whether an op keeps the numbers of a value: a view without transposition, or a widening cast."""
         if op.kind == "view":
             return op.attributes(ViewAttrs).name != "permute"
         if op.kind != "pointwise" or op.attributes(PointwiseAttrs).name != "cast":
@@ -213,14 +217,14 @@ class ScaleReader:
         return loaded and op.result.dtype == torch.float32
 
     def _check_dims(self, value: Value) -> None:
-        """None is transposed or merged with another."""
+        """Check that no dimension is transposed or merged with another."""
         frame = self.frame
         allowed = {2: ({frame.m, None}, {frame.n, None}), 1: ({frame.m, frame.n, None},), 0: ()}.get(len(value.dims))
         if allowed is None or not all(frame.block(d) in each for d, each in zip(value.dims, allowed, strict=True)):
             raise Refusal("factors within the loop over K have the dimensions of the output's tile, or some of them")
 
     def _check_ranks(self, product: Op) -> None:
-        """A vector along M would be taken for one along N beside a value with both dimensions."""
+        """Check that a vector along M has its second dimension: with a two-dimensional value it would be read along N."""
         values = [operand for operand in product.operands if isinstance(operand, Value)]
         along_m = any(len(value.dims) == 1 and self.frame.block(value.dims[0]) == self.frame.m for value in values)
         if along_m and any(len(value.dims) > 1 for value in values):
@@ -271,7 +275,7 @@ class ScaleReader:
             raise Refusal(f"{name} has {extent} factors along a dimension of which {read} are read")
 
     def _lines(self, load: Op, index: Index, name: str) -> _Lines | None:
-        """What `index` picks; None for the one element of a dimension."""
+        """Return the elements that `index` picks; None for the one element of a dimension."""
         if not fixed_at(index.shift, 0) or (index.kind == "block" and index.operand is not None):
             raise Refusal(f"{name} is read with an offset")
         if index.kind == "block":
@@ -326,7 +330,7 @@ class ScaleReader:
         return _Lines(block=self.frame.named(attrs.block), lines=lines, whole=False)
 
     def _quotient(self, op: Op) -> _Lines | None:
-        """Of the begin of a tile, or of its indices, by a number."""
+        """Return the lines of a tile's begin, or of its indices, divided by a number."""
         dividend, by = self.frame.maker(op.operands[0]), op.operands[1]
         if dividend is None or not isinstance(by, int) or isinstance(by, bool) or by < 1:
             return None
@@ -337,13 +341,13 @@ class ScaleReader:
         return None
 
     def _fixed(self, block: int) -> int | None:
-        """The size of its tiles, where the program says it."""
+        """Return the size of its tiles, if the program sets it."""
         size = self.frame.program.blocks[block].size
         return size if isinstance(size, int) else None
 
 
 def _on_sides(found: list[_Factor]) -> tuple[Scale, ...]:
-    """At most one per side; what is the same for all rows and columns stands on the side that has none."""
+    """Assign at most one scale per side; one that is the same for all rows and columns takes the free side."""
     fixed = {each.scale.side for each in found if each.scale.pitch}
     factors: list[Scale] = []
     for each in found:

@@ -1,4 +1,4 @@
-"""What a program stores and reads again: the values that it stored, rounded to the type of the tensor."""
+"""Values that a program stores and reads again, rounded to the type of the tensor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .frame import Frame, blocks_of
 
 
 class Stored:
-    """Of each tensor, by its id, what was stored to it last."""
+    """The last store to each tensor, by its id."""
 
     def __init__(self, frame: Frame, chain: Chain) -> None:
         self.frame = frame
@@ -30,7 +30,7 @@ class Stored:
             self.stores[tensor] = store
 
     def read_back(self, load: Op) -> None:
-        """What ``load`` gives, of a tensor that was stored to."""
+        """Read the value that ``load`` returns, of a tensor that was stored to."""
         tensor, store = self.frame.tensor(load), self.stores[load.attrs.tensor]
         if blocks_of(self.frame, load) != blocks_of(self.frame, store):
             raise Refusal(f"{tensor.name} is read in another way than it was stored")
@@ -44,7 +44,7 @@ class Stored:
 
 
 def stores_behind(body: Region, frame: Frame, chain: Chain) -> list[Op]:
-    """What a program leaves in memory that stores, and may read that again, behind its loop over K."""
+    """Return the final stores of a program that stores, and may read that again, after its loop over K."""
     stored = Stored(frame, chain)
     for op in body.ops:
         if op.kind == "store":

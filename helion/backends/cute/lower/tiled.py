@@ -1,18 +1,17 @@
-"""Rows that a program walks over in tiles of their columns, where that comes to having all columns at once.
+"""Rows that a program processes in tiles of columns, where the result equals that of all columns at once.
 
 ::
 
     for tile_n:                              row = sum of x over all columns
-        total = total + sum(x)         →     (and so for the largest and the smallest)
-
-    for tile_n:                              top = largest x of all columns
+        total = total + sum(x)         →     (the same for the maximum and the minimum)
+    for tile_n:                              top = maximum of x over all columns
         raised = maximum(top, max(x))  →     total = sum of exp(x - top) over all columns
         total = total * exp(top - raised) + sum(exp(x - raised))
 
-    for tile_n: out[...] = x                 y of the rounded x, which is read where it was
-    for tile_n: y of out[...]          →     written
+    for tile_n: out[...] = x                 y of the rounded x, which is read at the place
+    for tile_n: y of out[...]          →     of the store
 
-Anything else is what one tile of all columns makes of it, where tiles of any width leave the same (``widths``).
+Other loops are computed with one tile of all columns, if tiles of any width store the same (``widths``).
 """
 
 from __future__ import annotations
@@ -32,13 +31,15 @@ from .frame import Frame, blocks_of
 from .stored import Stored
 from .widths import any_width_is_the_same
 
-#: The reduction of a tile that each step of a running one takes in, and what it begins with.
+#: The reduction of a tile that each step of a running reduction includes, and the initial value.
 RUNNING = {"add": ("sum", 0.0), "maximum": ("max", -math.inf), "minimum": ("min", math.inf)}
 
 
 class TiledRows:
-    """Reads the loops over tiles of columns in a root; ``is_sums`` checks a loop over K, and whether it is that of the sums
-    once more."""
+    """A reader of the loops over tiles of columns in a root.
+
+    ``is_sums`` checks a loop over K, and returns whether it recomputes the accumulator.
+    """
 
     def __init__(self, root: Root, frame: Frame, chain: Chain, sums: Op, is_sums: Callable[[Op], bool]) -> None:
         self.root = root
@@ -47,14 +48,14 @@ class TiledRows:
         self.sums = sums
         self.is_sums = is_sums
         self.stored = Stored(frame, chain)
-        #: What the loops over columns hand to their bodies at first.
+        #: Initial loop-carried values of the loops over columns.
         self.handed_first: dict[int, Operand] = {}
-        #: Whether all columns are one tile of what the loops compute.
+        #: True if the loops are computed with one tile of all columns.
         self.one_tile = False
         chain.tiles = self
 
     def stores(self) -> list[Op]:
-        """What is left in memory: of each tensor, what is stored to it last."""
+        """Return the final stores: for each tensor, the last one."""
         for op in self.root.body.ops:
             if op.kind == "for":
                 self._loop(op.regions[0], op.operands)
@@ -97,7 +98,7 @@ class TiledRows:
             self.chain.known[result.number] = self.chain.known[known.number]
 
     def carried(self, loop: Op, result: Value) -> Reference:
-        """What a loop over all tiles of columns leaves in one of the values that it carries."""
+        """Return the final value of a loop-carried variable over all tiles of columns."""
         at = next(at for at, each in enumerate(loop.results) if each is result)
         plain = self._running(loop, at)
         if plain is not None:
@@ -107,33 +108,33 @@ class TiledRows:
         rescaled = self._rescaled(loop, at)
         if rescaled is not None:
             return rescaled
-        self._take_one_tile("values that tiles of columns hand on are no running sums, maxima or minima")
+        self._take_one_tile("loop-carried values over tiles of columns are no running sums, maxima or minima")
         return self.chain.read(loop.regions[0].results[at])
 
     # One tile of all columns -------------------------------------------------------------------------------------------------
 
     def handed(self, value: Value) -> Reference:
-        """What a loop over columns begins with, where it has one tile."""
+        """Return the initial value of a loop over columns, for the only tile."""
         if value.number not in self.handed_first:
             raise Refusal("the epilogue reads a value that a loop hands on")
-        self._take_one_tile("a tile of columns reads what the one before it hands on")
+        self._take_one_tile("a tile of columns reads a loop-carried value")
         return self.chain.read(self.handed_first[value.number])
 
     def position(self, op: Op) -> Reference:
-        """Of the only tile."""
+        """Return the position of the only tile."""
         attrs = op.attributes(TileAttrs)
         fields = {"begin": 0, "id": 0, "count": 1, "end": self.frame.columns}
         if self.frame.named(attrs.block) != self.frame.n or attrs.field not in fields:
             raise Refusal(f"the {attrs.field} of a tile in an epilogue is not implemented")
-        self._take_one_tile("what is computed depends on where a tile of columns lies")
+        self._take_one_tile("the result depends on the position of a tile of columns")
         return constant(fields[attrs.field])
 
     def take_whole(self, reduction: Op) -> None:
-        """A tile's own reduction is one of the row where there is one tile."""
+        """Take a tile's own reduction as one of the row, for the only tile."""
         self._take_one_tile("reductions of a tile's columns are no running ones")
 
     def _take_one_tile(self, why: str) -> None:
-        """Raises ``Refusal`` where what is stored depends on how wide tiles are."""
+        """Use one tile of all columns. Raises ``Refusal`` if stored values depend on the width of tiles."""
         if self.one_tile:
             return
         fixed = any(self.frame.program.blocks[block].size is not None for block in self.frame.column_blocks)
@@ -147,7 +148,8 @@ class TiledRows:
     # Carried values --------------------------------------------------------------------------------------------------------
 
     def _running(self, loop: Op, at: int) -> tuple[Op, float] | None:
-        """The reduction that each tile adds to a carried value, and what that begins with; None where it does not."""
+        """Return the reduction that each tile adds to a carried value, and its initial value; None if it is no such
+        value."""
         body = loop.regions[0]
         made = self._pointwise(body.results[at])
         if made is None or made.name not in RUNNING:
@@ -161,7 +163,7 @@ class TiledRows:
         return reduce, start
 
     def _from(self, value: Reference, loop: Op, at: int, neutral: float) -> Reference:
-        """``value`` behind what the carried value begins with."""
+        """Combine ``value`` with the initial value of the carried variable."""
         start = self.chain.read(loop.operands[at])
         if start == constant(neutral):
             return value
@@ -169,7 +171,7 @@ class TiledRows:
         return self.chain.step(name, (value, start))
 
     def _rescaled(self, loop: Op, at: int) -> Reference | None:
-        """A sum of exponentials about the largest number so far, which is rescaled with every larger one."""
+        """Recognize an online sum of exponentials, which is rescaled with every larger maximum."""
         body = loop.regions[0]
         made = self._pointwise(body.results[at])
         if made is None or made.name != "add":
@@ -186,11 +188,12 @@ class TiledRows:
         return None
 
     def _begins(self, loop: Op, *starts: tuple[int, float]) -> bool:
-        """Whether carried values, by their position, begin with these numbers."""
+        """Return whether carried values, by position, start with these numbers."""
         return all(self.chain.read(loop.operands[at]) == constant(start) for at, start in starts)
 
     def _scaled(self, kept: Operand, loop: Op, at: int) -> tuple[str, int] | None:
-        """``kept`` is the carried sum times exp(top - raised): exp, and the position of ``top`` among the carried values."""
+        """Recognize ``kept`` as the carried sum times exp(top - raised). Return exp, and the position of ``top`` among
+        the carried values."""
         body = loop.regions[0]
         made = self._pointwise(kept)
         factors = [each for each in made.operands if each is not body.params[at]] if made is not None else []
@@ -204,7 +207,7 @@ class TiledRows:
         return None
 
     def _shifted(self, added: Operand, loop: Op, name: str, top: int) -> Reference | None:
-        """``added`` is the sum of exp(x - raised) over a tile, and ``raised`` takes in the largest x: x."""
+        """Recognize ``added`` as a tile's sum of exp(x - raised), where ``raised`` includes the maximum of x; return x."""
         reduce = self._maker(added)
         if reduce is None or reduce.kind != "reduce" or reduce.attributes(ReduceAttrs).name != "sum":
             return None
@@ -217,7 +220,7 @@ class TiledRows:
         return x if self.chain.read(running[0].operands[0]) == x else None
 
     def _plain(self, value: Operand | None) -> Operand | None:
-        """Behind views and masks, which change no column that is there."""
+        """Return the value without views and masks, which change no valid column."""
         made = self.frame.maker(value) if value is not None else None
         while made is not None and (made.kind == "mask" or (made.kind == "view" and made.attrs.name != "permute")):
             value = made.operands[0]
@@ -236,7 +239,7 @@ class TiledRows:
         return _Made(name=made.attributes(PointwiseAttrs).name, operands=operands)
 
     def _exponential(self, value: Operand | None) -> _Made | None:
-        """Of a difference: the name of the exponential function, and minuend and subtrahend."""
+        """Recognize an exponential of a difference: its name, minuend and subtrahend."""
         power = self._pointwise(value)
         if power is None or power.name not in ("exp", "exp2"):
             return None
@@ -248,14 +251,14 @@ class TiledRows:
 
 @dataclass(frozen=True, kw_only=True)
 class _Made:
-    """An elementwise operation and its operands, behind views."""
+    """An elementwise operation and its operands, without views."""
 
     name: str
     operands: tuple[Operand, ...]
 
 
 def loops_over_columns(root: Root) -> tuple[Op, ...]:
-    """The loops of a root inside of which there are others, and those behind them; none where its loop is that over K."""
+    """Return the loops of a root with loops inside, and those after them; none where its only loop is that over K."""
     loops = tuple(op for op in root.body.ops if op.kind == "for")
     tiled = bool(loops) and any(op.kind == "for" for op in loops[0].regions[0].ops)
     if not tiled:

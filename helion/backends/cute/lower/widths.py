@@ -1,9 +1,11 @@
-"""Whether loops over tiles of columns leave the same in memory however wide their tiles are.
+"""A check that loops over tiles of columns store the same for every tile width.
 
-They are run in fp64 on a few rows of random numbers in the place of the product's sums and of what they load: with all columns
-in one tile, and in narrower ones. Formulas that agree at random points agree wherever they are analytic. Maxima and conditions
-are met from all sides: numbers are of either sign, unless roots and logarithms of them have no value, and sums rise along one
-row and fall along another, so that the first tile has the largest one here and the last one there.
+The loops run in fp64 on a few rows of random numbers, in place of the accumulator and of loaded values. One run has all
+columns in one tile, the others have narrower tiles. Analytic formulas that agree at random points agree everywhere.
+
+The numbers reach maxima and conditions from all sides. They have either sign, unless roots and logarithms of them have
+no value. Accumulators rise along one row and fall along another, so the first tile holds the maximum in one and the
+last tile in the other.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ from ..plan.refusal import Refusal
 from .frame import Frame, walked_blocks
 
 SLOPES = (0.0, 3.0, -3.0, 0.5)
-"""Of the sums of each row, from its first column to its middle."""
+"""Slopes of the accumulator of each row, from its first column to its middle."""
 ROWS = len(SLOPES)
 PARTS = (3, 5)
-"""Tiles that columns are cut into, beside one."""
+"""Tile counts to compare with a single tile."""
 TOLERANCE = 1e-8
 SIGNS = ((True, True), (True, False), (False, False))
-"""Whether sums, and whether operands, are drawn of either sign: the first draw whose results are finite decides."""
+"""Signs of accumulators and of operands, true for either sign: the first draw with finite results decides."""
 
 _REDUCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
     "sum": torch.sum,
@@ -39,7 +41,7 @@ _REDUCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
 
 @dataclass
 class _Numbers:
-    """The same random numbers for every width."""
+    """Random numbers, the same for every width."""
 
     columns: int
     signed: tuple[bool, bool]
@@ -47,13 +49,13 @@ class _Numbers:
     known: dict[object, torch.Tensor] = field(default_factory=dict)
 
     def of(self, name: object, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """What is loaded."""
+        """Return the values of a loaded tensor."""
         if name not in self.known:
             self.known[name] = self._drawn(shape, dtype, self.signed[1])
         return self.known[name]
 
     def sums(self, at: int) -> torch.Tensor:
-        """Of product number ``at``."""
+        """Return the accumulator of matmul number ``at``."""
         if ("sums", at) not in self.known:
             along = torch.linspace(-1, 1, self.columns, dtype=torch.float64)
             trend = torch.tensor(SLOPES, dtype=torch.float64)[:, None] * along
@@ -71,7 +73,7 @@ class _Numbers:
 
 
 class _Run:
-    """Runs the loops of a root in tiles of ``width`` columns."""
+    """An execution of the loops of a root in tiles of ``width`` columns."""
 
     def __init__(self, frame: Frame, numbers: _Numbers, width: int) -> None:
         self.frame = frame
@@ -79,9 +81,9 @@ class _Run:
         self.width = width
         self.begin, self.end = 0, numbers.columns
         self.values: dict[int, torch.Tensor] = {}
-        #: What stands in tensors, by their ids, and by those of tiles where these pick a part of them.
+        #: Contents of tensors, by id, and by the index of the tile where it picks a part of them.
         self.memory: dict[tuple[int, int | None], torch.Tensor] = {}
-        #: Numbers of columns that are rounded, by the op that does it, tile by tile.
+        #: Inputs of casts that round, by op, tile by tile.
         self.rounded: dict[int, list[torch.Tensor]] = {}
 
     def root(self, root: Root) -> None:
@@ -127,7 +129,7 @@ class _Run:
             self.values[op.result.number] = _typed(self._made(op), op.result.dtype)
 
     def _sums(self, loop: Op) -> None:
-        """What a loop over K adds up: the same in each of them, which were compared."""
+        """Evaluate a loop over K: all such loops have the same result, which was checked."""
         for at, result in enumerate(loop.results):
             start = self._read(loop.operands[at])
             turned = [self.frame.block(dim) for dim in result.dims] == [self.frame.n, self.frame.m]
@@ -148,7 +150,7 @@ class _Run:
         operand = self._read(op.operands[0]) if op.operands else None
         if operand is not None and op.kind == "full":
             return operand.expand(self._shape(op.result.dims))
-        if operand is not None and op.kind == "mask":  # tiles have no lanes out of range here
+        if operand is not None and op.kind == "mask":  # tiles have no masked lanes here
             return operand
         if operand is not None and op.kind == "view":
             return self._view(op, operand)
@@ -205,7 +207,7 @@ class _Run:
     # Memory --------------------------------------------------------------------------------------------------------------
 
     def _place(self, op: Op) -> tuple[tuple[int, int | None], tuple[int, ...]]:
-        """Under which name a tensor is kept, and the blocks that walk over it."""
+        """Return the key of a tensor's contents, and the blocks that iterate over it."""
         blocks, by_tile = walked_blocks(self.frame, op)
         return (op.attrs.tensor, self.begin // self.width if by_tile else None), blocks
 
@@ -240,17 +242,17 @@ class _Run:
 
 
 def _typed(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """In the widest type of its kind: nothing is rounded."""
+    """Widen a value to the widest type of its kind: nothing is rounded."""
     if dtype == torch.bool:
         return value != 0
     return value.to(torch.float64 if dtype.is_floating_point else torch.int64)
 
 
 def any_width_is_the_same(frame: Frame, root: Root, columns: int, *, rounded: bool) -> bool:
-    """Whether a root whose rows have ``columns`` columns stores the same in tiles of any width; with ``rounded``, whether it also
-    rounds the same numbers on the way. Its inner loops are the same product.
+    """Return whether a root with ``columns`` columns per row stores the same in tiles of any width.
 
-    Raises ``Refusal`` for what cannot be run so.
+    With ``rounded``, intermediate values that are rounded have to agree as well. Its inner loops are the same matmul.
+    Raises ``Refusal`` for ops that cannot be run here.
     """
     for signed in SIGNS:
         numbers = _Numbers(columns=columns, signed=signed)
@@ -268,7 +270,7 @@ def _runs(frame: Frame, root: Root, numbers: _Numbers) -> Iterator[_Run]:
 
 
 def _stored(run: _Run) -> dict[tuple[int, int | None], torch.Tensor]:
-    """What has a place of its own for each tile is no more than these."""
+    """Return the stored tensors, without those that have a part per tile."""
     return {name: value for name, value in run.memory.items() if name[1] is None}
 
 
@@ -280,7 +282,7 @@ def _agree(one: _Run, other: _Run, rounded: bool) -> bool:
 
 
 def _same_columns(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    """Whether tiles side by side have the same numbers."""
+    """Return whether adjacent tiles contain the same numbers."""
     first, second = torch.cat(one, -1), torch.cat(other, -1)
     return first.shape == second.shape and _close(first, second)
 

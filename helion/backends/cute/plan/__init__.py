@@ -1,1 +1,1 @@
-"""From the facts of one matrix product to a plan: tiles, clusters, stages, and every count that follows from them."""
+"""The planner: from the facts of one GEMM to its tiles, clusters, stages, and all derived counts."""

@@ -1,4 +1,4 @@
-"""``plan_gemm``: a problem and a choice become a plan, or a refusal that says why."""
+"""``plan_gemm``: turn a problem and a choice into a plan, or refuse with a reason."""
 
 from __future__ import annotations
 
@@ -29,40 +29,41 @@ from .shared import WORD_BYTES, shared_bytes
 MAX_EXTENT = 2**31 - 1
 """Tile coordinates are 32-bit."""
 MAX_STAGES = 8
-"""Deeper rings of A and B brought nothing on a B200: fp8 4096³ in 256×128×128 tiles, 1613 TFLOP/s with 8 stages and
+"""Deeper pipelines of A and B gave no speedup on a B200: fp8 4096³ in 256×128×128 tiles, 1613 TFLOP/s with 8 stages and
 about 1600 with 10 to 12."""
 MAX_CLUSTER = 8
 """CTAs of a cluster that every device can schedule (CUDA programming guide)."""
 MAX_ROW_CLUSTER = 16
-"""CTAs of a cluster that Hopper and Blackwell can schedule where the kernel says that it may (CUDA programming guide,
-non-portable)."""
+"""Non-portable cluster size of Hopper and Blackwell, for kernels that allow it (CUDA programming guide)."""
 RESERVED_SHARED_BYTES = 1024
-"""Of each resident CTA (CUDA programming guide, compute capability 9.0 and 10.0)."""
+"""Reserved per resident CTA (CUDA programming guide, compute capability 9.0 and 10.0)."""
 MAX_SHARING_A = 8
-"""CTAs along N that share loads of A."""
+"""CTAs along N that share loads of A through multicast."""
 FEW_K_TILES = 16
-"""Of a tile whose epilogue takes as long as its product."""
+"""K tiles up to which the epilogue of a tile takes as long as its mainloop."""
 MAX_SPLITS = 16
-"""CTAs of a cluster that Hopper can schedule where the kernel says that it may (CUDA programming guide, non-portable)."""
+"""Non-portable cluster size of Hopper, for kernels that allow it (CUDA programming guide)."""
 MAX_GRID_SPLITS = 64
 MAX_ACCUMULATOR_STAGES = 4
 MAX_RESIDUAL_STAGES = 8
 MAX_PROMOTE_K_TILES = 8
 IMPRECISE_K = 256
-"""Elements along K that are summed within the matrix unit. With 128, 256 and 512 of them 4096³ takes 1.04, 1.03 and 1.03 of the time of ``torch._scaled_mm``, 8192×5120×5120 takes
-1.06, 1.02 and 1.04 (an H200, 2026-11-22, test/backends/cute/run_on_gpu.py)."""
+"""Elements along K that are accumulated within the matrix unit. With 128, 256 and 512 of them, 4096³ takes 1.04, 1.03
+and 1.03 of the time of ``torch._scaled_mm``. 8192×5120×5120 takes 1.06, 1.02 and 1.04 (an H200, 2026-11-22,
+test/backends/cute/run_on_gpu.py)."""
 MAX_SUM_REGISTERS = 128
-"""Accumulators of one thread that leave room for the rest of the epilogue: a 64×256 tile per warpgroup."""
+"""Accumulator registers per thread that leave room for the rest of the epilogue: a 64×256 tile per warpgroup."""
 MAX_RESIDENT_SUM_REGISTERS = 64
-"""Where two CTAs share the registers of an SM."""
+"""The same where two CTAs share the registers of an SM."""
 MAX_SPLIT_SUM_REGISTERS = 64
-"""Beside what comes from other CTAs."""
+"""The same where the partials of other CTAs need registers as well."""
 MAX_SCALED_SUMS = 64
-"""That a thread keeps of a tile with scales on tcgen05, beside those that it reads from tensor memory: of 128 it spills."""
+"""Accumulator registers per thread for a tile with scales on tcgen05, besides those that hold reads of tensor memory;
+128 spill."""
 
 
 def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
-    """The plan of `problem` with what `choice` leaves open filled in: as many stages as fit `target`.
+    """Build the plan of `problem`. Stages that `choice` leaves open are as many as fit `target`.
 
     Raises ``Refusal`` for what is not implemented and for what does not fit.
     """
@@ -115,25 +116,31 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
 
 
 def _shares_a(plan: GemmPlan, joins: bool) -> bool:
-    """Whether A is loaded once for the CTAs along N. Slices for 16 of them are slow: on an H200 the loads alone of tiles of
-    128×256 with K = 512 take 945 us of 131072×4096 products so, and 675 us without sharing, where multiplying takes 670.
-    A joined exchange of few K tiles is worth more."""
+    """Return whether A is multicast to the CTAs along N.
+
+    Slices for 16 CTAs are slow. On an H200 the loads of 131072×4096 matmuls in tiles of 128×256 with K = 512 take 945
+    us with sharing. Without sharing they take 675 us, and the MMAs take 670 us. One joint exchange is worth more where
+    K tiles are few.
+    """
     return plan.unit != "wgmma" or plan.cluster[1] <= MAX_SHARING_A or (joins and plan.k_tiles <= FEW_K_TILES)
 
 
 def _joins(plan: GemmPlan) -> bool:
-    """Both exchanges of a tile in one, whose slot takes no more memory than the two of exchanges apart.
+    """Return whether both exchanges of a tile run as one, in a stage no larger than those of two exchanges.
 
-    One is enough where a tile has more K tiles than the ring of A and B has slots: who has multiplied the last of the next
-    tile has seen all CTAs of the row load parts of it to slots that their warps gave back behind the exchange. On an H200
-    logsumexp of 131072×4096 products with K = 512 takes 1180 us instead of 1209 so, layer_norm of 131072×2048 526 instead of 531.
+    One stage is enough where a tile has more K tiles than the pipeline of A and B has stages. A CTA past the mainloop
+    of the next tile has received slices of A from all CTAs of the row. Those went to stages that their warps released
+    after the exchange.
+
+    On an H200, logsumexp of 131072×4096 matmuls with K = 512 takes 1180 us instead of 1209. Layer_norm of 131072×2048
+    takes 526 us instead of 531.
     """
     known = "size_k" not in plan.problem.runtime and plan.k_tiles > plan.ab_stages
     return plan.unit == "wgmma" and plan.cluster[1] > 1 and known and bool(own_parts(plan.problem))
 
 
 def _plan_with_finish(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
-    """A plan of what the product computes of rows that a second kernel finishes."""
+    """Plan a matmul that stores rows, or their partial reductions, for a second kernel."""
     stored, finish = split(problem, choice.tile[1])
     promote_k_tiles = choice.promote_k_tiles or _promote_k_tiles(problem, choice)
     first = dataclasses.replace(choice, rows_in="cluster", promote_k_tiles=promote_k_tiles)
@@ -141,14 +148,14 @@ def _plan_with_finish(problem: GemmProblem, choice: Choice, target: Target) -> G
 
 
 def _shared_limit(target: Target, ctas: int) -> int:
-    """Of one CTA where `ctas` of them run on an SM."""
+    """Return the shared-memory limit of one CTA where `ctas` of them run on an SM."""
     if ctas == 1:
         return target.smem_per_block_bytes
     return target.smem_per_sm_bytes // max(1, ctas) - RESERVED_SHARED_BYTES
 
 
 def unit_of(target: Target) -> Unit:
-    """The asynchronous matrix unit of `target`."""
+    """Return the asynchronous matrix unit of `target`. Raises ``Refusal`` if there is none."""
     for unit in ("tcgen05", "wgmma"):
         if target.has(unit):
             return unit
@@ -215,7 +222,7 @@ def _check_scales(problem: GemmProblem, scales: BlockScales) -> None:
 
 
 def _check_outputs(problem: GemmProblem) -> None:
-    """Each alone, and that the first is what the problem calls D."""
+    """Check each output separately, and that the first one is D of the problem."""
     first = problem.outputs[0]
     if (first.dtype, first.pitch) != (problem.output_dtype, problem.d_pitch):
         raise Refusal(f"the first output is of {first.dtype} and pitch {first.pitch}, D of another")
@@ -230,8 +237,7 @@ def _check_outputs(problem: GemmProblem) -> None:
 
 
 def _check_batch(problem: GemmProblem) -> None:
-    """Matrices of a batch lie a multiple of 16 bytes apart, as TMA needs it, and those of outputs are no part of each
-    other."""
+    """Check that matrices of a batch are at multiples of 16 bytes, as TMA needs, and that outputs do not overlap."""
     batch = problem.batch
     if batch is None:
         return
@@ -260,11 +266,10 @@ def _check_batch(problem: GemmProblem) -> None:
 
 
 def _check_apart(problem: GemmProblem, output: EpilogueOutput, pitch: int) -> None:
-    """What one product writes is no part of what another does."""
+    """Check that no two matmuls of a batch write the same elements."""
     label, columns = problem.label_of(output), problem.n if output.kind == "exact" else 1
-    if {f"batch_stride_{label}", f"pitch_{label}", *SIZES} & {
-        *problem.runtime
-    }:  # checked with the numbers of each launch
+    # each launch checks its own numbers
+    if {f"batch_stride_{label}", f"pitch_{label}", *SIZES} & {*problem.runtime}:
         return
     inside = pitch >= (problem.m - 1) * output.pitch + columns
     outside = pitch >= columns and output.pitch >= (problem.batches - 1) * pitch + columns
@@ -285,12 +290,12 @@ def _check_second(problem: GemmProblem, operand: EpilogueOperand) -> None:
 
 
 def _line(major: Major, other: str) -> str:
-    """The dimension along which elements are contiguous."""
+    """Return the dimension along which elements are contiguous."""
     return "k" if major == "k" else other
 
 
 def _check_pitch(problem: GemmProblem, name: str, dtype: str, pitch: int, side: str) -> None:
-    """TMA moves boxes of tensors whose lines, along `side`, lie a multiple of 16 bytes apart."""
+    """Check a pitch along `side`: TMA needs a multiple of 16 bytes."""
     line = getattr(problem, side)
     if pitch < line and (pitch == 0 or f"size_{side}" not in problem.runtime):
         raise Refusal(f"{name} has a stride of {pitch} elements between lines of {line}: they overlap")
@@ -302,7 +307,7 @@ def _check_pitch(problem: GemmProblem, name: str, dtype: str, pitch: int, side: 
 
 
 def _promotes(problem: GemmProblem, choice: Choice, target: Target) -> bool:
-    """Whether sums leave the matrix unit now and then: where it adds 8-bit products imprecisely, or blocks have factors."""
+    """Return whether accumulators are promoted: where the unit adds 8-bit operands imprecisely, or blocks have scales."""
     if choice.promote is not None:
         return choice.promote
     if problem.scales is not None:
@@ -311,9 +316,12 @@ def _promotes(problem: GemmProblem, choice: Choice, target: Target) -> bool:
 
 
 def _promote_k_tiles(problem: GemmProblem, choice: Choice) -> int:
-    """Those of a block that has a factor. Else by precision: with each instruction the unit cuts off what lies behind 14 bits
-    of the largest product or sum. Where all have one sign that is 2**-10 of the sums of two K tiles of 128 elements, a
-    quarter of what rounding to bfloat16 takes off at most, and 2**-8 of those of four (test_precision.py)."""
+    """Return the K tiles between promotions: those of a block with one scale, else by precision.
+
+    With each instruction the unit truncates below 14 bits of the largest product or sum. With equal signs that is
+    2**-10 of the accumulator after two K tiles of 128 elements. This is a quarter of the rounding error of bfloat16.
+    After four K tiles it is 2**-8 (test_precision.py).
+    """
     if problem.scales is not None:
         return max(1, problem.scales.k // max(1, choice.tile[2]))
     coarse = problem.output_dtype in ("bfloat16", "float8_e4m3fn")
@@ -365,7 +373,7 @@ def _check_tile(plan: GemmPlan) -> None:
 
 
 def _check_scaled(plan: GemmPlan, scales: BlockScales) -> None:
-    """Blocks of K with factors of their own are whole K tiles, and tiles have the factors that the program gives them."""
+    """Check that blocks of K with one scale are whole K tiles, and that tiles match the blocks of the program."""
     if scales.k != plan.tile[2] * plan.promote_k_tiles:
         raise Refusal(
             f"scales of blocks of {scales.k} along K with {plan.promote_k_tiles} K tiles of {plan.tile[2]} per block"
@@ -382,7 +390,7 @@ def _check_scaled(plan: GemmPlan, scales: BlockScales) -> None:
 
 
 def _check_two_products(plan: GemmPlan) -> None:
-    """Their operands lie one behind the other in a slot, as the columns of one instruction."""
+    """Check two matmuls of one A: their B tiles are adjacent in a stage, as the columns of one instruction."""
     n, width = plan.tile[1], plan.tile[2] * plan.operand_bytes
     if plan.ctas_per_mma > 1 or plan.splits > 1:
         raise Refusal(
@@ -394,7 +402,7 @@ def _check_two_products(plan: GemmPlan) -> None:
 
 
 def _check_splits(plan: GemmPlan) -> None:
-    """CTAs that split K hand sums to one another through their cluster's shared memory."""
+    """Check split K in a cluster: CTAs exchange partials through distributed shared memory."""
     if not 1 <= plan.splits <= MAX_SPLITS:
         raise Refusal(f"K in {plan.splits} parts; 1 to {MAX_SPLITS} are implemented")
     _check_grid_splits(plan)
@@ -415,7 +423,7 @@ def _check_splits(plan: GemmPlan) -> None:
 
 
 def _check_grid_splits(plan: GemmPlan) -> None:
-    """Clusters that split K hand sums to one another through a workspace."""
+    """Check split K across clusters, which exchange partials through a workspace."""
     if not 1 <= plan.grid_splits <= MAX_GRID_SPLITS:
         raise Refusal(f"K of a tile by {plan.grid_splits} clusters; 1 to {MAX_GRID_SPLITS} are implemented")
     if plan.grid_splits == 1:
@@ -437,7 +445,7 @@ def _check_grid_splits(plan: GemmPlan) -> None:
 
 
 def _check_rows(plan: GemmPlan) -> None:
-    """A row lies in the registers of the CTAs of a cluster along N."""
+    """Check per-row values: a row is in the registers of the CTAs of a cluster along N."""
     if plan.teams > 1 or plan.splits > 1 or plan.grid_splits > 1:
         raise Refusal("numbers per row are implemented without ping-pong and without splitting K")
     if plan.problem.epilogue.reduces_rows and "size_n" in plan.problem.runtime:
@@ -456,9 +464,14 @@ def _check_rows(plan: GemmPlan) -> None:
 
 
 def _stores_by_warps(plan: GemmPlan) -> bool:
-    """Where nothing else has warps wait for each other between tiles: rows that are reduced, whose row operands stay. A warp's
-    rows of a sub-tile lie one behind the other in shared memory as long as they are no longer than a swizzle atom is wide.
-    On an H200 layer_norm of 131072×4096 products with K = 512 takes 1155 us instead of 1281 so, softmax 1425 instead of 1525."""
+    """Return whether each warp stores its own rows of a sub-tile.
+
+    It does where warps have no other barrier between tiles: rows are reduced, and row operands stay. A warp's rows of a
+    sub-tile are adjacent in shared memory if no longer than a swizzle atom.
+
+    On an H200, layer_norm of 131072×4096 matmuls with K = 512 takes 1155 us instead of 1281, softmax 1425 us instead of
+    1525.
+    """
     shared_by_tile = plan.problem.epilogue.of_kind("row") and not plan.columns_stay
     return (
         plan.unit == "wgmma"
@@ -484,7 +497,7 @@ def _check_residents(plan: GemmPlan) -> None:
 
 
 def _check_slices(plan: GemmPlan) -> None:
-    """CTAs that share an operand each load a slice of it: whole swizzle atoms, 8 lines of K or 128 bytes along M, N."""
+    """Check that CTAs that share an operand each load whole swizzle atoms: 8 lines of K, or 128 bytes along M or N."""
     rows, columns = plan.cta_tile[0], plan.tile[1] // plan.ctas_per_mma
     for name, extent, sharers, major in (
         ("A", rows, counts(plan).a_multicast, plan.problem.a_major),
@@ -526,11 +539,12 @@ def _check_tcgen05(plan: GemmPlan) -> None:
     if plan.problem.scales is not None and kept > MAX_SCALED_SUMS:
         raise Refusal(f"a tile of {m}×{n} with scales keeps {kept} sums per thread; up to {MAX_SCALED_SUMS} leave room")
     if plan.teams > 1:
-        raise Refusal("ping-pong is for wgmma; tcgen05 stores beside its next tile anyway")
+        raise Refusal("ping-pong is for wgmma; tcgen05 overlaps its epilogue with the next tile anyway")
 
 
 def _accumulator_stages(plan: GemmPlan, choice: Choice) -> int:
-    """Two let the matrix unit start the next tile while this one is stored; blocks of K with scales take one each."""
+    """Return the accumulator stages. Two let the mainloop of the next tile overlap the epilogue; each block of K with
+    scales takes one."""
     if plan.unit == "wgmma":
         if choice.accumulator_stages not in (None, 1):
             raise Refusal("sums of wgmma stay in registers: there is one stage of them")
@@ -546,7 +560,8 @@ def _accumulator_stages(plan: GemmPlan, choice: Choice) -> int:
 
 
 def _most_stages(plan: GemmPlan) -> int:
-    """By what one more takes, of the operands and two barriers; what lies behind them may be aligned otherwise."""
+    """Return the most stages of A and B that fit. Each takes its operands and two barriers; alignment after them may
+    change."""
     numbers = counts(plan)
     least = dataclasses.replace(plan, ab_stages=2)
     one = numbers.a_stage_bytes + numbers.b_stage_bytes + 2 * WORD_BYTES

@@ -1,4 +1,4 @@
-"""Every number that two sides of a pipeline must agree on, from one function of the plan."""
+"""Counts that both sides of a pipeline share, computed by one function of the plan."""
 
 from __future__ import annotations
 
@@ -10,61 +10,62 @@ from .records import SUM_BYTES, WARP_THREADS, GemmPlan
 from .reductions import exchanges
 
 ROW_SLOTS = 2
-"""Of exchanges of rows: CTAs that have the result of one may begin the next while others still read."""
+"""Stages of row exchanges: CTAs with the result of one exchange may begin the next while others still read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineCounts:
-    """Of one ring of ``stages`` slots. Transaction bytes are those that one full barrier awaits per phase."""
+    """Counts of one pipeline of ``stages`` stages. Transaction bytes are those of one full barrier per phase."""
 
     stages: int
     full_arrivals: int
     empty_arrivals: int
     transaction_bytes: int = 0
     spare_words: int = 0
-    """Places of barriers that are not used."""
+    """Unused barrier words."""
 
     @property
     def barrier_words(self) -> int:
-        """64-bit barriers: one that says full per slot, and one that says empty unless nobody has to."""
+        """64-bit barriers: one full barrier per stage, and one empty barrier unless no one arrives at it."""
         return (2 if self.empty_arrivals else 1) * self.stages + self.spare_words
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
     a_stage_bytes: int
-    """One slot of A in the shared memory of one CTA."""
+    """One stage of A in the shared memory of one CTA."""
     b_stage_bytes: int
-    """Of both products, where there are two."""
+    """The same for B, of both matmuls where there are two."""
     ab: PipelineCounts
     accumulator: PipelineCounts | None
     residual: PipelineCounts | None
-    """One slot holds a sub-tile of every exact operand."""
+    """One stage holds a sub-tile of every residual."""
     parts: PipelineCounts | None
-    """One slot holds the sums of every other CTA that shares the K, of all sub-tiles that this one stores; its bytes are
-    those of one such sub-tile."""
+    """One stage holds the partials of every other CTA that shares K, for all sub-tiles that this CTA stores. Its bytes
+    are those of one such sub-tile."""
     parts_stage_bytes: int
     rows: PipelineCounts | None
-    """One slot holds what all CTAs of a row found of it; its bytes are those of one reduction. Nobody says that a slot is
-    empty: who fills it has seen the exchange before the one that it takes part in, which everybody sent to who had read
-    the slot. Of one slot it has seen K tiles for which everybody gave back theirs of A and B behind reading it."""
+    """One stage holds the results of all CTAs of a row; its bytes are those of one reduction. There are no empty
+    barriers. A CTA that fills a stage has completed the exchange before, which each CTA sent after it had read the
+    stage. With one stage, it has received K tiles of A and B into stages that all CTAs released after they had read it.
+    """
     rows_stage_bytes: int
-    """Of as many reductions as the exchange with the most of them has. The slot of all at once has the bytes of two for those
-    apart: memory is predicted by facts that do not say which it will be."""
+    """The bytes of the exchange with the most reductions. The stage of a joint exchange has the bytes of two separate
+    stages, because memory is predicted from facts that do not know the choice."""
     a_multicast: int
-    """CTAs of the cluster that one A tile is loaded for at once: those along N, or one."""
+    """CTAs of the cluster that share one load of an A tile: those along N, or one."""
     b_multicast: int
     """CTAs, or pairs, that read one B tile: those along M."""
     consumer_threads: int
-    """Threads of the barrier among the warps that store."""
+    """Threads of the barrier among the epilogue warps."""
     tensor_memory_threads: int
-    """Threads of the barrier at which tensor memory is handed over: the storing warps and the one that issues."""
+    """Threads of the tensor-memory barrier: the epilogue warps and the MMA warp."""
     tensor_memory_columns: int
 
 
 @functools.lru_cache(maxsize=1024)
 def counts(plan: GemmPlan) -> Counts:
-    """The counts of `plan`."""
+    """Return the counts of `plan`."""
     rows, columns = plan.cta_tile
     a_bytes = rows * plan.tile[2] * plan.operand_bytes
     b_bytes = columns * plan.products // plan.ctas_per_mma * plan.tile[2] * plan.operand_bytes
@@ -80,7 +81,7 @@ def counts(plan: GemmPlan) -> Counts:
         ab=PipelineCounts(
             stages=plan.ab_stages,
             full_arrivals=1,
-            # wgmma: every consumer warp of every CTA that reads what this one loads; tcgen05: one commit per CTA or pair.
+            # wgmma: every consumer warp of every CTA that reads this CTA's loads; tcgen05: one commit per CTA or pair.
             empty_arrivals=sharers if tcgen05 else sharers * plan.consumer_warps,
             transaction_bytes=(a_bytes + b_bytes) * plan.ctas_per_mma,
         ),
@@ -127,16 +128,16 @@ def counts(plan: GemmPlan) -> Counts:
 
 
 def subtile_bytes(plan: GemmPlan, dtype: str) -> int:
-    """A sub-tile of an exact operand, or of an output, of `dtype`."""
+    """Return the bytes of a sub-tile of a residual or an output of `dtype`."""
     return plan.cta_tile[0] * plan.epilogue_n * itemsize(dtype)
 
 
 @functools.lru_cache(maxsize=4096)
 def multicast_masks(plan: GemmPlan, rank: int) -> tuple[int, int]:
-    """CTAs of the cluster, as bits, that receive what CTA `rank` loads of A and of B.
+    """Return the CTAs of the cluster, as bit masks, that receive the loads of A and of B by CTA `rank`.
 
-    Ranks count the halves of a pair first, then pairs along M, then CTAs along N, then parts of K. Both halves of a pair
-    keep their own half of either operand.
+    Ranks count the halves of a pair first, then pairs along M, then CTAs along N, then parts of K. Both halves of a
+    pair keep their own half of either operand.
     """
     half, pair_m, cta_n = place(plan, rank)
     rows, columns = plan.cluster_tiles
@@ -148,45 +149,48 @@ def multicast_masks(plan: GemmPlan, rank: int) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=4096)
 def place(plan: GemmPlan, rank: int) -> tuple[int, int, int]:
-    """(half of its pair, tile along M, tile along N) of CTA `rank` in its cluster."""
+    """Return (half of its pair, tile along M, tile along N) of CTA `rank` in its cluster."""
     pair, half = divmod(rank % (plan.cluster[0] * plan.cluster[1]), plan.ctas_per_mma)
     cta_n, pair_m = divmod(pair, plan.cluster_tiles[0])
     return half, pair_m, cta_n
 
 
 def part_of(plan: GemmPlan, rank: int) -> int:
-    """Which part of K CTA `rank` of its cluster multiplies."""
+    """Return the part of K that CTA `rank` of its cluster multiplies."""
     return rank // (plan.cluster[0] * plan.cluster[1])
 
 
 def rank_at(plan: GemmPlan, half: int, pair_m: int, cta_n: int, part: int = 0) -> int:
-    """The inverse of ``place`` and ``part_of``."""
+    """Return the rank of a CTA: the inverse of ``place`` and ``part_of``."""
     return half + plan.ctas_per_mma * (pair_m + plan.cluster_tiles[0] * (cta_n + plan.cluster_tiles[1] * part))
 
 
 def k_range(plan: GemmPlan, rank: int, k_tiles: int, grid_part: int = 0) -> range:
-    """The K tiles that CTA `rank` of a cluster multiplies, one behind the other: on an H200 that is up to an eighth faster
-    than to take them in turn. ``grid_part`` says which of the clusters that split K it is."""
+    """Return the contiguous K tiles that CTA `rank` of a cluster multiplies.
+
+    On an H200 contiguous ranges are up to an eighth faster than interleaved ones. ``grid_part`` is the cluster's index
+    among those that split K.
+    """
     part = grid_part * plan.splits + part_of(plan, rank)
     return range(k_tiles * part // plan.parts, k_tiles * (part + 1) // plan.parts)
 
 
 def row_peers(plan: GemmPlan, rank: int) -> list[int]:
-    """Ranks of the CTAs that hold the rows of CTA `rank` together with it, itself among them, from the first column on."""
+    """Return the ranks of the CTAs that share rows with CTA `rank`, including itself, in the order of columns."""
     half, pair_m, _ = place(plan, rank)
     return [rank_at(plan, half, pair_m, n) for n in range(plan.cluster_tiles[1])]
 
 
 def block_count(plan: GemmPlan) -> int:
-    """Blocks of K with factors of their own."""
+    """Return the number of blocks of K with one scale each."""
     return -(-plan.k_tiles // plan.promote_k_tiles)
 
 
 def owner(plan: GemmPlan, subtile: int) -> int:
-    """The part of K whose CTA adds all sums of `subtile` and stores it."""
+    """Return the part of K whose CTA adds all partials of `subtile` and stores it."""
     return subtile % plan.splits
 
 
 def _columns(needed: int) -> int:
-    """Tensor memory is allocated in powers of two from 32 columns."""
+    """Return allocated tensor-memory columns: a power of two of at least 32."""
     return max(32, 1 << (needed - 1).bit_length())

@@ -1,4 +1,4 @@
-"""What the generator knows of a dtype, by torch's name for it."""
+"""Properties of dtypes for the code generator, by torch's names."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class Dtype:
     dsl: str
     """Attribute of the module ``cutlass``."""
     mma_k: int = 0
-    """Depth of one instruction of the matrix units; 0 where they do not take it as an operand."""
+    """K extent of one MMA instruction; 0 where it is no operand type."""
     operand: str = ""
-    """What the matrix units take it for, an attribute of ``cutlass``; "" where that is the same."""
+    """The operand type of the MMA, an attribute of ``cutlass``; "" where it is the same."""
 
 
 DTYPES: dict[str, Dtype] = {
@@ -28,23 +28,23 @@ DTYPES: dict[str, Dtype] = {
     "int64": Dtype(itemsize_bytes=8, dsl="Int64"),
 }
 NUMBER = "number"
-"""In the place of a dtype: not a tensor of it, but a number in fp32."""
+"""In place of a dtype: an fp32 scalar instead of a tensor."""
 SIZE, PITCH = "size", "pitch"
-"""In the place of a dtype: an integer of 32 bits, or of 64."""
+"""In place of a dtype: an integer of 32 bits, or of 64."""
 OPERAND_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype.mma_k)
 FLOAT_DTYPES = ("float32", "float16", "bfloat16")
 EPILOGUE_DTYPES = (*FLOAT_DTYPES, "int8", "bool")
-"""Of what epilogues read."""
+"""Types of epilogue inputs."""
 COLUMN_DTYPES = (*EPILOGUE_DTYPES, "int32", "int64")
-"""Of what they read one number per row of: integers as fp32 rounds them."""
+"""Types of epilogue inputs of one number per row: integers are rounded to fp32."""
 OUTPUT_DTYPES = (*FLOAT_DTYPES, "float8_e4m3fn", "int8")
-"""The conversion to e5m2 saturates where torch's gives infinity."""
+"""Types of output matrices. The conversion to e5m2 saturates where torch's gives infinity."""
 COLUMN_OUTPUT_DTYPES = (*FLOAT_DTYPES, "int32", "int64")
-"""Of outputs with one number per row, which are stored one by one."""
+"""Types of outputs with one number per row, which are stored one by one."""
 LARGEST_E4M3 = 464.0
-"""Rounds to 448, the largest number of e4m3; torch gives NaN for what is larger, the conversion would saturate."""
+"""Rounds to 448, the largest finite e4m3. Torch gives NaN for larger values, where the conversion would saturate."""
 
 
 def itemsize(name: str) -> int:
-    """Bytes of one element."""
+    """Return the bytes of one element."""
     return DTYPES[name].itemsize_bytes

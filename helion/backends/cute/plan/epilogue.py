@@ -1,4 +1,4 @@
-"""What happens between the accumulator and the store, as a straight-line program in fp32 over named operands."""
+"""The epilogue between accumulator and store, as a straight-line program in fp32 over named operands."""
 
 from __future__ import annotations
 
@@ -55,32 +55,32 @@ ARITY: Mapping[str, int] = {
     "round_float16": 1,
     "round_bfloat16": 1,
 }
-"""Number of arguments by operation. ``round`` gives the nearest integer, of two the even one; ``round_*`` rounds to the type
-and widens again, as a cast within the chain does. What compares gives 1 or 0, and ``where`` takes the second argument unless
-the first is 0."""
+"""Number of arguments by operation. ``round`` rounds half to even; ``round_*`` rounds to the type and widens again, as
+a cast within the chain does. Comparisons give 1 or 0, and ``where`` selects the second argument unless the first is 0.
+"""
 COLUMN_NUMBER, ROW_NUMBER = "column_number", "row_number"
-"""The operations without arguments that give the number of each column, and of each row, from 0 on."""
+"""The operations without arguments that give the index of each column, and of each row, from 0."""
 MAX_NUMBERED = 2**24
-"""Rows, or columns, whose numbers fp32 holds."""
+"""Rows, or columns, whose indices are exact in fp32."""
 REDUCTIONS: Mapping[str, int] = {"row_sum": 1, "row_maximum": 1, "row_minimum": 1, "row_first": 2}
 """Number of arguments by operation on the N values of a whole row, whose result is one number per row.
 
-``row_maximum`` and ``row_minimum`` give NaN for a row that has one. ``row_first`` (x, s) is the first column at which x equals
-s, or at which both are NaN: with s the maximum of x, it is where torch's ``argmax`` finds it.
+``row_maximum`` and ``row_minimum`` give NaN for a row that has one. ``row_first`` (x, s) is the first column at which x
+equals s, or at which both are NaN. With s the maximum of x, it is the result of torch's ``argmax``.
 """
 MAX_CHAIN = 4
-"""Reductions of a row that each need the one before."""
+"""Limit of row reductions that each depend on the one before."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpilogueOperand:
-    """A tensor read beside the accumulator: ``exact`` (M, N), ``row`` (N,) or ``column`` (M,); or a ``number`` that each launch
-    is given, in fp32.
+    """An input of the epilogue besides the accumulator.
 
-    ``pitch`` counts elements from one row to the next of an exact operand, and from one element to the next of a vector: 0
-    of a column that has one number for all rows.
-    ``product`` is a
-    second B, of the type, shape and major of the first: the value is A @ B of it, its ``pitch`` that of its lines.
+    It is a tensor, ``exact`` (M, N), ``row`` (N,) or ``column`` (M,); or a ``number``, an fp32 scalar of each launch. A
+    ``product`` is a second B, of the type, shape and major of the first: the value is A @ B of it.
+
+    ``pitch`` counts elements from one row to the next of an exact operand, or from one line to the next of a second B.
+    For a vector it counts those from one element to the next: 0 for a column with one number for all rows.
     """
 
     name: str
@@ -90,7 +90,7 @@ class EpilogueOperand:
 
     @property
     def label(self) -> str:
-        """Its name in the text, unlike any of the kernel's own."""
+        """Its name in generated code, distinct from the kernel's own names."""
         return f"{self.name}_operand"
 
 
@@ -107,7 +107,7 @@ def constant(value: float) -> Constant:
 
 @dataclass(frozen=True)
 class Instruction:
-    """``op`` of earlier values (their numbers) or constants."""
+    """An ``op`` over earlier values (by number) or constants."""
 
     op: str
     arguments: tuple[int | Constant, ...]
@@ -115,11 +115,13 @@ class Instruction:
 
 @dataclass(frozen=True, kw_only=True)
 class EpilogueOutput:
-    """A tensor that value number ``value`` is stored to, rounded once: ``exact`` (M, N), ``column`` (M,), or ``tile`` (M, tiles
-    of N), to which each tile stores what it reduces its own columns to.
+    """A tensor that value number ``value`` is stored to, rounded once.
 
-    ``pitch`` counts elements from one row to the next of an exact output and of one per tile, and from one element to the
-    next of a column. The values of both others have to be one per row.
+    It is ``exact`` (M, N), ``column`` (M,), or ``tile`` (M, tiles of N), to which each tile stores a reduction of its
+    own columns.
+
+    ``pitch`` counts elements from one row to the next of ``exact`` and ``tile``, and from one element to the next of
+    ``column``. The values of ``column`` and ``tile`` have to be one per row.
     """
 
     name: str
@@ -130,13 +132,14 @@ class EpilogueOutput:
 
     @property
     def label(self) -> str:
-        """Its name in the text, unlike any of the kernel's own."""
+        """Its name in generated code, distinct from the kernel's own names."""
         return f"{self.name}_output"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Epilogue:
-    """Value 0 is the accumulator, values 1 .. len(operands) the operands, then one value per instruction.
+    """A straight-line program. Value 0 is the accumulator, values 1 .. len(operands) the operands, then one value per
+    instruction.
 
     Each output is a value of these; without outputs the last value is stored to D.
     """
@@ -151,16 +154,16 @@ class Epilogue:
 
     @property
     def last(self) -> int:
-        """Number of the last value that is computed: of the accumulator where nothing is."""
+        """Number of the last computed value: that of the accumulator if there are no instructions."""
         return len(self.operands) + len(self.instructions) if self.instructions else 0
 
     def made(self, value: int) -> Instruction | None:
-        """The instruction that gives `value`; None for the accumulator and operands."""
+        """Return the instruction that computes `value`; None for the accumulator and operands."""
         at = value - 1 - len(self.operands)
         return self.instructions[at] if at >= 0 else None
 
     def instruction(self, value: int) -> Instruction:
-        """The instruction that gives `value`, which is no operand."""
+        """Return the instruction that computes `value`, which is no operand."""
         return self.instructions[value - 1 - len(self.operands)]
 
     @property
@@ -169,7 +172,8 @@ class Epilogue:
 
     @functools.cached_property
     def per_row(self) -> tuple[bool, ...]:
-        """By value: whether it is one number per row, as numbers, column operands and reductions are, and what is made of such."""
+        """Flags by value, true for one number per row: numbers, column operands, reductions, and what depends only on
+        these."""
         found = [False, *(operand.kind in ("column", "number") for operand in self.operands)]
         for instruction in self.instructions:
             values = [x for x in instruction.arguments if not isinstance(x, Constant)]
@@ -179,7 +183,7 @@ class Epilogue:
 
     @functools.cached_property
     def levels(self) -> tuple[int, ...]:
-        """By value: how many reductions, each of which needs the one before, it comes behind."""
+        """Depths by value: the longest chain of reductions that it depends on."""
         found = [0] * (1 + len(self.operands))
         for instruction in self.instructions:
             before = max((found[x] for x in instruction.arguments if not isinstance(x, Constant)), default=0)
@@ -187,14 +191,14 @@ class Epilogue:
         return tuple(found)
 
     def numbers(self, op: str) -> bool:
-        """Whether it computes with the numbers of rows, or of columns."""
+        """Return whether it computes with the indices of rows, or of columns."""
         return any(instruction.op == op for instruction in self.instructions)
 
     def of_kind(self, kind: OperandKind) -> tuple[EpilogueOperand, ...]:
         return tuple(operand for operand in self.operands if operand.kind == kind)
 
     def check(self) -> None:
-        """Raises ``Refusal`` unless every instruction is known and reads only earlier values, and outputs are values."""
+        """Check that instructions are known and read only earlier values, and outputs are values. Raises ``Refusal``."""
         for what, names in (
             ("operands", [operand.name for operand in self.operands]),
             ("outputs", [output.name for output in self.outputs]),
@@ -208,9 +212,7 @@ class Epilogue:
         for output in self.outputs:
             self._check_output(output)
         if max(self.levels) > MAX_CHAIN:
-            raise Refusal(
-                f"{max(self.levels)} reductions of a row, one behind the other; up to {MAX_CHAIN} are implemented"
-            )
+            raise Refusal(f"{max(self.levels)} dependent reductions of a row; up to {MAX_CHAIN} are implemented")
 
     def _check_instruction(self, number: int, instruction: Instruction) -> None:
         arity = {**ARITY, **REDUCTIONS, COLUMN_NUMBER: 0, ROW_NUMBER: 0}.get(instruction.op)

@@ -1,9 +1,9 @@
-"""Rows that no cluster holds: what the product stores of them, and the second kernel that finishes them.
+"""Rows too long for a cluster: the stores of the matmul, and the second kernel that finishes the rows.
 
-Where a matrix is stored that needs numbers of whole rows, the product stores the values that all comes from, and the second
-kernel reads each row once. Where numbers per row are all that is stored, tiles reduce their own columns, and the second
-kernel joins what they found: no matrix is written. Sums of exponentials about the row's maximum are taken about that of the
-tile, and rescaled.
+Where an output matrix depends on whole rows, the matmul stores the values that all outputs depend on. The second kernel
+then reads each row once. Where only numbers per row are stored, tiles reduce their own columns, and the second kernel
+combines the results: no matrix is written. Sums of exponentials use the maximum of the tile, and are rescaled to that
+of the row.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from .reductions import needed, reductions_of
 from .refusal import Refusal
 
 STORED = {"round_bfloat16": "bfloat16", "round_float16": "float16"}
-"""Values that lose nothing in a type of 16 bits."""
+"""Rounded values, which are exact in a type of 16 bits."""
 VECTOR_BYTES = 16
-"""Of one access to memory."""
+"""Bytes of one vectorized access to global memory."""
 KEPT_VALUES, KEPT_THREADS = 32, 512
-"""Of a thread that keeps its part of a row, beside what its epilogue needs, and the most threads of which each can have so
-many: with 1024, each has 64 registers in all."""
+"""Values of a row that a thread keeps besides the registers of its epilogue, and the most threads that can have as
+many. With 1024 threads, each has 64 registers in all."""
 THREADS = (128, 256, 512, 1024)
 EARLY_REGISTERS, REGISTER_BYTES = 16, 4
-"""Of a thread, for operands of the epilogue that it has before the product has ended."""
+"""Registers of a thread for epilogue operands that it loads before the matmul ends."""
 ROWS_PER_CTA = 4
-"""Of the kernel that joins tiles, a warp each."""
+"""Rows per CTA of the kernel that combines tiles, one warp each."""
 ROWS = "rows"
-"""The name of the output that the product stores."""
+"""The name of the output that the matmul stores."""
 MAX_ROWS_BYTES = 2**33
-"""Of rows in the workspace: as much as a large activation, which a library's product would leave in memory as well."""
+"""Limit of rows in the workspace: as much as a large activation, which a library's matmul would also leave in memory.
+"""
 
 
 @functools.lru_cache(maxsize=256)
 def split(problem: GemmProblem, tile_columns: int) -> tuple[GemmProblem, RowFinish | TileFinish]:
-    """What the product computes and stores, in tiles of so many columns, and the finish behind it. Raises ``Refusal``."""
+    """Split a problem into the matmul, in tiles of ``tile_columns``, and the finish after it. Raises ``Refusal``."""
     if problem.batch is not None or not problem.epilogue.reduces_rows:
         raise Refusal("rows in memory are implemented for one product whose rows are reduced")
     if problem.runtime:
@@ -63,8 +64,8 @@ def _with_rows(problem: GemmProblem) -> tuple[GemmProblem, RowFinish]:
     finish = _row_finish(problem, held, dtype, pitch, home.name if home else "")
     if rows_bytes(finish) > MAX_ROWS_BYTES:
         raise Refusal(f"rows of {rows_bytes(finish)} bytes in memory; up to {MAX_ROWS_BYTES} are implemented")
-    check_places(problem.epilogue, row_walks(finish), "the kernel behind the product")
-    rounds = made is not None and made.op in STORED  # which storing does
+    check_places(problem.epilogue, row_walks(finish), "the kernel after the matmul")
+    rounds = made is not None and made.op in STORED  # the store rounds
     epilogue, (value,) = _cut(problem.epilogue, tuple(_values(made)) if made and rounds else (held,))
     output = EpilogueOutput(name=ROWS, value=value, kind="exact", dtype=dtype, pitch=pitch)
     stored = dataclasses.replace(epilogue, outputs=(output,))
@@ -92,7 +93,7 @@ def _row_finish(problem: GemmProblem, held: int, dtype: str, pitch: int, home: s
 
 
 def _matrix_dtypes(problem: GemmProblem) -> Iterator[str]:
-    """Of what the second kernel reads and writes by columns. Two bytes are the least, so that a vector has 8 columns at most."""
+    """Yield the types of column accesses in the second kernel: of 2 bytes or more, so a vector has at most 8 columns."""
     yield "float16"
     yield from (each.dtype for each in problem.outputs_of("exact"))
     yield from (each.dtype for each in problem.epilogue.operands if each.kind in ("exact", "row"))
@@ -107,7 +108,7 @@ def _up(number: int, multiple: int) -> int:
 
 
 def _held(problem: GemmProblem) -> int:
-    """The first value that everything behind can be computed from, or one that is rounded to 16 bits anyway."""
+    """Return the first value that all later ones depend on, preferring one that is rounded to 16 bits anyway."""
     epilogue = problem.epilogue
     wanted = needed(epilogue, (output.value for output in problem.outputs))
     candidates = [0, *(value for value in wanted if value > len(epilogue.operands))]
@@ -123,7 +124,8 @@ def _held(problem: GemmProblem) -> int:
 
 
 def _sums_beside(problem: GemmProblem, wanted: Sequence[int], held: int) -> bool:
-    """Whether some of the `wanted` values behind `held`, or an output, needs sums otherwise than by it."""
+    """Return whether some of the `wanted` values after `held`, or an output, depend on accumulators other than through
+    it."""
     epilogue = problem.epilogue
     sums = {0, *(at for at, each in enumerate(epilogue.operands, start=1) if each.kind == "product")}
     behind = sums - {held}
@@ -140,21 +142,23 @@ def _values(made: Instruction) -> Iterator[int]:
 
 
 def row_walks(finish: RowFinish) -> tuple[Pass, ...]:
-    """The walks over a row of the second kernel: one for each reduction that waits for others, one that stores."""
+    """Return the passes of the second kernel over a row: one per level of dependent reductions, then one that stores."""
     problem = finish.problem
     return walks(problem.epilogue, stored_last(finish), reductions_of(problem), finish.held, finish.kept)
 
 
 def operands_read(finish: RowFinish) -> tuple[EpilogueOperand, ...]:
-    """Matrices and rows of the epilogue that some walk reads."""
+    """Return the epilogue's matrices and rows that some pass reads."""
     numbers = sorted({value for walk in row_walks(finish) for value in walk.reads})
     return tuple(finish.problem.epilogue.operands[value - 1] for value in numbers)
 
 
 @functools.lru_cache(maxsize=256)
 def loaded_early(finish: RowFinish) -> tuple[EpilogueOperand, ...]:
-    """Those whose columns a thread loads while the product still runs, as many as few registers hold: what lies in no cache
-    takes about a microsecond, more than all else that a row of few needs."""
+    """Return the operands that a thread loads while the matmul still runs, up to a few registers.
+
+    A load that misses the caches takes about a microsecond, more than the rest of the work on a short row.
+    """
     found, left = [], EARLY_REGISTERS if finish.kept else 0
     for operand in operands_read(finish):
         registers = -(-finish.chunks * finish.vector * itemsize(operand.dtype) // REGISTER_BYTES)
@@ -165,7 +169,7 @@ def loaded_early(finish: RowFinish) -> tuple[EpilogueOperand, ...]:
 
 
 def stored_last(finish: RowFinish) -> tuple[EpilogueOutput, ...]:
-    """The matrices that the second kernel stores: not the one that the product has stored whole."""
+    """Return the matrices that the second kernel stores: all but the one that the matmul has stored whole."""
     exact = finish.problem.outputs_of("exact")
     return tuple(each for each in exact if (each.name, each.value) != (finish.home, finish.held))
 
@@ -188,7 +192,7 @@ def _with_tiles(problem: GemmProblem, parts: Sequence[Part], columns: int) -> tu
 
 
 def _parts(problem: GemmProblem) -> list[Part]:
-    """How reductions of rows come from those of tiles, in their order; none where a matrix is stored, or one does not."""
+    """Return how row reductions follow from those of tiles, in order; none where a matrix is stored, or one does not."""
     if problem.outputs_of("exact"):
         return []
     found = []
@@ -224,13 +228,13 @@ def _part(epilogue: Epilogue, value: int) -> Part | None:
 
 
 def _extreme(epilogue: Epilogue, value: int, x: int, ops: Sequence[str] = ("row_maximum", "row_minimum")) -> bool:
-    """Whether `value` is the largest, or the smallest, of `x`."""
+    """Return whether `value` is the maximum, or the minimum, of `x`."""
     made = epilogue.made(value)
     return made is not None and made.op in ops and made.arguments == (x,) and epilogue.levels[value] == 1
 
 
 def _scaled(epilogue: Epilogue, value: int) -> tuple[float, Instruction | None]:
-    """A positive factor of `value`, and what it is the factor of."""
+    """Return a positive factor of `value`, and the other operand's instruction."""
     made = epilogue.made(value)
     if made is None or made.op != "mul":
         return 1.0, made
@@ -242,8 +246,10 @@ def _scaled(epilogue: Epilogue, value: int) -> tuple[float, Instruction | None]:
 
 
 def _about_tiles(epilogue: Epilogue, parts: Sequence[Part]) -> tuple[Epilogue, dict[int, int]]:
-    """The same instructions, with rescaled sums about the maximum of a tile, or about 0 where that is not finite: a tile of
-    nothing but -inf has a sum of 0. Values have other numbers there."""
+    """Rewrite rescaled sums to use the maximum of a tile, or 0 where that is not finite; renumber the values.
+
+    A tile of only -inf then has a sum of 0.
+    """
     tops = {part.of for part in parts if part.kind == "rescaled"}
     numbers: dict[int, int] = {value: value for value in range(1 + len(epilogue.operands))}
     about: dict[int, int] = {}
@@ -265,7 +271,7 @@ def _about_tiles(epilogue: Epilogue, parts: Sequence[Part]) -> tuple[Epilogue, d
 
 
 def joined(finish: TileFinish) -> tuple[tuple[Part, ...], ...]:
-    """The parts in the order in which they can be joined."""
+    """Return the parts in the order in which they can be combined."""
     known = {part.value: part for part in finish.parts}
     return tuple(tuple(known[value] for value in level) for level in reductions_of(finish.problem))
 
@@ -274,7 +280,7 @@ def joined(finish: TileFinish) -> tuple[tuple[Part, ...], ...]:
 
 
 def _cut(epilogue: Epilogue, values: tuple[int, ...]) -> tuple[Epilogue, tuple[int, ...]]:
-    """What of `epilogue` gives `values`, and their numbers in it."""
+    """Return the part of `epilogue` that computes `values`, and their numbers in it."""
     wanted = needed(epilogue, values)
     kept = [at for at in wanted if 0 < at <= len(epilogue.operands)]
     made = [at for at in wanted if at > len(epilogue.operands)]
@@ -291,12 +297,12 @@ def _cut(epilogue: Epilogue, values: tuple[int, ...]) -> tuple[Epilogue, tuple[i
 
 
 def levels(problem: GemmProblem) -> range:
-    """Of numbers per row: 0 before the first reduction, and one behind each that waits for others."""
+    """Return the levels of per-row values: 0 before the first reduction, then one after each level of reductions."""
     return range(1 + len(reductions_of(problem)))
 
 
 def rows_bytes(finish: RowFinish | TileFinish | None) -> int:
-    """Of the workspace that holds what the product stores."""
+    """Return the workspace bytes of the rows that the matmul stores."""
     if finish is None or (isinstance(finish, RowFinish) and finish.home):
         return 0
     if isinstance(finish, RowFinish):
@@ -305,24 +311,26 @@ def rows_bytes(finish: RowFinish | TileFinish | None) -> int:
 
 
 def threads_of(finish: RowFinish | TileFinish) -> int:
-    """Of a CTA of the second kernel."""
+    """Return the threads of a CTA of the second kernel."""
     return finish.threads if isinstance(finish, RowFinish) else ROWS_PER_CTA * WARP_THREADS
 
 
 def ctas_of(finish: RowFinish | TileFinish) -> int:
-    """Of the second kernel."""
+    """Return the CTAs of the second kernel."""
     return finish.problem.m if isinstance(finish, RowFinish) else -(-finish.problem.m // ROWS_PER_CTA)
 
 
 def part_slot(finish: RowFinish, value: int) -> int:
-    """Where the warps' parts of a reduction begin among ``shared_words``."""
+    """Return the first word of a reduction's per-warp results among ``shared_words``."""
     order = [value for level in reductions_of(finish.problem) for value in level]
     return order.index(value) * (finish.threads // WARP_THREADS)
 
 
 def shared_words(finish: RowFinish | TileFinish) -> int:
-    """fp32 numbers that warps of a CTA of the second kernel hand to one another: a place for each warp and reduction, so that
-    none is written twice."""
+    """Return the fp32 words that warps of a CTA of the second kernel exchange.
+
+    Each warp and reduction has its own word, so none is written twice.
+    """
     if isinstance(finish, TileFinish):
         return 0
     return sum(map(len, reductions_of(finish.problem))) * (finish.threads // WARP_THREADS)

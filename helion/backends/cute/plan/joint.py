@@ -1,8 +1,8 @@
-"""Reductions that wait for one another and are exchanged at once all the same: CTAs reduce about numbers of their own columns
-first, and what they have found is moved to those of the row when all parts are there.
+"""Dependent reductions in one exchange. CTAs reduce relative to statistics of their own columns first, and the results
+are corrected to those of the row when all parts are there.
 
-The sum of squares about a number t is that about a part's mean c, plus its columns times (c - t) ** 2 (Chan, Golub and
-LeVeque 1983); a sum of exponentials about t is that about a part's maximum c, times exp(c - t).
+The sum of squares about t is that about a part's mean c, plus its columns times (c - t) ** 2. The source is Chan, Golub
+and LeVeque 1983. A sum of exponentials about t is that about a part's maximum c, times exp(c - t).
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from .reductions import exchanges, reductions_of
 
 @dataclass(frozen=True, kw_only=True)
 class OwnPart:
-    """Reduction ``value`` behind others, of which ``of`` says about what a CTA reduces its own columns.
+    """A dependent reduction ``value``, with the CTA-local statistic ``of`` that replaces the one of the row.
 
-    ``squares``: of ``difference``, from number ``about`` of the row; ``of`` is the sum of what that is the difference of.
-    ``powers``: ``term`` is ``op`` (``difference`` * ``scale``), and ``of`` the maximum. ``first``: the place of ``of``, an extreme.
+    ``squares``: of ``difference`` from number ``about`` of the row; ``of`` is the sum of the minuend. ``powers``:
+    ``term`` is ``op`` (``difference`` * ``scale``), and ``of`` the maximum. ``first``: the position of ``of``, an
+    extreme.
     """
 
     value: int
@@ -35,13 +36,13 @@ class OwnPart:
 
 
 def joint(plan: GemmPlan) -> tuple[OwnPart, ...]:
-    """The reductions of the second walk, where they are exchanged together with those of the first; else none."""
+    """Return the reductions of the second pass, if exchanged together with those of the first; else none."""
     return own_parts(plan.problem) if plan.joins else ()
 
 
 @functools.lru_cache(maxsize=1024)
 def own_parts(problem: GemmProblem) -> tuple[OwnPart, ...]:
-    """How those of the second of two walks come from those of parts of a row; none where one of them does not."""
+    """Return how reductions of the second of two passes follow from parts of a row; none if one of them does not."""
     reductions = reductions_of(problem)
     if len(reductions) != 2:
         return ()
@@ -53,27 +54,27 @@ def own_parts(problem: GemmProblem) -> tuple[OwnPart, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def meetings(plan: GemmPlan) -> tuple[tuple[int, ...], ...]:
-    """The numbers of the walks whose reductions are exchanged at once."""
+    """Return the numbers of the passes whose reductions share an exchange."""
     return ((0, 1),) if plan.joins else tuple((number,) for number in range(len(exchanges(plan))))
 
 
 def meeting(plan: GemmPlan, number: int) -> tuple[int, ...]:
-    """The one in which those of walk `number` are exchanged."""
+    """Return the exchange of the reductions of pass `number`."""
     return next(each for each in meetings(plan) if number in each)
 
 
 def exchanged(plan: GemmPlan, number: int) -> tuple[int, ...]:
-    """All reductions of that exchange, in the order of their places in a slot."""
+    """Return all reductions of that exchange, in the order of their places in a stage."""
     return tuple(value for walk in meeting(plan, number) for value in exchanges(plan)[walk])
 
 
 def most_exchanged(plan: GemmPlan) -> int:
-    """Reductions of the exchange with the most of them."""
+    """Return the largest number of reductions in one exchange."""
     return max((len(exchanged(plan, numbers[0])) for numbers in meetings(plan)), default=0)
 
 
 def moved(plan: GemmPlan, value: int) -> OwnPart | None:
-    """The reduction whose terms, value number `value`, a CTA has taken about its own maximum."""
+    """Return the reduction whose terms, value number `value`, a CTA computes relative to its own maximum."""
     return next((part for part in joint(plan) if part.kind == "powers" and part.term == value), None)
 
 
@@ -110,7 +111,7 @@ def _about(
     op: str = "",
     scale: float = 1.0,
 ) -> OwnPart | None:
-    """Of a `difference` from a number of the row, where the `reduction` of what it is the difference of is there."""
+    """Return the part for a `difference` from a number of the row, if the `reduction` of its minuend is available."""
     made = epilogue.made(difference) if isinstance(difference, int) else None
     if made is None or made.op != "sub" or not isinstance(difference, int):
         return None
@@ -137,7 +138,7 @@ def _named(made: Instruction) -> tuple[str, tuple[int | Constant, ...]]:
 
 
 def _scaled(epilogue: Epilogue, value: int | Constant) -> tuple[float, int | Constant]:
-    """A positive factor of `value`, and what it is the factor of."""
+    """Return a positive factor of `value`, and the other operand."""
     made = epilogue.made(value) if isinstance(value, int) else None
     if made is None or made.op != "mul":
         return 1.0, value

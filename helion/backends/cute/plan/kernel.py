@@ -1,4 +1,4 @@
-"""What a config comes to for one kernel of the user's: the product, its plan, and what prints as a report."""
+"""The plan of one user kernel: the GEMM, its arguments, and a printable report."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ from .workspace import workspace_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class CutePlan:
-    """``gemm`` is the plan of the matrix product that ``program`` is; ``arguments`` are what its launch takes, in order:
-    tensors, and numbers of the host, the last of which are those of ``runtime``, by their names in the problem.
+    """The plan of one kernel. ``gemm`` is the plan of the GEMM that ``program`` is.
+
+    ``arguments`` are those of its launch, in order: tensors, then numbers of the host. The last of these are the
+    numbers of ``runtime``, by their names in the problem.
 
     ``sizes`` are elements by block. ``overwritten`` are host expressions of tensors that the launch writes and that
-    something else may have seen. Printed, it says what the kernel consists of and what it takes.
+    other code may have read. Its text describes the kernel and its resources.
     """
 
     program: Program
@@ -37,7 +39,7 @@ class CutePlan:
     overwritten: tuple[str, ...]
     origin_lines: bool
     is_empty: bool = False
-    """Whether nothing is launched."""
+    """True if nothing is launched."""
     warnings: tuple[exc.BaseWarning, ...] = ()
 
     @property
@@ -46,17 +48,17 @@ class CutePlan:
 
     @functools.cached_property
     def roles(self) -> KernelProgram:
-        """What the warps do, the pipelines between them and their barriers."""
+        """The programs of the warps, the pipelines between them and their barriers."""
         return kernel_program(self.gemm)
 
     @property
     def shared_bytes(self) -> int:
-        """Of one CTA."""
+        """Shared memory of one CTA."""
         return shared_bytes(self.gemm)
 
     @property
     def tensor_memory_columns(self) -> int:
-        """Of one CTA; 0 on GPUs without tensor memory."""
+        """Tensor-memory columns of one CTA; 0 on GPUs without tensor memory."""
         return counts(self.gemm).tensor_memory_columns
 
     def __str__(self) -> str:
@@ -111,7 +113,7 @@ def _shared_by(scale: Scale) -> str:
 
 
 def _finish_lines(gemm: GemmPlan, finish: Finish) -> list[str]:
-    """The kernel behind the product, and what that leaves to it."""
+    """Describe the kernel after the matmul, and its inputs."""
     ctas, threads = ctas_of(finish), threads_of(finish)
     if isinstance(finish, TileFinish):
         stored = f"{len(finish.parts)} numbers of each row of {finish.tiles} tiles"

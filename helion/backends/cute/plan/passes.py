@@ -1,5 +1,4 @@
-"""The walks over the sub-tiles of a tile that an epilogue takes: one per reduction of rows that waits for another, one that
-stores."""
+"""Passes over the sub-tiles of a tile in the epilogue: one per level of dependent row reductions, then one that stores."""
 
 from __future__ import annotations
 
@@ -16,10 +15,10 @@ from .refusal import Refusal
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """One walk: what it computes of each element, by numbers of values.
+    """One pass: what it computes of each element, by numbers of values.
 
-    ``held`` is the value that the registers of the sums hold when it begins, ``keeps`` the one that it leaves there.
-    ``computes`` are instructions in their order, ``reads`` operands, ``reduces`` reductions whose terms it adds up.
+    ``held`` is the value in the accumulator registers when it begins, ``keeps`` the one that it leaves there.
+    ``computes`` are instructions in order, ``reads`` operands, ``reduces`` reductions whose terms it accumulates.
     """
 
     number: int
@@ -33,14 +32,14 @@ class Pass:
 
 @functools.lru_cache(maxsize=1024)
 def passes(plan: GemmPlan) -> tuple[Pass, ...]:
-    """The walks of `plan` in their order; all but the one that stores are followed by an exchange of what they reduce.
+    """Return the passes of `plan` in order; each but the storing one is followed by an exchange of its reductions.
 
-    Registers of wgmma keep what a walk has computed where later ones need nothing else; sums in tensor memory stay, and
-    are computed with again.
+    Registers of wgmma keep computed values if later passes need nothing else. Accumulators in tensor memory stay, and
+    each pass recomputes from them.
     """
     epilogue, exact = plan.problem.epilogue, plan.problem.outputs_of("exact")
     if not plan.by_rows:
-        # One number per row is computed for each element here, which costs less than registers.
+        # Here per-row values are recomputed for each element, which costs less than registers.
         operands = tuple(range(1, 1 + len(epilogue.operands)))
         computed = tuple(1 + len(epilogue.operands) + i for i in range(len(epilogue.instructions)))
         return (Pass(number=0, held=0, keeps=0, computes=computed, reads=operands, reduces=(), outputs=exact),)
@@ -56,9 +55,11 @@ def walks(
     registers: bool,
     own: frozenset[int] | None = None,
 ) -> tuple[Pass, ...]:
-    """One walk for each of `reductions`, which wait for one another, and one that stores `exact`, from value `held` on;
-    ``registers`` may keep another one from walk to walk. Where the second walk is about numbers of a CTA's ``own`` columns,
-    these of its values are kept at most: those that can be made those of the row."""
+    """Return one pass for each of the dependent `reductions`, and one that stores `exact`, starting from value `held`.
+
+    With ``registers`` a pass may leave another value for the next. If the second pass uses statistics of a CTA's
+    ``own`` columns, only values that can be corrected to those of the row are kept.
+    """
     targets = [_terms(epilogue, reduced) for reduced in reductions]
     if exact:
         targets.append(tuple(output.value for output in exact))
@@ -86,13 +87,13 @@ def walks(
 
 @functools.lru_cache(maxsize=1024)
 def per_row(plan: GemmPlan, level: int) -> tuple[int, ...]:
-    """Instructions of one number per row that can be computed behind exchange number `level`, reductions left out."""
+    """Return per-row instructions that can run after exchange number `level`, without reductions."""
     return numbers_of(plan.problem, level)
 
 
 @functools.lru_cache(maxsize=1024)
 def numbers_of(problem: GemmProblem, level: int) -> tuple[int, ...]:
-    """Instructions of one number per row that outputs of `problem` need, behind so many reductions, these left out."""
+    """Return per-row instructions that outputs of `problem` need, at this reduction depth, without reductions."""
     epilogue = problem.epilogue
     return tuple(
         value
@@ -104,14 +105,14 @@ def numbers_of(problem: GemmProblem, level: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def divisors(plan: GemmPlan, level: int) -> tuple[int, ...]:
-    """Numbers per row that elements are divided by, and that are known behind exchange number `level`."""
+    """Return per-row divisors of elements that are known after exchange number `level`."""
     epilogue = plan.problem.epilogue
     found = {divisor_of(plan, value) for walk in passes(plan) for value in walk.computes}
     return tuple(sorted(value for value in found if value is not None and epilogue.levels[value] == level))
 
 
 def divisor_of(plan: GemmPlan, value: int) -> int | None:
-    """The number per row that `value`, which is one per element, is a quotient of."""
+    """Return the per-row divisor of `value`, a per-element quotient; None if it is none."""
     epilogue, made = plan.problem.epilogue, plan.problem.epilogue.made(value)
     if made is None or made.op != "div" or not plan.by_rows or epilogue.per_row[value]:
         return None
@@ -120,12 +121,12 @@ def divisor_of(plan: GemmPlan, value: int) -> int | None:
 
 
 def reads_matrices(plan: GemmPlan, walk: Pass) -> bool:
-    """Whether `walk` reads exact operands."""
+    """Return whether `walk` reads residuals."""
     return any(plan.problem.epilogue.operands[value - 1].kind == "exact" for value in walk.reads)
 
 
 def check_passes(plan: GemmPlan) -> None:
-    """Raises ``Refusal`` where a matrix is read in vain, and for what ``check_places`` refuses."""
+    """Check that matrices are read for a reason, and what ``check_places`` checks. Raises ``Refusal``."""
     epilogue = plan.problem.epilogue
     if plan.has_residual and not any(reads_matrices(plan, each) for each in passes(plan)):
         raise Refusal(f"epilogue operand {epilogue.of_kind('exact')[0].name} is read by nothing")
@@ -133,8 +134,11 @@ def check_passes(plan: GemmPlan) -> None:
 
 
 def check_places(epilogue: Epilogue, taken: Iterable[Pass], who: str) -> None:
-    """Raises ``Refusal`` where a place in a row is looked for among values that are computed anew: they might be rounded in
-    another way than those whose maximum was taken, if the compiler joins a product and a sum in one of both."""
+    """Check that no position is searched for among recomputed values. Raises ``Refusal``.
+
+    If the compiler fuses a multiply and an add in only one of both computations, values round differently from those of
+    the maximum.
+    """
     for each in taken:
         for value in each.reduces:
             made = epilogue.instruction(value)
@@ -142,13 +146,11 @@ def check_places(epilogue: Epilogue, taken: Iterable[Pass], who: str) -> None:
                 if any(
                     _joins(epilogue, computed) for computed in _walk(epilogue, (x,), each.held) if computed != each.held
                 ):
-                    raise Refusal(
-                        f"row_first of a value with a product in a sum, which {who} computes a second time here"
-                    )
+                    raise Refusal(f"row_first of a value with a multiply and an add, which {who} recomputes here")
 
 
 def _joins(epilogue: Epilogue, value: int) -> bool:
-    """Whether `value` is a sum with a product in it, which one instruction may compute with one rounding."""
+    """Return whether `value` is an add with a multiply in it, which the compiler may fuse into one rounding."""
     made = epilogue.made(value)
     if made is None or made.op not in ("add", "sub"):
         return False
@@ -157,7 +159,7 @@ def _joins(epilogue: Epilogue, value: int) -> bool:
 
 
 def _terms(epilogue: Epilogue, reductions: Iterable[int]) -> tuple[int, ...]:
-    """What each of `reductions` reduces."""
+    """Return the term of each of `reductions`."""
     found = []
     for value in reductions:
         term = epilogue.instruction(value).arguments[0]
@@ -167,7 +169,7 @@ def _terms(epilogue: Epilogue, reductions: Iterable[int]) -> tuple[int, ...]:
 
 
 def _walk(epilogue: Epilogue, values: Iterable[int], held: int) -> list[int]:
-    """Values of single elements that `values` are made of, down to `held` and to operands, in order."""
+    """Return the per-element values that `values` depend on, down to `held` and to operands, in order."""
     found: set[int] = set()
     left = list(values)
     while left:
@@ -180,7 +182,7 @@ def _walk(epilogue: Epilogue, values: Iterable[int], held: int) -> list[int]:
 
 
 def _kept(epilogue: Epilogue, values: list[int], held: int, later: list[int]) -> int:
-    """The last of `values` from which everything `later` can be computed without `held`."""
+    """Return the last of `values` from which everything `later` can be computed without `held`."""
     for value in reversed(values):
         if value <= len(epilogue.operands) or value == held:
             continue

@@ -1,4 +1,4 @@
-"""The records of one matrix product: what is asked (``GemmProblem``), what is chosen (``Choice``), what results."""
+"""The records of one GEMM: the problem (``GemmProblem``), the tunable decisions (``Choice``), and the plan."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ Unit = Literal["wgmma", "tcgen05"]
 RowsIn = Literal["cluster", "memory"]
 
 SWIZZLE_BYTES = 128
-"""Width of the widest swizzle atom in shared memory, and of the box that one TMA instruction moves."""
+"""Width of the widest swizzle atom in shared memory, and of the tile of one TMA instruction."""
 TMA_ALIGNMENT_BYTES = 16
-"""Of the base and of every pitch that a tensor map holds (CUDA driver API, ``cuTensorMapEncodeTiled``)."""
+"""Alignment of the base and of every pitch in a TMA descriptor (CUDA driver API, ``cuTensorMapEncodeTiled``)."""
 WARP_THREADS = 32
 WARPGROUP_THREADS = 128
 WGMMA_ROWS = 64
 WARP_ROWS = 16
-"""Rows of sums that a warp holds, of each 64."""
+"""Accumulator rows of one warp, per 64 rows of a warpgroup."""
 SUM_BYTES = 4
 NAMES = ("A", "B", "D")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Products of one launch that lie side by side: ``size`` of them, 2 or more.
+    """A batch of ``size`` matmuls in one launch, 2 or more.
 
-    ``a``, ``b`` and ``d`` are the elements from one matrix to the next, ``operands`` those of the epilogue's operands, in
-    their order; 0 where all products read the same. ``more`` are those of the outputs behind D.
+    ``a``, ``b`` and ``d`` are strides from one matrix to the next, in elements. ``operands`` are those of the
+    epilogue's operands, in their order; 0 where all matmuls read the same. ``more`` are those of the outputs after D.
     """
 
     size: int
@@ -45,20 +45,20 @@ class Batch:
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """Of all outputs, in their order."""
+        """Batch strides of all outputs, in order."""
         return (self.d, *self.more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GemmProblem:
-    """D (M, N) = epilogue(A (M, K) @ B (K, N)), summed in fp32; D has contiguous rows.
+    """D (M, N) = epilogue(A (M, K) @ B (K, N)), accumulated in fp32; D has contiguous rows.
 
-    With ``scales`` the sums of each block of K are multiplied by its factors before they are added up.
+    With ``scales`` the partial sum of each block of K is multiplied by its scales before it is accumulated.
 
-    Where the epilogue names outputs, the first of them is D, and ``output_dtype`` and ``d_pitch`` are its own.
+    If the epilogue names outputs, the first of them is D, with ``output_dtype`` and ``d_pitch``.
 
     ``*_major`` names the contiguous dimension of an operand, ``*_pitch`` the elements from one line along it to the
-    next. All pointers are multiples of 16 bytes, which launching checks.
+    next. All pointers are multiples of 16 bytes, which launches check.
     """
 
     m: int
@@ -75,10 +75,10 @@ class GemmProblem:
     batch: Batch | None = None
     scales: BlockScales | None = None
     runtime: tuple[str, ...] = ()
-    """Numbers that each launch is given (``plan.runtime``), in order: what stands here in their place is an example of them,
-    which chooses tiles and is no part of the kernel's text."""
+    """Names of numbers that each launch passes (``plan.runtime``), in order. Their fields hold example values, which
+    guide the choice of tiles and are not part of the kernel's text."""
     names: tuple[str, str, str] = field(default=NAMES, compare=False)
-    """Of A, B and D in messages."""
+    """Names of A, B and D in messages."""
 
     def __repr__(self) -> str:
         hidden = {
@@ -95,8 +95,8 @@ class GemmProblem:
         return 1 if self.batch is None else self.batch.size
 
     def batch_pitch(self, name: str) -> int:
-        """Elements from one matrix, or vector, to the next: of ``a``, ``b``, an output or an operand of the epilogue, by
-        label."""
+        """Return the elements from one matrix, or vector, of the batch to the next, for ``a``, ``b``, an output or an
+        epilogue operand, by label."""
         if self.batch is None:
             return 0
         pitches = {"a": self.batch.a, "b": self.batch.b}
@@ -106,7 +106,7 @@ class GemmProblem:
 
     @property
     def outputs(self) -> tuple[EpilogueOutput, ...]:
-        """What a launch writes, in the order of its pointers."""
+        """Outputs of a launch, in the order of its pointers."""
         value = self.epilogue.last
         d = EpilogueOutput(name="d", value=value, kind="exact", dtype=self.output_dtype, pitch=self.d_pitch)
         return self.epilogue.outputs or (d,)
@@ -120,16 +120,16 @@ class GemmProblem:
         return tuple(output for output in self.outputs if output.kind != "exact")
 
     def label_of(self, output: EpilogueOutput) -> str:
-        """Its name in the text: that of the first matrix is ``d``."""
+        """Return its name in generated code: the first matrix is ``d``."""
         return "d" if self.outputs_of("exact")[:1] == (output,) else output.label
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowFinish:
-    """The second kernel of a launch: a CTA for each row, which reads what the product has stored of it and finishes ``problem``.
+    """The second kernel of a launch: a CTA per row reads the stored values of the matmul and finishes ``problem``.
 
-    Value number ``held`` lies in memory as ``dtype``, in rows of ``pitch`` elements: in the workspace, or in the output named
-    ``home``, which is overwritten or stays.
+    Value number ``held`` is in memory as ``dtype``, in rows of ``pitch`` elements. It is in the workspace, or in the
+    output named ``home``, which is overwritten or stays.
     """
 
     problem: GemmProblem
@@ -139,19 +139,20 @@ class RowFinish:
     home: str
     threads: int
     vector: int
-    """Columns that a thread reads and writes at a time."""
+    """Columns of one vectorized access of a thread."""
     chunks: int
-    """Of so many columns of each thread, that a thread has."""
+    """Vectors of each thread."""
     kept: bool
-    """Whether registers keep a row; where it is too long, each walk reads it again."""
+    """True if registers keep a row; a row that is too long is read again in each pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """A reduction, value number ``value`` of the whole problem, from those of the tiles.
 
-    ``plain``: they are reduced once more. ``first``: a place in the row, from the tiles whose extreme, that of reduction
-    ``of``, is the row's. ``rescaled``: a sum of ``power`` ((x - top) * ``scale``), where each tile has its own top, ``of``.
+    ``plain``: the tiles' results are reduced once more. ``first``: a position in the row, from the tiles whose extreme,
+    reduction ``of``, is that of the row. ``rescaled``: a sum of ``power`` ((x - top) * ``scale``), where each tile has
+    its own top, ``of``.
     """
 
     value: int
@@ -163,8 +164,11 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class TileFinish:
-    """The second kernel of a launch that stores numbers per row only: a warp for each row, which joins what each of ``tiles``
-    has reduced its columns to. The product stores that in the order of ``parts``."""
+    """The second kernel of a launch that stores numbers per row only: a warp per row combines the reductions of
+    ``tiles``.
+
+    The matmul stores these in the order of ``parts``.
+    """
 
     problem: GemmProblem
     parts: tuple[Part, ...]
@@ -176,52 +180,52 @@ Finish = RowFinish | TileFinish
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What a config decides; None takes the most that fits.
+    """The tunable decisions of a config; None means the most that fits.
 
-    ``tile`` is the (M, N, K) of one matrix instruction sequence: of one CTA, or of both CTAs of a pair.
+    ``tile`` is the (M, N, K) of the MMAs of one K tile: of one CTA, or of both CTAs of a pair.
     """
 
     tile: tuple[int, int, int]
-    """wgmma: 64, 128 or 256 rows; tcgen05: 64 or 128 rows per CTA. Columns a multiple of 16 up to 256, K of 128 or 256
-    bytes."""
+    """wgmma: 64, 128 or 256 rows; tcgen05: 64 or 128 rows per CTA. Columns are a multiple of 16 up to 256, K is 128 or
+    256 bytes."""
     cluster: tuple[int, int] = (1, 1)
-    """CTAs along M, which share B, and along N, which share A; up to 8, and 16 where they hold rows that are reduced."""
+    """CTAs along M, which share B, and along N, which share A; up to 8, or 16 where they hold reduced rows."""
     ctas_per_mma: int = 1
-    """2 lets a pair of CTAs along M issue instructions together; tcgen05 only."""
+    """2 lets a pair of CTAs along M issue MMAs together; tcgen05 only."""
     ab_stages: int | None = None
-    """From 2 to what fits."""
+    """From 2 to as many as fit."""
     accumulator_stages: int | None = None
-    """Tiles of sums in tensor memory, 1 to 4; tcgen05 only."""
+    """Accumulator stages in tensor memory, 1 to 4; tcgen05 only."""
     store_stages: int = 2
     """Buffers between registers and TMA stores: 2 or more that divide the sub-tiles of a tile."""
     epilogue_n: int = 32
     """Columns of a sub-tile: 8, 16, 32 or 64 that divide the tile."""
     group: int = 8
-    """Tiles along M that are swept together along N."""
+    """Tiles along M per group of the tile order, for L2 reuse."""
     promote: bool | None = None
-    """Sums of 8-bit products leave the matrix unit now and then; None where that is needed. wgmma only."""
+    """Promotion of 8-bit accumulators out of the matrix unit; None where it is needed. wgmma only."""
     promote_k_tiles: int | None = None
-    """After how many K tiles they do, 1 to 8."""
+    """K tiles between promotions, 1 to 8."""
     pingpong: bool = False
-    """Two warpgroups take tiles in turn: one stores while the other multiplies. wgmma only, 64 or 128 rows."""
+    """Ping-pong: two warpgroups alternate between tiles. wgmma only, 64 or 128 rows."""
     splits: int = 1
-    """CTAs that share the K of one tile, times ``cluster`` up to 16, no more than the tile has sub-tiles; wgmma only, without
-    ping-pong."""
+    """CTAs that split the K of one tile. Times ``cluster`` at most 16, at most the sub-tiles of a tile; wgmma only,
+    without ping-pong."""
     grid_splits: int = 1
-    """Clusters that share the K of their tiles, up to 64, without ping-pong: all write their sums to a workspace in global
-    memory, and the one that comes last adds them."""
+    """Clusters that split the K of their tiles, up to 64, without ping-pong. All store partials in a workspace in
+    global memory, and the last one adds them."""
     residual_stages: int = 2
-    """Sub-tiles of exact operands that are loaded ahead, 2 to 8."""
+    """Pipeline stages of residual sub-tiles, 2 to 8."""
     ctas_per_sm: int = 1
-    """2 lets one CTA store and exchange while another multiplies; wgmma only, with room for half as much."""
+    """2 lets the epilogue of one CTA overlap the mainloop of another; wgmma only, with half the resources each."""
     rows_in: RowsIn = "cluster"
-    """Where rows lie that are reduced: in the registers of a cluster's CTAs, or in memory, from which a second kernel finishes
-    them."""
+    """Place of rows that are reduced: the registers of a cluster's CTAs, or global memory, from which a second kernel
+    finishes them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GemmPlan:
-    """A product with every decision made. Immutable, hashable, no text of the kernel in it."""
+    """A GEMM with every decision made. Immutable and hashable; contains no generated text."""
 
     problem: GemmProblem
     unit: Unit
@@ -231,17 +235,17 @@ class GemmPlan:
     ctas_per_mma: int
     ab_stages: int
     accumulator_stages: int
-    """Tiles of sums in tensor memory; 1 where they stay in registers."""
+    """Accumulator stages in tensor memory; 1 for accumulators in registers."""
     epilogue_n: int
     """Columns that are computed, staged and stored at a time."""
     store_stages: int
     group: int
-    """Tiles along M that are swept together along N, so that their operands stay in the L2 cache."""
+    """Tiles along M per group of the tile order, so that their operands stay in the L2 cache."""
     promote: bool
-    """Sums are added to fp32 registers outside of the matrix unit, after so many K tiles each."""
+    """Accumulators are added to fp32 registers outside of the matrix unit, after ``promote_k_tiles`` K tiles each."""
     promote_k_tiles: int
     teams: int
-    """Groups of storing warps that take tiles in turn."""
+    """Consumer groups that alternate between tiles."""
     splits: int
     """CTAs of the cluster that each take a range of the K tiles of every tile."""
     grid_splits: int
@@ -249,30 +253,30 @@ class GemmPlan:
     residual_stages: int
     ctas_per_sm: int
     warp_stores: bool
-    """Each warp stores its own rows of a sub-tile, and waits for no other."""
+    """Each warp stores its own rows of a sub-tile, without a barrier with other warps."""
     shares_a: bool
-    """CTAs along N each load a slice of A for all of them; else each loads its own."""
+    """CTAs along N each load a slice of A and multicast it; else each loads its own A."""
     joins: bool
-    """Reductions of rows that wait for one another are exchanged at once (``plan.joint``), in one slot."""
+    """Dependent row reductions share one exchange (``plan.joint``), in one stage."""
     shared_limit_bytes: int
     tensor_memory_limit_columns: int
     registers_per_sm: int
     registers_per_thread: int
-    """The most that a thread can have."""
+    """Register limit of a thread."""
     finish: Finish | None = None
-    """What a second kernel makes of what ``problem``, the first part of the whole, has stored."""
+    """The second kernel, which completes ``problem``, the first part of the whole."""
 
     def __hash__(self) -> int:
         return self._hash
 
     @functools.cached_property
     def _hash(self) -> int:
-        """Counted once: plans are looked up by it many times."""
+        """The hash, computed once: plans are cache keys in hot paths."""
         return hash(tuple(getattr(self, each.name) for each in dataclasses.fields(self)))
 
     @property
     def whole(self) -> GemmProblem:
-        """What a launch computes, of which ``problem`` is the first kernel's part."""
+        """The problem of the launch, of which ``problem`` is the first kernel's part."""
         return self.problem if self.finish is None else self.finish.problem
 
     @property
@@ -282,52 +286,52 @@ class GemmPlan:
 
     @functools.cached_property
     def cluster_tiles(self) -> tuple[int, int]:
-        """Instruction tiles of one cluster along M and N."""
+        """MMA tiles of one cluster along M and N."""
         return self.cluster[0] // self.ctas_per_mma, self.cluster[1]
 
     @property
     def ctas(self) -> int:
-        """Of one cluster."""
+        """CTAs of one cluster."""
         return self.cluster[0] * self.cluster[1] * self.splits
 
     @functools.cached_property
     def parts(self) -> int:
-        """Ranges of K tiles that a tile's are cut into."""
+        """Parts of K of one tile."""
         return self.splits * self.grid_splits
 
     @functools.cached_property
     def warpgroups(self) -> int:
-        """That hold the sums of one tile; those of wgmma multiply it, each 64 rows at a time."""
+        """Warpgroups that hold the accumulator of one tile; with wgmma each multiplies 64 rows at a time."""
         return 1 if self.teams > 1 or self.unit == "tcgen05" else min(2, self.tile[0] // WGMMA_ROWS)
 
     @property
     def row_atoms(self) -> int:
-        """Times 64 rows of sums that one warpgroup of wgmma holds."""
+        """Blocks of 64 accumulator rows of one warpgroup with wgmma."""
         return self.tile[0] // (WGMMA_ROWS * self.warpgroups) if self.unit == "wgmma" else 1
 
     @property
     def paired(self) -> bool:
-        """Whether a thread holds pairs of columns of two rows, 8 apart, not all columns of one row."""
+        """True if a thread holds pairs of columns of two rows, 8 rows distant, rather than all columns of one row."""
         return self.unit == "wgmma" or self.cta_tile[0] == WGMMA_ROWS
 
     @functools.cached_property
     def consumer_warps(self) -> int:
-        """Warps of one team, which turn sums into stored values."""
+        """Epilogue warps of one consumer group."""
         return 4 * self.warpgroups
 
     @functools.cached_property
     def storing_warps(self) -> int:
-        """Of one team, that store parts of a sub-tile."""
+        """Warps of one consumer group that store parts of a sub-tile."""
         return self.consumer_warps if self.warp_stores else 1
 
     @property
     def store_box(self) -> tuple[int, int]:
-        """Rows and columns that one store moves."""
+        """Rows and columns of one TMA store."""
         return (WARP_ROWS if self.warp_stores else self.cta_tile[0]), self.epilogue_n
 
     @property
     def rounds(self) -> int:
-        """Sub-tiles of a tile that one CTA stores, at most: the CTAs that split K take them in turn."""
+        """The most sub-tiles of a tile that one CTA stores: the CTAs that split K interleave them."""
         return -(-self.subtiles // self.splits)
 
     @functools.cached_property
@@ -336,17 +340,17 @@ class GemmPlan:
 
     @property
     def mma_steps(self) -> int:
-        """Matrix instructions along one K tile."""
+        """MMA instructions along one K tile."""
         return self.tile[2] // DTYPES[self.problem.operand_dtype].mma_k
 
     @functools.cached_property
     def products(self) -> int:
-        """Matrix products of the same A, whose sums the epilogue reads."""
+        """Matmuls of the same A, whose accumulators the epilogue reads."""
         return 1 + len(self.problem.epilogue.of_kind("product"))
 
     @property
     def sum_columns(self) -> int:
-        """Columns of a matrix instruction: a tile of the first product, then one of the second."""
+        """Columns of an MMA instruction: a tile of the first matmul, then one of the second."""
         return self.products * self.tile[1]
 
     @property
@@ -355,18 +359,18 @@ class GemmPlan:
 
     @property
     def work(self) -> tuple[int, int]:
-        """Clusters' worth of tiles along M and N."""
+        """Cluster tiles along M and N."""
         rows, columns = self.cluster_tiles
         return -(-self.problem.m // (self.tile[0] * rows)), -(-self.problem.n // (self.tile[1] * columns))
 
     @property
     def pieces(self) -> int:
-        """Of work that clusters take in turn."""
+        """Work items of the persistent tile loop."""
         return self.tiles * self.grid_splits
 
     @functools.cached_property
     def tiles(self) -> int:
-        """Clusters' worth of tiles, of all products of a batch."""
+        """Cluster tiles, of all matmuls of a batch."""
         rows, columns = self.work
         return rows * columns * self.problem.batches
 
@@ -380,27 +384,27 @@ class GemmPlan:
 
     @functools.cached_property
     def totals(self) -> bool:
-        """Whether sums are added up in fp32 registers outside of the matrix unit."""
+        """True if accumulators are added up in fp32 registers outside of the matrix unit."""
         return self.promote or self.problem.scales is not None
 
     def factor(self, side: Side) -> Scale | None:
-        """The factors of blocks of K per row, or per column."""
+        """Return the scales of blocks of K per row, or per column."""
         return self.problem.scales.of(side) if self.problem.scales is not None else None
 
     @property
     def one_column_factor(self) -> bool:
-        """Whether all columns of a tile share the factor of a block."""
+        """True if all columns of a tile share the scale of a block."""
         scale = self.factor("column")
         return scale is not None and (not scale.pitch or scale.lines % self.tile[1] == 0)
 
     @functools.cached_property
     def by_rows(self) -> bool:
-        """Whether numbers per row are kept in registers: reductions, or what is stored as one per row."""
+        """True if per-row values are kept in registers: reductions, or outputs of one number per row."""
         return self.problem.epilogue.reduces_rows or bool(self.problem.numbers)
 
     @property
     def columns_stay(self) -> bool:
-        """Whether a CTA that holds parts of rows has the same columns, and the same row operands, in all of its tiles."""
+        """True if a CTA with parts of rows has the same columns, and row operands, in all of its tiles."""
         return (
             self.by_rows and self.work[1] == 1 and self.problem.batch is None and "size_n" not in self.problem.runtime
         )

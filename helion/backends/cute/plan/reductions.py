@@ -1,4 +1,4 @@
-"""Which reductions of rows wait for which others."""
+"""Dependences between row reductions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .records import GemmPlan, GemmProblem
 
 @functools.lru_cache(maxsize=1024)
 def exchanges(plan: GemmPlan) -> tuple[tuple[int, ...], ...]:
-    """The reductions, by numbers of values, that CTAs exchange at once: those that wait for as many others."""
+    """Return the reductions, by numbers of values, of each exchange: those of the same depth."""
     return reductions_of(plan.problem)
 
 
 @functools.lru_cache(maxsize=1024)
 def reductions_of(problem: GemmProblem) -> tuple[tuple[int, ...], ...]:
-    """The reductions of `problem` that its outputs need, those together that wait for as many others."""
+    """Return the reductions of `problem` that its outputs need, grouped by depth."""
     epilogue = problem.epilogue
     wanted = needed(epilogue, (output.value for output in problem.outputs))
     reductions = [value for value in wanted if (made := epilogue.made(value)) and made.op in REDUCTIONS]
@@ -28,7 +28,7 @@ def reductions_of(problem: GemmProblem) -> tuple[tuple[int, ...], ...]:
 
 
 def needed(epilogue: Epilogue, values: Iterable[int]) -> list[int]:
-    """`values` and all that they are made of, in order."""
+    """Return `values` and all values that they depend on, in order."""
     found: set[int] = set()
     left = list(values)
     while left:

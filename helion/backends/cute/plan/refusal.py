@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class Refusal(ValueError):
-    """The product, the tile or the stages asked for are not implemented or do not fit; the message says which and why."""
+    """A GEMM, tile or stage count that is not implemented or does not fit; the message says which and why."""

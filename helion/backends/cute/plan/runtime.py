@@ -1,7 +1,7 @@
-"""Numbers of a product that only its launch knows: sizes, strides of lines, and strides from one product of a batch to the next.
+"""Numbers of a GEMM that only its launch knows: sizes, pitches of lines, and batch strides.
 
-They are called ``size_m``, ``size_n``, ``size_k`` and ``batches``, ``pitch_`` and ``batch_stride_`` with the label of an operand or
-output: parameters of the kernel have these names.
+They are ``size_m``, ``size_n``, ``size_k`` and ``batches``, and ``pitch_`` and ``batch_stride_`` with the label of an
+operand or output: parameters of the kernel have these names.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ SIZES = ("size_m", "size_n", "size_k", "batches")
 
 
 def is_size(name: str) -> bool:
-    """Whether a number counts something, in 32 bits; the others are strides."""
+    """Return whether a number is a count in 32 bits; the others are strides."""
     return name in SIZES
 
 
 def multiple_of(problem: GemmProblem, name: str) -> int:
-    """What a stride has to be a multiple of, in elements: 16 bytes, as TMA needs it, or 1 where TMA has no part in it."""
+    """Return the required divisor of a stride in elements: 16 bytes for TMA, or 1 where TMA does not use it."""
     dtypes = {"a": problem.operand_dtype, "b": problem.operand_dtype}
     dtypes |= {problem.label_of(output): output.dtype for output in problem.outputs_of("exact")}
     moved = ("exact", "product")
@@ -31,7 +31,7 @@ def multiple_of(problem: GemmProblem, name: str) -> int:
 
 
 def shown(problem: GemmProblem, name: str) -> str:
-    """What the tensor of a stride is called in messages."""
+    """Return the name of a stride's tensor in messages."""
     label = name.partition("_")[2]
     others = {problem.label_of(output): output.name for output in problem.outputs}
     others |= {operand.label: operand.name for operand in problem.epilogue.operands}
@@ -39,7 +39,7 @@ def shown(problem: GemmProblem, name: str) -> str:
 
 
 def filled(problem: GemmProblem, numbers: Mapping[str, int]) -> GemmProblem:
-    """`problem` of one launch, which is given these numbers, by name."""
+    """Return `problem` of one launch, with these numbers by name."""
 
     def known(name: str, example: int) -> int:
         return numbers[name] if name in problem.runtime else example

@@ -1,4 +1,4 @@
-"""Factors of blocks of K: what the products of a block are multiplied by before they are added up."""
+"""Scales of blocks of K: multiply the partial sum of a block before it is accumulated."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ Side = Literal["row", "column"]
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """A tensor of factors: for row, or column, ``x`` of D and block ``b`` of K element ``x // lines * pitch + b * k_pitch``.
+    """A tensor of scales. Row or column ``x`` of D and block ``b`` of K use element ``x // lines * pitch + b *
+    k_pitch``.
 
-    ``lines`` rows, or columns, share a factor. With ``whole`` all of a tile do, whatever it covers, so that it may cover no
-    more than these.
+    ``lines`` rows, or columns, share a scale. With ``whole`` all of a tile share one, so a tile may cover no more than
+    ``lines``.
     """
 
     name: str
@@ -26,13 +27,13 @@ class Scale:
 
     @property
     def label(self) -> str:
-        """Its name in the text, unlike any of the kernel's own."""
+        """Its name in generated code, distinct from the kernel's own names."""
         return f"{self.name}_scale"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockScales:
-    """The factors of blocks of ``k`` elements of K, at most one per row of D and one per column."""
+    """The scales of blocks of ``k`` elements of K, at most one per row of D and one per column."""
 
     k: int
     factors: tuple[Scale, ...]

@@ -1,4 +1,4 @@
-"""Shared memory of one CTA, to the byte: what the kernel allocates, in the order that it allocates it."""
+"""Layout of the shared memory of one CTA: the kernel's allocations, in order and to the byte."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .counts import counts, subtile_bytes
 from .records import SUM_BYTES, GemmPlan
 
 RING_ALIGNMENT_BYTES = 1024
-"""A swizzle atom is 8 rows of 128 bytes, and TMA and the matrix units take the address bits of one for its pattern."""
+"""A swizzle atom is 8 rows of 128 bytes; TMA and the matrix units compute its pattern from address bits."""
 VECTOR_ALIGNMENT_BYTES = 16
 WORD_BYTES = 8
 
@@ -26,7 +26,7 @@ class Allocation:
 
 @functools.lru_cache(maxsize=1024)
 def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
-    """Every allocation of `plan`, by offset."""
+    """Return every allocation of `plan`, by offset."""
     wanted: list[tuple[str, int, int]] = [
         ("shared_a", plan.ab_stages * counts(plan).a_stage_bytes, RING_ALIGNMENT_BYTES),
         ("shared_b", plan.ab_stages * counts(plan).b_stage_bytes, RING_ALIGNMENT_BYTES),
@@ -63,7 +63,7 @@ def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
 
 
 def shared_bytes(plan: GemmPlan) -> int:
-    """All of it; launching asks for so much."""
+    """Return the total bytes, which the launch requests."""
     last = shared_memory(plan)[-1]
     return last.offset_bytes + last.size_bytes
 

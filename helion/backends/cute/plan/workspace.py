@@ -1,8 +1,8 @@
-"""Global memory through which clusters that split K hand their sums to the one that adds them, and a product its rows to the
-kernel that finishes them.
+"""Workspace in global memory: split-K partials of clusters, and rows of a matmul for the kernel that finishes them.
 
-First ``MAX_COUNTERS`` counters, one for each tile of a CTA, which are zero between launches; behind them fp32 sums, and rows.
-Kernels that follow one another on a stream share one workspace: all of them have their counters in the same place.
+It starts with ``MAX_COUNTERS`` counters, one for each tile of a CTA, which are zero between launches. The fp32 partials
+and the rows follow. Kernels in order on a stream share one workspace: all of them have their counters in the same
+place.
 """
 
 from __future__ import annotations
@@ -12,25 +12,28 @@ from .records import SUM_BYTES, WARP_THREADS, GemmPlan
 
 COUNTER_BYTES = 4
 MAX_COUNTERS = 4096
-"""Of one launch. K is split where tiles are few."""
+"""Limit of one launch. K is split where tiles are few."""
 MAX_SUMS_BYTES = 2**30
 WORDS = 4
-"""fp32 sums that a thread moves at a time, 16 bytes."""
+"""fp32 partials of one 16-byte access of a thread."""
 
 
 def counters(plan: GemmPlan) -> int:
-    """Tiles of all CTAs, each with the sums of every part of K."""
+    """Return the tile counters: one for each tile of all CTAs."""
     return plan.tiles * plan.ctas
 
 
 def counter_bytes(plan: GemmPlan) -> int:
-    """Of the counters that a launch uses."""
+    """Return the bytes of the counters that a launch uses."""
     return COUNTER_BYTES * counters(plan) if plan.grid_splits > 1 else 0
 
 
 def sums_shape(plan: GemmPlan) -> tuple[int, ...]:
-    """Words, threads, words of a thread in a sub-tile, sub-tiles that a CTA stores, parts of K, CTAs, clusters' worth of
-    tiles; the first is contiguous."""
+    """Return the shape of the partials; the first dimension is contiguous.
+
+    Dimensions are words, threads, words of a thread in a sub-tile, sub-tiles that a CTA stores, parts of K, CTAs, and
+    cluster tiles.
+    """
     threads = plan.consumer_warps * WARP_THREADS
     values = plan.cta_tile[0] * plan.epilogue_n // threads
     return (WORDS, threads, values // WORDS, plan.rounds, plan.grid_splits, plan.ctas, plan.tiles)
@@ -44,11 +47,11 @@ def sums_bytes(plan: GemmPlan) -> int:
 
 
 def workspace_bytes(plan: GemmPlan) -> int:
-    """Of a launch; 0 for plans that need none."""
+    """Return the workspace bytes of a launch; 0 for plans that need none."""
     needs = plan.grid_splits > 1 or rows_bytes(plan.finish) > 0
     return rows_offset(plan) + rows_bytes(plan.finish) if needs else 0
 
 
 def rows_offset(plan: GemmPlan) -> int:
-    """Bytes from the start to the rows."""
+    """Return the byte offset of the rows."""
     return MAX_COUNTERS * COUNTER_BYTES + (sums_bytes(plan) if plan.grid_splits > 1 else 0)

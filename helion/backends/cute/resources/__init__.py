@@ -1,1 +1,1 @@
-"""What a launch takes, before anything is compiled."""
+"""Predicted resources and time of a launch, before anything is compiled."""

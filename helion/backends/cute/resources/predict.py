@@ -1,4 +1,4 @@
-"""What a launch takes: shared and tensor memory to the byte, by the plan, and a time by how tiles fill the GPU."""
+"""Predicted shared and tensor memory of a launch, exact from the plan, and its time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..settle import choice_of
 from .shape import ProductShape, bytes_moved, shape_of
 from .time import Timing, predicted_time
 
-#: Registers of a thread that holds sums in them; the kernels of tcgen05 hold a sub-tile of them.
+#: Registers of a thread that holds the accumulator; kernels of tcgen05 hold one sub-tile of it.
 WGMMA_REGISTERS, TCGEN05_REGISTERS = 168, 96
 
 
@@ -26,7 +26,7 @@ def timing(plan: GemmPlan, target: Target) -> Timing:
 
 
 def plan_of(shape: ProductShape, choice: Choice, target: Target) -> GemmPlan | str:
-    """The plan of a choice, or why there is none."""
+    """Return the plan of a choice, or the reason why there is none."""
     try:
         return plan_gemm(shape.problem, choice, target)
     except Refusal as refusal:
@@ -34,7 +34,7 @@ def plan_of(shape: ProductShape, choice: Choice, target: Target) -> GemmPlan | s
 
 
 def predict(facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
-    """What one launch takes; ``fits`` is what the plan says."""
+    """Return the predicted resources and time of one launch; ``fits`` follows from the plan."""
     shape = shape_of(facts)
     if isinstance(shape, str):
         return _unknown(shape, target)
@@ -60,7 +60,7 @@ def predict(facts: KernelFacts, decisions: Decisions, target: Target) -> Predict
 
 
 def _unknown(reason: str, target: Target) -> Predicted:
-    """Of a product that facts do not show: nobody takes it for the fastest one."""
+    """Return an unknown prediction, for a GEMM that facts do not describe: its time never wins."""
     return Predicted(
         registers_per_thread=0,
         spill_risk=0.0,

@@ -1,4 +1,4 @@
-"""A product as its facts show it, for what is decided before a plan is made."""
+"""A GEMM as its facts describe it, for decisions before a plan is made."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from ..plan.scales import BlockScales, Scale, Side
 
 @dataclass(frozen=True, kw_only=True)
 class ProductShape:
-    """``problem`` has the right extents, dtypes, majors, operands and outputs, and of the instructions of its epilogue
-    the reductions, as they need each other. ``blocks`` are those of M, N and K, of which N is no tile where programs
-    hold ``whole_rows``; ``root`` is the number of the grid loop, None where that has one dimension. ``batch_block`` is that
-    of tiles of a batch, which are of one product each."""
+    """A GEMM from facts. ``problem`` has the right extents, dtypes, majors, operands and outputs. Of its epilogue it
+    has the reductions, with their dependences.
+
+    ``blocks`` are those of M, N and K, of which N is no tile where programs hold ``whole_rows``. ``root`` is the number
+    of the grid loop, None if it has one dimension. ``batch_block`` is that of batch tiles, of one matmul each.
+    """
 
     problem: GemmProblem
     blocks: tuple[int, int, int]
@@ -30,15 +32,15 @@ class ProductShape:
     whole_rows: bool = False
     batch_block: int | None = None
     fixed: Mapping[int, int] = field(default_factory=dict)
-    """The tiles of these blocks whose size the program says."""
+    """Tile sizes that the program sets, by block."""
 
     def allows(self, tile: tuple[int, int, int]) -> bool:
-        """Whether a tile has the sides that the program says."""
+        """Return whether a tile has the extents that the program sets."""
         return all(self.fixed.get(block, side) == side for block, side in zip(self.blocks, tile, strict=True))
 
     @property
     def products(self) -> int:
-        """Of one A."""
+        """Matmuls of one A."""
         return 1 + len(self.problem.epilogue.of_kind("product"))
 
     @property
@@ -47,12 +49,12 @@ class ProductShape:
 
     @property
     def bytes_moved(self) -> int:
-        """From and to memory, each tensor once."""
+        """Bytes from and to global memory, each tensor once."""
         return bytes_moved(self.problem)
 
 
 def bytes_moved(problem: GemmProblem) -> int:
-    """From and to memory, each tensor once."""
+    """Return the bytes from and to global memory, each tensor once."""
     a, b = (problem.batches if problem.batch_pitch(name) or not problem.batch else 1 for name in ("a", "b"))
     products = 1 + len(problem.epilogue.of_kind("product"))
     operands = (a * problem.m + b * products * problem.n) * problem.k * itemsize(problem.operand_dtype)
@@ -63,7 +65,7 @@ def bytes_moved(problem: GemmProblem) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _Sides:
-    """What the products of a kernel have in common. ``nested``: K is walked in blocks, each by a loop of its own."""
+    """Properties that the matmuls of a kernel share. ``nested``: K is processed in blocks, each by an inner loop."""
 
     fact: MatmulFact
     others: Sequence[MatmulFact]
@@ -76,7 +78,7 @@ class _Sides:
 
 
 def shape_of(facts: KernelFacts) -> ProductShape | str:
-    """The product of a kernel, or why its facts show none."""
+    """Return the GEMM of a kernel, or the reason why its facts show none."""
     sides = _sides(facts)
     if isinstance(sides, str):
         return sides
@@ -85,12 +87,12 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
     stores = _stores(facts, axes)
     if isinstance(stores, str):
         return stores
-    if _lines(stores[0], axes) == axes[::-1]:  # the product is that of the transposed factors
+    if _lines(stores[0], axes) == axes[::-1]:  # the GEMM of the transposed operands
         axes = axes[::-1]
     blocks = (*axes, sides.inner)
     batch = _batch_axes(facts, sides, blocks)
     if len(batch) > 1 or any(axis.extent is None for axis in batch):
-        return "beside M, N and K there are more dimensions than that of a batch"
+        return "there are more dimensions than M, N, K and that of a batch"
     number = facts.regions[sides.fact.region].root
     dimensions = next(len(region.axes) for region in facts.regions if region.root == number and region.parent is None)
     return ProductShape(
@@ -104,21 +106,21 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
 
 
 def _products(facts: KernelFacts) -> tuple[MatmulFact, ...]:
-    """Those of the first loop that has any: others over the same columns compute them once more."""
+    """Return the matmuls of the first loop that has any: others over the same columns recompute them."""
     parents = {region.region: region.parent for region in facts.regions}
     (first, *_) = facts.matmuls
     return tuple(fact for fact in facts.matmuls if parents[fact.region] == parents[first.region])
 
 
 def _sides(facts: KernelFacts) -> _Sides | str:
-    """The sides of the one product, or of two of the same tiles; or why there is none."""
+    """Return the sides of the one matmul, or of two of the same tiles; or the reason why there is none."""
     if not facts.matmuls:
-        return "the kernel has no matrix product"
+        return "the kernel has no matmul"
     fact, *others = _products(facts)
     if len(others) > 1:
-        return f"the kernel has {1 + len(others)} matrix products, not one or two"
+        return f"the kernel has {1 + len(others)} matmuls, not one or two"
     if any(_axes(each) != _axes(fact) for each in others):
-        return "the two products of the kernel have different tiles"
+        return "the two matmuls of the kernel have different tiles"
     nested = bool(_blocks_of_k(fact, facts))
     m, n = (_extent(facts, axis) for axis in (fact.m_axis, fact.n_axis))
     k = _depth(fact, facts) if nested else _extent(facts, fact.k_axis)
@@ -126,25 +128,25 @@ def _sides(facts: KernelFacts) -> _Sides | str:
     rows, inner = _tile(facts, fact.m_axis), _tile(facts, fact.k_axis)
     columns = _tile(facts, fact.n_axis) if whole is None else whole
     if rows is None or columns is None or inner is None:
-        return "M, N and K of the product are not three tiles, nor is N a whole dimension"
+        return "M, N and K of the matmul are not three tiles, nor is N a whole dimension"
     if m is None or n is None or k is None:
-        return "an extent of the product depends on data"
+        return "an extent of the matmul depends on data"
     return _Sides(
         fact=fact, others=others, extents=(m, n, k), rows=rows, columns=columns, inner=inner, whole=whole, nested=nested
     )
 
 
 def _stores(facts: KernelFacts, axes: tuple[int, int]) -> list[MemoryOpFact] | str:
-    """One store of each output, those of matrices first; or why they are no outputs of a product."""
+    """Return one store of each output, matrices first; or the reason why they are no outputs of a GEMM."""
     stores = [*{op.storage: op for op in facts.memory_ops if op.kind == "store"}.values()]
     stores.sort(key=lambda store: len(_walked(store, axes)), reverse=True)
     if not stores or any(_walked(store, axes) not in (axes, axes[::-1], axes[:1]) for store in stores):
-        return "the kernel stores something else than tiles of the product, or numbers per row"
+        return "the kernel stores something other than tiles of the matmul, or numbers per row"
     return stores
 
 
 def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: Sequence[MemoryOpFact]) -> GemmProblem:
-    """Of one product of a batch; ``axes`` are those of the lines and columns of its first output."""
+    """Return the problem of one matmul of a batch; ``axes`` are those of the lines and columns of its first output."""
     fact, (m, n, k) = sides.fact, sides.extents
     layouts = fact.lhs_layout, fact.rhs_layout
     if axes[0] != sides.rows:
@@ -170,7 +172,7 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
 
 
 def _batch_axes(facts: KernelFacts, sides: _Sides, blocks: Sequence[int]) -> list[AxisFact]:
-    """The axes beside those of the product."""
+    """Return the axes other than M, N and K."""
     over = {*blocks, *(facts.axes[at].block_id for at in _blocks_of_k(sides.fact, facts))}
     return [axis for axis in facts.axes if axis.block_id not in over and (sides.whole is None or axis.on_grid)]
 
@@ -194,12 +196,12 @@ def _extent(facts: KernelFacts, axis: int | None) -> int | None:
 
 
 def _runtime(facts: KernelFacts, axes: Iterable[tuple[str, int | None]]) -> tuple[str, ...]:
-    """The names of extents that differ from launch to launch; what stands in the problem is what they are chosen for."""
+    """Return the names of extents that vary between launches; their values in the problem guide the choice of tiles."""
     return tuple(name for name, axis in axes if axis is not None and not facts.axes[axis].static)
 
 
 def _batch(facts: KernelFacts, slots: tuple[int | None, int | None], problem: GemmProblem, size: int) -> Batch:
-    """Operands, loaded in ``slots``, of which all products read one matrix have a stride of 0."""
+    """Return the batch; operands, loaded in ``slots``, have a stride of 0 if all matmuls read one matrix."""
 
     def pitch(slot: int | None, matrix: int) -> int:
         op = next((op for op in facts.memory_ops if op.slot == slot and op.kind == "load"), None)
@@ -217,7 +219,7 @@ def _batch(facts: KernelFacts, slots: tuple[int | None, int | None], problem: Ge
 
 
 def _whole_axis(fact: MatmulFact, facts: KernelFacts) -> int | None:
-    """The axis of N where programs hold all of it, at once or by walking over tiles of it."""
+    """Return the axis of N where programs hold all of it, at once or in a loop over tiles of it."""
     if fact.n_axis is None:
         return None
     axis = facts.axes[fact.n_axis]
@@ -231,7 +233,7 @@ def _whole_axis(fact: MatmulFact, facts: KernelFacts) -> int | None:
 
 
 def _with_rows(facts: KernelFacts, columns: int) -> KernelFacts:
-    """With the axis of N in the place of those of other loops over the columns, which stand in the grid itself."""
+    """Replace the axes of other loops over the columns, nested directly in the grid, by the axis of N."""
     grids = {region.region for region in facts.regions if region.parent is None}
     loops = [region for region in facts.regions if region.parent in grids] if facts.axes[columns].kind != "full" else []
     again = {axis for region in loops for axis in region.axes}
@@ -243,19 +245,19 @@ def _with_rows(facts: KernelFacts, columns: int) -> KernelFacts:
 
 
 def _walked(store: MemoryOpFact, axes: tuple[int, int]) -> tuple[int, ...]:
-    """Which of M and N walk over the tensor."""
+    """Return those of M and N that index the tensor."""
     return tuple(axis for axis in store.subscript_axes if axis in axes)
 
 
 def _lines(store: MemoryOpFact, axes: tuple[int, int]) -> tuple[int, ...]:
-    """The same with the axis along which it is contiguous behind the other."""
+    """Return the same with the contiguous axis last."""
     walked = _walked(store, axes)
     strides = [stride for axis, stride in zip(store.subscript_axes, store.strides, strict=True) if axis in axes]
     return walked[::-1] if len(walked) == 2 and strides[0] == 1 != strides[1] else walked
 
 
 def _loaded_dtype(facts: KernelFacts, fact: MatmulFact) -> torch.dtype:
-    """Of the operands in memory, which may be widened before they are multiplied."""
+    """Return the type of the operands in memory, which may be widened before the matmul."""
     loads = (op.dtype for op in facts.memory_ops if op.slot == fact.lhs_slot and op.kind == "load")
     return next(loads, fact.lhs_dtype)
 
@@ -264,7 +266,7 @@ def _pitches(store: MemoryOpFact, axes: tuple[int, int], n: int) -> int:
     return _even(n) if len(_walked(store, axes)) == len(axes) else 1
 
 
-#: Reductions of rows by those of the program; positions are looked for behind the number that is there.
+#: Row reductions by the program's name for them; positions need a second step.
 _REDUCTIONS = {"max": "row_maximum", "argmax": "row_maximum", "min": "row_minimum", "argmin": "row_minimum"}
 
 
@@ -275,7 +277,7 @@ def _epilogue(
     axes: tuple[int, int],
     n: int,
 ) -> Epilogue:
-    """Reductions of the sums, each behind one of those that it needs, and what is stored."""
+    """Return the row reductions, each after those that it depends on, and the outputs."""
     instructions: list[Instruction] = []
 
     def step(op: str, *arguments: int) -> int:
@@ -311,24 +313,25 @@ def _axes(fact: MatmulFact) -> tuple[int | None, int | None, int | None]:
 
 
 def _tile(facts: KernelFacts, axis: int | None) -> int | None:
-    """The block of an axis, if that is one of tiles."""
+    """Return the block of an axis, if it has tiles."""
     found = None if axis is None else facts.axes[axis]
     return found.block_id if found is not None and found.kind in ("tile", "fixed") else None
 
 
 def _size(facts: KernelFacts, block: int) -> int | None:
-    """Of the tiles of a block, where the program says it."""
+    """Return the tile size of a block, if the program sets it."""
     return next((axis.size for axis in facts.axes if axis.block_id == block and axis.kind == "fixed"), None)
 
 
-# Blocks of K with factors ------------------------------------------------------------------------------------------------
+# Blocks of K with scales
+# -------------------------------------------------------------------------------------------------
 
-#: Lines that share a factor where facts do not show how many do.
+#: Lines that share a scale where facts do not show their number.
 SHARED_LINES = 128
 
 
 def _loops(fact: MatmulFact, facts: KernelFacts) -> list[RegionFact]:
-    """The loop over the tiles of K, and one over blocks of them."""
+    """Return the loop over the tiles of K, and one over blocks of them, if any."""
     regions = {region.region: region for region in facts.regions}
     found = [regions[fact.region]]
     parent = found[0].parent
@@ -340,12 +343,12 @@ def _loops(fact: MatmulFact, facts: KernelFacts) -> list[RegionFact]:
 
 
 def _blocks_of_k(fact: MatmulFact, facts: KernelFacts) -> tuple[int, ...]:
-    """Axes of a loop over blocks of K."""
+    """Return the axes of a loop over blocks of K."""
     return tuple(axis for region in _loops(fact, facts)[1:] for axis in region.axes)
 
 
 def _depth(fact: MatmulFact, facts: KernelFacts) -> int | None:
-    """K of the left operand, where a loop goes over a block of it."""
+    """Return K of the left operand, for a loop over a block of it."""
     left = next((op for op in facts.memory_ops if op.slot == fact.lhs_slot and op.kind == "load"), None)
     if left is None or not left.static:
         return None
@@ -353,14 +356,14 @@ def _depth(fact: MatmulFact, facts: KernelFacts) -> int | None:
 
 
 def _factors(fact: MatmulFact, facts: KernelFacts) -> list[MemoryOpFact]:
-    """What is loaded beside the operands while products are added up."""
+    """Return the loads other than operands in the loops over K."""
     regions = {region.region for region in _loops(fact, facts)}
     multiplied = {slot for each in facts.matmuls for slot in (each.lhs_slot, each.rhs_slot)}
     return [op for op in facts.memory_ops if op.kind == "load" and op.region in regions and op.slot not in multiplied]
 
 
 def _scales(fact: MatmulFact, facts: KernelFacts, axes: tuple[int, int], k: int) -> BlockScales | None:
-    """Factors per row and per column as far as facts show them: that a tile has one, not which."""
+    """Return scales per row and per column as far as facts show them: their presence, not their values."""
     found = _factors(fact, facts)
     if not found:
         return None
@@ -384,7 +387,7 @@ def _scales(fact: MatmulFact, facts: KernelFacts, axes: tuple[int, int], k: int)
 
 
 def _shared_along_k(fact: MatmulFact, facts: KernelFacts, found: Sequence[MemoryOpFact], k: int) -> int:
-    """Elements of K with one factor: those of a tile of a size that is known, else as the factors' extents have it."""
+    """Return the elements of K with one scale: those of a tile of known size, or from the extents of the scales."""
     for axis in _blocks_of_k(fact, facts):
         return -(-k // (facts.axes[axis].extent or k))
     assert fact.k_axis is not None
@@ -402,7 +405,7 @@ def _pitch(major: Major, other: int, k: int) -> int:
 
 
 def _even(line: int) -> int:
-    """A pitch that the copy engine takes, whatever the dtype; the problem itself was checked before."""
+    """Return a pitch that TMA accepts for every dtype; the problem itself was checked before."""
     return -(-line // 16) * 16
 
 

@@ -1,9 +1,9 @@
-"""How long a plan takes: a roofline of a K tile, times the rounds of tiles that as many clusters as fit the GPU take.
+"""A model of a plan's time: a roofline of a K tile, times the waves of tiles over the co-resident clusters.
 
-The parameters are fitted to 318 timings of products on an H200 with a cold L2. Of the 379 that are kept now
-(benchmarks/results/cute, 2026-11-22), most of them of a later run, they are off by 4.8 % at the median, and the plan they
-choose takes 1.015 of the best one's time at the geometric mean, 1.09 at worst. Fitted on one half of the products, they
-choose plans of the other half that take 1.015 and 1.023 (``benchmarks/cute_fit.py``).
+The parameters are fitted to 318 timings of GEMMs on an H200 with a cold L2. Against the 379 timings in
+benchmarks/results/cute (2026-11-22), the median error is 4.8 %. The chosen plan takes 1.015 of the best one's time in
+the geometric mean, 1.09 at worst. A fit on one half of the GEMMs chooses plans of the other half that take 1.015 and
+1.023 (``benchmarks/cute_fit.py``).
 """
 
 from __future__ import annotations
@@ -22,50 +22,50 @@ from ..plan.reductions import reductions_of
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Bandwidths are multiples of an SM's share of the GPU's memory bandwidth, times are in microseconds."""
+    """Fitted rates. Bandwidths are multiples of an SM's share of the GPU's memory bandwidth, times are in microseconds."""
 
     matrix: float = 0.935
-    """Part of the data sheet's rate that a main loop keeps up while the GPU is cool."""
+    """Fraction of the data sheet's rate in the mainloop of a cool GPU."""
     sustained: float = 0.639
-    """That of a launch that never ends: power takes the clock down."""
+    """The same in an endless launch: the power limit reduces the clock."""
     sustained_us: float = 1035.0
-    """After so long it is down by half of the difference."""
+    """Time after which half of the reduction is reached."""
     cooperative: float = 0.97
-    """Part of the rate of two warpgroups in turn that warpgroups have which begin and end their tiles together."""
+    """Fraction of the ping-pong rate for cooperative warpgroups, which begin and end their tiles together."""
     promoted: float = 0.871
-    """Part that is left where sums leave the matrix unit every few K tiles."""
+    """Fraction that remains where accumulators are promoted every few K tiles."""
     l2: float = 2.06
-    """Operands from the L2 cache where all SMs load."""
+    """L2 bandwidth for operands where all SMs load."""
     l2_of_few: float = 4.17
-    """The most that one SM can load."""
+    """Limit of the loads of one SM."""
     memory: float = 0.618
-    """Part of the memory bandwidth that a kernel's first reads of its operands get."""
+    """Fraction of the memory bandwidth for a kernel's first reads of its operands."""
     memory_of_few: float = 3.17
-    """The most that one SM reads from memory."""
+    """Limit of the memory reads of one SM."""
     multicast: float = 0.818
-    """Of operand bytes that a multicast saves, what shows in the time."""
+    """Fraction of the bytes saved by multicast that shows in the time."""
     stored: float = 1.21
-    """What an epilogue stores and reads."""
+    """Bandwidth of the epilogue's loads and stores."""
     k_tile_us: float = 0.136
-    """The least time of a K tile: a load waits for a slot, the unit for the load."""
+    """Minimum time of a K tile: a load waits for a stage, the MMA for the load."""
     ring_us: float = 0.0
-    """From the release of a slot of A and B until its next tile is there: with few stages the unit waits for that."""
+    """Latency from the release of a stage of A and B to its next full phase, which few stages expose."""
     slices_us: float = 0.0
-    """Of a K tile, for each pair of CTAs that share A: each loads a slice for all, and waits for all."""
+    """Time of a K tile for each pair of CTAs that share A: each loads a slice for all, and waits for all."""
     overlap: float = 6.5
-    """Of products and memory: the exponent of the norm in which their times add up, the larger one for a large exponent."""
+    """Exponent of the norm that combines compute and memory time; a large exponent gives the maximum."""
     launch_us: float = 4.63
     """Launch, barriers and the last store."""
     fill_us: float = 1.01
-    """Until the first operands are there."""
+    """Latency of the first operands."""
     tile_us: float = 0.162
-    """Between two tiles of warps that multiply and store in turn."""
+    """Time between two tiles of warps that alternate between mainloop and epilogue."""
     split_us: float = 0.325
-    """What CTAs that split K wait for each other, for each of them."""
+    """Synchronization of CTAs that split K, for each of them."""
     exchange_us: float = 0.04
-    """What CTAs that hold parts of rows wait for each other, for each of them and each time; not fitted."""
+    """Synchronization of CTAs that share rows, for each of them and each exchange; not fitted."""
     walk_us: float = 0.0
-    """A walk over the sums of a tile of 128 x 256 that reduces them."""
+    """A reducing pass over the accumulator of a tile of 128 x 256."""
     workspace_us: float = 2.5
     """Two fences and a counter in global memory, about four times the latency of memory; not fitted."""
 
@@ -76,33 +76,32 @@ ROW_RATES = Rates(
     multicast=0.75, stored=1.1, k_tile_us=0.15, overlap=64.0, launch_us=6.3, fill_us=0.0, tile_us=0.0, split_us=0.75,
     walk_us=0.4, ring_us=0.75, slices_us=0.0018,
 )  # fmt: skip
-"""Of plans that reduce rows: 7.5 % off at the root mean square of 14 products with their chains on an H200 (2026-11-22) that take
-more than 100 us, 17 % at worst, where a chain has exponential functions, whose steps facts do not count. Of 147 plans of 1 to
-1024 rows there (benchmarks/results/cute/nvidia-h200-rows.json, 2026-11-23), which take 8 to 110 us, they are 6.1 % off at the median:
-launch, ring and slices are fitted to these."""
+"""Rates of plans that reduce rows. The error is 7.5 % root mean square for 14 GEMMs with epilogues on an H200
+(2026-11-22) that take more than 100 us. It is 17 % at worst, for exponential functions, whose cost facts do not count.
+For 147 plans of 1 to 1024 rows there (benchmarks/results/cute/nvidia-h200-rows.json, 2026-11-23), which take 8 to 110
+us, the median error is 6.1 %. Launch, ring and slices are fitted to these."""
 CACHED_RATES = dataclasses.replace(
     RATES, fill_us=0.16, stored=1.82, l2=2.3, l2_of_few=3.1, memory=0.55, memory_of_few=9.6, k_tile_us=0.19, split_us=0.46,
     workspace_us=4.3, tile_us=0.0,
 )  # fmt: skip
-"""Of products that leave rows in memory which stay in the L2 cache until a second kernel reads them: 5.1 % off at the median of
-270 plans of few rows on that H200. Of the 15 products that are timed in both ways, what is chosen takes 1.014 of the best one's time
-at the geometric mean, 1.07 at worst (``benchmarks/cute_fit.py``)."""
+"""Rates of GEMMs that store rows which stay in the L2 cache until a second kernel reads them. The median error is 5.1 %
+for 270 plans of few rows on that H200. For 15 GEMMs timed both ways, the choice takes 1.014 of the best time in the
+geometric mean, 1.07 at worst (``benchmarks/cute_fit.py``)."""
 FINISH_LAUNCH_US, FINISH_MEMORY, FINISH_CACHED, FROM_L2 = 3.0, 0.8, 1.2, 2.0
-"""What a second kernel takes beside its memory, the part of the memory bandwidth that it reaches where it reads and writes whole
-rows, the same where they are in the L2 cache, and how much faster that gives them once more. The second and the last are not
-fitted."""
+"""The fixed time of a second kernel, the fraction of the memory bandwidth for whole rows, the same from the L2 cache,
+and the speedup of repeated reads from it. The second and the last are not fitted."""
 ACTIVE_CLUSTERS = {3: 39, 4: 30, 6: 17, 8: 15, 16: 7}
-"""Clusters of so many CTAs that run at once on the SMs of ``MEASURED``, whose GPCs have different numbers of them
+"""Co-resident clusters of this many CTAs on the SMs of ``MEASURED``, whose GPCs differ in size
 (``cudaOccupancyMaxActiveClusters``, benchmarks/results/cute/nvidia-h200.json)."""
 MEASURED = "h200"
 WALKED = 128 * 256
 LARGE_CLUSTER, IN_WHOLE_GROUPS = 4, 10 / 11
-"""Other GPUs have groups of SMs as well: clusters of so many CTAs and more reach this part of the SMs, as on that H200."""
+"""Other GPUs have GPCs as well: clusters of this many CTAs and more reach this fraction of the SMs, as on that H200."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Microseconds of one tile, and how many rounds of tiles the GPU needs."""
+    """Predicted microseconds of one tile, and the waves of tiles."""
 
     k_tile_us: float
     epilogue_us: float
@@ -110,13 +109,13 @@ class Timing:
     tiles: int
     total_us: float
     finish_us: float = 0.0
-    """Of the total, what the kernel behind the product takes."""
+    """Part of the total: the kernel after the matmul."""
     cached: bool = False
-    """Whether rows stay in the L2 cache until that reads them."""
+    """True if rows stay in the L2 cache until that kernel reads them."""
 
 
 def predicted_time(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates | None = None) -> Timing:
-    """Of one launch of `plan`, which moves so many bytes from and to memory."""
+    """Return the time of one launch of `plan`, which moves ``bytes_moved`` from and to global memory."""
     cached = stays_cached(plan, target)
     rates = rates or (ROW_RATES if plan.by_rows else CACHED_RATES if cached else RATES)
     cool = _at_rate(plan, bytes_moved, target, rates, rates.matrix)
@@ -127,7 +126,7 @@ def predicted_time(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rate
 
 
 def stays_cached(plan: GemmPlan, target: Target) -> bool:
-    """Whether the rows that the product leaves, no more than half of the L2 cache holds, are there when they are read."""
+    """Return whether stored rows, at most half of the L2 cache, stay there until they are read."""
     finish = plan.finish
     if not isinstance(finish, RowFinish) or plan.unit != "wgmma":
         return False
@@ -135,8 +134,10 @@ def stays_cached(plan: GemmPlan, target: Target) -> bool:
 
 
 def _finish_us(finish: Finish | None, target: Target, memory: float) -> float:
-    """Of the kernel behind the product, which takes as long as its memory: longer rows than registers keep are read once more
-    by each walk, from the L2 cache."""
+    """Return the time of the kernel after the matmul, which is memory-bound.
+
+    Rows that do not fit in registers are read again by each pass, from the L2 cache.
+    """
     if finish is None:
         return 0.0
     if isinstance(finish, TileFinish):
@@ -176,7 +177,7 @@ def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, mat
 
 
 def _slot_us(plan: GemmPlan, rates: Rates) -> float:
-    """What the CTAs of a cluster and the stages of the ring let a K tile take at least; of tcgen05 that is not known."""
+    """Return the least time of a K tile from the cluster's CTAs and the pipeline stages; unknown for tcgen05."""
     ctas = plan.cluster[1]
     return 0.0 if plan.unit == "tcgen05" else max(rates.ring_us / plan.ab_stages, rates.slices_us * ctas * ctas)
 
@@ -187,7 +188,7 @@ def _together(one: float, other: float, exponent: float) -> float:
 
 
 def resident_clusters(ctas: int, target: Target) -> int:
-    """Clusters of so many CTAs that run at once, where each has an SM to itself."""
+    """Return the co-resident clusters of ``ctas`` CTAs, with one CTA per SM."""
     known = ACTIVE_CLUSTERS.get(ctas) if target.has("wgmma") else None
     if known is None:
         sms = int(target.num_sms * IN_WHOLE_GROUPS) if ctas >= LARGE_CLUSTER else target.num_sms
@@ -201,7 +202,7 @@ def _flops(plan: GemmPlan) -> int:
 
 
 def _rate(plan: GemmPlan, target: Target, rates: Rates, matrix: float) -> float:
-    """Of one SM, in operations per microsecond."""
+    """Return the MMA rate of one SM, in operations per microsecond."""
     unit = "tf32" if plan.problem.operand_dtype == "float32" else plan.problem.operand_dtype
     rate = matrix * target.matrix_tflops_for(unit) * 1e6 / target.num_sms
     rate *= rates.promoted if plan.promote else 1.0
@@ -209,16 +210,17 @@ def _rate(plan: GemmPlan, target: Target, rates: Rates, matrix: float) -> float:
 
 
 def _loaded(plan: GemmPlan, numbers: Counts, rates: Rates) -> float:
-    """Bytes of a K tile that count."""
+    """Return the effective bytes of a K tile after multicast."""
     a, b = numbers.a_stage_bytes, numbers.b_stage_bytes
     shared = (1 - 1 / numbers.a_multicast) * a + (1 - 1 / numbers.b_multicast) * b
     return a + b - rates.multicast * shared
 
 
 def _epilogue_us(plan: GemmPlan, share: float, l2: float, rates: Rates) -> float:
-    """Storing a tile and reading what its epilogue needs; CTAs that split K share that, and hand each other sums.
+    """Return the time of an epilogue: its stores and loads, which CTAs that split K share, and their exchange of
+    partials.
 
-    Of clusters that do, each writes its sums, and the last one reads those of all.
+    Clusters that split K each store their partials, and the last one loads all of them.
     """
     rows, columns = plan.cta_tile
     exact = sum(itemsize(each.dtype) for each in plan.problem.epilogue.of_kind("exact"))

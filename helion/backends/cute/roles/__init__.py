@@ -1,1 +1,1 @@
-"""A kernel as data: what its warps do, the pipelines they talk through, and the barriers they meet at."""
+"""A kernel as data: the programs of its warps, the pipelines between them, and the barriers."""

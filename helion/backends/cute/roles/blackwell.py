@@ -1,4 +1,4 @@
-"""tcgen05: one warp loads, one issues matrix instructions for its CTA or for a pair, four read tensor memory and store."""
+"""tcgen05: one warp loads, one issues MMAs for its CTA or for a pair, four read tensor memory and store."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ DRAIN: tuple[Step, ...] = (
     Release("sums_read"),
     Advance("sums_read"),
 )
-"""A block of K with factors of its own, which fills a stage of sums: they are added up in registers."""
+"""A block of K with its own scales, which fills one accumulator stage; blocks are added up in registers."""
 
 
 def program(plan: GemmPlan) -> KernelProgram:
-    """The roles for `plan`, without what its epilogue asks for."""
+    """Build the roles for `plan`, without the edits of its epilogue."""
     accumulator = counts(plan).accumulator
     assert accumulator is not None
     kernel = KernelProgram(
@@ -102,8 +102,12 @@ def _multiply(plan: GemmPlan) -> tuple[Step, ...]:
 
 
 def _store(plan: GemmPlan) -> tuple[Step, ...]:
-    """A stage of sums is given back as soon as its last sub-tile is in registers. The loop stays rolled: the other warps
-    work on meanwhile, and long epilogues would otherwise be compiled once per sub-tile."""
+    """Build the program of the epilogue warps, which release an accumulator stage after its last sub-tile is in
+    registers.
+
+    The loop stays rolled: the other warps keep working, and long epilogues would otherwise be compiled once per
+    sub-tile.
+    """
     give_back = Gate("last_subtile", (Release("sums_read"),))
     tile: tuple[Step, ...] = (
         Wait("sums_read"),
@@ -126,7 +130,7 @@ def _store(plan: GemmPlan) -> tuple[Step, ...]:
 
 
 def _only_leaders_issue(kernel: KernelProgram) -> KernelProgram:
-    """One CTA of each pair issues for both, and alone waits for operands; the other keeps its place in the stages."""
+    """Restrict issue to one CTA of each pair, which waits for operands. The other keeps its pipeline state in step."""
 
     def rule(step: Step) -> tuple[Step, ...]:
         if isinstance(step, (TileLoop, KGroups)) and step.body[0] == ISSUE[0]:

@@ -27,8 +27,10 @@ from .grammar import (
 
 
 def load_role(plan: GemmPlan, warp: int, views: str) -> Role:
-    """One warp that fills the ring of A and B: the acquire alone decides how far it runs ahead, so a K shorter than the
-    ring and an odd K tail need no case of their own."""
+    """Build the load warp, which fills the pipeline of A and B. Only the acquire limits its prefetch distance.
+
+    A K shorter than the pipeline and an odd K tail need no special case.
+    """
     second = tuple(TmaLoad(operand.label, "ab_fill") for operand in plan.problem.epilogue.of_kind("product"))
     return Role(
         name="load",
@@ -57,8 +59,11 @@ def load_role(plan: GemmPlan, warp: int, views: str) -> Role:
 
 
 def store_subtile(plan: GemmPlan) -> tuple[Step, ...]:
-    """From registers to global memory with one barrier: the first warp sees to it before the barrier that the buffers of
-    the *next* sub-tile have been read, that is all stores but those of the last ``store_stages`` - 2."""
+    """Return the steps from registers to global memory with one barrier.
+
+    Before the barrier, the first warp waits until the buffers of the *next* sub-tile have been read. These are all
+    stores but those of the last ``store_stages`` - 2.
+    """
     outputs = range(len(plan.problem.outputs_of("exact")))
     if plan.warp_stores:
         return _store_rows_of_warp(plan, outputs)
@@ -73,8 +78,11 @@ def store_subtile(plan: GemmPlan) -> tuple[Step, ...]:
 
 
 def _store_rows_of_warp(plan: GemmPlan, outputs: range) -> tuple[Step, ...]:
-    """By each warp for itself: the lane that stores has seen its buffers read before the others write to them, and stores what
-    all have written."""
+    """Return the steps of a store by each warp separately.
+
+    The storing lane waits until its buffers have been read before the others write them, and stores after all have
+    written.
+    """
     return (
         Evaluate(),
         StoreWait((plan.store_stages - 1) * len(outputs)),
@@ -87,5 +95,5 @@ def _store_rows_of_warp(plan: GemmPlan, outputs: range) -> tuple[Step, ...]:
 
 
 def last_stores(plan: GemmPlan) -> tuple[Step, ...]:
-    """Until shared memory may go away."""
+    """Return the steps that wait until no store reads shared memory any more."""
     return (StoreWait(0),) if plan.warp_stores else (Gate("first_warp", (StoreWait(0),)),)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from .grammar import Gate, KernelProgram, KGroups, KLoop, Role, Step, SubtileLoop, TileLoop
 
 Rewrite = Callable[[Step], Sequence[Step]]
-"""What stands in place of a step: itself, nothing, or others."""
+"""The replacement of a step: itself, nothing, or others."""
 
 
 def rewrite(steps: Sequence[Step], rule: Rewrite) -> tuple[Step, ...]:
-    """`steps` with `rule` applied to each, innermost first."""
+    """Apply `rule` to each of `steps`, innermost first."""
     result: list[Step] = []
     for step in steps:
         if isinstance(step, (TileLoop, KGroups, KLoop, SubtileLoop, Gate)):
@@ -22,23 +22,23 @@ def rewrite(steps: Sequence[Step], rule: Rewrite) -> tuple[Step, ...]:
 
 
 def before(kind: type[Step], new: Sequence[Step]) -> Rewrite:
-    """Puts `new` in front of every step of `kind`."""
+    """Return a rewrite that inserts `new` before every step of `kind`."""
     return lambda step: (*new, step) if isinstance(step, kind) else (step,)
 
 
 def after(kind: type[Step], new: Sequence[Step]) -> Rewrite:
-    """Puts `new` behind every step of `kind`."""
+    """Return a rewrite that inserts `new` after every step of `kind`."""
     return lambda step: (step, *new) if isinstance(step, kind) else (step,)
 
 
 def contains(step: Step, kind: type[Step]) -> bool:
-    """Whether a step of `kind` stands somewhere inside of `step`."""
+    """Return whether a step of `kind` is nested in `step`."""
     body: tuple[Step, ...] = getattr(step, "body", ())
     return any(isinstance(inner, kind) or contains(inner, kind) for inner in body)
 
 
 def edit_role(program: KernelProgram, name: str, rule: Rewrite) -> KernelProgram:
-    """`program` with `rule` applied to one role."""
+    """Apply `rule` to one role of `program`."""
     return dataclasses.replace(
         program,
         roles=tuple(
@@ -49,5 +49,5 @@ def edit_role(program: KernelProgram, name: str, rule: Rewrite) -> KernelProgram
 
 
 def add_role(program: KernelProgram, role: Role) -> KernelProgram:
-    """`program` with one more role."""
+    """Append a role to `program`."""
     return dataclasses.replace(program, roles=(*program.roles, role))

@@ -1,4 +1,4 @@
-"""What the warps of a second kernel do, one step after the other, all of them the same."""
+"""The steps of the second kernel, which all its warps run in order."""
 
 from __future__ import annotations
 
@@ -15,67 +15,67 @@ class FinishStep:
 
 @dataclass(frozen=True)
 class LoadOperands(FinishStep):
-    """The columns of a thread of operands of the epilogue into registers, which nothing of the product's is needed for."""
+    """Load a thread's columns of epilogue operands into registers; they do not depend on the matmul."""
 
 
 @dataclass(frozen=True)
 class AwaitProduct(FinishStep):
-    """Until all CTAs of the product have left and what they stored is there: the kernel is launched before that."""
+    """Wait until all CTAs of the matmul have exited and their stores are visible: the kernel is launched earlier."""
 
 
 @dataclass(frozen=True)
 class LoadRow(FinishStep):
-    """The columns of a thread into registers that keep them."""
+    """Load a thread's columns of the row into registers that keep them."""
 
 
 @dataclass(frozen=True)
 class ReduceColumns(FinishStep):
-    """Walk number ``number`` over the columns of a thread, whose reductions are joined in each warp."""
+    """Reduce a thread's columns in pass ``number``, then reduce across the lanes of each warp."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class PutParts(FinishStep):
-    """What each warp found in walk ``number``, into places of its own in shared memory."""
+    """Store each warp's result of pass ``number`` into its own slots in shared memory."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class CtaSync(FinishStep):
-    """A barrier of the CTA: behind it everybody sees what was put before it."""
+    """Synchronize the CTA: all threads see what was stored before the barrier."""
 
 
 @dataclass(frozen=True)
 class JoinParts(FinishStep):
-    """The reductions of walk ``number``, from what all warps have put there, in every thread."""
+    """Combine the warps' results of pass ``number`` in every thread."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class JoinTiles(FinishStep):
-    """The reductions that wait for ``number`` others, from what tiles have stored, by a warp for each row."""
+    """Combine the tiles' results of the reductions that depend on ``number`` others, with one warp per row."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class EvaluateNumbers(FinishStep):
-    """Instructions of one number per row behind ``level`` reductions."""
+    """Evaluate the per-row instructions after ``level`` reductions."""
 
     level: int
 
 
 @dataclass(frozen=True)
 class StoreColumns(FinishStep):
-    """The last walk, which stores matrices."""
+    """Run the last pass, which stores matrices."""
 
 
 @dataclass(frozen=True)
 class StoreNumbers(FinishStep):
-    """The outputs of one number per row."""
+    """Store the outputs of one number per row."""
 
 
 def finish_steps(finish: Finish) -> tuple[FinishStep, ...]:

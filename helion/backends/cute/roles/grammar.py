@@ -25,7 +25,7 @@ class Step:
 
 @dataclass(frozen=True)
 class TileLoop(Step):
-    """The tiles of this cluster, one after the other: from number ``first`` on, each ``every``-th."""
+    """Loop over the tiles of this cluster: every ``every``-th from number ``first`` on."""
 
     body: tuple[Step, ...]
     first: int = 0
@@ -34,7 +34,7 @@ class TileLoop(Step):
 
 @dataclass(frozen=True)
 class KLoop(Step):
-    """The K tiles of this CTA from its ``first`` on, not unrolled."""
+    """Loop over the K tiles of this CTA from its ``first`` on, not unrolled."""
 
     body: tuple[Step, ...]
     first: int = 0
@@ -42,7 +42,7 @@ class KLoop(Step):
 
 @dataclass(frozen=True)
 class KGroups(Step):
-    """The K tiles of this CTA in groups of ``size``; a loop over K tiles inside has those of the group."""
+    """Loop over groups of ``size`` K tiles of this CTA; a nested loop over K tiles has those of the group."""
 
     body: tuple[Step, ...]
     size: int
@@ -50,7 +50,7 @@ class KGroups(Step):
 
 @dataclass(frozen=True)
 class SubtileLoop(Step):
-    """The sub-tiles of a tile, unrolled unless ``rolled``."""
+    """Loop over the sub-tiles of a tile, unrolled unless ``rolled``."""
 
     body: tuple[Step, ...]
     rolled: bool = False
@@ -58,17 +58,19 @@ class SubtileLoop(Step):
 
 @dataclass(frozen=True)
 class Gate(Step):
-    """Only the CTA of a pair that issues for both (``leader``), the first warp of the role, or the last sub-tile.
+    """Run the body under a predicate.
 
-    Where CTAs split K: the one that stores the sub-tile (``owner``) or the ``others``. Where clusters do: the CTA that has
-    found the sums of all others of the tile in the workspace (``last_part``), or one that has not.
+    It holds for the CTA of a pair that issues for both (``leader``), the first warp of the role, or the last sub-tile.
+    With split K in a cluster, it holds for the CTA that stores the sub-tile (``owner``) or for the ``others``. With
+    split K across clusters, it holds for the CTA that found all other partials in the workspace (``last_part``), or for
+    any other.
     """
 
     who: Who
     body: tuple[Step, ...]
 
 
-# Pipelines: a cursor is one side's place in a ring -----------------------------------------------------------------
+# Pipelines: a cursor is the pipeline state (stage and phase) of one side ---------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -80,28 +82,28 @@ class Cursor(Step):
 
 @dataclass(frozen=True)
 class Acquire(Step):
-    """Producer: wait until the slot is empty; behind TMA, also say how many bytes will come."""
+    """Producer: wait until the stage is empty; with TMA, also set the expected transaction bytes."""
 
     cursor: str
 
 
 @dataclass(frozen=True)
 class Commit(Step):
-    """Producer: the slot is full as soon as what was issued is done. TMA says so itself."""
+    """Producer: mark the stage as full after the issued operations complete. TMA does so itself."""
 
     cursor: str
 
 
 @dataclass(frozen=True)
 class Wait(Step):
-    """Consumer: wait until the slot is full."""
+    """Consumer: wait until the stage is full."""
 
     cursor: str
 
 
 @dataclass(frozen=True)
 class Release(Step):
-    """Consumer: the slot may be filled again."""
+    """Consumer: mark the stage as empty."""
 
     cursor: str
 
@@ -113,7 +115,7 @@ class Advance(Step):
 
 @dataclass(frozen=True)
 class Skip(Step):
-    """Past the slots of a tile that another team takes."""
+    """Advance past the stages of a tile that another consumer group takes."""
 
     cursor: str
     slots: Slots
@@ -121,7 +123,7 @@ class Skip(Step):
 
 @dataclass(frozen=True)
 class Tail(Step):
-    """Producer: stay until every slot has been released, so that no arrival meets a CTA that has left."""
+    """Producer: wait until every stage has been released, so that no arrival targets an exited CTA."""
 
     cursor: str
 
@@ -131,7 +133,7 @@ class Tail(Step):
 
 @dataclass(frozen=True)
 class TmaLoad(Step):
-    """The K tile (A, B) or sub-tile (an exact operand) that the loops stand at, into the slot of ``cursor``."""
+    """Load the current K tile (A, B) or sub-tile (residual) through TMA into the stage of ``cursor``."""
 
     operand: str
     cursor: str
@@ -139,12 +141,12 @@ class TmaLoad(Step):
 
 @dataclass(frozen=True)
 class WgmmaFence(Step):
-    """Registers of the sums may be read by the matrix unit from here on."""
+    """Order accesses to accumulator registers before the following wgmma."""
 
 
 @dataclass(frozen=True)
 class Mma(Step):
-    """All instructions of the K tile in the slot of ``cursor``; ``first`` overwrites the sums at the first of them."""
+    """Issue all MMAs of the K tile in the stage of ``cursor``; with ``first`` the first one overwrites the accumulator."""
 
     cursor: str
     first: bool = False
@@ -152,96 +154,104 @@ class Mma(Step):
 
 @dataclass(frozen=True)
 class WgmmaCommit(Step):
-    """Ends a group of instructions."""
+    """Close a wgmma group."""
 
 
 @dataclass(frozen=True)
 class WgmmaWait(Step):
-    """Until no more than ``pending`` groups are in flight."""
+    """Wait until at most ``pending`` groups are in flight."""
 
     pending: int
 
 
 @dataclass(frozen=True)
 class ClearSums(Step):
-    """Zero the fp32 registers that ``Promote`` adds to."""
+    """Clear the fp32 registers that ``Promote`` adds to."""
 
 
 @dataclass(frozen=True)
 class LoadScales(Step):
-    """The factors of the block of K that the loops stand at from global memory into registers."""
+    """Load the scales of the current block of K from global memory into registers."""
 
 
 @dataclass(frozen=True)
 class Promote(Step):
-    """Add the sums of a K tile, or of a block of K times its factors, to those in fp32 registers outside of the matrix
-    unit; from tensor memory those of the stage of ``cursor``, of all sub-tiles."""
+    """Add the accumulator of a K tile, or of a block of K times its scales, to fp32 registers outside of the matrix
+    unit.
+
+    From tensor memory it reads all sub-tiles of the stage of ``cursor``.
+    """
 
     cursor: str | None = None
 
 
 @dataclass(frozen=True)
 class SelectSums(Step):
-    """The stage of tensor memory that ``cursor`` points to; the next instruction overwrites it."""
+    """Select the tensor-memory stage of ``cursor``; the next MMA overwrites it."""
 
     cursor: str
 
 
 @dataclass(frozen=True)
 class ReadSums(Step):
-    """The sums of a sub-tile into the registers of the epilogue; from tensor memory, of the stage of ``cursor``, until
-    they are there."""
+    """Read the accumulator of a sub-tile into the registers of the epilogue.
+
+    From tensor memory it reads the stage of ``cursor`` and waits for the data.
+    """
 
     cursor: str | None = None
 
 
 @dataclass(frozen=True)
 class SendPartials(Step):
-    """The registers of the epilogue, before it, to the slot of ``cursor`` in the CTA that owns the sub-tile."""
+    """Send the partials of a sub-tile through DSMEM to the stage of ``cursor`` in the CTA that owns it, before the
+    epilogue."""
 
     cursor: str
 
 
 @dataclass(frozen=True)
 class AddPartials(Step):
-    """What the other CTAs sent of the sub-tile, in a fixed order, to the registers of the epilogue."""
+    """Add the other CTAs' partials of the sub-tile, in a fixed order, to the registers of the epilogue."""
 
     cursor: str
 
 
 @dataclass(frozen=True)
 class StorePartials(Step):
-    """The registers of the epilogue, before it, to the place of this part of K in the workspace."""
+    """Store the split-K partials to the slot of this part of K in the workspace, before the epilogue."""
 
 
 @dataclass(frozen=True)
 class WorkspaceRelease(Step):
-    """Who learns of what comes behind this sees in the workspace what the warps have put there before the last barrier."""
+    """Release fence at GPU scope. Partials stored before the last barrier are visible to any CTA that sees the tile
+    counter incremented after it."""
 
 
 @dataclass(frozen=True)
 class IncrementTileCounter(Step):
-    """One more part of the tile is in the workspace: how many there were goes to shared memory."""
+    """Increment the tile counter in the workspace; its former value goes to shared memory."""
 
 
 @dataclass(frozen=True)
 class WorkspaceAcquire(Step):
-    """Behind the next barrier, warps see what all parts that were counted have put into the workspace."""
+    """Acquire fence that pairs with ``WorkspaceRelease``: after the next barrier, warps see all counted partials."""
 
 
 @dataclass(frozen=True)
 class ReducePartials(Step):
-    """The sums of all parts, from the workspace, in the order of K, into the registers of the epilogue."""
+    """Add the partials of all parts from the workspace, in the order of K, into the registers of the epilogue."""
 
 
 @dataclass(frozen=True)
 class ResetTileCounter(Step):
-    """The tile's counter back to zero, for the next launch."""
+    """Reset the tile counter to zero for the next launch."""
 
 
 @dataclass(frozen=True)
 class LoadVectors(Step):
-    """Operands of ``kinds`` of this tile from global memory into registers; ``once`` in front of all tiles, which share them."""
+    """Load operands of ``kinds`` for this tile from global memory into registers; ``once`` before the tile loop, for
+    all tiles."""
 
     kinds: tuple[Vector, ...]
     once: bool = False
@@ -249,46 +259,48 @@ class LoadVectors(Step):
 
 @dataclass(frozen=True)
 class ShareVectors(Step):
-    """Row operands from registers into shared memory, where every thread finds them behind the next barrier."""
+    """Store row operands from registers to shared memory, for all threads after the next barrier."""
 
 
 @dataclass(frozen=True)
 class ReadResiduals(Step):
-    """The sub-tile of each exact operand from the slot of ``cursor`` into registers. ``FenceShared`` lies between this and
-    the release of the slot."""
+    """Load the sub-tile of each residual from the stage of ``cursor`` into registers.
+
+    ``FenceShared`` has to run between this step and the release of the stage.
+    """
 
     cursor: str
 
 
 @dataclass(frozen=True)
 class ClearRows(Step):
-    """What nothing reduces to, for the reductions of pass number ``number``."""
+    """Set the reductions of pass ``number`` to their identities."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class AddTerms(Step):
-    """Pass number ``number`` on the registers of a sub-tile: the terms of its reductions are added up."""
+    """Accumulate the terms of the reductions of pass ``number`` over the registers of a sub-tile."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class JoinLanes(Step):
-    """The reductions of pass ``number`` over all columns of the CTA's tile, in every lane that has a part of the row."""
+    """Reduce pass ``number`` over all columns of the CTA's tile, in every lane that has a part of the row."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class OwnRows(Step):
-    """What the second pass takes the place of numbers of the row for: numbers of the CTA's own columns."""
+    """Compute the CTA-local values that the second pass uses in place of values of the whole row."""
 
 
 @dataclass(frozen=True)
 class ArmRows(Step):
-    """The first warp says how many bytes the exchange behind pass ``number`` brings to the slot of ``cursor``."""
+    """Set the expected bytes of the exchange after pass ``number`` at the stage of ``cursor``, in the first warp."""
 
     cursor: str
     number: int
@@ -296,7 +308,8 @@ class ArmRows(Step):
 
 @dataclass(frozen=True)
 class SendRows(Step):
-    """The reductions of the CTA's tile, of pass ``number`` and those exchanged with them, to the slot of ``cursor`` in every CTA that holds a part of the rows."""
+    """Send the CTA's results of pass ``number``, and those exchanged with them, to the stage of ``cursor`` in every CTA
+    of the row."""
 
     cursor: str
     number: int
@@ -304,7 +317,7 @@ class SendRows(Step):
 
 @dataclass(frozen=True)
 class GatherRows(Step):
-    """The reductions of pass ``number`` over whole rows, of all CTAs that hold a part of them, in a fixed order."""
+    """Combine the results of pass ``number`` from all CTAs of the row, in a fixed order."""
 
     cursor: str
     number: int
@@ -312,106 +325,111 @@ class GatherRows(Step):
 
 @dataclass(frozen=True)
 class EvaluateRows(Step):
-    """What is made of the reductions of so many exchanges, ``level``, of column operands and of numbers per row."""
+    """Evaluate per-row instructions after exchange ``level``, from reductions, column operands and other per-row
+    values."""
 
     level: int
 
 
 @dataclass(frozen=True)
 class StoreRows(Step):
-    """Outputs of one number per row to global memory, by the CTA of the first columns."""
+    """Store outputs of one number per row to global memory, from the CTA of the first columns."""
 
 
 @dataclass(frozen=True)
 class Evaluate(Step):
-    """The last pass on the registers of a sub-tile, rounded to the types of the outputs."""
+    """Run the last pass over the registers of a sub-tile, rounded to the output types."""
 
 
 @dataclass(frozen=True)
 class WriteStage(Step):
-    """The sub-tile of a matrix among the outputs into its buffer in shared memory."""
+    """Store the sub-tile of an output matrix into its buffer in shared memory."""
 
     output: int = 0
 
 
 @dataclass(frozen=True)
 class FenceShared(Step):
-    """What the threads have read and written in shared memory comes before what TMA does there after them.
+    """Order the threads' reads and writes of shared memory before later accesses of TMA.
 
-    A barrier alone orders neither: TMA is another proxy, and loads may still wait behind operands of the matrix unit.
+    A barrier alone is not enough: TMA uses the async proxy, and loads may still be in flight.
     """
 
 
 @dataclass(frozen=True)
 class TmaStore(Step):
-    """That buffer to global memory, as one group."""
+    """Store that buffer to global memory through TMA, as one bulk group."""
 
     output: int = 0
 
 
 @dataclass(frozen=True)
 class LaunchFinish(Step):
-    """The kernel behind this one may be launched as soon as a warp of every CTA is here, or has left; it waits for the end of
-    this one itself."""
+    """Trigger the dependent launch after a warp of every CTA is here or has exited.
+
+    The dependent kernel itself waits for the end of this one.
+    """
 
 
 @dataclass(frozen=True)
 class StoreWait(Step):
-    """Until no more than ``pending`` stores still read shared memory."""
+    """Wait until at most ``pending`` stores still read shared memory."""
 
     pending: int
 
 
 @dataclass(frozen=True)
 class BarrierSync(Step):
-    """A named barrier: until all of its threads are here."""
+    """Synchronize at a named barrier (bar.sync)."""
 
     barrier: str
 
 
 @dataclass(frozen=True)
 class WarpSync(Step):
-    """Until all lanes of the warp are here."""
+    """Synchronize the lanes of the warp."""
 
 
 @dataclass(frozen=True)
 class BarrierArrive(Step):
-    """Come to a named barrier without waiting there."""
+    """Arrive at a named barrier without waiting (bar.arrive)."""
 
     barrier: str
 
 
-# Set-up: no part in the protocol -----------------------------------------------------------------------------------------
+# Set-up: no part of the protocol
+# -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class SetUp(Step):
-    """Views and fragments that later steps of the role use, by the name of the text that makes them."""
+    """Make views and fragments for later steps of the role, by the name of the text that makes them."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class AllocateSums(Step):
-    """The first warp asks for tensor memory."""
+    """Allocate tensor memory, in the first warp."""
 
 
 @dataclass(frozen=True)
 class FindSums(Step):
-    """Meet at the barrier of tensor memory, then read where it lies."""
+    """Synchronize at the barrier of tensor memory, then read its address."""
 
 
 @dataclass(frozen=True)
 class FreeSums(Step):
-    """The first warp gives tensor memory back, once nobody in the CTA, or in the pair, uses it."""
+    """Free tensor memory, in the first warp, after the last use in the CTA or in the pair."""
 
 
 @dataclass(frozen=True)
 class ClusterExit(Step):
-    """Until all threads of the cluster are here."""
+    """Synchronize all threads of the cluster."""
 
 
-# The whole ---------------------------------------------------------------------------------------------------------------
+# The whole
+# ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -438,12 +456,12 @@ class Role:
     warps: int
     program: tuple[Step, ...]
     team: int = 0
-    """Which buffers of the epilogue are its own."""
+    """Index of the consumer group, which selects its epilogue buffers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegisterLimit:
-    """Registers per thread that a warpgroup gives back (``decrease``) or asks for (``increase``)."""
+    """Register count per thread that a warpgroup drops to (``decrease``) or raises to (``increase``)."""
 
     first_warp: int
     warps: int
@@ -453,17 +471,17 @@ class RegisterLimit:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelProgram:
-    """``warps`` counts those that are launched; those of no role only take part in the exit."""
+    """A kernel. ``warps`` counts the launched warps; those without a role only take part in the exit."""
 
     plan: GemmPlan
     warps: int
     spare_warp: int
-    """The first warp that has no role, launched or not."""
+    """The first warp without a role, launched or not."""
     pipelines: tuple[Pipeline, ...]
     barriers: tuple[NamedBarrier, ...]
     roles: tuple[Role, ...]
     host: tuple[str, ...]
-    """The objects that the host makes and hands to the kernel, by the name of the text that makes them."""
+    """The objects that the host makes and passes to the kernel, by the name of the text that makes them."""
     exit: tuple[Step, ...] = ()
     registers: tuple[RegisterLimit, ...] = ()
 

@@ -1,7 +1,7 @@
-"""Clusters that split the K of a tile: all put their sums into a workspace, and the CTA that comes last adds them.
+"""Split K across clusters: all store their partials in a workspace, and the last CTA of a tile adds them.
 
-Nobody waits for anybody, so it does not matter which clusters run at the same time. The sums are added in the order of K,
-whoever does it, so that the result is the same in every run.
+No CTA waits for another, so clusters need not be co-resident. Partials are added in the order of K by any CTA, so
+results are deterministic.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ COUNT: tuple[Step, ...] = (
     Gate("first_warp", (WorkspaceRelease(), IncrementTileCounter(), WorkspaceAcquire())),
     BarrierSync("epilogue"),
 )
-"""Between what all warps have put into the workspace and what they take from it."""
+"""The steps between storing and reading partials."""
 
 
 def with_grid_splits(program: KernelProgram) -> KernelProgram:
-    """Who loads residuals does not know which CTA will be the last, so the others pass theirs by."""
+    """Add split K to a program. The residual warp cannot know which CTA is last, so the others skip their residuals."""
     residual = program.plan.has_residual
     return edit_role(program, "store", functools.partial(_store, residual=residual))
 
@@ -64,10 +64,10 @@ def _store(step: Step, residual: bool) -> tuple[Step, ...]:
 
 
 def _reads_sums(step: Step) -> bool:
-    """The steps that bring sums into registers, and that which then gives tensor memory back."""
+    """Return whether a step brings accumulators into registers, or then releases tensor memory."""
     return isinstance(step, (ReadSums, AddPartials)) or (isinstance(step, Gate) and step.who == "last_subtile")
 
 
 def _only_releases(step: Step) -> tuple[Step, ...]:
-    """Of the steps of a sub-tile, those that keep the place in the ring of residuals."""
+    """Keep only the steps of a sub-tile that advance the residual pipeline."""
     return (step,) if isinstance(step, (Wait, Release, Advance)) and step.cursor == "residual_read" else ()

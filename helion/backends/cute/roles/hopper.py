@@ -1,4 +1,4 @@
-"""wgmma: one warp loads, one or two warpgroups multiply and store, each its rows of the tile."""
+"""wgmma: one warp loads, one or two warpgroups multiply and store their rows of the tile."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .grammar import (
 from .registers import register_limit
 
 LOADING_WARPS = 4
-"""Registers move between warpgroups only, so the loading warp has a warpgroup to itself."""
+"""Register counts change per warpgroup, so the load warp has a warpgroup to itself."""
 LOADING_REGISTERS = 40
 STORING_REGISTERS = 232
 """128 x 40 + 256 x 232 registers are 64512 of 65536."""
@@ -63,7 +63,7 @@ MAINLOOP: tuple[Step, ...] = (
     Release("ab_free"),
     Advance("ab_free"),
 )
-"""One K tile is in flight while the next is waited for; its slot is released when the next has been issued."""
+"""One K tile is in flight during the wait for the next; its stage is released after the next MMAs are issued."""
 
 PROMOTED_MAINLOOP: tuple[Step, ...] = (
     ClearSums(),
@@ -80,7 +80,7 @@ PROMOTED_MAINLOOP: tuple[Step, ...] = (
         )
     ),
 )
-"""The sums of each K tile are added outside of the matrix unit, which the other warpgroup keeps busy meanwhile."""
+"""The accumulator of each K tile is added outside of the matrix unit, while the other warpgroup uses the unit."""
 
 
 def _mainloop(plan: GemmPlan) -> tuple[Step, ...]:
@@ -94,16 +94,17 @@ def _mainloop(plan: GemmPlan) -> tuple[Step, ...]:
 
 
 def _with_scales(step: Step) -> tuple[Step, ...]:
-    """Factors are asked for before the operands of their block are waited for, and needed when these are multiplied."""
+    """Load scales before the wait for the operands of their block; the MMAs hide the latency."""
     if isinstance(step, (KLoop, KGroups)) and contains(step, Promote):
         return (dataclasses.replace(step, body=(LoadScales(), *step.body)),)
     return (step,)
 
 
 def program(plan: GemmPlan) -> KernelProgram:
-    """The roles for `plan`, without what its epilogue asks for.
+    """Build the roles for `plan`, without the edits of its epilogue.
 
-    Two CTAs share the registers of an SM evenly: no warp has a warpgroup to itself there, and none gives any back.
+    Two CTAs per SM share its registers evenly: the load warp has no warpgroup to itself, and no warp changes its
+    register count.
     """
     warps, shared_sm = plan.consumer_warps, plan.ctas_per_sm > 1
     mainloop = _mainloop(plan)

@@ -1,4 +1,4 @@
-"""The standard programs of each matrix unit, and the edits that a plan asks for."""
+"""The standard programs of each matrix unit, and the edits that a plan needs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from .teams import with_teams
 
 
 def kernel_program(plan: GemmPlan) -> KernelProgram:
-    """The roles, pipelines and barriers of `plan`."""
+    """Build the roles, pipelines and barriers of `plan`."""
     program = hopper.program(plan) if plan.unit == "wgmma" else blackwell.program(plan)
     if plan.problem.epilogue.of_kind("row") or plan.problem.epilogue.of_kind("column"):
         program = with_vectors(program)
@@ -65,10 +65,10 @@ def kernel_program(plan: GemmPlan) -> KernelProgram:
 
 
 def with_vectors(program: KernelProgram) -> KernelProgram:
-    """Row and column operands are read from global memory before the sums are waited for, rows shared behind it, or in front
-    of all tiles where these have the same columns.
+    """Load row and column operands before the wait for the accumulator, and share rows after it.
 
-    The last barrier among the storing warps lies between the reads of one tile and the writes of the next.
+    Where all tiles have the same columns, rows are shared once before the tile loop. The last barrier of the epilogue
+    warps separates the reads of one tile from the writes of the next.
     """
     epilogue = program.plan.problem.epilogue
     kinds = tuple(kind for kind in VECTORS if epilogue.of_kind(kind))
@@ -88,8 +88,10 @@ def with_vectors(program: KernelProgram) -> KernelProgram:
 
 
 def with_residuals(program: KernelProgram) -> KernelProgram:
-    """Exact operands come through TMA by a warp of their own, which runs ahead of the storing warps by its ring: once for
-    each walk over the sub-tiles that reads them."""
+    """Add a warp that loads residuals through TMA, ahead of the epilogue warps by its pipeline.
+
+    It loads them once for each pass over the sub-tiles that reads them.
+    """
     residual = counts(program.plan).residual
     assert residual is not None
     readers = [each for each in passes(program.plan) if reads_matrices(program.plan, each)]

@@ -1,4 +1,4 @@
-"""Numbers per row: walks over the sub-tiles that reduce, exchanges between the CTAs of a row, and a walk that stores."""
+"""Row reductions: passes over the sub-tiles that reduce, exchanges between the CTAs of a row, and a pass that stores."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CURSOR = "rows_place"
 
 
 def with_rows(program: KernelProgram) -> KernelProgram:
-    """The walk that stores is the last of several, or none where no output is a matrix."""
+    """Add the reducing passes. The storing pass is the last, or missing where no output is a matrix."""
     plan, ring = program.plan, counts(program.plan).rows
 
     def rule(step: Step) -> tuple[Step, ...]:
@@ -81,20 +81,20 @@ def _walks(plan: GemmPlan, loop: SubtileLoop) -> tuple[Step, ...]:
     if plan.problem.outputs_of("exact"):
         return (*steps, loop)
     if plan.problem.epilogue.of_kind("row") and counts(plan).rows is None and not plan.columns_stay:
-        # Neither an exchange nor a store keeps warps from sharing the row operands of the next tile.
+        # Neither an exchange nor a store separates this tile's row operands from those of the next.
         steps.append(BarrierSync("epilogue"))
     return tuple(_given_back(steps, loop))
 
 
 def _exchange(together: tuple[int, ...]) -> tuple[Step, ...]:
-    """Of the reductions of so many walks, the first of which the others are made with."""
+    """Return the steps of the exchange of these passes; later passes use the result of the first."""
     last = together[-1]
     gathered = [step for number in together for step in (GatherRows(CURSOR, number), EvaluateRows(number + 1))]
     return (ArmRows(CURSOR, last), SendRows(CURSOR, last), Wait(CURSOR), *gathered, Advance(CURSOR))
 
 
 def _given_back(steps: Sequence[Step], loop: SubtileLoop) -> list[Step]:
-    """The last walk over sums in tensor memory gives them back, as the one that stores would have done."""
+    """Release tensor memory in the last pass over it, as the storing pass would do."""
     release = [step for step in loop.body if isinstance(step, Gate) and any(isinstance(s, Release) for s in step.body)]
     last = max((i for i, step in enumerate(steps) if isinstance(step, SubtileLoop)), default=None)
     if last is None or not release:

@@ -1,4 +1,4 @@
-"""CTAs of a cluster that split the K of a tile: sums go to the CTA that owns a sub-tile, which adds and stores it."""
+"""Split K within a cluster: partials go to the CTA that owns a sub-tile, which adds and stores it."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ SEND: tuple[Step, ...] = (
     BarrierSync("epilogue"),
     Wait("parts_read"),
 )
-"""All sums leave before any are awaited, so that no CTA waits for one that waits for it. The barrier behind lets buffers
-be written from the first one on, however many of them the last tile took."""
+"""All partials are sent before any are awaited, so that no two CTAs wait for each other. The barrier after lets the
+first buffer be written, however many of them the last tile used."""
 
 GIVE_BACK: tuple[Step, ...] = (Release("parts_read"), Advance("parts_read"))
 
 
 def with_splits(program: KernelProgram) -> KernelProgram:
-    """The exchange between the main loop and the sub-tiles; who loads residuals loads those of its own sub-tiles."""
+    """Add the exchange between mainloop and epilogue; the residual warp loads only the sub-tiles that its CTA owns."""
     parts = counts(program.plan).parts
     assert parts is not None
     program = edit_role(program, "store", _store)

@@ -1,4 +1,4 @@
-"""Ping-pong: two teams of storing warps take tiles in turn, so that one stores while the other multiplies."""
+"""Ping-pong: two consumer groups alternate between tiles, so that one stores while the other multiplies."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from .grammar import (
 
 
 def with_teams(program: KernelProgram) -> KernelProgram:
-    """Each team has buffers, a barrier among its warps, and its place in rings, past the slots of the other's tiles.
+    """Give each consumer group its buffers, a barrier, and pipeline states that skip the other group's tiles.
 
-    A main loop begins when the other team has issued all of its own: two at once would be slow both, and a wait for a
-    slot knows only whether the number of rounds is even. So sub-tiles that wait for residuals take turns as well.
+    A mainloop starts after the other group has issued its own: two at once would slow both. A wait for a stage only
+    sees the phase parity, so sub-tiles that wait for residuals alternate as well.
     """
     store = program.role("store")
     others = tuple(role for role in program.roles if role is not store)
@@ -73,11 +73,11 @@ def _skip(cursor: Cursor) -> Skip:
 
 
 def _in_turn(body: tuple[Step, ...], team: int) -> tuple[Step, ...]:
-    """Waits for its turn at the first step that multiplies, and gives it on once the last product is issued."""
+    """Insert a wait for the group's turn before the first MMA, and an arrive for the other group after the last."""
     products = [i for i, step in enumerate(body) if isinstance(step, Mma) or contains(step, Mma)]
     first, last = products[0], products[-1] + 1
     if isinstance(body[products[0]], Mma):
-        first -= 2  # the wait for operands and the fence in front of it
+        first -= 2  # the wait for operands and the fence before it
     assert all(not isinstance(step, WgmmaWait) for step in body[first:last])
     return (
         *body[:first],

@@ -1,1 +1,1 @@
-"""From the text of a module to a binary and what it takes, with the DSL and no GPU."""
+"""The toolchain: from the text of a module to a binary and its resources, with the DSL and no GPU."""

@@ -1,4 +1,4 @@
-"""What stands in a compiled kernel: registers, spills, opcodes, and barriers that lie where the plan put them."""
+"""Contents of a compiled kernel: registers, spills, opcodes, and barrier addresses as planned."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Audit:
     registers: int
     stack_bytes: int
     opcodes: Mapping[str, int]
-    """How often each opcode stands in the kernel; one in a loop counts once."""
+    """Static count of each opcode in the kernel."""
     mainloop: int
-    """Instructions of the smallest loop around matrix instructions: of one K tile, waits included."""
+    """Instructions of the smallest loop with MMAs: of one K tile, including waits."""
 
     @property
     def instructions(self) -> int:
@@ -37,12 +37,13 @@ class Audit:
 
     @property
     def spills(self) -> int:
-        """Instructions that move registers to local memory or back."""
+        """Loads and stores of local memory."""
         return sum(self.opcodes.get(opcode, 0) for opcode in SPILLS)
 
 
 def audit(cubin: bytes, *, nvdisasm: str, cuobjdump: str, always_disassembled: bool = True) -> Audit:
-    """Takes 0.2 s, of a binary without a stack, which spills nothing, 10 ms unless it is ``always_disassembled``.
+    """Inspect a binary, in 0.2 s; a binary without a stack, which cannot spill, takes 10 ms unless
+    ``always_disassembled``.
 
     Raises ``subprocess.CalledProcessError`` if a tool cannot read the binary.
     """
@@ -61,7 +62,7 @@ def audit(cubin: bytes, *, nvdisasm: str, cuobjdump: str, always_disassembled: b
 
 
 def mainloop_instructions(listing: str) -> int:
-    """Of a disassembly: 0 if no loop is around matrix instructions."""
+    """Return the mainloop instructions of a disassembly: 0 if no loop contains MMAs."""
     labels: dict[str, int] = {}
     opcodes: list[str] = []
     sizes: list[int] = []
@@ -91,7 +92,7 @@ _INIT = re.compile(r"mbarrier\.init\.shared\.b64\s+\[(%r\d+)(?:\+(\d+))?\]")
 
 
 def barrier_offsets(ptx: str) -> list[int]:
-    """Bytes from the start of shared memory at which `ptx` initialises barriers, in order of the text.
+    """Return the byte offsets in shared memory at which `ptx` initializes barriers, in order of the text.
 
     Raises ``ValueError`` for an address that is not the start plus a constant.
     """
@@ -108,13 +109,13 @@ def barrier_offsets(ptx: str) -> list[int]:
                 offsets[match[1]] = offsets[match[2]] + int(match[3])
         elif match := _INIT.search(line):
             if match[1] not in offsets:
-                raise ValueError(f"a barrier lies at {match[1]}, which is not known from the start of shared memory")
+                raise ValueError(f"a barrier is at {match[1]}, whose offset in shared memory is not a constant")
             found.append(offsets[match[1]] + int(match[2] or 0))
     return found
 
 
 def misplaced_barriers(ptx: str, plan: GemmPlan) -> set[int]:
-    """Offsets of barriers that `ptx` initialises outside of where `plan` has them, or does not initialise."""
+    """Return offsets of barriers that only one of `ptx` and `plan` has."""
     rows = counts(plan).rows
     planned = {
         offset
@@ -126,6 +127,6 @@ def misplaced_barriers(ptx: str, plan: GemmPlan) -> set[int]:
 
 
 def _used_bytes(allocation: Allocation, rows: PipelineCounts | None) -> int:
-    """Without the places of barriers that nobody uses."""
+    """Return the bytes of an allocation without unused barriers."""
     spare = rows.spare_words if rows is not None and allocation.name == "rows_barriers" else 0
     return allocation.size_bytes - spare * WORD_BYTES

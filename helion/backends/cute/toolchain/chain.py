@@ -1,4 +1,4 @@
-"""The toolchain of matrix products (``backends.execution``)."""
+"""The toolchain of GEMMs (``backends.execution``)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ class CuteToolchain:
         count_opcodes: bool = True,
         seconds: float | None = None,
     ) -> Resources:
-        """The DSL assembles in its own process, which nothing ends. Raises ``offline.ToolMissing`` where the kernel would have to be compiled and cannot."""
+        """Return the resources of a kernel; ``seconds`` has no effect, since the DSL assembles in this process.
+
+        Raises ``offline.ToolMissing`` if the kernel is not compiled and cannot be.
+        """
         kernel = names[plan.kernel_names[0]]
         cubin = (folder(kernel) / CUBIN).read_bytes()
         nvdisasm, cuobjdump = tool("nvdisasm"), tool("cuobjdump")
@@ -46,14 +49,14 @@ class CuteToolchain:
         )
 
     def shared_object(self, names: Mapping[str, Any], plan: CutePlan) -> bytes:
-        """Raises ``offline.ToolMissing`` where the kernel would have to be compiled and cannot."""
+        """Return the shared object. Raises ``offline.ToolMissing`` if the kernel is not compiled and cannot be."""
         return (folder(names[plan.kernel_names[0]]) / SHARED_OBJECT).read_bytes()
 
     def compiler(self, target: Target) -> str:
         return f"CuTe DSL {installed_version()}"
 
     def prepare(self, target: Target) -> None:
-        """The DSL is imported where it is used: it starts threads, which forked processes do not have."""
+        """Defer the import of the DSL: it starts threads, which forked processes do not inherit."""
 
     def versions(self) -> tuple[tuple[str, str], ...]:
         return (("CuTe DSL", installed_version() or "not installed: pip install 'helion-tiles[cute]'"),)

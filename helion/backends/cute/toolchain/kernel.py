@@ -1,4 +1,4 @@
-"""A kernel as the generated module has it: source text, and what launching it needs to know."""
+"""A kernel in the generated module: source text, and the data for its launch."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import platform
 from dataclasses import dataclass
 
 VERSION = 2
-"""Of what is made of a kernel and kept; another one is kept apart."""
+"""Version of cached build results; a change makes a separate cache entry."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GemmKernel:
-    """``source`` is the module that the DSL compiles for ``unit``.
+    """A kernel. ``source`` is the module that the DSL compiles for ``unit``.
 
-    ``pointers`` are the dtypes of the tensors that a launch takes, in order, and ``number`` where it takes a number. ``ctas``
-    are those of one cluster, ``threads`` and ``shared_bytes`` those of one CTA, of which ``ctas_per_sm`` share an SM.
-    ``problem`` is the text of the ``GemmProblem`` that it computes.
+    ``pointers`` are the dtypes of the tensors of a launch, in order, and ``number`` for a scalar. ``ctas`` are those of
+    one cluster, ``threads`` and ``shared_bytes`` those of one CTA, of which ``ctas_per_sm`` share an SM. ``problem`` is
+    the text of the ``GemmProblem`` that it computes.
     """
 
     name: str
@@ -30,17 +30,17 @@ class GemmKernel:
     source: str
     ctas_per_sm: int = 1
     workspace_bytes: int = 0
-    """Of global memory that a launch takes behind its tensors (``plan.workspace``)."""
+    """Bytes of the workspace, which a launch takes after its tensors (``plan.workspace``)."""
     counter_bytes: int = 0
-    """Of these, the first ones, that are zero before a launch and behind it."""
+    """The first bytes of it that are zero before and after a launch."""
 
     @functools.cached_property
     def key(self) -> str:
-        """What its binary is kept under: all that the binary depends on but the version of the DSL."""
+        """Cache key of its binary: a hash of its inputs other than the version of the DSL."""
         parts = (self.source, self.unit, ",".join(self.pointers), str(VERSION), platform.machine())
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def gemm_kernel(source: str, **described: object) -> GemmKernel:
-    """The kernel that a generated module describes."""
+    """Build the kernel that a generated module describes."""
     return GemmKernel(source=source.lstrip("\n"), **described)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: a process that finds one needs neither the DSL nor a C compiler."""
+"""Compiled kernels on disk: a cached kernel needs neither the DSL nor a C compiler."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ SHARED_OBJECT, CUBIN, NOTES = f"{NAME}.so", f"{NAME}.cubin", "notes.json"
 
 
 def folder(kernel: GemmKernel) -> Path:
-    """Where the shared object of ``kernel``, its binary and notes about them lie; compiled if nobody has done it.
+    """Return the folder of the shared object of ``kernel``, its binary and notes; compile the kernel if it is not
+    cached.
 
-    What another version of the DSL than the installed one has compiled is compiled again. Raises
-    ``offline.ToolMissing`` where it would have to be compiled and cannot, ``shared_object.CompilationFailed``.
+    Results of another version of the DSL than the installed one are compiled again. Raises ``offline.ToolMissing`` if
+    it has to be compiled and cannot be, and ``shared_object.CompilationFailed``.
     """
     with _LOCK:
         found = _FOUND.get(kernel.key)
@@ -37,7 +38,7 @@ def folder(kernel: GemmKernel) -> Path:
 
 
 def is_compiled(kernel: GemmKernel) -> bool:
-    """Whether ``folder`` finds it."""
+    """Return whether the kernel is cached."""
     return kernel.key in _FOUND or _is_good(_place(kernel))
 
 
@@ -59,7 +60,8 @@ def _kept_or_made(kernel: GemmKernel) -> Path:
 
 
 def _is_good(place: Path) -> bool:
-    """Whether what lies there is whole, by the DSL that is installed or, where none is, by any."""
+    """Return whether a cache entry is complete, and of the installed version of the DSL, or of any if none is
+    installed."""
     try:
         notes = json.loads((place / NOTES).read_text())
     except (OSError, ValueError):
@@ -71,12 +73,13 @@ def _is_good(place: Path) -> bool:
 
 
 class Library:
-    """The functions of one shared object. Loading it needs CUDA's runtime library in the process, as torch brings it."""
+    """The functions of one shared object. It needs CUDA's runtime library in the process, which torch loads."""
 
     def __init__(self, path: Path, pointers: Sequence[str]) -> None:
         self.path = path
         self._library = ctypes.CDLL(str(path))
-        #: Addresses of the tensors, and numbers; clusters that run at once, stream: gives CUDA's status, 0 for success.
+        #: Takes addresses of the tensors, and numbers; co-resident clusters, stream. Returns CUDA's status, 0 for
+        #: success.
         self.launch: Callable[..., int] = self._function("helion_launch", *map(_argument, pointers), _INT, _POINTER)
         self._load = self._function("helion_load", _INT)
         self._clusters = self._function("helion_clusters")
@@ -89,12 +92,12 @@ class Library:
         return function
 
     def load(self, device: int) -> int:
-        """Put the kernel on a device; gives CUDA's status, 0 for success."""
+        """Load the kernel on a device; return CUDA's status, 0 for success."""
         with self._lock:
             return self._load(device)
 
     def clusters(self) -> int:
-        """The most clusters that run at once on the current device; 0 where the driver does not say."""
+        """Return the co-resident clusters on the current device; 0 where the driver does not report them."""
         return self._clusters()
 
 

@@ -1,4 +1,4 @@
-"""Compiles a printed module for its target. The DSL is imported here, when it is needed."""
+"""Compilation of a printed module for its target. The DSL is imported here, on first use."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ..plan.dtypes import DTYPES, NUMBER, PITCH, SIZE
 from ..plan.records import GemmPlan
 
 ARCHITECTURES = {"wgmma": "sm_90a", "tcgen05": "sm_100a"}
-"""The architectures whose own instructions the kernels of a matrix unit use."""
+"""The architecture-specific targets of each matrix unit."""
 DISTRIBUTION = "nvidia-cutlass-dsl"
 ALIGNMENT_BYTES = 16
-"""Of every pointer, which launching checks."""
+"""Alignment of every pointer, which launches check."""
 MISSING = (
     "The cute backend compiles its kernels with NVIDIA's CuTe DSL, which is not installed here ({reason}); install it with"
     " pip install 'helion-tiles[cute]'. Kernels that are in the cache run without it."
@@ -31,12 +31,12 @@ MISSING = (
 
 
 class ToolMissing(exc.CuteBackendUnavailable, CompileError):
-    """Something that compiles kernels is not installed; the message says what, and how to get it."""
+    """A missing tool for compiling kernels; the message names it and how to install it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """``kernel`` is the DSL's object, which launches where there is a GPU."""
+    """A compiled module; ``kernel`` is the DSL's object, which can be launched on a GPU."""
 
     kernel: Any
     cubin: bytes
@@ -44,16 +44,16 @@ class Compiled:
 
 
 def compile_text(text: str, plan: GemmPlan) -> Compiled:
-    """The module of `plan` compiled, in 0.3 to 3 s. Raises ``ToolMissing``."""
+    """Compile the module of `plan`, in 0.3 to 3 s. Raises ``ToolMissing``."""
     return compile_source(text, plan.unit, pointer_dtypes(plan))
 
 
 def compile_source(text: str, unit: str, pointers: Sequence[str]) -> Compiled:
-    """A printed module compiled for a matrix unit; ``pointers`` are those of a ``GemmKernel``."""
+    """Compile a printed module for a matrix unit; ``pointers`` are those of a ``GemmKernel``."""
     dsl = _dsl()
     from cutlass.cute.runtime import make_fake_stream, make_ptr
 
-    # The DSL reads the source of what it compiles again, and of binaries it keeps files that it reads back in time.
+    # The DSL reads the source again when it compiles, and writes binaries to files that it reads back.
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         module = _load(Path(folder) / "gemm_module.py", text)
@@ -70,7 +70,7 @@ def compile_source(text: str, unit: str, pointers: Sequence[str]) -> Compiled:
 
 
 def runtime_libraries() -> list[str]:
-    """The DSL's shared libraries that compiled kernels call, without those of TVM. Raises ``ToolMissing``."""
+    """Return the DSL's shared libraries that compiled kernels call, without those of TVM. Raises ``ToolMissing``."""
     _dsl()
     from cutlass import runtime
 
@@ -79,7 +79,7 @@ def runtime_libraries() -> list[str]:
 
 @functools.cache
 def installed_version() -> str:
-    """Of the DSL, by what pip has noted, which takes a millisecond; "" where it is not installed."""
+    """Return the DSL's version from pip's metadata, in a millisecond; "" if it is not installed."""
     try:
         return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
@@ -87,7 +87,7 @@ def installed_version() -> str:
 
 
 def dsl_version() -> str:
-    """Raises ``ToolMissing``."""
+    """Return the version of the imported DSL. Raises ``ToolMissing``."""
     return str(_dsl().__version__)
 
 

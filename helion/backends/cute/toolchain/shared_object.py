@@ -1,4 +1,4 @@
-"""One compiled kernel as a shared object that runs without the DSL: it needs CUDA's runtime library alone."""
+"""Build of one kernel as a shared object that runs without the DSL and needs only CUDA's runtime library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMPILERS = ("gcc", "cc", "clang", "g++")
 NAME = "gemm"
 TIMEOUT_SECONDS = 60
 
-# CUDA's headers are not needed for what is called here: the layouts are those of its stable binary interface.
+# No CUDA headers are needed for these calls: the layouts are those of its stable binary interface.
 _SOURCE = """\
 #include <stdint.h>
 #include <stddef.h>
@@ -93,14 +93,13 @@ _RESIDENTS = """\
 
 
 class CompilationFailed(CompileError):
-    """The kernel could not be compiled or linked; the message says by what and why."""
+    """An error in compiling or linking a kernel; the message names the tool and the reason."""
 
 
 def build_shared_object(kernel: GemmKernel) -> tuple[bytes, bytes]:
-    """A kernel compiled and linked, and its binary for the GPU, in 0.5 to 3 s.
+    """Compile and link a kernel, in 0.5 to 3 s; return the shared object and the binary for the GPU.
 
-    Raises ``ToolMissing`` without the DSL or without a C compiler, ``CompilationFailed`` where one of them
-    gives up.
+    Raises ``ToolMissing`` without the DSL or without a C compiler, ``CompilationFailed`` if one of them fails.
     """
     compiler = _compiler()
     _load_runtime()
@@ -117,7 +116,7 @@ def build_shared_object(kernel: GemmKernel) -> tuple[bytes, bytes]:
 
 
 def product_of_two(ptx: str) -> str:
-    """The name of the kernel that multiplies, where there is one more behind it; else ""."""
+    """Return the name of the matmul kernel if a second kernel follows it; else ""."""
     entries = _ENTRY.findall(ptx)
     return next(name for name, short in entries if short == "kernel") if len(entries) > 1 else ""
 
@@ -127,12 +126,12 @@ def _compiled(kernel: GemmKernel) -> Compiled:
         return compile_source(kernel.source, kernel.unit, kernel.pointers)
     except ToolMissing:
         raise
-    except Exception as error:  # the DSL has errors of many classes, and asserts
+    except Exception as error:  # the DSL raises errors of many classes, and assertions
         raise CompilationFailed(f"the DSL failed: {type(error).__name__}: {error}") from error
 
 
 def source(symbol: str, kernel: GemmKernel, product: str = "") -> str:
-    """The C functions around what the DSL exports under ``symbol``; ``product`` names the first of two kernels."""
+    """Return the C functions around the DSL's export ``symbol``; ``product`` names the first of two kernels."""
     found = f'cudaLibraryGetKernel(&kernel, library, "{product}")' if product else ONLY_KERNEL
     kinds = {NUMBER: "float ", SIZE: "int32_t ", PITCH: "int64_t "}
     names = {f"p{at}": kinds.get(dtype, "void *") for at, dtype in enumerate(kernel.pointers)}
@@ -176,12 +175,13 @@ def _compiler() -> str:
 
 
 def _static_libraries() -> list[Path]:
-    """Symbols of CUDA's runtime stay open: the library that torch has loaded gives them."""
+    """Return the static libraries. Symbols of CUDA's runtime stay undefined: the library that torch loads provides
+    them."""
     shared = Path(runtime_libraries()[0])
     return [shared.with_name("libcuda_dialect_runtime_static.a")]
 
 
 @functools.cache
 def _load_runtime() -> None:
-    """What is exported is linked to the DSL's runtime while it is compiled; without a driver nobody has loaded it."""
+    """Load the DSL's runtime, which exported code links to during compilation; without a driver it is not loaded yet."""
     ctypes.CDLL(runtime_libraries()[0], ctypes.RTLD_GLOBAL)

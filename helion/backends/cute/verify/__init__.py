@@ -1,1 +1,1 @@
-"""Proof that the roles of a plan cannot hang, overrun or read stale data, and that what they use fits."""
+"""Verification that roles cannot deadlock, overrun a buffer or read stale data, and that they fit their resources."""

@@ -1,7 +1,8 @@
-"""A random schedule of the roles of one cluster: every wait, arrival, transfer and asynchronous read, with what each
-slot holds. Finds deadlocks, overruns, stale reads, and messages to CTAs that have left.
+"""A random schedule of the roles of one cluster: every wait, arrival, transfer and asynchronous read, with the contents
+of each stage.
 
-What it does not model: the order in which one thread's plain writes to memory become visible to others.
+It finds deadlocks, overruns, stale reads, and messages to CTAs that have exited. It does not model the order in which
+one thread's plain stores become visible to others.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from ..plan.passes import passes, reads_matrices
 from ..roles import grammar as g
 
 Tag = tuple[int, int]
-"""What a slot holds: (tile, K tile or sub-tile)."""
+"""Contents of a stage: (tile, K tile or sub-tile)."""
 Ready = Callable[[], bool]
 Running = Iterator[Ready | None]
 
 BURSTS = (1, 4, 16)
-"""Steps that a warp takes at a time, on average: few, so that all take turns, or many, so that one runs far ahead."""
+"""Average steps of a warp at a time: few for interleaved warps, many for one far ahead of the others."""
 
 
 class Fault(Exception):
-    """The roles of a plan do not work together; the message says what happens first."""
+    """An error in the interaction of roles; the message names the first symptom."""
 
 
 @dataclass
 class Barrier:
-    """An mbarrier: its phase ends when all arrivals and all announced bytes are there."""
+    """An mbarrier: its phase completes after all arrivals and all expected bytes."""
 
     name: str
     count: int
@@ -66,7 +67,7 @@ class Barrier:
 @dataclass
 class Slot:
     held: dict[tuple[str, int], Tag] = field(default_factory=dict)
-    """By operand and the CTA that loaded its part."""
+    """Contents by operand and by the CTA that loaded its part."""
     readers: int = 0
 
 
@@ -80,7 +81,7 @@ class Ring:
 
 @dataclass
 class Sums:
-    """A stage of tensor memory, or the registers of a warp."""
+    """The accumulator: a stage of tensor memory, or the registers of a warp."""
 
     added: list[Tag] = field(default_factory=list)
 
@@ -89,7 +90,7 @@ class Sums:
 class Store:
     done: bool = False
     awaited: bool = False
-    """Whether the warp that stored has waited for it."""
+    """True if the storing warp has waited for it."""
 
 
 @dataclass
@@ -100,7 +101,7 @@ class Buffer:
 
 
 Put = tuple[int, int, int, int, int]
-"""Sums in the workspace: tile, CTA of its cluster, part of K, sub-tile, warp."""
+"""Partials in the workspace: tile, CTA of its cluster, part of K, sub-tile, warp."""
 
 
 @dataclass
@@ -108,9 +109,9 @@ class Workspace:
     """Global memory that clusters share."""
 
     released: dict[Put, int] = field(default_factory=dict)
-    """What a fence has made visible to who learns of it, and its place in the order of that."""
+    """Partials that a release fence has made visible to an acquiring CTA, and their order."""
     counters: dict[Tag, int] = field(default_factory=dict)
-    """By tile and CTA."""
+    """Counters by tile and CTA."""
 
 
 @dataclass
@@ -120,15 +121,15 @@ class Cta:
     stages: list[Sums]
     buffers: list[Buffer]
     meetings: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By barrier: (warps waiting, meetings so far)."""
+    """By barrier: (waiting warps, completed phases)."""
     coming: dict[str, list[Warp]] = field(default_factory=dict)
-    """By barrier: the warps that wait there."""
+    """By barrier: the waiting warps."""
     put: list[Put] = field(default_factory=list)
-    """What its warps had put into the workspace when they last met."""
+    """Partials that its warps had stored in the workspace at their last barrier."""
     count: int | None = None
-    """Parts of the tile that were in the workspace before its own."""
+    """Parts of the tile in the workspace before its own."""
     vectors: dict[int, dict[int, int]] = field(default_factory=dict)
-    """By team and warp: the tile whose part of the row operands is in shared memory, before the last barrier."""
+    """By consumer group and warp: the tile of its row operands in shared memory, before the last barrier."""
     allocated: bool = False
     freed: bool = False
     running: int = 0
@@ -142,61 +143,61 @@ class Warp:
     role: g.Role
     number: int
     cursors: dict[str, tuple[str, int, int]] = field(default_factory=dict)
-    """By name: (pipeline, slot, parity)."""
+    """By name: (pipeline, stage, parity)."""
     tile: int = 0
     k_tile: int = 0
     group: range | None = None
-    """The K tiles that a loop over them has, where not all."""
+    """The K tiles of a loop over them, if not all."""
     subtile: int = 0
     part: int = 0
-    """Which of the clusters that split K it works for."""
+    """Index of its cluster among those that split K."""
     seen: int = 0
-    """Of what is in the workspace, how much is visible to the warp: so much of ``Workspace.released``."""
+    """Prefix length of ``Workspace.released`` that is visible to the warp."""
     put: list[Put] = field(default_factory=list)
-    """What it has put there since it last came to a barrier."""
+    """Partials that it has stored since its last barrier."""
     sums: Sums = field(default_factory=Sums)
     total: list[Tag] = field(default_factory=list)
     scales: Tag | None = None
-    """(tile, block of K) whose factors are in the registers."""
+    """(tile, block of K) of the scales in registers."""
     stage: int = 0
     overwrite: bool = False
     fenced: bool = False
     open_group: list[tuple[Slot, Tag]] = field(default_factory=list)
     groups: list[list[tuple[Slot, Tag]]] = field(default_factory=list)
     held: Tag | None = None
-    """The sub-tile whose sums are in the registers of the epilogue."""
+    """The sub-tile whose accumulator is in the registers of the epilogue."""
     gathered: Tag | None = None
-    """The sub-tile whose sums of other CTAs have been added to them."""
+    """The sub-tile whose partials of other CTAs have been added there."""
     taken: Tag | None = None
-    """The sub-tile whose sums of all clusters they are."""
+    """The sub-tile whose partials of all clusters have been added."""
     vectors: int | None = None
-    """The tile whose column operands are in the registers."""
+    """The tile whose column operands are in registers."""
     row_vectors: int | None = None
     shared_vectors: int | None = None
-    """The tile whose row operands it has written to shared memory since it last came to a barrier."""
+    """The tile whose row operands it has stored to shared memory since its last barrier."""
     residual: Tag | None = None
     terms: list[int] = field(default_factory=list)
-    """Sub-tiles whose terms of reductions have been added up."""
+    """Sub-tiles whose reduction terms have been accumulated."""
     joined: dict[int, int] = field(default_factory=dict)
-    """By pass: the tile whose reductions of the CTA's columns are in the registers."""
+    """By pass: the tile whose CTA-local reductions are in registers."""
     own: int | None = None
-    """The tile of whose own columns the second pass has the numbers."""
+    """The tile of the CTA-local statistics for the second pass."""
     whole: Tag | None = None
-    """(tile, pass) whose reductions of whole rows are."""
+    """(tile, pass) of the row reductions in registers."""
     level: Tag | None = None
-    """(tile, exchanges) up to which numbers per row are computed."""
+    """(tile, exchanges) up to which per-row numbers are computed."""
     stores: list[Store] = field(default_factory=list)
     unfenced_reads: list[Slot] = field(default_factory=list)
     waited: bool = False
-    """Since its lanes last met, the one that stores has waited for what it stored, where warps store for themselves."""
+    """True if, since the last warp sync, the storing lane has waited for its stores (with stores by warps)."""
     written: bool = False
-    """Since then, lanes have written to buffers for stores."""
+    """True if, since then, lanes have written store buffers."""
     unfenced_writes: list[tuple[Buffer, Tag]] = field(default_factory=list)
-    """In shared memory, since the last fence between the threads and TMA."""
+    """Writes to shared memory since the last proxy fence."""
 
 
 class Leaf(NamedTuple):
-    """A step at its place in the loops around it. Its rule is a generator where it waits within the step."""
+    """A step with its loop indices. Its rule is a generator if it waits within the step."""
 
     run: Callable[..., Any]
     waits: bool
@@ -206,20 +207,20 @@ class Leaf(NamedTuple):
     subtile: int
     part: int
     alone: bool = False
-    """Whether the step touches what is the warp's own only, so that it does not matter when it is taken."""
+    """True if the step only touches state of the warp, so that its position in the schedule does not matter."""
     guard: Callable[[Warp], bool] | None = None
-    """Whether the warp takes the step at all, where that is not known before."""
+    """Dynamic predicate of the step, if any."""
 
 
 ALONE = (
     *(g.SetUp, g.Cursor, g.Advance, g.Skip, g.WgmmaFence, g.WgmmaCommit, g.ClearSums, g.Promote),
     *(g.LoadVectors, g.ClearRows, g.JoinLanes, g.OwnRows, g.EvaluateRows),
 )
-"""Steps that no other warp notices, and that notice none: they are taken together with the next one that is not so."""
+"""Steps without effect on other warps, and the reverse: they run together with the next step that has one."""
 
 
 class Agent:
-    """A warp on its way through its steps."""
+    """The execution of a warp's steps."""
 
     __slots__ = ("at", "cluster", "inner", "leaves", "ready", "speed", "warp")
 
@@ -230,7 +231,7 @@ class Agent:
         self.inner: Running | None = None
 
     def go_on(self) -> bool:
-        """One step further that others may notice; False behind the last."""
+        """Run up to the next step with an effect on other warps; return False after the last."""
         if self.inner is not None:
             try:
                 self.ready = next(self.inner)
@@ -253,10 +254,10 @@ class Agent:
 
 
 class Cluster:
-    """One cluster that works on `tiles` tiles of `k_tiles` K tiles each, under the schedule of `seed`.
+    """One cluster that runs `tiles` tiles of `k_tiles` K tiles each, under the schedule of `seed`.
 
-    Where clusters split K, it is the ``number``-th of some that take the parts of all tiles in turn, which share a
-    workspace: those beside the ``first`` are made by that.
+    If clusters split K, it is the ``number``-th of several that interleave the parts of all tiles and share a
+    workspace. The ``first`` creates the others.
     """
 
     def __init__(
@@ -276,13 +277,13 @@ class Cluster:
         self.newest_first = self.random.choice((0.02, 0.15, 0.8))  # of messages, which starves the oldest
         self.messages: list[tuple[Cta, Callable[[], None]]] = first.messages if first else []
         self.queues: dict[tuple[int, int], list[Callable[[], None]]] = first.queues if first else {}
-        """Per cluster and leading CTA: what its tensor core does, in order."""
+        """By cluster and leading CTA: tensor-core operations in order."""
         self.matrices = len(self.plan.problem.outputs_of("exact"))
         self.ctas = [self._cta(rank) for rank in range(self.plan.ctas)]
         self.stored: dict[tuple[int, Tag, int], int] = first.stored if first else {}
-        """By CTA, tile and sub-tile, and number of the matrix among the outputs."""
+        """By CTA, tile and sub-tile, and index of the output matrix."""
         self.stored_rows: dict[tuple[int, int], int] = {}
-        """By CTA and tile: the warps that have stored numbers per row."""
+        """By CTA and tile: the warps that have stored per-row numbers."""
         self.counts = counts(self.plan)
         self.storing_warps = self.program.role("store").warps if self.plan.warp_stores else 1
         epilogue = self.plan.problem.epilogue
@@ -325,7 +326,7 @@ class Cluster:
     # Schedule ---------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Raises ``Fault`` unless every sub-tile of every CTA is stored once and all warps end."""
+        """Run the schedule. Raises ``Fault`` unless every sub-tile of every CTA is stored once and all warps end."""
         self._schedule([agent for cluster in self.clusters for agent in cluster.agents()])
         for cta in self.ctas:
             for tile in range(self.tiles):
@@ -337,7 +338,7 @@ class Cluster:
             cluster.check_rings()
 
     def check_rings(self) -> None:
-        """Raises ``Fault`` for a barrier in the midst of a phase."""
+        """Check that no barrier is in the middle of a phase. Raises ``Fault``."""
         for cta in self.ctas:
             for ring in cta.rings.values():
                 for barrier in (*ring.full, *ring.empty):
@@ -368,7 +369,8 @@ class Cluster:
             yield Agent(self, warp, self._steps_of(warp), 0.05 + self.random.random() ** 2)
 
     def _steps_of(self, warp: Warp) -> list[Leaf]:
-        """All warps of a role but the first take the same steps, in all CTAs that have the same part of K and of a pair."""
+        """Return the steps of a warp, cached: warps of a role other than the first share them, across CTAs with the
+        same part of K and half of a pair."""
         role, cta = warp.role, warp.cta
         kind = (role.name, warp.number == 0, self.leader(cta.rank) is cta, part_of(self.plan, cta.rank))
         known = self._leaves.get(kind)
@@ -378,11 +380,12 @@ class Cluster:
         return known
 
     def _schedule(self, agents: list[Agent]) -> None:
-        """Steps and transfers at random; warps that wait look again from time to time, and when nothing else can go on."""
+        """Run steps and transfers at random. Waiting warps are checked from time to time, and when no other warp can
+        run."""
         draw = self.random.random
         delivery, burst = self.random.choice((0.02, 0.15, 0.8)), self.random.choice(BURSTS)
         able, parked = agents, list[Agent]()
-        changed = False  # since all that wait have looked whether they still have to
+        changed = False  # since the last check of all waiting warps
         while able or parked:
             if not able:
                 if changed:
@@ -409,7 +412,7 @@ class Cluster:
             pass
 
     def _look(self, able: list[Agent], parked: list[Agent], at: int) -> None:
-        """One warp looks whether it still has to wait."""
+        """Check one waiting warp."""
         agent = parked[at]
         if agent.ready is None or agent.ready():
             agent.ready = None
@@ -418,7 +421,7 @@ class Cluster:
             able.append(agent)
 
     def _looked(self, parked: list[Agent]) -> tuple[list[Agent], list[Agent]]:
-        """Those of `parked` that need not wait any more, and the others."""
+        """Return those of `parked` that are ready, and the others."""
         able, still = list[Agent](), list[Agent]()
         for agent in parked:
             if agent.ready is None or agent.ready():
@@ -429,7 +432,7 @@ class Cluster:
         return able, still
 
     def _burst(self, agent: Agent, most: int) -> int:
-        """Steps that `agent` has taken, until it has to wait, or has ended, which its place tells."""
+        """Run steps of `agent` until it waits or ends, and return their number; the agent's position shows the end."""
         for taken in range(most):
             if not agent.go_on():
                 self._leave(agent)
@@ -447,7 +450,7 @@ class Cluster:
         agent.warp.cta.running -= 1
 
     def _deliver(self, most: int) -> int:
-        """So many transfers and steps of tensor cores, or as many as there are. Gives how many there were."""
+        """Deliver up to ``most`` transfers and tensor-core steps; return their number."""
         draw, messages = self.random.random, self.messages
         for done in range(most):
             queues = [queue for queue in self.queues.values() if queue] if self.queues else []
@@ -470,7 +473,7 @@ class Cluster:
         return f"deadlock with {self.tiles} tiles of {self.k_tiles} K tiles: " + "; ".join(where)
 
     def steps(self, steps: tuple[g.Step, ...], warp: Warp) -> list[Leaf]:
-        """What `warp` does, step by step: which loops and gates it goes through depends on its number and place alone."""
+        """Return the steps of `warp` in order: its loops and gates depend only on its number and place."""
         found: list[Leaf] = []
         for step in steps:
             known = self._rules.get(id(step))
@@ -484,14 +487,14 @@ class Cluster:
         return found
 
     def _rule(self, step: g.Step) -> tuple[Rule, bool, bool]:
-        """The rule of a step, whether it waits within, and whether the step is the warp's own business."""
+        """Return the rule of a step, whether it waits within, and whether it has effects only on its warp."""
         run = RULES.get(type(step))
         if run is None:
             raise NotImplementedError(f"no rule simulates {type(step).__name__}")
         return run, inspect.isgeneratorfunction(run), self._is_alone(step)
 
     def _is_alone(self, step: g.Step) -> bool:
-        """Steps about registers and places in rings; sums in tensor memory and row operands are shared."""
+        """Return whether a step only affects registers and pipeline states; tensor memory and row operands are shared."""
         if isinstance(step, g.ReadSums):
             return step.cursor is None
         if isinstance(step, (g.AddTerms, g.Evaluate)):
@@ -499,7 +502,7 @@ class Cluster:
         return isinstance(step, ALONE)
 
     def own(self, cta: Cta) -> list[int]:
-        """The sub-tiles of a tile that `cta` stores."""
+        """Return the sub-tiles of a tile that `cta` stores."""
         return [i for i in range(self.plan.subtiles) if owner(self.plan, i) == part_of(self.plan, cta.rank)]
 
     # Places -----------------------------------------------------------------------------------------------------------
@@ -509,7 +512,7 @@ class Cluster:
         return warp.cta.rings[pipeline], index, parity
 
     def leader(self, rank: int) -> Cta:
-        """The CTA that issues for the pair of CTA `rank`, itself without pairs."""
+        """Return the CTA that issues for the pair of CTA `rank`, which is itself without pairs."""
         return self.pair(rank)[0]
 
     def pair(self, rank: int) -> list[Cta]:
@@ -521,23 +524,23 @@ class Cluster:
         return [self.ctas[rank_at(self.plan, half, pair_m, cta_n, part)] for half in range(self.plan.ctas_per_mma)]
 
     def others(self, rank: int) -> list[Cta]:
-        """CTAs that split K with CTA `rank`."""
+        """Return the CTAs that split K with CTA `rank`."""
         return self._found("others", rank, self._others)
 
     def _others(self, rank: int) -> list[Cta]:
         return [cta for cta in self.ctas if cta.rank != rank and place(self.plan, cta.rank) == place(self.plan, rank)]
 
     def owner(self, warp: Warp) -> Cta:
-        """The CTA that stores the sub-tile of `warp`, of those that split K with it."""
+        """Return the CTA that stores the sub-tile of `warp`, among those that split K with it."""
         ctas = self._found("splits", warp.cta.rank, self._splits)
         return ctas[owner(self.plan, warp.subtile)]
 
     def _splits(self, rank: int) -> list[Cta]:
-        """By part of K."""
+        """Return the CTAs by part of K."""
         return [self.ctas[rank_at(self.plan, *place(self.plan, rank), part)] for part in range(self.plan.splits)]
 
     def sharers(self, rank: int) -> list[Cta]:
-        """CTAs that load something which CTA `rank` reads."""
+        """Return the CTAs whose loads CTA `rank` reads."""
         return self._found("sharers", rank, self._sharers)
 
     def _sharers(self, rank: int) -> list[Cta]:
@@ -549,14 +552,14 @@ class Cluster:
         return loaders
 
     def _found(self, kind: str, rank: int, find: Callable[[int], list[Cta]]) -> list[Cta]:
-        """`find` of `rank`, once."""
+        """Return `find` of `rank`, cached."""
         known = self._ctas.get((kind, rank))
         if known is None:
             known = self._ctas[kind, rank] = find(rank)
         return known
 
     def parts(self, rank: int) -> set[tuple[str, int]]:
-        """What has to be in a slot of A and B of CTA `rank` before it is read."""
+        """Return the required contents of a stage of A and B of CTA `rank`."""
         found = self._parts.get(rank)
         if found is None:
             found = self._parts[rank] = set()
@@ -579,8 +582,8 @@ class Cluster:
 
 
 Rule = Callable[..., Any]
-"""Of a step with others inside: those of them that a warp takes. Of any other: what it does, and what the warp then waits
-for, if anything; a generator where it does more behind that."""
+"""The simulation of a step. For a step with a body it returns the steps that a warp executes. For others it runs the
+step and returns a wait condition, if any; it is a generator if the step continues after the wait."""
 RULES: dict[type[g.Step], Rule] = {}
 
 

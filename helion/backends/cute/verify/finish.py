@@ -1,4 +1,4 @@
-"""What can be known of a second kernel: its warps, in any order between barriers, and what lies where in memory."""
+"""Checks of a second kernel: its warps, in any order between barriers, and the layout of memory."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SCHEDULES = 3
 
 
 def verify_finish(plan: GemmPlan, steps: tuple[g.FinishStep, ...]) -> None:
-    """Raises ``Fault`` where the second kernel of `plan`, which takes `steps`, reads what is not there, hangs or leaves its
-    memory."""
+    """Check the second kernel of `plan` with `steps`. Raises ``Fault`` for stale reads, deadlocks and out-of-bounds
+    accesses."""
     finish = plan.finish
     assert finish is not None
     _check_memory(plan, finish)
@@ -30,10 +30,12 @@ def verify_finish(plan: GemmPlan, steps: tuple[g.FinishStep, ...]) -> None:
 
 
 def _check_memory(plan: GemmPlan, finish: Finish) -> None:
-    """Rows lie behind counters and sums, and every column is some thread's."""
+    """Check that rows follow counters and partials, and that every column belongs to a thread."""
     problem, in_front = finish.problem, MAX_COUNTERS * COUNTER_BYTES + (sums_bytes(plan) if plan.grid_splits > 1 else 0)
     if rows_bytes(finish) and not in_front <= rows_offset(plan) <= workspace_bytes(plan) - rows_bytes(finish):
-        raise Fault(f"rows begin {rows_offset(plan)} bytes behind the start of the workspace, sums end at {in_front}")
+        raise Fault(
+            f"rows begin {rows_offset(plan)} bytes after the start of the workspace, partials end at {in_front}"
+        )
     if rows_offset(plan) % VECTOR_BYTES or threads_of(finish) > MAX_THREADS or threads_of(finish) % WARP_THREADS:
         raise Fault(f"rows at {rows_offset(plan)} bytes for CTAs of {threads_of(finish)} threads")
     if not isinstance(finish, RowFinish):
@@ -42,7 +44,7 @@ def _check_memory(plan: GemmPlan, finish: Finish) -> None:
         return
     stored = plan.problem.outputs[0]
     if (stored.dtype, stored.pitch) != (finish.dtype, finish.pitch) or stored.pitch < problem.n:
-        raise Fault(f"rows of {stored.dtype} are stored {stored.pitch} elements apart, and read otherwise")
+        raise Fault(f"rows of {stored.dtype} are stored with a pitch of {stored.pitch} elements, and read with another")
     if finish.chunks * finish.threads * finish.vector < problem.n:
         raise Fault(
             f"{finish.threads} threads with {finish.chunks} times {finish.vector} columns leave some of {problem.n}"
@@ -59,14 +61,14 @@ def _check_memory(plan: GemmPlan, finish: Finish) -> None:
 class _Warp:
     number: int
     place: int = 0
-    """Of the next step."""
+    """Index of the next step."""
     awaited: bool = False
-    """Whether what the product has stored is there."""
+    """True if the stores of the matmul are visible."""
     operands: bool = False
-    """Whether those of the epilogue are in registers that are loaded early."""
+    """True if operands that are loaded early are in registers."""
     loaded: bool = False
     reduced: int = -1
-    """The last walk whose reductions it has of its own columns."""
+    """The last pass whose reductions of its own columns it has."""
     joined: int = -1
     level: int = -1
     stored: set[str] = field(default_factory=set)
@@ -74,7 +76,7 @@ class _Warp:
 
 @dataclass
 class _Cta:
-    """``words`` say which walk and warp have written a word of shared memory, and between which barriers."""
+    """A CTA; ``words`` has the pass, the warp and the barrier interval of the last store to each word of shared memory."""
 
     finish: Finish
     words: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
@@ -153,7 +155,7 @@ def _check_walk(cta: _Cta, warp: _Warp, number: int) -> None:
 
 
 def _words(cta: _Cta, number: int, warp: int) -> list[tuple[int, int]]:
-    """(reduction, word) of a warp."""
+    """Return (reduction, word) of a warp."""
     assert isinstance(cta.finish, RowFinish)
     return [(value, part_slot(cta.finish, value) + warp) for value in reductions_of(cta.finish.problem)[number]]
 
@@ -185,7 +187,7 @@ def _(step: g.JoinParts, cta: _Cta, warp: _Warp) -> None:
 def _(step: g.JoinTiles, cta: _Cta, warp: _Warp) -> None:
     _check_awaited(warp)
     if warp.level != step.number:
-        raise Fault(f"parts of level {step.number} are joined behind level {warp.level}")
+        raise Fault(f"parts of level {step.number} are joined after level {warp.level}")
     warp.joined = step.number
 
 

@@ -1,4 +1,4 @@
-"""What each step of a role program does in the simulated cluster: one rule per kind of step."""
+"""Simulation rules: the effect of each step of a role program on the simulated cluster, one rule per kind of step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .cluster import (
 from .workspace import share
 
 EVERY_TILE = -1
-"""In the place of a tile's number."""
+"""In place of a tile's number."""
 
 # Control ---------------------------------------------------------------------------------------------------------------
 
@@ -45,7 +45,7 @@ def _(cluster: Cluster, step: g.TileLoop, warp: Warp) -> Iterator[Leaf]:
 
 
 def _k_tiles(cluster: Cluster, warp: Warp) -> range:
-    """Those that are the warp's to multiply."""
+    """Return the K tiles that the warp multiplies."""
     return k_range(cluster.plan, warp.cta.rank, cluster.k_tiles, warp.part)
 
 
@@ -92,12 +92,12 @@ GUARDS: Mapping[g.Who, Callable[[Cluster, Warp], bool]] = {
     "last_part": lambda cluster, warp: warp.cta.count == cluster.plan.grid_splits - 1,
     "earlier_part": lambda cluster, warp: warp.cta.count != cluster.plan.grid_splits - 1,
 }
-"""Gates that only the run shows to be open."""
+"""Gates whose predicates are only known during the run."""
 
 
 @rule(g.SetUp)
 def _(cluster: Cluster, step: g.SetUp, warp: Warp) -> None:
-    """No part in the protocol."""
+    """Ignore set-up, which is not part of the protocol."""
 
 
 # Pipelines ---------------------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def _(cluster: Cluster, step: g.SetUp, warp: Warp) -> None:
 
 @rule(g.Cursor)
 def _(cluster: Cluster, step: g.Cursor, warp: Warp) -> None:
-    """A ring begins empty: the producer's first round waits for the phase before the first."""
+    """Start with an empty pipeline: the producer's first wait is for the phase before the first."""
     warp.cursors[step.name] = (step.pipeline, 0, 1 if step.side == "producer" else 0)
 
 
@@ -140,7 +140,7 @@ def _(cluster: Cluster, step: g.Acquire, warp: Warp) -> Running:
 
 @rule(g.Commit)
 def _(cluster: Cluster, step: g.Commit, warp: Warp) -> None:
-    """TMA reports its own bytes; sums are full in both CTAs of a pair once everything issued before is done."""
+    """Commit a stage: TMA reports its own bytes; accumulators are full in both CTAs of a pair after all issued MMAs."""
     ring, index, _ = cluster.slot(warp, step.cursor)
     if ring.pipeline.kind == "umma_epilogue":
         for cta in cluster.pair(warp.cta.rank):
@@ -195,7 +195,7 @@ def _after_mma(cluster: Cluster, warp: Warp, cta: Cta, barrier: Barrier) -> None
 
 @rule(g.TmaLoad)
 def _(cluster: Cluster, step: g.TmaLoad, warp: Warp) -> None:
-    """A slice to every CTA that reads it; a pair counts its bytes at the CTA that issues."""
+    """Send a slice to every CTA that reads it; a pair counts its bytes at the CTA that issues."""
     ring, index, _ = cluster.slot(warp, step.cursor)
     name, own = ring.pipeline.name, warp.cta.rank
     if ring.pipeline.kind == "tma_epilogue":
@@ -326,7 +326,7 @@ def _(cluster: Cluster, step: g.LoadScales, warp: Warp) -> None:
 
 
 def _block(cluster: Cluster, warp: Warp) -> Tag:
-    """The tile and the block of K that the loops stand at."""
+    """Return the current tile and block of K."""
     return warp.tile, warp.k_tile // cluster.plan.promote_k_tiles
 
 
@@ -344,7 +344,7 @@ def _(cluster: Cluster, step: g.Promote, warp: Warp) -> None:
 
 
 def _check_block(cluster: Cluster, warp: Warp, added: list[Tag]) -> None:
-    """That sums are those of the block of K whose factors are there, and of all of it."""
+    """Check that an accumulator has all of the block of K whose scales are in registers, and nothing else."""
     block = _block(cluster, warp)
     if warp.scales != block:
         raise Fault(f"the sums of block {block} are multiplied by the factors of {warp.scales}")
@@ -380,7 +380,7 @@ def _(cluster: Cluster, step: g.ReadSums, warp: Warp) -> None:
 
 @rule(g.SendPartials)
 def _(cluster: Cluster, step: g.SendPartials, warp: Warp) -> None:
-    """Each thread of the owner finds what the same thread of this CTA sent."""
+    """Send partials: each thread of the owner reads those of the same thread of this CTA."""
     ring, index, _ = cluster.slot(warp, step.cursor)
     tag = (warp.tile, warp.subtile)
     if warp.held != tag:
@@ -391,7 +391,7 @@ def _(cluster: Cluster, step: g.SendPartials, warp: Warp) -> None:
 
     def land() -> None:
         if key in to.slots[index].held:
-            raise Fault(f"sums of sub-tile {tag[1]} of tile {tag[0]} overwrite others that nobody has read")
+            raise Fault(f"sums of sub-tile {tag[1]} of tile {tag[0]} overwrite others that have not been read")
         to.slots[index].held[key] = tag
         to.full[index].complete(size)
 
@@ -447,7 +447,7 @@ def _(cluster: Cluster, step: g.ArmRows, warp: Warp) -> None:
 
 @rule(g.SendRows)
 def _(cluster: Cluster, step: g.SendRows, warp: Warp) -> None:
-    """Each warp of the others finds what the same warp of this CTA sent."""
+    """Send reductions: each warp of the others reads those of the same warp of this CTA."""
     ring, index, _ = cluster.slot(warp, step.cursor)
     tag, key = (warp.tile, step.number), (f"rows of warp {warp.number}", warp.cta.rank)
     for number in meeting(cluster.plan, step.number):
@@ -460,7 +460,7 @@ def _(cluster: Cluster, step: g.SendRows, warp: Warp) -> None:
 
     def land(slot: Slot, full: Barrier) -> None:
         if key in slot.held:
-            raise Fault(f"reductions of tile {tag[0]} overwrite others that nobody has read")
+            raise Fault(f"reductions of tile {tag[0]} overwrite others that have not been read")
         slot.held[key] = tag
         full.complete(size)
 
@@ -518,7 +518,7 @@ def _(cluster: Cluster, step: g.Evaluate, warp: Warp) -> None:
 
 
 def _check_walk(cluster: Cluster, warp: Warp, walk: Pass) -> None:
-    """That all is there which `walk` reads of a sub-tile."""
+    """Check that all inputs of `walk` for a sub-tile are present."""
     tag = (warp.tile, warp.subtile)
     if warp.held != tag:
         raise Fault(f"the epilogue of {tag} has the sums of {warp.held}")
@@ -600,7 +600,7 @@ def _(cluster: Cluster, step: g.StoreWait, warp: Warp) -> Ready:
 
 
 def _come(cluster: Cluster, warp: Warp, name: str) -> Ready:
-    """Comes to a barrier. Gives whether all have come this time."""
+    """Arrive at a barrier. Return a predicate for the completion of this phase."""
     cta, barrier = warp.cta, next(barrier for barrier in cluster.program.barriers if barrier.name == name)
     if warp.shared_vectors is not None:
         cta.vectors[warp.role.team][warp.number], warp.shared_vectors = warp.shared_vectors, None
@@ -629,7 +629,7 @@ def _(cluster: Cluster, step: g.BarrierArrive, warp: Warp) -> None:
 
 @rule(g.AllocateSums)
 def _(cluster: Cluster, step: g.AllocateSums, warp: Warp) -> Ready | None:
-    """Both CTAs of a pair take part, and neither goes on before the other is there."""
+    """Allocate tensor memory: both CTAs of a pair take part and wait for each other."""
     if warp.number:
         return None
     warp.cta.allocated = True
@@ -646,7 +646,7 @@ def _(cluster: Cluster, step: g.FindSums, warp: Warp) -> Running:
 
 @rule(g.FreeSums)
 def _(cluster: Cluster, step: g.FreeSums, warp: Warp) -> Ready | None:
-    """Both CTAs of a pair take part here too: neither gives back what the other half of an instruction writes to."""
+    """Free tensor memory: both CTAs of a pair wait for each other, because MMAs write to both halves."""
     if warp.number:
         return None
     warp.cta.freed = True
@@ -656,7 +656,8 @@ def _(cluster: Cluster, step: g.FreeSums, warp: Warp) -> Ready | None:
 
 @rule(g.LaunchFinish)
 def _(cluster: Cluster, step: g.LaunchFinish, warp: Warp) -> None:
-    """What is launched takes nothing of this kernel's, whose CTAs all run by then, and reads behind its end."""
+    """Launch the second kernel, with no effect here. All CTAs of this kernel are resident by then, and the second one
+    waits for its end."""
 
 
 @rule(g.ClusterExit)

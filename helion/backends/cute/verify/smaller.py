@@ -1,9 +1,10 @@
-"""A kernel with less of all that only repeats itself, which is what is simulated: fewer CTAs, warps, sub-tiles and slots.
+"""A smaller kernel for simulation, with fewer repeated parts: CTAs, warps, sub-tiles and stages.
 
-Warps of a role take the same steps, but for what the first does alone, and meet others through barriers that count them;
-so do CTAs along N, along M, or of other parts of K. What two of them do to each other is the same for any two, so that of
-each kind the first, another and a third are enough. Steps stay as they are, and so does by how much a count of arrivals,
-bytes or threads is off from the plan's.
+Warps of a role execute the same steps, except for those of the first warp, and synchronize through counting barriers.
+The same holds for CTAs along N, along M, or of other parts of K. Any two of them interact in the same way, so the
+first, another and a third of each kind are enough.
+
+Steps are unchanged. An error in a count of arrivals, bytes or threads keeps its difference from the plan's count.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from ..roles.grammar import KernelProgram, NamedBarrier, Pipeline
 from .structure import visitors
 
 FEW_SPLITS = 4
-"""CTAs of a cluster that split K: one that sends, one that owns, and two that come before and behind either."""
+"""CTAs of a cluster that split K: a sender, an owner, and two before and after them."""
 FEW_COLUMNS = 3
-"""CTAs along N: the first, which alone stores numbers per row, and two others."""
+"""CTAs along N: the first, which alone stores per-row numbers, and two others."""
 FEW_ROWS = 2
-"""CTAs, or pairs, along M, which share nothing but B."""
+"""CTAs, or pairs, along M, which share only B."""
 FEW_CLUSTERS = 3
-"""Clusters that split K: one that comes first, one between and one last."""
+"""Clusters that split K: the first, the last, and one between."""
 FEW_WARPS = 2
-"""Of a role: the first, which stores and announces bytes, and two others."""
+"""Warps of a role: the first, which stores and sets expected bytes, and others."""
 FEW_SLOTS = 3
-"""Of operands: one that is read, one that is full and one that is filled."""
+"""Stages of operands: one that is read, one that is full and one that is filled."""
 FEW_ROUNDS = 2
-"""Of the buffers between registers and memory within a tile: one that finds them empty, and one that does not."""
+"""Rounds over the store buffers within a tile: one that finds them empty, and one that does not."""
 
-#: What follows from the number of storing warps, by pipeline.
+#: Counts that depend on the number of epilogue warps, by pipeline.
 _BY_WARPS = {
     "ab": ("empty_arrivals",),
     "accumulator": ("empty_arrivals",),
@@ -42,7 +43,7 @@ _BY_WARPS = {
 
 
 def smaller(program: KernelProgram) -> KernelProgram:
-    """`program` with fewer CTAs, warps, sub-tiles and slots, if it has many."""
+    """Reduce the CTAs, warps, sub-tiles and stages of `program`, if it has many."""
     plan = program.plan
     few = _fewer_clusters(_fewer_slots(_fewer_splits(_fewer_subtiles(_fewer_ctas(plan)))))
     warps = min(plan.consumer_warps, FEW_WARPS)
@@ -58,24 +59,27 @@ def smaller(program: KernelProgram) -> KernelProgram:
 
 
 def _fewer_ctas(plan: GemmPlan) -> GemmPlan:
-    """All CTAs along N load a slice of A for all, and tell all what they found of their rows; those along M, of B."""
+    """Reduce the CTAs along N, which share A and exchange row reductions, and those along M, which share B."""
     rows, columns = plan.cluster
     return dataclasses.replace(plan, cluster=(min(rows, FEW_ROWS * plan.ctas_per_mma), min(columns, FEW_COLUMNS)))
 
 
 def _fewer_clusters(plan: GemmPlan) -> GemmPlan:
-    """Clusters that split K differ in nothing but who comes last."""
+    """Reduce the clusters that split K, which differ only in the order of their arrivals."""
     return dataclasses.replace(plan, grid_splits=min(plan.grid_splits, FEW_CLUSTERS))
 
 
 def _fewer_slots(plan: GemmPlan) -> GemmPlan:
-    """Slots of a longer ring of operands wait full while those of a shorter one would be waited for."""
+    """Reduce the stages of operands: extra stages only let the producer run further ahead."""
     return dataclasses.replace(plan, ab_stages=min(plan.ab_stages, FEW_SLOTS))
 
 
 def _fewer_subtiles(plan: GemmPlan) -> GemmPlan:
-    """Sub-tiles beyond those that go around all rings of the epilogue, as many as leave the place of a tile's first as it
-    was. Those of CTAs that split K are theirs in turn, which ``_fewer_splits`` sees to."""
+    """Remove sub-tiles that only repeat a full round of all epilogue pipelines, so that the next tile starts at the
+    same stage.
+
+    CTAs that split K interleave sub-tiles, which ``_fewer_splits`` handles.
+    """
     if plan.splits > 1:
         return plan
     ahead = plan.residual_stages if plan.has_residual else 1
@@ -86,8 +90,8 @@ def _fewer_subtiles(plan: GemmPlan) -> GemmPlan:
 
 
 def _fewer_splits(plan: GemmPlan) -> GemmPlan:
-    """CTAs that split K differ in nothing but which sub-tiles are theirs, as many as before, and each of them talks to every
-    other in the same way."""
+    """Reduce the CTAs that split K. They differ only in the sub-tiles they own, whose number per CTA stays, and all
+    pairs exchange alike."""
     if plan.splits <= FEW_SPLITS:
         return plan
     subtiles = plan.rounds * FEW_SPLITS - (1 if plan.subtiles % plan.splits else 0)
@@ -95,7 +99,7 @@ def _fewer_splits(plan: GemmPlan) -> GemmPlan:
 
 
 def _recounted(pipeline: Pipeline, plan: GemmPlan, few: GemmPlan, warps: int) -> Pipeline:
-    """With the counts of `few`, of which so many `warps` store, as far off as they were."""
+    """Return a pipeline with the counts of `few`, with `warps` epilogue warps, and the same differences from the plan."""
     changed = {}
     for field in dataclasses.fields(pipeline.counts):
         before, behind = (getattr(getattr(counts(each), pipeline.name), field.name) for each in (plan, few))
@@ -106,11 +110,11 @@ def _recounted(pipeline: Pipeline, plan: GemmPlan, few: GemmPlan, warps: int) ->
 
 
 def _of_the_unit(pipeline: Pipeline, field: str) -> bool:
-    """Whether it is tcgen05 that gives slots back, and no warp that stores."""
+    """Return whether tcgen05, rather than an epilogue warp, releases the stages."""
     return pipeline.kind == "tma_umma" and field == "empty_arrivals"
 
 
 def _with_fewer(barrier: NamedBarrier, program: KernelProgram) -> NamedBarrier:
-    """A barrier for as many threads less as there are warps less that come to it."""
+    """Return a barrier without the threads of removed warps."""
     gone = sum(max(0, role.warps - FEW_WARPS) for role in visitors(program, barrier.name))
     return dataclasses.replace(barrier, threads=barrier.threads - gone * WARP_THREADS)

@@ -1,4 +1,4 @@
-"""What is wrong with a kernel before anything moves: sums of memory, alignment, threads of barriers, overlapping roles."""
+"""Static checks of a kernel: totals of memory, alignment, threads of barriers, overlapping roles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .cluster import Fault
 MAX_NAMED_BARRIERS = 15
 TMA_ALIGNMENT_BYTES = 16
 TMA_BOX_ALIGNMENT_BYTES = 128
-"""Of where a box lands in shared memory."""
+"""Alignment of TMA destinations in shared memory."""
 MAX_BOX_BYTES = 2**20 - 1
 """An mbarrier counts fewer than 2**20 bytes (PTX ISA, ``mbarrier`` objects)."""
 _MATRICES = ("exact", "product")
@@ -23,7 +23,7 @@ _MATRICES = ("exact", "product")
 
 
 def check_structure(program: g.KernelProgram) -> None:
-    """Raises ``Fault`` for the first thing that cannot be right."""
+    """Check the structure of a kernel. Raises ``Fault`` for the first error."""
     _memory(program.plan)
     _warps(program)
     _barriers(program)
@@ -32,7 +32,7 @@ def check_structure(program: g.KernelProgram) -> None:
 
 
 def steps(program: Sequence[g.Step]) -> Iterator[g.Step]:
-    """Every step, also those inside of others."""
+    """Yield every step, nested ones included."""
     for step in program:
         yield step
         yield from steps(getattr(step, "body", ()))
@@ -47,7 +47,7 @@ def _memory(plan: GemmPlan) -> None:
     end = 0
     for allocation in shared_memory(plan):
         if allocation.offset_bytes < end or allocation.offset_bytes % allocation.alignment_bytes:
-            raise Fault(f"{allocation.name} overlaps what lies before it, or is not aligned")
+            raise Fault(f"{allocation.name} overlaps the allocation before it, or is not aligned")
         end = allocation.offset_bytes + allocation.size_bytes
     problem, numbers = plan.problem, counts(plan)
     matrices = problem.outputs_of("exact")
@@ -98,19 +98,20 @@ def _barriers(program: g.KernelProgram) -> None:
     for barrier in program.barriers:
         threads = sum(role.warps for role in visitors(program, barrier.name)) * WARP_THREADS
         if threads != barrier.threads:
-            raise Fault(f"barrier {barrier.name} is for {barrier.threads} threads; {threads} come to it")
+            raise Fault(f"barrier {barrier.name} is for {barrier.threads} threads; {threads} arrive")
 
 
 def _finish(program: g.KernelProgram) -> None:
-    """Whoever loads says so once, behind all of its tiles: a CTA that has yet to begin would find its SM taken."""
+    """Check that the load warp triggers the second kernel once, after all its tiles: earlier it would occupy SMs of
+    waiting CTAs."""
     launches = [role.name for role in program.roles for step in role.program if isinstance(step, g.LaunchFinish)]
     everywhere = [step for role in program.roles for step in steps(role.program) if isinstance(step, g.LaunchFinish)]
     if len(launches) != len(everywhere) or launches != (["load"] if program.plan.finish is not None else []):
-        raise Fault(f"a kernel behind the product is launched {len(everywhere)} times")
+        raise Fault(f"a kernel after the matmul is launched {len(everywhere)} times")
 
 
 def visitors(program: g.KernelProgram, barrier: str) -> list[g.Role]:
-    """The roles that come to `barrier`."""
+    """Return the roles that synchronize at `barrier`."""
     return [role for role in program.roles if barrier in _met(role)]
 
 

@@ -1,4 +1,4 @@
-"""``verify``: everything that can be known of a kernel without running it."""
+"""``verify``: all checks of a kernel without running it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from .smaller import smaller
 from .structure import check_structure
 
 SCHEDULES = (0, 253, 3)
-"""Under which each of 477 faults that tests plant shows (test_verify.py, test_rows.py): one of few schedules misses 14."""
+"""Seeds that expose each of 477 faults that tests plant (test_verify.py, test_rows.py): most sets of schedules miss
+some, such as 14."""
 
 
 def verify(program: KernelProgram) -> None:
-    """Raises ``Fault`` if the roles of `program` hang, overrun or read stale data, or if what they use does not fit.
+    """Check that the roles of `program` cannot deadlock, overrun or read stale data, and that they fit. Raises
+    ``Fault``.
 
-    The result is kept by what the protocol depends on, which the extents of the problem are no part of.
+    The result is cached by everything that the protocol depends on, which excludes the extents of the problem.
     """
     check_structure(program)
     if program.plan.finish is not None:
@@ -31,9 +33,10 @@ def verify(program: KernelProgram) -> None:
 
 
 def trips(plan: GemmPlan) -> list[tuple[int, int]]:
-    """(tiles, K tiles) that every case of wrapping around a ring occurs in: 0 to 3 rounds of sums, 1 to 3 of operands.
+    """Return (tiles, K tiles) that cover every case of pipeline wrap-around: 0 to 3 rounds of accumulators, 1 to 3 of
+    operands.
 
-    CTAs that split K have so many each, some one more.
+    CTAs that split K have this many each, some one more.
     """
     rounds = _rounds(plan)
     return [
@@ -44,12 +47,12 @@ def trips(plan: GemmPlan) -> list[tuple[int, int]]:
 
 
 def least_k_tiles(plan: GemmPlan) -> int:
-    """Of a tile: exchanges of rows in one slot need more than the ring of operands has slots."""
+    """Return the least K tiles of a tile: a row exchange in one stage needs more than the stages of operands."""
     return 1 + plan.ab_stages if plan.joins else 1
 
 
 def _rounds(plan: GemmPlan) -> int:
-    """Tiles after which each slot that a tile takes has been taken once."""
+    """Return the tiles after which each stage with one use per tile has been used once."""
     rows = counts(plan).rows
     return max(plan.accumulator_stages, plan.teams, rows.stages if rows else 1)
 
@@ -66,8 +69,11 @@ def _without_extents(plan: GemmPlan) -> GemmPlan:
 
 @functools.lru_cache(maxsize=256)
 def _simulate(program: KernelProgram) -> None:
-    """A sample of ``trips``, all of which tests run: no work, more tiles than sums have stages, a wrap within a tile, of
-    which clusters that split K have more than one each anyway."""
+    """Run a sample of ``trips``, all of which tests run.
+
+    The cases are no work, more tiles than accumulator stages, and a wrap within a tile. In the last, clusters that
+    split K have more than one tile each anyway.
+    """
     plan, rounds = program.plan, _rounds(program.plan)
     several, two = (rounds + 1, 2) if plan.grid_splits == 1 else (2, 1)
     more = least_k_tiles(plan) - 1

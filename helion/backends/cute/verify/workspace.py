@@ -1,7 +1,7 @@
-"""Sums that clusters hand to one another through global memory, with the order in which writes become visible.
+"""Simulation of split-K partials in global memory, with the order in which stores become visible.
 
-What a warp has put there is known to its CTA from the next barrier on, to others from a fence behind that on; they see it
-when they have learned of something that came behind the fence, and have had a fence and a barrier of their own.
+A warp's stores are visible to its CTA after the next barrier, and to others after a release fence after that. Others
+see them after they observe something ordered after the fence, followed by an acquire fence and a barrier.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from .cluster import Cluster, Cta, Fault, Put, Warp, rule
 
 
 def share(cta: Cta, warp: Warp, barrier: str, complete: bool) -> None:
-    """`warp` comes to a barrier: behind it all who meet there know what any of them knew."""
+    """Synchronize the visible partials of the warps at a barrier, when `warp` completes it."""
     cta.coming.setdefault(barrier, []).append(warp)
     if complete:
         met = cta.coming.pop(barrier)
