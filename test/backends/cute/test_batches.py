@@ -134,9 +134,9 @@ def scaled_by_number(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("kernel", "message"),
     [
-        (all_into_one, "stored in the same place"),
-        (neighbours, "picks matrices, and is used for nothing else"),
-        (scaled_by_number, "picks matrices, and is used for nothing else"),
+        (all_into_one, "stored at the same address"),
+        (neighbours, "selects matrices, and is used for nothing else"),
+        (scaled_by_number, "selects matrices, and is used for nothing else"),
     ],
 )
 def test_a_batch_that_is_used_otherwise_is_refused(kernel: helion.Kernel, message: str) -> None:
@@ -149,7 +149,7 @@ def test_strides_of_a_batch_that_tma_cannot_step_are_refused() -> None:
     b, m, n, k = SIZES
     x = torch.as_strided(tensor(b * m * k + 64), (b, m, k), (m * k + 4, k, 1))
     with pytest.raises(
-        helion.exc.CuteUnsupported, match="x has a stride of 13604 elements, 27208 bytes, from one product"
+        helion.exc.CuteUnsupported, match="x has a stride of 13604 elements, 27208 bytes, from one matmul"
     ):
         products.bmm.bind((x, tensor(b, k, n)), target="sm_90")
 
@@ -157,8 +157,8 @@ def test_strides_of_a_batch_that_tma_cannot_step_are_refused() -> None:
 @pytest.mark.parametrize(
     ("strides", "message"),
     [
-        ({"d": 1000 * 520 - 8}, "with which products overlap"),
-        ({"d": 0}, "with which products overlap"),
+        ({"d": 1000 * 520 - 8}, "so matmuls of the batch overlap"),
+        ({"d": 0}, "so matmuls of the batch overlap"),
         ({"a": -136}, "A has a stride of -136"),
     ],
 )

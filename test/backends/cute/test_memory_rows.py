@@ -116,9 +116,9 @@ def test_chains_that_tiles_cannot_reduce_leave_their_rows() -> None:
 @pytest.mark.parametrize(
     ("asked", "choice", "message"),
     [
-        (gemms.product(64, 4104, 64), SMALL, "rows in memory are implemented for one product whose rows are reduced"),
+        (gemms.product(64, 4104, 64), SMALL, "rows in memory are implemented for one matmul whose rows are reduced"),
         (gemms.whole_rows("rms_norm", 2**20, 4104, 64), SMALL, "bytes in memory; up to"),
-        (gemms.whole_rows("argmax", 64, 4104, 64), dataclasses.replace(SMALL, cluster=(1, 2)), "are each of one CTA"),
+        (gemms.whole_rows("argmax", 64, 4104, 64), dataclasses.replace(SMALL, cluster=(1, 2)), "have one CTA each"),
         (
             gemms.whole_rows("argmax", 64, 4104, 64),
             dataclasses.replace(SMALL, grid_splits=2),

@@ -245,8 +245,8 @@ def test_configs_are_brought_to_what_divides_a_tile() -> None:
         ({"wgmma_pingpong": True}, "numbers per row are implemented without ping-pong"),
         ({"wgmma_k_splits": 2}, "numbers per row are implemented without ping-pong and without splitting K"),
         ({"wgmma_rows_in": "registers"}, "must be one of 'cluster', 'memory'"),
-        ({"wgmma_rows_in": "memory", "wgmma_k_splits": 3}, "leave no room for those of other CTAs"),
-        ({"wgmma_ctas_per_sm": 2}, "two CTAs on an SM with 128 sums per thread"),
+        ({"wgmma_rows_in": "memory", "wgmma_k_splits": 3}, "leaves no room for the partials of other CTAs"),
+        ({"wgmma_ctas_per_sm": 2}, "two CTAs on an SM with 128 accumulator registers per thread"),
         ({"tcgen05_ab_stages": 2}, "the matrix unit is wgmma"),
     ],
 )
@@ -399,5 +399,5 @@ def test_an_output_without_the_product_is_refused() -> None:
         return out, copied
 
     x, y, *_, residual = operands(65, 264, 72, BF16)
-    with pytest.raises(Refusal, match="what is stored to copied does not come from the product"):
+    with pytest.raises(Refusal, match="the value stored to copied does not depend on the matmul"):
         product(copying, x, y, residual)

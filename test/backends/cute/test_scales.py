@@ -183,7 +183,7 @@ def test_products_of_integers_say_why_not() -> None:
     a, b = (torch.ones(128, 128, dtype=torch.int8) for _ in range(2))
     for target in TARGETS:
         with pytest.raises(
-            exc.CuteUnsupported, match="products of integers are not implemented: epilogues compute in float32"
+            exc.CuteUnsupported, match="matmuls of integers are not implemented: epilogues compute in float32"
         ):
             of_integers.bind((a, b.t(), torch.ones(128), torch.ones(128)), target=target).plan()
 
@@ -220,7 +220,7 @@ PLAIN = Choice(tile=(128, 128, 128))
     [
         ("sm_90", changed(), Choice(tile=(128, 128, 256)), "blocks of 128 along K with 1 K tiles of 256"),
         ("sm_90", changed(), dataclasses.replace(PLAIN, promote_k_tiles=2), "with 2 K tiles of 128 per block"),
-        ("sm_90", changed(), dataclasses.replace(PLAIN, promote=False), "leave the matrix unit after each block"),
+        ("sm_90", changed(), dataclasses.replace(PLAIN, promote=False), "promoted after each block"),
         ("sm_90", changed(), Choice(tile=(128, 64, 128), ctas_per_sm=2), "no registers for a second CTA"),
         ("sm_90", changed(k=256), Choice(tile=(128, 64, 128), splits=2), "one K tile each"),
         ("sm_90", changed(k=64), PLAIN, "blocks of 64 along K; multiples of 128 up to 1024"),
@@ -235,8 +235,8 @@ PLAIN = Choice(tile=(128, 128, 128))
             PLAIN,
             "a tile of 128 lines where rows has a factor for 64",
         ),
-        ("sm_90", changed(), Choice(tile=(128, 256, 128)), "256 sums per thread"),
-        ("sm_100", changed(), PLAIN, "128 sums per thread; up to 64 leave room"),
+        ("sm_90", changed(), Choice(tile=(128, 256, 128)), "256 accumulator registers per thread"),
+        ("sm_100", changed(), PLAIN, "128 accumulator registers per thread; up to 64 leave room"),
         ("sm_100", changed(), dataclasses.replace(PLAIN, promote=True), "nothing to promote"),
     ],
 )
@@ -248,7 +248,7 @@ def test_plans_that_are_refused(target: str, scales: BlockScales, choice: Choice
 
 def test_scales_of_batches_and_of_two_products_are_refused() -> None:
     problem = gemms.blockwise(epilogue=gemms.swiglu(4096, gemms.E4M3))
-    with pytest.raises(Refusal, match="for one product, alone"):
+    with pytest.raises(Refusal, match="for one matmul, without a batch"):
         plan_gemm(problem, Choice(tile=(128, 64, 128)), gemms.HOPPER)
 
 
@@ -395,23 +395,23 @@ def test_programs_are_verified(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "role", "dropped", "message"),
     [
-        ("wgmma", "store", g.LoadScales, "factors of"),
-        ("wgmma", "store", g.ClearSums, "sums of tile"),
+        ("wgmma", "store", g.LoadScales, "scales of"),
+        ("wgmma", "store", g.ClearSums, "accumulator of tile"),
         ("wgmma", "store", g.WgmmaWait, "still adds"),
-        ("wgmma", "store", g.Promote, "sums of tile"),
-        ("wgmma_256", "store", g.LoadScales, "factors of"),
-        ("wgmma_256", "store", g.Promote, "sums of tile"),
-        ("tcgen05", "store", g.LoadScales, "factors of"),
-        ("tcgen05", "store", g.ClearSums, "sums of tile"),
-        ("tcgen05", "store", g.Wait, "consist of"),
-        ("tcgen05", "store", g.Promote, "sums of tile"),
+        ("wgmma", "store", g.Promote, "accumulator of tile"),
+        ("wgmma_256", "store", g.LoadScales, "scales of"),
+        ("wgmma_256", "store", g.Promote, "accumulator of tile"),
+        ("tcgen05", "store", g.LoadScales, "scales of"),
+        ("tcgen05", "store", g.ClearSums, "accumulator of tile"),
+        ("tcgen05", "store", g.Wait, "consists of"),
+        ("tcgen05", "store", g.Promote, "accumulator of tile"),
         ("tcgen05", "store", g.Release, "deadlock"),
-        ("tcgen05", "multiply", g.Acquire, "consist of"),
-        ("tcgen05", "multiply", g.SelectSums, "consist of"),
+        ("tcgen05", "multiply", g.Acquire, "consists of"),
+        ("tcgen05", "multiply", g.SelectSums, "consists of"),
         ("tcgen05", "multiply", g.Commit, "deadlock"),
-        ("tcgen05_256", "multiply", g.SelectSums, "consist of"),
-        ("tcgen05_pair", "store", g.Advance, "consist of|deadlock|stale residual"),
-        ("tcgen05_pair", "multiply", g.Acquire, "consist of"),
+        ("tcgen05_256", "multiply", g.SelectSums, "consists of"),
+        ("tcgen05_pair", "store", g.Advance, "consists of|deadlock|stale residual"),
+        ("tcgen05_pair", "multiply", g.Acquire, "consists of"),
     ],
 )
 def test_planted_faults_are_found(name: str, role: str, dropped: type[g.Step], message: str) -> None:
@@ -429,7 +429,7 @@ def test_factors_that_are_loaded_once_per_tile_are_found() -> None:
             return ()
         return (g.LoadScales(), step) if isinstance(step, g.KLoop) else (step,)
 
-    with pytest.raises(Fault, match="multiplied by the factors of"):
+    with pytest.raises(Fault, match="multiplied by the scales of"):
         simulate(edit_role(kernel, "store", rule), 1)
 
 

@@ -37,8 +37,8 @@ def _with_batch(plan: GemmPlan, name: str, shape: str, stride: str) -> tuple[str
     pitch = plan.problem.batch_pitch(name)
     if not pitch:
         return f"{shape})", f"{stride})"
-    batches, behind = number(plan, "batches", plan.problem.batches), number(plan, f"batch_stride_{name}", pitch)
-    return f"{shape}, {batches})", f"{stride}, {behind})"
+    batches, batch_stride = number(plan, "batches", plan.problem.batches), number(plan, f"batch_stride_{name}", pitch)
+    return f"{shape}, {batches})", f"{stride}, {batch_stride})"
 
 
 def _extent(plan: GemmPlan, side: str, most: int = LARGEST_SIDE) -> str:

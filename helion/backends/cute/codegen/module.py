@@ -277,9 +277,9 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
             out.lines(made.lines)
         for name, (extent, pitch) in _vectors(plan).items():
             shape, step = extent, f", stride={pitch}" if pitch != "1" else ""
-            if behind := plan.problem.batch_pitch(name):
+            if stride := plan.problem.batch_pitch(name):
                 batches = numbers.number(plan, "batches", plan.problem.batches)
-                step = f", stride=({pitch}, {numbers.number(plan, f'batch_stride_{name}', behind)})"
+                step = f", stride=({pitch}, {numbers.number(plan, f'batch_stride_{name}', stride)})"
                 shape = f"({extent}, {batches})"
             out.line(f"vector_{name} = cute.make_tensor({name}, cute.make_layout({shape}{step}))")
         for output in plan.problem.outputs_of("tile"):

@@ -85,8 +85,8 @@ def _(step: g.KLoop, out: Writer, names: Names) -> None:
     start, end = ("k_begin", "k_end") if names.plan.parts > 1 else ("", numbers.k_tiles(names.plan))
     if names.group:
         whole = end.isdigit() and int(end) % names.group == 0
-        start, behind = "group", f"group + {names.group}"
-        end = behind if whole else f"cutlass.min({behind}, {end})"
+        start, after = "group", f"group + {names.group}"
+        end = after if whole else f"cutlass.min({after}, {end})"
     first = " + ".join(part for part in (start, str(step.first)) if part not in ("", "0")) or "0"
     with out.block(f"for k_tile in cutlass.range({first}, {end}, unroll=1):"):
         _body(step.body, out, names)

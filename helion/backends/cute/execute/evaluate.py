@@ -70,10 +70,10 @@ def evaluate(kernel: GemmKernel, given: Sequence[Given]) -> None:
         return
     pitches = (batch.a, batch.b, *batch.outputs, *batch.operands)
     for at in range(batch.size):
-        _evaluate(problem, [_behind(tensor, at * pitch) for tensor, pitch in zip(tensors, pitches, strict=True)])
+        _evaluate(problem, [_offset_view(tensor, at * pitch) for tensor, pitch in zip(tensors, pitches, strict=True)])
 
 
-def _behind(tensor: torch.Tensor, elements: int) -> torch.Tensor:
+def _offset_view(tensor: torch.Tensor, elements: int) -> torch.Tensor:
     """Return a view that begins ``elements`` after the start of `tensor`; later reads use strides."""
     return torch.as_strided(tensor, (1,), (1,), tensor.storage_offset() + elements)
 

@@ -121,10 +121,10 @@ def _check_tensors(kernel: GemmKernel, given: Sequence[Given]) -> None:
         name = names_of(kernel)[at]
         if tensor.device != device:
             raise LaunchFailed(f"{name} is on {tensor.device}, and {names_of(kernel)[0]} on {device}; move one of them")
-        behind = tensor.data_ptr() % ALIGNMENT_BYTES
-        if behind:
+        excess = tensor.data_ptr() % ALIGNMENT_BYTES
+        if excess:
             raise LaunchFailed(
-                f"{name}, of shape {tuple(tensor.shape)}, begins {behind} bytes after a multiple of {ALIGNMENT_BYTES}, where"
+                f"{name}, of shape {tuple(tensor.shape)}, begins {excess} bytes after a multiple of {ALIGNMENT_BYTES}, where"
                 " TMA cannot begin; clone it, or use backend='auto', which leaves such calls to another one"
             )
 

@@ -55,7 +55,7 @@ def launched(kernel: GemmKernel, integers: Sequence[int]) -> GemmProblem:
     found = filled(problem, dict(zip(problem.runtime, integers, strict=True)))
     check_problem(found)
     if problem.batch is not None and found.batch is not None:
-        moved = zip(_behind(problem), _behind(found), strict=True)
+        moved = zip(_batch_strides(problem), _batch_strides(found), strict=True)
         if any(bool(example) != bool(number) for example, number in moved):
             raise Refusal(
                 "matmuls of the batch share operands that the kernel was compiled to read separately for each"
@@ -63,6 +63,6 @@ def launched(kernel: GemmKernel, integers: Sequence[int]) -> GemmProblem:
     return found
 
 
-def _behind(problem: GemmProblem) -> tuple[int, ...]:
+def _batch_strides(problem: GemmProblem) -> tuple[int, ...]:
     assert problem.batch is not None
     return (problem.batch.a, problem.batch.b, problem.batch.d, *problem.batch.operands)

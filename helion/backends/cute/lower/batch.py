@@ -99,7 +99,7 @@ def _size(program: Program, axis: LoopAxis) -> Number:
     if axis.merged or not all(map(equal, (axis.begin, axis.step, size(axis.end)), (0, 1, extent))):
         raise Refusal(f"dimension {name} of the batch is no plain loop from 0 to an extent that is known")
     if block.min_size > 1 or block.size not in (None, 1):
-        raise Refusal(f"dimension {name} of the batch has tiles of more than one product")
+        raise Refusal(f"dimension {name} of the batch has tiles of more than one matmul")
     return extent
 
 
@@ -151,7 +151,7 @@ class _Taker:
         elif isinstance(attrs, (ReduceAttrs, MaskAttrs)):
             attrs = dataclasses.replace(attrs, dims=self._dims(op, attrs.dims))
         elif any(isinstance(each, Value) and each.number in self.positions for each in op.operands):
-            raise Refusal("the number of a product in its batch picks matrices, and is used for nothing else")
+            raise Refusal("the batch index selects matrices, and is used for nothing else")
         regions = tuple(self.region(region) for region in op.regions)
         results = tuple(self._new(value) for value in op.results)
         return dataclasses.replace(op, operands=operands, results=results, attrs=attrs, regions=regions)
@@ -182,19 +182,19 @@ class _Taker:
         """Check that a batched value broadcasts only with values of the same rank and batch position."""
         values = list(op.values())
         if any(value.number in self.positions for value in values):
-            raise Refusal("the number of a product in its batch picks matrices, and is used for nothing else")
+            raise Refusal("the batch index selects matrices, and is used for nothing else")
         batched = [value for value in values if any(dim.block == self.block for dim in value.dims)]
         if batched and self._place(op.result.dims) != 0:
             raise Refusal("arithmetic of the epilogue has the batch in front, then the dimensions of the output")
         if any(len(value.dims) != len(op.result.dims) for value in batched):
-            raise Refusal("a value of one product meets others whose dimensions are not its own")
+            raise Refusal("a value of one matmul is combined with others of different dimensions")
 
     def _dims(self, op: Op, dims: tuple[int, ...]) -> tuple[int, ...]:
         """Return positions of dimensions of the first operand, without the batch."""
         value = op.operands[0]
         at = self._place(value.dims) if isinstance(value, Value) else None
         if at is not None and at in dims:
-            raise Refusal("a reduction over the products of a batch is not implemented")
+            raise Refusal("a reduction over the matmuls of a batch is not implemented")
         return dims if at is None else tuple(each - (each > at) for each in dims)
 
     def _is_gone(self, op: Op) -> bool:
@@ -236,12 +236,12 @@ class _Taker:
         """Return whether the batch iterates over the dimension."""
         if index.kind == "block" and index.block == self.block:
             if not fixed_at(index.shift, 0) or index.operand is not None:
-                raise Refusal("matrices of a batch are picked by its index as it is, without offsets")
+                raise Refusal("matrices of a batch are selected by its index, without offsets")
             return True
         picked = op.operands[index.operand] if index.operand is not None else None
         if isinstance(picked, Value) and picked.number in self.positions:
             if index.kind != "scalar" or not fixed_at(index.shift, 0):
-                raise Refusal("matrices of a batch are picked by its index as it is, without offsets")
+                raise Refusal("matrices of a batch are selected by its index, without offsets")
             return True
         return False
 

@@ -150,7 +150,7 @@ class Chain:
         if op is None and self.tiles is not None:
             return self.tiles.handed(value)
         if op is None:
-            raise Refusal("the epilogue reads a value that a loop hands on")
+            raise Refusal("the epilogue reads a loop-carried value")
         if op.kind == "load":
             return self._load(op)
         if op.kind == "for" and self.tiles is not None:
@@ -196,7 +196,7 @@ class Chain:
         """Read a number that only the launch knows; it is passed in fp32 as in eager."""
         expr = op.attributes(NumberAttrs).expr
         if expr.kind is bool:
-            raise Refusal("truth values of an epilogue that are known only at run time are not implemented")
+            raise Refusal("booleans of an epilogue that are known only at run time are not implemented")
         return self._loaded(EpilogueOperand(name=f"number_{op.result.number}", kind="number", dtype="float32"), expr)
 
     def _loaded(self, operand: EpilogueOperand, source: int | Expr, pitch: Number = 1) -> str:
@@ -208,11 +208,11 @@ class Chain:
         attrs = op.attributes(IotaAttrs)
         block = self.frame.named(attrs.block)
         if block not in (self.frame.m, self.frame.n) or (attrs.relative and (attrs.start, attrs.step) != (0, 1)):
-            raise Refusal("numbers of rows and columns are implemented, not in other steps")
+            raise Refusal("indices of rows and columns are implemented in steps of 1 only")
         if attrs.relative and block == self.frame.n and self.tiles is not None:
             self.tiles.take_whole(op)
         elif attrs.relative and (block == self.frame.m or not self.frame.whole_rows):
-            raise Refusal("numbers from the begin of a tile on are not implemented")
+            raise Refusal("indices relative to a tile are not implemented")
         return self.step(COLUMN_NUMBER if block == self.frame.n else ROW_NUMBER, ())
 
     # Reductions ----------------------------------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ class Chain:
     def _output(self, output: Written, names: Mapping[Reference, int]) -> EpilogueOutput:
         tensor = output.place.tensor
         if isinstance(output.value, Constant) or not self._has_sums(output.value):
-            raise Refusal(f"what is stored to {tensor.name} does not come from the product")
+            raise Refusal(f"the value stored to {tensor.name} does not depend on the matmul")
         return EpilogueOutput(
             name=name_of(tensor),
             value=names[output.value],
@@ -351,12 +351,12 @@ class Chain:
         )
 
     def _has_sums(self, value: Reference) -> bool:
-        return SUMS in (value, *(x for position in self._behind([value]) for x in self.steps[position].arguments))
+        return SUMS in (value, *(x for position in self._steps_of([value]) for x in self.steps[position].arguments))
 
     def _needed(self) -> list[int]:
-        return sorted(self._behind([output.value for output in self.outputs]))
+        return sorted(self._steps_of([output.value for output in self.outputs]))
 
-    def _behind(self, values: list[Reference]) -> set[int]:
+    def _steps_of(self, values: list[Reference]) -> set[int]:
         """Return the steps that ``values`` depend on."""
         needed: set[int] = set()
         waiting = list(values)
@@ -498,7 +498,7 @@ def _output_kind(frame: Frame, place: Place) -> tuple[str, Number]:
 
 def _constant(value: object) -> Constant:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise Refusal("numbers of an epilogue that are known only at run time, or truth values, are not implemented")
+        raise Refusal("numbers of an epilogue that are known only at run time, or booleans, are not implemented")
     if isinstance(value, int) and abs(value) > EXACT_INTEGERS:
         raise Refusal(f"{value} has no exact value in float32")
     return constant(value)

@@ -102,7 +102,7 @@ def walked_blocks(frame: Frame, op: Op) -> tuple[tuple[int, ...], bool]:
     tensor = frame.tensor(op)
     for at in picked:
         if frame.tiles_in(tensor.shape[at]) != 1:
-            raise Refusal(f"the number of a tile of columns picks one of {tensor.shape[at]!r} parts of {tensor.name}")
+            raise Refusal(f"the index of a tile of columns picks one of {tensor.shape[at]!r} parts of {tensor.name}")
     return tuple(frame.named(index.block) for index in attrs.indices if index.block is not None), bool(picked)
 
 

@@ -58,7 +58,7 @@ def _side_by_side(product: Product, batched: Batched) -> Product:
     for label, source in zip(labels, sources, strict=True):
         numbers[f"batch_stride_{label}"] = 0 if isinstance(source, Expr) else batched.strides.get(source, 0)
     if any(equal(numbers[f"batch_stride_{label}"], 0) for label in written):
-        raise Refusal("all products of the batch are stored in the same place")
+        raise Refusal("all matmuls of the batch are stored at the same address")
     a, b, *others = (example(numbers[f"batch_stride_{label}"], EXAMPLE_MULTIPLE) for label in labels)
     (d, *more), operands = others[: len(written)], others[len(written) :]
     batch = Batch(size=example(batched.size), a=a, b=b, d=d, operands=tuple(operands), more=tuple(more))

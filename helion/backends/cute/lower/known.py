@@ -69,14 +69,14 @@ def _of_all(
 
 def _of_extent(frame: Frame, extent: Number, compared: str, other: Operand) -> Constant | None:
     """Fold a comparison with an extent that only the launch knows."""
-    made = _behind_views(frame, other)
+    made = _without_views(frame, other)
     if made is None or made.kind != "number" or not equal(made.attributes(NumberAttrs).expr, extent):
         return None
     return constant(float(compared in ("lt", "le", "ne")))
 
 
 def _limit(frame: Frame, value: Operand, read: Read) -> float | None:
-    made = _behind_views(frame, value)
+    made = _without_views(frame, value)
     if (made is not None and made.kind not in ("tile", "full", "pointwise")) or (
         isinstance(value, Value) and value.dims
     ):
@@ -87,9 +87,9 @@ def _limit(frame: Frame, value: Operand, read: Read) -> float | None:
 
 def _counted(frame: Frame, value: Operand) -> tuple[Number, int, int] | None:
     """Return the range of a row or column index through views and casts: extent, start and step."""
-    made = _behind_views(frame, value)
+    made = _without_views(frame, value)
     while made is not None and made.attrs == PointwiseAttrs("cast"):
-        made = _behind_views(frame, made.operands[0])
+        made = _without_views(frame, made.operands[0])
     if made is None or made.kind != "iota":
         return None
     attrs = made.attributes(IotaAttrs)
@@ -99,7 +99,7 @@ def _counted(frame: Frame, value: Operand) -> tuple[Number, int, int] | None:
     return (frame.extent(block), attrs.start, attrs.step) if attrs.relative else (frame.extent(block), 0, 1)
 
 
-def _behind_views(frame: Frame, value: Operand) -> Op | None:
+def _without_views(frame: Frame, value: Operand) -> Op | None:
     made = frame.maker(value)
     while made is not None and made.kind in ("view", "mask"):
         made = frame.maker(made.operands[0])

@@ -32,7 +32,7 @@ from .chain import EXAMPLE_MULTIPLE, ROUNDED, Chain, starts_from_zero
 from .frame import Frame, Place, blocks_of, major_of, place_of
 from .numbers import equal, example, size
 from .scales import Nest, Scaled, ScaleReader, nest_of
-from .stored import stores_behind
+from .stored import stores_after_loop
 from .tiled import TiledRows, loops_over_columns
 
 
@@ -75,7 +75,7 @@ class Product:
 def product_of(program: Program) -> Product:
     """Return the GEMM that `program` computes. Raises ``Refusal``."""
     if len(program.roots) != 1 or len(program.roots[0].axes) not in (1, 2):
-        raise Refusal("products over one grid, of tiles of M and N or of whole rows, are implemented")
+        raise Refusal("matmuls over one grid, of tiles of M and N or of whole rows, are implemented")
     root = program.roots[0]
     outer = loops_over_columns(root) if len(root.axes) == 1 else ()
     loop = _loop(outer[0].regions[0] if outer else root.body)
@@ -87,14 +87,14 @@ def product_of(program: Program) -> Product:
     dots, scaled = _dots(frame, loop, nest)
     (a, b), *others = (_operands(frame, dot) for dot in dots)
     if any(other != a for other, _ in others):
-        raise Refusal("products that share an epilogue share their first operand as well")
+        raise Refusal("matmuls that share an epilogue need the same first operand")
     second = [right for _, right in others]
     chain = Chain(frame, loop.results[0])
     for place, sums in zip(second, loop.results[1:], strict=True):
         chain.add_product(sums, place.tensor, _second_pitch(frame, b, place))
     if scaled.scales is not None and (outer or _is_swapped(frame, dots[0])):
         raise Refusal(
-            "products with factors of blocks of K in loops over tiles of columns, or stored transposed, are not implemented"
+            "matmuls with factors of blocks of K in loops over tiles of columns, or stored transposed, are not implemented"
         )
     for result, start in zip(loop.results, loop.operands, strict=False):
         if outer and not starts_from_zero(frame, start):
@@ -104,7 +104,7 @@ def product_of(program: Program) -> Product:
         tiled = TiledRows(root, frame, chain, loop, lambda other: _is_same(frame, other, (a, b, *second)))
         stores = tiled.stores()
     else:
-        stores = stores_behind(root.body, frame, chain)
+        stores = stores_after_loop(root.body, frame, chain)
     for store in sorted(stores, key=lambda store: len(blocks_of(frame, store)), reverse=True):
         chain.store(store)
     product = _product(frame, a, b, chain, scaled)
@@ -151,7 +151,7 @@ def tiled_frame(program: Program, root: Root, outer: Sequence[Op], loop: Op) -> 
     for axis in (n, *others):
         _check_axis(axis, program)
         if not equal(size(program.blocks[axis.block].extent), size(program.blocks[n.block].extent)):
-            raise Refusal("loops over columns go over different numbers of them")
+            raise Refusal("loops over columns have different extents")
     for inner in (op for each in outer[1:] for op in each.regions[0].ops if op.kind == "for"):
         (again,) = _axes(inner)
         _check_axis(again, program)
@@ -234,7 +234,7 @@ def _term(frame: Frame, loop: Op) -> Op:
     """Return the one dot of `loop`, whose result is added to the loop-carried value."""
     dots = [op for op in loop.regions[0].ops if op.kind == "dot"]
     if len(dots) != 1 or len(dots[0].operands) != 2:
-        raise Refusal("a loop over K with one dot of two loads per sum is implemented, not with more")
+        raise Refusal("a loop over K with one dot of two loads per accumulator is implemented, not with more")
     _check_dot(frame, dots[0])
     return dots[0]
 
@@ -248,10 +248,10 @@ def _dot(frame: Frame, loop: Op, at: int) -> Op:
     others = [_name(op) for op in body.ops if op.kind not in ("dot", "load", "view") and op.number not in used]
     if len(dots) != len(loop.results) or others:
         raise Refusal(
-            f"a loop over K with one dot of two loads per sum is implemented, not with {', '.join(others) or 'more'}"
+            f"a loop over K with one dot of two loads per accumulator is implemented, not with {', '.join(others) or 'more'}"
         )
     if not adds[at]:
-        raise Refusal("a dot that adds to what the loop carries is implemented")
+        raise Refusal("a dot that adds to the loop-carried accumulator is implemented")
     dot = adds[at][0]
     _check_dot(frame, dot)
     return dot
@@ -260,17 +260,17 @@ def _dot(frame: Frame, loop: Op, at: int) -> Op:
 def _check_dot(frame: Frame, dot: Op) -> None:
     attrs = dot.attributes(DotAttrs)
     if attrs.scaled is not None or attrs.single:
-        raise Refusal("a dot that adds to what the loop carries is implemented")
+        raise Refusal("a dot that adds to the loop-carried accumulator is implemented")
     wide = len(_widened(frame, dot)) == 2
     of_float32 = any(isinstance(x, Value) and x.dtype == torch.float32 for x in dot.operands[:2])
     if of_float32 and not wide and attrs.precision != "tf32":
-        raise Refusal(f"products of float32 in {attrs.precision} precision are not implemented; in tf32 they are")
+        raise Refusal(f"matmuls of float32 in {attrs.precision} precision are not implemented; in tf32 they are")
     if dot.results[0].dtype == torch.int32:
         raise Refusal(
-            "products of integers are not implemented: epilogues compute in float32, which does not hold every sum in int32"
+            "matmuls of integers are not implemented: epilogues compute in float32, which does not hold every sum in int32"
         )
     if dot.results[0].dtype != torch.float32:
-        raise Refusal(f"sums in float32 are implemented, not in {dtype_name(dot.results[0].dtype)}")
+        raise Refusal(f"accumulators in float32 are implemented, not in {dtype_name(dot.results[0].dtype)}")
 
 
 def _check_zero(frame: Frame, loop: Op, at: int) -> None:
@@ -297,7 +297,7 @@ def _check_unrounded(frame: Frame, term: Op | None) -> None:
     product = frame.maker(term.operands[0]) if term is not None and term.attrs == PointwiseAttrs("cast") else None
     if term is not None and product is not None and product.kind == "dot":
         raise Refusal(
-            f"the product of each tile is rounded to {dtype_name(term.result.dtype)} before it is added;"
+            f"the matmul of each tile is rounded to {dtype_name(term.result.dtype)} before it is added;"
             " hl.dot(a, b, acc=acc) and torch.addmm(acc, a, b) add it as it is"
         )
 
@@ -388,7 +388,7 @@ def _product(frame: Frame, a: Place, b: Place, chain: Chain, scaled: Scaled) -> 
     read = [each for each in (*multiplied, *operands) if isinstance(each, int)]
     _check_memory(frame, read, outputs, chain.updated().difference(multiplied))
     if a.tensor.dtype != b.tensor.dtype:
-        raise Refusal(f"a product of {dtype_name(a.tensor.dtype)} and {dtype_name(b.tensor.dtype)} is not implemented")
+        raise Refusal(f"a matmul of {dtype_name(a.tensor.dtype)} and {dtype_name(b.tensor.dtype)} is not implemented")
     a_major, a_pitch = major_of(frame, a)
     b_major, b_pitch = major_of(frame, b)
     sizes = {f"size_{side}": frame.extent(getattr(frame, side)) for side in "mnk"}

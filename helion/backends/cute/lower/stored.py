@@ -33,7 +33,7 @@ class Stored:
         """Read the value that ``load`` returns, of a tensor that was stored to."""
         tensor, store = self.frame.tensor(load), self.stores[load.attrs.tensor]
         if blocks_of(self.frame, load) != blocks_of(self.frame, store):
-            raise Refusal(f"{tensor.name} is read in another way than it was stored")
+            raise Refusal(f"{tensor.name} is read with other indices than it was stored")
         if tensor.dtype != torch.float32 and tensor.dtype not in ROUNDED:
             raise Refusal(f"{tensor.name} is stored as {dtype_name(tensor.dtype)} and read back")
         value = store.operands[0]
@@ -43,7 +43,7 @@ class Stored:
         self.chain.known[load.result.number] = known
 
 
-def stores_behind(body: Region, frame: Frame, chain: Chain) -> list[Op]:
+def stores_after_loop(body: Region, frame: Frame, chain: Chain) -> list[Op]:
     """Return the final stores of a program that stores, and may read that again, after its loop over K."""
     stored = Stored(frame, chain)
     for op in body.ops:

@@ -93,7 +93,7 @@ class TiledRows:
         if loop is self.sums:
             return
         if not self.is_sums(loop):
-            raise Refusal("a second product over the same rows is not implemented")
+            raise Refusal("a second matmul over the same rows is not implemented")
         for result, known in zip(loop.results, self.sums.results, strict=True):
             self.chain.known[result.number] = self.chain.known[known.number]
 
@@ -116,7 +116,7 @@ class TiledRows:
     def handed(self, value: Value) -> Reference:
         """Return the initial value of a loop over columns, for the only tile."""
         if value.number not in self.handed_first:
-            raise Refusal("the epilogue reads a value that a loop hands on")
+            raise Refusal("the epilogue reads a loop-carried value")
         self._take_one_tile("a tile of columns reads a loop-carried value")
         return self.chain.read(self.handed_first[value.number])
 

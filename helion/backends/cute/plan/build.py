@@ -73,7 +73,7 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
         return _plan_with_finish(problem, choice, target)
     if unit == "wgmma" and problem.operand_dtype == "float32":
         raise Refusal(
-            "products of float32 are implemented on tcgen05; the CuTe DSL has no instruction of wgmma for them"
+            "matmuls of float32 are implemented on tcgen05; the CuTe DSL has no instruction of wgmma for them"
         )
     plan = GemmPlan(
         problem=problem,
@@ -164,7 +164,7 @@ def unit_of(target: Target) -> Unit:
 
 def check_problem(problem: GemmProblem) -> None:
     if problem.operand_dtype not in OPERAND_DTYPES:
-        raise Refusal(f"products of {problem.operand_dtype} are not implemented; {', '.join(OPERAND_DTYPES)} are")
+        raise Refusal(f"matmuls of {problem.operand_dtype} are not implemented; {', '.join(OPERAND_DTYPES)} are")
     if not all(0 < extent <= MAX_EXTENT for extent in (problem.m, problem.n, problem.k)):
         extents = ", ".join(f"{side} = {getattr(problem, side.lower())}" for side in "MNK")
         raise Refusal(f"extents of 1 to {MAX_EXTENT} are implemented, not {extents}")
@@ -175,7 +175,7 @@ def check_problem(problem: GemmProblem) -> None:
     problem.epilogue.check()
     for what, op, extent in (("rows", ROW_NUMBER, problem.m), ("columns", COLUMN_NUMBER, problem.n)):
         if extent > MAX_NUMBERED and problem.epilogue.numbers(op):
-            raise Refusal(f"numbers of {extent} {what}; those of {MAX_NUMBERED} are implemented")
+            raise Refusal(f"indices of {extent} {what}; up to {MAX_NUMBERED} are exact in float32")
     _check_batch(problem)
     if problem.scales is not None:
         _check_scales(problem, problem.scales)
@@ -198,7 +198,7 @@ def check_problem(problem: GemmProblem) -> None:
 
 def _check_scales(problem: GemmProblem, scales: BlockScales) -> None:
     if problem.batch is not None or problem.epilogue.of_kind("product"):
-        raise Refusal("scales of blocks of K are implemented for one product, alone and without a batch")
+        raise Refusal("scales of blocks of K are implemented for one matmul, without a batch")
     if problem.runtime:
         raise Refusal(
             "scales of blocks of K are implemented where sizes and strides are known when the kernel is compiled"
@@ -242,9 +242,9 @@ def _check_batch(problem: GemmProblem) -> None:
     if batch is None:
         return
     if not 2 <= batch.size <= MAX_EXTENT or len(batch.operands) != len(problem.epilogue.operands):
-        raise Refusal(f"a batch of {batch.size} products with {len(batch.operands)} operands of the epilogue")
+        raise Refusal(f"a batch of {batch.size} matmuls with {len(batch.operands)} operands of the epilogue")
     if len(batch.outputs) != len(problem.outputs) or problem.outputs_of("tile"):
-        raise Refusal(f"a batch of products with {len(problem.outputs)} outputs and strides of {len(batch.outputs)}")
+        raise Refusal(f"a batch of matmuls with {len(problem.outputs)} outputs and strides of {len(batch.outputs)}")
     moved = [
         (problem.names[0], problem.operand_dtype, batch.a),
         (problem.names[1], problem.operand_dtype, batch.b),
@@ -256,11 +256,11 @@ def _check_batch(problem: GemmProblem) -> None:
         if operand.kind in ("exact", "product"):
             moved.append((operand.name, operand.dtype, pitch))
         elif pitch < 0:
-            raise Refusal(f"{operand.name} has a stride of {pitch} elements from one product to the next")
+            raise Refusal(f"{operand.name} has a stride of {pitch} elements from one matmul of the batch to the next")
     for name, dtype, pitch in moved:
         if pitch < 0 or pitch * itemsize(dtype) % TMA_ALIGNMENT_BYTES:
             raise Refusal(
-                f"{name} has a stride of {pitch} elements, {pitch * itemsize(dtype)} bytes, from one product to the next; TMA"
+                f"{name} has a stride of {pitch} elements, {pitch * itemsize(dtype)} bytes, from one matmul of the batch to the next; TMA"
                 f" needs a multiple of {TMA_ALIGNMENT_BYTES} bytes"
             )
 
@@ -275,7 +275,7 @@ def _check_apart(problem: GemmProblem, output: EpilogueOutput, pitch: int) -> No
     outside = pitch >= columns and output.pitch >= (problem.batches - 1) * pitch + columns
     if not (inside or outside):
         raise Refusal(
-            f"{_shown(problem, output)} has strides of {pitch} and {output.pitch} elements, with which products overlap"
+            f"{_shown(problem, output)} has strides of {pitch} and {output.pitch} elements, so matmuls of the batch overlap"
         )
 
 
@@ -285,7 +285,7 @@ def _shown(problem: GemmProblem, output: EpilogueOutput) -> str:
 
 def _check_second(problem: GemmProblem, operand: EpilogueOperand) -> None:
     if operand.dtype != problem.operand_dtype:
-        raise Refusal(f"{operand.name} is of {operand.dtype}, the first product's B of {problem.operand_dtype}")
+        raise Refusal(f"{operand.name} is of {operand.dtype}, the first matmul's B of {problem.operand_dtype}")
     _check_pitch(problem, operand.name, operand.dtype, operand.pitch, _line(problem.b_major, "n"))
 
 
@@ -356,11 +356,13 @@ def _check_tile(plan: GemmPlan) -> None:
     if plan.group < 1:
         raise Refusal(f"groups of {plan.group} tiles")
     if not 1 <= plan.promote_k_tiles <= MAX_PROMOTE_K_TILES:
-        raise Refusal(f"sums promoted every {plan.promote_k_tiles} K tiles; 1 to {MAX_PROMOTE_K_TILES} are implemented")
+        raise Refusal(
+            f"accumulators promoted every {plan.promote_k_tiles} K tiles; 1 to {MAX_PROMOTE_K_TILES} are implemented"
+        )
     if not 2 <= plan.residual_stages <= MAX_RESIDUAL_STAGES:
-        raise Refusal(f"{plan.residual_stages} stages of exact operands; 2 to {MAX_RESIDUAL_STAGES} are implemented")
+        raise Refusal(f"{plan.residual_stages} stages of residuals; 2 to {MAX_RESIDUAL_STAGES} are implemented")
     if plan.pieces > MAX_EXTENT:
-        raise Refusal(f"{plan.pieces} pieces of work; up to {MAX_EXTENT} are implemented")
+        raise Refusal(f"{plan.pieces} work items; up to {MAX_EXTENT} are implemented")
     _check_splits(plan)
     _check_slices(plan)
     _check_residents(plan)
@@ -379,11 +381,11 @@ def _check_scaled(plan: GemmPlan, scales: BlockScales) -> None:
             f"scales of blocks of {scales.k} along K with {plan.promote_k_tiles} K tiles of {plan.tile[2]} per block"
         )
     if plan.unit == "wgmma" and not plan.promote:
-        raise Refusal("sums with scales leave the matrix unit after each block of K")
+        raise Refusal("accumulators with scales are promoted after each block of K")
     if plan.parts > 1 and plan.promote_k_tiles > 1:
         raise Refusal("K is split in blocks with scales of their own, of one K tile each")
     if plan.ctas_per_sm > 1:
-        raise Refusal("products with scales leave no registers for a second CTA on an SM")
+        raise Refusal("matmuls with scales leave no registers for a second CTA on an SM")
     for scale, extent in ((plan.factor("row"), plan.tile[0]), (plan.factor("column"), plan.tile[1])):
         if scale is not None and scale.whole and scale.lines % extent:
             raise Refusal(f"a tile of {extent} lines where {scale.name} has a factor for {scale.lines}")
@@ -394,22 +396,22 @@ def _check_two_products(plan: GemmPlan) -> None:
     n, width = plan.tile[1], plan.tile[2] * plan.operand_bytes
     if plan.ctas_per_mma > 1 or plan.splits > 1:
         raise Refusal(
-            "two products that share an epilogue are implemented without pairs of CTAs and without splitting K"
+            "two matmuls that share an epilogue are implemented without pairs of CTAs and without splitting K"
         )
     atom = 8 if plan.problem.b_major == "k" else SWIZZLE_BYTES // plan.operand_bytes
     if width != SWIZZLE_BYTES or n % atom:
-        raise Refusal(f"two products need K tiles of {SWIZZLE_BYTES} bytes and columns that are a multiple of {atom}")
+        raise Refusal(f"two matmuls need K tiles of {SWIZZLE_BYTES} bytes and columns that are a multiple of {atom}")
 
 
 def _check_splits(plan: GemmPlan) -> None:
     """Check split K in a cluster: CTAs exchange partials through distributed shared memory."""
     if not 1 <= plan.splits <= MAX_SPLITS:
-        raise Refusal(f"K in {plan.splits} parts; 1 to {MAX_SPLITS} are implemented")
+        raise Refusal(f"K split in {plan.splits} parts; 1 to {MAX_SPLITS} are implemented")
     _check_grid_splits(plan)
     if plan.splits == 1:
         return
     if "size_k" in plan.problem.runtime:
-        raise Refusal("K is split where it is known when the kernel is compiled; hl.specialize makes it so")
+        raise Refusal("K can be split only if it is known when the kernel is compiled; use hl.specialize")
     if plan.unit != "wgmma" or plan.teams > 1:
         raise Refusal("K is split on wgmma, without ping-pong")
     if plan.ctas > MAX_SPLITS:
@@ -417,7 +419,7 @@ def _check_splits(plan: GemmPlan) -> None:
             f"a cluster of {plan.cluster} CTAs times {plan.splits} parts of K; up to {MAX_SPLITS} are implemented"
         )
     if plan.splits > plan.subtiles:
-        raise Refusal(f"K in {plan.splits} parts with {plan.subtiles} sub-tiles: some have none to store")
+        raise Refusal(f"K split in {plan.splits} parts with {plan.subtiles} sub-tiles: some have none to store")
     if plan.parts > plan.k_tiles:
         raise Refusal(f"K in {plan.parts} parts of {plan.k_tiles} K tiles: some have none")
 
@@ -425,21 +427,21 @@ def _check_splits(plan: GemmPlan) -> None:
 def _check_grid_splits(plan: GemmPlan) -> None:
     """Check split K across clusters, which exchange partials through a workspace."""
     if not 1 <= plan.grid_splits <= MAX_GRID_SPLITS:
-        raise Refusal(f"K of a tile by {plan.grid_splits} clusters; 1 to {MAX_GRID_SPLITS} are implemented")
+        raise Refusal(f"K of a tile split across {plan.grid_splits} clusters; 1 to {MAX_GRID_SPLITS} are implemented")
     if plan.grid_splits == 1:
         return
     if {*SIZES} & {*plan.problem.runtime}:
-        raise Refusal("K is split among clusters where all sizes are known when the kernel is compiled")
+        raise Refusal("K can be split across clusters only if all sizes are known when the kernel is compiled")
     if plan.teams > 1 or plan.products > 1 or plan.by_rows:
-        raise Refusal("K is split among clusters without ping-pong, of one product, and without numbers per row")
+        raise Refusal("K is split across clusters without ping-pong, of one matmul, and without numbers per row")
     if not plan.parts <= plan.k_tiles <= MAX_EXTENT // plan.parts:
         raise Refusal(
-            f"K in {plan.parts} parts of {plan.k_tiles} K tiles: some have none, or their numbers exceed 32 bits"
+            f"K in {plan.parts} parts of {plan.k_tiles} K tiles: some have none, or their indices exceed 32 bits"
         )
     if workspace.counters(plan) > workspace.MAX_COUNTERS or workspace.sums_bytes(plan) > workspace.MAX_SUMS_BYTES:
         raise Refusal(
             f"K of {plan.tiles} tiles by {plan.grid_splits} clusters each, with"
-            f" {workspace.counters(plan)} counters and {workspace.sums_bytes(plan)} bytes of sums in global memory; up to"
+            f" {workspace.counters(plan)} counters and {workspace.sums_bytes(plan)} bytes of partials in global memory; up to"
             f" {workspace.MAX_COUNTERS} and {workspace.MAX_SUMS_BYTES} are implemented"
         )
 
@@ -450,11 +452,11 @@ def _check_rows(plan: GemmPlan) -> None:
         raise Refusal("numbers per row are implemented without ping-pong and without splitting K")
     if plan.problem.epilogue.reduces_rows and "size_n" in plan.problem.runtime:
         raise Refusal(
-            "rows are reduced whose number of columns is known when the kernel is compiled; use hl.specialize"
+            "row reductions need a number of columns that is known when the kernel is compiled; use hl.specialize"
         )
     parted = plan.problem.outputs_of("tile")
     if parted and (plan.cluster[1] > 1 or parted != plan.problem.outputs):
-        raise Refusal("tiles that reduce their own columns are each of one CTA, and store nothing else")
+        raise Refusal("tiles that reduce their own columns have one CTA each, and store nothing else")
     if plan.problem.epilogue.reduces_rows and plan.work[1] > 1 and not parted:
         held = plan.cluster[1] * plan.tile[1]
         raise Refusal(
@@ -492,7 +494,7 @@ def _check_residents(plan: GemmPlan) -> None:
     sums = plan.sum_columns // 2 * plan.row_atoms * (2 if plan.promote else 1)
     if sums > MAX_RESIDENT_SUM_REGISTERS:
         raise Refusal(
-            f"two CTAs on an SM with {sums} sums per thread; up to {MAX_RESIDENT_SUM_REGISTERS} leave room for both"
+            f"two CTAs on an SM with {sums} accumulator registers per thread; up to {MAX_RESIDENT_SUM_REGISTERS} leave room for both"
         )
 
 
@@ -519,9 +521,13 @@ def _check_wgmma(plan: GemmPlan) -> None:
         raise Refusal(f"a tile of {n} columns; multiples of 16 up to 256 are implemented on wgmma")
     sums = n // 2 * plan.row_atoms * (2 if plan.promote else 1)
     if sums > MAX_SUM_REGISTERS:
-        raise Refusal(f"a tile of {m}×{n} keeps {sums} sums per thread; up to {MAX_SUM_REGISTERS} leave room")
+        raise Refusal(
+            f"a tile of {m}×{n} keeps {sums} accumulator registers per thread; up to {MAX_SUM_REGISTERS} leave room"
+        )
     if plan.splits > 1 and n // 2 * plan.row_atoms > MAX_SPLIT_SUM_REGISTERS:
-        raise Refusal(f"a tile of {m}×{n}, whose sums leave no room for those of other CTAs that split K")
+        raise Refusal(
+            f"a tile of {m}×{n}, whose accumulator leaves no room for the partials of other CTAs that split K"
+        )
 
 
 def _check_tcgen05(plan: GemmPlan) -> None:
@@ -534,10 +540,12 @@ def _check_tcgen05(plan: GemmPlan) -> None:
     if n % step or not step <= n <= 256:
         raise Refusal(f"a tile of {n} columns; multiples of {step} up to 256 are implemented on tcgen05")
     if plan.promote:
-        raise Refusal("tcgen05 sums in fp32; there is nothing to promote")
+        raise Refusal("tcgen05 accumulates in fp32; there is nothing to promote")
     kept = n // 2 if plan.paired else n
     if plan.problem.scales is not None and kept > MAX_SCALED_SUMS:
-        raise Refusal(f"a tile of {m}×{n} with scales keeps {kept} sums per thread; up to {MAX_SCALED_SUMS} leave room")
+        raise Refusal(
+            f"a tile of {m}×{n} with scales keeps {kept} accumulator registers per thread; up to {MAX_SCALED_SUMS} leave room"
+        )
     if plan.teams > 1:
         raise Refusal("ping-pong is for wgmma; tcgen05 overlaps its epilogue with the next tile anyway")
 
@@ -547,7 +555,7 @@ def _accumulator_stages(plan: GemmPlan, choice: Choice) -> int:
     scales takes one."""
     if plan.unit == "wgmma":
         if choice.accumulator_stages not in (None, 1):
-            raise Refusal("sums of wgmma stay in registers: there is one stage of them")
+            raise Refusal("accumulators of wgmma stay in registers: there is one stage")
         return 1
     if choice.accumulator_stages is not None:
         if not 1 <= choice.accumulator_stages <= MAX_ACCUMULATOR_STAGES:

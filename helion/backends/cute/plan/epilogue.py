@@ -206,7 +206,7 @@ class Epilogue:
             if not all(name.isidentifier() for name in names) or len(set(names)) != len(names):
                 raise Refusal(f"epilogue {what} need distinct identifiers as names, not {names}")
         if len(self.of_kind("product")) > 1:
-            raise Refusal("two products that share an epilogue are implemented, not more")
+            raise Refusal("two matmuls that share an epilogue are implemented, not more")
         for number, instruction in enumerate(self.instructions):
             self._check_instruction(number, instruction)
         for output in self.outputs:

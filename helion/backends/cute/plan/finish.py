@@ -42,7 +42,7 @@ MAX_ROWS_BYTES = 2**33
 def split(problem: GemmProblem, tile_columns: int) -> tuple[GemmProblem, RowFinish | TileFinish]:
     """Split a problem into the matmul, in tiles of ``tile_columns``, and the finish after it. Raises ``Refusal``."""
     if problem.batch is not None or not problem.epilogue.reduces_rows:
-        raise Refusal("rows in memory are implemented for one product whose rows are reduced")
+        raise Refusal("rows in memory are implemented for one matmul whose rows are reduced")
     if problem.runtime:
         raise Refusal(
             "rows in memory are implemented for sizes that are known when the kernel is compiled; use static_shapes=True or"
@@ -119,7 +119,7 @@ def _held(problem: GemmProblem) -> int:
     ]
     rounded = [value for value in found if (made := epilogue.made(value)) and made.op in STORED]
     if not found:
-        raise Refusal("rows of two products that no single value comes from are not implemented")
+        raise Refusal("rows of two matmuls that do not depend on one common value are not implemented")
     return [*rounded, *found][0]
 
 
@@ -128,13 +128,13 @@ def _sums_beside(problem: GemmProblem, wanted: Sequence[int], held: int) -> bool
     it."""
     epilogue = problem.epilogue
     sums = {0, *(at for at, each in enumerate(epilogue.operands, start=1) if each.kind == "product")}
-    behind = sums - {held}
+    dependent = sums - {held}
     for value in wanted:
         made = epilogue.made(value)
-        if made is not None and value != held and behind & set(_values(made)):
-            behind.add(value)
+        if made is not None and value != held and dependent & set(_values(made)):
+            dependent.add(value)
     later = {value for value in wanted if epilogue.made(value)} - set(needed(epilogue, (held,)))
-    return bool(behind & (later | {output.value for output in problem.outputs}))
+    return bool(dependent & (later | {output.value for output in problem.outputs}))
 
 
 def _values(made: Instruction) -> Iterator[int]:

@@ -78,9 +78,9 @@ def _product_lines(plan: CutePlan) -> list[str]:
     lines = [
         f"{plan.kernel_names[0]}: {batch}{extents}, {dtypes}, {majors}",
         f"  {gemm.unit}, tiles of {tile}{pair}, clusters of {cluster}, {clusters}in groups of {gemm.group}",
-        f"  {gemm.ab_stages} stages of A and B, {gemm.store_stages} of D, {gemm.accumulator_stages} of sums;"
+        f"  {gemm.ab_stages} stages of A and B, {gemm.store_stages} of D, {gemm.accumulator_stages} of the accumulator;"
         f" {gemm.subtiles} sub-tiles of {gemm.epilogue_n} columns"
-        + (f"; sums promoted to fp32 every {gemm.promote_k_tiles} K tiles" if gemm.totals else ""),
+        + (f"; accumulators promoted to fp32 every {gemm.promote_k_tiles} K tiles" if gemm.totals else ""),
     ]
     if problem.scales is not None:
         factors = [f"{each.name} ({_shared_by(each)}, {each.dtype})" for each in problem.scales.factors]
@@ -88,7 +88,7 @@ def _product_lines(plan: CutePlan) -> list[str]:
     operands = [f"{each.name} ({each.kind}, {each.dtype})" for each in problem.epilogue.operands]
     if gemm.grid_splits > 1:
         lines.append(
-            f"  K in {gemm.parts} parts, {gemm.grid_splits} of them by clusters that hand sums to the last one in"
+            f"  K in {gemm.parts} parts, {gemm.grid_splits} of them by clusters that pass partials to the last one in"
             f" {workspace_bytes(gemm)} bytes of global memory"
         )
     chain = [each.op for each in problem.epilogue.instructions]
@@ -125,7 +125,7 @@ def _finish_lines(gemm: GemmPlan, finish: Finish) -> list[str]:
     where = (
         finish.home if isinstance(finish, RowFinish) and finish.home else f"{workspace_bytes(gemm)} bytes of workspace"
     )
-    return [f"  the product leaves {stored} in {where}; {joins}"]
+    return [f"the matmul stores {stored} in {where}; {joins}"]
 
 
 def _role_lines(plan: CutePlan) -> list[str]:

@@ -52,7 +52,7 @@ def filled(problem: GemmProblem, numbers: Mapping[str, int]) -> GemmProblem:
         dataclasses.replace(each, pitch=known(f"pitch_{problem.label_of(each)}", each.pitch))
         for each in epilogue.outputs
     )
-    behind = (
+    strides = (
         known(f"batch_stride_{operand.label}", pitch)
         for operand, pitch in zip(epilogue.operands, batch.operands if batch else (), strict=False)
     )
@@ -77,7 +77,7 @@ def filled(problem: GemmProblem, numbers: Mapping[str, int]) -> GemmProblem:
             a=known("batch_stride_a", batch.a),
             b=known("batch_stride_b", batch.b),
             d=d,
-            operands=tuple(behind),
+            operands=tuple(strides),
             more=tuple(more),
         ),
         runtime=(),

@@ -49,16 +49,16 @@ def _store(step: Step, residual: bool) -> tuple[Step, ...]:
         return (step,)
     gated = step.body[0] if len(step.body) == 1 and isinstance(step.body[0], Gate) else None
     steps = step.body if gated is None else gated.body
-    behind = 1 + max(at for at, inner in enumerate(steps) if _reads_sums(inner))
+    epilogue_at = 1 + max(at for at, inner in enumerate(steps) if _reads_sums(inner))
 
     def loop(*body: Step) -> SubtileLoop:
         return dataclasses.replace(step, body=body if gated is None else (dataclasses.replace(gated, body=body),))
 
-    passed_by = rewrite(steps[behind:], _only_releases)
+    passed_by = rewrite(steps[epilogue_at:], _only_releases)
     return (
-        loop(*steps[:behind], StorePartials()),
+        loop(*steps[:epilogue_at], StorePartials()),
         *COUNT,
-        Gate("last_part", (loop(ReducePartials(), *steps[behind:]), Gate("first_warp", (ResetTileCounter(),)))),
+        Gate("last_part", (loop(ReducePartials(), *steps[epilogue_at:]), Gate("first_warp", (ResetTileCounter(),)))),
         *((Gate("earlier_part", (loop(*passed_by),)),) if residual else ()),
     )
 

@@ -127,7 +127,7 @@ def _(step: g.AwaitProduct, cta: _Cta, warp: _Warp) -> None:
 
 def _check_awaited(warp: _Warp) -> None:
     if not warp.awaited:
-        raise Fault("what the product stores is read before it is there")
+        raise Fault("stores of the matmul are read before they are visible")
 
 
 @_run.register

@@ -158,7 +158,7 @@ def _(cluster: Cluster, step: g.Release, warp: Warp) -> None:
     ring, index, _ = cluster.slot(warp, step.cursor)
     name = ring.pipeline.name
     if any(slot is ring.slots[index] for slot in warp.unfenced_reads):
-        raise Fault(f"a slot of {name} is released while loads from it may be in flight: no fence lies between")
+        raise Fault(f"a slot of {name} is released while loads from it may be in flight: there is no fence between")
     if ring.pipeline.kind == "tma_umma":
         owners = {id(owner): owner for cta in cluster.pair(warp.cta.rank) for owner in cluster.sharers(cta.rank)}
         for owner in owners.values():
@@ -270,7 +270,7 @@ def _(cluster: Cluster, step: g.Mma, warp: Warp) -> None:
         _issue_umma(cluster, warp, ring, index, tag)
     else:
         if not warp.fenced:
-            raise Fault("wgmma reads registers that no fence has handed over")
+            raise Fault("wgmma uses registers without a fence before it")
         slot = ring.slots[index]
         cluster.expect(warp.cta, slot, tag)
         slot.readers += 1
@@ -292,7 +292,7 @@ def _issue_umma(cluster: Cluster, warp: Warp, ring: Ring, index: int, tag: Tag) 
     def multiply() -> None:
         for cta, slot in zip(pair, slots, strict=True):
             if not cta.allocated or cta.freed:
-                raise Fault("products are written to tensor memory that is not allocated")
+                raise Fault("MMAs write to tensor memory that is not allocated")
             slot.readers -= 1
             if overwrite:
                 cta.stages[stage].added = []
@@ -333,7 +333,7 @@ def _block(cluster: Cluster, warp: Warp) -> Tag:
 @rule(g.Promote)
 def _(cluster: Cluster, step: g.Promote, warp: Warp) -> None:
     if warp.groups or warp.open_group:
-        raise Fault("sums are promoted while the matrix unit still adds to them")
+        raise Fault("an accumulator is promoted while the matrix unit still adds to it")
     added = warp.sums.added
     if step.cursor is not None:
         _, index, _ = cluster.slot(warp, step.cursor)
@@ -347,11 +347,11 @@ def _check_block(cluster: Cluster, warp: Warp, added: list[Tag]) -> None:
     """Check that an accumulator has all of the block of K whose scales are in registers, and nothing else."""
     block = _block(cluster, warp)
     if warp.scales != block:
-        raise Fault(f"the sums of block {block} are multiplied by the factors of {warp.scales}")
+        raise Fault(f"the accumulator of block {block} is multiplied by the scales of {warp.scales}")
     size = cluster.plan.promote_k_tiles
     k_tiles = range(block[1] * size, min((block[1] + 1) * size, cluster.k_tiles))
     if added != [(warp.tile, k_tile) for k_tile in k_tiles]:
-        raise Fault(f"the sums of block {block} consist of {added}")
+        raise Fault(f"the accumulator of block {block} consists of {added}")
 
 
 @rule(g.SelectSums)
@@ -368,13 +368,13 @@ def _(cluster: Cluster, step: g.ReadSums, warp: Warp) -> None:
     wanted = [(warp.tile, k_tile) for k_tile in _k_tiles(cluster, warp)]
     if step.cursor is None:
         if warp.groups or warp.open_group:
-            raise Fault("sums are read while the matrix unit still adds to them")
+            raise Fault("an accumulator is read while the matrix unit still adds to it")
         added = warp.total if cluster.plan.totals else warp.sums.added
     else:
         _, index, _ = cluster.slot(warp, step.cursor)
         added = warp.cta.stages[index].added
     if added != wanted:
-        raise Fault(f"the sums of tile {warp.tile} consist of {added}")
+        raise Fault(f"the accumulator of tile {warp.tile} consists of {added}")
     warp.held = (warp.tile, warp.subtile)
 
 
@@ -384,14 +384,14 @@ def _(cluster: Cluster, step: g.SendPartials, warp: Warp) -> None:
     ring, index, _ = cluster.slot(warp, step.cursor)
     tag = (warp.tile, warp.subtile)
     if warp.held != tag:
-        raise Fault(f"the sums of {warp.held} are sent as those of {tag}")
+        raise Fault(f"the partials of {warp.held} are sent as those of {tag}")
     to = cluster.owner(warp).rings[ring.pipeline.name]
     key = (f"sub-tile {warp.subtile} of warp {warp.number}", warp.cta.rank)
     size = cluster.counts.parts_stage_bytes // (cluster.plan.splits - 1) // cluster.plan.consumer_warps
 
     def land() -> None:
         if key in to.slots[index].held:
-            raise Fault(f"sums of sub-tile {tag[1]} of tile {tag[0]} overwrite others that have not been read")
+            raise Fault(f"partials of sub-tile {tag[1]} of tile {tag[0]} overwrite others that have not been read")
         to.slots[index].held[key] = tag
         to.full[index].complete(size)
 
@@ -406,7 +406,9 @@ def _(cluster: Cluster, step: g.AddPartials, warp: Warp) -> None:
     for other in cluster.others(warp.cta.rank):
         found = held.pop((f"sub-tile {warp.subtile} of warp {warp.number}", other.rank), None)
         if found != tag:
-            raise Fault(f"stale sums: of CTA {other.rank} there are those of {found}, to be added are those of {tag}")
+            raise Fault(
+                f"stale partials: of CTA {other.rank} there are those of {found}, to be added are those of {tag}"
+            )
     warp.gathered = tag
 
 
@@ -511,9 +513,9 @@ def _(cluster: Cluster, step: g.Evaluate, warp: Warp) -> None:
     tag = (warp.tile, warp.subtile)
     if cluster.plan.grid_splits > 1:
         if warp.taken != tag:
-            raise Fault(f"the epilogue of {tag} lacks sums of other clusters")
+            raise Fault(f"the epilogue of {tag} lacks partials of other clusters")
     elif cluster.plan.splits > 1 and warp.gathered != tag:
-        raise Fault(f"the epilogue of {tag} lacks sums of other CTAs")
+        raise Fault(f"the epilogue of {tag} lacks partials of other CTAs")
     _check_walk(cluster, warp, passes(cluster.plan)[-1])
 
 
@@ -521,7 +523,7 @@ def _check_walk(cluster: Cluster, warp: Warp, walk: Pass) -> None:
     """Check that all inputs of `walk` for a sub-tile are present."""
     tag = (warp.tile, warp.subtile)
     if warp.held != tag:
-        raise Fault(f"the epilogue of {tag} has the sums of {warp.held}")
+        raise Fault(f"the epilogue of {tag} has the accumulator of {warp.held}")
     if cluster.reads_matrices[walk.number] and warp.residual != tag:
         raise Fault(f"the epilogue of {tag} has the residual of {warp.residual}")
     if cluster.reads_columns and warp.vectors != warp.tile:
@@ -553,7 +555,9 @@ def _(cluster: Cluster, step: g.WriteStage, warp: Warp) -> None:
     if buffer.stores or not buffer.last.awaited:
         raise Fault(f"sub-tile {warp.subtile} of tile {warp.tile} overwrites a buffer that is being stored")
     if warp.waited:
-        raise Fault("a buffer is written by lanes that have not met the one which has waited for its store")
+        raise Fault(
+            "a buffer is written by lanes that have not synchronized with the one which has waited for its store"
+        )
     warp.written = cluster.plan.warp_stores
     warp.unfenced_writes.append((buffer, (warp.tile, warp.subtile)))
 
@@ -569,7 +573,9 @@ def _(cluster: Cluster, step: g.FenceShared, warp: Warp) -> None:
 def _(cluster: Cluster, step: g.TmaStore, warp: Warp) -> None:
     tag, buffer = (warp.tile, warp.subtile), _buffer(cluster, warp, step.output)
     if warp.written:
-        raise Fault(f"sub-tile {tag} is stored by a lane that has not met the others, which write to its buffer")
+        raise Fault(
+            f"sub-tile {tag} is stored by a lane that has not synchronized with the others, which write to its buffer"
+        )
     writers = [warp.number] if cluster.plan.warp_stores else range(warp.role.warps)
     if buffer.written != dict.fromkeys(writers, tag):
         raise Fault(f"sub-tile {tag} is stored while a buffer holds {sorted(buffer.written.values())}")
@@ -641,7 +647,7 @@ def _(cluster: Cluster, step: g.AllocateSums, warp: Warp) -> Ready | None:
 def _(cluster: Cluster, step: g.FindSums, warp: Warp) -> Running:
     yield _come(cluster, warp, "tensor_memory")
     if not warp.cta.allocated:
-        raise Fault("tensor memory is looked for before it is allocated")
+        raise Fault("tensor memory is used before it is allocated")
 
 
 @rule(g.FreeSums)

@@ -102,10 +102,10 @@ def _recounted(pipeline: Pipeline, plan: GemmPlan, few: GemmPlan, warps: int) ->
     """Return a pipeline with the counts of `few`, with `warps` epilogue warps, and the same differences from the plan."""
     changed = {}
     for field in dataclasses.fields(pipeline.counts):
-        before, behind = (getattr(getattr(counts(each), pipeline.name), field.name) for each in (plan, few))
+        before, after = (getattr(getattr(counts(each), pipeline.name), field.name) for each in (plan, few))
         if field.name in _BY_WARPS[pipeline.name] and not _of_the_unit(pipeline, field.name):
-            behind = behind * warps // few.consumer_warps
-        changed[field.name] = behind + getattr(pipeline.counts, field.name) - before
+            after = after * warps // few.consumer_warps
+        changed[field.name] = after + getattr(pipeline.counts, field.name) - before
     return dataclasses.replace(pipeline, counts=dataclasses.replace(pipeline.counts, **changed))
 
 

@@ -30,7 +30,7 @@ def _place(warp: Warp, part: int) -> Put:
 def _(cluster: Cluster, step: g.StorePartials, warp: Warp) -> None:
     tag = (warp.tile, warp.subtile)
     if warp.held != tag or (cluster.plan.splits > 1 and warp.gathered != tag):
-        raise Fault(f"the sums of {warp.held} are put into the workspace as those of {tag}")
+        raise Fault(f"the partials of {warp.held} are stored in the workspace as those of {tag}")
     warp.put.append(_place(warp, warp.part))
 
 
@@ -58,7 +58,7 @@ def _(cluster: Cluster, step: g.ReducePartials, warp: Warp) -> None:
     for part in range(cluster.plan.grid_splits):
         found = cluster.workspace.released.get(_place(warp, part))
         if found is None or found >= warp.seen:
-            raise Fault(f"sums of part {part} of tile {warp.tile} are read which may not be visible yet")
+            raise Fault(f"partials of part {part} of tile {warp.tile} are read which may not be visible yet")
     warp.held = warp.taken = (warp.tile, warp.subtile)
 
 
