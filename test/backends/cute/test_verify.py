@@ -480,7 +480,7 @@ STRUCTURAL: dict[str, tuple[str, Callable[[g.KernelProgram], g.KernelProgram], s
     "barrier for too few threads": (
         "wgmma",
         lambda k: dataclasses.replace(k, barriers=(g.NamedBarrier(name="epilogue", number=1, threads=96),)),
-        "for 96 threads; 128 come",
+        "for 96 threads; 128 arrive",
     ),
     "barrier number of the CTA": (
         "wgmma",

@@ -99,8 +99,8 @@ def test_parts_cover_all_of_k_once(splits: int, clusters: int, k_tiles: int) -> 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"grid_splits": 65}, "by 65 clusters; 1 to 64"),
-        ({"grid_splits": 0}, "by 0 clusters"),
+        ({"grid_splits": 65}, "across 65 clusters; 1 to 64"),
+        ({"grid_splits": 0}, "across 0 clusters"),
         ({"grid_splits": 64, "splits": 4}, "K in 256 parts of 129 K tiles"),
         ({"pingpong": True}, "without ping-pong"),
     ],
