@@ -84,7 +84,7 @@ class Backend(Protocol[P]):
         ...
 
     def multiples(self, program: Program) -> Mapping[str, int]:
-        """Return divisibility assumptions about numbers that only launches know, by their names on the host.
+        """Return divisibility assumptions about numbers known only at launch, by their names on the host.
 
         Each number is, or is not, a multiple of its value for the arguments that the program was bound for. Other
         arguments need another bind.

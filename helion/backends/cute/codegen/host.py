@@ -27,7 +27,7 @@ def _operand_tensor(plan: GemmPlan, name: str, side: str, pitch: int, k_major: b
     pointer = f"cute.recast_ptr({name}, dtype={operand_dsl(plan)})" if dsl(held) != operand_dsl(plan) else name
     lines = number(plan, f"pitch_{name}", pitch)
     stride = f"({lines}, 1" if k_major else f"(1, {lines}"
-    shape = f"({_extent(plan, side)}, {_extent(plan, 'k', 1)}"  # K has no partial tile to store past
+    shape = f"({_extent(plan, side)}, {_extent(plan, 'k', 1)}"  # no tile coordinate exceeds K
     shape, stride = _with_batch(plan, name, shape, stride)
     return f"matrix_{name} = cute.make_tensor({pointer}, cute.make_layout({shape}, stride={stride}))"
 

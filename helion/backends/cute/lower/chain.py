@@ -102,7 +102,7 @@ class Chain:
         self.outputs: list[Written] = []
         #: Loads and their places.
         self.read_from: list[tuple[Op, Place]] = []
-        #: Strides that only the launch knows, by their names in the kernel.
+        #: Strides known only at launch, by their names in the kernel.
         self.runtime: dict[str, Expr] = {}
         #: The interpretation of loops over tiles of columns, if there are any.
         self.tiles: Tiles | None = None
@@ -193,7 +193,7 @@ class Chain:
         return self._loaded(operand, tensor.id, pitch)
 
     def _number(self, op: Op) -> Reference:
-        """Read a number that only the launch knows; it is passed in fp32 as in eager."""
+        """Read a number known only at launch; it is passed in fp32 as in eager."""
         expr = op.attributes(NumberAttrs).expr
         if expr.kind is bool:
             raise Refusal("booleans of an epilogue that are known only at run time are not implemented")

@@ -56,7 +56,7 @@ class Frame:
 
     @property
     def columns(self) -> int:
-        """Columns of a row. Raises ``Refusal`` where only a launch knows."""
+        """Columns of a row. Raises ``Refusal`` if it is known only at launch."""
         found = self.extent(self.n)
         if not isinstance(found, int):
             raise Refusal(

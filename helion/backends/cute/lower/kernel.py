@@ -87,7 +87,7 @@ def multiples(product: Product) -> dict[str, int]:
 
 
 def check_strides(product: Product) -> None:
-    """Check strides that only the launch knows. Raises ``Refusal`` for one that is no multiple of 16 bytes for the
+    """Check strides known only at launch. Raises ``Refusal`` for one that is no multiple of 16 bytes for the
     bound arguments."""
     for name, number in product.runtime:
         multiple = multiple_of(product.problem, name)

@@ -68,7 +68,7 @@ def _of_all(
 
 
 def _of_extent(frame: Frame, extent: Number, compared: str, other: Operand) -> Constant | None:
-    """Fold a comparison with an extent that only the launch knows."""
+    """Fold a comparison with an extent known only at launch."""
     made = _without_views(frame, other)
     if made is None or made.kind != "number" or not equal(made.attributes(NumberAttrs).expr, extent):
         return None

@@ -50,7 +50,7 @@ class Product:
     outputs: tuple[int, ...]
     operands: tuple[int | Expr, ...]
     runtime: tuple[tuple[str, Expr], ...]
-    """Numbers that only the launch knows: names as in the problem, and host expressions."""
+    """Numbers known only at launch: names as in the problem, and host expressions."""
     blocks: tuple[int, int, int]
     whole_rows: bool
     undecided: tuple[int, ...] = ()

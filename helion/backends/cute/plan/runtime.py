@@ -1,4 +1,4 @@
-"""Numbers of a GEMM that only its launch knows: sizes, pitches of lines, and batch strides.
+"""Numbers of a GEMM known only at launch: sizes, pitches of lines, and batch strides.
 
 They are ``size_m``, ``size_n``, ``size_k`` and ``batches``, and ``pitch_`` and ``batch_stride_`` with the label of an
 operand or output: parameters of the kernel have these names.
