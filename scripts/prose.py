@@ -31,9 +31,12 @@ MAX_WORDS = 25
 QUESTION_WORDS = frozenset({"what", "whether", "which", "who", "where", "how", "whose", "why"})
 #: Docstrings of functions do not open with these either: they open with a verb.
 NO_VERBS = frozenset(
-    "the a an of one all every each its those that these this it in by with as for from any no none both two three four"
-    " without within until after before only such there other another same".split()
-)
+    (
+        "the", "a", "an", "of", "one", "all", "every", "each", "its", "those", "that", "these", "this", "it", "in", "by",
+        "with", "as", "for", "from", "any", "no", "none", "both", "two", "three", "four", "without", "within", "until",
+        "after", "before", "only", "such", "there", "other", "another", "same",
+    )
+)  # fmt: skip
 #: Banned word, and the plain one.
 BANNED = {
     r"behind": "after",
@@ -46,7 +49,7 @@ BANNED = {
     r"apart": "separately",
     r"turned|crosswise": "swapped (A and B), transposed",
     r"box(?:es|ed)": "tile of a TMA descriptor",
-    r"gone on with|goes on with": "resumed, continue",
+    r"g(?:one|oes) on with": "resumed, continue",
     r"under way": "in flight",
 }
 _BANNED = re.compile(r"\b(?:" + "|".join(f"(?P<b{i}>{each})" for i, each in enumerate(BANNED)) + r")\b", re.IGNORECASE)
@@ -150,13 +153,18 @@ def _python_passages(path: str, text: str) -> Iterator[Passage]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
                 docstrings.add(id(first.value))
                 yield from _paragraphs(path, first.lineno, first.value.value)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            if len(node.value.split()) >= 4 and "\n" not in node.value:
-                yield Passage(path=path, line=node.lineno, text=node.value, is_message=True)
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in docstrings:
+            continue
+        if len(node.value.split()) >= 4 and "\n" not in node.value:
+            yield Passage(path=path, line=node.lineno, text=node.value, is_message=True)
     yield from _comments(path, text)
 
 
@@ -188,7 +196,9 @@ def _paragraphs(path: str, line: int, docstring: str) -> Iterator[Passage]:
         if code_after is not None and (not text or indent > code_after):
             continue
         code_after = None
-        is_item = bool(re.match(r"(?:[-*•]|\d+\.)\s|``?[\w.*\[\]]+``?(?:\s*\([^)]*\))?:", text) or re.match(r"\w+:\s", text))
+        is_item = bool(
+            re.match(r"(?:[-*•]|\d+\.)\s|``?[\w.*\[\]]+``?(?:\s*\([^)]*\))?:", text) or re.match(r"\w+:\s", text)
+        )
         if not text or _SECTION.match(raw) or is_item or text.startswith(("|", ">>>", "===", "---")):
             if lines:
                 yield Passage(path=path, line=begin, text=" ".join(lines))

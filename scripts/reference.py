@@ -48,7 +48,13 @@ LINE = 100
 
 # --- docstrings ----------------------------------------------------------------------------------------------------
 
-_SECTIONS = {"Args:": "Arguments", "Attributes:": "Attributes", "Returns:": "Returns", "Raises:": "Raises"}
+_SECTIONS = {
+    "Args:": "Arguments",
+    "Attributes:": "Attributes",
+    "Returns:": "Returns",
+    "Raises:": "Raises",
+    "Example::": "Example",
+}
 _ITEM = re.compile(r"^    (\w[\w.]*): (.*)$")
 
 
@@ -84,10 +90,17 @@ def markdown(doc: str) -> str:
             parts.append(text)
         elif section == "Returns:":
             parts.append(f"**Returns** {inspect.cleandoc(text)}")
+        elif section == "Example::":
+            parts.append(f"**Example**\n\n```python\n{example(doc)}\n```")
         else:
             rows = "\n".join(f"- `{name}`: {what}" for name, what in items(lines))
             parts.append(f"**{_SECTIONS[section]}**\n\n{rows}")
     return "\n\n".join(part for part in parts if part)
+
+
+def example(doc: str) -> str:
+    """Return the code of a docstring's example, or an empty text."""
+    return inspect.cleandoc("\n".join(["", *sections(doc).get("Example::", ())]))
 
 
 # --- public names --------------------------------------------------------------------------------------------------

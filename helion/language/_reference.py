@@ -1,19 +1,21 @@
-"""Reference mode: what ``hl`` functions do while a kernel runs eagerly, as the Python function it is.
+"""Reference mode: eager evaluation of ``hl`` functions while a kernel runs as a plain Python function.
 
-``ACTIVE`` holds the session of the kernel that runs so in the current context; only ``runtime.ref_mode`` sets it. Each
-declared function has its eager reference next to the declaration, a plain function of tensors and sizes::
+``ACTIVE`` holds the session of the kernel that runs eagerly in the current context; only ``runtime.ref_mode`` sets
+it. Each declared function has its eager reference next to the declaration, a plain function of tensors and sizes::
 
     @reference(cumsum)
     def _cumsum(input_tensor, dim, reverse=False):
         return ...
 
-A tile covers its whole dimension, so values have no padding, unless a block size was given: then the last tile of a
-loop may be short. Compiled code computes on the whole block there and masks what loads, stores and reductions see of
-it, so an accumulator made for a block keeps all of its lanes through the short tile. To give the same results, a value
-made in a short iteration exists more than once: *cut* to the lanes in range, which is the tensor that the user sees,
-and *padded* to the block size, which is what is left of it when the loop is done. There is one version per level:
-at level 0 nothing is cut, at level n the tiles of the n outermost short iterations are. Functions are evaluated once
-per level on which their arguments differ. A variable carried through the loop keeps its lanes out of range.
+By default a tile covers its whole dimension, so values have no padding. With a given block size the last tile of a
+loop may be short. Compiled code computes on the whole block there and masks loads, stores and reductions. An
+accumulator made for a block therefore keeps all of its lanes through the short tile.
+
+To give the same results, a value made in a short iteration exists in several versions. The *cut* version has the
+lanes in range and is the tensor that the user sees. The *padded* version has the block size and remains when the loop
+is done. There is one version per level. At level 0 no tile is cut; at level n the tiles of the n outermost short
+iterations are. A function is evaluated once per level on which its arguments differ. A variable carried through the
+loop keeps its lanes out of range.
 """
 
 from __future__ import annotations
@@ -44,9 +46,12 @@ REFERENCES: dict[Any, tuple[Callable[..., Any], Evaluate]] = {}
 def reference(declared: Callable[..., Any], evaluate: Evaluate = "padded") -> Callable[[_F], _F]:
     """Register the eager reference of a declared function.
 
-    It is called with the arguments of the declared function, tiles replaced by ``Span``, which ``int`` turns into a
-    size. ``evaluate`` is ``padded`` for functions of values, ``once`` for those with side effects (they see only the
-    lanes in range), ``raw`` for those that take tiles as they are.
+    The reference is called with the arguments of the declared function, in which each tile is a ``Span`` (``int``
+    gives its size). ``evaluate`` is one of:
+
+    - ``padded``: a function of values;
+    - ``once``: a function with side effects, which sees only the lanes in range;
+    - ``raw``: a function that takes tiles as they are.
     """
 
     def register(fn: _F) -> _F:
@@ -57,7 +62,7 @@ def reference(declared: Callable[..., Any], evaluate: Evaluate = "padded") -> Ca
 
 
 def current() -> Session:
-    """The session of the kernel that is running."""
+    """Return the session of the kernel that is running."""
     session = ACTIVE.get()
     assert session is not None
     return session
@@ -67,7 +72,7 @@ def current() -> Session:
 
 
 class Leveled:
-    """A value that stands for something else on each level."""
+    """A value that differs from level to level."""
 
     def at(self, session: Session, level: int, as_size: bool) -> Any:
         raise NotImplementedError
@@ -105,11 +110,11 @@ _ATTRIBUTE = "_helion_reference"
 
 @dataclass(eq=False)
 class Shadow:
-    """What is known of a tensor besides its data.
+    """The versions and axes of a tensor.
 
-    ``padded[level]`` is its version for each level below ``len(frames)``; ``axes`` identify the loop axis or whole
-    dimension that the lanes of each dimension belong to, None where that is not known. ``is_tile``: it is a tile, moved: like a tile, and unlike indices
-    that were computed, it may reach past the end of what it indexes.
+    ``padded[level]`` is its version for each level below ``len(frames)``. ``axes`` identify the loop axis or whole
+    dimension of each dimension's lanes; None if unknown. ``is_tile`` marks a shifted tile (``tile + n``): unlike
+    computed indices, it may reach past the end of the indexed dimension.
     """
 
     frames: tuple[Frame, ...] = ()
@@ -132,7 +137,7 @@ def shadow_of(tensor: torch.Tensor) -> Shadow | None:
 
 
 def axes_of(tensor: torch.Tensor) -> tuple[object, ...]:
-    """The axis of each dimension's lanes, or None where it is not known."""
+    """Return the axis of each dimension's lanes, None where it is not known."""
     shadow = shadow_of(tensor)
     axes = () if shadow is None else shadow.axes
     return axes if len(axes) == tensor.ndim else (None,) * tensor.ndim
@@ -150,7 +155,7 @@ def set_axes(tensor: torch.Tensor, axes: tuple[object, ...]) -> torch.Tensor:
 
 
 def axis_of(tensor: torch.Tensor) -> object:
-    """The axis of a 1-D tensor's lanes, or None when it is not known."""
+    """Return the axis of a 1-D tensor's lanes, or None when it is not known."""
     return axes_of(tensor)[0] if tensor.ndim == 1 else None
 
 
@@ -192,8 +197,8 @@ _MOVES = frozenset(
 class Session:
     """One eager run of a kernel. ``depth`` counts the device loops around the current statement.
 
-    ``block_sizes`` are those of a config, or None for tiles that cover whole dimensions. They belong to the dimensions of
-    loops, and to registered block sizes, in the order in which these are met first.
+    ``block_sizes`` are those of a config, or None for tiles that cover whole dimensions. They belong to the dimensions
+    of loops, and to registered block sizes, in the order in which these are met first.
     """
 
     device: torch.device
@@ -201,7 +206,7 @@ class Session:
     settings: Settings
     config: Config | None = None
     block_sizes: tuple[int, ...] | None = None
-    #: Whether grid loops take one index at a time.
+    #: True if grid loops take one index at a time.
     single_rows: bool = False
     depth: int = 0
     frames: tuple[Frame, ...] = ()
@@ -221,13 +226,13 @@ class Session:
         return self.depth > 0
 
     def scalar(self, value: int) -> torch.Tensor:
-        """A number as compiled code has it: a tensor without dimensions, in the index dtype. It lives on the CPU, where
-        reading it is cheap; torch mixes such scalars with tensors of any device."""
+        """Return a number as compiled code has it: a tensor without dimensions, in the index dtype. It lives on the
+        CPU, where reading it is cheap; torch mixes such scalars with tensors of any device."""
         with torch._C.DisableTorchFunction():
             return torch.tensor(value, dtype=self.index_dtype)
 
     def draw(self) -> torch.Tensor:
-        """The next seed of the kernel's device, as launches draw them."""
+        """Return the next seed of the kernel's device, as launches draw them."""
         if not self._drawn:
             if self._counts is None:
                 self._counts = self.launches()
@@ -236,8 +241,8 @@ class Session:
         return self._drawn.pop(0)
 
     def configured_size(self, position: int = 0) -> int | None:
-        """The block size that the config has for the call of the user's source that is running, and its ``position``-th
-        dimension; None when it has none."""
+        """Return the config's block size for dimension ``position`` of the loop call that is running; None without
+        one."""
         if self.block_sizes is None:
             return None
         frame: types.FrameType | None = sys._getframe(1)
@@ -269,7 +274,7 @@ class Session:
                 tile.block.tile = before
 
     def keep_lanes(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        """At the end of a short iteration: lanes out of range of each variable that it changed are as before."""
+        """Restore, after a short iteration, the lanes out of range of each variable that the iteration changed."""
         for name, value in after.items():
             old = before.get(name)
             shadow = shadow_of(value) if isinstance(value, torch.Tensor) else None
@@ -285,7 +290,7 @@ class Session:
     # --- calls -----------------------------------------------------------------------------------------------------------
 
     def call_declared(self, function: Any, where: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of an ``hl`` function. Raises the errors of calls in the wrong place."""
+        """Call an ``hl`` function, and raise the errors of calls in the wrong place."""
         name = f"hl.{function.__name__}"
         if where == "device" and not self.on_device:
             raise exc.DeviceAPIOnHost(name=name)
@@ -340,7 +345,7 @@ class Session:
         return self._combine(results, function not in _MOVES)
 
     def _attempt(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], level: int) -> Any:
-        """A result, or why there is none: a reshape, say, may make sense for whole blocks only."""
+        """Return the result on a level, or the failure. A reshape, for example, may be valid for whole blocks only."""
         self.level = level
         try:
             with torch._C.DisableTorchFunction():
@@ -360,7 +365,7 @@ class Session:
             return _Failed(error)
 
     def _combine(self, versions: list[Any], comparable: bool) -> Any:
-        """The innermost version, which from now on knows the others."""
+        """Return the innermost version, with the other versions attached to it."""
         value = versions[-1]
         if isinstance(value, torch.Tensor):
             if any(isinstance(v, torch.Tensor) and v.shape != value.shape for v in versions):
@@ -383,16 +388,16 @@ class Session:
     def arguments_at(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], level: int, takes_sizes: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call as they are on ``level``."""
+        """Return the arguments of a call as they are on ``level``."""
         return (
             tuple(self.at(value, level, takes_sizes) for value in args),
             {name: self.at(value, level, takes_sizes) for name, value in kwargs.items()},
         )
 
     def at(self, value: Any, level: int, as_size: bool = False) -> Any:
-        """``value`` as it is on ``level``, inside of tuples, lists, dicts and slices too.
+        """Return ``value`` as it is on ``level``, also within tuples, lists, dicts and slices.
 
-        Block sizes are numbers unless they are in a list or ``as_size`` says that they are sizes.
+        Block sizes are plain numbers unless they are in a list or ``as_size`` is set.
         """
         if isinstance(value, torch.Tensor):
             shadow = shadow_of(value)
@@ -413,8 +418,9 @@ class Session:
     # --- lanes -----------------------------------------------------------------------------------------------------------
 
     def common(self, first: int, second: int) -> int | None:
-        """The lanes that two dimensions share: all of them, or those in range when one is a whole block and the other
-        that block cut; None when they have nothing to do with each other."""
+        """Return the number of lanes that two dimensions share. This is all of them if they are equal. If one is a
+        whole block and the other the same block cut, it is the number in range. Return None for unrelated dimensions.
+        """
         if first == second:
             return first
         pair = (min(first, second), max(first, second))
@@ -422,7 +428,7 @@ class Session:
         return pair[0] if cut else None
 
     def aligned(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """``args`` with tensors that have the whole of a block cut to the lanes in range where another tensor is."""
+        """Return ``args`` with whole blocks cut to the lanes in range wherever another tensor is cut."""
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
         lanes: dict[int, int] = {}
         for position in range(1, max((t.ndim for t in tensors), default=0) + 1):
@@ -435,7 +441,7 @@ class Session:
 
 
 def _without_false_broadcasts(args: tuple[Any, ...], padded: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A block cut to a single lane must not broadcast against the whole block: that is cut as well."""
+    """Return ``args`` with whole blocks cut where another one is cut to a single lane, which must not broadcast."""
     lanes: dict[int, tuple[int, object]] = {}
     for cut, whole in zip(args, padded, strict=True):
         if isinstance(cut, torch.Tensor) and cut is not whole and cut.ndim == whole.ndim:
@@ -453,7 +459,7 @@ def _without_false_broadcasts(args: tuple[Any, ...], padded: tuple[Any, ...]) ->
 
 
 def _has_block(tensor: torch.Tensor, position: int, size: int, axis: object) -> bool:
-    """Whether a dimension, counted from the right, may be a whole block of an axis."""
+    """Return whether a dimension, counted from the right, may be a whole block of an axis."""
     if tensor.ndim < position or tensor.shape[-position] != size:
         return False
     return axis is None or axes_of(tensor)[-position] in (None, axis)
@@ -467,7 +473,8 @@ def _narrowed(tensor: torch.Tensor, lanes: dict[int, int]) -> torch.Tensor:
 
 
 def _with_lanes_in_range(versions: list[Any]) -> list[Any]:
-    """The padded versions, with the lanes in range taken from the cut ones: a reduction, for one, must not see padding."""
+    """Return the padded versions, with the lanes in range taken from the cut ones. A reduction, for example, must not
+    see padding."""
     padded = list(versions)
     for level in reversed(range(len(padded) - 1)):
         inner, outer = padded[level + 1], padded[level]
@@ -481,7 +488,7 @@ def _with_lanes_in_range(versions: list[Any]) -> list[Any]:
 
 
 def _with_lanes(outer: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
-    """A copy of ``outer`` with its first lanes from ``inner``."""
+    """Return a copy of ``outer`` with its first lanes from ``inner``."""
     with torch._C.DisableTorchFunction():
         result = outer.clone()
         result[tuple(slice(size) for size in inner.shape)] = inner
@@ -489,7 +496,8 @@ def _with_lanes(outer: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
 
 
 def _fill_failures(results: list[Any]) -> None:
-    """A level without a result takes the next inner one's that has, or else the next outer one's."""
+    """Replace the failure of a level by the result of the next inner level that has one, or else of the next outer
+    one."""
     for level in reversed(range(len(results) - 1)):
         if isinstance(results[level], _Failed):
             results[level] = results[level + 1]
@@ -515,7 +523,7 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def _inherit_axis(result: Any, args: tuple[Any, ...]) -> Any:
-    """A 1-D result of 1-D arguments has their axis."""
+    """Give a 1-D result of 1-D arguments their axis."""
     if isinstance(result, torch.Tensor) and result.ndim == 1 and axis_of(result) is None:
         vectors = [a for a in args if isinstance(a, torch.Tensor) and a.shape == result.shape]
         axes = {id(axis): axis for axis in map(axis_of, vectors) if axis is not None}

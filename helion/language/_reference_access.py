@@ -1,7 +1,8 @@
-"""What ``tensor[index]`` reads and writes in reference mode.
+"""Reads and writes of ``tensor[index]`` in reference mode.
 
 Lanes of a tile that reaches past the end of the tensor read 0 and write nothing, unless the kernel is checked. Other
-indices out of range are errors, unless an ``extra_mask`` turns their lanes off: compiled code would reach elsewhere.
+indices out of range are errors, unless an ``extra_mask`` turns their lanes off: compiled code would access other
+memory.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ._reference import Session, axes_of, axis_of, current, set_axes, set_axis, 
 from ._unwritten import unwritten
 from .tiles import Span
 
-#: Files whose frames stand between the user's code and this.
+#: Files whose frames are between the user's code and this module.
 _BETWEEN = (str(pathlib.Path(torch.__file__).parent), str(pathlib.Path(__file__).parents[1]))
 
 #: Dtypes that torch moves around but cannot index or fill, by an integer of the same size.
@@ -45,8 +46,8 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 @dataclass(frozen=True)
 class _Item:
     """The index of one dimension (``dim``; None for a new one): ``basic``, or ``indices``, whose dimensions start at
-    ``place`` of the result and of which those from ``stop`` on are out of range. ``is_tile``: they are a tile's, or those
-    of one that was moved."""
+    ``place`` of the result and of which those from ``stop`` on are out of range. ``is_tile``: they are a tile's, or
+    those of one that was moved."""
 
     dim: int | None
     place: int
@@ -57,7 +58,7 @@ class _Item:
     is_tile: bool = False
 
     def values(self, size: int, device: torch.device) -> torch.Tensor:
-        """The indices into a dimension of ``size`` elements, perhaps out of range."""
+        """Return the indices into a dimension of ``size`` elements, possibly out of range."""
         if self.indices is not None:
             return self.indices.to(device=device, dtype=torch.int64)
         if isinstance(self.basic, slice):
@@ -69,10 +70,10 @@ class _Item:
 class Selection:
     """The elements of a tensor that an index selects.
 
-    ``shape`` is the shape of the result. ``basic`` is a plain index of ints, slices and Nones when all lanes are in range
-    and nothing is gathered, else None. ``lanes`` has for each dimension of the tensor the indices, broadcastable to
-    ``shape`` and in bounds, and ``valid`` the masks, broadcastable too, of the dimensions in which some lanes are out of
-    range. ``gathered`` are the dimensions indexed by tensors. ``axes`` identify the lanes of each dimension.
+    ``shape`` is the shape of the result. ``basic`` is a plain index of ints, slices and Nones if all lanes are in
+    range and no dimension is gathered, else None. ``lanes`` has the in-bounds indices of each dimension of the
+    tensor, broadcastable to ``shape``. ``valid`` has broadcastable masks of the dimensions in which some lanes are
+    out of range. ``gathered`` are the dimensions indexed by tensors. ``axes`` identify the lanes of each dimension.
     """
 
     tensor: torch.Tensor
@@ -99,7 +100,7 @@ class Selection:
         return () if self.basic is not None else self._lanes_and_valid[1]
 
     def spread(self, item: _Item) -> torch.Tensor:
-        """The indices into a dimension, perhaps out of range, broadcastable to ``shape``."""
+        """Return the indices into a dimension, possibly out of range, broadcastable to ``shape``."""
         assert item.dim is not None
         values = item.values(self.tensor.shape[item.dim], self.tensor.device)
         after = len(self.shape) - item.place - values.ndim
@@ -107,7 +108,7 @@ class Selection:
 
     @property
     def in_tiles(self) -> torch.Tensor:
-        """Which lanes are those of tiles, not of their padding."""
+        """Return the mask of the lanes that belong to tiles, not to their padding."""
         inside = torch.ones(self.shape, dtype=torch.bool, device=self.tensor.device)
         for item in self.items:
             if item.stop is not None:
@@ -130,7 +131,7 @@ class Selection:
         return tuple(lanes), tuple(valid)
 
     def chosen(self, mask: Any = None) -> torch.Tensor | None:
-        """A mask of the lanes that are in range and where ``mask`` is true; None when all are."""
+        """Return a mask of the lanes that are in range and where ``mask`` is true; None if all are."""
         masks = list(self.valid) if mask is None else [*self.valid, fitted_mask(mask, self.shape)]
         if not masks:
             return None
@@ -141,19 +142,21 @@ class Selection:
 
 
 def select(tensor: torch.Tensor, index: Any) -> Selection:
-    """What ``tensor[index]`` selects, by the rules of compiled kernels.
+    """Return the selection of ``tensor[index]`` by the rules of compiled kernels.
 
-    Tiles and slices select ranges, integers drop a dimension. Of a dimension of size 1 every index selects element 0. A lone index tensor's dimensions stand where it stands;
-    several that are all 1-D select an outer product; with one of more dimensions, those next to each other broadcast
-    together. Raises ``exc.RankMismatch``,
-    ``exc.InvalidIndexingType``, ``exc.DataDependentOutputShapeNotSupported`` and ``exc.ShapeMismatch``.
+    Tiles and slices select ranges; integers drop a dimension. Every index into a dimension of size 1 selects element
+    0. A single index tensor contributes all of its dimensions. Several index tensors that
+    are all 1-D select an outer product; if one has more dimensions, neighbours broadcast together.
+
+    Raises ``exc.RankMismatch``, ``exc.InvalidIndexingType``, ``exc.DataDependentOutputShapeNotSupported`` and
+    ``exc.ShapeMismatch``.
     """
     items, shape, axes = _place(tensor, _expanded(tensor, index))
     return Selection(tensor, tuple(items), shape, axes)
 
 
 def _place(tensor: torch.Tensor, index: list[Any]) -> tuple[list[_Item], tuple[int, ...], tuple[object, ...]]:
-    """Each index with its place in the result, the result's shape, and the axes of its dimensions."""
+    """Return each index with its position in the result, the result's shape, and the axes of its dimensions."""
     items: list[_Item] = []
     shape: list[int] = []
     axes: list[object] = []
@@ -199,7 +202,7 @@ def _length(item: _Item, size: int) -> int:
 
 
 def _plain(tensor: torch.Tensor, entry: Any, dim: int, place: int) -> tuple[_Item, object]:
-    """A tile, a slice or a number as the index of dimension ``dim``, and the axis it walks."""
+    """Return a tile, a slice or a number as the index of dimension ``dim``, and the axis of its lanes."""
     size = tensor.shape[dim]
     if isinstance(entry, Span):
         if size == 1:
@@ -233,7 +236,7 @@ def _plain(tensor: torch.Tensor, entry: Any, dim: int, place: int) -> tuple[_Ite
 
 
 def _repeated(tensor: torch.Tensor, entry: Span, dim: int, place: int) -> _Item:
-    """A tile as the index of a dimension of one element, which every lane in range selects."""
+    """Return a tile as the index of a dimension of one element, which every lane in range selects."""
     inside = max(0, min(entry.length, entry.stop - entry.begin))
     if entry.length == inside == 1:
         return _Item(dim, place, 1, slice(0, 1))
@@ -242,8 +245,8 @@ def _repeated(tensor: torch.Tensor, entry: Span, dim: int, place: int) -> _Item:
 
 
 def _joint(index: list[Any]) -> tuple[int, ...] | None:
-    """The shape that several index tensors broadcast to together, or None when each has dimensions of its own: 1-D ones,
-    and those with something that makes a dimension between them."""
+    """Return the shape that several index tensors broadcast to together. Return None if each has dimensions of its
+    own: 1-D tensors, and tensors with a slice, tile or None between them."""
     places = [at for at, entry in enumerate(index) if isinstance(entry, torch.Tensor) and entry.ndim]
     tensors = [index[at] for at in places]
     if len(tensors) < 2 or all(t.ndim == 1 for t in tensors):
@@ -267,8 +270,8 @@ def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
 
 
 def _expanded(tensor: torch.Tensor, index: Any) -> list[Any]:
-    """The index as one entry per dimension (plus Nones): tuples of tiles spread, ellipsis and missing dimensions
-    filled."""
+    """Return the index as one entry per dimension (plus Nones): tuples of tiles are flattened, the ellipsis and
+    missing dimensions are filled."""
     entries: list[Any] = []
     for entry in index if isinstance(index, (tuple, list)) else (index,):
         entries.extend(entry if isinstance(entry, tuple) else (entry,))
@@ -301,9 +304,9 @@ def _expanded(tensor: torch.Tensor, index: Any) -> list[Any]:
 
 
 def check_range(selection: Selection, verb: str, mask: Any = None) -> None:
-    """Raises ``exc.IndexOutOfRange`` where an index is out of range in a lane that nothing turns off.
+    """Raise ``exc.IndexOutOfRange`` if an active lane has an index out of range.
 
-    Versions of a value that stand for its padding may be out of range.
+    Padded versions of a value may be out of range.
     """
     session = current()
     if selection.basic is not None or session.level != len(session.frames):
@@ -328,13 +331,13 @@ def check_range(selection: Selection, verb: str, mask: Any = None) -> None:
 
 
 def check_written(tensor: torch.Tensor, values: torch.Tensor, verb: str) -> None:
-    """Raises ``exc.UnwrittenRead`` where a checked kernel found in ``tensor`` what nobody has written."""
+    """Raise ``exc.UnwrittenRead`` if a checked kernel reads uninitialized elements of ``tensor``."""
     session = current()
     if not session.settings.checked or session.level != len(session.frames):
         return
     holes = unwritten(values)
     if holes is not None and bool(holes.any()):
-        raise exc.UnwrittenRead(_complaint(tensor, verb, "where nobody has written it"))
+        raise exc.UnwrittenRead(_complaint(tensor, verb, "where it is uninitialized"))
 
 
 def _user_frame() -> types.FrameType | None:
@@ -345,13 +348,13 @@ def _user_frame() -> types.FrameType | None:
 
 
 def _name(frame: types.FrameType | None, tensor: torch.Tensor) -> str:
-    """The variable of the user's that holds a tensor."""
+    """Return the name of the user's variable that holds a tensor."""
     names = {} if frame is None else frame.f_locals
     return next((name for name, value in names.items() if value is tensor), "a tensor")
 
 
 def _complaint(tensor: torch.Tensor, verb: str, what: str) -> str:
-    """A message with the user's file, line and name of the tensor."""
+    """Return a message with the user's file, line and name of the tensor."""
     frame = _user_frame()
     if frame is None:
         return f"The kernel {verb} a tensor of shape {list(tensor.shape)} {what}."
@@ -361,16 +364,16 @@ def _complaint(tensor: torch.Tensor, verb: str, what: str) -> str:
 
 
 class Accessible:
-    """What ``hl.load`` and ``hl.store`` take besides tensors."""
+    """An operand other than a tensor that ``hl.load`` and ``hl.store`` accept."""
 
     __slots__ = ()
 
     def load_eagerly(self, index: Any, mask: Any) -> torch.Tensor:
-        """As ``load``."""
+        """Load from it as ``load`` does from a tensor."""
         raise NotImplementedError
 
     def store_eagerly(self, index: Any, value: Any, mask: Any) -> None:
-        """As ``store``."""
+        """Store into it as ``store`` does into a tensor."""
         raise NotImplementedError
 
 
@@ -378,7 +381,8 @@ class Accessible:
 
 
 def load(tensor: torch.Tensor, index: Any, mask: Any = None) -> torch.Tensor:
-    """A copy of ``tensor[index]``; lanes of tiles that are out of range, and those where ``mask`` is false, are 0.
+    """Return a copy of ``tensor[index]``. Lanes of tiles that are out of range, and those where ``mask`` is false,
+    are 0.
 
     Raises ``exc.IndexOutOfRange``, and of a checked kernel ``exc.UnwrittenRead``.
     """
@@ -398,7 +402,7 @@ def load(tensor: torch.Tensor, index: Any, mask: Any = None) -> torch.Tensor:
 
 
 def fitted_mask(mask: Any, shape: tuple[int, ...]) -> torch.Tensor:
-    """An ``extra_mask`` expanded to the shape of the accessed tile."""
+    """Return an ``extra_mask`` expanded to the shape of the accessed tile."""
     if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, torch.Tensor) else type(mask).__name__
         raise exc.TypeInferenceError(f"extra_mask must be a boolean tile, got {got}.")
@@ -411,8 +415,8 @@ def fitted_mask(mask: Any, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def fit(value: torch.Tensor, shape: tuple[int, ...], session: Session) -> torch.Tensor | None:
-    """``value`` expanded to ``shape``; where it has all lanes of a block and ``shape`` those in range, it is cut. None
-    when it does not broadcast."""
+    """Return ``value`` expanded to ``shape``, with a whole block cut where ``shape`` has its lanes in range. Return
+    None if it does not broadcast."""
     for position in range(1, min(value.ndim, len(shape)) + 1):
         have, want = value.shape[-position], shape[-position]
         if have > want and have != 1 and session.common(have, want) == want:
@@ -424,7 +428,7 @@ def fit(value: torch.Tensor, shape: tuple[int, ...], session: Session) -> torch.
 
 
 def stored_value(tensor: torch.Tensor, value: Any, shape: tuple[int, ...]) -> torch.Tensor:
-    """A value as it is stored where the index selects ``shape``: in the tensor's dtype, expanded."""
+    """Return a value as stored into a selection of shape ``shape``: in the tensor's dtype, expanded."""
     if isinstance(value, (bool, int, float)):
         value = torch.tensor(value, device=tensor.device)
     elif not isinstance(value, torch.Tensor):
@@ -450,7 +454,7 @@ def stored_value(tensor: torch.Tensor, value: Any, shape: tuple[int, ...]) -> to
 
 
 def store(tensor: torch.Tensor, index: Any, value: Any, mask: Any = None) -> None:
-    """``tensor[index] = value`` for the lanes in range and those where ``mask`` is true.
+    """Store ``value`` into ``tensor[index]``, for the lanes in range and those where ``mask`` is true.
 
     Raises ``exc.IndexOutOfRange``, ``exc.DuplicateStoreIndicesError`` when two lanes write the same element, and
     ``exc.OverlappingStore`` when they have several indices of a dimension of stride 0.
@@ -483,7 +487,8 @@ def _refuse_overlap(selection: Selection) -> None:
 
 
 def _refuse_duplicates(tensor: torch.Tensor, lanes: tuple[torch.Tensor, ...], dims: Sequence[int]) -> None:
-    """Lanes differ in the dimensions that tiles index, so it is enough to look at the gathered ones."""
+    """Refuse lanes that write one element. Tiles give distinct lanes, so it is enough to compare the gathered
+    dimensions."""
     places = torch.zeros([], dtype=torch.int64, device=tensor.device)
     for dim in dims:
         places = places * tensor.shape[dim] + lanes[dim]

@@ -1,7 +1,8 @@
-"""Which axis the lanes of each dimension belong to, through torch's functions, and where smaller values stand in larger ones.
+"""Axes of the lanes of each dimension through torch's functions, and the alignment of smaller values with larger
+ones.
 
-Dimensions of elementwise calls are aligned at the right, as in torch. Where they are other ones there, a value with a tile
-stands at the places that its dimensions have in the larger one: ``a[i, j] + b[i]``, ``a[i, j, :] + b[i, :]``.
+Dimensions of elementwise calls are aligned at the right, as in torch. Where the axes differ there, a value with a
+tile is aligned by its axes: ``a[i, j] + b[i]``, ``a[i, j, :] + b[i, :]``.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def elementwise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _columns(values: Sequence[torch.Tensor]) -> list[tuple[object, int]]:
-    """Axis and size of each dimension of the broadcast of values of one rank."""
+    """Return axis and size of each dimension of the broadcast of values of one rank."""
     each = zip(*(zip(axes_of(v), v.shape, strict=True) for v in values), strict=True)
     return [_column(list(column)) for column in each]
 
@@ -47,7 +48,7 @@ def _column(column: list[tuple[object, int]]) -> tuple[object, int]:
 
 
 def _placed(value: Any, target: Sequence[tuple[object, int]]) -> Any:
-    """A value of lower rank with dimensions of 1 between its own, where its tiles have other places in the target."""
+    """Insert dimensions of 1 into a value of lower rank, if the target has its tiles at other positions."""
     if not isinstance(value, torch.Tensor) or not 0 < value.ndim < len(target):
         return value
     if all(map(_fits, zip(axes_of(value), value.shape, strict=True), target[len(target) - value.ndim :])):
@@ -63,17 +64,17 @@ def _placed(value: Any, target: Sequence[tuple[object, int]]) -> Any:
 
 
 def _counts(axis: object, size: int) -> bool:
-    """Whether a dimension is more than one of 1."""
+    """Return whether a dimension is more than a constant 1."""
     return size != 1 or isinstance(axis, RefAxis)
 
 
 def _identity(axis: object, size: int) -> object:
-    """What two dimensions that are the same share: tiles their axis, others their size."""
+    """Return the identity of a dimension: the axis of a tile, or the size."""
     return axis if isinstance(axis, RefAxis) else size
 
 
 def _fits(have: tuple[object, int], want: tuple[object, int]) -> bool:
-    """Whether a dimension has as many lanes as another one whatever the config, or one."""
+    """Return whether a dimension has one lane or as many as another one, for every config."""
     (axis, size), (other, extent) = have, want
     if axis is not None and axis == other:
         return True
@@ -88,7 +89,7 @@ def _varies(axis: object) -> bool:
 
 
 def note_axes(function: Callable[..., Any], result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """``result`` of a call, which knows its axes where they follow from those of the first argument."""
+    """Return ``result`` of a call, with its axes where they follow from those of the first argument."""
     rule = _RULES.get(function)
     if rule is not None and args and isinstance(args[0], torch.Tensor):
         for item in result if isinstance(result, tuple) else (result,):
@@ -110,7 +111,7 @@ def _kept(function: Callable[..., Any], result: torch.Tensor, args: Sequence[Any
 def _reduced(
     function: Callable[..., Any], result: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> _Axes:
-    """Axes without those of the reduced dimensions, which are 1 where they are kept."""
+    """Return the axes without those of the reduced dimensions; kept dimensions of 1 have no axis."""
     value, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
     if not isinstance(dims, (int, tuple, list)):
         return ()
@@ -124,7 +125,7 @@ def _reduced(
 def _permuted(
     function: Callable[..., Any], result: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> _Axes:
-    """Axes where the function moves dimensions to, which it shows on a tensor of distinct sizes."""
+    """Return the moved axes. The function shows on a tensor of distinct sizes how it moves dimensions."""
     axes = dict(enumerate(axes_of(args[0]), 2))
     with torch._C.DisableTorchFunction():
         moved = function(torch.empty(list(axes), device="meta"), *args[1:], **kwargs)

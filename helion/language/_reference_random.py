@@ -1,5 +1,8 @@
-"""Reference mode: torch's random functions as compiled kernels have them. Each call in the source is a site with a seed of
-its own for each grid loop, and the numbers depend on it and on the place of each element in the whole shape."""
+"""Reference mode: torch's random functions as compiled kernels compute them.
+
+Each call in the source is a site with its own seed for each grid loop. The numbers depend on the seed and on the
+position of each element in the whole shape.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _LEAST = 1.0e-7
 
 
 def _site() -> tuple[Any, ...]:
-    """Where the kernel's own code, and the functions it calls, stand."""
+    """Return the call stack of the site: positions in the kernel's own code and in the functions it calls."""
     found: list[Any] = []
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -34,7 +37,7 @@ def _site() -> tuple[Any, ...]:
 
 
 def _seed(session: Session) -> torch.Tensor:
-    """The seed of the site that is running."""
+    """Return the seed of the site that is running."""
     site = _site()
     if site not in session.seeds:
         session.seeds[site] = session.draw()
@@ -42,7 +45,8 @@ def _seed(session: Session) -> torch.Tensor:
 
 
 def _spans(session: Session, value: torch.Tensor) -> list[Any]:
-    """The dimensions of a value: parts of running tiles where those are known, or have as many lanes, else whole ones."""
+    """Return the dimensions of a value. A dimension with the axis or the lane count of a running tile is a part of
+    that tile, any other one is whole."""
     axis = axis_of(value)
     if isinstance(axis, RefAxis) and axis.tile is not None:
         return [axis.tile.at(session, session.level, True)]

@@ -1,5 +1,8 @@
-"""How ``hl`` functions are declared: signature and documentation here, meaning in the compiler's front end, and an
-eager reference beside the declaration (see ``_reference``)."""
+"""Declarations of ``hl`` functions.
+
+A declaration has the signature and the documentation, and an eager reference next to it (see ``_reference``). The
+compiler's front end gives it a meaning.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ TAKES_FUNCTION: set[Any] = set()
 
 
 def declare(where: Where, *, takes_function: bool = False) -> Callable[[_F], _F]:
-    """Declare a function of the language. Called outside of a kernel it raises ``exc.NotInsideKernel``; in a kernel that
-    runs eagerly it calls its reference.
+    """Declare a function of the language. Called outside of a kernel it raises ``exc.NotInsideKernel``; in a kernel
+    that runs eagerly it calls its reference.
 
     ``where`` is ``host`` (before the device loops), ``device`` (inside them), ``both``, or ``loop`` (only as the
     iterable of a for statement). ``takes_function``: its first argument is a function, or the name of a global that

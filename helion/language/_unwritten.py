@@ -1,8 +1,8 @@
-"""What memory that nobody has written holds in checked mode: one number per dtype, which computing does not give.
+"""Bit patterns of uninitialized memory in checked mode: one number per dtype, which no computation gives.
 
-Memory of ``torch.empty`` is filled with it (``runtime/checked.py``), and finding it again means that it is read, or
-returned, as it was. Floats have a NaN whose payload no operation makes. Types of one byte, bools and integers of two
-have no number to spare and are not watched.
+Checked mode fills memory of ``torch.empty`` with them (``runtime/checked.py``). A pattern that is found later was
+read, or returned, uninitialized. Floats have a NaN whose payload no operation makes. Types of one byte, bools and
+16-bit integers have no number to spare and are not checked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PATTERNS: dict[torch.dtype, tuple[torch.dtype, int]] = {
 
 
 def unwritten(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Which elements hold what memory that nobody has written does; None for dtypes that are not watched."""
+    """Return the mask of uninitialized elements; None for dtypes that are not checked."""
     if tensor.dtype not in PATTERNS:
         return None
     integer, pattern = PATTERNS[tensor.dtype]
@@ -31,7 +31,7 @@ def unwritten(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def mark_unwritten(tensor: torch.Tensor) -> None:
-    """Fill a tensor as memory that nobody has written."""
+    """Fill a tensor with the pattern of uninitialized memory."""
     if tensor.dtype in PATTERNS:
         integer, pattern = PATTERNS[tensor.dtype]
         tensor.view(integer).fill_(pattern)

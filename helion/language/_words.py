@@ -11,8 +11,10 @@ BYTES = 8
 
 
 def flat_words(tensor: torch.Tensor) -> torch.Tensor:
-    """The words of 8 bytes (int64) of a contiguous tensor, without what is left behind the last whole one. Raises
-    ``exc.InvalidAPIUsage`` for a tensor that is not contiguous, or does not begin at a multiple of 8 bytes."""
+    """Return the 8-byte words (int64) of a contiguous tensor, without an incomplete last one.
+
+    Raises ``exc.InvalidAPIUsage`` for a tensor that is not contiguous, or does not begin at a multiple of 8 bytes.
+    """
     if not tensor.is_contiguous():
         raise exc.InvalidAPIUsage(
             f"Storage that is loaded in groups must be contiguous, got strides {tuple(tensor.stride())} for shape {tuple(tensor.shape)}; pass storage.contiguous()."
@@ -26,5 +28,5 @@ def flat_words(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor with bytes along its last dimension."""
+    """Return a tensor viewed as bytes along its last dimension."""
     return tensor.view(torch.uint8)

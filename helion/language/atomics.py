@@ -1,4 +1,4 @@
-"""Atomic read-modify-write operations on host tensors. Each returns the elements from before."""
+"""Atomic read-modify-write operations on host tensors. Each returns the previous elements."""
 
 from __future__ import annotations
 
@@ -24,18 +24,28 @@ def atomic_add(
         target: a host tensor.
         index: one entry per dimension, as in ``target[index]``.
         value: a number, or a tile that broadcasts to the selected shape; cast to the tensor's dtype. Lanes out of
-            range do nothing.
-        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, of the whole program: all of its
-            accesses before a release are done, by all threads, and those after an acquire see what others released.
+            range are skipped.
+        sem: memory order, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, for the whole program:
+            all threads' earlier accesses happen before a release, and their later ones after an acquire.
 
     Returns:
-        The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
+        The previous elements, of the selected shape and the tensor's dtype. An element that several lanes select is
         updated once per lane, in no particular order.
 
     Raises:
         exc.AtomicOnDeviceTensor: ``target`` is a device value.
-        exc.TypeInferenceError: GPUs have no such operation on the tensor's dtype.
+        exc.TypeInferenceError: no GPU has the operation on the tensor's dtype.
         exc.InvalidAPIUsage: an unknown ``sem``.
+
+    Example::
+
+        @helion.kernel
+        def histogram(bins: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+            for tile in hl.tile(bins.size(0)):
+                hl.atomic_add(counts, [bins[tile]], 1)
+            return counts
+
+        histogram(torch.tensor([0, 2, 2]), torch.zeros(3, dtype=torch.int32))
     """
 
 
@@ -43,7 +53,7 @@ def atomic_add(
 def atomic_max(
     target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | float, sem: str = "relaxed"
 ) -> torch.Tensor:
-    """Raise elements of a host tensor to a value: ``target[index] = max(target[index], value)``.
+    """Store the maximum into elements of a host tensor: ``target[index] = max(target[index], value)``.
 
     For dtypes of 32 and 64 bits.
 
@@ -51,18 +61,29 @@ def atomic_max(
         target: a host tensor.
         index: one entry per dimension, as in ``target[index]``.
         value: a number, or a tile that broadcasts to the selected shape; cast to the tensor's dtype. Lanes out of
-            range do nothing.
-        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, of the whole program: all of its
-            accesses before a release are done, by all threads, and those after an acquire see what others released.
+            range are skipped.
+        sem: memory order, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, for the whole program:
+            all threads' earlier accesses happen before a release, and their later ones after an acquire.
 
     Returns:
-        The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
+        The previous elements, of the selected shape and the tensor's dtype. An element that several lanes select is
         updated once per lane, in no particular order.
 
     Raises:
         exc.AtomicOnDeviceTensor: ``target`` is a device value.
-        exc.TypeInferenceError: GPUs have no such operation on the tensor's dtype.
+        exc.TypeInferenceError: no GPU has the operation on the tensor's dtype.
         exc.InvalidAPIUsage: an unknown ``sem``.
+
+    Example::
+
+        @helion.kernel
+        def largest(x: torch.Tensor) -> torch.Tensor:
+            result = torch.full([1], -float("inf"), device=x.device)
+            for tile in hl.tile(x.size(0)):
+                hl.atomic_max(result, [0], torch.amax(x[tile]))
+            return result
+
+        largest(torch.randn(100))
     """
 
 
@@ -70,7 +91,7 @@ def atomic_max(
 def atomic_min(
     target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | float, sem: str = "relaxed"
 ) -> torch.Tensor:
-    """Lower elements of a host tensor to a value: ``target[index] = min(target[index], value)``.
+    """Store the minimum into elements of a host tensor: ``target[index] = min(target[index], value)``.
 
     For dtypes of 32 and 64 bits.
 
@@ -78,18 +99,29 @@ def atomic_min(
         target: a host tensor.
         index: one entry per dimension, as in ``target[index]``.
         value: a number, or a tile that broadcasts to the selected shape; cast to the tensor's dtype. Lanes out of
-            range do nothing.
-        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, of the whole program: all of its
-            accesses before a release are done, by all threads, and those after an acquire see what others released.
+            range are skipped.
+        sem: memory order, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, for the whole program:
+            all threads' earlier accesses happen before a release, and their later ones after an acquire.
 
     Returns:
-        The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
+        The previous elements, of the selected shape and the tensor's dtype. An element that several lanes select is
         updated once per lane, in no particular order.
 
     Raises:
         exc.AtomicOnDeviceTensor: ``target`` is a device value.
-        exc.TypeInferenceError: GPUs have no such operation on the tensor's dtype.
+        exc.TypeInferenceError: no GPU has the operation on the tensor's dtype.
         exc.InvalidAPIUsage: an unknown ``sem``.
+
+    Example::
+
+        @helion.kernel
+        def smallest(x: torch.Tensor) -> torch.Tensor:
+            result = torch.full([1], float("inf"), device=x.device)
+            for tile in hl.tile(x.size(0)):
+                hl.atomic_min(result, [0], torch.amin(x[tile]))
+            return result
+
+        smallest(torch.randn(100))
     """
 
 
@@ -97,7 +129,7 @@ def atomic_min(
 def atomic_and(
     target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | int, sem: str = "relaxed"
 ) -> torch.Tensor:
-    """Combine elements of a host tensor bitwise: ``target[index] &= value``.
+    """Combine elements of a host tensor by bitwise and: ``target[index] &= value``.
 
     For integers of 32 and 64 bits.
 
@@ -105,18 +137,29 @@ def atomic_and(
         target: a host tensor.
         index: one entry per dimension, as in ``target[index]``.
         value: a number, or a tile that broadcasts to the selected shape; cast to the tensor's dtype. Lanes out of
-            range do nothing.
-        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, of the whole program: all of its
-            accesses before a release are done, by all threads, and those after an acquire see what others released.
+            range are skipped.
+        sem: memory order, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, for the whole program:
+            all threads' earlier accesses happen before a release, and their later ones after an acquire.
 
     Returns:
-        The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
+        The previous elements, of the selected shape and the tensor's dtype. An element that several lanes select is
         updated once per lane, in no particular order.
 
     Raises:
         exc.AtomicOnDeviceTensor: ``target`` is a device value.
-        exc.TypeInferenceError: GPUs have no such operation on the tensor's dtype.
+        exc.TypeInferenceError: no GPU has the operation on the tensor's dtype.
         exc.InvalidAPIUsage: an unknown ``sem``.
+
+    Example::
+
+        @helion.kernel
+        def common_bits(x: torch.Tensor) -> torch.Tensor:
+            result = torch.full([1], -1, dtype=torch.int32, device=x.device)
+            for tile in hl.tile(x.size(0)):
+                hl.atomic_and(result, [hl.zeros([tile], dtype=torch.int32)], x[tile])
+            return result
+
+        common_bits(torch.tensor([6, 7, 14], dtype=torch.int32))
     """
 
 
@@ -124,7 +167,7 @@ def atomic_and(
 def atomic_or(
     target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | int, sem: str = "relaxed"
 ) -> torch.Tensor:
-    """Combine elements of a host tensor bitwise: ``target[index] |= value``.
+    """Combine elements of a host tensor by bitwise or: ``target[index] |= value``.
 
     For integers of 32 and 64 bits.
 
@@ -132,18 +175,29 @@ def atomic_or(
         target: a host tensor.
         index: one entry per dimension, as in ``target[index]``.
         value: a number, or a tile that broadcasts to the selected shape; cast to the tensor's dtype. Lanes out of
-            range do nothing.
-        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, of the whole program: all of its
-            accesses before a release are done, by all threads, and those after an acquire see what others released.
+            range are skipped.
+        sem: memory order, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, for the whole program:
+            all threads' earlier accesses happen before a release, and their later ones after an acquire.
 
     Returns:
-        The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
+        The previous elements, of the selected shape and the tensor's dtype. An element that several lanes select is
         updated once per lane, in no particular order.
 
     Raises:
         exc.AtomicOnDeviceTensor: ``target`` is a device value.
-        exc.TypeInferenceError: GPUs have no such operation on the tensor's dtype.
+        exc.TypeInferenceError: no GPU has the operation on the tensor's dtype.
         exc.InvalidAPIUsage: an unknown ``sem``.
+
+    Example::
+
+        @helion.kernel
+        def any_bits(x: torch.Tensor) -> torch.Tensor:
+            result = torch.zeros([1], dtype=torch.int32, device=x.device)
+            for tile in hl.tile(x.size(0)):
+                hl.atomic_or(result, [hl.zeros([tile], dtype=torch.int32)], x[tile])
+            return result
+
+        any_bits(torch.tensor([1, 2, 8], dtype=torch.int32))
     """
 
 
@@ -151,7 +205,7 @@ def atomic_or(
 def atomic_xor(
     target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | int, sem: str = "relaxed"
 ) -> torch.Tensor:
-    """Combine elements of a host tensor bitwise: ``target[index] ^= value``.
+    """Combine elements of a host tensor by bitwise exclusive or: ``target[index] ^= value``.
 
     For integers of 32 and 64 bits.
 
@@ -159,18 +213,29 @@ def atomic_xor(
         target: a host tensor.
         index: one entry per dimension, as in ``target[index]``.
         value: a number, or a tile that broadcasts to the selected shape; cast to the tensor's dtype. Lanes out of
-            range do nothing.
-        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, of the whole program: all of its
-            accesses before a release are done, by all threads, and those after an acquire see what others released.
+            range are skipped.
+        sem: memory order, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, for the whole program:
+            all threads' earlier accesses happen before a release, and their later ones after an acquire.
 
     Returns:
-        The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
+        The previous elements, of the selected shape and the tensor's dtype. An element that several lanes select is
         updated once per lane, in no particular order.
 
     Raises:
         exc.AtomicOnDeviceTensor: ``target`` is a device value.
-        exc.TypeInferenceError: GPUs have no such operation on the tensor's dtype.
+        exc.TypeInferenceError: no GPU has the operation on the tensor's dtype.
         exc.InvalidAPIUsage: an unknown ``sem``.
+
+    Example::
+
+        @helion.kernel
+        def parity(x: torch.Tensor) -> torch.Tensor:
+            result = torch.zeros([1], dtype=torch.int32, device=x.device)
+            for tile in hl.tile(x.size(0)):
+                hl.atomic_xor(result, [hl.zeros([tile], dtype=torch.int32)], x[tile])
+            return result
+
+        parity(torch.tensor([1, 3, 8], dtype=torch.int32))
     """
 
 
@@ -186,18 +251,29 @@ def atomic_xchg(
         target: a host tensor.
         index: one entry per dimension, as in ``target[index]``.
         value: a number, or a tile that broadcasts to the selected shape; cast to the tensor's dtype. Lanes out of
-            range do nothing.
-        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, of the whole program: all of its
-            accesses before a release are done, by all threads, and those after an acquire see what others released.
+            range are skipped.
+        sem: memory order, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, for the whole program:
+            all threads' earlier accesses happen before a release, and their later ones after an acquire.
 
     Returns:
-        The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
+        The previous elements, of the selected shape and the tensor's dtype. An element that several lanes select is
         updated once per lane, in no particular order.
 
     Raises:
         exc.AtomicOnDeviceTensor: ``target`` is a device value.
-        exc.TypeInferenceError: GPUs have no such operation on the tensor's dtype.
+        exc.TypeInferenceError: no GPU has the operation on the tensor's dtype.
         exc.InvalidAPIUsage: an unknown ``sem``.
+
+    Example::
+
+        @helion.kernel
+        def replace(x: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+            old = torch.empty_like(x)
+            for tile in hl.tile(x.size(0)):
+                old[tile] = hl.atomic_xchg(x, [tile], new[tile])
+            return old
+
+        replace(torch.zeros(10), torch.ones(10))
     """
 
 
@@ -216,19 +292,30 @@ def atomic_cas(
     Args:
         target: a host tensor.
         index: one entry per dimension, as in ``target[index]``.
-        expected: what an element must be to be replaced: a number, or a tile that broadcasts to the selected shape.
+        expected: the value that an element is compared with: a number, or a tile that broadcasts to the selected shape.
         value: the new elements, in the same forms; cast to the tensor's dtype.
-        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, of the whole program: all of its
-            accesses before a release are done, by all threads, and those after an acquire see what others released.
+        sem: memory order, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, for the whole program:
+            all threads' earlier accesses happen before a release, and their later ones after an acquire.
 
     Returns:
-        The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
+        The previous elements, of the selected shape and the tensor's dtype. An element that several lanes select is
         updated once per lane, in no particular order.
 
     Raises:
         exc.AtomicOnDeviceTensor: ``target`` is a device value.
-        exc.TypeInferenceError: GPUs have no such operation on the tensor's dtype.
+        exc.TypeInferenceError: no GPU has the operation on the tensor's dtype.
         exc.InvalidAPIUsage: an unknown ``sem``.
+
+    Example::
+
+        @helion.kernel
+        def claim(owner: torch.Tensor) -> torch.Tensor:
+            before = torch.empty_like(owner)
+            for tile in hl.tile(owner.size(0)):
+                before[tile] = hl.atomic_cas(owner, [tile], -1, 7)
+            return before
+
+        claim(torch.tensor([-1, 3], dtype=torch.int32))
     """
 
 
@@ -236,7 +323,7 @@ _BITS = ("and", "or", "xor")
 
 
 def check_dtype(name: str, dtype: torch.dtype) -> None:
-    """Raises ``exc.TypeInferenceError`` where no GPU has ``hl.atomic_<name>`` on elements of ``dtype``."""
+    """Raise ``exc.TypeInferenceError`` if no GPU has ``hl.atomic_<name>`` on elements of ``dtype``."""
     if name in _BITS and (dtype.is_floating_point or dtype.is_complex):
         raise exc.TypeInferenceError(f"hl.atomic_{name} works on integers of 32 and 64 bits, got {dtype}.")
     legal = dtype.itemsize >= 4 and not dtype.is_complex
@@ -255,7 +342,8 @@ _Update = Callable[..., torch.Tensor]
 
 
 def _register(function: Any, update: _Update, operands: tuple[str, ...] = ("value",)) -> None:
-    """``update(before, *operands)`` gives the new values; all have the tensor's dtype."""
+    """Register an eager reference. ``update(before, *operands)`` returns the new values; all have the tensor's
+    dtype."""
     name = f"hl.{function.__name__}"
 
     @reference(function, "once")
@@ -271,7 +359,7 @@ def _register(function: Any, update: _Update, operands: tuple[str, ...] = ("valu
 
 
 def _apply(update: _Update, target: torch.Tensor, index: Any, operands: Sequence[Any]) -> torch.Tensor:
-    """The lanes of an operation one after the other: gives for each what it found."""
+    """Update lane by lane, and return the element that each lane found."""
     selection = access.select(target, index)
     access.check_range(selection, "updates")
     values = [access.stored_value(target, value, selection.shape) for value in operands]
@@ -328,12 +416,12 @@ def _in_turn(
 
 
 def _last(target: torch.Tensor) -> int:
-    """The offset of the last element."""
+    """Return the offset of the last element."""
     return sum((size - 1) * stride for size, stride in zip(target.shape, target.stride(), strict=True))
 
 
 def _is_apart(target: torch.Tensor) -> bool:
-    """Whether different indices are different elements, in memory of any order with gaps or without."""
+    """Return whether different indices are different elements, for any order of strides, with gaps or without."""
     reach = 0
     for stride, size in sorted(zip(target.stride(), target.shape, strict=True)):
         if size > 1 and stride <= reach:

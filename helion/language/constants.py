@@ -33,6 +33,20 @@ class ConstExpr(Generic[_T]):
 
     Attributes:
         value: a hashable value: a number, a bool, a string, a dtype.
+
+    Example::
+
+        @helion.kernel
+        def power(x: torch.Tensor, exponent: hl.constexpr) -> torch.Tensor:
+            out = torch.empty_like(x)
+            for tile in hl.tile(x.size(0)):
+                acc = x[tile]
+                for _ in hl.static_range(exponent - 1):
+                    acc = acc * x[tile]
+                out[tile] = acc
+            return out
+
+        power(torch.randn(10), 3)
     """
 
     __slots__ = ("value",)
@@ -40,7 +54,7 @@ class ConstExpr(Generic[_T]):
     if not TYPE_CHECKING:
 
         def __new__(cls, value: _T) -> Any:
-            """In a kernel that runs as plain Python, the value itself."""
+            """Return the value itself in a kernel that runs as plain Python."""
             return super().__new__(cls) if ACTIVE.get() is None else value
 
     def __init__(self, value: _T) -> None:
@@ -71,18 +85,34 @@ else:
 
 @declare("host")
 def register_block_size(min_or_max: int, max: int | None = None, /) -> int:
-    """Make a block size of the config's in host code, to pass as ``block_size=`` of several loops or as a size.
+    """Register a block size that the config decides, for ``block_size=`` of several loops or as a size.
 
-    ``hl.register_block_size(max)`` or ``hl.register_block_size(min, max)``. It is one entry of ``block_sizes``; loops and
-    dimensions that share it share the entry. Dimensions of one loop, and loops inside each other, have tiles of their own of
-    that size: ``for i, j in hl.tile([n, n], block_size=[size, size])`` has square tiles.
+    Call ``hl.register_block_size(max)`` or ``hl.register_block_size(min, max)`` in host code. The size is one entry of
+    ``block_sizes``, shared by all loops and dimensions that use it. Two dimensions of one loop, or of nested loops, have
+    separate tiles of that size: ``for i, j in hl.tile([n, n], block_size=[size, size])`` has square tiles.
 
     Args:
-        min_or_max: the largest block size, or the smallest where two are given, which is a constant power of two.
+        min_or_max: the largest block size, or the smallest if two are given, which is a constant power of two.
         max: the largest block size.
 
     Raises:
-        exc.InvalidAPIUsage: bounds that are no sizes.
+        exc.InvalidAPIUsage: bounds that are not sizes.
+
+    Example::
+
+        @helion.kernel
+        def row_sum(x: torch.Tensor) -> torch.Tensor:
+            m, n = x.size()
+            out = torch.empty([m], dtype=x.dtype, device=x.device)
+            block = hl.register_block_size(n)
+            for tile_m in hl.tile(m):
+                acc = hl.zeros([tile_m, block])
+                for tile_n in hl.tile(n, block_size=block):
+                    acc += x[tile_m, tile_n]
+                out[tile_m] = acc.sum(-1)
+            return out
+
+        row_sum(torch.randn(10, 30))
     """
 
 
@@ -97,7 +127,19 @@ def specialize(value: _T) -> _T:
 
     Raises:
         exc.SpecializeOnDevice: called in device code.
-        exc.SpecializeArgType: the value comes from something else than sizes, strides and numbers of the arguments.
+        exc.SpecializeArgType: the value depends on more than sizes, strides and numbers of the arguments.
+
+    Example::
+
+        @helion.kernel(static_shapes=False)
+        def row_norm(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            n = hl.specialize(x.size(1))
+            for tile in hl.tile(x.size(0)):
+                out[tile, :] = x[tile, :] / (x[tile, :].abs().sum(-1, keepdim=True) / n)
+            return out
+
+        row_norm(torch.randn(10, 30))
     """
 
 
@@ -106,7 +148,7 @@ def specialize(value: _T) -> _T:
 
 @reference(register_block_size, "raw")
 def _register_block_size(min_or_max: Any, max: Any = None, /) -> int:
-    """The maximum by default, so that a loop over that many elements is one tile."""
+    """Return the maximum by default, so that a loop over that many elements is one tile."""
     low, high = (1, min_or_max) if max is None else (min_or_max, max)
     if not isinstance(low, int) or not is_power_of_2(low):
         raise exc.InvalidAPIUsage(

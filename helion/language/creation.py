@@ -15,7 +15,7 @@ from .tiles import Span
 
 @declare("device")
 def zeros(shape: Sequence[SupportsIndex], dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
-    """A device value of zeros, such as an accumulator: ``hl.zeros([tile_m, tile_n])``.
+    """Create a device value of zeros, such as an accumulator: ``hl.zeros([tile_m, tile_n])``.
 
     Args:
         shape: tiles, block sizes and constants; a size is marked constant with ``hl.specialize``.
@@ -24,6 +24,21 @@ def zeros(shape: Sequence[SupportsIndex], dtype: torch.dtype = torch.float32, de
 
     Raises:
         exc.ShapeSpecializingAllocation: a size is not known when the kernel is compiled.
+
+    Example::
+
+        @helion.kernel
+        def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            (m, k), n = a.size(), b.size(1)
+            out = torch.empty([m, n], dtype=a.dtype, device=a.device)
+            for tile_m, tile_n in hl.tile([m, n]):
+                acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+                for tile_k in hl.tile(k):
+                    acc = torch.addmm(acc, a[tile_m, tile_k], b[tile_k, tile_n])
+                out[tile_m, tile_n] = acc
+            return out
+
+        matmul(torch.randn(20, 30), torch.randn(30, 40))
     """
 
 
@@ -34,7 +49,7 @@ def full(
     dtype: torch.dtype = torch.float32,
     device: Any = None,
 ) -> torch.Tensor:
-    """A device value filled with one number.
+    """Create a device value filled with one number.
 
     Args:
         shape: tiles, block sizes and constants; a size is marked constant with ``hl.specialize``.
@@ -45,12 +60,28 @@ def full(
     Raises:
         exc.ShapeSpecializingAllocation: a size is not known when the kernel is compiled.
         exc.ShapeMismatch: ``value`` is no scalar.
+
+    Example::
+
+        @helion.kernel
+        def row_max(x: torch.Tensor) -> torch.Tensor:
+            m, n = x.size()
+            out = torch.empty([m], dtype=x.dtype, device=x.device)
+            for tile_m in hl.tile(m):
+                best = hl.full([tile_m], float("-inf"))
+                for tile_n in hl.tile(n):
+                    best = torch.maximum(best, torch.amax(x[tile_m, tile_n], -1))
+                out[tile_m] = best
+            return out
+
+        row_max(torch.randn(10, 30))
     """
 
 
 @declare("device")
 def arange(*bounds: SupportsIndex, dtype: torch.dtype | None = None, device: Any = None, step: int = 1) -> torch.Tensor:
-    """Consecutive integers, 1-D, with the arguments of ``torch.arange``: ``(end)``, ``(start, end)``, ``(start, end, step)``.
+    """Create consecutive integers, 1-D, with the arguments of ``torch.arange``: ``(end)``, ``(start, end)``,
+    ``(start, end, step)``.
 
     Args:
         bounds: integers whose difference is a constant or a size made of one block size.
@@ -60,12 +91,24 @@ def arange(*bounds: SupportsIndex, dtype: torch.dtype | None = None, device: Any
 
     Raises:
         exc.ShapeSpecializingCall: the number of elements is not known when the kernel is compiled.
+
+    Example::
+
+        @helion.kernel
+        def first_eight(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty([x.size(0), 8], dtype=x.dtype, device=x.device)
+            for tile in hl.tile(x.size(0)):
+                columns = hl.arange(8)
+                out[tile, columns] = x[tile, columns]
+            return out
+
+        first_eight(torch.randn(10, 30))
     """
 
 
 @declare("device")
 def subscript(tensor: torch.Tensor, index: Sequence[Any]) -> torch.Tensor:
-    """A device value with dimensions of size 1 inserted: ``tensor[:, None]``.
+    """Insert dimensions of size 1 into a device value: ``tensor[:, None]``.
 
     Args:
         tensor: a device value; host tensors are loaded with ``hl.load``.
@@ -73,6 +116,17 @@ def subscript(tensor: torch.Tensor, index: Sequence[Any]) -> torch.Tensor:
 
     Raises:
         exc.InvalidIndexingType: anything else in ``index``.
+
+    Example::
+
+        @helion.kernel
+        def outer(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            out = torch.empty([x.size(0), y.size(0)], dtype=x.dtype, device=x.device)
+            for i, j in hl.tile([x.size(0), y.size(0)]):
+                out[i, j] = hl.subscript(x[i], [slice(None), None]) * y[j][None, :]
+            return out
+
+        outer(torch.randn(10), torch.randn(20))
     """
 
 
@@ -88,7 +142,7 @@ def _sizes(shape: Any) -> list[int]:
 
 
 def lanes_axes(shape: Any) -> tuple[object, ...]:
-    """What identifies the lanes of each dimension of a new value: its tile's axis, or its length."""
+    """Return the identity of the lanes of each dimension of a new value: its tile's axis, or its length."""
     sizes = shape if isinstance(shape, (tuple, list)) else [shape]
     return tuple(size.axis if isinstance(size, Span) else ("whole", size) for size in sizes)
 

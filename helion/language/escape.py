@@ -22,6 +22,19 @@ def device_print(prefix: str, *values: Any) -> None:
 
     Raises:
         exc.InvalidAPIUsage: ``prefix`` is no string literal.
+
+    Example::
+
+        @helion.kernel
+        def show_total(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty([1], dtype=x.dtype, device=x.device)
+            for _ in hl.grid(1):
+                total = x[:].sum(-1)
+                hl.device_print("total", total)
+                out[0] = total
+            return out
+
+        show_total(torch.ones(10))
     """
 
 
@@ -38,6 +51,16 @@ def breakpoint() -> None:
 
     Raises:
         exc.BreakpointInDeviceLoopRequiresInterpret: the kernel is compiled.
+
+    Example::
+
+        @helion.kernel(ref_mode=helion.RefMode.EAGER)
+        def double(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            for tile in hl.tile(x.size(0)):
+                hl.breakpoint()
+                out[tile] = x[tile] * 2
+            return out
     """
 
 
@@ -48,21 +71,32 @@ def _breakpoint() -> None:
 
 @declare("device")
 def inline_triton(triton_source: str, args: Sequence[Any] | Mapping[str, Any], output_like: Any) -> Any:
-    """Insert Triton statements of the user's into the kernel.
+    """Insert Triton statements into the kernel.
 
-    Statements that do more than compute and load keep their place among all accesses to memory, and order them: what the
-    program stored before is visible to them, and what they store to it afterwards.
+    Statements with side effects keep their order with all memory accesses of the kernel. They see earlier stores of
+    the program, and later loads of the program see their stores.
 
     Args:
-        triton_source: statements with ``{0}`` or ``{name}`` where arguments go; the last line is an expression, the result.
-        args: values by place or by name; None is passed as it is. Host tensors are passed as pointers.
-        output_like: a tile whose shape and dtype the result has, a tuple of tiles for several, or None for no result.
+        triton_source: statements with ``{0}`` or ``{name}`` where arguments go; the last line is an expression, the
+            result.
+        args: values by position or by name; None is passed as it is. Host tensors are passed as pointers.
+        output_like: a tile with the shape and dtype of the result, a tuple of tiles for several, or None for no result.
 
     Returns:
-        What the last line gives, in the form of ``output_like``.
+        The value of the last line, in the form of ``output_like``.
 
     Raises:
-        exc.InvalidAPIUsage: another form of ``args`` or ``output_like``, or source that is no Triton.
+        exc.InvalidAPIUsage: another form of ``args`` or ``output_like``, or source that is not Triton.
+
+    Example::
+
+        @helion.kernel
+        def fused(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            for tile in hl.tile(x.size(0)):
+                a, b = x[tile], y[tile]
+                out[tile] = hl.inline_triton("tl.fma({0}, {1}, {0})", [a, b], a)
+            return out
     """
 
 
@@ -70,22 +104,38 @@ def inline_triton(triton_source: str, args: Sequence[Any] | Mapping[str, Any], o
 def triton_kernel(function: Any, args: Sequence[Any] | Mapping[str, Any], output_like: Any) -> Any:
     """Call a ``@triton.jit`` function of the user's in device code.
 
-    Its text, and that of the functions and constants it names, in its module or others, is copied into the generated module.
-    A function that does more than compute and load keeps its place among all accesses to memory, and orders them, as
-    ``hl.inline_triton`` does.
+    The generated module contains a copy of its source, and of the functions and constants that it names. A function
+    with side effects keeps its order with all memory accesses, as for ``hl.inline_triton``.
 
     Args:
         function: the function, the name of a global of the kernel's module that holds one, or its source text.
-        args: arguments by place or by parameter name; None is passed as it is. Host tensors are passed as pointers.
+        args: arguments by position or by parameter name; None is passed as it is. Host tensors are passed as pointers.
         output_like: as for ``hl.inline_triton``.
 
     Returns:
-        What the function returns, in the form of ``output_like``.
+        The function's result, in the form of ``output_like``.
 
     Raises:
-        exc.InvalidAPIUsage: another form of ``args`` or ``output_like``, no function of Triton, or one that names what no
-            generated module can have.
-        exc.UndefinedVariable: there is no global of that name, or a name that the function reads is bound nowhere.
+        exc.InvalidAPIUsage: another form of ``args`` or ``output_like``, not a Triton function, or one that names an
+            object that a generated module cannot contain.
+        exc.UndefinedVariable: there is no global of that name, or a name that the function reads is not bound.
+
+    Example::
+
+        import triton
+        import triton.language as tl
+
+        @triton.jit
+        def scale_and_shift(x, factor):
+            return tl.fma(x, factor, 1.0)
+
+        @helion.kernel
+        def apply(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            for tile in hl.tile(x.size(0)):
+                value = x[tile]
+                out[tile] = hl.triton_kernel(scale_and_shift, [value, factor[tile]], value)
+            return out
     """
 
 
@@ -105,8 +155,8 @@ def inline_asm_elementwise(
         constraints: LLVM's constraints, the outputs first, as ``"=r,r"``.
         args: tiles and numbers, broadcast together.
         dtype: dtype of the result, or one per result.
-        is_pure: whether unused results may be dropped and equal calls merged. Assembly that is not pure keeps its place among
-            all accesses to memory, and orders them.
+        is_pure: whether unused results may be dropped and equal calls merged. Assembly that is not pure keeps its
+            place among all accesses to memory, and orders them.
         pack: elements that one run of the assembly takes; 4 bytes of them fill a register.
 
     Returns:
@@ -115,4 +165,15 @@ def inline_asm_elementwise(
     Raises:
         exc.ShapeMismatch: the arguments do not broadcast.
         exc.InvalidAPIUsage: ``dtype`` holds no dtypes.
+
+    Example::
+
+        @helion.kernel
+        def approximate_reciprocal(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            for tile in hl.tile(x.size(0)):
+                out[tile] = hl.inline_asm_elementwise(
+                    "rcp.approx.f32 $0, $1;", "=f,f", [x[tile]], torch.float32, is_pure=True, pack=1
+                )
+            return out
     """

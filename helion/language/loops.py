@@ -30,17 +30,19 @@ def tile(
 ) -> Iterator[tuple[Tile, ...]]: ...
 @declare("loop")
 def tile(begin_or_end: Any, end: Any = None, /, block_size: Any = None) -> Iterator[Any]:
-    """Loop over ``[0, end)`` or ``[begin, end)`` in tiles: ``for tile in hl.tile(n)``, ``for tile_m, tile_n in hl.tile([m, n])``.
+    """Iterate over ``[0, end)`` or ``[begin, end)`` in tiles.
 
-    Outside of any device loop the tiles run in parallel, one program each; inside, in sequence. In a ``for`` or ``while`` of
-    the host the kernel is launched once per iteration.
+    Write ``for tile in hl.tile(n)`` or ``for tile_m, tile_n in hl.tile([m, n])``. The tiles of an outermost device
+    loop run in parallel, one program each; those of an inner loop run in sequence. In a ``for`` or ``while`` of the
+    host the kernel is launched once per iteration.
 
     Args:
-        begin_or_end: the end, or the begin where ``end`` is given: an integer, a size or a scalar; a list of them for a
+        begin_or_end: the end, or the begin if ``end`` is given: an integer, a size or a scalar; a list of them for a
             multi-dimensional tile. A bound that a tensor holds is read in host code, by ``n = t.item()``.
         end: one past the last index.
-        block_size: the number of indices in a tile: a constant, what ``hl.register_block_size`` gave, or ``block_size`` of
-            another tile; a list for several dimensions. None leaves it to ``block_sizes`` of the config.
+        block_size: the number of indices in a tile: a constant, the result of ``hl.register_block_size``, or
+            ``block_size`` of another tile; a list for several dimensions. None leaves it to ``block_sizes`` of the
+            config.
 
     Returns:
         An ``hl.Tile`` per iteration, or one per dimension.
@@ -49,6 +51,17 @@ def tile(begin_or_end: Any, end: Any = None, /, block_size: Any = None) -> Itera
         exc.LoopFunctionNotInFor: it is not the iterable of a ``for``.
         exc.TileOfTile: a bound is a tile.
         exc.InvalidTileRange: begin exceeds end.
+
+    Example::
+
+        @helion.kernel
+        def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            for tile_m, tile_n in hl.tile([x.size(0), x.size(1)]):
+                out[tile_m, tile_n] = x[tile_m, tile_n] + y[tile_m, tile_n]
+            return out
+
+        add(torch.randn(10, 30), torch.randn(10, 30))
     """
 
 
@@ -65,12 +78,13 @@ def grid(
 ) -> Iterator[tuple[Any, ...]]: ...
 @declare("loop")
 def grid(begin_or_end: Any, end: Any = None, /, step: Any = None) -> Iterator[Any]:
-    """Loop over single indices, as ``hl.tile`` over blocks of them: ``for i in hl.grid(n)``, ``for i, j in hl.grid([m, n])``.
+    """Iterate over single indices, as ``hl.tile`` does over blocks of them.
 
-    Outside of any device loop the indices run in parallel, one program each; inside, in sequence.
+    Write ``for i in hl.grid(n)`` or ``for i, j in hl.grid([m, n])``. The indices of an outermost device loop run in
+    parallel, one program each; those of an inner loop run in sequence.
 
     Args:
-        begin_or_end: the end, or the begin where ``end`` is given: an integer, a size or a scalar, or a list of them.
+        begin_or_end: the end, or the begin if ``end`` is given: an integer, a size or a scalar, or a list of them.
         end: one past the last index.
         step: distance between indices, 1 by default; a list for several dimensions.
 
@@ -81,21 +95,47 @@ def grid(begin_or_end: Any, end: Any = None, /, step: Any = None) -> Iterator[An
         exc.LoopFunctionNotInFor: it is not the iterable of a ``for``.
         exc.TileOfTile: a bound is a tile.
         exc.InvalidTileRange: begin exceeds end.
+
+    Example::
+
+        @helion.kernel
+        def batched_scale(x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            for b in hl.grid(x.size(0)):
+                for tile in hl.tile(x.size(1)):
+                    out[b, tile] = x[b, tile] * factors[b]
+            return out
+
+        batched_scale(torch.randn(4, 30), torch.randn(4))
     """
 
 
 @declare("loop")
 def static_range(begin_or_end: int, end: int | None = None, /, step: int = 1) -> Iterator[int]:
-    """Loop in device code with constant bounds, unrolled when the kernel is compiled: the variable is a constant.
+    """Iterate in device code over constant bounds; the compiler unrolls the loop and the variable is a constant.
 
     Args:
-        begin_or_end: the end, or the begin where ``end`` is given.
+        begin_or_end: the end, or the begin if ``end`` is given.
         end: one past the last number.
         step: distance between numbers.
 
     Raises:
-        exc.DeviceAPIOnHost: it stands in host code.
+        exc.DeviceAPIOnHost: it is called in host code.
         exc.TypeInferenceError: the bounds are not known when the kernel is compiled.
+
+    Example::
+
+        @helion.kernel
+        def sum_of_four(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty([x.size(0)], dtype=x.dtype, device=x.device)
+            for tile in hl.tile(x.size(0)):
+                acc = hl.zeros([tile])
+                for i in hl.static_range(4):
+                    acc += x[tile, i]
+                out[tile] = acc
+            return out
+
+        sum_of_four(torch.randn(10, 4))
     """
 
 
@@ -122,7 +162,7 @@ def _number(bound: Any, name: str) -> int:
 
 
 def _dimensions(name: str, begin_or_end: Any, end: Any, sizes: Any) -> tuple[list[_Bounds], bool]:
-    """The dimensions of a loop, and whether they were given as a sequence."""
+    """Return the dimensions of a loop, and whether they were given as a sequence."""
     begins, ends = (None, begin_or_end) if end is None else (begin_or_end, end)
     sequence = isinstance(ends, (tuple, list))
     ends = tuple(ends) if sequence else (ends,)
@@ -142,8 +182,8 @@ def _dimensions(name: str, begin_or_end: Any, end: Any, sizes: Any) -> tuple[lis
 
 
 def _axis(bounds: _Bounds, position: int, before: list[RefAxis]) -> RefAxis:
-    """Return the axis of one dimension: that of a registered block size which no loop and no dimension ``before`` walks over,
-    or one of its own, of the whole dimension by default."""
+    """Return the axis of one dimension. It is that of a registered block size, unless another loop or one of
+    ``before`` uses it. Otherwise the axis is new, and covers the whole dimension by default."""
     size = bounds.size
     if current().single_rows and not current().on_device and not isinstance(size, BlockSize):
         return RefAxis(1, fixed=True)
@@ -214,10 +254,10 @@ def _static_range(begin_or_end: Any, end: Any = None, /, step: Any = 1) -> Itera
 
 @declare("loop")
 def jagged_tile(parent: torch.Tensor) -> Iterator[Tile]:
-    """Loop over rows of different lengths in tiles, with lanes beyond a row's own length masked.
+    """Iterate in tiles over rows of different lengths, with the lanes beyond a row's own length masked.
 
-    ``for tile_j in hl.jagged_tile(lengths)`` runs to the largest of ``lengths``; what is loaded with ``tile_j`` must also
-    have the rows' tile.
+    ``for tile_j in hl.jagged_tile(lengths)`` runs to the largest of ``lengths``. Each load with ``tile_j`` must also
+    be indexed by the rows' tile.
 
     Args:
         parent: the number of elements of each row, an integer tile over the rows.
@@ -226,16 +266,32 @@ def jagged_tile(parent: torch.Tensor) -> Iterator[Tile]:
         An ``hl.Tile`` per iteration.
 
     Raises:
-        exc.InvalidJaggedTileUsage: no tile of integers, or not inside an ``hl.tile`` loop over the rows.
+        exc.InvalidJaggedTileUsage: not a tile of integers, or not inside an ``hl.tile`` loop over the rows.
+
+    Example::
+
+        @helion.kernel
+        def row_sums(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+            rows = offsets.size(0) - 1
+            out = torch.empty([rows], dtype=values.dtype, device=values.device)
+            for tile in hl.tile(rows):
+                starts = offsets[tile]
+                acc = hl.zeros([tile])
+                for column in hl.jagged_tile(offsets[tile.index + 1] - starts):
+                    acc += values[starts[:, None] + column.index[None, :]].sum(-1)
+                out[tile] = acc
+            return out
+
+        row_sums(torch.ones(10), torch.tensor([0, 3, 3, 10]))
     """
 
 
 @reference(jagged_tile, "raw")
 def _jagged_tile(parent: Any) -> Iterator[Any]:
-    """Grid loops take one row at a time (``Session.single_rows``), so that there is nothing to mask."""
+    """Run the loop for one row at a time (``Session.single_rows``), so that no lane needs a mask."""
     session = current()
     if not session.on_device:
-        raise exc.InvalidJaggedTileUsage("it must stand inside an hl.tile loop over the rows.")
+        raise exc.InvalidJaggedTileUsage("it must be inside an hl.tile loop over the rows.")
     if not isinstance(parent, torch.Tensor) or not parent.ndim:
         raise exc.InvalidJaggedTileUsage(f"it takes one device tile of row lengths, got {parent!r}.")
     if parent.dtype.is_floating_point or parent.dtype == torch.bool:

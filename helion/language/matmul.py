@@ -19,11 +19,11 @@ def dot(
     acc: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Matrix product of two tiles, ``mat1 @ mat2`` or ``acc + mat1 @ mat2``, on the matrix units.
+    """Multiply two tiles, ``mat1 @ mat2`` or ``acc + mat1 @ mat2``, on the tensor cores.
 
     Args:
-        mat1: ``[M, K]`` or ``[B, M, K]``, of float16, bfloat16, float32, int8 or 8-bit floats. Products of float32 run in
-            the precision of the setting ``dot_precision``, TF32 by default.
+        mat1: ``[M, K]`` or ``[B, M, K]``, of float16, bfloat16, float32, int8 or 8-bit floats. Products of float32 run
+            in the precision of the setting ``dot_precision``, TF32 by default.
         mat2: ``[K, N]`` or ``[B, K, N]``. A matrix and a batch of matrices broadcast as in ``torch.matmul``.
         acc: ``[M, N]``, or ``[B, M, N]`` where an operand is a batch, added in its own dtype, which is the result's.
         out_dtype: dtype of the result; float32 by default, int32 for int8.
@@ -31,6 +31,21 @@ def dot(
     Raises:
         exc.ShapeMismatch: K differs, or ``acc`` has another shape.
         exc.DotBatchDimensionMismatch: B differs.
+
+    Example::
+
+        @helion.kernel
+        def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            (m, k), n = a.size(), b.size(1)
+            out = torch.empty([m, n], dtype=a.dtype, device=a.device)
+            for tile_m, tile_n in hl.tile([m, n]):
+                acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+                for tile_k in hl.tile(k):
+                    acc = hl.dot(a[tile_m, tile_k], b[tile_k, tile_n], acc=acc)
+                out[tile_m, tile_n] = acc
+            return out
+
+        matmul(torch.randn(20, 30), torch.randn(30, 40))
     """
 
 
@@ -45,14 +60,20 @@ def dot_scaled(
     acc: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Matrix product ``mat1[M, K] @ mat2[K, N]``, plus ``acc``, of numbers in microscaling formats (OCP MX specification 1.0).
+    """Multiply tiles of numbers in microscaling formats (OCP MX specification 1.0): ``acc + mat1[M, K] @ mat2[K,
+    N]``.
 
-    A format is ``"e2m1"`` (uint8, two numbers per byte along K with the first one in the low half, so that ``mat1`` is
-    ``[M, K / 2]`` and ``mat2`` is ``[K / 2, N]``), ``"e4m3"`` or ``"e5m2"`` (float8 or uint8), ``"bf16"`` or ``"fp16"``.
+    A format is one of:
+
+    - ``"e2m1"``: uint8, two numbers per byte along K, the first one in the low half. ``mat1`` is ``[M, K / 2]`` and
+      ``mat2`` is ``[K / 2, N]``.
+    - ``"e4m3"`` or ``"e5m2"``: float8 or uint8.
+    - ``"bf16"`` or ``"fp16"``.
+
     Targets without the formats compute in bf16.
 
     Tiles of K are whole groups of 32: a whole dimension, an ``hl.tile`` with a constant ``block_size``, or a tile of
-    groups, whose elements are at ``tile_g.begin * 32 + hl.arange(tile_g.block_size * 32)``.
+    groups. The elements of a tile of groups are at ``tile_g.begin * 32 + hl.arange(tile_g.block_size * 32)``.
 
     Args:
         mat1: ``[M, K]``, or ``[M, K / 2]`` in e2m1.
@@ -67,8 +88,23 @@ def dot_scaled(
 
     Raises:
         exc.InvalidAPIUsage: an unknown format.
-        exc.TypeInferenceError: a dtype that does not go with the format.
-        exc.ShapeMismatch: shapes that do not go together.
+        exc.TypeInferenceError: a dtype that does not match the format.
+        exc.ShapeMismatch: the shapes do not match.
+
+    Example::
+
+        @helion.kernel
+        def mx_matmul(a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor) -> torch.Tensor:
+            (m, k), n = a.size(), b.size(1)
+            out = torch.empty([m, n], dtype=torch.float32, device=a.device)
+            for tile_m, tile_n in hl.tile([m, n]):
+                out[tile_m, tile_n] = hl.dot_scaled(
+                    a[tile_m, :], a_scale[tile_m, :], "e4m3", b[:, tile_n], b_scale[tile_n, :], "e4m3"
+                )
+            return out
+
+        ones = torch.full([16, 2], 127, dtype=torch.uint8)
+        mx_matmul(torch.ones(16, 64).to(torch.float8_e4m3fn), ones, torch.ones(64, 16).to(torch.float8_e4m3fn), ones)
     """
 
 
@@ -85,7 +121,8 @@ SCALED_FORMATS: dict[str, tuple[torch.dtype, ...]] = {
 
 
 def check_scaled(mat: Any, scale: Any, name: str, side: int) -> None:
-    """Whether an operand of ``hl.dot_scaled`` and its scale, anything with a dtype and ``ndim``, fit the format."""
+    """Check that an operand of ``hl.dot_scaled`` and its scale, any objects with a dtype and ``ndim``, fit the
+    format."""
     if name not in SCALED_FORMATS:
         known = ", ".join(map(repr, SCALED_FORMATS))
         raise exc.InvalidAPIUsage(f"mat{side}_format of hl.dot_scaled must be one of {known}, got {name!r}.")
@@ -113,14 +150,14 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, *_EIGHT_
 
 
 def accumulator_dtype(lhs: torch.dtype, rhs: torch.dtype) -> torch.dtype:
-    """What products accumulate in: int32 for 8-bit integers, fp64 for fp64, else fp32."""
+    """Return the dtype of the accumulator: int32 for 8-bit integers, fp64 for fp64, else fp32."""
     if lhs in _EIGHT_BIT_INTEGERS and rhs in _EIGHT_BIT_INTEGERS:
         return torch.int32
     return torch.float64 if torch.float64 in (lhs, rhs) else torch.float32
 
 
 def product(lhs: torch.Tensor, rhs: torch.Tensor, acc: torch.Tensor | None, dtype: torch.dtype | None) -> torch.Tensor:
-    """``lhs @ rhs (+ acc)``, accumulated wide and rounded once to ``dtype`` (None: the accumulator's).
+    """Compute ``lhs @ rhs (+ acc)``, accumulated wide and rounded once to ``dtype`` (None: the accumulator's).
 
     Raises ``exc.ShapeMismatch``, ``exc.DotBatchDimensionMismatch`` and ``exc.TypeInferenceError`` for dtypes that no
     matrix unit takes.
@@ -182,7 +219,7 @@ _FLOATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 def _decoded(mat: torch.Tensor, scale: torch.Tensor | None, name: str, side: int) -> torch.Tensor:
-    """The numbers ``[rows, K]`` of an operand, K last, times their scales."""
+    """Return the numbers ``[rows, K]`` of an operand, K last, times their scales."""
     if name == "e2m1":
         codes = torch.stack((mat & 15, mat >> 4), -1).flatten(1)
         values = torch.tensor(_E2M1, device=mat.device)[codes.long()]

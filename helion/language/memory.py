@@ -19,16 +19,16 @@ def load(
     extra_mask: torch.Tensor | None = None,
     eviction_policy: str | None = None,
 ) -> torch.Tensor:
-    """Load ``tensor[index]`` of a host tensor, with a mask of one's own.
+    """Load ``tensor[index]`` of a host tensor, with an additional mask.
 
-    Lanes of tiles that are out of range, and those where ``extra_mask`` is false, read 0. Nothing else is masked: numbers
-    and index tensors must be in range. A negative integer that is a constant or an argument counts from the end; one that
-    is loaded or computed on the device does not.
+    Lanes of tiles that are out of range, and those where ``extra_mask`` is false, read 0. Nothing else is masked:
+    numbers and index tensors must be in range. A negative integer that is a constant or an argument counts from the
+    end; one that is loaded or computed on the device does not.
 
     Args:
         tensor: a host tensor, or an ``hl.StackTensor``.
-        index: one entry per dimension: tiles, integers, slices, None, and integer tensors. Index tensors that are all 1-D
-            select an outer product; where one has more dimensions, neighbours broadcast together as in PyTorch.
+        index: one entry per dimension: tiles, integers, slices, None, and integer tensors. Index tensors that are all
+            1-D select an outer product; if one has more dimensions, neighbours broadcast together as in PyTorch.
         extra_mask: a boolean device value that broadcasts to the result's shape.
         eviction_policy: ``""``, ``"evict_first"`` or ``"evict_last"`` for this load; None leaves it to the config
             (``load_eviction_policies``).
@@ -39,7 +39,18 @@ def load(
     Raises:
         exc.RankMismatch: ``index`` has too few or too many entries.
         exc.InvalidIndexingType: an entry that cannot be an index.
-        exc.IndexOutOfRange: at run time, where the kernel is ``checked`` or runs eagerly; undefined otherwise.
+        exc.IndexOutOfRange: at run time, if the kernel is ``checked`` or runs eagerly; undefined otherwise.
+
+    Example::
+
+        @helion.kernel
+        def shifted(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            for tile in hl.tile(x.size(0)):
+                out[tile] = hl.load(x, [tile.index - 1], extra_mask=tile.index > 0)
+            return out
+
+        shifted(torch.randn(10))
     """
 
 
@@ -50,10 +61,10 @@ def store(
     value: torch.Tensor | float,
     extra_mask: torch.Tensor | None = None,
 ) -> None:
-    """Store into ``tensor[index]`` of a host tensor, with a mask of one's own.
+    """Store into ``tensor[index]`` of a host tensor, with an additional mask.
 
-    Lanes of tiles that are out of range, and those where ``extra_mask`` is false, are not stored. Where several lanes
-    select one element, which of their values stays is not determined.
+    Lanes of tiles that are out of range, and those where ``extra_mask`` is false, are not stored. If several lanes
+    select one element, one of their values remains; it is undefined which.
 
     Args:
         tensor: a host tensor.
@@ -64,10 +75,22 @@ def store(
     Raises:
         exc.DeviceTensorSubscriptAssignmentNotAllowed: ``tensor`` is a device value.
         exc.RankMismatch: ``index`` has too few or too many entries.
-        exc.ShapeMismatch: ``value`` does not broadcast to the selected shape; ``exc.RankMismatch`` where it has more
+        exc.ShapeMismatch: ``value`` does not broadcast to the selected shape; ``exc.RankMismatch`` if it has more
             dimensions.
-        exc.OverlappingStore: it covers several indices of a dimension of stride 0, such as ``torch.Tensor.expand`` makes.
-        exc.IndexOutOfRange: at run time, where the kernel is ``checked`` or runs eagerly; undefined otherwise.
+        exc.OverlappingStore: it covers several indices of a dimension of stride 0, such as ``torch.Tensor.expand``
+            makes.
+        exc.IndexOutOfRange: at run time, if the kernel is ``checked`` or runs eagerly; undefined otherwise.
+
+    Example::
+
+        @helion.kernel
+        def keep_positive(x: torch.Tensor) -> torch.Tensor:
+            out = torch.zeros_like(x)
+            for tile in hl.tile(x.size(0)):
+                hl.store(out, [tile], x[tile], extra_mask=x[tile] > 0)
+            return out
+
+        keep_positive(torch.randn(10))
     """
 
 

@@ -13,7 +13,7 @@ from ._words import BYTES, flat_words
 
 #: Values of the codes of e2m1: a sign bit, two bits of exponent, one of mantissa.
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-#: What holds two e2m1 numbers per element, the first one in the low half.
+#: Dtypes with two e2m1 numbers per element, the first one in the low half.
 FLOAT4 = (torch.uint8, torch.float4_e2m1fn_x2)
 _GROUP = 16
 
@@ -30,6 +30,18 @@ def float4_e2m1fn_x2_to_float32(values: torch.Tensor) -> tuple[torch.Tensor, tor
 
     Raises:
         exc.InvalidAPIUsage: another dtype.
+
+    Example::
+
+        @helion.kernel
+        def unpack(packed: torch.Tensor) -> torch.Tensor:
+            out = torch.empty([packed.size(0), 2], device=packed.device)
+            for tile in hl.tile(packed.size(0)):
+                low, high = hl.float4_e2m1fn_x2_to_float32(packed[tile])
+                out[tile, :] = hl.join(low, high)
+            return out
+
+        unpack(torch.tensor([0x21, 0xF7], dtype=torch.uint8))
     """
 
 
@@ -40,8 +52,8 @@ def load_float4_e2m1fn_x16_to_float16(
     """Load groups of 16 e2m1 numbers, 8 bytes each, by one load of 64 bits per group.
 
     Args:
-        storage: a contiguous host tensor of uint8 or float4_e2m1fn_x2 that begins at a multiple of 8 bytes; bytes behind the
-            last whole group are no group.
+        storage: a contiguous host tensor of uint8 or float4_e2m1fn_x2 that begins at a multiple of 8 bytes; bytes after
+            the last whole group are ignored.
         group_offsets: an integer tile of numbers of groups.
         extra_mask: a boolean tile; where it is false the numbers are 0.
 
@@ -50,6 +62,19 @@ def load_float4_e2m1fn_x16_to_float16(
 
     Raises:
         exc.InvalidAPIUsage: another dtype; at the call, storage that is not contiguous or not aligned.
+
+    Example::
+
+        @helion.kernel
+        def group_sums(packed: torch.Tensor) -> torch.Tensor:
+            groups = packed.size(0) // 8
+            out = torch.empty([groups], dtype=torch.float16, device=packed.device)
+            for tile in hl.tile(groups):
+                numbers = hl.load_float4_e2m1fn_x16_to_float16(packed, tile.index)
+                out[tile] = numbers[0] + numbers[15]
+            return out
+
+        group_sums(torch.zeros(32, dtype=torch.uint8))
     """
 
 
@@ -60,8 +85,8 @@ def load_bfloat16_x16_to_float16(
     """Load groups of 16 bfloat16 numbers, 32 bytes each, by loads of 64 bits, and round them to float16.
 
     Args:
-        storage: a contiguous host tensor of bfloat16 that begins at a multiple of 8 bytes; elements behind the last whole
-            group are no group.
+        storage: a contiguous host tensor of bfloat16 that begins at a multiple of 8 bytes; elements after the last
+            whole group are ignored.
         group_offsets: an integer tile of numbers of groups.
         extra_mask: a boolean tile; where it is false the numbers are 0.
 
@@ -70,11 +95,24 @@ def load_bfloat16_x16_to_float16(
 
     Raises:
         exc.InvalidAPIUsage: another dtype; at the call, storage that is not contiguous or not aligned.
+
+    Example::
+
+        @helion.kernel
+        def ends(x: torch.Tensor) -> torch.Tensor:
+            groups = x.size(0) // 16
+            out = torch.empty([groups], dtype=torch.float16, device=x.device)
+            for tile in hl.tile(groups):
+                numbers = hl.load_bfloat16_x16_to_float16(x, tile.index)
+                out[tile] = numbers[0] + numbers[15]
+            return out
+
+        ends(torch.ones(64, dtype=torch.bfloat16))
     """
 
 
 def check_float4(dtype: torch.dtype, name: str) -> None:
-    """Raises ``exc.InvalidAPIUsage`` for what holds no e2m1 numbers."""
+    """Raise ``exc.InvalidAPIUsage`` for a dtype without e2m1 numbers."""
     if dtype not in FLOAT4:
         raise exc.InvalidAPIUsage(
             f"hl.{name} takes torch.uint8 or torch.float4_e2m1fn_x2, got {dtype}; view the storage as torch.uint8 in host code."
@@ -82,7 +120,7 @@ def check_float4(dtype: torch.dtype, name: str) -> None:
 
 
 def storage_dtype(storage: Any) -> torch.dtype:
-    """The dtype of what is loaded in groups. Raises ``exc.InvalidAPIUsage`` for what is no tensor."""
+    """Return the dtype of storage that is loaded in groups. Raise ``exc.InvalidAPIUsage`` if it is not a tensor."""
     dtype = getattr(storage, "dtype", None)
     if not isinstance(dtype, torch.dtype):
         raise exc.InvalidAPIUsage(f"Storage that is loaded in groups must be a host tensor, got {storage!r}.")
@@ -108,7 +146,7 @@ def _to_float32(values: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _groups(storage: Any, offsets: Any, mask: Any, count: int) -> list[torch.Tensor]:
-    """The ``count`` words of each group."""
+    """Return the ``count`` words of each group."""
     words = flat_words(storage)
     return [access.load(words, [offsets * count + at if count > 1 else offsets], mask) for at in range(count)]
 

@@ -17,18 +17,29 @@ from .tiles import Span
 def rand(
     shape: Sequence[SupportsIndex], seed: int | torch.Tensor, device: Any = None, offsets: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Uniform float32 numbers in [0, 1), by Philox as ``triton.language.rand`` makes them.
+    """Generate uniform float32 numbers in [0, 1), by Philox, equal to those of ``triton.language.rand``.
 
     Args:
         shape: tiles, block sizes and constants.
         seed: an integer of up to 64 bits, or a scalar device value.
         device: accepted and not used.
-        offsets: an integer tile that broadcasts to ``shape``: which number of the seed's sequence each element is. None
-            means its place in a row-major tensor of the whole shape, so that tile sizes do not change the numbers.
+        offsets: an integer tile that broadcasts to ``shape``: the position of each element in the seed's sequence. None
+            means its position in a row-major tensor of the whole shape, so that tile sizes do not change the numbers.
 
     Raises:
-        exc.TypeInferenceError: ``seed`` or ``offsets`` are no integers.
-        exc.ShapeSpecializingCall: ``offsets`` is None and a tile's loop has no end that is known on the host.
+        exc.TypeInferenceError: ``seed`` or ``offsets`` are not integers.
+        exc.ShapeSpecializingCall: ``offsets`` is None and the end of a tile's loop is not known on the host.
+
+    Example::
+
+        @helion.kernel
+        def add_noise(x: torch.Tensor, seed: int) -> torch.Tensor:
+            out = torch.empty_like(x)
+            for tile in hl.tile(x.size(0)):
+                out[tile] = x[tile] + hl.rand([tile], seed)
+            return out
+
+        add_noise(torch.zeros(10), 42)
     """
 
 
@@ -36,7 +47,8 @@ def rand(
 def randint(
     shape: Sequence[SupportsIndex], low: int, high: int, seed: int | torch.Tensor, device: Any = None
 ) -> torch.Tensor:
-    """Random int32 numbers in [low, high): ``low + abs(triton.language.randint(seed, offset)) % (high - low)``.
+    """Generate random int32 numbers in [low, high): ``low + abs(triton.language.randint(seed, offset)) % (high -
+    low)``.
 
     ``offset`` is an element's place in a row-major tensor of the whole shape.
 
@@ -50,6 +62,16 @@ def randint(
     Raises:
         exc.InvalidAPIUsage: the bounds are no constants, or ``low >= high``.
         exc.TypeInferenceError: ``seed`` is no integer.
+
+    Example::
+
+        @helion.kernel
+        def dice(out: torch.Tensor, seed: int) -> torch.Tensor:
+            for tile in hl.tile(out.size(0)):
+                out[tile] = hl.randint([tile], 1, 7, seed)
+            return out
+
+        dice(torch.empty(10, dtype=torch.int32), 42)
     """
 
 
@@ -57,7 +79,7 @@ def randint(
 def rand4x(
     seed: int | torch.Tensor, offsets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Four tiles of uniform float32 numbers in [0, 1) for the cost of one, as ``triton.language.rand4x``.
+    """Generate four tiles of uniform float32 numbers in [0, 1) for the cost of one, as ``triton.language.rand4x``.
 
     Args:
         seed: an integer of up to 64 bits, or a scalar device value.
@@ -65,6 +87,20 @@ def rand4x(
 
     Raises:
         exc.TypeInferenceError: ``seed`` or ``offsets`` are no integers.
+
+    Example::
+
+        @helion.kernel
+        def four_uniform(out: torch.Tensor, seed: int) -> torch.Tensor:
+            for tile in hl.tile(out.size(1)):
+                a, b, c, d = hl.rand4x(seed, tile.index)
+                out[0, tile] = a
+                out[1, tile] = b
+                out[2, tile] = c
+                out[3, tile] = d
+            return out
+
+        four_uniform(torch.empty(4, 10), 42)
     """
 
 
@@ -80,7 +116,7 @@ _UNIFORM = 4.6566127342e-10
 
 
 def _philox(seed: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The four 32-bit words for 64-bit offsets, as int64 in [0, 2**32)."""
+    """Return the four 32-bit words for 64-bit offsets, as int64 in [0, 2**32)."""
     key = [seed & _WORD, (seed >> 32) & _WORD]
     c0, c1 = offsets & _WORD, (offsets >> 32) & _WORD
     c2 = c3 = torch.zeros_like(c0)
@@ -94,14 +130,14 @@ def _philox(seed: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, ..
 
 
 def words(offsets: torch.Tensor, seed: Any) -> tuple[torch.Tensor, ...]:
-    """Four 32-bit words at each offset, as int64; offsets of 32 bits have no sign."""
+    """Return four 32-bit words at each offset, as int64; offsets of 32 bits are unsigned."""
     if offsets.dtype.itemsize <= 4:
         offsets = offsets.to(torch.int64) & _WORD
     return _philox(torch.as_tensor(seed, device=current().device).to(torch.int64), offsets.to(torch.int64))
 
 
 def places(shape: Any) -> torch.Tensor:
-    """The place of each element in a row-major tensor of the whole shape."""
+    """Return the position of each element in a row-major tensor of the whole shape."""
     session = current()
     sizes = list(shape) if isinstance(shape, (tuple, list)) else [shape]
     offsets = torch.zeros([1] * len(sizes), dtype=torch.int64, device=session.device)
@@ -113,7 +149,7 @@ def places(shape: Any) -> torch.Tensor:
 
 
 def uniform(word: torch.Tensor) -> torch.Tensor:
-    """fp32 numbers in [0, 1) of 32-bit words."""
+    """Convert 32-bit words to fp32 numbers in [0, 1)."""
     signed = torch.where(word > 0x7FFFFFFF, _WORD - word, word)
     return signed.to(torch.float32) * _UNIFORM
 

@@ -24,7 +24,7 @@ def reduce(
             computes with its arguments and constants only.
         input_tensor: a tile, or a tuple of tiles that are combined together.
         dim: the dimension; None combines all of them.
-        other: what lanes out of range count as, a number, or one per tile: the identity of ``combine_fn``.
+        other: the value of lanes out of range, a number, or one per tile: the identity of ``combine_fn``.
         keep_dims: keep the dimension with size 1.
 
     Returns:
@@ -32,37 +32,66 @@ def reduce(
 
     Raises:
         exc.InvalidReductionDim: there is no such dimension.
-        exc.TypeInferenceError: no tiles, or a combine function that gives another number of values.
-        exc.NotAllowedInHelperFunction: the combine function does more than compute.
+        exc.TypeInferenceError: not tiles, or a combine function that returns another number of values.
+        exc.NotAllowedInHelperFunction: the combine function has side effects or accesses memory.
+
+    Example::
+
+        def larger(a, b):
+            return torch.maximum(a, b)
+
+        @helion.kernel
+        def row_max(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty([x.size(0)], dtype=x.dtype, device=x.device)
+            for tile in hl.tile(x.size(0)):
+                out[tile] = hl.reduce(larger, x[tile, :], dim=1, other=float("-inf"))
+            return out
+
+        row_max(torch.randn(10, 30))
     """
 
 
 @declare("device")
 def associative_scan(combine_fn: Callable[..., Any], input_tensor: Any, dim: int, reverse: bool = False) -> Any:
-    """Combine each element along a dimension of a tile with all before it.
+    """Combine each element along a dimension of a tile with all elements before it.
 
     Args:
         combine_fn: as for ``hl.reduce``.
-        input_tensor: a tile, or a tuple of tiles that are combined together. Along a tile that the config cuts, each tile
-            begins anew; take the whole dimension with ``:`` to scan all of it.
+        input_tensor: a tile, or a tuple of tiles that are combined together. Each tile of an ``hl.tile`` loop is
+            scanned separately; take the whole dimension with ``:`` to scan all of it.
         dim: the dimension.
-        reverse: combine with all behind it instead.
+        reverse: combine with all elements after it instead.
 
     Returns:
         A tile of the input's shape and dtype, or a tuple of them.
 
     Raises:
         exc.InvalidReductionDim: there is no such dimension.
-        exc.TypeInferenceError: no tiles, or a combine function that gives another number of values.
-        exc.NotAllowedInHelperFunction: the combine function does more than compute.
+        exc.TypeInferenceError: not tiles, or a combine function that returns another number of values.
+        exc.NotAllowedInHelperFunction: the combine function has side effects or accesses memory.
+
+    Example::
+
+        def larger(a, b):
+            return torch.maximum(a, b)
+
+        @helion.kernel
+        def running_max(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            for tile in hl.tile(x.size(0)):
+                out[tile, :] = hl.associative_scan(larger, x[tile, :], dim=1)
+            return out
+
+        running_max(torch.randn(10, 30))
     """
 
 
 @declare("device")
 def cumsum(input_tensor: torch.Tensor, dim: int, reverse: bool = False) -> torch.Tensor:
-    """Cumulative sum along a dimension of a tile; along a tile that the config cuts, each tile begins anew.
+    """Compute the cumulative sum along a dimension of a tile.
 
-    Half precision is summed in float32 and rounded once; integers give int64.
+    Each tile of an ``hl.tile`` loop is summed separately. Half precision is summed in float32 and rounded once;
+    integers give int64.
 
     Args:
         input_tensor: a tile.
@@ -71,14 +100,26 @@ def cumsum(input_tensor: torch.Tensor, dim: int, reverse: bool = False) -> torch
 
     Raises:
         exc.InvalidReductionDim: there is no such dimension.
+
+    Example::
+
+        @helion.kernel
+        def running_sum(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            for tile in hl.tile(x.size(0)):
+                out[tile, :] = hl.cumsum(x[tile, :], dim=1)
+            return out
+
+        running_sum(torch.randn(10, 30))
     """
 
 
 @declare("device")
 def cumprod(input_tensor: torch.Tensor, dim: int, reverse: bool = False) -> torch.Tensor:
-    """Cumulative product along a dimension of a tile; along a tile that the config cuts, each tile begins anew.
+    """Compute the cumulative product along a dimension of a tile.
 
-    Half precision is multiplied in float32 and rounded once; integers give int64.
+    Each tile of an ``hl.tile`` loop is multiplied separately. Half precision is multiplied in float32 and rounded
+    once; integers give int64.
 
     Args:
         input_tensor: a tile.
@@ -87,6 +128,17 @@ def cumprod(input_tensor: torch.Tensor, dim: int, reverse: bool = False) -> torc
 
     Raises:
         exc.InvalidReductionDim: there is no such dimension.
+
+    Example::
+
+        @helion.kernel
+        def running_product(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            for tile in hl.tile(x.size(0)):
+                out[tile, :] = hl.cumprod(x[tile, :], dim=1)
+            return out
+
+        running_product(torch.randn(10, 30))
     """
 
 
@@ -111,7 +163,7 @@ def _position(value: torch.Tensor, dim: Any) -> int:
 
 
 def _combine(function: Callable[..., Any], left: _Values, right: _Values) -> _Values:
-    """The user's function of two sets of values; results take the dtypes of the inputs."""
+    """Call the user's function with two sets of values; results take the dtypes of the inputs."""
     count = len(left)
     flat = count == 1 or _takes(function, 2 * count)
     result = function(*left, *right) if flat else function(left, right)
@@ -122,7 +174,7 @@ def _combine(function: Callable[..., Any], left: _Values, right: _Values) -> _Va
 
 
 def plain_function(combine_fn: Any) -> Any:
-    """The function that combines: of a kernel, the one it was made of."""
+    """Return the function that combines, unwrapped if it is a kernel."""
     return combine_fn.fn if getattr(combine_fn, "_is_helion_kernel", False) else combine_fn
 
 
@@ -178,7 +230,7 @@ def _associative_scan(combine_fn: Callable[..., Any], input_tensor: Any, dim: in
 
 
 def _cumulative(function: Callable[..., torch.Tensor], value: torch.Tensor, dim: int, reverse: bool) -> torch.Tensor:
-    """Half precision accumulates in fp32, integers in int64."""
+    """Scan half precision in fp32 and integers in int64."""
     half = value.dtype in (torch.float16, torch.bfloat16)
     floating = value.dtype.is_floating_point
     source = value.to(torch.float32 if half else value.dtype if floating else torch.int64)

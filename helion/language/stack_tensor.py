@@ -21,11 +21,12 @@ class _Fields(NamedTuple):
 
 
 class StackTensor(_Fields, access.Accessible):
-    """Tensors of the shape, strides and dtype of the host tensor ``tensor_like`` at the addresses in the device tensor
-    ``dev_ptrs`` (torch.uint64, of any shape), as ``hl.stacktensor_like`` gives it.
+    """Tensors of the shape, strides and dtype of ``tensor_like``, at the addresses in ``dev_ptrs`` (see
+    ``hl.stacktensor_like``).
 
-    ``stack[index]`` loads ``tensor_like[index]`` of each: its shape is that of ``dev_ptrs`` before that of the element
-    selected. ``stack[index] = value`` broadcasts ``value`` to that shape and stores each tensor's part into it. ``hl.load`` and
+    ``tensor_like`` is a host tensor and ``dev_ptrs`` a device tensor of torch.uint64, of any shape. ``stack[index]``
+    loads ``tensor_like[index]`` of each: its shape is that of ``dev_ptrs``, then that of the selected elements.
+    ``stack[index] = value`` broadcasts ``value`` to that shape and stores each slice into its tensor. ``hl.load`` and
     ``hl.store`` take it too; atomic operations do not.
     """
 
@@ -45,7 +46,7 @@ class StackTensor(_Fields, access.Accessible):
         return self.tensor_like.device
 
     def new_empty(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``tensor_like.new_empty``."""
+        """Create a tensor as ``tensor_like.new_empty`` does."""
         return self.tensor_like.new_empty(*args, **kwargs)
 
     def __getitem__(self, index: Any) -> Any:
@@ -71,7 +72,7 @@ class StackTensor(_Fields, access.Accessible):
 
 
 def _apart(mask: Any, shape: tuple[int, ...], rank: int) -> Iterator[Any]:
-    """The part of a mask for each tensor of a stack, whose addresses have ``rank`` dimensions."""
+    """Yield the slice of a mask for each tensor of a stack, whose addresses have ``rank`` dimensions."""
     if mask is None:
         return itertools.repeat(None)
     return iter(access.fitted_mask(mask, shape).reshape(-1, *shape[rank:]))
@@ -79,9 +80,11 @@ def _apart(mask: Any, shape: tuple[int, ...], rank: int) -> Iterator[Any]:
 
 @declare("device")
 def stacktensor_like(tensor_like: torch.Tensor, dev_ptrs: torch.Tensor) -> StackTensor:
-    """Treat tensors at many addresses as one: ``hl.stacktensor_like(like, ptrs[tile])[index]`` loads ``like[index]`` of each.
+    """Treat tensors at many addresses as one: ``hl.stacktensor_like(like, ptrs[tile])[index]`` loads ``like[index]``
+    of each.
 
-    Lanes of ``dev_ptrs`` that are out of range are neither loaded nor stored; what the addresses lead to is not checked.
+    Lanes of ``dev_ptrs`` that are out of range are neither loaded nor stored. The memory at the addresses is not
+    checked.
 
     Args:
         tensor_like: a host tensor of their shape, strides and dtype.
@@ -95,11 +98,24 @@ def stacktensor_like(tensor_like: torch.Tensor, dev_ptrs: torch.Tensor) -> Stack
         exc.StackTensorDevPtrOnHost: ``dev_ptrs`` is a host tensor.
         exc.StackTensorExampleOnDevice: ``tensor_like`` is a device value.
         exc.StackTensorDevPtrDtype: the addresses are not torch.uint64.
+
+    Example::
+
+        @helion.kernel
+        def sum_of(like: torch.Tensor, addresses: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(like)
+            for tile in hl.tile(like.size(0)):
+                stack = hl.stacktensor_like(like, addresses[:])
+                out[tile] = stack[tile].sum(0)
+            return out
+
+        tensors = [torch.ones(10), torch.ones(10)]
+        sum_of(tensors[0], torch.tensor([t.data_ptr() for t in tensors], dtype=torch.uint64))
     """
 
 
 def check_pointers(dtype: torch.dtype) -> None:
-    """Raises ``exc.StackTensorDevPtrDtype`` for addresses that are not torch.uint64."""
+    """Raise ``exc.StackTensorDevPtrDtype`` for addresses that are not torch.uint64."""
     if dtype != torch.uint64:
         raise exc.StackTensorDevPtrDtype(got=dtype)
 
@@ -123,7 +139,7 @@ class _Memory:
 
 
 def _at(address: int, like: torch.Tensor) -> torch.Tensor:
-    """The tensor like ``like`` at an address."""
+    """Return a tensor like ``like`` at an address."""
     last = sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True))
     size = (last + 1) * like.dtype.itemsize if like.numel() else 0
     if not size:
@@ -136,7 +152,7 @@ def _at(address: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def tensors_of(stack: StackTensor) -> list[torch.Tensor]:
-    """The tensors of a stack, in row-major order of their addresses."""
+    """Return the tensors of a stack, in row-major order of their addresses."""
     like = stack.tensor_like
     addresses = stack.dev_ptrs.view(torch.int64).reshape(-1).tolist()
     return [_at(address % 2**64, like) for address in addresses]

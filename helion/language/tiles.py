@@ -12,7 +12,7 @@ from .._shapes import cdiv
 from ._reference import Frame, Leveled, Session, axis_of, current, set_axis, shadow_of
 from ._registry import declare, reference
 
-#: What a tile gives by name.
+#: Attributes of a tile.
 TILE_ATTRIBUTES = ("index", "begin", "end", "block_size", "id", "count")
 
 
@@ -30,10 +30,22 @@ class Tile:
         block_size: the number of lanes, a size that the config decides unless the loop fixes it.
         id: which tile of the loop this is, from 0, a scalar.
         count: how many tiles the loop has, a scalar.
+
+    Example::
+
+        @helion.kernel
+        def lower_triangle(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            for i, j in hl.tile([x.size(0), x.size(1)]):
+                inside = i.index[:, None] >= j.index[None, :]
+                out[i, j] = torch.where(inside, x[i, j], 0)
+            return out
+
+        lower_triangle(torch.randn(10, 10))
     """
 
     if TYPE_CHECKING:
-        # scalars are Any: they stand where numbers do, and where torch takes tensors
+        # scalars are Any: they are used as numbers, and as tensors of torch
 
         @property
         def index(self) -> torch.Tensor: ...
@@ -57,55 +69,116 @@ class Tile:
 
 @declare("device")
 def tile_index(tile: Tile) -> torch.Tensor:
-    """The indices of a tile, as ``tile.index``: an integer tensor of shape ``[tile.block_size]``.
+    """Return the indices of a tile, as ``tile.index``: an integer tensor of shape ``[tile.block_size]``.
 
     Raises:
         exc.TypeInferenceError: ``tile`` is no tile.
+
+    Example::
+
+        @helion.kernel
+        def iota(out: torch.Tensor) -> torch.Tensor:
+            for tile in hl.tile(out.size(0)):
+                out[tile] = hl.tile_index(tile)
+            return out
+
+        iota(torch.empty(10))
     """
 
 
 @declare("device")
 def tile_begin(tile: Tile) -> Any:
-    """The first index of a tile, as ``tile.begin``: a scalar.
+    """Return the first index of a tile, as ``tile.begin``: a scalar.
 
     Raises:
         exc.TypeInferenceError: ``tile`` is no tile.
+
+    Example::
+
+        @helion.kernel
+        def begins(out: torch.Tensor) -> torch.Tensor:
+            for tile in hl.tile(out.size(0), block_size=4):
+                out[tile] = hl.full([tile], 0) + hl.tile_begin(tile)
+            return out
+
+        begins(torch.empty(10))
     """
 
 
 @declare("device")
 def tile_end(tile: Tile) -> Any:
-    """One past the last index in range of a tile, as ``tile.end``: a scalar.
+    """Return the end of a tile, as ``tile.end``: a scalar, one past the last index in range.
 
     Raises:
         exc.TypeInferenceError: ``tile`` is no tile.
+
+    Example::
+
+        @helion.kernel
+        def ends(out: torch.Tensor) -> torch.Tensor:
+            for tile in hl.tile(out.size(0), block_size=4):
+                out[tile] = hl.full([tile], 0) + hl.tile_end(tile)
+            return out
+
+        ends(torch.empty(10))
     """
 
 
 @declare("both")
 def tile_block_size(tile: Tile) -> int:
-    """The number of lanes of a tile, as ``tile.block_size``: a size.
+    """Return the number of lanes of a tile, as ``tile.block_size``: a size.
 
     Raises:
         exc.TypeInferenceError: ``tile`` is no tile.
+
+    Example::
+
+        @helion.kernel
+        def sizes(out: torch.Tensor) -> torch.Tensor:
+            for tile in hl.tile(out.size(0), block_size=4):
+                out[tile] = hl.full([tile], hl.tile_block_size(tile))
+            return out
+
+        sizes(torch.empty(10))
     """
 
 
 @declare("device")
 def tile_id(tile: Tile) -> Any:
-    """Which tile of its loop a tile is, from 0, as ``tile.id``: a scalar.
+    """Return the number of a tile within its loop, from 0, as ``tile.id``: a scalar.
 
     Raises:
         exc.TypeInferenceError: ``tile`` is no tile.
+
+    Example::
+
+        @helion.kernel
+        def tile_sums(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty([(x.size(0) + 3) // 4], device=x.device)
+            for tile in hl.tile(x.size(0), block_size=4):
+                out[hl.tile_id(tile)] = x[tile].sum(0)
+            return out
+
+        tile_sums(torch.ones(10))
     """
 
 
 @declare("device")
 def tile_count(tile: Tile) -> Any:
-    """The number of tiles in the loop of a tile, as ``tile.count``: a scalar.
+    """Return the number of tiles in the loop of a tile, as ``tile.count``: a scalar.
 
     Raises:
         exc.TypeInferenceError: ``tile`` is no tile.
+
+    Example::
+
+        @helion.kernel
+        def counts(out: torch.Tensor) -> torch.Tensor:
+            for tile in hl.tile(out.size(0), block_size=4):
+                out[tile] = hl.full([tile], 0) + hl.tile_count(tile)
+            return out
+
+        counts(torch.empty(10))
     """
 
 
@@ -135,7 +208,7 @@ class BlockSize(int, Leveled):
 
 
 def block_size(axis: RefAxis) -> BlockSize:
-    """The size of an axis, which knows the axis."""
+    """Return the size of an axis, with the axis attached."""
     size = BlockSize(axis.size)
     size.axis = axis
     return size
@@ -143,7 +216,7 @@ def block_size(axis: RefAxis) -> BlockSize:
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """What references get for a tile: ``length`` indices from ``begin`` on, of which those below ``stop`` are in range.
+    """A tile as references receive it: ``length`` indices from ``begin`` on; those below ``stop`` are in range.
 
     ``int`` gives the length. ``extent`` is the length of the whole loop.
     """
@@ -191,12 +264,12 @@ class RefTile(Tile, Leveled):
 
     @property
     def is_short(self) -> bool:
-        """Whether the tile reaches past the end of its loop."""
+        """True if the tile reaches past the end of its loop."""
         return self._cut is not self._padded
 
     @property
     def lanes(self) -> tuple[int, int]:
-        """How many lanes are in range, and how many there are."""
+        """The number of lanes in range, and the number of all lanes."""
         return self._cut.length, self.size
 
     def at(self, session: Session, level: int, as_size: bool) -> Span:

@@ -12,7 +12,7 @@ from ._registry import declare, reference
 
 @declare("host")
 def register_tunable(name: str, fragment: Any) -> Any:
-    """Add a number of the kernel's own to its configs, as ``split = hl.register_tunable("split", PowerOfTwoFragment(1, 8))``.
+    """Add a user-defined number to the kernel's configs.
 
     Args:
         name: the config key, a string literal.
@@ -26,12 +26,26 @@ def register_tunable(name: str, fragment: Any) -> Any:
         exc.TunableNameConflict: ``name`` is a config key of the public API, or another tunable.
         exc.RegisterTunableArgTypes: anything but a string and a fragment.
         exc.TunableTypeNotSupported: the values are no numbers.
+
+    Example::
+
+        from helion.autotuner import PowerOfTwoFragment
+
+        @helion.kernel
+        def double(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            size = hl.register_tunable("size", PowerOfTwoFragment(16, 256, 64))
+            for tile in hl.tile(x.size(0), block_size=size):
+                out[tile] = x[tile] * 2
+            return out
+
+        double(torch.ones(100))
     """
 
 
 @reference(register_tunable, "raw")
 def _register_tunable(name: str, fragment: Any) -> Any:
-    """The value of the kernel's only config, or else the fragment's default."""
+    """Return the value of the kernel's only config, or else the fragment's default."""
     if not isinstance(name, str) or not isinstance(fragment, Fragment):
         raise exc.RegisterTunableArgTypes(got=f"{name!r} and {fragment!r}")
     config = current().config

@@ -16,6 +16,18 @@ def split(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     Raises:
         exc.ShapeMismatch: the last dimension is not 2.
+
+    Example::
+
+        @helion.kernel
+        def absolute(z: torch.Tensor) -> torch.Tensor:
+            out = torch.empty([z.size(0)], device=z.device)
+            for tile in hl.tile(z.size(0)):
+                real, imaginary = hl.split(z[tile, :])
+                out[tile] = torch.sqrt(real * real + imaginary * imaginary)
+            return out
+
+        absolute(torch.randn(10, 2))
     """
 
 
@@ -25,6 +37,17 @@ def join(tensor0: torch.Tensor | float, tensor1: torch.Tensor | float) -> torch.
 
     Raises:
         exc.ShapeMismatch: the shapes do not broadcast.
+
+    Example::
+
+        @helion.kernel
+        def interleave(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            out = torch.empty([x.size(0), 2], dtype=x.dtype, device=x.device)
+            for tile in hl.tile(x.size(0)):
+                out[tile, :] = hl.join(x[tile], y[tile])
+            return out
+
+        interleave(torch.zeros(10), torch.ones(10))
     """
 
 

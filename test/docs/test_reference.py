@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from doc_pages import Runner
 
 import helion
 import helion.language as hl
@@ -59,6 +60,28 @@ def unknown(entry: Any) -> list[str]:
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.name)
 def test_public_names_are_documented(entry: Any) -> None:
     assert not unknown(entry)
+
+
+#: The public names of ``hl`` without an example: unsupported ones, aliases, and types that others return.
+_WITHOUT_EXAMPLE = {
+    "hl.ProcessGroupName", "hl.StackTensor", "hl.constexpr", "hl.make_async_remote_copy", "hl.remote_barrier",
+}  # fmt: skip
+_LANGUAGE = {each.name: each for each in reference.language()}
+
+
+def test_every_function_of_the_language_has_an_example() -> None:
+    without = {name for name, each in _LANGUAGE.items() if not reference.example(each.doc)}
+    assert without <= _WITHOUT_EXAMPLE
+
+
+@pytest.mark.parametrize("name", sorted(set(_LANGUAGE) - _WITHOUT_EXAMPLE))
+def test_examples_of_docstrings_run(name: str, tmp_path: Path) -> None:
+    code = "import torch\nimport helion\nimport helion.language as hl\n\n" + reference.example(_LANGUAGE[name].doc)
+    module = "docs_example_" + name.removeprefix("hl.")
+    try:
+        Runner(module, f"```python\n{code}\n```\n", tmp_path).run()
+    finally:
+        sys.modules.pop(module, None)
 
 
 @pytest.mark.parametrize(
