@@ -1,7 +1,7 @@
 """Elementwise addition: the smallest kernel.
 
-One `hl.tile` over all dimensions stands for a block of indices; its sizes, their order and the launch grid come from
-the config. Broadcasting and type promotion happen in host code and follow PyTorch.
+One `hl.tile` over all dimensions gives a block of indices; its sizes, their order and the launch grid come from the
+config. Broadcasting and type promotion happen in host code and follow PyTorch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """`x + y` for any two tensors that broadcast together."""
+    """Add any two tensors that broadcast together."""
     x, y = torch.broadcast_tensors(x, y)
     out = torch.empty(x.size(), dtype=torch.promote_types(x.dtype, y.dtype), device=x.device)
     for tile in hl.tile(out.size()):

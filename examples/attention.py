@@ -1,7 +1,8 @@
 """Scaled dot-product attention in one pass over the keys, full or causal.
 
-The scores of a tile of queries never reach memory: each tile of keys raises the running row maximum, and what was
-summed before it is rescaled. Exponentials are base 2, with the change of base folded into the scale of the scores.
+The scores of a tile of queries never reach memory. Each tile of keys raises the running row maximum, and the
+accumulator is rescaled (online softmax). Exponentials are base 2, with the change of base folded into the scale of
+the scores.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: hl.constexpr = False) -> torch.Tensor:
-    """`softmax(q @ k.T / sqrt(D)) @ v` of `q[..., M, D]` with `k[..., N, D]` and `v[..., N, D]`.
+    """Compute `softmax(q @ k.T / sqrt(D)) @ v` of `q[..., M, D]` with `k[..., N, D]` and `v[..., N, D]`.
 
-    With `causal`, which needs M == N, query i sees keys 0 to i, and tiles of keys that no query sees are skipped.
+    With `causal`, which needs M == N, query i sees keys 0 to i. Tiles of keys that no query sees are skipped.
     """
     m = q.size(-2)
     n = k.size(-2)

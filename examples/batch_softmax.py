@@ -16,7 +16,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def batch_softmax(x: torch.Tensor) -> torch.Tensor:
-    """Softmax over the last dimension of `x[B, M, N]`, in fp32."""
+    """Compute the softmax over the last dimension of `x[B, M, N]`, in fp32."""
     batch, m, _ = x.size()
     out = torch.empty_like(x)
     for tile_b, tile_m in hl.tile([batch, m]):

@@ -1,7 +1,7 @@
-"""Matrix product of a bf16 and an int16 matrix.
+"""Matmul of a bf16 and an int16 matrix.
 
-The integers travel through memory as they are and become bf16 in registers just before the dot. bf16 has 8
-significant bits, so integers up to 256 in size are exact and larger ones are rounded.
+The integers are loaded as int16 and become bf16 in registers just before the dot. bf16 has 8 significant bits, so
+integers up to 256 in magnitude are exact and larger ones are rounded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def bf16xint16_gemm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """bf16 `x[M, K] @ y[K, N]` of bf16 `x` and int16 `y`, accumulated in fp32."""
+    """Compute bf16 `x[M, K] @ y[K, N]` of bf16 `x` and int16 `y`, accumulated in fp32."""
     m, k = x.size()
     k2, n = y.size()
     assert k == k2, f"cannot multiply: x has {k} columns, y has {k2} rows"
@@ -32,7 +32,7 @@ def bf16xint16_gemm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @helion.kernel()
 def int16xbf16_gemm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The same with int16 `x` and bf16 `y`."""
+    """Compute the same with int16 `x` and bf16 `y`."""
     m, k = x.size()
     k2, n = y.size()
     assert k == k2, f"cannot multiply: x has {k} columns, y has {k2} rows"

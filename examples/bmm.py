@@ -1,4 +1,4 @@
-"""Batched matrix product: three parallel dimensions and one sequential.
+"""Batched matmul: three parallel dimensions and one sequential.
 
 `torch.baddbmm` on tiles is a three-dimensional dot; the compiler keeps the batch tile at one matrix per program.
 """
@@ -16,7 +16,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """`a[B, M, K] @ b[B, K, N]`, accumulated in fp32."""
+    """Compute `a[B, M, K] @ b[B, K, N]`, accumulated in fp32."""
     batch, m, k = a.size()
     batch2, k2, n = b.size()
     assert batch == batch2, f"cannot multiply: {batch} and {batch2} matrices"

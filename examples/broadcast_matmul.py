@@ -1,6 +1,6 @@
-"""Products of a batch of matrices with one shared matrix.
+"""Matmul of a batch of matrices with one shared matrix.
 
-The second operand has no batch dimension: one kernel expands it to a three-dimensional dot without a copy, the other
+The second operand has no batch dimension. One kernel expands it to a three-dimensional dot without a copy. The other
 folds the batch into the rows, which fills the tiles better when the matrices are small.
 """
 
@@ -17,7 +17,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def broadcast_matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """`x[B, M, K] @ y[K, N]`, accumulated in fp32."""
+    """Compute `x[B, M, K] @ y[K, N]`, accumulated in fp32."""
     batch, m, k = x.size()
     k2, n = y.size()
     assert k == k2, f"cannot multiply: x has {k} columns, y has {k2} rows"
@@ -33,7 +33,7 @@ def broadcast_matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @helion.kernel()
 def broadcast_matmul_folded(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The same as one product of `B * M` rows."""
+    """Compute the same as one matmul with `B * M` rows."""
     batch, m, k = x.size()
     k2, n = y.size()
     assert k == k2, f"cannot multiply: x has {k} columns, y has {k2} rows"

@@ -1,6 +1,6 @@
-"""Concatenate two matrices along their columns.
+"""Concatenation of two matrices along their columns.
 
-Either one loop over the output takes each element from the matrix it belongs to, by masked loads, or every program
+In one kernel a loop over the output selects each element from its matrix by masked loads. In the other every program
 copies the rows of both matrices, one after the other.
 """
 
@@ -17,7 +17,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def concatenate(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """`torch.cat([x[M, K], y[M, N]], dim=1)` in one loop over the output."""
+    """Compute `torch.cat([x[M, K], y[M, N]], dim=1)` in one loop over the output."""
     m, k = x.size()
     m2, n = y.size()
     assert m == m2, f"x has {m} rows, y has {m2}"
@@ -32,7 +32,7 @@ def concatenate(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @helion.kernel()
 def concatenate_by_copies(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The same with an inner loop for each input."""
+    """Compute the same with an inner loop for each input."""
     m, k = x.size()
     m2, n = y.size()
     assert m == m2, f"x has {m} rows, y has {m2}"

@@ -1,7 +1,7 @@
 """Cross-entropy loss per row from logits and class indices.
 
-Combines a reduction over the row (a stable log-sum-exp) with a gather: `hl.load` takes one computed address per row
-out of the flattened logits.
+The kernel combines a reduction over the row (a stable log-sum-exp) with a gather: `hl.load` takes one computed
+address per row of the flattened logits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """fp32 loss `logsumexp(logits[i, :]) - logits[i, labels[i]]` of each row of contiguous `logits[N, classes]`."""
+    """Compute the fp32 loss `logsumexp(logits[i, :]) - logits[i, labels[i]]` of each row of contiguous `logits[N,
+    classes]`."""
     n, classes = logits.size()
     assert labels.size(0) == n, f"{labels.size(0)} labels for {n} rows"
     flat = logits.view(-1)

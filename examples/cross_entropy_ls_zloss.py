@@ -1,7 +1,7 @@
-"""Cross-entropy with label smoothing and a penalty on the normaliser, per row of logits.
+"""Cross-entropy with label smoothing and a penalty on the normalizer, per row of logits.
 
-Three reductions over one row (maximum, sum of exponentials, sum) and a gathered logit. The penalty, known as z-loss,
-keeps `logsumexp` near 0 and thereby the logits from drifting.
+The kernel needs three reductions over one row (maximum, sum of exponentials, sum) and a gathered logit. The penalty,
+known as z-loss, keeps `logsumexp` near 0 and thereby the logits from drifting.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def cross_entropy_ls_zloss(
     z_weight: float = 1e-4,
     ignore_index: int = -100,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp32 losses of the rows of contiguous `logits[N, classes]`, and the part `z_weight * logsumexp ** 2` of each.
+    """Compute fp32 losses of the rows of contiguous `logits[N, classes]`, and the part `z_weight * logsumexp ** 2` of
+    each.
 
     The label has weight `1 - smoothing`, and `smoothing` is spread over all classes. Rows whose label is
     `ignore_index` give 0.

@@ -1,7 +1,8 @@
-"""What the compiler does with three kernels, on whatever machine this is: run it with `python examples/demo.py`.
+"""Show the compiler at work on three kernels, on any machine: run `python examples/demo.py`.
 
-Kernel source, the facts read off it, the config chosen and why, the generated Triton source, a correct result, and
-the registers and shared memory that NVIDIA's assembler reports for two GPUs, which need not be there.
+It prints the kernel source, the facts of the kernel, the chosen config with the reason, and the generated Triton
+source. Then it checks a result, and prints the registers and shared memory that NVIDIA's assembler reports for two
+GPUs, which need not be present.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Table:
 
 def subjects() -> tuple[Subject, ...]:
     def subject(name: str, run: tuple[tuple[int, ...], ...], real: tuple[tuple[int, ...], ...]) -> Subject:
-        module = importlib.import_module(name)  # a script finds the files beside it
+        module = importlib.import_module(name)  # a script finds the files in its folder
         return Subject(kernel=getattr(module, name), reference=module.reference, run_shapes=run, real_shapes=real)
 
     return (
@@ -157,7 +158,7 @@ def _times(subject: Subject, args: tuple[torch.Tensor, ...], progress: Callable[
 
 
 def _tensors(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """bf16 tensors with a mean of 0.5; on `meta`, without values."""
+    """Make bf16 tensors with a mean of 0.5; on `meta`, without values."""
     tensors = tuple(torch.empty(shape, dtype=torch.bfloat16, device=device) for shape in shapes)
     if device.type != "meta":
         generator = torch.Generator(device=device).manual_seed(0)
@@ -167,7 +168,7 @@ def _tensors(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> tuple
 
 
 def facts_line(facts: Any) -> str:
-    """A `KernelFacts` in one line: how many of each kind, then what they compose to."""
+    """Return a `KernelFacts` in one line: the number of each kind, then the compositions."""
     counted = (
         (facts.axes, "axis", "axes"),
         (facts.memory_ops, "memory op", "memory ops"),
@@ -186,7 +187,7 @@ def facts_line(facts: Any) -> str:
 
 
 def scalars_line(record: Any) -> str:
-    """The numbers and flags of a record as `name=value, ...`; its `str` if it is no dataclass."""
+    """Return the numbers and flags of a record as `name=value, ...`; its `str` if it is not a dataclass."""
     if not dataclasses.is_dataclass(record):
         return str(record)
     values = ((field.name, getattr(record, field.name)) for field in dataclasses.fields(record))

@@ -1,7 +1,7 @@
-"""Symmetric quantisation of activations row by row, to int8 or to 8-bit floats, with the scales.
+"""Symmetric quantization of activations row by row, to int8 or to 8-bit floats, with the scales.
 
-The largest magnitude of a row sets its scale, then the row is read again, divided and narrowed: what stands in front
-of an 8-bit matrix product. The dtype is known to the compiler, so only its way of rounding is compiled.
+The largest magnitude of a row sets its scale. Then the row is read again, divided and converted, as an operand of an
+8-bit matmul. The dtype is a compile-time constant, so only its rounding is compiled.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from helion.testing import DEVICE, run_cases
 def dynamic_quant(
     x: torch.Tensor, dtype: hl.constexpr = torch.int8, largest: float = 127.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values `[M, N]` of `dtype` and fp32 scales `[M]` with `values * scale` near `x[M, N]`.
+    """Compute values `[M, N]` of `dtype` and fp32 scales `[M]` with `values * scale` near `x[M, N]`.
 
-    `largest` is the magnitude that the largest of each row becomes: 127 for int8, 448 for e4m3. Rows of zeros have
-    scale 1.
+    The largest magnitude of each row becomes `largest`: 127 for int8, 448 for e4m3. Rows of zeros have scale 1.
     """
     m, n = x.size()
     out = torch.empty([m, n], dtype=dtype, device=x.device)

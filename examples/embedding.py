@@ -1,6 +1,6 @@
-"""Look rows of a table up by their index.
+"""Lookup of rows of a table by index.
 
-The loaded indices serve as a subscript: one row of the table for each, and only the columns of the tile.
+The loaded indices are used as a subscript: each selects one row of the table, and only the columns of the tile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """`table[ids]` of `ids[...]`, from 0 to V - 1, and `table[V, D]`; a result of shape `[..., D]`."""
+    """Gather `table[ids]` for `ids[...]`, from 0 to V - 1, and `table[V, D]`; the result has shape `[..., D]`."""
     flat = ids.reshape(-1)
     count = flat.size(0)
     features = table.size(1)

@@ -1,6 +1,6 @@
 """Elementwise exponential of a tensor of any rank.
 
-Shows that device code is ordinary PyTorch: half types are computed in fp32 and rounded once, like eager does.
+Device code is ordinary PyTorch: half types are computed in fp32 and rounded once, as in eager mode.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def exp(x: torch.Tensor) -> torch.Tensor:
-    """`torch.exp(x)`, with the strides of `x`."""
+    """Compute `torch.exp(x)`, with the strides of `x`."""
     out = torch.empty_like(x)
     for tile in hl.tile(x.size()):
         out[tile] = torch.exp(x[tile])

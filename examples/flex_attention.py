@@ -1,7 +1,7 @@
-"""Attention whose scores pass through a function of the caller's.
+"""Attention whose scores pass through a user's function.
 
-The function is traced into the kernel, like an epilogue; it sees the scores of a tile and the indices of batch, head,
-query and key, and may capture tensors, here a slope per head. Returning minus infinity hides a key.
+The function is traced into the kernel, as an epilogue is. It gets the scores of a tile and the indices of batch,
+head, query and key. It may capture tensors, here a slope per head. Returning minus infinity masks a key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def unchanged(score: torch.Tensor, b: Any, h: Any, q: torch.Tensor, k: torch.Ten
 def flex_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, score_mod: ScoreMod = unchanged
 ) -> torch.Tensor:
-    """`softmax(score_mod(query @ key.T / sqrt(D), b, h, q, k)) @ value`; a query that sees no key gives 0.
+    """Compute `softmax(score_mod(query @ key.T / sqrt(D), b, h, q, k)) @ value`; a fully masked query gives 0.
 
     `query[B, H, M, D]`, `key[B, G, N, D]` and `value[B, G, N, D]` with H a multiple of G: H / G heads share keys.
     """
@@ -69,7 +69,7 @@ def softcap(score: torch.Tensor, b: Any, h: Any, q: torch.Tensor, k: torch.Tenso
 
 
 def sliding_alibi(slopes: torch.Tensor, window: int) -> ScoreMod:
-    """A penalty of `slopes[h]` per position of distance, and no sight of keys `window` or more positions back."""
+    """Subtract `slopes[h]` per position of distance, and mask keys `window` or more positions back."""
 
     def modify(score: torch.Tensor, b: Any, h: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         visible = (q - k < window) & (k <= q)

@@ -1,4 +1,4 @@
-"""Matrix product of fp8 matrices with one scale per row of the left and per column of the right operand.
+"""Matmul of fp8 matrices with one scale per row of the left and per column of the right operand.
 
 The dot multiplies e4m3 or e5m2 values and accumulates in fp32; the scales are applied once, to the accumulator.
 """
@@ -16,7 +16,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def fp8_gemm(x: torch.Tensor, y: torch.Tensor, x_scale: torch.Tensor, y_scale: torch.Tensor) -> torch.Tensor:
-    """fp16 `(x[M, K] * x_scale[M, None]) @ (y[K, N] * y_scale[N])` of fp8 `x` and `y` and fp32 scales."""
+    """Compute fp16 `(x[M, K] * x_scale[M, None]) @ (y[K, N] * y_scale[N])` of fp8 `x` and `y` and fp32 scales."""
     m, k = x.size()
     k2, n = y.size()
     assert k == k2, f"cannot multiply: x has {k} columns, y has {k2} rows"
@@ -31,7 +31,8 @@ def fp8_gemm(x: torch.Tensor, y: torch.Tensor, x_scale: torch.Tensor, y_scale: t
 
 
 def quantise(x: torch.Tensor, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp8 values and the fp32 scales that bring each slice along `dim` to the largest number of `dtype`."""
+    """Return fp8 values and the fp32 scales that map the maximum of each slice along `dim` to the largest number of
+    `dtype`."""
     scale = x.abs().amax(dim, keepdim=True) / torch.finfo(dtype).max
     return (x / scale).to(dtype), scale.squeeze(dim)
 
@@ -49,7 +50,7 @@ def cases() -> list[tuple[str, helion.Kernel, tuple[Any, ...]]]:
         (x8, x_scale), (y8, y_scale) = quantise(x, 1, dtype), quantise(y, 0, dtype)
         return x8, y8, x_scale, y_scale
 
-    transposed = y.t().contiguous().t()  # tensor cores of Hopper want both operands with K innermost
+    transposed = y.t().contiguous().t()  # Hopper's fp8 tensor cores need both operands K-major
     return [
         ("e4m3", fp8_gemm, quantised(x, y, torch.float8_e4m3fn)),
         ("e4m3, y transposed", fp8_gemm, quantised(x, transposed, torch.float8_e4m3fn)),

@@ -1,7 +1,7 @@
-"""Addition of a residual and layer normalisation of the sum, in one kernel.
+"""Addition of a residual and layer normalization of the sum, in one kernel.
 
-Two dependent reductions over a row that is written as well: the row stays in registers, or is added up again in each
-pass over it.
+There are two dependent reductions over a row that is also stored. The row stays in registers, or each pass over it
+adds it again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from helion.testing import DEVICE, run_cases
 def fused_add_layer_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`layer_norm(x + residual, weight[N], bias[N])` and `x + residual` of `x[M, N]` and `residual[M, N]`."""
+    """Compute `layer_norm(x + residual, weight[N], bias[N])` and `x + residual` of `x[M, N]` and `residual[M, N]`."""
     m, n = x.size()
     assert residual.size() == x.size(), "x and residual must have the same shape"
     assert weight.size(0) == n, f"weight has {weight.size(0)} elements, rows have {n}"

@@ -1,6 +1,6 @@
-"""Addition of a residual and root-mean-square normalisation of the sum, in one kernel.
+"""Addition of a residual and root-mean-square normalization of the sum, in one kernel.
 
-The sum is needed twice: it is written as the residual of the next block and normalised for this one.
+The sum is needed twice: it is stored as the residual of the next block and normalized for this one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from helion.testing import DEVICE, run_cases
 def fused_add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`rms_norm(x + residual, weight[N])` and `x + residual` of `x[M, N]` and `residual[M, N]`."""
+    """Compute `rms_norm(x + residual, weight[N])` and `x + residual` of `x[M, N]` and `residual[M, N]`."""
     m, n = x.size()
     assert residual.size() == x.size(), "x and residual must have the same shape"
     assert weight.size(0) == n, f"weight has {weight.size(0)} elements, rows have {n}"

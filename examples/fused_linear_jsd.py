@@ -1,8 +1,8 @@
 """Jensen-Shannon divergence of two models' predictions, computed from their last hidden states.
 
-The first form leaves the products to cuBLAS and fuses all that follows over whole rows of logits. The second never
-stores the logits: one pass over the vocabulary finds the normalisers, another computes the logits again. Memory is
-that of the inputs, work is doubled.
+The first form leaves the matmuls to cuBLAS and fuses the rest over whole rows of logits. The second never stores the
+logits. One pass over the vocabulary finds the normalizers, another computes the logits again. It needs no memory
+beyond the inputs, and twice the work.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def fused_linear_jsd(
     beta: hl.constexpr = 0.5,
     temperature: float = 1.0,
 ) -> torch.Tensor:
-    """fp32 mean over rows of the divergence between the softmaxes of `student @ student_weight.T / temperature` and
-    of the same for the teacher.
+    """Compute the fp32 mean over rows of the divergence between student and teacher. Their distributions are the
+    softmaxes of `student @ student_weight.T / temperature` and of the same for the teacher.
 
     States are `[M, H]`, weights `[V, H]`; M and V are shared, H is each model's own. 0 < `beta` < 1 weighs the teacher.
     """
@@ -58,7 +58,7 @@ def fused_linear_jsd_tiled(
     beta: hl.constexpr = 0.5,
     temperature: float = 1.0,
 ) -> torch.Tensor:
-    """The same without logits in memory."""
+    """Compute the same without logits in memory."""
     m, student_width = student.size()
     vocabulary, teacher_width = teacher_weight.size()
     assert teacher.size(0) == m, f"{m} rows of the student, {teacher.size(0)} of the teacher"
@@ -128,7 +128,7 @@ def cases() -> list[tuple[str, helion.Kernel, tuple[Any, ...]]]:
     args = (student, student_weight, teacher, teacher_weight)
     return [
         ("fp32", fused_linear_jsd, args),
-        # of half types the logits would be rounded: to what the reference does not round
+        # half types would round the logits, which the reference does not
         ("fp32, temperature 2", fused_linear_jsd, (*args, 0.5, 2.0)),
         ("fp32, beta 0.1", fused_linear_jsd, (*args, 0.1)),
         ("tiled, fp32", fused_linear_jsd_tiled, args),

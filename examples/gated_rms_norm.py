@@ -1,7 +1,7 @@
-"""Root-mean-square normalisation of a gated row, as state-space models end their blocks with.
+"""Root-mean-square normalization of a gated row, the last step of state-space blocks.
 
-The gate passes through SiLU and multiplies the row before its root mean square is taken, so both inputs are needed
-for the statistics as well as for the output.
+The gate passes through SiLU and multiplies the row before its root mean square is taken. Both inputs are therefore
+needed for the statistics as well as for the output.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """`rms_norm(x * silu(gate), weight[N])` of `x[M, N]` and `gate[M, N]`, in fp32 until the end."""
+    """Compute `rms_norm(x * silu(gate), weight[N])` of `x[M, N]` and `gate[M, N]`, in fp32 until the end."""
     m, n = x.size()
     assert gate.size() == x.size(), "x and gate must have the same shape"
     assert weight.size(0) == n, f"weight has {weight.size(0)} elements, rows have {n}"

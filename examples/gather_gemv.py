@@ -1,7 +1,7 @@
-"""Matrix-vector products with matrices chosen by an index, as a mixture of experts needs for one token.
+"""Matrix-vector products with matrices selected by an index, as in a mixture of experts for one token.
 
-The index is a scalar in the first kernel, one program a matrix, and a tensor in the second, which gathers a block of
-several matrices at once.
+The index is a scalar in the first kernel, with one matrix per program. It is a tensor in the second, which gathers a
+block of several matrices at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def gather_gemv(matrices: torch.Tensor, chosen: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """fp32 `matrices[chosen[t]] @ x` for each t, of `matrices[E, N, K]`, `chosen[T]` and `x[K]`."""
+    """Compute fp32 `matrices[chosen[t]] @ x` for each t, of `matrices[E, N, K]`, `chosen[T]` and `x[K]`."""
     _, n, k = matrices.size()
     count = chosen.size(0)
     out = torch.empty([count, n], dtype=torch.float32, device=x.device)
@@ -33,7 +33,7 @@ def gather_gemv(matrices: torch.Tensor, chosen: torch.Tensor, x: torch.Tensor) -
 
 @helion.kernel()
 def gather_gemv_blocked(matrices: torch.Tensor, chosen: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The same for a tile of choices at a time."""
+    """Compute the same for a tile of choices at a time."""
     _, n, k = matrices.size()
     count = chosen.size(0)
     out = torch.empty([count, n], dtype=torch.float32, device=x.device)

@@ -1,6 +1,7 @@
 """GELU-gated linear unit: the gate passes through the tanh form of GELU and scales the other operand.
 
-Elementwise and bound by memory: two reads and one write for an activation that eager PyTorch stores in between.
+The kernel is elementwise and memory-bound: two loads and one store for an activation that eager PyTorch stores in
+between.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def geglu(gate: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """`gelu(gate, approximate="tanh") * x` of tensors of one shape, in fp32 between load and store."""
+    """Compute `gelu(gate, approximate="tanh") * x` of tensors of one shape, in fp32 between load and store."""
     assert gate.size() == x.size(), "gate and x must have the same shape"
     out = torch.empty_like(x, dtype=torch.promote_types(gate.dtype, x.dtype))
     for tile in hl.tile(out.size()):

@@ -1,7 +1,7 @@
-"""Matrix products of consecutive groups of rows, each with a matrix of its own.
+"""Grouped matmul: consecutive groups of rows, each with its own matrix.
 
-Groups differ in size and lie packed in one tensor, as the tokens of a mixture of experts do after sorting. Either
-every group is walked by a loop whose bounds are loaded, or the grid covers the largest group and masks the others.
+Groups differ in size and are packed in one tensor, as the tokens of a mixture of experts are after sorting. In one
+kernel the bounds of each group's loop are loaded. In the other the grid covers the largest group and masks the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def grouped_gemm(x: torch.Tensor, y: torch.Tensor, offsets: torch.Tensor, longest: int) -> torch.Tensor:
-    """`x[offsets[g] : offsets[g + 1]] @ y[g]` of `x[rows, K]`, `y[G, K, N]`; a loop over each group's rows.
+    """Compute `x[offsets[g] : offsets[g + 1]] @ y[g]` of `x[rows, K]`, `y[G, K, N]`, with a loop over each group's
+    rows.
 
     `offsets[G + 1]` starts with 0, ends with the number of rows and does not decrease. `longest` is not used.
     """
@@ -39,7 +40,7 @@ def grouped_gemm(x: torch.Tensor, y: torch.Tensor, offsets: torch.Tensor, longes
 
 @helion.kernel()
 def grouped_gemm_masked(x: torch.Tensor, y: torch.Tensor, offsets: torch.Tensor, longest: int) -> torch.Tensor:
-    """The same, in parallel over rows too, for groups of at most `longest` rows."""
+    """Compute the same, in parallel over rows too, for groups of at most `longest` rows."""
     rows, k = x.size()
     groups, k2, n = y.size()
     assert k == k2, f"cannot multiply: x has {k} columns, y has {k2} rows"

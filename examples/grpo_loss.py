@@ -1,7 +1,7 @@
-"""Loss of group relative policy optimisation per token, and its gradient with respect to the logits.
+"""Loss of group relative policy optimization per token, and its gradient with respect to the logits.
 
-One pass over the vocabulary finds the log-probability of each generated token, gathered by index, and from it the
-clipped policy loss with its penalty for leaving the reference model; a second one writes the gradient.
+One pass over the vocabulary finds the log-probability of each generated token, gathered by index. From it follows the
+clipped policy loss with its penalty for leaving the reference model. A second pass writes the gradient.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def grpo_loss(
     clip: float = 0.2,
     temperature: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp32 losses `[B, L]` and the gradient `[B, L, V]` of their sum with respect to `logits[B, L, V]`.
+    """Compute fp32 losses `[B, L]` and the gradient `[B, L, V]` of their sum with respect to `logits[B, L, V]`.
 
-    `tokens[B, L]` are the generated tokens, `old[B, L]` and `anchor[B, L]` their log-probabilities under the policy
-    that generated them and under the reference model, `advantages[B]` one number per sequence. Losses are multiplied
-    by `keep[B, L]`.
+    `tokens[B, L]` are the generated tokens. `old[B, L]` are their log-probabilities under the policy that generated
+    them, `anchor[B, L]` those under the reference model. `advantages[B]` is one number per sequence. Losses are
+    multiplied by `keep[B, L]`.
     """
     batch, length, vocabulary = logits.size()
     losses = torch.empty([batch, length], dtype=torch.float32, device=logits.device)

@@ -1,7 +1,7 @@
-"""Matrix product of a floating-point matrix and a packed 4-bit one.
+"""Matmul of a floating-point matrix and a packed 4-bit one.
 
 One byte holds two weights of neighbouring rows: the even row in the low, the odd row in the high four bits. Shifts on
-int8 sign-extend both halves; the second kernel interleaves them to multiply once, the first multiplies twice.
+int8 sign-extend both halves. The first kernel multiplies twice; the second interleaves the halves to multiply once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def int4_gemm(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """`x[M, K] @ (weight[K, N] * scale[N])`, weights from -8 to 7 packed in int8 `packed[K // 2, N]`; sums in fp32."""
+    """Compute `x[M, K] @ (weight[K, N] * scale[N])`. Weights from -8 to 7 are packed in int8 `packed[K // 2, N]`; the
+    accumulator is fp32."""
     m, k = x.size()
     pairs, n = packed.size()
     assert k == 2 * pairs, f"x has {k} columns, {pairs} packed rows hold {2 * pairs}"
@@ -37,7 +38,7 @@ def int4_gemm(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> tor
 
 @helion.kernel()
 def int4_gemm_interleaved(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """The same with one dot over the rows of `weight` in their original order."""
+    """Compute the same with one dot over the rows of `weight` in their original order."""
     m, k = x.size()
     pairs, n = packed.size()
     assert k == 2 * pairs, f"x has {k} columns, {pairs} packed rows hold {2 * pairs}"
@@ -57,7 +58,7 @@ def int4_gemm_interleaved(x: torch.Tensor, packed: torch.Tensor, scale: torch.Te
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """int8 `[K // 2, N]` of `weight[K, N]`, integers from -8 to 7."""
+    """Pack `weight[K, N]`, integers from -8 to 7, into int8 `[K // 2, N]`."""
     return ((weight[1::2] << 4) | (weight[::2] & 15)).to(torch.int8)
 
 

@@ -1,6 +1,6 @@
-"""Generalised Jensen-Shannon divergence between two rows of log-probabilities, and its gradient.
+"""Generalized Jensen-Shannon divergence between two rows of log-probabilities, and its gradient.
 
-Distillation needs the loss and the gradient of the student's log-probabilities; both come from one pass. The
+Distillation needs the loss and the gradient of the student's log-probabilities; both are computed in one pass. The
 logarithm of the mixture is a log-add-exp, so probabilities that underflow give no NaN.
 """
 
@@ -18,7 +18,8 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def jsd(student: torch.Tensor, teacher: torch.Tensor, beta: hl.constexpr = 0.5) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp32 `beta KL(teacher, mix) + (1 - beta) KL(student, mix)` of each row, the mixture in the same proportions.
+    """Compute fp32 `beta KL(teacher, mix) + (1 - beta) KL(student, mix)` of each row, the mixture in the same
+    proportions.
 
     `student[M, N]` and `teacher[M, N]` hold log-probabilities; 0 < `beta` < 1. Returns the losses `[M]` and the
     gradient `[M, N]` of their sum with respect to `student`.

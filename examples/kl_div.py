@@ -1,7 +1,7 @@
 """Kullback-Leibler divergence of log-probabilities from a target distribution.
 
 Each row is summed on the device in fp32; the reduction over rows is ordinary PyTorch after the loop. String and
-`hl.constexpr` arguments are known to the compiler, so only the chosen variant is compiled.
+`hl.constexpr` arguments are compile-time constants, so only the chosen variant is compiled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from helion.testing import DEVICE, run_cases
 def kl_div(
     x: torch.Tensor, target: torch.Tensor, log_target: hl.constexpr = False, reduction: str = "batchmean"
 ) -> torch.Tensor:
-    """`torch.nn.functional.kl_div` of log-probabilities `x[M, N]` and `target[M, N]`.
+    """Compute `torch.nn.functional.kl_div` of log-probabilities `x[M, N]` and `target[M, N]`.
 
     `target` holds probabilities, or their logarithms with `log_target`. `reduction` is "batchmean", "mean" or "sum".
     """

@@ -1,7 +1,7 @@
-"""Layer normalisation, forward, with weight and bias.
+"""Layer normalization, forward, with weight and bias.
 
-Two dependent reductions over the same row, computed in fp32 whatever the input. The mean is subtracted before
-squaring, so rows far from zero lose no precision.
+There are two dependent reductions over the same row, computed in fp32 for every input dtype. The mean is subtracted
+before squaring, so rows far from zero lose no precision.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Normalise each row of `x[M, N]`, then scale by `weight[N]` and shift by `bias[N]`."""
+    """Normalize each row of `x[M, N]`, then scale by `weight[N]` and shift by `bias[N]`."""
     m, n = x.size()
     assert weight.size(0) == n, f"weight has {weight.size(0)} elements, rows have {n}"
     assert bias.size(0) == n, f"bias has {bias.size(0)} elements, rows have {n}"

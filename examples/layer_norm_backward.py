@@ -1,7 +1,7 @@
-"""Gradients of layer normalisation with respect to input, weight and bias, in one pass over the rows.
+"""Gradients of layer normalization with respect to input, weight and bias, in one pass over the rows.
 
-The gradients of weight and bias sum over rows: every program walks a block of rows, keeps one sum per feature in
-registers and stores it at the end; the few partial sums are added up on the host side.
+The gradients of weight and bias sum over rows. Every program loops over a block of rows, keeps one sum per feature in
+registers and stores it at the end. The host adds the few partial sums.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from helion.testing import DEVICE, run_cases
 def layer_norm_backward(
     grad_out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of `sum(grad_out * layer_norm(x, weight, bias))` with respect to `x[M, N]`, `weight[N]`, `bias[N]`."""
+    """Compute the gradients of `sum(grad_out * layer_norm(x, weight, bias))` with respect to `x[M, N]`, `weight[N]`,
+    `bias[N]`."""
     m, n = x.size()
     n = hl.specialize(n)
     block_m = hl.register_block_size(m)

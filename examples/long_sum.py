@@ -1,7 +1,7 @@
-"""Sum of long rows with the loop over the row written out.
+"""Sum of long rows with an explicit loop over the row.
 
-Two ways to carry a sum through an inner tile loop: one number per row, reduced at every step, or one partial sum per
-column of the tile, reduced once after the loop (fewer cross-lane operations, more registers).
+There are two ways to accumulate in an inner tile loop. One number per row is reduced at every step. One partial sum
+per column of the tile is reduced once after the loop (fewer cross-lane operations, more registers).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def long_sum(x: torch.Tensor) -> torch.Tensor:
-    """`x[M, N].sum(-1)`, reducing each tile as it is loaded."""
+    """Compute `x[M, N].sum(-1)`, reducing each tile as it is loaded."""
     m, n = x.size()
     out = torch.empty([m], dtype=x.dtype, device=x.device)
     for tile_m in hl.tile(m):
@@ -30,7 +30,7 @@ def long_sum(x: torch.Tensor) -> torch.Tensor:
 
 @helion.kernel()
 def long_sum_wide(x: torch.Tensor) -> torch.Tensor:
-    """The same with a two-dimensional accumulator and a single reduction at the end."""
+    """Compute the same with a two-dimensional accumulator and a single reduction at the end."""
     m, n = x.size()
     out = torch.empty([m], dtype=x.dtype, device=x.device)
     block_n = hl.register_block_size(n)

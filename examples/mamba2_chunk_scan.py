@@ -1,7 +1,7 @@
-"""The output of a Mamba-2 layer from the states at the beginning of its chunks.
+"""Output of a Mamba-2 layer from the states at the beginning of its chunks.
 
-A position reads the decayed state its chunk started from, and attends to the earlier positions of the chunk with
-decaying weights: a causal product whose inner loop ends at the last position of the tile.
+A position reads the decayed initial state of its chunk, and attends to the earlier positions of the chunk with
+decaying weights. This is a causal matmul whose inner loop ends at the last position of the tile.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def mamba2_chunk_scan(
     state: torch.Tensor,
     skip: torch.Tensor,
 ) -> torch.Tensor:
-    """`out[l]` is `exp(decay[l]) * state @ c[l]`, plus the sum over s from 0 to l of
-    `cb[l, s] * exp(decay[l] - decay[s]) * dt[s] * x[s]`, plus `skip * x[l]`, for positions l and s of one chunk.
+    """Compute `out[l]` as `exp(decay[l]) * state @ c[l]`, plus the sum over s from 0 to l of `cb[l, s] * exp(decay[l]
+    - decay[s]) * dt[s] * x[s]`, plus `skip * x[l]`, for positions l and s of one chunk.
 
     `cb[B, C, G, L, L]` holds the products of `c` with the input projections in each chunk; `x[B, C L, H, P]`; `dt` and
     `decay` are `[B, H, C, L]`, `decay` being the running sum of the logarithms of the decay within the chunk;

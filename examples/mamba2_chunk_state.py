@@ -1,6 +1,6 @@
-"""The state each chunk of a Mamba-2 sequence adds: a sum of outer products that decay towards the chunk's end.
+"""State that each chunk of a Mamba-2 sequence adds: a sum of outer products that decay towards the chunk's end.
 
-Within a chunk that sum is a matrix product of the decayed inputs with the input projections; chunks are independent.
+Within a chunk that sum is a matmul of the decayed inputs with the input projections; chunks are independent.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def mamba2_chunk_state(x: torch.Tensor, b: torch.Tensor, dt: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
-    """`state[B, C, H, P, N]` in the dtype of `x`: the sum over positions l of each chunk of
-    `exp(decay[last] - decay[l]) * dt[l] * outer(x[l], b[l])`.
+    """Compute `state[B, C, H, P, N]` in the dtype of `x`: the sum over positions l of each chunk of `exp(decay[last]
+    - decay[l]) * dt[l] * outer(x[l], b[l])`.
 
     `x[B, C L, H, P]`, `b[B, C L, G, N]` with H a multiple of G; `dt` and `decay` are `[B, H, C, L]`, `decay` being the
     running sum of the logarithms of the decay within the chunk.

@@ -1,7 +1,7 @@
-"""Matrix product with a fused epilogue.
+"""Matmul with a fused epilogue.
 
-The epilogue is an ordinary Python function traced into the kernel: it receives the fp32 accumulator and the output
-tile, and may capture tensors, here a bias that it indexes with that tile.
+The epilogue is an ordinary Python function traced into the kernel. It receives the fp32 accumulator and the output
+tile. It may capture tensors, here a bias that it indexes with that tile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Epilogue = Callable[[torch.Tensor, tuple[Any, Any]], torch.Tensor]
 
 @helion.kernel()
 def matmul(x: torch.Tensor, y: torch.Tensor, epilogue: Epilogue = lambda acc, tile: acc) -> torch.Tensor:
-    """`epilogue(x[M, K] @ y[K, N], (tile_m, tile_n))`, accumulated in fp32."""
+    """Compute `epilogue(x[M, K] @ y[K, N], (tile_m, tile_n))`, accumulated in fp32."""
     m, k = x.size()
     k2, n = y.size()
     assert k == k2, f"cannot multiply: x has {k} columns, y has {k2} rows"
@@ -34,7 +34,7 @@ def matmul(x: torch.Tensor, y: torch.Tensor, epilogue: Epilogue = lambda acc, ti
 
 
 def bias_relu(bias: torch.Tensor) -> Epilogue:
-    """An epilogue that adds `bias[N]` to each row and clips below at 0."""
+    """Return an epilogue that adds `bias[N]` to each row and clips below at 0."""
 
     def epilogue(acc: torch.Tensor, tile: tuple[Any, Any]) -> torch.Tensor:
         return torch.relu(acc + bias[tile[1]])

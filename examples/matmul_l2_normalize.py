@@ -1,7 +1,7 @@
-"""Matrix product whose rows are scaled to length 1, in one kernel: a projection to embeddings.
+"""Matmul whose rows are scaled to length 1, in one kernel: a projection to embeddings.
 
-The length of a row is a reduction over the accumulator; as `torch.nn.functional.normalize` does, it is kept from
-falling below `eps`, so that a row of zeros stays one.
+The length of a row is a reduction over the accumulator. As in `torch.nn.functional.normalize`, it is at least `eps`,
+so that a row of zeros stays zero.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def matmul_l2_normalize(x: torch.Tensor, y: torch.Tensor, eps: float = 1e-12) -> torch.Tensor:
-    """`normalize(x[M, K] @ y[K, N])` over the last dimension, accumulated and scaled in fp32."""
+    """Compute `normalize(x[M, K] @ y[K, N])` over the last dimension, accumulated and scaled in fp32."""
     m, k = x.size()
     assert k == y.size(0), f"cannot multiply: x has {k} columns, y has {y.size(0)} rows"
     n = hl.specialize(y.size(1))

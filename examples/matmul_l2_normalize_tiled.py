@@ -1,7 +1,7 @@
-"""Matrix product whose rows are scaled to length 1, for rows too wide for registers: a projection to long embeddings.
+"""Matmul whose rows are scaled to length 1, for rows too wide for registers: a projection to long embeddings.
 
-The first loop over N sums up squares and leaves its unscaled tiles in the output; the second one reads them again, from
-the L2 cache, and scales them.
+The first loop over N sums the squares and stores its unscaled tiles to the output. The second loop reads them again,
+from the L2 cache, and scales them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def matmul_l2_normalize_tiled(x: torch.Tensor, y: torch.Tensor, eps: float = 1e-12) -> torch.Tensor:
-    """`normalize(x[M, K] @ y[K, N])` over the last dimension; the squares are summed in fp32."""
+    """Compute `normalize(x[M, K] @ y[K, N])` over the last dimension; the squares are summed in fp32."""
     m, k = x.size()
     assert k == y.size(0), f"cannot multiply: x has {k} columns, y has {y.size(0)} rows"
     n = y.size(1)

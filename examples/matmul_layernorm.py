@@ -1,6 +1,6 @@
-"""Matrix product followed by layer normalisation of its rows, in one kernel.
+"""Matmul followed by layer normalization of its rows, in one kernel.
 
-`hl.specialize` makes N a compile-time constant, so one program can hold whole output rows in its accumulator and
+`hl.specialize` makes N a compile-time constant. One program can then hold whole output rows in its accumulator and
 reduce over them without a round trip through memory.
 """
 
@@ -19,7 +19,7 @@ from helion.testing import DEVICE, run_cases
 def matmul_layernorm(
     x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
 ) -> torch.Tensor:
-    """`layer_norm(x[M, K] @ y[K, N], weight[N], bias[N])`, accumulated and normalised in fp32."""
+    """Compute `layer_norm(x[M, K] @ y[K, N], weight[N], bias[N])`, accumulated and normalized in fp32."""
     m, k = x.size()
     assert k == y.size(0), f"cannot multiply: x has {k} columns, y has {y.size(0)} rows"
     n = hl.specialize(y.size(1))

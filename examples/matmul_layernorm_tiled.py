@@ -1,8 +1,8 @@
-"""Matrix product followed by layer normalisation of its rows, for rows too wide for registers.
+"""Matmul followed by layer normalization of its rows, for rows too wide for registers.
 
-The first loop over N merges the statistics of each tile into the row's by Chan's update, which cannot cancel, and leaves
-its tile in the output as the distance from the first tile's mean: of numbers far from zero, that keeps the digits
-which matter. The second loop normalises.
+The first loop over N merges the statistics of each tile into the row's by Chan's update, which cannot cancel. It
+stores its tile to the output as the difference from the first tile's mean, which keeps the significant digits of
+numbers far from zero. The second loop normalizes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from helion.testing import DEVICE, run_cases
 def matmul_layernorm_tiled(
     x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
 ) -> torch.Tensor:
-    """`layer_norm(x[M, K] @ y[K, N], weight[N], bias[N])`; mean and variance are those of the fp32 product."""
+    """Compute `layer_norm(x[M, K] @ y[K, N], weight[N], bias[N])`; mean and variance are those of the fp32 result."""
     m, k = x.size()
     assert k == y.size(0), f"cannot multiply: x has {k} columns, y has {y.size(0)} rows"
     n = y.size(1)

@@ -1,6 +1,6 @@
-"""Log-sum-exp of the rows of a matrix product, without storing the product: the normaliser of a classifier head.
+"""Log-sum-exp of the rows of a matmul without storing its result: the normalizer of a classifier head.
 
-Only one number per row leaves the kernel, so memory traffic is that of the operands.
+The kernel stores only one number per row, so memory traffic is that of the operands.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def matmul_logsumexp(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """fp32 `logsumexp(x[M, K] @ y[K, N])` over the last dimension, `[M]`."""
+    """Compute fp32 `logsumexp(x[M, K] @ y[K, N])` over the last dimension, `[M]`."""
     m, k = x.size()
     assert k == y.size(0), f"cannot multiply: x has {k} columns, y has {y.size(0)} rows"
     n = hl.specialize(y.size(1))
@@ -35,7 +35,7 @@ def reference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def cases() -> list[tuple[str, helion.Kernel, tuple[Any, ...]]]:
     torch.manual_seed(0)
-    # Every logit is well below 0, the value of a lane that only pads: one taken for real would win each maximum.
+    # Every logit is well below 0, the value of a padding lane: an unmasked one would win each maximum.
     x = torch.rand([77, 130], device=DEVICE) * 0.4 + 0.1
     y = torch.rand([130, 63], device=DEVICE) * -0.8 - 0.1
     return [

@@ -1,6 +1,7 @@
-"""Matrix product reduced to the log-sum-exp of each row, for rows of any width: the loss of a large vocabulary.
+"""Matmul reduced to the log-sum-exp of each row, for rows of any width: the loss of a large vocabulary.
 
-The product never reaches memory. Each tile of columns raises the row's maximum and rescales the sum found so far.
+The result of the matmul never reaches memory. Each tile of columns raises the row's maximum and rescales the running
+sum.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def matmul_logsumexp_tiled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """`logsumexp(x[M, K] @ y[K, N])` over the last dimension, accumulated in fp32."""
+    """Compute `logsumexp(x[M, K] @ y[K, N])` over the last dimension, accumulated in fp32."""
     m, k = x.size()
     assert k == y.size(0), f"cannot multiply: x has {k} columns, y has {y.size(0)} rows"
     n = y.size(1)
@@ -42,7 +43,7 @@ def reference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def cases() -> list[tuple[str, helion.Kernel, tuple[Any, ...]]]:
     torch.manual_seed(0)
-    # Every logit is well below 0, the value of a lane that only pads: one taken for real would win each maximum.
+    # Every logit is well below 0, the value of a padding lane: an unmasked one would win each maximum.
     x = torch.rand([77, 130], device=DEVICE) * 0.4 + 0.1
     y = torch.rand([130, 300], device=DEVICE) * -0.8 - 0.1
     return [

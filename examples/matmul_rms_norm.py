@@ -1,6 +1,6 @@
-"""Matrix product followed by root-mean-square normalisation of its rows, in one kernel.
+"""Matmul followed by root-mean-square normalization of its rows, in one kernel.
 
-The output rows never leave the accumulator before they are normalised. `hl.dot` names its accumulator explicitly.
+The output rows stay in the accumulator until they are normalized. `hl.dot` names its accumulator explicitly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def matmul_rms_norm(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """`rms_norm(x[M, K] @ y[K, N], weight[N])`, accumulated and normalised in fp32."""
+    """Compute `rms_norm(x[M, K] @ y[K, N], weight[N])`, accumulated and normalized in fp32."""
     m, k = x.size()
     assert k == y.size(0), f"cannot multiply: x has {k} columns, y has {y.size(0)} rows"
     n = hl.specialize(y.size(1))

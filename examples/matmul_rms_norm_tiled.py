@@ -1,7 +1,7 @@
-"""Matrix product followed by root-mean-square normalisation of its rows, for rows too wide for registers.
+"""Matmul followed by root-mean-square normalization of its rows, for rows too wide for registers.
 
-Each program walks over its rows' columns twice. The first loop multiplies a tile, adds its squares to the row's and
-leaves the tile in the output, where the L2 cache still has it when the second loop scales it.
+Each program loops over its rows' columns twice. The first loop multiplies a tile, adds its squares to the row's and
+stores the tile to the output. The second loop reads it from the L2 cache and scales it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def matmul_rms_norm_tiled(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """`rms_norm(x[M, K] @ y[K, N], weight[N])`; the squares are summed in fp32, before the product is rounded."""
+    """Compute `rms_norm(x[M, K] @ y[K, N], weight[N])`; the squares are summed in fp32, before the result is rounded."""
     m, k = x.size()
     assert k == y.size(0), f"cannot multiply: x has {k} columns, y has {y.size(0)} rows"
     n = y.size(1)

@@ -1,7 +1,7 @@
-"""Matrix product followed by a softmax of its rows, in one kernel: a classifier head.
+"""Matmul followed by a softmax of its rows, in one kernel: a classifier head.
 
-The row maximum and sum are reductions over the accumulator; lanes that only pad N to a power of two must not take
-part in either, which the compiler sees to.
+The row maximum and sum are reductions over the accumulator. The compiler masks the lanes that pad N to a power of two
+in both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def matmul_softmax(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """`softmax(x[M, K] @ y[K, N])` over the last dimension, accumulated in fp32."""
+    """Compute `softmax(x[M, K] @ y[K, N])` over the last dimension, accumulated in fp32."""
     m, k = x.size()
     assert k == y.size(0), f"cannot multiply: x has {k} columns, y has {y.size(0)} rows"
     n = hl.specialize(y.size(1))
@@ -36,7 +36,7 @@ def reference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def cases() -> list[tuple[str, helion.Kernel, tuple[Any, ...]]]:
     torch.manual_seed(0)
-    # Every logit is well below 0, the value of a lane that only pads: one taken for real would win each maximum.
+    # Every logit is well below 0, the value of a padding lane: an unmasked one would win each maximum.
     x = torch.rand([77, 130], device=DEVICE) * 0.4 + 0.1
     y = torch.rand([130, 63], device=DEVICE) * -0.8 - 0.1
     return [

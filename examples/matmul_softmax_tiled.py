@@ -1,8 +1,8 @@
-"""Matrix product followed by a softmax of its rows, for rows of any width: a classifier of many classes.
+"""Matmul followed by a softmax of its rows, for rows of any width: a classifier of many classes.
 
-The first loop over N leaves each tile's exponentials over the maximum *found so far* in the output, and that maximum in
-a tensor of its own; the second one corrects them by a factor per row and tile. Exponentials of at most 1 are rounded
-once by their own size, where logits far from 0 would lose the digits that matter.
+The first loop over N stores each tile's exponentials, relative to the running maximum, to the output. It stores that
+maximum to a tensor of its own. The second loop corrects the output by a factor per row and tile. The exponentials are
+at most 1 and rounded relative to their own size. Rounded logits far from 0 would lose significant digits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def matmul_softmax_tiled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """`softmax(x[M, K] @ y[K, N])` over the last dimension, accumulated in fp32."""
+    """Compute `softmax(x[M, K] @ y[K, N])` over the last dimension, accumulated in fp32."""
     m, k = x.size()
     assert k == y.size(0), f"cannot multiply: x has {k} columns, y has {y.size(0)} rows"
     n = y.size(1)
@@ -50,7 +50,7 @@ def reference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def cases() -> list[tuple[str, helion.Kernel, tuple[Any, ...]]]:
     torch.manual_seed(0)
-    # Every logit is well below 0, the value of a lane that only pads: one taken for real would win each maximum.
+    # Every logit is well below 0, the value of a padding lane: an unmasked one would win each maximum.
     x = torch.rand([77, 130], device=DEVICE) * 0.4 + 0.1
     y = torch.rand([130, 300], device=DEVICE) * -0.8 - 0.1
     rising = y * torch.linspace(1.5, 0.5, 300, device=DEVICE)  # every tile raises the maximum

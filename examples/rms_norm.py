@@ -1,6 +1,6 @@
-"""Root-mean-square normalisation, forward, with a weight.
+"""Root-mean-square normalization, forward, with a weight.
 
-One reduction over the row, which is then read again for the output: the shape of most normalisation kernels.
+One reduction over the row, which is then read again for the output: the pattern of most normalization kernels.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Gradients of root-mean-square normalisation with respect to input and weight, in one pass over the rows.
+"""Gradients of root-mean-square normalization with respect to input and weight, in one pass over the rows.
 
-The gradient of the weight sums over rows: every program walks a block of rows, keeps one sum per feature in registers
-and stores it at the end; the few partial sums are added up on the host side.
+The gradient of the weight sums over rows. Every program loops over a block of rows, keeps one sum per feature in
+registers and stores it at the end. The host adds the few partial sums.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from helion.testing import DEVICE, run_cases
 def rms_norm_backward(
     grad_out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-5
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of `sum(grad_out * rms_norm(x, weight))` with respect to `x[M, N]` and `weight[N]`."""
+    """Compute the gradients of `sum(grad_out * rms_norm(x, weight))` with respect to `x[M, N]` and `weight[N]`."""
     m, n = x.size()
     n = hl.specialize(n)
     block_m = hl.register_block_size(m)

@@ -1,7 +1,7 @@
-"""Rotary position embedding: turn pairs of features by an angle that grows with the position.
+"""Rotary position embedding: rotate pairs of features by an angle that grows with the position.
 
-A pair is either one feature of the first and one of the second half, read by constant slices, or two neighbours,
-which `hl.split` takes apart and `hl.join` puts back.
+In one layout a pair is a feature of the first half and one of the second, loaded by constant slices. In the other it
+is two neighbours, separated by `hl.split` and joined by `hl.join`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Softmax of attention scores that are scaled and masked on the way in.
+"""Softmax of attention scores that are scaled and masked when they are loaded.
 
 One mask serves all heads. Masked scores are replaced by a large negative number, not by minus infinity, so that a
-row with nothing left is uniform and not NaN.
+fully masked row is uniform and not NaN.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from helion.testing import DEVICE, run_cases
 def scaled_masked_softmax(
     scores: torch.Tensor, masked: torch.Tensor, scale: float = 1.0, fill: float = -10000.0
 ) -> torch.Tensor:
-    """Softmax over the last dimension of `scale * scores[H, M, N]`, with `fill` where boolean `masked[M, N]` is set."""
+    """Compute the softmax over the last dimension of `scale * scores[H, M, N]`, with `fill` where boolean `masked[M,
+    N]` is set."""
     heads, m, n = scores.size()
     assert masked.size(0) == m and masked.size(1) == n, f"masked must be {m} by {n}"
     out = torch.empty_like(scores)

@@ -1,6 +1,6 @@
-"""Gate each row by a linear layer and a sigmoid of itself.
+"""Gating of each row by a linear layer and a sigmoid of itself.
 
-The product, the sigmoid and the scaling share one kernel: the gate never reaches memory.
+The matmul, the sigmoid and the scaling share one kernel: the gate never reaches memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def se_block(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`2 x * sigmoid(x @ weight)` of `x[M, N]` and `weight[N, N]`, accumulated in fp32; a zero weight gives `x`."""
+    """Compute `2 x * sigmoid(x @ weight)` of `x[M, N]` and `weight[N, N]`, accumulated in fp32; a zero weight gives
+    `x`."""
     m, n = x.size()
     assert weight.size(0) == n and weight.size(1) == n, f"weight must be {n} by {n}"
     out = torch.empty([m, n], dtype=x.dtype, device=x.device)

@@ -1,7 +1,7 @@
 """Sums of consecutive rows that carry the same segment number, as after sorting the edges of a graph.
 
-One kernel adds every row atomically. The other first adds within its tile, by a scan over pairs of value and
-segment, and is left with one atomic per segment and tile.
+One kernel adds every row atomically. The other first adds within its tile, by a scan over pairs of value and segment,
+and needs only one atomic per segment and tile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def add_within_segment(
 
 @helion.kernel()
 def segment_sum_atomic(x: torch.Tensor, segments: torch.Tensor, count: int) -> torch.Tensor:
-    """fp32 `out[s]`, the sum of the rows of `x[M, N]` with `segments[M] == s`, for s from 0 to `count` - 1."""
+    """Compute fp32 `out[s]`, the sum of the rows of `x[M, N]` with `segments[M] == s`, for s from 0 to `count` - 1."""
     m, n = x.size()
     out = torch.zeros([count, n], dtype=torch.float32, device=x.device)
     for tile_m, tile_n in hl.tile([m, n]):
@@ -34,7 +34,7 @@ def segment_sum_atomic(x: torch.Tensor, segments: torch.Tensor, count: int) -> t
 
 @helion.kernel()
 def segment_sum_scan(x: torch.Tensor, segments: torch.Tensor, count: int) -> torch.Tensor:
-    """The same for segments that do not decrease."""
+    """Compute the same for segments that do not decrease."""
     m, n = x.size()
     out = torch.zeros([count, n], dtype=torch.float32, device=x.device)
     for tile_m, tile_n in hl.tile([m, n]):

@@ -1,7 +1,8 @@
 """Row softmax written three ways, from one line to an online algorithm.
 
-A full slice `x[tile, :]` is a reduction over the row; whether it stays in registers or becomes a loop is the config's
-business. The two-pass version spells the loop out, rescaling its running sum whenever the running maximum grows.
+A full slice `x[tile, :]` is a reduction over the row. The config decides whether the row stays in registers or
+becomes a loop. The two-pass version has an explicit loop, which rescales its running sum whenever the running maximum
+grows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """Softmax over the last dimension of `x[M, N]`, by PyTorch's own function."""
+    """Compute the softmax over the last dimension of `x[M, N]`, by PyTorch's own function."""
     out = torch.empty_like(x)
     for tile in hl.tile(x.size(0)):
         out[tile, :] = torch.nn.functional.softmax(x[tile, :], dim=-1)
@@ -26,7 +27,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 @helion.kernel()
 def softmax_decomposed(x: torch.Tensor) -> torch.Tensor:
-    """The same from its parts: subtract the row maximum, exponentiate in fp32, divide by the sum."""
+    """Compute the same in steps: subtract the row maximum, exponentiate in fp32, divide by the sum."""
     out = torch.empty_like(x)
     for tile in hl.tile(x.size(0)):
         row = x[tile, :].to(torch.float32)
@@ -37,7 +38,7 @@ def softmax_decomposed(x: torch.Tensor) -> torch.Tensor:
 
 @helion.kernel()
 def softmax_two_pass(x: torch.Tensor) -> torch.Tensor:
-    """The same for rows of any length: one pass finds maximum and sum together, a second one writes."""
+    """Compute the same for rows of any length: one pass finds maximum and sum together, a second one stores."""
     m, n = x.size()
     out = torch.empty_like(x)
     block_m = hl.register_block_size(m)

@@ -1,7 +1,7 @@
-"""Matrix product with a long inner dimension, divided among several programs.
+"""Split-K matmul: a long inner dimension, divided among several programs.
 
-With few output tiles and a large K, most of a GPU would idle. One kernel adds each program's share to the output
-with atomics, whose order is not fixed; the other stores the shares, waits for all of them and sums in order.
+With few output tiles and a large K, most of a GPU would be idle. One kernel adds each program's partial to the output
+with atomics, whose order is not fixed. The other stores the partials, waits for all of them and sums in order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def split_k_atomic(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """fp32 `x[M, K] @ y[K, N]`; the block size of the third tile is the span of K of one program."""
+    """Compute fp32 `x[M, K] @ y[K, N]`; the block size of the third tile is the range of K of one program."""
     m, k = x.size()
     k2, n = y.size()
     assert k == k2, f"cannot multiply: x has {k} columns, y has {k2} rows"
@@ -32,7 +32,7 @@ def split_k_atomic(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @helion.kernel()
 def split_k_barrier(x: torch.Tensor, y: torch.Tensor, splits: hl.constexpr = 4) -> torch.Tensor:
-    """The same, deterministic, with K in `splits` spans."""
+    """Compute the same, deterministically, with K in `splits` ranges."""
     m, k = x.size()
     k2, n = y.size()
     assert k == k2, f"cannot multiply: x has {k} columns, y has {k2} rows"

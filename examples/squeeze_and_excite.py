@@ -1,7 +1,7 @@
 """Squeeze-and-excitation: scale the channels of an image by gates computed from their means.
 
-One program holds all channels of an image: a loop over pixels finds the means, two small layers turn them into gates,
-and a second loop scales. A vector times a small matrix is a broadcast product and a sum.
+One program holds all channels of an image. A loop over pixels finds the means, two small layers turn them into gates,
+and a second loop scales. A vector times a small matrix is a broadcast multiplication and a sum.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def squeeze_and_excite(x: torch.Tensor, squeeze: torch.Tensor, excite: torch.Tensor) -> torch.Tensor:
-    """`x * sigmoid(relu(means @ squeeze) @ excite)`, gates per image and channel, with the means over pixels.
+    """Compute `x * sigmoid(relu(means @ squeeze) @ excite)`, gates per image and channel, with the means over pixels.
 
     `x[B, C, H, W]`, `squeeze[C, R]`, `excite[R, C]`; means and layers in fp32.
     """

@@ -1,6 +1,6 @@
 """Sum of each row: one reduction over a full slice.
 
-Lanes beyond the end of a row count as 0 without a mask being written, and half types accumulate in fp32.
+Lanes beyond the end of a row count as 0 without an explicit mask, and half types accumulate in fp32.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def row_sum(x: torch.Tensor) -> torch.Tensor:
-    """`x[M, N].sum(-1)` in the dtype of `x`."""
+    """Compute `x[M, N].sum(-1)` in the dtype of `x`."""
     m, _ = x.size()
     out = torch.empty([m], dtype=x.dtype, device=x.device)
     for tile in hl.tile(m):

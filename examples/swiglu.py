@@ -1,6 +1,6 @@
 """SiLU-gated linear unit, of two tensors or of one that holds gate and value side by side.
 
-A projection computes both halves in one matrix product; `tile + n` addresses the second half without a copy.
+A projection computes both halves in one matmul; `tile + n` addresses the second half without a copy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def swiglu(gate: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """`silu(gate[M, N]) * x[M, N]`, the activation in fp32."""
+    """Compute `silu(gate[M, N]) * x[M, N]`, the activation in fp32."""
     assert gate.size() == x.size(), "gate and x must have the same shape"
     out = torch.empty_like(x)
     for tile in hl.tile(out.size()):

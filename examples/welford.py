@@ -1,7 +1,7 @@
-"""Layer normalisation of long rows by Welford's online statistics.
+"""Layer normalization of long rows by Welford's online statistics.
 
 The first loop merges each tile's mean and sum of squared deviations into the row's by Chan's pairwise update, which
-cannot cancel; a second loop, with a block size of its own, normalises.
+cannot cancel. A second loop, with its own block size, normalizes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from helion.testing import DEVICE, run_cases
 
 @helion.kernel()
 def welford(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Normalise each row of `x[M, N]`, then scale by `weight[N]` and shift by `bias[N]`."""
+    """Normalize each row of `x[M, N]`, then scale by `weight[N]` and shift by `bias[N]`."""
     m, n = x.size()
     out = torch.empty_like(x)
     for tile_m in hl.tile(m):

@@ -35,7 +35,7 @@ class Case(NamedTuple):
 
 
 def example_names() -> list[str]:
-    """The examples as dotted names below `examples`, sorted."""
+    """Return the examples as dotted names below `examples`, sorted."""
     paths = [path.relative_to(EXAMPLES).with_suffix("") for path in EXAMPLES.rglob("*.py")]
     shown = [p for p in paths if p.parts[-1] not in NO_EXAMPLES and not any(part.startswith("_") for part in p.parts)]
     return sorted(".".join(path.parts) for path in shown)
@@ -48,7 +48,7 @@ def cases(example: str) -> Iterator[Case]:
 
 
 def compile_case(case: Case, target: str) -> str | None:
-    """Prints the case's line; gives the reason if the result does not fit the target."""
+    """Print the case's line, and return the reason if the result does not fit the target."""
     began = time.perf_counter()
     from helion import exc  # 1.6 s of torch and triton, after the cache folder is chosen
 
@@ -95,7 +95,8 @@ def main() -> None:
 
 
 def compile_all(examples: list[str], targets: list[str]) -> tuple[int, list[str]]:
-    """How many compiled, and a line for each that did not. Every exception becomes such a line: this is a report."""
+    """Return the number of compiled cases, and a line for each failure. Every exception becomes such a line: this is
+    a report."""
     compiled, failures = 0, []
     for example in examples:
         try:

@@ -1,4 +1,4 @@
-"""What the documentation's build adds to ``docs/``: the reference, and CONTRIBUTING.md as a page."""
+"""Pages that the documentation's build adds to ``docs/``: the reference, and CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import reference  # noqa: E402  (a module beside this one)
 
 
 def contributing() -> str:
-    """CONTRIBUTING.md with links as seen from ``docs/``."""
+    """Return CONTRIBUTING.md with links as seen from ``docs/``."""
     return re.sub(r"\]\(docs/", "](", (ROOT / "CONTRIBUTING.md").read_text())
 
 

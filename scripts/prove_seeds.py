@@ -1,12 +1,15 @@
-"""Compiles the first seed of every line of the table of seeds with the real assemblers. Needs no GPU.
+"""Compile the first seed of every line of the table of seeds with the real assemblers. This needs no GPU.
 
     python scripts/prove_seeds.py [--targets sm_90,sm_100] [--kernels softmax,jsd] [--changed] [--dry]
 
-Writes test/seeds/compiled.tsv: what the binary takes, and why it spills if it does, beside a digest of the config that
-test/seeds/seeds.tsv has in full, with what was predicted. Exits with 1 when a seed does not compile, does not fit its target, takes more shared memory than was predicted, or spills
-where it should not: at all where 16 rows of its widest tile take at most half of the register file, and more than
-1024 bytes elsewhere. A few bytes that ptxas spills with half of the registers unused are listed and let pass.
-`--changed` compiles only what is not in the file with the same config; `--dry` leaves the file.
+The script writes test/seeds/compiled.tsv: the resources of each binary, the reason of a spill, and a digest of the
+config. test/seeds/seeds.tsv has the config in full, with the predicted resources.
+
+The script exits with 1 when a seed does not compile, does not fit its target or takes more shared memory than
+predicted. It also does when a seed spills too much. The limit is 1024 bytes; it is 0 if 16 rows of the widest tile take
+at most half of the register file. A few bytes that ptxas spills with half of the registers unused are listed and
+accepted. `--changed` compiles only seeds that are not in the file with the same config; `--dry` does not write the
+file.
 """
 
 from __future__ import annotations
@@ -41,12 +44,12 @@ LEAST_ROWS, REGISTER_BYTES = 16, 4
 MOST_SPILLED = 1024
 #: ptxas at times spills a few bytes with most registers unused, for more warps per SM.
 MOST_CHOSEN = 64
-#: What the prediction may miss registers by in the median.
+#: Largest median error of predicted registers, as a fraction.
 REGISTER_ERROR = 0.20
 
 
 def digest(config: str) -> str:
-    """Eight hexadecimal digits that stand for the text of a config."""
+    """Return eight hexadecimal digits that identify the text of a config."""
     return hashlib.sha256(config.encode()).hexdigest()[:8]
 
 
@@ -59,7 +62,7 @@ class Predicted:
 
     @classmethod
     def of(cls, line: Mapping[str, str]) -> Predicted:
-        """What a line of the table of seeds says."""
+        """Return the predicted resources of a line of the table of seeds."""
         return cls(registers=int(line["registers"]), shared=int(line["shared"]))
 
 
@@ -81,7 +84,7 @@ class Compiled:
         return "\t".join((*self.key, self.seed, *(str(getattr(self, name)) for name in NUMBERS), self.note))
 
     def complaints(self, predicted: Predicted) -> list[str]:
-        """What is wrong with it; empty if nothing is."""
+        """Return the complaints about the binary; none if it is as predicted."""
         found = []
         if self.shared > self.shared_limit:
             found.append(f"{self.shared} bytes of shared memory do not fit {self.shared_limit}")
@@ -96,7 +99,7 @@ Row = tuple[Compiled, Predicted]
 
 
 def parse(text: str) -> list[Compiled]:
-    """The lines of a file's text; comments and the head are left out."""
+    """Return the lines of a file's text, without comments and the head."""
     found = []
     for one in text.splitlines():
         columns = one.split("\t")
@@ -109,14 +112,14 @@ def parse(text: str) -> list[Compiled]:
 
 
 def head() -> str:
-    """The first lines of the file: the compilers, and the columns."""
+    """Return the first lines of the file: the compilers, and the columns."""
     import triton
 
     return f"# Triton {triton.__version__}\n" + "\t".join(COLUMNS) + "\n"
 
 
 def widest_row_bytes(bound: BoundKernel, config: Any) -> int:
-    """Bytes that one row of the widest resident tile takes."""
+    """Return the bytes of one row of the widest resident tile."""
     sizes = bound.config_spec.sizes(config)
     snapshots = (*bound.facts.resident_tiles, *bound.facts.held_tiles)
     tiles = (tile for root in snapshots for tiles in root for tile in tiles)
@@ -124,7 +127,7 @@ def widest_row_bytes(bound: BoundKernel, config: Any) -> int:
 
 
 def why_spilled(bound: BoundKernel, config: Any, real: Any) -> str:
-    """What stands in the note of a kernel that spills."""
+    """Return the note for a kernel that spills."""
     width = widest_row_bytes(bound, config)
     half = bound.target.registers_per_sm * REGISTER_BYTES // 2
     if LEAST_ROWS * width > half:
@@ -135,7 +138,7 @@ def why_spilled(bound: BoundKernel, config: Any, real: Any) -> str:
 
 
 def compile_seed(seeds: Any, cell: Any, target: str) -> Row | str | None:
-    """The line of one cell, why it does not compile, or None where the table has no seed for it."""
+    """Return the line of one cell, the reason why it does not compile, or None if the table has no seed for it."""
     from helion import exc
     from helion.backends.triton.toolchain.offline import OfflineCompileError
 
@@ -163,7 +166,7 @@ def compile_seed(seeds: Any, cell: Any, target: str) -> Row | str | None:
 
 
 def prove(seeds: Any, cells: Iterable[Any], targets: Iterable[str]) -> Iterator[Row | str]:
-    """The lines of ``cells``, and a text for each that does not compile."""
+    """Yield the lines of ``cells``, and a text for each that does not compile."""
     targets = tuple(targets)
     for cell in cells:
         for target in targets:
@@ -175,7 +178,7 @@ def prove(seeds: Any, cells: Iterable[Any], targets: Iterable[str]) -> Iterator[
 
 
 def register_error(rows: Iterable[Row]) -> float:
-    """Median of how far the prediction is off, as a part of the real number; rows that spill are left out."""
+    """Return the median relative error of the prediction; rows that spill are left out."""
     errors = [abs(p.registers - r.registers) / r.registers for r, p in rows if not r.spilled]
     return statistics.median(errors) if errors else 0.0
 

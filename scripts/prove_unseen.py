@@ -1,12 +1,14 @@
-"""Compiles the first seeds of kernels that nothing was tuned on, and of steps of whole workloads, for every GPU, with the real
-assemblers. Needs no GPU.
+"""Compile the first seeds of kernels that nothing was tuned on, and of steps of whole workloads, for every GPU. The
+script uses the real assemblers and needs no GPU.
 
     python scripts/prove_unseen.py [--targets sm_90,gfx942] [--kernels entropy,narrow_mlp] [--changed] [--report]
 
-Writes test/seeds/unseen.tsv, from two processes: what each binary takes and what was predicted, beside a digest of the
-config, the versions of the compilers and the date. Then, and alone with `--report`, it prints how far off the predictions are
-by GPU and by family, and exits with 1 where a seed does not compile, does not fit, or takes more shared memory than
-predicted, or where more of a GPU's registers than allowed are off or more seeds spill.
+Two processes write test/seeds/unseen.tsv: the real and the predicted resources of each binary, a digest of the
+config, the versions of the compilers and the date. Then the script prints the errors of the predictions by GPU and by
+family; `--report` prints them only.
+
+The script exits with 1 if a seed does not compile, does not fit, or takes more shared memory than predicted. It also
+does if the registers of a GPU have too large an error or too many seeds spill.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ ABOVE, ABOVE_IN_STEPS = 0.03, 0.09
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One seed. Registers a thread, bytes spilled a thread, bytes of shared memory a block; ``products`` is the number of
-    matrix products, ``seed`` the digest of the config's text."""
+    """One seed. Registers per thread, spilled bytes per thread, bytes of shared memory per block; ``products`` is the
+    number of matmuls, ``seed`` the digest of the config's text."""
 
     kernel: str
     case: str
@@ -69,7 +71,7 @@ class Row:
 
     @property
     def error(self) -> float:
-        """How far the predicted registers are off, as a part of the real ones."""
+        """Return the relative error of the predicted registers."""
         return abs(min(self.predicted, self.limit) - self.registers) / self.registers
 
     @property
@@ -77,7 +79,7 @@ class Row:
         return self.shared_predicted > SHARED_FACTOR * self.shared + SHARED_BYTES
 
     def complaints(self) -> list[str]:
-        """What is wrong with it; empty if nothing is."""
+        """Return the complaints about the binary; none if it is as predicted."""
         name, found = f"{self.kernel} {self.case} {self.target}", []
         if self.shared > self.shared_limit:
             found.append(f"{name}: {self.shared} bytes of shared memory do not fit {self.shared_limit}")
@@ -87,7 +89,7 @@ class Row:
 
 
 def parse(text: str) -> list[Row]:
-    """The rows of a file's text; comments and the head are left out."""
+    """Return the rows of a file's text, without comments and the head."""
     lines = [line.split("\t") for line in text.splitlines() if not line.startswith("#")][1:]
     count = len(TEXTS)
     return [
@@ -97,13 +99,13 @@ def parse(text: str) -> list[Row]:
 
 
 def digest(config: str) -> str:
-    """Eight hexadecimal digits that stand for the text of a config."""
+    """Return eight hexadecimal digits that identify the text of a config."""
     return hashlib.sha256(config.encode()).hexdigest()[:8]
 
 
 def compiled(cell: Any, target: str, known: Row | None = None) -> Row | None:
-    """The row of the first seed of ``cell``, or None where the target cannot run the kernel. Nothing is compiled where
-    ``known`` is of the same config."""
+    """Return the row of the first seed of ``cell``, or None if the target cannot run the kernel. Compile nothing if
+    ``known`` has the same config."""
     from helion import exc
 
     try:
@@ -134,7 +136,7 @@ def compiled(cell: Any, target: str, known: Row | None = None) -> Row | None:
 
 
 def all_cells() -> tuple[Any, ...]:
-    """The kernels with their arguments: those of test/unseen_kernels.py, then those of benchmarks/workloads."""
+    """Return the kernels with their arguments: those of test/unseen_kernels.py, then those of benchmarks/workloads."""
     from benchmarks.cells import workload_cells  # after the cache folder is chosen
     from helion._testing import import_path
 
@@ -147,7 +149,8 @@ def all_cells() -> tuple[Any, ...]:
 
 
 def compile_some(at: int, targets: Sequence[str], kernels: Sequence[str], known: Sequence[Row]) -> list[Row]:
-    """The rows of every so many kernel, from the one at ``at``; see :func:`compiled` for those that are ``known``."""
+    """Return the rows of every ``PROCESSES``-th kernel from ``at`` on; see :func:`compiled` for those that are
+    ``known``."""
     cells = [cell for cell in all_cells() if not kernels or cell.kernel.name in kernels][at::PROCESSES]
     before = {(row.kernel, row.case, row.target): row for row in known}
     rows = [compiled(c, target, before.get((c.kernel.name, c.case, target))) for c in cells for target in targets]
@@ -155,7 +158,7 @@ def compile_some(at: int, targets: Sequence[str], kernels: Sequence[str], known:
 
 
 def compile_all(targets: Sequence[str], kernels: Sequence[str], known: Sequence[Row] = ()) -> list[Row]:
-    """All rows, in the order of kernels, cases and targets."""
+    """Return all rows, in the order of kernels, cases and targets."""
     with ProcessPoolExecutor(PROCESSES) as pool:
         same = ([what] * PROCESSES for what in (targets, kernels, known))
         parts = pool.map(compile_some, range(PROCESSES), *same)
@@ -165,7 +168,7 @@ def compile_all(targets: Sequence[str], kernels: Sequence[str], known: Sequence[
 
 
 def register_error(rows: Iterable[Row]) -> float:
-    """The median over rows that spill nothing."""
+    """Return the median error of rows without spills."""
     return statistics.median([row.error for row in rows if not row.spilled] or [0.0])
 
 
@@ -174,7 +177,7 @@ def spilling(rows: Iterable[Row]) -> list[Row]:
 
 
 def complaints(rows: Sequence[Row]) -> list[str]:
-    """What is wrong with all of them together, and with each."""
+    """Return the complaints about each row, and about all of them together."""
     found = [complaint for row in rows for complaint in row.complaints()]
     for target in sorted({row.target for row in rows}):
         bound = AMD_REGISTER_ERROR if target.startswith("gfx") else REGISTER_ERROR
@@ -193,14 +196,14 @@ def complaints(rows: Sequence[Row]) -> list[str]:
 
 
 def _steps() -> frozenset[str]:
-    """The kernels of benchmarks/workloads."""
+    """Return the names of the kernels of benchmarks/workloads."""
     from benchmarks.workloads.table import WORKLOADS  # after the cache folder is chosen
 
     return frozenset(one.kernel.name for one in WORKLOADS)
 
 
 def table(rows: Sequence[Row], title: str, family: Callable[[Row], str]) -> str:
-    """The distribution of errors by family."""
+    """Return the distribution of errors by family."""
     lines = [f"{title:38} seeds  registers: median, 90 %  spill  above"]
     for name in sorted({family(row) for row in rows}):
         own = [row for row in rows if family(row) == name]
@@ -224,7 +227,7 @@ def report(rows: Sequence[Row]) -> str:
 
 
 def versions() -> str:
-    """The compilers and the day, for the first line of the file."""
+    """Return the compilers and the day, for the first line of the file."""
     import triton
 
     from helion.backends.triton.toolchain.offline import ptxas_version

@@ -59,7 +59,7 @@ _ITEM = re.compile(r"^    (\w[\w.]*): (.*)$")
 
 
 def sections(doc: str) -> dict[str, list[str]]:
-    """The lines of a docstring by section; ``""`` is the text before the first."""
+    """Return the lines of a docstring by section; ``""`` is the text before the first."""
     found: dict[str, list[str]] = {"": []}
     current = found[""]
     for line in inspect.cleandoc(doc).splitlines():
@@ -71,7 +71,7 @@ def sections(doc: str) -> dict[str, list[str]]:
 
 
 def items(lines: Iterable[str]) -> list[tuple[str, str]]:
-    """``name: text`` of a section's lines, with continuations joined."""
+    """Return ``name: text`` of a section's lines, with continuations joined."""
     found: list[tuple[str, str]] = []
     for line in lines:
         if match := _ITEM.match(line):
@@ -82,7 +82,7 @@ def items(lines: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def markdown(doc: str) -> str:
-    """A docstring as Markdown: sections become lists."""
+    """Return a docstring as Markdown: sections become lists."""
     parts = []
     for section, lines in sections(doc).items():
         text = "\n".join(lines).strip()
@@ -107,14 +107,14 @@ def example(doc: str) -> str:
 
 
 def public(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Names without an underscore that a module or class defines or exports."""
+    """Yield the names without an underscore that a module or class defines or exports."""
     for name, value in vars(owner).items():
         if not name.startswith("_") and not (isinstance(owner, type) and isinstance(value, types.MemberDescriptorType)):
             yield name, value
 
 
 def signature(function: Any) -> inspect.Signature | None:
-    """The signature for readers, without ``self``; None where nothing can be called."""
+    """Return the signature for readers, without ``self``; None if the object cannot be called."""
     if isinstance(function, (staticmethod, classmethod)):
         function = function.__func__
     if not callable(function) or isinstance(function, enum.EnumMeta):
@@ -137,13 +137,13 @@ def entry(name: str, value: Any) -> Entry:
 
 
 def _overloads(function: Any) -> list[Callable[..., Any]]:
-    """The forms of a function that are declared for type checkers; Python 3.10 keeps none."""
+    """Return the forms of a function that are declared for type checkers; Python 3.10 keeps none."""
     find: Callable[..., Any] | None = getattr(typing, "get_overloads", None)
     return list(find(function)) if find is not None and isinstance(function, types.FunctionType) else []
 
 
 def shown(name: str, call: inspect.Signature) -> str:
-    """A signature on one line, or with a parameter per line where it is long."""
+    """Return a signature on one line, or with a parameter per line if it is long."""
     call = _unquoted(call)
     line = f"{name}{_tidy(str(call))}"
     if len(line) <= LINE:
@@ -154,7 +154,7 @@ def shown(name: str, call: inspect.Signature) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Annotation:
-    """An annotation that was a string, printed as it stood in the source."""
+    """An annotation that was a string, printed as in the source."""
 
     text: str
 
@@ -171,7 +171,7 @@ def _unquoted(call: inspect.Signature) -> inspect.Signature:
 
 
 def _parameters(call: inspect.Signature) -> Iterator[str]:
-    """Parameters as text, with the marks between their kinds."""
+    """Yield parameters as text, with the marks between their kinds."""
     before = None
     for each in call.parameters.values():
         if before is each.POSITIONAL_ONLY is not each.kind:
@@ -199,12 +199,12 @@ def _tidy(text: str) -> str:
 
 
 def language() -> list[Entry]:
-    """All of ``hl``, in the order of its exports."""
+    """Return all of ``hl``, in the order of its exports."""
     return [entry(f"hl.{name}", value) for name, value in public(hl) if not isinstance(value, types.ModuleType)]
 
 
 def members(name: str, cls: type) -> list[Entry]:
-    """A class and its public methods and properties."""
+    """Return a class and its public methods and properties."""
     own = entry(name, cls)
     found = [own]
     for member, value in public(cls):
@@ -216,14 +216,14 @@ def members(name: str, cls: type) -> list[Entry]:
 
 
 def exported(module: types.ModuleType) -> list[str]:
-    """The names that a package's ``__init__`` imports ``as`` themselves, which makes them public."""
+    """Return the names that a package's ``__init__`` imports ``as`` themselves, which makes them public."""
     tree = ast.parse(inspect.getsource(module))
     imports = (node for node in tree.body if isinstance(node, ast.ImportFrom))
     return [alias.name for node in imports for alias in node.names if alias.asname == alias.name]
 
 
 def package() -> list[Entry]:
-    """All of ``helion`` but its modules, with the methods of its classes, and those of bound kernels."""
+    """Return all of ``helion`` except its modules, with the methods of its classes, and those of bound kernels."""
     found: list[Entry] = []
     for name in exported(helion):
         value = getattr(helion, name)
@@ -233,7 +233,7 @@ def package() -> list[Entry]:
 
 
 def modules() -> list[tuple[types.ModuleType, list[Entry]]]:
-    """The public modules of the package that have no page of their own, with what each exports or defines."""
+    """Return the public modules of the package without a page of their own, with their exports or definitions."""
     values = [*(getattr(helion, name) for name in exported(helion)), testing]
     return [
         (module, [entry(f"{module.__name__}.{name}", value) for name, value in _defined(module)])
@@ -259,7 +259,7 @@ def _defined(module: types.ModuleType) -> list[tuple[str, Any]]:
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """A Markdown table; bars in cells are escaped."""
+    """Return a Markdown table; bars in cells are escaped."""
     cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
     names = list(head)
     lines = [names, [":--"] * len(names), *cells]
@@ -271,7 +271,7 @@ def code(value: object) -> str:
 
 
 def config_fields() -> dict[str, Field]:
-    """A field for every config key, from the spaces of kernels that have all kinds of loops and accesses."""
+    """Return a field for every config key, from the spaces of kernels that have all kinds of loops and accesses."""
     x = torch.empty([256, 256], device="meta")
     odd = torch.empty([255, 255], device="meta")
     few, half = torch.empty([256, 256], dtype=torch.int8, device="meta"), x.bfloat16()
@@ -289,7 +289,7 @@ def config_fields() -> dict[str, Field]:
 
 
 def product_fields() -> dict[str, Field]:
-    """The fields of the backend for products alone, on the GPUs it is for."""
+    """Return the fields of the cute backend, on the GPUs it supports."""
     x = torch.empty([256, 256], dtype=torch.bfloat16, device="meta")
     subjects = ((_residual, (x, x, x)), (_softmax, (x, x)))
     return _fields((kernel, args, target) for target in ("sm_90", "sm_100") for kernel, args in subjects)
@@ -426,7 +426,7 @@ _SIZED = {
 
 
 def allowed(field: Field) -> str:
-    """The values of a key, in words."""
+    """Return the values of a key, in words."""
     if field.key in _SIZED:
         return _SIZED[field.key]
     if isinstance(field, Scalar):
@@ -452,7 +452,7 @@ def in_words(fragment: Any) -> str:
 
 
 def config_rows() -> list[tuple[str, str, str, str]]:
-    """Key, entries, values and meaning of every config key."""
+    """Return key, entries, values and meaning of every config key."""
     short = {plural: singular for singular, plural in SINGULAR.items()}
     rows = []
     for key, field in config_fields().items():
@@ -463,7 +463,7 @@ def config_rows() -> list[tuple[str, str, str, str]]:
 
 
 def product_rows() -> list[tuple[str, str, str]]:
-    """Key, values and meaning of every config key that only products of the cute backend have."""
+    """Return key, values and meaning of every config key that only the cute backend has."""
     return [
         (code(key), allowed(field), PRODUCT_KEYS[key.split("_", 1)[1]])
         for key, field in product_fields().items()
@@ -485,18 +485,18 @@ def _settings() -> Iterator[tuple[str, str, str, str, str]]:
 
 
 def ignored_rows() -> list[tuple[str, str]]:
-    """Settings that are accepted and have no effect, with the reason."""
+    """Return the settings that are accepted and have no effect, with the reason."""
     return [(code(name), why) for name, why in _compatibility.SETTINGS.items()]
 
 
 def variable_rows() -> list[tuple[str, str, str]]:
-    """Environment variables that are no default of a setting: name, default, meaning."""
+    """Return the environment variables that are not defaults of a setting: name, default, meaning."""
     found = (value for value in vars(knobs).values() if isinstance(value, knobs.Knob))
     return [(code(knob.env), code(repr(knob.default)), knob.doc) for knob in found]
 
 
 def error_rows() -> list[tuple[str, str, str]]:
-    """Errors and warnings: class, base, message."""
+    """Return the errors and warnings: class, base, message."""
     classes = [value for value in vars(exc).values() if isinstance(value, type) and issubclass(value, exc.Base)]
     return [
         (code(cls.__name__), ", ".join(code(base.__name__) for base in cls.__bases__), _message(cls))
@@ -516,12 +516,12 @@ def _message(cls: type[exc.Base]) -> str:
 #: Headings by the module that has the rules.
 _GROUPS: Mapping[str, str] = {
     "torch_pointwise": "Elementwise",
-    "torch_composites": "Elementwise, made of several",
+    "torch_composites": "Elementwise, composed",
     "torch_reductions": "Reductions, norms and softmax",
-    "torch_matmul": "Matrix products",
-    "torch_products": "Products of vectors and einsum",
+    "torch_matmul": "Matmuls",
+    "torch_products": "Vector products and einsum",
     "torch_losses": "Losses",
-    "torch_parts": "Parts of a dimension",
+    "torch_parts": "Slices of a dimension",
     "torch_shapes": "Shapes and new values",
     "torch_lanes": "Joining, selecting and sorting",
     "hl_functions": "Cumulative sums and products",
@@ -534,7 +534,7 @@ _OWNERS: tuple[tuple[str, Any], ...] = (
 
 
 def torch_names(functions: Iterable[Any]) -> list[str]:
-    """Every public spelling of functions, sorted, those of operators left out."""
+    """Return every public spelling of functions, sorted, without those of operators."""
     wanted = set(functions)
     found = set()
     for prefix, owner in _OWNERS:
@@ -546,7 +546,7 @@ def torch_names(functions: Iterable[Any]) -> list[str]:
 
 
 def torch_groups() -> dict[str, list[str]]:
-    """The torch functions that device code may call, by kind."""
+    """Return the torch functions that device code may call, by kind."""
     functions: dict[str, list[Any]] = {title: [] for title in (*_GROUPS.values(), _OTHERS)}
     for function, rule in torch_functions.RULES.items():
         if not is_refusal(rule):
@@ -555,12 +555,12 @@ def torch_groups() -> dict[str, list[str]]:
 
 
 def is_refusal(rule: Any) -> bool:
-    """Whether a rule refuses its function by name."""
+    """Return whether a rule refuses its function by name."""
     return "_refusal" in rule.__qualname__
 
 
 def torch_operators() -> list[str]:
-    """The operators of Python that have a rule."""
+    """Return the operators of Python that have a rule."""
     methods = {name: getattr(torch.Tensor, name) for name in dir(torch.Tensor) if name.startswith("__")}
     return [name for name, value in methods.items() if isinstance(value, Hashable) and value in torch_functions.RULES]
 
@@ -569,7 +569,7 @@ def torch_operators() -> list[str]:
 
 
 def listing(entries: Iterable[Entry], level: str = "##") -> str:
-    """Entries as headings with signature and documentation."""
+    """Return entries as headings with signature and documentation."""
     parts = []
     for each in entries:
         shown = "" if each.signature == each.name else f"```text\n{each.signature}\n```\n\n"
@@ -579,8 +579,8 @@ def listing(entries: Iterable[Entry], level: str = "##") -> str:
 
 def language_page() -> str:
     return (
-        "# helion.language\n\nConventionally imported as `import helion.language as hl`. A *device value* is what a load or a "
-        "computation in a device loop gives; a *host tensor* is an argument or a tensor that host code has made.\n\n"
+        "# helion.language\n\nConventionally imported as `import helion.language as hl`. A *device value* is the result of a load "
+        "or a computation in a device loop. A *host tensor* is an argument, or a tensor that host code has made.\n\n"
         + listing(language())
     )
 
@@ -596,20 +596,20 @@ def config_page() -> str:
     head = ("key", "entries", "values", "meaning")
     return f"""# Config keys
 
-A `helion.Config` holds them by keyword. Keys that are left out take their defaults; the second spelling of a key takes a
-value for a list of one. Lists that are too short are filled with defaults. What a kernel's config may say depends on the
-kernel and the target: `kernel.bind(args).config_spec` knows, and an illegal value raises `helion.exc.InvalidConfig` with the
-key, the value and what is allowed. The values here are those of NVIDIA's and AMD's GPUs together.
+A `helion.Config` takes them by keyword. Keys that are left out take their defaults. The second spelling of a key takes a
+value for a list of one. Lists that are too short are filled with defaults. The legal keys and values depend on the kernel
+and the target: `kernel.bind(args).config_spec` lists them. An illegal value raises `helion.exc.InvalidConfig` with the key,
+the value and the allowed values. The values here are those of NVIDIA's and AMD's GPUs together.
 
 {table(head, config_rows())}
 
-A kernel with `backend="cute"` has `block_sizes`, `loop_orders`, `l2_groupings` and `epilogue_subtile` of these, and keys of its own,
-by the GPU's matrix unit:
+A kernel with `backend="cute"` has `block_sizes`, `loop_orders`, `l2_groupings` and `epilogue_subtile` of these. It also has its
+own keys, which depend on the GPU's tensor cores:
 
 {table(("key", "values", "meaning"), product_rows())}
 
-`hl.register_tunable` adds keys of a kernel's own. Keys that begin with `_triton_config_` are passed on to Triton as launch
-options, without the prefix.
+`hl.register_tunable` adds user-defined keys. Keys that begin with `_triton_config_` are passed to Triton as launch options,
+without the prefix.
 """
 
 
@@ -617,8 +617,8 @@ def settings_page() -> str:
     head = ("setting", "environment variable", "values", "default", "meaning")
     return f"""# Settings and environment variables
 
-Settings are options of one kernel: `@helion.kernel(static_shapes=False)`, or `settings=helion.Settings(...)`. Each that is
-left out takes its environment variable, read when the decorator runs, then its default.
+Settings are options of one kernel: `@helion.kernel(static_shapes=False)`, or `settings=helion.Settings(...)`. A setting that is
+left out takes the value of its environment variable, read when the decorator runs, or else its default.
 
 {table(head, setting_rows())}
 
@@ -628,8 +628,8 @@ left out takes its environment variable, read when the decorator runs, then its 
 
 ## Accepted without effect
 
-Setting one of these to another value than its default prints one line that says so; `ignore_warnings=["SettingHasNoEffect"]`
-keeps it quiet.
+Setting one of these to another value than its default prints a one-line warning; `ignore_warnings=["SettingHasNoEffect"]`
+suppresses it.
 
 {table(("setting", "why"), ignored_rows())}
 """
@@ -638,9 +638,9 @@ keeps it quiet.
 def errors_page() -> str:
     return f"""# Errors and warnings
 
-All stand in `helion.exc`. Errors derive from `helion.exc.BaseError`, warnings from `helion.exc.BaseWarning`; a warning is
-printed once to stderr, unless its name is in the setting `ignore_warnings`. Words in braces are filled in; where an error is
-about a line of the kernel, an excerpt follows.
+All errors and warnings are in `helion.exc`. Errors derive from `helion.exc.BaseError`, warnings from `helion.exc.BaseWarning`.
+A warning is printed once to stderr, unless its name is in the setting `ignore_warnings`. Words in braces are filled in. If an
+error concerns a line of the kernel, an excerpt follows.
 
 {table(("class", "base", "message"), error_rows())}
 """
@@ -651,10 +651,10 @@ def torch_page() -> str:
     return f"""# torch functions in device code
 
 Inside a device loop these functions and methods of torch work on tiles, with torch's rules for dtypes and broadcasting.
-Anything else raises `helion.exc.UnsupportedTorchFunction` with its name. In host code every function of torch may be called.
+Any other function raises `helion.exc.UnsupportedTorchFunction` with its name. Host code may call every function of torch.
 
-Softmax, norms and cumulative sums need a whole dimension, as in `x[tile, :]`: along a tile that the config cuts they are
-refused, since the result would depend on the tile size.
+Softmax, norms and cumulative sums need a whole dimension, as in `x[tile, :]`. Along an `hl.tile` dimension they are refused,
+since the result would depend on the tile size.
 
 {groups}
 
@@ -665,7 +665,7 @@ refused, since the result would depend on the tile size.
 
 
 def _spellings(names: Iterable[str]) -> str:
-    """Functions, then methods."""
+    """Return functions, then methods, as text."""
     functions = [code(name) for name in names if name.startswith("torch.")]
     methods = [code(name.removeprefix("Tensor")) for name in names if name.startswith("Tensor.")]
     kinds = (("Functions", functions), ("Methods", methods))
@@ -696,5 +696,5 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 
 def pages() -> dict[str, str]:
-    """Markdown by path under ``docs/``."""
+    """Return Markdown by path under ``docs/``."""
     return {path: make() for path, make in PAGES.items()}

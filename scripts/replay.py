@@ -1,12 +1,13 @@
-"""Generates code and compares it with what is kept in test/replay/expected: that of every case of every example, and
-that of a small kernel for every config key.
+"""Generate code, and compare it with the texts in test/replay/expected. There is one text per example, and one per
+config key for a small kernel.
 
     python scripts/replay.py [EXAMPLE | keys/KEY ...] [--update]
 
-Each case of an example gives two modules for sm_90, with the conservative config and with the default one; each entry
-of test/replay/config_keys.py gives what its key changes in a module, for each of its targets. Comments that name lines
-of the source are left out, and equal texts of one file stand in it once, under all their names. Exits with 1 and prints a diff when code differs;
-`--update` writes the files anew instead.
+Each case of an example gives two modules for sm_90, with the conservative config and with the default one. Each entry
+of test/replay/config_keys.py gives the changes of its key in a module, for each of its targets. Comments that name
+lines of the source are left out. Equal texts of one file appear once, under all their names.
+
+The script exits with 1 and prints a diff when code differs; `--update` writes the files instead.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ EXPECTED = ROOT / "test" / "replay" / "expected"
 KEYS = "keys/"
 TARGET = "sm_90"
 NO_EXAMPLES = ("demo",)
-#: Where the kernel's module lies, which differs between machines.
+#: The path of the kernel's module, which differs between machines.
 _PLACE = re.compile(r"^_source_module = source_module\(.*\)$", re.MULTILINE)
 _DIFF_LINES = 60
 
 
 def example_names() -> list[str]:
-    """The examples, sorted."""
+    """Return the names of the examples, sorted."""
     return sorted(p.stem for p in (ROOT / "examples").glob("*.py") if p.stem not in NO_EXAMPLES and p.stem[0] != "_")
 
 
 def key_names() -> list[str]:
-    """The files of the config keys, as `keys/KEY`."""
+    """Return the files of the config keys, as `keys/KEY`."""
     keys = _config_keys()
     return [f"{KEYS}{key}" for key in (keys.PLAIN, *keys.KEYS)]
 
@@ -48,7 +49,7 @@ def _config_keys() -> Any:
 
 
 def generate(name: str) -> str:
-    """The text of one file: the modules of an example, or the entries of a config key."""
+    """Return the text of one file: the modules of an example, or the entries of a config key."""
     texts: dict[str, list[str]] = {}
     for label, code in _config_keys().modules(name.removeprefix(KEYS)) if name.startswith(KEYS) else _cases(name):
         texts.setdefault(_PLACE.sub("_source_module = source_module(<module>, <file>)", code).rstrip(), []).append(
@@ -59,7 +60,7 @@ def generate(name: str) -> str:
 
 
 def _cases(example: str) -> Iterator[tuple[str, str]]:
-    """Labels and modules of an example."""
+    """Yield labels and modules of an example."""
     from helion._testing import as_meta, import_path  # 2 s of torch and triton, after the environment is cleared
 
     for case, kernel, args in import_path(ROOT / "examples" / f"{example}.py").cases():
@@ -73,7 +74,7 @@ def path_of(name: str) -> Path:
 
 
 def difference(name: str) -> str:
-    """What is generated now against what is kept, as the begin of a diff; empty when they are the same."""
+    """Return the begin of a diff between the expected and the generated text; empty when they are the same."""
     path = path_of(name)
     kept = path.read_text() if path.exists() else ""
     now = generate(name)
@@ -85,7 +86,7 @@ def difference(name: str) -> str:
 
 
 def stale() -> list[Path]:
-    """Files of examples and keys that are gone."""
+    """Return the files of examples and keys that no longer exist."""
     known = {path_of(name) for name in (*example_names(), *key_names())}
     return sorted(path for path in EXPECTED.rglob("*.*") if path not in known)
 

@@ -1,13 +1,15 @@
-"""The table of seeds: what the heuristics choose for kernels and shapes nobody tuned. Needs no GPU.
+"""Write the table of seeds: the configs that the heuristics choose for untuned kernels and shapes. This needs no GPU.
 
     python scripts/seeds.py            writes test/seeds/seeds.tsv
     python scripts/seeds.py --check    prints how the file differs from what it would write, and exits with 1 if it does
 
-One line a kernel, case, dtype and target, tab-separated: facts (`"` where they are those of the line above), the
-heuristic of the first seed, its config without keys at their defaults, predicted registers a thread and shared memory
-a block in bytes. Where there is no seed the heuristic is `none` and the config says why; where the target cannot run
-the kernel, `refused`. The lines cover every case of every example, and what benchmarks/cells.py times on a GPU: matrix
-products plain and with reduction epilogues, reductions over rows of 128 to 131072, pointwise kernels.
+There is one line per kernel, case, dtype and target, tab-separated. Its columns are the facts (`"` if equal to those
+of the line above), the heuristic of the first seed, and its config. Keys at their defaults are left out. Then follow
+the predicted registers per thread and shared memory per block in bytes. Without a seed the heuristic is `none` and the
+config says why; if the target cannot run the kernel, it is `refused`.
+
+The lines cover every case of every example, and the cells of benchmarks/cells.py. Those are matmuls, plain and with
+reduction epilogues, reductions over rows of 128 to 131072, and pointwise kernels.
 """
 
 from __future__ import annotations
@@ -40,12 +42,12 @@ def bind(cell: Cell, target: str) -> BoundKernel:
 
 
 def config_text(bound: BoundKernel, config: Any) -> str:
-    """The config without keys at their defaults, on one line without tabs."""
+    """Return the config without keys at their defaults, on one line without tabs."""
     return " ".join(f"{key}={value!r}" for key, value in bound.short_config(config).items()).replace(", ", ",")
 
 
 def line(cell: Cell, target: str) -> tuple[str, ...]:
-    """The columns of one line, with the facts written out."""
+    """Return the columns of one line, with the facts written out."""
     start = (*cell.key, target)
     try:
         bound = bind(cell, target)
@@ -61,7 +63,8 @@ def line(cell: Cell, target: str) -> tuple[str, ...]:
 
 
 def kept() -> dict[tuple[str, ...], dict[str, str]]:
-    """The lines of the file by suite, kernel, case, dtype and target: their columns, with the facts written out."""
+    """Return the lines of the file by suite, kernel, case, dtype and target: their columns, with the facts written
+    out."""
     found = {}
     facts = ""
     for one in TABLE.read_text().splitlines()[1:]:
@@ -72,7 +75,7 @@ def kept() -> dict[tuple[str, ...], dict[str, str]]:
 
 
 def text(chosen: Iterable[Cell]) -> str:
-    """The lines of ``chosen`` for every target, without the head of the table."""
+    """Return the lines of ``chosen`` for every target, without the head of the table."""
     lines = []
     for cell in chosen:
         shown = None

@@ -1,16 +1,16 @@
-"""Makes the environment that the make targets run in; does nothing, in well under a second, when it is there already.
+"""Make the environment that the make targets run in; return at once when it exists already.
 
-    python3 scripts/setup.py run|test|lint|docs|plot [--venv .venv]     what `make demo`, `test`, `lint`, `docs`, `report` need
-    python3 scripts/setup.py remove                  [--venv .venv]     delete it again
+    python3 scripts/setup.py run|test|lint|docs|plot [--venv .venv]     what `make demo`, `test`, `lint`, `docs`,
+    `report` need python3 scripts/setup.py remove                  [--venv .venv]     delete it again
 
 Two kinds of machine:
 
 * The invoking Python has torch built for CUDA or ROCm. That torch, its triton and its numpy are used as they are:
   the environment sees the invoking Python's packages, pip may only add what is missing, and `run` needs no network.
-* It has not. torch and triton are installed in the exact versions of constraints-cpu.txt, one after the other (a
-  torch *range* makes pip choose the newest CUDA build, several GB), then the rest.
+* It has not. pip installs torch, triton and then the rest, in the exact versions of constraints-cpu.txt. (For a torch
+  *range* pip would choose the newest CUDA build, several GB.)
 
-Uses the standard library and pip only, since it runs before anything is installed.
+The script uses the standard library and pip only, since it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OLDEST_TORCH = (2, 11)
 PINNED_FIRST = ("torch", "triton")
 # An accelerator's torch comes with these; replacing one of them breaks it.
 KEPT = ("torch", "triton", "numpy")
-# What each kind of run needs beyond the package's own dependencies: extras of pyproject.toml.
+# Needs of each kind of run beyond the package's own dependencies: extras of pyproject.toml.
 STAGES: dict[str, tuple[str, ...]] = {
     "run": ("cli",),
     "test": ("cli", "test", "report"),
@@ -54,8 +54,8 @@ STAGES: dict[str, tuple[str, ...]] = {
     "plot": ("report",),
     "fit": ("fit",),
 }
-# Extras that a stage does more with, and does without where they cannot be had: beside an accelerator's torch, whose CUDA
-# bindings they could replace, they are left out.
+# Optional extras of a stage, which runs without them if they are unavailable. With an accelerator's torch they are left
+# out, since they could replace its CUDA bindings.
 OPTIONAL: dict[str, tuple[str, ...]] = {"test": ("cute",)}
 
 
@@ -73,7 +73,7 @@ class Inherited:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class State:
-    """What an environment was made from and how far that came; lies in the environment as JSON."""
+    """The origin of an environment and the progress of its installation, a JSON file in the environment."""
 
     python: str  # the Python that made it
     identity: dict[str, str]  # another value: build afresh
@@ -87,11 +87,12 @@ def say(text: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What is wanted
+# Requirements
 
 
 def find_inherited() -> Inherited | None:
-    """The invoking Python's torch if it is built for an accelerator and new enough. Reads files, imports nothing."""
+    """Return the invoking Python's torch if it is built for an accelerator and new enough. Read files, import
+    nothing."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -110,7 +111,7 @@ def find_inherited() -> Inherited | None:
 
 
 def pins() -> dict[str, list[str]]:
-    """Normalised name -> its lines in constraints-cpu.txt."""
+    """Return the lines of constraints-cpu.txt by normalized name."""
     found: dict[str, list[str]] = {}
     for line in CONSTRAINTS.read_text().splitlines():
         if line and not line.startswith("#"):
@@ -119,7 +120,7 @@ def pins() -> dict[str, list[str]]:
 
 
 def normalised(name: str) -> str:
-    """The spelling under which package names compare equal."""
+    """Return the spelling under which package names compare equal."""
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
@@ -136,7 +137,7 @@ def inputs() -> str:
 
 
 def project() -> dict[str, Any]:
-    """The table of that name in pyproject.toml."""
+    """Return the table `project` of pyproject.toml."""
     try:
         import tomllib
     except ModuleNotFoundError:  # Python 3.10: pip carries one
@@ -146,17 +147,17 @@ def project() -> dict[str, Any]:
 
 
 def extra_lines(extras: tuple[str, ...]) -> list[str]:
-    """The requirement strings of extras."""
+    """Return the requirement strings of extras."""
     groups = project()["optional-dependencies"]
     return [line for extra in extras for line in groups[extra]]
 
 
 def requirements(stage: str, inherited: Inherited | None) -> list[str]:
-    """The requirement strings of a stage."""
+    """Return the requirement strings of a stage."""
     extras = extra_lines(STAGES[stage])
     if stage != "run":
         return extras
-    # Beside an accelerator's torch `run` takes what is there, so that it works with no network.
+    # With an accelerator's torch `run` uses the installed packages, so that it works with no network.
     return list(project()["dependencies"]) + ([] if inherited else extras)
 
 
@@ -183,7 +184,7 @@ def interpreter(venv: Path) -> Path:
 
 
 def why_rebuild(venv: Path, wanted: dict[str, str]) -> str | None:
-    """None when the environment can be kept, else the reason why not."""
+    """Return None when the environment can be kept, else the reason why not."""
     state = read_state(venv)
     if state is None:
         return "it is new"
@@ -196,7 +197,7 @@ def why_rebuild(venv: Path, wanted: dict[str, str]) -> str | None:
 
 
 def remove(venv: Path) -> None:
-    """Deletes an environment made here; a kill on the way leaves only a folder that the next call deletes."""
+    """Delete an environment made here. If it is interrupted, the next call deletes the rest."""
     doomed = venv.with_name(venv.name + ".removing")
     shutil.rmtree(doomed, ignore_errors=True)
     if read_state(venv) is not None:
@@ -205,7 +206,7 @@ def remove(venv: Path) -> None:
 
 
 def clear(venv: Path) -> None:
-    """Makes room at `venv`; a folder of another origin is moved aside, never deleted."""
+    """Clear `venv`; a folder of another origin is renamed, never deleted."""
     remove(venv)
     if not venv.exists():
         return
@@ -216,7 +217,8 @@ def clear(venv: Path) -> None:
 
 
 def create(venv: Path, state: State, inherited: Inherited | None) -> None:
-    """An empty environment that sees this checkout and, with an inherited torch, the invoking Python's packages."""
+    """Create an empty environment that sees this checkout and, with an inherited torch, the invoking Python's
+    packages."""
     clear(venv)
     venv.mkdir(parents=True)
     write_state(venv, dataclasses.replace(state, unfinished="create"))
@@ -235,7 +237,7 @@ def create(venv: Path, state: State, inherited: Inherited | None) -> None:
 
 
 def constraints_file(venv: Path, inherited: Inherited | None) -> Path:
-    """constraints-cpu.txt itself, or that less what an inherited torch's Python already has."""
+    """Return constraints-cpu.txt, without the packages that an inherited torch's Python already has."""
     if inherited is None:
         return CONSTRAINTS
     present = {normalised(d.metadata["Name"]): d.version for d in importlib.metadata.distributions()}
@@ -264,7 +266,7 @@ def pip_install(venv: Path, constraints: Path, wanted: list[str]) -> None:
 
 
 def missing(venv: Path, wanted: list[str]) -> list[str]:
-    """Those of the requirements of which the environment has no version at all."""
+    """Return the requirements of which the environment has no version at all."""
     ask = "import importlib.metadata as m; print(*(d.metadata['Name'] for d in m.distributions()))"
     listed = subprocess.run([interpreter(venv), "-c", ask], capture_output=True, text=True, check=True).stdout
     present = set(map(normalised, listed.split()))
@@ -301,10 +303,10 @@ def install_optional(venv: Path, stage: str, constraints: Path) -> None:
 
 
 def ensure(venv: Path, stage: str) -> None:
-    """Leaves `venv` with everything `stage` needs.
+    """Install everything `stage` needs into `venv`.
 
     Raises:
-        SetupError: something needed is neither there nor to be had. What was installed before stays.
+        SetupError: a requirement is neither installed nor available. Packages that were installed before remain.
     """
     inherited = find_inherited()
     wanted = identity(inherited)
@@ -331,7 +333,7 @@ def ensure(venv: Path, stage: str) -> None:
 
 
 def leave_own_environment(venv: Path) -> None:
-    """When the Python that runs this is the environment's own (someone activated it), go on with its maker."""
+    """Restart with the parent Python when the running Python is the environment's own (someone activated it)."""
     if Path(sys.prefix).resolve() != venv:
         return
     state = read_state(venv)

@@ -1,9 +1,9 @@
-"""Compiles every example under the oldest and the newest supported Triton, with scripts/compile_examples.py.
+"""Compile every example under the oldest and the newest supported Triton, with scripts/compile_examples.py.
 
     .venv/bin/python scripts/test_versions.py [--only 3.9] [arguments of compile_examples.py]
 
-Each Triton lies in an environment of its own, `.venv-triton-3.6` and so on, which sees everything else (torch above
-all, which is not installed again) in the environment that runs this. Exits with 1 when a version has a failure.
+Each Triton has an environment of its own, `.venv-triton-3.6` and so on. All other packages, such as torch, are those
+of the environment that runs this. The script exits with 1 when a version has a failure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VERSIONS = {"3.6": "3.6.0", "3.9": "3.9.0"}
 
 
 def environment(version: str, release: str) -> Path:
-    """The Python of an environment with that Triton in front of this one's packages; made if it is not there."""
+    """Return the Python of an environment with that Triton before this one's packages; make it if it does not exist."""
     folder = ROOT / f".venv-triton-{version}"
     python = folder / "bin" / "python"
     packages = sysconfig.get_path("purelib")
@@ -36,7 +36,7 @@ def environment(version: str, release: str) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
     own = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
-    # addsitedir puts the parent's packages behind this environment's own and follows the parent's path files.
+    # addsitedir puts the parent's packages after this environment's own and follows the parent's path files.
     Path(own, "parent.pth").write_text(f"import site; site.addsitedir({packages!r})\n")
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-qq", "--disable-pip-version-check"]
     # --ignore-installed: pip sees the parent's Triton and would call the matter settled.

@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Matmuls of tiles."""
 
 from __future__ import annotations
 
