@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--expect-triton", metavar="X.Y", help="fail at once under another Triton")
     arguments = parser.parse_args()
 
-    # An own cache, so that every kernel is compiled by this Triton and this helion; chosen before either is imported.
+    # A separate cache, so that every kernel is compiled by this Triton and this helion; chosen before either is imported.
     with tempfile.TemporaryDirectory(prefix="helion-compile-") as cache:
         os.environ["TRITON_CACHE_DIR"] = os.path.join(cache, "triton")
         os.environ["HELION_CACHE_DIR"] = os.path.join(cache, "helion")

@@ -27,7 +27,7 @@ PLACES = ("helion", "docs", "README.md", "CONTRIBUTING.md", "scripts", "examples
 GENERATED = ("docs/performance.md",)
 
 MAX_WORDS = 25
-#: No docstring opens with one of these, and no sentence that asks nothing.
+#: No docstring opens with one of these, and no sentence without a question mark opens with What or Whether.
 QUESTION_WORDS = frozenset({"what", "whether", "which", "who", "where", "how", "whose", "why"})
 #: Docstrings of functions do not open with these either: they open with a verb.
 NO_VERBS = frozenset(

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from helion.runtime.bound import BoundKernel
 
 TABLE = ROOT / "test" / "seeds" / "compiled.tsv"
-#: The targets of the file. All of the table's compile; these are the ones whose figures are kept.
+#: The targets of the file. All targets of the table compile; the file has the resources for these.
 KEPT_TARGETS = ("sm_90", "h200", "sm_100")
 KEY = ("suite", "kernel", "case", "dtype", "target")
 NUMBERS = ("registers", "spilled", "shared", "shared_limit")
 COLUMNS = (*KEY, "seed", *NUMBERS, "note")
 
-#: Rows of the smallest product; a tile this high of a row's width in half of the register file must not spill.
+#: Rows of the smallest matmul. A tile of so many rows must not spill if it takes at most half of the register file.
 LEAST_ROWS, REGISTER_BYTES = 16, 4
 MOST_SPILLED = 1024
 #: ptxas at times spills a few bytes with most registers unused, for more warps per SM.

@@ -37,12 +37,12 @@ PROCESSES = 2
 
 #: Median error of registers that are not spilled, on CUDA and on AMD.
 REGISTER_ERROR, AMD_REGISTER_ERROR = 0.15, 0.20
-#: Bytes that a seed may spill, and the part of all that may spill more: 25 of 2820 do.
+#: Bytes that a seed may spill, and the fraction of all that may spill more: 25 of 2820 do.
 SPILLED, SPILLING = 64, 0.01
 #: Predicted shared memory is at most this times the real bytes, plus this many.
 SHARED_FACTOR, SHARED_BYTES = 1.10, 2048
-#: The part that may be predicted above that: of the rows of test/unseen_kernels.py, and of those of benchmarks/workloads, of which
-#: half are sums of booleans and products of a loop over sparse blocks.
+#: The fraction that may be predicted above that, for test/unseen_kernels.py and for benchmarks/workloads. Half of the latter
+#: are sums of booleans and matmuls in a loop over sparse blocks.
 ABOVE, ABOVE_IN_STEPS = 0.03, 0.09
 
 

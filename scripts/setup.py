@@ -228,7 +228,7 @@ def create(venv: Path, state: State, inherited: Inherited | None) -> None:
         raise SetupError(f"`{' '.join(command)}` failed (above)")
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
     packages = subprocess.run([interpreter(venv), "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
-    # A path file rather than an editable install: that one would need setuptools, which not every machine has.
+    # A path file, not an editable install, which would need setuptools.
     Path(packages, "helion-checkout.pth").write_text(f"{ROOT}\n")
     if inherited is not None:
         # --system-site-packages would show the base Python's packages, not those of an environment that invokes this.

@@ -25,7 +25,7 @@ def environment(version: str, release: str) -> Path:
     folder = ROOT / f".venv-triton-{version}"
     python = folder / "bin" / "python"
     packages = sysconfig.get_path("purelib")
-    # Anything else written in here means another Triton, Python or parent: the environment is made afresh.
+    # Another content means another Triton, Python or parent: the environment is made again.
     made_from = f"triton {release}, Python {sys.version}, beside {packages}"
     stamp = folder / "made-from.txt"
     if stamp.is_file() and stamp.read_text() == made_from and python.exists():
@@ -39,7 +39,7 @@ def environment(version: str, release: str) -> Path:
     # addsitedir puts the parent's packages after this environment's own and follows the parent's path files.
     Path(own, "parent.pth").write_text(f"import site; site.addsitedir({packages!r})\n")
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-qq", "--disable-pip-version-check"]
-    # --ignore-installed: pip sees the parent's Triton and would call the matter settled.
+    # --ignore-installed: pip sees the parent's Triton and would install nothing.
     subprocess.run([*pip, "--no-deps", "--ignore-installed", f"triton=={release}"], check=True)
     stamp.write_text(made_from)
     return python

@@ -79,14 +79,14 @@ class Leveled:
 
 
 class Axis(Protocol):
-    """A loop axis: its block size, and the tile its loop is at, if it is running."""
+    """A loop axis: its block size, and the current tile if its loop is running."""
 
     size: int
     tile: Any
 
 
 class ShortTile(Protocol):
-    """A tile, as far as a session needs to know it."""
+    """The part of a tile that a session uses."""
 
     block: Axis
     frame: Frame | None
@@ -144,7 +144,7 @@ def axes_of(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def set_axes(tensor: torch.Tensor, axes: tuple[object, ...]) -> torch.Tensor:
-    """Note which axis the lanes of each dimension belong to."""
+    """Record the axis of each dimension's lanes."""
     if len(axes) == tensor.ndim and any(axis is not None for axis in axes):
         shadow = shadow_of(tensor)
         if shadow is None:
@@ -160,7 +160,7 @@ def axis_of(tensor: torch.Tensor) -> object:
 
 
 def set_axis(tensor: torch.Tensor, axis: object) -> torch.Tensor:
-    """Note which axis the lanes of a 1-D tensor belong to."""
+    """Record the axis of a 1-D tensor's lanes."""
     return set_axes(tensor, (axis,))
 
 
@@ -215,7 +215,7 @@ class Session:
     running: tuple[Any, ...] = ()
     #: Seeds of torch's random functions in the grid loop that is running, by the place of the call.
     seeds: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False)
-    #: How many seeds each launch of the compiled kernel draws at once, in order, where that makes a difference.
+    #: Number of seeds that each launch of the compiled kernel draws at once, in order, where that makes a difference.
     launches: Callable[[], Iterator[int]] = field(default=lambda: iter(()), repr=False)
     _counts: Iterator[int] | None = field(default=None, repr=False)
     _drawn: list[torch.Tensor] = field(default_factory=list, repr=False)
@@ -254,7 +254,7 @@ class Session:
 
     @contextlib.contextmanager
     def inside(self, tiles: Sequence[ShortTile]) -> Iterator[bool]:
-        """Run one iteration of a loop over ``tiles``; gives whether some of them are short."""
+        """Run one iteration of a loop over ``tiles``; yield whether some of them are short."""
         outer, replaced = self.frames, [tile.block.tile for tile in tiles]
         self.running = (*self.running, *tiles)
         for tile in tiles:
@@ -321,7 +321,7 @@ class Session:
         takes_sizes: bool = False,
         elementwise: bool = False,
     ) -> Any:
-        """Call a function on every level on which its arguments differ; gives the innermost result.
+        """Call a function on every level on which its arguments differ; return the innermost result.
 
         ``takes_sizes`` says that integers among the arguments themselves (not only in lists) are sizes, ``elementwise``
         that tensor arguments broadcast.
@@ -359,7 +359,7 @@ class Session:
                         raise
                     result = function(*aligned, **kwargs)
                 return _inherit_axis(result, args)
-        except exc.CheckFailed:  # an error of the kernel's, not of this version of the values
+        except exc.CheckFailed:  # an error of the kernel, not of this version of the values
             raise
         except RuntimeError as error:
             return _Failed(error)

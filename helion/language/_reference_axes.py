@@ -22,7 +22,7 @@ _Axes = tuple[object, ...]
 
 
 def elementwise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function whose tensor arguments broadcast, each at its place; the result knows its axes."""
+    """Call a function whose tensor arguments broadcast, each aligned by its axes; the result has axes too."""
     values = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
     rank = max((v.ndim for v in values), default=0)
     target = _columns([v for v in values if v.ndim == rank])

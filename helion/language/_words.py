@@ -1,4 +1,4 @@
-"""Host tensors as generated host code passes them where kernels read them in other pieces than elements."""
+"""Views of host tensors that generated host code passes to kernels with wider or narrower loads."""
 
 from __future__ import annotations
 

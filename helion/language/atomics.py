@@ -381,7 +381,7 @@ def _apply(update: _Update, target: torch.Tensor, index: Any, operands: Sequence
 def _in_turn(
     update: _Update, target: torch.Tensor, lanes: list[torch.Tensor], values: list[torch.Tensor]
 ) -> torch.Tensor:
-    """Update elements by lanes that may share one: those lanes come in order."""
+    """Update elements by lanes that may share one; such lanes are applied in order."""
     place = torch.zeros_like(values[0], dtype=torch.int64)
     for lane, stride in zip(lanes, target.stride(), strict=True):
         place = place + lane * stride

@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 class ProcessGroupName(str):
-    """Annotate a parameter that names a process group of ``torch.distributed``.
+    """The annotation of a parameter that names a process group of ``torch.distributed``.
 
     Names are compile-time constants, as every string argument: host code may pass them on to ``torch.distributed``, and
     another name is another specialization.

@@ -59,7 +59,7 @@ def full(
 
     Raises:
         exc.ShapeSpecializingAllocation: a size is not known when the kernel is compiled.
-        exc.ShapeMismatch: ``value`` is no scalar.
+        exc.ShapeMismatch: ``value`` is not a scalar.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""Printing, breakpoints, inline Triton, inline assembly, and Triton functions of the user's."""
+"""Printing, breakpoints, inline Triton, inline assembly, and calls of Triton functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def device_print(prefix: str, *values: Any) -> None:
         values: tiles and numbers.
 
     Raises:
-        exc.InvalidAPIUsage: ``prefix`` is no string literal.
+        exc.InvalidAPIUsage: ``prefix`` is not a string literal.
 
     Example::
 

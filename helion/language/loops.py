@@ -144,7 +144,7 @@ def static_range(begin_or_end: int, end: int | None = None, /, step: int = 1) ->
 
 @dataclass(frozen=True)
 class _Bounds:
-    """One dimension of a loop: ``[begin, end)``, and the block size or step as it was given."""
+    """One dimension of a loop: ``[begin, end)``, and the block size or step as given."""
 
     begin: int
     end: int

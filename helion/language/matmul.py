@@ -160,7 +160,7 @@ def product(lhs: torch.Tensor, rhs: torch.Tensor, acc: torch.Tensor | None, dtyp
     """Compute ``lhs @ rhs (+ acc)``, accumulated wide and rounded once to ``dtype`` (None: the accumulator's).
 
     Raises ``exc.ShapeMismatch``, ``exc.DotBatchDimensionMismatch`` and ``exc.TypeInferenceError`` for dtypes that no
-    matrix unit takes.
+    tensor core supports.
     """
     _check_operands(lhs, rhs)
     shared = current().common(lhs.shape[-1], rhs.shape[-2])

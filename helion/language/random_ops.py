@@ -1,4 +1,4 @@
-"""Random numbers that depend on the seed and on the element's place in the whole tensor, never on tile sizes."""
+"""Random numbers that depend on the seed and on the element's position in the whole tensor, never on tile sizes."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def randint(
         device: accepted and not used.
 
     Raises:
-        exc.InvalidAPIUsage: the bounds are no constants, or ``low >= high``.
-        exc.TypeInferenceError: ``seed`` is no integer.
+        exc.InvalidAPIUsage: the bounds are not constants, or ``low >= high``.
+        exc.TypeInferenceError: ``seed`` is not an integer.
 
     Example::
 
@@ -86,7 +86,7 @@ def rand4x(
         offsets: an integer tile; each result has its shape. Philox makes four words for each offset.
 
     Raises:
-        exc.TypeInferenceError: ``seed`` or ``offsets`` are no integers.
+        exc.TypeInferenceError: ``seed`` or ``offsets`` are not integers.
 
     Example::
 

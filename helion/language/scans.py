@@ -1,4 +1,4 @@
-"""Reductions and scans with a function of the user's, and cumulative sums and products."""
+"""Reductions and scans with a user-defined function, and cumulative sums and products."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def _reduce(
     dims = range(values[0].ndim) if dim is None else [_position(values[0], dim)]
     axes = [None if at in dims else axis for at, axis in enumerate(axes_of(values[0])) if keep_dims or at not in dims]
     for at in dims:
-        while (size := values[0].shape[at]) > 1:  # neighbours in pairs, an odd one out is kept for the next round
+        while (size := values[0].shape[at]) > 1:  # neighbours in pairs; an odd last one is kept for the next round
             last = _parts(values, at, size - 1, None) if size % 2 else None
             values = _combine(combine_fn, _parts(values, at, 0, size - 1, 2), _parts(values, at, 1, None, 2))
             if last is not None:

@@ -1,4 +1,4 @@
-"""Functions of kernels over several GPUs. None is implemented; each is refused where a kernel calls it."""
+"""Functions for kernels over several GPUs. None is implemented; a call in a kernel raises an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def make_async_remote_copy(
     """Start a copy of a part of a tensor to another GPU. Not implemented.
 
     Args:
-        src: a tensor of the host's.
+        src: a host tensor.
         src_index: the part of it.
         device_id: the rank of the other GPU.
         dst: the tensor there.
@@ -41,7 +41,7 @@ def remote_barrier(ids: Any) -> None:
 
 
 def refusing(name: str) -> Any:
-    """Return a function that takes anything and refuses what has this name."""
+    """Return a function that accepts any arguments and refuses the function of this name."""
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise exc.SeveralGpusUnsupported(name=name)

@@ -34,7 +34,7 @@ class StackTensor(_Fields, access.Accessible):
 
     @property
     def shape(self) -> Any:
-        """That of ``dev_ptrs``, then that of ``tensor_like``."""
+        """The shape of ``dev_ptrs``, then that of ``tensor_like``."""
         return (*self.dev_ptrs.shape, *self.tensor_like.shape)
 
     @property

@@ -60,7 +60,7 @@ class Tile:
         @property
         def count(self) -> Any: ...
 
-        # what makes x[tile], hl.zeros([tile]) and tile + 1 well typed
+        # these make x[tile], hl.zeros([tile]) and tile + 1 well typed
         def __index__(self) -> int: ...
         def __add__(self, other: int | torch.Tensor) -> torch.Tensor: ...
         def __radd__(self, other: int | torch.Tensor) -> torch.Tensor: ...
@@ -72,7 +72,7 @@ def tile_index(tile: Tile) -> torch.Tensor:
     """Return the indices of a tile, as ``tile.index``: an integer tensor of shape ``[tile.block_size]``.
 
     Raises:
-        exc.TypeInferenceError: ``tile`` is no tile.
+        exc.TypeInferenceError: ``tile`` is not a tile.
 
     Example::
 
@@ -91,7 +91,7 @@ def tile_begin(tile: Tile) -> Any:
     """Return the first index of a tile, as ``tile.begin``: a scalar.
 
     Raises:
-        exc.TypeInferenceError: ``tile`` is no tile.
+        exc.TypeInferenceError: ``tile`` is not a tile.
 
     Example::
 
@@ -110,7 +110,7 @@ def tile_end(tile: Tile) -> Any:
     """Return the end of a tile, as ``tile.end``: a scalar, one past the last index in range.
 
     Raises:
-        exc.TypeInferenceError: ``tile`` is no tile.
+        exc.TypeInferenceError: ``tile`` is not a tile.
 
     Example::
 
@@ -129,7 +129,7 @@ def tile_block_size(tile: Tile) -> int:
     """Return the number of lanes of a tile, as ``tile.block_size``: a size.
 
     Raises:
-        exc.TypeInferenceError: ``tile`` is no tile.
+        exc.TypeInferenceError: ``tile`` is not a tile.
 
     Example::
 
@@ -148,7 +148,7 @@ def tile_id(tile: Tile) -> Any:
     """Return the number of a tile within its loop, from 0, as ``tile.id``: a scalar.
 
     Raises:
-        exc.TypeInferenceError: ``tile`` is no tile.
+        exc.TypeInferenceError: ``tile`` is not a tile.
 
     Example::
 
@@ -168,7 +168,7 @@ def tile_count(tile: Tile) -> Any:
     """Return the number of tiles in the loop of a tile, as ``tile.count``: a scalar.
 
     Raises:
-        exc.TypeInferenceError: ``tile`` is no tile.
+        exc.TypeInferenceError: ``tile`` is not a tile.
 
     Example::
 
@@ -187,8 +187,8 @@ def tile_count(tile: Tile) -> Any:
 
 @dataclass(eq=False)
 class RefAxis:
-    """One axis of a loop that runs eagerly, or a registered block size. ``tile`` is where its loop is, if it runs.
-    ``fixed``: the kernel itself gives the size, not a config."""
+    """One axis of a loop that runs eagerly, or a registered block size. ``tile`` is the current
+    tile of its loop, if that runs. ``fixed``: the kernel itself gives the size, not a config."""
 
     size: int
     tile: Any = None
@@ -196,7 +196,7 @@ class RefAxis:
 
 
 class BlockSize(int, Leveled):
-    """A block size as a number. As a size of a value made in a short tile it counts the lanes in range."""
+    """A block size as a number. As a size of a value in a short tile it is the number of lanes in range."""
 
     axis: RefAxis
 
@@ -338,7 +338,7 @@ for _name in (
 
 
 class RefTileTuple(tuple[RefTile, ...]):
-    """The variable of a multi-dimensional ``hl.tile`` loop; it spreads in subscripts."""
+    """The variable of a multi-dimensional ``hl.tile`` loop; it is unpacked in subscripts."""
 
     def __getattr__(self, name: str) -> NoReturn:
         if len(self) == 1 and name in TILE_ATTRIBUTES:

@@ -25,7 +25,7 @@ def register_tunable(name: str, fragment: Any) -> Any:
     Raises:
         exc.TunableNameConflict: ``name`` is a config key of the public API, or another tunable.
         exc.RegisterTunableArgTypes: anything but a string and a fragment.
-        exc.TunableTypeNotSupported: the values are no numbers.
+        exc.TunableTypeNotSupported: the values are not numbers.
 
     Example::
 
