@@ -1,4 +1,4 @@
-"""Questions about the toolchain that kernels of the public API ask by these names."""
+"""Queries of the toolchain under the names of the public API."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""What the public API has and nothing here uses, so that kernels written for it run unchanged: settings that have no
-effect, which say so once when they are set, settings that are refused with a reason, and errors that are never raised but
-may be named in an ``except``."""
+"""Names of the public API without an implementation here, so that kernels written for it run unchanged.
+
+Settings without effect warn once when they are set. Settings that would change results are refused with a reason. Some
+errors are never raised but may be named in an ``except``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from . import exc
 
 _NO_SEARCH = "the search has no such option; kernel.autotune() names those it has"
 
-#: Settings that nothing reads, and why.
+#: Settings without effect, and the reason.
 SETTINGS: Mapping[str, str] = {
     "fast_math": "no approximate functions are generated",
     "debug_dtype_asserts": "generated code asserts no dtypes; HELION_VERIFY=1 checks them in the device IR",
@@ -39,13 +41,13 @@ SETTINGS: Mapping[str, str] = {
 
 _FUSION = "torch.compile takes kernels into its graphs and fuses nothing into them; what torch runs around them is fused by torch"
 
-#: Settings of the public API that there are not here, and why: code that sets them counts on what they do.
+#: Settings of the public API that are refused, and the reason: code that sets them relies on their effect.
 REFUSED: Mapping[str, str] = {
     "torch_compile_fusion": _FUSION,
     "autotune_with_torch_compile_fusion": _FUSION,
 }
 
-#: Classes of ``helion.exc`` that nothing raises, nor any class derived from them.
+#: Classes of ``helion.exc`` that are never raised, nor any class derived from them.
 ERRORS = frozenset(
     {
         "AssignmentMultipleTargets",
@@ -73,7 +75,7 @@ _said: set[str] = set()
 
 
 def announce(values: Mapping[str, Any], defaults: Mapping[str, Any], ignored: Collection[str]) -> None:
-    """Says on stderr, once per process and setting, which of ``values`` are not at their default and have no effect.
+    """Warn on stderr, once per process and setting, about ``values`` that differ from their default but have no effect.
 
     ``ignored`` are names of warnings that are not wanted.
     """

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 
-#: What is installed with pip. The import name belongs to a distribution of another project as well.
+#: Name of the distribution on PyPI. The import name belongs to a distribution of another project as well.
 NAME = "helion-tiles"
 OTHER = "helion"
 
 
 @functools.cache
 def clash() -> str:
-    """Return what is wrong where the other distribution is installed too, "" where it is not.
+    """Describe the conflict if the other distribution is installed too; "" if it is not.
 
     Both write into one folder, so that an installation or an upgrade of one replaces files of the other.
     """

@@ -1,4 +1,4 @@
-"""Constants told apart by type and by bits, as compiled code depends on them.
+"""Keys that distinguish constants by type and by bits, as compiled code depends on them.
 
 ``==`` is no measure for that: 0.0 equals -0.0, 1 equals True and 1.0, and NaN does not equal itself.
 """
@@ -18,7 +18,7 @@ import torch
 _BITS = struct.Struct("<d")
 #: Types of which equal values have equal bits.
 _EXACT = frozenset((int, bool, str, bytes, type(None), torch.dtype, torch.device))
-#: Types of constants without an identity of their own: an equal one, made anew, leads to the same code.
+#: Types of constants without an identity of their own: an equal, newly made one leads to the same code.
 PLAIN = (
     bool,
     int,
@@ -41,7 +41,7 @@ def float_key(value: float) -> Hashable:
 
 
 def exact_key(value: Any, other: Callable[[Any], Hashable] | None = None) -> Hashable:
-    """Return what two constants share only if no code can tell them apart: types, bits, and those of all parts.
+    """Return a key that two constants share only if no code can distinguish them: types, bits, and those of all parts.
 
     Args:
         value: numbers, strings, enums, dtypes, and tuples, lists, dicts, sets, ranges, slices and dataclasses of them.
@@ -73,14 +73,14 @@ def exact_key(value: Any, other: Callable[[Any], Hashable] | None = None) -> Has
 
 
 def is_constant(value: Any) -> bool:
-    """Tell a constant without an identity of its own: a plain one, or a tuple, frozenset or range of such."""
+    """Return whether a constant has no identity of its own: a plain one, or a tuple, frozenset or range of such."""
     if isinstance(value, (tuple, frozenset)):
         return all(map(is_constant, value))
     return isinstance(value, (*PLAIN, range, slice))
 
 
 def are_same(a: Any, b: Any) -> bool:
-    """Tell that two constants have the same type and bits. Symbolic sizes count as the numbers they equal."""
+    """Return whether two constants have the same type and bits. Symbolic sizes count as the numbers they equal."""
     if a is b:
         return True
     if is_constant(a) and is_constant(b):

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and folders that nobody else can write to."""
+"""Files that appear whole or not at all, and folders that no other user can write to."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | get
 
 
 def write_whole(path: pathlib.Path, data: str | bytes, *, shared: bool = False) -> None:
-    """Put ``data`` into ``path``, which others see as it was or as it will be, and nothing between.
+    """Write ``data`` to ``path`` atomically: others see the old content or the new, and nothing between.
 
-    It is written under a name that nobody can guess or plant, and then renamed; a link at ``path`` is replaced, not
-    followed. The mode is what the umask leaves; with ``shared`` whoever may read the folder may read the file.
-    Raises OSError.
+    The data is written under an unpredictable name, and then renamed; a link at ``path`` is replaced, not followed. The
+    mode follows the umask; with ``shared``, all users with read access to the folder get it for the file.
     """
     content = data.encode() if isinstance(data, str) else data
     temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
@@ -42,7 +41,7 @@ def write_whole(path: pathlib.Path, data: str | bytes, *, shared: bool = False) 
 
 
 def holds(path: pathlib.Path, data: str) -> bool:
-    """Whether ``path`` is a file with just this content."""
+    """Return whether ``path`` is a file with exactly this content."""
     try:
         return path.is_file() and path.read_bytes() == data.encode()
     except OSError:
@@ -50,7 +49,7 @@ def holds(path: pathlib.Path, data: str) -> bool:
 
 
 def make_folder(path: pathlib.Path, base: pathlib.Path) -> None:
-    """Make ``path`` below ``base``, which exists; new folders may be entered, read and written by whom ``base`` may be."""
+    """Make ``path`` below ``base``, which exists; new folders get the permissions of ``base``."""
     missing = []
     while path != base and not path.is_dir():
         missing.append(path)
@@ -66,7 +65,7 @@ def make_folder(path: pathlib.Path, base: pathlib.Path) -> None:
 
 
 def is_private(path: pathlib.Path) -> bool:
-    """Whether ``path`` is a folder, no link to one, of this user, that nobody else may enter."""
+    """Return whether ``path`` is a folder of this user, not a link to one, that no other user may enter."""
     try:
         found = path.lstat()
     except OSError:
@@ -75,8 +74,11 @@ def is_private(path: pathlib.Path) -> bool:
 
 
 def is_trusted(path: pathlib.Path) -> bool:
-    """Whether only this user and root can have put ``path`` where it is: they own it and every folder above it, and
-    nobody else may write there (into folders such as /tmp others may, but not exchange what is in them)."""
+    """Return whether only this user and root can have created ``path``.
+
+    They must own it and every folder above it, and no other user may write there. Sticky folders such as /tmp are
+    allowed, because others cannot replace entries in them.
+    """
     try:
         for each in (path.absolute(), *path.absolute().parents):
             found = each.lstat()
@@ -90,7 +92,7 @@ def is_trusted(path: pathlib.Path) -> bool:
 
 @functools.cache
 def private_folder() -> pathlib.Path:
-    """``helion-<uid>`` in the folder for temporary files, if it is this user's alone; else a new one for this process.
+    """Return ``helion-<uid>`` in the temporary folder if it is private; else a new folder for this process.
 
     Raises OSError where nothing can be written.
     """
@@ -105,8 +107,10 @@ def private_folder() -> pathlib.Path:
 
 
 def wanted_cache_dir() -> pathlib.Path:
-    """Return the folder that the cache is wanted in: ``HELION_CACHE_DIR``, else ``helion`` in the user's cache directory, which is
-    ``XDG_CACHE_HOME`` where that is an absolute path. Raises RuntimeError where there is no home."""
+    """Return the configured cache folder: ``HELION_CACHE_DIR``, else ``helion`` in the user's cache directory.
+
+    The latter is ``XDG_CACHE_HOME`` if that is an absolute path. Raises RuntimeError if there is no home.
+    """
     configured = knobs.CACHE_DIR.read()
     if configured:
         return pathlib.Path(configured)
@@ -117,7 +121,7 @@ def wanted_cache_dir() -> pathlib.Path:
 
 
 def read_only_cache_dir() -> pathlib.Path | None:
-    """The folder that the cache is wanted in, where it can be read and not written."""
+    """Return the configured cache folder if it can be read but not written."""
     try:
         base = wanted_cache_dir()
     except RuntimeError:
@@ -127,8 +131,7 @@ def read_only_cache_dir() -> pathlib.Path | None:
 
 
 def cache_dir() -> pathlib.Path:
-    """Return ``wanted_cache_dir()``; where that cannot be written, which is said once, a temporary
-    folder of this user."""
+    """Return ``wanted_cache_dir()``, or a temporary folder of this user if it is not writable, with a notice."""
     configured = knobs.CACHE_DIR.read()
     try:
         base = wanted_cache_dir()
@@ -150,13 +153,13 @@ def cache_dir() -> pathlib.Path:
 
 
 def code_folder() -> pathlib.Path:
-    """Where compiled code is kept: in the cache, or where others may write there, in a folder of this user alone."""
+    """Return the folder of compiled code: the cache, or a private folder if others may write to the cache."""
     base = cache_dir()
     return base if is_trusted(base) else private_folder()
 
 
 def keep_code(path: pathlib.Path, code: bytes) -> None:
-    """Put compiled ``code`` into ``path``, below ``code_folder()``, where nobody else can write, with its digest beside.
+    """Write compiled ``code`` to ``path``, below ``code_folder()``, where no other user can write, and its digest.
 
     Raises OSError.
     """
@@ -169,12 +172,12 @@ def keep_code(path: pathlib.Path, code: bytes) -> None:
 
 
 def is_kept_code(path: pathlib.Path) -> bool:
-    """Whether ``path`` was put there by this user and is what was put: its digest stands beside its folder."""
+    """Return whether this user wrote ``path`` and it is unchanged: its digest is stored next to its folder."""
     return is_trusted(path) and path.is_file() and holds(digest_file(path), _digest(path.read_bytes()))
 
 
 def digest_file(path: pathlib.Path) -> pathlib.Path:
-    """Where the digest of compiled code is kept."""
+    """Return the path of the digest of compiled code."""
     return path.parent.with_name(f"{path.parent.name}-{path.name}.sha256")
 
 

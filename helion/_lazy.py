@@ -1,5 +1,4 @@
-"""Modules that are imported when first used, so that ``import helion`` stays light, and what waits for modules that others
-import.
+"""Modules that are imported on first use, so that ``import helion`` stays light, and actions after imports.
 
 The compiler is 150 ms of imports that a process pays with its first kernel, not before.
 """
@@ -19,7 +18,7 @@ from ._locks import importing
 
 
 class LazyModule(ModuleType):
-    """Stands for a module of the package; its first attribute access imports it."""
+    """A placeholder for a module of the package; its first attribute access imports it."""
 
     def __getattr__(self, name: str) -> Any:
         with importing():
@@ -29,12 +28,12 @@ class LazyModule(ModuleType):
 
 
 def lazy(name: str) -> Any:
-    """The module ``name``, imported when first used."""
+    """Return the module ``name``, which is imported on first use."""
     return LazyModule(name)
 
 
 def when_imported(name: str, action: Callable[[], None]) -> None:
-    """Call ``action`` behind the import of ``name``, or now if that has been imported."""
+    """Call ``action`` after the import of ``name``, or now if that has been imported."""
     if name in sys.modules:
         importlib.import_module(name)  # another thread may be at it
         action()
@@ -43,7 +42,7 @@ def when_imported(name: str, action: Callable[[], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module as the finders behind it do, once, and gives it a loader that calls ``action``."""
+    """Finder of one module, which asks the later finders once and wraps the loader so that it calls ``action``."""
 
     def __init__(self, name: str, action: Callable[[], None]) -> None:
         self._name = name

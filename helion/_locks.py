@@ -1,8 +1,8 @@
-"""Locks that a forked process finds free, and what else it mends.
+"""Locks that a forked process finds free, and recovery of the state they guard.
 
-``os.fork`` copies one thread. A lock that another thread held at that moment would be held for ever in the child, and what
-that thread was changing under it would stay half done. All locks of the package come from ``new_lock``: the child makes
-each one anew that another thread held, and calls what its owner gave to ``recover``.
+``os.fork`` copies one thread. A lock that another thread held at that moment stays locked in the child forever. The
+data that it guards stays half changed. All locks of the package come from ``new_lock``: the child replaces each one
+that another thread held, and calls the action that its owner gave to ``recover``.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-#: Seconds for which a fork waits for imports on demand in other threads: a child cannot finish a module that is half run.
+#: Seconds for which a fork waits for imports on demand in other threads: a child cannot finish a module that is half
+#: run.
 _PATIENCE = 10.0
 _PAUSE = 0.001
 
 _LOCKS: weakref.WeakSet[Any] = weakref.WeakSet()
 _RECOVERIES: weakref.WeakKeyDictionary[Any, list[Callable[[], Callable[[], None] | None]]] = weakref.WeakKeyDictionary()
 _IN_CHILD: list[Callable[[], None]] = []
-#: Imports on demand that are under way, by thread, and the thread that is about to fork.
+#: Imports on demand in flight, by thread, and the thread that is about to fork.
 _IMPORTS: dict[int, int] = {}
 _FORKING: list[int] = []
 
@@ -37,7 +38,7 @@ def new_lock() -> Any:
 
 
 def recover(lock: Any, action: Callable[[], None]) -> None:
-    """Call ``action`` in a forked process if another thread held ``lock`` at the fork: what it guards may be half changed.
+    """Call ``action`` in a forked process if another thread held ``lock`` at the fork: its data may be half changed.
 
     A bound method does not keep its object alive.
     """
@@ -47,7 +48,7 @@ def recover(lock: Any, action: Callable[[], None]) -> None:
 
 
 def in_forked_process(action: Callable[[], None]) -> None:
-    """Call ``action`` in every forked process, after its locks were made anew."""
+    """Call ``action`` in every forked process, after its locks were replaced."""
     _IN_CHILD.append(action)
 
 
@@ -59,7 +60,10 @@ own thread."""
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Let a fork in another thread wait until the imports in here are done. No lock, which importers could wait for in a circle."""
+    """Make a fork in another thread wait until the imports in here are done.
+
+    Uses no lock, which importers could deadlock on.
+    """
     me = threading.get_ident()
     _IMPORTS[me] = _IMPORTS.get(me, 0) + 1
     while next(iter(_FORKING), me) != me and _IMPORTS[me] == 1:
@@ -75,12 +79,12 @@ def importing() -> Iterator[None]:
 
 
 def is_held_here(lock: Any) -> bool:
-    """Tell that this thread holds a reentrant lock."""
+    """Return whether this thread holds a reentrant lock."""
     return bool(lock._is_owned())
 
 
 def is_held_elsewhere(lock: Any) -> bool:
-    """Tell that another thread holds a reentrant lock."""
+    """Return whether another thread holds a reentrant lock."""
     if is_held_here(lock):
         return False
     if lock.acquire(blocking=False):

@@ -1,7 +1,7 @@
-"""The product's loggers, and ``HELION_LOGS``, which says which of them are shown and how much they say.
+"""The project's loggers, and ``HELION_LOGS``, which selects the loggers to show and their level.
 
-They are standard ``logging`` loggers named like the modules, so an application's own handlers see them as well.
-Nothing is attached to them unless the variable asks for it.
+They are standard ``logging`` loggers named like the modules, so an application's own handlers see them as well. No
+handler is attached to them unless the variable is set.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _FORMAT = "[%(name)s] %(levelname)s: %(message)s"
 
 
 def logger(module: str) -> logging.Logger:
-    """The logger of a module, given its ``__name__``."""
+    """Return the logger of a module, given its ``__name__``."""
     return logging.getLogger(module)
 
 
 class _StderrHandler(logging.StreamHandler):
-    """Writes to whatever ``sys.stderr`` is when something is logged."""
+    """Handler that writes to the current ``sys.stderr`` at the time of each record."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -45,7 +45,7 @@ class _StderrHandler(logging.StreamHandler):
 def set_up(wanted: Sequence[tuple[str, bool]]) -> None:
     """Show the named loggers and those below them on stderr: from INFO on, or from DEBUG where the second part is true.
 
-    ``helion`` stands for all of them. An empty list changes nothing.
+    ``helion`` selects all of them. An empty list changes nothing.
     """
     wanted = [each for each in wanted if not each[0].startswith("-")]
     if not wanted:
@@ -61,13 +61,13 @@ def set_up(wanted: Sequence[tuple[str, bool]]) -> None:
 
 
 def is_silent(topic: str) -> bool:
-    """Whether ``HELION_LOGS`` silences a topic: ``-default``."""
+    """Return whether ``HELION_LOGS`` silences a topic: ``-default``."""
     return (f"-{topic}", False) in knobs.LOGS.read()
 
 
 @functools.cache
 def _notices() -> logging.Logger:
-    """The logger of lines for users, which are on stderr as they are unless the application says otherwise."""
+    """Return the logger of lines for users, which go to stderr unchanged unless the application configures it."""
     found = logging.getLogger(NOTICES)
     found.propagate = False
     if not found.handlers:
@@ -76,20 +76,25 @@ def _notices() -> logging.Logger:
 
 
 def say(text: str) -> None:
-    """Write a line on stderr. Applications silence it with ``logging.getLogger("helion.notices").setLevel(logging.ERROR)``."""
+    """Write a line on stderr.
+
+    Applications silence it with ``logging.getLogger("helion.notices").setLevel(logging.ERROR)``.
+    """
     _notices().warning("%s", text)
 
 
 @functools.cache
 def say_once(text: str) -> None:
-    """Write a line on stderr, the first time it is asked for."""
+    """Write a line on stderr, but only the first time."""
     say(text)
 
 
 @contextlib.contextmanager
 def saying_when_slow(text: Callable[[int], str]) -> Iterator[None]:
-    """Write ``text(seconds)`` on stderr while what is inside takes long: after ``HELION_COMPILE_NOTICE_SECONDS``, and again
-    after each doubling of it."""
+    """Write ``text(seconds)`` on stderr while the body takes long.
+
+    The first line comes after ``HELION_COMPILE_NOTICE_SECONDS``, the next ones after each doubling.
+    """
     first = knobs.COMPILE_NOTICE_SECONDS.read()
     if not first:
         yield

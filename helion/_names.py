@@ -1,4 +1,4 @@
-"""Names that generated code contains, and the rule that keeps the user's names away from them."""
+"""Names that generated code contains, and the rules that keep the user's names distinct from them."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ RESERVED = frozenset(
 _FAMILIES = re.compile(r"_(BLOCK|RDIM|SUBTILE)_SIZE_\w+|_helion_\w+")
 
 
-#: Those that device code alone names: host code, which is a function of its own, may have variables of these names.
+#: Names that only device code uses: host code, which is a separate function, may have variables of these names.
 _OF_DEVICE_CODE = frozenset(("tl", "libdevice"))
 
 
 def is_reserved(name: str) -> bool:
-    """Tell that generated host code, or what it calls, has this name: a variable of the user's may not."""
+    """Return whether generated host code, or its callees, use this name: then a variable of the user may not have it."""
     return name in RESERVED - _OF_DEVICE_CODE or _FAMILIES.fullmatch(name) is not None
 
 
 def is_reserved_function(name: str) -> bool:
-    """Tell that a generated module binds the name, which its host function may not have. Kernels avoid that one's name."""
+    """Return whether a generated module binds the name, which its host function then may not have."""
     return name in RESERVED or (is_reserved(name) and not name.startswith("_helion_"))
 
 
@@ -61,7 +61,7 @@ _IDENTIFIER = re.compile(r"[^0-9a-zA-Z_]+")
 
 
 def identifier(text: str, default: str = "v") -> str:
-    """``text`` as a Python identifier: runs of other characters become one underscore."""
+    """Convert ``text`` to a Python identifier: runs of other characters become one underscore."""
     name = _IDENTIFIER.sub("_", text).strip("_") or default
     if name[0].isdigit() or keyword.iskeyword(name):
         name = f"_{name}"
@@ -69,7 +69,7 @@ def identifier(text: str, default: str = "v") -> str:
 
 
 class NameSpace:
-    """Hands out distinct identifiers. The first taker of a name gets it bare, later ones get ``_1``, ``_2`` ..."""
+    """Source of distinct identifiers. The first request for a name gets it bare, later ones get ``_1``, ``_2`` ..."""
 
     def __init__(self, taken: frozenset[str] = RESERVED) -> None:
         # a variable called `sum` is legal, but not pleasant to read
@@ -80,7 +80,7 @@ class NameSpace:
         return self.claim(identifier(base))
 
     def claim(self, base: str) -> str:
-        """Return ``base``, an identifier, or one like it where that is taken."""
+        """Return ``base``, an identifier, or a similar one if it is taken."""
         name = base
         while name in self._taken:
             count = self._next.get(base, 0) + 1

@@ -10,27 +10,28 @@ from typing import TYPE_CHECKING, Any, Union
 
 import torch
 
-#: Tensors whose sizes are certainly numbers; other subclasses may have symbols for them.
+#: Tensors whose sizes are certainly numbers; other subclasses may have symbolic sizes.
 CONCRETE_TENSORS = (torch.Tensor, torch.nn.Parameter)
-#: Dynamic sizes and strides from here on are symbols; integers and offsets from there on are wide. Below that, 32 bits have room for
-#: what goes beyond a loop's end: the counter and the lanes of its last tile (2**20 elements at most), tiles loaded ahead and unrolled.
+#: Dynamic sizes and strides from here on are symbols; integers and offsets from there on are wide. Below that, 32 bits
+#: suffice beyond a loop's end too: for the counter and lanes of its last tile (2**20 elements at most), prefetched and
+#: unrolled tiles.
 SYMBOLIC, WIDE = 2, 2**31 - 2**24
 
 
 def cdiv(a: int, b: int) -> int:
-    """``ceil(a / b)`` for integers (symbolic ones included)."""
+    """Compute ``ceil(a / b)`` for integers (symbolic ones included)."""
     return -(-a // b)
 
 
 def next_power_of_2(n: Any) -> Any:
-    """The smallest power of two that is at least ``n`` (1 for ``n <= 1``); of a symbolic integer a symbolic one."""
+    """Return the smallest power of two that is at least ``n`` (1 for ``n <= 1``), symbolic for a symbolic ``n``."""
     if isinstance(n, Expr):
         return Expr("next_power_of_2", (n,), next_power_of_2(n.hint))
     return 1 << max(0, int(n) - 1).bit_length()
 
 
 def previous_power_of_2(n: int) -> int:
-    """The largest power of two that is at most ``n`` (1 for ``n < 1``)."""
+    """Return the largest power of two that is at most ``n`` (1 for ``n < 1``)."""
     return 1 << (max(1, int(n)).bit_length() - 1)
 
 
@@ -42,8 +43,10 @@ def is_power_of_2(n: int) -> bool:
 
 
 class NeedsValue(TypeError):
-    """Python asks for the plain number that a symbolic one stands for. Host code answers by making it part of the
-    specialization key, or by leaving the question to run time."""
+    """Error raised where Python needs the value of a symbolic number.
+
+    Host code handles it by making the number part of the specialization key, or by deferring the decision to run time.
+    """
 
     def __init__(self, number: Expr) -> None:
         super().__init__(f"the value of {number!r} is not known when the kernel is compiled")
@@ -74,7 +77,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "abs": abs}
 _UNARY: dict[str, tuple[str, Callable[[Any], Any]]] = {"neg": ("-", operator.neg), "invert": ("~", operator.invert)}
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 
-#: Expressions that are not made of others.
+#: Expressions without subexpressions.
 LEAVES = frozenset(("host", "block", "tunable"))
 Number = Union[int, float, bool, "Expr"]
 
@@ -111,11 +114,11 @@ class Expr:
                     yield from arg.leaves()
 
     def leaves_are(self, *kinds: str) -> bool:
-        """Whether it is made of leaves of these kinds alone."""
+        """Return whether all leaves of the expression are of these kinds."""
         return all(leaf.op in kinds for leaf in self.leaves())
 
     def evaluate(self, leaf: Callable[[Expr], Any]) -> Any:
-        """The number, when ``leaf`` gives those of the leaves."""
+        """Evaluate the expression; ``leaf`` gives the values of the leaves."""
         if self.op in LEAVES:
             return leaf(self)
         values = [arg.evaluate(leaf) if isinstance(arg, Expr) else arg for arg in self.args]
@@ -126,7 +129,7 @@ class Expr:
         return _UNARY[self.op][1](values[0]) if self.op in _UNARY else _BINARY[self.op][1](*values)
 
     def combine(self, text: Callable[[Any], str]) -> str:
-        """The source text of an operator; ``text`` gives that of an argument."""
+        """Format the source text of an operator; ``text`` formats an argument."""
         parts = [text(arg) for arg in self.args]
         if self.op == "next_power_of_2":
             return f"triton.next_power_of_2({parts[0]})"
@@ -137,7 +140,7 @@ class Expr:
         )
 
     def render(self, leaf: Callable[[Expr], str], *, parent: bool = False) -> str:
-        """As source text; ``leaf(expr)`` gives the text of host and block leaves."""
+        """Format the expression as source text; ``leaf(expr)`` gives the text of host and block leaves."""
         if self.op in LEAVES:
             return leaf(self)
         text = self.combine(lambda arg: arg.render(leaf, parent=True) if isinstance(arg, Expr) else repr(arg))
@@ -233,12 +236,12 @@ for _name in _BINARY:
 
 
 def hint_of(number: Number) -> Any:
-    """The value seen when binding."""
+    """Return the value seen when binding."""
     return number.hint if isinstance(number, Expr) else number
 
 
 def fixed_at(number: object, value: int) -> bool:
-    """Whether a number is ``value`` in every call. To compare an ``Expr`` would ask what it is in this one."""
+    """Return whether a number is ``value`` in every call. Comparing an ``Expr`` would use its value in this call only."""
     return isinstance(number, int) and number == value
 
 
@@ -278,7 +281,7 @@ Dims = tuple[Dim, ...]
 
 
 def broadcast_dims(shapes: Sequence[Dims]) -> Dims | None:
-    """The broadcast of device shapes, aligned at the right; None when two dimensions differ and neither is 1."""
+    """Broadcast device shapes, aligned at the right; None if two dimensions differ and neither is 1."""
     rank = max((len(s) for s in shapes), default=0)
     result = []
     for position in range(rank):
@@ -296,14 +299,17 @@ def broadcast_dims(shapes: Sequence[Dims]) -> Dims | None:
 
 
 class SizeClasses:
-    """Tells dynamic sizes and strides apart by their class, which is what code compiled for them depends on: those below
-    ``SYMBOLIC``, and fixed ones, are compiled in, others count by which earlier ones they equal."""
+    """Classes of dynamic sizes and strides, which compiled code depends on.
+
+    Sizes below ``SYMBOLIC`` and fixed ones are compile-time constants. Each other one is identified by the first
+    earlier size that it equals.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[int, int] = {}
 
     def of(self, numbers: Iterable[int], fixed: Collection[int] = ()) -> tuple[tuple[int] | int, ...]:
-        """For each the number itself in a tuple, or its class; ``fixed`` are positions."""
+        """Return for each number a tuple with the number itself, or its class; ``fixed`` are positions."""
         seen = self._seen
         return tuple(
             [(n,) if n < SYMBOLIC or i in fixed else seen.setdefault(n, len(seen)) for i, n in enumerate(numbers)]
@@ -311,19 +317,22 @@ class SizeClasses:
 
 
 def has_wide_offsets(sizes: Iterable[int], strides: Iterable[int]) -> bool:
-    """Whether the offset of the last element, or that of a tile beyond it, takes more than 31 bits."""
+    """Return whether the offset of the last element, or that of a tile beyond it, takes more than 31 bits."""
     return sum([(size - 1) * stride for size, stride in zip(sizes, strides, strict=True)]) >= WIDE
 
 
 def static_dims(tensor: torch.Tensor) -> frozenset[int]:
-    """Dimensions whose sizes ``torch._dynamo.mark_static`` fixed; it keeps negative ones as they were given."""
+    """Return the dimensions whose sizes ``torch._dynamo.mark_static`` fixed. It keeps negative ones as given."""
     rank = max(tensor.dim(), 1)
     return frozenset(dim % rank for dim in getattr(tensor, "_dynamo_static_indices", ()))
 
 
 def shared_memory(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """For each tensor the position of the first one whose memory meets its own: that of one storage, or of storages that
-    overlap, as tensors made of one array of another library do."""
+    """Return for each tensor the position of the first one whose memory overlaps its own.
+
+    Tensors overlap if they share a storage, or if their storages overlap, as tensors made from one array of another
+    library do.
+    """
     first: dict[int, int] = {}
     keys: list[int] = []
     foreign = False
@@ -339,7 +348,7 @@ def shared_memory(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _overlapping(tensors: Sequence[torch.Tensor], first: Sequence[int]) -> list[int]:
-    """``shared_memory`` where ``first`` tells storages apart: those that overlap count as one."""
+    """Merge the groups of ``first`` whose storages overlap, and return ``shared_memory``'s result."""
     group = {at: at for at in first}
     reach, last = 0, 0
     for begin, end, at in sorted((*_span(tensors[at]), at) for at in group):
@@ -352,7 +361,7 @@ def _overlapping(tensors: Sequence[torch.Tensor], first: Sequence[int]) -> list[
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Addresses of a tensor's storage; nothing where there is no data."""
+    """Return the address range of a tensor's storage, empty if there is no data."""
     try:
         storage = tensor.untyped_storage()
         begin = storage.data_ptr()
@@ -362,5 +371,5 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``"bfloat16"`` for ``torch.bfloat16``."""
+    """Return the name of a dtype: ``"bfloat16"`` for ``torch.bfloat16``."""
     return str(dtype).removeprefix("torch.")

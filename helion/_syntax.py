@@ -11,11 +11,11 @@ _ATTEMPTS = 8
 
 
 def parse(text: str) -> ast.Module:
-    """``ast.parse`` that works in threads.
+    """Parse Python source as ``ast.parse`` does, in several threads.
 
     Python 3.11 keeps the recursion depth of the conversion in shared state: a parse that another thread interrupts
-    fails with "AST constructor recursion depth mismatch". The lock keeps our own threads apart; for anyone else's a
-    second attempt succeeds.
+    fails with "AST constructor recursion depth mismatch". The lock serializes the package's own threads. A second
+    attempt succeeds if foreign threads interrupt.
 
     Raises:
         SyntaxError: ``text`` is not Python.

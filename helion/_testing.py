@@ -1,7 +1,7 @@
 """Helpers shared by the tests and the benchmarks, on top of ``helion.testing``.
 
-Not part of the public API, but the names `DEVICE`, `code_and_output`, `run_example`, `check_example` and `do_bench` are kept stable
-because kernels written for Helion commonly import them.
+The names `DEVICE`, `code_and_output`, `run_example`, `check_example` and `do_bench` are not public API. They are kept
+stable because kernels written for Helion commonly import them.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def run_example(
     callers written for richer versions of this function run.
 
     Returns:
-        Median device time in ms by name; None for each on a machine without a GPU, where times of the interpreter
-        would say nothing.
+        Median device time in ms by name; None for each on a machine without a GPU, where times of the interpreter mean
+        nothing.
 
     Raises:
         AssertionError: an output differs from the first baseline's by more than `atol + rtol * abs(baseline)`.

@@ -18,7 +18,7 @@ Skip = Callable[[Any], Any]
 
 
 def _is_eager() -> bool:
-    """Whether kernels run eagerly by default (``HELION_INTERPRET=1``)."""
+    """Return whether kernels run eagerly by default (``HELION_INTERPRET=1``)."""
     return Settings().ref_mode is RefMode.EAGER
 
 
@@ -59,11 +59,11 @@ class TestCase(unittest.TestCase):
 
 
 class RefEagerTestBase:
-    """Beside a test case: its tests also mean something when kernels run eagerly."""
+    """Mixin for a test case whose tests are meaningful when kernels run eagerly, too."""
 
 
 class RefEagerTestDisabled:
-    """Beside a test case: its tests are skipped when kernels run eagerly."""
+    """Mixin for a test case whose tests are skipped when kernels run eagerly."""
 
     def setUp(self) -> None:
         if _is_eager():

@@ -20,14 +20,16 @@ if TYPE_CHECKING:
     _R = TypeVar("_R")
 
 _OURS = str(pathlib.Path(__file__).parent)
-#: Files of Python and torch whose frames stand between ours.
+#: Files of Python and torch whose frames are between ours.
 _BETWEEN = frozenset((functools.__file__, contextlib.__file__, torch.autograd.function.__file__))
 _NOTE = "Frames of the compiler are left out; HELION_FULL_TRACEBACK=1 shows them."
 
 
 def shortened(error: exc.Base) -> exc.Base:
-    """The error to raise in place of one that came up from the compiler, without the frames below the caller's that are ours.
-    Errors that are about the compiler itself keep them."""
+    """Remove the frames of the compiler below the caller's from an error's traceback, and return the error.
+
+    Errors that are about the compiler itself keep them.
+    """
     if isinstance(error, exc.InternalError) or knobs.FULL_TRACEBACK.read():
         return error
     before = _length(error.__traceback__)
@@ -40,7 +42,7 @@ def shortened(error: exc.Base) -> exc.Base:
 
 
 def short_errors(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """A function whose errors are ``shortened``."""
+    """Wrap a function so that its errors are ``shortened``."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -26,60 +26,60 @@ SINGULAR = {
 
 #: Lists whose entries are lists.
 _NESTED = "loop_orders"
-#: The short form that, given one number, stands for a list as long as the kernel has room for.
+#: The short form that, given one number, applies to every reduction loop of the kernel.
 EVERY_REDUCTION = "reduction_loop"
 
-#: Config keys and their meaning; a kernel's own tunables come on top. Which of them a kernel has, how long its lists are and
-#: which values are legal, depends on the kernel and the target.
+#: Config keys and their meaning. A kernel's own tunables are added to them. The kernel and the target decide which keys
+#: a kernel has, how long its lists are and which values are legal.
 KEYS: Mapping[str, str] = {
-    "block_sizes": "Elements of a tile along each dimension of `hl.tile` whose size the kernel leaves open, and each registered block size.",
-    "loop_orders": "The order in which the tiles of a multi-dimensional loop are walked, the last dimension fastest.",
-    "l2_groupings": "How many tiles along the first dimension are visited together before the next along the second, so that neighbouring programs share data in L2; 1 is row by row.",
-    "flatten_loops": "Whether the dimensions of a loop are walked as one, with blocks of the product of their sizes.",
-    "reduction_loops": "How a whole dimension (`:`) is walked: None holds it at once, a number walks it in chunks of so many elements.",
-    "range_unroll_factors": "How often the body of a loop is repeated; 0 leaves it to Triton.",
-    "range_warp_specializes": "Whether a loop gives its warps different roles; None leaves it to Triton.",
+    "block_sizes": "Elements of a tile along each dimension of `hl.tile` whose size the kernel does not fix, then each registered block size.",
+    "loop_orders": "Order of the dimensions of a multi-dimensional loop: in a grid loop the first one listed varies fastest, in an inner loop the last.",
+    "l2_groupings": "Number of tiles along the first dimension that run before the next tile along the second, so that neighboring programs share data in L2; 1 disables the grouping.",
+    "flatten_loops": "Flatten the dimensions of a loop into one, whose blocks have the product of their sizes.",
+    "reduction_loops": "Loop over a whole dimension (`:`): None holds it in one tile (a persistent reduction), a number is the chunk size of a loop.",
+    "range_unroll_factors": "Unroll factor of a loop; 0 leaves it to Triton.",
+    "range_warp_specializes": "Specialize the warps of a loop; None leaves it to Triton.",
     "range_num_stages": "Pipeline stages of a loop; 0 takes `num_stages`.",
-    "range_multi_buffers": "Whether an accumulator of a loop may have several buffers; None leaves it to Triton.",
-    "range_flattens": "Whether a loop is merged with the loop in it; None leaves it to Triton.",
-    "static_ranges": "Whether a loop with few iterations is unrolled completely.",
-    "num_warps": "Warps of a program, of 32 threads each (64 on AMD's data-centre GPUs).",
-    "num_stages": "Iterations of a loop whose loads are in flight at once.",
-    "pid_type": "How programs are mapped to the grid: `flat` numbers them, `xyz` uses the dimensions of the grid, and the `persistent_` ones launch as many programs as run at once, each of which takes tiles in blocks or interleaved.",
+    "range_multi_buffers": "Allow several buffers for an accumulator of a loop; None leaves it to Triton.",
+    "range_flattens": "Merge a loop with the loop in it; None leaves it to Triton.",
+    "static_ranges": "Unroll a loop with few iterations completely.",
+    "num_warps": "Warps of a program, of 32 threads each (64 on AMD's data-center GPUs).",
+    "num_stages": "Depth of the software pipeline: iterations of a loop whose loads are in flight at once.",
+    "pid_type": "Mapping of programs to the grid: `flat` numbers them, `xyz` uses the dimensions of the grid. The `persistent_` ones launch as many programs as run at once; each takes consecutive (`persistent_blocked`) or interleaved tiles.",
     "num_sm_multiplier": "Programs per SM of a persistent grid.",
-    "maxnreg": "Most registers of a thread; None leaves it to the compiler.",
-    "indexing": "How memory is addressed: `pointer`, `block_ptr` or `tensor_descriptor` (copied by the GPU's copy engine, where it has one and the access fits; a pointer otherwise).",
-    "atomic_indexing": "Accepted and checked, without effect: atomic operations use pointers, and a line says so where something else is asked for.",
-    "load_eviction_policies": "What a load's cache lines are good for: `first` to be evicted first, `last` to be kept, empty for neither.",
+    "maxnreg": "Maximum of registers per thread; None leaves it to the compiler.",
+    "indexing": "Memory addressing: `pointer`, `block_ptr` or `tensor_descriptor` (TMA, if the GPU has it and the access fits; a pointer otherwise).",
+    "atomic_indexing": "Accepted and checked, without effect: atomic operations use pointers. Another value is reported once.",
+    "load_eviction_policies": "Eviction policy of the cache lines of a load: `first` is evicted first, `last` is kept, empty is the default.",
     "load_cache_modifiers": "Cache levels of a load: `.cg` bypasses L1, empty uses all.",
     "store_cache_modifiers": "Cache levels of a store: `.cs` is evicted first, `.wt` writes through L2, empty uses all.",
-    "epilogue_subtile": "Parts into which the columns of a matrix product's result are split before they are worked on and stored; None keeps them whole.",
-    "split_k": "Programs that share the sums of a matrix product, or the sums and extrema of a loop, each for a part of the loop; a second kernel combines the parts, in their order, and does what follows, loops too by as many programs.",
-    "turn_products": "Whether products of fp32 in TF32 are computed as their transposes, so that a right operand that is contiguous along N goes to the matrix unit through registers, as it is.",
-    "peel_masks": "Whether loops with several matrix products are split into runs of tiles in which masks hide nothing, or everything, and of those between them.",
-    "load_ahead": "Steps ahead of which loops over single indices load what their index says, into registers; 0 loads in the step itself. Where a loop has stages of its own, those are for what a thread has 4 bytes or more of, and this for the rest.",
-    "join_loops": "Whether loops with matrix products that stand one behind the other and differ in numbers alone, such as those over the taps of a convolution, are one loop.",
-    "hoist_operands": "Whether operands of a matrix product that are computed, such as weights of few bits, are computed once by a kernel in front, where each tile of the output would compute them again.",
-    "pack_operands": "Whether operands of a matrix product whose rows are no multiples of 16 bytes are first copied to memory where they are.",
-    "transpose_operands": "Whether operands of a product in TF32, or of 8 bits, that are not contiguous along K are first copied to memory where they are, which Hopper's matrix unit reads (a GPU that has it).",
-    "materialize_products": "Rows, columns and elements along K of the tiles in which matrix products whose rows are reduced are computed by a kernel in front, which stores them, such as `[128, 128, 32]`; None computes them where they are used.",
-    "product_num_warps": "Warps of the kernel that computes such products first; None takes `num_warps`.",
-    "product_num_stages": "Iterations of its loop whose loads are in flight at once; None takes `num_stages`.",
+    "epilogue_subtile": "Number of column slices into which the epilogue of a matmul splits its result; None keeps it whole.",
+    "split_k": "Number of programs that share the reduction of a matmul, or of a loop, each for a part of it. A second kernel combines the split-K partials in a fixed order and runs the epilogue.",
+    "turn_products": "Swap A and B: compute a TF32 matmul of fp32 operands as its transpose, so that a right operand that is contiguous along N is read through registers without a transposition.",
+    "peel_masks": "Split loops with several matmuls into runs of tiles that a mask leaves unchanged, that it hides, and others.",
+    "load_ahead": "Prefetch distance: iterations before its use at which a loop over single indices loads gathered data into registers; 0 loads it in the same iteration. In a loop with stages, those serve loads of 4 bytes or more per thread, and this key the others.",
+    "join_loops": "Fuse consecutive loops with matmuls that differ only in constants, such as those over the taps of a convolution.",
+    "hoist_operands": "Precompute operands of a matmul, such as dequantized weights, in a kernel that runs first, instead of once per tile of the output.",
+    "pack_operands": "First copy operands of a matmul whose row stride is no multiple of 16 bytes to an aligned temporary, for TMA.",
+    "transpose_operands": "First copy operands of a TF32 or 8-bit matmul that are MN-major to a K-major temporary, which Hopper's WGMMA needs.",
+    "materialize_products": "Tile sizes (M, N, K), such as `[128, 128, 32]`, of a separate kernel that first computes the matmuls whose rows are reduced, and stores them; None computes them where they are used.",
+    "product_num_warps": "Warps of the kernel that computes such matmuls first; None takes `num_warps`.",
+    "product_num_stages": "Pipeline stages of its loop; None takes `num_stages`.",
     "advanced_controls_file": "Path of a file with options for NVIDIA's assembler.",
     "waves_per_eu": "On AMD GPUs: waves per execution unit that the compiler makes room for; 0 leaves it to Triton.",
     "matrix_instr_nonkdim": "On AMD GPUs: rows and columns of the matrix instruction; 0 leaves it to Triton.",
 }  # fmt: skip
-#: Keys beyond those of the public API, whose names kernels may have given to tunables: then the name is the user's, and the
-#: kernel lacks the key.
+#: Keys beyond those of the public API. A kernel may have a tunable of the same name: then the name is the user's, and
+#: the kernel lacks the key.
 OWN_KEYS = frozenset(
     (
         "split_k", "turn_products", "peel_masks", "load_ahead", "join_loops", "hoist_operands", "pack_operands",
         "transpose_operands", "materialize_products", "product_num_warps", "product_num_stages",
     )
 )  # fmt: skip
-#: What such a tunable is called where a config is decided on, before its own name.
+#: Prefix of the name of such a tunable in the config space.
 TUNABLE = "tunable_"
-#: What a key that is left out of a config reads as.
+#: Values of keys that a config leaves out.
 _LEFT_OUT: Mapping[str, Any] = {"num_warps": 4, "num_stages": 1, "pid_type": "flat", "num_sm_multiplier": 1}
 _LISTS = frozenset(
     (*SINGULAR.values(), "indexing", "atomic_indexing", "load_eviction_policies", "load_cache_modifiers", "store_cache_modifiers")
@@ -90,20 +90,20 @@ _FLAT = frozenset(SINGULAR.values())
 
 
 def _flat(value: Any) -> list[Any]:
-    """The entries of lists in lists, in order; anything else is a list of one."""
+    """Flatten nested lists, in order; anything else becomes a list of one."""
     if isinstance(value, (list, tuple)):
         return [entry for item in value for entry in _flat(item)]
     return [value]
 
 
 def _list(key: str, value: Any, *, singular: bool) -> Any:
-    """A list key's value: flat, but for orders of loops, of which a singular key gives one."""
+    """Return a list key's value: flat, except for loop orders, of which a singular key gives one."""
     if key != _NESTED:
         return _flat(value)
     return [value] if singular else value
 
 
-#: Types of entries that are hashable as they are; asking first is what makes comparing configs fast.
+#: Types of entries that are hashable as they are. Testing them first makes comparing configs fast.
 _PLAIN = frozenset((int, float, bool, str, type(None)))
 
 
@@ -118,7 +118,7 @@ def _freeze(value: object) -> object:
 
 
 def _property(key: str, doc: str) -> Any:
-    """The value of a key, or what it reads as where it is left out: lists are empty then."""
+    """Make the property that reads a key. A key that is left out reads as its default; lists are empty then."""
 
     def read(config: Config) -> Any:
         return config.config.get(key, [] if key in _LISTS else _LEFT_OUT.get(key))
@@ -127,15 +127,15 @@ def _property(key: str, doc: str) -> Any:
 
 
 class Config(Mapping[str, Any]):
-    """All that a kernel's source leaves open: tile sizes, loop orders, warps, stages, how memory is addressed.
+    """Values for all that a kernel's source leaves open: tile sizes, loop orders, warps, stages, memory addressing.
 
-    A mapping from config keys to values, hashable and immutable by convention; values can be read as attributes too.
+    A mapping from config keys to values, hashable and immutable by convention. Values are attributes too.
 
-    Lists are flat however they are nested when given (``loop_orders`` has lists in it), a value alone is a list of one,
-    and None for a list is as if it were left out. The short forms (``block_size`` for ``block_sizes``) take the same;
-    ``reduction_loop=n`` gives every whole dimension that can be walked in chunks the chunk ``n``. Keys that are left out
-    take their defaults when the config meets a kernel. Which keys exist and how long their lists are depends on the
-    kernel: ``bound.config_spec`` knows, and refuses others with ``exc.InvalidConfig``.
+    Lists are flattened, except for ``loop_orders``, which is a list of lists. A single value becomes a list of one.
+    None for a list means that it is left out. The short forms (``block_size`` for ``block_sizes``) take the same.
+    ``reduction_loop=n`` gives every reduction dimension that can be a loop the chunk size ``n``. Keys that are left out
+    take their defaults when the config is applied to a kernel. Each kernel has its own keys and list lengths:
+    ``bound.config_spec`` lists them, and refuses others with ``exc.InvalidConfig``.
 
     Args:
         keys: config keys and their values.
@@ -163,7 +163,7 @@ class Config(Mapping[str, Any]):
         return self.config[key]
 
     def __getattr__(self, name: str) -> Any:
-        """Values of a kernel's own keys, such as tunables, as attributes."""
+        """Return the value of a kernel's own key, such as a tunable, as an attribute."""
         if name != "config" and name in self.config:
             return self.config[name]
         raise AttributeError(f"helion.Config has no attribute {name!r}")
@@ -198,14 +198,14 @@ class Config(Mapping[str, Any]):
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Config:
-        """Make a config of a mapping from keys to values. Raises TypeError for anything else."""
+        """Make a config from a mapping of keys to values. Raises TypeError for anything else."""
         if not isinstance(config, Mapping):
             raise TypeError(f"a config is made of a dict, got {config!r}")
         return cls(**config)
 
     @classmethod
     def from_json(cls, text: str) -> Config:
-        """Make a config of JSON text.
+        """Make a config from JSON text.
 
         Raises:
             exc.InvalidConfig: ``text`` is no JSON object.
@@ -258,7 +258,10 @@ for _key, _doc in KEYS.items():
 
 
 def as_config(given: Config | Mapping[str, Any]) -> Config:
-    """A config as it is, or made of a dict. Raises TypeError for anything else, and for keys that are no strings."""
+    """Return a config as it is, or make one from a dict.
+
+    Raises TypeError for anything else and for keys that are not strings.
+    """
     if isinstance(given, Config):
         return given
     if not isinstance(given, Mapping):

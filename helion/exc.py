@@ -32,13 +32,13 @@ class Base(RuntimeError):
         return f"{self.message}\nWhile processing:\n{self.location.excerpt()}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Errors cross between processes with text, fields and location."""
+        """Pickle the error with text, fields and location, so that it crosses between processes."""
         fields = {name: _portable(value) for name, value in self.fields.items()}
         state = {**self.__dict__, "fields": fields, "location": _portable(self.location)}
         return (_restored, (type(self), tuple(map(_portable, self.args)), state))
 
     def at(self, location: _Location | None) -> Base:
-        """The same error with a location, unless it already has one (the innermost line wins)."""
+        """Return the error with a location, unless it already has one (the innermost line wins)."""
         if self.location is None:
             self.location = location
         return self
@@ -51,7 +51,7 @@ def _restored(kind: type[Base], args: tuple[Any, ...], state: dict[str, Any]) ->
 
 
 def _portable(value: Any) -> Any:
-    """``value``, or what it looks like if it cannot be pickled."""
+    """Return ``value``, or its ``repr`` if it cannot be pickled."""
     try:
         pickle.dumps(value)
     except Exception:  # whatever the object's own code raises
@@ -71,22 +71,22 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     # --- the decorator -------------------------------------------------------------------------------------------
     ("NamingConflict", "BaseError", "The name {name!r} is used by generated code; rename the {what} {name!r} in kernel {kernel!r}."),
     ("ClosuresNotSupported", "BaseError", "Kernel {kernel!r} closes over the local variable {name!r}; pass it as an argument, or make it a module global or hl.constexpr."),
-    ("SourceChanged", "BaseError", "The source of {name!r} in {file} was changed after it was imported, so that the file no longer says what Python runs; start the process again, or reload the module."),
+    ("SourceChanged", "BaseError", "The source of {name!r} in {file} was changed after it was imported, so that the file differs from the code that Python runs; start the process again, or reload the module."),
     ("DecoratorAfterHelionKernelDecorator", "BaseError", "@helion.kernel must be the innermost decorator of {kernel!r}; move {decorator!r} above it."),
     ("NoTensorArgs", "BaseError", "Kernel {kernel!r} was called without a tensor argument; at least one argument must be a tensor or a torch.device, so that the device is known."),
     ("UnsupportedTensor", "BaseError, TypeError", "Kernel {kernel!r}: argument {name!r} is {what}; {remedy}."),
-    ("UnsupportedTracer", "BaseError", "Kernel {kernel!r} was called {where}, where what it does would go unseen. Wrap the call in {remedy}, and call that."),
-    ("InPlaceOnGradient", "BaseError", "Kernel {kernel!r} writes into {name!r}, {what}, and autograd would not know of it. Call it under torch.no_grad(), pass {name}.detach(), or wrap it in a torch.autograd.Function that says mark_dirty."),
-    ("NoPlaceInGraph", "UnsupportedTracer", "Kernel {kernel!r} cannot stand in a graph of torch (torch.compile, torch.export, make_fx, vmap): {why}; {remedy}."),
+    ("UnsupportedTracer", "BaseError", "Kernel {kernel!r} was called {where}, where its effects would not be recorded. Wrap the call in {remedy}, and call that."),
+    ("InPlaceOnGradient", "BaseError", "Kernel {kernel!r} writes into {name!r}, {what}, and autograd would not see the write. Call it under torch.no_grad(), pass {name}.detach(), or wrap it in a torch.autograd.Function that calls mark_dirty."),
+    ("NoPlaceInGraph", "UnsupportedTracer", "Kernel {kernel!r} cannot be part of a torch graph (torch.compile, torch.export, make_fx, vmap): {why}; {remedy}."),
     ("NoGradient", "BaseError", "A gradient of kernel {kernel!r} with respect to {name!r} is wanted, but the kernel has no backward. Give it one with {remedies}, or run it under torch.no_grad() or on {name}.detach()."),
-    ("WriteUnknownToGraph", "BaseError", "Kernel {kernel!r} wrote into {name!r}, which it did not when the graph around it was compiled: what decides that has changed since, such as a global. Compile again, after torch.compiler.reset()."),
+    ("WriteUnknownToGraph", "BaseError", "Kernel {kernel!r} wrote into {name!r}, but did not write it when the surrounding graph was compiled: a value that this depends on has changed since, such as a global. Compile again, after torch.compiler.reset()."),
     ("TracedArgNotSupported", "BaseError", "{0}"),
     ("GraphModuleUnsupportedOps", "BaseError", "The torch.fx.GraphModule {name!r} contains {ops}; only function calls on its inputs can be traced. Inline submodules and make their parameters inputs."),
     # --- where things may be called ------------------------------------------------------------------------------
     ("NotInsideKernel", "BaseError", "{name} was called outside of a kernel; is the @helion.kernel decorator missing?"),
     ("DeviceAPIOnHost", "BaseError", "{name} may only be called in device code; move it inside an hl.tile or hl.grid loop."),
-    ("NotAllowedOnDevice", "BaseError", "{what} may not stand in device code (inside an hl.tile or hl.grid loop); move it to the host code around the loop."),
-    ("NotAllowedInHelperFunction", "BaseError", "{what} may not stand in a combine function; it can only compute with its arguments and constants."),
+    ("NotAllowedOnDevice", "BaseError", "{what} is not allowed in device code (inside an hl.tile or hl.grid loop); move it to the host code around the loop."),
+    ("NotAllowedInHelperFunction", "BaseError", "{what} is not allowed in a combine function, which may only compute with its arguments and constants."),
     ("InvalidJaggedTileUsage", "BaseError", "hl.jagged_tile: {0}"),
     ("RegisterTunableArgTypes", "BaseError", "hl.register_tunable takes a string literal and a fragment such as helion.autotuner.PowerOfTwoFragment(1, 64), got {got}."),
     ("TunableTypeNotSupported", "BaseError", "The tunable {name!r} has values of type {got}; a tunable is an int, a float or a bool."),
@@ -97,19 +97,19 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("StackTensorExampleOnDevice", "BaseError", "The first argument of hl.stacktensor_like must be a host tensor, whose shape, strides and dtype the tensors of the stack have, got {got}; did you forget to pass the tensor itself, not a tile of it?"),
     ("StackTensorDevPtrDtype", "BaseError", "The pointers of hl.stacktensor_like must be torch.uint64, got {got}; make them with torch.tensor([t.data_ptr() for t in tensors], dtype=torch.uint64)."),
     ("AtomicOnDeviceTensor", "BaseError", "{name} works on host tensors, got a device value; pass the tensor itself, not a tile of it."),
-    ("BarrierOnlyAllowedAtTopLevel", "BaseError", "hl.barrier() must stand between two device loops at the top level of the kernel."),
+    ("BarrierOnlyAllowedAtTopLevel", "BaseError", "hl.barrier() must be between two device loops at the top level of the kernel."),
     ("BarrierRequiresPersistent", "BaseError", "hl.barrier() needs a persistent pid_type on this backend, got {pid_type!r}."),
-    ("BreakpointInDeviceLoopRequiresInterpret", "BaseError", "breakpoint() stands in device code, which is compiled; run it with HELION_INTERPRET=1 (or ref_mode=helion.RefMode.EAGER) to stop in its source, or with TRITON_INTERPRET=1 to stop in the generated kernel."),
+    ("BreakpointInDeviceLoopRequiresInterpret", "BaseError", "breakpoint() is in device code, which is compiled; run it with HELION_INTERPRET=1 (or ref_mode=helion.RefMode.EAGER) to stop in its source, or with TRITON_INTERPRET=1 to stop in the generated kernel."),
     ("NestedKernelCallsNotSupported", "BaseError", "Kernel {name!r} is called from inside another kernel; put the shared code into a plain function and call that from both."),
     ("CudaInForkedProcess", "BaseError", "Kernel {kernel!r} is called with tensors of a GPU in a process that was forked after CUDA was initialized, where CUDA cannot be used; start processes by \"spawn\" (multiprocessing.get_context('spawn'), DataLoader(multiprocessing_context='spawn')), or pass CPU tensors."),
     ("NoDeviceLoopsInKernel", "BaseError", "Kernel {kernel!r} has no device loop; put the computation into a `for tile in hl.tile(...)` loop."),
     ("EmptyDeviceLoopAfterDCE", "BaseError", "The device loop of kernel {kernel!r} stores nothing, so there is nothing to compute; assign the result, as in `out[tile] = value`."),
     # --- loops ---------------------------------------------------------------------------------------------------
-    ("JumpNotAllowedOnDevice", "NotAllowedOnDevice", "A {what} statement may not stand in device code (inside an hl.tile or hl.grid loop); mask lanes with torch.where, or write a while loop with a condition."),
+    ("JumpNotAllowedOnDevice", "NotAllowedOnDevice", "A {what} statement is not allowed in device code (inside an hl.tile or hl.grid loop); mask lanes with torch.where, or write a while loop with a condition."),
     ("LoopFunctionNotInFor", "BaseError", "{name} must be the iterable of a for loop, as in `for tile in {name}(...):`, with nothing around it; tile.id is the number of a tile."),
-    ("NestedGridLoop", "BaseError", "A grid loop ({name} outside of any device loop) must stand in host code as a statement of the kernel, of a branch or of a loop, not under {parent}."),
+    ("NestedGridLoop", "BaseError", "A grid loop ({name} outside of any device loop) must be a statement of host code (of the kernel, of a branch or of a loop), not under {parent}."),
     ("NestedDeviceLoopsConflict", "BaseError", "This loop reuses block size {block!r}, which an enclosing loop already iterates over; register another block size for it."),
-    ("TopLevelStatementBetweenLoops", "BaseError", "Statements between two device loops are not allowed; move this one before the first loop or behind the last."),
+    ("TopLevelStatementBetweenLoops", "BaseError", "Statements between two device loops are not allowed; move this one before the first loop or after the last."),
     ("LoopDependencyError", "BaseError", "Tensor {name!r} is used by two device loops, at least one of which writes it, without a barrier between them; call hl.barrier() or split the kernel."),
     ("FailedToUnpackTile", "BaseError", "hl.tile with a scalar bound gives one tile, which cannot be unpacked into {count} names; write hl.tile([a, b]) for several dimensions."),
     ("FailedToUnpackTupleAssign", "BaseError", "Cannot unpack {value} into {count} names."),
@@ -124,12 +124,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("DataDependentOutputShapeNotSupported", "BaseError", "{name} gives a result whose shape depends on the data, which has no tile; use torch.where or an extra_mask instead."),
     # --- shapes and types ----------------------------------------------------------------------------------------
     ("ShapeMismatch", "BaseError", "Shapes do not match: {lhs} and {rhs}{detail}."),
-    ("DotBatchDimensionMismatch", "ShapeMismatch", "The batch dimensions of a matrix product differ: {lhs} and {rhs}{detail}."),
+    ("DotBatchDimensionMismatch", "ShapeMismatch", "The batch dimensions of a matmul differ: {lhs} and {rhs}{detail}."),
     ("TypeInferenceError", "BaseError", "{0}"),
     ("ConditionNotScalar", "TypeInferenceError", "The condition of `{statement}` has the shape {shape}, but a branch needs one value for the whole tile; use torch.where, or reduce it to a scalar."),
     ("ControlFlowTensorMismatch", "BaseError", "Variable {name!r} is {before} before the {construct} and {after} at its end; both must have the same shape and dtype. Convert one of them."),
     ("NumberBecomesTensor", "ControlFlowTensorMismatch", "Variable {name!r} is {before} before the {construct} and {after} at its end; begin with a tile of that shape: {name} = {remedy}."),
-    ("CantCombineTypesInControlFlow", "BaseError", "Variable {name!r} is {before} on one way through the {construct} and {after} on the other; make both the same kind of value."),
+    ("CantCombineTypesInControlFlow", "BaseError", "Variable {name!r} is {before} on one path through the {construct} and {after} on the other; make both the same kind of value."),
     ("UndefinedVariable", "BaseError", "The name {name!r} is not defined{detail}."),
     # --- host and device -----------------------------------------------------------------------------------------
     ("HostTensorDirectUsage", "BaseError", "The host tensor {name!r} is used directly in device code ({how}); load a tile of it first, as in `{name}[tile]`."),
@@ -154,7 +154,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("StatementNotSupported", "BaseError", "{statement} is not supported in {where} code{remedy}."),
     ("GlobalMutation", "StatementNotSupported", "Device code changes the global {name!r}, which every call would see, and how often depends on the config; change it in host code, or store into a tensor."),
     ("ClosureMutation", "StatementNotSupported", "Device code changes {name!r}, which a function closes over, and how often depends on the config; change it in host code, or store into a tensor."),
-    ("DeviceLoopElseBlock", "StatementNotSupported", "A device loop may not have an else block; move its statements behind the loop."),
+    ("DeviceLoopElseBlock", "StatementNotSupported", "A device loop may not have an else block; move its statements after the loop."),
     ("UnsupportedPythonType", "BaseError", "A value of type {got} is not supported in {where} code."),
     ("AssignmentMultipleTargets", "BaseError", "Assigning to several targets at once (a = b = value) is not supported in device code; write two assignments."),
     ("InvalidAssignment", "BaseError", "{target} cannot be assigned in device code."),
@@ -169,15 +169,15 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("InternalError", "BaseError", "Internal error of the compiler in step {step!r}: {reason}. Please report it with the kernel."),
     ("BackendImplementationMissing", "BackendUnsupported", "{0}"),
     ("MissingEnableTile", "BackendUnsupported", "{0}"),
-    ("CuteUnsupported", "BackendUnsupported", "Kernel {kernel!r} cannot be a kernel of the cute backend on {target}: {reason}. Use backend='triton', or backend='auto', which takes that wherever cute refuses."),
+    ("CuteUnsupported", "BackendUnsupported", "Kernel {kernel!r} cannot be compiled by the cute backend on {target}: {reason}. Use backend='triton', or backend='auto', which falls back to Triton where cute refuses."),
     ("CuteError", "BaseError", "The cute backend failed on kernel {kernel!r} with {decorator}: {reason}\nThe generated source is at {path}"),
     ("CuteBackendUnavailable", "BackendUnsupported", "{0}"),
     ("VerifierError", "InternalError", "The device IR is malformed after step {step!r}: {reason}"),
     ("InputTensorNumelExceedsIndexType", "BaseError", "Tensor {name!r} has {numel} elements: {dtype} offsets cannot address them all and a tile beyond the last; decorate the kernel with index_dtype=torch.int64."),
-    ("IndexOffsetOutOfRangeForInt32", "BaseError", "Offsets into tensor {name!r} reach {offset}, and a tile may reach beyond what int32 can hold; decorate the kernel with index_dtype=torch.int64."),
-    ("LoopBoundOutOfRangeForInt32", "IndexOffsetOutOfRangeForInt32", "A loop up to {end}{step} counts beyond what int32 can hold; decorate the kernel with index_dtype=torch.int64."),
+    ("IndexOffsetOutOfRangeForInt32", "BaseError", "Offsets into tensor {name!r} reach {offset}, and a tile may reach beyond the range of int32; decorate the kernel with index_dtype=torch.int64."),
+    ("LoopBoundOutOfRangeForInt32", "IndexOffsetOutOfRangeForInt32", "A loop up to {end}{step} counts beyond the range of int32; decorate the kernel with index_dtype=torch.int64."),
     # --- gradients ---------------------------------------------------------------------------------------------------------
-    ("AutodiffKernelNotCalled", "BaseError", "Kernel {kernel!r} was not called before its gradients were asked for."),
+    ("AutodiffKernelNotCalled", "BaseError", "Kernel {kernel!r} was not called before its gradients were requested."),
     ("AutodiffNotSupported", "BaseError", "There is no derivative of {what}; {remedy}."),
     # --- configs and running -------------------------------------------------------------------------------------
     ("InvalidConfig", "BaseError", "{0}"),
@@ -187,38 +187,38 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("UnknownTarget", "BaseError", "{0}"),
     ("WrongTarget", "BaseError", "Kernel {kernel!r} was bound for {bound} and cannot run on {device}{remedy}."),
     ("ErrorCompilingKernel", "BaseError", "Kernel {kernel!r} cannot be compiled with {decorator}: {reason}\nThe generated source is at {path}"),
-    ("UnexpectedHostTensor", "BaseError", "The host code of kernel {kernel!r} has made another {name} than it was compiled for: {how}. Nothing was launched; make it with a plain torch call on the device of the arguments, or pass it as an argument."),
+    ("UnexpectedHostTensor", "BaseError", "The host code of kernel {kernel!r} made a different {name} than it was compiled for: {how}. Nothing was launched; make it with a plain torch call on the device of the arguments, or pass it as an argument."),
     ("BoundToOtherArguments", "BaseError", "Kernel {kernel!r} was bound for other arguments: {what} is {actual}, bound for {expected}. Call the kernel itself, or bind it to these arguments."),
     ("TritonError", "ErrorCompilingKernel", "Triton failed on kernel {kernel!r} with {decorator}: {reason}\nThe generated source is at {path}"),
     ("TritonUnrecoverableRuntimeError", "TritonError", "Triton failed on kernel {kernel!r} with {decorator} in a way that leaves the device unusable: {reason}\nThe generated source is at {path}"),
     ("AutotuneError", "BaseError", "{0}"),
-    ("AutotuningDisallowedInEnvironment", "AutotuneError", "Tuning was asked for, but HELION_DISALLOW_AUTOTUNING is set; fix a config, as in @helion.kernel(config=helion.Config(...)), or unset the variable."),
+    ("AutotuningDisallowedInEnvironment", "AutotuneError", "Tuning was requested, but HELION_DISALLOW_AUTOTUNING is set; fix a config, as in @helion.kernel(config=helion.Config(...)), or unset the variable."),
     ("InconsistantConfigsAcrossRanks", "AutotuneError", "The ranks of a process group run kernel {kernel!r} with different configs: {configs}; fix one, as in @helion.kernel(config=helion.Config(...))."),
     ("CacheAssertionError", "AutotuneError", "{0}"),
     # --- checked mode, and what the interpreter finds without it ---------------------------------------------------
-    ("CheckFailed", "BaseError", "Kernel {kernel!r}: a check on the GPU failed, or an access was illegal; what it was stands above, on stderr: {reason}"),
+    ("CheckFailed", "BaseError", "Kernel {kernel!r}: a check on the GPU failed, or an access was illegal; see stderr above for the check and the access: {reason}"),
     ("IndexOutOfRange", "CheckFailed, IndexError", "{0}"),
     ("UnwrittenRead", "CheckFailed", "{0}"),
     # --- reference mode ------------------------------------------------------------------------------------------
     ("IncompatibleInterpretModes", "BaseError", "HELION_INTERPRET=1 and TRITON_INTERPRET=1 exclude each other: the first runs kernels eagerly, the second runs compiled code in Triton's interpreter. Unset one of them."),
     ("RefEagerModeCodePrintError", "BaseError", "There is no generated code to print when kernels run eagerly; unset HELION_INTERPRET (or ref_mode), or print_output_code."),
-    ("DuplicateStoreIndicesError", "BaseError", "One store writes {count} lanes to elements of a tensor of shape {shape} that other lanes write too; which of them wins is undefined when compiled. Make the indices distinct, mask the surplus lanes with extra_mask, or use an atomic operation."),
-    ("ReadModifyWriteRace", "BaseError", "Programs at every tile of {axis!r} read, change and store the same elements of {name!r}, in any order and at the same time, so that changes get lost; use hl.atomic_add (or another atomic operation), or make {axis!r} a loop inside of the grid loop, or give it one tile."),
+    ("DuplicateStoreIndicesError", "BaseError", "One store writes {count} lanes to elements of a tensor of shape {shape} that other lanes write too; the compiled kernel may keep any of them. Make the indices distinct, mask the surplus lanes with extra_mask, or use an atomic operation."),
+    ("ReadModifyWriteRace", "BaseError", "Programs at every tile of {axis!r} read, change and store the same elements of {name!r}, in any order and at the same time, so that updates are lost; use hl.atomic_add (or another atomic operation), or make {axis!r} a loop inside of the grid loop, or give it one tile."),
     ("OverlappingStore", "BaseError", "All indices of dimension {dim} of {name!r} are one element of memory (its stride is 0, as torch.Tensor.expand makes it), and this stores to several of them, in no particular order; store to one index, make the tensor contiguous with .clone() or .contiguous(), or use an atomic operation."),
-    ("DataRace", "BaseError", "{element} is {first}, then {second} of kernel {kernel!r}; {why}. What it holds depends on which comes first."),
+    ("DataRace", "BaseError", "{element} is {first}, then {second} of kernel {kernel!r}; {why}. Its value depends on which runs first."),
     ("SeveralGpusUnsupported", "BaseError", "{name} is for kernels that run over several GPUs, which are not supported; exchange data with torch.distributed before or after the kernel."),
     ("TensorOnOtherDevice", "BaseError", "The host code makes {name!r} on {device}, but the arguments are on the CPU, and the kernel runs there; make it with device=x.device, where x is an argument, or pass tensors on {device}."),
     # --- warnings ------------------------------------------------------------------------------------------------
     ("TensorOperationInWrapper", "BaseWarning", "{name} computes on the host, in a launch of its own; move it inside the hl.tile loop to fuse it."),
     ("TensorOperationsInHostCall", "TensorOperationInWrapper", "{name} computes on the host, in a launch of its own; move it inside the hl.tile loop to fuse it."),
     ("GradientNotRecorded", "BaseWarning", "Kernel {kernel!r} got {name!r}, which requires a gradient, but autograd records nothing of a kernel: its results do not require one. Give it a backward with {remedies}, or call it under torch.no_grad()."),
-    ("UnwrittenOutput", "BaseWarning", "Kernel {kernel!r} returns {what} of which {count} elements were never written, the first at {first}: they hold whatever lay in memory. Write every element, or allocate it with torch.zeros."),
+    ("UnwrittenOutput", "BaseWarning", "Kernel {kernel!r} returns {what} of which {count} elements were never written, the first at {first}: they contain uninitialized memory. Write every element, or allocate it with torch.zeros."),
     ("ResultNotReturned", "BaseWarning", "Kernel {kernel!r} makes {name!r} and stores into it, but neither reads nor returns it, so that the result is lost. Add `return {name}`."),
     ("WrongDevice", "BaseWarning", "{name} gives a tensor on {got}, but the kernel runs on {expected}."),
     ("ProcessGroupNameNotFound", "BaseWarning", "Kernel {kernel!r} has distributed=True and no parameter annotated as hl.ProcessGroupName, so its ranks are not known."),
     ("BlockSizeIgnoredInInterpretMode", "BaseWarning", "Kernel {kernel!r} runs eagerly: its config's block_sizes {sizes} are ignored, tiles cover whole dimensions unless hl.tile(block_size=...) fixes their size."),
-    ("StoreFromSeveralPrograms", "BaseWarning", "Programs at every tile of {axis!r} store different values in the same elements of {name!r}; which one stays depends on their order. Use an atomic operation, or store from one of them."),
-    ("StoreToSharedElements", "BaseWarning", "Different indices of {name!r}, of strides {strides}, are one element of memory, and this stores to all of them, in no particular order; unless the values are equal, store into a tensor whose elements are apart, as .contiguous() gives it."),
+    ("StoreFromSeveralPrograms", "BaseWarning", "Programs at every tile of {axis!r} store different values in the same elements of {name!r}; the final value depends on their order. Use an atomic operation, or store from one of them."),
+    ("StoreToSharedElements", "BaseWarning", "Different indices of {name!r}, of strides {strides}, are one element of memory, and this stores to all of them, in no particular order; unless the values are equal, store into a tensor whose elements do not overlap, as .contiguous() gives it."),
     ("LoadOfOtherPrograms", "BaseWarning", "This loads elements of {name!r} that programs at other tiles of {axis!r} store at the same time; it may see them before or after. Store into another tensor, or put hl.barrier() between two loops."),
     ("TiledKMatmulAccumulationWarning", "BaseWarning", "`acc += a @ b` rounds every partial product; use hl.dot(a, b, acc=acc) or torch.addmm(acc, a, b)."),
     ("SettingHasNoEffect", "BaseWarning", "The setting {name}={value!r} is accepted for compatibility and has no effect: {why}."),

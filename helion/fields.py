@@ -11,7 +11,10 @@ from typing import Any
 
 
 def _check_range(fragment: PowerOfTwoFragment | IntegerFragment) -> None:
-    """Raises ValueError for a range without a value, and for a default outside of it. Numbers of run time are let be."""
+    """Check that a range has values and includes its default, else raise ValueError.
+
+    Bounds known only at run time pass.
+    """
     bounds: tuple[object, ...] = (fragment.low, fragment.high)
     if not all(isinstance(bound, int) for bound in bounds):
         return
@@ -38,7 +41,7 @@ class PowerOfTwoFragment:
         return self.low if self.default_val is None else self.default_val
 
     def why_not(self, value: object) -> str | None:
-        """A reason why ``value`` is not in the set, or None."""
+        """Return the reason why ``value`` is not in the set, or None."""
         if isinstance(value, bool) or not isinstance(value, int):
             return f"must be an integer, got {value!r}"
         if value < 1 or value & (value - 1):
@@ -167,7 +170,7 @@ class ListOf:
 
 
 def values_of(fragment: Fragment) -> tuple[Any, ...]:
-    """Every value, in order of size where there is one."""
+    """List every value, ordered by size if there is an order."""
     match fragment:
         case PowerOfTwoFragment(low, high):
             return tuple(1 << bit for bit in range(low.bit_length() - 1, high.bit_length()))

@@ -1,8 +1,8 @@
-"""GPUs as data: one ``Target`` per GPU, and the only module that holds a device number.
+"""GPUs as data: one ``Target`` per GPU, and the only module with device numbers.
 
-Sources: the vendors' data sheets (dense rates, without sparsity, with fp32 accumulation where the sheet tells the two
-apart), the CUDA programming guide's table of compute capabilities, and AMD's CDNA ISA and tuning guides. Where a device
-is at hand, ``from_device_properties`` lets the driver's own answers win.
+Sources: the vendors' data sheets, the CUDA programming guide's table of compute capabilities, and AMD's CDNA ISA and
+tuning guides. Rates are dense, without sparsity, with fp32 accumulation if the sheet distinguishes it. On a live
+device, ``from_device_properties`` prefers the driver's values.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ FEATURES = frozenset(
         "matrix_store",
     }
 )
-"""Every name that ``Target.features`` may hold."""
+"""Every name that ``Target.features`` may contain."""
 DESCRIPTOR_RANKS = range(2, 6)
-"""Dimensions of the tensors that a tensor descriptor moves boxes of; CUDA's tensor maps go to 5."""
+"""Ranks of the tensors that a tensor descriptor describes; CUDA's tensor maps support up to 5 dimensions."""
 
 
 class UnknownTargetName(exc.UnknownTarget, ValueError):
-    """A name that stands for no GPU in the table and for no later relative of one."""
+    """Error for a name of no GPU in the table, nor of a later relative of one."""
 
 
 class MemoryClass(enum.Enum):
-    """Classes of GPUs by how programs have to be cut to keep enough loads in flight for the bandwidth of one SM.
+    """Classes of GPUs by the work split that keeps enough loads in flight for the bandwidth of one SM.
 
-    The class of a GPU is what was measured on it, or published for it; the number is its bandwidth per SM in GB/s.
+    The class of a GPU is measured on it, or published for it; the number is its bandwidth per SM in GB/s.
     """
 
     MODERATE = "moderate"
@@ -56,8 +56,8 @@ class MemoryClass(enum.Enum):
 class Target:
     """One GPU. Immutable and hashable. "SM" also means AMD's compute unit and Intel's Xe core.
 
-    Registers are counted in 32-bit registers per thread (per lane on AMD and Intel), rates in 10**12 operations per
-    second, bandwidth in 10**9 bytes per second, the rest as its name says.
+    Registers are 32-bit registers per thread (per lane on AMD and Intel). Rates are in 10**12 operations per second,
+    bandwidth in 10**9 bytes per second; other units are in the names.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Target:
     max_blocks_per_sm: int
     max_threads_per_block: int
     l2_bytes: int
-    """As one SM sees it: on AMD that of one XCD, without the last-level cache behind it."""
+    """Cache that one SM accesses: on AMD that of one XCD, without the last-level cache."""
     bandwidth_gb_per_s: float
     memory: MemoryClass
     """Of the row; a device that is not in the table has that of the row of its architecture with the nearest bandwidth
@@ -111,23 +111,23 @@ class Target:
         return f"{self.name} ({self.device})"
 
     def has(self, feature: str) -> bool:
-        """Whether the GPU has `feature`, one of ``FEATURES``; ``ValueError`` for any other name."""
+        """Return whether the GPU has `feature`, one of ``FEATURES``; ``ValueError`` for any other name."""
         if feature not in FEATURES:
             raise ValueError(f"{feature!r} is no feature of a GPU; the features are {', '.join(sorted(FEATURES))}")
         return feature in self.features
 
     def min_dot(self, itemsize: int) -> tuple[int, int, int]:
-        """Smallest (M, N, K) of a matrix product on matrix units, for operands of `itemsize` bytes.
+        """Return the smallest (M, N, K) of a matmul on matrix units, for operands of `itemsize` bytes.
 
-        CUDA: Triton pads M and N, and asks for K >= 16, or 32 for 8-bit operands. AMD: the MFMA shapes 16x16x16 and
-        16x16x32; smaller products are legal there and run outside of the matrix units. Intel: the DPAS shapes
-        8x16x16 and 8x16x32.
+        CUDA: Triton pads M and N, and requires K >= 16, or 32 for 8-bit operands. AMD: the MFMA shapes 16x16x16 and
+        16x16x32; smaller matmuls are legal there and run outside of the matrix units. Intel: the DPAS shapes 8x16x16
+        and 8x16x32.
         """
         m, n = self.min_dot_mn
         return m, n, 32 if itemsize == 1 else 16
 
     def matrix_tflops_for(self, dtype_name: str) -> float:
-        """Dense rate of a product of `dtype_name` operands (``bfloat16``, ``float8_e4m3fn``, ``tf32`` ...).
+        """Return the dense rate of a matmul of `dtype_name` operands (``bfloat16``, ``float8_e4m3fn``, ``tf32`` ...).
 
         A float of 8 or 4 bits that the matrix units lack is widened to 16 bits first, so it runs at that rate; any
         other type they lack runs outside of them, at ``fp32_tflops``.
@@ -151,7 +151,7 @@ def _rates(
     fp8_names: tuple[str, ...] = ("float8_e4m3fn", "float8_e5m2"),
     fp4: float | None = None,
 ) -> tuple[tuple[str, float], ...]:
-    """``Target.matrix_tflops`` from a data sheet's lines; None where the matrix units lack the type."""
+    """Make ``Target.matrix_tflops`` from a data sheet's lines; None if the matrix units lack the type."""
     rates: dict[str, float] = {"float16": half, "bfloat16": half, "int8": int8, "float64": fp64}
     if tf32 is not None:
         rates["tf32"] = tf32
@@ -177,7 +177,7 @@ def _cuda(
     matrix_tflops: tuple[tuple[str, float], ...],
     features: frozenset[str],
 ) -> Target:
-    """A CUDA row, with what all compute capabilities from 8.0 to 12.1 have in common."""
+    """Make a CUDA row, with the limits that all compute capabilities from 8.0 to 12.1 share."""
     tensor_memory_columns = 512 if "tcgen05" in features else 0
     return Target(
         name=f"sm_{capability}",
@@ -220,7 +220,7 @@ def _cdna(
     matrix_tflops: tuple[tuple[str, float], ...],
     features: frozenset[str] = frozenset({"fp8", "mfma"}),
 ) -> Target:
-    """A CDNA 3 or 4 row: per compute unit 4 SIMDs x 512 registers x 64 lanes, and 8 waves per SIMD."""
+    """Make a CDNA 3 or 4 row: per compute unit 4 SIMDs x 512 registers x 64 lanes, and 8 waves per SIMD."""
     return Target(
         name=name,
         device=device,
@@ -255,7 +255,7 @@ _HOPPER = frozenset({"cp_async", "fp8", "tensor_descriptor", "clusters", "wgmma"
 _BLACKWELL = _HOPPER - {"wgmma"} | {"tcgen05", "warp_specialize", "scaled_mma"}
 _BLACKWELL_CONSUMER = _BLACKWELL - {"tcgen05"}
 
-# The names that select a row, then the row. The first row of an architecture is the one that its name selects.
+# The names that select a row, then the row. The name of an architecture selects its first row.
 _ROWS: tuple[tuple[tuple[str, ...], Target], ...] = (
     (
         ("sm_80", "a100"),
@@ -491,12 +491,12 @@ _BY_NAME: dict[str, Target] = {_squeeze(name): row for names, row in _ROWS for n
 
 
 def known_targets() -> tuple[str, ...]:
-    """One name for each row of the table, in its order, each accepted by ``target``."""
+    """List one name for each row of the table, in its order, each accepted by ``target``."""
     return tuple(names[0] for names, _ in _ROWS)
 
 
 def _age(name: str) -> tuple[str, int] | None:
-    """(family, age) of a well-formed architecture name without punctuation; None for anything else.
+    """Parse a well-formed architecture name without punctuation into (family, age); None for anything else.
 
     A later member of a family runs what an earlier one does: ``sm_*`` is one family, ``gfx9*`` another, and so on.
     """
@@ -531,7 +531,7 @@ def _renamed(relative: Target, plain: str, age: int) -> Target:
     return dataclasses.replace(relative, name=plain, device=f"as {relative.device}", arch=plain)
 
 
-#: What kernels on tensors that are not on a GPU are compiled for, unless ``HELION_TARGET`` says otherwise.
+#: Target of kernels on tensors that are not on a GPU, unless ``HELION_TARGET`` is set.
 DEFAULT_TARGET = "sm_90"
 
 
@@ -539,9 +539,9 @@ def target(name: str | Target) -> Target:
     """Look up a GPU by name; a ``Target`` is returned as it is. Needs no GPU.
 
     `name` is an architecture (``sm_90``, ``sm90``, ``sm_90a``, ``gfx942:sramecc+:xnack-``, ``xpu``) or a device
-    (``h100``, ``h200``, ``mi300x`` ...); case and punctuation do not matter. An architecture gives its most common
-    device. One that is not in the table but later than one that is (``sm_121``) gets the numbers of its nearest older
-    relative under its own name.
+    (``h100``, ``h200``, ``mi300x`` ...). Case and punctuation do not matter. An architecture gives its most common
+    device. An unknown architecture that is later than a known one (``sm_121``) gets the numbers of its nearest older
+    relative, under its own name.
 
     Raises:
         exc.UnknownTarget: the name is none of these; it is a ``ValueError`` too.
@@ -554,11 +554,12 @@ def target(name: str | Target) -> Target:
 
 
 def from_driver(properties: object) -> Target:
-    """The GPU that `properties` describes, which has the attributes of ``torch.cuda.get_device_properties(i)``.
+    """Return the target for a GPU; `properties` are those of ``torch.cuda.get_device_properties(i)``.
 
     The row is chosen by architecture and, among devices that share it, by the device's name. The driver's counts of SMs
     and registers, its shared memory, L2 and memory clock then replace the row's; matrix and fp32 rates are scaled by
-    the number of SMs. A device whose name is that of no row has the kind of memory of the nearest one, by bandwidth per SM. Attributes that are absent or 0 leave the row's number alone.
+    the number of SMs. A device with an unknown name gets the memory class of the row with the nearest bandwidth per SM.
+    Attributes that are absent or 0 leave the row's number unchanged.
     """
 
     def number(attribute: str, otherwise: int) -> int:
@@ -603,7 +604,7 @@ def from_driver(properties: object) -> Target:
 
 
 def _nearest_memory(device: Target) -> MemoryClass:
-    """Of the rows of its architecture, the memory of the one whose SMs are fed most nearly as fast; its own if none."""
+    """Return the memory class of the row of this architecture with the nearest bandwidth per SM; its own if none."""
 
     def apart(row: Target) -> float:
         return abs(row.bandwidth_gb_per_s / row.num_sms - device.bandwidth_gb_per_s / device.num_sms)
@@ -614,7 +615,10 @@ def _nearest_memory(device: Target) -> MemoryClass:
 
 @functools.cache
 def from_device_properties(index: int) -> Target:
-    """The live GPU with CUDA (or HIP) device number `index`; see ``from_driver``. Raises what torch does if absent."""
+    """Return the live GPU with CUDA (or HIP) device number `index`; see ``from_driver``.
+
+    Raises torch's error if absent.
+    """
     import torch  # 1.5 s, and this module must work without it
 
     return from_driver(torch.cuda.get_device_properties(index))

@@ -1,4 +1,7 @@
-"""Every environment variable the product reads, with type, default and meaning. Nowhere else is ``os.environ`` read."""
+"""Every environment variable that the project reads, with type, default and meaning.
+
+No other module reads ``os.environ``.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,10 @@ def _name(text: str) -> str:
 
 
 def _loggers(text: str) -> tuple[tuple[str, bool], ...]:
-    """``+helion.runtime,all`` as names with whether their debug lines are wanted; ``-default`` stands for itself."""
+    """Parse ``+helion.runtime,all`` into pairs of a logger's name and a flag for debug lines.
+
+    ``-default`` stays as it is.
+    """
     wanted = []
     for name in _names(text):
         if name == "-default":
@@ -87,7 +93,7 @@ class Knob:
     doc: str
 
     def read(self) -> Any:
-        """The parsed value, or the default when unset. Raises ValueError naming the variable."""
+        """Return the parsed value, or the default when unset. Raises ValueError naming the variable."""
         text = os.environ.get(self.env)
         if text is None:
             return self.default
@@ -97,7 +103,7 @@ class Knob:
             raise ValueError(f"environment variable {self.env}={text!r}: {error}") from error
 
     def accepts(self, value: Any) -> bool:
-        """Whether ``value``, given in Python instead of as text, is of the kind that the text stands for."""
+        """Return whether ``value``, given in Python, has the type that the text is parsed to."""
         if value is None:
             return self.default is None or self.env.startswith("HELION_AUTOTUNE")
         if self.parse is _bool:
@@ -124,7 +130,7 @@ class Knob:
 
     @property
     def expected(self) -> str:
-        """What ``accepts`` takes, in words."""
+        """The values that ``accepts`` takes, in words."""
         kinds: dict[Any, str] = {
             _bool: "True or False",
             int: "an int",
@@ -141,7 +147,7 @@ class Knob:
 
 
 def unknown_variables() -> list[str]:
-    """``HELION_*`` variables that are set and that nothing reads, each with what it may have been meant to be."""
+    """List the ``HELION_*`` variables that are set but not read, each with the closest known name."""
     known = {knob.env for knob in (*globals().values(), *SETTINGS.values()) if isinstance(knob, Knob)}
     found = []
     for name in sorted(os.environ):
@@ -155,7 +161,7 @@ def see_one_gpu(number: int) -> None:
     """Leave this process, before it uses CUDA, only the GPU of this number of those that it sees.
 
     Raises:
-        ValueError: ``CUDA_VISIBLE_DEVICES`` names no so many.
+        ValueError: ``CUDA_VISIBLE_DEVICES`` names fewer GPUs.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -163,7 +169,7 @@ def see_one_gpu(number: int) -> None:
         return
     names = [name.strip() for name in visible.split(",") if name.strip()]
     if number >= len(names):
-        raise ValueError(f"GPU {number} of {len(names)} is asked for: CUDA_VISIBLE_DEVICES is {visible!r}")
+        raise ValueError(f"GPU {number} of {len(names)} is requested, but CUDA_VISIBLE_DEVICES is {visible!r}")
     os.environ["CUDA_VISIBLE_DEVICES"] = names[number]
 
 
@@ -172,32 +178,32 @@ _OF_TOOLS = ("HELION_PROVE",)
 
 TARGET = Knob("HELION_TARGET", str, None, "target of kernels bound to CPU, meta or fake tensors (default sm_90)")
 CACHE_DIR = Knob(
-    "HELION_CACHE_DIR", str, None, "where generated modules are kept (default: the user's cache directory)"
+    "HELION_CACHE_DIR", str, None, "folder of generated modules and tuned configs (default: the user's cache directory)"
 )
 CACHE_HOME = Knob("XDG_CACHE_HOME", str, None, "the user's cache directory (default: ~/.cache)")
 TRITON_CACHE_DIR = Knob(
     "TRITON_CACHE_DIR",
     str,
     None,
-    "where Triton keeps binaries (default: ~/.triton/cache, or beside helion's own cache where that cannot be written)",
+    "folder of Triton's binaries (default: ~/.triton/cache, or next to helion's own cache if that is not writable)",
 )
 CPU_CONFIG = Knob(
     "HELION_CPU_CONFIG",
     _choice("large", "target"),
     "large",
-    "config of untuned calls with CPU tensors: large enlarges the tiles of the default config, which the interpreter runs many times faster; target runs it as the target would, to debug it",
+    "config of untuned calls with CPU tensors: large enlarges the tiles of the default config, which is many times faster in the interpreter; target keeps the target's tiles, for debugging",
 )
 DUMP = Knob(
     "HELION_DUMP",
     _names,
     (),
-    "compiler steps whose program is printed to stderr, comma separated, or 'all'; for an unknown one all are listed",
+    "compiler steps whose program is printed to stderr, comma separated, or 'all'; an unknown step lists all",
 )
 LOGS = Knob(
     "HELION_LOGS",
     _loggers,
     (),
-    "loggers shown on stderr, comma separated: helion.<module> or all; a + in front adds debug; -default silences the line that names the config of a kernel that was given none",
+    "loggers shown on stderr, comma separated: helion.<module> or all; a + in front adds debug; -default silences the line about the default config of an untuned kernel",
 )
 INTERPRET = Knob("HELION_INTERPRET", _bool, False, "run kernels eagerly, without compiling them")
 TRITON_INTERPRET = Knob(
@@ -220,21 +226,21 @@ AOT_MODE = Knob(
     "tables of kernels decorated with helion.aot_kernel: evaluate takes configs from them, collect (or measure) tunes "
     "what is called and writes them, disabled looks at none",
 )
-DISALLOW_AUTOTUNING = Knob("HELION_DISALLOW_AUTOTUNING", _bool, False, "raise where a kernel would have to be tuned")
+DISALLOW_AUTOTUNING = Knob("HELION_DISALLOW_AUTOTUNING", _bool, False, "raise instead of tuning a kernel")
 SKIP_CACHE = Knob(
     "HELION_SKIP_CACHE",
     _bool,
     False,
-    "neither read nor write tuned configs, nor what is known of the binaries of seeds",
+    "neither read nor write tuned configs and the cached facts of the seeds' binaries",
 )
 ASSERT_CACHE_HIT = Knob(
-    "HELION_ASSERT_CACHE_HIT", _bool, False, "raise where a kernel on a GPU has no tuned config, saying what differs"
+    "HELION_ASSERT_CACHE_HIT", _bool, False, "raise if a kernel on a GPU has no tuned config, and name the difference"
 )
 SHARED_CACHE = Knob(
     "HELION_SHARED_CACHE",
     str,
     None,
-    "URL of a folder, of any kind that fsspec knows, where machines share tuned configs",
+    "URL of a folder (any file system of fsspec) where machines share tuned configs",
 )
 MEASURE_COMPILE_TIME = Knob(
     "HELION_MEASURE_COMPILE_TIME", _bool, False, "count and time every bind, and print a table at exit"
@@ -243,13 +249,13 @@ MAX_SPECIALIZATIONS = Knob(
     "HELION_MAX_SPECIALIZATIONS",
     _positive,
     1024,
-    "bound kernels that one kernel keeps; beyond that the least recently used go, and are compiled again when needed",
+    "bound kernels that one kernel keeps; beyond that the least recently used are evicted, and compiled again when needed",
 )
 COMPILE_NOTICE_SECONDS = Knob(
     "HELION_COMPILE_NOTICE_SECONDS",
     _natural,
     20,
-    "seconds of a compilation after which a line on stderr says what is compiled, and again after each doubling; 0 says nothing",
+    "seconds of a compilation after which a line on stderr names the kernel, and again after each doubling; 0 prints nothing",
 )
 COMPILE_LIMIT_SECONDS = Knob(
     "HELION_COMPILE_LIMIT_SECONDS",
@@ -264,15 +270,15 @@ VERIFY = Knob("HELION_VERIFY", _bool, False, "verify the device IR after every c
 
 #: Knobs that give the defaults of ``helion.Settings``, by field.
 SETTINGS: dict[str, Knob] = {
-    "backend": Knob("HELION_BACKEND", _name, None, "code generator: triton, cute, or auto, which takes the one that is predicted to be the fastest for a kernel; unset, that is auto for tensors of a GPU and triton for others"),
+    "backend": Knob("HELION_BACKEND", _name, None, "code generator: triton, cute, or auto, which takes the one with the shortest predicted time; unset, auto for GPU tensors and triton for others"),
     "ignore_warnings": Knob("HELION_IGNORE_WARNINGS", _names, (), "names of warning classes to drop"),
     "index_dtype": Knob("HELION_INDEX_DTYPE", _choice("auto", "int32", "int64"), None, "dtype of offsets; auto takes int64 when an input has more than 2**31 - 2**24 elements"),
-    "dot_precision": Knob("TRITON_F32_DEFAULT", _choice("tf32", "tf32x3", "ieee", "default", "high", "highest"), "tf32", "precision of fp32 matrix products"),
+    "dot_precision": Knob("TRITON_F32_DEFAULT", _choice("tf32", "tf32x3", "ieee", "default", "high", "highest"), "tf32", "precision of fp32 matmuls"),
     "fast_math": Knob("HELION_FAST_MATH", _bool, False, "allow approximate transcendental functions"),
     "static_shapes": Knob("HELION_STATIC_SHAPES", _bool, True, "compile once per shape instead of passing sizes as arguments"),
-    "size_hints": Knob("HELION_SIZE_HINTS", _sizes, (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536), "with static_shapes=False, ascending sizes that configs are made for: a call runs that of the first which is not below its own, or of the last; with one there is one config, with none that of the first call"),
+    "size_hints": Knob("HELION_SIZE_HINTS", _sizes, (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536), "with static_shapes=False, ascending sizes that configs are chosen for: a call uses the smallest hint that is not below its size, or the last; one hint means one config, none means the config of the first call"),
     "persistent_reserved_sms": Knob("HELION_PERSISTENT_RESERVED_SMS", _natural, 0, "SMs that persistent grids leave free"),
-    "checked": Knob("HELION_CHECKED", _bool, False, "report indices out of range, races and reads of what nobody wrote, with the user's line; slow"),
+    "checked": Knob("HELION_CHECKED", _bool, False, "report indices out of range, races and reads of unwritten elements, with the user's line; slow"),
     "print_output_code": Knob("HELION_PRINT_OUTPUT_CODE", _bool, False, "print generated modules to stderr"),
     "print_repro": Knob("HELION_PRINT_REPRO", _bool, False, "print a script that runs the kernel on random arguments, at its first call and when it fails"),
     "output_origin_lines": Knob("HELION_OUTPUT_ORIGIN_LINES", _bool, True, "name the user's lines in comments of generated code"),
@@ -280,7 +286,7 @@ SETTINGS: dict[str, Knob] = {
     "debug_dtype_asserts": Knob("HELION_DEBUG_DTYPE_ASSERTS", _bool, False, "assert the dtype of every value in generated code"),
     "triton_do_not_specialize": Knob("HELION_TRITON_DO_NOT_SPECIALIZE", _bool, False, "no Triton specialization on integer arguments"),
     "force_autotune": Knob("HELION_FORCE_AUTOTUNE", _bool, False, "tune even when configs or a cached answer exist"),
-    "autotune_effort": Knob("HELION_AUTOTUNE_EFFORT", _choice("none", "minimal", "quick", "full"), None, "how much is searched where a kernel on a GPU has no config: none, minimal (the seeds are timed), quick (about 30 s), full; unset, the first call times seeds that are predicted to be faster than the one that would run, if there are any, and kernel.autotune(...) searches as with full"),
+    "autotune_effort": Knob("HELION_AUTOTUNE_EFFORT", _choice("none", "minimal", "quick", "full"), None, "search effort for a kernel on a GPU without a config: none, minimal (times the seeds), quick (about 30 s), full; unset, the first call times only seeds predicted to be faster than the default config, and kernel.autotune(...) searches as with full"),
     "autotune_force_persistent": Knob("HELION_AUTOTUNE_FORCE_PERSISTENT", _bool, False, "search persistent grids only"),
     "distributed": Knob("HELION_DISTRIBUTED", _bool, False, "keep ranks on one config"),
     "autotune_log_level": Knob("HELION_AUTOTUNE_LOG_LEVEL", str, "INFO", "log level of the search"),
@@ -288,20 +294,20 @@ SETTINGS: dict[str, Knob] = {
     "autotune_log_details": Knob("HELION_AUTOTUNE_LOG_DETAILS", _bool, False, "log every candidate"),
     "autotune_compile_timeout": Knob("HELION_AUTOTUNE_COMPILE_TIMEOUT", int, 60, "seconds a candidate may compile"),
     "autotune_adaptive_timeout": Knob("HELION_AUTOTUNE_ADAPTIVE_TIMEOUT", _bool, True, "lower the timeout as candidates finish"),
-    "autotune_precompile": Knob("HELION_AUTOTUNE_PRECOMPILE", str, "fork", "how candidates are compiled ahead"),
+    "autotune_precompile": Knob("HELION_AUTOTUNE_PRECOMPILE", str, "fork", "how candidates are precompiled"),
     "autotune_precompile_jobs": Knob("HELION_AUTOTUNE_PRECOMPILE_JOBS", int, None, "parallel compilations"),
-    "autotune_benchmark_subprocess": Knob("HELION_AUTOTUNE_BENCHMARK_SUBPROCESS", _bool, True, "time candidates in a process of their own"),
+    "autotune_benchmark_subprocess": Knob("HELION_AUTOTUNE_BENCHMARK_SUBPROCESS", _bool, True, "time candidates in a separate process"),
     "autotune_benchmark_timeout": Knob("HELION_AUTOTUNE_BENCHMARK_TIMEOUT", int, 30, "seconds a candidate may run"),
     "autotune_random_seed": Knob("HELION_AUTOTUNE_RANDOM_SEED", int, None, "seed of the search (default: the time)"),
-    "autotune_best_of_k": Knob("HELION_AUTOTUNE_BEST_OF_K", int, 1, "searches to run one after the other, each with the whole budget and a random seed of its own"),
+    "autotune_best_of_k": Knob("HELION_AUTOTUNE_BEST_OF_K", int, 1, "searches to run one after the other, each with the whole budget and its own random seed"),
     "autotune_accuracy_check": Knob("HELION_AUTOTUNE_ACCURACY_CHECK", _bool, True, "compare candidates with the reference"),
     "autotune_rebenchmark_threshold": Knob("HELION_REBENCHMARK_THRESHOLD", float, None, "configs within this ratio of the least time are measured again at the end (default: 1.15)"),
     "autotune_suspicious_rebenchmark_ratio": Knob("HELION_AUTOTUNE_SUSPICIOUS_REBENCHMARK_RATIO", float, None, "time again when this much faster than the best"),
-    "autotune_max_generations": Knob("HELION_AUTOTUNE_MAX_GENERATIONS", int, None, "generations of 20 configs that a search has after the first"),
+    "autotune_max_generations": Knob("HELION_AUTOTUNE_MAX_GENERATIONS", int, None, "generations of 20 configs after the first"),
     "autotune_budget_seconds": Knob("HELION_AUTOTUNE_BUDGET_SECONDS", int, None, "seconds of the search"),
     "autotune_log_search_space": Knob("HELION_AUTOTUNE_LOG_SEARCH_SPACE", _bool, False, "log the space of configs"),
     "autotune_progress_bar": Knob("HELION_AUTOTUNE_PROGRESS_BAR", _bool, True, "show a progress bar"),
-    "autotune_ignore_errors": Knob("HELION_AUTOTUNE_IGNORE_ERRORS", _bool, False, "go on after an unexpected error of a candidate"),
+    "autotune_ignore_errors": Knob("HELION_AUTOTUNE_IGNORE_ERRORS", _bool, False, "continue after an unexpected error of a candidate"),
     "autotune_config_overrides": Knob("HELION_AUTOTUNE_CONFIG_OVERRIDES", _json_or_file, {}, "config keys forced on every candidate: JSON text or a file"),
     "disable_autotuner_heuristics": Knob("HELION_DISABLE_AUTOTUNER_HEURISTICS", _bool, False, "no seeds: the conservative config is the default"),
     "autotune_cache": Knob("HELION_AUTOTUNE_CACHE", str, "LocalAutotuneCache", "cache of tuned configs"),

@@ -1,4 +1,4 @@
-"""The whole table of contents: source → program → facts → space → seeds → plan → text."""
+"""The stages of a compilation: source → program → facts → space → seeds → plan → text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .autotuner.space import ConfigSpace
     from .autotuner.space.adjusted import Adjustment, Dropped
 else:
-    # binding needs the front end alone
+    # Binding needs only the front end.
     collect = lazy("helion._compiler.facts.collect")
     default = lazy("helion.autotuner.default")
     legalise = lazy("helion.autotuner.legalise")
@@ -45,13 +45,13 @@ else:
     space = lazy("helion.autotuner.space")
 
 _LOG = _logging.logger(__name__)
-#: Kernels and configs of which it was said what they do not get.
+#: Kernels and configs whose adjustments were already reported.
 _SAID: set[tuple[str, Config]] = set()
 
 
 @dataclass(frozen=True)
 class Code:
-    """A plan, of the backend's own kind, and the module made from it."""
+    """A plan, whose type is the backend's, and the module made from it."""
 
     plan: Any
     module: Module
@@ -67,7 +67,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Contender:
-    """A backend where the user leaves it open: the microseconds that it is predicted to take, or why it is not in question."""
+    """A candidate of backend ``auto``: its predicted time in microseconds, or the reason why it is excluded."""
 
     backend: str
     us: float | None = None
@@ -76,18 +76,18 @@ class Contender:
 
 @dataclass
 class Analysis:
-    """Everything that is done once per specialization. The parts are computed when first asked for."""
+    """The analysis of one specialization. Each part is computed on first use."""
 
     traced: Traced
     name: str
     target: Target
     settings: Settings
     backend: Backend[Any]
-    #: What it was compiled for; None of an analysis that was put together by hand.
+    #: The context it was compiled for; None for an analysis made by hand.
     context: CompileContext | None = None
-    #: What configs that were asked for do not get, by config.
+    #: Changes that the space made to the requested configs, by config.
     adjusted: dict[Config, tuple[Adjustment | Dropped, ...]] = field(default_factory=dict)
-    #: What every backend came to that was asked, where there was a choice.
+    #: Predicted time or refusal of every backend tried, if there was a choice.
     contenders: tuple[Contender, ...] = ()
     #: The same kernel for backends that are predicted to be slower.
     slower: tuple[Analysis, ...] = ()
@@ -100,12 +100,12 @@ class Analysis:
 
     @property
     def sizes(self) -> tuple[tuple[str, tuple[Any, ...]], ...]:
-        """The numbers among the arguments that extents of blocks are made of, by name, and the paths that lead to them."""
+        """The numeric arguments that block extents depend on, by name, with their paths in the arguments."""
         origins = self.traced.origins
         return tuple((name, origins[name]) for name in sizes_of_blocks(self.program) if name in origins)
 
     def hinted(self, hints: Mapping[str, int]) -> Analysis:
-        """The same with facts, space and seeds for these values of its run-time numbers."""
+        """Return the analysis with facts, space and seeds for these values of its run-time numbers."""
         program = with_hints(self.program, hints)
         if program is self.program:
             return self
@@ -113,7 +113,10 @@ class Analysis:
         return replace(self, traced=replace(self.traced, program=program), slower=slower)
 
     def depending_on(self, numbers: Mapping[str, Any]) -> Analysis:
-        """The same for arguments with these numbers alone, of which there are paths into them, by name."""
+        """Return the analysis specialized on these numbers.
+
+        The mapping goes from their paths in the arguments to values.
+        """
         if not numbers:
             return self
         slower = tuple(each.depending_on(numbers) for each in self.slower)
@@ -121,7 +124,7 @@ class Analysis:
         return replace(self, traced=traced, slower=slower)
 
     def full_config(self, config: Config | Mapping[str, Any]) -> Config:
-        """The normal form of a user's config. What it asks for and does not get is said once for a kernel and config."""
+        """Normalize a user's config. Values that the space changes are reported once per kernel and config."""
         asked = as_config(config)
         full = self.space.worth_compiling(asked)
         if asked not in self.adjusted and any(full.get(key) != value for key, value in asked.items()):
@@ -134,13 +137,14 @@ class Analysis:
         return full
 
     def predict(self, config: Config) -> Predicted:
-        """What a launch of a normalised config takes."""
+        """Predict the time and resources of a launch with a normalized config."""
         return self.backend.predict(self.facts, self.space.decode(config), self.target)
 
     def taking(self, config: Config | Mapping[str, Any]) -> tuple[Analysis, Config]:
-        """This one with the normal form of a user's config, or the first of ``slower`` whose backend takes the config.
+        """Return an analysis that accepts a user's config, with the normalized config.
 
-        Raises ``exc.InvalidConfig`` of this one where none does.
+        The analysis is this one, or the first of ``slower`` whose backend accepts the config. Raises this one's
+        ``exc.InvalidConfig`` if none does.
         """
         try:
             return self, self.full_config(config)
@@ -151,23 +155,23 @@ class Analysis:
             raise
 
     def led_by(self, backend: str) -> Analysis:
-        """The same with another backend in front; itself where that is there, or does not take the kernel."""
+        """Return the analysis with another backend in front, or itself if that backend leads already or refused."""
         first = next((each for each in self.slower if each.backend.name == backend), None)
         if first is None:
             return self
-        led = copy.copy(first)  # which keeps what is computed
+        led = copy.copy(first)  # keeps its cached properties
         led.contenders, led.slower = self.contenders, (self, *(each for each in self.slower if each is not first))
         return led
 
     def without_first(self, reason: str) -> Analysis:
-        """The next of ``slower``, after this one has turned out not to work because of ``reason``."""
+        """Return the next of ``slower``, because this one failed for ``reason``."""
         first, *others = self.slower
         failed = Contender(self.backend.name, reason=reason)
         contenders = (*(each for each in self.contenders if each.backend != failed.backend), failed)
         return replace(first, contenders=contenders, slower=tuple(others))
 
     def predicted_us(self, configs: Sequence[Config]) -> float:
-        """Of the fastest of ``configs``, which are those the kernel was given; of the default one where it was given none."""
+        """Predict the time of the fastest of the kernel's own ``configs``, or of the default config if it has none."""
         options = [self.space.normalize(config) for config in configs] or [self.default_config]
         return min(self.predict(config).time_us for config in options)
 
@@ -220,7 +224,7 @@ class Analysis:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all its grids are empty, by the sizes seen when binding: nothing is launched."""
+        """True if all grids are empty for the sizes seen when binding, so nothing is launched."""
         blocks = self.program.blocks
         grids = (
             [hint_of(e) for a in root.axes if (e := blocks[a.block].extent) is not None] for root in self.program.roots
@@ -228,11 +232,11 @@ class Analysis:
         return all(0 in extents for extents in grids)
 
     def refusal(self) -> exc.Base | None:
-        """``exc.NoFeasibleConfig`` for a kernel that certainly no config can launch on the target, else None.
+        """Return ``exc.NoFeasibleConfig`` for a kernel that certainly no config can launch on the target, else None.
 
-        Certain it is where there are no seeds, and both the conservative config and the smallest tiles take more shared
-        memory than a block has by any error of the prediction. Dimensions that differ from call to call count as their
-        smallest; an empty grid launches nothing, and needs nothing.
+        This is certain if there are no seeds, and both the conservative config and the smallest tiles need too much
+        shared memory. Too much is more than a block has, by more than the error of the prediction. Dimensions that
+        differ from call to call count as their smallest. An empty grid launches nothing, and needs nothing.
         """
         if self.seeds.seeds or self.is_empty:
             return None
@@ -251,18 +255,18 @@ class Analysis:
 
     @functools.cached_property
     def config_spec(self) -> ConfigSpace:
-        """The space as users see it: it knows the default."""
+        """The space as users see it, with the default config."""
         return replace(self.space, default=self.default_config)
 
     def plan(self, config: Config) -> Any:
-        """What a normalised config comes to."""
+        """Return the backend's plan for a normalized config."""
         code = self._codes.get(config)
         if code is not None:
             return code.plan
         return self.backend.plan(self.program, self.space.decode(config), self.target, self.settings)
 
     def code(self, config: Config) -> Code:
-        """The module for a normalised config; made once."""
+        """Return the module for a normalized config, and cache it."""
         code = self._codes.get(config)
         if code is None:
             plan = self.plan(config)
@@ -270,7 +274,10 @@ class Analysis:
         return code
 
     def text(self, config: Config, origin_lines: bool | None = None, form: Form = PLAIN) -> str:
-        """The module's text, with or without comments that name the user's lines; None leaves that to the settings."""
+        """Emit the module's text, with or without comments that name the user's lines.
+
+        None takes the choice of the settings.
+        """
         code = self.code(config)
         plan = code.plan if origin_lines is None else replace(code.plan, origin_lines=origin_lines)
         if form == PLAIN and plan.origin_lines == code.plan.origin_lines:
@@ -289,12 +296,14 @@ def analyse(
     configs: Sequence[Config] = (),
     backend: str | None = None,
 ) -> Analysis:
-    """Walk a kernel on its arguments. ``observed``: tensors of its host code that are known from a run, by name;
-    ``backend`` is that of ``settings`` unless it is given; where neither names one, tensors of a GPU get ``auto``.
+    """Trace a kernel on its arguments.
 
-    With the backend ``auto`` that one is taken which is predicted to be the fastest of those that refuse neither the kernel
-    nor one of ``configs``, which are those it was given; where all refuse, the last one's reason is raised. Raises every
-    error of the user's program.
+    ``observed`` has tensors of its host code that are known from a run, by name. ``backend`` overrides that of
+    ``settings``; if neither names one, tensors of a GPU get ``auto``.
+
+    Backend ``auto`` takes the backend with the shortest predicted time among those that accept the kernel and all
+    ``configs`` (those the kernel was given). If all refuse, the last one's reason is raised. Raises every error of the
+    user's program.
     """
 
     divided: dict[str, Any] = {}
@@ -314,14 +323,14 @@ def analyse(
     return chosen.depending_on(divided)
 
 
-#: What a backend raises for a kernel or config that it cannot have.
+#: Errors that a backend raises for a kernel or config that it does not support.
 _REFUSALS = (exc.BackendUnsupported, exc.InvalidConfig, exc.NoFeasibleConfig, NeedsValue)
 
 
 def _unless_refused(
     analysed: Callable[[Backend[Any]], Analysis], backend: Backend[Any], configs: Sequence[Config]
 ) -> Analysis | str:
-    """What a backend makes of a kernel and of all configs it was given, or why it does not take them."""
+    """Return a backend's analysis of a kernel and all configs it was given, or the reason why it refuses them."""
     try:
         found = analysed(backend)
         for config in configs:
@@ -333,8 +342,10 @@ def _unless_refused(
 
 
 def _planned(found: Mapping[str, Analysis | str], configs: Sequence[Config]) -> dict[str, Analysis | str]:
-    """The analyses whose backend has a plan for what would run, and why the others are not in question. The general backend
-    plans what it takes."""
+    """Keep the analyses whose backend has a plan for the config that would run; replace the others by their reasons.
+
+    The general backend plans everything it accepts.
+    """
 
     def planned(each: Analysis | str) -> Analysis | str:
         if isinstance(each, str) or each.backend.name == GENERAL or not each.program.roots:
@@ -351,7 +362,10 @@ def _planned(found: Mapping[str, Analysis | str], configs: Sequence[Config]) -> 
 def _of_last(
     analysed: Callable[[Backend[Any]], Analysis], last: Backend[Any], refused: Mapping[str, Analysis | str]
 ) -> Analysis:
-    """What the last backend makes of a kernel that no other one takes. Where it does not, its error has all reasons."""
+    """Return the last backend's analysis of a kernel that all others refuse.
+
+    If it refuses too, its error lists all reasons.
+    """
     try:
         return analysed(last)
     except exc.BackendUnsupported as error:
@@ -363,14 +377,17 @@ def _refused(found: Mapping[str, Analysis | str]) -> tuple[Contender, ...]:
     return tuple(Contender(name, reason=each) for name, each in found.items() if isinstance(each, str))
 
 
-#: The backend for all kernels is taken unless another one is predicted to be faster than so many times its time: differences
-#: below that are none (51.0 and 51.8 us were predicted for 1 x 8192 x 8192 and 58.2 and 44.6 measured, H200, benchmarks/seeds.py).
+#: The general backend is preferred unless another one is predicted to be faster by more than this ratio. Smaller
+#: differences are within the error of the prediction. For 1 x 8192 x 8192, 51.0 and 51.8 us were predicted, 58.2 and
+#: 44.6 measured (H200, benchmarks/seeds.py).
 _IN_DOUBT = 0.97
 
 
 def _fastest(found: Mapping[str, Analysis | str], configs: Sequence[Config]) -> Analysis:
-    """The analysis that is predicted to take the least time, the general one in doubt, which knows of all others. There is at
-    least one."""
+    """Return the analysis with the shortest predicted time, with all others attached.
+
+    In doubt, that is the general one. There is at least one.
+    """
     timed = [(each.predicted_us(configs), each) for each in found.values() if isinstance(each, Analysis)]
     timed.sort(key=lambda pair: pair[0] * (_IN_DOUBT if pair[1].backend.name == GENERAL else 1.0))
     contenders = (*(Contender(each.backend.name, us=us) for us, each in timed), *_refused(found))
@@ -381,13 +398,15 @@ def _fastest(found: Mapping[str, Analysis | str], configs: Sequence[Config]) -> 
 
 
 def _unasked(device: torch.device) -> str:
-    """What stands for the backend that nobody named: on a GPU all of them compete; where nothing of theirs is launched, the
-    one for all kernels says what there is."""
+    """Return the backend for a kernel that names none: ``auto`` on a GPU, else the general one.
+
+    Without a GPU nothing is launched, and the general backend's code is the one to show.
+    """
     return "auto" if device.type == "cuda" else GENERAL
 
 
 def _asked(name: str, wanted: str) -> Sequence[Backend[Any]]:
-    """The backends that a setting names, in order."""
+    """List the backends that a setting names, in order."""
     if wanted == "auto":
         return tuple(backend for backend in BACKENDS.values() if backend.is_installed)
     if wanted in BACKENDS:
@@ -407,7 +426,10 @@ def _analysed(
     observed: Mapping[str, Observed],
     divided: dict[str, Any],
 ) -> Analysis:
-    """Takes down in ``divided`` what numbers of the arguments code of the backend depends on whether they are multiples."""
+    """Trace and analyze a kernel for one backend.
+
+    ``divided`` receives the numeric arguments whose divisibility the backend's code depends on.
+    """
     wanted = settings.index_dtype_name
     context = CompileContext(
         settings=settings,

@@ -19,7 +19,7 @@ def on_change(listener: Callable[[], None]) -> None:
 
 
 class RefMode(enum.Enum):
-    """Whether a kernel is compiled (``OFF``) or its Python function runs eagerly (``EAGER``)."""
+    """Choice between compiling a kernel (``OFF``) and running its Python function eagerly (``EAGER``)."""
 
     OFF = "off"
     EAGER = "eager"
@@ -30,7 +30,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def _settled(name: str, value: Any) -> Any:
-    """A value in the form that is kept. Raises TypeError or ValueError for one that the field cannot have."""
+    """Convert a value to the form that the field keeps. Raises TypeError or ValueError for an illegal value."""
     if name in _FORMS:
         return _FORMS[name](value)
     knob = knobs.SETTINGS.get(name)
@@ -102,7 +102,7 @@ def _seed_configs(value: Any) -> Any:
     return value
 
 
-#: Fields that take objects, which no environment variable can spell; None is the default of all.
+#: Fields that take objects, which an environment variable cannot express. None is the default of all.
 _OBJECT_FIELDS: dict[str, Callable[[Any], Any]] = {
     **{
         name: _function(name)
@@ -117,14 +117,14 @@ _OBJECT_FIELDS: dict[str, Callable[[Any], Any]] = {
     **{name: _tolerance(name) for name in ("autotune_baseline_atol", "autotune_baseline_rtol")},
     "autotune_seed_configs": _seed_configs,
 }
-#: Fields without an environment variable of their own name, and what they are.
+#: Fields without an environment variable of their own name, and their meaning.
 DOCS: Mapping[str, str] = {
     "ref_mode": "`helion.RefMode.EAGER` runs the Python function itself instead of compiling it; HELION_INTERPRET=1 makes that the default",
     "autotune_baseline_fn": "function that results of candidates are compared with",
     "autotune_baseline_accuracy_check_fn": "`f(result, expected)` raises AssertionError where they differ; candidates then run in this process",
-    "autotune_config_filter": "`f(config)` says whether a candidate is tried, or gives a config to try in its place; None leaves it out",
-    "autotune_benchmark_fn": "`f(functions, repeat=, desc=)` gives the milliseconds of each function; candidates then run in this process",
-    "autotuner_fn": "called with the bound kernel and the arguments; the config is what `autotune()` of its result gives",
+    "autotune_config_filter": "`f(config)` returns True or False to accept or drop a candidate, or a config to try instead; None drops it",
+    "autotune_benchmark_fn": "`f(functions, repeat=, desc=)` returns the milliseconds of each function; candidates then run in this process",
+    "autotuner_fn": "called with the bound kernel and the arguments; returns an object whose `autotune()` returns the config",
     "autotune_baseline_atol": "absolute tolerance of that comparison",
     "autotune_baseline_rtol": "relative tolerance of that comparison",
     "autotune_seed_configs": "configs that a search begins with",
@@ -143,8 +143,8 @@ _FORMS: dict[str, Callable[[Any], Any]] = {
 class Settings:
     """Options of one kernel, given by keyword; each left out takes its environment variable, then its default.
 
-    The environment is read when the object is made, that is, when the decorator runs. A field that is accepted for
-    compatibility alone says so once when it is set to another value than its default (``exc.SettingHasNoEffect``).
+    The environment is read when the object is made, that is, when the decorator runs. A field that has no effect warns
+    once when it is set to another value than its default (``exc.SettingHasNoEffect``).
 
     Args:
         fields: settings by name; they are attributes of the object.
@@ -206,7 +206,7 @@ class Settings:
             raise exc.AutotuningDisallowedInEnvironment()
 
     def get_rebenchmark_threshold(self) -> float:
-        """The ratio to the best time within which candidates are timed again; 1.15 unless it is set."""
+        """Return the ratio to the best time within which candidates are timed again; 1.15 unless it is set."""
         threshold = self.__dict__["autotune_rebenchmark_threshold"]
         return 1.15 if threshold is None else threshold
 

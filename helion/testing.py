@@ -1,4 +1,4 @@
-"""Comparing kernels with references in float64, and timing them: what the examples use, and tests of kernels may."""
+"""Comparison of kernels with references in float64, and timing: used by the examples and by tests of kernels."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .autotuner.benchmarking import event_times
 from .runtime.kernel import Kernel
 
 DEVICE: torch.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-"""Where examples and tests put their tensors: the GPU if PyTorch sees one, else the CPU (Triton's interpreter)."""
+"""Device of the tensors of examples and tests: the GPU if PyTorch sees one, else the CPU (Triton's interpreter)."""
 
-# A kernel that computes in fp32 rounds once, to its output dtype: half a unit in the last place, which is 2^-9 for
-# bf16, 2^-12 for fp16, 2^-25 for fp32, 2^-4 for e4m3 and 2^-3 for e5m2. The bounds leave a factor of 4-6 for the half
-# types, and for fp32 and fp64 room for sums of a few hundred terms in another order.
+# A kernel that computes in fp32 rounds once, to its output dtype, by half a unit in the last place. That is 2^-9 for
+# bf16, 2^-12 for fp16, 2^-25 for fp32, 2^-4 for e4m3 and 2^-3 for e5m2. The bounds are 4-6 times that for the half
+# types. For fp32 and fp64 they allow sums of a few hundred terms in another order.
 _TOLERANCE: Mapping[torch.dtype, float] = {
     torch.float8_e5m2: 1.3e-1,
     torch.float8_e4m3fn: 7e-2,
@@ -62,12 +62,12 @@ def as_meta(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _widen(tensor: torch.Tensor) -> torch.Tensor:
-    """A fresh fp64 copy of a floating-point tensor; a plain copy of any other."""
+    """Return a fresh fp64 copy of a floating-point tensor; a plain copy of any other."""
     return tensor.to(torch.float64, copy=True) if tensor.is_floating_point() else tensor.clone()
 
 
 def outputs(value: Any) -> tuple[torch.Tensor, ...]:
-    """The tensors of a result, which is a tensor or a tuple or list of results, in order.
+    """List the tensors of a result, which is a tensor or a tuple or list of results, in order.
 
     Raises:
         TypeError: there is anything else in it.
@@ -80,7 +80,7 @@ def outputs(value: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _dots_in_tf32(kernel: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether `kernel` multiplies fp32 matrices on a GPU in TF32 (the default `dot_precision`)."""
+    """Return whether `kernel` multiplies fp32 matrices on a GPU in TF32 (the default `dot_precision`)."""
     if not isinstance(kernel, Kernel) or kernel.settings.dot_precision in _FULL_PRECISION_DOTS:
         return False
     if not any(isinstance(arg, torch.Tensor) and arg.is_cuda and arg.dtype == torch.float32 for arg in args):
@@ -107,7 +107,7 @@ def check(
         args: the arguments of both.
         rtol: relative tolerance; None takes the one of the output dtype (e4m3 7e-2, bf16 1e-2, fp16 1.5e-3, fp32 2e-5,
             or 5e-3 where fp32 dots run in TF32). Integer and boolean outputs are compared exactly.
-        atol: absolute tolerance; None takes `rtol` times the root mean square of the reference, so outputs that are
+        atol: absolute tolerance; None takes `rtol` times the root mean square of the reference. So outputs that are
             small throughout (a softmax over a long row) are not accepted for being small.
         slack: factor on both tolerances, for runs whose order of summation is far from the usual one.
 
@@ -185,7 +185,7 @@ def run_cases(cases: Iterable[tuple[str, Callable[..., Any], tuple[Any, ...]]], 
 
 
 def _place(args: tuple[Any, ...]) -> str:
-    """The device of the first tensor."""
+    """Describe the device of the first tensor."""
     device = next((arg.device for arg in args if isinstance(arg, torch.Tensor)), torch.device("cpu"))
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} (interpreted)"
 

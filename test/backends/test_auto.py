@@ -106,7 +106,7 @@ def test_a_decorator_names_the_backend_of_its_config(monkeypatch: pytest.MonkeyP
 def test_one_that_refuses_says_why() -> None:
     bound = helion.kernel(matmul.fn, backend="auto").bind(tensors((64, 64), (64, 63)), target=HOPPER)
     assert "@triton.jit" in bound.to_code()
-    assert "triton; not cute: Kernel 'matmul' cannot be a kernel of the cute backend" in bound.explain()
+    assert "triton; not cute: Kernel 'matmul' cannot be compiled by the cute backend" in bound.explain()
 
 
 def test_a_backend_that_was_named_is_not_compared() -> None:
@@ -369,7 +369,7 @@ def test_tiles_that_tunables_decide_are_the_next_backends(target: str, static: b
     kernel = helion.kernel(tiles_of_a_tunable.fn, backend="auto", static_shapes=static)
     bound = kernel.bind(ARGUMENTS, target=target)
     assert bound.backend == "triton" and "@triton.jit" in bound.to_code()
-    assert "not cute: Kernel 'tiles_of_a_tunable' cannot be a kernel of the cute backend" in bound.explain()
+    assert "not cute: Kernel 'tiles_of_a_tunable' cannot be compiled by the cute backend" in bound.explain()
     with pytest.raises(exc.CuteUnsupported, match="tunables of its own: rows"):
         helion.kernel(tiles_of_a_tunable.fn, backend="cute").bind(ARGUMENTS, target=target).to_code()
 

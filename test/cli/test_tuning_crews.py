@@ -153,7 +153,9 @@ def test_a_worker_sees_its_own_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None
         assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
     for visible, gpu, there in (("5,7", 2, 2), ("", 0, 0)):  # others that the machine has are none of this process's
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        with pytest.raises(ValueError, match=f"GPU {gpu} of {there} is asked for: CUDA_VISIBLE_DEVICES is '{visible}'"):
+        with pytest.raises(
+            ValueError, match=f"GPU {gpu} of {there} is requested, but CUDA_VISIBLE_DEVICES is '{visible}'"
+        ):
             Worker(gpu)
         assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
 

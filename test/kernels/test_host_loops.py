@@ -453,7 +453,7 @@ def test_values_of_other_kinds() -> None:
             scale = scale * 0.5
         return x
 
-    refusal(grows, (_tensor(8),), exc.CantCombineTypesInControlFlow, "'scale' is 1 on one way through the host loop")
+    refusal(grows, (_tensor(8),), exc.CantCombineTypesInControlFlow, "'scale' is 1 on one path through the host loop")
 
     def shrinks(x):
         for _ in range(3):  # here

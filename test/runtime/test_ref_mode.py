@@ -769,7 +769,7 @@ nested_kernel = eager(shifted)
 REFUSED: tuple[tuple[helion.Kernel, type[Exception], str], ...] = (
     (on_the_host, helion.exc.DeviceAPIOnHost, r"hl\.zeros may only be called in device code"),
     (specializes_in_a_loop, helion.exc.SpecializeOnDevice, "must be called in host code"),
-    (registers_in_a_loop, helion.exc.NotAllowedOnDevice, r"hl\.register_block_size may not stand in device code"),
+    (registers_in_a_loop, helion.exc.NotAllowedOnDevice, r"hl\.register_block_size is not allowed in device code"),
     (tile_of_a_tile, helion.exc.TileOfTile, r"use hl\.tile\(tile\.begin, tile\.end\)"),
     (unpacks_one, helion.exc.FailedToUnpackTile, "gives one tile"),
     (sequence_of_one, helion.exc.OverpackedTile, "a sequence of one tile"),

@@ -288,7 +288,7 @@ def test_register_block_size_on_the_device() -> None:
             x[tile] = size
         return x
 
-    refusal(kernel, (vec(),), exc.NotAllowedOnDevice, r"hl\.register_block_size may not stand in device code", "here")
+    refusal(kernel, (vec(),), exc.NotAllowedOnDevice, r"hl\.register_block_size is not allowed in device code", "here")
 
 
 def test_specialize_on_the_device() -> None:
@@ -1464,7 +1464,7 @@ STATEMENTS = (
 
 @pytest.mark.parametrize("kernel", STATEMENTS, ids=lambda k: k.name)
 def test_statement_on_the_device(kernel: helion.Kernel) -> None:
-    refusal(kernel, (vec(),), exc.NotAllowedOnDevice, "may not stand in device code", "here")
+    refusal(kernel, (vec(),), exc.NotAllowedOnDevice, "is not allowed in device code", "here")
 
 
 def test_an_assertion_on_the_device() -> None:

@@ -33,5 +33,5 @@ def test_a_run_says_what_ran_where() -> None:
         [sys.executable, str(script)], capture_output=True, text=True, check=True, env={"PYTHONPATH": root}
     ).stdout
     assert "swiglu: error" in said and "on wgmma" in said
-    assert "refused: Kernel 'rows_accumulated' cannot be a kernel of the cute backend" in said
+    assert "refused: Kernel 'rows_accumulated' cannot be compiled by the cute backend" in said
     assert "rows_accumulated: error" in said
