@@ -1,17 +1,17 @@
-"""Tables of configs that stand beside the source of a kernel: ``_helion_aot_<module>_<device>.py``.
+"""Tables of configs next to the source of a kernel: ``_helion_aot_<module>_<device>.py``.
 
-``<module>`` is the name of the source file without its suffix, ``<device>`` is ``cuda_sm90`` for compute capability 9.0, or
-``rocm_gfx942``. On an NVIDIA GPU with no table of its own, that of the nearest older capability serves. A table has for each
-kernel of the file, whose arguments both functions are given:
+``<module>`` is the name of the source file without its suffix. ``<device>`` is ``cuda_sm90`` for compute capability
+9.0, or ``rocm_gfx942``. An NVIDIA GPU with no table of its own uses that of the nearest older capability. A table has
+up to two functions for each kernel of the file, which take the kernel's arguments:
 
 - ``autotune_<kernel>(*args)``: the config for these arguments, as a dict or a ``helion.Config``;
-- ``key_<kernel>(*args)``, if it likes: a hashable value that is equal where the config is. With ``static_shapes=False``,
-  where one compilation serves many sizes, it tells apart those that have configs of their own.
+- ``key_<kernel>(*args)`` (optional): a hashable value that is equal if the config is equal. With
+  ``static_shapes=False``, where one compilation serves many sizes, it separates sizes that have different configs.
 
-A table that is missing, cannot be loaded, or gives what is no config of the kernel costs a warning
-(``exc.NoAOTHeuristicWarning``), never the call: the kernel's default config runs. ``HELION_AOT_MODE=disabled`` looks at no
-tables. With ``HELION_AOT_MODE=collect`` the config of every specialization that is called is tuned
-(``BoundKernel.autotune``) and written into the table, with a lookup of the nearest sizes measured.
+If a table is missing, fails to load, or returns an invalid config, a warning is printed
+(``exc.NoAOTHeuristicWarning``). The call then runs the kernel's default config. ``HELION_AOT_MODE=disabled`` ignores
+tables. With ``HELION_AOT_MODE=collect`` the config of every called specialization is tuned (``BoundKernel.autotune``).
+It is written into the table, with a lookup of the nearest measured sizes.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _LOCK = new_lock()
 
 
 def device_name(target: hardware.Target) -> str:
-    """What the names of a target's tables end in."""
+    """Return the suffix of the names of a target's tables."""
     return f"cuda_sm{target.capability}" if target.kind == "cuda" else f"rocm_{target.name}"
 
 
 def table_path(file: str, device: str) -> pathlib.Path:
-    """Where the table of the kernels in a source file is."""
+    """Return the path of the table of the kernels in a source file."""
     source = pathlib.Path(file)
     return source.with_name(f"_helion_aot_{source.stem}_{device}.py")
 
 
 def _candidates(file: str, target: hardware.Target) -> list[pathlib.Path]:
-    """Tables that serve a target, the best first."""
+    """List the tables that apply to a target, the best first."""
     own = table_path(file, device_name(target))
     if target.kind != "cuda":
         return [own]
@@ -65,7 +65,10 @@ def _candidates(file: str, target: hardware.Target) -> list[pathlib.Path]:
 
 @functools.lru_cache(maxsize=256)
 def _loaded(path: pathlib.Path, changed: int) -> types.ModuleType:
-    """A table as a module; ``changed`` is when the file was. Raises whatever its code raises."""
+    """Load a table as a module.
+
+    ``changed`` is the file's time of change, for the cache. Raises whatever its code raises.
+    """
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -74,9 +77,9 @@ def _loaded(path: pathlib.Path, changed: int) -> types.ModuleType:
 
 
 def _find(kernel: Definition, target: hardware.Target, function: str) -> tuple[Callable[..., Any] | None, str]:
-    """A function of the kernel's table, or None and why there is none."""
+    """Return a function of the kernel's table, or None and the reason why there is none."""
     file = kernel.fn.__code__.co_filename
-    why = f": there is no {table_path(file, device_name(target)).name} beside {pathlib.Path(file).name}"
+    why = f": there is no {table_path(file, device_name(target)).name} next to {pathlib.Path(file).name}"
     for path in _candidates(file, target):
         try:
             module = _loaded(path, path.stat().st_mtime_ns)
@@ -100,8 +103,10 @@ def _warn(kernel: Definition, why: str) -> None:
 def config_of(
     kernel: Definition, target: hardware.Target, args: Sequence[Any], full_config: Callable[[Config], Config]
 ) -> Config | None:
-    """The full config that a kernel's table has for arguments, None where it has none that can be used. ``full_config`` raises
-    an ``exc.Base`` for what is no config of the kernel."""
+    """Return the full config of a kernel's table for arguments, None if it has no usable one.
+
+    ``full_config`` raises an ``exc.Base`` for an invalid config of the kernel.
+    """
     if knobs.AOT_MODE.read() == "disabled" or collecting(kernel):
         return None
     function, why = _find(kernel, target, "autotune")
@@ -111,14 +116,14 @@ def config_of(
     try:
         return full_config(as_config(function(*args)))
     except exc.BaseError as error:
-        _warn(kernel, f" for these arguments: what its table gives is no config of it ({error})")
+        _warn(kernel, f" for these arguments: its table returns an invalid config ({error})")
     except Exception as error:  # the table is the user's code
         _warn(kernel, f" for these arguments: its table fails ({type(error).__name__}: {error})")
     return None
 
 
 class TableKey:
-    """Tells apart arguments for which the table of a kernel has different configs, and what the user's own ``key`` does."""
+    """Key of arguments by the config in the table of the kernel, and by the user's own ``key``."""
 
     def __init__(self, kernel: Definition, own: Callable[..., Hashable] | None) -> None:
         self._kernel = kernel
@@ -152,7 +157,7 @@ _TEXT = '''"""Configs of the kernels in {source} on {device}, by the sizes they 
 
 import math
 
-#: By kernel: dtypes and sizes of the tensors among the arguments, and the config that was fastest.
+#: Dtypes and sizes of the tensor arguments, and the fastest config, by kernel.
 TABLES = {tables}
 
 
@@ -199,7 +204,7 @@ def _features(values: Sequence[Any]) -> dict[str, Any]:
 
 
 def table_text(source: str, device: str, tables: Mapping[str, list[dict[str, Any]]]) -> str:
-    """A table file: ``tables`` has for each kernel entries of ``dtypes``, ``sizes`` and ``config``."""
+    """Format a table file: ``tables`` has for each kernel entries of ``dtypes``, ``sizes`` and ``config``."""
     rows = ["{"]
     for name, entries in sorted(tables.items()):
         rows += [f"    {name!r}: [", *(f"        {entry!r}," for entry in entries), "    ],"]
@@ -208,7 +213,10 @@ def table_text(source: str, device: str, tables: Mapping[str, list[dict[str, Any
 
 
 def record(kernel: Definition, target: hardware.Target, values: Sequence[Any], config: Mapping[str, Any]) -> None:
-    """Write a tuned config into the table beside the kernel's source. A file there that was not written so is left alone."""
+    """Write a tuned config into the table next to the kernel's source.
+
+    A file that this function did not write is left alone.
+    """
     file = kernel.fn.__code__.co_filename
     path = table_path(file, device_name(target))
     entry = {**_features(values), "config": dict(config)}
@@ -228,12 +236,12 @@ def record(kernel: Definition, target: hardware.Target, values: Sequence[Any], c
 
 
 def collecting(kernel: Definition) -> bool:
-    """Whether calls of a kernel are to be tuned and recorded."""
+    """Return whether calls of a kernel are tuned and recorded."""
     return kernel.aot is not None and knobs.AOT_MODE.read() in ("collect", "measure")
 
 
 def others(kernel: Definition) -> Iterator[tuple[Any, ...]]:
-    """Further arguments to tune a kernel for, which its own functions give: once."""
+    """Yield further arguments to tune a kernel for, from its own functions, but only once."""
     options = kernel.aot
     if options is None or kernel.collected:
         return

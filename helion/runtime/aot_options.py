@@ -1,4 +1,4 @@
-"""What a kernel with tables of tuned configs was given."""
+"""Options of a kernel with tables of tuned configs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class AotOptions:
-    """What ``helion.aot_kernel`` was given besides the options of ``helion.kernel``.
+    """Arguments of ``helion.aot_kernel`` besides the options of ``helion.kernel``.
 
-    ``collect_fn`` and ``measure_fn`` give lists of argument tuples that are tuned too when a table is collected;
-    ``batched`` says which dimensions are batches, and is accepted without effect: sizes are compared as they are.
+    ``collect_fn`` and ``measure_fn`` return lists of argument tuples that are tuned too when a table is collected.
+    ``batched`` names the batch dimensions. It is accepted without effect, since all sizes are compared.
     """
 
     batched: Any = None

@@ -1,4 +1,4 @@
-"""``HELION_MEASURE_COMPILE_TIME=1``: how often kernels were bound and how long that took, as a table at exit."""
+"""``HELION_MEASURE_COMPILE_TIME=1``: a table of the number and duration of binds by kernel, printed at exit."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def measured(kernel: str) -> Iterator[None]:
 
 
 def counts() -> dict[str, int]:
-    """Binds so far, by kernel."""
+    """Return the number of binds so far, by kernel."""
     with _LOCK:
         return {name: len(times) for name, times in _TIMES.items()}
 
 
 def table() -> str:
-    """One line per kernel: binds, seconds in total, the longest in milliseconds."""
+    """Format one line per kernel: binds, seconds in total, the longest in milliseconds."""
     with _LOCK:
         rows = [(name, len(times), sum(times), 1e3 * max(times)) for name, times in sorted(_TIMES.items())]
     lines = [f"{name:30} {count:8} {total:10.3f} {longest:12.3f}" for name, count, total, longest in rows]

@@ -1,4 +1,4 @@
-"""A kernel for one specialization: what the compiler knows of it, and its compiled configs."""
+"""A kernel for one specialization: its analysis, and its compiled configs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _LOG = _logging.logger(__name__)
 
 
 class Peers:
-    """The bound kernels that stand for different sizes of one class, and the config that was set for all of them."""
+    """The bound kernels for different sizes of one class, and the config that was set for all of them."""
 
     def __init__(self) -> None:
         self.members: weakref.WeakSet[BoundKernel] = weakref.WeakSet()
@@ -85,17 +85,18 @@ class BoundKernel:
         self.target = target
         self.configs = kernel.configs
         self._of = Specialized(kernel, values, key, target)
-        #: Others of its class and sizes, whose equal dimensions or strides take other code, and the one that it follows itself.
+        #: Bound kernels of the same class and sizes whose equal dimensions or strides need other code, and the one that
+        #: leads this one.
         self.followers: weakref.WeakSet[BoundKernel] = weakref.WeakSet()
         self._first: BoundKernel | None = None
-        #: What it shares with others of its class that are for other sizes.
+        #: State shared with bound kernels of the same class for other sizes.
         self._peers = Peers()
         self._is_own = False
-        #: Its backward kernels, which go with it.
+        #: Its backward kernels, with the same lifetime.
         self.differentiation: Any = None
         self.compiled = Compiled(self._of, self._run_others)
         self._choice = Choice(self.compiled, lambda: kernel.calls.forget(self))
-        #: What compiles configs that other backends take, by the name of the backend.
+        #: Compiled configs of other backends, by the name of the backend.
         self._elsewhere: dict[str, Compiled] = {}
         if self.is_eager:  # an eager kernel need not compile
             return
@@ -110,7 +111,7 @@ class BoundKernel:
             _LOG.info("bound %s for %s in %.1f ms, key %s", kernel.name, target.name, elapsed, key)
 
     def _run_others(self, args: tuple[Any, ...], config: Config) -> Any:
-        """What a config returns for arguments of its class whose sizes and strides take other code."""
+        """Run a config on arguments of its class whose sizes and strides need other code."""
         other = self.kernel.variant(args, self.target)
         if other is self:
             raise exc.InternalError(step="launch", reason="arguments of the key it was bound for are of another class")
@@ -123,18 +124,18 @@ class BoundKernel:
         return run(*args)
 
     def follow(self, first: BoundKernel) -> None:
-        """Run the config that somebody asks ``first`` for, the bound kernel that stands for its class and sizes."""
+        """Run the config that the user sets on ``first``, the bound kernel that leads its class and sizes."""
         self._first = first
         first.followers.add(self)
 
     def join(self, others: Sequence[BoundKernel]) -> None:
-        """Stand for other sizes of the class that ``others`` stand for: one config may be set for all of them."""
+        """Join the bound kernels for other sizes of the same class: one config may be set for all of them."""
         if others:
             self._peers = others[0]._peers
         self._peers.members.add(self)
 
     def _adopt(self, config: Config) -> bool:
-        """Use a config of the bound kernel that this one follows, if it can have that."""
+        """Use a config of the bound kernel that this one follows, if it is legal here."""
         if not self._analysis.program.roots:  # it launches nothing
             return False
         try:
@@ -149,30 +150,29 @@ class BoundKernel:
 
     @property
     def specialized(self) -> Mapping[str, Any]:
-        """Where the numbers that the compiled code depends on come from, by name; empty when nothing was compiled."""
+        """The paths in the arguments of the numbers that the compiled code depends on, by name; may be empty."""
         return {} if self.is_eager else self._analysis.traced.specialized
 
     @property
     def is_eager(self) -> bool:
-        """Whether calls run the Python function itself instead of compiled code."""
+        """True if calls run the Python function itself instead of compiled code."""
         return self._of.is_eager
 
     def has_numbers_of(self, values: tuple[Any, ...]) -> bool:
-        """Whether the numbers that the compiled code depends on are in these arguments what they were at binding, and sizes
-        are among those that its seeds are made for."""
+        """Return whether arguments have the numbers that the compiled code depends on, and sizes of the same bucket."""
         return self._of.has_numbers_of(values) and self._of.is_of_bucket(values)
 
     def numbers_in(self, values: tuple[Any, ...]) -> tuple[tuple[str, Any], ...]:
-        """Return what these arguments have of the numbers that the compiled code depends on, by host expression."""
+        """Return the values in these arguments of the numbers that the compiled code depends on, by host expression."""
         return tuple((name, pick(values, at)) for name, at, _ in self._of.numbers)
 
     @property
     def bucket(self) -> tuple[Bucket, ...]:
-        """The sizes that its seeds are made for, of those that tell configs apart."""
+        """The size hints that select its config."""
         return self._of.bucket
 
     def is_current(self) -> bool:
-        """Whether the globals that were compiled in still are what they were."""
+        """Return whether the globals that were compiled in are unchanged."""
         return self._of.is_current()
 
     def __copy__(self) -> BoundKernel:
@@ -192,18 +192,19 @@ class BoundKernel:
         numbers = "".join(f", {name} is {value}" for name, _, value in self._of.numbers)
         return f"<helion.BoundKernel {self.kernel.name}({shown}) for {self.target.name}{numbers}>"
 
-    # --- what the compiler knows -----------------------------------------------------------------------------------------
+    # --- analysis
+    # ----------------------------------------------------------------------------------------------------------
 
     @property
     def env(self) -> CompileContext:
-        """The surroundings that the kernel is compiled for: ``device``, ``settings``, ``target``, ``index_dtype``."""
+        """The environment that the kernel is compiled for: ``device``, ``settings``, ``target``, ``index_dtype``."""
         context = self._analysis.context
         assert context is not None
         return context
 
     @property
     def facts(self) -> KernelFacts:
-        """Axes, memory operations, matrix products, reductions and their combinations, as read off the kernel."""
+        """Axes, memory operations, matmuls, reductions and their combinations, as analyzed from the kernel."""
         return self._analysis.facts
 
     @property
@@ -213,14 +214,14 @@ class BoundKernel:
 
     @property
     def backend(self) -> str:
-        """The name of the backend in use, ``"triton"`` or ``"cute"``: the one that was asked for, or that was taken of all."""
+        """The backend in use, ``"triton"`` or ``"cute"``: the one that was requested, or that ``auto`` selected."""
         return self._analysis.backend.name
 
     @property
     def backend_on_gpu(self) -> str:
         """The name of the backend that a call with tensors of the target GPU runs.
 
-        It is that in use, unless none was named: tensors that are on no GPU take the one for all kernels then.
+        It is the one in use, unless no backend was named: then tensors that are not on a GPU use the general backend.
         """
         return self._of.on_gpu.backend.name
 
@@ -236,11 +237,11 @@ class BoundKernel:
 
     @short_errors
     def default_config(self) -> Config:
-        """Return the config that runs when nothing was tuned.
+        """Return the config that runs if nothing was tuned.
 
-        It is the first promoted seed, unless another is predicted to be much faster; where none is promoted, the fastest by
-        prediction of the seeds and the conservative config. A kernel decorated with ``helion.aot_kernel`` takes it from its
-        table.
+        It is the first promoted seed, unless another is predicted to be much faster. Without a promoted seed, it is the
+        fastest by prediction of the seeds and the conservative config. A kernel decorated with ``helion.aot_kernel``
+        takes it from its table.
         """
         return self._of.default_config
 
@@ -256,11 +257,14 @@ class BoundKernel:
         return next((other.config for other in self.followers if other.config is not None), None)
 
     def _full(self, config: ConfigLike) -> Config:
-        """A full config: the given one, else the one in use, the only one given to the decorator, or the default."""
+        """Return a full config: the given one, else the one in use, the decorator's only one, or the default."""
         return self._choice.full(config, self.configs)
 
     def _taking(self, config: ConfigLike) -> tuple[Compiled, Config]:
-        """What compiles a config, and its full form: the backend in use, or, where that was left open, another that takes it."""
+        """Return the compiler of a config, and its full form.
+
+        It is the backend in use, or another that accepts the config if the choice was left open.
+        """
         if config is None:
             return self.compiled, self._full(None)
         analysis, full = self._analysis.taking(config)
@@ -276,8 +280,10 @@ class BoundKernel:
             return self._elsewhere[name]
 
     def _of_backend(self, name: str, config: ConfigLike) -> tuple[Compiled, Config]:
-        """What ``_taking`` gives, of a backend by name, with its default for None; the backend in use where that one does not
-        take the kernel."""
+        """Return the result of ``_taking`` for a backend by name, with its default for None.
+
+        The backend in use serves if the named one refuses the kernel.
+        """
         analysis = self._analysis.led_by(name)
         if analysis is self._analysis:
             return self.compiled, self._full(config)
@@ -300,8 +306,8 @@ class BoundKernel:
         Args:
             config: a ``helion.Config`` or a dict; None is the config in use, else the one that would run.
             options: ``OutputCodeOptions(allow_helion_deps=False)`` for a module that does not import helion.
-            emit_repro_caller: append ``call()``, which runs the kernel on random arguments like those it is bound to,
-                and call it when the module is run as a script.
+            emit_repro_caller: append ``call()``, which runs the kernel on random arguments of the shapes it is bound
+                to. Running the module as a script calls it.
             output_origin_lines: name the user's lines in comments; None leaves it to the setting.
 
         Raises:
@@ -318,9 +324,12 @@ class BoundKernel:
         emit_repro_caller: bool = False,
         output_origin_lines: bool | None = None,
     ) -> str:
-        """``to_code`` of the Triton backend, whose default config is that of None where another is in use.
+        """Return the text of ``to_code`` for the Triton backend.
 
-        Where Triton is not among the backends that were left open, it is that of the one that was asked for.
+        If another backend is in use, None means Triton's default config. If Triton is not among the candidate backends,
+        the text is that of the backend in use.
+
+        If Triton is not among the candidate backends, the text is that of the backend in use.
         """
         found = self._of_backend("triton", config)
         return self._text(*found, options, emit_repro_caller, output_origin_lines)
@@ -334,10 +343,10 @@ class BoundKernel:
         emit_repro_caller: bool = False,
         output_origin_lines: bool | None = None,
     ) -> str:
-        """``to_code`` of the cute backend, whose default config is that of None where another is in use.
+        """Return the text of ``to_code`` for the cute backend. If another backend is in use, None means cute's default.
 
         Raises:
-            exc.InvalidAPIUsage: the cute backend does not take the kernel, or was not asked.
+            exc.InvalidAPIUsage: the cute backend refuses the kernel, or is not a candidate.
         """
         compiled, full = self._of_backend("cute", config)
         backend = compiled.specialized.analysis.backend.name
@@ -368,9 +377,9 @@ class BoundKernel:
         return repro.with_caller(text, of) if emit_repro_caller else text
 
     def plan(self, config: ConfigLike = None) -> Any:
-        """Return the decisions that a config comes to, as the backend's planner has them: data that prints as text.
+        """Return the plan of a config, as the backend's planner makes it: data that prints as text.
 
-        Of the cute backend these are roles, pipelines, stages, shared and tensor memory.
+        The cute backend's plan has roles, pipelines, stages, shared and tensor memory.
 
         Raises:
             exc.InvalidConfig: the config is not legal for the kernel.
@@ -381,12 +390,13 @@ class BoundKernel:
     def export_shared_object(self, path: str | pathlib.Path, config: ConfigLike = None) -> pathlib.Path:
         """Write the kernel of a config as a shared object that runs where neither its compiler nor helion is installed.
 
-        Its functions take C's types and give CUDA's status, 0 for success: ``int32_t helion_load(int32_t device)`` once per
-        device, ``int32_t helion_clusters(void)`` for how many clusters run at once there, and ``int32_t
-        helion_launch(void *tensor, ..., int32_t clusters, void *stream)`` with the tensors that ``plan(config).tensors``
-        names, in its order, of just the shapes and strides it was bound for and at multiples of 16 bytes. Where ``int64_t
-        helion_workspace(void)`` is not 0, the last of them is so many bytes of device memory, which are zero before the
-        first launch; launches that may overlap need one each. It needs CUDA's runtime library in the process.
+        Its functions take C types and return CUDA's status, 0 for success. ``int32_t helion_load(int32_t device)`` is
+        called once per device. ``int32_t helion_clusters(void)`` returns how many clusters are resident at once.
+        ``int32_t helion_launch(void *tensor, ..., int32_t clusters, void *stream)`` takes the tensors that
+        ``plan(config).tensors`` names, in its order. They must have exactly the bound shapes and strides and begin at
+        multiples of 16 bytes. If ``int64_t helion_workspace(void)`` is not 0, the last tensor is that many bytes of
+        device memory, zero before the first launch. Launches that may overlap need one each. The process needs CUDA's
+        runtime library.
 
         Args:
             path: the file to write.
@@ -430,8 +440,8 @@ class BoundKernel:
     def set_config(self, config: ConfigLike) -> None:
         """Use a config for all later calls.
 
-        With ``backend="auto"`` it may be one of a backend that takes the kernel and is not in use, which then is.
-        With ``static_shapes=False`` it is that of all sizes, but for those that a config was tuned or set for.
+        With ``backend="auto"`` it may belong to another backend that accepts the kernel, which is used from then on.
+        With ``static_shapes=False`` it applies to all sizes, except those that a config was tuned or set for.
 
         Raises:
             exc.InvalidConfig: the config is not legal for the kernel.
@@ -456,7 +466,7 @@ class BoundKernel:
             other._adopt(config)
 
     def _use(self, compiled: Compiled, config: Config) -> None:
-        """Use a full config with what compiles it, for which the backend in use may be left."""
+        """Use a full config with its compiled configs; this may switch the backend."""
         if compiled is self.compiled:
             self._choice.use(config)
             return
@@ -467,7 +477,7 @@ class BoundKernel:
         choice.changed()  # calls that were kept meanwhile run the former
 
     def short_config(self, config: ConfigLike = None) -> Config:
-        """Return a config without the keys at their defaults, but for tile sizes, warps and stages."""
+        """Return a config without the keys at their defaults, except tile sizes, warps and stages."""
         compiled, full = self._taking(config)
         return compiled.specialized.short_config(full)
 
@@ -478,7 +488,7 @@ class BoundKernel:
 
     @short_errors
     def resources(self, config: ConfigLike = None) -> Resources:
-        """Compile a config for ``target`` with its real assembler, and read what it takes off the binary.
+        """Compile a config for ``target`` with its real assembler, and read its resources from the binary.
 
         No GPU is needed. A config over a limit does not raise: see ``fits``.
 
@@ -504,8 +514,8 @@ class BoundKernel:
         """Run on arguments like those it was bound for.
 
         Raises:
-            exc.BoundToOtherArguments: the generated code would not be right for them.
-            exc.WrongTarget: they are on a GPU it was not compiled for.
+            exc.BoundToOtherArguments: the generated code is not valid for them. exc.WrongTarget: they are on a GPU it
+            was not compiled for.
         """
         try:
             values = self.kernel.normalize_args(*args)
@@ -541,7 +551,7 @@ class BoundKernel:
                 )
 
     def run_unchecked(self, *args: Any) -> Any:
-        """Run on all arguments in order, which are known to have the key of this bound kernel."""
+        """Run on all arguments in order, which must have the key of this bound kernel."""
         run = self._choice.run
         if run is None:
             if self.is_eager:
@@ -560,7 +570,7 @@ class BoundKernel:
         return self._choice.run
 
     def ensure_config_exists(self, args: Sequence[Any]) -> None:
-        """Choose and compile the config that a call with these arguments would run, unless there is one in use.
+        """Choose and compile the config that a call with these arguments runs, unless one is in use.
 
         Raises:
             exc.NoFeasibleConfig: no config is given, and none can fit the GPU.
@@ -600,7 +610,7 @@ class BoundKernel:
         return bool(self.settings.force_autotune) and at_call.is_forced(self._of, args)
 
     def _check_device(self, args: tuple[Any, ...]) -> None:
-        """CUDA tensors run only what was compiled for their device; CPU tensors are interpreted whatever the target."""
+        """Refuse CUDA tensors of another device than the target. CPU tensors are interpreted for any target."""
         device = next((a.device for a in args if isinstance(a, torch.Tensor)), None)
         misplaced = None if self.is_eager else self._analysis.traced.misplaced
         if misplaced is not None and all(tensor.device.type == "cpu" for tensor in tensors_in(args)):
@@ -620,7 +630,7 @@ class BoundKernel:
             )
 
     def _announce(self, config: Config, used: Config) -> None:
-        """Say once which config runs: ``used``, which has larger tiles than ``config`` where the interpreter runs it."""
+        """Print once which config runs: ``used``, which may have larger tiles than ``config`` in the interpreter."""
         if self.kernel.announced or _logging.is_silent("default"):
             return
         self.kernel.announced = True
@@ -639,13 +649,13 @@ class BoundKernel:
 
     @short_errors
     def autotune(self, args: Sequence[Any], *, force: bool = True, **options: Any) -> Config:
-        """Search for the fastest config for these arguments, and use it from now on.
+        """Search for the fastest config for these arguments, and use it from then on.
 
-        The search begins with the given configs (which it keeps to), or the default config, the seeds and what was found
-        before. Candidates run in a process of their own and are compared with the result of reference mode; what is found
-        is kept (``HELION_CACHE_DIR``). On CPU tensors, and with the effort ``none``, nothing is searched: the first legal
-        config that is given is used, or the default. The setting ``autotuner_fn`` takes over where it is set: it is called
-        with the bound kernel, the arguments and ``options``, and ``autotune()`` of its result gives the config.
+        The search begins with the given configs (and is limited to them), or the default config, the seeds and earlier
+        results. Candidates run in a separate process and are compared with the result of reference mode. Results are
+        cached (``HELION_CACHE_DIR``). On CPU tensors, and with the effort ``none``, nothing is searched: the first
+        legal given config is used, or the default. The setting ``autotuner_fn`` replaces the search: it is called with
+        the bound kernel, the arguments and ``options``, and ``autotune()`` of its result returns the config.
 
         Args:
             args: the arguments of a call.
@@ -722,14 +732,14 @@ class BoundKernel:
 
     @short_errors
     def explain(self, format: str = "text") -> str:
-        """Explain the kernel: what it is, what bounds it, its seeds with reasons, and why other rules declined.
+        """Explain the kernel: its kind, its limiting resource, its seeds with reasons, and why other rules declined.
 
-        Predicted resources stand beside measured ones.
+        Predicted and measured resources are shown together.
 
         Args:
-            format: ``"text"``; ``"facts"``, which has every record that was read off the kernel; ``"json"``, all of both;
-                or ``"html"``, a page that stands alone, with the device IR, a picture of each access, the roofline, and
-                the kernel beside the generated code.
+            format: ``"text"``; ``"facts"``, which has every record of the analysis; ``"json"``, all of both; or
+                ``"html"``, a self-contained page. The page has the device IR, a picture of each access, the roofline,
+                and the kernel next to the generated code.
 
         Returns:
             The text.
@@ -748,7 +758,7 @@ def tune_together(
     cache_tag: str | None,
     force: bool,
 ) -> Config:
-    """One config for several bound kernels with their arguments; see ``Kernel.autotune_multi``."""
+    """Choose one config for several bound kernels with their arguments; see ``Kernel.autotune_multi``."""
     first, args = sets[0]
     on_gpu = any(isinstance(a, torch.Tensor) and a.device.type == "cuda" for a in args)
     if options.effort == "none" or not (on_gpu or options.simulated):
@@ -762,10 +772,10 @@ def tune_together(
 
 
 def ranked_offline(bound: BoundKernel, args: Sequence[Any], options: search_options.Options, configs: int) -> Entry:
-    """What ``runtime.tuning.offline`` finds for a bound kernel and its arguments."""
+    """Return the cache entry of an offline ranking for a bound kernel and its arguments."""
     return offline.entry_of(bound._of, args, offline.ranked(bound._of, options, configs))
 
 
 def kept_entry(bound: BoundKernel, args: Sequence[Any]) -> Entry | None:
-    """What the cache has for a bound kernel and its arguments, with all that was tried."""
+    """Return the cache entry of a bound kernel and its arguments, with all candidates tried."""
     return tuning.kept_entry(bound._of, args)

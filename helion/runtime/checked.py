@@ -1,8 +1,7 @@
-"""Checked mode around a call, and the user's line for what goes wrong inside of one.
+"""Checked mode around a call, and the user's line of an error inside of one.
 
-The generated code of a checked kernel has the assertions (``_compiler/passes/checks.py``). Here memory of
-``torch.empty`` is marked before anything writes it, and what a call returns is searched for the mark. Interpreted launches
-look for races.
+The generated code of a checked kernel has the assertions (``_compiler/passes/checks.py``). This module marks memory of
+``torch.empty`` before it is written, and searches the result of a call for the mark. Interpreted launches detect races.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ _ALLOCATORS = frozenset(
     for name in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
     if hasattr(owner, name)
 )
-#: What a driver says after a failed assertion, and after an access that no check foresaw.
+#: Error texts of a driver after a failed assertion, and after an access that no check predicted.
 _FAILURES = ("device-side assert", "illegal memory access", "unspecified launch failure")
-#: Files whose frames stand between host code and this.
+#: Folders of frames between host code and this module.
 _BETWEEN = (str(pathlib.Path(torch.__file__).parent), str(pathlib.Path(__file__).parents[1]))
 
 
@@ -54,7 +53,7 @@ class _Made:
 
 
 class _Marking(TorchFunctionMode):
-    """Marks what torch allocates without filling it."""
+    """Mode that marks memory that torch allocates without filling it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,20 +71,23 @@ class _Marking(TorchFunctionMode):
         return result
 
     def of(self, tensor: torch.Tensor) -> _Made | None:
-        """Where the memory of a tensor was allocated."""
+        """Return the place where the memory of a tensor was allocated."""
         storage = tensor.untyped_storage()._cdata
         return next((made for made in self.made if made.tensor.untyped_storage()._cdata == storage), None)
 
 
 @contextlib.contextmanager
 def checking(kernel: Definition) -> Iterator[Callable[[Any], Any]]:
-    """Run host code of ``kernel`` inside; what this gives takes the result of the call, and warns of what is unwritten."""
+    """Run host code of ``kernel`` in the body.
+
+    The yielded function takes the result of the call and warns of unwritten elements.
+    """
     with _Marking() as marking:
         yield lambda result: _warn(kernel, marking, result)
 
 
 def run_checked(kernel: Definition, executor: Executor, run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run``, the function of a checked config, with the checks that stand outside of the generated code."""
+    """Wrap ``run``, the function of a checked config, with the checks outside of the generated code."""
 
     def checked(*args: Any) -> Any:
         if stub.active() or not any(map(stub.on_gpu, tensors_in(args))):
@@ -104,7 +106,8 @@ def run_checked(kernel: Definition, executor: Executor, run: Callable[..., Any])
     return checked
 
 
-# --- results that nobody wrote ---------------------------------------------------------------------------------------------
+# --- results with unwritten elements
+# ---------------------------------------------------------------------------------------
 
 
 def _warn(kernel: Definition, marking: _Marking, result: Any) -> Any:
@@ -122,7 +125,10 @@ def _warn(kernel: Definition, marking: _Marking, result: Any) -> Any:
 
 
 def _place(kernel: Definition, made: _Made) -> str:
-    """The statement that allocated a tensor, with the user's file and line: generated host code has the same statement."""
+    """Return the statement that allocated a tensor, with the user's file and line.
+
+    Generated host code has the same statement.
+    """
     text = linecache.getline(made.file, made.line).strip()
     source = parse_function(kernel.fn)
     if source is not None and made.file != source.file:
@@ -140,7 +146,7 @@ def _unparsed(node: ast.stmt) -> str:
 
 
 def located(error: Exception, kernel: str, program: Program, module: Module) -> exc.Base | None:
-    """What an interpreted launch raised, as an error about a line of the user's; None for what is not about an access."""
+    """Convert an error of an interpreted launch to one with the user's line; None if it is not about an access."""
     if isinstance(error, AssertionError):
         failed = next((op for op in program.walk() if op.kind == "check" and op.attrs.message in str(error)), None)
         if failed is None:
@@ -161,7 +167,7 @@ def located(error: Exception, kernel: str, program: Program, module: Module) -> 
 
 
 def _origin(error: BaseException, kernel: str, module: Module) -> Location | None:
-    """The line of the user's that the innermost line of a generated module in a traceback is about."""
+    """Return the user's line for the innermost frame of a generated module in a traceback."""
     file = codecache.module_path(module.text, kernel).name
     found, trace = None, error.__traceback__
     while trace is not None:

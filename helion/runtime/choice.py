@@ -1,4 +1,4 @@
-"""The config that a bound kernel runs: chosen, given up, and wrapped in what its settings ask for."""
+"""The config that a bound kernel runs: its choice, its replacement on failure, and the wrappers that settings request."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ ConfigLike = Config | Mapping[str, Any] | None
 
 
 class Choice:
-    """``config`` is in use and ``run`` runs it, once there is one. ``changed`` is called when another one is used."""
+    """The config in use and ``run``, which runs it. ``changed`` is called when another config is used."""
 
     def __init__(self, compiled: Compiled, changed: Callable[[], None]) -> None:
         self.compiled = compiled
         self.config: Config | None = None
         self.run: Callable[..., Any] | None = None
         self.changed = changed
-        # whether nobody asked for the config in use
+        # True if the config in use was not requested
         self._by_default = False
 
     @property
     def asked(self) -> Config | None:
-        """The config in use, if somebody asked for it."""
+        """The config in use, if the user requested it."""
         return None if self._by_default else self.config
 
     def full(self, config: ConfigLike, given: Sequence[Config]) -> Config:
-        """A full config: this one, else the one in use, the only one ``given`` to the decorator, or the default."""
+        """Return a full config: this one, else the one in use, the only one ``given`` to the decorator, or the default."""
         analysis = self.compiled.specialized.analysis
         if config is not None:
             return analysis.full_config(config)
@@ -70,7 +70,7 @@ class Choice:
         self.changed()
 
     def _aligned_or_elsewhere(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function`` for tensors that begin at multiples of 16 bytes; others are the next backend's."""
+        """Wrap ``function``, which needs tensors aligned to 16 bytes; other tensors go to the next backend."""
         other: list[Choice] = []
 
         def run(*args: Any) -> Any:
@@ -86,7 +86,7 @@ class Choice:
         return run
 
     def _of_next_backend(self, args: Sequence[Any]) -> Choice:
-        """What runs calls that the backend in use cannot take."""
+        """Return the choice for calls that the backend in use cannot serve."""
         of = self.compiled.specialized
         following = of.of_next_backend("tensors do not begin at multiples of 16 bytes")
         choice = Choice(self.compiled.of(following), lambda: None)
@@ -95,7 +95,7 @@ class Choice:
         return choice
 
     def _shown(self, config: Config, run: Callable[..., Any]) -> Callable[..., Any]:
-        """``run``, which prints the call as a script before it first runs."""
+        """Wrap ``run`` so that it prints the call as a script before it first runs."""
 
         def first(*args: Any) -> Any:
             if self.run is first:
@@ -108,10 +108,10 @@ class Choice:
     # --- configs that do not fit -----------------------------------------------------------------------------------------
 
     def verified(self, args: Sequence[Any]) -> Config:
-        """The config that runs where nobody asked for one: on a GPU as its binary says, else the default.
+        """Return the config that runs if none was requested: on a GPU the one verified by its binary, else the default.
 
-        Arguments that launch nothing compile nothing. Where it was left open which backend is used, one that cannot compile
-        is left for the next before anything is launched.
+        Arguments that launch nothing compile nothing. If several backends are candidates, one that cannot compile is
+        replaced by the next before anything is launched.
         """
         of = self.compiled.specialized
         compiles = (stub.active() or any(map(stub.on_gpu, args))) and of.executor.inlining is not None
@@ -132,9 +132,9 @@ class Choice:
         _logging.say(f"helion: {of.kernel.name}: the backend {failed} failed ({reason}); using {used}")
 
     def check_feasible(self, args: Sequence[Any]) -> None:
-        """Raises ``exc.NoFeasibleConfig`` where these arguments would go to a GPU and certainly no config can launch there.
+        """Raise ``exc.NoFeasibleConfig`` if these arguments run on a GPU and certainly no config can launch there.
 
-        The interpreter, which runs CPU tensors, knows no limits.
+        The interpreter, which runs CPU tensors, has no limits.
         """
         if stub.active() or any(map(stub.on_gpu, args)):
             refusal = self.compiled.specialized.analysis.refusal()
@@ -142,12 +142,12 @@ class Choice:
                 raise refusal
 
     def give_up(self, run: Callable[..., Any], error: exc.Base) -> None:
-        """After ``run`` failed: use the next config, if nobody asked for this one.
+        """Replace the config after ``run`` failed, if it was not requested.
 
-        Where it was left open which backend is used, one whose launch fails is left for the next. Else only
-        a config that takes more than the GPU has is given up. Both only if the call has changed nothing yet. The
-        configs after it are the default, the seeds in their order, then the conservative one. Raises ``exc.NoFeasibleConfig`` when
-        there is none, and ``error`` where none is tried.
+        If several backends are candidates, one whose launch fails is replaced by the next. Otherwise only a config that
+        exceeds the GPU's resources is replaced. Both happen only if the call has changed nothing yet. The next configs
+        are the default, the seeds in their order, then the conservative one. Raises ``exc.NoFeasibleConfig`` if there
+        is none, and ``error`` if none is tried.
         """
         of = self.compiled.specialized
         exceeded = of.executor.out_of_resources(error.__cause__)
@@ -160,9 +160,9 @@ class Choice:
         if exceeded is None or self.config is None or not self._is_repeatable(self.config):
             raise error
         with self.compiled.lock:
-            if self.run is not run:  # another thread has been here, or somebody has set a config
+            if self.run is not run:  # another thread has replaced it, or the user has set a config
                 return
-            if not self._by_default:  # it was asked for
+            if not self._by_default:  # it was requested
                 raise error
             following = verification.give_up(self.compiled, self.config, str(error.__cause__))
             if following is None:
@@ -174,7 +174,7 @@ class Choice:
             self._install(following)
 
     def _may_leave_backend(self, error: exc.Base) -> bool:
-        """Whether a launch failed for which another backend can stand in, and no config was asked for by name."""
+        """Return whether a launch failed that another backend can take over, and no config was requested."""
         of, cause = self.compiled.specialized, error.__cause__
         failed = isinstance(cause, Exception) and of.executor.is_failure(cause)
         left_open = self._by_default and bool(of.analysis.slower)

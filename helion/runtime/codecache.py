@@ -1,4 +1,4 @@
-"""Generated modules on disk: one file per text, so that Triton, debuggers and people can read the source."""
+"""Generated modules on disk: one file per text, so that Triton, debuggers and users can read the source."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .._files import cache_dir
 
 
 def key(text: str) -> str:
-    """128 bits of the SHA-256 of a module's text, in hexadecimal."""
+    """Return 128 bits of the SHA-256 of a module's text, in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def module_path(text: str, name: str) -> pathlib.Path:
-    """Where ``text`` is kept: ``code/ab/name_<key>.py``."""
+    """Return the path of ``text`` in the cache: ``code/ab/name_<key>.py``."""
     return _path_in(cache_dir(), text, name)
 
 
@@ -31,8 +31,8 @@ def _path_in(base: pathlib.Path, text: str, name: str) -> pathlib.Path:
 def load(text: str, name: str, prepare: Callable[[dict[str, Any]], None]) -> types.ModuleType:
     """Keep ``text`` in its file and run it as a module, whose globals its backend may then ``prepare``.
 
-    What runs is ``text``, whatever the file says: one that was edited, cut off or emptied is written again, and who
-    reads the source of a function while the module runs, as Triton does, reads ``text``.
+    The module runs ``text`` regardless of the file's content: a file that was edited or truncated is written again.
+    Readers of a function's source while the module runs, such as Triton, get ``text``.
     """
     path = _kept(text, name)
     module = types.ModuleType(path.stem)
@@ -48,7 +48,7 @@ def load(text: str, name: str, prepare: Callable[[dict[str, Any]], None]) -> typ
 
 
 def _kept(text: str, name: str) -> pathlib.Path:
-    """The file that holds ``text``, in the cache or, where it cannot be written there, in a folder of this user."""
+    """Write ``text`` to its file and return the path: in the cache, or in a folder of this user if that fails."""
     base = cache_dir()
     path = _path_in(base, text, name)
     try:

@@ -31,33 +31,33 @@ _LOG = _logging.logger(__name__)
 
 
 class Compiled:
-    """The functions that run each config; each config is compiled once. ``rebind`` gives what runs other arguments."""
+    """The functions that run each config; each config is compiled once. ``rebind`` runs a call with other arguments."""
 
     def __init__(self, specialized: Specialized, rebind: observed.Rebind) -> None:
         self.specialized = specialized
         self.lock = new_lock()
         self._rebind = rebind
         self._functions: dict[Config, Callable[..., Any]] = {}
-        #: Which config runs where nobody asked for one, once its binary was looked at.
+        #: The config that runs if none was requested, once its binary was checked.
         self.verdict: Verdict | None = None
         self._unshown: set[Config] = set()
 
     def loaded(self, config: Config) -> Callable[..., Any] | None:
-        """The function of a full config, if it was asked for before."""
+        """Return the function of a full config, if it was loaded before."""
         return self._functions.get(config)
 
     def of(self, specialized: Specialized) -> Compiled:
-        """Configs of the same kernel and arguments for another backend."""
+        """Return the configs of the same kernel and arguments for another backend."""
         return Compiled(specialized, self._rebind)
 
     def forget(self) -> None:
-        """Nothing is loaded any more, because another backend is used."""
+        """Drop all loaded functions, because another backend is used."""
         with self.lock:
             self._functions.clear()
             self.verdict = None
 
     def function(self, config: Config, allow_print: bool = True) -> Callable[..., Any]:
-        """The host function for a full config."""
+        """Return the host function for a full config."""
         found = self._functions.get(config)
         if found is None:
             with self.lock:
@@ -102,7 +102,7 @@ class Compiled:
         if of.settings.print_output_code:
             self._unshown.add(config)
         loaded = getattr(module, of.kernel.name)
-        # a copy: the module's own function keeps the launcher it was written with
+        # copied: the module's own function keeps the launcher it was written with
         function = types.FunctionType(
             loaded.__code__, loaded.__globals__, loaded.__name__, of.kernel.fn.__defaults__, loaded.__closure__
         )
@@ -113,13 +113,13 @@ class Compiled:
         return function
 
     def launched(self, config: Config) -> bool:
-        """Whether a full config has launched something."""
+        """Return whether a full config has launched something."""
         function = self._functions.get(config)
         keywords = getattr(function, "__kwdefaults__", None) or {}
         return "_launcher" in keywords and keywords["_launcher"].launched
 
     def resources(self, config: Config, *, count_opcodes: bool = True, seconds: float | None = None) -> Resources:
-        """What a full config takes on its target; see ``Toolchain.resources``."""
+        """Return the resources of a full config on its target; see ``Toolchain.resources``."""
         of = self.specialized
         module = self.function(config, allow_print=False)
         plan = of.analysis.code(config).plan

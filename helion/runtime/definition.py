@@ -1,4 +1,4 @@
-"""What the decorator was given: a function, its parameters, and how it is to be compiled."""
+"""The definition of a kernel: its function, its parameters, and its options."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .signature import Key, UsualInputs, arguments_key
 
 
 class Definition:
-    """A kernel as whatever handles its calls sees it."""
+    """A kernel as seen by the code that handles its calls."""
 
-    # a slot: a call of a kernel goes straight to the function last written for a call like it
+    # a slot: a call of a kernel goes directly to the function last written for a call like it
     __slots__ = ("__call__", "__dict__", "__weakref__")
 
     __call__: Callable[..., Any]
@@ -38,9 +38,10 @@ class Definition:
         self.configs = list(configs)
         self.key = key
         self.announced = False
-        #: Whether torch has recorded calls of it, which run wherever it likes.
+        #: True if torch has recorded calls of it, which may run at any later time.
         self.is_in_graphs = False
-        #: Options of tables of tuned configs, of kernels that have some; warnings about them; whether others were tuned.
+        #: Options of tables of tuned configs, for kernels that have some; warnings printed; whether other arguments
+        #: were tuned.
         self.aot: AotOptions | None = None
         self.told: set[str] = set()
         self.collected = False
@@ -49,11 +50,11 @@ class Definition:
         self.constants = frozenset(_constant_parameters(self.signature))
         self.constant_at = tuple(name in self.constants for name in self.signature.parameters)
         self.usual_inputs = UsualInputs()
-        #: What stands for it in gradients, where sizes must be known.
+        #: Kernel with static shapes that replaces it in gradients, where sizes must be known.
         self.static_twin: Any = None
 
     def normalize_args(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """All arguments in the order of the parameters, with defaults filled in."""
+        """Return all arguments in the order of the parameters, with defaults filled in."""
         parameters = self.signature.parameters
         if not kwargs and len(args) == len(parameters):
             return args
@@ -77,7 +78,7 @@ class Definition:
         return tuple(bound.arguments.values())
 
     def arguments_key(self, values: Sequence[Any]) -> Key:
-        """The part of the specialization key that the arguments make, all of them in the order of the parameters."""
+        """Return the part of the specialization key for all arguments, in the order of the parameters."""
         return arguments_key(values, self.constant_at, self.settings.static_shapes)
 
 
@@ -92,7 +93,7 @@ def _signature(fn: types.FunctionType) -> inspect.Signature:
 
 
 def _constant_parameters(signature: inspect.Signature) -> list[str]:
-    """Parameters annotated ``hl.constexpr``, also as a string or a subscript of it."""
+    """List the parameters annotated ``hl.constexpr``, also as a string or a subscript of it."""
     found = []
     for name, parameter in signature.parameters.items():
         annotation = parameter.annotation

@@ -1,4 +1,4 @@
-"""``kernel.differentiable()``: a kernel as a function that autograd knows the gradients of."""
+"""``kernel.differentiable()``: a kernel as a function with gradients for autograd."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 else:
     graph_calls = lazy("helion.runtime.graphs.calls")
 
-#: Statements after which host code may do another thing in the next call.
+#: Statements after which host code may do different things in the next call.
 _BRANCHES = (ast.If, ast.IfExp, ast.For, ast.While, ast.Try, ast.With, ast.BoolOp, ast.Match, ast.comprehension)
 
 
 class Differentiable:
-    """A kernel whose results have gradients. Called as the kernel is; see ``Kernel.differentiable``."""
+    """A kernel whose results have gradients. It is called as the kernel is; see ``Kernel.differentiable``."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -59,7 +59,7 @@ class Differentiable:
 
 
 class _Call:
-    """One call: its arguments, and what its results stand in."""
+    """One call: its arguments, and the structure of its results."""
 
     def __init__(self, of: Differentiation, values: tuple[Any, ...]) -> None:
         self.of = of
@@ -97,12 +97,12 @@ class _Function(torch.autograd.Function):
 
 
 def _recorded(ctx: Any, call: _Call, wanted: tuple[bool, ...]) -> tuple[torch.Tensor, ...]:
-    """The results of a call that records what its host code does."""
+    """Run a call, record its host code, and return the results."""
     of = call.of
     given, made = leaves(call.values, wanted)
     recording = ctx.recording = of.recorder(given)
     for step in recording.steps:
-        of.backward(step)  # what has no derivative is refused here, at the call
+        of.backward(step)  # an operation without derivative is refused here, at the call
     outputs = list(tensors_of(recording.result))
     ctx.inputs, ctx.outputs = made, outputs
     if wanted not in of.direct:
@@ -130,7 +130,7 @@ def _direct(
     recording: Recording,
     outputs: Sequence[torch.Tensor],
 ) -> Direct | None:
-    """How the backward kernel is called right away, if host code only allocates what is returned."""
+    """Return the direct call of the backward kernel, if host code only allocates the results."""
     function = of.program.host.function
     if len(recording.steps) != 1 or any(isinstance(node, _BRANCHES) for node in ast.walk(function)):
         return None
@@ -172,7 +172,7 @@ def _direct(
 def _save(
     ctx: Any, direct: Direct, call: _Call, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> None:
-    """Keep what the backward kernel takes of the arguments, and no more."""
+    """Keep the arguments that the backward kernel needs, and no more."""
     ctx.save_for_backward(*(tensors[at] for kind, at in direct.sources if kind == "tensor"))
     ctx.numbers = [call.values[at] for kind, at in direct.sources if kind == "number"]
     ctx.kinds = [(o.shape, o.dtype, o.device) for o in outputs]
@@ -196,7 +196,7 @@ def _called(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[torch.T
 
 
 class _Once(torch.autograd.Function):
-    """Gradients that have none themselves: the first ``count`` tensors, which depend on the others."""
+    """Compute gradients without double backward: the first ``count`` tensors, which depend on the others."""
 
     @staticmethod
     def forward(ctx: Any, kernel: str, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,11 +1,12 @@
-"""One straight line of code per call signature: guard, host code and launch, with nothing looked up on the way.
+"""Straight-line code per call signature: guards, host code and launch, with no look-ups.
 
-After a call has gone the full way (key, bound kernel, generated host function, launcher), a function is written for
-calls like it. It checks that this call's arguments would lead to the same binary, runs the statements of the generated
-host function, and in place of their ``_launcher(...)`` calls the compiled kernel's launch function itself. ``Kernel``
-calls the function last written directly; a miss looks for another one by key, and then goes the full way again.
+After a call has taken the slow path (key, bound kernel, generated host function, launcher), a function is written for
+calls like it. Its guards check that a call would lead to the same binary. Then it runs the statements of the generated
+host function, with the compiled kernel's launch function in place of ``_launcher(...)``. ``Kernel`` calls the function
+last written directly. A miss looks for another function by key, and then takes the slow path again.
 
-What a guard cannot check in a few hundred nanoseconds (containers, tensor subclasses) is never dispatched here. Data pointers are looked at for their alignment, never kept.
+Arguments that guards cannot check in a few hundred nanoseconds (containers, tensor subclasses) always take the slow
+path. Data pointers are checked for their alignment, never stored.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ from .size_buckets import Bucket, SizeBuckets
 if TYPE_CHECKING:
     from .._compiler.frontend.guards import Guard
 
-#: Signatures kept per kernel, and functions written for one of them before it is left to the full way.
+#: Signatures kept per kernel, and functions written for one of them before it stays on the slow path.
 MAX_SIGNATURES, MAX_VERSIONS = 256, 8
-#: Stands for an argument that a call left out.
+#: Placeholder for an argument that a call left out.
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "<absent>"})()
 MISSED: Any = type("Missed", (), {"__repr__": lambda self: "<missed>"})()
 _PREFIX = "_hl_"
-#: A miss tries the guards of so many other functions, 0.1 µs each, before it computes a key, which takes longer.
+#: Functions whose guards a miss tries, 0.1 µs each, before it computes a key, which takes longer.
 _PROBED = 6
 
 
 def leave_untraced(function: Any) -> None:
-    """Let ``function``, and what it calls, run as it is between the graphs of torch.compile, which imports nothing."""
+    """Let ``function`` and its callees run untraced between the graphs of torch.compile, without importing it."""
     function._torchdynamo_disable = True
     frames = getattr(torch._C._dynamo, "eval_frame", None)
     set_strategy = getattr(frames, "set_code_exec_strategy", None)
@@ -64,7 +65,7 @@ def leave_untraced(function: Any) -> None:
 
 
 class Bound(Protocol):
-    """What serves calls of one specialization, with the config that it runs."""
+    """A specialization that serves calls, with the config that it runs."""
 
     @property
     def compiled(self) -> Compiled: ...
@@ -72,13 +73,13 @@ class Bound(Protocol):
     def config(self) -> Config | None: ...
     @property
     def bucket(self) -> tuple[Bucket, ...]:
-        """The sizes that the config is for, of those that tell configs apart."""
+        """The size hints that select the config."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class DispatchEntry:
-    """The function of one signature. When its guard fails ``run`` looks for another one, ``probe`` gives ``MISSED``."""
+    """The function of one signature. If its guard fails, ``run`` looks for another one, ``probe`` returns ``MISSED``."""
 
     key: Key
     bound: Bound
@@ -87,25 +88,25 @@ class DispatchEntry:
 
 
 class Calls:
-    """What a kernel's calls go through; ``forget`` when anything that the written functions assume may have changed."""
+    """The written functions of a kernel's calls. ``forget`` drops them if an assumption of theirs may have changed."""
 
     def __init__(self, kernel: Definition, full_way: Callable[..., Any]) -> None:
         self._kernel = kernel
         self._full_way = full_way
         self._lock = new_lock()
         self._lines: dict[Key, DispatchEntry] = {}
-        # the same as a set, which is asked without a hash of their keys
+        # the same as a set, which is tested without hashing the keys
         self._known: set[DispatchEntry] = set()
         self._recent: tuple[DispatchEntry, ...] = ()
         self._versions: dict[Key, int] = {}
-        # by what signatures have in common, the sizes that tell functions with different configs apart
+        # the sizes that select functions with different configs, by the rest of the signature
         self._buckets: dict[Key, SizeBuckets] = {}
         self.generation = 0
         with _LIVE_LOCK:
             _LIVE.add(self)
 
     def forget(self, bound: Bound | None = None) -> None:
-        """Send the next call the full way, or only calls that ``bound`` serves."""
+        """Send the next call to the slow path, or only calls that ``bound`` serves."""
         with self._lock:
             self.generation += 1
             kept = {} if bound is None else {k: line for k, line in self._lines.items() if line.bound is not bound}
@@ -116,7 +117,7 @@ class Calls:
             self._kernel.__call__ = self._recent[0].run if self._recent else self._full_way
 
     def miss(self, *args: Any) -> Any:
-        """A call that the function last used does not accept."""
+        """Handle a call that the function last used does not accept."""
         for value in args:
             if value is ABSENT:  # for the TypeError that names it
                 names = self._kernel.signature.parameters
@@ -138,7 +139,7 @@ class Calls:
         return self._full_way(*args)
 
     def _use(self, line: DispatchEntry) -> None:
-        """Let the next call try this one first, unless everything was forgotten meanwhile."""
+        """Make the next call try this one first, unless everything was forgotten meanwhile."""
         with self._lock:
             if line in self._known:
                 self._kernel.__call__ = line.run
@@ -146,11 +147,11 @@ class Calls:
                     self._recent = (line, *self._recent[: _PROBED - 1])
 
     def served(self) -> set[Bound]:
-        """The bound kernels behind the functions that were used last."""
+        """Return the bound kernels of the functions that were used last."""
         return {line.bound for line in self._recent}
 
     def _make_room(self) -> None:
-        """Drop the functions and the counts that came first, but for the functions used last."""
+        """Drop the oldest functions and counts, except the functions used last."""
         kept = {line.key for line in self._recent}
         spare = [key for key in self._lines if key not in kept][: len(self._lines) - MAX_SIGNATURES + 1]
         for key in spare:
@@ -161,7 +162,7 @@ class Calls:
             self._buckets = {key[:-1]: self._buckets[key[:-1]] for key in self._lines}
 
     def learn(self, bound: Bound, values: tuple[Any, ...], arguments: Key, generation: int) -> None:
-        """Write a function for calls like this one, which has just gone the full way with ``generation`` read before."""
+        """Write a function for calls like this one, which has just taken the slow path with ``generation`` read before."""
         signature = signature_key(arguments, values)
         key = (*signature, bound.bucket)
         version = self._versions.get(key, 0)
@@ -201,13 +202,16 @@ settings.on_change(_forget_all)  # written functions look at no settings
 
 
 def signature_key(arguments: Key, values: Sequence[Any]) -> Key:
-    """What tells written functions of a kernel apart: more than bound kernels, since guards compare all of a tensor."""
+    """Return the key of a written function.
+
+    It is finer than that of a bound kernel, since guards compare all of a tensor.
+    """
     grads = tuple([(v.get_device(), v.requires_grad) for v in values if isinstance(v, torch.Tensor)])
     return (arguments, grads, torch.is_inference_mode_enabled())
 
 
 def dispatchable(values: Sequence[Any]) -> bool:
-    """Whether a faster way exists for arguments on this device: a GPU, or the stub that stands for one."""
+    """Return whether a fast path exists for arguments on this device: a GPU, or the stub of one."""
     return stub.active() or any(map(stub.on_gpu, values))
 
 
@@ -228,13 +232,13 @@ class _Guards:
         self.type = self.cell(type)  # parameters may have the names of builtins
 
     def cell(self, value: Any) -> str:
-        """A name for an object."""
+        """Return a name for an object."""
         name = f"{_PREFIX}g{len(self.cells)}"
         self.cells[name] = value
         return name
 
     def argument(self, name: str, value: Any, constant: bool) -> bool:
-        """Conditions for an argument to lead to the same code; False if there are none to be written."""
+        """Add the conditions for an argument to lead to the same code; return False if they cannot be written."""
         kind = type(value)
         if kind in CONCRETE_TENSORS:
             same = next((n for n, t in self.tensors.items() if t is value), None)
@@ -266,7 +270,7 @@ class _Guards:
         return True
 
     def function(self, name: str, fn: types.FunctionType) -> bool:
-        """A function is its code and what it closes over: numbers by value, tensors by shape."""
+        """Add conditions on a function: its code, and its closure, with numbers by value and tensors by shape."""
         if fn.__defaults__ or fn.__kwdefaults__:
             return False
         kind, code = self.cell(types.FunctionType), self.cell(fn.__code__)
@@ -284,7 +288,10 @@ class _Guards:
         return True
 
     def all_tensors(self, static: bool, ranges: Sequence[_Range] = ()) -> bool:
-        """Conditions on the tensors together, which come first; ``ranges`` are those on sizes that are not as they were."""
+        """Add conditions on the tensors together, which are checked first.
+
+        ``ranges`` are those on sizes that may differ.
+        """
         classes = SizeClasses()
         shapes = {
             n: _Shape(n, t, signature_of(t, classes, static=static or n in self.captured))
@@ -295,7 +302,7 @@ class _Guards:
         if static:
             self.first.append(self.tensor_checks(shapes, exactly=True))
             return True
-        # sizes as they were are checked in one call; others by their classes
+        # unchanged sizes are checked in one call, others by their classes
         of_classes = self.native_checks(shapes, exactly=False)
         read = of_classes is None
         if of_classes is None:
@@ -312,7 +319,7 @@ class _Guards:
         return True
 
     def tensor_checks(self, shapes: Mapping[str, _Shape], exactly: bool) -> str:
-        """A condition on kind, dtype, device and sizes of the tensors: all sizes, or only those that are fixed."""
+        """Return a condition on kind, dtype, device and sizes of the tensors: all sizes, or only those that are fixed."""
         if exactly and (compiled := self.native_checks(shapes, exactly)) is not None:
             return compiled
         sizes, strides = _numbers(shapes, exactly)
@@ -323,14 +330,14 @@ class _Guards:
         return f"{self.cell(check)}({', '.join(shapes)})"
 
     def native_checks(self, shapes: Mapping[str, _Shape], exactly: bool) -> str | None:
-        """``tensor_checks``, and where not ``exactly`` ``extents`` as well, in one native call; None if there is none."""
+        """Return ``tensor_checks``, and unless ``exactly`` also ``extents``, as one native call; None if there is none."""
         table = None if exactly else size_table(shape.signature for shape in shapes.values())
         found = self.inlining.guard([*self.tensors.values()], *_numbers(shapes, exactly), table)
         self.native = self.native and found is not None
         return None if found is None else f"{self.cell(found)}({', '.join(shapes)})"
 
     def by_attributes(self, name: str, sizes: Sequence[int | None], strides: Sequence[int | None]) -> str:
-        """What ``TensorGuards`` checks of one tensor, but for what the thread makes of its dispatch keys."""
+        """Return the checks of ``TensorGuards`` for one tensor, without the thread's changes of its dispatch keys."""
         tensor = self.tensors[name]
         conditions = [
             f"{self.type}({name}) is {self.cell(type(tensor))}",
@@ -349,8 +356,10 @@ class _Guards:
         return " and ".join(conditions)
 
     def autograd(self, told: bool) -> None:
-        """Conditions for a call to go unseen: no tracer, no dual tensors, and, unless the kernel has ``told`` about
-        gradients, nothing that wants one."""
+        """Add conditions that no autograd machinery is active: no tracer and no dual tensors.
+
+        Unless the kernel has ``told`` about gradients, no tensor may require one.
+        """
         if not self.native:  # the modes that trace are the very ones that TensorGuards does not mind
             self.conditions.append(f"not {self.cell(torch._C._len_torch_dispatch_stack)}()")
         self.conditions.append(f"{self.cell(forward_ad)}._current_level < 0")
@@ -358,7 +367,7 @@ class _Guards:
             self.conditions.append(f"not {self.cell(torch.is_grad_enabled)}()")
 
     def extents(self, shapes: list[_Shape]) -> list[str]:
-        """Dynamic sizes and strides: none below 2, equal ones equal and different ones different, offsets as wide."""
+        """Return conditions on dynamic sizes and strides: at least 2, the same equal ones, offsets of the same width."""
         conditions: list[str] = []
         groups: dict[int, list[str]] = {}
         for shape in shapes:
@@ -374,7 +383,7 @@ class _Guards:
         return [*conditions, *wide]
 
     def numbers(self, origins: Mapping[str, tuple[Any, ...]], names: Sequence[str], values: tuple[Any, ...]) -> bool:
-        """Numbers inside of arguments that the code was specialized on."""
+        """Add conditions on numbers inside of arguments that the code was specialized on."""
         for _, at, *steps in origins.values():
             text, value = names[at], values[at]
             if any(not isinstance(step, tuple) for step in steps):
@@ -390,8 +399,10 @@ class _Guards:
         return True
 
     def ranges(self, buckets: Mapping[str, tuple[Any, Bucket]], names: Sequence[str]) -> list[_Range] | None:
-        """Conditions on the sizes of tensors to be in their buckets, None if there are none to be written. Those on numbers
-        among the arguments always have to hold."""
+        """Return conditions that sizes of tensors are in their buckets, None if they cannot be written.
+
+        Those on numbers among the arguments are added here.
+        """
         found = []
         for (_, at, *steps), bucket in buckets.values():
             match steps:
@@ -404,7 +415,7 @@ class _Guards:
         return found
 
     def world(self, guards: Sequence[Guard]) -> bool:
-        """What must still hold of globals: the very same objects, or else the full way decides."""
+        """Add conditions on globals: the same objects, or else the slow path decides."""
         for guard in guards:
             owner = vars(guard.owner) if isinstance(guard.owner, types.ModuleType) else guard.owner
             now = owner.get(guard.key) if isinstance(owner, dict) else None
@@ -420,7 +431,7 @@ class _Guards:
 
 
 def _numbers(shapes: Mapping[str, _Shape], exactly: bool) -> tuple[list[list[int | None]], list[list[int | None]]]:
-    """Sizes and strides of all tensors, None for dynamic ones unless ``exactly``."""
+    """Return sizes and strides of all tensors, None for dynamic ones unless ``exactly``."""
     if not exactly:
         return [s.sizes for s in shapes.values()], [s.strides for s in shapes.values()]
     return [[*s.tensor.shape] for s in shapes.values()], [[*s.tensor.stride()] for s in shapes.values()]
@@ -428,14 +439,14 @@ def _numbers(shapes: Mapping[str, _Shape], exactly: bool) -> tuple[list[list[int
 
 @dataclasses.dataclass(frozen=True)
 class _Range:
-    """What the size of one dimension of a tensor has to be."""
+    """The range of one dimension's size."""
 
     name: str
     dim: int
     bucket: Bucket
 
     def text(self, read: bool) -> str:
-        """A condition; ``read`` if ``_Shape.reads`` stands before it."""
+        """Return a condition; ``read`` if ``_Shape.reads`` precedes it."""
         return self.bucket.condition(f"{_PREFIX}{self.name}_n{self.dim}" if read else f"{self.name}.size({self.dim})")
 
 
@@ -452,7 +463,7 @@ class _Shape:
         self.dynamic = list(zip(signature.classes(), texts, strict=True))
 
     def reads(self) -> str:
-        """An expression that is true and reads the dynamic numbers."""
+        """Return an expression that is true and assigns the dynamic numbers to names."""
         parts = []
         for letter, method, numbers in (("n", "shape", self.sizes), ("s", "stride()", self.strides)):
             if None in numbers:
@@ -463,7 +474,7 @@ class _Shape:
         return " and ".join(parts)
 
     def last_offset(self) -> str:
-        """The offset of the last element as an expression."""
+        """Return the offset of the last element as an expression."""
         terms = []
         for i, (size, stride) in enumerate(zip(self.sizes, self.strides, strict=True)):
             n = f"{_PREFIX}{self.name}_n{i}" if size is None else str(size)
@@ -476,7 +487,7 @@ class _Shape:
 
 
 def write_entry(key: Key, bound: Bound, values: tuple[Any, ...], miss: Callable[..., Any]) -> DispatchEntry | None:
-    """The function for calls like one that ``bound`` has just served, or None if nothing can guard them."""
+    """Write the function for calls like one that ``bound`` has just served; None if they cannot be guarded."""
     of, config = bound.compiled.specialized, bound.config
     kernel, analysis = of.kernel, of.analysis
     host = None if config is None else bound.compiled.loaded(config)
@@ -545,7 +556,7 @@ def _missed(*args: Any) -> Any:
 
 
 def _memory(guards: _Guards, writes: bool, aligned: bool, static: bool) -> None:
-    """Conditions on where tensors lie: which share memory if one of them may be written, and where descriptors may begin."""
+    """Add conditions on memory: which tensors share it if one of them may be written, and alignment for descriptors."""
     tensors = guards.tensors
     if aligned:
         pointers = " | ".join(f"{name}.data_ptr()" for name in tensors)
@@ -572,7 +583,7 @@ def _memory(guards: _Guards, writes: bool, aligned: bool, static: bool) -> None:
 
 
 def _apart(guards: _Guards, static: bool) -> None:
-    """Conditions that tensors which shared no memory share none, also where storages overlap."""
+    """Add conditions that tensors which shared no memory share none, even if their storages overlap."""
     names = [*guards.tensors]
     first = shared_memory([*guards.tensors.values()])
     storages = "" if static else ".untyped_storage()"
@@ -589,7 +600,7 @@ def _apart(guards: _Guards, static: bool) -> None:
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """Bytes from the first to behind the last element."""
+    """Return the number of bytes from the first element to the end of the last."""
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.itemsize if tensor.numel() else 0
 
@@ -599,7 +610,7 @@ _FILES: collections.deque[str] = collections.deque()
 
 @functools.lru_cache(maxsize=256)
 def _compiled(text: str, name: str) -> types.CodeType:
-    """Code of a written function; tracebacks and debuggers find its source under a name in angle brackets."""
+    """Compile a written function. Tracebacks and debuggers find its source under a name in angle brackets."""
     file = f"<helion dispatch of {name} {abs(hash(text)):x}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     _FILES.append(file)

@@ -20,7 +20,7 @@ else:
 
 
 class Reporting:
-    """A launcher whose errors are ours. ``launched``: one of its launches succeeded."""
+    """A launcher that raises the project's errors. ``launched``: one of its launches succeeded."""
 
     def __init__(self, inner: Launcher, bound: Specialized, config: Config) -> None:
         self.inner = inner
@@ -47,7 +47,7 @@ class Reporting:
         return result
 
     def _report(self, error: Exception) -> exc.Base | None:
-        """What the user is told; None for what is not about the kernel."""
+        """Return the error to raise; None if the failure is not about the kernel."""
         bound, config = self._bound, self._config
         if isinstance(error, (AssertionError, IndexError)):
             code = bound.analysis.code(config)

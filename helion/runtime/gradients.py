@@ -1,4 +1,4 @@
-"""Gradients of kernels: their backward kernels, made once per specialization, and how autograd gets to them."""
+"""Gradients of kernels: backward kernels, made once per specialization, and their connection to autograd."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from ..settings import RefMode, Settings
 from .recording import Bound, Recorder, Recording, Step
 from .sources import forget_source
 
-#: What a module with backward kernels begins with.
+#: First lines of a module with backward kernels.
 _IMPORTS = ("import torch", "", "import helion", "import helion.language as hl")
 _NAMES = itertools.count()
 _MADE = new_lock()
 
 
 class Kernel(Protocol):
-    """What is asked of a kernel."""
+    """Protocol of a kernel."""
 
     name: str
     fn: types.FunctionType
@@ -63,7 +63,7 @@ class BackwardKernel:
     text: str
 
     def arguments(self, step: Step, gradients: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
-        """What it is called with, for a grid loop as it ran and the gradients of what that wrote."""
+        """Return the arguments for a recorded grid loop and the gradients of its outputs."""
         found: list[Any] = []
         for parameter in self.of.parameters:
             if parameter.kind == "gradient":
@@ -80,18 +80,18 @@ class BackwardKernel:
         return tuple(found)
 
     def __call__(self, step: Step, gradients: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """The gradients of what the grid loop read, by number of the tensor."""
+        """Compute the gradients of the grid loop's inputs, by number of the tensor."""
         made = self.kernel(*self.arguments(step, gradients))
         results = made if isinstance(made, tuple) else (made,)
         return dict(zip(self.of.results, results, strict=True))
 
 
 def _decorator(settings: Settings) -> str:
-    """The decorator of a backward kernel: what of the settings changes results or the code."""
+    """Return the decorator of a backward kernel, with the settings that change results or code."""
     options = ["static_shapes=True", f"dot_precision={settings.dot_precision!r}"]
     if settings.index_dtype_name != "auto":
         options.append(f"index_dtype=torch.{settings.index_dtype_name}")
-    if settings.backend is not None:  # what takes a kernel need not take its backward
+    if settings.backend is not None:  # a backend that supports a kernel may not support its backward
         options.append(f"backend={settings.backend if settings.backend == GENERAL else 'auto'!r}")
     options.append("ignore_warnings=[helion.exc.TensorOperationInWrapper]")
     return f"@helion.kernel({', '.join(options)})"
@@ -125,8 +125,11 @@ def _release(module: str, file: str) -> None:
 
 @dataclass(frozen=True)
 class Direct:
-    """A call whose launch reads arguments and writes results, with no other host code: where each parameter of the backward
-    kernel comes from, as ``(kind, position)``, and the argument that each of its results is the gradient of."""
+    """A call whose launch reads arguments and writes results, with no other host code.
+
+    Each parameter of the backward kernel has a source ``(kind, position)``. Each of its results has the argument that
+    it is the gradient of.
+    """
 
     kernel: BackwardKernel
     sources: tuple[tuple[str, int], ...]
@@ -148,7 +151,7 @@ class Differentiation:
         return self.recorder.program
 
     def backward(self, step: Step) -> BackwardKernel | None:
-        """The backward of a grid loop as it ran; None where nothing that it read requires a gradient."""
+        """Return the backward of a recorded grid loop; None if no tensor that it read requires a gradient."""
         wanted = tuple(
             at for at, tensor in step.reads.items() if tensor.requires_grad and tensor.dtype in DIFFERENTIABLE
         )
@@ -171,7 +174,7 @@ class Differentiation:
 
 
 def differentiation(kernel: Kernel, values: tuple[Any, ...]) -> Differentiation:
-    """What is known of the gradients of a kernel for arguments like these; made once."""
+    """Return the backward kernels for arguments like these; made once."""
     static = _static(kernel)
     bound = static.bind(values)
     if bound.differentiation is None:
@@ -184,7 +187,7 @@ def differentiation(kernel: Kernel, values: tuple[Any, ...]) -> Differentiation:
 
 
 def _static(kernel: Kernel) -> Kernel:
-    """The kernel itself, or for one with dynamic shapes or one that runs eagerly another one of the same function."""
+    """Return the kernel itself, or a static, compiled one if it has dynamic shapes or runs eagerly."""
     settings = kernel.settings
     if settings.static_shapes and settings.ref_mode is RefMode.OFF and not settings.checked:
         return kernel
@@ -214,7 +217,7 @@ def _refuse_host(kernel: Kernel, bound: Bound) -> None:
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in an argument or result: in tuples, lists and dictionaries too, in order."""
+    """Yield the tensors in an argument or result, in order, including those in tuples, lists and dictionaries."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -226,7 +229,7 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 
 def with_tensors(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    """``value`` with other tensors in place of its own."""
+    """Replace the tensors of ``value`` by other tensors."""
     if isinstance(value, torch.Tensor):
         return next(tensors)
     if isinstance(value, (tuple, list)):
@@ -238,7 +241,10 @@ def with_tensors(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
 
 
 def leaves(values: tuple[Any, ...], wanted: Sequence[bool]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
-    """Arguments whose tensors are leaves of a graph of their own, and these tensors; ``wanted``: which have gradients."""
+    """Detach arguments so that their tensors are leaves, and return both.
+
+    ``wanted`` selects the tensors with gradients.
+    """
     pairs = zip(tensors_of(values), wanted, strict=True)
     made = [tensor.detach().requires_grad_(want) for tensor, want in pairs]
     return with_tensors(values, iter(made)), made
@@ -252,8 +258,11 @@ def pulled_back(
     inputs: Sequence[torch.Tensor],
     used: Callable[[BackwardKernel, Step, Mapping[int, torch.Tensor]], None] | None = None,
 ) -> list[torch.Tensor | None]:
-    """Gradients of ``inputs`` from those of ``outputs``: through torch's graph of the host code, and the backward kernels
-    of the launches in between. ``used`` sees each of these before it runs."""
+    """Compute gradients of ``inputs`` from those of ``outputs``.
+
+    They pass through torch's graph of the host code and the backward kernels of the launches. ``used`` is called with
+    each of these before it runs.
+    """
     ends = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None and o.requires_grad]
     for step in reversed(recording.steps):
         kernel = of.backward(step)
@@ -290,7 +299,7 @@ def backward(
     autotune: bool = False,
     autotune_effort: str | None = None,
 ) -> Any:
-    """See ``helion.experimental.backward``."""
+    """Compute gradients; see ``helion.experimental.backward``."""
     _check_arguments(kernel, autotune_effort)
     values = kernel.normalize_args(*inputs)
     wanted = [t.dtype in DIFFERENTIABLE for t in tensors_of(values)]
@@ -343,7 +352,7 @@ def _refuse_drawn(of: Differentiation) -> None:
 def _matched(
     kernel: str, grad_out: torch.Tensor | Sequence[torch.Tensor | None], outputs: Sequence[torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """One gradient per output. Raises ``exc.InvalidAPIUsage`` where they do not fit."""
+    """Return one gradient per output. Raises ``exc.InvalidAPIUsage`` if they do not fit."""
     given = [grad_out] if isinstance(grad_out, torch.Tensor) else list(grad_out)
     floats = [o for o in outputs if o.is_floating_point()]
     if len(given) == len(floats) < len(outputs):
@@ -351,7 +360,7 @@ def _matched(
         given = [next(each) if o.is_floating_point() else None for o in outputs]
     if len(given) != len(outputs):
         raise exc.InvalidAPIUsage(
-            f"backward of kernel {kernel!r}: grad_out has {len(given)} gradients, the kernel gives {len(outputs)} tensors; "
+            f"backward of kernel {kernel!r}: grad_out has {len(given)} gradients, the kernel returns {len(outputs)} tensors; "
             "pass a tuple of one for each."
         )
     for at, (gradient, output) in enumerate(zip(given, outputs, strict=True)):

@@ -1,7 +1,8 @@
-"""What a kernel may be called with, and what it tells autograd.
+"""Checks of a kernel's arguments, and reports to autograd.
 
-A kernel reads memory by address and records nothing. Where that would quietly give a wrong result, under tracers, for
-views that stand for the negated memory, for tensors whose gradient is wanted, a call says so, by the kernel's name.
+A kernel accesses memory by address and records nothing. Without checks that would silently give wrong results under
+tracers, for views of negated memory, and for tensors that require a gradient. A call reports these cases by the
+kernel's name.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _KEY: Any = torch._C.DispatchKey
 _PLAIN_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
 _FAKE = "torch.library.custom_op with register_fake"
-#: Types of tensors that stand for others while torch records, by name, since importing them takes long.
+#: Types of proxy tensors while torch records, by name, since importing them takes long.
 _TRACED = frozenset(("FakeTensor", "FunctionalTensor"))
-#: Dispatch keys of tensors that stand for others inside a transform: what the transform is called, and what a custom
-#: operator needs for it.
+#: Dispatch keys of proxy tensors inside a transform: the name of the transform, and what a custom operator needs for
+#: it.
 _TRANSFORMS: tuple[tuple[Any, str, str], ...] = (
     (_KEY.FuncTorchBatched, "inside torch.vmap", "torch.library.custom_op with register_vmap"),
     (
@@ -40,16 +41,16 @@ _TRANSFORMS: tuple[tuple[Any, str, str], ...] = (
         "torch.library.custom_op, which names what it writes in mutates_args",
     ),
 )
-#: Transforms inside of which torch wraps what it allocates, also from tensors that are not: by their place above.
+#: Transforms in which torch wraps every allocated tensor, with their index in the table above.
 _WRAPPING: dict[Any, int] = {
     torch._C._functorch.TransformType.Grad: 1,
     torch._C._functorch.TransformType.Jvp: 1,
     torch._C._functorch.TransformType.Functionalize: 2,
 }
-#: Dispatch keys of tensors whose memory is not what they stand for: what they are, and what to pass instead.
+#: Dispatch keys of tensors whose values differ from their memory: the description, and what to pass instead.
 _KINDS: tuple[tuple[Any, str, str], ...] = (
-    (_KEY.Negative, "a view that stands for its memory negated (is_neg())", "pass {name}.resolve_neg()"),
-    (_KEY.Conjugate, "a view that stands for its memory conjugated (is_conj())", "pass {name}.resolve_conj()"),
+    (_KEY.Negative, "a view with lazy negation (is_neg())", "pass {name}.resolve_neg()"),
+    (_KEY.Conjugate, "a view with lazy conjugation (is_conj())", "pass {name}.resolve_conj()"),
     (_KEY.NestedTensor, "a nested tensor", "pass {name}.values() and {name}.offsets(), or to_padded_tensor(...)"),
     (_KEY.Quantized, "a quantized tensor", "pass {name}.int_repr() with its scale and zero point, or dequantize()"),
     (_KEY.ZeroTensor, "a tensor of zeros without memory", "pass torch.zeros_like({name})"),
@@ -69,13 +70,14 @@ _ANY_UNUSUAL = _bits(*(key for key, _, _ in (*_TRANSFORMS, *_KINDS)))
 
 
 def check_call(kernel: Definition, values: Sequence[Any]) -> bool:
-    """Look at all arguments of a call, in the order of the parameters, before anything is done with them. True where torch
-    records what happens to them, so that an operator has to stand for the call: under FakeTensorMode, functionalization,
-    make_fx, torch.export and torch.vmap, and with fake tensors.
+    """Check all arguments of a call, in the order of the parameters, before any of them is used.
 
-    Warns once per kernel when a gradient is wanted that nobody will compute. Raises ``exc.CudaInForkedProcess``, ``exc.UnsupportedTracer`` under a
-    tracer or transform of torch that would miss what the kernel does, and ``exc.UnsupportedTensor`` for tensors that are
-    more than memory with strides.
+    Returns True if torch records the call, so that an operator must represent it: under FakeTensorMode,
+    functionalization, make_fx, torch.export and torch.vmap, and with fake tensors.
+
+    Warns once per kernel if a tensor requires a gradient that will not be computed. Raises ``exc.CudaInForkedProcess``.
+    Raises ``exc.UnsupportedTracer`` under a tracer or transform of torch that would miss the kernel's effects. Raises
+    ``exc.UnsupportedTensor`` for tensors that are more than memory with strides.
     """
     if _is_under_tracer(kernel):
         return _check_recorded(kernel, values)
@@ -106,7 +108,10 @@ def check_process(kernel: Definition, values: Sequence[Any]) -> None:
 
 
 def is_recorded(kernel: Definition, values: Sequence[Any]) -> bool:
-    """Whether torch records what happens to the arguments of a call; raises what ``check_call`` does of tracers."""
+    """Return whether torch records operations on the arguments of a call.
+
+    Raises the errors of ``check_call`` about tracers.
+    """
     traced = _is_under_tracer(kernel) or any(type(tensor).__name__ in _TRACED for _, tensor in _named(kernel, values))
     return traced and _check_recorded(kernel, values)
 
@@ -122,7 +127,7 @@ def _is_under_tracer(kernel: Definition) -> bool:
 
 
 def _named(kernel: Definition, values: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors among the arguments, and in them, by the parameter's name."""
+    """Yield the tensors among and inside the arguments, with the parameter's name."""
     for name, value in zip(kernel.signature.parameters, values, strict=False):
         if type(value) in CONCRETE_TENSORS:
             yield name, value
@@ -131,7 +136,7 @@ def _named(kernel: Definition, values: Sequence[Any]) -> Iterator[tuple[str, tor
 
 
 def _is_traced() -> bool:
-    """Whether a mode is active in this thread that records or replaces operators instead of running them."""
+    """Return whether a mode is active in this thread that records or replaces operators instead of running them."""
     if not torch._C._len_torch_dispatch_stack():
         return False
     modes = torch._C._TorchDispatchModeKey
@@ -139,7 +144,7 @@ def _is_traced() -> bool:
 
 
 def _check_recorded(kernel: Definition, values: Sequence[Any]) -> bool:
-    """Refuse tensors that an operator cannot stand for a call with; others may be fake ones, and those of a transform."""
+    """Refuse tensors that an operator cannot take; others may be fake ones, and those of a transform."""
     for name, tensor in _named(kernel, values):
         keys = torch._C._dispatch_keys(tensor).raw_repr()
         if keys & _KINDS_BITS:
@@ -174,9 +179,11 @@ def _check_layout(kernel: str, name: str, tensor: torch.Tensor) -> None:
 
 
 def check_launch(kernel: Any, args: Sequence[Any]) -> None:
-    """Raises ``exc.UnsupportedTensor`` where host code hands a launch what the device has no type for: complex numbers, and
-    views that stand for their memory negated, subclasses that compute in their own way; ``exc.UnsupportedTracer`` for what it
-    allocated inside a transform."""
+    """Refuse tensors that host code passes to a launch but the device cannot represent.
+
+    Raises ``exc.UnsupportedTensor`` for complex numbers, views with lazy negation, and subclasses that compute in their
+    own way. Raises ``exc.UnsupportedTracer`` for tensors that were allocated inside a transform.
+    """
     for at, tensor in enumerate(args):
         if not isinstance(tensor, torch.Tensor):
             continue
@@ -196,8 +203,10 @@ def check_launch(kernel: Any, args: Sequence[Any]) -> None:
 
 
 def check_bound(kernel: Definition, values: Sequence[Any]) -> None:
-    """Raises ``exc.UnsupportedTensor`` for what no call takes either: subclasses that compute in their own way, but those that
-    stand for tensors without data."""
+    """Raise ``exc.UnsupportedTensor`` for tensors that calls refuse too.
+
+    These are subclasses that compute in their own way, except proxies for tensors without data.
+    """
     for name, tensor in _named(kernel, values):
         if type(tensor) not in CONCRETE_TENSORS and type(tensor).__name__ not in _TRACED:
             _check_subclass(kernel.name, name, tensor)
@@ -216,7 +225,7 @@ def _refuse(kernel: str, name: str, keys: int) -> None:
 
 
 def _check_subclass(kernel: str, name: str, tensor: torch.Tensor) -> None:
-    """Refuse subclasses that compute in their own way; those that only add attributes and methods are tensors."""
+    """Refuse subclasses that compute in their own way; those that only add attributes and methods are accepted."""
     kind = type(tensor)
     if kind.__torch_dispatch__ is _PLAIN_DISPATCH:
         return
@@ -232,12 +241,15 @@ def _check_subclass(kernel: str, name: str, tensor: torch.Tensor) -> None:
 
 
 def _is_recording() -> bool:
-    """Whether autograd would record a torch operation here: not below it, in the implementation of an operator."""
+    """Return whether autograd would record a torch operation here.
+
+    Inside the implementation of an operator it would not.
+    """
     return torch.is_grad_enabled() and not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY.AutogradOther)
 
 
 def remedies() -> str:
-    """What gives a kernel a backward."""
+    """Name the ways to give a kernel a backward."""
     names = ["kernel.differentiable()", "torch.autograd.Function", "torch.library.custom_op and register_autograd"]
     experimental = getattr(sys.modules[__package__.partition(".")[0]], "experimental", None)
     if hasattr(experimental, "backward"):
@@ -245,7 +257,7 @@ def remedies() -> str:
     return " or ".join((", ".join(names[:-1]), names[-1]))
 
 
-# in C, as this stands in every call of a kernel that writes into its arguments: 0.2 µs each
+# in C, because every call of a kernel that writes into its arguments runs it: 0.2 µs each
 _any_requires_grad = torch._C._any_requires_grad
 _increment_version: Callable[[Sequence[torch.Tensor]], None] = getattr(
     torch._C, "_increment_version", torch.autograd.graph.increment_version
@@ -255,8 +267,8 @@ _increment_version: Callable[[Sequence[torch.Tensor]], None] = getattr(
 def overwrites(kernel: str, names: tuple[str, ...], *tensors: torch.Tensor) -> None:
     """Tell autograd that ``kernel`` is about to write into ``tensors``, ``names`` in the user's code.
 
-    Their version counters go up, so that a backward which has saved one of them raises instead of using what the
-    kernel left there. Raises ``exc.InPlaceOnGradient`` where autograd would have to record the write.
+    Their version counters increase, so that a backward which has saved one of them raises instead of using the
+    overwritten values. Raises ``exc.InPlaceOnGradient`` if autograd would have to record the write.
     """
     if _any_requires_grad(*tensors) and _is_recording():
         name, tensor = next((n, t) for n, t in zip(names, tensors, strict=True) if t.requires_grad)

@@ -1,6 +1,6 @@
 """The config of untuned calls with CPU tensors: the default one in larger tiles.
 
-The interpreter takes milliseconds for each program whatever its tile is, so tiles that are right for a GPU make it slow.
+The interpreter takes milliseconds for each program with any tile, so tiles that suit a GPU make it slow.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from ..fields import values_of
 from .signature import tensors_in
 from .specialized import Specialized
 
-#: Elements of the largest value of a program: arrays of so many stay in the cache of a CPU core.
+#: Elements of the largest value of a program: arrays of this size stay in the cache of a CPU core.
 MOST_ELEMENTS = 2**17
 
 
 def is_interpreted(args: Sequence[Any]) -> bool:
-    """Return whether a call with these arguments goes to the interpreter."""
+    """Return whether a call with these arguments runs in the interpreter."""
     return not stub.active() and not any(map(stub.on_gpu, tensors_in(args)))
 
 
 def in_large_tiles(of: Specialized, config: Config) -> Config:
     """Return a full config with its tiles doubled, the smallest first, as long as no value has more than ``MOST_ELEMENTS``.
 
-    The config itself where ``HELION_CPU_CONFIG=target`` asks for it, and in checked mode, which looks for races between programs.
+    The config stays unchanged with ``HELION_CPU_CONFIG=target``, and in checked mode, which detects races between
+    programs.
     """
     space = of.analysis.space
     if knobs.CPU_CONFIG.read() == "target" or of.settings.checked or of.tabled is not None:

@@ -1,4 +1,4 @@
-"""``@helion.kernel``: the object a decorated function becomes."""
+"""``@helion.kernel``: the object that replaces a decorated function."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ else:
     ref_mode = lazy("helion.runtime.ref_mode")
     _Parameters, _Result = ParamSpec("_Parameters"), TypeVar("_Result")
 
-#: Attributes that calls which were prepared for speed have read.
+#: Attributes that prepared fast calls have read.
 _ASSUMED = frozenset(("fn", "settings", "configs", "key", "signature"))
 
 
 class Kernel(Definition, Generic[_Parameters, _Result]):
-    """A function decorated with ``helion.kernel``: call it as the function, or ``bind`` it to see what the compiler makes of it.
+    """A function decorated with ``helion.kernel``: call it as the function, or ``bind`` it to inspect its compilation.
 
     A kernel is compiled once per specialization: dtypes, shapes or their classes, strides, constants and target; each is a
     ``BoundKernel``.
@@ -100,7 +100,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
                 remedy = "; decorate the function and pass all of its arguments"
             raise TypeError(f"@helion.kernel takes a plain Python function, got {type(fn).__name__}{remedy}")
         super().__init__(fn, configs=configs, settings=settings or Settings(), key=key)
-        # by all that code depends on, and by class of arguments: the first bound kernel of each stands for all others
+        # bound kernels by everything that code depends on, and by class of arguments, whose first one leads the class
         self._bound: BoundKernels[BoundKernel] = BoundKernels()
         self._classes: BoundKernels[BoundKernel] = BoundKernels()
         self._lock = new_lock()
@@ -116,9 +116,9 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         def __call__(self, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result: ...
 
     def specialization_key(self, args: Sequence[Any]) -> Hashable:
-        """Return the hashable key under which a call with these arguments looks for compiled code.
+        """Return the hashable key under which a call with these arguments finds compiled code.
 
-        What compiling turned out to depend on, such as ``hl.specialize(x.stride(0))``, is part of it from then on.
+        Dependencies that compilation discovers, such as ``hl.specialize(x.stride(0))``, are part of it from then on.
         """
         values = self.normalize_args(*args)
         extra = None if self.key is None else self.key(*values)
@@ -157,7 +157,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         Args:
             values: the arguments, with defaults filled in.
             target: as for ``bind``.
-            of_class: the bound kernel that stands for their class of sizes and strides.
+            of_class: the bound kernel that leads their class of sizes and strides.
         """
         if bind_times.ENABLED:
             with bind_times.measured(self.name):
@@ -186,7 +186,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
     def _made(
         self, values: tuple[Any, ...], arguments: Key, target: hardware.Target, rest: tuple[Hashable, ...]
     ) -> BoundKernel:
-        """A bound kernel that is new, or stands for its class from now on; under the lock."""
+        """Make a bound kernel, or let an existing one lead its class from now on; under the lock."""
         found = self._bound.find((arguments, *rest), values)
         if found is None:
             found = BoundKernel(self, values, arguments, target)
@@ -204,7 +204,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
 
     @contextlib.contextmanager
     def _binding(self) -> Iterator[None]:
-        """The lock of the table. A thread holds no other kernel's at the same time, so that none can wait in a circle."""
+        """Hold the lock of the table. A thread never holds that of two kernels, which prevents deadlock."""
         with self._lock:
             _THREAD.binding = self
             try:
@@ -213,7 +213,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
                 _THREAD.binding = None
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        """A call on the full way: key, bound kernel, generated host function. Calls like it are quicker afterwards."""
+        """Run a call on the slow path: key, bound kernel, generated host function."""
         try:
             return self._go_the_full_way(self.normalize_args(*args, **kwargs))
         except exc.Base as error:
@@ -242,23 +242,23 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
             self.calls.forget()
 
     def _mend(self) -> None:
-        """Make the tables right in a forked process whose parent was filling them in another thread."""
+        """Repair the tables in a forked process whose parent was filling them in another thread."""
         self._bound.mend()
         self._classes.mend()
 
     def reset(self) -> None:
-        """Forget all that was compiled, so that the next call compiles again."""
+        """Drop all compiled code, so that the next call compiles again."""
         with self._lock:
             self._bound, self._classes = BoundKernels(), BoundKernels()
             self.static_twin = None
         self.calls.forget()
 
     def differentiable(self) -> differentiable.Differentiable:
-        """The kernel as a function whose results have gradients: autograd runs kernels that are derived from this one.
+        """Return the kernel as a function with gradients: autograd runs kernels that are derived from this one.
 
-        It is called as the kernel is, with tensors of any shapes; each class of arguments gets backward kernels of its own,
-        made at the first call. Host code around the device loops is differentiated by torch. The function raises
-        ``exc.AutodiffNotSupported`` for gradients of gradients, and for whatever ``helion.experimental.backward`` refuses.
+        Its calls are those of the kernel, with tensors of any shapes. Each class of arguments gets its own backward
+        kernels at the first call. Host code around the device loops is differentiated by torch. The function raises
+        ``exc.AutodiffNotSupported`` for second derivatives, and where ``helion.experimental.backward`` raises it.
         """
         return differentiable.Differentiable(self)
 
@@ -271,11 +271,11 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
     def __getitem__(self, grid: Any) -> Any:
         """Refuse ``kernel[grid](...)``, which is how Triton launches kernels."""
         raise TypeError(
-            f"kernel {self.name!r} takes no grid; call {self.name}(...), and its hl.tile loops say how many programs run"
+            f"kernel {self.name!r} takes no grid; call {self.name}(...), and its hl.tile loops determine the grid"
         )
 
     def autotune(self, args: Sequence[Any], *, force: bool = True, **options: Any) -> Config:
-        """Search for the fastest config for these arguments, and use it from now on; see ``BoundKernel.autotune``.
+        """Search for the fastest config for these arguments, and use it from then on; see ``BoundKernel.autotune``.
 
         Args:
             args: the arguments of a call.
@@ -309,16 +309,16 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         force: bool = True,
         **options: Any,
     ) -> Config:
-        """Search for the config that is fastest for several argument sets together, and use it for each from now on.
+        """Search for the config that is fastest for several argument sets together, and use it for each from then on.
 
         On CPU tensors nothing is searched, and the default config of the first set is used.
 
         Args:
             arg_sets: the arguments of a call each.
             aggregation: ``"geomean"`` or ``"max"`` of the times.
-            relative_to: times count as they are (None), or divided by that of the default config of each set
-                (``"default"``) or of its reference, ``autotune_baseline_fn`` or reference mode (``"baseline"``).
-            cache_tag: a name under which the answer is kept, beside the argument sets.
+            relative_to: None compares times directly. ``"default"`` divides them by the time of each set's default
+                config, ``"baseline"`` by that of its ``autotune_baseline_fn`` or of reference mode.
+            cache_tag: a name that is part of the key of the cached result, with the argument sets.
             force: search also where a config was found before.
             options: as for ``autotune``.
 
@@ -337,18 +337,18 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         return tune_together(list(zip(bound, sets, strict=True)), wanted, aggregation, relative_to, cache_tag, force)
 
     def custom_op(self, *args: Any, **kwargs: Any) -> tuple[torch._ops.OpOverload, tuple[Any, ...]]:
-        """Return the operator of ``torch.library`` that stands for such a call in graphs of torch, and its arguments.
+        """Return the operator of ``torch.library`` that represents such a call in torch graphs, and its arguments.
 
-        It takes the tensors and numbers among the arguments, and gives the results that are new tensors; what it writes is in
-        its schema. ``torch.library.opcheck(*kernel.custom_op(x))`` checks it. Ask for it before a saved program that has it
-        is loaded.
+        It takes the tensors and numbers among the arguments, and returns the results that are new tensors. Its schema
+        declares the arguments it writes. ``torch.library.opcheck(*kernel.custom_op(x))`` checks it. Call this before
+        loading a saved program that contains the operator.
 
         Args:
             args: the arguments of a call.
             kwargs: arguments by keyword.
 
         Raises:
-            exc.NoPlaceInGraph: no operator can stand for the call.
+            exc.NoPlaceInGraph: no operator can represent the call.
         """
         return graph_calls.custom_op(self, self.normalize_args(*args, **kwargs))
 
@@ -359,7 +359,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
     def __repr__(self) -> str:
         return f"<helion.Kernel {self.name}>"
 
-    # as functions are: copies are the kernel itself, and what is pickled is where to find it
+    # as for functions: copies are the kernel itself, and pickles contain only its module and name
     def __copy__(self) -> Kernel:
         return self
 
@@ -396,9 +396,9 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         return self.signature
 
 
-# torch.compile is 1 s of imports that only those pay who use it
+# importing torch.compile takes 1 s, which only its users should pay
 when_imported("torch._dynamo", lambda: dynamo.register(Kernel, differentiable.Differentiable))
-#: What a thread is binding, if it is.
+#: The kernel that a thread is binding, if any.
 _THREAD = threading.local()
 
 
@@ -408,7 +408,7 @@ def _check_names(fn: types.FunctionType, signature: inspect.Signature) -> None:
     assert isinstance(source.node, ast.FunctionDef)
 
     def first(name: str) -> Location:
-        """Where a name is first mentioned."""
+        """Return the location of the first mention of a name."""
         mentions = (n for n in ast.walk(source.node) if name in (getattr(n, "id", None), getattr(n, "arg", None)))
         return source.location(next(mentions, source.node))
 
@@ -435,7 +435,7 @@ def _check_names(fn: types.FunctionType, signature: inspect.Signature) -> None:
     _refuse_decorator_below(fn.__name__, source)
 
 
-#: Names under which the decorator of kernels stands in source text.
+#: Names of the kernel decorators in source text.
 _OURS = frozenset(("kernel", "jit", "aot_kernel"))
 
 
@@ -475,7 +475,7 @@ def _closed_over(fn: Any) -> Iterator[Any]:
             yield cell.cell_contents
 
 
-# Bare, the decorator gives a kernel of the function's signature; with options, a decorator that does.
+# Bare, the decorator returns a kernel of the function's signature; with options, a decorator that does.
 @overload
 def kernel(fn: Callable[_Parameters, _Result], /) -> Kernel[_Parameters, _Result]: ...
 @overload
@@ -524,7 +524,7 @@ def kernel(
         TypeError: unknown settings, and parameters kernels cannot have.
         exc.ClosuresNotSupported: the function uses local variables of another one.
         exc.NamingConflict: it uses a name that generated code needs.
-        exc.DecoratorAfterHelionKernelDecorator: another decorator stands below.
+        exc.DecoratorAfterHelionKernelDecorator: another decorator is below this one.
     """
     if config is not None and configs is not None:
         raise TypeError("give either config= or configs=, not both")
@@ -568,26 +568,26 @@ def aot_kernel(
     measure_fn: Callable[[], Sequence[Sequence[Any]]] | None = None,
     **options: Any,
 ) -> Any:
-    """Decorate a function as a kernel whose configs were tuned ahead of time, by shape, and stand in a table beside its source.
+    """Decorate a function as a kernel with configs tuned ahead of time, by shape, in a table next to its source.
 
-    For ``ops.py`` the table of an H100 is ``_helion_aot_ops_cuda_sm90.py``: for each kernel a function
-    ``autotune_<kernel>(*args)`` that gives the config for these arguments, and perhaps ``key_<kernel>(*args)``, a hashable
-    value that is equal where the config is, which tells sizes apart with ``static_shapes=False``. The table of an older GPU
-    serves where there is none for this one. With no usable table a warning (``exc.NoAOTHeuristicWarning``) is printed, and
-    the default config runs. ``config=`` and ``configs=`` come before the table.
-
-    ``HELION_AOT_MODE=collect`` tunes each specialization that is called and writes the table; ``disabled`` looks at none.
+    For ``ops.py`` the table of an H100 is ``_helion_aot_ops_cuda_sm90.py``. For each kernel it has a function
+    ``autotune_<kernel>(*args)`` that returns the config for these arguments. An optional ``key_<kernel>(*args)``
+    returns a hashable value that is equal if the config is equal, which separates sizes with ``static_shapes=False``.
+    If there is no table for this GPU, that of an older one is used. With no usable table a warning
+    (``exc.NoAOTHeuristicWarning``) is printed, and the default config runs. ``config=`` and ``configs=`` take
+    precedence over the table. ``HELION_AOT_MODE=collect`` tunes each called specialization and writes the table;
+    ``disabled`` ignores tables.
 
     Args:
         fn: as for ``helion.kernel``.
         batched: which dimensions of the arguments are batches; accepted without effect.
-        collect_fn: gives a list of argument tuples that are tuned too while a table is collected.
-        measure_fn: gives more of them.
+        collect_fn: returns a list of argument tuples that are tuned too while a table is collected.
+        measure_fn: returns more of them.
         options: as for ``helion.kernel``.
     """
     for name, given in (("collect_fn", collect_fn), ("measure_fn", measure_fn)):
         if given is not None and not callable(given):
-            raise TypeError(f"{name}= takes a function that gives a list of argument tuples, got {given!r}")
+            raise TypeError(f"{name}= takes a function that returns a list of argument tuples, got {given!r}")
     tables = AotOptions(batched=batched, collect_fn=collect_fn, measure_fn=measure_fn)
 
     def wrap(function: Callable[..., Any]) -> Kernel:

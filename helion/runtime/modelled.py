@@ -1,4 +1,4 @@
-"""Compares tensors that host code made with what its kernels were compiled for, before each launch."""
+"""Comparison of tensors made by host code with those its kernels were compiled for, before each launch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ Numbers = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Modelled:
-    """What is expected of one tensor: sizes and strides in elements, None for any; ``device`` None for that of the
-    arguments."""
+    """Expectation of one tensor: sizes and strides in elements, None for any.
+
+    A ``device`` of None is that of the arguments.
+    """
 
     dtype: str
     shape: Numbers
@@ -25,7 +27,7 @@ class Modelled:
     device: str | None = None
 
     def differs(self, tensor: Any, reference: torch.Tensor | None) -> str:
-        """What is otherwise, in words; empty if nothing is."""
+        """Describe the first difference; empty if there is none."""
         if not isinstance(tensor, torch.Tensor):
             return f"it is a {type(tensor).__name__}, expected a tensor"
         if str(tensor.dtype) != f"torch.{self.dtype}":
@@ -43,7 +45,7 @@ class Modelled:
 
 
 def _agree(numbers: Sequence[int], expected: Numbers, sizes: Sequence[int]) -> bool:
-    """Whether numbers are as expected where the dimension has more than one element."""
+    """Return whether numbers are as expected in dimensions with more than one element."""
     return all(e is None or n == e or size == 1 for n, e, size in zip(numbers, expected, sizes, strict=True))
 
 
@@ -52,8 +54,11 @@ def _text(numbers: Numbers) -> str:
 
 
 def modelled(*expected: tuple[Any, ...]) -> Callable[..., bool]:
-    """A function of as many tensors, and possibly one of the arguments behind them, that says whether they are as
-    ``expected``: tuples of the fields of ``Modelled``. A tensor like one that was right costs 0.1 µs."""
+    """Return a function that checks whether tensors are as ``expected``: tuples of the fields of ``Modelled``.
+
+    It takes as many tensors, and possibly one of the arguments after them. A tensor like one that passed before costs
+    0.1 µs.
+    """
     each = tuple(Modelled(*fields) for fields in expected)
     known: Callable[..., bool] | None = None
 
@@ -73,7 +78,7 @@ def modelled(*expected: tuple[Any, ...]) -> Callable[..., bool]:
 
 
 def _exactly(tensors: Sequence[torch.Tensor], count: int) -> Callable[..., bool]:
-    """A native check for tensors like these; any sizes and strides for those behind the first ``count``."""
+    """Return a native check for tensors like these, with any sizes and strides after the first ``count``."""
     sizes = [[*t.shape] if at < count else [None] * t.dim() for at, t in enumerate(tensors)]
     strides = [[*t.stride()] if at < count else [None] * t.dim() for at, t in enumerate(tensors)]
     check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
@@ -81,7 +86,7 @@ def _exactly(tensors: Sequence[torch.Tensor], count: int) -> Callable[..., bool]
 
 
 def mismatch(number: int | None, names: Any) -> NoReturn:
-    """What a generated module does where a tensor is not what its kernels were compiled for."""
+    """Raise the error of a generated module for a tensor that its kernels were not compiled for."""
     raise exc.InvalidAPIUsage(
         "This generated code was compiled for other tensors than the ones it is given, or than its host code has made; bind the kernel to them."
     )

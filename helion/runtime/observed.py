@@ -1,7 +1,7 @@
-"""Launches where the host code made other tensors than the compiler expected.
+"""Launches if the host code made other tensors than the compiler expected.
 
-The host statements have run, and run once. The kernel is analysed anew for what they have made, and what the resulting
-module has for this launch runs on the names they have bound.
+The host statements have run, and run once. The kernel is analyzed again for the tensors they made. The new module's
+code for this launch then runs on the names they bound.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ from .modelled import Modelled
 from .specialized import Specialized
 
 Names = Mapping[str, Any]
-#: Gives what a config returns for arguments that another bound kernel is for.
+#: Function that runs a config on arguments that belong to another bound kernel.
 Rebind = Callable[[tuple[Any, ...], Config], Any]
-#: Launches for other tensors that a config keeps before it forgets them all.
+#: Launches for other tensors that a config keeps before it drops them all.
 _KEPT = 64
 
 
 class Unexpected:
-    """What the host code of a loaded config calls instead of a launch: with the number of the launch and its local names,
-    which hold other tensors than expected; or, with no number, with arguments of another class than those bound for."""
+    """Replacement for a launch of a loaded config.
+
+    It is called with the number of the launch and the host code's local names, if tensors differ from the expected
+    ones. Without a number, it is called with arguments of another class than the bound one.
+    """
 
     def __init__(self, bound: Specialized, config: Config, module: dict[str, Any], rebind: Rebind) -> None:
         self._bound = bound
@@ -45,7 +48,10 @@ class Unexpected:
         self._launches: dict[Any, Callable[[Names], None]] = {}  # by number and what the host code made
 
     def __call__(self, number: int | None, names: Any) -> Any:
-        """Raises ``exc.BoundToOtherArguments`` or ``exc.UnexpectedHostTensor`` where no code is right for them."""
+        """Launch for these tensors.
+
+        Raises ``exc.BoundToOtherArguments`` or ``exc.UnexpectedHostTensor`` if no code is valid for them.
+        """
         if number is None:
             return self._rebind(names, self._config)
         bound = self._bound
@@ -71,7 +77,7 @@ def _observed(tensor: torch.Tensor) -> Observed:
 
 
 def _refuse_elsewhere(bound: Specialized, check: Check, tensor: Any, names: Names) -> None:
-    """Raises for what no analysis helps with: something else than a tensor, or one on another device."""
+    """Raise an error if a new analysis cannot help: for an object that is no tensor, or a tensor on another device."""
     reference = names.get(bound.analysis.program.host.reference)
     if not isinstance(tensor, torch.Tensor):
         raise _unexpected(bound, check, f"it is a {type(tensor).__name__}")
@@ -91,8 +97,11 @@ def _unexpected(bound: Specialized, check: Check, how: str) -> exc.Base:
 
 
 def _arguments(bound: Specialized, names: Names) -> tuple[Any, ...] | None:
-    """Arguments of the key that a kernel is bound for: those of the call, if the host code has left them as they were, or
-    the ones it was bound for, if they are still there; otherwise tensors like those."""
+    """Return arguments of the key that a kernel is bound for.
+
+    These are the call's arguments if the host code left them unchanged. Otherwise they are those it was bound for, if
+    they still exist, or tensors like those.
+    """
     kernel, reference = bound.kernel, names.get(bound.analysis.program.host.reference)
     of_call = tuple(names.get(name) for name in kernel.signature.parameters)
     remembered = bound.sample()
@@ -108,7 +117,7 @@ def _arguments(bound: Specialized, names: Names) -> tuple[Any, ...] | None:
 
 
 def _on(device: torch.device, value: Any) -> Any:
-    """A tensor that is gone, with memory again."""
+    """Return a tensor that no longer exists, with new memory."""
     if not isinstance(value, torch.Tensor) or value.device.type != "meta":
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
@@ -117,7 +126,7 @@ def _on(device: torch.device, value: Any) -> Any:
 def _compiled(
     bound: Specialized, config: Config, number: int, seen: Mapping[str, Observed], names: Names
 ) -> Callable[[Names], None]:
-    """What launches for tensors as seen: a function of the names of the host code."""
+    """Return the launch for the observed tensors, as a function of the names of the host code."""
     kernel, sample = bound.kernel, _arguments(bound, names)
     if sample is None:  # the host code has changed their sizes in place
         raise _differs(bound, number)
@@ -157,11 +166,11 @@ def _refuse(bound: Specialized, number: int, names: Any) -> NoReturn:
 
 def _differs(bound: Specialized, number: int) -> exc.Base:
     check = bound.analysis.program.host.checks[number][0]
-    return _unexpected(bound, check, "with what it is the host code goes another way")
+    return _unexpected(bound, check, "with its values the host code takes another path")
 
 
 def _named(bound: Specialized, name: str, names: Names, sources: Mapping[str, str], namespace: dict[str, Any]) -> Any:
-    """What a name of the launch stands for: a local of the host code, or a number of the arguments."""
+    """Return the value of a name of the launch: a local of the host code, or a number of the arguments."""
     if name in names:
         return names[name]
     if name in sources:
@@ -170,7 +179,7 @@ def _named(bound: Specialized, name: str, names: Names, sources: Mapping[str, st
 
 
 def _free_names(statement: ast.stmt, namespace: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names that a statement reads and neither it nor the module binds."""
+    """List the names that a statement reads and neither it nor the module binds."""
     names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
     stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
     read = dict.fromkeys(node.id for node in names if node.id not in stored)

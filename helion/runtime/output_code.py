@@ -10,7 +10,7 @@ class OutputCodeOptions:
     """Options of the text that ``BoundKernel.to_code`` writes.
 
     Args:
-        allow_helion_deps: False asks for a module that does not import helion.
+        allow_helion_deps: False generates a module that does not import helion.
         jax_fn: a JAX function instead of a torch one; no backend has them, and True is refused.
     """
 

@@ -1,7 +1,7 @@
-"""Runs a kernel's host code so that autograd records it, and notes what its launches read and write.
+"""Run of a kernel's host code so that autograd records it, with the tensors that its launches read and write.
 
-Host code is plain torch: views, casts and sums around the launches are differentiated by torch itself. A launch is one step
-in between: the tensors that it reads end a part of torch's graph, those that it writes begin another.
+Host code is plain torch: views, casts and sums around the launches are differentiated by torch itself. A launch is one
+step in between: the tensors that it reads end a part of torch's graph, and those that it writes begin another.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BEFORE, _AFTER = "_before_launch", "_after_launch"
 
 
 class Bound(Protocol):
-    """What is asked of a bound kernel."""
+    """Protocol of a bound kernel."""
 
     compiled: Compiled
     differentiation: Any
@@ -43,19 +43,22 @@ class Bound(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """One grid loop as it ran: what it read, by number of the tensor, what autograd sees in place of what it wrote, what
-    written tensors held before, and numbers by name."""
+    """A recorded grid loop.
+
+    It has the tensors it read, by number, and the tensors that autograd sees in place of the written ones. It also has
+    the old values of written tensors, and numbers by name.
+    """
 
     root: int
     reads: Mapping[int, torch.Tensor]
     written: Mapping[int, torch.Tensor]
     numbers: Mapping[str, Any]
     versions: Mapping[int, int]
-    #: The nodes of torch's graph that the written tensors came from right behind the launch.
+    #: The nodes of torch's graph that the written tensors had right after the launch.
     nodes: Mapping[int, Any]
 
     def check_versions(self, kernel: str, program: Program) -> None:
-        """Raises RuntimeError, as autograd does, where something that was read has been overwritten since."""
+        """Raise RuntimeError, as autograd does, if a tensor that was read has been overwritten since."""
         for at, tensor in self.reads.items():
             if tensor._version != self.versions[at]:
                 raise RuntimeError(
@@ -74,14 +77,14 @@ class Recording:
 
 @dataclass(frozen=True)
 class _Place:
-    """What is needed to know of one launch: its grid loops, and the tensors that these name."""
+    """The grid loops of one launch, and the tensors that they name."""
 
     roots: tuple[int, ...]
     tensors: tuple[int, ...]
 
 
 class Recorder:
-    """Runs the host code of a bound kernel with its default config, and records."""
+    """Recorder that runs the host code of a bound kernel with its default config."""
 
     def __init__(self, bound: Bound) -> None:
         of = bound.compiled.specialized
@@ -109,7 +112,7 @@ class Recorder:
         return _Place(roots, tuple(used))
 
     def _check_order(self, number: int, place: _Place) -> None:
-        """What a grid loop reads is what it held before the launch or after it: nothing in between is kept."""
+        """Refuse grid loops that read values between two writes of one launch: these values are not kept."""
         for later, root in enumerate(place.roots):
             for other in place.roots[:later]:
                 again = set(self.writes[other]) & set(self.writes[root])
@@ -163,8 +166,8 @@ class Recorder:
             )
 
     def _written(self, root: int, at: int, tensor: torch.Tensor) -> torch.Tensor:
-        """A leaf of torch's graph that ``tensor``, or what was added to it, comes from."""
-        # what is asked for `grad_fn` first: a view of what was written since learns of that only then
+        """Return a leaf of torch's graph that ``tensor``, or the value added to it, derives from."""
+        # reading `grad_fn` comes first: it makes a view of a written tensor see the write
         wanted = tensor.grad_fn is not None or tensor.requires_grad
         how = coverage(self.program, root, at) if wanted else "all"
         if how == "added":
@@ -201,8 +204,10 @@ class Recorder:
 
 
 class _Runtime:
-    """The functions that generated host code calls, but for the one that tells autograd what a launch overwrites: the
-    recorder does."""
+    """Return the functions that generated host code calls, without the one that reports writes to autograd.
+
+    The recorder replaces that.
+    """
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
@@ -216,7 +221,7 @@ class _Runtime:
 def _function(
     host: HostProgram, places: Sequence[_Place], program: Program, names: Mapping[str, Any]
 ) -> types.FunctionType:
-    """The host function with calls before and behind its launches."""
+    """Compile the host function with calls before and after its launches."""
     numbers: dict[int, int] = {}
     first: dict[int, KernelLaunch] = {}
     last: dict[int, KernelLaunch] = {}

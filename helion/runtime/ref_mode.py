@@ -1,9 +1,8 @@
 """Reference mode: a kernel runs eagerly, as the Python function it is, without being compiled.
 
-``print``, ``breakpoint`` and debuggers work inside of its loops, and its results are what compiled configs are compared
-with. torch calls are watched by a torch function mode: in device code subscripts read and write tiles, matrix products
-follow the dtype rules of compiled kernels, and values made in short tiles are kept in step with their padding
-(``language._reference`` says how).
+``print``, ``breakpoint`` and debuggers work inside of its loops. Its results are the reference for compiled configs. A
+torch function mode intercepts torch calls: in device code subscripts read and write tiles, and matmuls follow the dtype
+rules of compiled kernels. Values made in partial tiles keep their padding up to date (see ``language._reference``).
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ else:
 
 
 def run_reference(kernel: Definition, args: Sequence[Any], block_sizes: Sequence[int] | None = None) -> Any:
-    """Run a kernel eagerly on all of its arguments, in the order of its parameters; gives what it returns.
+    """Run a kernel eagerly on all of its arguments, in the order of its parameters, and return its result.
 
     Tiles cover whole dimensions, or take ``block_sizes`` as a config lists them. Arguments are mutated as the compiled
     kernel would. Nothing is recorded for autograd. Raises ``exc.NestedKernelCallsNotSupported`` inside another eager
@@ -79,7 +78,10 @@ def run_reference(kernel: Definition, args: Sequence[Any], block_sizes: Sequence
 
 
 def _draws(kernel: Definition, arguments: Mapping[str, Any]) -> Iterator[int]:
-    """How many seeds each launch of a kernel draws: a GPU's generator gives others one by one than all at once."""
+    """Yield the number of seeds that each launch of a kernel draws.
+
+    Drawing them one by one differs from drawing all at once.
+    """
     try:
         target = target_of(kernel.name, tuple(arguments.values()))
         analysis = pipeline.analyse(kernel.fn, kernel.name, arguments, kernel.settings, target, kernel.constants)
@@ -89,11 +91,11 @@ def _draws(kernel: Definition, arguments: Mapping[str, Any]) -> Iterator[int]:
 
 
 def call_eagerly(kernel: Definition, args: Sequence[Any]) -> Any:
-    """A call of a kernel whose ``ref_mode`` is EAGER.
+    """Run a call of a kernel whose ``ref_mode`` is EAGER.
 
-    The block sizes of its only config matter when the kernel reads where its tiles begin or which they are; otherwise
-    they are ignored, with a warning, as whole dimensions are faster. Raises ``exc.RefEagerModeCodePrintError`` when
-    generated code is to be printed, as there is none.
+    The block sizes of its only config matter if the kernel reads positions or ids of its tiles. Otherwise they are
+    ignored, with a warning, as whole dimensions are faster. Raises ``exc.RefEagerModeCodePrintError`` if generated code
+    should be printed, as there is none.
     """
     if kernel.settings.print_output_code:
         raise exc.RefEagerModeCodePrintError()
@@ -115,7 +117,7 @@ _TILE_FIELDS = frozenset(
 
 
 class _Eager(TorchFunctionMode):
-    """Watches torch calls of one session. Host code runs as it is."""
+    """Mode that intercepts torch calls of one session. Host code runs unchanged."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -143,11 +145,11 @@ class _Eager(TorchFunctionMode):
 
 
 def _named(*names: str) -> frozenset[Any]:
-    """The functions of torch and the methods of tensors that have these names."""
+    """Return the functions of torch and the methods of tensors that have these names."""
     return frozenset(getattr(owner, name) for owner in (torch, torch.Tensor) for name in names if hasattr(owner, name))
 
 
-#: Functions that take sizes as arguments of their own.
+#: Functions with sizes as separate arguments.
 _SIZED = _named("view", "reshape", "expand", "new_zeros", "new_ones", "new_empty", "repeat", "unflatten")
 #: Functions whose tensor arguments broadcast.
 _ELEMENTWISE = _named(
@@ -206,7 +208,7 @@ _AUGMENTED = range(13, 26)
 
 
 def _is_augmented_assignment() -> bool:
-    """Whether the torch call being watched is an operator such as ``+=`` in the caller's source, not a method call."""
+    """Return whether the intercepted torch call is an operator such as ``+=`` in the source, not a method call."""
     frame = sys._getframe(2)
     while frame.f_code.co_filename.startswith(_TORCH) and frame.f_back is not None:
         frame = frame.f_back
@@ -216,7 +218,7 @@ def _is_augmented_assignment() -> bool:
 
 
 def _rebound(function: Callable[..., Any], value: torch.Tensor, other: Any) -> torch.Tensor:
-    """The new value of ``value op= other``: it keeps its dtype and its shape."""
+    """Return the new value of ``value op= other``, which keeps its dtype and its shape."""
     result = elementwise(function, value, other)
     if not torch.can_cast(result.dtype, value.dtype):
         raise exc.TypeInferenceError(
@@ -231,7 +233,8 @@ def _rebound(function: Callable[..., Any], value: torch.Tensor, other: Any) -> t
     return set_axes(result.to(value.dtype), axes_of(result))
 
 
-# --- matrix products: rounded once, with compiled kernels' dtypes -------------------------------------------------------
+# --- matmuls: rounded once, with compiled kernels' dtypes
+# ---------------------------------------------------------------
 
 
 def _result(lhs: torch.Tensor, rhs: torch.Tensor, name: str) -> torch.dtype:

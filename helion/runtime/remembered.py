@@ -12,17 +12,17 @@ import torch
 
 
 def remember(value: Any) -> Any:
-    """A value in which every tensor stands as ``RememberedTensor``."""
+    """Replace every tensor in a value by a ``RememberedTensor``."""
     return mapped(value, torch.Tensor, _remembered)
 
 
 def recall(value: Any) -> Any:
-    """What was remembered. A tensor that is gone comes back without data, on the ``meta`` device."""
+    """Restore a remembered value. A tensor that no longer exists becomes one without data, on the ``meta`` device."""
     return mapped(value, RememberedTensor, RememberedTensor.tensor)
 
 
 def described(value: Any) -> str:
-    """A remembered value in a few words: ``float32[64, 128]``, with strides where it is not contiguous."""
+    """Describe a remembered value in a few words: ``float32[64, 128]``, with strides if it is not contiguous."""
     if isinstance(value, (tuple, list)) and type(value) is not torch.Size:
         inside = ", ".join(map(described, value))
         return f"({inside})" if isinstance(value, tuple) else f"[{inside}]"
@@ -52,7 +52,7 @@ def _remembered(tensor: torch.Tensor) -> RememberedTensor:
 
 
 def mapped(value: Any, kind: type | tuple[type, ...], convert: Callable[[Any], Any]) -> Any:
-    """A value with everything of ``kind`` in it converted, in tuples, lists, dicts and dataclasses."""
+    """Convert everything of ``kind`` in a value, including tuples, lists, dicts and dataclasses."""
     if isinstance(value, kind):
         return convert(value)
     if isinstance(value, (tuple, list)) and type(value) is not torch.Size:

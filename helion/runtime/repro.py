@@ -1,8 +1,8 @@
-"""A bound kernel and its arguments as a script of its own, to run or to send to somebody.
+"""A bound kernel and its arguments as a self-contained script, to run or to send.
 
-The script has the kernel's source with its config fixed, the functions and constants of the user's module that it
-names, and a call with random tensors of the same dtypes, sizes, strides and alignment. Integers, which may be indices,
-keep their range; short integer tensors, which may be offsets, keep their values.
+The script has the kernel's source with its config fixed, and the functions and constants of the user's module that it
+names. It calls the kernel with random tensors of the same dtypes, sizes, strides and alignment. Integers, which may be
+indices, keep their range; short integer tensors, which may be offsets, keep their values.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SETTINGS = (
 )
 #: Integer tensors of up to this many elements are written out.
 _WRITTEN_OUT = 64
-#: What pointers are aligned to when nothing is said, in bytes: Triton compiles other code for less.
+#: Default alignment of pointers in bytes: Triton compiles other code for less.
 _ALIGNMENT = 16
 
 _RANDOM = '''def _random(size, stride, dtype, device, offset=0, low=0, high=1):
@@ -70,7 +70,7 @@ def show_once(bound: Specialized, config: Config | None, args: Sequence[Any]) ->
 
 
 def script(bound: Specialized, config: Config | None, args: Sequence[Any]) -> str:
-    """The script; without a config the kernel has its default one."""
+    """Format the script; without a config the kernel has its default one."""
     kernel = bound.kernel
     writer = _Writer(kernel.fn.__globals__)
     source = parse_function(kernel.fn)
@@ -103,12 +103,12 @@ def _decorator(bound: Specialized, config: Config | None) -> str:
 
 
 def source_of(kernel: Definition) -> tuple[str, str]:
-    """Name and file of the module that a kernel stands in."""
+    """Return name and file of the module that defines a kernel."""
     return kernel.fn.__module__, kernel.fn.__code__.co_filename
 
 
 def with_caller(text: str, bound: Specialized) -> str:
-    """A generated module, which finds its source by itself, that can be run: ``call()`` runs it on random arguments."""
+    """Make a generated module runnable: its ``call()`` runs it on random arguments. It finds its source by itself."""
     kernel = bound.kernel
     writer = _Writer(kernel.fn.__globals__)
     call = writer.call(kernel.name, bound.sample())
@@ -124,7 +124,7 @@ def with_caller(text: str, bound: Specialized) -> str:
 
 
 class _Writer:
-    """Python values as source text. What the text needs is collected in ``imports`` and ``definitions``."""
+    """Formatter of Python values as source text. Imports and definitions that the text needs are collected."""
 
     def __init__(self, namespace: Mapping[str, Any]) -> None:
         self.namespace = namespace
@@ -135,7 +135,7 @@ class _Writer:
     # --- the call --------------------------------------------------------------------------------------------------------
 
     def call(self, name: str, args: Sequence[Any]) -> str:
-        """The body of a function that calls ``name`` on arguments like these; what shares memory still does."""
+        """Format the body of a function that calls ``name`` on arguments like these, with the same sharing of memory."""
         lines: list[str] = []
         tensors = list(tensors_in(args))
         by_storage: dict[int, list[torch.Tensor]] = {}
@@ -158,7 +158,7 @@ class _Writer:
         return textwrap.indent("\n".join(lines), "    ")
 
     def value(self, value: Any, shared: Mapping[int, str] | None = None) -> str:
-        """An expression that gives an equal value, or a random one for tensors."""
+        """Format an expression for an equal value, or for a random one for tensors."""
         shared = shared or {}
         if isinstance(value, torch.Tensor):
             return shared.get(id(value)) or _tensor(value)
@@ -193,7 +193,7 @@ class _Writer:
     # --- functions, classes and other objects with a name ------------------------------------------------------------------
 
     def object(self, name: str, value: Any) -> str:
-        """The name under which the script has ``value``, which is imported or defined once."""
+        """Return the name of ``value`` in the script, which imports or defines it once."""
         if name in self.known and self.known[name] is not value:
             name = next(n for n in (f"{name}_{i}" for i in range(1, 10**6)) if self.known.get(n, value) is value)
         if name in self.known:
@@ -209,7 +209,7 @@ class _Writer:
         return name
 
     def imported(self, name: str, value: Any) -> bool:
-        """Whether the value can be had from a module that other processes find, too."""
+        """Return whether the value can be imported from a module that other processes find, too."""
         module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
         if not isinstance(module, str) or not isinstance(path, str) or "<" in path or "." in path:
             return False
@@ -221,7 +221,7 @@ class _Writer:
         return True
 
     def definition(self, name: str, value: Any) -> str:
-        """Statements that give ``name`` its value."""
+        """Format statements that assign ``name`` its value."""
         function = getattr(value, "fn", value)  # kernels of all kinds hold a function
         if isinstance(function, types.FunctionType):
             return self.function(name, function)
@@ -238,7 +238,7 @@ class _Writer:
         return f"# {name}: a {type(value).__name__}, which this script cannot make\n{name} = None"
 
     def function(self, name: str, function: types.FunctionType) -> str:
-        """A function under ``name``; made by another one if it closes over variables or has another name itself."""
+        """Format a function under ``name``. A factory makes it if it closes over variables or has another name itself."""
         try:
             source = None if function.__name__ == "<lambda>" else textwrap.dedent(inspect.getsource(function)).rstrip()
         except OSError:
@@ -259,7 +259,7 @@ class _Writer:
         return f"def _make_{name}({', '.join(cells)}):\n{body}\n    return {called}\n\n{name} = _make_{name}({values})"
 
     def assignment(self, name: str) -> str | None:
-        """The statement at the top of the kernel's file that assigns ``name``."""
+        """Return the statement at the top of the kernel's file that assigns ``name``."""
         module = sys.modules.get(self.namespace.get("__name__", ""))
         try:
             tree = parse(inspect.getsource(module)) if module is not None else ast.Module([], [])
@@ -275,7 +275,7 @@ class _Writer:
         return None
 
     def names_in(self, tree: ast.AST, namespace: Mapping[str, Any], leave: frozenset[str] = frozenset()) -> None:
-        """Bring along the globals that a piece of source reads."""
+        """Add the globals that a piece of source reads."""
         read = {n.id: None for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
         for name in read:
             value = namespace.get(name, self)
@@ -289,13 +289,16 @@ class _Writer:
                 self.definitions.append(text)
 
 
-#: Where functions of torch are found, which do not always know themselves.
+#: Modules of torch functions, some of which do not record their own module.
 _TORCH = {"torch": torch, "torch.nn.functional": torch.nn.functional, "torch.Tensor": torch.Tensor}
 _LITERALS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.Size, Config, slice)
 
 
 def _importable(module: str) -> bool:
-    """Whether another process would import this very module by its name; modules can be made from files in other ways."""
+    """Return whether another process would import this same module by its name.
+
+    Modules can be made from files in other ways.
+    """
     parts, spec, path = module.split("."), None, None
     for end in range(1, len(parts) + 1):
         name = ".".join(parts[:end])
@@ -307,7 +310,7 @@ def _importable(module: str) -> bool:
 
 
 def _plain(value: Any) -> bool:
-    """Whether ``_Writer.value`` knows the value without its name."""
+    """Return whether ``_Writer.value`` formats the value without its name."""
     if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
         return all(map(_plain, value))
     if isinstance(value, dict):
@@ -332,7 +335,7 @@ def _tensor(tensor: torch.Tensor) -> str:
 
 
 def _read(what: Callable[[], Any]) -> Any:
-    """What a tensor says about its data; None for fake tensors, and after an error on the device."""
+    """Return a property of a tensor's data; None for fake tensors, and after an error on the device."""
     try:
         return what()
     except (RuntimeError, NotImplementedError):
@@ -340,7 +343,7 @@ def _read(what: Callable[[], Any]) -> Any:
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:
-    """The least and the greatest of the integers in a tensor; 0 and 1 where there are none to be read."""
+    """Return the least and the greatest integer in a tensor; 0 and 1 if none can be read."""
     if not _is_integer(tensor) or tensor.numel() == 0 or tensor.device.type == "meta":
         return 0, 1
     least, greatest = _read(lambda: int(tensor.amin())), _read(lambda: int(tensor.amax()))
@@ -361,7 +364,7 @@ def _ints(numbers: Sequence[Any]) -> str:
 
 
 def _device(device: torch.device) -> str:
-    """Tensors without data are bound for a GPU."""
+    """Return the device as text. Tensors without data are bound for a GPU."""
     return "cuda" if device.type == "meta" else str(device)
 
 
@@ -370,7 +373,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _end(tensor: torch.Tensor) -> int:
-    """Elements from the begin of the memory to the last one of a tensor."""
+    """Return the number of elements from the start of the memory to the last one of a tensor."""
     if 0 in tensor.shape:
         return int(tensor.storage_offset())
     steps = zip(tensor.shape, tensor.stride(), strict=True)

@@ -8,6 +8,6 @@ from ..settings import Settings as Settings
 
 
 def _get_backend() -> str:
-    """Return the backend that a kernel decorated now has, by its setting; that of every kernel where it is chosen per kernel."""
+    """Return the backend of a kernel decorated now, by its setting; the general one if it is chosen per kernel."""
     backend = Settings().backend
     return GENERAL if backend in (None, "auto") else backend

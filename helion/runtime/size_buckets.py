@@ -1,7 +1,8 @@
-"""Which sizes share a config where they differ from call to call (``static_shapes=False``).
+"""Buckets of dynamic sizes that share a config (``static_shapes=False``).
 
-The sizes up to one of the setting ``size_hints``, and above the one before it, make a bucket, which gets the seeds of that hint:
-what fits the largest fits all. Calls are told apart by the sizes that extents of tiles, grids and whole dimensions are made of.
+A bucket has the sizes up to one of the setting ``size_hints``, and above the one before it. It gets the seeds of its
+hint, because a config that fits the largest size fits all. Calls are distinguished by the sizes that extents of tiles,
+grids and whole dimensions depend on.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from .signature import pick
 
 Origin = tuple[Any, ...]
 
-#: Launches tell whether a number is a multiple of this, and know nothing of one that is not.
+#: Launches specialize on whether a number is a multiple of this.
 ALIGNED = 16
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Sizes above ``above`` and up to ``most`` (None: no matter how large), which count as ``hint``."""
+    """Sizes above ``above`` and up to ``most`` (None: no limit), which are treated as ``hint``."""
 
     above: int | None
     most: int | None
@@ -31,21 +32,21 @@ class Bucket:
 
     @property
     def is_limited(self) -> bool:
-        """Whether there are other buckets."""
+        """True if there are other buckets."""
         return self.above is not None or self.most is not None
 
     def hint_like(self, size: int) -> int:
-        """``hint``, or one less where ``size`` is no multiple of 16: strides that are made of it are as little aligned."""
+        """Return ``hint``, or one less if ``size`` is no multiple of 16, so that derived strides are aligned alike."""
         return self.hint - 1 if size % ALIGNED and self.hint % ALIGNED == 0 else self.hint
 
     def condition(self, size: str) -> str:
-        """An expression that says whether the expression ``size`` is in a bucket that ``is_limited``."""
+        """Format a condition that the expression ``size`` is in a bucket that ``is_limited``."""
         low = "" if self.above is None else f"{self.above} < "
         return f"{low}{size}" + ("" if self.most is None else f" <= {self.most}")
 
 
 def bucket_of(size: int, hints: Sequence[int]) -> Bucket:
-    """The bucket of one size: up to the first of ascending ``hints`` that is not below it, else that of the last."""
+    """Return the bucket of a size: up to the first of ascending ``hints`` that is not below it, else the last one."""
     last = len(hints) - 1
     at = min(bisect.bisect_left(hints, size), last)
     return Bucket(hints[at - 1] if at else None, hints[at] if at < last else None, hints[at])
@@ -53,19 +54,22 @@ def bucket_of(size: int, hints: Sequence[int]) -> Bucket:
 
 @dataclass(frozen=True)
 class SizeBuckets:
-    """``origins`` are the paths into the arguments of the sizes that matter, by name; several where dimensions are equal, the
-    first being enough where it is known that they are. ``hints`` ascend."""
+    """The sizes that select a bucket.
+
+    ``origins`` are their paths into the arguments, by name. Equal dimensions give several paths; the first is enough if
+    they are known to be equal. ``hints`` ascend.
+    """
 
     origins: tuple[tuple[str, Origin], ...] = ()
     hints: tuple[int, ...] = ()
 
     def of(self, values: Sequence[Any]) -> tuple[Bucket, ...]:
-        """The bucket of each size that matters among the arguments, which are all of them in order."""
+        """Return the bucket of each relevant size among the arguments, which are all of them in order."""
         given = tuple(values)
         return tuple(bucket_of(int(pick(given, origin)), self.hints) for _, origin in self.origins)
 
     def by_name(self, buckets: Sequence[Bucket]) -> dict[str, tuple[Origin, Bucket]]:
-        """What ``of`` gives, with the first path, by name."""
+        """Map names to the first path and the bucket that ``of`` returned."""
         found: dict[str, tuple[Origin, Bucket]] = {}
         for (name, origin), bucket in zip(self.origins, buckets, strict=True):
             found.setdefault(name, (origin, bucket))
@@ -73,7 +77,7 @@ class SizeBuckets:
 
 
 def buckets_of(sizes: Sequence[tuple[str, Origin]], values: Sequence[Any], hints: Sequence[int]) -> SizeBuckets:
-    """Those of arguments in which ``sizes`` matter, and with them the dimensions that are equal to them."""
+    """Return the buckets of arguments in which ``sizes`` are relevant, with the dimensions that equal them."""
     if not hints:
         return SizeBuckets()
     given = tuple(values)

@@ -19,7 +19,7 @@ def register_source(name: str, file: str, namespace: dict[str, Any]) -> None:
 
 
 def source_module(name: str, file: str) -> Any:
-    """The user's module, as generated code sees it: its globals as attributes, always their current values.
+    """Return the user's module, as generated code sees it: its globals as attributes, always their current values.
 
     Raises ImportError when the module is neither loaded nor registered (a saved module run on its own must import
     the user's module first).
@@ -47,18 +47,19 @@ def register_kernel(fn: types.FunctionType, kernel: Any) -> None:
 
 
 def forget_source(name: str, file: str) -> None:
-    """Let go of a module that was written for one kernel, and of the kernel."""
+    """Drop a module that was written for one kernel, and the kernel."""
     _SOURCES.pop((name, file), None)
     for key in [key for key in _KERNELS if key[:2] == (name, file)]:
         del _KERNELS[key]
 
 
 class Elsewhere:
-    """What a generated module does with arguments whose sizes or strides its code was not made for: it calls the kernel
-    that it was generated from.
+    """Fallback of a generated module for arguments whose sizes or strides its code was not made for.
 
-    Raises ``exc.InvalidAPIUsage`` where that is not in this process (a saved module run on its own must import the user's
-    module first), or its file has several kernels of the name.
+    It calls the kernel that the module was generated from.
+
+    Raises ``exc.InvalidAPIUsage`` if the kernel is not in this process, or its file has several kernels of the name. A
+    saved module that runs by itself must import the user's module first.
     """
 
     def __init__(self, module: str, file: str, name: str) -> None:

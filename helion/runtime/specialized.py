@@ -1,4 +1,4 @@
-"""A kernel for one specialization, as the compiler knows it."""
+"""A kernel for one specialization: its arguments, target and analysis."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ else:
     pipeline = lazy("helion.pipeline")
     aot = lazy("helion.runtime.aot")
 
-#: Keys a printed config has even at their defaults: they are what people look for first.
+#: Keys that a printed config has even at their defaults, because users look for them first.
 _ALWAYS_SHOWN = ("block_sizes", "reduction_loops", "num_warps", "num_stages")
 
 
 class Specialized:
-    """A kernel for arguments of given dtypes, shapes and target. It is analysed when that is first asked for."""
+    """A kernel for arguments of given dtypes, shapes and target. It is analyzed on first use."""
 
     def __init__(self, kernel: Definition, values: tuple[Any, ...], key: Key, target: Target) -> None:
         self.kernel = kernel
@@ -41,12 +41,12 @@ class Specialized:
         self.settings: Settings = kernel.settings
         self.target = target
         self.remembered = tuple(map(remember, values))
-        # numbers that the compiled code turned out to depend on: what they are called, where they come from, what they are
+        # numbers that the compiled code depends on: name, path in the arguments, value
         self.numbers: tuple[tuple[str, tuple[Any, ...], Any], ...] = ()
         #: Configs for which a script was printed.
         self.reproduced: set[Config | None] = set()
         self._warned: set[str] = set()
-        #: What tells sizes apart that have configs of their own, and those of this one; nothing before it is analysed.
+        #: Sizes that select different configs, and the bucket of this one; empty before the analysis.
         self.buckets = SizeBuckets()
         self.bucket: tuple[Bucket, ...] = ()
 
@@ -66,9 +66,9 @@ class Specialized:
 
     @functools.cached_property
     def on_gpu(self) -> pipeline.Analysis:
-        """What a call with tensors of the target GPU is compiled from: where no backend is named, the fastest by prediction.
+        """The analysis for a call with tensors of the target GPU: if no backend is named, the fastest by prediction.
 
-        Tensors that are on no GPU take the backend for all kernels, whatever the target.
+        Tensors that are not on a GPU use the general backend for any target.
         """
         found, kernel = self.analysis, self.kernel
         if self.settings.backend is not None or found.contenders:
@@ -87,18 +87,18 @@ class Specialized:
 
     @functools.cached_property
     def tabled(self) -> Config | None:
-        """What the kernel's table of tuned configs says, if it has one."""
+        """The config in the kernel's table of tuned configs, if it has one."""
         if self.kernel.aot is None or self.kernel.configs:
             return None
         return aot.config_of(self.kernel, self.target, self.sample(), self.analysis.full_config)
 
     @property
     def default_config(self) -> Config:
-        """What runs when nothing was tuned: what the kernel's table says, else what the compiler chooses."""
+        """The config that runs if nothing was tuned: the one in the kernel's table, else the compiler's choice."""
         return self.tabled or self.analysis.default_config
 
     def analyse(self, values: tuple[Any, ...]) -> None:
-        """Walk the kernel, and take down the numbers in ``values`` that its code depends on."""
+        """Trace the kernel, and record the numbers in ``values`` that its code depends on."""
         warnings = self.analysis.traced.warnings
         self.numbers = tuple((name, at, pick(values, at)) for name, at in self.analysis.traced.specialized.items())
         self.warn(warnings)
@@ -109,17 +109,16 @@ class Specialized:
 
     @property
     def is_eager(self) -> bool:
-        """Whether calls run the Python function itself instead of compiled code."""
+        """True if calls run the Python function itself instead of compiled code."""
         return self.settings.ref_mode is RefMode.EAGER
 
     def tells_alignment(self, plan: Any) -> bool:
-        """Whether calls go elsewhere whose tensors do not all begin at multiples of 16 bytes: to another config, or to another
-        backend where there is one."""
+        """Return whether calls with tensors not aligned to 16 bytes run another config or backend."""
         executor = self.executor
         return executor.without_alignment(plan) is not None or (executor.aligned_only and bool(self.analysis.slower))
 
     def of(self, analysis: pipeline.Analysis) -> Specialized:
-        """The same for another analysis, whose configs may be others."""
+        """Return a copy for another analysis, whose configs may be others."""
         other = copy.copy(self)
         other._take(analysis)
         return other
@@ -130,28 +129,27 @@ class Specialized:
             vars(self).pop(name, None)
 
     def of_next_backend(self, reason: str) -> Specialized:
-        """The same for the backend that is predicted to be the next fastest; there must be one."""
+        """Return a copy for the backend that is predicted to be the next fastest; there must be one."""
         return self.of(self.analysis.without_first(reason))
 
     def leave_backend(self, reason: str) -> None:
-        """Go on with the backend that is predicted to be the next fastest, because of ``reason``; there must be one."""
+        """Switch to the backend that is predicted to be the next fastest, because of ``reason``; there must be one."""
         self._take(self.analysis.without_first(reason))
 
     def sample(self) -> tuple[Any, ...]:
-        """Arguments like those of every call: the ones it was bound for as long as they live, tensors of their shapes
-        without data after that."""
+        """Return arguments like those of every call: the bound ones while they exist, then tensors without data."""
         return tuple(map(recall, self.remembered))
 
     def has_numbers_of(self, values: tuple[Any, ...]) -> bool:
-        """Whether the numbers that the compiled code depends on are in these arguments what they were at binding."""
+        """Return whether the numbers that the compiled code depends on have the same values as at binding."""
         return all(are_same(pick(values, at), number) for _, at, number in self.numbers)
 
     def is_of_bucket(self, values: tuple[Any, ...]) -> bool:
-        """Whether the sizes in these arguments are among those that its seeds are made for."""
+        """Return whether the sizes in these arguments are in the bucket that its seeds are made for."""
         return self.buckets.of(values) == self.bucket
 
     def is_current(self) -> bool:
-        """Whether the globals that were compiled in still are what they were."""
+        """Return whether the globals that were compiled in are unchanged."""
         return self.is_eager or all(guard.holds() for guard in self.analysis.traced.guards)
 
     def warn(self, warnings: Iterable[exc.Base]) -> None:
@@ -163,17 +161,17 @@ class Specialized:
                 _logging.say(text)
 
     def path(self, config: Config) -> str:
-        """The file the generated module of a full config is kept in."""
+        """Return the path of the generated module of a full config."""
         return str(codecache.module_path(self.analysis.text(config), self.kernel.name))
 
     def short_config(self, config: Config) -> Config:
-        """A full config without the keys at their defaults, but for those that people look for first."""
+        """Return a full config without the keys at their defaults, except those that users look for first."""
         changed = config.minimize(self.analysis.space)
         shown = [k for k in config if k in changed or (k in _ALWAYS_SHOWN and config[k] not in ([], None))]
         return Config(**{k: config[k] for k in shown})
 
     def decorator(self, config: Config, settings: Settings | None = None) -> str:
-        """The decorator line that fixes a full config."""
+        """Format the decorator line that fixes a full config."""
         static = (settings or self.settings).static_shapes
         wanted = self.settings.index_dtype
         extra = f", index_dtype={wanted!r}" if wanted not in (None, "auto") else ""

@@ -1,4 +1,4 @@
-"""The bound kernels of a kernel: a table with a bound, out of which the least recently used go."""
+"""The bound kernels of a kernel: a table of bounded size, which evicts the least recently used."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _TICKS = itertools.count()
 
 
 class Entry(Protocol):
-    """One of several that were compiled for one key."""
+    """An entry of the table: one of several that were compiled for one key."""
 
     def has_numbers_of(self, values: tuple[Any, ...]) -> bool:
-        """Whether the numbers that it depends on are in these arguments what they were, or near enough."""
+        """Return whether the numbers that it depends on are the same in these arguments, or in the same bucket."""
         ...
 
     def is_current(self) -> bool:
-        """Whether the globals that were compiled in still are what they were."""
+        """Return whether the globals that were compiled in are unchanged."""
         ...
 
 
@@ -29,17 +29,17 @@ E = TypeVar("E", bound=Entry)
 
 @dataclass(eq=False)
 class _Held(Generic[E]):
-    """``used`` is when that was last, in ticks."""
+    """An entry with ``used``, the tick of its last use."""
 
     entry: E
     used: int
 
 
 class BoundKernels(Generic[E]):
-    """By key, the bound kernels that are told apart by the numbers their compilation turned out to depend on.
+    """Bound kernels by key; those of one key differ in numbers that their compilation depends on.
 
-    ``find`` may run in any thread; ``add`` under the lock of the kernel. ``HELION_MAX_SPECIALIZATIONS`` is how many there
-    are at most.
+    ``find`` may run in any thread; ``add`` runs under the lock of the kernel. ``HELION_MAX_SPECIALIZATIONS`` is the
+    maximum of entries.
     """
 
     def __init__(self) -> None:
@@ -47,14 +47,14 @@ class BoundKernels(Generic[E]):
         self._count = 0
 
     def mend(self) -> None:
-        """Count anew, after a thread that was adding one is gone."""
+        """Count the entries again, after a thread that was adding one is gone."""
         self._count = sum(map(len, self._variants.values()))
 
     def __len__(self) -> int:
         return self._count
 
     def find(self, key: Hashable, values: tuple[Any, ...]) -> E | None:
-        """The one for these arguments, which counts as used now."""
+        """Return the entry for these arguments, and mark it as used now."""
         for held in self._variants.get(key, ()):
             if held.entry.has_numbers_of(values) and held.entry.is_current():
                 held.used = next(_TICKS)
@@ -62,11 +62,11 @@ class BoundKernels(Generic[E]):
         return None
 
     def of(self, key: Hashable) -> list[E]:
-        """All of one key."""
+        """List all entries of one key."""
         return [held.entry for held in self._variants.get(key, ())]
 
     def add(self, key: Hashable, entry: E, in_use: Callable[[], Collection[object]]) -> list[E]:
-        """Take one in, and give those that had to leave for it: never it, and others before those ``in_use``."""
+        """Add an entry, and return the evicted ones: never the new one, and others before those ``in_use``."""
         newest = _Held(entry, next(_TICKS))
         self._variants[key] = (*self._variants.get(key, ()), newest)
         self._count += 1

@@ -1,4 +1,4 @@
-"""Which GPU a call is compiled for."""
+"""The GPU that a call is compiled for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOKENS: dict[int, tuple[hardware.Target, int]] = {}
 
 
 def target_of(kernel: str, values: tuple[Any, ...]) -> hardware.Target:
-    """The device of CUDA tensors among the arguments, else ``HELION_TARGET``. Raises ``exc.NoTensorArgs``."""
+    """Return the target of CUDA tensors among the arguments, else ``HELION_TARGET``. Raises ``exc.NoTensorArgs``."""
     device = next((v.device for v in values if type(v) in CONCRETE_TENSORS), None)
     if device is None:
         device = next((t.device for t in tensors_in(values)), None)
@@ -33,7 +33,7 @@ def target_of(kernel: str, values: tuple[Any, ...]) -> hardware.Target:
 
 
 def token(target: hardware.Target) -> int:
-    """A number for a target, equal for equal ones; hashing all of a target's fields takes longer than the whole call."""
+    """Return a number for a target, equal for equal ones; hashing all its fields is slower than a whole call."""
     known = _TOKENS.get(id(target))
     if known is None or known[0] is not target:
         if len(_TOKENS) >= 256:

@@ -1,4 +1,4 @@
-"""What the binaries of a kernel's seeds say about them."""
+"""Verdicts on a kernel's seeds by their binaries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..config import Config
 
 @dataclass(frozen=True, kw_only=True)
 class Rejected:
-    """A config that does not run, and why, in words with numbers; ``fits`` if it could be launched."""
+    """A config that does not run, with the reason; ``fits`` if it could be launched."""
 
     config: Config
     reason: str
@@ -19,19 +19,22 @@ class Rejected:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The config that runs where nobody asked for one, and those that were compiled and do not."""
+    """The config that runs if none was requested, and those that were compiled and rejected."""
 
     config: Config
     rejected: tuple[Rejected, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As data that JSON can hold."""
+        """Return the verdict as JSON data."""
         rejected = [{"config": r.config.to_dict(), "reason": r.reason, "fits": r.fits} for r in self.rejected]
         return {"config": self.config.to_dict(), "rejected": rejected}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Verdict:
-        """Raises KeyError, TypeError, ValueError or AttributeError for what ``to_dict`` does not give."""
+        """Make a verdict from ``to_dict``'s data.
+
+        Raises KeyError, TypeError, ValueError or AttributeError for any other.
+        """
         rejected = (
             Rejected(config=Config.from_dict(each["config"]), reason=str(each["reason"]), fits=bool(each["fits"]))
             for each in data["rejected"]

@@ -1,4 +1,7 @@
-"""Verdicts on disk: a file for each kernel, specialization, target and compiler. Nothing that happens to them breaks a call."""
+"""Verdicts on disk: a file for each kernel, specialization, target and compiler.
+
+Failures to read or write them are ignored.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from ..config import Config
 from .specialized import Specialized
 from .verdict import Verdict
 
-#: Part of every key: it changes when verdicts are made by another rule.
+#: Part of every key: it changes when the rule of verdicts changes.
 _VERSION = 1
 
 
 def kept(of: Specialized, candidates: Collection[Config]) -> Verdict | None:
-    """The verdict of some process; None where there is none, or one that names a config which is no candidate any more."""
+    """Return the cached verdict; None if there is none, or its config is no candidate any more."""
     if knobs.SKIP_CACHE.read():
         return None
     try:
@@ -48,8 +51,10 @@ def _path(of: Specialized) -> pathlib.Path:
 
 
 def _key(of: Specialized) -> str:
-    """The code of the default config says all that the kernel and its specialization contribute to any binary, but for the
-    sizes of dimensions that differ from call to call."""
+    """Return the key: the code of the default config, which contains the kernel and its specialization.
+
+    Sizes of dimensions that differ from call to call are added.
+    """
     analysis, target = of.analysis, of.target
     limit = knobs.COMPILE_LIMIT_SECONDS
     extents = [None if block.extent is None else hint_of(block.extent) for block in analysis.program.blocks]

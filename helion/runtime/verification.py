@@ -1,8 +1,9 @@
-"""The seed that runs where nothing was tuned, checked by what its binary takes before it is launched.
+"""Check of the default seed by the resources of its binary, before it is launched.
 
 The first call on a GPU compiles a kernel anyway. If the binary spills more than ``ALLOWED_SPILL_BYTES``, or cannot be
-launched, the next seeds are compiled, and the best of them runs: one that can be launched before one that cannot, then
-fewer spilled bytes, then the order of the seeds. The verdict is kept on disk, so that the next process compiles that one.
+launched, the next seeds are compiled, and the best of them runs. One that can be launched is better than one that
+cannot, then fewer spilled bytes, then the order of the seeds. The verdict is cached on disk, so that the next process
+compiles only that one.
 """
 
 from __future__ import annotations
@@ -30,20 +31,21 @@ else:
 
 _LOG = _logging.logger(__name__)
 
-#: Bytes per thread that a kernel may spill and still be what was predicted. Of 169 configs from the sweeps of an H200
-#: (benchmarks/results) with registers near their limit, 19 % of those that spill nothing are within 5 % of the best of their
-#: cell, 17 % of those that spill up to 64 bytes, and 2 % of those that spill more.
+#: Bytes per thread that a kernel may spill without being rejected. The data are 169 configs with registers near their
+#: limit from sweeps of an H200 (benchmarks/results). The rates of configs within 5 % of the best of their cell are: 19
+#: % without spills, 17 % with up to 64 bytes, 2 % with more.
 ALLOWED_SPILL_BYTES = 64
-#: Further seeds that are compiled where the first one can be launched, and seconds after which no other is begun: a kernel
+#: Further seeds that are compiled if the first one can be launched, and seconds after which no other is begun. A kernel
 #: compiles in 0.1 to 3 s, and the caller waits.
 MORE_TRIES, PATIENCE_SECONDS = 3, 10.0
 
 #: Configs that may compile longer than ``HELION_COMPILE_LIMIT_SECONDS``: after them only the last one is compiled.
 MOST_SLOW = 2
 
-#: Spilled bytes that make a kernel with matrix products take twice as long, at most: what its loops multiply stays in registers, and
-#: what is spilled is mostly read before and behind them. Gradients of attention on an H200 (2026-11-23): heads of 128 take 53 us
-#: with 184 bytes spilled and 75 in the next config, which spills none; of 256, 154 us with 452 and 190 with none.
+#: Spilled bytes at which a kernel with matmuls is estimated to take twice as long. Its accumulators stay in registers,
+#: and spilled values are mostly read before and after the mainloop. Gradients of attention on an H200 (2026-11-23):
+#: heads of 128 take 53 us with 184 bytes spilled, and 75 us in the next config without spills. Heads of 256 take 154 us
+#: with 452 bytes, and 190 us with none.
 DOUBLING_BYTES = 1024
 
 Candidate = tuple[Config, "Predicted"]
@@ -51,23 +53,23 @@ Candidate = tuple[Config, "Predicted"]
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """What the binary of a config takes: bytes per thread that are spilled, and why it cannot be launched, "" if it can."""
+    """Resources of a config's binary: spilled bytes per thread, and the reason why it cannot be launched, "" if it can."""
 
     spill_bytes: int = 0
     refusal: str = ""
 
     @property
     def is_good(self) -> bool:
-        """Whether no other config is looked for."""
+        """True if no other config is needed."""
         return not self.refusal and self.spill_bytes <= ALLOWED_SPILL_BYTES
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """The least is the best."""
+        """The sort key; the least is the best."""
         return bool(self.refusal), 0 if self.is_good else self.spill_bytes
 
     def worth(self, multiplies: bool) -> float:
-        """How many times as long a config may be predicted to take that spills less."""
+        """Return the predicted slowdown up to which a config with fewer spills is still worth compiling."""
         return min(default.SPILLING, 1 + self.spill_bytes / DOUBLING_BYTES) if multiplies else default.SPILLING
 
     def __str__(self) -> str:
@@ -75,7 +77,7 @@ class Taken:
 
 
 def candidates(of: Specialized) -> Iterator[Config]:
-    """The configs that run where nobody asked for one, in their order: the default, the seeds, the conservative one."""
+    """Yield the configs that may run if none was requested: the default, the seeds, the conservative one."""
     analysis = of.analysis
     others = (*(seed.config for seed in analysis.seeds.seeds), analysis.space.conservative())
     yield from dict.fromkeys((analysis.default_config, *others))
@@ -88,10 +90,11 @@ def decide(
     *,
     multiplies: bool = False,
 ) -> Verdict | None:
-    """The best of ``options``, which are in order, by what ``measure`` says of them; None where it cannot say of the first.
+    """Return the best of ``options``, which are in order, by ``measure``; None if the first cannot be measured.
 
-    While none can be launched, all are measured in turn. Then there is ``MORE_TRIES`` while it ``has_time``, for those that
-    are not predicted to take longer by a factor for which spills are worth it, which is less where a kernel ``multiplies`` matrices.
+    While none can be launched, all are measured in turn. Then up to ``MORE_TRIES`` more are measured while it
+    ``has_time``. They must not be predicted to take longer by more than a factor, which is smaller if a kernel
+    ``multiplies`` matrices.
     """
     tried: list[tuple[Candidate, Taken]] = []
     best: tuple[Candidate, Taken] | None = None
@@ -117,8 +120,10 @@ def decide(
 
 
 def verdict_of(compiled: Compiled) -> Verdict:
-    """Which config runs: as it is known here, as it is kept on disk, or as the compiler says now. Nothing that goes wrong
-    with it is raised; the default config runs then."""
+    """Return the verdict that is known here, cached on disk, or measured now.
+
+    Errors are not raised; the default config runs then.
+    """
     with compiled.lock:
         if compiled.verdict is None:
             of = compiled.specialized
@@ -160,9 +165,9 @@ def _measured(compiled: Compiled) -> Verdict:
 
 
 def _taken(compiled: Compiled, config: Config, seconds: float | None) -> Taken | None:
-    """Return what the binary of a config takes, None where it cannot be measured.
+    """Return the resources of a config, None if they are unknown.
 
-    A config is refused where it compiles longer than ``seconds``.
+    A config that compiles longer than ``seconds`` is refused.
     """
     of = compiled.specialized
     try:
@@ -177,11 +182,11 @@ def _taken(compiled: Compiled, config: Config, seconds: float | None) -> Taken |
 
 
 def compile_failure(compiled: Compiled, config: Config) -> str:
-    """Why a config cannot be compiled here, in one line; "" where it can, or nobody can say."""
+    """Return the compiler's error for a config in one line; "" if it compiles, or that is unknown."""
     of = compiled.specialized
     try:
         compiled.resources(config, count_opcodes=False)
-    except exc.BackendUnsupported as error:  # what compiles for it is not whole
+    except exc.BackendUnsupported as error:  # the toolchain is incomplete
         return str(error).splitlines()[0]
     except Exception as error:  # a call does not fail for want of a better backend
         if _is_failure(of, error):
@@ -191,12 +196,15 @@ def compile_failure(compiled: Compiled, config: Config) -> str:
 
 
 def _is_failure(of: Specialized, error: Exception) -> bool:
-    """Whether the compiler refuses the kernel."""
+    """Return whether the compiler refuses the kernel."""
     return any(isinstance(each, Exception) and of.executor.is_failure(each) for each in (error, error.__cause__))
 
 
 def give_up(compiled: Compiled, config: Config, reason: str) -> Config | None:
-    """The config to run in place of one that the device refused, which is kept on disk; None where it was the last."""
+    """Replace a config that the device refused, and return the next one; None if it was the last.
+
+    The choice is cached on disk.
+    """
     with compiled.lock:
         former = compiled.verdict or Verdict(config=config)
         rejected = (*former.rejected, Rejected(config=config, reason=f"does not fit: {reason}", fits=False))

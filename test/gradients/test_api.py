@@ -136,7 +136,7 @@ def test_gradients_of_several_results() -> None:
     "grad, text",
     [
         (torch.ones(3, 4), "the shape \\[3, 4\\]"),
-        ((torch.ones(4, 3), torch.ones(4, 3)), "2 gradients, the kernel gives 1"),
+        ((torch.ones(4, 3), torch.ones(4, 3)), "2 gradients, the kernel returns 1"),
         ((), "0 gradients"),
     ],
 )

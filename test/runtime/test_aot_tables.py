@@ -105,13 +105,13 @@ def test_the_table_of_an_older_gpu_serves_and_that_of_a_newer_one_does_not(modul
 @pytest.mark.parametrize(
     "text, why",
     [
-        (None, "there is no _helion_aot_ops_cuda_sm90.py beside ops.py"),
+        (None, "there is no _helion_aot_ops_cuda_sm90.py next to ops.py"),
         ("def autotune_other(*args): return {}", "has no function autotune_add"),
         ("raise ImportError('gone')", r"cannot be loaded \(ImportError: gone\)"),
         ("def autotune_add(x): return {}", r"its table fails \(TypeError"),
         ("def autotune_add(*args): return 3", r"its table fails \(TypeError"),
-        ("def autotune_add(*args): return dict(block_sizes=[3])", r"no config of it \(block_sizes"),
-        ("def autotune_add(*args): return dict(no_key=3)", r"no config of it \(Invalid config keys"),
+        ("def autotune_add(*args): return dict(block_sizes=[3])", r"an invalid config \(block_sizes"),
+        ("def autotune_add(*args): return dict(no_key=3)", r"an invalid config \(Invalid config keys"),
     ],
 )
 def test_a_table_that_is_of_no_use_costs_a_warning(

@@ -284,7 +284,7 @@ def test_whole_rows_that_never_fit_are_refused_before_anything_is_compiled(
     expected = (
         f"No config of kernel 'softmax_of_product' fits {bound.target}: even in the smallest tiles {needed} bytes of "
         f"shared memory are needed, {bound.target} has {available}; the kernel holds the whole of r0, {n} elements, at "
-        "once: walk over it in an hl.tile loop, as examples/matmul_*_tiled.py do, or split it"
+        "once: loop over it with hl.tile, as examples/matmul_*_tiled.py do, or split it"
     )
     with stub_driver() as stub:
         for run in (bound, lambda *args: bound.ensure_config_exists(args), lambda *args: bound.autotune(args)):
@@ -332,9 +332,7 @@ def test_rows_that_differ_from_call_to_call_are_refused_when_they_do_not_fit(fai
     bound = kernel.bind(wide(8192))
     assert not bound.seeds and bound._analysis.refusal() is None and kernel.bind(wide(100)) is bound
     failing(TOO_BIG)
-    message = (
-        r"needs 300000 bytes .* has 232448; the kernel holds the whole of r0 at once: walk over it in an hl.tile loop"
-    )
+    message = r"needs 300000 bytes .* has 232448; the kernel holds the whole of r0 at once: loop over it with hl.tile"
     with pytest.raises(exc.NoFeasibleConfig, match=message) as caught:
         kernel(*wide(8192))
     assert isinstance(caught.value.__cause__, exc.TritonError)

@@ -1,1 +1,1 @@
-"""What the compiler thinks of a bound kernel: as data, as text, as a table in a terminal, and as a page."""
+"""The compiler's view of a bound kernel: as data, as text, as a table in a terminal, and as a page."""

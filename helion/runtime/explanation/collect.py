@@ -1,4 +1,4 @@
-"""What is known of a bound kernel, as plain data."""
+"""The analysis of a bound kernel, as plain data."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from .roofline import roofline
 
 
 def collect(compiled: Compiled) -> dict[str, Any]:
-    """Facts, verdicts, seeds with predicted and measured resources, the default config, and why it is refused, if it
-    is, as plain data."""
+    """Collect facts, verdicts, seeds with predicted and measured resources, the default config, and any refusal."""
     analysis = compiled.specialized.analysis
     refusal = analysis.refusal()
     verdict = _verdict(compiled)
@@ -42,7 +41,7 @@ def collect(compiled: Compiled) -> dict[str, Any]:
 
 
 def _on_gpu(compiled: Compiled) -> dict[str, Any] | None:
-    """What a call on the target GPU runs, where that is another backend than the one in use."""
+    """Describe the backend that runs on the target GPU, if that is another one than the one in use."""
     of = compiled.specialized
     there = of.on_gpu
     if there.backend.name == of.analysis.backend.name:
@@ -51,13 +50,13 @@ def _on_gpu(compiled: Compiled) -> dict[str, Any] | None:
 
 
 def kind_of(facts: KernelFacts) -> str:
-    """What a kernel is, in a few words."""
+    """Name the kind of a kernel in a few words."""
     if facts.attention is not None:
         return "attention"
     if facts.matmul_with_reduction_epilogue is not None or facts.matmul_with_tiled_reduction_epilogue is not None:
-        return "matrix product whose rows are reduced"
+        return "matmul whose rows are reduced"
     if facts.matmuls:
-        return "matrix product" if len(facts.matmuls) == 1 else f"{len(facts.matmuls)} matrix products"
+        return "matmul" if len(facts.matmuls) == 1 else f"{len(facts.matmuls)} matmuls"
     extras = [each for each, there in (("scan", facts.scans), ("atomics", facts.atomics)) if there]
     if facts.reductions:
         names = ", ".join(dict.fromkeys(name for fact in facts.reductions for name in fact.names))
@@ -74,7 +73,7 @@ def _extent(facts: KernelFacts, axis: int) -> str:
 
 
 def _adjusted(compiled: Compiled) -> list[str]:
-    """What the configs that were asked for do not get."""
+    """List the changes that the space made to the requested configs."""
     analysis = compiled.specialized.analysis
     for config in compiled.specialized.kernel.configs:
         analysis.full_config(config)
@@ -82,7 +81,7 @@ def _adjusted(compiled: Compiled) -> list[str]:
 
 
 def _sizes(compiled: Compiled) -> list[dict[str, Any]]:
-    """Which sizes share this config, where they differ from call to call."""
+    """List the sizes that share this config, if they differ from call to call."""
     of = compiled.specialized
     sources = of.analysis.program.host.symbols
     buckets = ((sources[name], bucket) for name, (_, bucket) in of.buckets.by_name(of.bucket).items())
@@ -90,7 +89,7 @@ def _sizes(compiled: Compiled) -> list[dict[str, Any]]:
 
 
 def _verdict(compiled: Compiled) -> dict[str, Any]:
-    """Which config runs on a GPU where nobody asked for one, and those whose binaries spoke against them."""
+    """Describe the config that runs on a GPU if none was requested, and those rejected because of their binaries."""
     verdict = verdict_of(compiled)
     decorators = [compiled.specialized.decorator(each.config) for each in verdict.rejected]
     found = verdict.to_dict()
@@ -115,7 +114,7 @@ def _seed(compiled: Compiled, seed: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Records as data that JSON can hold."""
+    """Convert records to data that JSON can represent."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):

@@ -26,7 +26,7 @@ _FORMS: dict[str, Callable[[Compiled], str]] = {
 
 
 def explain(compiled: Compiled, format: str) -> str:
-    """The text of ``BoundKernel.explain``. Raises ``exc.InvalidAPIUsage`` for an unknown format."""
+    """Return the text of ``BoundKernel.explain``. Raises ``exc.InvalidAPIUsage`` for an unknown format."""
     if format not in _FORMS:
         known: Any = ", ".join(map(repr, _FORMS))
         raise exc.InvalidAPIUsage(f"explain takes one of the formats {known}; got {format!r}.")

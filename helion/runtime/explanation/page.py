@@ -1,4 +1,4 @@
-"""An explanation as one page of HTML that needs nothing else: no scripts, fonts or pictures from elsewhere."""
+"""An explanation as one self-contained page of HTML: no scripts, fonts or pictures from other files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ function mark(number, on) {
 
 
 def page(compiled: Compiled, data: Mapping[str, Any]) -> str:
-    """The page of what ``collect`` gives, for the default config."""
+    """Format the page of ``collect``'s data, for the default config."""
     analysis = compiled.specialized.analysis
     config: Config = verdict_of(compiled).config
     decisions = analysis.space.decode(config)
@@ -60,7 +60,7 @@ def page(compiled: Compiled, data: Mapping[str, Any]) -> str:
         _pairs(overview(data)),
         f"<h2>Roofline</h2><figure>{roofline_picture(bounds)}<figcaption>Where the line is, the target cannot go; the point is what the default config is predicted to reach.</figcaption></figure>",
         f"<h2>Seeds</h2><p>Predicted / measured offline. * runs when nothing was tuned.</p>{_seeds(data)}",
-        f"<h2>Accesses</h2><p>Tiles of the default config. Filled: the first tile; shaded: what its program walks over; the arrow: consecutive elements.</p>{_accesses(accesses(analysis.facts, decisions))}",
+        f"<h2>Accesses</h2><p>Tiles of the default config. Filled: the first tile; shaded: the part that its program iterates over; the arrow: consecutive elements.</p>{_accesses(accesses(analysis.facts, decisions))}",
         f"<h2>Code</h2><p>The kernel, and what the default config makes of it; lines of one origin light up together.</p>{_code(compiled, config)}",
         f"<h2>Device IR</h2><pre>{html.escape(print_program(analysis.program))}</pre>",
         f"<h2>Declined</h2>{_pairs((e['heuristic'], e['reason']) for e in data['declined'])}",

@@ -18,8 +18,11 @@ _LONG, _SHORT, _LINES = 260.0, 60.0, 40
 
 @dataclass(frozen=True)
 class Side:
-    """One dimension of an access: elements of the tensor and of a tile in it (None where an index from data selects one),
-    its stride, and whether programs or a loop inside of them walk over it."""
+    """One dimension of an access.
+
+    It has the elements of the tensor and of a tile in it (None if an index from data selects one), and its stride.
+    ``walked`` means that programs or a loop iterate over it.
+    """
 
     name: str
     extent: int
@@ -29,7 +32,7 @@ class Side:
 
 
 def sides(op: MemoryOpFact, facts: KernelFacts, decisions: Decisions) -> list[Side]:
-    """The dimensions of an access with the tiles of a config."""
+    """List the dimensions of an access with the tiles of a config."""
     axes = {axis.block_id: axis for axis in facts.axes}
     made = []
     for at, extent in enumerate(op.extents):
@@ -54,7 +57,7 @@ def _elements(axis: AxisFact, decisions: Decisions) -> int:
 
 
 def caption(op: MemoryOpFact, each: Sequence[Side]) -> str:
-    """An access in words: what, of what, the tile, and how many bytes of it lie in a row."""
+    """Describe an access: kind, tensor, tile, and the length in bytes of its contiguous runs."""
     shape = ", ".join(str(side.extent) for side in each)
     tile = " × ".join("?" if side.tile is None else str(side.tile) for side in each)
     text = f"{op.kind} {op.name}: {dtype_name(op.dtype)}[{shape}], strides ({', '.join(str(s.stride) for s in each)}); tile {tile or 'of one element'}"
@@ -67,8 +70,11 @@ def caption(op: MemoryOpFact, each: Sequence[Side]) -> str:
 
 
 def access_picture(each: Sequence[Side]) -> str:
-    """A tensor as a rectangle, the tiles of programs as lines in it, the first tile filled, an arrow where elements are
-    consecutive, and a hatch where a loop inside of the program walks."""
+    """Draw a tensor as a rectangle with a grid of tiles.
+
+    The first tile is filled. An arrow marks consecutive elements, and a hatch the part that a loop inside of the
+    program covers.
+    """
     rows, columns = _drawn(each)
     width, height = _proportions(rows.extent, columns.extent)
     x_step = width * min((columns.tile or 1) / max(columns.extent, 1), 1.0)
@@ -90,7 +96,7 @@ def access_picture(each: Sequence[Side]) -> str:
 
 
 def _drawn(each: Sequence[Side]) -> tuple[Side, Side]:
-    """The two dimensions with the most elements, in the order of the tensor; a row of one where there are fewer."""
+    """Return the two dimensions with the most elements, in the order of the tensor; a row of one if there are fewer."""
     one = Side("", 1, 1, 0, False)
     largest = sorted(range(len(each)), key=lambda at: -each[at].extent)[:2]
     found = [each[at] for at in sorted(largest)]
@@ -98,7 +104,7 @@ def _drawn(each: Sequence[Side]) -> tuple[Side, Side]:
 
 
 def _proportions(rows: int, columns: int) -> tuple[float, float]:
-    """Width and height in pixels; long tensors are drawn shorter than they are."""
+    """Return width and height in pixels; long tensors are drawn shorter than they are."""
     ratio = math.sqrt(max(columns, 1) / max(rows, 1))
     if rows == 1:
         return _LONG, 16.0
@@ -131,7 +137,7 @@ def _label(side: Side) -> str:
 
 
 def roofline_picture(bounds: Roofline) -> str:
-    """Operations per second over operations per byte, both in powers of ten, with the kernel as a point."""
+    """Draw operations per second over operations per byte, both in powers of ten, with the kernel as a point."""
     width, height = 420.0, 220.0
     reached = bounds.flops / max(bounds.predicted_us, 1e-9) / 1e6
     left = math.floor(math.log10(max(min(bounds.intensity, bounds.ridge), 1e-3))) - 0.5
@@ -168,6 +174,6 @@ def roofline_picture(bounds: Roofline) -> str:
 
 
 def accesses(facts: KernelFacts, decisions: Decisions) -> list[tuple[str, str]]:
-    """Caption and picture of each access."""
+    """List caption and picture of each access."""
     each = ((op, sides(op, facts, decisions)) for op in facts.memory_ops)
     return [(caption(op, dims), access_picture(dims)) for op, dims in each]

@@ -1,4 +1,4 @@
-"""What bounds a kernel on a target, by the numbers of ``helion.hardware``."""
+"""The limiting resource of a kernel on a target, from the numbers of ``helion.hardware``."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from ..._shapes import dtype_name
 from ...autotuner.proposal import Predicted
 from ...hardware import Target
 
-#: Below this a kernel takes as long as its launch, in microseconds.
+#: Time in microseconds below which a kernel is limited by its launch.
 _LAUNCH_US = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Roofline:
-    """Least times in microseconds, and what they follow from. ``intensity`` and ``ridge`` are operations per byte: where the
-    kernel is, and where the target's two bounds meet. ``bound_by`` says which holds, in words. ``units`` are the predicted
-    microseconds that each unit of the GPU needs by itself, the slowest first; where no model knows them, none."""
+    """Least times in microseconds, and their inputs.
+
+    ``intensity`` and ``ridge`` are operations per byte: of the kernel, and of the target's roofline ridge. ``bound_by``
+    names the limit. ``units`` are the predicted microseconds that each unit of the GPU needs by itself, the slowest
+    first; empty without a model.
+    """
 
     bytes_moved: int
     flops: int
@@ -34,7 +37,7 @@ class Roofline:
 
 
 def roofline(facts: KernelFacts, predicted: Predicted, target: Target) -> Roofline:
-    """The bounds of a launch that is predicted to move and compute this."""
+    """Compute the bounds of a launch with this predicted traffic and work."""
     dtypes = [dtype_name(fact.lhs_dtype) for fact in facts.matmuls]
     rates = [(target.matrix_tflops_for(_rate_name(name)), f"matrix units, {name}") for name in dtypes]
     tflops, unit = min(rates, default=(target.fp32_tflops, "fp32 units"))

@@ -13,7 +13,7 @@ from .text import HEADINGS, overview, row
 
 
 def print_table(data: Mapping[str, Any], console: Console | None = None) -> None:
-    """Prints what the kernel is, its seeds, and what its rules declined."""
+    """Print the kind of the kernel, its seeds, and the rules that declined."""
     out = console or Console()
     out.print(Text.assemble((data["kernel"], "bold"), f" on {data['target']} ({data['device']})"))
     facts = Table(show_header=False, box=None, padding=(0, 2))

@@ -9,7 +9,7 @@ Data = Mapping[str, Any]
 
 
 def render_text(data: Data) -> str:
-    """What people look for first: what the kernel is, what bounds it, its seeds with reasons, predicted beside measured."""
+    """Format the summary: kind, limiting resource, seeds with reasons, and predicted and measured resources."""
     lines = [f"{data['kernel']} on {data['target']} ({data['device']})", ""]
     lines += [f"  {name:<10} {value}" for name, value in overview(data)]
     lines += ["", "seeds (predicted / measured; * runs when nothing was tuned):" if data["seeds"] else "seeds: none"]
@@ -24,7 +24,7 @@ def render_text(data: Data) -> str:
 
 
 def render_facts(data: Data) -> str:
-    """The raw records."""
+    """Format the raw records."""
     lines = [f"{data['kernel']} on {data['target']}", "", f"facts: {data['summary']}"]
     for name, value in data["facts"].items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
@@ -53,14 +53,14 @@ def _rest(data: Data) -> list[str]:
 
 # --- parts that the table in a terminal and the page have, too --------------------------------------------------------
 
-#: Units that are busy for less of the time are not named.
+#: Fraction of the time below which a busy unit is not named.
 _LEAST_SHARE = 0.1
 _MOST_UNITS = 3
 HEADINGS = ("", "seed", "time", "registers", "spills", "shared memory", "waves", "main choices")
 
 
 def overview(data: Data) -> list[tuple[str, str]]:
-    """What the kernel is and what bounds it, by name."""
+    """List kind and limits of the kernel, by name."""
     bounds = data["roofline"]
     least = max(bounds["memory_us"], bounds["arithmetic_us"])
     share = f", {bounds['predicted_us'] / least:.2f} times its bound" if least else ""
@@ -86,7 +86,7 @@ def overview(data: Data) -> list[tuple[str, str]]:
 
 
 def _backend(data: Data) -> str:
-    """The backend, and what speaks against the others that were asked."""
+    """Format the backend, and the reasons against its alternatives."""
     others = [
         f"{each['backend']}: {each['reason'] or 'predicted ' + _time(each['us'])}"
         for each in data["contenders"]
@@ -108,14 +108,14 @@ def _named(data: Data, config: Data) -> str:
 
 
 def _units(bounds: Data) -> str:
-    """The slowest units, as far as they matter, and how much of the predicted time each is busy."""
+    """Format the slowest units, if significant, and the fraction of the predicted time that each is busy."""
     total = bounds["predicted_us"]
     slow = [(name, us) for name, us in bounds["units"] if us >= _LEAST_SHARE * total]
     return ", ".join(f"{name} {_time(us)} ({us / total:.0%})" for name, us in slow[:_MOST_UNITS])
 
 
 def row(data: Data, seed: Data, at: int) -> tuple[str, ...]:
-    """One seed under ``HEADINGS``: predicted / measured; a star marks what runs when nothing was tuned."""
+    """Format one seed under ``HEADINGS``: predicted / measured; a star marks the one that runs if nothing was tuned."""
     predicted, measured = seed["predicted"], seed["measured"]
     return (
         f"{at}{'*' if seed['config'] == data['verdict']['config'] else ''}",
@@ -133,14 +133,14 @@ def row(data: Data, seed: Data, at: int) -> tuple[str, ...]:
 
 
 def choices(config: Data) -> str:
-    """The entries of a config that differ most between seeds."""
+    """Format the entries of a config that differ most between seeds."""
     names = {"block_sizes": "tiles", "reduction_loops": "chunks", "num_warps": "warps", "num_stages": "stages"}
     shown = ((name, config.get(key)) for key, name in names.items())
     return ", ".join(f"{name} {_short(value)}" for name, value in shown if value not in (None, [], [None]))
 
 
 def line(record: Data) -> str:
-    """A record on one line, without what is empty."""
+    """Format a record on one line, without empty fields."""
     return ", ".join(f"{key}={_short(value)}" for key, value in record.items() if value not in (None, [], {}, ""))
 
 

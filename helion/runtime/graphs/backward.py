@@ -1,4 +1,4 @@
-"""The backward of operators: the kernel's own gradients where the call asked for them, else an error when it runs."""
+"""The backward of operators: the kernel's own gradients if the call requested them, else an error when it runs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ Formula = tuple[Callable[..., Any], Callable[..., None]]
 
 @dataclass(frozen=True, eq=False)
 class Differentiated:
-    """The operator that computes the gradients of ``kernel``, called with the leaves of ``tree``: their names and kinds as in
-    the operator of the forward, whose results are those at ``made`` among ``results`` tensors."""
+    """The operator that computes the gradients of ``kernel``, called with the leaves of ``tree``.
+
+    Names and kinds of leaves are those of the forward operator, whose results are at ``made`` among ``results``
+    tensors.
+    """
 
     kernel: Kernel
     tree: tuple[Any, ...]
@@ -40,7 +43,7 @@ class Differentiated:
         torch.library.register_fake(f"{namespace}::{self.name}", self.fake, lib=library)
 
     def run(self, *leaves: Any) -> list[torch.Tensor]:
-        """One gradient for each floating-point tensor among the leaves."""
+        """Compute one gradient for each floating-point tensor among the leaves."""
         *given, incoming = leaves
         places = dict(zip(self.made, incoming, strict=True))
         wanted = [places.get(at) for at in range(self.results)]
@@ -50,11 +53,11 @@ class Differentiated:
         return [gradient.contiguous() for gradient in each if gradient is not None]
 
     def fake(self, *leaves: Any) -> list[torch.Tensor]:
-        """Tensors like the gradients."""
+        """Return empty tensors like the gradients."""
         return [torch.empty(leaf.size(), dtype=leaf.dtype, device=leaf.device) for leaf in _floating(leaves[:-1])]
 
     def formula(self, namespace: str) -> Formula:
-        """What autograd calls."""
+        """Return the functions that autograd calls."""
 
         def keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
             ctx.save_for_backward(*(x for x in inputs if isinstance(x, torch.Tensor)))
@@ -79,12 +82,13 @@ def _floating(leaves: Sequence[Any]) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if _is_floating(leaf)]
 
 
-# --- where there is none ----------------------------------------------------------------------------------------------
-# A graph may be made for a backward that nobody runs, so the error is that of an operator which the backward calls.
+# --- without a backward -----------------------------------------------------------------------------------------------
+# A graph may contain a backward that never runs.
+# So the error is raised by an operator that the backward calls.
 
 
 def define_refusal(library: torch.library.Library, namespace: str) -> None:
-    """Register the operator that stands for a gradient nobody computes."""
+    """Register the operator that replaces a gradient that must not be computed."""
     library.define(
         "no_gradient(Tensor gradient, SymInt[] size, ScalarType dtype, Device device, str kernel, str name) -> Tensor"
     )
@@ -105,7 +109,7 @@ def _fake_gradient(
 
 
 def refusal(kernel: str, names: Sequence[str]) -> Formula:
-    """Gradients that raise ``exc.NoGradient`` when they are computed."""
+    """Return gradients that raise ``exc.NoGradient`` when they are computed."""
     return functools.partial(_refused, kernel, names), _keep_shapes
 
 

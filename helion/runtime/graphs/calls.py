@@ -1,4 +1,4 @@
-"""What a call of a kernel is while torch records it: its operator, and views of what that gives."""
+"""A call of a kernel while torch records it: its operator, and views of its results."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from .trees import Apart, apart, whole
 
 
 def record(kernel: Kernel, values: Sequence[Any]) -> Any:
-    """The results of a call for tensors that torch traces. Raises ``exc.NoPlaceInGraph`` where no operator can stand for it,
-    ``exc.NoGradient`` and ``exc.InPlaceOnGradient`` where autograd would have to know of what is written."""
+    """Return the results of a call for tensors that torch traces.
+
+    Raises ``exc.NoPlaceInGraph`` if no operator can represent it, ``exc.NoGradient`` and ``exc.InPlaceOnGradient`` if
+    autograd would have to record what is written.
+    """
     given = apart(kernel, values)
     outcome = outcome_of(kernel, given)
     _check_gradients(kernel, given, outcome)
@@ -25,8 +28,10 @@ def record(kernel: Kernel, values: Sequence[Any]) -> Any:
 
 
 def record_differentiable(kernel: Kernel, values: Sequence[Any]) -> Any:
-    """``record`` for a call whose gradients the kernel's own backward gives. Raises ``exc.NoPlaceInGraph`` for calls that write into
-    their arguments, or return what is not new."""
+    """Return the results of ``record`` for a call with the kernel's own backward.
+
+    Raises ``exc.NoPlaceInGraph`` for calls that write into their arguments, or return tensors that are not new.
+    """
     given = apart(kernel, values)
     outcome = outcome_of(kernel, given)
     made, places = outcome.effects.made, outcome.places
@@ -46,13 +51,13 @@ def _results(operator: Operator, given: Apart, outcome: Outcome) -> Any:
 
 
 def custom_op(kernel: Kernel, values: Sequence[Any]) -> tuple[torch._ops.OpOverload, tuple[Any, ...]]:
-    """The operator of such a call, and its arguments."""
+    """Return the operator of such a call, and its arguments."""
     given = apart(kernel, values)
     return operator_for(kernel, given, outcome_of(kernel, given).effects).overload, given.leaves
 
 
 def _check_gradients(kernel: Kernel, given: Apart, outcome: Outcome) -> None:
-    """An operator that writes into its arguments has no backward, not even one that raises."""
+    """Refuse a call that writes into a tensor that requires a gradient: such an operator cannot have a backward."""
     written = outcome.effects.written
     if not written or not torch.is_grad_enabled():
         return

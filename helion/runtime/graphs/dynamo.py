@@ -1,4 +1,4 @@
-"""How the front end of ``torch.compile`` takes a call of a kernel: as one node of the graph, which is not looked into."""
+"""Calls of a kernel in the front end of ``torch.compile``: each is one opaque node of the graph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .trees import Leaf, whole
 
 
 class KernelVariable(TorchInGraphFunctionVariable):
-    """A kernel in code that is traced. Arguments that no graph can hold, such as functions, are fixed in the node."""
+    """A kernel in traced code. Arguments that a graph cannot contain, such as functions, are fixed in the node."""
 
     def call_function(self, tx: Any, args: Any, kwargs: Any) -> VariableTracker:
         fixed = {at: value for at, arg in enumerate(args) for value in _constant(arg)}
@@ -39,8 +39,11 @@ class KernelVariable(TorchInGraphFunctionVariable):
 
 
 class Node:
-    """A call of a kernel as a graph names it, with the arguments that are ``fixed``, by position and by ``named``. It gives the
-    tensors among the results; ``tree`` are the results with a ``Leaf`` for each, known when it has been called."""
+    """A call of a kernel as a node of a graph, with the arguments that are ``fixed``, by position and by ``named``.
+
+    It returns the tensors among the results. ``tree`` has the results with a ``Leaf`` for each tensor, and is set by
+    the first call.
+    """
 
     def __init__(self, kernel: Callable[..., Any], fixed: Mapping[int, Any], named: Mapping[str, Any]) -> None:
         functools.update_wrapper(self, kernel, updated=())
@@ -63,7 +66,7 @@ class Node:
 
 
 def _constant(arg: VariableTracker) -> tuple[Any, ...]:
-    """The value of an argument that has no place in a graph; nothing for one that has."""
+    """Return the value of an argument that cannot be in a graph, in a tuple; an empty tuple for any other."""
     if arg.is_python_constant() and callable(arg.as_python_constant()):
         return (arg.as_python_constant(),)
     try:

@@ -1,4 +1,4 @@
-"""What graphs need of a kernel."""
+"""Protocols of kernels in graphs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Kernels as operators of ``torch.library``: one per kernel and what its calls have in common.
+"""Kernels as operators of ``torch.library``: one per kernel and class of calls.
 
-An operator takes the tensors and numbers of a call; what else is among the arguments is fixed in it, and so is which
-arguments are written and which results are new. Results that are arguments, or views of them, are made outside of it.
+An operator takes the tensors and numbers of a call. Other arguments are fixed in it, and so are the effects: the
+arguments that are written and the results that are new. Results that are arguments, or views of them, are made outside
+of it.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ _NAMES: set[str] = set()
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """The operator of calls of ``kernel`` with the arguments ``tree``, whose leaves have ``names`` and ``kinds`` (types of
-    torch's schemas), and which have ``effects``."""
+    """The operator of calls of ``kernel`` with the arguments ``tree``, and with ``effects``.
+
+    The leaves of ``tree`` have ``names`` and ``kinds`` (types of torch's schemas).
+    """
 
     kernel: Kernel
     tree: tuple[Any, ...]
@@ -41,12 +44,12 @@ class Operator:
     kinds: tuple[str, ...]
     effects: Effects
     name: str
-    #: How many tensors a call returns, if it is to be differentiated.
+    #: Number of tensors that a call returns, if it is differentiated.
     results: int | None = None
 
     @property
     def overload(self) -> torch._ops.OpOverload:
-        """What stands in graphs: takes the leaves, gives a tensor, a tuple of them, or None."""
+        """The operator in graphs: takes the leaves, returns a tensor, a tuple of them, or None."""
         found: torch._ops.OpOverload = getattr(getattr(torch.ops, NAMESPACE), self.name).default
         return found
 
@@ -71,11 +74,14 @@ class Operator:
 
     @functools.cached_property
     def _is_flat(self) -> bool:
-        """Whether the arguments are the leaves."""
+        """True if the arguments are the leaves."""
         return self.tree == tuple(map(Leaf, range(len(self.kinds))))
 
     def run(self, *leaves: Any) -> Any:
-        """The call itself. Raises ``exc.WriteUnknownToGraph`` where it writes what the schema does not say."""
+        """Run the call.
+
+        Raises ``exc.WriteUnknownToGraph`` if it writes an argument that the schema does not declare as written.
+        """
         read = [(at, leaves[at], leaves[at]._version) for at in self._read if not leaves[at].is_inference()]
         results = self.kernel(*(leaves if self._is_flat else whole(self.tree, leaves)))
         for at, leaf, version in read:
@@ -90,11 +96,11 @@ class Operator:
         return _returned(made)
 
     def fake(self, *leaves: Any) -> Any:
-        """What the call gives, as fake tensors."""
+        """Return the results of the call as fake tensors."""
         return _returned(outcome_of(self.kernel, Apart(self.tree, leaves, self.names)).made)
 
     def of_batches(self, info: Any, in_dims: tuple[int | None, ...], *leaves: Any) -> tuple[Any, Any]:
-        """The rule of ``torch.vmap``: one call per sample, whose results are stacked."""
+        """Apply the rule of ``torch.vmap``: one call per sample, whose results are stacked."""
         if self.effects.written or (self.effects.random and info.randomness != "different"):
             what = "writes into its arguments" if self.effects.written else "draws random numbers"
             raise exc.NoPlaceInGraph(
@@ -114,8 +120,10 @@ class Operator:
 
 
 def operator_for(kernel: Kernel, given: Apart, effects: Effects, results: int | None = None) -> Operator:
-    """The operator of such calls, registered when it is first asked for. With ``results``, the number of tensors that they
-    return, its backward is the kernel's own."""
+    """Return the operator of such calls, registered on first use.
+
+    ``results`` is the number of tensors that they return; given, the operator has the kernel's own backward.
+    """
     kinds = tuple(map(_kind, given.leaves))
     key = (kernel, key_of(given.tree), kinds, effects, results)
     kernel.is_in_graphs = True
@@ -135,7 +143,7 @@ def _kind(leaf: Any) -> str:
 
 
 def _name(kernel: Kernel, tree: tuple[Any, ...], kinds: tuple[str, ...], effects: Effects, results: int | None) -> str:
-    """A name of its own; the same one in every process unless functions among the arguments have equal names."""
+    """Return a unique name. It is the same in every process unless functions among the arguments have equal names."""
     what = (
         kernel.fn.__module__,
         kernel.fn.__qualname__,

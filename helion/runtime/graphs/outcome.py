@@ -1,7 +1,7 @@
-"""What a call of a kernel gives and writes, from its host code run on fake tensors, with no launch.
+"""Results and effects of a call of a kernel, from its host code run on fake tensors, without a launch.
 
-Sizes may be symbols. What the host code asks of them becomes an assumption of the graph, as it does for torch's own
-operators; nothing else does, but for numbers that the kernel's code depends on.
+Sizes may be symbols. Conditions of the host code on them become guards of the graph, as for torch's own operators. No
+other conditions do, except numbers that the kernel's code depends on.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ from ..sources import source_module
 from .kernels import BoundKernel, Kernel
 from .trees import Apart, Leaf, whole
 
-#: Stands for a size that only the run knows, where a kernel is bound to tell what it writes.
+#: Placeholder for a size known only at run time, for binding a kernel to find the arguments it writes.
 _UNKNOWN_SIZE = 4096
 
 
 @dataclass(frozen=True)
 class Made:
-    """A tensor that an operator gives: the tensor leaf ``at`` of the results, or with ``base`` all of its memory as a
-    one-dimensional tensor, of which several results are views."""
+    """A tensor that an operator returns: the tensor leaf ``at`` of the results.
+
+    With ``base`` it is all of its memory as a one-dimensional tensor, of which several results are views.
+    """
 
     at: int
     base: bool
@@ -47,8 +49,10 @@ class Made:
 
 @dataclass(frozen=True)
 class Effects:
-    """What an operator's schema says: leaves of the arguments that are written, what is given, and whether two calls with
-    the same arguments differ."""
+    """Effects in an operator's schema: written leaves of the arguments, returned tensors, and randomness.
+
+    Random means that two calls with the same arguments differ.
+    """
 
     written: tuple[int, ...]
     made: tuple[Made, ...]
@@ -57,7 +61,7 @@ class Effects:
 
 @dataclass(frozen=True)
 class Step:
-    """A view of a tensor: the operator that gives it, with ``Leaf(0)`` for the tensor, and which of its results it is."""
+    """A view of a tensor: the operator that returns it, with ``Leaf(0)`` for the tensor, and the index of its result."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -72,7 +76,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor of the results is: argument leaf or made tensor ``of``, or the view of that which ``steps`` lead to."""
+    """Source of a tensor of the results: argument leaf or made tensor ``of``, or the view of it that ``steps`` make."""
 
     argument: bool
     of: int
@@ -87,7 +91,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Outcome:
-    """``tree`` is what the call returns, with a ``Leaf`` for each of ``places``; ``made`` are fake tensors."""
+    """Outcome of a call.
+
+    ``tree`` is the return value, with a ``Leaf`` for each of ``places``; ``made`` are fake tensors.
+    """
 
     effects: Effects
     tree: Any
@@ -96,7 +103,10 @@ class Outcome:
 
 
 def outcome_of(kernel: Kernel, given: Apart) -> Outcome:
-    """Raises ``exc.NoPlaceInGraph`` where results depend on data, and every error of the user's host code."""
+    """Return the outcome of a call.
+
+    Raises ``exc.NoPlaceInGraph`` if results depend on data, and every error of the user's host code.
+    """
     mode = detect_fake_mode(list(given.tensors.values())) or FakeTensorMode()
     with _untraced():
         with mode:
@@ -120,7 +130,7 @@ def outcome_of(kernel: Kernel, given: Apart) -> Outcome:
 
 @contextlib.contextmanager
 def _untraced() -> Iterator[None]:
-    """With nothing that records what runs."""
+    """Run the body with all recording modes disabled."""
     with temporarily_clear_interpreter_stack(), _disable_current_modes(), torch.no_grad():
         yield
 
@@ -141,7 +151,7 @@ def _data_dependence(kernel: str) -> Iterator[None]:
 
 
 def _copies(leaves: Sequence[Any]) -> list[Any]:
-    """Fake tensors like those among ``leaves``, in memory of their own, which some share as those do."""
+    """Return fake tensors like those among ``leaves``, in new memory, with the same sharing of memory."""
     bases: dict[Any, torch.Tensor] = {}
     return [_copy(leaf, bases) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
@@ -162,7 +172,7 @@ def _copy(tensor: torch.Tensor, bases: dict[Any, torch.Tensor]) -> torch.Tensor:
 
 
 def _sample(kernel: Kernel, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments without symbols. Where all sizes are compiled in they become assumptions of the graph."""
+    """Return arguments without symbols. If all sizes are compiled in, their values become guards of the graph."""
     number = _settle if kernel.settings.static_shapes else _hint
     mode = FakeTensorMode()
 
@@ -181,14 +191,14 @@ def _sample(kernel: Kernel, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _settle(value: Any) -> Any:
-    """The value of a symbol, which becomes an assumption of the graph."""
+    """Return the value of a symbol, which becomes a guard of the graph."""
     if isinstance(value, torch.SymInt):
         return int(value)
     return float(value) if isinstance(value, torch.SymFloat) else value
 
 
 def _hint(value: Any) -> Any:
-    """What a symbol is in the call at hand, if that is known."""
+    """Return the value of a symbol in the current call, if known, else a placeholder."""
     if not isinstance(value, (torch.SymInt, torch.SymFloat)):
         return value
     known = value.node.maybe_as_int() if isinstance(value, torch.SymInt) else None
@@ -226,7 +236,7 @@ def _host_function(bound: BoundKernel, launches: _Launches) -> Callable[..., Any
 
 
 class _Launches:
-    """What stands in place of the launches: takes down the tensors that kernels access, and those they write."""
+    """Replacement of the launches, which records the tensors that kernels access and those they write."""
 
     def __init__(self) -> None:
         self._accessed: list[torch.Tensor] = []
@@ -237,19 +247,19 @@ class _Launches:
         self.written += written
 
     def check(self, kernel: str, leaves: Sequence[Any], results: Any) -> None:
-        """Raises ``exc.NoPlaceInGraph`` for tensors that are neither arguments nor made by the call."""
+        """Raise ``exc.NoPlaceInGraph`` for tensors that are neither arguments nor made by the call."""
         for tensor in (*self._accessed, *tensors_of(results)):
             if not isinstance(tensor, FakeTensor):
                 shape = ", ".join(map(str, tensor.shape))
                 raise exc.NoPlaceInGraph(
                     kernel=kernel,
-                    why=f"it uses a global tensor of shape [{shape}], of which the graph would not know",
+                    why=f"it uses a global tensor of shape [{shape}], which the graph would not track",
                     remedy="make the tensor an argument of the kernel",
                 )
 
 
 class _Watch(TorchDispatchMode):
-    """Notices operators that draw random numbers, and which tensors are views of which."""
+    """Mode that detects operators that draw random numbers, and records which tensors are views."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -267,7 +277,10 @@ class _Watch(TorchDispatchMode):
         return results
 
     def origin(self, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[Step, ...]]:
-        """The tensor that another one is a view of, and how; a tensor that is no view is its own origin."""
+        """Return the tensor that another one is a view of, and the steps to it.
+
+        A tensor that is no view is its own origin.
+        """
         steps: list[Step] = []
         while id(tensor) in self._views:
             _, tensor, step = self._views[id(tensor)]
@@ -296,7 +309,7 @@ def _shape_of(value: Any) -> Any:
 
 
 def tensors_of(results: Any) -> list[torch.Tensor]:
-    """The tensors among results, in order."""
+    """List the tensors among results, in order."""
     found: list[torch.Tensor] = []
 
     def take(tensor: torch.Tensor) -> torch.Tensor:
@@ -334,7 +347,7 @@ def _outcome(
 def _places(
     kernel: str, arguments: Mapping[int, torch.Tensor], found: Sequence[torch.Tensor], watch: _Watch
 ) -> tuple[list[tuple[Made, torch.Tensor]], list[Place]]:
-    """What an operator gives for results, and where each of them is in that and in the arguments."""
+    """Return the tensors that an operator returns, and the place of each result in these and in the arguments."""
     of_arguments = {_memory(tensor) for tensor in arguments.values()}
     shared: dict[int, list[torch.Tensor]] = {}
     for tensor in found:
@@ -361,7 +374,7 @@ def _places(
 
 
 def _of_base(kernel: str, tensor: torch.Tensor) -> tuple[Step, ...]:
-    """How a tensor that fills its memory is a view of ``base_of`` it."""
+    """Return the steps that view ``base_of`` a tensor as the tensor, which fills its memory."""
     strides = [_hint(stride) for stride in tensor.stride()]
     order = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
     count = 1
@@ -388,7 +401,7 @@ def _no_view(kernel: str, which: str) -> exc.Base:
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor:
-    """All memory of a tensor, in elements of its dtype."""
+    """Return all memory of a tensor as one dimension, in elements of its dtype."""
     count = tensor.untyped_storage().nbytes() // tensor.element_size()
     return tensor.as_strided((count,), (1,), 0)
 

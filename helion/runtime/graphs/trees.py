@@ -1,4 +1,4 @@
-"""Arguments of a call apart: tensors and numbers, which an operator is given, and the rest, which is fixed."""
+"""Split arguments of a call: tensors and numbers, which are passed to an operator, and constants, which are fixed."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from ..remembered import mapped
 from ..signature import Keys, Same, tensors_in
 from .kernels import Kernel
 
-#: Names that parts of torch change: inductor calls ``self`` ``input``, which may be there as well.
+#: Names that parts of torch change: inductor renames ``self`` to ``input``, which may be taken.
 _RENAMED = frozenset(("self",))
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """Stands for the leaf number ``at`` in a tree."""
+    """Placeholder for the leaf number ``at`` in a tree."""
 
     at: int
 
 
 @dataclass(frozen=True)
 class Apart:
-    """All arguments of a call: ``tree`` has a ``Leaf`` for each of ``leaves``, which are tensors, integers and floats;
-    ``names`` are theirs."""
+    """All arguments of a call, split.
+
+    ``tree`` has a ``Leaf`` for each of ``leaves``, which are tensors, integers and floats; ``names`` are the names of
+    the leaves.
+    """
 
     tree: tuple[Any, ...]
     leaves: tuple[Any, ...]
@@ -42,7 +45,10 @@ class Apart:
 
 
 def apart(kernel: Kernel, values: Sequence[Any]) -> Apart:
-    """Raises ``exc.NoPlaceInGraph`` for constants that hold tensors, as functions do that close over them."""
+    """Split arguments.
+
+    Raises ``exc.NoPlaceInGraph`` for constants that contain tensors, such as functions that close over them.
+    """
     leaves: list[Any] = []
     names: list[str] = []
     tree = []
@@ -60,7 +66,7 @@ def apart(kernel: Kernel, values: Sequence[Any]) -> Apart:
         if next(tensors_in((part,), closures=True), None) is not None:
             raise exc.NoPlaceInGraph(
                 kernel=kernel.name,
-                why=f"a function in {name!r} closes over a tensor, of which the graph would not know",
+                why=f"a function in {name!r} closes over a tensor, which the graph would not track",
                 remedy="pass the tensor to the kernel as an argument",
             )
         tree.append(part)
@@ -68,7 +74,7 @@ def apart(kernel: Kernel, values: Sequence[Any]) -> Apart:
 
 
 def _plain(value: Any) -> Any:
-    """A constant with numbers in place of symbols, which puts their values among the assumptions of the graph."""
+    """Return a constant with numbers in place of symbols, whose values become guards of the graph."""
     if isinstance(value, ConstExpr):
         return ConstExpr(mapped(value.value, (torch.SymInt, torch.SymFloat, torch.SymBool), _plain))
     if isinstance(value, torch.SymInt):
@@ -79,7 +85,7 @@ def _plain(value: Any) -> Any:
 
 
 def _numbered(names: Sequence[str]) -> Iterator[str]:
-    """Different names for the leaves; those of parameters that are leaves stay."""
+    """Yield distinct names for the leaves; parameters that are leaves keep their names."""
     taken = {name for name in names if names.count(name) == 1 and name not in _RENAMED}
     count = 0
     for name in names:
@@ -93,7 +99,7 @@ def _numbered(names: Sequence[str]) -> Iterator[str]:
 
 
 def key_of(tree: tuple[Any, ...]) -> Hashable:
-    """Equal for trees that an operator may take for each other."""
+    """Return a key that is equal for trees that one operator can serve."""
     return tuple(_key(part) for part in tree)
 
 
@@ -108,7 +114,7 @@ def _key(part: Any) -> Hashable:
 
 
 def whole(tree: Any, leaves: Sequence[Any]) -> Any:
-    """A tree with its leaves in place."""
+    """Put the leaves back into a tree."""
     return mapped(tree, Leaf, lambda leaf: leaves[leaf.at])
 
 

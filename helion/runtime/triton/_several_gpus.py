@@ -1,4 +1,4 @@
-"""What stands for a function that kernels over several GPUs call."""
+"""Placeholders for functions of kernels over several GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class OverSeveralGpus:
 
 
 def function_of(module: str, name: str) -> OverSeveralGpus:
-    """Return what stands for a function of a module.
+    """Return the placeholder for a function of a module.
 
     Raises:
         AttributeError: the name is one of Python's own, which the module does not have.

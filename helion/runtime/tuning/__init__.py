@@ -1,1 +1,1 @@
-"""Tuning of bound kernels: candidates are compiled ahead in processes of their own, and run where they can do no harm."""
+"""Tuning of bound kernels: candidates are precompiled in separate processes, and run in isolation."""

@@ -1,4 +1,4 @@
-"""The config of a call that was given none: what was tuned before, what is tuned now, or nothing."""
+"""The config of a call without a given one: tuned before, tuned now, or none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ...autotuner import options as search_options
     from . import autotune, candidates, keys, unasked
 else:
-    # a call where nothing was tuned needs no search
+    # a call without tuned configs needs no search
     search_options = lazy("helion.autotuner.options")
     autotune = lazy("helion.runtime.tuning.autotune")
     candidates = lazy("helion.runtime.tuning.candidates")
@@ -33,8 +33,7 @@ else:
 
 
 def is_forced(of: Specialized, args: Sequence[Any]) -> bool:
-    """Whether a call is tuned whatever is known: ``force_autotune`` is set, the effort is not ``none``, and the arguments
-    are on a GPU."""
+    """Return whether a call is always tuned: ``force_autotune`` is set, with an effort, and arguments are on a GPU."""
     return bool(of.settings.force_autotune) and of.settings.autotune_effort != "none" and _on_gpu(args)
 
 
@@ -43,11 +42,12 @@ def _on_gpu(args: Sequence[Any]) -> bool:
 
 
 def tuned_config(of: Specialized, args: Sequence[Any], given: Sequence[Config] = ()) -> Config | None:
-    """A config that somebody has loaded for this call; on a GPU also one that was tuned before, or is tuned now if the
-    effort says so, beginning with ``given``. None leaves the call to the default config.
+    """Return a config that was loaded or tuned for this call, or None for the default config.
 
-    Whatever goes wrong with tuning is said, and the call goes on. Raises ``exc.CacheAssertionError`` with
-    ``HELION_ASSERT_CACHE_HIT`` where nothing was tuned before.
+    On a GPU it may come from the cache, or from tuning now if the effort requests it, beginning with ``given``.
+
+    Failures of tuning are reported, and the call continues. Raises ``exc.CacheAssertionError`` with
+    ``HELION_ASSERT_CACHE_HIT`` if nothing was tuned before.
     """
     config = loaded_config(of, args)
     forced = is_forced(of, args)
@@ -61,13 +61,15 @@ def tuned_config(of: Specialized, args: Sequence[Any], given: Sequence[Config] =
 
 
 def untuned_config(of: Specialized, args: Sequence[Any], config: Config) -> Config:
-    """What runs where nothing was tuned, and nobody has said with what effort it is to be: ``config``, unless another seed
-    that is predicted to be faster is measured to be so."""
+    """Return the config that runs if nothing was tuned and no effort is set.
+
+    It is ``config``, unless another seed is predicted and measured to be faster.
+    """
     if of.settings.autotune_effort is not None or not _on_gpu(args):
         return config
     try:
         return unasked.measured(of, args, config)
-    except Exception as error:  # nobody asked for it
+    except Exception as error:  # the measurement is optional
         _LOG.debug("%s: seeds are not measured: %s: %s", of.kernel.name, type(error).__name__, error)
         return config
 
@@ -90,7 +92,7 @@ def _kept(of: Specialized, args: Sequence[Any]) -> Config | None:
 
 
 def _missing(of: Specialized, store: Store, key: Key | None) -> str:
-    """Why there is no tuned config, by the nearest that there is."""
+    """Describe why there is no tuned config, by comparison with the nearest one."""
     text = f"HELION_ASSERT_CACHE_HIT is set, and kernel {of.kernel.name!r} has no tuned config in {store.path}"
     rows: list[Row] = store.all(of.kernel.name)
     if key is None or not rows:
@@ -103,7 +105,7 @@ def _missing(of: Specialized, store: Store, key: Key | None) -> str:
 
 
 def _tuned_now(of: Specialized, args: Sequence[Any], given: Sequence[Config], effort: str) -> Config | None:
-    """``effort`` where the settings name none. While calls are recorded into a graph nothing can be measured."""
+    """Tune now, with ``effort`` if the settings name none. Nothing can be measured during CUDA graph capture."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         _logging.say_once(f"helion: {of.kernel.name} is not tuned: it is first called while a CUDA graph is captured")
         return None

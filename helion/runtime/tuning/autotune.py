@@ -1,4 +1,4 @@
-"""Tunes a bound kernel on arguments: seeds, search, compile pool, bench, cache."""
+"""Tuning of a bound kernel on arguments: seeds, search, compile pool, bench, cache."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from .session import Task, copied, kept_random_numbers, nursery_of, same_random_
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """``result`` is None where the answer was kept from before."""
+    """The answer of tuning. ``result`` is None if it came from the cache."""
 
     config: Config
     result: Result | None
@@ -57,11 +57,12 @@ def tuned(
     force: bool = True,
     only: bool = True,
 ) -> Tuned:
-    """The fastest config for ``args``, of ``given`` if there are any and ``only`` these count, else beginning with them.
-    Keeps what it finds.
+    """Find the fastest config for ``args``, beginning with ``given``, or among these if ``only`` is set.
 
-    Without ``force`` an answer that was kept is taken. Raises ``exc.AutotuningDisallowedInEnvironment``,
-    ``exc.NoConfigFound`` where nothing works, and what reference mode raises.
+    Writes its result to the cache.
+
+    Without ``force`` a cached answer is used. Raises ``exc.AutotuningDisallowedInEnvironment``, ``exc.NoConfigFound``
+    if no config works, and errors of reference mode.
     """
     store = default_store()
     listed = bool(given) and only
@@ -91,13 +92,13 @@ def tuned(
 
 
 def _tag(given: Sequence[Config]) -> str:
-    """What tells the answer for a list of configs from others."""
+    """Return the tag of the cache key for a list of configs."""
     text = repr([config.to_dict() for config in given])
     return f"of {len(given)} configs {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 class SweepKeeper:
-    """Keeps what was tried while a search runs, so that one that is killed is gone on with by the next."""
+    """Listener that saves outcomes while a search runs, so that the next search resumes one that was killed."""
 
     #: Seconds between writes.
     INTERVAL = 2.0
@@ -115,7 +116,7 @@ class SweepKeeper:
             self._fresh, self._last = [], time.monotonic()
 
     def finished(self, result: Result) -> None:
-        """All of it is kept with the answer."""
+        """Do nothing: all outcomes are saved with the answer."""
 
 
 def searched(
@@ -127,7 +128,7 @@ def searched(
     baseline: Config,
     keeping: Sequence[Listener] = (),
 ) -> Result:
-    """What as many searches as the options say find; ``name`` is what users are shown."""
+    """Run as many searches as the options request; ``name`` is shown to users."""
     if domain.configs is not None:
         searches: list[Search] = [FiniteSearch(domain.configs)]
     else:
@@ -139,7 +140,7 @@ def searched(
 
 
 def kept_entry(of: Specialized, args: Sequence[Any]) -> Entry | None:
-    """What the cache has for ``args``, with all that was tried."""
+    """Return the cache entry for ``args``, with all candidates tried."""
     store, key = default_store(), key_of(of, args)
     row = None if store is None or key is None else store.get(key)
     return None if store is None or row is None else Entry(row=row, sweep=store.sweep(row.key))
@@ -163,7 +164,7 @@ def keep(store: Store, key: Key, result: Result, options: Options) -> None:
 
 @contextlib.contextmanager
 def evaluator_of(of: Specialized, args: Sequence[Any], options: Options) -> Iterator[Evaluator]:
-    """Tries configs on ``args``; ends what runs afterwards, also when interrupted."""
+    """Yield an evaluator of configs on ``args``, and end its processes afterwards, also on interrupts."""
     direct = not options.isolated or options.effort == "minimal" or _needs_its_module(of)
     nursery = functools.partial(nursery_of, of.analysis.backend.name, of.target)
     if not direct:
@@ -187,13 +188,13 @@ def evaluator_of(of: Specialized, args: Sequence[Any], options: Options) -> Iter
 
 
 def _compiled_here(of: Specialized) -> None:
-    """Compiles what would run untuned, which other processes then find on disk. What is wrong with it they will find, too."""
+    """Compile the default config here, so that other processes find it on disk. They report its errors, too."""
     with contextlib.suppress(Exception):
         job_of(of, of.analysis.default_config).run()
 
 
 def _isolated(nursery: Callable[[], Nursery], task: Task, options: Options, lock: DeviceLock) -> AnyBench | None:
-    """None for arguments that cannot go to another process."""
+    """Return a bench in another process; None for arguments that cannot be sent to it."""
     try:
         return Bench(nursery, task, options.run_seconds, lock)
     except Exception as error:  # whatever pickling the user's objects raises
@@ -202,7 +203,7 @@ def _isolated(nursery: Callable[[], Nursery], task: Task, options: Options, lock
 
 
 def _needs_its_module(of: Specialized) -> bool:
-    """Whether generated code reads globals of the user's module, which another process does not have."""
+    """Return whether generated code reads globals of the user's module, which another process does not have."""
     return "source_module(" in of.analysis.text(of.analysis.default_config)
 
 
@@ -226,9 +227,9 @@ def _task(of: Specialized, args: Sequence[Any], options: Options) -> Task:
 def _reference(
     of: Specialized, args: Sequence[Any], device: torch.device, options: Options
 ) -> tuple[Any, tuple[Any, ...]]:
-    """What the kernel, or the function that stands for it, gives for copies of ``args``, and the copies after.
+    """Run the kernel, or the baseline function, on copies of ``args``; return its result and the copies.
 
-    Random numbers are those that candidates draw, and what is not written holds what it holds there.
+    Random numbers are those that candidates draw, and unwritten memory has the same contents.
     """
     copies = copied(args)
     function = options.baseline

@@ -1,4 +1,4 @@
-"""Runs candidates in a process that is killed when it has to be, and started again."""
+"""A process that runs candidates, is killed when necessary, and started again."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from ...autotuner.pool.children import Child, Died, Nursery, Raised, TimedOut
 from .device_lock import DeviceLock
 from .session import Candidate, Session, Task, Trial, Turns, saved
 
-#: Seconds in which a process has its arguments and a context on the device.
+#: Timeout in seconds for a process to load its arguments and create a context on the device.
 _STARTING = 120.0
 
 
 class Bench:
-    """``seconds`` may pass until a candidate is checked and timed, while ``lock`` is held. ``nursery`` gives the one that
-    lives."""
+    """Bench in another process.
+
+    ``seconds`` is the timeout to check and time a candidate, while ``lock`` is held. ``nursery`` returns the running
+    fork server.
+    """
 
     def __init__(
         self, nursery: Callable[[], Nursery], task: Task, seconds: float, lock: DeviceLock | None = None
@@ -50,7 +53,7 @@ class Bench:
         return turns
 
     def _asked(self, method: str, *arguments: object, seconds: float) -> Any:
-        """The answer of the process, which is killed where it gives none, or is of no more use."""
+        """Call a method of the process, and kill the process if it does not answer or is unusable."""
         try:
             child = self._started()
             with self._lock.held():
@@ -85,7 +88,7 @@ class Bench:
 
 
 class DirectBench:
-    """Runs candidates in this process, while ``lock`` is held."""
+    """Bench in this process. It runs candidates while ``lock`` is held."""
 
     def __init__(self, task: Task, lock: DeviceLock | None = None) -> None:
         self._session = Session(task)

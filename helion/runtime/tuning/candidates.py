@@ -1,4 +1,4 @@
-"""Which configs of a bound kernel may be tried, and with which a search begins."""
+"""Configs of a bound kernel that may be tried, and those that a search begins with."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ...autotuner.search.time_model import PredictedTime
 from ...config import Config, as_config
 from ..specialized import Specialized
 
-#: Rows of other shapes, or made by other versions, that a search begins with, and configs of a sweep that it goes on from.
+#: Number of rows of other shapes or versions, and number of configs of an interrupted sweep, that a search begins with.
 _RELATED, _RESUMED = 4, 4
-#: How often a config is drawn where the user's filter lets none of those pass.
+#: Draws of random configs if the user's filter drops all others.
 _DRAWS = 50
 
 
 def legal(of: Specialized, config: Config | Mapping[str, Any]) -> Config | None:
-    """A config from elsewhere as the space has it now; None where it takes it no more."""
+    """Normalize a config from elsewhere to the current space; None if it is not legal any more."""
     try:
         return of.analysis.space.normalize(config)
     except (exc.InvalidConfig, exc.NoFeasibleConfig):
@@ -30,7 +30,7 @@ def legal(of: Specialized, config: Config | Mapping[str, Any]) -> Config | None:
 
 
 def admission(of: Specialized, options: Options) -> Callable[[Config], Config | None]:
-    """What becomes of a full config: itself, what the user's filter gives in its place, or None."""
+    """Return a function that applies the user's filter to a full config: it returns it, its replacement, or None."""
     admit = options.filter
     if admit is None:
         return lambda config: config
@@ -45,8 +45,11 @@ def admission(of: Specialized, options: Options) -> Callable[[Config], Config | 
 
 
 def start_configs(of: Specialized, options: Options, store: Store | None, key: Key | None) -> list[Config]:
-    """Configs to begin with, in order: the default config, the user's, the seeds', those kept of this and of the nearest
-    shapes; all with the user's overrides, and those alone that the user's filter lets pass."""
+    """List the configs to begin with, in order.
+
+    These are the default config, the user's, the seeds', and those cached for this and the nearest shapes. All have the
+    user's overrides and pass the user's filter.
+    """
     wanted = options.seed_configs or ()
     asked = [as_config(each) for each in ([wanted] if isinstance(wanted, (dict, Config)) else wanted)]
     found = [of.analysis.default_config, *asked, *(seed.config for seed in of.analysis.seeds.seeds)]
@@ -59,7 +62,7 @@ def start_configs(of: Specialized, options: Options, store: Store | None, key: K
 
 
 def _drawn(of: Specialized, options: Options) -> list[Config]:
-    """Any config that the user's filter lets pass. Raises ``exc.NoConfigFound`` where none is found."""
+    """Draw a config that passes the user's filter. Raises ``exc.NoConfigFound`` if none is found."""
     domain, rng = domain_of(of, options, (), ()), Random(options.random_seed)
     found = next((config for _ in range(_DRAWS) if (config := domain.random(rng)) is not None), None)
     if found is None:
@@ -70,14 +73,14 @@ def _drawn(of: Specialized, options: Options) -> list[Config]:
 
 
 def admitted(of: Specialized, options: Options, configs: Any) -> list[Config]:
-    """Those of ``configs`` that are legal and pass the user's filter, in full, each once."""
+    """List the full forms of ``configs`` that are legal and pass the user's filter, each once."""
     admit = admission(of, options)
     normal = (legal(of, config) for config in configs)
     return list(dict.fromkeys(c for config in normal if config is not None and (c := admit(config)) is not None))
 
 
 def domain_of(of: Specialized, options: Options, given: Sequence[Config], seeds: Sequence[Config]) -> Domain:
-    """The list ``given``, if there is one, else the whole space."""
+    """Return the domain of the list ``given``, if there is one, else of the whole space."""
     model = PredictedTime(of.analysis.predict)
     if given:
         return ListedDomain(given, of.analysis.space.fields, model)

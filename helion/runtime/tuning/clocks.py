@@ -1,4 +1,4 @@
-"""How long functions take on a device."""
+"""Clocks for the duration of functions on a device."""
 
 from __future__ import annotations
 
@@ -14,33 +14,39 @@ import torch
 
 from ...autotuner.measure.runs import FEWEST_ROUNDS, Run, in_turns, samples
 
-#: Written before every timed run: more than any L2 holds.
+#: Bytes written before every timed run: more than any L2 has.
 _FLUSH_BYTES = 256 << 20
 
 Function = Callable[[], Any]
 
 
 class Clock(Protocol):
-    """Times functions, with what was in the caches gone before each run."""
+    """Clock that times functions with flushed caches."""
 
     def time(self, function: Function, expected: float, best: float) -> list[float]:
-        """Microseconds of runs. ``expected`` is the prediction, ``best`` the least median so far: what is far from it is
-        run a few times only."""
+        """Time a function and return microseconds of its runs.
+
+        ``expected`` is the prediction, ``best`` the least median so far: a function far from it runs a few times only.
+        """
         ...
 
     def rounds(self, functions: Sequence[tuple[Function, float]], count: int) -> list[list[float]]:
-        """Microseconds of ``count`` rounds or fewer of one run of each function, in orders drawn anew; functions stand with their
-        predictions."""
+        """Return microseconds of up to ``count`` rounds, each with one run of every function in a random order.
+
+        Functions are paired with their predictions.
+        """
         ...
 
     def wait(self) -> None:
-        """Returns when everything that was launched has ended. Raises what went wrong on the device."""
+        """Wait until all launches have ended. Raises errors of the device."""
         ...
 
 
 class DeviceClock:
-    """A GPU's own: the time between two events around a call, which is replayed from a graph where it can be captured, so
-    that launching does not count."""
+    """A GPU's own clock: the time between two events around a call.
+
+    The call is replayed from a CUDA graph if it can be captured, so that the launch overhead does not count.
+    """
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self._device = device
@@ -59,10 +65,10 @@ class DeviceClock:
         torch.cuda.synchronize()
 
     def _runs(self, functions: Sequence[Function]) -> list[Run]:
-        """All replayed, or none: with and without launching, times are no match for each other."""
+        """Return replayed runs of all functions, or of none: times with and without launch overhead are not comparable."""
         waiting = [_waits(function) for function in functions]
         self.wait()
-        # one pool: results of all lie in the same memory
+        # one pool: all results share the same memory
         pool = torch.cuda.graph_pool_handle()
         captured = [] if any(waiting) else [self._captured(function, pool) for function in functions]
         runs = [run for run in captured if run is not None]
@@ -84,8 +90,8 @@ class DeviceClock:
                 function()
                 end.record()
         except RuntimeError:
-            # torch 2.11 leaves a capture that failed with its stream as the current one, and with a generator that
-            # refuses to be used outside of it
+            # After a failed capture, torch 2.11 leaves its stream as the current one. Its generator stays unusable
+            # outside of the capture.
             torch.cuda.set_stream(before)
             generator.graphsafe_set_state(state)
             self.wait()
@@ -109,7 +115,7 @@ class DeviceClock:
 
 
 def _waits(function: Function) -> bool:
-    """Runs a function; whether its host code waits for the device, so that it cannot be captured."""
+    """Run a function, and return whether its host code waits for the device, so that it cannot be captured."""
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the mode is a prototype, says torch
@@ -124,9 +130,9 @@ def _waits(function: Function) -> bool:
 
 
 class SimulatedClock:
-    """No GPU: each function runs once, and takes as long as it is predicted to, with noise."""
+    """A clock without a GPU: each function runs once, and its time is the prediction, with noise."""
 
-    #: The standard deviation of the logarithm of times: what an H200 shows from run to run.
+    #: The standard deviation of the logarithm of times, as an H200 shows from run to run.
     NOISE = 0.01
 
     def __init__(self, seed: int) -> None:
@@ -148,12 +154,12 @@ class SimulatedClock:
         return expected * math.exp(self._rng.gauss(0.0, self.NOISE))
 
 
-#: How many runs of each function the user's own benchmark is asked for at a time.
+#: Runs of each function that the user's own benchmark is called for at a time.
 _REPEATS = 5
 
 
 class UserClock:
-    """The user's own: ``benchmark(functions, repeat=..., desc=...)`` gives the milliseconds of each function."""
+    """The user's own clock: ``benchmark(functions, repeat=..., desc=...)`` returns the milliseconds of each function."""
 
     def __init__(self, benchmark: Callable[..., Sequence[float]], inner: Clock, seed: int) -> None:
         self._benchmark = benchmark
@@ -185,6 +191,6 @@ class UserClock:
 
 
 def clock_of(device: torch.device, seed: int, benchmark: Callable[..., Sequence[float]] | None = None) -> Clock:
-    """``benchmark`` is the user's, if there is one."""
+    """Return the clock of a device, or one that calls the user's ``benchmark``, if there is one."""
     own: Clock = DeviceClock(device, seed) if device.type == "cuda" else SimulatedClock(seed)
     return own if benchmark is None else UserClock(benchmark, own, seed)

@@ -1,4 +1,4 @@
-"""Tries configs of a bound kernel: compiled ahead by several processes, run one after the other."""
+"""Evaluation of configs of a bound kernel: several processes precompile them, and they run one at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .session import Candidate, OfflineJob
 
 
 def job_of(of: Specialized, config: Config) -> OfflineJob:
-    """What compiles a config for its target. Raises ``exc.Base`` where no code can be made."""
+    """Return the job that compiles a config for its target. Raises ``exc.Base`` if no code can be generated."""
     code = of.analysis.code(config)
     return OfflineJob(
         name=of.kernel.name, backend=of.analysis.backend.name, text=code.text, plan=code.plan, target=of.target
@@ -27,8 +27,11 @@ def job_of(of: Specialized, config: Config) -> OfflineJob:
 
 
 class Evaluator:
-    """``pool`` is None where nothing is compiled ahead: each config is then compiled when its turn comes. ``lock`` is the one
-    under which ``bench`` runs candidates."""
+    """Evaluator of configs.
+
+    ``pool`` is None if nothing is precompiled: each config is then compiled when it runs. ``lock`` is the one under
+    which ``bench`` runs candidates.
+    """
 
     def __init__(
         self,
@@ -100,7 +103,7 @@ class Evaluator:
     def _run(self, config: Config, compile_seconds: float) -> None:
         began, waited = time.perf_counter(), self.waited
         if self._pool is None and self._lock.is_shared:
-            # others measure meanwhile; what is wrong with it is found when it runs
+            # others measure meanwhile; errors are reported when it runs
             with contextlib.suppress(Exception):
                 job_of(self._of, config).run()
         trial = self._bench.run(self._candidate(config), self._best)

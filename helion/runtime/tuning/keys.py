@@ -1,4 +1,4 @@
-"""What a tuned config of a bound kernel is kept under."""
+"""Cache keys of tuned configs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from ...backends import BACKENDS
 from ..signature import any_device, tensors_in
 from ..specialized import Specialized
 
-#: What the text of an object has in it that means nothing in another process.
+#: Parts of an object's text that differ between processes.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def is_simulated(args: Sequence[Any]) -> bool:
-    """Tell that times of a kernel with these arguments are predicted: no tensor is on a GPU."""
+    """Return whether times of a kernel with these arguments are predicted: no tensor is on a GPU."""
     return not any(tensor.device.type == "cuda" for tensor in tensors_in(args))
 
 
 def key_of(of: Specialized, args: Sequence[Any], tag: str = "", *, measured: bool | None = None) -> Key | None:
-    """Return the key of an answer: of a ``measured`` one, or of one whose times are predicted, which is for no GPU; None
-    goes by where the arguments are.
+    """Return the key of an answer with ``measured`` or predicted times; the latter belong to no GPU.
 
-    None for a specialization that other processes cannot recognise: it depends on objects without a text of their own.
+    None decides by the device of the arguments.
+
+    Returns None for a specialization that other processes cannot recognize: it depends on objects without a text of
+    their own.
     """
     specialization = repr((any_device(of.key), of.numbers))
     predicted = is_simulated(args) if measured is None else not measured
@@ -52,7 +54,7 @@ def key_of(of: Specialized, args: Sequence[Any], tag: str = "", *, measured: boo
 
 
 def _definitions(of: Specialized) -> list[str]:
-    """The source of functions in the target's language that the kernel calls."""
+    """Return the source of functions in the target's language that the kernel calls."""
     attrs = (op.attrs for op in of.analysis.program.walk())
     return [repr(definition) for each in attrs if isinstance(each, InlineAttrs) for definition in each.definitions]
 

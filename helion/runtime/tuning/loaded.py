@@ -1,4 +1,4 @@
-"""Configs that a program keeps in files of its own (``helion.load_configs``)."""
+"""Configs from files of the user's program (``helion.load_configs``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..specialized import Specialized
     from . import keys
 else:
-    # importing the product needs none of these
+    # importing the package needs none of these
     rows = lazy("helion.autotuner.cache.rows")
     keys = lazy("helion.runtime.tuning.keys")
 
@@ -27,12 +27,12 @@ _LOADED: dict[str, list[rows.Row]] = {}
 def load_configs(path: str | os.PathLike[str]) -> int:
     """Use the tuned configs of a file that ``python -m helion cache export`` has written.
 
-    They hold for kernels that are first called, for arguments of their kind, after this. A config is used for the kernel,
-    source, dtypes, shapes and target that it was tuned for; where versions or the space have changed it is brought into
-    range first, and left out where that cannot be. What is loaded later counts more.
+    They apply to specializations that are first called after this. A config is used for the kernel, source, dtypes,
+    shapes and target that it was tuned for. If versions or the config space have changed, it is brought into range, or
+    dropped if that is impossible. Configs loaded later take precedence.
 
     Returns:
-        How many configs the file has.
+        The number of configs in the file.
 
     Raises:
         OSError: the file cannot be read.
@@ -48,7 +48,7 @@ def load_configs(path: str | os.PathLike[str]) -> int:
 
 
 def loaded_config(of: Specialized, args: Sequence[Any]) -> Config | None:
-    """The config that was loaded for a kernel and these arguments, in full."""
+    """Return the full config that was loaded for a kernel and these arguments."""
     known = _LOADED.get(of.kernel.name)
     if known is None:
         return None
@@ -65,5 +65,5 @@ def loaded_config(of: Specialized, args: Sequence[Any]) -> Config | None:
 
 
 def forget_loaded() -> None:
-    """Undoes all ``load_configs``."""
+    """Undo all ``load_configs``."""
     _LOADED.clear()

@@ -1,4 +1,4 @@
-"""Tuning with no GPU: configs are compiled for the target, and those that fit and do not spill ranked by predicted time."""
+"""Tuning without a GPU: configs are compiled for the target, and those without spills ranked by predicted time."""
 
 from __future__ import annotations
 
@@ -30,15 +30,18 @@ _DRAWN = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """``best`` has the least predicted time of those that fit and do not spill; ``outcomes`` are all that were compiled,
-    their microseconds predicted."""
+    """A ranking.
+
+    ``best`` has the least predicted time of the configs that fit and do not spill. ``outcomes`` are all that were
+    compiled, with predicted microseconds.
+    """
 
     best: Config
     outcomes: tuple[Outcome, ...]
 
 
 def ranked(of: Specialized, options: Options, configs: int) -> Ranked:
-    """Compiles the seeds and the ``configs`` mutations of them that are predicted to be fastest.
+    """Compile the seeds and the ``configs`` mutations of them that are predicted to be fastest.
 
     The default config is the answer unless another is predicted to be faster. Raises ``exc.NoConfigFound``.
     """
@@ -63,7 +66,10 @@ def ranked(of: Specialized, options: Options, configs: int) -> Ranked:
 
 
 def entry_of(of: Specialized, args: Sequence[Any], found: Ranked) -> Entry:
-    """What is kept of it. Raises ``exc.InvalidAPIUsage`` for arguments that other processes cannot recognise."""
+    """Return the cache entry of a ranking.
+
+    Raises ``exc.InvalidAPIUsage`` for arguments that other processes cannot recognize.
+    """
     key = key_of(of, args, measured=True)  # for calls on that GPU
     if key is None:
         raise exc.InvalidAPIUsage(f"Configs of kernel {of.kernel.name!r} for these arguments cannot be kept.")
@@ -80,7 +86,7 @@ def entry_of(of: Specialized, args: Sequence[Any], found: Ranked) -> Entry:
 
 
 def _candidates(of: Specialized, model: PredictedTime, options: Options, configs: int) -> list[Config]:
-    """The default config, the seeds, and the mutations predicted to be fastest."""
+    """List the default config, the seeds, and the mutations predicted to be fastest."""
     seeds = start_configs(of, options, None, None)
     admit, rng = admission(of, options), Random(options.random_seed)
     domain = SpaceDomain(of.analysis.space, model, seeds, options.overrides, admit)

@@ -1,4 +1,4 @@
-"""Where candidates run: in a process that may die, or in this one where nothing else is possible."""
+"""Candidate runs: in a process that may die, or in this one if nothing else is possible."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ from .clocks import clock_of
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What stays the same for all candidates: arguments, what the kernel gives for them when it runs eagerly and what it
-    leaves in them (None: neither is checked). ``check`` and ``benchmark`` are the user's own, if there are any: what compares
-    results, and what times functions."""
+    """Data that all candidates share.
+
+    These are the arguments, the result of an eager run and the arguments after it (None: neither is checked). ``check``
+    and ``benchmark`` are the user's own functions, if any, to compare results and to time functions.
+    """
 
     name: str
     backend: str
@@ -43,7 +45,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """The module of one config, and how many microseconds it is predicted to take."""
+    """A candidate: the module of one config, and its predicted microseconds."""
 
     text: str
     expected: float
@@ -51,7 +53,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What a candidate did. ``fatal``: nothing more can be run in the process."""
+    """Outcome of a candidate. ``fatal``: nothing more can run in the process."""
 
     status: Status
     times: tuple[float, ...] = ()
@@ -72,7 +74,7 @@ class Turns:
 
 
 class Session:
-    """Runs candidates of one task, each on arguments that are what they were given as."""
+    """Runner of candidates of one task, each on restored arguments."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -82,13 +84,13 @@ class Session:
 
     @classmethod
     def loaded(cls, path: str) -> Session:
-        """Of a task that ``saved`` has written."""
+        """Load the session of a task that ``saved`` has written."""
         task: Task = torch.load(path, weights_only=False, map_location="cpu")
         expected, changed = with_tensors((task.expected, task.changed), lambda tensor: tensor.to(task.device))
         return cls(replace(task, args=copied(task.args, task.device), expected=expected, changed=changed))
 
     def run(self, candidate: Candidate, best: float) -> Trial:
-        """Checks a candidate's results, then times it."""
+        """Check a candidate's results, then time it."""
         try:
             function = self._loaded(candidate.text)
             wrong = self._checked(function)
@@ -100,18 +102,18 @@ class Session:
             return Trial(status=Status.FAILED, detail=detail, fatal=not self._is_sound())
 
     def turns(self, candidates: Sequence[Candidate], count: int) -> Turns:
-        """Times candidates that were checked before, in turns."""
+        """Time candidates that were checked before, in rounds."""
         self._inputs.restore()
         working = {at: function for at, each in enumerate(candidates) if (function := self._working(each)) is not None}
         functions = [(function, candidates[at].expected) for at, function in working.items()]
         try:
             rows = self._clock.rounds(functions, count) if functions else []
             return Turns(rows=tuple(dict(zip(working, row, strict=True)) for row in rows), fatal=not self._is_sound())
-        except Exception:  # as in ``run``; who it was is not known
+        except Exception:  # as in ``run``; the failing candidate is unknown
             return Turns(fatal=not self._is_sound())
 
     def _working(self, candidate: Candidate) -> Callable[[], Any] | None:
-        """The call of a candidate; None where it fails."""
+        """Return the call of a candidate; None if it fails."""
         try:
             function = functools.partial(self._loaded(candidate.text), *self._inputs.args)
             function()
@@ -126,7 +128,7 @@ class Session:
         return Trial(status=Status.OK, times=tuple(times))
 
     def _checked(self, function: Callable[..., Any]) -> str:
-        """What is wrong with a candidate's results; "" where they are right."""
+        """Describe what is wrong with a candidate's results; "" if they are right."""
         self._inputs.restore()
         guards = Guards()
         with same_random_numbers(self._task.device, self._task.seed), poisoned(guards):
@@ -150,7 +152,7 @@ class Session:
         return self._functions[text]
 
     def _is_sound(self) -> bool:
-        """Whether the device still answers, and nothing was written where it must not be."""
+        """Return whether the device still answers, and no guard memory was overwritten."""
         try:
             self._clock.wait()
             return not self._inputs.guards.broken()
@@ -160,14 +162,14 @@ class Session:
 
 @contextlib.contextmanager
 def kept_random_numbers(device: torch.device) -> Iterator[None]:
-    """After it torch goes on with the random numbers that it would have drawn without it."""
+    """Restore torch's random number generators after the body."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
 
 
 @contextlib.contextmanager
 def same_random_numbers(device: torch.device, seed: int) -> Iterator[None]:
-    """Within it torch draws the same random numbers each time, so that results of kernels that draw some can be compared."""
+    """Make torch draw the same random numbers each time in the body, so that random results can be compared."""
     with kept_random_numbers(device):
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
@@ -176,7 +178,7 @@ def same_random_numbers(device: torch.device, seed: int) -> Iterator[None]:
 
 
 def _refused(check: Callable[[Any, Any], Any], result: Any, expected: Any) -> str:
-    """What the user's own comparison says against a result."""
+    """Return the error of the user's own comparison; "" if it accepts the result."""
     try:
         check(result, expected)
     except AssertionError as error:
@@ -189,14 +191,14 @@ def _prefixed(prefix: str, text: str) -> str:
 
 
 def saved(task: Task, folder: pathlib.Path) -> str:
-    """Writes a task to a file, its tensors as they are on the host. Raises what pickling its arguments raises."""
+    """Write a task to a file, its tensors on the host. Raises errors of pickling its arguments."""
     path = str(folder / "task.pt")
     torch.save(task, path)
     return path
 
 
 def with_tensors(value: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """``value`` with its tensors converted; containers keep their types."""
+    """Convert the tensors in ``value``; containers keep their types."""
     if isinstance(value, torch.Tensor):
         return convert(value)
     again = functools.partial(with_tensors, convert=convert)
@@ -213,7 +215,7 @@ def with_tensors(value: Any, convert: Callable[[torch.Tensor], torch.Tensor]) ->
 
 
 def copied(args: Sequence[Any], device: torch.device | None = None) -> tuple[Any, ...]:
-    """Copies of arguments, on another ``device`` if one is given. Tensors that share memory do so there, too."""
+    """Copy arguments, to another ``device`` if one is given. Tensors that share memory share it in the copy, too."""
     memories: dict[int, torch.UntypedStorage] = {}
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -229,7 +231,7 @@ def copied(args: Sequence[Any], device: torch.device | None = None) -> tuple[Any
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineJob:
-    """Compiles the module of one config for its target, which needs no GPU; a launch finds the binary on disk."""
+    """Compilation of one config's module for its target, without a GPU; a launch finds the binary on disk."""
 
     name: str
     backend: str
@@ -238,21 +240,21 @@ class OfflineJob:
     target: Any
 
     def run(self) -> Resources:
-        """What it takes. Raises what the compiler says."""
+        """Compile the module and return its resources. Raises the compiler's errors."""
         backend = BACKENDS[self.backend]
         module: types.ModuleType = codecache.load(self.text, self.name, backend.executor.prepare)
         return backend.toolchain.resources(vars(module), self.plan, self.target)
 
 
 def prepare(backend: str, target: Any) -> None:
-    """What a nursery does before it forks."""
+    """Prepare the toolchain in a fork server before it forks."""
     BACKENDS[backend].toolchain.prepare(target)
 
 
 def nursery_of(backend: str, target: Any) -> Nursery:
-    """The one for candidates of a backend for a target, which begins with its imports when it is first asked for."""
+    """Return the fork server for candidates of a backend and a target; it starts on the first request."""
     return shared_nursery(NEEDED, prepare, backend, target)
 
 
-#: What a nursery reads in advance.
+#: Objects whose modules a fork server imports in advance.
 NEEDED: tuple[Callable[..., Any], ...] = (Session, OfflineJob, difference)

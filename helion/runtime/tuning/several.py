@@ -1,4 +1,4 @@
-"""Tunes one config for several argument sets."""
+"""Tuning of one config for several argument sets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .device_lock import lock_of
 from .keys import key_of
 from .session import copied
 
-#: What times of a set may be divided by.
+#: References that the times of a set may be divided by.
 RELATIVES = (None, "default", "baseline")
 
 #: A specialization with the arguments it is for.
@@ -34,7 +34,7 @@ ArgSet = tuple[Specialized, Sequence[Any]]
 
 
 def check_options(aggregation: Any, relative_to: Any, cache_tag: Any) -> None:
-    """Raises ``exc.InvalidAPIUsage`` for what ``autotune_multi`` does not take."""
+    """Raise ``exc.InvalidAPIUsage`` for illegal options of ``autotune_multi``."""
     if aggregation not in AGGREGATIONS:
         names = ", ".join(map(repr, AGGREGATIONS))
         raise exc.InvalidAPIUsage(f"aggregation must be one of {names}, got {aggregation!r}.")
@@ -52,7 +52,10 @@ def tuned_for_all(
     cache_tag: str | None,
     force: bool,
 ) -> Config:
-    """The config that is fastest for all of ``sets`` together, in the space of the first. Keeps what it finds."""
+    """Find the config that is fastest for all of ``sets`` together, in the space of the first.
+
+    Writes its result to the cache.
+    """
     first, args = sets[0]
     store = default_store()
     tag = _tag(sets, aggregation, relative_to, cache_tag)
@@ -88,7 +91,7 @@ def _tag(sets: Sequence[ArgSet], aggregation: str, relative_to: str | None, cach
 
 
 def _unit(of: Specialized, args: Sequence[Any], relative_to: str, options: Options) -> float:
-    """Microseconds that count as 1: of the default config, or of the function that results are compared with."""
+    """Return the reference time in microseconds: of the default config, or of the baseline function."""
     if relative_to == "default":
         with evaluator_of(of, args, options) as evaluator:
             evaluator.start(of.analysis.default_config)

@@ -1,4 +1,4 @@
-"""Seeds that are measured at the first call on a GPU though nobody asked for tuning: where predictions doubt the first one."""
+"""Seeds that the first call on a GPU measures without a request for tuning, because predictions favor them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ..specialized import Specialized
 from . import autotune
 from .evaluator import job_of
 
-#: Seeds that are measured beside the config that would run, the fastest by prediction first.
+#: Maximum of seeds that are measured with the default config, the fastest by prediction first.
 MOST = 2
-#: Part of the time of the config that would run that they may be predicted to take: closer predictions say nothing about which
-#: is faster, as with backends.
+#: Ratio of a seed's predicted time to that of the default config, below which it is measured. Closer predictions do not
+#: tell which is faster.
 _LESS = 0.97
 #: Seconds after which no further one is compiled.
 SECONDS = 1.0
-#: Seconds that a candidate waits at most until other processes have measured: nobody has asked the call to take long.
+#: Timeout in seconds to wait for other processes' measurements: the call should not take long.
 _LOCK_SECONDS = 5.0
-#: Memory that measuring may need: so many times that of the arguments (copies to restore them from and to compare them with,
-#: results of two configs), and what caches are flushed with.
+#: Memory needed to measure, as a multiple of that of the arguments: copies to restore and compare, and results of two
+#: configs. Then the memory that flushes the caches.
 _COPIES, _FLUSHED = 6, 1 << 30
-#: What users say about tuning, each of which means that they decide when it happens.
+#: Tuning options, each of which means that the user decides when to tune.
 _DECIDED = (
     "autotune_baseline_fn",
     "autotune_baseline_accuracy_check_fn",
@@ -44,7 +44,7 @@ _UNDER_WAY = new_lock()
 
 
 def contenders(of: Specialized, config: Config) -> list[Config]:
-    """Seeds that are predicted to be clearly faster than ``config``, and to fit without spilling."""
+    """List the seeds that are predicted to be clearly faster than ``config``, and to fit without spilling."""
     known = (seed.predicted for seed in of.analysis.seeds.seeds if seed.config == config)
     least = (next(known, None) or of.analysis.predict(config)).time_us
     seeds = [seed for seed in of.analysis.seeds.seeds if seed.predicted.fits and not seed.predicted.spills]
@@ -53,8 +53,11 @@ def contenders(of: Specialized, config: Config) -> list[Config]:
 
 
 def is_left_alone(of: Specialized, args: Sequence[Any]) -> bool:
-    """Whether a call runs what it would run untuned without asking any further: tuning is switched off or decided by the
-    user, a graph is or may be recorded, results must be the same in every run or on every machine, or memory is short."""
+    """Return whether a call runs its default config without measuring.
+
+    Reasons: tuning is switched off or decided by the user, or a graph may be recorded. Results may have to be the same
+    in every run or on every machine, or memory is short.
+    """
     return (
         any(getattr(of.settings, name) for name in _DECIDED)
         or knobs.DISALLOW_AUTOTUNING.read()
@@ -70,8 +73,11 @@ def is_left_alone(of: Specialized, args: Sequence[Any]) -> bool:
 
 
 def measured(of: Specialized, args: Sequence[Any], config: Config) -> Config:
-    """The fastest of ``config``, which would run untuned, and its contenders; ``config`` unless another one is certainly
-    faster and gives the same results. Keeps what it finds. Raises whatever goes wrong."""
+    """Return the fastest of ``config``, the default, and its contenders.
+
+    Another config must be certainly faster and give the same results. Writes its result to the cache. Raises every
+    error.
+    """
     seeds = contenders(of, config)
     if not seeds or is_left_alone(of, args) or not _begun():
         return config
@@ -83,22 +89,22 @@ def measured(of: Specialized, args: Sequence[Any], config: Config) -> Config:
             "baseline": _function(of, config),
         }
         options = Options.of(of.settings, "minimal", asked)
-        # as a list of configs it is kept apart from what somebody asked for
+        # the tag separates it from requested tuning
         found = autotune.tuned(of, args, options, [config, *seeds], force=False)
     finally:
         _UNDER_WAY.release()
     if found.result is not None and found.result.why == "interrupted":
-        raise KeyboardInterrupt  # it was not meant for a search that nobody asked for
+        raise KeyboardInterrupt  # it was meant for the program, which requested no search
     return found.config
 
 
 def _begun() -> bool:
-    """Take the turn to measure, which no thread has twice; False where another measurement is under way."""
+    """Take the turn to measure, not reentrant; return False if another measurement is in flight."""
     return not is_held_here(_UNDER_WAY) and _UNDER_WAY.acquire(blocking=False)
 
 
 def _function(of: Specialized, config: Config) -> Callable[..., Any]:
-    """The compiled function of a config."""
+    """Return the compiled function of a config."""
     job = job_of(of, config)
     module = codecache.load(job.text, job.name, BACKENDS[job.backend].executor.prepare)
     function: Callable[..., Any] = getattr(module, job.name)
@@ -106,7 +112,7 @@ def _function(of: Specialized, config: Config) -> Callable[..., Any]:
 
 
 def _is_one_of_many() -> bool:
-    """Whether other processes compute the same, and must agree in every bit."""
+    """Return whether other processes compute the same results, which must agree in every bit."""
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
@@ -116,7 +122,7 @@ def _is_captured() -> bool:
 
 
 def _has_memory(args: Sequence[Any]) -> bool:
-    """Whether a GPU has memory for copies of its arguments, of what torch holds and does not use, too."""
+    """Return whether a GPU has memory for copies of its arguments, including memory that torch caches."""
     sizes: dict[torch.device, int] = {}
     for tensor in filter(stub.on_gpu, tensors_in(args)):
         sizes[tensor.device] = sizes.get(tensor.device, 0) + tensor.untyped_storage().nbytes()

@@ -104,7 +104,7 @@ def test_text_begins_with_what_people_look_for() -> None:
     text = bound.explain()
     head, _, rest = text.partition("\n\nseeds (predicted / measured; * runs when nothing was tuned):\n")
     assert head.startswith("matmul on sm_90 (H200)\n")
-    assert "kind       matrix product" in head and "bound by   matrix units, bfloat16; predicted" in head
+    assert "kind       matmul" in head and "bound by   matrix units, bfloat16; predicted" in head
     assert "axes       tile_m 4096 (tiled), tile_n 2048 (tiled), tile_k 4096 (tiled)" in head
     table = rest.splitlines()[1 : 1 + len(bound.seeds)]
     measured = bound.resources(bound.seeds[0].config)
@@ -117,7 +117,7 @@ def test_text_begins_with_what_people_look_for() -> None:
 def test_kinds() -> None:
     kinds = {name: json.loads(bind().explain("json"))["kind"] for name, bind in BOUND.items()}
     assert kinds["softmax"] == "reduction (max, sum) over r0, 8192 elements"
-    assert kinds["matmul"] == "matrix product"
+    assert kinds["matmul"] == "matmul"
     assert kinds["small"] == "elementwise, 1 elements"
 
 
