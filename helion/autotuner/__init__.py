@@ -1,5 +1,7 @@
-"""The space of configs, seeds and search. Value sets of config fields are exported for ``hl.register_tunable``, searches for
-``autotuner_fn``."""
+"""The config space, seeds and search.
+
+Fragments of config fields are exported for ``hl.register_tunable``, searches for ``autotuner_fn``.
+"""
 
 from ..fields import BooleanFragment as BooleanFragment
 from ..fields import EnumFragment as EnumFragment

@@ -1,4 +1,4 @@
-"""Times of functions, measured and summed up as is usual for GPU kernels."""
+"""Timing of functions, with the usual statistics for GPU kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 #: Written between two timed runs so that the second starts with a cold L2; the largest L2 of a current GPU (CDNA3's
 #: 256 MB last-level cache) just fits.
 _L2_FLUSH_BYTES = 256 * 2**20
-#: Runs whose mean says how many runs fill the asked time.
+#: Runs whose mean determines how many runs fill the requested time.
 _PROBES = 5
 _SUMMARIES: dict[str, Callable[[Sequence[float]], Any]] = {
     "mean": statistics.fmean,
@@ -47,7 +47,7 @@ def event_times(function: Callable[[], Any], repetitions: int, clear: Iterable[t
 
 
 def _wall_times(function: Callable[[], Any], repetitions: int, clear: Iterable[torch.Tensor] = ()) -> list[float]:
-    """Return the milliseconds of each run by the clock, where there is no GPU."""
+    """Return the milliseconds of each run by the host's clock, without a GPU."""
     times = []
     for _ in range(repetitions):
         for tensor in clear:
@@ -66,18 +66,18 @@ def do_bench(
     quantiles: Sequence[float] | None = None,
     return_mode: str = "mean",
 ) -> Any:
-    """Measure a function: device time with a cold L2 on a GPU, time by the clock where there is none.
+    """Measure a function: device time with a cold L2 on a GPU, host time otherwise.
 
     Args:
         fn: called without arguments.
         warmup: milliseconds of runs that do not count.
         rep: milliseconds of runs that count; at least one run does.
         grad_to_none: tensors whose gradients are removed before each run.
-        quantiles: gives these quantiles, numbers from 0 to 1, in place of a summary.
+        quantiles: return these quantiles, numbers from 0 to 1, instead of a summary.
         return_mode: ``"mean"``, ``"median"``, ``"min"``, ``"max"``, or ``"all"`` for a list.
 
     Returns:
-        Milliseconds; with ``quantiles`` a list, or a number where there is one.
+        Milliseconds; with ``quantiles`` a list, or a number for a single one.
 
     Raises:
         ValueError: there is no such ``return_mode``.
@@ -112,7 +112,7 @@ def do_bench_generic(
         warmup: milliseconds of runs that do not count.
         rep: milliseconds of runs that count.
         grad_to_none: tensors whose gradients are removed before each run.
-        quantiles: gives these quantiles in place of a summary.
+        quantiles: return these quantiles instead of a summary.
         return_mode: as for ``do_bench``.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Value sets of config fields, under the module's name in the public API."""
+"""Fragments (value sets of config fields), under the module's name in the public API."""
 
 from ..fields import BooleanFragment as BooleanFragment
 from ..fields import EnumFragment as EnumFragment

@@ -1,4 +1,4 @@
-"""Which config runs when nothing was tuned."""
+"""Choice of the config that runs if nothing was tuned."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from .proposal import Predict, Predicted
 from .seeds import SeedReport
 from .space import ConfigSpace
 
-#: How many times as fast another seed must be predicted than the first one that a heuristic promotes to replace it: what
-#: the heuristics know of kernels like theirs is worth more than the prediction, up to here.
+#: Ratio of predicted times from which another seed replaces the first promoted one. Up to here, the knowledge of the
+#: heuristics about their kernels outweighs the prediction.
 _MARGIN = 2.0
-#: Part of the time of that seed that one which contends with it is predicted to take at most.
+#: Maximum ratio to that seed's predicted time at which a contending seed replaces it.
 _CONTENDED = 0.85
-#: How many times as fast a config that is predicted to spill must be to replace one that is not.
+#: Speedup from which a config that is predicted to spill replaces one that is not.
 SPILLING = 4.0
 
 _Option = tuple[Config, Predicted]
-#: Keys of a config with which a program has more registers; see ``backends.protocol.Backend.wider``.
+#: Config keys that give a program more registers; see ``backends.protocol.Backend.wider``.
 Wider = Callable[[Config], Mapping[str, Any]]
 
 
 def choose_default(report: SeedReport, space: ConfigSpace, predict: Predict, wider: Wider) -> Config:
-    """The first seed that a heuristic promotes and that fits without spilling, unless another is predicted much faster.
-    Where there is none, the fastest by prediction of all seeds that fit and of the conservative config.
+    """Choose the first promoted seed that fits without spilling, unless another is predicted to be much faster.
 
-    Where all are predicted to spill: the first promoted one, else the one that is fastest for what it spills, with as
-    many registers as a program can have if that helps.
+    If all are predicted to spill, choose the first promoted one, else the fastest after a penalty for its spills. It
+    gets as many registers as a program can have if that helps.
     """
     seeds = [(seed.config, seed.predicted) for seed in report.seeds]
     promotable = frozenset(report.promoted)
@@ -48,7 +47,7 @@ def choose_default(report: SeedReport, space: ConfigSpace, predict: Predict, wid
 
 
 def _contended(preferred: _Option, contending: list[_Option]) -> _Option:
-    """The fastest of ``contending`` where that is predicted to be faster than ``preferred``."""
+    """Return the fastest of ``contending`` if it is predicted to be faster than ``preferred``."""
     fastest = min(contending, key=_cost, default=preferred)
     return fastest if _cost(fastest) <= _CONTENDED * _cost(preferred) else preferred
 
@@ -59,7 +58,10 @@ def _cost(option: _Option) -> float:
 
 
 def _least_short(options: list[_Option], space: ConfigSpace, predict: Predict, wider: Wider) -> Config:
-    """Of the configs that fit, and these made ``wider``, the one that is fastest for what it spills; the conservative one, which stands last, where none fits."""
+    """Return the fastest config that fits, also made ``wider``, after a penalty for its spills.
+
+    If none fits, return the conservative one, which is the last option.
+    """
     conservative = options[-1][0]
     wide = [space.repair({**config, **wider(config)}) for config, _ in options]
     found = options + [(config, predict(config)) for config in wide]

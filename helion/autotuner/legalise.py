@@ -1,4 +1,4 @@
-"""Projects a heuristic's wish on the space: what comes out compiles, fits and says what it takes."""
+"""Projection of a heuristic's proposal to the space: the result compiles, fits, and has predicted resources."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from ..config import Config
 from .proposal import Predict, Predicted, Proposal
 from .space import ConfigSpace
 
-#: Predictions of times that differ by less than this do not tell two configs apart.
+#: Ratio below which predicted times count as equal.
 _HARDLY = 1.25
 
 
-#: Keys of a config with which it takes less, None when there are none; see ``backends.protocol.Backend.lighter``.
+#: Config keys that need less shared memory, None if there are none; see ``backends.protocol.Backend.lighter``.
 Lighter = Callable[[Config], Mapping[str, Any] | None]
 
 
 def legalise(
     proposal: Proposal, space: ConfigSpace, predict: Predict, lighter: Lighter
 ) -> tuple[Config, Predicted] | str:
-    """The legal config nearest to ``proposal``, full and normalized, and what ``predict`` says of it.
+    """Return the legal config nearest to ``proposal``, full and normalized, and its prediction.
 
-    Numbers out of range are brought into it. While the launch is predicted not to fit, it gets ``lighter``, and where it
-    cannot, half of the tile that brings it nearest, then chunks instead of whole rows. Gives a text that says what is
-    needed and what there is when nothing fits, or why a setting is refused. Raises KeyError when the proposal names a
-    block, a root or a load that has no such setting.
+    Numbers out of range are brought into it. While the launch is predicted not to fit, it gets ``lighter`` keys. If
+    there are none, the tile that helps most is halved, then whole rows become chunks. If nothing fits, returns a text
+    with the need and the limit, or with the reason of a refusal. Raises KeyError if the proposal names a block, a root
+    or a load that has no such setting.
     """
-    # what a large tile cannot have a smaller one may: each step asks again for all that was proposed
+    # a smaller tile may allow settings that a large one does not: each step starts again from the proposal
     wish = space.encode(proposal)
     try:
         config = space.approach(wish)
@@ -54,8 +54,10 @@ def legalise(
 
 
 def _nearest(now: Predicted, after: list[Predicted]) -> int:
-    """The first of the options ``after`` that brings the launch nearer to fitting and takes hardly longer than the others
-    that do; the first one where none does."""
+    """Return the first option of ``after`` that brings the launch nearer to fitting without being much slower.
+
+    If none does, return the first one.
+    """
 
     def helps(predicted: Predicted) -> bool:
         shared, columns = predicted.shared_bytes, predicted.tensor_memory_columns
@@ -77,8 +79,10 @@ def _refusal(predicted: Predicted, space: ConfigSpace, sizes: dict[int, int]) ->
 
 
 def _smaller(config: Config, space: ConfigSpace) -> list[dict[str, Any]]:
-    """The sizes of a config with one tile halved, or with all at their minimum, one row: the largest first. Empty if
-    nothing can shrink."""
+    """List the sizes of a config with one tile halved, or with all at their minimum, one row, the largest first.
+
+    Empty if nothing can shrink.
+    """
     sizes = space.sizes(config)
     for blocks in (space.tunable, space.rollable):
         larger = [block for block in blocks if sizes[block] > space.lowest[block]]

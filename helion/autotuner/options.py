@@ -1,4 +1,4 @@
-"""How much is searched, and how: the settings of a kernel, and what a call says otherwise."""
+"""Options of a search: the settings of a kernel, and the overrides of a call."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .. import _logging, exc
 from ..config import Config
 from ..settings import Settings
 
-#: How many times the least time configs may take that are measured again at the end.
+#: Ratio to the least time within which configs are measured again at the end.
 CLOSE = 1.15
 EFFORTS = ("none", "minimal", "quick", "full")
 SEARCHES = ("surrogate", "pattern", "evolution", "random", "finite")
-#: Seconds and configs of each effort; whatever is reached first ends the search, and the best so far is the answer. With what
-#: comes before and after it, a ``quick`` one ends within 30 s: on an H200 that took 0.2 to 1.1 s.
+#: Seconds and configs of each effort; the first limit reached ends the search, and the best so far is the answer. With
+#: the work before and after it, a ``quick`` search ends within 30 s: on an H200 that took 0.2 to 1.1 s.
 _BUDGETS: Mapping[str, tuple[float, int]] = {
     "none": (0.0, 0),
     "minimal": (60.0, 5),
@@ -25,7 +25,7 @@ _BUDGETS: Mapping[str, tuple[float, int]] = {
 }
 #: Configs that count as a generation.
 GENERATION = 20
-#: Options of searches that are none of ours.
+#: Options of other searches, without effect.
 _WITHOUT_EFFECT = (
     "copies",
     "initial_population",
@@ -37,20 +37,23 @@ _WITHOUT_EFFECT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """``seconds`` and ``configs`` are the budget. ``random_seed`` makes a search repeatable on equal times.
+    """Options of a search.
 
-    ``lock_seconds`` it waits at most until other processes have measured on the same GPU, before it goes on beside them.
-    ``compile_seconds`` a config may compile, less as others finish if ``adaptive``; ``run_seconds`` it may take to be
-    checked and timed. ``workers`` compile at once. ``isolated``: candidates are run in a process of their own.
-    ``simulated``: CPU tensors are tuned as well, on times that are predicted.
-    ``atol`` and ``rtol`` replace the tolerances of the dtypes. ``overrides`` are keys that every candidate has.
-    ``seed_configs`` are configs to begin with, after the default one. ``best_of`` searches run one after the other, each with the whole budget and a random seed of its own; what is within
-    ``close`` times the least time is measured again at the end.
+    ``seconds`` and ``configs`` are the budget. ``random_seed`` makes a search repeatable on equal times.
 
-    Functions of the user's: ``filter(config)`` gives whether a config is tried (None: it is not), or another one that is
-    tried in its place; ``benchmark(functions, repeat=..., desc=...)`` the milliseconds of each of a list of functions;
-    ``baseline(*args)`` gives what results are compared with; ``check(result, expected)`` raises AssertionError for a result that
-    is wrong. With ``benchmark`` or ``check`` candidates run in this process.
+    ``lock_seconds`` is the timeout to wait for other processes' measurements on the same GPU; then it measures while
+    they run. ``compile_seconds`` is the compile timeout of a config, which decreases as others finish if ``adaptive``.
+    ``run_seconds`` is the timeout to check and time it. ``workers`` is the number of parallel compilations.
+    ``isolated``: candidates run in a separate process. ``simulated``: CPU tensors are tuned as well, on predicted
+    times. ``atol`` and ``rtol`` replace the tolerances of the dtypes. ``overrides`` are keys that every candidate has.
+    ``seed_configs`` are configs to begin with, after the default one. ``best_of`` searches run one after the other,
+    each with the whole budget and its own random seed. Configs within ``close`` times the least time are measured again
+    at the end.
+
+    Functions of the user: ``filter(config)`` returns whether a config is tried (None: it is not), or a replacement.
+    ``benchmark(functions, repeat=..., desc=...)`` returns the milliseconds of each of a list of functions.
+    ``baseline(*args)`` computes the expected results. ``check(result, expected)`` raises AssertionError for a wrong
+    result. With ``benchmark`` or ``check`` candidates run in this process.
     """
 
     effort: str = "full"
@@ -81,10 +84,10 @@ class Options:
 
     @classmethod
     def of(cls, settings: Settings, default_effort: str, given: Mapping[str, Any]) -> Options:
-        """The options of a kernel's ``settings``, and those that a call gives by name.
+        """Return the options of a kernel's ``settings``, with the overrides of a call by name.
 
         Names are those of this record, or of settings with or without ``autotune_``. Raises ``exc.InvalidAPIUsage`` for
-        others, and for values that an option cannot have.
+        others, and for illegal values.
         """
         asked = _named(given)
         generations = asked.pop("max_generations", None)
@@ -141,7 +144,7 @@ class Options:
 
 
 def cpus() -> int:
-    """The CPUs that this process may run on."""
+    """Return the number of CPUs that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
 
 
@@ -151,7 +154,7 @@ def _check(name: str, value: Any, kinds: tuple[type, ...], least: int) -> None:
         raise exc.InvalidAPIUsage(f"{name} must be a number of at least {least}, got {value!r}.")
 
 
-#: Settings whose options are called otherwise.
+#: Settings whose options have another name.
 _OTHER_NAMES = {
     "budget_seconds": "seconds",
     "max_configs": "configs",
@@ -176,7 +179,7 @@ _OTHER_NAMES = {
 
 
 def _named(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a call gives, by the names of ``Options``."""
+    """Return the arguments of a call by the names of ``Options``."""
     known = {each.name for each in fields(Options)}
     found: dict[str, Any] = {}
     for name, value in given.items():

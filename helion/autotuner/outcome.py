@@ -1,4 +1,4 @@
-"""What became of one config that was tried."""
+"""The outcome of one config that was tried."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..config import Config
 
 
 class Status(enum.Enum):
-    """``OK`` has a time. ``PRUNED`` was never compiled: it is predicted to be far from the best."""
+    """Status of an outcome. ``OK`` has a time. ``PRUNED`` was never compiled: it is predicted to be far from the best."""
 
     OK = "ok"
     PRUNED = "pruned"
@@ -23,8 +23,7 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """``microseconds`` of device time (None unless ``OK``), ``compile_seconds`` where it was compiled, and for people
-    what went wrong."""
+    """An outcome: ``microseconds`` of device time (None unless ``OK``), ``compile_seconds``, and the error for users."""
 
     config: Config
     status: Status
@@ -34,11 +33,11 @@ class Outcome:
 
     @property
     def time(self) -> float:
-        """Microseconds, infinite for what did not work."""
+        """Microseconds, infinite for a failure."""
         return math.inf if self.microseconds is None else self.microseconds
 
     def to_dict(self) -> dict[str, Any]:
-        """As data that JSON can hold."""
+        """Return the outcome as JSON data."""
         return {
             "config": self.config.to_dict(),
             "status": self.status.value,
@@ -49,7 +48,7 @@ class Outcome:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Outcome:
-        """Raises KeyError, TypeError or ValueError for what ``to_dict`` does not give."""
+        """Make an outcome from ``to_dict``'s data. Raises KeyError, TypeError or ValueError for any other."""
         microseconds = data["microseconds"]
         if microseconds is not None and not 0 < float(microseconds) < math.inf:
             raise ValueError(f"{microseconds!r} is no time")

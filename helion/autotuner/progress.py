@@ -1,4 +1,4 @@
-"""What the user sees of a search: a bar on a terminal, lines elsewhere, a log file, and at the end what to paste."""
+"""Output of a search: a bar on a terminal, lines elsewhere, a log file, and at the end the decorator to paste."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .options import Options
 from .outcome import Outcome, Status
 from .tuner import Budget, Listener, Result
 
-#: Seconds between lines where there is no terminal.
+#: Seconds between lines if there is no terminal.
 _INTERVAL = 10.0
 _BAD = (Status.FAILED, Status.TIMED_OUT, Status.CRASHED, Status.INACCURATE)
 
@@ -25,7 +25,7 @@ Decorator = Callable[[Config], str]
 
 
 class Tally:
-    """What is known so far: the best time, that of the baseline, and how many of each status."""
+    """Summary so far: the best time, that of the baseline, and the number of each status."""
 
     def __init__(self, budget: Budget, baseline: Config) -> None:
         self.budget = budget
@@ -51,7 +51,7 @@ class Tally:
         return max(0.0, self.budget.seconds - (time.monotonic() - self.began))
 
     def text(self) -> str:
-        """One line without counts that are 0."""
+        """Format one line without counts that are 0."""
         parts = [f"{self.tried} tried"]
         if self.best is not None:
             parts.append(f"best {self.best:.1f} us")
@@ -62,7 +62,7 @@ class Tally:
 
 
 class Lines:
-    """A line now and then."""
+    """Listener that prints a line at intervals."""
 
     def __init__(self, name: str, tally: Tally, decorator: Decorator, stream: TextIO) -> None:
         self._name = name
@@ -84,7 +84,7 @@ class Lines:
 
 
 class Bar:
-    """A bar of rich's on a terminal."""
+    """Listener with a rich progress bar on a terminal."""
 
     def __init__(self, name: str, tally: Tally, decorator: Decorator, stream: TextIO, rich: Any) -> None:
         self._name = name
@@ -106,7 +106,7 @@ class Bar:
 
 
 class Log:
-    """A file of JSON lines, which is written as things happen: a header, a line per config, the result."""
+    """Listener that writes a file of JSON lines immediately: a header, a line per config, the result."""
 
     def __init__(self, path: pathlib.Path, name: str, options: Options, baseline: Config, decorator: Decorator) -> None:
         self._path = path
@@ -154,7 +154,7 @@ class Log:
 
 
 def summary(name: str, result: Result, decorator: Decorator) -> str:
-    """What was found, and the decorator that fixes it."""
+    """Format the result, and the decorator that fixes it."""
     tried = f"{len(result.outcomes)} configs in {result.seconds:.1f} s, {result.why}"
     if result.microseconds is None:
         return f"helion: tuned {name}: no time was measured ({tried}): {decorator(result.config)}"
@@ -165,7 +165,7 @@ def summary(name: str, result: Result, decorator: Decorator) -> str:
 def listeners(
     name: str, budget: Budget, options: Options, baseline: Config, decorator: Decorator
 ) -> Sequence[Listener]:
-    """Who is shown a search with these options: ``progress`` and ``log``."""
+    """Return the listeners of a search with these options: ``progress`` and ``log``."""
     found: list[Listener] = []
     if options.progress:
         found.append(_shown(name, Tally(budget, baseline), decorator, sys.stderr))

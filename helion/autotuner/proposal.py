@@ -1,4 +1,4 @@
-"""What a heuristic is, what it proposes, and what becomes of it."""
+"""Heuristics, their proposals, and the seeds made of them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ..hardware import Target
 
 @dataclass(frozen=True)
 class Declined:
-    """Why a heuristic proposes nothing, as it is shown to users."""
+    """A refusal of a heuristic, with the reason shown to users."""
 
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A wish, in terms of the program: sizes by block id, orders, groupings and what is flattened by the number of a grid loop.
+    """A proposal for a program: sizes by block id; orders, groupings and flattening by number of the grid loop.
 
-    Only ``ConfigSpace`` turns it into positional lists. What is left out takes the space's default. ``block_sizes``
-    are elements; ``reduction_loops`` maps a whole dimension's block id to a chunk in elements, or None to hold the
-    row at once. A backend that has more to say derives a class of its own.
+    Only ``ConfigSpace`` converts it to positional lists. Settings that are left out take the space's default.
+    ``block_sizes`` are elements; ``reduction_loops`` maps a whole dimension's block id to a chunk in elements, or None
+    to hold the row at once. A backend with more settings derives a class.
     """
 
     reason: str
@@ -37,7 +37,7 @@ class Proposal:
 
     @functools.cached_property
     def lists(self) -> Mapping[str, Mapping[int, Any]]:
-        """Lists of the config by key, each by what its entries are about."""
+        """Lists of the config by key, each a mapping from places to entries."""
         return {
             "block_sizes": self.block_sizes,
             "reduction_loops": self.reduction_loops,
@@ -53,24 +53,26 @@ class Proposal:
 
     @property
     def verbatim(self) -> Mapping[str, Any]:
-        """Keys that are taken as they are, or refused."""
+        """Keys that are passed on unchanged, or refused."""
         return {}
 
 
-#: The risk from which on a predicted spill happens: of 0.2 to 0.6, 88 to 1528 bytes were spilled offline; below, none.
+#: The risk from which a predicted spill happens: of risks 0.2 to 0.6, 88 to 1528 bytes were spilled offline; below,
+#: none.
 _SPILL_RISK = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Predicted:
-    """What one launch takes.
+    """Predicted resources and time of one launch.
 
-    ``registers_per_thread`` before any cap, in 32-bit registers, of which there are ``register_limit``; ``spill_risk``
-    from 0 (none) to 1 (certain), and ``least_registers`` those that no order of instructions does without. ``shared_bytes`` per block is an upper bound, and no error of the prediction makes it
-    less than ``least_shared_bytes``. ``waves`` is blocks over all that run at once. ``fits``: the launch is possible
-    (shared memory, tensor memory, threads, tile size); if not, ``reason`` says what is needed and what there is.
-    ``bytes_moved`` from and to memory, ``flops`` of dots and elementwise ops. ``time_us`` is a roofline where no more is known,
-    and ``units`` has the microseconds that each unit of the GPU would need by itself, by name; they work at the same time.
+    ``registers_per_thread`` is before any cap, in 32-bit registers, of which there are ``register_limit``.
+    ``spill_risk`` is from 0 (none) to 1 (certain), and ``least_registers`` the minimum for any order of instructions.
+    ``shared_bytes`` per block is an upper bound, and ``least_shared_bytes`` a lower bound for any error of the
+    prediction. ``waves`` is blocks over the number that run at once. ``fits``: the launch is possible (shared memory,
+    tensor memory, threads, tile size); if not, ``reason`` names the need and the limit. ``bytes_moved`` counts memory
+    traffic, ``flops`` dots and elementwise ops. ``time_us`` is a roofline without a better model. ``units`` has the
+    microseconds that each unit of the GPU needs by itself, by name; units work in parallel.
     """
 
     registers_per_thread: int
@@ -91,13 +93,13 @@ class Predicted:
 
     @property
     def spills(self) -> bool:
-        """Whether spills are to be expected; a smaller risk has never come true."""
+        """True if spills are expected; a smaller risk has never led to one."""
         return self.spill_risk >= _SPILL_RISK
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seed:
-    """A legal, full, normalised config with where it comes from and what it is predicted to take."""
+    """A legal, full, normalized config with its heuristic and its prediction."""
 
     config: Config
     heuristic: str
@@ -105,25 +107,27 @@ class Seed:
     predicted: Predicted
 
 
-#: What a launch of a full config takes.
+#: Predicts a launch of a full config.
 Predict = Callable[[Config], Predicted]
 
 
 class Heuristic(Protocol):
-    """Stateless and pure: sees facts and target, nothing else; no other heuristic either."""
+    """Stateless and pure heuristic: reads only facts and target, and no other heuristic."""
 
     name: ClassVar[str]
-    #: Whether its first seed may become the default config.
+    #: True if its first seed may become the default config.
     promote_seed_to_default: ClassVar[bool]
-    #: Whether it only stands in: it is asked where none before it gives a seed that may become the default.
+    #: True for a fallback: it runs only if no earlier heuristic gives a seed that may become the default.
     stands_in: ClassVar[bool] = False
 
     def contends(self, target: Target) -> bool:
-        """Whether its seeds become the default wherever they are predicted to be faster than the one that a heuristic promotes,
-        and not only where they are by far: what it proposes differs from what others do by more than sizes, and was measured
-        beside it."""
+        """Return whether its seeds become the default whenever they are predicted to be faster than the promoted one.
+
+        Otherwise they must be much faster. True for proposals that differ from others by more than sizes, and were
+        measured against them.
+        """
         return False
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
-        """Ranked proposals, of which the first is *the* seed, or why there are none."""
+        """Return ranked proposals, of which the first is *the* seed, or the reason why there are none."""
         ...

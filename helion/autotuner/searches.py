@@ -1,7 +1,7 @@
 """Searches as objects, for ``autotuner_fn`` and for programs that tune a bound kernel by themselves.
 
-The classes have the names of the public API. Each stands for one of the searches that ``autotune(search=...)`` names; the
-ones of the public API that this project has no counterpart of stand for the one with a model of the times.
+The classes have the names of the public API. Each selects one of the searches of ``autotune(search=...)``. Those
+without a counterpart in this project select the one with a model of the times.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class BaseSearch:
     """A search for the fastest config of a bound kernel.
 
     Args:
-        bound_kernel: what ``kernel.bind(args)`` gives.
+        bound_kernel: the result of ``kernel.bind(args)``.
         args: the arguments of a call.
         options: as for ``BoundKernel.autotune``.
     """
 
-    #: What ``autotune(search=...)`` calls it.
+    #: Name for ``autotune(search=...)``.
     search: ClassVar[str] = "surrogate"
 
     def __init__(self, bound_kernel: Searchable, args: Sequence[Any], **options: Any) -> None:
@@ -45,7 +45,7 @@ class BaseSearch:
         self.configs: Sequence[Config | Mapping[str, Any]] = ()
 
     def autotune(self, *, skip_cache: bool = False) -> Config:
-        """Search, and use what is found from now on.
+        """Search, and use the result from then on.
 
         Args:
             skip_cache: accepted as in the public API: a search always runs.
@@ -64,7 +64,7 @@ class FiniteSearch(BaseSearch):
     """The fastest of a list of configs.
 
     Args:
-        bound_kernel: what ``kernel.bind(args)`` gives.
+        bound_kernel: the result of ``kernel.bind(args)``.
         args: the arguments of a call.
         configs: the list; None means the configs of the decorator.
         options: as for ``BoundKernel.autotune``.
@@ -84,12 +84,12 @@ class FiniteSearch(BaseSearch):
 
 
 class RandomSearch(BaseSearch):
-    """Configs drawn at random.
+    """Search over configs drawn at random.
 
     Args:
-        bound_kernel: what ``kernel.bind(args)`` gives.
+        bound_kernel: the result of ``kernel.bind(args)``.
         args: the arguments of a call.
-        count: how many are tried; None means as many as the effort says.
+        count: number of configs; None means that of the effort.
         options: as for ``BoundKernel.autotune``.
     """
 
@@ -100,31 +100,31 @@ class RandomSearch(BaseSearch):
 
 
 class PatternSearch(BaseSearch):
-    """Neighbours of the fastest configs so far."""
+    """Search that moves to neighbors of the fastest configs so far."""
 
     search = "pattern"
 
 
 class DifferentialEvolutionSearch(BaseSearch):
-    """Mixtures of configs; one that is faster than what it was made of takes its place."""
+    """Search that mixes configs; one that is faster than its parent replaces it."""
 
     search = "evolution"
 
 
 class LFBOPatternSearch(BaseSearch):
-    """A search for the configs that a model of the times expects most of."""
+    """Search for the configs with the largest expected improvement by a model of the times."""
 
 
 class LFBOTreeSearch(BaseSearch):
-    """A search for the configs that a model of the times expects most of."""
+    """Search for the configs with the largest expected improvement by a model of the times."""
 
 
 class DESurrogateHybrid(BaseSearch):
-    """A search for the configs that a model of the times expects most of."""
+    """Search for the configs with the largest expected improvement by a model of the times."""
 
 
 class LocalAutotuneCache:
-    """A search that runs only where no config was found before; configs are kept in ``HELION_CACHE_DIR``.
+    """Search that runs only if no cached config exists; configs are cached in ``HELION_CACHE_DIR``.
 
     Args:
         search: one of the searches above.
@@ -134,10 +134,10 @@ class LocalAutotuneCache:
         self.search = search
 
     def autotune(self, *, skip_cache: bool = False) -> Config:
-        """Return the config that is kept for the kernel and such arguments, or search for one.
+        """Return the cached config of the kernel for such arguments, or search for one.
 
         Args:
-            skip_cache: search in any case.
+            skip_cache: always search.
 
         Raises:
             exc.NoConfigFound: nothing that was tried works.
@@ -147,13 +147,13 @@ class LocalAutotuneCache:
 
 
 class StrictLocalAutotuneCache(LocalAutotuneCache):
-    """The same: configs are always kept with the versions that they were found with."""
+    """The same: cached configs always depend on the versions."""
 
 
 def from_cache(
     *, max_configs: int | None = None, configs: Sequence[Config | Mapping[str, Any]] = ()
 ) -> Callable[..., BaseSearch]:
-    """Make an ``autotuner_fn`` that tries known configs only: the default, seeds, and those kept of earlier searches.
+    """Make an ``autotuner_fn`` that tries known configs only: the default, seeds, and cached ones.
 
     Args:
         max_configs: how many are tried at most; None means 20.

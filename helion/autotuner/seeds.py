@@ -1,4 +1,4 @@
-"""Seeds: what the heuristics propose for a kernel, made legal and ranked."""
+"""Seeds: the proposals of the heuristics for a kernel, made legal and ranked."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ Legalise = Callable[[Proposal], "tuple[Config, Predicted] | str"]
 
 @dataclass(frozen=True, kw_only=True)
 class SeedReport:
-    """``seeds`` are distinct and legal, the best first. ``declined`` has name and reason of every heuristic that gave
-    none, so that each heuristic of the backend stands in exactly one of the two. ``promoted`` are the configs that a
-    heuristic proposes whose first seed may become the default, whoever proposed them before; ``contending`` those of heuristics
-    that contend for it."""
+    """Seeds of a kernel.
+
+    ``seeds`` are distinct and legal, the best first. ``declined`` has name and reason of every heuristic without a
+    seed, so that each heuristic of the backend is in exactly one of the two. ``promoted`` are the first configs of
+    heuristics whose first seed may become the default, including configs that another heuristic proposed first.
+    ``contending`` are those of heuristics that contend for it.
+    """
 
     seeds: tuple[Seed, ...]
     declined: tuple[tuple[str, str], ...]
@@ -30,10 +33,11 @@ class SeedReport:
 
 
 def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristic], legalise: Legalise) -> SeedReport:
-    """Ask ``heuristics`` in their order, which is all that decides between them. One that stands in is not asked after
-    one that promotes a config.
+    """Run ``heuristics`` in their order, which is the only policy.
 
-    ``legalise`` turns a proposal into a full config and what it is predicted to take, or says why it cannot.
+    A fallback is skipped after a heuristic that promotes a config.
+
+    ``legalise`` converts a proposal to a full config and its prediction, or returns the reason why it cannot.
     """
     seeds: dict[Config, Seed] = {}
     declined: list[tuple[str, str]] = []
@@ -43,7 +47,7 @@ def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristi
     for heuristic in heuristics:
         proposals: tuple[Proposal, ...] | Declined
         if heuristic.stands_in and promoting:
-            proposals = Declined(f"it stands in, and {promoting} promotes a seed")
+            proposals = Declined(f"it is a fallback, and {promoting} promotes a seed")
         else:
             proposals = heuristic.propose(facts, target)
         if isinstance(proposals, Declined):

@@ -1,4 +1,4 @@
-"""The loop of tuning: asks a search, tries what it gives, tells it, and confirms who was fastest."""
+"""The tuning loop: takes configs from a search, tries them, reports results to it, and confirms the fastest."""
 
 from __future__ import annotations
 
@@ -14,37 +14,40 @@ from .options import CLOSE
 from .outcome import Outcome, Status
 from .search.protocol import Search
 
-#: How many of the fastest are measured again beside the config that would run untuned.
+#: Number of the fastest configs that are measured again together with the untuned config.
 LEADERS = 6
-#: What share of the time of the untuned config another one must at most have taken to replace it where they could not be
-#: compared: times that were measured one after the other are off by up to a tenth.
+#: Ratio to the untuned config's time below which another config replaces it if the two could not be compared in rounds.
+#: Times that were measured at different moments are off by up to a tenth.
 _UNCOMPARED = 0.85
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Seconds and configs, whatever is used up first."""
+    """Limits in seconds and configs; the first one reached ends the search."""
 
     seconds: float
     configs: int
 
 
 class Listener(Protocol):
-    """Who is shown what happens."""
+    """Listener to the events of a search."""
 
     def tried(self, outcome: Outcome) -> None:
-        """A config was tried, or dropped."""
+        """Handle a config that was tried, or dropped."""
         ...
 
     def finished(self, result: Result) -> None:
-        """The search is over."""
+        """Handle the end of the search."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """``config`` is the fastest, ``baseline`` the one that would have run untuned; times are the confirmed ones, None where
-    nothing worked. ``why`` says what ended the search."""
+    """Result of a search.
+
+    ``config`` is the fastest, ``baseline`` the untuned one. Times are the confirmed ones, None if no config worked.
+    ``why`` is the reason for the end of the search.
+    """
 
     config: Config
     microseconds: float | None
@@ -56,7 +59,7 @@ class Result:
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast as the config that would have run untuned."""
+        """The speedup over the untuned config."""
         if self.microseconds is None or self.baseline_microseconds is None:
             return None
         return self.baseline_microseconds / self.microseconds
@@ -73,12 +76,12 @@ def tune(
     again: Sequence[Search] = (),
     close: float = CLOSE,
 ) -> Result:
-    """The fastest config that ``search`` gives within ``budget``, never one slower than ``baseline``.
+    """Return the fastest config that ``search`` finds within ``budget``, never one slower than ``baseline``.
 
-    ``again`` are more searches, each with a budget of its own; what was tried before is not tried again. Configs within
+    ``again`` are more searches, each with its own budget; configs tried before are not tried again. Configs within
     ``close`` times the least time are measured again before one is chosen.
 
-    An interrupt from the keyboard ends the search, and nothing else: the best so far is the answer.
+    A keyboard interrupt ends only the search: the best config so far is the answer.
     """
     began = clock()
     outcomes: list[Outcome] = []
@@ -90,7 +93,7 @@ def tune(
     leaders = _leaders(outcomes, baseline, close)
 
     def measuring() -> float:
-        """Waiting makes nothing more certain, and is not counted."""
+        """Return the time without waiting, which makes nothing more certain."""
         return clock() - evaluator.waited
 
     try:
@@ -119,7 +122,7 @@ def _searched(
     outcomes: list[Outcome],
     clock: Callable[[], float],
 ) -> str:
-    """Adds to ``outcomes``; gives what ended it."""
+    """Run a search, append to ``outcomes``, and return the reason for its end."""
     began = clock()
     known = {outcome.config: outcome for outcome in outcomes}
     under_way = given = 0
@@ -155,7 +158,7 @@ def _searched(
 
 
 def _leaders(outcomes: Sequence[Outcome], baseline: Config, close: float) -> list[Config]:
-    """The baseline if it worked or was never tried, and the fastest: those within ``close`` times the least time."""
+    """List the baseline if it worked or was never tried, and the fastest: those within ``close`` times the least time."""
     worked = sorted((o for o in outcomes if o.status is Status.OK), key=lambda outcome: outcome.time)
     fastest = [o.config for o in worked[:LEADERS] if o.time <= close * worked[0].time]
     failed = {o.config for o in outcomes if o.status is not Status.OK}
@@ -164,7 +167,7 @@ def _leaders(outcomes: Sequence[Outcome], baseline: Config, close: float) -> lis
 
 @dataclass(frozen=True)
 class _Choice:
-    """``times`` of the configs that it was made between."""
+    """A choice, with the ``times`` of the configs it was made from."""
 
     config: Config
     times: Mapping[Config, float]
@@ -173,7 +176,7 @@ class _Choice:
 def _chosen(
     leaders: Sequence[Config], baseline: Config, evaluator: Evaluator, clock: Callable[[], float]
 ) -> _Choice | None:
-    """The baseline, unless it is certain that the fastest of the leaders beats it; None where nothing can be measured."""
+    """Return the baseline, unless the fastest of the leaders certainly beats it; None if nothing can be measured."""
     times = ranked(leaders, evaluator.rounds, clock)
     if not times:  # one of them spoils it for all
         working = [config for config in leaders if evaluator.rounds([config], 1)]
@@ -190,7 +193,10 @@ def _chosen(
 
 
 def _uncompared(outcomes: Sequence[Outcome], baseline: Config, share: float) -> _Choice:
-    """By the times of the search alone: the baseline, if it worked, unless another took at most this share of its time."""
+    """Choose by the times of the search alone.
+
+    It is the baseline, if it worked, unless another took at most this ratio of its time.
+    """
     times = {o.config: o.time for o in outcomes if o.status is Status.OK}
     best = min(times, key=times.__getitem__, default=baseline)
     slower = baseline in times and times[best] > share * times[baseline]

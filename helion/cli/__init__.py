@@ -1,1 +1,1 @@
-"""``python -m helion``: one module per subcommand, which are rows of the table in ``commands``."""
+"""``python -m helion``: one module per subcommand, listed in the table of ``commands``."""

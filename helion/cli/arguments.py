@@ -1,4 +1,4 @@
-"""Arguments of kernels, and kernels, as text on a command line."""
+"""Kernels and their arguments as text on a command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 
 from ..runtime.kernel import Kernel
 
-#: What the help of a subcommand says about them.
+#: Help text of subcommands about arguments.
 HELP = (
     "tensors as bf16[4096,8192], with strides in elements as bf16[4096,4096]@(1,4096); dtypes as torch.float32 or f32; "
     "functions as module:function; Python literals, and tuples, lists and dicts of all these but functions; "
@@ -36,14 +36,14 @@ _FUNCTION = re.compile(r"^\s*(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_][\w.]
 
 
 def parse_arguments(texts: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of a call. Raises ValueError naming the argument."""
+    """Parse positional and keyword arguments of a call. Raises ValueError naming the argument."""
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
     for text in texts:
         match = _KEYWORD.match(text)
         if match is None:
             if keywords:
-                raise ValueError(f"argument {text!r} without a name stands behind {next(iter(keywords))}=")
+                raise ValueError(f"argument {text!r} without a name follows {next(iter(keywords))}=")
             positional.append(parse_argument(text))
         elif match["name"] in keywords:
             raise ValueError(f"argument {match['name']}= is given twice")
@@ -53,8 +53,10 @@ def parse_arguments(texts: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, An
 
 
 def parse_argument(text: str) -> Any:
-    """``bf16[4096,8192]`` (row-major), ``bf16[4096,4096]@(1,4096)`` (strides in elements), a dtype, ``module:function``,
-    a Python literal, or a tuple, list or dict of them.
+    """Parse one argument to its value.
+
+    It is ``bf16[4096,8192]`` (row-major), ``bf16[4096,4096]@(1,4096)`` (strides in elements), a dtype,
+    ``module:function``, a Python literal, or a tuple, list or dict of them.
 
     Tensors are meta tensors. Raises ValueError naming the argument.
     """
@@ -70,7 +72,7 @@ def parse_argument(text: str) -> Any:
 
 
 def _parsed(text: str) -> ast.expr:
-    """``f32[]``, a tensor without dimensions, is no Python; ``f32[()]`` is."""
+    """Parse an expression. ``f32[]``, a tensor without dimensions, is not Python; it is read as ``f32[()]``."""
     try:
         return ast.parse(text, mode="eval").body
     except SyntaxError:
@@ -145,7 +147,7 @@ def _function(module: str, name: str) -> Callable[..., Any]:
 
 
 def find_kernel(spec: str) -> Kernel:
-    """The kernel ``FILE.py::NAME``. Raises ValueError naming what is missing."""
+    """Import the kernel ``FILE.py::NAME``. Raises ValueError naming what is missing."""
     file, separator, name = spec.partition("::")
     path = pathlib.Path(file)
     if not separator or not name:

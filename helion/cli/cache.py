@@ -1,4 +1,4 @@
-"""``python -m helion cache``: tuned configs that are kept."""
+"""``python -m helion cache``: lists, exports and imports tuned configs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _entries(store: Store, kernel: str | None) -> list[Entry]:
 
 
 def _add(store: Store, files: list[str]) -> int:
-    """Puts the rows of files into the cache; gives how many. Raises ValueError for what is no export."""
+    """Add the rows of files to the cache and return how many. Raises ValueError for a file that is no export."""
     found = _entries(store, None)
     given = set()
     for file in files:

@@ -1,4 +1,4 @@
-"""What a subcommand is."""
+"""The record of a subcommand."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A subcommand: ``configure`` adds its options to a parser, ``run`` gives the exit status.
+    """A subcommand: ``configure`` adds its options to a parser, ``run`` returns the exit status.
 
-    What ``run`` raises of ValueError, TypeError, OSError, AssertionError and ``exc.Base`` is printed as ``error: ...``,
-    with exit status 2, and an interrupt from the keyboard as ``interrupted``, with exit status 130.
+    A ValueError, TypeError, OSError, AssertionError or ``exc.Base`` from ``run`` is printed as ``error: ...``, with
+    exit status 2. A keyboard interrupt is printed as ``interrupted``, with exit status 130.
     """
 
     name: str

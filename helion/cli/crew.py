@@ -1,4 +1,4 @@
-"""Works given to several workers at once; what a worker that is lost was doing is given to another one."""
+"""A pool of workers for tuning jobs; a job of a lost worker is given to another one."""
 
 from __future__ import annotations
 
@@ -10,53 +10,53 @@ from typing import Protocol
 from ..autotuner.pool.children import Child, Died, Nursery, Raised, TimedOut
 from .work import Report, Work, Worker
 
-#: How many workers one work may cost before it counts as failed.
+#: Workers that one job may lose before it counts as failed.
 ATTEMPTS = 2
 
 
 class Lost(Exception):
-    """A worker ended while it worked."""
+    """Error of a worker that ended during a job."""
 
 
 class Hand(Protocol):
-    """A worker as who gives it work sees it."""
+    """A worker, as the scheduler of jobs sees it."""
 
     def begin(self, work: Work) -> None:
-        """Gives it a work. Raises ``Lost``."""
+        """Send a job to the worker. Raises ``Lost``."""
         ...
 
     def result(self) -> Report:
-        """What came of the work. Raises ``Lost``."""
+        """Return the report of the job. Raises ``Lost``."""
         ...
 
 
 class Crew(Protocol):
-    """Workers, each of which does one work at a time."""
+    """A pool of workers, each of which does one job at a time."""
 
     def hired(self) -> Sequence[Hand]:
-        """Workers that were not given before and are ready: all at first, later those in place of lost ones."""
+        """Return ready workers that were not returned before: all at first, later the replacements of lost ones."""
         ...
 
     def ready(self, busy: Sequence[Hand]) -> Sequence[Hand]:
-        """Waits until some of ``busy`` may have a result or be lost, or new ones may be had; gives the former."""
+        """Wait until some of ``busy`` may have a result or be lost, or new workers may be ready; return the former."""
         ...
 
     def dismiss(self, hand: Hand) -> None:
-        """Drops a worker that was lost."""
+        """Drop a worker that was lost."""
         ...
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody is left, and nobody will come."""
+        """True if no worker is left, and none will start."""
         ...
 
     def close(self) -> None:
-        """Ends all of them."""
+        """End all workers."""
         ...
 
 
 def distributed(works: Sequence[Work], crew: Crew) -> Iterator[tuple[Work, Report]]:
-    """Each work with what came of it, as they end."""
+    """Run each job on the pool and yield it with its report, in order of completion."""
     waiting = deque((work, 1) for work in works)
     busy: dict[Hand, tuple[Work, int]] = {}
     idle: list[Hand] = []
@@ -87,7 +87,7 @@ def distributed(works: Sequence[Work], crew: Crew) -> Iterator[tuple[Work, Repor
 
 
 def _given_up(task: tuple[Work, int], waiting: deque[tuple[Work, int]], error: Lost) -> Iterator[tuple[Work, Report]]:
-    """Puts the work of a lost worker back, or reports it where it has cost too many."""
+    """Put the job of a lost worker back, or report it as failed after too many attempts."""
     work, attempt = task
     if attempt < ATTEMPTS:
         waiting.appendleft((work, attempt + 1))
@@ -96,7 +96,7 @@ def _given_up(task: tuple[Work, int], waiting: deque[tuple[Work, int]], error: L
 
 
 class _Process:
-    """A worker that was forked from the nursery."""
+    """A worker process, forked from the fork server."""
 
     def __init__(self, child: Child) -> None:
         self.child = child
@@ -118,7 +118,7 @@ class _Process:
 
 
 class LocalCrew:
-    """A process for each of the GPUs with these numbers, on this machine; None stands for one that sees any."""
+    """A pool of one process for each of these GPU numbers, on this machine; None is a process that sees all GPUs."""
 
     def __init__(self, gpus: Sequence[int | None]) -> None:
         self._nursery = Nursery((Worker,))
@@ -137,7 +137,7 @@ class LocalCrew:
         return [by_channel[child] for child in readable if child.has_answer()]
 
     def dismiss(self, hand: Hand) -> None:
-        """Another process takes its GPU."""
+        """Drop a lost worker. Its GPU is free for another process."""
         assert isinstance(hand, _Process)
         hand.child.kill()
         self._vacant.append(self._gpus.pop(hand))
@@ -147,7 +147,7 @@ class LocalCrew:
         return not (self._gpus or self._vacant)
 
     def pids(self) -> list[int]:
-        """The processes of those that work."""
+        """Return the process ids of the workers."""
         return [process.child.pid for process in self._gpus]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""``python -m helion doctor``: what works on this machine, tried out."""
+"""``python -m helion doctor``: a check of this machine's packages, folders and devices, with test kernels."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ..backends.execution import CompileError
 from ..runtime.kernel import kernel
 from .command import Command
 
-#: What each extra is for, by a package of it.
+#: The use of each extra, by a package of it.
 _EXTRAS = {
     "rich": ("cli", "tables of explain"),
     "matplotlib": ("report", "plots of helion report"),
     "ray": ("ray", "tuning on several machines"),
 }
-#: The least versions, as in pyproject.toml, and the newest that generated code is compiled with in tests.
+#: The oldest supported versions, as in pyproject.toml, and the newest that generated code is tested with.
 SUPPORTED = {"torch": ("2.11", ""), "triton": ("3.6", "3.9"), "numpy": ("1.26", "")}
 _COMPILERS = ("g++", "c++", "clang++")
 _C_COMPILERS = ("cc", "gcc", "clang")
@@ -38,7 +38,7 @@ _C_COMPILERS = ("cc", "gcc", "clang")
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: ``lacks`` are things that some can do without, ``fails`` what has to work."""
+    """A line of the report: ``lacks`` marks an optional thing that is missing, ``fails`` a required one."""
 
     name: str
     text: str
@@ -46,7 +46,7 @@ class Finding:
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    """No options."""
+    """Add no options."""
 
 
 def _run(_: argparse.Namespace) -> int:
@@ -60,7 +60,7 @@ def _run(_: argparse.Namespace) -> int:
 
 
 def findings() -> Iterator[Finding]:
-    """What was found, in the order of the report. Kernels are compiled and run for it, on the GPU too if there is one."""
+    """Yield the findings in the order of the report. Compiles and runs kernels, on the GPU too if there is one."""
     cuda = torch.cuda.is_available()
     yield Finding(_distribution.NAME, helion.__version__)
     yield from _clash()
@@ -178,7 +178,7 @@ def _kernel_is_right(device: str) -> str:
     bound.set_config(bound.default_config())
     torch.testing.assert_close(bound(x), torch.softmax(x, dim=-1))
     where = torch.cuda.get_device_name(0) if device == "cuda" else "interpreted"
-    return f"a kernel gives what torch gives ({where})"
+    return f"the results of a kernel equal those of torch ({where})"
 
 
 def _offline(target: hardware.Target) -> str:
@@ -188,7 +188,7 @@ def _offline(target: hardware.Target) -> str:
 
 
 def _tried(name: str, attempt: Callable[[], str]) -> Finding:
-    """What an attempt gives, or the first line of what it raises."""
+    """Return a finding with the result of an attempt, or with the first line of its error."""
     try:
         return Finding(name, attempt())
     except (exc.Base, CompileError, AssertionError, RuntimeError, OSError) as error:

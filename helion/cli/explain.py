@@ -1,4 +1,4 @@
-"""``python -m helion explain``: what the compiler makes of a kernel."""
+"""``python -m helion explain``: a report on a kernel's IR, limits, seeds and code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     forms.add_argument("--facts", action="store_true", help="print every record that was read off the kernel")
     forms.add_argument("--json", action="store_true", help="print JSON")
     forms.add_argument(
-        "--html", metavar="FILE", help="write a page that stands alone: IR, a picture of each access, roofline, code"
+        "--html", metavar="FILE", help="write a self-contained page: IR, a picture of each access, roofline, code"
     )
 
 
@@ -61,14 +61,14 @@ def _show(bound: BoundKernel, options: argparse.Namespace) -> None:
 
 
 def with_dynamic_shapes(kernel: Kernel) -> Kernel:
-    """The same function as a kernel with ``static_shapes=False``."""
+    """Return a kernel of the same function with ``static_shapes=False``."""
     settings = Settings(**{**kernel.settings.to_dict(), "static_shapes": False})
     return Kernel(kernel.fn, configs=kernel.configs, settings=settings, key=kernel.key)
 
 
 COMMAND = Command(
     name="explain",
-    help="what a kernel is, what bounds it, and its seeds with reasons, predicted beside measured",
+    help="show a kernel's operations, its limiting resource, and its seeds with reasons, predicted and measured times",
     configure=_configure,
     run=_run,
 )

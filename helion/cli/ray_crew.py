@@ -1,7 +1,7 @@
-"""Workers on the machines of a Ray cluster: an actor for each GPU, or for each CPU where nothing is measured.
+"""Workers on the machines of a Ray cluster: an actor for each GPU, or for each CPU if nothing is measured.
 
-A binary is of use only where it is launched, so each actor compiles in processes of its own machine, on the CPUs that it has
-reserved. Kernels lie in files of the same paths on all machines.
+A binary is useful only on the machine that launches it. So each actor compiles in processes of its own machine, on the
+CPUs that it reserved. Kernel files have the same paths on all machines.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from .crew import Hand, Lost
 from .work import Report, Work, Worker
 
-#: Seconds between looks for actors that have come up, and after which those that have not are given up where no other is left.
+#: Seconds between polls for started actors, and the deadline for the first one.
 _LOOK, _PATIENCE = 2.0, 60.0
 
 
@@ -41,8 +41,11 @@ class _Actor:
 
 
 class RayCrew:
-    """``address`` is what ``ray.init`` takes. ``measuring``: one actor per GPU, of all or of ``gpus`` of them, instead of one
-    per CPU."""
+    """A pool of actors in a Ray cluster.
+
+    ``address`` is the argument of ``ray.init``. With ``measuring`` there is one actor per GPU, for all GPUs or for
+    ``gpus`` of them, instead of one per CPU.
+    """
 
     def __init__(self, address: str, measuring: bool, gpus: int | None = None) -> None:
         try:
@@ -65,7 +68,7 @@ class RayCrew:
         self._since = time.monotonic()
 
     def _actor(self) -> tuple[_Actor, Any]:
-        """An actor, and what is there when it has come up."""
+        """Start an actor, and return it with a reference that resolves when it is ready."""
         options = {"num_cpus": self._cpus, "num_gpus": self._gpu, "max_restarts": 0}
         handle = self._ray.remote(**options)(Worker).remote()
         return _Actor(self._ray, handle, self._cpus), handle.__ray_ready__.remote()
@@ -91,7 +94,7 @@ class RayCrew:
         return [by_reference[reference] for reference in done if reference in by_reference]
 
     def dismiss(self, hand: Hand) -> None:
-        """Another actor comes up, where there is a machine for it."""
+        """Drop a lost worker. Another actor starts if there is a machine for it."""
         assert isinstance(hand, _Actor)
         self._there.remove(hand)
         self._coming.append(self._actor())
@@ -106,5 +109,5 @@ class RayCrew:
 
 
 def _cpus_of_a_gpu(nodes: Sequence[Mapping[str, float]]) -> int:
-    """The CPUs that an actor can have on every machine with a GPU, whatever others there are."""
+    """Return the CPUs that an actor can reserve on every machine with a GPU."""
     return min(int(node.get("CPU", 0) // node["GPU"]) for node in nodes if node.get("GPU", 0) >= 1)

@@ -74,7 +74,7 @@ def _all_simulated(works: Sequence[Work]) -> bool:
 
 
 def _measured(works: Sequence[Work], options: argparse.Namespace) -> int:
-    """Tunes, and keeps what is found in the cache of this machine, whoever has found it."""
+    """Tune on GPUs, and keep all results in the cache of this machine, also those of other workers."""
     store = default_store()
     known = [replace(work, known=_known(store, work)) for work in works]
     failed = 0
@@ -88,13 +88,13 @@ def _measured(works: Sequence[Work], options: argparse.Namespace) -> int:
 
 
 def _known(store: Store | None, work: Work) -> str:
-    """What this machine knows of a kernel, for those that have a cache of their own."""
+    """Return the rows of a kernel in this machine's cache, for workers that have a cache of their own."""
     rows = [] if store is None else store.all(work.kernel.rpartition("::")[2])
     return exported([Entry(row=row) for row in rows]) if rows else ""
 
 
 def _each(works: Sequence[Work], options: argparse.Namespace, measuring: bool) -> Iterator[tuple[Work, Report]]:
-    """Every work with what came of it: in this process, or by a crew where there is more than one GPU."""
+    """Yield every job with its report: from this process, or from a pool if there is more than one GPU."""
     if options.ray is not None:
         yield from _by_crew(works, RayCrew(options.ray, measuring, options.gpus))
         return
@@ -114,7 +114,7 @@ def _each(works: Sequence[Work], options: argparse.Namespace, measuring: bool) -
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[Sequence[int]]:
-    """The signals of interrupts from the keyboard that came, whatever has caught them."""
+    """Collect the keyboard interrupts of the body, even those that other code caught."""
     came: list[int] = []
     before = signal.getsignal(signal.SIGINT)
 
@@ -138,8 +138,11 @@ def _by_crew(works: Sequence[Work], crew: Crew) -> Iterator[tuple[Work, Report]]
 
 
 def _gpus(count: int | None, simulated: bool) -> list[int | None]:
-    """The numbers of ``count`` GPUs of those that are visible, of all if it is None; as many processes that need none where
-    all times are ``simulated``. Raises ValueError for more than there are."""
+    """Return the numbers of ``count`` visible GPUs, or of all if it is None.
+
+    If all times are ``simulated``, return that many None, for processes without a GPU. Raises ValueError for more GPUs
+    than there are.
+    """
     there = torch.cuda.device_count()
     if simulated:
         return [None] * (count or max(1, there))
@@ -149,7 +152,7 @@ def _gpus(count: int | None, simulated: bool) -> list[int | None]:
 
 
 def _finished(results: Iterator[tuple[Work, Report]]) -> tuple[list[Entry], int]:
-    """What was found of all works, which are shown as they end, and how many failed."""
+    """Print reports as jobs end, and return all entries found and the number of failures."""
     entries: list[Entry] = []
     failed = 0
     for work, report in results:
@@ -159,7 +162,7 @@ def _finished(results: Iterator[tuple[Work, Report]]) -> tuple[list[Entry], int]
 
 
 def _shown(work: Work, report: Report) -> bool:
-    """Prints what became of a work; whether it worked."""
+    """Print the report of a job, and return whether it succeeded."""
     if report.worked:
         print(f"{work}: {report.message}", flush=True)
     else:
@@ -190,8 +193,10 @@ def _toml() -> Any:
 
 
 def _works(spec: Mapping[str, Any], path: pathlib.Path) -> Iterator[Work]:
-    """What a file lists. Raises ValueError for kernels that there are not, and ``exc.Base`` for arguments and options that
-    they do not take."""
+    """Yield the jobs of a file.
+
+    Raises ValueError for a missing kernel, and ``exc.Base`` for arguments and options that a kernel does not accept.
+    """
     for at, table in enumerate(spec.get("tune", ())):
         if not isinstance(table.get("kernel"), str) or not isinstance(table.get("args"), list):
             raise ValueError(f'{path}: [[tune]] number {at + 1} needs kernel = "FILE.py::NAME" and args = [[...], ...]')
@@ -200,7 +205,7 @@ def _works(spec: Mapping[str, Any], path: pathlib.Path) -> Iterator[Work]:
         options = {key: value for key, value in table.items() if key not in ("kernel", "args")}
         if "target" in options:
             raise ValueError(
-                f"{path}: target stands at the top of the file, before the first [[tune]], and is that of all kernels"
+                f"{path}: target belongs at the top of the file, before the first [[tune]]; it applies to all kernels"
             )
         Options.of(kernel.settings, "quick", options)
         for texts in table["args"]:

@@ -1,4 +1,4 @@
-"""One kernel to tune for the arguments of one call, as text that other processes and machines understand, and who does it."""
+"""A tuning job for one kernel and the arguments of one call, as portable text, and the worker that runs it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from .arguments import find_kernel, parse_arguments
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """``kernel`` is ``FILE.py::NAME``, ``args`` as on a command line, ``options`` those of ``kernel.autotune``.
+    """A job to tune one kernel for one call.
 
-    ``offline`` is the number of mutations of the seeds that are compiled for ``target`` and ranked, None where times are
-    measured. ``known`` are rows that were tuned before, as ``rows.exported`` gives them; with ``force`` they are no answer.
+    ``kernel`` is ``FILE.py::NAME``, ``args`` as on a command line, ``options`` those of ``kernel.autotune``. With
+    ``offline``, that many mutations of the seeds are compiled for ``target`` and ranked; None measures times. ``known``
+    are rows tuned before, as ``rows.exported`` formats them; ``force`` tunes again nevertheless.
     """
 
     kernel: str
@@ -40,7 +41,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What became of a work: ``message`` for people, ``entries`` as ``rows.exported`` gives them."""
+    """The result of a job: ``message`` is for users, ``entries`` has the format of ``rows.exported``."""
 
     worked: bool
     message: str
@@ -48,7 +49,7 @@ class Report:
 
 
 class Worker:
-    """Does one work after the other, on the GPU of this number of those that the process sees, or on any."""
+    """A worker that runs one job at a time, on the GPU of this number among the visible ones, or on any."""
 
     def __init__(self, gpu: int | None = None) -> None:
         if gpu is not None:
@@ -56,7 +57,7 @@ class Worker:
         self._kernels: dict[str, Kernel] = {}
 
     def run(self, work: Work) -> Report:
-        """Errors of the kernel are reported; others are raised."""
+        """Run a job. Errors of the kernel are reported; others are raised."""
         try:
             kernel = self._kernel(work.kernel)
             positional, keywords = parse_arguments(work.args)
@@ -105,7 +106,7 @@ def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _filled(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """A tensor like this meta tensor: normally distributed numbers, integers that are 0 or 1."""
+    """Return a tensor like this meta tensor: normally distributed numbers, integers that are 0 or 1."""
     values = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
     if tensor.is_floating_point():
         return values.copy_(torch.randn(tensor.size(), device=device))

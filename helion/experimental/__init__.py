@@ -29,17 +29,17 @@ def backward(
 ) -> Any:
     """Compute gradients of a kernel with respect to its tensors, by a kernel that is derived from it.
 
-    The device loops are differentiated op by op: pointwise functions, reductions, products, views, gathers, running sums,
-    branches, and loops that add to what they carry. Values of the forward are computed again from its inputs. Each element
-    of a gradient is stored by one program where the loops allow; what several programs contribute to is added up from one
-    partial sum each, in a loop of its own, or, for gathers, by atomics in fp32, whose order is not fixed. Gradients are
-    computed in fp32, in fp64 for fp64. At kinks, ties and poles the gradient is torch's. Host code around the loops is
-    differentiated by torch.
+    The device loops are differentiated op by op: pointwise functions, reductions, matmuls, views, gathers, scans,
+    branches, and loops that accumulate. Values of the forward are recomputed from its inputs. Each element of a
+    gradient is stored by one program if the loops allow it. Contributions of several programs are stored as partial
+    sums and added in a separate loop. For gathers they are added by atomics in fp32, whose order is not fixed.
+    Gradients are computed in fp32, or in fp64 for fp64 inputs. At kinks, ties and poles the gradient is torch's. Host
+    code around the loops is differentiated by torch.
 
     Args:
         kernel: the forward.
-        grad_out: the gradient of what the kernel returns, of its shape; a tuple of one for each tensor if it returns
-            several, None for those that count for nothing.
+        grad_out: the gradient of the kernel's result, of its shape; a tuple of one for each tensor if it returns
+            several, None for zero.
         inputs: the arguments of the forward call, numbers included.
         return_code: also return source: of the backward as a kernel called ``backward_kernel``, which can be saved and run,
             and of what its backend made of it.

@@ -288,7 +288,7 @@ REFUSED_BY_MATMUL = [
     ({"l2_groupings": [3]}, "l2_groupings[0] (tile_m, tile_n) must be a power of two, got 3."),
     ({"l2_groupings": [128]}, "l2_groupings[0] (tile_m, tile_n) must be between 1 and 64, got 128."),
     ({"flatten_loops": [1]}, "flatten_loops[0] (tile_m, tile_n) must be one of False, got 1: a loop uses a merged dimension."),
-    ({"reduction_loops": [None]}, "reduction_loops has 1 entry, expected 0 (one per whole dimension that can be walked in chunks)."),
+    ({"reduction_loops": [None]}, "reduction_loops has 1 entry, expected 0 (one per whole dimension that can be a loop over chunks)."),
     ({"range_unroll_factors": [0, 5]}, "range_unroll_factors[1] (the loop over tile_k) must be between 0 and 4, got 5."),
     ({"range_num_stages": [0, 0, 1]}, "range_num_stages has 3 entries, expected 2 (one per grid loop and per dimension of a device loop: the grid over tile_m, tile_n, the loop over tile_k)."),
     ({"range_flattens": [0]}, "range_flattens[0] (the grid over tile_m, tile_n) must be one of None, True, False, got 0."),

@@ -81,7 +81,7 @@ def test_tensors_in_containers() -> None:
 def test_positional_and_keyword_arguments() -> None:
     positional, keywords = parse_arguments(["f32[3]", "eps=1e-5", "name='a=b'", "act=torch:relu"])
     assert len(positional) == 1 and keywords == {"eps": 1e-5, "name": "a=b", "act": torch.relu}
-    with pytest.raises(ValueError, match="without a name stands behind eps="):
+    with pytest.raises(ValueError, match="without a name follows eps="):
         parse_arguments(["eps=1e-5", "f32[3]"])
     with pytest.raises(ValueError, match="eps= is given twice"):
         parse_arguments(["eps=1", "eps=2"])

@@ -1,1 +1,1 @@
-"""What tuning has found: one row per kernel, specialization, target, versions and space, with all that was tried."""
+"""Cache of tuning: one row per kernel, specialization, target, versions and space, with all candidates tried."""

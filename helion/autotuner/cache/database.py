@@ -1,4 +1,4 @@
-"""The rows in a SQLite file that many processes use at once. Raises what SQLite does; ``store`` catches it."""
+"""The rows in a SQLite file that many processes use at once. SQLite's errors are raised; ``store`` catches them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...config import Config
 from ..outcome import Outcome, Status
 from .rows import Entry, Key, Row
 
-#: Seconds that a process waits for others to finish writing.
+#: Timeout in seconds to wait for other processes to finish writing.
 _PATIENCE = 30.0
 _SCHEMA = """
 create table if not exists tuned (
@@ -35,7 +35,7 @@ _COLUMNS = (
 
 
 class Database:
-    """One connection. Files that cannot be written are read; why they cannot is raised by what writes."""
+    """One connection. A file that is not writable is opened to read; writes then raise the reason."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
@@ -52,21 +52,21 @@ class Database:
         self._connection.close()
 
     def get(self, key: Key) -> Row | None:
-        """The row of just this key."""
+        """Return the row of exactly this key."""
         found = self._rows("where digest = ?", (key.digest,))
         return found[0] if found else None
 
     def related(self, key: Key) -> list[Row]:
-        """Rows of the same kernel, source and target: other shapes, versions and spaces."""
+        """Return rows of the same kernel, source and target: other shapes, versions and spaces."""
         return self._rows("where kernel = ? and source = ? and target = ?", (key.kernel, key.source, key.target))
 
     def all(self, kernel: str | None = None) -> list[Row]:
-        """All rows, or those of one kernel."""
+        """Return all rows, or those of one kernel."""
         order = "order by kernel, target, specialization, moment"
         return self._rows(order, ()) if kernel is None else self._rows(f"where kernel = ? {order}", (kernel,))
 
     def sweep(self, key: Key) -> tuple[Outcome, ...]:
-        """All that was tried for a key."""
+        """Return all outcomes for a key."""
         rows = self._connection.execute(
             "select config, status, microseconds, compile_seconds, detail from tried where digest = ?", (key.digest,)
         )
@@ -82,7 +82,7 @@ class Database:
         )
 
     def put(self, entry: Entry) -> None:
-        """Writes a row in place of one with its key; what was tried is added to what was tried before."""
+        """Write a row, replacing one with its key; its outcomes are added to the earlier ones."""
         key, row = entry.row.key, entry.row
         with self._writing() as transaction:
             transaction.execute(
@@ -96,12 +96,12 @@ class Database:
             self._add(transaction, key, entry.sweep)
 
     def add(self, key: Key, sweep: Sequence[Outcome]) -> None:
-        """What was tried, before there is a row: a later run goes on from it."""
+        """Save outcomes before there is a row, so that a later run resumes from them."""
         with self._writing() as transaction:
             self._add(transaction, key, sweep)
 
     def delete(self, kernel: str | None = None) -> int:
-        """Deletes all rows, or those of one kernel; gives how many."""
+        """Delete all rows, or those of one kernel; return the number."""
         with self._writing() as transaction:
             if kernel is None:
                 transaction.execute("delete from tried")
@@ -113,7 +113,7 @@ class Database:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction."""
+        """Open a transaction."""
         if self._unwritable is not None:
             raise self._unwritable
         with self._connection as transaction:
@@ -169,7 +169,7 @@ def _has_tables(connection: sqlite3.Connection) -> bool:
 
 
 def _readable(path: pathlib.Path) -> sqlite3.Connection | None:
-    """None for a file that nothing was ever written to, as a full disk leaves one."""
+    """Open a file that is only readable; None if nothing was ever written to it, for example because of a full disk."""
     if not path.is_file():
         return None
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
@@ -181,7 +181,7 @@ def _readable(path: pathlib.Path) -> sqlite3.Connection | None:
 
 @contextlib.contextmanager
 def opened(path: pathlib.Path) -> Iterator[Database]:
-    """A database for one piece of work. Raises sqlite3.Error and OSError."""
+    """Open a database for one operation. Raises sqlite3.Error and OSError."""
     database = Database(path)
     try:
         yield database

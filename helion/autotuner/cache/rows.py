@@ -12,7 +12,7 @@ from typing import Any
 from ...config import Config
 from ..outcome import Outcome
 
-#: What an exported file begins with; the number changes when older readers could not read it.
+#: Header of an exported file; the version changes when older readers cannot read it.
 FORMAT, VERSION = "helion-configs", 1
 
 #: Sizes of every tensor among the arguments.
@@ -21,11 +21,11 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """What a tuned config holds for.
+    """Key of a tuned config.
 
-    ``source`` is a digest of the kernel's source, ``specialization`` the dtypes, sizes, strides and constants in words,
-    ``versions`` those of what compiles, ``space`` a digest of the fields of a config. ``tag`` tells answers apart that
-    were tuned for several argument sets at once; it is "" otherwise.
+    ``source`` is a digest of the kernel's source, ``specialization`` describes the dtypes, sizes, strides and
+    constants. ``versions`` are those of the compilers, ``space`` is a digest of the config fields. ``tag`` identifies
+    answers that were tuned for several argument sets or a list of configs; it is "" otherwise.
     """
 
     kernel: str
@@ -40,17 +40,17 @@ class Key:
 
     @property
     def digest(self) -> str:
-        """128 bits that equal keys share, in every process."""
+        """128 bits that are equal for equal keys, in every process."""
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @property
     def subject(self) -> tuple[str, str, str, str, str]:
-        """What stays the same when versions or the space change."""
+        """The part of the key that versions and the space do not affect."""
         return (self.kernel, self.source, self.specialization, self.target, self.tag)
 
     def distance(self, other: Key) -> float:
-        """How far apart the shapes are, in factors of two; infinite for other ranks."""
+        """Return the distance of the shapes, in factors of two; infinite for other ranks."""
         if [len(sizes) for sizes in self.shapes] != [len(sizes) for sizes in other.shapes]:
             return math.inf
         pairs = ((a, b) for x, y in zip(self.shapes, other.shapes, strict=True) for a, b in zip(x, y, strict=True))
@@ -59,8 +59,10 @@ class Key:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A tuned config: ``microseconds`` of device time, and of the config that would have run untuned. ``effort`` is what
-    was spent, ``when`` the seconds since the epoch."""
+    """A tuned config: ``microseconds`` of device time, and of the untuned config.
+
+    ``effort`` is the search effort, ``when`` the seconds since the epoch.
+    """
 
     key: Key
     config: Config
@@ -71,7 +73,7 @@ class Row:
     when: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As data that JSON can hold."""
+        """Return the row as JSON data."""
         return {
             **asdict(self.key),
             "shapes": [list(sizes) for sizes in self.key.shapes],
@@ -85,7 +87,7 @@ class Row:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Row:
-        """Raises KeyError, TypeError or ValueError for what ``to_dict`` does not give."""
+        """Make a row from ``to_dict``'s data. Raises KeyError, TypeError or ValueError for any other."""
         microseconds, baseline = float(data["microseconds"]), data.get("baseline_microseconds")
         if not 0 < microseconds < math.inf:
             raise ValueError(f"{microseconds!r} is no time")
@@ -114,14 +116,14 @@ def _text(data: Mapping[str, Any], name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A row with all that was tried for it."""
+    """A row with all its outcomes."""
 
     row: Row
     sweep: tuple[Outcome, ...] = ()
 
 
 def exported(entries: Sequence[Entry], *, sweeps: bool = False) -> str:
-    """Rows as a JSON text that a repository can keep: sorted, one line per value, the same for the same rows."""
+    """Format rows as a JSON text for a repository: sorted, one line per value, the same for the same rows."""
     ordered = sorted(entries, key=lambda entry: (entry.row.key.kernel, entry.row.key.target, entry.row.key.digest))
     rows = [
         {**entry.row.to_dict(), **({"sweep": [each.to_dict() for each in entry.sweep]} if sweeps else {})}
@@ -131,7 +133,7 @@ def exported(entries: Sequence[Entry], *, sweeps: bool = False) -> str:
 
 
 def imported(text: str) -> list[Entry]:
-    """Raises ValueError, which says where, for what ``exported`` does not give."""
+    """Parse ``exported``'s text. Raises ValueError with the place for any other."""
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
@@ -151,7 +153,7 @@ def imported(text: str) -> list[Entry]:
 
 
 def merged(entries: Sequence[Entry]) -> list[Entry]:
-    """One entry per key, the fastest of each with what was tried for any of them."""
+    """Merge entries to one per key: the fastest row with all outcomes."""
     by_digest: dict[str, Entry] = {}
     for entry in entries:
         known = by_digest.setdefault(entry.row.key.digest, entry)

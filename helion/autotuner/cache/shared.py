@@ -1,4 +1,4 @@
-"""A store that machines share: one JSON file per key under any URL that fsspec knows."""
+"""A store that machines share: one JSON file per key under any URL that fsspec supports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .rows import Entry, Key, exported, imported, merged
 
 
 class SharedStore:
-    """Files ``<url>/<kernel>/<digest>.json``. Raises what fsspec does: ``store`` catches it."""
+    """Files ``<url>/<kernel>/<digest>.json``. Raises errors of fsspec, which ``store`` catches."""
 
     def __init__(self, url: str) -> None:
         fsspec: Any = importlib.import_module("fsspec")
@@ -23,7 +23,7 @@ class SharedStore:
         return next((entry for entry in entries if entry.row.key == key), None)
 
     def put(self, entry: Entry) -> None:
-        """Keeps the faster of this and what is there."""
+        """Write the faster of this entry and the stored one."""
         key, path = entry.row.key, self._path(entry.row.key)
         there = self.get(key)
         kept = merged([entry] if there is None else [there, entry])

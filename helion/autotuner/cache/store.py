@@ -1,4 +1,4 @@
-"""The cache as the rest sees it: it answers or it does not, and nothing that happens to it breaks a call."""
+"""The cache for its users: failures to read or write it are reported, and never break a call."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from .rows import Entry, Key, Row
 from .shared import SharedStore
 
 FILE = "tuned.sqlite"
-#: What the sqlite file of another program, or half of one, raises.
+#: Fragments of errors for a file that is no database, or a damaged one.
 _BROKEN = ("file is not a database", "malformed", "disk image")
 
 T = TypeVar("T")
 
 
 class Store:
-    """``path`` is the file of this machine, ``url`` a store that it shares with others, or None; ``given`` is a file that
-    is only read, or None.
+    """The cache.
 
-    Without a file nothing is made before there is something to keep.
+    ``path`` is the file of this machine, ``url`` a store shared with others, or None; ``given`` is a read-only file, or
+    None.
+
+    The file is created only when there is something to write.
     """
 
     def __init__(self, path: pathlib.Path, url: str | None = None, given: pathlib.Path | None = None) -> None:
@@ -36,11 +38,11 @@ class Store:
 
     @property
     def has_any(self) -> bool:
-        """Whether there may be something to find."""
+        """Return whether there may be rows."""
         return self.url is not None or any(path.is_file() for path in self._paths)
 
     def get(self, key: Key) -> Row | None:
-        """The row of just this key, here or in the shared store."""
+        """Return the row of exactly this key, from here or from the shared store."""
         row = next(iter(self._read(lambda database: [found] if (found := database.get(key)) else [])), None)
         if row is None and self.url is not None:
             entry = self._share(lambda shared: shared.get(key))
@@ -50,7 +52,7 @@ class Store:
         return row
 
     def related(self, key: Key) -> list[Row]:
-        """Rows of the same kernel and target for other shapes, or made by other versions; the nearest first."""
+        """Return rows of the same kernel and target for other shapes, or made by other versions; the nearest first."""
         rows = self._read(lambda database: database.related(key))
         others = [row for row in rows if row.key.digest != key.digest and row.key.dtypes == key.dtypes]
         return sorted(others, key=lambda row: (key.distance(row.key), -row.when))
@@ -60,30 +62,30 @@ class Store:
         return list({row.key.digest: row for row in reversed(rows)}.values())[::-1]
 
     def sweep(self, key: Key) -> tuple[Outcome, ...]:
-        """All that was tried for a key."""
+        """Return all outcomes for a key."""
         outcomes = self._read(lambda database: list(database.sweep(key)))
         return tuple({outcome.config: outcome for outcome in reversed(outcomes)}.values())[::-1]
 
     def put(self, entry: Entry) -> bool:
-        """Keeps an entry; whether that worked here."""
+        """Write an entry; return whether that succeeded here."""
         kept = self._write(lambda database: database.put(entry))
         if self.url is not None:
             self._share(lambda shared: shared.put(entry))
         return kept
 
     def add(self, key: Key, sweep: Sequence[Outcome]) -> bool:
-        """Keeps what was tried, before there is an answer."""
+        """Write outcomes before there is an answer."""
         return self._write(lambda database: database.add(key, sweep))
 
     def delete(self, kernel: str | None = None) -> int:
-        """Deletes from the file of this machine; gives how many."""
+        """Delete rows from the file of this machine; return the number."""
         deleted: list[int] = []
         if self.path.is_file():
             self._write(lambda database: deleted.append(database.delete(kernel)))
         return sum(deleted)
 
     def _read(self, ask: Callable[[Database], list[T]]) -> list[T]:
-        """What all files have, that of this machine first."""
+        """Return the rows of all files, those of this machine first."""
         return [each for path in self._paths if path.is_file() for each in self._read_of(path, ask)]
 
     def _read_of(self, path: pathlib.Path, ask: Callable[[Database], list[T]]) -> list[T]:
@@ -106,7 +108,7 @@ class Store:
         return False
 
     def _give_up(self, path: pathlib.Path, error: Exception, what: str) -> bool:
-        """Says what is wrong, and moves aside a file that is no database; whether another try may work."""
+        """Report an error, and rename a file that is no database; return whether another attempt may succeed."""
         if not (isinstance(error, sqlite3.DatabaseError) and any(text in str(error) for text in _BROKEN)):
             _logging.say_once(f"helion: tuned configs in {path} cannot be {what}: {error}")
             return False
@@ -132,8 +134,10 @@ class Store:
 
 
 def default_store() -> Store | None:
-    """The one in the cache folder; None with ``HELION_SKIP_CACHE``. Where that folder can only be read, what it has counts, and
-    what is found is kept elsewhere."""
+    """Return the store in the cache folder; None with ``HELION_SKIP_CACHE``.
+
+    If that folder is read-only, its rows are used, and new ones are written to another folder.
+    """
     if knobs.SKIP_CACHE.read():
         return None
     given = _files.read_only_cache_dir()

@@ -1,1 +1,1 @@
-"""Trying configs: compiling them, running them where they can do no harm, checking what they give, and timing them."""
+"""Evaluation of configs: compile, run in isolation, check results, and time."""

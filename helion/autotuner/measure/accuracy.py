@@ -1,4 +1,4 @@
-"""Whether results are right: against what the kernel gives when it runs eagerly, with tolerances by dtype."""
+"""Check of results against the eager reference, with tolerances by dtype."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-#: Largest distance from the reference relative to its 2-norm, and how far one element may be off relative to the root mean
-#: square, by dtype. Eager torch rounds where a kernel does not and the other way round, so that both may be off; fp32
-#: products run in TF32. Errors of a wrong tile, mask or order are far beyond.
+#: Largest relative error in the 2-norm, and largest error of one element relative to the root mean square, by dtype.
+#: Eager torch and kernels round at different places, so that both may be off; fp32 matmuls run in TF32. Errors of a
+#: wrong tile, mask or order are far larger.
 _NORM = {
     torch.float64: 1e-9,
     torch.float32: 4e-3,
@@ -31,7 +31,7 @@ class Tolerance:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Tensors and plain values in containers, in order."""
+    """Yield tensors and plain values in containers, in order."""
     if isinstance(value, dict):
         for item in value.values():
             yield from leaves(item)
@@ -46,9 +46,10 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def difference(actual: Any, expected: Any, tolerance: Tolerance, inputs: Sequence[Any] = ()) -> str:
-    """What is wrong with ``actual``, in words; "" where it is right.
+    """Describe what is wrong with ``actual``; "" if it is right.
 
-    The least precise dtype among ``inputs`` counts, too: an fp32 sum of bf16 products is as exact as these.
+    The least precise dtype among ``inputs`` bounds the precision, too: an fp32 sum of bf16 products is as exact as
+    these.
     """
     ours, theirs = list(leaves(actual)), list(leaves(expected))
     if len(ours) != len(theirs):

@@ -1,8 +1,8 @@
-"""Which of several configs is the fastest, and whether it is certain enough to replace the one that would run untuned.
+"""Comparison of configs: which one is the fastest, and certainly faster than the untuned one.
 
-Clocks rise, drift and jump while configs are timed, by more than configs differ. So times are compared within a round only,
-in which each config runs once: the logarithms of the ratios within rounds, of which the median counts, whose confidence
-interval assumes nothing about how they are distributed.
+Clocks rise, drift and jump while configs are timed, by more than configs differ. So times are compared only within a
+round, in which each config runs once. The comparison uses the median logarithm of the ratios within rounds. Its
+confidence interval assumes no distribution.
 """
 
 from __future__ import annotations
@@ -16,29 +16,31 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 
-#: Microseconds by config of rounds; what does not work any more is missing.
+#: Microseconds by config of rounds; a config that fails is missing.
 Rounds = Sequence[Mapping[T, float]]
-#: Measures so many rounds of configs, or fewer of configs that take long.
+#: Measures that many rounds of configs, or fewer if they take long.
 Measure = Callable[[Sequence[T], int], Rounds[T]]
 Clock = Callable[[], float]
 
-#: The probability with which a bound of a median is wrong, each time that it is looked at.
+#: The probability that a bound of a median is wrong, for each test.
 LEVEL = 1e-5
-#: Another config must take at most this share of the time of the one that would run untuned.
+#: Maximum ratio of another config's time to that of the untuned one.
 MARGIN = 0.995
-#: What events on a device cannot tell apart, in microseconds: two of the steps in which an H200 counts.
+#: Resolution of device events in microseconds: two of the steps in which an H200 counts.
 RESOLUTION = 0.064
-#: Rounds that are measured at once, how often at most and for how many seconds, while leaders are told apart.
+#: Rounds per block, maximum of blocks and of seconds, to compare leaders.
 _ROUNDS, _BLOCKS, _SECONDS = 20, 8, 0.25
-#: The same when the fastest is compared with the untuned config; each block is prepared and warmed up anew, and this many
+#: The same to compare the fastest with the untuned config. Each block is prepared and warmed up again, and this many
 #: must agree.
 _FINAL_ROUNDS, _FINAL_BLOCKS, _FINAL_SECONDS, _AGREEING = 40, 10, 0.4, 4
 
 
 @functools.cache
 def _rank(count: int) -> int:
-    """How many values at either end of ``count`` sorted ones lie outside of the interval of their median; -1 where too few
-    are known. The probability that so many or fewer of them lie on one side of the median is at most ``LEVEL``."""
+    """Return how many of ``count`` sorted values at either end the interval of their median excludes; -1 if too few.
+
+    The probability that at most as many are on one side of the median is at most ``LEVEL``.
+    """
     below, least = 0, -1
     for k in range(count):
         below += math.comb(count, k)
@@ -49,7 +51,7 @@ def _rank(count: int) -> int:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Between which numbers the median of what ``values`` are drawn from lies, each with probability 1 - ``LEVEL``."""
+    """Return the confidence interval of a median from samples; each bound has error probability ``LEVEL``."""
     outside = _rank(len(values))
     if outside < 0:
         return -math.inf, math.inf
@@ -58,12 +60,12 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def log_ratios(rounds: Rounds[T], one: T, other: T) -> list[float]:
-    """The logarithm of the time of ``one`` over that of ``other`` in each round that has both."""
+    """Return the logarithm of the time of ``one`` over that of ``other`` in each round that has both."""
     return [math.log(times[one] / times[other]) for times in rounds if one in times and other in times]
 
 
 def medians(rounds: Rounds[T]) -> dict[T, float]:
-    """Median microseconds of each config, the fastest first."""
+    """Return median microseconds of each config, the fastest first."""
     times: dict[T, list[float]] = {}
     for each in rounds:
         for config, time in each.items():
@@ -72,8 +74,10 @@ def medians(rounds: Rounds[T]) -> dict[T, float]:
 
 
 def ranked(configs: Sequence[T], measure: Measure[T], clock: Clock) -> dict[T, float]:
-    """Median microseconds of those of ``configs`` that may be the fastest, the fastest first; what is certainly slower than
-    another one is dropped on the way."""
+    """Return median microseconds of those of ``configs`` that may be the fastest, the fastest first.
+
+    A config that is certainly slower than another one is dropped early.
+    """
     began = clock()
     running, rounds = list(configs), list[Mapping[T, float]]()
     for _ in range(_BLOCKS if running else 0):
@@ -85,7 +89,7 @@ def ranked(configs: Sequence[T], measure: Measure[T], clock: Clock) -> dict[T, f
 
 
 def _undecided(running: Sequence[T], rounds: Rounds[T]) -> list[T]:
-    """Those that are not certainly slower than the fastest; what a round lacks has failed."""
+    """Return the configs that are not certainly slower than the fastest; one missing from a round has failed."""
     worked = [config for config in running if rounds and config in rounds[-1]]
     if not worked:
         return []
@@ -96,18 +100,21 @@ def _undecided(running: Sequence[T], rounds: Rounds[T]) -> list[T]:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict(Generic[T]):
-    """``replaces``: the challenger is certainly faster than the baseline, by more than ``MARGIN`` and ``RESOLUTION``.
-    ``times`` are the median microseconds of both, of those that worked."""
+    """Result of a comparison.
+
+    ``replaces``: the challenger is certainly faster than the baseline, by more than ``MARGIN`` and ``RESOLUTION``.
+    ``times`` are the median microseconds of both, without those that failed.
+    """
 
     replaces: bool
     times: Mapping[T, float]
 
 
 def compared(challenger: T, baseline: T, measure: Measure[T], clock: Clock) -> Verdict[T]:
-    """Compares two configs in blocks of rounds until it is certain which is to run; where it stays uncertain, the baseline.
+    """Compare two configs in blocks of rounds until it is certain which is faster; in doubt, take the baseline.
 
-    Each block is prepared anew, so that where a config's memory lies and what the device did before differ between blocks;
-    the challenger must be the faster one in every one of them.
+    Each block is prepared again, so that addresses and the device's history differ between blocks. The challenger must
+    be faster in every one of them.
     """
     began = clock()
     rounds: list[Mapping[T, float]] = []

@@ -1,4 +1,4 @@
-"""Memory that tells of writes outside of tensors, and of results that nobody wrote."""
+"""Guarded memory, which reveals writes outside of tensors and unwritten results."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-#: Bytes before and behind every tensor. A multiple of what tensors are aligned to.
+#: Bytes before and after every tensor. A multiple of the alignment of tensors.
 GUARD = 4096
-#: What they hold, and what memory that was allocated and not written holds: a NaN in every float format but those of 8
-#: bits, and no small number as an integer.
+#: Contents of guards, and of allocated but unwritten memory: a NaN in every float format except those of 8 bits, and no
+#: small integer.
 _PATTERN, _POISON = 0x5A, 0xFF
 
 _ALLOCATORS: frozenset[Any] = frozenset(
@@ -26,12 +26,12 @@ _ALLOCATORS: frozenset[Any] = frozenset(
 
 @dataclass
 class Guards:
-    """Buffers with guards around what is in use."""
+    """Buffers with guards around the memory in use."""
 
     buffers: list[torch.Tensor] = field(default_factory=list)
 
     def storage(self, size: int, device: torch.device, fill: int | None = None) -> torch.Tensor:
-        """``size`` bytes with guards around them, as a view of a new buffer."""
+        """Allocate ``size`` bytes with guards around them, as a view of a new buffer."""
         buffer = torch.full((size + 2 * GUARD,), _PATTERN, dtype=torch.uint8, device=device)
         inner = buffer[GUARD : GUARD + size]
         if fill is not None:
@@ -40,20 +40,20 @@ class Guards:
         return inner
 
     def tensor(self, like: torch.Tensor) -> torch.Tensor:
-        """A tensor of the same dtype, sizes and strides in poisoned memory."""
+        """Allocate a tensor of the same dtype, sizes and strides in poisoned memory."""
         count = _span(like)
         inner = self.storage(count * like.element_size(), like.device, _POISON)
         return _viewed(inner, like, 0)
 
     def broken(self) -> bool:
-        """Whether something was written outside of what is in use."""
+        """Return whether a guard was overwritten."""
         return any(
             bool((guard != _PATTERN).any()) for buffer in self.buffers for guard in (buffer[:GUARD], buffer[-GUARD:])
         )
 
 
 def _span(tensor: torch.Tensor) -> int:
-    """Elements from the first of a tensor to its last one."""
+    """Return the number of elements from the first of a tensor to its last one."""
     if tensor.numel() == 0:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -68,7 +68,7 @@ def _viewed(inner: torch.Tensor, like: torch.Tensor, offset: int) -> torch.Tenso
 
 
 class _Poisoned(TorchFunctionMode):
-    """Gives what torch allocates without filling it guards and poison."""
+    """Mode that adds guards and poison to memory that torch allocates without filling it."""
 
     def __init__(self, guards: Guards) -> None:
         super().__init__()
@@ -82,15 +82,14 @@ class _Poisoned(TorchFunctionMode):
 
 @contextlib.contextmanager
 def poisoned(guards: Guards) -> Iterator[None]:
-    """Within it, memory of ``torch.empty`` and the like has guards and holds no sensible numbers."""
+    """Guard and poison memory of ``torch.empty`` and similar functions in the body."""
     with _Poisoned(guards):
         yield
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Arguments in memory of their own, with guards; ``restore`` makes them what they were. Tensors that share memory
-    still do."""
+    """Arguments in separate memory, with guards; ``restore`` resets their values. Tensors that share memory still do."""
 
     args: tuple[Any, ...]
     guards: Guards
@@ -100,7 +99,7 @@ class Inputs:
     def copied(
         cls, args: Sequence[Any], convert: Callable[[Any, Callable[[torch.Tensor], torch.Tensor]], Any]
     ) -> Inputs:
-        """A copy of ``args``; ``convert`` applies a function to every tensor in a value."""
+        """Copy ``args``; ``convert`` applies a function to every tensor in a value."""
         guards = Guards()
         pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 

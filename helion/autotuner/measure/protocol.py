@@ -1,4 +1,4 @@
-"""What tries configs."""
+"""Protocol of evaluators of configs."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from ..outcome import Outcome
 
 
 class Evaluator(Protocol):
-    """Compiles and times configs; what goes wrong with one is its outcome, and never an exception."""
+    """Evaluator that compiles and times configs; a failure is an outcome, and never an exception."""
 
     @property
     def capacity(self) -> int:
-        """How many configs may be under way at once."""
+        """The number of configs that may be in flight at once."""
         ...
 
     @property
     def waited(self) -> float:
-        """Seconds for which measuring has waited until other processes had measured on the same device."""
+        """Seconds of waiting for other processes' measurements on the same device."""
         ...
 
     def start(self, config: Config) -> None:
-        """Begins with a config."""
+        """Start a config."""
         ...
 
     def finish(self) -> Outcome:
-        """What became of the config that was started first, of those not finished."""
+        """Return the outcome of the config that was started first, of those not finished."""
         ...
 
     def rounds(self, configs: Sequence[Config], count: int) -> Sequence[Mapping[Config, float]]:
-        """Microseconds of ``count`` rounds or fewer, in each of which every one of ``configs``, which have worked, runs once, in an
-        order drawn anew; without those that do not work any more."""
+        """Return microseconds of up to ``count`` rounds, each of which runs all ``configs`` once, in a random order.
+
+        The configs must have worked before; those that fail now are missing.
+        """
         ...
 
     def close(self) -> None:
-        """Ends everything that is under way."""
+        """End everything in flight."""
         ...

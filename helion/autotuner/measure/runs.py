@@ -1,26 +1,26 @@
-"""Runs of functions on a device: after the device has warmed up, and several functions in turns."""
+"""Runs of functions on a device: after a warm-up, and several functions in turns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
 
-#: One run; gives its microseconds.
+#: One run; returns its microseconds.
 Run = Callable[[], float]
-#: Seconds, from any moment on.
+#: Seconds since any fixed moment.
 Now = Callable[[], float]
 
-#: Seconds of work before anything is timed. An H200 that was idle takes 11 % longer for kernels bound by memory until it has
+#: Seconds of work before anything is timed. An idle H200 takes 11 % longer for kernels bound by memory until it has
 #: worked for 8 ms (benchmarks/results: the first runs of every candidate against the later ones).
 WARM_SECONDS = 0.02
-#: Runs of one candidate, the seconds that they may take, and how much slower than the best so far ends them early.
+#: Runs of one candidate, their maximum of seconds, and the slowdown against the best that ends them early.
 _RUNS, _FEWEST, _SECONDS, _FAR = 20, 3, 0.05, 2.0
-#: The rounds that are measured of functions that take long.
+#: The number of rounds for functions that take long.
 FEWEST_ROUNDS = 5
 
 
 def warmed(runs: Sequence[Run], now: Now) -> None:
-    """Runs all of them for ``WARM_SECONDS``."""
+    """Run all functions for ``WARM_SECONDS``."""
     began = now()
     while True:
         for run in runs:
@@ -30,7 +30,7 @@ def warmed(runs: Sequence[Run], now: Now) -> None:
 
 
 def samples(run: Run, best: float, now: Now) -> list[float]:
-    """Microseconds of runs of one function; what is far from ``best`` runs a few times only."""
+    """Return microseconds of runs of one function; one far from ``best`` runs a few times only."""
     warmed([run], now)
     times: list[float] = []
     began = now()
@@ -42,8 +42,10 @@ def samples(run: Run, best: float, now: Now) -> list[float]:
 
 
 def in_turns(runs: Sequence[Run], count: int, rng: Random, now: Now) -> list[list[float]]:
-    """Microseconds of ``count`` rounds, each of one run of every function in an order drawn anew: what changes with time,
-    and what one function leaves to the next, falls on all alike. Fewer rounds of functions that take long."""
+    """Return microseconds of ``count`` rounds, each with one run of every function in a random order.
+
+    So drift and the effects of one function on the next average out. Functions that take long run in fewer rounds.
+    """
     warmed(runs, now)
     order = list(range(len(runs)))
     rows: list[list[float]] = []

@@ -1,4 +1,4 @@
-"""One config for several argument sets: tried on each, and judged by all."""
+"""One config for several argument sets: evaluated on each, and scored over all."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from ...config import Config
 from ..outcome import Outcome, Status
 from .protocol import Evaluator
 
-#: How times of several argument sets become one.
+#: Aggregations of the times of several argument sets.
 AGGREGATIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
     "geomean": lambda times: math.exp(statistics.fmean(map(math.log, times))),
     "max": max,
 }
-#: A config as the space of one argument set has it, None where it is not legal there.
+#: Converts a config to the space of one argument set, None if it is not legal there.
 Translate = Callable[[Config], Config | None]
 
 
 class SeveralSets:
-    """An evaluator for each set, with what a config is called there; ``units`` are the microseconds of each that count
-    as 1."""
+    """Evaluators for each set, with the conversion of configs.
+
+    ``units`` are the reference microseconds of each set.
+    """
 
     capacity = 1
 
@@ -68,7 +70,7 @@ class SeveralSets:
         ]
 
     def _rounds(self, at: int, configs: Sequence[Config], count: int) -> list[dict[Config, float]]:
-        """Rounds of one set, by what configs are called for all, in its unit."""
+        """Measure rounds of one set, in its unit; keys are the configs for all sets."""
         (evaluator, translate), unit = self._sets[at], self._units[at]
         local = {config: found for config in configs if (found := translate(config)) is not None}
         measured = evaluator.rounds(list(dict.fromkeys(local.values())), count)

@@ -1,4 +1,4 @@
-"""A device that is not there: times from a function, with noise, failures, and all that makes real times misleading."""
+"""A simulated device: times from a function, with noise, failures, and all that makes real times misleading."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .runs import Run, in_turns, samples
 
 @dataclass(frozen=True, kw_only=True)
 class Disturbances:
-    """What a device does to times beside running kernels; nothing by default.
+    """Effects of a device on times of kernels; none by default.
 
-    ``noise`` is the standard deviation of the logarithm of each run, ``placement`` that of all runs of a config until it is
-    prepared anew. A device that was idle takes ``cold`` times as long, less and less until ``ramp`` seconds of work have
-    passed. ``drift`` is the share that times grow by in a second. ``slow`` times as long is taken in a state of which it
-    changes in and out every ``dwell`` seconds on average. ``tail`` is the probability of a run that takes 1 to 10 times as
-    long. ``step`` is the resolution of the clock in microseconds.
+    ``noise`` is the standard deviation of the logarithm of each run. ``placement`` is that of all runs of a config
+    until it is prepared again. An idle device takes ``cold`` times as long, decreasing until ``ramp`` seconds of work
+    have passed. ``drift`` is the relative growth of times per second. In a slow state times are ``slow`` times as long;
+    the state changes every ``dwell`` seconds on average. ``tail`` is the probability of a run that takes 1 to 10 times
+    as long. ``step`` is the resolution of the clock in microseconds.
     """
 
     noise: float = 0.0
@@ -36,15 +36,15 @@ class Disturbances:
     step: float = 0.0
 
 
-#: Seconds that clearing the caches and launching take before each run.
+#: Seconds to flush the caches and launch before each run.
 _BETWEEN = 90e-6
 
 
 class SimulatedDevice:
-    """``times`` gives the microseconds of a config.
+    """Simulated evaluator; ``times`` returns the microseconds of a config.
 
-    ``failures`` say of configs what becomes of them instead. Repeatable by ``seed``. ``now`` are the seconds that the
-    device has worked; before each config it is idle.
+    ``failures`` returns the failed outcome of a config, if any. Repeatable by ``seed``. ``now`` are the seconds that
+    the device has worked; before each config it is idle.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class SimulatedDevice:
         self._waiting.clear()
 
     def clock(self) -> float:
-        """The seconds that the device has worked."""
+        """Return the seconds that the device has worked."""
         return self.now
 
     def _prepared(self, config: Config) -> Run:

@@ -1,4 +1,4 @@
-"""Processes forked from a nursery, as who uses them sees them."""
+"""A fork server and its child processes, as their user sees them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from typing import Any
 from ..._locks import in_forked_process, new_lock
 from . import frames
 
-#: Seconds in which a nursery has imported what it is told to.
+#: Timeout in seconds for a fork server to import its modules.
 _STARTING = 120.0
 _KILLING = 10.0
-#: Where our package lies, and what starts a nursery from there.
+#: The folder of our package, and the command that starts a fork server from there.
 _ROOT = os.path.dirname(os.path.abspath(__file__)).removesuffix(os.path.join(*__package__.split(".")))
 _START = f"import sys; sys.path.insert(0, sys.argv[1]); from {__package__}.nursery import main; main(int(sys.argv[2]))"
 
 
 class Died(Exception):
-    """A process ended while it worked: it crashed, or was killed."""
+    """Error of a process that ended during a call: it crashed, or was killed."""
 
 
 class TimedOut(Exception):
-    """A process did not answer in time, and was killed."""
+    """Error of a process that did not answer in time, and was killed."""
 
 
 class Raised(Exception):
-    """What the work raised: ``kind`` is the name of the class, ``text`` the class and message."""
+    """An error that the child's work raised: ``kind`` is the name of the class, ``text`` the class and message."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -41,10 +41,13 @@ class Raised(Exception):
 
 
 class Nursery:
-    """Starts one process, in which the modules of the functions ``needed`` are imported and ``prepare`` is called with
-    ``arguments``, and forks others from it.
+    """Fork server: a process that has imported the modules of ``needed`` and run ``prepare(*arguments)``.
 
-    None of them outlives this process, or ``close``; interrupts from the keyboard reach none of them.
+    Other processes are forked from it.
+
+    Others are forked from it.
+
+    None of them outlives this process, or ``close``. Keyboard interrupts reach none of them.
     """
 
     def __init__(
@@ -80,14 +83,14 @@ class Nursery:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has imported what it is to; forking waits for that."""
+        """Return whether the imports are done; forking waits for that."""
         with self._lock, contextlib.suppress(OSError, frames.Closed):
             if self._imported or select.select([self._control], [], [], 0)[0]:
                 self._await_imports()
         return self._imported
 
     def leave(self) -> None:
-        """Let go of a nursery that another process has started."""
+        """Close the ends of a fork server that another process has started."""
         self._finalizer.detach()
         self._control.close()
 
@@ -97,9 +100,9 @@ class Nursery:
             self._imported = True
 
     def child(self, factory: Callable[..., Any], *arguments: Any, megabytes: int = 0) -> Child:
-        """A process that makes ``factory(*arguments)``, with at most so much memory of its own (0: any).
+        """Fork a process that makes ``factory(*arguments)``, with at most ``megabytes`` of its own memory, 0 for any.
 
-        Raises ``Died`` where the nursery is gone.
+        Raises ``Died`` if the fork server is gone.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -111,17 +114,17 @@ class Nursery:
             child.start(factory, arguments)
         except (OSError, frames.Closed, frames.Late) as error:
             ours.close()
-            raise Died(f"the process that others are forked from is gone: {error}") from error
+            raise Died(f"the fork server has ended: {error}") from error
         return child
 
     def kill(self, pid: int) -> None:
-        """Ends a child that still runs."""
+        """Kill a child that still runs."""
         with self._lock, contextlib.suppress(OSError, frames.Closed, frames.Late):
             self._control.sendall(f"kill {pid}".encode())
             frames.receive(self._control, _KILLING)
 
     def close(self) -> None:
-        """Ends all processes; may be called again."""
+        """End all processes; may be called again."""
         self._finalizer()
 
     def __enter__(self) -> Nursery:
@@ -138,8 +141,10 @@ _SHARED_LOCK = new_lock()
 def shared_nursery(
     needed: tuple[Callable[..., Any], ...], prepare: Callable[..., object] | None = None, *arguments: Any
 ) -> Nursery:
-    """One for the whole process and its arguments, so that its imports are waited for once; it ends with the process.
-    Another one where it was killed."""
+    """Return the fork server of this process for these arguments, so that its imports are done only once.
+
+    It ends with the process, and is replaced if it was killed.
+    """
     with _SHARED_LOCK:
         key = (*needed, prepare, *arguments)
         found = _SHARED.get(key)
@@ -149,7 +154,7 @@ def shared_nursery(
 
 
 def _leave_to_parent() -> None:
-    """In a forked process: close its ends of the sockets of nurseries, which are to end with the process that started them."""
+    """Close a forked process's ends of the sockets of fork servers, which end with the process that started them."""
     for nursery in _SHARED.values():
         nursery.leave()
     _SHARED.clear()
@@ -172,7 +177,7 @@ def _paths() -> list[str]:
 
 
 class Child:
-    """One forked process. Its work is asked for by ``call``, or by ``post`` and ``collect``."""
+    """One forked process. Its methods are run by ``call``, or by ``post`` and ``collect``."""
 
     def __init__(self, nursery: Nursery, pid: int, channel: socket.socket) -> None:
         self.pid = pid
@@ -182,21 +187,21 @@ class Child:
         self._failure: Raised | None = None
 
     def fileno(self) -> int:
-        """For ``select``: readable when there is something to collect."""
+        """Return the descriptor for ``select``, readable when there is something to collect."""
         return self._channel.fileno()
 
     def start(self, factory: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         frames.send(self._channel, (None, factory, arguments))
 
     def post(self, name: str, *arguments: Any) -> None:
-        """Asks for a method of the child's object. Raises ``Died``."""
+        """Request a method of the child's object. Raises ``Died``."""
         try:
             frames.send(self._channel, (name, None, arguments))
         except frames.Closed as error:
             raise Died(f"the process has ended: {error}") from error
 
     def has_answer(self) -> bool:
-        """Whether ``collect`` gives the answer, or raises, at once. What says that the object is made is none."""
+        """Return whether ``collect`` returns or raises at once. The report that the object is made is no answer."""
         try:
             while not self._made and select.select([self._channel], [], [], 0)[0]:
                 self._make(None)
@@ -208,7 +213,7 @@ class Child:
         return bool(select.select([self._channel], [], [], 0)[0])
 
     def collect(self, seconds: float | None = None) -> Any:
-        """The answer. Raises ``Raised``, ``Died``, and ``TimedOut`` after ``seconds``, with the process killed."""
+        """Return the answer. Raises ``Raised``, ``Died``, and ``TimedOut`` after ``seconds``, with the process killed."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -222,7 +227,7 @@ class Child:
             raise Died("the process crashed, or was killed") from error
 
     def ready(self, seconds: float) -> None:
-        """Waits until the child's object is made; raises what ``collect`` does."""
+        """Wait until the child's object is made; raises the errors of ``collect``."""
         try:
             self._make(seconds)
         except frames.Late as error:
@@ -248,10 +253,10 @@ class Child:
         return answer
 
     def leave(self) -> None:
-        """Lets it end by itself, which takes it some time, but not this process."""
+        """Let the process end by itself, without waiting for it."""
         self._channel.close()
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kill the process."""
         self._channel.close()
         self._nursery.kill(self.pid)

@@ -1,4 +1,4 @@
-"""Compiles ahead, each job in a process of its own, several at a time."""
+"""Pool that precompiles jobs, each in a separate process, several at a time."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Protocol
 
 from .children import Child, Died, Nursery, Raised, TimedOut
 
-#: Memory of its own that a compilation may take, in MiB: ten times what the largest kernels were seen to take.
+#: Memory limit of a compilation in MiB: ten times the largest use observed.
 MEGABYTES = 16 * 1024
 
 
 class Job(Protocol):
-    """Something to compile, which can be pickled."""
+    """A picklable compilation."""
 
     def run(self) -> object:
-        """What came of it. Raises what the compiler says."""
+        """Compile and return the result. Raises the compiler's errors."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """What became of one job: its answer, or ``failure`` in words. ``timed_out`` and ``crashed`` say how it failed."""
+    """Result of one job: its answer, or ``failure`` as text. ``timed_out`` and ``crashed`` are the kind of failure."""
 
     key: Hashable
     seconds: float
@@ -38,15 +38,17 @@ class Built:
 
 @dataclass
 class Patience:
-    """How long a job may take: ``most`` seconds at first; as others finish, several times the slowest tenth of them, at
-    least ``least``."""
+    """Timeout of jobs: ``most`` seconds at first.
+
+    As jobs finish, it becomes a multiple of the time of the slowest tenth of them, at least ``least``.
+    """
 
     most: float
     adaptive: bool = True
     least: float = 5.0
     _seen: list[float] = field(default_factory=list)
 
-    #: Jobs that must have finished before they say something, and how many times as long others may take.
+    #: Finished jobs needed to adapt, and the multiple of their time.
     ENOUGH, FACTOR = 8, 4.0
 
     def finished(self, seconds: float) -> None:
@@ -72,9 +74,9 @@ def _itself(job: Job) -> Job:
 
 
 class CompilePool:
-    """At most ``workers`` jobs run at once, in the order of ``submit``. What one does, the others do not notice.
+    """Pool of at most ``workers`` jobs at once, in the order of ``submit``. A job cannot affect others.
 
-    ``nursery`` gives the one that lives."""
+    ``nursery`` returns the running fork server."""
 
     def __init__(self, nursery: Callable[[], Nursery], workers: int, patience: Patience) -> None:
         self._nursery = nursery
@@ -93,7 +95,7 @@ class CompilePool:
         self._fill()
 
     def poll(self, seconds: float) -> list[Built]:
-        """The jobs that have ended, after at most about ``seconds`` if there is none at once."""
+        """Return the jobs that have ended; if there are none, wait up to about ``seconds``."""
         if not self._running:
             self._fill()
         if self._lost:
@@ -113,7 +115,7 @@ class CompilePool:
         return built
 
     def close(self) -> None:
-        """Drops what is not done."""
+        """Drop the jobs that are not done."""
         self._waiting.clear()
         for run in self._running:
             run.child.kill()

@@ -1,4 +1,4 @@
-"""Pickled objects over a socket, each behind its length."""
+"""Pickled objects over a socket, each after its length."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _LENGTH = struct.Struct("!Q")
 
 
 class Closed(Exception):
-    """The other end is gone."""
+    """Error: the other end is closed."""
 
 
 class Late(Exception):
-    """Nothing came in time."""
+    """Error: nothing was received in time."""
 
 
 def send(to: socket.socket, value: Any) -> None:
-    """Raises ``Closed`` where nobody listens any more, and what pickling ``value`` raises."""
+    """Send an object. Raises ``Closed`` if the other end is closed, and errors of pickling ``value``."""
     data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     try:
         to.sendall(_LENGTH.pack(len(data)) + data)
@@ -30,7 +30,7 @@ def send(to: socket.socket, value: Any) -> None:
 
 
 def receive(source: socket.socket, seconds: float | None = None) -> Any:
-    """The next object. Raises ``Late`` when it is not there, whole, after ``seconds``, and ``Closed``."""
+    """Receive the next object. Raises ``Late`` if it is incomplete after ``seconds``, and ``Closed``."""
     deadline = None if seconds is None else time.monotonic() + seconds
     (length,) = _LENGTH.unpack(_exactly(source, _LENGTH.size, deadline))
     return pickle.loads(_exactly(source, length, deadline))

@@ -1,9 +1,9 @@
-"""The process that others are forked from: it has imported what they need, and runs none of their work.
+"""The fork server's process: it has imported what its children need, and runs none of their work.
 
-It has a socket to the process that started it, on which requests to fork come, each with the socket of the new process,
-and to kill. It ends, and its children with it, when the other end is
-closed, be that by kill -9. A process made by fork has its modules at once, where a new interpreter takes seconds; it must
-be forked from one that has no threads and no CUDA context, which the user's process has.
+It has a socket to the process that started it, for requests to fork, each with the socket of the new process, and to
+kill. It ends, and its children with it, when the other end is closed, even by kill -9. A forked process has its modules
+at once, where a new interpreter takes seconds. It must be forked from a process without threads and CUDA context, which
+the user's process has.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from . import frames
 
 #: prctl's PR_SET_PDEATHSIG: the signal that a process gets when its parent dies.
 _PARENT_DEATH_SIGNAL = 1
-#: What the kernel's out-of-memory killer takes first.
+#: Score that the kernel's out-of-memory killer takes first.
 _EXPENDABLE = "1000"
 
 
 def main(descriptor: int) -> None:
-    """Serves requests on a socket until its other end is closed."""
+    """Serve requests on a socket until its other end is closed."""
     control = socket.socket(fileno=descriptor)
     sys.path[:] = frames.receive(control)
-    _, prepare, arguments = frames.receive(control)  # reading functions imports the modules that they stand in
+    _, prepare, arguments = frames.receive(control)  # unpickling functions imports their modules
     if prepare is not None:
-        with contextlib.suppress(Exception):  # what is wrong, those who need it will find
+        with contextlib.suppress(Exception):  # errors are reported by the work that needs it
             prepare(*arguments)
     frames.send(control, None)
     children: set[int] = set()
@@ -49,7 +49,7 @@ def main(descriptor: int) -> None:
 
 
 def _serve(control: socket.socket, children: set[int]) -> bool:
-    """Does what the next request says; False when there is nobody to make requests."""
+    """Serve the next request; return False if the other end is closed."""
     try:
         request, descriptors, _, _ = socket.recv_fds(control, 64, 1)
         word, _, argument = request.decode().partition(" ")
@@ -100,8 +100,10 @@ def _prepare(parent: int, megabytes: int) -> None:
 
 
 def _work(requests: socket.socket) -> None:
-    """Answers calls until the other end is closed: ``(None, factory, arguments)`` makes the object whose methods
-    ``(name, None, arguments)`` calls."""
+    """Answer calls until the other end is closed.
+
+    ``(None, factory, arguments)`` makes the object whose methods ``(name, None, arguments)`` calls.
+    """
     subject: Any = None
     while True:
         try:

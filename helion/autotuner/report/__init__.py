@@ -1,1 +1,1 @@
-"""What a search did, as a page: read from its log."""
+"""Report of a search as a page, made from its log."""

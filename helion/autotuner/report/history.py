@@ -1,4 +1,4 @@
-"""A search as its log has it, and what can be said of it."""
+"""A search as its log records it, and its analysis."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..outcome import Outcome, Status
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One config: ``seconds`` since the search began, and what became of it."""
+    """One config: ``seconds`` since the search began, and its outcome."""
 
     seconds: float
     outcome: Outcome
@@ -22,8 +22,10 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Matter:
-    """How much a key of the config changes times: the geometric mean of the times with its worst value over that with its
-    best. ``values`` are these means relative to the best, by value as text."""
+    """Effect of a config key on times: the geometric mean of the times with its worst value over that with its best.
+
+    ``values`` are these means relative to the best, by value as text.
+    """
 
     key: str
     ratio: float
@@ -32,7 +34,7 @@ class Matter:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """One search: what it was told to do, what it tried, and its answer (None where it did not end)."""
+    """One search: its options, the configs it tried, and its answer (None if it did not end)."""
 
     begin: dict[str, Any]
     steps: tuple[Step, ...]
@@ -47,7 +49,7 @@ class History:
         return str(self.begin.get("effort", "?"))
 
     def changed(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """What of a config is not as in the one that would have run untuned."""
+        """Return the entries of a config that differ from the untuned one."""
         seed = self.begin.get("baseline") or {}
         return {key: value for key, value in config.items() if key not in seed or seed[key] != value}
 
@@ -56,7 +58,7 @@ class History:
         return [step for step in self.steps if step.outcome.microseconds is not None]
 
     def trajectory(self) -> list[tuple[float, float]]:
-        """Seconds and the least microseconds until then, wherever that changes."""
+        """List the seconds and the new least microseconds at each improvement."""
         best, found = math.inf, []
         for step in self.working:
             if step.outcome.time < best:
@@ -65,12 +67,12 @@ class History:
         return found
 
     def counts(self) -> dict[str, int]:
-        """How many configs there are of each status."""
+        """Count the configs of each status."""
         seen = [step.outcome.status for step in self.steps]
         return {status.value: seen.count(status) for status in Status if status in seen}
 
     def matters(self) -> list[Matter]:
-        """The keys that were varied, those that change most first."""
+        """List the keys that were varied, those with the largest effect first."""
         working = self.working
         keys = list(working[0].outcome.config) if working else []
         found = (_matter(key, [step.outcome for step in working]) for key in keys)
@@ -91,9 +93,9 @@ def _matter(key: str, outcomes: Sequence[Outcome]) -> Matter | None:
 
 
 def histories(lines: Iterable[str]) -> list[History]:
-    """The searches of a log, in order. A line that was cut off at the end is left out.
+    """Parse the searches of a log, in order. An incomplete last line is dropped.
 
-    Raises ValueError, with the number of the line, for what is no log.
+    Raises ValueError, with the number of the line, for a file that is no log.
     """
     found: list[History] = []
     begin: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""The page of a log: one file that needs nothing else."""
+"""The page of a log: one self-contained file."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ table { border-collapse: collapse; margin: 1rem 0; } td, th { padding: .2rem .8r
 th { text-align: left; } td.n { text-align: right; font-variant-numeric: tabular-nums; }
 code { font: 13px ui-monospace, monospace; overflow-wrap: anywhere; } img { max-width: 100%; }
 """
-#: Configs of the table of the fastest.
+#: Number of configs in the table of the fastest.
 _FASTEST = 10
 
 
 def page(histories: Sequence[History], pictures: Sequence[Mapping[str, bytes]]) -> str:
-    """HTML with the pictures, PNGs by caption, of each search in it."""
+    """Format the HTML of searches, with pictures (PNGs by caption) of each."""
     parts = [_search(history, shown) for history, shown in zip(histories, pictures, strict=True)]
     body = "\n".join(parts) or "<p>The log has no search.</p>"
     return (
@@ -92,7 +92,7 @@ def _matters(history: History) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int) -> str:
-    """The first ``numbers`` columns are aligned as numbers."""
+    """Format a table whose first ``numbers`` columns are aligned as numbers."""
     head = "".join(f"<th>{each}</th>" for each in heads)
     lines = (
         "<tr>"

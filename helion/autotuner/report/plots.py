@@ -12,7 +12,7 @@ from .history import History
 
 #: Keys that are shown.
 _KEYS = 8
-#: How many times the least time the largest may be on a linear scale.
+#: Ratio of the largest to the least time up to which the scale is linear.
 _LINEAR = 4.0
 
 
@@ -30,7 +30,7 @@ def _png(figure: Any) -> bytes:
 
 
 def trajectory(history: History) -> bytes:
-    """Times of all configs over the seconds of the search, the best so far, and the seed."""
+    """Plot times of all configs over the seconds of the search, the best so far, and the seed."""
     figure, axes = _axes(history.name, "seconds", "microseconds", 4.0)
     working = history.working
     axes.plot([s.seconds for s in working], [s.outcome.time for s in working], ".", color="tab:gray", label="tried")
@@ -53,7 +53,7 @@ def trajectory(history: History) -> bytes:
 
 
 def _scaled(axes: Any, times: Sequence[float]) -> None:
-    """A logarithmic scale with plain numbers where times differ much."""
+    """Set a logarithmic scale with plain numbers if times differ much."""
     if max(times) > _LINEAR * min(times):
         ticker = importlib.import_module("matplotlib.ticker")
         axes.set_yscale("log")
@@ -63,7 +63,7 @@ def _scaled(axes: Any, times: Sequence[float]) -> None:
 
 
 def matters(history: History) -> bytes:
-    """How much each key changes times."""
+    """Plot the effect of each key on times."""
     shown = history.matters()[:_KEYS][::-1]
     figure, axes = _axes("Worst value over best value", "ratio of mean times", "", 1.5 + 0.35 * len(shown))
     axes.barh([each.key for each in shown], [each.ratio - 1 for each in shown], left=1.0)

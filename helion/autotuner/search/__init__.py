@@ -1,1 +1,1 @@
-"""Searches: each is asked for configs to try, and told what became of them."""
+"""Searches: each proposes configs to try, and receives their outcomes."""

@@ -1,4 +1,4 @@
-"""Where a search looks: the whole space of a kernel, or a list of configs."""
+"""Domains of a search: the whole space of a kernel, or a list of configs."""
 
 from __future__ import annotations
 
@@ -13,73 +13,76 @@ from ...config import Config
 from ..space import ConfigSpace, Field
 from .time_model import TimeModel
 
-#: How often a sample that is predicted not to fit, or is refused, is drawn again.
+#: Maximum of draws for a sample that is predicted to fit and not refused.
 _TRIES = 20
-#: How far a step of a key of weight 1 is, and the power of the weight by which it is farther for others: without, the many
-#: keys that hardly matter make all configs of a large space equally far apart.
+#: Distance of one step of a key of weight 1, and the power of the weight that scales it for others. Without it, the
+#: many unimportant keys make all configs of a large space equally distant.
 _UNIT, _BY_WEIGHT = 0.4, 0.7
 #: Configs of a list that count as one step away.
 _NEAREST = 8
 
 
 class Domain(Protocol):
-    """Full configs that can be tried, and what is near what."""
+    """Full configs that can be tried, with a neighborhood."""
 
     @property
     def seeds(self) -> tuple[Config, ...]:
-        """Where to begin, the most promising first."""
+        """The configs to begin with, the most promising first."""
         ...
 
     @property
     def configs(self) -> tuple[Config, ...] | None:
-        """All there are; None where they are too many to list."""
+        """All configs; None if they are too many to list."""
         ...
 
     def random(self, rng: Random) -> Config | None:
-        """Any config; None where none was found."""
+        """Draw a config; None if none was found."""
         ...
 
     def mutated(self, config: Config, rng: Random) -> Config | None:
-        """A config a step or a few away."""
+        """Mutate a config by one or a few steps."""
         ...
 
     def neighbours(self, config: Config) -> Iterator[Config]:
-        """All configs one step away, those along keys that matter most first; made one by one, as they are asked for."""
+        """Yield all configs one step away, those along the most important keys first; made on demand."""
         ...
 
     def differed(self, base: Config, plus: Config, minus: Config, rng: Random) -> Config | None:
-        """``base`` moved in the direction from ``minus`` to ``plus``, in most of its keys."""
+        """Move ``base`` in the direction from ``minus`` to ``plus``, in most of its keys."""
         ...
 
     def features(self, config: Config) -> Sequence[float]:
-        """Numbers by which configs of like times lie close together."""
+        """Return features: configs of similar times have close ones."""
         ...
 
     def log_time(self, config: Config) -> float:
-        """The natural logarithm of the predicted microseconds."""
+        """Return the natural logarithm of the predicted microseconds."""
         ...
 
 
 def scale(field: Field) -> float:
-    """How far apart values of a field count, beside those of others."""
+    """Return the scale of distances between values of a field, relative to other fields."""
     return _UNIT * field.weight**_BY_WEIGHT
 
 
 def _often(field: Field) -> float:
-    """How often a field is changed: keys that matter, once for each entry."""
+    """Return the relative frequency of changes of a field; important list fields count once per entry."""
     entries = field.default()
     return field.weight * (len(entries) if field.weight > 1 and isinstance(entries, list) else 1)
 
 
 def coordinates(fields: Sequence[Field], config: Mapping[str, Any]) -> list[float]:
-    """Where a full config stands; see ``Field.coordinates``. Keys that matter most are the farthest apart."""
+    """Return the coordinates of a full config; see ``Field.coordinates``.
+
+    The most important keys have the largest distances.
+    """
     return [scale(field) * place for field in fields for place in field.coordinates(config[field.key])]
 
 
 class SpaceDomain:
-    """The space of a kernel. What is predicted not to fit is not in it, and what ``overrides`` say stays as it is.
+    """The space of a kernel, without configs that are predicted not to fit; ``overrides`` are fixed.
 
-    ``admit`` gives what stands for a full config, None where nothing does. ``seeds`` are taken as they are.
+    ``admit`` filters or replaces a full config, None drops it. ``seeds`` are used unchanged.
     """
 
     configs = None
@@ -145,7 +148,7 @@ class SpaceDomain:
         return None
 
     def _legal(self, wish: Mapping[str, Any]) -> Config | None:
-        """The legal config that a wish stands for; None for one that is refused, or predicted not to fit."""
+        """Return the legal config for given values; None if it is refused, or predicted not to fit."""
         try:
             config = self._admit(self._space.repair({**wish, **self._overrides}))
         except (exc.InvalidConfig, exc.NoFeasibleConfig):
@@ -153,12 +156,12 @@ class SpaceDomain:
         return config if config is not None and self._model.fits(config) else None
 
 
-#: The share of keys that differential evolution changes.
+#: The fraction of keys that differential evolution changes.
 _CROSSOVER = 0.8
 
 
 def _moved(field: Field, base: Config, plus: Config, minus: Config) -> Any:
-    """The value one step from that of ``base`` that lies most in the direction from ``minus`` to ``plus``."""
+    """Return the value one step from that of ``base`` that is farthest in the direction from ``minus`` to ``plus``."""
     key = field.key
     here, up, down = (np.array(field.coordinates(config[key])) for config in (base, plus, minus))
     direction = up - down
@@ -169,8 +172,10 @@ def _moved(field: Field, base: Config, plus: Config, minus: Config) -> Any:
 
 
 class ListedDomain:
-    """The configs of a list, which are full ones of a space with these ``fields``; the first is where to begin unless
-    ``seeds`` say otherwise."""
+    """The configs of a list, which are full ones of a space with these ``fields``.
+
+    The first one is the start unless there are ``seeds``.
+    """
 
     def __init__(
         self,
@@ -207,6 +212,6 @@ class ListedDomain:
         return self._model.log_time(config)
 
     def _near(self, place: Any, other_than: Config) -> list[Config]:
-        """The configs by their distance from a place."""
+        """List the configs by their distance from a place."""
         order = np.argsort(((self._places - place) ** 2).sum(1), kind="stable")
         return [self.configs[at] for at in order if self.configs[at] != other_than]

@@ -10,12 +10,12 @@ from ..outcome import Outcome
 from .domain import Domain
 
 _POPULATION = 20
-#: Draws in a row that give nothing new, after which configs are drawn at random, and after which the search ends.
+#: Consecutive draws without a new config, after which configs are drawn at random, and after which the search ends.
 _STUCK, _PATIENCE = 8, 200
 
 
 class DifferentialEvolution:
-    """Begins with the seeds and random configs. A config that is faster than the one it was made of takes its place."""
+    """Search that begins with the seeds and random configs. A config that is faster than its parent replaces it."""
 
     def __init__(self, domain: Domain, seed: int, population: int = _POPULATION) -> None:
         self._domain = domain
@@ -53,7 +53,7 @@ class DifferentialEvolution:
             del self._population[slowest]
 
     def _drawn(self, fruitless: int) -> tuple[Config | None, Config | None]:
-        """A config to try, and the one it may take the place of."""
+        """Return a config to try, and the one it may replace."""
         if self._first:
             return None, self._first.pop(0)
         if len(self._given) < self._size or len(self._population) < 4 or fruitless > _STUCK:

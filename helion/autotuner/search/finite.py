@@ -9,7 +9,7 @@ from ..outcome import Outcome
 
 
 class FiniteSearch:
-    """Gives each of ``configs`` once."""
+    """Search that returns each of ``configs`` once."""
 
     def __init__(self, configs: Sequence[Config]) -> None:
         self._left = list(dict.fromkeys(configs))

@@ -1,4 +1,4 @@
-"""What times of other configs say of one: a Gaussian process about the predicted times."""
+"""Prediction of a config's time from those of others: a Gaussian process with the predicted times as its mean."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 import numpy as np
 
-#: Distances, in steps of a config's keys, over which times lose most of what they have in common: half of it between near
-#: configs already, half of it between far ones. With these two the best of the kept sweeps is found in 30 evaluations and, of
-#: 260 cells, random search is ahead in one, by 0.1 %; with one length of 3 it is in two (test/autotuner/test_replay.py).
+#: Correlation lengths of times, in steps of a config's keys: half of the correlation is lost between near configs, half
+#: between far ones. With these two the best of the kept sweeps is found in 30 evaluations. Of 260 cells, random search
+#: is better in one, by 0.1 %; with one length of 3, in two (test/autotuner/test_replay.py).
 _LENGTHS = (2.0, 8.0)
-#: Times are known to about 5 % of how far they differ from each other, and configs are assumed to differ by at least 5 %.
+#: Noise of times, about 5 % of their spread, and the least spread, which is assumed to be 5 %.
 _NUGGET = 1e-3
 _LEAST_SPREAD = 0.05
-#: The spread that is assumed of predictions while nothing can be told from one or two measured times.
+#: The assumed spread of predictions with only one or two measured times.
 _FIRST_SPREAD = 0.3
-#: How much is known of predictions beforehand: as much as from pairs of times whose squared logarithms sum up to this. Of
-#: 0.1, 0.3, 1 and 3 the one that comes nearest to optima which predictions do not know of (test/autotuner/test_search.py), at
-#: no loss on the kept sweeps.
+#: Prior weight of predictions: that of pairs of times whose squared logarithms sum up to this. Of 0.1, 0.3, 1 and 3 it
+#: gets nearest to optima that predictions miss (test/autotuner/test_search.py). It loses nothing on the kept sweeps.
 _TRUST = 0.3
-#: The standard deviation of the slope beforehand: half of a difference that is predicted may be none. In the kept sweeps a
-#: config that is predicted to take 3.4 times as long as the best of the others, for want of registers, is faster than it.
+#: The prior standard deviation of the slope: half of a predicted difference may not exist. In the kept sweeps one
+#: config is predicted to take 3.4 times as long as the best of the others because of registers. It is faster than that
+#: one.
 _DOUBT = 0.5
 #: Observations beyond which only the fastest are used, so that a fit stays below a few milliseconds.
 _MOST = 300
@@ -33,7 +33,7 @@ Array = Any
 
 @dataclass(frozen=True)
 class Kriging:
-    """Fitted to observed natural logarithms of times, whose predictions are the mean it starts from."""
+    """Gaussian process fitted to the natural logarithms of observed times, with the predicted ones as prior mean."""
 
     features: Array
     slope: float
@@ -46,7 +46,7 @@ class Kriging:
 
     @classmethod
     def fitted(cls, features: Array, predicted: Array, observed: Array) -> Kriging:
-        """``features`` are a row per observation; at least one."""
+        """Fit a model; ``features`` has a row per observation, at least one."""
         if len(observed) > _MOST:
             kept = np.argsort(observed, kind="stable")[:_MOST]
             features, predicted, observed = features[kept], predicted[kept], observed[kept]
@@ -62,19 +62,19 @@ class Kriging:
         return cls(features, slope, deviation, middle, offset, spread, inverse, inverse @ (errors - offset))
 
     def at(self, features: Array, predicted: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation of the logarithms of times, a number per row."""
+        """Return mean and standard deviation of the logarithms of times, a number per row."""
         across = _covariance(features, self.features)
         mean = self.slope * predicted + self.offset + across @ self.weights
         explained = np.einsum("ij,jk,ik->i", across, self.inverse, across, optimize=True)
         return mean, self.spread * np.sqrt(np.maximum(1.0 - explained, 1e-9))
 
     def doubt(self, predicted: Array) -> Array:
-        """The standard deviation that comes from how far predictions are from those whose times are known."""
+        """Return the standard deviation due to the distance of predictions from those with known times."""
         return self.slope_deviation * np.abs(predicted - self.middle)
 
 
 def _slope(predicted: Array, observed: Array) -> float:
-    """How much of the predicted differences is seen in times, from 0 (nothing) to 1 (all), which is assumed at first."""
+    """Return the fraction of predicted differences that times show, from 0 (none) to 1 (all, the prior)."""
     about = predicted - predicted.mean()
     seen = float(about @ (observed - observed.mean()))
     return min(max((seen + _TRUST) / (float(about @ about) + _TRUST), 0.0), 1.0)
@@ -88,7 +88,7 @@ def _covariance(a: Array, b: Array) -> Array:
 
 
 def expected_improvement(mean: Array, deviation: Array, best: float) -> Array:
-    """By how much, on average, a config is below ``best``; what is above counts as nothing."""
+    """Return the expected reduction below ``best``; times above it count as no reduction."""
     z = (best - mean) / deviation
     below = np.array([0.5 * math.erfc(-value / math.sqrt(2.0)) for value in z])
     density = np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
@@ -96,5 +96,5 @@ def expected_improvement(mean: Array, deviation: Array, best: float) -> Array:
 
 
 def stacked(rows: Sequence[Sequence[float]]) -> Array:
-    """Rows of numbers as a matrix."""
+    """Stack rows of numbers to a matrix."""
     return np.array(rows, dtype=np.float64).reshape(len(rows), -1)

@@ -1,4 +1,4 @@
-"""Pattern search: walks from the best configs to their neighbours as long as that helps."""
+"""Pattern search: moves from the best configs to their neighbors as long as that helps."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from ...config import Config
 from ..outcome import Outcome
 from .domain import Domain
 
-#: How many of the fastest configs are walked from at once.
+#: Number of the fastest configs that are expanded at once.
 _COPIES = 2
-#: Neighbours of one config that are tried before it is given up, those along keys of most weight first.
+#: Neighbors of one config that are tried before it is dropped, those along keys of most weight first.
 _STEPS = 40
-#: Random configs to begin with where there are no seeds.
+#: Random configs to begin with if there are no seeds.
 _DRAWN = 4
 
 
 class PatternSearch:
-    """The seeds, or some random configs where there are none; then neighbours of the fastest that are not yet looked
-    around."""
+    """Search that begins with the seeds, or some random configs without any.
+
+    Then it expands the neighbors of the fastest configs.
+    """
 
     def __init__(self, domain: Domain, seed: int) -> None:
         self._domain = domain
@@ -51,7 +53,7 @@ class PatternSearch:
             self._times[outcome.config] = outcome.microseconds
 
     def _advance(self) -> bool:
-        """Queues what is around the fastest configs; whether there was any left to look around."""
+        """Queue the neighbors of the fastest configs; return whether any was left to expand."""
         fastest = sorted(self._times, key=self._times.__getitem__)[:_COPIES]
         fresh = [config for config in fastest if config not in self._walked]
         for config in fresh:

@@ -1,4 +1,4 @@
-"""What a search is."""
+"""Protocol of searches."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ..outcome import Outcome
 
 
 class Search(Protocol):
-    """Deterministic: the same answers to the same questions give the same questions.
+    """Deterministic search: the same outcomes lead to the same configs.
 
-    Several configs may be under way at once; outcomes are told in the order in which the configs were given.
+    Several configs may be in flight at once; outcomes are reported in the order in which the configs were given.
     """
 
     def ask(self, count: int) -> Sequence[Config]:
-        """At most ``count`` configs that were not given before; none when it has no more, or waits for outcomes."""
+        """Return at most ``count`` new configs; none when it has no more, or waits for outcomes."""
         ...
 
     def tell(self, outcome: Outcome) -> None:
-        """What became of a config it gave."""
+        """Report the outcome of a config it gave."""
         ...

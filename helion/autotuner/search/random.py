@@ -9,12 +9,12 @@ from ...config import Config
 from ..outcome import Outcome
 from .domain import Domain
 
-#: Draws in a row that give nothing new, after which the domain counts as exhausted.
+#: Consecutive draws without a new config, after which the domain counts as exhausted.
 _PATIENCE = 200
 
 
 class RandomSearch:
-    """With ``seeded`` the seeds of the domain come first."""
+    """Search that draws at random. With ``seeded`` the seeds of the domain come first."""
 
     def __init__(self, domain: Domain, seed: int, *, seeded: bool = True) -> None:
         self._domain = domain

@@ -1,4 +1,4 @@
-"""Which search an effort stands for."""
+"""Choice of the search for an effort."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .surrogate import Pruned, SurrogateSearch
 
 
 def search_of(options: Options, domain: Domain, seed: int | None = None) -> Search:
-    """A search over a domain; the seeds alone with the effort ``minimal``."""
+    """Return a search over a domain; only the seeds with the effort ``minimal``."""
     start = options.random_seed if seed is None else seed
     if options.effort == "minimal" or options.search == "finite":
         return FiniteSearch(domain.seeds if domain.configs is None else domain.configs)

@@ -1,4 +1,4 @@
-"""Search by a model of the times that were measured so far, and pruning by the same model."""
+"""Search by a model of the measured times, and pruning by the same model."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from .domain import Domain
 from .kriging import Kriging, expected_improvement, stacked
 from .protocol import Search
 
-#: A config that is predicted to take this many times as long as the best is not compiled.
+#: Ratio of the predicted time to the best, from which a config is not compiled.
 HOPELESS = 3.0
-#: Measured times before anything is dropped for its prediction.
+#: Measured times needed before a config is dropped for its prediction.
 _TRUSTED = 8
-#: Configs dropped in a row that end a search.
+#: Consecutive dropped configs that end a search.
 _DROPPED = 50
-#: What did not work counts as this many times as slow as the slowest that did.
+#: A failed config counts as this many times as slow as the slowest success.
 _FAILED = 2.0
 #: Candidates that are drawn at first, and for each config given after that. Drawing one takes about 0.5 ms.
 _FIRST_DRAWN, _DRAWN = 24, 2
-#: Every second candidate is the next neighbour of one of so many of the fastest configs. The others are a few steps from one
-#: of so many of them, and one in so many lies anywhere. Optima that predictions know nothing of are left at 1.2 times their
-#: time after 80 evaluations; with steps alone, around 5 configs and one in 4 anywhere, at 1.35 (test/autotuner/test_search.py).
+#: Every second candidate is the next neighbor of one of this many of the fastest configs. The others are a few steps
+#: from one of this many of them, and one in this many is anywhere. Optima that predictions miss end at 1.2 times their
+#: time after 80 evaluations. With steps alone, around 5 configs and one in 4 anywhere, they end at 1.35
+#: (test/autotuner/test_search.py).
 _WALKED, _AROUND, _ANYWHERE = 2, 3, 8
-#: Gains that differ by less than this share are told apart at random.
+#: Gains that differ by less than this ratio are ordered at random.
 _TIE = 1e-3
-#: Seeds that are tried before the model is asked.
+#: Seeds that are tried before the model is used.
 _SEEDS = 4
 
 
 class Observations:
-    """What was measured, as the model takes it. Configs under way count as what they are predicted to take."""
+    """Observations for the model. Configs in flight count with their predicted time."""
 
     def __init__(self, domain: Domain) -> None:
         self._domain = domain
@@ -60,7 +61,7 @@ class Observations:
             self.times[outcome.config] = outcome.microseconds
 
     def model(self) -> Kriging | None:
-        """None before any time is known."""
+        """Fit the model; None before any time is known."""
         logs = {config: math.log(time) for config, time in self.times.items() if time is not None}
         if not logs:
             return None
@@ -77,11 +78,11 @@ class Observations:
         return Kriging.fitted(features, predicted, np.array([time for _, time in known]))
 
     def hopeless(self, log_time: Any) -> Any:
-        """Which predictions are so far from the best time."""
+        """Return which predictions are too far from the best time."""
         return (self.worked >= _TRUSTED) & (log_time > self.best + math.log(HOPELESS))
 
     def rows(self, configs: Sequence[Config]) -> tuple[Any, Any]:
-        """Features of configs, a row for each, and the natural logarithms of their predicted times."""
+        """Return features of configs, a row for each, and the natural logarithms of their predicted times."""
         for config in configs:
             if config not in self._rows:
                 self._rows[config] = self._domain.features(config), self._domain.log_time(config)
@@ -90,7 +91,7 @@ class Observations:
 
 
 class SurrogateSearch:
-    """The first seeds, then whatever candidate is expected to improve most on the best.
+    """Search that tries the first seeds, then the candidate with the largest expected improvement on the best.
 
     Candidates are all configs of a list; else seeds, mutations of the fastest and random configs, more of them as the
     search goes on.
@@ -135,13 +136,13 @@ class SurrogateSearch:
         deviation = np.hypot(deviation, model.doubt(predicted))
         gain = expected_improvement(mean, deviation, self._observed.best)
         gain *= 1.0 + _TIE * np.array([self._rng.random() for _ in candidates])
-        # what ends the search must be certain
+        # the condition that ends the search must be certain
         hopeless = self._observed.hopeless(mean - 2.0 * deviation)
         at = int(np.argmax(np.where(hopeless, -1.0, gain)))
         return None if hopeless[at] else candidates[at]
 
     def _draw(self, count: int) -> None:
-        """More candidates, where not all are there from the beginning."""
+        """Draw more candidates, unless all of them are listed."""
         if self._domain.configs is not None:
             return
         worked = {config: time for config, time in self._observed.times.items() if time is not None}
@@ -154,7 +155,7 @@ class SurrogateSearch:
                 self._candidates[config] = None
 
     def _neighbour(self, fastest: Sequence[Config]) -> Config | None:
-        """The next one step away from the fastest configs, the first one's before those of others."""
+        """Return the next neighbor of the fastest configs, those of the first one before those of others."""
         for config in fastest:
             around = self._around.setdefault(config, self._domain.neighbours(config))
             found = next(around, None)
@@ -163,7 +164,7 @@ class SurrogateSearch:
         return None
 
     def _anywhere(self, fastest: Sequence[Config], at: int) -> Config | None:
-        """A config some steps away from one of the fastest, between them, or anywhere, in turn."""
+        """Return a config some steps away from one of the fastest, between them, or anywhere, in turn."""
         if at % _ANYWHERE == 0 or not fastest:
             return self._domain.random(self._rng)
         if at % _ANYWHERE == 1 and len(fastest) > 2:
@@ -173,9 +174,9 @@ class SurrogateSearch:
 
 
 class Pruned:
-    """Another search without the configs that are predicted to be ``HOPELESS`` times as slow as the best.
+    """Wrapper of a search that drops configs predicted to be ``HOPELESS`` times as slow as the best.
 
-    That search is told that they were pruned.
+    The search gets a pruned outcome for them.
     """
 
     def __init__(self, inner: Search, domain: Domain) -> None:

@@ -1,4 +1,4 @@
-"""The one place where a search asks how long a config may take."""
+"""Predicted times of configs for all searches."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _KEPT = 20_000
 
 
 class TimeModel(Protocol):
-    """A prediction of times, and what it is made of."""
+    """A prediction of times, and its features."""
 
     def fits(self, config: Config) -> bool:
-        """Whether a launch is possible."""
+        """Return whether a launch is possible."""
         ...
 
     def log_time(self, config: Config) -> float:
-        """The natural logarithm of the predicted microseconds."""
+        """Return the natural logarithm of the predicted microseconds."""
         ...
 
     def features(self, config: Config) -> Sequence[float]:
-        """What the time may depend on beside the config itself, each number about 1 apart where it matters."""
+        """Return further features that the time may depend on, scaled so that a relevant difference is about 1."""
         ...
 
 
 class PredictedTime:
-    """What the backend's own prediction says."""
+    """The backend's own prediction."""
 
     def __init__(self, predict: Predict) -> None:
         self._predict = predict

@@ -1,4 +1,4 @@
-"""The space of configs of one kernel: ``build_space(program, ...)`` gives its ``ConfigSpace``."""
+"""The config space of one kernel: ``build_space(program, ...)`` makes its ``ConfigSpace``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a config asked for and did not get."""
+"""Differences between a requested config and the normalized one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Dropped:
 
 @dataclass(frozen=True, kw_only=True)
 class Adjustment:
-    """``what`` is a key or an entry of one."""
+    """A changed value; ``what`` is a key or an entry of one."""
 
     what: str
     asked: Any
@@ -34,14 +34,14 @@ class Adjustment:
         return f"{self.what} is {self.got!r}, not {self.asked!r}: {self.why}"
 
 
-#: The full config after a step of normalising, and what can be said of what the step changed.
+#: The full config after a step of normalization, and the reason for the step's changes.
 Snapshot = tuple[str, Mapping[str, Any]]
 
 
 def adjustments(
     fields: Iterable[Field], asked: Mapping[str, Any], snapshots: Sequence[Snapshot]
 ) -> tuple[Adjustment, ...]:
-    """Entries of the keys in ``asked`` that are not the same after the last of ``snapshots``."""
+    """List the entries of keys in ``asked`` that differ after the last of ``snapshots``."""
     found = []
     for field in fields:
         if field.key not in asked:

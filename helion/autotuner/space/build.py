@@ -1,4 +1,4 @@
-"""From a program to its space: which fields there are, how long their lists, and what each entry may be."""
+"""Config space of a program: its fields, the lengths of lists, and the range of each entry."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ from .fields import (
 from .own import OwnKeys
 from .survey import Survey, survey
 
-#: Largest tile of a dimension whose extent is not fixed: it must serve calls larger than the one that was seen.
+#: Largest tile of a dimension whose extent is not fixed: it must serve calls larger than the one seen when binding.
 OPEN_MAXIMUM = 1024
 #: Tiles of M and N may exceed a small problem: rows out of range cost little in a matrix unit, and more warps can share
-#: the product.
+#: the matmul.
 MATRIX_MAXIMUM = 64
-#: Rows up to this many elements are held at once unless the config says otherwise; longer ones go in chunks of it.
+#: Rows up to this many elements are held at once unless the config chooses a chunk; longer ones use chunks of it.
 RESIDENT_ROW = 4096
-#: A search tries 2 column subtiles where at least this many products are summed, and 4 from the second number on: in
-#: shorter loops the epilogue is too large a part of the time to be done in pieces.
+#: A search tries 2 column subtiles if K has at least this many elements, and 4 from the second number on. With a
+#: shorter mainloop the epilogue is too large a part of the time to be split.
 SUBTILED_K = (1024, 16384)
-#: The conservative config stays within this many elements, rows included, when a kernel tiles three or more dimensions.
+#: The conservative config stays within this many elements, rows included, if a kernel tiles three or more dimensions.
 CONSERVATIVE_NUMEL = 32768
 
 #: Kinds of ops that access memory in tiles.
 _ACCESSES = frozenset(("load", "store", "atomic"))
 
-#: What a backend adds, for a survey, the program, a target and the settings; see ``backends.protocol.Backend.keys``.
+#: The backend's additions for a survey, the program, a target and the settings; see ``backends.protocol.Backend.keys``.
 Own = Callable[[Survey, Program, Target, Settings], OwnKeys]
 
 
@@ -63,8 +63,10 @@ def build_space(
     own: Own,
     elsewhere: tuple[tuple[str, tuple[str, ...]], ...] = (),
 ) -> ConfigSpace:
-    """The space of ``program``, which is not rolled; ``rollable`` are the blocks that can be walked in chunks. ``own``
-    says what the backend adds, ``elsewhere`` how the keys of other backends begin, by their names."""
+    """Build the space of ``program``, which is not rolled; ``rollable`` are the blocks that can be loops over chunks.
+
+    ``own`` returns the backend's additions, ``elsewhere`` the prefixes of other backends' keys, by their names.
+    """
     seen = survey(program, rollable)
     chunks = tuple(_chunk(program.blocks[block], program) for block in rollable)
     more = own(seen, program, target, settings)
@@ -114,14 +116,14 @@ def build_space(
 
 
 def _is_narrow(program: Program) -> bool:
-    """Tell that a dimension has no or one element: its loops and reductions, and what is read for them, are not there."""
+    """Return whether a dimension has no or one element: then its loops and reductions, and their loads, do not exist."""
     shapes = (tensor.shape for tensor in program.tensors)
     extents = (block.extent for block in program.blocks)
     return any(isinstance(n, int) and n < 2 for sizes in (*shapes, extents) for n in sizes)
 
 
 def _spare(field: Field) -> Field:
-    """A field whose lists may have entries for what is not there."""
+    """Return a field whose lists may have surplus entries."""
     if isinstance(field, BlockSizes) or not isinstance(field, PerSlot):
         return field
     return dataclasses.replace(field, spare=True)
@@ -131,7 +133,7 @@ def _spare(field: Field) -> Field:
 
 
 def _extent(block: Block) -> int | None:
-    """Elements of the block, None unless every call has the same."""
+    """Return the elements of the block, None unless every call has the same."""
     return block.extent if isinstance(block.extent, int) else None
 
 
@@ -178,13 +180,13 @@ def _highest(block: Block, seen: Survey, outer: Mapping[int, int]) -> int:
         return natural if block.max_size is None else block.max_size
     natural = next_power_of_2(extent)
     high = natural if block.max_size is None else block.max_size
-    # a smaller maximum is the kernel's own, as for the batch of a matrix product
+    # a smaller maximum is the kernel's own, as for the batch of a matmul
     own = block.registered or high < natural
     return high if own or block.id not in seen.matrix_blocks else max(high, MATRIX_MAXIMUM)
 
 
 def _covering(block: Block, high: int) -> int:
-    """The smallest size that covers the dimension, if every call has the same extent."""
+    """Return the smallest size that covers the dimension, if every call has the same extent."""
     extent = _extent(block)
     return high if extent is None else min(high, next_power_of_2(extent))
 
@@ -206,8 +208,11 @@ def _chunk(block: Block, program: Program) -> Chunk:
 
 
 def _in_rows(block: Block, program: Program) -> bool:
-    """Whether chunks of ``block`` are parts of rows: not where tiles span other dimensions too and none of them is in memory,
-    so that each element along ``block`` is read once for a whole tile of the others."""
+    """Return whether chunks of ``block`` are parts of rows.
+
+    They are not if tiles cover other dimensions too and none of them is in memory. Then each element along ``block`` is
+    read once for a whole tile of the others.
+    """
     tiled = accessed = False
     for op in program.walk():
         for value in (*op.values(), *op.results):
@@ -218,7 +223,7 @@ def _in_rows(block: Block, program: Program) -> bool:
 
 
 def _row_volume(seen: Survey, chunks: Sequence[Chunk]) -> int:
-    """Elements that one row holds at once along all whole dimensions."""
+    """Return the elements of one row along all whole dimensions."""
     chunk_of = {chunk.ids[0]: chunk.initial for chunk in chunks}
     used = {block for volume in seen.volumes for block in volume.blocks}
     whole = [b for b in seen.blocks if b.kind == "full" and b.id in used]
@@ -226,7 +231,7 @@ def _row_volume(seen: Survey, chunks: Sequence[Chunk]) -> int:
 
 
 def _conservative_size(dims: int, row: int) -> int:
-    """The tile of each of ``dims`` dimensions, beside ``row`` elements: small enough whatever the kernel does with it."""
+    """Return the tile size of each of ``dims`` dimensions next to ``row`` elements: small enough for any kernel."""
     if dims >= 3:
         shared = 1 << (previous_power_of_2(CONSERVATIVE_NUMEL // row).bit_length() - 1) // dims
         return shared if row > 1 else min(16, shared)
@@ -301,13 +306,13 @@ def _epilogue_field(seen: Survey, program: Program, target: Target) -> Field:
     if not seen.columns:
         return EpilogueSubtile(fragment=fragment, searched=EnumFragment((None,)), columns=(), reason=seen.unsplit)
     counts = [count for count, least in zip(COUNTS, SUBTILED_K, strict=True) if _summed(program) >= least]
-    # where the accumulator lies in tensor memory, a subtile of it is all that has to be in registers at once
+    # if the accumulator is in tensor memory, only a subtile of it must be in registers at once
     searched = (None, *counts) if target.has("tcgen05") else (None,)
     return EpilogueSubtile(fragment=fragment, searched=EnumFragment(searched), columns=seen.columns)
 
 
 def _summed(program: Program) -> int:
-    """The most products that one element of a matrix product sums up, as seen when binding."""
+    """Return the largest K of the matmuls, as seen when binding."""
     dims = [value.dims[-1] for op in program.walk() if op.kind == "dot" for value in (*op.values(),)[:1]]
     extents = (program.blocks[b].extent for dim in dims for b in dim.blocks)
     return max((hint_of(e) for e in extents if e is not None), default=0)

@@ -25,22 +25,22 @@ from .survey import Survey, Volume
 Values = dict[str, Any]
 #: Keys that become ``Decisions.sizes`` and ``chunked``.
 _SIZES = ("block_sizes", "reduction_loops")
-#: Keys whose entries may be read as less than they ask for.
+#: Keys whose entries may be reduced below the requested value.
 _GRANTED = (*_SIZES, "flatten_loops")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ConfigSpace:
-    """Immutable; ``build_space`` makes it.
+    """The config space of a kernel. Immutable; ``build_space`` makes it.
 
-    ``tunable`` blocks have an entry in ``block_sizes``, ``rollable`` ones in ``reduction_loops``, in that order;
-    ``lowest`` is the fewest elements each of them can be given. ``fields`` are the keys of a full config, in order;
-    ``absent`` are keys known elsewhere, with why not here, and ``missing`` those of them that other arguments of the kernel
-    may have; keys that begin with ``verbatim`` are passed on as they are. ``narrow``: a dimension has no or one element, so
-    that the kernel has operations, loops and accesses with other sizes that are not here.
-    ``rules`` settle what goes together; where ``planned``, they refuse tiles that no other key helps. ``check`` refuses
-    what is not worth compiling. ``default`` is what runs when nothing was tuned: whoever
-    owns the space puts a full config there with ``dataclasses.replace``; None stands for the conservative one.
+    ``tunable`` blocks have an entry in ``block_sizes``, ``rollable`` ones in ``reduction_loops``, in that order.
+    ``lowest`` is the minimum of elements for each of them. ``fields`` are the keys of a full config, in order.
+    ``absent`` are keys that other kernels have, with the reason why this one lacks them. ``missing`` are those of them
+    that other arguments of the kernel may have. Keys that begin with ``verbatim`` are passed on unchanged. ``narrow``:
+    a dimension has no or one element, so that other sizes give the kernel further operations, loops and accesses.
+    ``rules`` legalize combinations; if ``planned``, they refuse tiles that no other key can fix. ``check`` refuses
+    configs not worth compiling. ``default`` is the config that runs if nothing was tuned: the owner of the space sets
+    it with ``dataclasses.replace``; None means the conservative one.
     """
 
     kernel: str
@@ -56,7 +56,7 @@ class ConfigSpace:
     check: Callable[[Decisions], None] | None = None
     planned: bool = False
     default: Config | None = None
-    #: Of other backends, by name: how the names of their keys begin.
+    #: Prefixes of the keys of other backends, by name.
     elsewhere: tuple[tuple[str, tuple[str, ...]], ...] = ()
     missing: Mapping[str, Missing] = field(default_factory=dict)
     narrow: bool = False
@@ -69,38 +69,38 @@ class ConfigSpace:
         return tuple(field.key for field in self.fields)
 
     def field(self, key: str) -> Field:
-        """The field of one key. Raises KeyError for a key that a full config does not have."""
+        """Return the field of one key. Raises KeyError for a key that a full config does not have."""
         found = next((field for field in self.fields if field.key == key), None)
         if found is None:
             raise KeyError(f"{self.kernel} has no config key {key!r}; it has {', '.join(self.keys)}")
         return found
 
     def normalize(self, config: Config | Mapping[str, Any]) -> Config:
-        """The full config that ``config`` stands for: every key, in order, each value in its normal form.
+        """Return the full config of ``config``: every key, in order, each value in its normal form.
 
-        Keys and list entries that are left out take their defaults. Tile sizes out of range are brought into it. What
-        has no effect with the rest of the config is reset, so that configs which give the same code are equal.
-        Normalizing twice changes nothing. The full config of one call is one of every other: keys and entries that the
-        kernel has only with other arguments are dropped.
+        Keys and list entries that are left out take their defaults. Tile sizes out of range are brought into it. Values
+        without effect given the rest of the config are reset, so that configs with the same code are equal. Normalizing
+        twice changes nothing. A full config of one call is valid for every other: keys and entries that the kernel has
+        only with other arguments are dropped.
 
-        Raises ``exc.InvalidConfig`` for what is unknown, malformed or impossible, and ``exc.NoFeasibleConfig`` when no
-        tile sizes at all keep the kernel's values below the target's largest tile.
+        Raises ``exc.InvalidConfig`` for unknown, malformed or impossible values. Raises ``exc.NoFeasibleConfig`` if no
+        tile sizes keep the kernel's values below the target's largest tile.
         """
         return self._normalize(config, repair=False)
 
     def worth_compiling(self, config: Config | Mapping[str, Any]) -> Config:
-        """As ``normalize``, and refuse tiles that take minutes to compile. Raises ``exc.InvalidConfig``."""
+        """Normalize a config, and refuse tiles that take minutes to compile. Raises ``exc.InvalidConfig``."""
         full = self.normalize(config)
         if self.check is not None:
             self.check(self.decode(full))
         return full
 
     def adjusted(self, config: Config | Mapping[str, Any]) -> tuple[Adjustment | Dropped, ...]:
-        """What ``config`` says and ``normalize`` gives otherwise, with the reasons. Raises as that does."""
+        """List the changes that ``normalize`` makes to ``config``, with the reasons. Raises the same errors."""
         given = self._spelt_out(as_config(config))
         values = self._read(given)
         snapshots = [("the nearest that the dimension takes", dict(values))]
-        # other keys are read as what they say, in its normal form
+        # other keys are compared with their requested value, in its normal form
         asked = {key: self._kept(key, given) if key in _GRANTED else values[key] for key in given if key in values}
         self._settle_sizes(values, self._chosen(given))
         snapshots.append(("what is around it leaves room for no more", dict(values)))
@@ -115,7 +115,7 @@ class ConfigSpace:
         return known.kept(given[key]) if isinstance(known, PerSlot) else given[key]
 
     def dropped(self, given: Mapping[str, Any]) -> Iterator[Dropped]:
-        """Keys and entries of ``given``, which can be read, that are for other arguments."""
+        """Yield keys and entries of a readable ``given`` that belong to other arguments."""
         for key, missing in self.missing.items():
             if key in given and not missing.asks_for_nothing(given[key]):
                 yield Dropped(what=key, asked=given[key], why=self.absent[key])
@@ -134,8 +134,7 @@ class ConfigSpace:
                     )
 
     def repair(self, config: Config | Mapping[str, Any]) -> Config:
-        """As ``normalize``, but tiles that are too large together, or for the backend's plan, are made smaller, the largest
-        first."""
+        """Normalize a config, but shrink tiles that are too large together or for the backend's plan, largest first."""
         found = self.approach(config)
         while self.planned and not self._is_legal(found):
             sizes = self.sizes(found)
@@ -148,7 +147,7 @@ class ConfigSpace:
         return found
 
     def approach(self, config: Config | Mapping[str, Any]) -> Config:
-        """As ``repair``, but tiles may be too large for the backend's plan: who asks shrinks them by predictions."""
+        """Repair a config, except for tiles too large for the backend's plan: the caller shrinks them by predictions."""
         return self._normalize(config, repair=True)
 
     def _is_legal(self, config: Config) -> bool:
@@ -159,19 +158,19 @@ class ConfigSpace:
         return True
 
     def default_config(self) -> Config:
-        """What runs when nothing was tuned."""
+        """Return the config that runs if nothing was tuned."""
         return self.default or self.conservative()
 
     def conservative(self) -> Config:
-        """Small tiles that fit anywhere, chosen without a heuristic. Raises ``exc.NoFeasibleConfig``."""
+        """Return a config of small tiles that fit anywhere, made without a heuristic. Raises ``exc.NoFeasibleConfig``."""
         return self.normalize(Config())
 
     def random(self, rng: Random) -> Config:
-        """Any legal config."""
+        """Draw a legal config."""
         return self.repair({field.key: field.random(rng) for field in self.fields})
 
     def encode(self, proposal: Proposal) -> Values:
-        """The proposal as config keys, without those it leaves open; numbers are brought into range.
+        """Convert a proposal to config keys, without those it leaves open; numbers are brought into range.
 
         Raises KeyError when it names a block, a root or a load that has no such setting.
         """
@@ -186,7 +185,7 @@ class ConfigSpace:
         return tuple(field for field in self.fields if isinstance(field, PerSlot) and field.key not in _SIZES)
 
     def decode(self, config: Mapping[str, Any]) -> Decisions:
-        """What a full ``config`` decides about the kernel."""
+        """Decode a full ``config`` to decisions about the kernel."""
         full = config.config if isinstance(config, Config) else config
         lists = {field.key: field.decode(full[field.key]) for field in self._lists}
         return Decisions(
@@ -208,10 +207,11 @@ class ConfigSpace:
     # --- sizes ------------------------------------------------------------------------------------------------------
 
     def sizes(self, config: Mapping[str, Any]) -> dict[int, int]:
-        """Elements of every block under a full ``config``.
+        """Return the elements of every block under a full ``config``.
 
-        A tile's is its slot's, or fixed by the kernel; 1 for ``hl.grid``; for a whole dimension the chunk, else its
-        extent rounded up to a power of two (as seen when binding, where extents differ from call to call).
+        The size of a tile is its slot's, or fixed by the kernel; 1 for ``hl.grid``. A whole dimension has its chunk,
+        else its extent rounded up to a power of two. If extents differ from call to call, the one seen when binding
+        counts.
         """
         named = {**config, **{name: config[key] for key, name in self._renamed.items()}} if self._renamed else config
         sizes = {block.id: _fixed_size(block, named) for block in self.survey.blocks if block.base is None}
@@ -219,22 +219,22 @@ class ConfigSpace:
         for block, chunk in zip(self.rollable, config["reduction_loops"], strict=True):
             if chunk is not None:
                 sizes[block] = chunk
-        for known in self.survey.blocks:  # a block stands behind that which gives its size
+        for known in self.survey.blocks:  # a block follows the one that gives its size
             if known.base is not None:
                 sizes[known.id] = dependent_size(known, sizes)
         return {block.id: sizes[block.id] for block in self.survey.blocks}
 
     def block_size_of(self, config: Mapping[str, Any], block: int) -> int:
-        """Elements of one block under a full ``config``; see ``sizes``."""
+        """Return the elements of one block under a full ``config``; see ``sizes``."""
         return self.sizes(config)[block]
 
     def rolled(self, config: Mapping[str, Any]) -> frozenset[int]:
-        """The whole dimensions that a full ``config`` walks in chunks."""
+        """Return the whole dimensions that are loops over chunks in a full ``config``."""
         pairs = zip(self.rollable, config["reduction_loops"], strict=True)
         return frozenset(block for block, chunk in pairs if chunk is not None)
 
     def sized(self, config: Mapping[str, Any], sizes: Mapping[int, int]) -> Values:
-        """The keys of a full ``config`` that give sizes, with other ``sizes`` for some tiles and whole dimensions."""
+        """Return the size keys of a full ``config``, with other ``sizes`` for some tiles and whole dimensions."""
         chunks = zip(self.rollable, config["reduction_loops"], strict=True)
         before = self.sizes(config)
         return {
@@ -243,11 +243,11 @@ class ConfigSpace:
         }
 
     def resized(self, config: Mapping[str, Any], sizes: Mapping[int, int]) -> Config:
-        """The full ``config`` with other ``sizes`` for some tiles and whole dimensions."""
+        """Return the full ``config`` with other ``sizes`` for some tiles and whole dimensions."""
         return self.repair({**config, **self.sized(config, sizes)})
 
     def half(self, block: int, size: int) -> int:
-        """About half of the ``size`` that a tile or a chunk has, as a config can say it."""
+        """Return about half of the ``size`` of a tile or a chunk, as a legal config value."""
         if block not in self.tunable:
             return size // 2
         sizes = self.field("block_sizes")
@@ -255,26 +255,26 @@ class ConfigSpace:
         return sizes.half(block, size)
 
     def smallest(self) -> Config:
-        """The conservative config with the smallest tiles and chunks there are."""
+        """Return the conservative config with the smallest legal tiles and chunks."""
         return self.resized(self.conservative(), self.lowest)
 
     def fewest(self, config: Mapping[str, Any]) -> Decisions:
-        """``decode``, with the smallest of each size that differs from call to call."""
+        """Decode a config with the smallest of each size that differs from call to call."""
         decisions, blocks = self.decode(config), self.survey.blocks
         sizes = {b: blocks[b].min_size if self._varies(b) else n for b, n in decisions.sizes.items()}
         return replace(decisions, sizes=sizes)
 
     def _varies(self, block: int) -> bool:
-        """Whether a size that is not in the config differs from call to call."""
+        """Return whether a size that is not in the config differs from call to call."""
         known = self.survey.blocks[block]
         if known.base is not None:
             return False
         return block not in self.lowest and isinstance(known.extent if known.kind == "full" else known.size, Expr)
 
     def nothing_fits(self, needs: str) -> exc.Base:
-        """The error of a kernel that takes more than the target has; ``needs`` says with which tiles, what and how much.
+        """Return the error of a kernel that exceeds the target's resources; ``needs`` names tiles, resource and amount.
 
-        It names the widest dimension that no config makes smaller, and where the largest value along it stands.
+        It names the widest dimension that no config can shrink, and the line of the largest value along it.
         """
         sizes = self.sizes(self.smallest())
         held = [
@@ -295,7 +295,7 @@ class ConfigSpace:
                     padding = f" padded to {sizes[wide.id]}" if sizes[wide.id] != wide.extent else ""
                     extent = f", {wide.extent} elements{padding},"
                 what = f"the kernel holds the whole of {wide.name}{extent} at once"
-                remedy = "walk over it in an hl.tile loop, as examples/matmul_*_tiled.py do, or split it"
+                remedy = "loop over it with hl.tile, as examples/matmul_*_tiled.py do, or split it"
             else:
                 what = f"the kernel fixes the tiles of {wide.name} at {sizes[wide.id]} elements"
                 remedy = "make its block_size smaller"
@@ -314,31 +314,31 @@ class ConfigSpace:
         return Config(**(values if settled is before else self._recode(values, settled)))
 
     def _read(self, given: Config) -> Values:
-        """Every key with its own value in range, whatever the others say. Raises for keys that nobody knows."""
+        """Read every key's own value in range, independent of the others. Raises for unknown keys."""
         verbatim = self._check_keys(given)
         asked = given.config
         values = {f.key: f.read(asked[f.key]) if f.key in asked else f.default() for f in self.fields}
         return {**values, **verbatim}
 
     def _chosen(self, given: Config) -> set[int]:
-        """The blocks that ``given`` sizes."""
+        """Return the blocks that ``given`` sizes."""
         chosen = set(self.tunable if "block_sizes" in given else ())
         return chosen | set(self.rollable[: len(given["reduction_loops"])] if "reduction_loops" in given else ())
 
     def _recode(self, values: Values, settled: Decisions) -> Values:
-        """``values`` with what rules decide: all but the sizes."""
+        """Return ``values`` with the decisions of the rules: all but the sizes."""
         lists = {f.key: f.recode(settled.entries[f.key]) for f in self._lists if f.key in settled.entries}
         return {**values, **{key: value for key, value in settled.values.items() if key in values}, **lists}
 
     def _spelt_out(self, given: Config) -> Config:
-        """With one chunk for every whole dimension as a list of them."""
+        """Expand one chunk for every whole dimension to a list."""
         if EVERY_REDUCTION not in given:
             return given
         chunks = [given[EVERY_REDUCTION]] * len(self.rollable)
         return Config(**{k: v for k, v in given.items() if k != EVERY_REDUCTION}, reduction_loops=chunks)
 
     def _check_keys(self, given: Config) -> Values:
-        """The keys that are passed on as they are. Raises for those that nobody knows."""
+        """Return the keys that are passed on unchanged. Raises for unknown ones."""
         verbatim = {key: given[key] for key in sorted(given) if key.startswith(self.verbatim)}
         others = [key for key in given if key not in self.keys and key not in verbatim]
         if unknown := [key for key in others if key not in self.absent]:
@@ -363,7 +363,7 @@ class ConfigSpace:
             raise exc.InvalidConfig(f"{key} {why}.")
 
     def _refuse_elsewhere(self, key: str) -> None:
-        """Raises for a key of another backend."""
+        """Raise for a key of another backend."""
         owner = next((name for name, prefixes in self.elsewhere if key.startswith(prefixes)), None)
         if owner is not None:
             raise exc.InvalidConfig(
@@ -374,10 +374,10 @@ class ConfigSpace:
     # --- sizes that go together -------------------------------------------------------------------------------------
 
     def _settle_sizes(self, values: Values, chosen: Collection[int]) -> None:
-        """Keeps tiles inside the tile they walk over, and every value below the largest tile of the target.
+        """Keep tiles inside the tile they iterate over, and every value below the largest tile of the target.
 
-        Blocks in ``chosen`` were sized on purpose: when they are too large that is an error, unless it takes a dimension that
-        is held whole, which may be shorter with other arguments.
+        Blocks in ``chosen`` were sized by the user: it is an error if they are too large. The exception is a value with
+        a whole dimension, which may be shorter with other arguments.
         """
         before = self.sizes(values)
         sizes = dict(before)
@@ -402,7 +402,7 @@ class ConfigSpace:
                 sizes[block] = max(min(sizes[block], sizes[outer]), self.lowest[block])
 
     def _shrink(self, sizes: dict[int, int], blocks: Collection[int]) -> Volume | None:
-        """Halves ``blocks`` in place, the largest first; gives a value that is still too large, if any."""
+        """Halve ``blocks`` in place, the largest first; return a value that is still too large, if any."""
         left = None
         for volume in self.survey.volumes:
             while volume.numel(sizes) > self.target.max_tensor_numel:

@@ -1,7 +1,7 @@
-"""Config fields: each knows its range and default, checks a user's value, and takes a heuristic's wish.
+"""Config fields: each has a range and a default, checks a user's value, and reads a heuristic's proposal.
 
 A field of one value wraps a fragment; a field of a list has one *slot* per loop, tile or memory access, and each slot
-a fragment of its own.
+its own fragment.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from ..proposal import Proposal
 _ANY_POWER_OF_TWO = PowerOfTwoFragment(1, 2**31)
 
 
-# --- fragments as sets to move in ----------------------------------------------------------------------------------
+# --- distances between values of fragments -------------------------------------------------------------------------
 
 
 def nearest(fragment: Fragment, value: Any, default: Any) -> Any:
-    """``value`` brought into range; ``default`` where there is no order to go by."""
+    """Bring ``value`` into range; unordered sets give ``default``."""
     match fragment:
         case PowerOfTwoFragment(low, high):
             return min(max(previous_power_of_2(value), low), high)
@@ -49,7 +49,10 @@ def nearest(fragment: Fragment, value: Any, default: Any) -> Any:
 
 
 def adjacent(fragment: Fragment, value: Any) -> list[Any]:
-    """One step up and down for numbers, among multiples to the next powers of two as well; every other value elsewhere."""
+    """List the neighbors of a value: one step up and down for numbers, also the next powers of two among multiples.
+
+    Unordered sets give every other value.
+    """
     values = values_of(fragment)
     if isinstance(fragment, MultipleFragment):
         half, double = previous_power_of_2(max(1, value - 1)), 2 * previous_power_of_2(value)
@@ -61,12 +64,12 @@ def adjacent(fragment: Fragment, value: Any) -> list[Any]:
     return [other for other in values if other != value or type(other) is not type(value)]
 
 
-#: Distance of two values that have no order, in steps of those that have.
+#: Distance of two unordered values, in steps of ordered ones.
 _APART = 0.7
 
 
 def coordinates(fragment: Fragment, value: Any) -> list[float]:
-    """A place for ``value`` such that distances mean something: one step of a number is 1, powers of two are steps."""
+    """Return coordinates of ``value`` with meaningful distances: one step of a number is 1, powers of two are steps."""
     match fragment:
         case PowerOfTwoFragment() | MultipleFragment():
             return [math.log2(value)]
@@ -81,7 +84,7 @@ def coordinates(fragment: Fragment, value: Any) -> list[float]:
 def _enumerated(choices: tuple[Any, ...], value: Any) -> list[float]:
     numbers = [choice for choice in choices if type(choice) is int and choice > 0]
     if numbers and all(choice is None or choice in numbers for choice in choices):
-        # None stands for "all of it", beyond the largest number
+        # None means the whole row, beyond the largest number
         return [math.log2(2 * max(numbers) if value is None else value)]
     return [_APART * (value == choice and type(value) is type(choice)) for choice in choices]
 
@@ -98,34 +101,37 @@ class Field(abc.ABC):
 
     @abc.abstractmethod
     def default(self) -> Any:
-        """The value when the config leaves the key out (a fresh list for list fields)."""
+        """Return the value if the config leaves the key out (a fresh list for list fields)."""
 
     @abc.abstractmethod
     def read(self, value: Any) -> Any:
-        """A user's value in its normal form. Raises ``exc.InvalidConfig``, naming the key and the entry."""
+        """Normalize a user's value. Raises ``exc.InvalidConfig``, naming the key and the entry."""
 
     @abc.abstractmethod
     def encode(self, proposal: Proposal) -> Any:
-        """What ``proposal`` wants, brought into range; None when it says nothing. KeyError for an unknown slot."""
+        """Return the proposal's value, brought into range; None if it has none. Raises KeyError for an unknown slot."""
 
     @abc.abstractmethod
     def random(self, rng: Random) -> Any:
-        """Any legal value."""
+        """Draw a legal value."""
 
     @abc.abstractmethod
     def neighbours(self, value: Any) -> list[Any]:
-        """Legal values one step away from the legal ``value``."""
+        """List the legal values one step away from the legal ``value``."""
 
     @abc.abstractmethod
     def coordinates(self, value: Any) -> list[float]:
-        """Where the legal ``value`` stands: as many numbers for each, close together for values of like effect."""
+        """Return coordinates of the legal ``value``: of fixed length, and close together for values of similar effect."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scalar(Field):
-    """A key with one value. ``remedies`` say why a value that is known elsewhere is not legal here; ``searched`` are
-    the values worth trying, if not all: the others are legal all the same. What only ``elsewhere`` has, with other
-    arguments of the kernel, is brought into range."""
+    """A key with one value.
+
+    ``remedies`` are the reasons why a value that other kernels have is not legal here. ``searched`` are the values
+    worth trying, if not all; the others are legal too. A value that only ``elsewhere`` has, with other arguments of the
+    kernel, is brought into range.
+    """
 
     fragment: Fragment
     initial: Any
@@ -160,7 +166,10 @@ class Scalar(Field):
 
 @dataclass(frozen=True, kw_only=True)
 class Tunable(Scalar):
-    """A key of the kernel's own. Proposals and decisions know it by its ``name`` in the program, which is none of our keys."""
+    """A key of the kernel's own.
+
+    Proposals and decisions use its ``name`` in the program, which differs from all our keys.
+    """
 
     name: str
 
@@ -171,9 +180,9 @@ class Tunable(Scalar):
 
 @dataclass(frozen=True, kw_only=True)
 class EpilogueSubtile(Scalar):
-    """Into how many column subtiles the epilogue of a matrix product is split; None keeps the tile whole.
+    """Number of column subtiles of a matmul's epilogue; None keeps the tile whole.
 
-    ``columns`` are the blocks split; where there are none, every value means None, and ``reason`` says why.
+    ``columns`` are the blocks split; if there are none, every value means None, and ``reason`` is given.
     """
 
     key: str = "epilogue_subtile"
@@ -210,8 +219,11 @@ class OptionsFile(Scalar):
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """One entry of a list. ``name`` is whose it is, and ``at`` the same for ``Decisions``; a proposal may call it by any
-    of ``ids`` (block ids, the number of a root or of a load). ``remedy`` says why the range is narrower than elsewhere."""
+    """One entry of a list.
+
+    ``name`` is the tile, loop or access it belongs to, and ``at`` the same for ``Decisions``. A proposal may use any of
+    ``ids`` (block ids, the number of a root or of a load). ``remedy`` is the reason for a narrower range.
+    """
 
     name: str
     at: Place
@@ -225,8 +237,8 @@ class Slot:
 class PerSlot(Field):
     """A key with a list of values. ``per`` completes "one entry per".
 
-    A list that is too short is filled with defaults. One that is too long is refused, unless the kernel has more entries
-    with other arguments (``spare``): then those that are not for these are dropped. Entries that only ``elsewhere`` has
+    A list that is too short is filled with defaults. One that is too long is refused, unless the kernel has more
+    entries with other arguments (``spare``): then the surplus entries are dropped. Entries that only ``elsewhere`` has
     are brought into range.
     """
 
@@ -248,7 +260,7 @@ class PerSlot(Field):
         return entries if len(entries) == len(self.slots) else [*entries, *self.default()[len(entries) :]]
 
     def decode(self, value: Sequence[Any]) -> dict[Place, Any]:
-        """A full list by what its entries are about."""
+        """Map the places of a full list to its entries."""
         return dict(zip(self._places, value, strict=True))
 
     @functools.cached_property
@@ -256,7 +268,7 @@ class PerSlot(Field):
         return tuple(slot.at for slot in self.slots)
 
     def recode(self, entries: Mapping[Place, Any]) -> list[Any]:
-        """The full list that ``decode`` gives ``entries`` of."""
+        """Return the full list whose ``decode`` is ``entries``."""
         return [entries[slot.at] for slot in self.slots]
 
     def kept(self, value: Sequence[Any]) -> Sequence[Any]:
@@ -264,7 +276,7 @@ class PerSlot(Field):
         return value[: len(self.slots)]
 
     def moved(self, at: int, slot: Slot, value: Any) -> Any:
-        """Return an entry of a list that is too long: it may be about another slot, which takes other values."""
+        """Return an entry of a list that is too long: it may belong to another slot, which takes other values."""
         return self.entry(at, slot, value) if slot.fragment.why_not(value) is None else _fresh(slot.initial)
 
     def check_length(self, value: Sequence[Any]) -> None:
@@ -272,12 +284,12 @@ class PerSlot(Field):
             raise exc.InvalidConfig(f"{self.key} has {self.counted(len(value))}.")
 
     def counted(self, got: int) -> str:
-        """Expected against given length, and what the entries are for."""
+        """Format the given and the expected length, and the owners of the entries."""
         names = f": {', '.join(slot.name or 'unused' for slot in self.slots)}" if self.slots else ""
         return f"{got} {'entry' if got == 1 else 'entries'}, expected {len(self.slots)} (one per {self.per}{names})"
 
     def entry(self, at: int, slot: Slot, value: Any) -> Any:
-        """One entry in its normal form."""
+        """Normalize one entry."""
         if self.elsewhere is not None and not slot.remedy and self.elsewhere.why_not(value) is None:
             value = nearest(slot.fragment, value, slot.initial)
         if (why := slot.fragment.why_not(value)) is not None:
@@ -323,8 +335,11 @@ def _fresh(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSizes(PerSlot):
-    """Tile sizes in elements. They must all be given; one beyond the dimension, or below what a matrix product takes,
-    is brought into range, because one config serves many shapes."""
+    """Tile sizes in elements, all of which must be given.
+
+    One beyond the dimension, or below the minimum of a matmul, is brought into range, because one config serves many
+    shapes.
+    """
 
     key: str = "block_sizes"
     weight: float = 4.0
@@ -346,13 +361,13 @@ class BlockSizes(PerSlot):
         return nearest(slot.fragment, value, slot.initial)
 
     def half(self, block: int, size: int) -> int:
-        """About half of the ``size`` that a block has, as its slot takes it."""
+        """Return about half of the ``size`` of a block, as a legal value of its slot."""
         slot = next(slot for slot in self.slots if slot.at == block)
         return int(nearest(slot.fragment, size // 2, slot.initial))
 
 
 def _why_no_size(fragment: Fragment, value: object) -> str | None:
-    """Why ``value`` cannot be brought into range: it is neither a power of two, nor a multiple where those are legal."""
+    """Return the reason why ``value`` cannot be brought into range: it is no power of two and no legal multiple."""
     why = _ANY_POWER_OF_TWO.why_not(value)
     if (
         why is None
@@ -368,7 +383,7 @@ def _why_no_size(fragment: Fragment, value: object) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOrders(PerSlot):
-    """Permutations of the dimensions of a loop; the first one of the order varies fastest."""
+    """Permutations of the dimensions of a loop. In a grid loop the first one varies fastest, in an inner loop the last."""
 
     key: str = "loop_orders"
     per: str = "loop over several dimensions"
@@ -381,7 +396,10 @@ class LoopOrders(PerSlot):
 
 @dataclass(frozen=True, kw_only=True)
 class FlattenLoops(PerSlot):
-    """Whether the dimensions of a loop become one. Where a slot has a remedy they cannot, and True means False."""
+    """Flags that flatten the dimensions of a loop into one.
+
+    For a slot with a remedy that is impossible, and True means False.
+    """
 
     key: str = "flatten_loops"
     per: str = "hl.tile over several dimensions from 0 whose positions are not read"
@@ -392,20 +410,22 @@ class FlattenLoops(PerSlot):
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk(Slot):
-    """``low`` is the smallest chunk, ``extent`` the elements of the row, None where they differ from call to call."""
+    """Range of a chunk.
+
+    ``low`` is the smallest one, ``extent`` the elements of the row, None if they differ from call to call.
+    """
 
     low: int
     extent: int | None
 
 
-#: Chunks below this leave lanes of a warp idle even in the smallest of types, where elements of other dimensions lie behind
-#: each other only in rows.
+#: Smallest useful chunk. Below it, lanes of a warp are idle even for the smallest dtype, if only rows are contiguous.
 SMALLEST_CHUNK = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReductionLoops(PerSlot):
-    """Chunks in elements in which whole dimensions are walked, None to hold the row at once.
+    """Chunk sizes in elements of loops over whole dimensions, None to hold the row at once.
 
     A chunk that covers the row is None; 0 and 1 mean the smallest.
     """
@@ -413,7 +433,7 @@ class ReductionLoops(PerSlot):
     slots: tuple[Chunk, ...]
     key: str = "reduction_loops"
     weight: float = 3.0
-    per: str = "whole dimension that can be walked in chunks"
+    per: str = "whole dimension that can be a loop over chunks"
 
     def entry(self, at: int, slot: Slot, value: Any) -> int | None:
         if value is None:
@@ -424,7 +444,7 @@ class ReductionLoops(PerSlot):
         return self.chunk(slot, max(1, value) if small else value)
 
     def kept(self, value: Sequence[Any]) -> Sequence[Any]:
-        """Return the smallest chunks: what was made to fit with more dimensions fits."""
+        """Return the smallest chunks: a config that fits with more dimensions fits with these."""
         spare = len(value) - len(self.slots)
         if spare <= 0:
             return value
@@ -452,7 +472,7 @@ class ReductionLoops(PerSlot):
         return [math.log2(2 * largest if entry is None else entry)]
 
     def neighbours(self, value: list[Any]) -> list[list[Any]]:
-        """Half and double the chunk; None is what follows the largest."""
+        """List configs with half and double the chunk; None follows the largest."""
         found = []
         for i, slot in enumerate(self.slots):
             values = values_of(slot.fragment)
@@ -498,7 +518,7 @@ class PerAccess(PerSlot):
 
 @dataclass(frozen=True, kw_only=True)
 class Indexing(PerAccess):
-    """How each load and store computes its addresses; one name stands for all of them."""
+    """Addressing mode of each load and store; a single name applies to all of them."""
 
     def read(self, value: Any) -> list[Any]:
         if not isinstance(value, str):

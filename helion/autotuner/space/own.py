@@ -1,4 +1,4 @@
-"""What a backend adds to the space of a kernel: keys of its own, and the rules by which its decisions go together."""
+"""A backend's additions to the config space of a kernel: its keys, and the rules that make decisions legal together."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ...fields import Fragment
 from ..decisions import Decisions
 from .fields import Field
 
-#: Decisions, and whether what does not go together is changed (else it raises ``exc.InvalidConfig``), as decisions that
-#: go together. Gives back what it was given where nothing changes.
+#: Rule: takes decisions, and a flag to change illegal combinations (else it raises ``exc.InvalidConfig``). Returns
+#: legal decisions, or the same object if nothing changes.
 Settle = Callable[[Decisions, bool], Decisions]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One step of settling. ``why`` says, of a config that it changed, what could not be had."""
+    """One step of legalization. ``why`` is the reason shown for a config that it changed."""
 
     why: str
     settle: Settle
@@ -25,10 +25,10 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """A key that other arguments, settings or targets of a kernel have: what a value, or each entry of a list, may be there.
+    """A key of other arguments, settings or targets of a kernel, with the range of its value or list entries there.
 
-    One that is ``structural`` depends on the operations of the kernel: sizes change these only where a dimension has no or
-    one element. ``initial`` asks for nothing, and is all there is without a ``fragment``.
+    A ``structural`` one depends on the operations of the kernel: sizes change these only if a dimension has no or one
+    element. ``initial`` is the value without effect, and the only one without a ``fragment``.
     """
 
     fragment: Fragment | None
@@ -44,7 +44,7 @@ class Missing:
         return next((why for why in reasons if why is not None), None)
 
     def asks_for_nothing(self, value: Any) -> bool:
-        """Tell that ``value`` is what the kernel does anyway."""
+        """Return whether ``value`` has no effect on the kernel."""
         if isinstance(value, (list, tuple)):
             return all(map(self.asks_for_nothing, value))
         return value is None or value is False or (type(value) is type(self.initial) and value == self.initial)
@@ -52,10 +52,11 @@ class Missing:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnKeys:
-    """``absent`` are keys known elsewhere, with why not here, and ``missing`` those of them that other arguments or targets
-    of the kernel may have; keys that begin with ``verbatim`` are passed on as they are.
-    ``rules`` run in order, on sizes that are in range. ``sizes`` are the fewest and the most elements of tiles, by block,
-    where the backend bounds them closer than the kernel does."""
+    """Keys of a backend.
+
+    ``absent`` are keys that other kernels have, with the reason why this one lacks them. ``missing`` are those of them
+    that other arguments or targets of the kernel may have. Keys that begin with ``verbatim`` are passed on unchanged.
+    """
 
     fields: tuple[Field, ...]
     absent: Mapping[str, str]

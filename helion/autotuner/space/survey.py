@@ -1,4 +1,4 @@
-"""What the space needs to know of a program: its loops, its memory accesses and how large its values are."""
+"""Survey of a program for its config space: loops, memory accesses and sizes of values."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class Volume:
 class Survey:
     """One program as the space sees it.
 
-    ``rollable`` are the blocks that can be walked in chunks. ``loops`` are in program order, a grid loop before the
-    loops in it. ``accesses`` and ``loads_left_open`` name what stands at each memory slot and each load slot (a gap, left
-    by an access that nobody needed, is ""); ``loads`` and ``stores`` name them by memory slot. ``load_slots`` maps load
-    slots to memory slots; ``evicted`` are the memory slots of loads whose eviction policy the kernel fixes.
-    ``matrix_blocks`` are tiled as M or N of a dot; ``columns`` are those whose epilogues can be split into subtiles, and
-    where there are none ``unsplit`` says why. ``inner`` maps a block whose every loop walks over one tile of another to
-    that one. ``volumes`` are the shapes of all values, each once.
+    ``rollable`` are the blocks that can be loops over chunks. ``loops`` are in program order, a grid loop before the
+    loops in it. ``accesses`` and ``loads_left_open`` name the access of each memory slot and each load slot (a gap,
+    left by an unused access, is ""). ``loads`` and ``stores`` name them by memory slot. ``load_slots`` maps load slots
+    to memory slots. ``evicted`` are the memory slots of loads whose eviction policy the kernel fixes. ``matrix_blocks``
+    are tiled as M or N of a dot. ``columns`` are those whose epilogues can be split into subtiles; if there are none,
+    ``unsplit`` is the reason. ``inner`` maps a block whose every loop iterates over one tile of another block to that
+    one. ``volumes`` are the shapes of all values, each once.
     """
 
     blocks: tuple[Block, ...]
@@ -87,7 +87,7 @@ class Survey:
 
 
 def survey(program: Program, rollable: tuple[int, ...]) -> Survey:
-    """One walk over ``program``, which must not be rolled."""
+    """Survey ``program``, which must not be rolled, in one pass."""
     walker = _Walker(program)
     for number, root in enumerate(program.roots):
         walker.root(number, root)
@@ -144,7 +144,7 @@ class _Walker:
         self.evicted: set[int] = set()
         self.matrix_blocks: set[int] = set()
         self.volumes: dict[Dims, Volume] = {}
-        # per block, the outer block of each of its loops (None: the loop has bounds of its own)
+        # per block, the outer block of each of its loops (None: the loop has its own bounds)
         self.bounds: dict[int, set[int | None]] = {}
         self.tiles: dict[int, TileAttrs] = {}
 
@@ -195,7 +195,7 @@ class _Walker:
                 )
 
     def sized_by(self, block: int) -> int:
-        """The block that makes a volume smaller: where one is a part of another, that one, which is at least as large."""
+        """Return the block that shrinks a volume: the base of a block that is a part of another."""
         base = self.program.blocks[block].base
         return block if base is None else self.sized_by(base)
 
@@ -217,7 +217,7 @@ class _Walker:
         self.matrix_blocks.update(dim.block for dim in (lhs.dims[-2], rhs.dims[-1]) if dim.block is not None)
 
     def enclosed(self, op: Op, attrs: ForAttrs) -> None:
-        """Finds loops from ``outer.begin`` to ``outer.end``."""
+        """Record loops from ``outer.begin`` to ``outer.end``."""
         for axis in attrs.axes:
             begin, end = self._tile(op, axis.begin), self._tile(op, axis.end)
             outer = None

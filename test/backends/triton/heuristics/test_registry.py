@@ -140,6 +140,6 @@ def test_a_heuristic_that_stands_in_is_asked_where_none_before_it_promotes() -> 
     assert alone.declined == (("Declines", "not today"),) and len(alone.promoted) == 1
     behind = report(bound, (_Promotes(), _StandsIn()))
     assert [seed.heuristic for seed in behind.seeds] == ["Promotes"]
-    assert behind.declined == (("StandsIn", "it stands in, and Promotes promotes a seed"),)
+    assert behind.declined == (("StandsIn", "it is a fallback, and Promotes promotes a seed"),)
     before = report(bound, (_StandsIn(), _Promotes()))
     assert [seed.heuristic for seed in before.seeds] == ["StandsIn", "Promotes"]
