@@ -16,7 +16,8 @@ from .families import FAMILIES
 from .journal import Journal, summary
 from .session import Options, Session
 
-#: Parts of the time of a run by which kernels stop, and samples under compute-sanitizer; the rest is for shrinking.
+#: Fractions of a run's time after which kernels stop, and samples under compute-sanitizer stop; the rest is for
+#: shrinking.
 FUZZED, SANITIZED = 0.86, 0.25
 NAMES = tuple(family.name for family in FAMILIES)
 
@@ -28,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         default=Path("build/fuzz"),
-        help="folder of the journal, the summary and the reproducers; a run goes on from what lies there",
+        help="folder of the journal, the summary and the reproducers; a run resumes from an existing journal",
     )
     found.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu takes small sizes and Triton's interpreter"
@@ -37,7 +38,10 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--pairs", type=int, help="end after so many pairs, those of the journal included")
     found.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     found.add_argument(
-        "--configs", type=int, default=12, help="random configs of each kernel, beside its default and its seeds"
+        "--configs",
+        type=int,
+        default=12,
+        help="random configs of each kernel, in addition to its default and its seeds",
     )
     found.add_argument("--seed", type=int, default=0, help="of the first kernel")
     found.add_argument("--families", default="", help=f"comma separated, of {', '.join(NAMES)}")

@@ -23,7 +23,7 @@ HEADER = "from __future__ import annotations\n\nimport torch\n\nimport helion\ni
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One operation of a chain: a key of a table of operations, and operands as numbers modulo what there is."""
+    """A step of a chain: a key of a table of operations, and operand numbers, taken modulo the number of values."""
 
     op: str
     a: int = 0
@@ -104,7 +104,7 @@ class Draw:
         return self.rng.choice(SMALL_SIZES if self.small else LONG_SIZES if long else SIZES)
 
     def one(self, *choices: str) -> str:
-        """Return one of ``choices``, each as likely as it stands there often."""
+        """Return one of ``choices``; repeated ones are more likely."""
         return self.rng.choice(choices)
 
     def float(self) -> str:

@@ -1,5 +1,8 @@
-"""Chains of operations on values. All are bounded and change little where their operands change little, so that fp64
-tells what they must give; conditions are on exact values."""
+"""Chains of operations on values.
+
+All are bounded and change little if their operands change little, so that fp64 predicts their results. Conditions are
+on exact values.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ REDUCING = {
     "r_var": "torch.var(torch.clamp({a}, -4.0, 4.0), 1, correction=0, keepdim=True)",
     "r_norm": "torch.rsqrt(torch.mean({a} * {a}, 1, keepdim=True) + 0.5)",
 }
-#: Rows to rows, by way of reductions.
+#: Operations from rows to rows, with reductions.
 ROWS = {
     "softmax": "torch.softmax({a}, 1)",
     "log_softmax": "torch.log_softmax({a}, 1) * 0.125",
@@ -68,7 +71,7 @@ TABLE = {**UNARY, **BINARY, **REDUCING, **ROWS}
 def chain(steps: Sequence[Step], values: Sequence[str], prefix: str = "v") -> tuple[list[str], str]:
     """Return the lines of a chain that begins with ``values``, and the name or text of its last value.
 
-    Columns that row reductions give are operands as rows are; those that nothing read last are added to the result.
+    Columns from row reductions are operands like rows; values without a reader are added to the result.
     """
     columns: list[str] = []
     lines: list[str] = []

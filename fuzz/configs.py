@@ -11,11 +11,12 @@ import helion
 from helion.autotuner.space import ConfigSpace
 from helion.runtime.bound import BoundKernel
 
-#: Elements of the largest value of a program, and elements of it per thread in all copies of an unrolled loop; matrix
-#: products may have more. Others take seconds to compile; one draw in ``RARELY`` may have ``MORE`` times as many.
+#: Limits on the elements of a program's largest value, and on its elements per thread over all copies of an unrolled
+#: loop. Matmuls may exceed the latter. Other kernels take seconds to compile; one draw in ``RARELY`` may have ``MORE``
+#: times as many.
 ELEMENTS, PER_THREAD, PER_THREAD_OF_PRODUCTS, RARELY, MORE = 8192, 16, 64, 24, 8
-#: The part of random configs that are a seed with some keys changed, by chance of a key: tiles that people use, which
-#: matrix units take. Of these, the part in which every access that can goes through the copy engine.
+#: Fraction of random configs that are a seed with some keys changed, and the chance that a key changes. Seeds have
+#: tiles that users choose and matrix units need. Of these, the fraction in which every access uses TMA if it can.
 NEAR_SEEDS, MUTATED, DESCRIPTORS = 0.5, 0.2, 0.25
 #: Of random configs, the part that is tried on a backend whose compiler takes seconds.
 SLOW_BACKENDS = {"cute": 3}
@@ -65,7 +66,7 @@ def _mutated(space: ConfigSpace, config: Mapping[str, Any], rng: random.Random) 
 
 
 def _is_quick(bound: BoundKernel, config: Mapping[str, Any], sizes: Mapping[int, int], factor: int) -> bool:
-    """Whether a config compiles in a moment: by its largest value, that of products computed first, and unrolling."""
+    """Return whether a config compiles quickly, by its largest value, its precomputed matmuls, and its unrolling."""
     largest = max((volume.numel(sizes) for volume in bound.config_spec.survey.volumes), default=1)
     first = config.get("materialize_products")
     if first:
@@ -78,7 +79,7 @@ def _is_quick(bound: BoundKernel, config: Mapping[str, Any], sizes: Mapping[int,
 
 
 def _tiles(bound: BoundKernel, sizes: Mapping[int, int]) -> int:
-    """Return about how many tiles the loops of a kernel walk over, as if all were nested."""
+    """Return approximately how many tiles the loops of a kernel iterate over, as if all were nested."""
     survey = bound.config_spec.survey
     counts = [1]
     for loop in survey.loops:

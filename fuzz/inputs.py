@@ -23,9 +23,9 @@ class Input:
         shape: its sizes.
         dtype: name of a torch dtype.
         layout: ``contiguous``, ``transposed`` (last two dimensions), ``strided`` (every second element), ``padded``
-            (rows with a gap between them), ``offset`` (memory that begins unaligned) or ``expanded`` (first stride 0).
+            (rows with gaps), ``offset`` (unaligned start) or ``expanded`` (first stride 0).
         data: ``normal`` (mean 0.5), ``small`` (mean 0.1), ``positive`` (0.5 to 1.5), ``near_one`` (0.9 to 1.1),
-            ``ints`` (-50 to 99), ``index:N`` (0 to N - 1), ``mask``, ``distinct`` (no two equal along the last
+            ``ints`` (-50 to 99). Or ``index:N`` (0 to N - 1), ``mask``, ``distinct`` (no two equal along the last
             dimension), ``permutation`` or ``offsets:N`` (ascending from 0 to N).
     """
 

@@ -1,4 +1,4 @@
-"""What came out of each pair, as JSON lines in a file that a later run goes on from."""
+"""Outcomes of pairs, as JSON lines in a file that a later run resumes from."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Entry:
 
     @property
     def key(self) -> tuple[int, str, int]:
-        """What tells it from every other pair of a run."""
+        """The key of the pair, unique in a run."""
         return self.seed, self.backend, self.number
 
     @property
     def is_failure(self) -> bool:
-        """Whether a person must look at it."""
+        """True if a person must look at it."""
         return self.kind in FAILURES
 
 

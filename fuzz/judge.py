@@ -4,8 +4,9 @@ The reference runs once as it is and ``TRIALS`` times with noise: each floating 
 ``1 + u * r``, r uniform in [-1, 1]. ``u`` is the unit roundoff of the least precise dtype that values pass through.
 
 - An operation that adds up n terms gets ``1 + (u + 2**-24 * sqrt(n)) * r``, and its operands ``1 + 2**-24 * r``.
-- A matrix product over k gets ``1 + (u + 2**-22 * sqrt(k)) * r``: tensor cores cut bits off what they add up. Its operands get
-  the roundoff of their dtype. Those of TF32 are cut off, not rounded: ``1 - 2 * u * r``, r uniform in [0, 1].
+- A matmul over k gets ``1 + (u + 2**-22 * sqrt(k)) * r``: tensor cores truncate the terms of the accumulation. Its
+  operands get the roundoff of their dtype. TF32 operands are truncated, not rounded: ``1 - 2 * u * r``, r uniform in
+  [0, 1].
 
 The bound of an element is
 
@@ -56,15 +57,14 @@ _CHOOSING = ("where", "amax", "amin", "max", "min", "index", "gather", "flip", "
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """Names of dtypes, keys of ``ROUNDOFF``: the least precise one that values pass through, and that of the operands
-    of matrix products."""
+    """Names of dtypes, keys of ``ROUNDOFF``: the least precise one of values, and that of matmul operands."""
 
     values: str = "float32"
     operands: str = "float32"
 
 
 class Noise(TorchDispatchMode):
-    """Multiplies what operations give by numbers close to 1."""
+    """Mode that multiplies the results of operations by numbers close to 1."""
 
     def __init__(self, precision: Precision, seed: int) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def _terms(operand: torch.Tensor, result: Any) -> float:
 
 @dataclass(frozen=True)
 class Expected:
-    """What one result must be: its value in fp64, int64 or bool, and the spread of noisy runs around it."""
+    """The expected result: its value in fp64, int64 or bool, and the spread of noisy runs around it."""
 
     value: torch.Tensor
     spread: torch.Tensor
@@ -143,7 +143,7 @@ def expect(
 
 
 def verdict(results: Any, expected: tuple[Expected, ...]) -> str:
-    """Say in words what is wrong with ``results``; "" where they are right."""
+    """Describe what is wrong with ``results``; "" if they are right."""
     found = list(leaves(results))
     if len(found) != len(expected):
         return f"{len(found)} results, the reference has {len(expected)}"
@@ -155,7 +155,7 @@ def verdict(results: Any, expected: tuple[Expected, ...]) -> str:
 
 
 def difference(result: torch.Tensor, expected: Expected) -> str:
-    """Say how ``result`` differs from what is expected; "" where it is within its bound."""
+    """Describe the difference between ``result`` and the expected one; "" if it is within its bound."""
     value = expected.value
     if result.shape != value.shape:
         return f"shape {list(result.shape)}, not {list(value.shape)}"

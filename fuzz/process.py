@@ -1,4 +1,4 @@
-"""A worker process seen from the outside: asked, timed, killed, started again."""
+"""A worker process as its parent sees it: requests, timeouts, kills and restarts."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ ROOT = Path(__file__).resolve().parents[1]
 STACK_SECONDS, STACK_LINES = 1.0, 12
 #: Characters of what a process wrote last that are kept when it ends.
 LOG_CHARACTERS = 1500
-#: Seconds that a killed process has to go.
+#: Seconds that a killed process has to end.
 GONE_SECONDS = 20.0
 
 
-#: Parts of a stack by which it is that of a compiler, not of a kernel that runs.
+#: Names of functions in a stack that belong to a compiler, not to a kernel that runs.
 _COMPILING = ("compiler.py", "make_cubin", "subprocess.py", "cutlass")
 
 
 class Lost(Exception):
-    """The process did not answer: ``kind`` is ``died``, ``hung``, or ``slow`` while it compiles; the text says how it ended or where it stood."""
+    """Error of a process that did not answer.
+
+    ``kind`` is ``died``, ``hung``, or ``slow`` while it compiles. The text gives its exit status or its stack.
+    """
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
@@ -117,7 +120,7 @@ class Process:
         return Lost("slow" if any(part in detail for part in _COMPILING) else "hung", f"no end in sight: {detail}")
 
     def finish(self, seconds: float = 30.0) -> None:
-        """End the process as it ends by itself, so that what it runs under can report."""
+        """Close the input of the process so that it ends by itself, and tools that wrap it can report."""
         if self.child is not None and self.child.stdin is not None:
             with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
                 self.child.stdin.close()

@@ -1,4 +1,4 @@
-"""A failure as a file of its own, which needs torch and helion only and says ``ok`` or ``FAIL``."""
+"""A failure as a standalone file, which needs only torch and helion and prints ``ok`` or ``FAIL``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One kernel under one config at a time: bound, compiled, run twice in guarded memory, and judged."""
+"""One kernel under one config: bound, compiled, run twice in guarded memory, and judged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from . import configs, families, inputs, judge
 from .cases import Case, Draft
 
 RUNS = 2
-#: Parts of the text of an error by which it tells of the device, not of the compiler.
+#: Fragments of error texts that come from the device, not from the compiler.
 _DEVICE = (
     "CUDA error",
     "illegal memory",
@@ -37,11 +37,12 @@ _RESOURCES = ("out of resource", "OutOfResources", "too many resources")
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of one pair.
+    """Outcome of one pair.
 
-    ``kind`` is ``right``; ``wrong`` (values), ``outside`` (memory that is not the kernel's), ``crashed`` (the device),
-    ``died`` (the process), ``hung``, ``broken`` (an error that is no refusal), ``uncompiled`` (Triton or the DSL
-    refuses the code), ``illegal`` (a config of the space that is refused); or, without blame, ``refused``, ``too_large``, ``slow`` to compile and ``unjudged``. ``detail`` says it in words.
+    Failures are ``wrong`` (values), ``outside`` (memory that is not the kernel's), ``crashed`` (the device), ``died``
+    (the process), ``hung``, ``broken`` (an error that is no refusal). Also ``uncompiled`` (Triton or the DSL refuses
+    the code) and ``illegal`` (a config of the space that is refused). No failures are ``right``, ``refused``,
+    ``too_large``, ``slow`` to compile and ``unjudged``. ``detail`` is a description for users.
     """
 
     kind: str
@@ -63,7 +64,7 @@ class Opened:
 
     @functools.cached_property
     def expected(self) -> tuple[judge.Expected, ...]:
-        """What the results must be."""
+        """The expected results."""
         return judge.expect(self.module.reference, inputs.exact(self.args), self.case.precision, 1)
 
     def bind(self, backend: str) -> BoundKernel:
@@ -76,7 +77,7 @@ class Opened:
 
 
 class Runner:
-    """Loads cases into ``work`` and runs them on ``device``."""
+    """Runner that loads cases into ``work`` and runs them on ``device``."""
 
     def __init__(self, device: str, work: Path) -> None:
         self.device, self.work = device, work
@@ -95,7 +96,7 @@ class Runner:
         return self._opened[digest]
 
     def configs(self, draft: Draft, backend: str, count: int) -> list[helion.Config] | Outcome:
-        """Return configs to try, or why there are none."""
+        """Return configs to try, or the reason why there are none."""
 
         def chosen() -> list[helion.Config]:
             rng = random.Random(f"{draft.name} {backend}")

@@ -27,7 +27,7 @@ _ERROR = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one tool says of the kernels of one process: the first lines of its report."""
+    """Report of one tool on the kernels of one process: its first lines."""
 
     tool: str
     kernels: tuple[str, ...]
@@ -36,14 +36,14 @@ class Finding:
 
 @dataclass
 class Report:
-    """What a sample came to: pairs by tool and outcome, and findings."""
+    """Summary of a sample: number of pairs by tool and outcome, and findings."""
 
     pairs: dict[tuple[str, str], int]
     findings: list[Finding]
     note: str = ""
 
     def text(self) -> str:
-        """Return it for the summary."""
+        """Format the report for the summary."""
         lines = ["", f"compute-sanitizer: {self.note or 'done'}"]
         lines += [f"  {tool} {kind}: {count}" for (tool, kind), count in sorted(self.pairs.items())]
         for found in self.findings:

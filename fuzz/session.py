@@ -17,17 +17,18 @@ from .shrink import Failure, Shrinker
 
 #: Seconds after which a pair, the loading of a kernel, or a pair that is being shrunk counts as hung.
 PAIR_SECONDS, OPEN_SECONDS, TRIAL_SECONDS = 40.0, 90.0, 20.0
-#: A kernel of which this many pairs kill or hang their process is left, so that one bug does not take the whole run.
+#: Number of pairs of a kernel that may kill or hang their process before it is skipped. So one bug does not stop the
+#: run.
 MOST_LOST = 3
-#: Kernels that cannot be loaded, with no pair that ran, after which a run ends: its workers do not work.
+#: Number of kernels that fail to load, with no pair that ran, after which a run ends: its workers are broken.
 MOST_UNOPENED = 6
-#: Failures that are made small, and seconds for each at most.
+#: Number of failures that are shrunk, and the maximum of seconds for each.
 MOST_SHRUNK, SHRINK_SECONDS = 28, 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a run is.
+    """Options of a run.
 
     Attributes:
         device: ``cuda`` or ``cpu``, which has small sizes.
@@ -49,12 +50,12 @@ class Options:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the numbers of kernels and configs in a journal depend on."""
+        """The settings that numbers of kernels and configs in a journal depend on."""
         return {"small": self.device == "cpu", "configs": self.configs, "first": self.first, "only": list(self.only)}
 
 
 class Asked(Protocol):
-    """What answers requests as a worker process does, or raises ``Lost``."""
+    """Protocol of a worker process, which answers requests or raises ``Lost``."""
 
     def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]: ...
 

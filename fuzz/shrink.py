@@ -10,14 +10,14 @@ from typing import Any
 from .cases import Draft
 from .families import BY_NAME
 
-#: Sizes that a dimension is tried at, smallest first.
+#: Sizes to try for a dimension, smallest first.
 SIZES = (1, 2, 3, 5, 8, 16, 17, 32, 33, 64, 65, 128)
 MOST_TRIALS = 150
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A pair that fails, with the kind of its outcome. ``trials`` is how many pairs ran to make it small."""
+    """A pair that fails, with the kind of its outcome. ``trials`` is the number of pairs run to shrink it."""
 
     draft: Draft
     backend: str
@@ -27,12 +27,12 @@ class Failure:
     trials: int = 0
 
 
-#: Runs a draft under a config that is made to fit it; returns kind, detail, and the full config.
+#: Function that runs a draft under a config adapted to it; returns kind, detail, and the full config.
 Trial = Callable[[Draft, str, Mapping[str, Any]], tuple[str, str, Mapping[str, Any]]]
 
 
 class Shrinker:
-    """Keeps each change after which the pair still fails in the same way, until none is left or time is up."""
+    """Shrinker that keeps each change after which the pair still fails in the same way, as long as time allows."""
 
     def __init__(self, failure: Failure, trial: Trial, deadline: float) -> None:
         self.best, self.trial, self.deadline = failure, trial, deadline

@@ -2,8 +2,8 @@
 
     python -m fuzz.worker --device cuda --work DIR
 
-``{"do": "open", "draft": …, "count": N}`` gives the configs of every backend, or why there are none;
-``{"do": "run", "draft": …, "backend": …, "config": …, "fit": …}`` gives an outcome. What kernels print goes to stderr.
+``{"do": "open", "draft": …, "count": N}`` returns the configs of every backend, or the reason why there are none.
+``{"do": "run", "draft": …, "backend": …, "config": …, "fit": …}`` returns an outcome. Output of kernels goes to stderr.
 A device error ends the process, since nothing can run after it. SIGUSR1 writes the stack to ``DIR/stack``.
 """
 
@@ -48,7 +48,7 @@ def answer(runner: Runner, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def serve(runner: Runner, requests: TextIO, replies: TextIO) -> None:
-    """Answer requests until there are no more, or the device is unusable."""
+    """Serve requests until there are no more, or the device is unusable."""
     for count, line in enumerate(requests):
         reply = answer(runner, json.loads(line))
         print(json.dumps(reply), file=replies, flush=True)

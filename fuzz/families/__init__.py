@@ -1,4 +1,4 @@
-"""Kinds of kernels, in the order in which the sum of their weights is dealt out."""
+"""Families of kernels, drawn in proportion to their weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DEALT = tuple(family for family in FAMILIES for _ in range(family.weight))
 
 
 def draw(seed: int, small: bool, only: tuple[str, ...] = ()) -> Draft:
-    """Return the draft of a seed: families take turns by weight."""
+    """Return the draft of a seed: families rotate by weight."""
     dealt = [family for family in _DEALT if not only or family.name in only]
     family = dealt[seed % len(dealt)]
     return family.draw(Draw(family.name, seed, small))

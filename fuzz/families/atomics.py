@@ -6,7 +6,7 @@ from ..cases import Case, Draft, Draw, Family, case_of, precision_of
 from ..chains import ELEMENTWISE, chain
 from ..inputs import Input
 
-#: How the result is made, the loop, what is done atomically, and the reference, both of the chain's value ``{v}``.
+#: The allocation of the result, the loop, the atomic operation, and the reference, both of the chain's value ``{v}``.
 FORMS = {
     "rows": ("torch.zeros([x.size(0)], dtype=torch.float32, device=x.device)", "t, u in hl.tile(x.shape)", "hl.atomic_add(out, [t], ({v} * 0.05).sum(1))", "({v} * 0.05).sum(1)"),
     "columns": ("torch.zeros([x.size(1)], dtype=torch.float32, device=x.device)", "t, u in hl.tile(x.shape)", "hl.atomic_add(out, [u], ({v} * 0.05).sum(0))", "({v} * 0.05).sum(0)"),

@@ -1,4 +1,4 @@
-"""Chained products: scores, a softmax in one pass or two, and the product with values."""
+"""Attention-like kernels: scores, a softmax in one pass or two, and the matmul with values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _scores(o: dict[str, str], keys: str) -> list[str]:
 
 
 def _seen(o: dict[str, str], m: str, n: str) -> str:
-    """Return the condition under which a query sees a key, from the texts of their numbers."""
+    """Return the condition under which a query attends to a key, from the texts of their indices."""
     return f"{m}[:, None] >= {n}[None, :]" if o["mask"] == "causal" else f"({m}[:, None] // 2 >= {n}[None, :] // 2 - 8)"
 
 
@@ -87,7 +87,7 @@ def _kernel(o: dict[str, str]) -> list[str]:
         f"shrink = {exp}(high - raised)",
         "total = total * shrink + weights.sum(-1)",
     ]
-    if whole:  # maxima and sums first, then the product
+    if whole:  # maxima and denominators first, then the matmul
         first = ["for c in hl.tile(n):", *(f"    {line}" for line in [*scores, *raised, "high = raised"])]
         second = [
             "for c in hl.tile(n):",

@@ -1,4 +1,4 @@
-"""Rows walked in chunks by loops inside the grid loop, with carried values; one pass or two."""
+"""Loops over chunks of rows inside the grid loop, with carried values; one pass or two."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..cases import Case, Draft, Draw, Family, case_of, precision_of
 from ..chains import ELEMENTWISE, chain
 from ..inputs import Input
 
-#: What is carried: before the loop, in it (``v`` is the chunk), the column it comes to, and that of the reference.
+#: Carried values: code before the loop, in it (``v`` is the chunk), the resulting column, and the reference's column.
 CARRIED = {
     "sum": (["s = hl.zeros([t], dtype=torch.float32)"], ["s = s + {v}.sum(1)"], "s * 0.01", "{v}.sum(1) * 0.01"),
     "tile": (["s = hl.zeros([t, c0], dtype=torch.float32)"], ["s = s + {v}"], "s.sum(1) * 0.01", "{v}.sum(1) * 0.01"),

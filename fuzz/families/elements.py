@@ -32,7 +32,7 @@ def _draw(draw: Draw) -> Draft:
 
 
 def _load(name: str, over: str, rank: int) -> tuple[str, str]:
-    """Return how the kernel and how the reference read an input."""
+    """Return the text that reads an input, in the kernel and in the reference."""
     tiles = [f"t{axis}" for axis in range(rank)]
     if rank == 1 or over == "all":
         return f"{name}[{', '.join(tiles)}]", name

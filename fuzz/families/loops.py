@@ -6,7 +6,7 @@ from ..cases import Case, Draft, Draw, Family, case_of, precision_of
 from ..chains import ELEMENTWISE, chain
 from ..inputs import Input
 
-#: Lines of the kernel, in which CHAIN stands for the chain from ``a0`` to LAST, and those of the reference.
+#: Lines of the kernel and of the reference. CHAIN is replaced by the chain from ``a0`` to LAST.
 FORMS = {
     "independent": (
         ["out = torch.empty_like(x, dtype=torch.float32)", "sums = torch.empty([y.size(0)], dtype=torch.float32, device=x.device)",

@@ -1,4 +1,4 @@
-"""Products whose operands are computed, transposed or shared, in several loops, one after the other."""
+"""Matmuls whose operands are computed, transposed or shared, in several consecutive loops."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ def _one(operands: str) -> list[str]:
     return [_OUT, _TILES, _ZEROS, _LOOP, f"        acc = hl.dot({operands}, acc=acc)"]
 
 
-#: Lines of the kernel up to ``acc``, in which DTYPE stands for the dtype of operands, and ``acc`` of the reference.
+#: Lines of the kernel up to ``acc``, and ``acc`` of the reference. DTYPE is replaced by the dtype of operands.
 FORMS = {
     "int8": (_one("x[t, c], small[c, u].to(x.dtype) * 0.0625"), "x @ (small.double() * 0.0625)"),
     "int8_scaled": (_one("x[t, c], (small[c, u].to(torch.float32) * s[u][None, :] * 0.03125).to(x.dtype)"), "x @ (small.double() * s * 0.03125)"),
     "rows_scaled": (_one("x[t, c], (y[c, u].to(torch.float32) * g[c][:, None]).to(x.dtype)"), "x @ (y * g[:, None])"),
     "activated": (_one("torch.relu(x[t, c]), torch.tanh(y[c, u].to(torch.float32)).to(x.dtype)"), "torch.relu(x) @ torch.tanh(y)"),
-    "transposed": (_one("turned[c, t].transpose(0, 1), y[c, u]"), "turned.t() @ y"),
-    "turned_scaled": (_one("(turned[c, t].to(torch.float32) * g[c][:, None]).transpose(0, 1).to(x.dtype), y[c, u]"), "(turned * g[:, None]).t() @ y"),
-    "both_turned": (_one("turned[c, t].t(), other[u, c].t()"), "turned.t() @ other.t()"),
+    "transposed": (_one("transposed[c, t].transpose(0, 1), y[c, u]"), "transposed.t() @ y"),
+    "transposed_scaled": (_one("(transposed[c, t].to(torch.float32) * g[c][:, None]).transpose(0, 1).to(x.dtype), y[c, u]"), "(transposed * g[:, None]).t() @ y"),
+    "both_transposed": (_one("transposed[c, t].t(), other[u, c].t()"), "transposed.t() @ other.t()"),
     "gram": ([_SQUARE, "for t, u in hl.tile([x.size(0), x.size(0)]):", _ZEROS, _LOOP, "        acc = hl.dot(x[t, c], x[u, c].transpose(0, 1), acc=acc)"], "x @ x.t()"),
     "gram_shared": ([_SQUARE, "size = hl.register_block_size(x.size(0))", "for t, u in hl.tile([x.size(0), x.size(0)], block_size=[size, size]):", _ZEROS, _LOOP, "        acc = hl.dot(x[t, c], x[u, c].transpose(0, 1), acc=acc)"], "x @ x.t()"),
-    "two_loops": ([*_one("x[t, c], y[c, u]"), _LOOP, "        acc = hl.dot(turned[c, t].transpose(0, 1), (y[c, u] * 0.5).to(x.dtype), acc=acc)"], "x @ y + turned.t() @ (y * 0.5)"),
+    "two_loops": ([*_one("x[t, c], y[c, u]"), _LOOP, "        acc = hl.dot(transposed[c, t].transpose(0, 1), (y[c, u] * 0.5).to(x.dtype), acc=acc)"], "x @ y + transposed.t() @ (y * 0.5)"),
     "taps": ([_OUT, _TILES, _ZEROS, "    for j in range(3):", "        for c in hl.tile(x.size(1)):", "            acc = hl.dot(long[t.index + j, c], taps[j, c, u], acc=acc)"], "sum(long[j : j + x.shape[0]] @ taps[j] for j in range(3))"),
     "second": (["k, n = hl.specialize((x.size(1), y.size(1)))", "out = torch.empty([x.size(0), k], dtype=torch.float32, device=x.device)", "for t in hl.tile(x.size(0)):", "    hidden = torch.relu(hl.dot(x[t, :], y[:, :], out_dtype=torch.float32)).to(x.dtype)", "    acc = hl.dot(hidden, other[:, :], out_dtype=torch.float32)"], "torch.relu(x @ y) @ other"),
-    "loop_then_second": (["k, n = hl.specialize((x.size(1), y.size(1)))", "out = torch.empty([x.size(0), k], dtype=torch.float32, device=x.device)", "for t in hl.tile(x.size(0)):", "    hidden = hl.zeros([t, n], dtype=torch.float32)", _LOOP, "        hidden = hl.dot(turned[c, t].transpose(0, 1), y[c, :], acc=hidden)", _LOOP, "        hidden = hl.dot(x[t, c], y[c, :], acc=hidden)", "    acc = hl.dot(torch.tanh(hidden).to(x.dtype), other[:, :], out_dtype=torch.float32)"], "torch.tanh(turned.t() @ y + x @ y) @ other"),
+    "loop_then_second": (["k, n = hl.specialize((x.size(1), y.size(1)))", "out = torch.empty([x.size(0), k], dtype=torch.float32, device=x.device)", "for t in hl.tile(x.size(0)):", "    hidden = hl.zeros([t, n], dtype=torch.float32)", _LOOP, "        hidden = hl.dot(transposed[c, t].transpose(0, 1), y[c, :], acc=hidden)", _LOOP, "        hidden = hl.dot(x[t, c], y[c, :], acc=hidden)", "    acc = hl.dot(torch.tanh(hidden).to(x.dtype), other[:, :], out_dtype=torch.float32)"], "torch.tanh(transposed.t() @ y + x @ y) @ other"),
 }  # fmt: skip
 #: The index of what is stored, by form; others store ``out[t, u]``.
 _ROWS = ("second", "loop_then_second")
@@ -50,7 +50,7 @@ def _draw(draw: Draw) -> Draft:
 def _render(draft: Draft) -> Case:
     o, (m, k, n) = draft.options, (draft.sizes[key] for key in "mkn")
     ours, theirs = FORMS[o["form"]]
-    shapes = {"x": (m, k), "y": (k, n), "turned": (k, m), "other": (n, k), "long": (m + 2, k), "taps": (3, k, n)}
+    shapes = {"x": (m, k), "y": (k, n), "transposed": (k, m), "other": (n, k), "long": (m + 2, k), "taps": (3, k, n)}
     inputs = [
         Input(name=name, shape=shape, dtype=o["dtype"], layout=o["layout"], data="small")
         for name, shape in shapes.items()

@@ -1,4 +1,4 @@
-"""Matrix products: spellings, layouts, batches, prologues, epilogues of elements and of whole rows."""
+"""Matmuls: spellings, layouts, batches, prologues, epilogues of elements and of whole rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..chains import UNARY, chain
 from ..inputs import Input
 from ..judge import Precision
 
-#: The accumulation of the product of ``x`` and ``y`` tiles.
+#: The accumulation of the matmul of ``x`` and ``y`` tiles.
 SPELLINGS = {
     "addmm": "{acc} = torch.addmm({acc}, {x}, {y})",
     "dot": "{acc} = hl.dot({x}, {y}, acc={acc})",
@@ -22,7 +22,7 @@ BATCHED = {
     "matmul": "{acc} = {acc} + torch.bmm({x}, {y})",
     "at": "{acc} = {acc} + torch.matmul({x}, {y})",
 }
-#: After the product, over whole rows of it.
+#: After the matmul, over whole rows of it.
 ROW_EPILOGUES = {
     "none": "acc",
     "rms": "acc * torch.rsqrt((acc * acc).mean(1, keepdim=True) + 0.5)",
@@ -49,7 +49,7 @@ def _draw(draw: Draw) -> Draft:
         "out": draw.float(),
         "twice": draw.one("no", "no", "no", "yes"),
     }
-    if draw.rng.random() < 0.3:  # what the cute backend takes
+    if draw.rng.random() < 0.3:  # forms that the cute backend supports
         options |= {"batch": "no", "whole_k": "no", "prologue": "none", "twice": "no", "spelling": "dot"}
         options |= {"x_layout": draw.one("contiguous", "transposed"), "y_layout": draw.one("contiguous", "transposed")}
         sizes = {key: max(16, size // 16 * 16) for key, size in sizes.items()}
@@ -127,9 +127,9 @@ def _render(draft: Draft) -> Case:
 
 
 def _precision(o: Mapping[str, str]) -> Precision:
-    """Return what rounds: operands that a prologue computes, and partial sums in the dtype of torch.matmul.
+    """Return the sources of rounding: operands that a prologue computes, and partial sums in the dtype of torch.matmul.
 
-    Tensor cores of Hopper add up products of fp8 in about 14 bits, less than those of TF32 lose.
+    Tensor cores of Hopper accumulate fp8 matmuls in about 14 bits, which is less precise than TF32.
     """
     rounded = o["dtype"] if o["dtype"] in ("float16", "bfloat16") else "float32"
     operands = (

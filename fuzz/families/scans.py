@@ -11,7 +11,7 @@ _HELPERS = (
 )
 _REVERSED = ".flip(1)"
 
-#: The scan in the kernel, in the reference, and how the data is (decays are near 1).
+#: The scan in the kernel, in the reference, and the kind of data (decays are near 1).
 FORMS = {
     "cumsum": ("torch.cumsum({v}, 1) * 0.1", "torch.cumsum({v}, 1) * 0.1"),
     "hl.cumsum": ("hl.cumsum({v}, dim=1) * 0.1", "torch.cumsum({v}, 1) * 0.1"),
