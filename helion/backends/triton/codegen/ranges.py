@@ -10,6 +10,8 @@ def range_text(plan: RangePlan, bounds: list[str]) -> str:
     if plan.static:
         return f"tl.static_range({', '.join(bounds)})"
     options = []
+    if plan.unroll > 1:
+        bounds = _never_negative(bounds)
     if plan.unroll:
         options.append(f"loop_unroll_factor={plan.unroll}")
     if plan.num_stages:
@@ -21,3 +23,15 @@ def range_text(plan: RangePlan, bounds: list[str]) -> str:
     if plan.warp_specialize is not None:
         options.append(f"warp_specialize={plan.warp_specialize}")
     return f"tl.range({', '.join([*bounds, *options])})"
+
+
+def _never_negative(bounds: list[str]) -> list[str]:
+    """Return bounds whose end is not before the begin, since Triton unrolls a negative number of iterations as a huge one.
+
+    Bounds that are literals stay.
+    """
+    begin, end, *step = bounds if len(bounds) > 1 else ["0", *bounds]
+    if begin.isdecimal() and end.isdecimal():
+        return bounds
+    later = "minimum" if step and step[0].startswith("-") else "maximum"
+    return [begin, f"tl.{later}({begin}, {end})", *step]
