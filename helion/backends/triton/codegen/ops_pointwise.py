@@ -94,7 +94,7 @@ SETTLE = "_settled"
 #: A zero that ptxas cannot fold, because it reads the clock: one of two neighbouring numbers is even. An operand
 #: combined with it by `or` is unchanged, in other registers.
 ZERO_PTX = "{ .reg .b32 t, u; mov.u32 t, %clock; add.u32 u, t, 1; mul.lo.u32 t, t, u; and.b32 $0, t, 1; }"
-RENEW_PTX = "or.b32 $0, $1, $2; // anew"
+RENEW_PTX = "or.b32 $0, $1, $2; // renewed"
 RENEW = "_renewed"
 
 HELPERS: Mapping[str, str] = {
