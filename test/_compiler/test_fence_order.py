@@ -7,6 +7,7 @@ barrier stands between an access and a later release, and between an acquire and
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import random
 import re
@@ -329,7 +330,7 @@ def events(function: Any, sem: str, target: str, num_warps: int) -> list[str]:
     bound = bound_of(function, sem, target)
     full = bound.config_spec.normalize({"num_warps": num_warps})
     plan = bound._analysis.code(full).plan
-    compiled = bound.compile_config(full).__globals__[plan.kernel_names[0]]
+    compiled = inspect.unwrap(bound.compile_config(full)).__globals__[plan.kernel_names[0]]
     asm = compile_offline(compiled, **offline_signature(plan, bound.target)).asm
     kinds = EVENTS["cuda" if "ptx" in asm else "hip"]
     pattern = "|".join(map(re.escape, kinds))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any
@@ -257,7 +258,7 @@ def test_no_elements() -> None:
 def ptx(bound: Any, config: dict[str, Any]) -> str:
     full = bound.config_spec.normalize(config)
     plan = bound._analysis.code(full).plan
-    kernel = bound.compile_config(full).__globals__[plan.kernel_names[0]]
+    kernel = inspect.unwrap(bound.compile_config(full)).__globals__[plan.kernel_names[0]]
     return compile_offline(kernel, **offline_signature(plan, bound.target)).asm["ptx"]
 
 

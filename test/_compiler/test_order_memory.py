@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any
@@ -388,7 +389,7 @@ def compiled(kernel: Callable[..., Any], args: tuple[Any, ...], **config: Any) -
     bound = helion.kernel(kernel).bind(args, target="sm_90")
     full = bound.config_spec.normalize(config)
     plan = bound._analysis.code(full).plan
-    function = bound.compile_config(full).__globals__[plan.kernel_names[0]]
+    function = inspect.unwrap(bound.compile_config(full)).__globals__[plan.kernel_names[0]]
     return compile_offline(function, **offline_signature(plan, bound.target)).asm
 
 

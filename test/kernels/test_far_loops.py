@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any
@@ -97,7 +98,7 @@ def test_counters_have_room(function: Callable[..., Any], shape: Any, config: An
     bound = helion.kernel(function, static_shapes=static).bind((large(*shape),), target="sm_90")
     full = bound.config_spec.normalize(config)
     plan = bound._analysis.code(full).plan
-    function = bound.compile_config(full).__globals__[plan.kernel_names[0]]
+    function = inspect.unwrap(bound.compile_config(full)).__globals__[plan.kernel_names[0]]
     text = str(compile_offline(function, **offline_signature(plan, bound.target)).asm["ttir"])
     bits = set(re.findall(r"scf\.for .*: (i\d+) +\{", text))
     assert bits == ({"i32"} if max(shape) == 2**30 else {"i64"})

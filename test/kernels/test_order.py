@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -209,6 +210,6 @@ def test_code_does_not_grow_with_the_row(f: Callable[..., Any], n: int) -> None:
     x = torch.empty(256, n, device="meta")
     bound = rows.bind((x, f, f(x)), target="h200")
     plan = bound._analysis.code(bound.default_config()).plan
-    kernel = bound.compile_config().__globals__[plan.kernel_names[0]]
+    kernel = inspect.unwrap(bound.compile_config()).__globals__[plan.kernel_names[0]]
     ptx = compile_offline(kernel, **offline_signature(plan, bound.target)).asm["ptx"]
     assert sum(line.endswith(";") for line in ptx.splitlines()) < MOST_INSTRUCTIONS

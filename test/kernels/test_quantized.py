@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
@@ -111,7 +112,7 @@ def test_loads_are_wide(kernel: helion.Kernel, count: int) -> None:
     dtype = torch.uint8 if count == 1 else torch.bfloat16
     bound = kernel.bind((torch.zeros(1 << 14, dtype=dtype), torch.zeros(64, 8, dtype=torch.int32)), target="sm_90")
     plan = bound._analysis.code(bound.default_config()).plan
-    function = bound.compile_config().__globals__["tl"].int64 and bound.compile_config()
+    function = inspect.unwrap(bound.compile_config()).__globals__["tl"].int64 and bound.compile_config()
     jitted = next(v for n, v in function.__globals__.items() if n.startswith("_helion_") and hasattr(v, "arg_names"))
     ptx = compile_offline(jitted, **offline_signature(plan, bound.target)).asm["ptx"]
     wide = re.findall(r"ld\.global(?:\.\w+::\w+)*\.(?:v2\.)?b64", ptx)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import inspect
 import itertools
 import json
 import pathlib
@@ -547,7 +548,7 @@ def test_a_product_that_does_not_fit_says_so(binaries: list[Audit | Exception]) 
     less = dataclasses.replace(target, smem_per_block_bytes=1000)
     plan = bound.plan()
     binaries.append(binary(0))
-    found = chain.TOOLCHAIN.resources(bound.compile_config().__globals__, plan, less)
+    found = chain.TOOLCHAIN.resources(inspect.unwrap(bound.compile_config()).__globals__, plan, less)
     assert not found.fits and "bytes of shared memory per block" in found.overflow[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import math
 import os
@@ -34,7 +35,7 @@ ARGUMENTS = tuple(products.values(64, 64, dtype=BF16, device="cpu", seed=seed) f
 
 
 def kernel_of(bound: Any) -> GemmKernel:
-    return bound.compile_config().__globals__["_helion_matmul"]
+    return inspect.unwrap(bound.compile_config()).__globals__["_helion_matmul"]
 
 
 # The dispatcher ------------------------------------------------------------------------------------------------------------
@@ -85,7 +86,7 @@ def test_every_tensor_of_a_launch_is_named(at: int) -> None:
     case = scaled_kernels.CASES["by_id"]
     given = scaled_kernels.arguments(case, 200, 136, 400)
     bound = case.kernel.bind(given)
-    described = bound.compile_config().__globals__[f"_helion_{case.kernel.name}"]
+    described = inspect.unwrap(bound.compile_config()).__globals__[f"_helion_{case.kernel.name}"]
     tensors = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in bound.plan().arguments]
     launcher.check_launch(described, tensors)
     apart = torch.empty(tensors[at].nbytes + 1, dtype=torch.uint8)[1:].view(torch.uint8)
@@ -241,7 +242,7 @@ def check_numbers(runtime: FakeRuntime, path: Path) -> None:
     """Numbers of a call stand behind descriptors and vectors among what the kernel gets, in fp32."""
     x, y, weight = (torch.empty(shape, dtype=BF16, device="meta") for shape in ((1000, 264), (264, 1000), (1000,)))
     bound = scaled_norm.bind((x, y, weight, 1e-6, 1.0), target="sm_90")
-    kinds = bound.compile_config().__globals__["_helion_scaled_norm"].pointers
+    kinds = inspect.unwrap(bound.compile_config()).__globals__["_helion_scaled_norm"].pointers
     kernel = library.Library(bound.export_shared_object(path), kinds)
     assert kernel.load(0) == 0
     numbers = iter((0.1, 2.5))
@@ -266,7 +267,7 @@ def check_sizes(runtime: FakeRuntime, folder: Path) -> None:
         x, y = (torch.empty(b, *shape, dtype=BF16, device="meta") for shape in ((m, k), (k, n)))
         bound = kernel.bind((x, y), target="sm_90")
         path = bound.export_shared_object(folder / f"bmm_{static}_{m}.so", config)
-        kinds = bound.compile_config(config).__globals__["_helion_bmm"].pointers
+        kinds = inspect.unwrap(bound.compile_config(config)).__globals__["_helion_bmm"].pointers
         loaded.append(library.Library(path, kinds))
         gemms.append(bound.plan(config).gemm)
         assert loaded[-1].load(0) == 0

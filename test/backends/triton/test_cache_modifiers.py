@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -67,7 +68,7 @@ def test_assembles(indexing: str) -> None:
         }
     )
     plan = kernel._analysis.code(config).plan
-    function = kernel.compile_config(config).__globals__[plan.kernel_names[0]]
+    function = inspect.unwrap(kernel.compile_config(config)).__globals__[plan.kernel_names[0]]
     ptx = compile_offline(function, **offline_signature(plan, kernel.target)).asm["ptx"]
     assert ("ld.global.cg" in ptx, "st.global.wt" in ptx) == ((indexing != "tensor_descriptor"),) * 2
 

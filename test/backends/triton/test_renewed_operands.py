@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -89,7 +90,7 @@ def mixed(kernel: Any, chosen: helion.Config, without: bool = False) -> list[tup
     """Pairs of products that the assembler mixes up; ``without``: in code that does not make operands anew."""
     full = kernel.config_spec.normalize(chosen)
     plan = kernel._analysis.code(full).plan
-    function = kernel.compile_config(full).__globals__[plan.kernel_names[0]]
+    function = inspect.unwrap(kernel.compile_config(full)).__globals__[plan.kernel_names[0]]
     if without:
         function._unsafe_update_src(function.src.replace("_renewed(", "("))
     compiled = compile_offline(function, **offline_signature(plan, kernel.target))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 
@@ -177,6 +178,6 @@ def test_the_assembler_takes_the_fast_instruction(target: str) -> None:
     bound = helion.kernel(chain).bind((tensor(4096, dtype=BF16), tensor(4096, dtype=BF16)), target=target)
     config = bound.default_config()
     plan = bound._analysis.code(config).plan
-    function = bound.compile_config(config).__globals__[plan.kernel_names[0]]
+    function = inspect.unwrap(bound.compile_config(config)).__globals__[plan.kernel_names[0]]
     opcodes = opcode_counts(compile_offline(function, **offline_signature(plan, bound.target)).asm["cubin"])
     assert opcodes["F2F"] == 0 < opcodes["F2FP"]

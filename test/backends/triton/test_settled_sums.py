@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 
@@ -100,7 +101,7 @@ def waits(kernel: BoundKernel, chosen: helion.Config) -> set[str]:
 def ptx(kernel: BoundKernel, chosen: helion.Config) -> str:
     full = kernel.config_spec.normalize(chosen)
     plan = kernel._analysis.code(full).plan
-    function = kernel.compile_config(full).__globals__[plan.kernel_names[0]]
+    function = inspect.unwrap(kernel.compile_config(full)).__globals__[plan.kernel_names[0]]
     return str(compile_offline(function, **offline_signature(plan, kernel.target)).asm["ptx"])
 
 

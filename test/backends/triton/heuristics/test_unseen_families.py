@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import os
 import re
@@ -57,7 +58,7 @@ def first(kernel: BoundKernel) -> str:
 def instructions(kernel: BoundKernel) -> str:
     config = kernel.default_config()
     plan = kernel._analysis.code(config).plan
-    function = kernel.compile_config(config).__globals__[plan.kernel_names[0]]
+    function = inspect.unwrap(kernel.compile_config(config)).__globals__[plan.kernel_names[0]]
     return str(compile_offline(function, **offline_signature(plan, kernel.target)).asm["ptx"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from functools import cache
 
@@ -207,7 +208,7 @@ def test_8_bit_floats_are_multiplied_asynchronously(gpu: str, dtype: torch.dtype
 def assembly(kernel: BoundKernel) -> str:
     full = kernel.default_config()
     plan = kernel._analysis.code(full).plan
-    function = kernel.compile_config(full).__globals__[plan.kernel_names[0]]
+    function = inspect.unwrap(kernel.compile_config(full)).__globals__[plan.kernel_names[0]]
     return compile_offline(function, **offline_signature(plan, kernel.target)).asm["ptx"]
 
 

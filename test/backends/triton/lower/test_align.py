@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -180,7 +181,7 @@ def test_loads_are_vectors() -> None:
     bound = probabilities.bind((torch.empty(64, 50257, dtype=torch.bfloat16, device="meta"),), target="h200")
     config = {"block_sizes": [1], "reduction_loops": [2048], "num_warps": 8}
     plan = bound._analysis.code(bound.config_spec.normalize(config)).plan
-    function = bound.compile_config(config).__globals__[plan.kernel_names[0]]
+    function = inspect.unwrap(bound.compile_config(config)).__globals__[plan.kernel_names[0]]
     text = compile_offline(function, **offline_signature(plan, bound.target)).asm["ptx"]
     assert "ld.global.v4.b32" in text and "st.global.v4.b32" in text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 from collections.abc import Callable
@@ -91,7 +92,7 @@ def accumulators(epilogue: Callable, folder: Path, *, without: bool = False) -> 
     """Return the accumulators of the binary's wgmma instructions, and the number of those in PTX."""
     kernel = bound(epilogue, "h100")
     plan = kernel._analysis.code(kernel.config_spec.normalize(CONFIG)).plan
-    function = kernel.compile_config(CONFIG).__globals__[plan.kernel_names[0]]
+    function = inspect.unwrap(kernel.compile_config(CONFIG)).__globals__[plan.kernel_names[0]]
     if without:
         function._unsafe_update_src(
             re.sub(r"tl\.inline_asm_elementwise\('add\.f32[^\[]*\[(\w+)\].*\)", r"\1", function.src)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -216,6 +217,6 @@ def test_the_asynchronous_unit_takes_them_without_spills(indexing: str, sizes: l
     assert taken.fits and taken.spill_bytes == 0
     assert taken.shared_bytes <= predicted.shared_bytes <= 1.10 * taken.shared_bytes + 2048
     plan = bound._analysis.code(config).plan
-    function = bound.compile_config(config).__globals__[plan.kernel_names[0]]
+    function = inspect.unwrap(bound.compile_config(config)).__globals__[plan.kernel_names[0]]
     text = str(compile_offline(function, **offline_signature(plan, bound.target)).asm["ptx"])
     assert "wgmma.mma_async.sync.aligned.m64n" in text and "mma.sync" not in text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
@@ -91,6 +93,6 @@ def test_accesses_are_vectors() -> None:
     bound = gated.bind((x, x), target="h200")
     config = {"block_sizes": [1, 1024], "flatten_loops": [True], "num_warps": 4}
     plan = bound._analysis.code(bound.config_spec.normalize(config)).plan
-    function = bound.compile_config(config).__globals__[plan.kernel_names[0]]
+    function = inspect.unwrap(bound.compile_config(config)).__globals__[plan.kernel_names[0]]
     text = compile_offline(function, **offline_signature(plan, bound.target)).asm["ptx"]
     assert text.count("ld.global.v4.b32") == text.count("st.global.v4.b32") == 2
