@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -51,6 +52,32 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(CACHE, ignore_errors=True)
 
 
+#: Files of which the sample has every fourth case of each test, the first among them; `make prove` has all.
+SAMPLED = frozenset(
+    (
+        "test_auto_is_total.py", "test_broadcast_by_tile.py", "test_exact_constants.py", "test_families.py",
+        "test_far_loops.py", "test_fence_order.py", "test_float_reads.py", "test_kinks.py", "test_legal_configs.py",
+        "test_lost_results.py", "test_order.py", "test_other_sizes.py", "test_overlaps.py", "test_padded_reshapes.py",
+        "test_public_names.py", "test_renewed_operands.py", "test_rewrite_pairs.py", "test_shared_block_sizes.py",
+    )
+)  # fmt: skip
+_EVERY = 4
+
+
+def _leave_out_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the cases of the files in ``SAMPLED`` that are not in the sample."""
+    seen: Counter[str] = Counter()
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        sampled = item.path.name in SAMPLED and "[" in item.nodeid
+        (left_out if sampled and seen[test] % _EVERY else kept).append(item)
+        seen[test] += 1
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out `prove` tests unless asked for, and skips `gpu`, `cxx` and `browser` tests where there is no GPU, C++
     compiler or Chromium: nothing else skips."""
@@ -58,6 +85,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("prove")]
         items[:] = [item for item in items if not item.get_closest_marker("prove")]
         config.hook.pytest_deselected(items=left_out)
+        _leave_out_cases(config, items)
     if not any(map(shutil.which, ("g++", "c++", "clang++"))):
         for item in items:
             if item.get_closest_marker("cxx"):

@@ -519,7 +519,7 @@ def test_wrong_calls_raise_the_same_before_and_after(stub: StubDriver) -> None:
             with pytest.raises(TypeError) as caught:
                 add(*args, **kwargs)
             messages.append(str(caught.value))
-        with pytest.raises(TypeError, match="unexpected keyword 'z'; it takes"):
+        with pytest.raises(TypeError, match="unexpected keyword (argument )?'z'"):
             add(x, y, z=y)
         return messages
 

@@ -425,7 +425,8 @@ def test_whole_rows_that_turn_out_not_to_fit(device: Device, monkeypatch: pytest
     kernel = helion.kernel(softmax_of_product, disable_autotuner_heuristics=True)  # there is one config to try
     args = torch.randn(64, 64, dtype=torch.bfloat16), torch.randn(64, 64, dtype=torch.bfloat16)
     with pytest.raises(
-        exc.NoFeasibleConfig, match=r"needs \d+ bytes of shared memory, .* has 1000; .* r0, 64 elements, at once: walk"
+        exc.NoFeasibleConfig,
+        match=r"needs \d+ bytes of shared memory, .* has 1000; .* r0, 64 elements, at once: loop over it",
     ) as caught:
         kernel(*args)
     assert len(device.compiled) == 1 and not device.launches

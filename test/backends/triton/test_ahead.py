@@ -227,7 +227,7 @@ def test_what_must_stay_has_no_key(kernel: Callable[..., Any], args: tuple[Any, 
     ("kernel", "args", "checked", "why"),
     [
         (once, (tensor(1, 32),), False, "no loop over single indices"),
-        (backwards, (tensor(5, 32),), True, "a checked kernel"),
+        (backwards, (tensor(5, 32),), True, "checked kernels"),
     ],
 )
 def test_what_other_arguments_and_settings_have_is_dropped(

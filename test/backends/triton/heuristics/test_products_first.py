@@ -82,7 +82,7 @@ def test_what_is_left_alone_says_why() -> None:
         (doubled.bind((tensor(256, 64), tensor(64, 256)), target="h200"), "are not reduced"),
         (
             import_path(EXAMPLES_DIR / "matmul.py").matmul.bind((tensor(256, 64), tensor(64, 256)), target="h200"),
-            "a program computes one tile",
+            "program computes one tile",
         ),
     ):
         declined = dict(kernel._analysis.seeds.declined)
