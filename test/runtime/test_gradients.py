@@ -284,7 +284,7 @@ def test_negated_and_conjugated_views_are_refused(way: Any) -> None:
                 exc.UnsupportedTensor, match=r"'square': argument 'x' is .*negation.*x\.resolve_neg\(\)"
             ):
                 square(negated)
-            with pytest.raises(exc.UnsupportedTensor, match=r"argument 'x' is .*conjugated.*x\.resolve_conj\(\)"):
+            with pytest.raises(exc.UnsupportedTensor, match=r"argument 'x' is .*conjugation.*x\.resolve_conj\(\)"):
                 square(z.conj())
     torch.testing.assert_close(square(negated.resolve_neg()), z.imag.square())
 
