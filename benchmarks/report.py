@@ -165,7 +165,7 @@ def limits(rows: Sequence[Row]) -> list[str]:
         "- *Products.* The times above are from before programs shared the sums of few tiles and a long K (`split_k`), as the",
         "  default does now for K = 65536 and an output of 256 x 256. Rows of 4097 elements are not aligned for vectors unless",
         "  operands are copied first (`pack_operands`), and TF32 products whose right operand is not contiguous along K reach",
-        "  Hopper's asynchronous unit as their transposes (`turn_products`) or from a copy (`transpose_operands`): defaults on an H200",
+        "  Hopper's asynchronous unit as their transposes (`swap_ab`) or from a copy (`transpose_operands`): defaults on an H200",
         "  have what is predicted to be faster.",
         "- *Sums of columns* (`column_sum`) are one program per tile of columns, which walks all rows. Programs can share them",
         "  (`split_k`), which a search tries and no default does.",

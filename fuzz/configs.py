@@ -68,7 +68,7 @@ def _mutated(space: ConfigSpace, config: Mapping[str, Any], rng: random.Random) 
 def _is_quick(bound: BoundKernel, config: Mapping[str, Any], sizes: Mapping[int, int], factor: int) -> bool:
     """Return whether a config compiles quickly, by its largest value, its precomputed matmuls, and its unrolling."""
     largest = max((volume.numel(sizes) for volume in bound.config_spec.survey.volumes), default=1)
-    first = config.get("materialize_products")
+    first = config.get("unfuse_matmul")
     if first:
         m, n, k = first
         largest = max(largest, m * n, m * k, n * k)

@@ -55,16 +55,16 @@ KEYS: Mapping[str, str] = {
     "store_cache_modifiers": "Cache levels of a store: `.cs` is evicted first, `.wt` writes through L2, empty uses all.",
     "epilogue_subtile": "Number of column slices into which the epilogue of a matmul splits its result; None keeps it whole.",
     "split_k": "Number of programs that share the reduction of a matmul, or of a loop, each for a part of it. A second kernel combines the split-K partials in a fixed order and runs the epilogue.",
-    "turn_products": "Swap A and B: compute a TF32 matmul of fp32 operands as its transpose, so that a right operand that is contiguous along N is read through registers without a transposition.",
+    "swap_ab": "Swap A and B: compute a TF32 matmul of fp32 operands as its transpose, so that a right operand that is contiguous along N is read through registers without a transposition.",
     "peel_masks": "Split loops with several matmuls into runs of tiles that a mask leaves unchanged, that it hides, and others.",
-    "load_ahead": "Prefetch distance: iterations before its use at which a loop over single indices loads gathered data into registers; 0 loads it in the same iteration. In a loop with stages, those serve loads of 4 bytes or more per thread, and this key the others.",
-    "join_loops": "Fuse consecutive loops with matmuls that differ only in constants, such as those over the taps of a convolution.",
-    "hoist_operands": "Precompute operands of a matmul, such as dequantized weights, in a kernel that runs first, instead of once per tile of the output.",
+    "prefetch_distance": "Prefetch distance: iterations before its use at which a loop over single indices loads gathered data into registers; 0 loads it in the same iteration. In a loop with stages, those serve loads of 4 bytes or more per thread, and this key the others.",
+    "fuse_loops": "Fuse consecutive loops with matmuls that differ only in constants, such as those over the taps of a convolution.",
+    "precompute_operands": "Precompute operands of a matmul, such as dequantized weights, in a kernel that runs first, instead of once per tile of the output.",
     "pack_operands": "First copy operands of a matmul whose row stride is no multiple of 16 bytes to an aligned temporary, for TMA.",
     "transpose_operands": "First copy operands of a TF32 or 8-bit matmul that are MN-major to a K-major temporary, which Hopper's WGMMA needs.",
-    "materialize_products": "Tile sizes (M, N, K), such as `[128, 128, 32]`, of a separate kernel that first computes the matmuls whose rows are reduced, and stores them; None computes them where they are used.",
-    "product_num_warps": "Warps of the kernel that computes such matmuls first; None takes `num_warps`.",
-    "product_num_stages": "Pipeline stages of its loop; None takes `num_stages`.",
+    "unfuse_matmul": "Tile sizes (M, N, K), such as `[128, 128, 32]`, of a separate kernel that first computes the matmuls whose rows are reduced, and stores them; None computes them where they are used.",
+    "matmul_num_warps": "Warps of the kernel that computes such matmuls first; None takes `num_warps`.",
+    "matmul_num_stages": "Pipeline stages of its loop; None takes `num_stages`.",
     "advanced_controls_file": "Path of a file with options for NVIDIA's assembler.",
     "waves_per_eu": "On AMD GPUs: waves per execution unit that the compiler makes room for; 0 leaves it to Triton.",
     "matrix_instr_nonkdim": "On AMD GPUs: rows and columns of the matrix instruction; 0 leaves it to Triton.",
@@ -73,10 +73,20 @@ KEYS: Mapping[str, str] = {
 #: the kernel lacks the key.
 OWN_KEYS = frozenset(
     (
-        "split_k", "turn_products", "peel_masks", "load_ahead", "join_loops", "hoist_operands", "pack_operands",
-        "transpose_operands", "materialize_products", "product_num_warps", "product_num_stages",
+        "split_k", "swap_ab", "peel_masks", "prefetch_distance", "fuse_loops", "precompute_operands", "pack_operands",
+        "transpose_operands", "unfuse_matmul", "matmul_num_warps", "matmul_num_stages",
     )
 )  # fmt: skip
+#: Former names of keys, accepted in a config of a kernel that has no tunable of that name.
+RENAMED: Mapping[str, str] = {
+    "turn_products": "swap_ab",
+    "load_ahead": "prefetch_distance",
+    "join_loops": "fuse_loops",
+    "hoist_operands": "precompute_operands",
+    "materialize_products": "unfuse_matmul",
+    "product_num_warps": "matmul_num_warps",
+    "product_num_stages": "matmul_num_stages",
+}
 #: Prefix of the name of such a tunable in the config space.
 TUNABLE = "tunable_"
 #: Values of keys that a config leaves out.

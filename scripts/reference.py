@@ -420,7 +420,7 @@ _SIZED = {
     "block_sizes": "powers of two",
     "reduction_loops": "None, powers of two",
     "loop_orders": "permutations, such as `[1, 0]`",
-    "materialize_products": "None, three powers of two, such as `[128, 128, 32]`",
+    "unfuse_matmul": "None, three powers of two, such as `[128, 128, 32]`",
     "advanced_controls_file": "None, a path",
 }
 

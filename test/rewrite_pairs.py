@@ -24,14 +24,14 @@ MOST_BODIES = 120
 #: Config keys that rewrite a program, with the values that are tried; a list's entries all have the value.
 REWRITES: dict[str, tuple[Any, ...]] = {
     "split_k": (2, 4),
-    "turn_products": (True,),
+    "swap_ab": (True,),
     "transpose_operands": (True,),
     "pack_operands": (True,),
-    "hoist_operands": (True,),
-    "join_loops": (True,),
+    "precompute_operands": (True,),
+    "fuse_loops": (True,),
     "peel_masks": (True,),
-    "load_ahead": (1, 2, 3),
-    "materialize_products": ([16, 16, 16], [32, 16, 32]),
+    "prefetch_distance": (1, 2, 3),
+    "unfuse_matmul": ([16, 16, 16], [32, 16, 32]),
     "epilogue_subtile": (2, 4),
     "flatten_loops": (True,),
     "reduction_loops": (8, 16),
@@ -72,7 +72,7 @@ def asked(config: dict[str, Any], key: str, value: Any) -> Any:
     before = config[key]
     if value is _EVERY:
         return [order[::-1] for order in before]
-    if key == "materialize_products" or not isinstance(before, list):
+    if key == "unfuse_matmul" or not isinstance(before, list):
         return value
     return [value] * len(before)
 

@@ -117,7 +117,7 @@ def test_every_fact_is_read() -> None:
         for each in bound:
             assert each.facts.summary() and each.seeds and each.default_config()
         # what is left of a kernel whose products are computed first is predicted by itself
-        config = products.config_spec.normalize({"block_sizes": [1], "materialize_products": [64, 64, 32]})
+        config = products.config_spec.normalize({"block_sizes": [1], "unfuse_matmul": [64, 64, 32]})
         assert products._analysis.predict(config).fits
     assert unread(FACTS, using) == {*COMPOSED, *SHOWN}
     assert set(COMPOSED) <= collecting

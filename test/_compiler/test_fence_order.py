@@ -438,7 +438,9 @@ def test_no_kernel_in_front_reads_past_an_acquire(sem: str) -> None:
     args = (half, x(1003, 517, dtype=torch.int8), x(301, 517), x(4, dtype=torch.int32), sem)
     bound = helion.kernel(product_between).bind(args, target="h100")
     analysis, rng, kernels = bound._analysis, random.Random(3), set()
-    keys = [key for key in ("hoist_operands", "pack_operands", "transpose_operands") if key in bound.default_config()]
+    keys = [
+        key for key in ("precompute_operands", "pack_operands", "transpose_operands") if key in bound.default_config()
+    ]
     wished = [{**bound.default_config(), key: True} for key in keys]
     for config in (*wished, *(bound.config_spec.random(rng) for _ in range(20))):
         program = analysis.code(analysis.space.normalize(dict(config))).plan.program

@@ -102,7 +102,7 @@ CASES: list[tuple[Callable[..., Any], Callable[..., Any], list[Any], list[dict[s
         [[(1, 20), (20, 16)], [(40, 20), (20, 33)], [(7, 1), (1, 33)]],
         [{"block_sizes": [16, 16]}],
     ),
-    (recurrence, recurrence_reference, [[(7, 20)], [(0, 20)], [(1, 20)], [(3, 1)]], [{"load_ahead": 2, "block_sizes": [16]}]),
+    (recurrence, recurrence_reference, [[(7, 20)], [(0, 20)], [(1, 20)], [(3, 1)]], [{"prefetch_distance": 2, "block_sizes": [16]}]),
     (
         two_reductions,
         lambda x, y: torch.softmax(x, 1) + y.cumsum(1).sum(1, keepdim=True),
@@ -143,21 +143,21 @@ def test_accesses_that_are_not_there() -> None:
 
 
 def test_what_is_dropped_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    kernel = helion.kernel(recurrence, config=helion.Config(block_sizes=[16], load_ahead=2), static_shapes=False)
+    kernel = helion.kernel(recurrence, config=helion.Config(block_sizes=[16], prefetch_distance=2), static_shapes=False)
     for rows in (7, 1, 0, 1):
         kernel(torch.randn(rows, 20))
     assert [r.getMessage() for r in caplog.records] == [
-        "helion: config of recurrence on sm_90: load_ahead=2 is dropped: no loop over single indices loads data that it does not write, at addresses from its index"
+        "helion: config of recurrence on sm_90: prefetch_distance=2 is dropped: no loop over single indices loads data that it does not write, at addresses from its index"
     ]
 
 
 def test_what_no_size_has_is_refused() -> None:
     for asked in (
-        {"load_ahead": 2},
+        {"prefetch_distance": 2},
         {"split_k": 2},
         {"reduction_loops": [16, 16]},
         {"block_sizes": [16, 16]},
-        {"join_loops": True},
+        {"fuse_loops": True},
     ):
         kernel = helion.kernel(cumulative, config=helion.Config(**{"block_sizes": [2], **asked}))
         with pytest.raises(exc.InvalidConfig, match=next(iter(asked))):

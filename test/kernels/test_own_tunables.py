@@ -9,7 +9,7 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion.autotuner import PowerOfTwoFragment
-from helion.config import KEYS, OWN_KEYS
+from helion.config import KEYS, OWN_KEYS, RENAMED
 
 
 def split_product(x: torch.Tensor, y: torch.Tensor, name: hl.constexpr) -> torch.Tensor:
@@ -23,6 +23,18 @@ def split_product(x: torch.Tensor, y: torch.Tensor, name: hl.constexpr) -> torch
         for inner in hl.tile(outer.begin, outer.end):
             acc = torch.addmm(acc, x[tile_m, inner], y[inner, tile_n])
         hl.atomic_add(out, [tile_m, tile_n], acc)
+    return out
+
+
+def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m, n], dtype=torch.float32)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n])
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc
     return out
 
 
@@ -51,3 +63,22 @@ def test_public_keys_stay_what_they_are() -> None:
     for name in ("num_warps", "block_sizes", "indexing", "pid_type"):
         with pytest.raises(exc.TunableNameConflict, match=name):
             helion.kernel(split_product).bind((torch.randn(4, 4), torch.randn(4, 4), name)).to_triton_code()
+
+
+@pytest.mark.parametrize("former, present", sorted(RENAMED.items()))
+def test_former_names_of_keys_are_accepted(former: str, present: str) -> None:
+    x = torch.randn(64, 64)
+    bound = helion.kernel(matmul).bind((x, x), target="sm_90")
+    value = bound.config_spec.normalize(helion.Config()).get(present)
+    assert bound.config_spec.normalize(helion.Config(**{former: value})) == bound.config_spec.normalize(
+        helion.Config(**{present: value})
+    )
+    with pytest.raises(exc.InvalidConfig, match=f"{former!r} is the former name"):
+        bound.config_spec.normalize(helion.Config(**{former: value, present: value}))
+
+
+def test_a_tunable_may_have_the_former_name_of_a_key() -> None:
+    x, y = torch.randn(20, 100), torch.randn(100, 30)
+    config = helion.Config(block_sizes=[16, 16, 16], load_ahead=4)
+    bound = helion.kernel(split_product, config=config).bind((x, y, "load_ahead"), target="sm_90")
+    assert bound.config_spec.normalize(config)["load_ahead"] == 4

@@ -99,7 +99,7 @@ def stepping_loops(program: Program) -> Iterator[Op]:
     return (op for op in program.walk() if op.kind == "for" and loads_ahead(program, op))
 
 
-def load_ahead(program: Program, steps: int, sizes: Mapping[int, int], copying: int = 0) -> Program:
+def prefetch_distance(program: Program, steps: int, sizes: Mapping[int, int], copying: int = 0) -> Program:
     """Return the program with such loads ``steps`` earlier, or as many as a loop has.
 
     With ``copying`` threads, pipelined loops copy large tiles asynchronously. Then only tiles that these copies cannot
@@ -266,4 +266,4 @@ def _loaded(found: tuple[Ahead, ...], block: int, index: Value, out: Builder) ->
     return values
 
 
-__all__ = ["Ahead", "is_copied", "load_ahead", "loads_ahead", "stepping_loops"]
+__all__ = ["Ahead", "is_copied", "loads_ahead", "prefetch_distance", "stepping_loops"]

@@ -91,7 +91,7 @@ def may_hoist(each: Computed, sizes: Mapping[int, int]) -> bool:
     return math.prod(_whole_tiles(each, sizes)) < 2**31
 
 
-def hoist_operands(program: Program, sizes: Mapping[int, int]) -> Program:
+def precompute_operands(program: Program, sizes: Mapping[int, int]) -> Program:
     """Return the program with earlier grid loops that compute such operands, which it then loads."""
     found = computed_operands(replace(program, roots=program.roots[:1]))
     return drop_dead(_Hoister(program, sizes).program(found)) if found else program
@@ -325,4 +325,4 @@ class _Hoister:
         return self.read_at[tensor.id]
 
 
-__all__ = ["Computed", "computed_operands", "hoist_operands", "may_hoist"]
+__all__ = ["Computed", "computed_operands", "may_hoist", "precompute_operands"]

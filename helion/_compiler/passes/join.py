@@ -88,7 +88,7 @@ def may_join(run: Run, sizes: Mapping[int, int]) -> bool:
     return not others and run.extent % size == 0
 
 
-def join_loops(program: Program, sizes: Mapping[int, int]) -> Program:
+def fuse_loops(program: Program, sizes: Mapping[int, int]) -> Program:
     """Return the program with such loops fused; itself if there are none, or tiles of ``sizes`` do not match."""
     run = joinable_loops(program)
     if run is None or not may_join(run, sizes):
@@ -519,4 +519,4 @@ class _Joiner:
         return self.varying([shift for shift in shifts if isinstance(shift, int)])
 
 
-__all__ = ["Run", "join_loops", "joinable_loops", "may_join"]
+__all__ = ["Run", "fuse_loops", "joinable_loops", "may_join"]

@@ -79,7 +79,7 @@ def products(program: Program) -> tuple[Product, ...]:
     return _known(program).found
 
 
-def materialize_products(program: Program, tile: Tile) -> Program:
+def unfuse_matmul(program: Program, tile: Tile) -> Program:
     """Return the program with its matmuls in an earlier grid loop, in tiles of M, N and K.
 
     The size of a tile is left open if it is None. Raises ``Declined`` as ``products`` does.
@@ -88,7 +88,7 @@ def materialize_products(program: Program, tile: Tile) -> Program:
 
 
 def split_off(program: Program, tile: Tile) -> tuple[Program, Sides]:
-    """Return the result of ``materialize_products``, and the blocks of the tiles."""
+    """Return the result of ``unfuse_matmul``, and the blocks of the tiles."""
     known = _known(program)
     sizes: dict[int, int | None] = dict.fromkeys(known.sides.rows, tile[0])
     sizes.update(dict.fromkeys(known.sides.columns, tile[1]))
@@ -115,7 +115,7 @@ def _known(program: Program) -> _Known:
 
 def offsets_fit(program: Program) -> bool:
     """Return whether 32-bit offsets cover all elements of matmuls of known size; others have 64-bit offsets."""
-    made = materialize_products(program, (None, None, None))
+    made = unfuse_matmul(program, (None, None, None))
     if program.index_dtype == torch.int64:
         return True
     sizes = (tensor.shape[0] * tensor.strides[0] for tensor in made.tensors[len(program.tensors) :])
@@ -478,4 +478,4 @@ def _zero(dtype: torch.dtype) -> float | int:
     return 0.0 if dtype.is_floating_point else 0
 
 
-__all__ = ["Sides", "materialize_products", "offsets_fit", "products", "split_off"]
+__all__ = ["Sides", "offsets_fit", "products", "split_off", "unfuse_matmul"]

@@ -109,10 +109,10 @@ def _choose_branches(program: Program, scheduled: Scheduled) -> Program:
     return branches.choose_branches(program, scheduled.sizes, scheduled.tunables)
 
 
-def _materialize_products(program: Program, scheduled: Scheduled) -> Program:
+def _unfuse_matmul(program: Program, scheduled: Scheduled) -> Program:
     if scheduled.products is None:
         return program
-    return materialize.materialize_products(program, scheduled.products)
+    return materialize.unfuse_matmul(program, scheduled.products)
 
 
 def _roll(program: Program, scheduled: Scheduled) -> Program:
@@ -131,12 +131,12 @@ def _split_sums(program: Program, scheduled: Scheduled) -> Program:
     return split_sums.split_sums(program, scheduled.parts, scheduled.sizes_in(program))
 
 
-def _join_loops(program: Program, scheduled: Scheduled) -> Program:
-    return join.join_loops(program, scheduled.sizes_in(program)) if scheduled.joined else program
+def _fuse_loops(program: Program, scheduled: Scheduled) -> Program:
+    return join.fuse_loops(program, scheduled.sizes_in(program)) if scheduled.joined else program
 
 
-def _hoist_operands(program: Program, scheduled: Scheduled) -> Program:
-    return hoist.hoist_operands(program, scheduled.sizes_in(program)) if scheduled.hoisted else program
+def _precompute_operands(program: Program, scheduled: Scheduled) -> Program:
+    return hoist.precompute_operands(program, scheduled.sizes_in(program)) if scheduled.hoisted else program
 
 
 def _pack_operands(program: Program, scheduled: Scheduled) -> Program:
@@ -150,11 +150,11 @@ def _peel_masks(program: Program, scheduled: Scheduled) -> Program:
     return peel.peel_masks(program, scheduled.sizes_in(program)) if scheduled.peeled else program
 
 
-def _load_ahead(program: Program, scheduled: Scheduled) -> Program:
+def _prefetch_distance(program: Program, scheduled: Scheduled) -> Program:
     if not scheduled.ahead:
         return program
     copying = scheduled.threads if scheduled.staged else 0
-    return ahead.load_ahead(program, scheduled.ahead, scheduled.sizes_in(program), copying)
+    return ahead.prefetch_distance(program, scheduled.ahead, scheduled.sizes_in(program), copying)
 
 
 def _subtile(program: Program, scheduled: Scheduled) -> Program:
@@ -174,19 +174,19 @@ def _insert_checks(program: Program, scheduled: Scheduled) -> Program:
 #: First of all, so that the other steps see one branch.
 CHOOSE_BRANCHES = Step("choose_branches", _choose_branches)
 #: Precedes steps that split loops, which then see only the remaining kernel.
-MATERIALIZE_PRODUCTS = Step("materialize_products", _materialize_products)
+UNFUSE_MATMUL = Step("unfuse_matmul", _unfuse_matmul)
 #: Also moves centred sums into the pass of their centre (``online``).
 ROLL = Step("roll", _roll)
 FLATTEN = Step("flatten", _flatten)
-JOIN_LOOPS = Step("join_loops", _join_loops)
+FUSE_LOOPS = Step("fuse_loops", _fuse_loops)
 #: After every step that changes the axes of a grid.
 SPLIT_SUMS = Step("split_sums", _split_sums)
 #: After split_sums: the reduction of partials reads no operands.
-HOIST_OPERANDS = Step("hoist_operands", _hoist_operands)
+PRECOMPUTE_OPERANDS = Step("precompute_operands", _precompute_operands)
 PACK_OPERANDS = Step("pack_operands", _pack_operands)
 SUBTILE = Step("subtile", _subtile)
 PEEL_MASKS = Step("peel_masks", _peel_masks)
-LOAD_AHEAD = Step("load_ahead", _load_ahead)
+PREFETCH_DISTANCE = Step("prefetch_distance", _prefetch_distance)
 #: After every step that moves, repeats or splits accesses.
 ORDER_MEMORY = Step("order_memory", _order_memory)
 INSERT_CHECKS = Step("insert_checks", _insert_checks)

@@ -56,7 +56,7 @@ def turnable(program: Program) -> tuple[Turnable, ...]:
     return tuple(found for op in program.walk() if (found := _product(program, op)) is not None)
 
 
-def turn_products(program: Program) -> Program:
+def swap_ab(program: Program) -> Program:
     """Return the program with A and B swapped in all matmuls that allow it."""
     numbers = Numbers.after(program)
 

@@ -13,7 +13,7 @@ from ... import exc
 from ..._compiler.ir.grammar import Block
 from ..._compiler.sizes import dependent_size, fixed_size, padded_extent
 from ..._shapes import Expr
-from ...config import EVERY_REDUCTION, Config, as_config
+from ...config import EVERY_REDUCTION, RENAMED, Config, as_config
 from ...hardware import Target
 from ..decisions import Decisions
 from ..proposal import Proposal
@@ -331,11 +331,24 @@ class ConfigSpace:
         return {**values, **{key: value for key, value in settled.values.items() if key in values}, **lists}
 
     def _spelt_out(self, given: Config) -> Config:
-        """Expand one chunk for every whole dimension to a list."""
+        """Give keys their present names, and expand one chunk for every whole dimension to a list."""
+        given = self._present_names(given)
         if EVERY_REDUCTION not in given:
             return given
         chunks = [given[EVERY_REDUCTION]] * len(self.rollable)
         return Config(**{k: v for k, v in given.items() if k != EVERY_REDUCTION}, reduction_loops=chunks)
+
+    def _present_names(self, given: Config) -> Config:
+        """Replace former names of keys. Raises ``exc.InvalidConfig`` if a key is given under both its names."""
+        former = {key: RENAMED[key] for key in given if key in RENAMED and key not in self.keys}
+        if not former:
+            return given
+        for old, new in former.items():
+            if new in given:
+                raise exc.InvalidConfig(
+                    f"Both {old!r} and {new!r} are given; {old!r} is the former name: leave it out."
+                )
+        return Config(**{former.get(key, key): value for key, value in given.items()})
 
     def _check_keys(self, given: Config) -> Values:
         """Return the keys that are passed on unchanged. Raises for unknown ones."""

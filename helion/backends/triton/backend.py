@@ -63,7 +63,9 @@ class Triton:
     name: str = "triton"
     key_prefixes: tuple[str, ...] = (
         "range_", "static_range", "num_warps", "num_stages", "pid_type", "num_sm_multiplier", "maxnreg", "indexing",
-        "atomic_indexing", "load_", "store_", "waves_per_eu", "matrix_instr_nonkdim", "advanced_controls_file", "split_k", "turn_products", "pack_operands", "transpose_operands", "hoist_operands", "join_loops", "peel_masks", "materialize_products", "product_num_", "_triton_config_",
+        "atomic_indexing", "load_", "store_", "waves_per_eu", "matrix_instr_nonkdim", "advanced_controls_file", "split_k",
+        "swap_ab", "pack_operands", "transpose_operands", "precompute_operands", "fuse_loops", "prefetch_distance",
+        "peel_masks", "unfuse_matmul", "matmul_num_", "_triton_config_",
     )  # fmt: skip
     is_installed: bool = True
 
@@ -102,7 +104,7 @@ class Triton:
             tile=tile,
             warps=warps,
             stages=stages,
-            turned=decisions.values.get("turn_products", False),
+            turned=decisions.values.get("swap_ab", False),
             crosswise=decisions.values.get("transpose_operands", False),
             boxed=launched.boxed,
             persistent=launched.persistent,
@@ -115,11 +117,11 @@ class Triton:
 
     def _predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
         taken_by = launch.launch_of(decisions)
-        if decisions.values.get("turn_products", False) and facts.matmuls:
+        if decisions.values.get("swap_ab", False) and facts.matmuls:
             facts = rewritten.turned(facts)
-        if decisions.values.get("join_loops", False):
+        if decisions.values.get("fuse_loops", False):
             facts = rewritten.joined(facts)
-        if decisions.values.get("hoist_operands", False):
+        if decisions.values.get("precompute_operands", False):
             taken_by = replace(taken_by, copied_bytes=rewritten.hoisted_bytes(facts))
             facts = rewritten.hoisted(facts)
         before = facts
@@ -142,7 +144,7 @@ class Triton:
             prefetch_stages=max(1, own_stages),
             unrolled=max(1, *decisions.entries["range_unroll_factors"].values()),
             # a loop with asynchronous copies keeps only narrow tiles in registers
-            ahead=0 if own_stages > 1 and target.kind == "cuda" else decisions.values.get("load_ahead", 0),
+            ahead=0 if own_stages > 1 and target.kind == "cuda" else decisions.values.get("prefetch_distance", 0),
             descriptor_slots=descriptor_slots,
             once=bool(descriptor_slots) and decisions.values["pid_type"] == "flat",
         )
@@ -153,9 +155,9 @@ class Triton:
         """Return one pipeline stage less: for unfused matmuls first, else for the launch and the loops with stages of
         their own.
         """
-        own = config.get("product_num_stages")
+        own = config.get("matmul_num_stages")
         if own is not None and own > 1:
-            return {"product_num_stages": own - 1}
+            return {"matmul_num_stages": own - 1}
         stages = max(config["num_stages"], *config["range_num_stages"])
         if stages == 1:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ... import exc
 from ..._compiler.ir.grammar import Program
 from ..._compiler.ir.rewrite import remembered
-from ..._compiler.passes.materialize import materialize_products
+from ..._compiler.passes.materialize import unfuse_matmul
 from ..._shapes import previous_power_of_2
 from ...autotuner.decisions import Decisions
 from ...autotuner.space.survey import Survey, Volume, survey
@@ -37,7 +37,7 @@ def enough_warps(seen: Survey, target: Target, decisions: Decisions) -> int:
 @remembered
 def _left(program: Program) -> tuple[Volume, ...]:
     """Return what programs hold whose products are computed in front: neither operands nor accumulators of these."""
-    made = survey(materialize_products(program, (None, None, None)), ())
+    made = survey(unfuse_matmul(program, (None, None, None)), ())
     return tuple(volume for volume in made.volumes if max(volume.blocks, default=-1) < len(program.blocks))
 
 

@@ -23,7 +23,7 @@ class ProductTile(Field):
     A side that is out of range is clamped, as block sizes are. ``sides`` are the ranges of the three.
     """
 
-    key: str = "materialize_products"
+    key: str = "unfuse_matmul"
     sides: tuple[PowerOfTwoFragment, ...]
 
     def default(self) -> None:

@@ -16,7 +16,7 @@ from ..._compiler.ir.loops import loops_of
 from ..._compiler.ir.rewrite import Declined
 from ..._compiler.passes.hoist import computed_operands, may_hoist
 from ..._compiler.passes.join import joinable_loops, may_join
-from ..._compiler.passes.materialize import materialize_products, offsets_fit, products
+from ..._compiler.passes.materialize import offsets_fit, products, unfuse_matmul
 from ..._compiler.passes.order_memory import rewrites
 from ..._compiler.passes.pack import Operand2D, copied_operands, crosswise_operands, may_pack, multiplying
 from ..._compiler.passes.split_sums import summing_loop
@@ -308,7 +308,7 @@ def turns(program: Program) -> bool:
     if turnable(program):
         return True
     try:
-        return bool(turnable(materialize_products(program, (None, None, None))))
+        return bool(turnable(unfuse_matmul(program, (None, None, None))))
     except Declined:
         return False
 
@@ -318,7 +318,7 @@ def crosswise(program: Program) -> bool:
     if crosswise_operands(program):
         return True
     try:
-        return bool(crosswise_operands(multiplying(materialize_products(program, (None, None, None)))))
+        return bool(crosswise_operands(multiplying(unfuse_matmul(program, (None, None, None)))))
     except Declined:
         return False
 
@@ -328,15 +328,15 @@ def _materialized(scene: Scene, decisions: Decisions, repair: bool) -> Decisions
 
     The accumulation loops disappear, with all options that rewrite them.
     """
-    if "materialize_products" not in decisions.values:
+    if "unfuse_matmul" not in decisions.values:
         return decisions
     if product_tile(decisions) is None or not offsets_fit(scene.program):
-        return decisions.valued(materialize_products=None, product_num_warps=None, product_num_stages=None)
+        return decisions.valued(unfuse_matmul=None, matmul_num_warps=None, matmul_num_stages=None)
     others = {
         "split_k": 1,
         "pack_operands": False,
-        "hoist_operands": False,
-        "join_loops": False,
+        "precompute_operands": False,
+        "fuse_loops": False,
     }
     decisions = decisions.valued(
         epilogue_subtile=None, **{key: plain for key, plain in others.items() if key in decisions.values}
@@ -362,7 +362,7 @@ def _turned(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
 
     Loops with swapped dots are not unrolled, because chained dots have different layouts.
     """
-    if not decisions.values.get("turn_products", False):
+    if not decisions.values.get("swap_ab", False):
         return decisions
     if (tile := product_tile(decisions)) is not None:
         warps, rows = product_launch(decisions)[0], [tile[1]]
@@ -374,7 +374,7 @@ def _turned(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
     )
     copied = decisions.values.get("transpose_operands", False)
     if copied or unrolled or warps < _GROUP_WARPS or min(rows, default=0) < _WARP_ROWS * warps:
-        return decisions.valued(turn_products=False)
+        return decisions.valued(swap_ab=False)
     return decisions
 
 
@@ -399,7 +399,7 @@ def _copies(scene: Scene, decisions: Decisions) -> tuple[Operand2D, ...]:
 def _multiplied(scene: Scene, decisions: Decisions) -> Program:
     """Return the program with the matmuls: as written, or the kernel of the unfused ones."""
     tile = product_tile(decisions)
-    return scene.program if tile is None else multiplying(materialize_products(scene.program, tile))
+    return scene.program if tile is None else multiplying(unfuse_matmul(scene.program, tile))
 
 
 def _may_copy(scene: Scene, decisions: Decisions) -> bool:
@@ -414,23 +414,25 @@ def _hoisted(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
     """Allow precomputed operands only where offsets fit in 32 bits; the grid loop that computes them needs a numbered
     grid.
     """
-    if not decisions.values.get("hoist_operands", False):
+    if not decisions.values.get("precompute_operands", False):
         return decisions
     found = computed_operands(scene.program)
     if any(decisions.entries["flatten_loops"].values()) or not all(may_hoist(each, decisions.sizes) for each in found):
-        return decisions.valued(hoist_operands=False)
+        return decisions.valued(precompute_operands=False)
     decisions = _without_gone(scene, decisions)
     return decisions.valued(pid_type="flat") if decisions.values["pid_type"] == "xyz" else decisions
 
 
 def _joined(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
     """Fuse loops only with equal tile sizes that divide the extent; the first loop's options apply to all."""
-    if not decisions.values.get("join_loops", False):
+    if not decisions.values.get("fuse_loops", False):
         return decisions
     run = joinable_loops(scene.program)
-    others = any(decisions.values.get(key, False) for key in ("hoist_operands", "pack_operands", "transpose_operands"))
+    others = any(
+        decisions.values.get(key, False) for key in ("precompute_operands", "pack_operands", "transpose_operands")
+    )
     if run is None or others or not may_join(run, decisions.sizes):
-        return decisions.valued(join_loops=False)
+        return decisions.valued(fuse_loops=False)
     numbers = {op.number: at for at, op in enumerate(run.loops)}
     places = {
         at: numbers[loop.number]

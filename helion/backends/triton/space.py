@@ -72,21 +72,21 @@ _FLAG = BooleanFragment()
 _MISSING: dict[str, Missing] = {
     "range_warp_specializes": Missing(fragment=_TRISTATE),
     "split_k": Missing(fragment=PowerOfTwoFragment(1, MOST_SPREAD), initial=1, structural=True),
-    "turn_products": Missing(fragment=_FLAG, initial=False, structural=True),
+    "swap_ab": Missing(fragment=_FLAG, initial=False, structural=True),
     "pack_operands": Missing(fragment=_FLAG, initial=False, structural=True),
     "transpose_operands": Missing(fragment=_FLAG, initial=False, structural=True),
-    "hoist_operands": Missing(fragment=_FLAG, initial=False, structural=True),
-    "join_loops": Missing(fragment=_FLAG, initial=False, structural=True),
+    "precompute_operands": Missing(fragment=_FLAG, initial=False, structural=True),
+    "fuse_loops": Missing(fragment=_FLAG, initial=False, structural=True),
     "peel_masks": Missing(fragment=_FLAG, initial=False, structural=True),
-    "load_ahead": Missing(fragment=IntegerFragment(0, _STEP_STAGES), initial=0, structural=True),
-    "materialize_products": Missing(fragment=PowerOfTwoFragment(1, _MOST_SIDE), structural=True),
-    "product_num_warps": Missing(fragment=PowerOfTwoFragment(1, 32), structural=True),
-    "product_num_stages": Missing(fragment=IntegerFragment(1, 8), structural=True),
+    "prefetch_distance": Missing(fragment=IntegerFragment(0, _STEP_STAGES), initial=0, structural=True),
+    "unfuse_matmul": Missing(fragment=PowerOfTwoFragment(1, _MOST_SIDE), structural=True),
+    "matmul_num_warps": Missing(fragment=PowerOfTwoFragment(1, 32), structural=True),
+    "matmul_num_stages": Missing(fragment=IntegerFragment(1, 8), structural=True),
 }
 _PRODUCTS = frozenset(("dot", "dot_scaled"))
 #: Matmul keys that depend on strides and dtypes, and those that sizes which differ from call to call rule out.
-_OF_PRODUCTS = ("turn_products", "pack_operands", "transpose_operands")
-_OF_KNOWN_SIZES = ("hoist_operands", "materialize_products", "product_num_warps", "product_num_stages")
+_OF_PRODUCTS = ("swap_ab", "pack_operands", "transpose_operands")
+_OF_KNOWN_SIZES = ("precompute_operands", "unfuse_matmul", "matmul_num_warps", "matmul_num_stages")
 #: Keys that no arguments of a kernel have on this target, with the values that request nothing.
 _NEUTRAL: dict[str, Any] = {"waves_per_eu": 0, "matrix_instr_nonkdim": 0, "num_ctas": 1, "occupancy": 1}
 
@@ -259,13 +259,11 @@ def _most_parts(program: Program) -> int:
 
 def _turn_fields(program: Program, target: Target, absent: dict[str, str]) -> list[Field]:
     if not target.has("wgmma"):
-        absent["turn_products"] = f"the matrix unit of {target} does not need K-major TF32 operands"
+        absent["swap_ab"] = f"the matrix unit of {target} does not need K-major TF32 operands"
     elif not turns(program):
-        absent["turn_products"] = (
-            "no loop only accumulates a matmul of fp32 operands of which the left one alone is K-major"
-        )
+        absent["swap_ab"] = "no loop only accumulates a matmul of fp32 operands of which the left one alone is K-major"
     else:
-        return [Scalar(key="turn_products", fragment=BooleanFragment(), initial=False)]
+        return [Scalar(key="swap_ab", fragment=BooleanFragment(), initial=False)]
     return []
 
 
@@ -293,23 +291,23 @@ def _transpose_fields(program: Program, target: Target, settings: Settings, abse
 
 def _hoist_fields(program: Program, settings: Settings, absent: dict[str, str]) -> list[Field]:
     if settings.checked:
-        absent["hoist_operands"] = "checked kernels are compiled as written"
+        absent["precompute_operands"] = "checked kernels are compiled as written"
     elif not computed_operands(program):
-        absent["hoist_operands"] = (
+        absent["precompute_operands"] = (
             "no operand of a matmul in a loop is computed from tiles of known sizes that several programs share"
         )
     else:
-        return [Scalar(key="hoist_operands", fragment=BooleanFragment(), initial=False)]
+        return [Scalar(key="precompute_operands", fragment=BooleanFragment(), initial=False)]
     return []
 
 
 def _join_fields(program: Program, settings: Settings, absent: dict[str, str]) -> list[Field]:
     if settings.checked:
-        absent["join_loops"] = "checked kernels are compiled as written"
+        absent["fuse_loops"] = "checked kernels are compiled as written"
     elif joinable_loops(program) is None:
-        absent["join_loops"] = "the kernel has no consecutive loops with matmuls that differ only in constants"
+        absent["fuse_loops"] = "the kernel has no consecutive loops with matmuls that differ only in constants"
     else:
-        return [Scalar(key="join_loops", fragment=BooleanFragment(), initial=False)]
+        return [Scalar(key="fuse_loops", fragment=BooleanFragment(), initial=False)]
     return []
 
 
@@ -325,19 +323,19 @@ def _peel_fields(program: Program, settings: Settings, absent: dict[str, str]) -
 
 def _ahead_fields(program: Program, settings: Settings, absent: dict[str, str]) -> list[Field]:
     if settings.checked:
-        absent["load_ahead"] = "checked kernels are compiled as written"
+        absent["prefetch_distance"] = "checked kernels are compiled as written"
     elif next(stepping_loops(program), None) is None:
-        absent["load_ahead"] = (
+        absent["prefetch_distance"] = (
             "no loop over single indices loads data that it does not write, at addresses from its index"
         )
     else:
-        return [Scalar(key="load_ahead", fragment=IntegerFragment(0, _STEP_STAGES, 0), initial=0)]
+        return [Scalar(key="prefetch_distance", fragment=IntegerFragment(0, _STEP_STAGES, 0), initial=0)]
     return []
 
 
 def _product_fields(program: Program, target: Target, settings: Settings, absent: dict[str, str]) -> list[Field]:
     if why := unmaterialized(program, settings):
-        absent.update(dict.fromkeys(("materialize_products", "product_num_warps", "product_num_stages"), why))
+        absent.update(dict.fromkeys(("unfuse_matmul", "matmul_num_warps", "matmul_num_stages"), why))
         return []
     made, blocks = split_off(program, (None, None, None))
     sides = [(blocks.rows, _MOST_SIDE), (blocks.columns, _MOST_SIDE), (blocks.depths, _MOST_DEPTH)]
@@ -347,8 +345,8 @@ def _product_fields(program: Program, target: Target, settings: Settings, absent
     warps = values_of(PowerOfTwoFragment(1, min(32, target.max_threads_per_block // target.warp_size)))
     return [
         ProductTile(sides=tuple(ranges), weight=2.0),
-        Scalar(key="product_num_warps", fragment=EnumFragment((None, *warps)), initial=None),
-        Scalar(key="product_num_stages", fragment=EnumFragment((None, *range(1, 9))), initial=None),
+        Scalar(key="matmul_num_warps", fragment=EnumFragment((None, *warps)), initial=None),
+        Scalar(key="matmul_num_stages", fragment=EnumFragment((None, *range(1, 9))), initial=None),
     ]
 
 

@@ -122,7 +122,7 @@ def test_loads_ahead_change_nothing(case: tuple[Any, ...], steps: int) -> None:
     kernel, reference, args, sizes, *_ = case
     bound = _bound(kernel, args)
     plain = bound.compile_config(helion.Config(block_sizes=sizes))(*args)
-    ahead = bound.compile_config(helion.Config(block_sizes=sizes, load_ahead=steps))(*args)
+    ahead = bound.compile_config(helion.Config(block_sizes=sizes, prefetch_distance=steps))(*args)
     assert torch.equal(plain, ahead)
     expected = reference(*args)
     close = 2**-7 if plain.dtype == _BF16 else 1e-5
@@ -134,7 +134,7 @@ def test_loads_stand_before_the_stores_of_the_step(case: tuple[Any, ...]) -> Non
     kernel, _, args, sizes, count, first = case
     bound = _bound(kernel, args)
     assert _found(bound) == count
-    code = bound.to_triton_code(helion.Config(block_sizes=sizes, load_ahead=2))
+    code = bound.to_triton_code(helion.Config(block_sizes=sizes, prefetch_distance=2))
     plain = bound.to_triton_code(helion.Config(block_sizes=sizes))
     assert code.count("tl.load(") == plain.count("tl.load(") + first
     assert code.count("tl.minimum(") == code.count("in tl.range(")
@@ -142,7 +142,7 @@ def test_loads_stand_before_the_stores_of_the_step(case: tuple[Any, ...]) -> Non
 
 def test_a_loop_of_few_steps_loads_all_of_them_first() -> None:
     (x,) = _inputs((4, 32))
-    code = _bound(backwards, (x,)).to_triton_code(helion.Config(block_sizes=[32], load_ahead=8))
+    code = _bound(backwards, (x,)).to_triton_code(helion.Config(block_sizes=[32], prefetch_distance=8))
     assert code.split("for offset")[0].count("tl.load(") == 3
 
 
@@ -219,8 +219,8 @@ _INT = torch.tensor([2, 0, 1], dtype=torch.int32)
 def test_what_must_stay_has_no_key(kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
     bound = _bound(kernel, args)
     assert _found(bound) == 0
-    with pytest.raises(exc.InvalidConfig, match=r"load_ahead.*no loop over single indices"):
-        bound.to_triton_code(helion.Config(load_ahead=2))
+    with pytest.raises(exc.InvalidConfig, match=r"prefetch_distance.*no loop over single indices"):
+        bound.to_triton_code(helion.Config(prefetch_distance=2))
 
 
 @pytest.mark.parametrize(
@@ -235,9 +235,9 @@ def test_what_other_arguments_and_settings_have_is_dropped(
 ) -> None:
     bound = _bound(kernel, args, checked=checked)
     assert checked or _found(bound) == 0
-    (change,) = bound.config_spec.adjusted(helion.Config(load_ahead=2))
-    assert change.what == "load_ahead" and change.why.startswith(why)
-    assert bound.to_triton_code(helion.Config(load_ahead=2)) == bound.to_triton_code(helion.Config())
+    (change,) = bound.config_spec.adjusted(helion.Config(prefetch_distance=2))
+    assert change.what == "prefetch_distance" and change.why.startswith(why)
+    assert bound.to_triton_code(helion.Config(prefetch_distance=2)) == bound.to_triton_code(helion.Config())
 
 
 # --- bounds that the run knows -------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def test_data_may_bound_a_loop(bounds: list[int], steps: int, dtype: torch.dtype
     args = x, torch.tensor(bounds, dtype=torch.int32)
     bound = _bound(ranges, args)
     assert _found(bound) == 1
-    ahead = bound.compile_config(helion.Config(block_sizes=[16], load_ahead=steps))(*args)
+    ahead = bound.compile_config(helion.Config(block_sizes=[16], prefetch_distance=steps))(*args)
     assert torch.equal(ahead, bound.compile_config(helion.Config(block_sizes=[16]))(*args))
     for i, row in enumerate(ahead):
         acc = torch.zeros(37, dtype=torch.float64)
@@ -291,9 +291,11 @@ def test_strides_of_loops_that_the_run_bounds_stay() -> None:
 def test_sizes_may_be_those_of_the_run(rows: int) -> None:
     for t in (rows, 4, 2):
         (x,) = _inputs((t, 37))
-        kernel = helion.kernel(backwards, static_shapes=False, config=helion.Config(block_sizes=[16], load_ahead=3))
+        kernel = helion.kernel(
+            backwards, static_shapes=False, config=helion.Config(block_sizes=[16], prefetch_distance=3)
+        )
         assert (kernel(x).double() - _backwards(x)).abs().max() < 1e-5
-    assert "load_2" in kernel.bind((x,)).to_triton_code(helion.Config(block_sizes=[16], load_ahead=3))
+    assert "load_2" in kernel.bind((x,)).to_triton_code(helion.Config(block_sizes=[16], prefetch_distance=3))
 
 
 # --- beside copies -------------------------------------------------------------------------------------------------------
@@ -302,7 +304,7 @@ def test_sizes_may_be_those_of_the_run(rows: int) -> None:
 def test_what_is_copied_is_not_loaded_ahead() -> None:
     shapes = [(2, 64, 64), (2, 64, 64), (2, 64, 64), (2, 64, 64)]
     bound = _bound(gated_state_scan.fn, tuple(tensor(*shape) for shape in shapes))
-    config = {"block_sizes": [8], "num_warps": 1, "load_ahead": 4, "range_unroll_factors": [0, 4]}
+    config = {"block_sizes": [8], "num_warps": 1, "prefetch_distance": 4, "range_unroll_factors": [0, 4]}
 
     def in_front(**more: Any) -> int:
         return bound.to_triton_code(helion.Config(**config, **more)).split("for offset")[0].count("tl.load(")
@@ -317,6 +319,6 @@ def test_what_depends_on_loads_stays(kernel: Callable[..., Any]) -> None:
     (x,) = _inputs((3, 37))
     bound = _bound(kernel, (x, _INT))
     assert _found(bound) == 1
-    result = bound.compile_config(helion.Config(block_sizes=[16], load_ahead=2))(x, _INT)
+    result = bound.compile_config(helion.Config(block_sizes=[16], prefetch_distance=2))(x, _INT)
     rows = x.double()[_INT.long()] if kernel is picked else x.double()[_INT > 0]
     assert (result.double() - rows.sum(0)).abs().max() < 1e-5

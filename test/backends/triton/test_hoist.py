@@ -153,7 +153,7 @@ def test_operands_computed_first_give_the_same(name: str) -> None:
     fn, reference, args, sizes, count = CASES[name]
     kernel = helion.kernel(fn, static_shapes=True)
     bound = kernel.bind(args)
-    config = {"block_sizes": sizes, "hoist_operands": True}
+    config = {"block_sizes": sizes, "precompute_operands": True}
     code = bound.to_triton_code(helion.Config(**config))
     assert len(re.findall(r"_helion_hoisted_\d+ = ", code)) == count
     with detect_races():
@@ -165,7 +165,7 @@ def test_operands_computed_first_give_the_same(name: str) -> None:
 @pytest.mark.parametrize("beside", [{"split_k": 2}, {"pid_type": "persistent_blocked"}, {"pid_type": "xyz"}])
 def test_with_other_keys(beside: dict[str, Any]) -> None:
     args = _narrow(33, 77, 65)
-    config = helion.Config(block_sizes=[16, 32, 32], hoist_operands=True, **beside)
+    config = helion.Config(block_sizes=[16, 32, 32], precompute_operands=True, **beside)
     bound = helion.kernel(widened, static_shapes=True).bind(args)
     assert "_helion_hoisted" in bound.to_triton_code(config)
     expected = _widened(*args)
@@ -176,8 +176,8 @@ def test_with_other_keys(beside: dict[str, Any]) -> None:
 def test_operands_that_stay_in_their_loop(fn: Callable[..., Any]) -> None:
     args = tensor(64, 64, dtype=torch.bfloat16), tensor(64, 64, dtype=torch.int8), tensor(64)
     bound = helion.kernel(fn, static_shapes=True).bind(args, target="sm_90")
-    with pytest.raises(exc.InvalidConfig, match=r"hoist_operands.*computed"):
-        bound.to_triton_code(helion.Config(hoist_operands=True))
+    with pytest.raises(exc.InvalidConfig, match=r"precompute_operands.*computed"):
+        bound.to_triton_code(helion.Config(precompute_operands=True))
 
 
 def test_plain_operands_are_not_computed() -> None:
@@ -189,7 +189,7 @@ def test_plain_operands_are_not_computed() -> None:
 def test_many_rows_have_their_weights_computed_first(m: int, first: bool) -> None:
     args = tensor(m, 4096, dtype=torch.bfloat16), tensor(4096, 4096, dtype=torch.int8), tensor(4096)
     bound = helion.kernel(widened, static_shapes=True).bind(args, target="h200")
-    assert bound.default_config()["hoist_operands"] is first
+    assert bound.default_config()["precompute_operands"] is first
 
 
 def test_predicted_memory_is_that_of_the_binary() -> None:
@@ -205,4 +205,4 @@ def test_few_rows_by_unpacked_weights_share_sums() -> None:
     x, packed = tensor(16, 4096, dtype=torch.bfloat16), tensor(2048, 4096, dtype=torch.int8)
     bound = helion.kernel(pairs, static_shapes=True).bind((x, packed, tensor(128, 4096)), target="h200")
     found = bound.default_config()
-    assert not found["hoist_operands"] and found["split_k"] == 4
+    assert not found["precompute_operands"] and found["split_k"] == 4

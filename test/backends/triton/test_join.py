@@ -125,7 +125,7 @@ CASES: dict[str, Case] = {
 def test_joined_loops_give_the_same(name: str) -> None:
     fn, reference, args, sizes = CASES[name]
     bound = helion.kernel(fn, static_shapes=True).bind(args)
-    config = helion.Config(block_sizes=sizes, join_loops=True)
+    config = helion.Config(block_sizes=sizes, fuse_loops=True)
     assert bound.to_triton_code(config).count("tl.dot(") == 1
     expected = reference(*(arg.double() for arg in args))
     result = bound.compile_config(config)(*args)
@@ -143,14 +143,14 @@ def test_other_loops_stay(fn: Callable[..., Any]) -> None:
 def test_tiles_of_all_loops_are_the_same_and_whole(sizes: list[int], joined: bool) -> None:
     args = tensor(33, 96, dtype=torch.float32), tensor(96, 20, dtype=torch.float32)
     bound = helion.kernel(shifted_channels, static_shapes=True).bind(args)
-    full = bound.config_spec.normalize(helion.Config(block_sizes=sizes, join_loops=True))
-    assert full["join_loops"] is joined
+    full = bound.config_spec.normalize(helion.Config(block_sizes=sizes, fuse_loops=True))
+    assert full["fuse_loops"] is joined
 
 
 def test_a_kernel_without_such_loops_has_no_key() -> None:
     bound = helion.kernel(two_products, static_shapes=True).bind((tensor(64, 64), tensor(64, 64)))
-    with pytest.raises(exc.InvalidConfig, match=r"join_loops.*differ only in constants"):
-        bound.to_triton_code(helion.Config(join_loops=True))
+    with pytest.raises(exc.InvalidConfig, match=r"fuse_loops.*differ only in constants"):
+        bound.to_triton_code(helion.Config(fuse_loops=True))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_digits(numbers: list[int], count: int | None) -> None:
 def test_predicted_memory_is_that_of_the_binary() -> None:
     args = tensor(32, 28, 28, 256), tensor(3, 3, 256, 256)
     bound = helion.kernel(padded_3x3, static_shapes=True).bind(args, target="h200")
-    assert bound.default_config()["join_loops"]
+    assert bound.default_config()["fuse_loops"]
     real, predicted = bound.resources(), bound.seeds[0].predicted
     assert real.shared_bytes <= predicted.shared_bytes <= 1.1 * real.shared_bytes + 2048
     assert real.spill_bytes == 0

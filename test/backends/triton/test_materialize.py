@@ -14,7 +14,7 @@ import helion.language as hl
 from helion import exc
 from helion._compiler.ir.grammar import DotAttrs
 from helion._compiler.ir.rewrite import Declined
-from helion._compiler.passes.materialize import materialize_products
+from helion._compiler.passes.materialize import unfuse_matmul
 from helion.backends.triton.execute.interpreter.races import detect_races
 
 
@@ -175,7 +175,7 @@ def _results(given: Any) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize("name", CASES)
 def test_products_that_are_computed_first_give_the_same(name: str, dynamic: bool) -> None:
     fn, reference, args, sizes = CASES[name]
-    config = helion.Config(block_sizes=sizes, materialize_products=[32, 16, 32], product_num_warps=2)
+    config = helion.Config(block_sizes=sizes, unfuse_matmul=[32, 16, 32], matmul_num_warps=2)
     kernel = helion.kernel(fn, static_shapes=not dynamic, config=config)
     assert "_helion_products_0 = " in kernel.bind(args).to_triton_code()
     with detect_races():
@@ -195,7 +195,7 @@ def test_operands_of_products_that_are_computed_first_are_copied_along_k(
 ) -> None:
     args = operands(F32, (m, k), (k, n), *([(n,)] if fn is rows else []))
     sizes = [8, 32, 16, 16, 16] if fn is passes else [4, 16]
-    config = helion.Config(block_sizes=sizes, materialize_products=[32, 16, 32], transpose_operands=True)
+    config = helion.Config(block_sizes=sizes, unfuse_matmul=[32, 16, 32], transpose_operands=True)
     kernel = helion.kernel(fn, static_shapes=True, config=config)
     code = kernel.bind(args).to_triton_code()
     assert "_helion_packed_" in code and code.count("_launcher(_helion_") == 3
@@ -211,14 +211,14 @@ def test_operands_that_cannot_be_copied_stay_where_they_are(name: str) -> None:
     fn, _, args, sizes = CASES[name]
     kernel = helion.kernel(fn, static_shapes=True).bind(args, target="h200")
     try:
-        config = helion.Config(block_sizes=sizes, materialize_products=[32, 16, 32], transpose_operands=True)
+        config = helion.Config(block_sizes=sizes, unfuse_matmul=[32, 16, 32], transpose_operands=True)
         assert "_helion_packed_" not in kernel.to_triton_code(config)
     except exc.InvalidConfig as refused:
         assert "transpose_operands" in str(refused)
 
 
 def test_one_bound_kernel_serves_other_sizes() -> None:
-    config = helion.Config(block_sizes=[8, 32, 16, 16, 16], materialize_products=[16, 16, 16])
+    config = helion.Config(block_sizes=[8, 32, 16, 16, 16], unfuse_matmul=[16, 16, 16])
     kernel = helion.kernel(passes, static_shapes=False, config=config)
     code = kernel.bind(operands(F32, (33, 20), (20, 40))).to_triton_code()
     assert ".to(tl.int64)" in code  # as many elements as 32 bits count, or more
@@ -230,18 +230,18 @@ def test_one_bound_kernel_serves_other_sizes() -> None:
 
 def test_equal_products_are_computed_once() -> None:
     program = program_of(passes, tensor(64, 64), tensor(64, 96), static_shapes=True)
-    made = materialize_products(program, (16, 16, 16))
+    made = unfuse_matmul(program, (16, 16, 16))
     assert sum(isinstance(op.attrs, DotAttrs) for op in made.walk()) == 1
     assert sum(isinstance(op.attrs, DotAttrs) for op in program.walk()) == 2
     others = program_of(gated, tensor(64, 64), tensor(64, 96), tensor(64, 96), static_shapes=True)
-    assert len(materialize_products(others, (16, 16, 16)).roots) == 3
+    assert len(unfuse_matmul(others, (16, 16, 16)).roots) == 3
 
 
 def test_what_is_stored_is_as_wide_as_what_is_read() -> None:
     args = tensor(64, 64), tensor(64, 96)
-    made = materialize_products(program_of(at_once, *args, static_shapes=True), (16, 16, 16))
+    made = unfuse_matmul(program_of(at_once, *args, static_shapes=True), (16, 16, 16))
     assert made.tensors[-1].dtype == BF16 and made.tensors[-1].made
-    made = materialize_products(program_of(passes, *args, static_shapes=True), (16, 16, 16))
+    made = unfuse_matmul(program_of(passes, *args, static_shapes=True), (16, 16, 16))
     assert made.tensors[-1].dtype == F32
 
 
@@ -324,22 +324,22 @@ SQUARE = tensor(64, 64), tensor(64, 64)
 )
 def test_products_that_stay_where_they_are(fn: Callable[..., Any], args: tuple[torch.Tensor, ...], why: str) -> None:
     with pytest.raises(Declined, match=why):
-        materialize_products(program_of(fn, *args, static_shapes=True), (16, 16, 16))
+        unfuse_matmul(program_of(fn, *args, static_shapes=True), (16, 16, 16))
     with pytest.raises(exc.InvalidConfig, match=why):
-        space_of(fn, *args, static_shapes=True).normalize(helion.Config(materialize_products=[16, 16, 16]))
+        space_of(fn, *args, static_shapes=True).normalize(helion.Config(unfuse_matmul=[16, 16, 16]))
 
 
 def test_products_beyond_32_bits_stay_where_they_are() -> None:
     space = space_of(gated, tensor(2**20, 16), tensor(16, 4096), tensor(16, 4096), static_shapes=True)
-    full = space.normalize(helion.Config(block_sizes=[1, 16], materialize_products=[16, 16, 16], product_num_warps=8))
-    assert full["materialize_products"] is None and full["product_num_warps"] is None
+    full = space.normalize(helion.Config(block_sizes=[1, 16], unfuse_matmul=[16, 16, 16], matmul_num_warps=8))
+    assert full["unfuse_matmul"] is None and full["matmul_num_warps"] is None
 
 
 def test_the_key_is_read() -> None:
     space = space_of(rows, *(tensor(*shape) for shape in ((64, 64), (64, 64), (64,))), static_shapes=True)
-    assert space.default_config()["materialize_products"] is None
-    full = space.normalize(helion.Config(materialize_products=(8, 1024, 32)))
-    assert full["materialize_products"] == [16, 256, 32]
+    assert space.default_config()["unfuse_matmul"] is None
+    full = space.normalize(helion.Config(unfuse_matmul=(8, 1024, 32)))
+    assert full["unfuse_matmul"] == [16, 256, 32]
     for wrong, why in (
         ([128, 128], "rows, columns, elements along K"),
         (128, "must be None or a list"),
@@ -347,13 +347,13 @@ def test_the_key_is_read() -> None:
         ([128, 128, True], r"\[2\].*must be an integer"),
     ):
         with pytest.raises(exc.InvalidConfig, match=why):
-            space.normalize(helion.Config(materialize_products=wrong))
+            space.normalize(helion.Config(unfuse_matmul=wrong))
 
 
-@pytest.mark.parametrize("beside", [{"pid_type": "persistent_blocked"}, {"num_stages": 3, "product_num_stages": 1}])
+@pytest.mark.parametrize("beside", [{"pid_type": "persistent_blocked"}, {"num_stages": 3, "matmul_num_stages": 1}])
 def test_it_goes_with_other_keys(beside: dict[str, Any]) -> None:
     args = operands(F32, (33, 40), (40, 20), (40, 20))
-    config = helion.Config(block_sizes=[8, 16], materialize_products=[16, 16, 16], range_num_stages=[0, 2], **beside)
+    config = helion.Config(block_sizes=[8, 16], unfuse_matmul=[16, 16, 16], range_num_stages=[0, 2], **beside)
     kernel = helion.kernel(gated, static_shapes=True, config=config)
     torch.testing.assert_close(kernel(*args).double(), _gated(*(arg.double() for arg in args)), rtol=1e-2, atol=2e-2)
 
@@ -361,15 +361,15 @@ def test_it_goes_with_other_keys(beside: dict[str, Any]) -> None:
 def test_each_kernel_has_its_own_launch() -> None:
     args = tensor(256, 256, dtype=F32), tensor(256, 512, dtype=F32)
     bound = helion.kernel(at_once, static_shapes=True).bind(args, target="sm_90")
-    wish = {"block_sizes": [1], "num_warps": 2, "num_stages": 1, "materialize_products": [128, 64, 32]}
+    wish = {"block_sizes": [1], "num_warps": 2, "num_stages": 1, "unfuse_matmul": [128, 64, 32]}
     config = bound.config_spec.normalize(
-        helion.Config(**wish, product_num_warps=4, product_num_stages=3, turn_products=True, epilogue_subtile=2)
+        helion.Config(**wish, matmul_num_warps=4, matmul_num_stages=3, swap_ab=True, epilogue_subtile=2)
     )
-    assert config["turn_products"] and config["epilogue_subtile"] is None
+    assert config["swap_ab"] and config["epilogue_subtile"] is None
     first, second = (line for line in bound.to_triton_code(config).splitlines() if "_launcher(" in line)
     assert first.endswith("num_warps=4, num_stages=3)") and second.endswith("num_warps=2, num_stages=1)")
-    narrow = bound.config_spec.normalize({**config, "materialize_products": [128, 32, 32]})
-    assert not narrow["turn_products"]  # 16 columns for each of 4 warps
+    narrow = bound.config_spec.normalize({**config, "unfuse_matmul": [128, 32, 32]})
+    assert not narrow["swap_ab"]  # 16 columns for each of 4 warps
     many = bound.config_spec.normalize({**config, "block_sizes": [128], "num_warps": 1})
     with pytest.raises(exc.InvalidConfig, match="65536 elements.*2048 for each thread of num_warps=1"):
         bound.to_triton_code(many)
@@ -377,8 +377,8 @@ def test_each_kernel_has_its_own_launch() -> None:
 
 def test_what_both_kernels_take_is_predicted() -> None:
     bound = helion.kernel(passes, static_shapes=True).bind((tensor(512, 512), tensor(512, 512)), target="h200")
-    wish = {"block_sizes": [1, 512, 16, 512, 16], "num_warps": 2, "materialize_products": [64, 64, 64]}
-    config = bound.config_spec.normalize(helion.Config(**wish, product_num_warps=4, product_num_stages=4))
+    wish = {"block_sizes": [1, 512, 16, 512, 16], "num_warps": 2, "unfuse_matmul": [64, 64, 64]}
+    config = bound.config_spec.normalize(helion.Config(**wish, matmul_num_warps=4, matmul_num_stages=4))
     bound.set_config(config)
     taken, predicted = bound.resources(), bound._analysis.predict(config)
     assert taken.spill_bytes == 0 and predicted.fits and not predicted.spills
@@ -408,7 +408,7 @@ def test_partial_products_that_are_rounded_leave_the_accumulator_as_it_is(
     rounded = [x[:, at : at + 16].float() @ y[at : at + 16].float() for at in range(0, 65, 16)]
     total = sum(each.to(dtype).double() for each in rounded)
     bound = kernel.bind((x, y, accumulator))
-    config = {"block_sizes": [16, 16], "materialize_products": [32, 32, 16]}
+    config = {"block_sizes": [16, 16], "unfuse_matmul": [32, 32, 16]}
     assert accumulator == torch.float64 or "acc.to" not in bound.to_code(config)
     assert torch.allclose(
         bound.compile_config(config)(x, y, accumulator).double(), total - total.mean(1, keepdim=True), atol=1e-4

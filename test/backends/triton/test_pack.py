@@ -184,7 +184,7 @@ def test_the_asynchronous_unit_reads_rows_along_k(indexing: Any) -> None:
     bound = helion.kernel(plain, static_shapes=True).bind((row, row), target="sm_90")
     wish = {"block_sizes": [128, 256, 32], "num_warps": 8, "num_stages": 4, "transpose_operands": True}
     config = bound.config_spec.normalize(helion.Config(indexing=indexing, **wish))
-    assert not bound.config_spec.normalize(helion.Config(**wish, turn_products=True))["turn_products"]
+    assert not bound.config_spec.normalize(helion.Config(**wish, swap_ab=True))["swap_ab"]
     bound.set_config(config)
     taken, predicted = bound.resources(), bound._analysis.predict(config)
     assert taken.spill_bytes == 0 and taken.shared_bytes <= predicted.shared_bytes <= 1.10 * taken.shared_bytes + 2048

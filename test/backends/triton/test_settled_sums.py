@@ -130,7 +130,7 @@ def test_turned_products_are_settled() -> None:
         tensor(512, 512, dtype=torch.float32),
     )
     kernel = helion.kernel(plain, static_shapes=True).bind(fp32, target="sm_90")
-    turned = helion.Config(block_sizes=[128, 128, 32], num_warps=4, num_stages=3, turn_products=True)
+    turned = helion.Config(block_sizes=[128, 128, 32], num_warps=4, num_stages=3, swap_ab=True)
     assert "= _settled(" in kernel.to_triton_code(turned)
     assert waits(kernel, turned) == {"0"}
 

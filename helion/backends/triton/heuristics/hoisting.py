@@ -39,7 +39,7 @@ def unhoisted(facts: KernelFacts, target: Target) -> str:
 
 def hoisting(proposals: Iterable[TritonProposal]) -> tuple[TritonProposal, ...]:
     """Return the proposals, made for facts of precomputed operands, with the config key that precomputes them."""
-    return tuple(replace(each, launch={**each.launch, "hoist_operands": True}) for each in proposals)
+    return tuple(replace(each, launch={**each.launch, "precompute_operands": True}) for each in proposals)
 
 
 def _added_us(facts: KernelFacts, each: HoistableFact, target: Target) -> float:

@@ -69,7 +69,7 @@ def _feasible(
                     block_sizes=sizes,
                     num_warps=warps,
                     num_stages=depth,
-                    launch={"join_loops": True},
+                    launch={"fuse_loops": True},
                 )
                 break
 

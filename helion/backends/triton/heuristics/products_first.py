@@ -145,12 +145,12 @@ def _boxed(apart: ApartFact) -> frozenset[int]:
 def _both(facts: KernelFacts, rest: KernelFacts, first: ProductLaunch, target: Target) -> TritonProposal:
     chosen = _fewest_rows(rest, target)
     keys: dict[str, Any] = {
-        "materialize_products": list(first.tile),
-        "product_num_warps": first.warps,
-        "product_num_stages": first.stages,
+        "unfuse_matmul": list(first.tile),
+        "matmul_num_warps": first.warps,
+        "matmul_num_stages": first.stages,
     }
     if first.turned:
-        keys["turn_products"] = True
+        keys["swap_ab"] = True
     if first.crosswise:
         keys["transpose_operands"] = True
     if first.boxed:

@@ -65,7 +65,7 @@ class TritonRewrittenMatmulHeuristic(Heuristic):
 
 
 def _worth(proposal: TritonProposal) -> float:
-    both = "split_k" in proposal.launch and "turn_products" in proposal.launch
+    both = "split_k" in proposal.launch and "swap_ab" in proposal.launch
     return _PARTED if both else _WORTH
 
 
@@ -73,7 +73,7 @@ def _options(facts: KernelFacts, target: Target) -> Iterator[Option]:
     """Yield the matmul with A and B swapped, with K-major copies, or with aligned rows."""
     aligned, keys = (packed(facts), {"pack_operands": True}) if facts.packable else (facts, {})
     if facts.turnable:
-        options = _turned(facts, aligned, keys | {"turn_products": True}, target)
+        options = _turned(facts, aligned, keys | {"swap_ab": True}, target)
         yield from sorted(options, key=lambda option: option[1])[:1]
     if facts.crosswise and _is_tf32(facts):
         yield from _fastest(facts, transposed(aligned), keys | {"transpose_operands": True}, target)

@@ -95,7 +95,7 @@ def _copied(facts: KernelFacts, target: Target, step: AxisFact, loads: Sequence[
                 range_unroll_factors={step.block_id: _UNROLLED},
                 num_warps=warps,
                 num_stages=1,
-                launch={"load_ahead": _UNROLLED} if narrow else {},
+                launch={"prefetch_distance": _UNROLLED} if narrow else {},
             )
     return None
 
@@ -115,7 +115,7 @@ def _carried(facts: KernelFacts, target: Target, step: AxisFact) -> TritonPropos
         range_unroll_factors={step.block_id: min(_UNROLLED, ahead)} if ahead > 1 else {},
         num_warps=warps,
         num_stages=1,
-        launch={"load_ahead": ahead},
+        launch={"prefetch_distance": ahead},
     )
 
 

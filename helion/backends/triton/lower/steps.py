@@ -17,21 +17,21 @@ from ...._compiler.ir.rewrite import map_ops
 from ...._compiler.passes.schedule import (
     CHOOSE_BRANCHES,
     FLATTEN,
-    HOIST_OPERANDS,
+    FUSE_LOOPS,
     INSERT_CHECKS,
-    JOIN_LOOPS,
-    LOAD_AHEAD,
-    MATERIALIZE_PRODUCTS,
     ORDER_MEMORY,
     PACK_OPERANDS,
     PEEL_MASKS,
+    PRECOMPUTE_OPERANDS,
+    PREFETCH_DISTANCE,
     ROLL,
     SPLIT_SUMS,
     SUBTILE,
+    UNFUSE_MATMUL,
     Scheduled,
     Step,
 )
-from ...._compiler.passes.turn import turn_products
+from ...._compiler.passes.turn import swap_ab
 from ...._lazy import lazy
 from ...._shapes import Dim
 from .align import align_rows
@@ -113,24 +113,24 @@ def _squeeze(program: Program, scheduled: Scheduled) -> Program:
 
 
 def _turn(program: Program, scheduled: Scheduled) -> Program:
-    return turn_products(program) if scheduled.turned else program
+    return swap_ab(program) if scheduled.turned else program
 
 
 #: In order of execution. The printer relies on all of Triton's own.
 STEPS: tuple[Step, ...] = (
     CHOOSE_BRANCHES,
-    MATERIALIZE_PRODUCTS,
+    UNFUSE_MATMUL,
     Step("triton.counts", count_in_floats),
     ROLL,
     FLATTEN,
-    JOIN_LOOPS,
+    FUSE_LOOPS,
     Step("triton.squeeze", _squeeze),
     SPLIT_SUMS,
-    HOIST_OPERANDS,
+    PRECOMPUTE_OPERANDS,
     PACK_OPERANDS,
     SUBTILE,
     PEEL_MASKS,
-    LOAD_AHEAD,
+    PREFETCH_DISTANCE,
     ORDER_MEMORY,
     INSERT_CHECKS,
     Step("triton.aligned_rows", align_rows),

@@ -95,11 +95,11 @@ def _scheduled(program: Program, decisions: Decisions, settings: Settings, targe
         flattened=_flattened(program, decisions),
         subtiles=decisions.values["epilogue_subtile"] or 0,
         parts=decisions.values.get("split_k", 1),
-        turned=decisions.values.get("turn_products", False),
-        joined=decisions.values.get("join_loops", False),
-        hoisted=decisions.values.get("hoist_operands", False),
+        turned=decisions.values.get("swap_ab", False),
+        joined=decisions.values.get("fuse_loops", False),
+        hoisted=decisions.values.get("precompute_operands", False),
         peeled=decisions.values.get("peel_masks", False),
-        ahead=decisions.values.get("load_ahead", 0),
+        ahead=decisions.values.get("prefetch_distance", 0),
         staged=target.kind == "cuda" and any(stages > 1 for stages in staged.values()),
         packed=decisions.values.get("pack_operands", False),
         crosswise=decisions.values.get("transpose_operands", False),
@@ -117,14 +117,14 @@ def _scheduled(program: Program, decisions: Decisions, settings: Settings, targe
 
 def product_tile(decisions: Decisions) -> tuple[int, int, int] | None:
     """Return the rows, columns and elements along K of the tiles of unfused matmuls."""
-    asked = decisions.values.get("materialize_products")
+    asked = decisions.values.get("unfuse_matmul")
     return None if asked is None else (asked[0], asked[1], asked[2])
 
 
 def product_launch(decisions: Decisions) -> tuple[int, int]:
     """Return the warps and pipeline stages of the unfused matmul kernel."""
     values = decisions.values
-    return values["product_num_warps"] or values["num_warps"], values["product_num_stages"] or values["num_stages"]
+    return values["matmul_num_warps"] or values["num_warps"], values["matmul_num_stages"] or values["num_stages"]
 
 
 def _flattened(program: Program, decisions: Decisions) -> dict[int, tuple[int, ...]]:

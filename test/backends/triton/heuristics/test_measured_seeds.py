@@ -35,7 +35,7 @@ def first_of(kernel: Any) -> Any:
 def default_of_one(kernel: Any) -> Any:
     """The default of the seeds that compute products where they are used."""
     analysis = kernel._analysis
-    kept = tuple(seed for seed in kernel.seeds if seed.config["materialize_products"] is None)
+    kept = tuple(seed for seed in kernel.seeds if seed.config["unfuse_matmul"] is None)
     report = replace(analysis.seeds, seeds=kept, contending=())
     return choose_default(
         report, analysis.space, analysis.predict, lambda config: analysis.backend.wider(config, kernel.target)

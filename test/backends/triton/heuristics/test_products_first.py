@@ -41,10 +41,10 @@ def test_the_default_is_what_is_predicted_to_be_faster(
 ) -> None:
     kernel = bound(example, m, k, n, dtype)
     config = kernel.default_config()
-    assert config["materialize_products"] == tile
+    assert config["unfuse_matmul"] == tile
     if tile is not None and dtype == FP32:
         assert (
-            config["transpose_operands" if m == 131072 else "turn_products"]
+            config["transpose_operands" if m == 131072 else "swap_ab"]
             and config["indexing"][:2] == ["tensor_descriptor"] * 2
         )
     predicted = kernel._analysis.predict(config)
@@ -54,9 +54,9 @@ def test_the_default_is_what_is_predicted_to_be_faster(
 def test_where_nothing_was_measured_others_run_unless_they_are_far_slower() -> None:
     short = bound("matmul_layernorm", 4096, 512, 256, BF16, "sm_80")
     assert any(seed.heuristic == "TritonProductsFirstHeuristic" for seed in short.seeds)
-    assert short.default_config()["materialize_products"] is None
+    assert short.default_config()["unfuse_matmul"] is None
     long = bound("matmul_layernorm", 131072, 512, 4096, BF16, "sm_80")
-    assert long.default_config()["materialize_products"] is not None
+    assert long.default_config()["unfuse_matmul"] is not None
 
 
 @pytest.mark.parametrize("gpu", known_targets())

@@ -31,17 +31,17 @@ def bound(m: int, k: int, n: int, dtype: torch.dtype = torch.bfloat16, gpu: str 
 def test_rows_that_begin_anywhere_are_copied(m: int, k: int, n: int) -> None:
     kernel = bound(m, k, n)
     config = kernel.default_config()
-    assert config["pack_operands"] and not config.get("turn_products", False)
+    assert config["pack_operands"] and not config.get("swap_ab", False)
     assert kernel._analysis.predict(config).fits
 
 
 #: Extents, and which keys and tile the kernel has: the fastest that were swept on an H200, or within 1.1 of it.
 TF32 = {
-    (512, 512, 512): ("turn_products", [64, 64, 64], 1),
-    (2048, 2048, 2048): ("turn_products", [128, 128, 32], 1),
-    (1000, 2048, 3000): ("turn_products", [128, 128, 32], 1),
-    (300, 1000, 4096): ("turn_products", [64, 128, 64], 1),
-    (1024, 65536, 1024): ("turn_products", [128, 128, 32], 8),
+    (512, 512, 512): ("swap_ab", [64, 64, 64], 1),
+    (2048, 2048, 2048): ("swap_ab", [128, 128, 32], 1),
+    (1000, 2048, 3000): ("swap_ab", [128, 128, 32], 1),
+    (300, 1000, 4096): ("swap_ab", [64, 128, 64], 1),
+    (1024, 65536, 1024): ("swap_ab", [128, 128, 32], 8),
     (4096, 4096, 4096): ("transpose_operands", [128, 256, 32], 1),
     (4097, 4097, 4097): ("transpose_operands", [128, 256, 32], 1),
     (64, 4096, 4096): ("", [64, 64, 32], 8),
@@ -55,7 +55,7 @@ def test_tf32_operands_reach_the_asynchronous_unit(m: int, k: int, n: int) -> No
     key, sizes, parts = TF32[m, k, n]
     kernel = bound(m, k, n, torch.float32)
     config = kernel.default_config()
-    assert {key} - {""} == {each for each in ("turn_products", "transpose_operands") if config.get(each, False)}
+    assert {key} - {""} == {each for each in ("swap_ab", "transpose_operands") if config.get(each, False)}
     assert config["block_sizes"] == sizes and config["split_k"] == parts
     assert config.get("pack_operands", False) == (k == 4097)
     assert (config["indexing"][:2] == ["tensor_descriptor"] * 2) == bool(key)
@@ -66,10 +66,10 @@ def test_copies_along_k_come_first_where_they_are_predicted_to_be_faster_or_noth
     column = tensor(4096, 4096, dtype=torch.float32).t()
     row = tensor(4096, 4096, dtype=torch.float32)
     seeds = product.bind((row, row), target="h200").seeds
-    assert seeds[0].config["transpose_operands"] and seeds[1].config["turn_products"]
+    assert seeds[0].config["transpose_operands"] and seeds[1].config["swap_ab"]
     kernel = product.bind((column, row), target="h200")
     config = kernel.default_config()
-    assert config["transpose_operands"] and "turn_products" not in config
+    assert config["transpose_operands"] and "swap_ab" not in config
     assert config["indexing"] == ["tensor_descriptor", "tensor_descriptor", "pointer"]
     assert kernel._analysis.predict(config).fits
 
@@ -104,7 +104,7 @@ def batched(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def test_batches_are_turned_around() -> None:
     args = tensor(16, 512, 512, dtype=torch.float32), tensor(16, 512, 1024, dtype=torch.float32)
     config = batched.bind(args, target="h200").default_config()
-    assert config["turn_products"] and config["indexing"] == ["tensor_descriptor", "tensor_descriptor", "pointer"]
+    assert config["swap_ab"] and config["indexing"] == ["tensor_descriptor", "tensor_descriptor", "pointer"]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_others_are_multiplied_as_they_are(m: int, k: int, n: int, gpu: str) -> 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rewritten", [{}, {"turn_products": True}, {"transpose_operands": True}])
+@pytest.mark.parametrize("rewritten", [{}, {"swap_ab": True}, {"transpose_operands": True}])
 def test_rewritten_products_are_right_on_a_gpu(rewritten: dict[str, bool]) -> None:
     torch.manual_seed(0)
     x, y = torch.randn(16, 520, 1000, device="cuda"), torch.randn(16, 1000, 1032, device="cuda")

@@ -89,10 +89,10 @@ def test_loads_are_ahead_and_each_scheduler_has_a_program(
     stages, unrolled = seed.config["range_num_stages"][1], seed.config["range_unroll_factors"][1]
     if stages:
         # Triton pipelines no loop that carries a value over more than one turn
-        assert seed.config["load_ahead"] in (0, unrolled)
+        assert seed.config["prefetch_distance"] in (0, unrolled)
         assert 3 * seed.predicted.shared_bytes <= target(on).smem_per_sm_bytes
     else:
-        assert seed.config["load_ahead"] >= 2 and seed.config["load_ahead"] % unrolled == 0
+        assert seed.config["prefetch_distance"] >= 2 and seed.config["prefetch_distance"] % unrolled == 0
     whole = args[0].shape[2] if kernel is delta_rule else args[2].shape[1]
     assert tile * 2 ** math.ceil(math.log2(whole)) <= 32 * 64 * seed.config["num_warps"]
 
@@ -112,7 +112,7 @@ def test_first_config_gives_what_torch_gives() -> None:
     b, t, d, e = 2, 17, 33, 5
     args = tuple(torch.randn(shape) * 0.3 + 0.2 for shape in ((b, t, d), (b, t, d), (b, t, e), (b, t)))
     bound = _bound(delta_rule, args, None)
-    assert bound.default_config()["load_ahead"] > 1
+    assert bound.default_config()["prefetch_distance"] > 1
     q, k, v, beta = (x.double() for x in args)
     state, rows = torch.zeros(b, e, d, dtype=torch.float64), []
     for step in range(t):

@@ -108,7 +108,7 @@ def test_turned_products_are_right(name: str) -> None:
     fn, reference, args = CASES[name]
     shared = {} if fn is normed else {"split_k": 2}  # each program has sums of the same rows there
     for beside in ({}, shared):
-        config = helion.Config(block_sizes=[16, 64, 32], turn_products=True, **beside)
+        config = helion.Config(block_sizes=[16, 64, 32], swap_ab=True, **beside)
         kernel = helion.kernel(fn, static_shapes=True, config=config)
         assert kernel.bind(args).to_triton_code().count("tl.permute") >= 3
         torch.testing.assert_close(kernel(*args).double(), reference(*args), rtol=1e-2, atol=5e-2)
@@ -181,13 +181,13 @@ def test_products_that_cannot_be_turned() -> None:
         assert len(turnable(program_of(fn, *args, static_shapes=True))) == found
     assert not turnable(program_of(exact, row, row, static_shapes=True, dot_precision="ieee"))
     space = space_of(accumulated, row, column, static_shapes=True)
-    wish = helion.Config(turn_products=True)
+    wish = helion.Config(swap_ab=True)
     (change,) = space.adjusted(wish)
-    assert "the left one alone is K-major" in change.why and "turn_products" not in space.normalize(wish)
+    assert "the left one alone is K-major" in change.why and "swap_ab" not in space.normalize(wish)
     for target in ("sm_80", "sm_100", "gfx942"):
         space = space_of(accumulated, row, row, on=target, static_shapes=True)
         (change,) = space.adjusted(wish)
-        assert "does not need K-major TF32 operands" in change.why and "turn_products" not in space.normalize(wish)
+        assert "does not need K-major TF32 operands" in change.why and "swap_ab" not in space.normalize(wish)
 
 
 def test_configs_with_too_few_columns_for_the_matrix_unit() -> None:
@@ -195,7 +195,7 @@ def test_configs_with_too_few_columns_for_the_matrix_unit() -> None:
     space = space_of(accumulated, row, row, static_shapes=True)
 
     def turned(sizes: list[int], **keys: Any) -> bool:
-        return space.normalize(helion.Config(block_sizes=sizes, turn_products=True, **keys))["turn_products"]
+        return space.normalize(helion.Config(block_sizes=sizes, swap_ab=True, **keys))["swap_ab"]
 
     assert turned([16, 64, 32], num_warps=4) and turned([64, 128, 32], num_warps=8)
     assert not turned([64, 32, 32], num_warps=4) and not turned([128, 64, 32], num_warps=8)
@@ -210,7 +210,7 @@ def test_the_asynchronous_unit_takes_them_without_spills(indexing: str, sizes: l
     row = tensor(1024, 1024, dtype=FP32)
     kernel = helion.kernel(accumulated, static_shapes=True)
     bound = kernel.bind((row, row), target="sm_90")
-    wish = {"block_sizes": sizes, "num_warps": warps, "num_stages": 3, "indexing": indexing, "turn_products": True}
+    wish = {"block_sizes": sizes, "num_warps": warps, "num_stages": 3, "indexing": indexing, "swap_ab": True}
     config = bound.config_spec.normalize(helion.Config(**wish))
     bound.set_config(config)
     taken, predicted = bound.resources(), bound._analysis.predict(config)
