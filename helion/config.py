@@ -5,9 +5,76 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from . import _files, exc
+from .fields import EnumFragment, Fragment, IntegerFragment
+
+_TRISTATE = EnumFragment((None, True, False))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeOption:
+    """A config key with one entry per loop, which generated code passes to the ``tl.range`` of the loop.
+
+    ``keyword`` is the parameter of ``tl.range``; an ``inverted`` one takes the opposite of the entry. ``off`` is the
+    entry that leaves the argument out.
+    """
+
+    key: str
+    singular: str
+    keyword: str
+    values: Fragment
+    off: int | None
+    doc: str
+    inverted: bool = False
+
+
+#: All options of loops; a new one is one more row.
+RANGE_OPTIONS = (
+    RangeOption(
+        key="range_unroll_factors",
+        singular="range_unroll_factor",
+        keyword="loop_unroll_factor",
+        values=IntegerFragment(0, 4, 0),
+        off=0,
+        doc="Unroll factor of a loop; 0 leaves it to Triton.",
+    ),
+    RangeOption(
+        key="range_warp_specializes",
+        singular="range_warp_specialize",
+        keyword="warp_specialize",
+        values=_TRISTATE,
+        off=None,
+        doc="Specialize the warps of a loop; None leaves it to Triton.",
+    ),
+    RangeOption(
+        key="range_num_stages",
+        singular="range_num_stage",
+        keyword="num_stages",
+        values=IntegerFragment(0, 4, 0),
+        off=0,
+        doc="Pipeline stages of a loop; 0 takes `num_stages`.",
+    ),
+    RangeOption(
+        key="range_multi_buffers",
+        singular="range_multi_buffer",
+        keyword="disallow_acc_multi_buffer",
+        values=_TRISTATE,
+        off=None,
+        doc="Allow several buffers for an accumulator of a loop; None leaves it to Triton.",
+        inverted=True,
+    ),
+    RangeOption(
+        key="range_flattens",
+        singular="range_flatten",
+        keyword="flatten",
+        values=_TRISTATE,
+        off=None,
+        doc="Merge a loop with the loop in it; None leaves it to Triton.",
+    ),
+)
 
 #: Accepted short forms of list keys.
 SINGULAR = {
@@ -16,11 +83,7 @@ SINGULAR = {
     "l2_grouping": "l2_groupings",
     "flatten_loop": "flatten_loops",
     "reduction_loop": "reduction_loops",
-    "range_unroll_factor": "range_unroll_factors",
-    "range_warp_specialize": "range_warp_specializes",
-    "range_num_stage": "range_num_stages",
-    "range_multi_buffer": "range_multi_buffers",
-    "range_flatten": "range_flattens",
+    **{option.singular: option.key for option in RANGE_OPTIONS},
     "static_range": "static_ranges",
 }
 
@@ -37,11 +100,7 @@ KEYS: Mapping[str, str] = {
     "l2_groupings": "Number of tiles along the first dimension that run before the next tile along the second, so that neighboring programs share data in L2; 1 disables the grouping.",
     "flatten_loops": "Flatten the dimensions of a loop into one, whose blocks have the product of their sizes.",
     "reduction_loops": "Loop over a whole dimension (`:`): None holds it in one tile (a persistent reduction), a number is the chunk size of a loop.",
-    "range_unroll_factors": "Unroll factor of a loop; 0 leaves it to Triton.",
-    "range_warp_specializes": "Specialize the warps of a loop; None leaves it to Triton.",
-    "range_num_stages": "Pipeline stages of a loop; 0 takes `num_stages`.",
-    "range_multi_buffers": "Allow several buffers for an accumulator of a loop; None leaves it to Triton.",
-    "range_flattens": "Merge a loop with the loop in it; None leaves it to Triton.",
+    **{option.key: option.doc for option in RANGE_OPTIONS},
     "static_ranges": "Unroll a loop with few iterations completely.",
     "num_warps": "Warps of a program, of 32 threads each (64 on AMD's data-center GPUs).",
     "num_stages": "Depth of the software pipeline: iterations of a loop whose loads are in flight at once.",

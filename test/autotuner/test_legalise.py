@@ -125,7 +125,9 @@ def test_stages_then_tiles(
 
 def test_stages_of_a_loop_count_too() -> None:
     space, facts = bound(matmul, *MATRICES)
-    proposal = TritonProposal(reason="", block_sizes={0: 128, 1: 256, 2: 128}, num_stages=1, range_num_stages={2: 4})
+    proposal = TritonProposal(
+        reason="", block_sizes={0: 128, 1: 256, 2: 128}, num_stages=1, ranges={"range_num_stages": {2: 4}}
+    )
     result = legalise(proposal, space, facts, target("sm_90"), model=operands_in_shared_memory)
     assert not isinstance(result, str)
     assert result[0]["range_num_stages"] == [0, 2]

@@ -716,8 +716,7 @@ def test_encode() -> None:
         l2_groupings={0: 8},
         loop_orders={0: (1, 0)},
         eviction={1: "last"},
-        range_num_stages={2: 9},
-        range_flattens={1: True},
+        ranges={"range_num_stages": {2: 9}, "range_flattens": {1: True}},
         num_warps=7,
         num_stages=20,
         pid_type="persistent_interleaved",
@@ -758,7 +757,10 @@ def test_encode_chunks(wish: int | None, chunk: int | None) -> None:
         ({"reduction_loops": {0: 16}}, "reduction_loops has no entry for [0]; it has entries for []"),
         ({"l2_groupings": {1: 4}}, "l2_groupings has no entry for [1]; it has entries for [0]"),
         ({"eviction": {2: "last"}}, "load_eviction_policies has no entry for [2]; it has entries for [0, 1]"),
-        ({"range_num_stages": {3: 2}}, "range_num_stages has no entry for [3]; it has entries for [0, 1, 2]"),
+        (
+            {"ranges": {"range_num_stages": {3: 2}}},
+            "range_num_stages has no entry for [3]; it has entries for [0, 1, 2]",
+        ),
     ],
 )
 def test_proposals_name_what_exists(wish: dict[str, Any], message: str) -> None:

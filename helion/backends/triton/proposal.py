@@ -14,18 +14,15 @@ from ...autotuner.proposal import Proposal
 class TritonProposal(Proposal):
     """A proposal with Triton's keys.
 
-    ``eviction`` maps a load slot to ``""``, ``"first"`` or ``"last"``, and ``range_*`` the block id of a loop.
-    ``indexing`` maps a memory slot; the others keep their default. ``launch`` has further config keys verbatim
+    ``eviction`` maps a load slot to ``""``, ``"first"`` or ``"last"``. ``ranges`` has options of loops
+    (``config.RANGE_OPTIONS``) by key, each by the block id of a loop. ``indexing`` maps a memory slot; the others keep
+    their default. ``launch`` has further config keys verbatim
     (``waves_per_eu`` ...).
     """
 
     eviction: Mapping[int, str] = field(default_factory=dict)
     indexing: Mapping[int, str] = field(default_factory=dict)
-    range_num_stages: Mapping[int, int] = field(default_factory=dict)
-    range_unroll_factors: Mapping[int, int] = field(default_factory=dict)
-    range_multi_buffers: Mapping[int, bool] = field(default_factory=dict)
-    range_flattens: Mapping[int, bool] = field(default_factory=dict)
-    range_warp_specializes: Mapping[int, bool] = field(default_factory=dict)
+    ranges: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
     num_warps: int | None = None
     num_stages: int | None = None
     pid_type: str | None = None
@@ -37,11 +34,7 @@ class TritonProposal(Proposal):
             **super().lists,
             "load_eviction_policies": self.eviction,
             "indexing": self.indexing,
-            "range_num_stages": self.range_num_stages,
-            "range_unroll_factors": self.range_unroll_factors,
-            "range_multi_buffers": self.range_multi_buffers,
-            "range_flattens": self.range_flattens,
-            "range_warp_specializes": self.range_warp_specializes,
+            **self.ranges,
         }
 
     @property

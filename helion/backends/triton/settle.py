@@ -26,6 +26,7 @@ from ..._shapes import Dim, cdiv, hint_of, previous_power_of_2
 from ...autotuner.decisions import Decisions, Place
 from ...autotuner.space.own import Rule
 from ...autotuner.space.survey import Survey
+from ...config import RANGE_OPTIONS
 from ...hardware import Target
 from ...settings import Settings
 from .chains import chained_products, may_unroll, most_warps
@@ -40,13 +41,7 @@ _WARP_ROWS, _GROUP_WARPS = 16, 4
 #: Legal values of ``maxnreg``.
 REGISTER_LIMITS = (32, 64, 128, 256)
 #: The default options of one loop.
-_PLAIN_RANGE: Mapping[str, Any] = {
-    "range_unroll_factors": 0,
-    "range_warp_specializes": None,
-    "range_num_stages": 0,
-    "range_multi_buffers": None,
-    "range_flattens": None,
-}
+_PLAIN_RANGE: Mapping[str, Any] = {option.key: option.off for option in RANGE_OPTIONS}
 
 
 @dataclass(frozen=True, kw_only=True)

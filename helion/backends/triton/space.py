@@ -28,6 +28,7 @@ from ...autotuner.space.fields import (
 )
 from ...autotuner.space.own import Missing, OwnKeys
 from ...autotuner.space.survey import Survey
+from ...config import RANGE_OPTIONS
 from ...fields import BooleanFragment, EnumFragment, Fragment, IntegerFragment, PowerOfTwoFragment, values_of
 from ...hardware import Target
 from ...settings import Settings
@@ -39,8 +40,8 @@ from .settle import bound_seen, crosswise, rules, split_axis, turns, unmateriali
 VERBATIM_PREFIX = "_triton_config_"
 #: Most iterations of a loop that may be unrolled at compile time.
 STATIC_TRIPS = 8
-#: Most pipeline stages of a loop, and of one over single indices without a matmul, whose steps wait for loads alone.
-_STAGES, _STEP_STAGES = 4, 8
+#: Most pipeline stages of a loop over single indices without a matmul, whose steps wait for loads alone.
+_STEP_STAGES = 8
 #: Largest split-K factor: the reduction kernel has this many loads in flight at once.
 MOST_PARTS = 64
 #: The same where programs share the loops after the accumulation too: a grid of one tile must fill all SMs a few times.
@@ -51,14 +52,6 @@ _LEAST_SIDE, _MOST_SIDE, _MOST_DEPTH = 16, 256, 256
 _LEAST_PART, _LARGE_TILE, _ROUNDS = 128, 128, 4
 
 PID_TYPES = ("flat", "xyz", "persistent_blocked", "persistent_interleaved")
-_TRISTATE = EnumFragment((None, True, False))
-_RANGE_FIELDS: tuple[tuple[str, Fragment], ...] = (
-    ("range_unroll_factors", IntegerFragment(0, 4, 0)),
-    ("range_warp_specializes", _TRISTATE),
-    ("range_num_stages", IntegerFragment(0, _STAGES, 0)),
-    ("range_multi_buffers", _TRISTATE),
-    ("range_flattens", _TRISTATE),
-)
 #: Keys that other implementations have, and why they are refused here.
 _NOT_GENERATED = {
     "xcd_remap": "no code is generated for it",
@@ -70,7 +63,7 @@ _NOT_GENERATED = {
 _FLAG = BooleanFragment()
 #: Keys of a full config for other sizes, strides, settings or targets.
 _MISSING: dict[str, Missing] = {
-    "range_warp_specializes": Missing(fragment=_TRISTATE),
+    **{option.key: Missing(fragment=option.values, initial=option.off) for option in RANGE_OPTIONS},
     "split_k": Missing(fragment=PowerOfTwoFragment(1, MOST_SPREAD), initial=1, structural=True),
     "swap_ab": Missing(fragment=_FLAG, initial=False, structural=True),
     "pack_operands": Missing(fragment=_FLAG, initial=False, structural=True),
@@ -146,11 +139,12 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
 def _range_fields(seen: Survey, target: Target, settings: Settings, absent: dict[str, str]) -> list[Field]:
     """Return fields with one entry per grid loop and per dimension of a device loop."""
     fields: list[Field] = []
-    for key, fragment in _RANGE_FIELDS:
+    for option in RANGE_OPTIONS:
+        key = option.key
         if key == "range_warp_specializes" and (why := _no_specialization(target, settings)):
             absent[key] = why
             continue
-        slots = tuple(_range_slots(seen, key, fragment))
+        slots = tuple(_range_slots(seen, key, option.values))
         per = "grid loop and per dimension of a device loop"
         elsewhere = IntegerFragment(0, _STEP_STAGES) if key == "range_num_stages" else None
         fields.append(PerSlot(key=key, slots=slots, per=per, elsewhere=elsewhere))

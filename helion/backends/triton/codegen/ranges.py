@@ -9,19 +9,9 @@ def range_text(plan: RangePlan, bounds: list[str]) -> str:
     """Return ``tl.range(...)`` or ``tl.static_range(...)`` with the options that are not at their defaults."""
     if plan.static:
         return f"tl.static_range({', '.join(bounds)})"
-    options = []
     if plan.unroll > 1:
         bounds = _never_negative(bounds)
-    if plan.unroll:
-        options.append(f"loop_unroll_factor={plan.unroll}")
-    if plan.num_stages:
-        options.append(f"num_stages={plan.num_stages}")
-    if plan.multi_buffer is not None:
-        options.append(f"disallow_acc_multi_buffer={not plan.multi_buffer}")
-    if plan.flatten is not None:
-        options.append(f"flatten={plan.flatten}")
-    if plan.warp_specialize is not None:
-        options.append(f"warp_specialize={plan.warp_specialize}")
+    options = [f"{keyword}={value}" for keyword, value in plan.options.items()]
     return f"tl.range({', '.join([*bounds, *options])})"
 
 

@@ -142,7 +142,7 @@ def _boxed(facts: KernelFacts, fact: AttentionFact, query: int, target: Target) 
             order = _queries_first(facts, fact)
             unrolled = {fact.key_axis: option.unrolled} if option.unrolled > 1 else {}
             launch = {**proposal.launch, "indexing": ways}
-            return (replace(proposal, loop_orders=order, range_unroll_factors=unrolled, launch=launch),)
+            return (replace(proposal, loop_orders=order, ranges={"range_unroll_factors": unrolled}, launch=launch),)
     return ()
 
 

@@ -124,7 +124,7 @@ def _in_parts(
     return TritonProposal(
         reason=f"{width} columns of {span} rows per program, in chunks of {sizes[walked.block_id]}, {warps} warps",
         block_sizes=sizes,
-        range_num_stages={walked.block_id: _STAGES - programs},
+        ranges={"range_num_stages": {walked.block_id: _STAGES - programs}},
         num_warps=warps,
         num_stages=1,
     )

@@ -54,7 +54,7 @@ class TritonNestedReductionHeuristic(Heuristic):
             TritonProposal(
                 reason=f"tiles of {tile} of a result per program, {warps} warps",
                 block_sizes=sizes,
-                range_flattens={walked[0].block_id: True} if several else {},
+                ranges={"range_flattens": {walked[0].block_id: True}} if several else {},
                 num_warps=warps,
                 num_stages=1,
             ),

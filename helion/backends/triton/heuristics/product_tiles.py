@@ -456,7 +456,7 @@ class ProductSizer:
             self.proposal(shorter, grouped=False),
             reason=f"{tile.m} x {tile.n} x {tile.k} tiles, {shorter.stages} stages, a persistent grid with descriptors",
             l2_groupings={facts.regions[fact.region].root: _PERSISTENT_GROUP},
-            range_flattens={fact.m_block_id: True},  # type: ignore[dict-item]
+            ranges={"range_flattens": {fact.m_block_id: True}},  # type: ignore[dict-item]
             pid_type="persistent_interleaved",
             launch={"indexing": "tensor_descriptor"},
         )
@@ -500,8 +500,7 @@ class ProductSizer:
         return replace(
             found,
             reason=f"{found.reason}, warp specialized",
-            range_flattens={},
-            range_warp_specializes={block: True},
+            ranges={"range_warp_specializes": {block: True}},
         )
 
     def computes_after(self) -> bool:

@@ -67,8 +67,10 @@ class TritonRecurrenceHeuristic(Heuristic):
             TritonProposal(
                 reason=f"tiles of {' x '.join(map(str, sizes.values()))}, loads of {stages * unrolled} steps in flight, {warps} warps",
                 block_sizes=sizes,
-                range_num_stages={axis.block_id: stages for axis in steps},
-                range_unroll_factors={axis.block_id: unrolled for axis in steps if unrolled > 1},
+                ranges={
+                    "range_num_stages": {axis.block_id: stages for axis in steps},
+                    "range_unroll_factors": {axis.block_id: unrolled for axis in steps if unrolled > 1},
+                },
                 num_warps=warps,
                 num_stages=1,
             ),

@@ -89,7 +89,7 @@ def _proposal(
     return TritonProposal(
         reason=f"{programs} tiles of {rows} rows, each split over {parts} programs in chunks of {sizes[primary.axis]}, {warps} warps",
         block_sizes=sizes,
-        range_num_stages=dict.fromkeys(axes, stages) if stages > 1 else {},
+        ranges={"range_num_stages": dict.fromkeys(axes, stages)} if stages > 1 else {},
         num_warps=warps,
         num_stages=1,
         launch={"split_k": parts},

@@ -91,8 +91,10 @@ def _copied(facts: KernelFacts, target: Target, step: AxisFact, loads: Sequence[
             return TritonProposal(
                 reason=f"{_reason(facts, sizes)}, copies of {(stages - 1) * _UNROLLED} steps in flight, {warps} warps",
                 block_sizes=sizes,
-                range_num_stages={step.block_id: stages},
-                range_unroll_factors={step.block_id: _UNROLLED},
+                ranges={
+                    "range_num_stages": {step.block_id: stages},
+                    "range_unroll_factors": {step.block_id: _UNROLLED},
+                },
                 num_warps=warps,
                 num_stages=1,
                 launch={"prefetch_distance": _UNROLLED} if narrow else {},
@@ -112,7 +114,7 @@ def _carried(facts: KernelFacts, target: Target, step: AxisFact) -> TritonPropos
     return TritonProposal(
         reason=f"{_reason(facts, sizes)}, {ahead} steps prefetched, {warps} warps",
         block_sizes=sizes,
-        range_unroll_factors={step.block_id: min(_UNROLLED, ahead)} if ahead > 1 else {},
+        ranges={"range_unroll_factors": {step.block_id: min(_UNROLLED, ahead)}} if ahead > 1 else {},
         num_warps=warps,
         num_stages=1,
         launch={"prefetch_distance": ahead},

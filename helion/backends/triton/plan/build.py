@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from ...._compiler.passes.schedule import Step
 from ...._names import LAUNCH_OPTIONS, RESERVED, NameSpace
 from ...._shapes import Expr, Number, cdiv, fixed_at, hint_of
 from ....autotuner.decisions import Decisions, Place
+from ....config import RANGE_OPTIONS
 from ....hardware import Target
 from ....settings import Settings
 from ..resources.materialized import GROUP
@@ -262,13 +264,8 @@ class _Planner:
         at = self.decisions.at
         if at("static_ranges", place):
             return RangePlan(static=True)
-        return RangePlan(
-            num_stages=at("range_num_stages", place),
-            unroll=at("range_unroll_factors", place),
-            multi_buffer=at("range_multi_buffers", place),
-            flatten=at("range_flattens", place),
-            warp_specialize=at("range_warp_specializes", place),
-        )
+        asked = ((option, at(option.key, place, option.off)) for option in RANGE_OPTIONS)
+        return RangePlan(options={o.keyword: not v if o.inverted else v for o, v in asked if v != o.off})
 
     def loops(self) -> tuple[tuple[GridPlan, ...], tuple[RangePlan, ...], dict[int, LoopPlan]]:
         """Return the plans of grids, root ranges and loops.
@@ -384,10 +381,12 @@ def growing_axes(root: Root) -> frozenset[int]:
 
 def _in_order(ranges: tuple[RangePlan, ...]) -> tuple[RangePlan, ...]:
     """Return the ranges of a loop with a barrier inside: its loads stay in their iteration, its warps have one role."""
-    return tuple(
-        chosen if chosen.static else replace(chosen, num_stages=1, flatten=None, warp_specialize=None)
-        for chosen in ranges
-    )
+    return tuple(chosen if chosen.static else replace(chosen, options=_waiting(chosen.options)) for chosen in ranges)
+
+
+def _waiting(options: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in options.items() if key not in ("flatten", "warp_specialize")}
+    return {**kept, "num_stages": 1}
 
 
 def _short(source: str) -> str:

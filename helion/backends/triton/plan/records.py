@@ -60,12 +60,16 @@ class GridPlan:
 class RangePlan:
     """Keyword arguments of one ``tl.range``, without those at their defaults; ``static`` loops are unrolled."""
 
-    num_stages: int = 0
-    unroll: int = 0
-    multi_buffer: bool | None = None
-    flatten: bool | None = None
-    warp_specialize: bool | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     static: bool = False
+
+    @property
+    def unroll(self) -> int:
+        return self.options.get("loop_unroll_factor", 0)
+
+    @property
+    def num_stages(self) -> int:
+        return self.options.get("num_stages", 0)
 
 
 @dataclass(frozen=True, kw_only=True)
