@@ -1,4 +1,4 @@
-"""The backend for warp-specialized GEMMs, as the rest of helion sees it."""
+"""The backend for warp-specialized kernels, as the rest of helion sees it."""
 
 from __future__ import annotations
 
@@ -22,30 +22,24 @@ if TYPE_CHECKING:
     from ...hardware import Target
     from ...settings import Settings
     from ..execution import Executor, Toolchain
-    from . import limits, refusal, space
+    from . import limits, shapes
     from .codegen import whole
     from .execute import executor
     from .heuristics import registry
-    from .lower import host, kernel
-    from .plan.kernel import CutePlan
-    from .resources import predict
+    from .lower import host
+    from .plan.launch import LaunchPlan
     from .toolchain import chain, library, offline
-    from .verify import verify
 else:
     # `import helion` needs none of these
     limits = lazy("helion.backends.cute.limits")
-    refusal = lazy("helion.backends.cute.refusal")
-    space = lazy("helion.backends.cute.space")
+    shapes = lazy("helion.backends.cute.shapes")
     whole = lazy("helion.backends.cute.codegen.whole")
     executor = lazy("helion.backends.cute.execute.executor")
     registry = lazy("helion.backends.cute.heuristics.registry")
     host = lazy("helion.backends.cute.lower.host")
-    kernel = lazy("helion.backends.cute.lower.kernel")
-    predict = lazy("helion.backends.cute.resources.predict")
     chain = lazy("helion.backends.cute.toolchain.chain")
     library = lazy("helion.backends.cute.toolchain.library")
     offline = lazy("helion.backends.cute.toolchain.offline")
-    verify = lazy("helion.backends.cute.verify.verify")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,16 +66,16 @@ class Cute:
         return limits.limits(target)
 
     def refusal(self, program: Program, target: Target) -> exc.Base | None:
-        return refusal.refusal(program, target)
+        return shapes.shape_of_program(program).refusal(program, target)
 
     def multiples(self, program: Program) -> Mapping[str, int]:
-        return refusal.multiples(program)
+        return shapes.shape_of_program(program).multiples(program)
 
     def keys(self, seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
-        return space.own_keys(seen, program, target, settings)
+        return shapes.shape_of_program(program).keys(seen, program, target, settings)
 
     def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
-        return predict.predict(facts, decisions, target)
+        return shapes.shape_of_facts(facts).predict(facts, decisions, target)
 
     def lighter(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return None: legalizing a config has already shrunk its tiles' memory as far as possible."""
@@ -91,14 +85,16 @@ class Cute:
         """Return no keys: the roles already divide all registers."""
         return {}
 
-    def plan(self, program: Program, decisions: Decisions, target: Target, settings: Settings) -> CutePlan:
-        return kernel.build_plan(program, decisions, target, settings)
+    def plan(self, program: Program, decisions: Decisions, target: Target, settings: Settings) -> LaunchPlan:
+        return shapes.shape_of_program(program).plan(program, decisions, target, settings)
 
-    def emit(self, plan: CutePlan, form: Form) -> Module:
+    def emit(self, plan: LaunchPlan, form: Form) -> Module:
         """Return the module of a plan. Verify the plan first, which takes up to 0.1 s, unless it is compiled already."""
-        module = whole.render_module(plan, host.host_program(plan), form)
-        if not library.is_compiled(whole.kernel_of(plan)):
-            verify.verify(plan.roles)
+        shape = shapes.shape_of_plan(plan)
+        kernel = shape.kernel(plan)
+        module = whole.render_module(kernel, host.host_program(plan, shape.pieces), form)
+        if not library.is_compiled(kernel):
+            shape.verify(plan)
         return module
 
     @property

@@ -19,7 +19,7 @@ from timing import seconds
 
 from helion.backends.cute.codegen.epilogue import dealt, dealt_columns, fragment
 from helion.backends.cute.codegen.module import render
-from helion.backends.cute.execute.evaluate import evaluate
+from helion.backends.cute.execute.evaluators import evaluate
 from helion.backends.cute.execute.launcher import launch_gemm
 from helion.backends.cute.plan.build import check_problem, plan_gemm
 from helion.backends.cute.plan.counts import counts, multicast_masks, row_peers

@@ -18,8 +18,8 @@ KERNEL_IMPORT = Import(module=RUNTIME, name="gemm_kernel")
 LAUNCHER_IMPORT = Import(module=RUNTIME, name="launch_gemm", alias="_default_launcher")
 
 
-def render_module(plan: CutePlan, host: HostProgram, form: Form) -> Module:
-    """Print a plan as a Python module whose function of the kernel's name runs it. The caller verifies its roles.
+def render_module(kernel: GemmKernel, host: HostProgram, form: Form) -> Module:
+    """Print a Python module whose function of the user's name runs ``kernel``. The caller verifies its roles.
 
     The kernel is a string in it, so that loading the module needs no DSL. Raises ``exc.InvalidAPIUsage`` for a module
     without imports from helion.
@@ -36,7 +36,7 @@ def render_module(plan: CutePlan, host: HostProgram, form: Form) -> Module:
         *print_source(host, form),
         *print_comparisons(host),
         "",
-        *_kernel(kernel_of(plan)),
+        *_kernel(kernel),
         "",
         "",
         print_host(host),
@@ -45,8 +45,8 @@ def render_module(plan: CutePlan, host: HostProgram, form: Form) -> Module:
     return Module(text="\n".join(lines), host=host)
 
 
-def kernel_of(plan: CutePlan) -> GemmKernel:
-    """Return the kernel in the module of ``plan``."""
+def gemm_kernel_of(plan: CutePlan) -> GemmKernel:
+    """Return the kernel in the module of a GEMM's plan."""
     return GemmKernel(
         name=plan.kernel_names[0],
         unit=plan.gemm.unit,

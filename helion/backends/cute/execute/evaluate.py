@@ -55,14 +55,15 @@ REDUCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
 }
 
 
-def evaluate(kernel: GemmKernel, given: Sequence[Given]) -> None:
-    """Run ``kernel`` on the arguments of a launch: A, B, the outputs, the epilogue's operands, the scales, and
+def evaluate_gemm(kernel: GemmKernel, given: Sequence[Given]) -> None:
+    """Run a GEMM on the arguments of a launch: A, B, the outputs, the epilogue's operands, the scales, and
     launch-time integers.
 
     Raises ``Refusal`` for arguments that the kernel cannot take.
     """
     passed, integers = split(kernel, given)
     problem = launched(kernel, integers)
+    assert isinstance(problem, GemmProblem)
     tensors = [each if isinstance(each, torch.Tensor) else torch.tensor(float(each)) for each in passed]
     batch = problem.batch
     if batch is None:

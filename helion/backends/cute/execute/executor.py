@@ -14,7 +14,7 @@ from .... import exc
 from ...._compiler.host.program import HostProgram
 from ....hardware import Target
 from ...execution import InlineBody, Launcher, OutOfResources, SizeTable
-from ..plan.kernel import CutePlan
+from ..plan.launch import LaunchPlan
 from ..toolchain.shared_object import CompilationFailed
 from . import inline_launch
 from .launcher import LaunchFailed
@@ -62,7 +62,7 @@ class CuteExecutor:
         """Return an empty context: on the CPU, GEMMs are evaluated as a whole, without threads that can race."""
         return contextlib.nullcontext()
 
-    def without_alignment(self, plan: CutePlan) -> Mapping[str, Any] | None:
+    def without_alignment(self, plan: LaunchPlan) -> Mapping[str, Any] | None:
         return None
 
 

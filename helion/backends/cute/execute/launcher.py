@@ -16,7 +16,7 @@ from ... import stub
 from ..plan.refusal import Refusal
 from ..toolchain.kernel import GemmKernel
 from ..toolchain.library import SHARED_OBJECT, Library, folder
-from .evaluate import evaluate
+from .evaluators import evaluate
 from .problems import Given, launched, names_of, split
 from .workspace import workspaces
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
@@ -13,6 +14,21 @@ from ..plan.records import GemmProblem
 from ..plan.refusal import Refusal
 from ..plan.runtime import filled
 from ..toolchain.kernel import GemmKernel
+
+
+class Problem(Protocol):
+    """The computation of a kernel, of any shape."""
+
+    @property
+    def runtime(self) -> tuple[str, ...]:
+        """Names of the integers that each launch passes, in order."""
+        ...
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """Names of the tensors and scalars of a launch for messages, in order."""
+        ...
+
 
 #: Names in the text of a problem.
 _RECORDS = {
@@ -24,9 +40,9 @@ Given = torch.Tensor | float
 
 
 @functools.lru_cache(maxsize=256)
-def problem_of(text: str) -> GemmProblem:
+def problem_of(text: str) -> Problem:
     """Return the problem that a kernel's text describes."""
-    problem: GemmProblem = eval(text, dict(_RECORDS))
+    problem: Problem = eval(text, dict(_RECORDS))
     return problem
 
 
@@ -40,18 +56,15 @@ def split(kernel: GemmKernel, given: Sequence[Given]) -> tuple[Sequence[Given], 
 @functools.lru_cache(maxsize=256)
 def names_of(kernel: GemmKernel) -> tuple[str, ...]:
     """Return the names of the tensors and scalars of a launch for messages, in order."""
-    problem = problem_of(kernel.problem)
-    outputs = (problem.names[2], *(output.name for output in problem.outputs[1:]))
-    factors = problem.scales.factors if problem.scales is not None else ()
-    operands = (operand.name for operand in problem.epilogue.operands)
-    return (*problem.names[:2], *outputs, *operands, *(factor.name for factor in factors))
+    return problem_of(kernel.problem).argument_names
 
 
-def launched(kernel: GemmKernel, integers: Sequence[int]) -> GemmProblem:
+def launched(kernel: GemmKernel, integers: Sequence[int]) -> Problem:
     """Return the problem of a launch. Raises ``Refusal`` for sizes and strides that the kernel cannot take."""
     problem = problem_of(kernel.problem)
     if not problem.runtime:
         return problem
+    assert isinstance(problem, GemmProblem), "problems of this shape have no launch-time numbers"
     found = filled(problem, dict(zip(problem.runtime, integers, strict=True)))
     check_problem(found)
     if problem.batch is not None and found.batch is not None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from ...._compiler.host.analysis import written
 from ...._compiler.host.build import HostBuilder, KernelCall
 from ...._compiler.host.program import HostProgram
 from ...._shapes import Expr
 from ..plan.kernel import CutePlan
+from ..plan.launch import LaunchPlan
 
 
-def host_program(plan: CutePlan) -> HostProgram:
-    """Build the host function of a plan: one launch over its cluster tiles."""
+def host_program(plan: LaunchPlan, pieces: Callable[[Any, HostBuilder], str]) -> HostProgram:
+    """Build the host function of a plan: one launch over its work items, whose number ``pieces`` returns."""
     host = HostBuilder(plan.program.host, plan.sizes.__getitem__, {})
     call = KernelCall(
         kernel=plan.kernel_names[0],
-        grid=[_pieces(plan, host)],
+        grid=["0" if plan.is_empty else pieces(plan, host)],
         arguments=[
             host.number(each) if isinstance(each, Expr) else host.source(each.source) for each in plan.arguments
         ],
@@ -27,10 +29,8 @@ def host_program(plan: CutePlan) -> HostProgram:
     return host.program(written(plan.program))
 
 
-def _pieces(plan: CutePlan, host: HostBuilder) -> str:
+def gemm_pieces(plan: CutePlan, host: HostBuilder) -> str:
     """Return the number of work items in the persistent tile loop."""
-    if plan.is_empty:
-        return "0"
     numbers = dict(plan.runtime)
     gemm, problem = plan.gemm, plan.gemm.problem
     covered = zip(("size_m", "size_n"), gemm.tile, gemm.cluster_tiles, strict=False)
@@ -40,7 +40,7 @@ def _pieces(plan: CutePlan, host: HostBuilder) -> str:
     return host.number(math.prod(factors))
 
 
-def _before(plan: CutePlan, host: HostBuilder) -> Iterator[str]:
+def _before(plan: LaunchPlan, host: HostBuilder) -> Iterator[str]:
     if plan.overwritten:
         tensors = ", ".join(map(host.source, plan.overwritten))
         yield f"{host.runtime('overwrites')}({plan.program.host.name!r}, {plan.overwritten!r}, {tensors})"

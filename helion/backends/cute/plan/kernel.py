@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from .... import exc
-from ...._compiler.ir.grammar import HostTensor, Program
-from ...._shapes import Expr
 from ..roles.grammar import KernelProgram
 from ..roles.programs import kernel_program
 from .counts import counts
 from .finish import ctas_of, threads_of
+from .launch import LaunchPlan
 from .records import Finish, GemmPlan, RowFinish, TileFinish
 from .reductions import exchanges
 from .runtime import SIZES
@@ -21,30 +19,10 @@ from .workspace import workspace_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class CutePlan:
-    """The plan of one kernel. ``gemm`` is the plan of the GEMM that ``program`` is.
+class CutePlan(LaunchPlan):
+    """The plan of a kernel that is a GEMM, whose plan is ``gemm``."""
 
-    ``arguments`` are those of its launch, in order: tensors, then numbers of the host. The last of these are the
-    numbers of ``runtime``, by their names in the problem.
-
-    ``sizes`` are elements by block. ``overwritten`` are host expressions of tensors that the launch writes and that
-    other code may have read. Its text describes the kernel and its resources.
-    """
-
-    program: Program
     gemm: GemmPlan
-    arguments: tuple[HostTensor | Expr, ...]
-    runtime: tuple[tuple[str, Expr], ...]
-    sizes: tuple[int, ...]
-    overwritten: tuple[str, ...]
-    origin_lines: bool
-    is_empty: bool = False
-    """True if nothing is launched."""
-    warnings: tuple[exc.BaseWarning, ...] = ()
-
-    @property
-    def kernel_names(self) -> tuple[str, ...]:
-        return (f"_helion_{self.program.host.name}",)
 
     @functools.cached_property
     def roles(self) -> KernelProgram:

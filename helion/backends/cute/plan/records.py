@@ -105,6 +105,14 @@ class GemmProblem:
         return pitches[name]
 
     @property
+    def argument_names(self) -> tuple[str, ...]:
+        """Names of the tensors and scalars of a launch for messages, in order."""
+        outputs = (self.names[2], *(output.name for output in self.outputs[1:]))
+        factors = self.scales.factors if self.scales is not None else ()
+        operands = (operand.name for operand in self.epilogue.operands)
+        return (*self.names[:2], *outputs, *operands, *(factor.name for factor in factors))
+
+    @property
     def outputs(self) -> tuple[EpilogueOutput, ...]:
         """Outputs of a launch, in the order of its pointers."""
         value = self.epilogue.last

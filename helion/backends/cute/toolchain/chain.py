@@ -8,9 +8,7 @@ from typing import Any
 from ....hardware import Target
 from ...binaries import tool
 from ...execution import Resources
-from ..plan.counts import counts
-from ..plan.kernel import CutePlan
-from ..plan.shared import shared_bytes
+from ..plan.launch import LaunchPlan
 from .audit import audit
 from .library import CUBIN, SHARED_OBJECT, folder
 from .offline import installed_version
@@ -20,7 +18,7 @@ class CuteToolchain:
     def resources(
         self,
         names: Mapping[str, Any],
-        plan: CutePlan,
+        plan: LaunchPlan,
         target: Target,
         *,
         count_opcodes: bool = True,
@@ -34,7 +32,7 @@ class CuteToolchain:
         cubin = (folder(kernel) / CUBIN).read_bytes()
         nvdisasm, cuobjdump = tool("nvdisasm"), tool("cuobjdump")
         found = audit(cubin, nvdisasm=nvdisasm, cuobjdump=cuobjdump, always_disassembled=count_opcodes)
-        shared, columns = shared_bytes(plan.gemm), counts(plan.gemm).tensor_memory_columns
+        shared, columns = plan.shared_bytes, plan.tensor_memory_columns
         return Resources(
             registers=found.registers,
             registers_limit=target.max_registers_per_thread,
@@ -48,7 +46,7 @@ class CuteToolchain:
             sass_counts=dict(sorted(found.opcodes.items())),
         )
 
-    def shared_object(self, names: Mapping[str, Any], plan: CutePlan) -> bytes:
+    def shared_object(self, names: Mapping[str, Any], plan: LaunchPlan) -> bytes:
         """Return the shared object. Raises ``offline.ToolMissing`` if the kernel is not compiled and cannot be."""
         return (folder(names[plan.kernel_names[0]]) / SHARED_OBJECT).read_bytes()
 

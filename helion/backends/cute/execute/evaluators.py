@@ -1,0 +1,19 @@
+"""The evaluation of each shape of kernels on CPU tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..plan.records import GemmProblem
+from ..toolchain.kernel import GemmKernel
+from .evaluate import evaluate_gemm
+from .problems import Given, problem_of
+
+EVALUATORS: Mapping[type[Any], Callable[[GemmKernel, Sequence[Given]], None]] = {GemmProblem: evaluate_gemm}
+"""Evaluations by the class of the kernel's problem."""
+
+
+def evaluate(kernel: GemmKernel, given: Sequence[Given]) -> None:
+    """Run ``kernel`` on the CPU tensors of a launch. Raises ``Refusal`` for arguments that the kernel cannot take."""
+    EVALUATORS[type(problem_of(kernel.problem))](kernel, given)

@@ -1,0 +1,93 @@
+"""The shapes of programs that the backend compiles: one record each, and the choice among them.
+
+A program has the first shape that claims it by its structure. That shape compiles it, or refuses it with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ... import exc
+from ..._compiler.facts.records import KernelFacts
+from ..._compiler.host.build import HostBuilder
+from ..._compiler.ir.grammar import Program
+from ...autotuner.decisions import Decisions
+from ...autotuner.proposal import Predicted
+from ...autotuner.space.own import OwnKeys
+from ...autotuner.space.survey import Survey
+from ...hardware import Target
+from ...settings import Settings
+from .codegen.whole import gemm_kernel_of
+from .lower.host import gemm_pieces
+from .lower.kernel import build_plan
+from .plan.kernel import CutePlan
+from .plan.launch import LaunchPlan
+from .refusal import multiples, refusal
+from .resources.predict import predict
+from .space import own_keys
+from .toolchain.kernel import GemmKernel
+from .verify.verify import verify
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """One shape of programs, with the phases of its compilation.
+
+    - ``claims``: returns whether a program has this shape; ``describes``: the same from facts.
+    - ``refusal``: returns why the backend cannot run a program of this shape on a target, or None.
+    - ``multiples``, ``keys``, ``predict``, ``plan``: those of ``backends.protocol.Backend``.
+    - ``plan_type``: the class of its plans, which no other shape has.
+    - ``pieces``: returns the work items of a launch in host code, of which each cluster takes several.
+    - ``kernel``: returns the kernel of a plan; ``verify`` raises ``verify.Fault`` for a plan with a broken protocol.
+    """
+
+    name: str
+    claims: Callable[[Program], bool]
+    describes: Callable[[KernelFacts], bool]
+    refusal: Callable[[Program, Target], exc.Base | None]
+    multiples: Callable[[Program], Mapping[str, int]]
+    keys: Callable[[Survey, Program, Target, Settings], OwnKeys]
+    predict: Callable[[KernelFacts, Decisions, Target], Predicted]
+    plan: Callable[[Program, Decisions, Target, Settings], LaunchPlan]
+    plan_type: type[LaunchPlan]
+    pieces: Callable[[Any, HostBuilder], str]
+    kernel: Callable[[Any], GemmKernel]
+    verify: Callable[[Any], None]
+
+
+def _verify_gemm(plan: CutePlan) -> None:
+    verify(plan.roles)
+
+
+MATMUL = Shape(
+    name="matmul",
+    claims=lambda program: True,
+    describes=lambda facts: True,
+    refusal=refusal,
+    multiples=multiples,
+    keys=own_keys,
+    predict=predict,
+    plan=build_plan,
+    plan_type=CutePlan,
+    pieces=gemm_pieces,
+    kernel=gemm_kernel_of,
+    verify=_verify_gemm,
+)
+"""One matmul with an epilogue. It claims every program, since its refusals say what is missing."""
+
+SHAPES: tuple[Shape, ...] = (MATMUL,)
+"""Most specific first; the last one claims every program."""
+
+
+def shape_of_program(program: Program) -> Shape:
+    return next(shape for shape in SHAPES if shape.claims(program))
+
+
+def shape_of_facts(facts: KernelFacts) -> Shape:
+    return next(shape for shape in SHAPES if shape.describes(facts))
+
+
+def shape_of_plan(plan: LaunchPlan) -> Shape:
+    return next(shape for shape in SHAPES if isinstance(plan, shape.plan_type))
