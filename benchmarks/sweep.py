@@ -3,7 +3,9 @@
     python benchmarks/sweep.py --score                          from what is kept; needs no GPU
     python benchmarks/sweep.py --suites reductions --kernels softmax --extents 4096 \\
         --grid '{"block_sizes": [[1], [2]], "num_warps": [4, 8]}'    times all combinations, and keeps them
-    python benchmarks/sweep.py --suites holdout --sample 24 --seconds 140   configs that chance finds around the seeds
+    python benchmarks/sweep.py --suites holdout --sample 24 --seconds 140   random mutations of the seeds
+    python benchmarks/sweep.py --suites holdout,workloads --sample 40 --cells 1 --target h100 --draw FILE   draws them, on a CPU
+    python benchmarks/sweep.py --drawn FILE --seconds 500 --out TSV         times configs that were drawn before
 
 The file has a line per config: kernel, case, dtype, config as JSON, microseconds (device time with a cold L2 by CUDA
 graph, the median of 11). Configs that fail, or are not right, have none.
@@ -133,14 +135,29 @@ def sampled(cell: Cell, count: int, on: str = KEPT_TARGET) -> list[Mapping[str, 
     return [dict(config) for config in found]
 
 
-def in_turns(cells: Sequence[Cell], indices: Iterable[int]) -> list[int]:
-    """The first cell of each kernel, then the second ones."""
+def draw(indices: Iterable[int], count: int, on: str) -> list[dict[str, Any]]:
+    """Return the sampled configs of each cell, as values for JSON."""
+    cells = _cells()
+    return [
+        {"cell": list(cells[index].key), "configs": [dict(config) for config in sampled(cells[index], count, on)]}
+        for index in indices
+    ]
+
+
+def drawn(path: Path) -> dict[int, list[Mapping[str, Any]]]:
+    """Read the configs that ``draw`` gave, by the index of their cell."""
+    indices = {cell.key: index for index, cell in enumerate(_cells())}
+    return {indices[tuple(entry["cell"])]: entry["configs"] for entry in json.loads(path.read_text())}
+
+
+def in_turns(cells: Sequence[Cell], indices: Iterable[int], most: int | None = None) -> list[int]:
+    """Return the first cell of each kernel, then the second ones, at most ``most`` of each."""
     seen: collections.Counter[str] = collections.Counter()
     turns = []
     for index in indices:
         turns.append((seen[cells[index].kernel], index))
         seen[cells[index].kernel] += 1
-    return [index for _, index in sorted(turns)]
+    return [index for turn, index in sorted(turns) if most is None or turn < most]
 
 
 @functools.cache
@@ -158,6 +175,7 @@ def launched(index: int, configs: Sequence[Mapping[str, Any]]) -> tuple[int, lis
             cell.function.bind(args).compile_config(config)(*args)
             torch.cuda.synchronize()
             running.append(config)
+    torch.cuda.empty_cache()  # the other processes need the memory
     return index, running
 
 
@@ -226,29 +244,44 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=150.0, help="for a sampled sweep; what is left then is not timed"
     )
+    parser.add_argument("--cells", type=int, help="sampled cells of each kernel, at most")
+    parser.add_argument(
+        "--target", default=KEPT_TARGET, help="the GPU whose seeds and predictions a sample starts from"
+    )
+    parser.add_argument("--draw", type=Path, help="write the sample to this file, and time nothing")
+    parser.add_argument("--drawn", type=Path, help="time the sample of this file")
     parser.add_argument("--out", type=Path, default=KEPT, help="the file to score, or to add to")
     options = parser.parse_args()
     if options.score:
         print(text_of(scores(parse(options.out.read_text()))))
         return 0
-    if not options.grid and not options.sample:
-        parser.error("what to time? give --grid, --sample, or --score for what is kept")
+    if not options.grid and not options.sample and options.drawn is None:
+        parser.error("no configs: give --grid, --sample or --drawn, or --score for those that are kept")
+    cells = _cells()
+    if options.draw is not None:
+        indices = in_turns(cells, chosen_cells(options, cells), options.cells)
+        options.draw.write_text(json.dumps(draw(indices, options.sample, options.target)))
+        return 0
     if not torch.cuda.is_available():
         print("not measured: torch sees no GPU", file=sys.stderr)
         return 1
     torch.set_float32_matmul_precision("high")
     begin = time.monotonic()
-    cells = _cells()
-    if options.sample:
-        samples = {
-            index: sampled(cells[index], options.sample) for index in in_turns(cells, chosen_cells(options, cells))
-        }
+    if options.sample or options.drawn is not None:
+        samples = (
+            drawn(options.drawn)
+            if options.drawn is not None
+            else {
+                index: sampled(cells[index], options.sample, options.target)
+                for index in in_turns(cells, chosen_cells(options, cells), options.cells)
+            }
+        )
         chosen = prepared(samples, options.seconds * _COMPILING - (time.monotonic() - begin))
     else:
         chosen = {index: list(combinations(options.grid)) for index in chosen_cells(options, cells)}
     timer = GraphTimer(LEAST_REPETITIONS)
     for index, configs in chosen.items():
-        if options.sample and time.monotonic() - begin > options.seconds:
+        if not options.grid and time.monotonic() - begin > options.seconds:
             break
         rows = list(swept(cells[index], inputs(cells[index], "cuda"), configs, timer))
         with options.out.open("a") as file:
