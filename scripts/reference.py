@@ -24,7 +24,7 @@ import helion
 import helion.language as hl
 from helion import _compatibility, autotuner, exc, knobs, testing
 from helion.__main__ import parser
-from helion._compiler.frontend import torch_functions
+from helion._compiler.frontend.torch import functions as torch_functions
 from helion.autotuner.space.fields import Field, PerSlot, Scalar
 from helion.backends.cute.space import DOCS as PRODUCT_KEYS
 from helion.config import KEYS, SINGULAR

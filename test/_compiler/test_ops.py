@@ -15,7 +15,7 @@ import helion.language as hl
 from helion import exc
 from helion._compiler.frontend import ops
 from helion._compiler.frontend.state import TraceState
-from helion._compiler.frontend.torch_functions import RULES
+from helion._compiler.frontend.torch.functions import RULES
 from helion._compiler.frontend.values import DeviceValue
 from helion._compiler.ir.grammar import Op, Program
 from helion._compiler.ir.ops import OPS, OpSpec

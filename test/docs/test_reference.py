@@ -17,7 +17,7 @@ from doc_pages import Runner
 import helion
 import helion.language as hl
 from helion import knobs
-from helion._compiler.frontend import torch_functions
+from helion._compiler.frontend.torch import functions as torch_functions
 from helion.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,18 @@ import helion
 import helion.language as hl
 from helion._compiler.autodiff.functions import FUNCTIONS
 from helion._compiler.autodiff.pointwise import POINTWISE as DERIVATIVES
-from helion._compiler.frontend import torch_composites, torch_losses, torch_pointwise, torch_reductions
+from helion._compiler.frontend.torch import (
+    composites as torch_composites,
+)
+from helion._compiler.frontend.torch import (
+    losses as torch_losses,
+)
+from helion._compiler.frontend.torch import (
+    pointwise as torch_pointwise,
+)
+from helion._compiler.frontend.torch import (
+    reductions as torch_reductions,
+)
 from helion._compiler.ir.pointwise import POINTWISE
 
 INF, NAN = math.inf, math.nan

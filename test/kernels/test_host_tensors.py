@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 import helion
 import helion.language as hl
 from helion import exc
-from helion._compiler.frontend.elementwise_layout import result_layout
+from helion._compiler.frontend.host.elementwise_layout import result_layout
 from helion.runtime import stub_driver
 from helion.runtime.modelled import Modelled, modelled
 

@@ -10,7 +10,7 @@ import torch
 
 from ... import exc
 from ..source import FunctionSource
-from . import host_factories
+from .host import factories as host_factories
 
 #: Attributes of a tensor that host code reads without its elements.
 _METADATA = frozenset(("shape", "dtype", "device", "size", "stride", "numel", "dim", "ndim"))

@@ -22,7 +22,7 @@ from .frames import Frame, assigned_names, names_in
 from .guards import Guard
 from .statements.kernel import walk_kernel
 from .syntax import SYNTAX
-from .torch_functions import RULES
+from .torch.functions import RULES
 from .tracer import Tracer
 from .walk.scope import Walk
 

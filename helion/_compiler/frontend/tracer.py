@@ -9,7 +9,8 @@ import torch
 from ... import exc
 from ..._shapes import Dim, Expr, Number
 from ..ir.grammar import Block, TileField
-from . import host_tensors, memory, ops, subscripts
+from . import memory, ops, subscripts
+from .host import tensors as host_tensors
 from .state import TraceState
 from .values import DeviceValue, HostTensorValue, Tile, source_name
 

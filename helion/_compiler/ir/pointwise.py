@@ -1,7 +1,7 @@
 """Pointwise operations: names, dtype rules, constant folding and rough cost. Names no backend.
 
 A new operation is one row of :data:`POINTWISE``, one row in the table of the same name of each backend, and a test.
-Other spellings of it in torch are rows of ``frontend/torch_pointwise.py`.
+Other spellings of it in torch are rows of ``frontend/torch/pointwise.py`.
 
 The eager PyTorch function in a row defines the operation. Dtypes, refusals and folded constants come from running it on
 one-element CPU tensors. They are PyTorch's own, including error messages.

@@ -1,7 +1,7 @@
 """Reductions: their neutral elements, and how two partial results combine. Names no backend.
 
 A new reduction is one row of :data:`REDUCTIONS`, one spelling in each backend, a rule for torch's function in
-``frontend/torch_reductions.py``, and a test.
+``frontend/torch/reductions.py``, and a test.
 """
 
 from __future__ import annotations

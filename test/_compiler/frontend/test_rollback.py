@@ -18,7 +18,7 @@ from helion._compiler.frontend import memory, ops
 from helion._compiler.frontend import trace as entry
 from helion._compiler.frontend.journal import Part
 from helion._compiler.frontend.rules import Rules
-from helion._compiler.frontend.torch_functions import RULES
+from helion._compiler.frontend.torch.functions import RULES
 from helion._compiler.frontend.tracer import Tracer
 from helion._compiler.frontend.values import HostTensorValue
 from helion._compiler.ir.build import Builder

@@ -11,10 +11,24 @@ from harness import context_for, tensor
 
 import helion.language as hl
 from helion import exc
-from helion._compiler.frontend import hl_escape, hl_functions, hl_quantized, hl_random, hl_stack
-from helion._compiler.frontend.hl_rules import HL_RULES
+from helion._compiler.frontend.hl import (
+    escape as hl_escape,
+)
+from helion._compiler.frontend.hl import (
+    functions as hl_functions,
+)
+from helion._compiler.frontend.hl import (
+    quantized as hl_quantized,
+)
+from helion._compiler.frontend.hl import (
+    random as hl_random,
+)
+from helion._compiler.frontend.hl import (
+    stack as hl_stack,
+)
+from helion._compiler.frontend.hl.rules import HL_RULES
 from helion._compiler.frontend.rules import Rules, union
-from helion._compiler.frontend.torch_functions import RULES
+from helion._compiler.frontend.torch.functions import RULES
 from helion._compiler.pipeline import front_end
 from helion.backends import BACKENDS
 from helion.language._registry import DECLARED

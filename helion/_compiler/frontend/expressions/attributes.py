@@ -12,8 +12,8 @@ import torch
 
 from .... import exc
 from ...._shapes import Expr
-from .. import host_tensors
 from ..frames import is_plain_object, lift_object
+from ..host import tensors as host_tensors
 from ..methods import assume_method
 from ..runtime_values import Opaque, is_runtime
 from ..values import DeviceValue, HostTensorValue, Tile, describe

@@ -10,7 +10,8 @@ import torch
 
 from .... import exc
 from ...._shapes import Expr, NeedsValue, hint_of
-from .. import host_tensors, ops
+from .. import ops
+from ..host import tensors as host_tensors
 from ..runtime_values import is_runtime
 from ..tracer import Tracer
 from ..values import DeviceValue, HostTensorValue

@@ -17,8 +17,8 @@ from ...._shapes import Expr
 from ....language._registry import DECLARED
 from ....language.constants import ConstExpr
 from ..frames import lift_object
-from ..hl_rules import HL_RULES
-from ..host_factories import follows_arguments
+from ..hl.rules import HL_RULES
+from ..host.factories import follows_arguments
 from ..methods import CONVERSIONS, answers_itself
 from ..purity import FRAGMENTS, WIDE, is_pure, kind_of_result
 from ..runtime_values import Opaque, decided_by_config, opaque, settle

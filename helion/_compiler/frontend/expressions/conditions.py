@@ -7,9 +7,10 @@ from typing import Any
 
 from .... import exc
 from ...._shapes import Expr, NeedsValue
-from .. import host_tensors, ops
+from .. import ops
+from ..host import tensors as host_tensors
 from ..runtime_values import SAMPLES, Opaque, is_runtime, opaque, settle
-from ..torch_pointwise import truth
+from ..torch.pointwise import truth
 from ..values import DeviceValue, HostTensorValue, Tile
 from ..walk.kinds import type_of
 from ..walk.scope import HARD, Scope, evaluate

@@ -9,7 +9,7 @@ from typing import Any
 from .... import exc
 from .... import language as hl
 from ....language._registry import DECLARED, TAKES_FUNCTION
-from ..hl_rules import HL_RULES
+from ..hl.rules import HL_RULES
 from ..runtime_values import refuse_opaque
 from ..walk.kinds import tensors_in
 from ..walk.lookup import name_tensor

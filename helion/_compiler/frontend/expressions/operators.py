@@ -13,7 +13,7 @@ from ...._shapes import Expr, NeedsValue
 from .. import ops
 from ..purity import operator_of
 from ..runtime_values import Opaque, is_runtime, opaque
-from ..torch_shapes import refuse_host
+from ..torch.shapes import refuse_host
 from ..values import DeviceValue, HostTensorValue, Tile, describe
 from ..walk.kinds import type_of
 from ..walk.scope import Scope, evaluate

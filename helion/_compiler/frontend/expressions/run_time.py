@@ -6,7 +6,7 @@ from typing import Any
 
 from .... import exc
 from ...._shapes import Expr
-from .. import host_tensors
+from ..host import tensors as host_tensors
 from ..runtime_values import SAMPLES, Opaque, containers_in, is_runtime, numbers_in, settle
 from ..walk.scope import Scope
 

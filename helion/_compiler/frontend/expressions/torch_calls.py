@@ -9,11 +9,11 @@ import torch
 
 from .... import exc
 from ...._shapes import NeedsValue
-from .. import host_tensors
+from ..host import tensors as host_tensors
 from ..purity import is_pure, kind_of_result
 from ..runtime_values import opaques
-from ..torch_functions import DATA_DEPENDENT
-from ..torch_shapes import refuse_host
+from ..torch.functions import DATA_DEPENDENT
+from ..torch.shapes import refuse_host
 from ..tracer import torch_name
 from ..values import Tile
 from ..walk.kinds import any_abstract, tensors_in

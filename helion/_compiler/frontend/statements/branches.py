@@ -12,7 +12,7 @@ from ...._shapes import Expr
 from ...ir.grammar import Op, Region
 from .. import ops
 from ..expressions.conditions import chosen, is_known_on_device_only, is_open, truth_on_host
-from ..torch_pointwise import truth
+from ..torch.pointwise import truth
 from ..values import DeviceValue, Missing, Tile
 from ..walk.scope import Scope, evaluate
 from ..walk.unfollowed import execute_all

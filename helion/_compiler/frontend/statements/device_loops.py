@@ -11,7 +11,7 @@ from ...._shapes import Expr
 from ...ir.grammar import ForAttrs, LoopAxis, Operand, OperandRef, Region, WhileAttrs
 from .. import ops
 from ..frames import assigned_names
-from ..torch_pointwise import truth
+from ..torch.pointwise import truth
 from ..values import DeviceValue, LoopSpec, Tile
 from ..walk.scope import Scope, evaluate
 from ..walk.unfollowed import execute_all

@@ -9,7 +9,8 @@ import torch
 
 from .... import exc
 from ...ir.grammar import Keep
-from .. import host_tensors, memory, ops
+from .. import memory, ops
+from ..host import tensors as host_tensors
 from ..runtime_values import refuse_opaque
 from ..values import DeviceValue, HostTensorValue, LoopSpec, describe
 from ..walk.scope import Scope, evaluate

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..host_data import one_of
+from ..host.data import one_of
 from ..values import HostTensorValue
 from .scope import Walk
 

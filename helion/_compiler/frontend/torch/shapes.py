@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from ... import exc
-from ..._shapes import ONE, Dim, Dims, Expr, number_key
-from . import ops
+from .... import exc
+from ...._shapes import ONE, Dim, Dims, Expr, number_key
+from .. import ops
+from ..polynomials import constant
+from ..rules import Rules
+from ..state.alignment import is_single
+from ..tracer import Tracer
+from ..values import DeviceValue, HostTensorValue, Tile, describe, source_name
 from .padded_reshape import is_padded, keeps_lanes, moved
-from .polynomials import constant
-from .rules import Rules
-from .state.alignment import is_single
-from .torch_pointwise import named
-from .tracer import Tracer
-from .values import DeviceValue, HostTensorValue, Tile, describe, source_name
+from .pointwise import named
 
 RULES = Rules()
 rule = RULES.register

@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from ... import exc
-from ... import language as hl
-from ...language._words import BYTES
-from ...language.quantized import check_bfloat16, check_float4, storage_dtype
-from . import memory, ops
-from .rules import Rules
-from .torch_shapes import bitcast
-from .tracer import Tracer
-from .values import DeviceValue, HostTensorValue, Tile, describe
+from .... import exc
+from .... import language as hl
+from ....language._words import BYTES
+from ....language.quantized import check_bfloat16, check_float4, storage_dtype
+from .. import memory, ops
+from ..rules import Rules
+from ..torch.shapes import bitcast
+from ..tracer import Tracer
+from ..values import DeviceValue, HostTensorValue, Tile, describe
 
 RULES = Rules()
 rule = RULES.register

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ... import exc
-from ..._shapes import ONE, Dims
-from . import ops
-from .rules import Rules
-from .torch_pointwise import in_float32
-from .torch_reductions import mean_of, root_of, sum_of, torch_log_softmax, whole
-from .torch_shapes import position
-from .tracer import Tracer
-from .values import DeviceValue, describe
+from .... import exc
+from ...._shapes import ONE, Dims
+from .. import ops
+from ..rules import Rules
+from ..tracer import Tracer
+from ..values import DeviceValue, describe
+from .pointwise import in_float32
+from .reductions import mean_of, root_of, sum_of, torch_log_softmax, whole
+from .shapes import position
 
 RULES = Rules()
 rule = RULES.register

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from ... import exc
-from ... import language as hl
-from ..._shapes import ONE, WIDE, Dims
-from . import memory, ops
-from .rules import Rules
-from .tracer import Tracer
-from .values import DeviceValue, describe
+from .... import exc
+from .... import language as hl
+from ...._shapes import ONE, WIDE, Dims
+from .. import memory, ops
+from ..rules import Rules
+from ..tracer import Tracer
+from ..values import DeviceValue, describe
 
 RULES, TORCH_RULES = Rules(), Rules()
 rule, torch_rule = RULES.register, TORCH_RULES.register

@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from ... import exc
-from ... import language as hl
-from ..._shapes import ONE, Dim, Dims, Expr, Number, broadcast_dims, number_key
-from ...language.stack_tensor import StackTensor, check_pointers
-from ..ir.grammar import AddressAttrs, Index
-from . import memory, ops, subscripts
-from .rules import Rules
-from .tracer import Tracer
-from .values import DeviceValue, HostTensorValue, describe, source_name
+from .... import exc
+from .... import language as hl
+from ...._shapes import ONE, Dim, Dims, Expr, Number, broadcast_dims, number_key
+from ....language.stack_tensor import StackTensor, check_pointers
+from ...ir.grammar import AddressAttrs, Index
+from .. import memory, ops, subscripts
+from ..rules import Rules
+from ..tracer import Tracer
+from ..values import DeviceValue, HostTensorValue, describe, source_name
 
 RULES = Rules()
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from ... import exc
-from ..._shapes import Expr, Number, hint_of, number_key
-from .host_data import deferred
-from .state import TraceState
-from .values import HostTensorValue, describe
+from .... import exc
+from ...._shapes import Expr, Number, hint_of, number_key
+from ..state import TraceState
+from ..values import HostTensorValue, describe
+from .data import deferred
 
 Shape = tuple[Number, ...]
 Rule = Callable[..., Any]

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ... import exc
-from . import (
-    hl_functions,
-    hl_random,
-    torch_composites,
-    torch_lanes,
-    torch_losses,
-    torch_matmul,
-    torch_order,
-    torch_parts,
-    torch_pointwise,
-    torch_products,
-    torch_reductions,
-    torch_shapes,
-)
-from .rules import Rule, Rules, union
+from .... import exc
+from ..hl import functions as hl_functions
+from ..hl import random as hl_random
+from ..rules import Rule, Rules, union
+from . import composites, lanes, losses, matmul, order, parts, pointwise, products, reductions, shapes
 
 _REFUSALS = Rules()
 #: Functions whose result has a shape that depends on the data, also of tensors that are not loaded.
@@ -35,21 +24,21 @@ def _refusal(name: str, error: type[exc.Base]) -> Rule:
 
 for _names, _error in ((_OF_DATA, exc.DataDependentOutputShapeNotSupported),):
     for _name in _names:
-        _REFUSALS.register(*torch_pointwise.named(_name))(_refusal(f"torch.{_name}", _error))
+        _REFUSALS.register(*pointwise.named(_name))(_refusal(f"torch.{_name}", _error))
 
-DATA_DEPENDENT = frozenset(f for name in _OF_DATA for f in torch_pointwise.named(name))
+DATA_DEPENDENT = frozenset(f for name in _OF_DATA for f in pointwise.named(name))
 
 RULES = union(
-    torch_pointwise.RULES,
-    torch_shapes.RULES,
-    torch_reductions.RULES,
-    torch_matmul.RULES,
-    torch_lanes.RULES,
-    torch_order.RULES,
-    torch_composites.RULES,
-    torch_losses.RULES,
-    torch_parts.RULES,
-    torch_products.RULES,
+    pointwise.RULES,
+    shapes.RULES,
+    reductions.RULES,
+    matmul.RULES,
+    lanes.RULES,
+    order.RULES,
+    composites.RULES,
+    losses.RULES,
+    parts.RULES,
+    products.RULES,
     hl_functions.TORCH_RULES,
     hl_random.TORCH_RULES,
     _REFUSALS,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ... import exc
-from ...language._registry import DECLARED
-from . import hl_escape, hl_functions, hl_quantized, hl_random, hl_stack
-from .rules import Rule, union
-from .tracer import Tracer
+from .... import exc
+from ....language._registry import DECLARED
+from ..rules import Rule, union
+from ..tracer import Tracer
+from . import escape, functions, quantized, random, stack
 
-HL_RULES = union(hl_functions.RULES, hl_escape.RULES, hl_quantized.RULES, hl_random.RULES, hl_stack.RULES)
+HL_RULES = union(functions.RULES, escape.RULES, quantized.RULES, random.RULES, stack.RULES)
 
 
 def _of_backend(function: Any) -> Rule:

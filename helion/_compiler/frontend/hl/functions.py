@@ -7,24 +7,25 @@ from typing import Any
 
 import torch
 
-from ... import exc
-from ... import language as hl
-from ..._shapes import ONE, Expr, hint_of, is_power_of_2, next_power_of_2
-from ...config import OWN_KEYS, TUNABLE
-from ...fields import Fragment
-from ...language.atomics import check_dtype
-from ...language.scans import plain_function
-from ...language.several_gpus import refusing
-from ...language.stack_tensor import StackTensor
-from . import hl_stack, memory, ops
-from .rules import Rules
+from .... import exc
+from .... import language as hl
+from ...._shapes import ONE, Expr, hint_of, is_power_of_2, next_power_of_2
+from ....config import OWN_KEYS, TUNABLE
+from ....fields import Fragment
+from ....language.atomics import check_dtype
+from ....language.scans import plain_function
+from ....language.several_gpus import refusing
+from ....language.stack_tensor import StackTensor
+from .. import memory, ops
+from ..rules import Rules
+from ..torch.matmul import dot
+from ..torch.pointwise import HALF, named
+from ..torch.reductions import whole
+from ..torch.shapes import arange, bounds_of_arange, position
+from ..tracer import Tracer
+from ..values import DeviceValue, HostTensorValue, Tile, describe
+from . import stack
 from .scaled_dot import dot_scaled
-from .torch_matmul import dot
-from .torch_pointwise import HALF, named
-from .torch_reductions import whole
-from .torch_shapes import arange, bounds_of_arange, position
-from .tracer import Tracer
-from .values import DeviceValue, HostTensorValue, Tile, describe
 
 RULES, TORCH_RULES = Rules(), Rules()
 rule, torch_rule = RULES.register, TORCH_RULES.register
@@ -97,7 +98,7 @@ def _load(t: Tracer, tensor: Any, index: Any, extra_mask: Any = None, eviction_p
             f"eviction_policy must be '', 'evict_first' or 'evict_last', got {eviction_policy!r}."
         )
     if isinstance(tensor, StackTensor):
-        return hl_stack.load(t, tensor, _index(index), extra_mask, eviction_policy)
+        return stack.load(t, tensor, _index(index), extra_mask, eviction_policy)
     return memory.load(t, _host_tensor(t, tensor, "hl.load"), _index(index), extra_mask, eviction_policy)
 
 
@@ -106,7 +107,7 @@ def _store(t: Tracer, tensor: Any, index: Any, value: Any, extra_mask: Any = Non
     if isinstance(tensor, DeviceValue):
         raise exc.DeviceTensorSubscriptAssignmentNotAllowed(name="the target of hl.store")
     if isinstance(tensor, StackTensor):
-        hl_stack.store(t, tensor, _index(index), value, extra_mask)
+        stack.store(t, tensor, _index(index), value, extra_mask)
         return
     memory.store(t, _host_tensor(t, tensor, "hl.store"), _index(index), value, extra_mask)
 

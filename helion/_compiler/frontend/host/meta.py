@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from ... import exc
-from ..._shapes import Expr, hint_of
-from .state import TraceState
+from .... import exc
+from ...._shapes import Expr, hint_of
+from ..state import TraceState
+from ..values import HostTensorValue, Tile, describe
 from .untraced_meta import keep_dynamo_out
-from .values import HostTensorValue, Tile, describe
 
 #: Words in torch's errors that indicate a dependence on data, which does not exist at compile time.
 _NO_DATA = ("meta", "no data", "data-dependent", "data dependent", "pt2", "fake", "unbacked")

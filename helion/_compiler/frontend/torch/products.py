@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from ... import exc
-from ..._shapes import ONE
-from . import ops
-from .rules import Rules
-from .torch_composites import outer
-from .torch_matmul import dot, is_dot_dtype, product_dtype
-from .torch_pointwise import HALF, in_float32, named
-from .torch_reductions import root_of, sum_of
-from .torch_shapes import position
-from .tracer import Tracer
-from .values import DeviceValue
+from .... import exc
+from ...._shapes import ONE
+from .. import ops
+from ..rules import Rules
+from ..tracer import Tracer
+from ..values import DeviceValue
+from .composites import outer
+from .matmul import dot, is_dot_dtype, product_dtype
+from .pointwise import HALF, in_float32, named
+from .reductions import root_of, sum_of
+from .shapes import position
 
 RULES = Rules()
 rule = RULES.register

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ... import exc
-from ..._shapes import Expr
-from ..ir.pointwise import POINTWISE
-from . import ops
-from .rules import Rule, Rules
-from .tracer import Tracer
-from .values import DeviceValue, describe
+from .... import exc
+from ...._shapes import Expr
+from ...ir.pointwise import POINTWISE
+from .. import ops
+from ..rules import Rule, Rules
+from ..tracer import Tracer
+from ..values import DeviceValue, describe
 
 RULES = Rules()
 rule = RULES.register

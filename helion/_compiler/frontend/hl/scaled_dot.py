@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from ... import exc
-from ..._shapes import Dim
-from ...language.matmul import SCALE_GROUP, check_scaled
-from . import ops
-from .tracer import Tracer
-from .values import DeviceValue, describe
+from .... import exc
+from ...._shapes import Dim
+from ....language.matmul import SCALE_GROUP, check_scaled
+from .. import ops
+from ..tracer import Tracer
+from ..values import DeviceValue, describe
 
 
 def dot_scaled(

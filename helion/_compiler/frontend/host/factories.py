@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from ... import exc
-from ..._shapes import Expr, Number
-from .host_data import deferred
-from .host_meta import Question
-from .state import TraceState
-from .values import HostTensorValue, describe
+from .... import exc
+from ...._shapes import Expr, Number
+from ..state import TraceState
+from ..values import HostTensorValue, describe
+from .data import deferred
+from .meta import Question
 
 Shape = tuple[Number, ...]
 

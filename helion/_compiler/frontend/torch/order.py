@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ... import exc
-from ..._shapes import ONE
-from . import ops
-from .rules import Rules
-from .torch_pointwise import named
-from .torch_reductions import whole
-from .torch_shapes import position
-from .tracer import Tracer
-from .values import DeviceValue, describe
+from .... import exc
+from ...._shapes import ONE
+from .. import ops
+from ..rules import Rules
+from ..tracer import Tracer
+from ..values import DeviceValue, describe
+from .pointwise import named
+from .reductions import whole
+from .shapes import position
 
 RULES = Rules()
 rule = RULES.register

@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
-from ... import exc
-from ..._shapes import Expr, hint_of, number_key
-from ..ir.pointwise import POINTWISE, result_dtype
-from . import host_data, host_factories, host_views
+from .... import exc
+from ...._shapes import Expr, hint_of, number_key
+from ...ir.pointwise import POINTWISE, result_dtype
+from ..state import TraceState
+from ..values import HostTensorValue, describe
+from . import data, factories, views
+from .data import deferred, deferred_tensor, number
 from .elementwise_layout import Layout, is_dense, result_layout
-from .host_data import deferred, deferred_tensor, number
-from .host_factories import allocate, contiguous_strides
-from .host_meta import Question, has_symbols, is_symbolic, refusal, tensors_in
-from .state import TraceState
-from .values import HostTensorValue, describe
+from .factories import allocate, contiguous_strides
+from .meta import Question, has_symbols, is_symbolic, refusal, tensors_in
 
 #: Functions whose result usually shares memory with their first argument.
 _VIEWS = frozenset(
@@ -43,7 +43,7 @@ _SHIFTING = frozenset(
     )
 )  # fmt: skip
 #: Functions that allocate, with sizes and strides that follow from their arguments by documented rules.
-_ALLOCATORS = frozenset(("clone", *(host_factories.NAMES - host_factories.OF_DATA)))
+_ALLOCATORS = frozenset(("clone", *(factories.NAMES - factories.OF_DATA)))
 #: In-place functions that may change more than data.
 _RESHAPING = frozenset(
     (
@@ -200,8 +200,8 @@ def read_tensor(t: TraceState, value: HostTensorValue, method: str, hint: Any) -
 def _by_data(t: TraceState, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the result of a function that depends on the data of tensors; None for other functions."""
     if name == "__getitem__":
-        return host_data.by_mask(t, *args)
-    rule = host_data.rule(name, args)
+        return data.by_mask(t, *args)
+    rule = data.rule(name, args)
     if rule is None:
         return None
     given = {key: value for key, value in kwargs.items() if key not in ("input", "self")}
@@ -244,8 +244,8 @@ def _change(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: 
         )
     if not has_symbols((args, kwargs)):
         return _asked(t, func, name, args, kwargs)
-    rule = host_views.rule(name.removesuffix("_"))
-    changed = None if rule is None or name == "squeeze_" else host_views.applied(rule, t, args, kwargs)
+    rule = views.rule(name.removesuffix("_"))
+    changed = None if rule is None or name == "squeeze_" else views.applied(rule, t, args, kwargs)
     if changed is None or not _moved(t, value, changed):
         raise exc.TypeInferenceError(
             f"Tensor.{name} of {describe(value)}, whose sizes are known at run time only, is not supported; use the function that returns a new tensor."
@@ -327,7 +327,7 @@ def _laid_out(t: TraceState, operands: list[Any], dtype: torch.dtype, device: to
             raise exc.ShapeMismatch(lhs=shapes, rhs="a broadcast", detail=" in an elementwise call on the host")
         return allocate(t, found[0], dtype, device, found[1])
     result = HostTensorValue(t, (), (), dtype, device, t.tensors.new_storage())
-    sizes = host_views.broadcast(t, [o.shape for o in tensors])
+    sizes = views.broadcast(t, [o.shape for o in tensors])
     hints = _hints([o.shape for o in tensors])
     result.shape = tuple(deferred(t, result, "size", i, hints[i]) if n is None else n for i, n in enumerate(sizes))
     plain = contiguous_strides(result.shape)
@@ -393,7 +393,7 @@ def _asked(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: d
     inputs = tensors_in((args, kwargs))
     device = kwargs.get("device")
     plain = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
-    if device is not None or (not inputs and name in host_factories.NAMED_DEVICE):
+    if device is not None or (not inputs and name in factories.NAMED_DEVICE):
         plain["device"] = "meta"
     question = Question(t, f"torch.{name}", func)
     result = question.ask(args, plain)
@@ -402,7 +402,7 @@ def _asked(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: d
         t.tensors.rely(tensor)
     if _has_tensor(result) and name not in _VIEWS | _RESHAPING and not any(word in name for word in _QUIET):
         t.world.warn(exc.TensorOperationInWrapper(name=f"torch.{name}"))
-    where = torch.device(device) if device is not None else _device_of(t, inputs, free=name in host_factories.NAMES)
+    where = torch.device(device) if device is not None else _device_of(t, inputs, free=name in factories.NAMES)
     _outs(kwargs)
     exact = name in _VIEWS or name in _ALLOCATORS or name in _RESHAPING
 
@@ -416,7 +416,7 @@ def _asked(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: d
             made = HostTensorValue(
                 t, tuple(value.shape), tuple(value.stride()), value.dtype, where, t.tensors.new_storage()
             )
-            made.aligned = name not in host_factories.OF_DATA
+            made.aligned = name not in factories.OF_DATA
         else:
             like = origin[0]
             made = HostTensorValue(t, tuple(value.shape), tuple(value.stride()), value.dtype, where, like.storage)
@@ -474,14 +474,14 @@ def _device_of(t: TraceState, inputs: list[HostTensorValue], free: bool = False)
 def _symbolic(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Evaluate a call that depends on numbers known at run time only."""
     inputs = tensors_in((args, kwargs))
-    rule = host_views.rule(name)
-    made = host_views.applied(rule, t, args, kwargs) if rule is not None else None
+    rule = views.rule(name)
+    made = views.applied(rule, t, args, kwargs) if rule is not None else None
     if made is None:
-        made = host_factories.symbolic(t, func, name, args, kwargs)
+        made = factories.symbolic(t, func, name, args, kwargs)
         if made is not None and not inputs and kwargs.get("device") is None:
             made.device = _device_of(t, [], free=True)
     if made is not None:
-        exact = name in _ALLOCATORS or name in host_views.EXACT
+        exact = name in _ALLOCATORS or name in views.EXACT
         for each in made if isinstance(made, tuple) else (made,):
             if all(each is not known for known in inputs):
                 placed = kwargs.get("device") is not None
@@ -509,7 +509,7 @@ def _deferred_results(t: TraceState, func: Any, name: str, args: tuple[Any, ...]
     inputs = tensors_in((args, kwargs))
     device = kwargs.get("device")
     plain = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
-    if device is not None or (not inputs and name in host_factories.NAMED_DEVICE):
+    if device is not None or (not inputs and name in factories.NAMED_DEVICE):
         plain["device"] = "meta"
     question = Question(t, f"torch.{name}", func)
     result = question.ask(args, plain)

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from ... import exc
-from ... import language as hl
-from ..._shapes import broadcast_dims
-from ..ir.grammar import AsmAttrs, PrintAttrs
-from . import ops
-from .rules import Rules
-from .tracer import Tracer
-from .values import describe
+from .... import exc
+from .... import language as hl
+from ...._shapes import broadcast_dims
+from ...ir.grammar import AsmAttrs, PrintAttrs
+from .. import ops
+from ..rules import Rules
+from ..tracer import Tracer
+from ..values import describe
 
 RULES = Rules()
 rule = RULES.register

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from ..._shapes import hint_of, number_key
-from .captures import UNNAMED
-from .host_meta import has_symbols, is_symbolic, needs_data
-from .state import TraceState
-from .values import Expr, HostTensorValue
+from ...._shapes import hint_of, number_key
+from ..captures import UNNAMED
+from ..state import TraceState
+from ..values import Expr, HostTensorValue
+from .meta import has_symbols, is_symbolic, needs_data
 
 
 def number(t: TraceState, hint: Any) -> Expr:

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from ... import exc
-from . import ops
-from .rules import Rules
-from .torch_pointwise import named
-from .torch_shapes import position, reshape
-from .tracer import Tracer
-from .values import DeviceValue
+from .... import exc
+from .. import ops
+from ..rules import Rules
+from ..tracer import Tracer
+from ..values import DeviceValue
+from .pointwise import named
+from .shapes import position, reshape
 
 RULES = Rules()
 rule = RULES.register

@@ -10,10 +10,10 @@ If elements move, each part of the shorter side is gathered, and the parts are c
 
 from __future__ import annotations
 
-from ..._shapes import ONE, Dim, Dims
-from . import ops
-from .tracer import Tracer
-from .values import DeviceValue
+from ...._shapes import ONE, Dim, Dims
+from .. import ops
+from ..tracer import Tracer
+from ..values import DeviceValue
 
 #: Limit of gathered parts for each pair of dimensions.
 MOST_PARTS = 32

@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from ... import exc
-from ..._shapes import ONE
-from ...language.matmul import accumulator_dtype
-from . import ops
-from .rules import Rules
-from .state.alignment import joint, same_size
-from .torch_pointwise import named
-from .tracer import Tracer
-from .values import DeviceValue
+from .... import exc
+from ...._shapes import ONE
+from ....language.matmul import accumulator_dtype
+from .. import ops
+from ..rules import Rules
+from ..state.alignment import joint, same_size
+from ..tracer import Tracer
+from ..values import DeviceValue
+from .pointwise import named
 
 RULES = Rules()
 rule = RULES.register

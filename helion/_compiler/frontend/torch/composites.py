@@ -8,16 +8,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ... import exc
-from ..._shapes import ONE, Dim
-from . import ops
-from .rules import Rules
-from .torch_matmul import dot
-from .torch_pointwise import in_float32, named
-from .torch_reductions import norm, softmax_of, sum_of
-from .torch_shapes import insert_one, position
-from .tracer import Tracer
-from .values import DeviceValue
+from .... import exc
+from ...._shapes import ONE, Dim
+from .. import ops
+from ..rules import Rules
+from ..tracer import Tracer
+from ..values import DeviceValue
+from .matmul import dot
+from .pointwise import in_float32, named
+from .reductions import norm, softmax_of, sum_of
+from .shapes import insert_one, position
 
 RULES = Rules()
 rule = RULES.register

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from ... import exc
-from ..._shapes import ONE, Expr
-from . import ops
-from .rules import Rule, Rules
-from .torch_pointwise import HALF, in_float32, named
-from .torch_shapes import position
-from .tracer import Tracer
-from .values import DeviceValue
+from .... import exc
+from ...._shapes import ONE, Expr
+from .. import ops
+from ..rules import Rule, Rules
+from ..tracer import Tracer
+from ..values import DeviceValue
+from .pointwise import HALF, in_float32, named
+from .shapes import position
 
 RULES = Rules()
 rule = RULES.register

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ... import exc
-from ..._shapes import ONE, broadcast_dims
-from . import ops
-from .rules import Rules
-from .torch_pointwise import HALF, in_float32, named
-from .torch_reductions import whole
-from .torch_shapes import insert_one, position
-from .tracer import Tracer
-from .values import DeviceValue, describe
+from .... import exc
+from ...._shapes import ONE, broadcast_dims
+from .. import ops
+from ..rules import Rules
+from ..tracer import Tracer
+from ..values import DeviceValue, describe
+from .pointwise import HALF, in_float32, named
+from .reductions import whole
+from .shapes import insert_one, position
 
 RULES = Rules()
 rule = RULES.register

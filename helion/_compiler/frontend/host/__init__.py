@@ -1,0 +1,1 @@
+"""Tensors of host code and the torch calls on them."""

@@ -1,0 +1,1 @@
+"""Rules for torch functions on device values."""
