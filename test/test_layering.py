@@ -56,8 +56,8 @@ LAYERS = (
 INNER = {
     "_compiler": (
         "context",
+        "decisions",
         "source",
-        "symbols",
         "ir",
         "host",
         "sizes",
@@ -70,7 +70,6 @@ INNER = {
     # The search space turns a heuristic's proposal into lists, so what these are stands above it.
     "autotuner": (
         "proposal",
-        "decisions",
         "space",
         "legalise",
         "seeds",

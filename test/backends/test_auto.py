@@ -18,10 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import helion
 import helion.language as hl
 from helion import exc
+from helion._compiler.decisions import Decisions
 from helion._compiler.facts.records import KernelFacts
 from helion._shapes import Expr, NeedsValue
 from helion.autotuner import PowerOfTwoFragment
-from helion.autotuner.decisions import Decisions
 from helion.autotuner.proposal import Predicted
 from helion.backends import BACKENDS
 from helion.backends.cute.execute import launcher, seen

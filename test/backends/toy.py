@@ -12,6 +12,7 @@ import torch
 
 from helion import exc
 from helion._compiler.context import Limits
+from helion._compiler.decisions import Decisions
 from helion._compiler.facts.records import KernelFacts
 from helion._compiler.host.analysis import written
 from helion._compiler.host.build import HostBuilder, KernelCall
@@ -19,7 +20,6 @@ from helion._compiler.host.print import SOURCE_IMPORT, print_comparisons, print_
 from helion._compiler.host.program import Form, Module
 from helion._compiler.ir.grammar import MemoryAttrs, Op, PointwiseAttrs, Program
 from helion._shapes import cdiv
-from helion.autotuner.decisions import Decisions
 from helion.autotuner.proposal import Heuristic, Predicted, Proposal
 from helion.autotuner.space.own import OwnKeys
 from helion.autotuner.space.survey import Survey

@@ -10,12 +10,12 @@ from random import Random
 from typing import Any
 
 from ... import exc
+from ..._compiler.decisions import Decisions
 from ..._compiler.ir.grammar import Block
 from ..._compiler.sizes import dependent_size, fixed_size, padded_extent
 from ..._shapes import Expr
 from ...config import EVERY_REDUCTION, RENAMED, Config, as_config
 from ...hardware import Target
-from ..decisions import Decisions
 from ..proposal import Proposal
 from .adjusted import Adjustment, Dropped, adjustments
 from .fields import BlockSizes, Field, PerAccess, PerSlot, Tunable

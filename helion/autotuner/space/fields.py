@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 
 from ... import exc
+from ..._compiler.decisions import Place
 from ..._shapes import previous_power_of_2
 from ...fields import (
     BooleanFragment,
@@ -27,7 +28,6 @@ from ...fields import (
     PowerOfTwoFragment,
 )
 from ...fields import values_of as values_of
-from ..decisions import Place
 from ..proposal import Proposal
 
 _ANY_POWER_OF_TWO = PowerOfTwoFragment(1, 2**31)

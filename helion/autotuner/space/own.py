@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..._compiler.decisions import Decisions
 from ...fields import Fragment
-from ..decisions import Decisions
 from .fields import Field
 
 #: Rule: takes decisions, and a flag to change illegal combinations (else it raises ``exc.InvalidConfig``). Returns

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ... import exc
-from ...autotuner.decisions import Decisions
+from ..._compiler.decisions import Decisions
 from ...autotuner.space.own import Rule
 from ...hardware import Target
 from .bounds import columns_of, ctas_per_mma, least_rows, lies_in_memory, row_clusters, tile_bounds
@@ -102,13 +102,13 @@ class Settling:
 
     def _order(self, decisions: Decisions, repair: bool) -> Decisions:
         entries = decisions.entries.get("loop_orders", {})
-        return decisions.having("loop_orders", {place: sorted(order) for place, order in entries.items()})
+        return decisions.with_entries("loop_orders", {place: sorted(order) for place, order in entries.items()})
 
     def _rows(self, decisions: Decisions, repair: bool) -> Decisions:
         if self._too_few_rows(decisions):
             decisions = self._with(decisions, {"rows_in": "memory"})
         if decisions.values.get(self._key("rows_in")) == "memory":
-            return decisions.valued(**{self._key("cluster_n"): 1})
+            return decisions.with_values(**{self._key("cluster_n"): 1})
         columns = min(tile_bounds(self.product.problem, self.target)[1][1], TILE_COLUMNS[-1])
         decisions = self._with(decisions, {"tile_columns": columns})
         if not repair or not self.product.whole_rows:
@@ -117,7 +117,7 @@ class Settling:
         problem, name = self.product.problem, self._key("cluster_n")
         rows, wanted = decisions.sizes[self.product.blocks[0]], decisions.values[name]
         known = [each for each in row_clusters(problem, self.target) if least_rows(problem, each) <= rows] or [wanted]
-        return decisions.valued(**{name: min(known, key=lambda each: abs(each - wanted))})
+        return decisions.with_values(**{name: min(known, key=lambda each: abs(each - wanted))})
 
     def _too_few_rows(self, decisions: Decisions) -> bool:
         """Return whether tiles have fewer rows than slices of A for the CTAs of a cluster; rows in memory avoid this."""
@@ -130,21 +130,21 @@ class Settling:
     def _with(self, decisions: Decisions, changes: Mapping[str, Any]) -> Decisions:
         """Return the decisions with those of `changes` that the GEMM has keys for."""
         known = {self._key(name): value for name, value in changes.items()}
-        return decisions.valued(**{name: value for name, value in known.items() if name in decisions.values})
+        return decisions.with_values(**{name: value for name, value in known.items() if name in decisions.values})
 
     def _subtile(self, decisions: Decisions, repair: bool) -> Decisions:
-        return decisions.valued(epilogue_subtile=None)
+        return decisions.with_values(epilogue_subtile=None)
 
     def _sub_tiles(self, decisions: Decisions, repair: bool) -> Decisions:
         width = width_of(decisions, self.product, self.target)
         columns = subtile_of(width, decisions.values[self._key("epilogue_columns")])
         stages = buffers_of(width // columns, decisions.values[self._key("c_stages")])
-        return decisions.valued(**{self._key("epilogue_columns"): columns, self._key("c_stages"): stages})
+        return decisions.with_values(**{self._key("epilogue_columns"): columns, self._key("c_stages"): stages})
 
     def _pairs(self, decisions: Decisions, repair: bool) -> Decisions:
         least = ctas_per_mma(decisions.sizes[self.product.blocks[0]], self.target)
         rows = decisions.values[self._key("cluster_m")]
-        return decisions.valued(**{self._key("cluster_m"): max(least, rows)})
+        return decisions.with_values(**{self._key("cluster_m"): max(least, rows)})
 
     def _plan(self, decisions: Decisions, repair: bool) -> Decisions:
         """Fill in the values that were left open. A refused plan is an error, or, with ``repair``, becomes a simpler
@@ -182,4 +182,4 @@ class Settling:
         stages = {self._key("ab_stages"): plan.ab_stages}
         if self._key("acc_stages") in decisions.values:
             stages[self._key("acc_stages")] = plan.accumulator_stages
-        return decisions.valued(**stages)
+        return decisions.with_values(**stages)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import exc
+from ..._compiler.decisions import Decisions
 from ..._compiler.facts.records import KernelFacts
 from ..._compiler.host.build import HostBuilder
 from ..._compiler.ir.grammar import Program
-from ...autotuner.decisions import Decisions
 from ...autotuner.proposal import Predicted
 from ...autotuner.space.own import OwnKeys
 from ...autotuner.space.survey import Survey

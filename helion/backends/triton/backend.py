@@ -11,11 +11,11 @@ from ..._lazy import lazy
 if TYPE_CHECKING:
     from ... import exc
     from ..._compiler.context import Limits
+    from ..._compiler.decisions import Decisions
     from ..._compiler.facts.records import KernelFacts
     from ..._compiler.host.program import Form, Module
     from ..._compiler.ir.grammar import Program
     from ..._compiler.passes.schedule import Step
-    from ...autotuner.decisions import Decisions
     from ...autotuner.proposal import Heuristic, Predicted
     from ...autotuner.space.own import OwnKeys
     from ...autotuner.space.survey import Survey

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ... import exc
+from ..._compiler.decisions import Decisions
 from ..._compiler.ir.grammar import Program
 from ..._compiler.ir.rewrite import remembered
 from ..._compiler.passes.materialize import unfuse_matmul
 from ..._shapes import previous_power_of_2
-from ...autotuner.decisions import Decisions
 from ...autotuner.space.survey import Survey, Volume, survey
 from ...hardware import Target
 from .plan.lowered import product_tile

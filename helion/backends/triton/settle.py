@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ... import exc
+from ..._compiler.decisions import Decisions, Place
 from ..._compiler.ir.grammar import Bound, ForAttrs, LoopAxis, MemoryAttrs, Op, OperandRef, Program, Root
 from ..._compiler.ir.loops import loops_of
 from ..._compiler.ir.rewrite import Declined
@@ -23,7 +24,6 @@ from ..._compiler.passes.split_sums import summing_loop
 from ..._compiler.passes.subtile import largest_count
 from ..._compiler.passes.turn import turnable
 from ..._shapes import Dim, cdiv, hint_of, previous_power_of_2
-from ...autotuner.decisions import Decisions, Place
 from ...autotuner.space.own import Rule
 from ...autotuner.space.survey import Survey
 from ...config import RANGE_OPTIONS
@@ -81,7 +81,7 @@ def _plain(decisions: Decisions, places: Iterable[Place]) -> Decisions:
     """Return decisions with default options for the loops at ``places``."""
     for key, plain in _PLAIN_RANGE.items():
         if key in decisions.entries:
-            decisions = decisions.having(key, dict.fromkeys(places, plain))
+            decisions = decisions.with_entries(key, dict.fromkeys(places, plain))
     return decisions
 
 
@@ -92,7 +92,7 @@ def _check_lanes(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
     """Keep loops unflattened in checked mode: a flattened index does not tell which dimension is out of range."""
     if not scene.settings.checked:
         return decisions
-    return decisions.having("flatten_loops", dict.fromkeys(decisions.entries["flatten_loops"], False))
+    return decisions.with_entries("flatten_loops", dict.fromkeys(decisions.entries["flatten_loops"], False))
 
 
 def _flattened_grids(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
@@ -101,8 +101,8 @@ def _flattened_grids(scene: Scene, decisions: Decisions, repair: bool) -> Decisi
     if not flattened:
         return decisions
     grouped = decisions.entries["l2_groupings"]
-    decisions = decisions.having("l2_groupings", {loop: 1 for loop in flattened if loop in grouped})
-    return decisions.valued(pid_type="flat") if decisions.values["pid_type"] == "xyz" else decisions
+    decisions = decisions.with_entries("l2_groupings", {loop: 1 for loop in flattened if loop in grouped})
+    return decisions.with_values(pid_type="flat") if decisions.values["pid_type"] == "xyz" else decisions
 
 
 def _single_tiles(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
@@ -115,16 +115,16 @@ def _single_tiles(scene: Scene, decisions: Decisions, repair: bool) -> Decisions
             f"num_sm_multiplier={multiplier} sizes a persistent grid, but pid_type is "
             f"{pid_type!r}; use 'persistent_blocked' or 'persistent_interleaved', or leave it out."
         )
-    decisions = decisions.valued(num_sm_multiplier=1, maxnreg=None)
+    decisions = decisions.with_values(num_sm_multiplier=1, maxnreg=None)
     decisions = _plain(decisions, [at for at, loop in enumerate(scene.seen.loops) if loop.root is not None])
     if pid_type == "xyz":
-        decisions = decisions.having("l2_groupings", dict.fromkeys(decisions.entries["l2_groupings"], 1))
+        decisions = decisions.with_entries("l2_groupings", dict.fromkeys(decisions.entries["l2_groupings"], 1))
     return decisions
 
 
 def _long_axes(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
     """Use ``pid_type="flat"`` where an axis is too long for a dimension of the launch."""
-    return decisions.valued(pid_type="flat") if _is_too_long(scene, decisions) else decisions
+    return decisions.with_values(pid_type="flat") if _is_too_long(scene, decisions) else decisions
 
 
 def _is_too_long(scene: Scene, decisions: Decisions) -> bool:
@@ -157,9 +157,9 @@ def _one_specialized(scene: Scene, decisions: Decisions, repair: bool) -> Decisi
     places = [place for place, flag in asked.items() if flag]
     if not places:
         return decisions
-    decisions = decisions.having("range_warp_specializes", dict.fromkeys(places[1:]))
-    decisions = decisions.having("range_unroll_factors", {places[0]: 0})
-    return decisions.valued(num_warps=max(decisions.values["num_warps"], _SPECIALIZED_WARPS))
+    decisions = decisions.with_entries("range_warp_specializes", dict.fromkeys(places[1:]))
+    decisions = decisions.with_entries("range_unroll_factors", {places[0]: 0})
+    return decisions.with_values(num_warps=max(decisions.values["num_warps"], _SPECIALIZED_WARPS))
 
 
 def _unrolled_products(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
@@ -172,8 +172,8 @@ def _unrolled_products(scene: Scene, decisions: Decisions, repair: bool) -> Deci
     loops = loops_of(scene.program)
     warps = decisions.values["num_warps"]
     kept = {place for place in places if not may_unroll(_op(loops[place[0]]).regions[0], decisions.sizes, warps)}
-    decisions = decisions.having("range_unroll_factors", dict.fromkeys(unrolled & kept, 0))
-    return decisions.having("static_ranges", dict.fromkeys(static & kept, False))
+    decisions = decisions.with_entries("range_unroll_factors", dict.fromkeys(unrolled & kept, 0))
+    return decisions.with_entries("static_ranges", dict.fromkeys(static & kept, False))
 
 
 def _op(loop: Root | Op) -> Op:
@@ -194,7 +194,7 @@ def _chained_warps(scene: Scene, decisions: Decisions, repair: bool) -> Decision
     """Limit the warps to the rows of the dots that the kernel chains; see ``chains``."""
     if not scene.products:
         return decisions
-    return decisions.valued(num_warps=most_warps(scene.products, decisions.sizes, decisions.values["num_warps"]))
+    return decisions.with_values(num_warps=most_warps(scene.products, decisions.sizes, decisions.values["num_warps"]))
 
 
 def _held_values(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
@@ -204,7 +204,7 @@ def _held_values(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
     """
     if scene.products or (not repair and "num_warps" in decisions.given):
         return decisions
-    return decisions.valued(num_warps=enough_warps(scene.seen, scene.target, decisions))
+    return decisions.with_values(num_warps=enough_warps(scene.seen, scene.target, decisions))
 
 
 def _registers(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
@@ -219,7 +219,9 @@ def _registers(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
             f"maxnreg={each} with num_warps={warps} takes {each * threads} registers a block, and "
             f"{scene.target} has {has}; use fewer warps, a smaller maxnreg, or leave it out."
         )
-    return decisions.valued(maxnreg=max((n for n in REGISTER_LIMITS if n < each and n * threads <= has), default=None))
+    return decisions.with_values(
+        maxnreg=max((n for n in REGISTER_LIMITS if n < each and n * threads <= has), default=None)
+    )
 
 
 def _subtiles(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
@@ -233,7 +235,7 @@ def _subtiles(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
             f"{list(flattened.values())} leaves without any; keep one of them."
         )
     count = 1 if any(flattened.values()) else largest_count(decisions.sizes, scene.seen.columns, asked)
-    return decisions.valued(epilogue_subtile=count if count > 1 else None)
+    return decisions.with_values(epilogue_subtile=count if count > 1 else None)
 
 
 def unsplit(program: Program, settings: Settings) -> str:
@@ -262,13 +264,13 @@ def _parts(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
     """
     if decisions.values.get("split_k", 1) == 1:
         return decisions
-    decisions = decisions.valued(split_k=min(decisions.values["split_k"], _most_parts(scene, decisions)))
+    decisions = decisions.with_values(split_k=min(decisions.values["split_k"], _most_parts(scene, decisions)))
     if len(_lowered(scene, decisions).program.roots) == len(scene.program.roots):
-        return decisions.valued(split_k=1)
-    decisions = decisions.valued(epilogue_subtile=None)
+        return decisions.with_values(split_k=1)
+    decisions = decisions.with_values(epilogue_subtile=None)
     for key, plain in (("static_ranges", False), ("range_flattens", None), ("range_warp_specializes", None)):
-        decisions = decisions.having(key, dict.fromkeys(decisions.entries.get(key, {}), plain))
-    return decisions.valued(pid_type="flat") if decisions.values["pid_type"] == "xyz" else decisions
+        decisions = decisions.with_entries(key, dict.fromkeys(decisions.entries.get(key, {}), plain))
+    return decisions.with_values(pid_type="flat") if decisions.values["pid_type"] == "xyz" else decisions
 
 
 def _most_parts(scene: Scene, decisions: Decisions) -> int:
@@ -326,20 +328,20 @@ def _materialized(scene: Scene, decisions: Decisions, repair: bool) -> Decisions
     if "unfuse_matmul" not in decisions.values:
         return decisions
     if product_tile(decisions) is None or not offsets_fit(scene.program):
-        return decisions.valued(unfuse_matmul=None, matmul_num_warps=None, matmul_num_stages=None)
+        return decisions.with_values(unfuse_matmul=None, matmul_num_warps=None, matmul_num_stages=None)
     others = {
         "split_k": 1,
         "pack_operands": False,
         "precompute_operands": False,
         "fuse_loops": False,
     }
-    decisions = decisions.valued(
+    decisions = decisions.with_values(
         epilogue_subtile=None, **{key: plain for key, plain in others.items() if key in decisions.values}
     )
-    decisions = decisions.having("flatten_loops", dict.fromkeys(decisions.entries["flatten_loops"], False))
+    decisions = decisions.with_entries("flatten_loops", dict.fromkeys(decisions.entries["flatten_loops"], False))
     decisions = _without_gone_loops(scene, decisions)
     decisions = _without_gone(scene, decisions)
-    return decisions.valued(pid_type="flat") if decisions.values["pid_type"] == "xyz" else decisions
+    return decisions.with_values(pid_type="flat") if decisions.values["pid_type"] == "xyz" else decisions
 
 
 def _without_gone_loops(scene: Scene, decisions: Decisions) -> Decisions:
@@ -348,7 +350,7 @@ def _without_gone_loops(scene: Scene, decisions: Decisions) -> Decisions:
     gone = {at for at, loop in enumerate(loops_of(scene.program)) if isinstance(loop, Op) and loop.number not in left}
     for key, plain in (("static_ranges", False), *_PLAIN_RANGE.items()):
         places = [at for at in decisions.entries.get(key, {}) if isinstance(at, tuple) and at[0] in gone]
-        decisions = decisions.having(key, dict.fromkeys(places, plain))
+        decisions = decisions.with_entries(key, dict.fromkeys(places, plain))
     return decisions
 
 
@@ -369,7 +371,7 @@ def _turned(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
     )
     copied = decisions.values.get("transpose_operands", False)
     if copied or unrolled or warps < _GROUP_WARPS or min(rows, default=0) < _WARP_ROWS * warps:
-        return decisions.valued(swap_ab=False)
+        return decisions.with_values(swap_ab=False)
     return decisions
 
 
@@ -379,11 +381,11 @@ def _copied(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
     """
     for key in ("transpose_operands", "pack_operands"):
         if decisions.values.get(key, False) and not _may_copy(scene, decisions):
-            decisions = decisions.valued(**{key: False})
+            decisions = decisions.with_values(**{key: False})
     if decisions.values.get("transpose_operands", False) and not _copies(scene, decisions):
-        decisions = decisions.valued(transpose_operands=False)
+        decisions = decisions.with_values(transpose_operands=False)
     xyz = decisions.values["pid_type"] == "xyz" and _copies(scene, decisions)
-    return decisions.valued(pid_type="flat") if xyz else decisions
+    return decisions.with_values(pid_type="flat") if xyz else decisions
 
 
 def _copies(scene: Scene, decisions: Decisions) -> tuple[Operand2D, ...]:
@@ -413,9 +415,9 @@ def _hoisted(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
         return decisions
     found = computed_operands(scene.program)
     if any(decisions.entries["flatten_loops"].values()) or not all(may_hoist(each, decisions.sizes) for each in found):
-        return decisions.valued(precompute_operands=False)
+        return decisions.with_values(precompute_operands=False)
     decisions = _without_gone(scene, decisions)
-    return decisions.valued(pid_type="flat") if decisions.values["pid_type"] == "xyz" else decisions
+    return decisions.with_values(pid_type="flat") if decisions.values["pid_type"] == "xyz" else decisions
 
 
 def _joined(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
@@ -427,7 +429,7 @@ def _joined(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
         decisions.values.get(key, False) for key in ("precompute_operands", "pack_operands", "transpose_operands")
     )
     if run is None or others or not may_join(run, decisions.sizes):
-        return decisions.valued(fuse_loops=False)
+        return decisions.with_values(fuse_loops=False)
     numbers = {op.number: at for at, op in enumerate(run.loops)}
     places = {
         at: numbers[loop.number]
@@ -440,7 +442,7 @@ def _joined(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
             for place in decisions.entries.get(key, {})
             if isinstance(place, tuple) and (key == "static_ranges" or places.get(place[0], 0))
         ]
-        decisions = decisions.having(key, dict.fromkeys(gone, _PLAIN_RANGE.get(key, False)))
+        decisions = decisions.with_entries(key, dict.fromkeys(gone, _PLAIN_RANGE.get(key, False)))
     return _without_gone(scene, decisions)
 
 
@@ -451,7 +453,7 @@ def _peeled(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
     static, special = (decisions.entries.get(key, {}) for key in ("static_ranges", "range_warp_specializes"))
     peeled = any(isinstance(op.attrs, ForAttrs) and op.attrs.like for op in _lowered(scene, decisions).program.walk())
     if any(static.values()) or any(special.values()) or not peeled:
-        return decisions.valued(peel_masks=False)
+        return decisions.with_values(peel_masks=False)
     return decisions
 
 
@@ -461,7 +463,7 @@ def _without_gone(scene: Scene, decisions: Decisions) -> Decisions:
     slots, loads = {each.slot for each in attrs}, {each.load_slot for each in attrs}
     for key, known in (("load_eviction_policies", loads), ("load_cache_modifiers", slots)):
         gone = [slot for slot, option in decisions.accesses(key).items() if option and slot not in known]
-        decisions = decisions.having(key, dict.fromkeys(gone, ""))
+        decisions = decisions.with_entries(key, dict.fromkeys(gone, ""))
     return decisions
 
 
@@ -490,7 +492,7 @@ def _boxes(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
         return decisions
     lowered = _lowered(scene, decisions)
     granted = {op.attrs.slot for op in lowered.program.walk() if op.number in lowered.boxes}
-    return decisions.having("indexing", dict.fromkeys(asked.keys() - granted, "pointer"))
+    return decisions.with_entries("indexing", dict.fromkeys(asked.keys() - granted, "pointer"))
 
 
 def _loops_in_order(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
@@ -507,7 +509,7 @@ def _loops_in_order(scene: Scene, decisions: Decisions, repair: bool) -> Decisio
     for key in ("range_num_stages", "range_flattens", "range_warp_specializes"):
         if key in decisions.entries:
             held = [place for place in asked if (place[0] if isinstance(place, tuple) else place) in waiting]
-            decisions = decisions.having(key, dict.fromkeys(held, _PLAIN_RANGE[key]))
+            decisions = decisions.with_entries(key, dict.fromkeys(held, _PLAIN_RANGE[key]))
     return decisions
 
 
@@ -530,11 +532,11 @@ def _access_options(scene: Scene, decisions: Decisions, repair: bool) -> Decisio
         return decisions
     plain = _described(scene, decisions)
     unused = [at for at in policies if seen.load_slots.get(at) in plain or at not in seen.load_slots]
-    decisions = decisions.having("load_eviction_policies", dict.fromkeys(unused, ""))
+    decisions = decisions.with_entries("load_eviction_policies", dict.fromkeys(unused, ""))
     evicting = {seen.load_slots[at] for at in policies if at not in unused} | seen.evicted
     for key, slot in modifiers:
         if slot in plain or slot in evicting:
-            decisions = decisions.having(key, {slot: ""})
+            decisions = decisions.with_entries(key, {slot: ""})
     return decisions
 
 

@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..._compiler.decisions import Decisions
 from ..._compiler.facts.records import AxisFact, KernelFacts, MemoryOpFact
 from ..._shapes import dtype_name
-from ...autotuner.decisions import Decisions
 from .roofline import Roofline
 
 #: Sides of a tensor's picture in pixels, and the most grid lines drawn in it.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from .... import exc
+from ...._compiler.decisions import Decisions
 from ...._compiler.host.analysis import overwritten
 from ...._compiler.ir.grammar import Program
 from ...._shapes import Expr, Number, hint_of
-from ....autotuner.decisions import Decisions
 from ....hardware import Target
 from ....settings import Settings
 from ..plan.build import plan_gemm

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from ...._compiler.decisions import Decisions
 from ...._compiler.facts.records import KernelFacts
-from ....autotuner.decisions import Decisions
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
 from ..plan.build import plan_gemm

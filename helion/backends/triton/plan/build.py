@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ...._compiler.decisions import Decisions, Place
 from ...._compiler.host.analysis import overwritten
 from ...._compiler.ir.grammar import (
     Block,
@@ -29,7 +30,6 @@ from ...._compiler.passes.programs import check_programs
 from ...._compiler.passes.schedule import Step
 from ...._names import LAUNCH_OPTIONS, RESERVED, NameSpace
 from ...._shapes import Expr, Number, cdiv, fixed_at, hint_of
-from ....autotuner.decisions import Decisions, Place
 from ....config import RANGE_OPTIONS
 from ....hardware import Target
 from ....settings import Settings

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...._compiler.decisions import Decisions
 from ...._compiler.ir.grammar import MemoryAttrs, Program, Region, Root
 from ...._compiler.ir.loops import loops_of
 from ...._compiler.passes.pack import multiplies
 from ...._compiler.passes.schedule import Scheduled, Step, run_steps
-from ....autotuner.decisions import Decisions
 from ....hardware import Target
 from ....settings import Settings
 from ..mechanisms import mechanisms

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .....autotuner.decisions import Decisions
+from ....._compiler.decisions import Decisions
 
 _BOXES = "tensor_descriptor"
 

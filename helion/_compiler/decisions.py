@@ -34,14 +34,14 @@ class Decisions:
         """Return a list with entries for memory accesses."""
         return cast("Mapping[int, Any]", self.entries[key])
 
-    def having(self, key: str, changes: Mapping[Place, Any]) -> Decisions:
+    def with_entries(self, key: str, changes: Mapping[Place, Any]) -> Decisions:
         """Return decisions with changed entries in one list; itself if nothing changes."""
         entries = self.entries.get(key, {})
         if all(entries[place] == value for place, value in changes.items()):
             return self
         return replace(self, entries={**self.entries, key: {**entries, **changes}})
 
-    def valued(self, **changes: Any) -> Decisions:
+    def with_values(self, **changes: Any) -> Decisions:
         """Return decisions with changed values of keys; itself if nothing changes."""
         if all(self.values[key] == value for key, value in changes.items()):
             return self
