@@ -245,6 +245,18 @@ def fixed_at(number: object, value: int) -> bool:
     return isinstance(number, int) and number == value
 
 
+def positive_part(number: Any) -> Any:
+    """Return ``n`` of ``n - 0`` and of ``max(0, n)``, as the numbers of indices of loops to ``n`` are written."""
+    while isinstance(number, Expr):
+        if number.op == "sub" and fixed_at(number.args[1], 0):
+            number = number.args[0]
+        elif number.op == "max" and fixed_at(number.args[0], 0):
+            number = number.args[1]
+        else:
+            break
+    return number
+
+
 def number_key(number: Any) -> Any:
     return number.key if isinstance(number, Expr) else number
 

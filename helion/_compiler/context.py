@@ -39,6 +39,8 @@ class Limits:
     """Precisions of fp32 matmuls; ``ieee`` is one of them."""
     float_arguments: torch.dtype
     """Dtype in which float scalars of the host are passed to the kernel."""
+    least_size: int = 0
+    """Smallest dynamic size of an argument that its code takes; smaller ones have code of their own."""
     stops: bool = False
     """True if ``breakpoint()`` in device code stops in the debugger."""
 

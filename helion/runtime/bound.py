@@ -24,7 +24,7 @@ from .compiled import Compiled
 from .inputs import check_call
 from .output_code import OutputCodeOptions
 from .remembered import described
-from .signature import Key, any_device, class_of, pick, tensors_in
+from .signature import Key, any_device, class_of, has_small_sizes, pick, tensors_in
 from .size_buckets import Bucket
 from .specialized import Specialized
 from .targets import target_of
@@ -161,6 +161,15 @@ class BoundKernel:
     def has_numbers_of(self, values: tuple[Any, ...]) -> bool:
         """Return whether arguments have the numbers that the compiled code depends on, and sizes of the same bucket."""
         return self._of.has_numbers_of(values) and self._of.is_of_bucket(values)
+
+    def serves(self, values: tuple[Any, ...]) -> bool:
+        """Return whether the compiled code is right for the sizes and strides of arguments of its class."""
+        return self.is_eager or self._of.serves(values)
+
+    @property
+    def has_small_sizes(self) -> bool:
+        """True if a dynamic size that it was bound for is 0 or 1."""
+        return has_small_sizes(self._of.key)
 
     def numbers_in(self, values: tuple[Any, ...]) -> tuple[tuple[str, Any], ...]:
         """Return the values in these arguments of the numbers that the compiled code depends on, by host expression."""

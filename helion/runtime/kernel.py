@@ -30,7 +30,7 @@ from .bound import BoundKernel, tune_together
 from .definition import Definition
 from .dispatch import Calls, dispatchable, leave_untraced
 from .inputs import check_bound, check_call
-from .signature import Key, class_of
+from .signature import Key, class_of, has_small_sizes
 from .sources import register_kernel, register_source
 from .table import BoundKernels
 from .targets import target_of, token
@@ -189,8 +189,10 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         """Make a bound kernel, or let an existing one lead its class from now on; under the lock."""
         found = self._bound.find((arguments, *rest), values)
         if found is None:
-            found = BoundKernel(self, values, arguments, target)
-            for gone in self._bound.add((arguments, *rest), found, self.calls.served):
+            other = None if self.settings.static_shapes else self._for_any_batch(values, arguments, rest)
+            found = other or BoundKernel(self, values, arguments, target)
+            key = (arguments, *rest)
+            for gone in self._bound.add(key, found, self.calls.served, borrowed=found is other):
                 self.calls.forget(gone)
         if not self.settings.static_shapes:
             key = (class_of(arguments), *rest)
@@ -201,6 +203,16 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
             elif first is not found:
                 found.follow(first)
         return found
+
+    def _for_any_batch(self, values: tuple[Any, ...], arguments: Key, rest: tuple[Hashable, ...]) -> BoundKernel | None:
+        """Return a bound kernel of the class for other sizes, 0 or 1 here or there, whose code is right for these."""
+        leaders = self._classes.of((class_of(arguments), *rest))
+        small = has_small_sizes(arguments)
+        for bound in (each for first in leaders for each in (first, *first.followers)):
+            fits = (small or bound.has_small_sizes) and bound.has_numbers_of(values) and bound.is_current()
+            if fits and bound.serves(values):
+                return bound
+        return None
 
     @contextlib.contextmanager
     def _binding(self) -> Iterator[None]:

@@ -108,7 +108,8 @@ def _arguments(bound: Specialized, names: Names) -> tuple[Any, ...] | None:
     device = getattr(reference, "device", torch.device("cpu"))
     for found in (of_call, remembered, tuple(_on(device, value) for value in remembered)):
         try:
-            fits = kernel.arguments_key(found) == bound.key and bound.has_numbers_of(found)
+            fits = bound.has_numbers_of(found)
+            fits = fits and (kernel.arguments_key(found) == bound.key or bound.serves(found))
         except (TypeError, AttributeError, LookupError):  # a variable holds something else by now
             continue
         if fits:

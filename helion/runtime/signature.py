@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import itertools
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -86,13 +87,38 @@ class TensorSignature(NamedTuple):
 def class_of(key: Hashable) -> Hashable:
     """Return the part of a key that separates bound kernels.
 
-    Of a tensor of dynamic sizes it has dtype, device and rank, whether offsets are wide, and sizes that are 0, 1 or
-    fixed. Other sizes, equal ones, and strides differ from call to call.
+    Of a tensor of dynamic sizes it has dtype, device and rank, whether offsets are wide, and fixed sizes. Other sizes,
+    equal ones, and strides differ from call to call.
     """
     if isinstance(key, TensorSignature):
-        sizes = tuple([n if isinstance(n, tuple) else None for n in key.sizes])
+        sizes = tuple([n if isinstance(n, tuple) and n[0] >= SYMBOLIC else None for n in key.sizes])
         return (key.dtype, sizes, None, key.device, key.wide)
     return tuple(map(class_of, key)) if isinstance(key, tuple) else key
+
+
+def has_small_sizes(key: Hashable) -> bool:
+    """Return whether a dynamic size in a key is 0 or 1, for which code of other sizes may be right too."""
+    if isinstance(key, TensorSignature):
+        return any(isinstance(n, tuple) and n[0] < SYMBOLIC for n in key.sizes)
+    return isinstance(key, tuple) and any(map(has_small_sizes, key))
+
+
+def with_a_batch(values: Sequence[Any]) -> tuple[Any, ...] | None:
+    """Return arguments like these, with a longer first dimension where it has one element or none; None if it never has.
+
+    Of such tensors only dtype, sizes, strides and device are like the given ones.
+    """
+    taken = {n for tensor in tensors_in(values) for n in (*tensor.shape, *tensor.stride())}
+    longer = next(n for n in itertools.count(SYMBOLIC) if n not in taken)
+
+    def like(value: Any) -> Any:
+        if type(value) is not torch.Tensor or not value.dim() or value.size(0) >= SYMBOLIC or 0 in static_dims(value):
+            return value
+        shape = (longer, *value.shape[1:])
+        return torch.empty_strided(shape, value.stride(), dtype=value.dtype, device=value.device)
+
+    made = tuple(map(like, values))
+    return None if all(a is b for a, b in zip(made, values, strict=True)) else made
 
 
 def signature_of(tensor: torch.Tensor, classes: SizeClasses, *, static: bool = False) -> TensorSignature:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from .. import _logging, exc
@@ -17,7 +17,7 @@ from ..settings import RefMode, Settings
 from . import codecache
 from .definition import Definition
 from .remembered import recall, remember
-from .signature import Key, pick
+from .signature import Key, pick, with_a_batch
 from .size_buckets import Bucket, SizeBuckets, buckets_of
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ else:
     pipeline = lazy("helion.pipeline")
     aot = lazy("helion.runtime.aot")
 
+_LOG = _logging.logger(__name__)
 #: Keys that a printed config has even at their defaults, because users look for them first.
 _ALWAYS_SHOWN = ("block_sizes", "reduction_loops", "num_warps", "num_stages")
 
@@ -53,10 +54,7 @@ class Specialized:
     @functools.cached_property
     def analysis(self) -> pipeline.Analysis:
         kernel, values = self.kernel, self.sample()
-        arguments = dict(zip(kernel.signature.parameters, values, strict=True))
-        found = pipeline.analyse(
-            kernel.fn, kernel.name, arguments, self.settings, self.target, kernel.constants, configs=kernel.configs
-        )
+        found = self._of_batches(values) or self._analysed(values)
         if self.settings.static_shapes or len(kernel.configs) == 1:
             return found
         self.buckets = buckets_of(found.sizes, values, self.settings.size_hints)
@@ -64,26 +62,45 @@ class Specialized:
         buckets = self.buckets.by_name(self.bucket)
         return found.hinted({name: b.hint_like(int(pick(values, at))) for name, (at, b) in buckets.items()})
 
+    def _analysed(self, values: tuple[Any, ...], backend: str | None = None) -> pipeline.Analysis:
+        kernel = self.kernel
+        arguments = dict(zip(kernel.signature.parameters, values, strict=True))
+        return pipeline.analyse(
+            *(kernel.fn, kernel.name, arguments, self.settings, self.target, kernel.constants),
+            configs=kernel.configs,
+            backend=backend,
+        )
+
+    def _of_batches(self, values: tuple[Any, ...]) -> pipeline.Analysis | None:
+        """Return an analysis for arguments that are a batch of one which is right for any batch, if there is one."""
+        longer = None if self.settings.static_shapes else with_a_batch(values)
+        if longer is None:
+            return None
+        try:
+            found = self._analysed(longer)
+        except Exception as error:  # the analysis of the arguments themselves reports what is wrong with the kernel
+            _LOG.debug("%s has code of its own for a batch of one: %s", self.kernel.name, error)
+            return None
+        numbers = (at for each in (found, *found.slower) for at in each.traced.specialized.values())
+        if not all(are_same(pick(values, at), pick(longer, at)) for at in numbers):
+            return None
+        checks = found.program.host.argument_checks
+        return found if _check(tuple(self.kernel.signature.parameters), checks)(*values) else None
+
+    def serves(self, values: tuple[Any, ...]) -> bool:
+        """Return whether the code is right for the sizes and strides of arguments of its class."""
+        checks = self.analysis.program.host.argument_checks
+        return _check(tuple(self.kernel.signature.parameters), checks)(*values)
+
     @functools.cached_property
     def on_gpu(self) -> pipeline.Analysis:
         """The analysis for a call with tensors of the target GPU: if no backend is named, the fastest by prediction.
 
         Tensors that are not on a GPU use the general backend for any target.
         """
-        found, kernel = self.analysis, self.kernel
-        if self.settings.backend is not None or found.contenders:
-            return found
-        arguments = dict(zip(kernel.signature.parameters, self.sample(), strict=True))
-        return pipeline.analyse(
-            kernel.fn,
-            kernel.name,
-            arguments,
-            self.settings,
-            self.target,
-            kernel.constants,
-            configs=kernel.configs,
-            backend="auto",
-        )
+        if self.settings.backend is not None or self.analysis.contenders:
+            return self.analysis
+        return self._analysed(self.sample(), "auto")
 
     @functools.cached_property
     def tabled(self) -> Config | None:
@@ -178,3 +195,10 @@ class Specialized:
         backend = self.analysis.backend.name
         chosen = f", backend={backend!r}" if backend != GENERAL else ""
         return f"@helion.kernel(config={self.short_config(config)!r}, static_shapes={static}{extra}{chosen})"
+
+
+@functools.lru_cache(maxsize=256)
+def _check(parameters: tuple[str, ...], conditions: tuple[str, ...]) -> Callable[..., bool]:
+    """Return a function of the arguments that checks the conditions of generated host code on them."""
+    made: Callable[..., bool] = eval(f"lambda {', '.join(parameters)}: bool({' and '.join(conditions) or True})", {})
+    return made

@@ -23,16 +23,21 @@ class Entry(Protocol):
         """Return whether the globals that were compiled in are unchanged."""
         ...
 
+    def serves(self, values: tuple[Any, ...]) -> bool:
+        """Return whether its code is right for the sizes and strides of these arguments."""
+        ...
+
 
 E = TypeVar("E", bound=Entry)
 
 
 @dataclass(eq=False)
 class _Held(Generic[E]):
-    """An entry with ``used``, the tick of its last use."""
+    """An entry with ``used``, the tick of its last use; ``borrowed`` if it was compiled for another key."""
 
     entry: E
     used: int
+    borrowed: bool = False
 
 
 class BoundKernels(Generic[E]):
@@ -56,7 +61,8 @@ class BoundKernels(Generic[E]):
     def find(self, key: Hashable, values: tuple[Any, ...]) -> E | None:
         """Return the entry for these arguments, and mark it as used now."""
         for held in self._variants.get(key, ()):
-            if held.entry.has_numbers_of(values) and held.entry.is_current():
+            fits = held.entry.has_numbers_of(values) and held.entry.is_current()
+            if fits and (not held.borrowed or held.entry.serves(values)):
                 held.used = next(_TICKS)
                 return held.entry
         return None
@@ -65,9 +71,11 @@ class BoundKernels(Generic[E]):
         """List all entries of one key."""
         return [held.entry for held in self._variants.get(key, ())]
 
-    def add(self, key: Hashable, entry: E, in_use: Callable[[], Collection[object]]) -> list[E]:
+    def add(
+        self, key: Hashable, entry: E, in_use: Callable[[], Collection[object]], *, borrowed: bool = False
+    ) -> list[E]:
         """Add an entry, and return the evicted ones: never the new one, and others before those ``in_use``."""
-        newest = _Held(entry, next(_TICKS))
+        newest = _Held(entry, next(_TICKS), borrowed)
         self._variants[key] = (*self._variants.get(key, ()), newest)
         self._count += 1
         excess = self._count - max(1, knobs.MAX_SPECIALIZATIONS.read())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,9 @@ def test_what_tells_classes_apart() -> None:
     bound = add.bind((x, x.clone()))
     fixed = torch.randn(8, 8)
     torch._dynamo.mark_static(fixed, -1)
-    for other in (x.double(), torch.randn(1, 8), torch.randn(8, 1), torch.randn(0, 8), fixed):
+    for small in (torch.randn(1, 8), torch.randn(8, 1), torch.randn(0, 8)):
+        assert torch.equal(bound(small, small.clone()), small + small)
+    for other in (x.double(), torch.randn(8), fixed):
         assert add.bind((other, other.clone())) is not bound
         with pytest.raises(exc.BoundToOtherArguments):
             bound(other, other.clone())
@@ -141,6 +143,187 @@ def test_a_config_that_somebody_asks_for_is_that_of_the_class() -> None:
     kernel.reset()
     assert kernel.bind((tall, tall)) is not bound
 
+
+# --- sizes of 0 and 1 ---------------------------------------------------------------------------------------------------
+
+
+@helion.kernel(static_shapes=False)
+def broadcast_sum(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x, y = torch.broadcast_tensors(x, y)
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size()):
+        out[tile] = x[tile] + y[tile]
+    return out
+
+
+@helion.kernel(static_shapes=False)
+def same_rows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Index y by the rows of x: the only row of y where it has one."""
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = x[tile, :] * y[tile, :]
+    return out
+
+
+@helion.kernel(static_shapes=False)
+def by_grid(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in hl.grid(x.size(0)):
+        out[i, :] = x[i, :] * x.size(0) + y[i, :]
+    return out
+
+
+@helion.kernel(static_shapes=False)
+def squeezed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    flat = x.squeeze()
+    out = torch.empty_like(flat)
+    for tile in hl.tile(flat.size()):
+        out[tile] = flat[tile] * 2
+    return out
+
+
+@helion.kernel(static_shapes=False)
+def with_branches(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    if x.size(0) == 0:
+        return out
+    factor = 2.0 if x.size(0) > 1 else 3.0
+    for tile in hl.tile(x.size()):
+        out[tile] = x[tile] * factor
+    return out
+
+
+@helion.kernel(static_shapes=False)
+def flattened(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    flat = x.view(-1, 3)
+    out = torch.empty_like(flat)
+    for rows in hl.tile(flat.size(0)):
+        out[rows, :] = flat[rows, :] * flat[rows, :].sum(1)[:, None]
+    return out.view(x.size())
+
+
+@helion.kernel(static_shapes=False)
+def columns(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(1)])
+    for tile in hl.tile(x.size(1)):
+        acc = hl.zeros([tile])
+        for rows in hl.tile(x.size(0)):
+            acc = acc + (x[rows, tile] * y[rows, tile]).sum(0)
+        out[tile] = acc
+    return out
+
+
+@helion.kernel(static_shapes=False)
+def row_by_number(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Read rows that only a dimension of one element has."""
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = x[tile, :] + y[0, None, :] + y[tile.index * 0, :]
+    return out
+
+
+def like_rows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x * y if x.size(0) == y.size(0) or y.size(0) == 1 else x * y[: x.size(0)]
+
+
+def flat_rows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x.view(-1, 3) * x.view(-1, 3).sum(1, keepdim=True)).view(x.size())
+
+
+SMALL: dict[str, tuple[helion.Kernel, Callable[..., torch.Tensor], bool]] = {
+    "broadcast_sum": (broadcast_sum, lambda x, y: x + y, True),
+    "same_rows": (same_rows, like_rows, True),
+    "by_grid": (by_grid, lambda x, y: x * x.size(0) + y, True),
+    "squeezed": (squeezed, lambda x, y: x.squeeze() * 2, False),
+    "with_branches": (with_branches, lambda x, y: x * (2.0 if x.size(0) > 1 else 3.0), False),
+    "flattened": (flattened, flat_rows, True),
+    "columns": (columns, lambda x, y: (x * y).sum(0), False),
+    "product": (product, lambda x, y: (x.double() @ y.double().T).float(), True),
+    "row_by_number": (row_by_number, lambda x, y: x + 2 * y[:1], False),
+}
+#: Rows of the second argument: as many as the first has, one, or some.
+ROWS: dict[str, Callable[[int], int]] = {"equal": lambda n: n, "one": lambda n: 1, "more": lambda n: 63}
+
+
+def orders() -> Iterator[Any]:
+    """Yield kernels, rows of the second argument and orders of the batches; most of them for ``make prove``."""
+    all_orders = ((63, 1, 0, 2), (1, 0, 63, 2), (0, 2, 1, 63))
+    for at, (name, rows) in enumerate(itertools.product(SMALL, ROWS)):
+        # torch refuses the others too, or they do not read the second argument
+        if (
+            rows == "equal"
+            or name in ("same_rows", "product", "row_by_number")
+            or (name, rows) == ("broadcast_sum", "one")
+        ):
+            for number, order in enumerate(all_orders):
+                marks = [] if number == at % 3 else [pytest.mark.prove]
+                yield pytest.param(name, rows, order, marks=marks, id=f"{name}-{rows}-{order}")
+
+
+@pytest.mark.parametrize(("name", "rows", "order"), orders())
+def test_sizes_of_0_and_1_in_any_order(name: str, rows: str, order: tuple[int, ...]) -> None:
+    given, expected, _ = SMALL[name]
+    kernel = helion.kernel(given.fn, static_shapes=False, dot_precision="ieee")
+    for n in order:
+        x, y = torch.randn(n, 33) + 1, torch.randn(ROWS[rows](n), 33) + 1
+        if (name, n) == ("row_by_number", 0) or (name == "product" and y.size(0) == 0):
+            continue
+        got = kernel(x, y.T if name == "product" else y)
+        torch.testing.assert_close(got, expected(x, y), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("first", [63, 1, 0])
+@pytest.mark.parametrize("name", [name for name, (_, _, shares) in SMALL.items() if shares])
+def test_one_compilation_for_all_batches(name: str, first: int) -> None:
+    """Whichever is called first."""
+    kernel = helion.kernel(SMALL[name][0].fn, static_shapes=False, size_hints=(4096,))
+    fixed = torch.randn(33, 17)
+    calls = {n: (torch.randn(n, 33), fixed if name == "product" else torch.randn(n, 33)) for n in (first, 63, 1, 0, 5)}
+    assert len({kernel.variant(args) for args in calls.values()}) == 1
+    assert len({kernel.specialization_key(args) for args in calls.values()}) == 1
+    config = kernel.bind(calls[63]).conservative_config()
+    kernel.bind(calls[63]).set_config(config)
+    for args in calls.values():
+        assert kernel.variant(args).config == config
+
+
+def test_a_batch_of_one_has_gradients() -> None:
+    differentiable = helion.kernel(broadcast_sum.fn, static_shapes=False).differentiable()
+    for n, rows in ((5, 5), (1, 1), (1, 7), (5, 1), (0, 0)):
+        x, y = (torch.randn(count, 3, requires_grad=True) for count in (n, rows))
+        weight = torch.randn(max(n, rows) if n else 0, 3)
+        (differentiable(x, y) * weight).sum().backward()
+        found = x.grad, y.grad
+        x.grad = y.grad = None
+        ((x + y) * weight).sum().backward()
+        for a, b in zip(found, (x.grad, y.grad), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_strides_of_a_dimension_of_one_element() -> None:
+    """They may be any, and are not those of other batches."""
+    bound = scaled_rows.bind((torch.randn(9, 12), torch.randn(12)))
+    for x in (
+        torch.randn(3, 12)[1:2],
+        torch.randn(4, 30)[:1, 3:15],
+        torch.randn(12, 1).T,
+        torch.randn(1, 12).expand(1, 12),
+    ):
+        w = torch.randn(12) + 1
+        for found in (scaled_rows(x, w), bound(x, w)):
+            torch.testing.assert_close(found, expected_scaled_rows(x, w))
+
+
+def test_a_backend_that_needs_larger_sizes_says_so() -> None:
+    """The launches of the cute backend have at least two rows: others are code of their own."""
+    half = {"dtype": torch.float16, "device": "meta"}
+    args = [(torch.empty(m, 256, **half), torch.empty(256, 512, **half)) for m in (512, 1)]
+    kernel = helion.kernel(product.fn, static_shapes=False, backend="cute")
+    bound = kernel.bind(args[0], target="h100")
+    assert "x.size(0) > 1" in bound.to_code()
+
+
+# --- modules as text ----------------------------------------------------------------------------------------------------
 
 MODULE = """
 import torch, helion, helion.language as hl

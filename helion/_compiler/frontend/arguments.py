@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..._names import identifier
-from ..._shapes import SYMBOLIC, Expr, Number, SizeClasses, static_dims
+from ..._shapes import Expr, Number, SizeClasses, static_dims
 from ...language.constants import ConstExpr
 from .frames import lift_object
 from .state import Origin, TraceState
@@ -97,7 +97,9 @@ class Arguments:
             self.t.numbers.argument_checks.append(f"{source} == {self.t.numbers.symbols[name].source}")
             self.t.numbers.equal[name] = (*self.t.numbers.equal.get(name, ()), (source, origin))
         else:
-            if origin[-1][0] == "size":
-                self.t.numbers.argument_checks.append(f"{source} > {SYMBOLIC - 1}")
-            self.dynamic.append(self.t.numbers.symbol(identifier(source), source, origin, int(value)))
+            symbol = self.t.numbers.symbol(identifier(source), source, origin, int(value))
+            self.t.numbers.argument_checks.append(symbol.args[0])
+            self.dynamic.append(symbol)
+        if origin[-1][0] == "size":
+            self.t.numbers.sizes.add(self.dynamic[found].args[0])
         return self.dynamic[found]

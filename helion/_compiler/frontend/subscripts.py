@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ... import exc
-from ..._shapes import ONE, Dim, Dims, Expr, Number, broadcast_dims
+from ..._shapes import ONE, Dim, Dims, Expr, Number, broadcast_dims, number_key, positive_part
 from ..ir.grammar import Index, Operand, unaddressed
 from . import ops
 from .state import TraceState
@@ -60,6 +60,7 @@ class _Planner:
         if isinstance(value, DeviceValue):
             _check_integer(value)
         field = self.tracer.origins.field_of(value) if isinstance(value, DeviceValue) else None
+        self.rely_on_several(dim, None if field is None else field.block)
         if self.is_one(dim) and not (field is not None and self.is_at_zero(field.block)):
             self.indices.append(Index("scalar"))
             return
@@ -83,8 +84,9 @@ class _Planner:
     def block(self, block: int, dim: int, shift: Number = 0, operand: DeviceValue | None = None) -> None:
         size = self.size(dim)
         moved = operand is not None or not (isinstance(shift, int) and shift == 0)
-        own = self.computed and (moved or not self.has_several(block))
-        if self.is_one(dim) and not self.is_at_zero(block, shift, operand) and not own:
+        self.rely_on_several(dim, None if moved else block)
+        repeats = self.is_one(dim) and not self.is_at_zero(block, shift, operand)
+        if repeats and not (self.computed and (moved or not self.has_several(block))):
             self.indices.append(Index("scalar"))
             self.dims.append(Dim(blocks=(block,)))
             return
@@ -92,6 +94,16 @@ class _Planner:
         at = None if operand is None else self.operand(operand)
         self.indices.append(Index("block", block=block, positions=(len(self.dims),), shift=shift, operand=at))
         self.dims.append(Dim(blocks=(block,)))
+
+    def rely_on_several(self, dim: int, block: int | None) -> None:
+        """Record that the code needs several elements in a dimension, since any index selects the only one of one.
+
+        The index of a loop over as many elements needs nothing.
+        """
+        size = self.size(dim)
+        extent = None if block is None else self.tracer.blocks[block].extent
+        if isinstance(size, Expr) and (extent is None or number_key(positive_part(extent)) != number_key(size)):
+            self.tracer.numbers.rely_on(size)
 
     def is_at_zero(self, block: int, shift: Number = 0, operand: DeviceValue | None = None) -> bool:
         """Return whether all indices in range are 0, because the loop is over one element."""
@@ -185,6 +197,7 @@ class _Planner:
         """Add an index tensor. A single one keeps the position of its dimensions; joint ones have them from ``first``
         on.
         """
+        self.rely_on_several(dim, None)
         at = len(self.dims) if first is None else first
         positions = tuple(range(at, at + value.ndim))
         if self.is_one(dim) and not self.computed:

@@ -189,7 +189,7 @@ def _host_module(fn: Callable[..., Any], source: FunctionSource, walk: Walk) -> 
         source_globals=_source_globals(fn, walk.t.numbers.taken),
         checks=tuple(walk.t.tensors.checks),
         reference=reference,
-        argument_checks=tuple(walk.t.numbers.argument_checks),
+        argument_checks=walk.t.numbers.conditions(walk.t.context.limits.least_size),
         placed_calls=frozenset(walk.t.registered.placed_calls),
         placed_by=walk.t.registered.placed_by,
     )

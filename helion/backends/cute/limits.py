@@ -26,4 +26,5 @@ def limits(target: Target) -> Limits:
         min_four_bit_k=SWIZZLE_BYTES,
         dot_precisions=frozenset({"ieee", "tf32", "tf32x3"}),
         float_arguments=torch.float32,
+        least_size=2,
     )

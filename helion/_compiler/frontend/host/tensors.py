@@ -507,6 +507,8 @@ def _counted(
 def _deferred_results(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return results known by example: numbers and sizes are read at run time."""
     inputs = tensors_in((args, kwargs))
+    for size in (size for tensor in inputs for size in tensor.shape):
+        t.numbers.rely_on(size)  # with one element, the result may have another rank than the example
     device = kwargs.get("device")
     plain = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
     if device is not None or (not inputs and name in factories.NAMED_DEVICE):

@@ -46,12 +46,10 @@ def make(
 
 
 def may_be_one(t: TraceState, size: Number) -> bool:
-    """Return whether a size can be 1 at run time. Sizes of arguments that are 1 have that number in the key."""
+    """Return whether a size can be 1 at run time; if it is one of an argument, record that it must not be."""
     if not isinstance(size, Expr):
         return size == 1
-    if size.op != "host" or size.args[0] not in t.numbers.symbols:
-        return True
-    return not t.numbers.symbols[size.args[0]].is_size
+    return size.op != "host" or not t.numbers.is_above_one(size)
 
 
 def broadcast(t: TraceState, shapes: Sequence[Shape]) -> list[Number | None]:
@@ -170,9 +168,9 @@ def _expand(t: TraceState, value: HostTensorValue, *sizes: Any) -> HostTensorVal
     strides: list[Number | None] = []
     for at, size in enumerate(wanted):
         old = value.shape[at - lead] if at >= lead else 1
-        keeps = isinstance(size, int) and size == -1
-        shape.append(old if keeps or not may_be_one(t, old) else size)
-        known = keeps or not may_be_one(t, old) or number_key(old) == number_key(size)
+        keeps = (isinstance(size, int) and size == -1) or number_key(old) == number_key(size)
+        known = keeps or not may_be_one(t, old)
+        shape.append(old if known else size)
         if at >= lead and known:
             strides.append(value.strides[at - lead])
         else:

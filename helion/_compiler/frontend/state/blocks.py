@@ -67,6 +67,7 @@ class Blocks(Part):
         """Return the block of whole dimensions of ``extent`` elements; equal extents share one."""
         extent = self.numbers.known(extent)
         key = number_key(extent)
+        self.numbers.rely_on(extent)
         if key not in self._whole:
             self._whole[key] = self.new("full", extent, name=f"r{len(self._whole)}")
         return self._whole[key]

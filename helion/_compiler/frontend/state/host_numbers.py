@@ -28,7 +28,7 @@ class Symbol:
 
     @property
     def is_size(self) -> bool:
-        """True for the size of a dimension that is neither 0 nor 1."""
+        """True for the size of a dimension."""
         step = self.origin[-1] if self.origin else None
         return isinstance(step, tuple) and step[0] == "size"
 
@@ -52,8 +52,13 @@ class HostNumbers(Part):
         self.captured = 0
         #: Names that occur in the kernel's source.
         self.taken: frozenset[str] = frozenset()
-        #: With dynamic shapes: conditions on sizes and strides of the arguments that the trace assumes.
+        #: With dynamic shapes: conditions on sizes and strides of the arguments that the trace assumes. A name is a
+        #: symbol, of which the trace assumes its minimum in ``least``.
         self.argument_checks: list[str] = []
+        #: Symbols that are the size of a dimension of an argument; the others may be strides, or numbers.
+        self.sizes: set[str] = set()
+        #: Minimum of a size that the trace has relied on, by the name of its symbol: 1 or 2; absent for any size.
+        self.least: dict[str, int] = {}
 
     def fresh_name(self, base: str, number: int) -> str:
         """Return a name of generated host code that the kernel's source does not use."""
@@ -106,11 +111,32 @@ class HostNumbers(Part):
             return all(map(self.is_never_negative, number.args))
         return number.op in ("block", "next_power_of_2")
 
+    def rely_on(self, number: Any, least: int = 2) -> None:
+        """Record that the code is right only if the sizes of arguments in a number are at least ``least``."""
+        for leaf in number.leaves() if isinstance(number, Expr) else ():
+            if leaf.op == "host" and leaf.args[0] in self.sizes:
+                self.least[leaf.args[0]] = max(least, self.least.get(leaf.args[0], 0))
+
+    def conditions(self, least_size: int) -> tuple[str, ...]:
+        """Return the conditions on sizes and strides of the arguments under which the traced code is right.
+
+        All sizes must be at least ``least_size``.
+        """
+        found = []
+        for check in self.argument_checks:
+            least = max(self.least.get(check, 0), least_size if check in self.sizes else 0)
+            if check not in self.symbols:
+                found.append(check)
+            elif least:
+                found.append(f"{self.symbols[check].source} > {least - 1}")
+        return tuple(found)
+
     def is_above_one(self, number: Any) -> bool:
-        """Return whether a host number is known to be at least 2, as sizes without specialized code are."""
+        """Return whether a host number is at least 2. The code relies on that where it is so for sizes of arguments."""
         if not isinstance(number, Expr):
             return bool(number > 1)
         if number.op == "host":
+            self.rely_on(number)
             return number.args[0] in self.symbols and self.symbols[number.args[0]].is_size
         if number.op == "sub" and number.args[1] == 0:
             return self.is_above_one(number.args[0])

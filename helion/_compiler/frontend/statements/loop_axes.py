@@ -7,7 +7,7 @@ from collections.abc import Set
 from typing import Any
 
 from .... import exc
-from ...._shapes import Expr, hint_of, next_power_of_2
+from ...._shapes import Expr, hint_of, next_power_of_2, number_key
 from ...ir.grammar import Block, Bound, LoopAxis, Operand, OperandRef
 from .. import ops
 from ..polynomials import of_number
@@ -51,6 +51,8 @@ def _axis(
         # an empty range, as for range(); a negative number of tiles would reduce the tile count of other loops
         end = Expr("max", (begin, end), max(hint_of(begin), hint_of(end)))
     extent = None if isinstance(begin, DeviceValue) or isinstance(end, DeviceValue) else end - begin
+    if s.t.on_device:  # some rewrites of loops inside of others need an iteration
+        s.t.numbers.rely_on(extent, 1)
     block = _block(s, spec, size, extent, name, walked)
     step = 1 if not spec.scalar or size is None else size
     bounds = _bound(begin, operands), _bound(end, operands)
@@ -91,6 +93,8 @@ def _block(s: Scope, spec: LoopSpec, size: Any, extent: Any, name: str, walked: 
     known = _registered(s, size)
     if known is not None:
         block = s.t.blocks.unwalked(known, walked, name)
+        for number in (extent, block.extent) if number_key(extent) != number_key(block.extent) else ():
+            s.t.numbers.rely_on(number)  # its tiles are in range of one of the two
         if extent is None or hint_of(extent) > hint_of(0 if block.extent is None else block.extent):
             s.t.blocks.update(block.id, extent=extent)
         return s.t.blocks[block.id]
