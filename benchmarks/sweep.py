@@ -47,8 +47,12 @@ KEPT = ROOT / "benchmarks" / "results" / "nvidia-h200-sweeps.tsv"
 SAMPLES = ROOT / "benchmarks" / "results" / "nvidia-h200-samples.tsv"
 #: The same of kernels that predicted times are judged by: nothing is fitted to them.
 HOLDOUT = ROOT / "benchmarks" / "results" / "nvidia-h200-holdout.tsv"
-#: What the kept files were measured on: torch 2.11 with CUDA 13.0, Triton 3.6, 2026-11-20, the samples 22, the last 23.
+#: The device of these files: torch 2.11 with CUDA 13.0, Triton 3.6, 2026-11-20, the samples 22, the last 23.
 KEPT_TARGET = "h200"
+#: Samples of an H100, one cell of each of 72 kernels: torch 2.11 with CUDA 13.0, Triton 3.6, 2026-11-28. Nothing is
+#: fitted to them: they judge predictions on a GPU that the fit has not seen.
+OTHER_SAMPLES = ROOT / "benchmarks" / "results" / "nvidia-h100-samples.tsv"
+OTHER_TARGET = "h100"
 #: Of the time that is predicted for the first seed, what a sampled config may take; of its chance to spill; and mutations
 #: that are drawn for each config that is wanted.
 _HOPELESS, _SPILLS, _DRAWS = 6.0, 0.5, 40

@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +25,17 @@ import numpy.typing as npt
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.cells import Cell, holdout_cells, timed_cells  # noqa: E402
-from benchmarks.sweep import HOLDOUT, KEPT, KEPT_TARGET, SAMPLES, Timed, parse  # noqa: E402
+from benchmarks.cells import Cell, holdout_cells, swept_cells, timed_cells  # noqa: E402
+from benchmarks.sweep import (  # noqa: E402
+    HOLDOUT,
+    KEPT,
+    KEPT_TARGET,
+    OTHER_SAMPLES,
+    OTHER_TARGET,
+    SAMPLES,
+    Timed,
+    parse,
+)
 from helion.backends.triton.resources.time.demand import Demand, demands  # noqa: E402
 from helion.backends.triton.resources.time.launch import launch_of  # noqa: E402
 from helion.backends.triton.resources.time.model import parts  # noqa: E402
@@ -355,14 +364,28 @@ def held_out(
     return lines, scored
 
 
-def as_is(cells: Sequence[Swept], found: Fitted) -> list[Score]:
-    """Scores with given parameters."""
-    scored = []
+def as_is(cells: Sequence[Swept], found: Fitted, on: str = KEPT_TARGET) -> list[Score]:
+    """Score given parameters."""
+    return [
+        score for table, parameters in _tables(cells, found, on) for score in scores(table, table.times(parameters))
+    ]
+
+
+def _tables(cells: Sequence[Swept], found: Fitted, on: str) -> Iterator[tuple[Table, Parameters]]:
     for products, parameters in ((True, found.products), (False, found.others)):
         if group := [cell for cell in cells if cell.has_products == products]:
-            table = Table(group)
-            scored += scores(table, table.times(parameters))
-    return scored
+            yield Table(group, on), parameters
+
+
+def timed_leaders(cells: Sequence[Swept], found: Fitted, leaders: int, on: str = KEPT_TARGET) -> list[float]:
+    """Return, for each cell, the time of the best of the first seed and the ``leaders`` by prediction, over the best."""
+    ratios = []
+    for table, parameters in _tables(cells, found, on):
+        for cell, predicted in zip(table.cells, table.by_cell(table.times(parameters)), strict=True):
+            first = [] if cell.seed is None else [cell.seed]
+            chosen = [*np.argsort(predicted, kind="stable")[:leaders], *first]
+            ratios.append(float(cell.us[chosen].min() / cell.us.min()))
+    return ratios
 
 
 def main() -> int:
@@ -405,6 +428,13 @@ def main() -> int:
         print(f"times {off:.0%} off: {summary(repeated(cells, off))}")
     unfitted = as_is(swept(parse(HOLDOUT.read_text()), holdout_cells()), fitted())
     print(f"kernels that nothing is fitted to, parameters of the product: {summary(unfitted)}")
+    other = swept(parse(OTHER_SAMPLES.read_text()), swept_cells(), OTHER_TARGET)
+    print(f"{OTHER_TARGET}, which nothing is fitted to: {summary(as_is(other, fitted(), OTHER_TARGET))}")
+    for leaders in range(4):
+        ratios = timed_leaders(other, fitted(), leaders, OTHER_TARGET)
+        print(
+            f"{OTHER_TARGET}, best of first seed and {leaders} leaders: {mean_of(ratios):.3f}, worst {max(ratios):.2f}"
+        )
     print("", "kernels that nothing is fitted to:", *comparison(unfitted), sep="\n")
     print("", "held out, by kernel, all splits:", *comparison(everything), sep="\n")
     return 0
