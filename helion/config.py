@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import _files, exc
+from . import exc
+from ._support import files
 from .fields import EnumFragment, Fragment, IntegerFragment
 
 _TRISTATE = EnumFragment((None, True, False))
@@ -293,7 +294,7 @@ class Config(Mapping[str, Any]):
         Raises:
             OSError: the file cannot be written.
         """
-        _files.write_whole(pathlib.Path(path), self.to_json())
+        files.write_whole(pathlib.Path(path), self.to_json())
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Config:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _logging, exc
+from . import exc
 from ._compiler.context import CompileContext, Observed
 from ._compiler.frontend.trace import Traced, index_dtype
 from ._compiler.host.program import PLAIN, Form, HostProgram, Module
@@ -19,9 +19,10 @@ from ._compiler.ir.grammar import Program
 from ._compiler.ir.hints import sizes_of_blocks, with_hints
 from ._compiler.passes.rolling import rollable_blocks
 from ._compiler.pipeline import front_end
-from ._lazy import lazy
-from ._locks import new_lock
 from ._shapes import NeedsValue, hint_of
+from ._support import logs
+from ._support.lazy import lazy
+from ._support.locks import new_lock
 from .backends import BACKENDS, GENERAL
 from .backends.protocol import Backend
 from .config import Config, as_config
@@ -44,7 +45,7 @@ else:
     seeds = lazy("helion.autotuner.seeds")
     space = lazy("helion.autotuner.space")
 
-_LOG = _logging.logger(__name__)
+_LOG = logs.logger(__name__)
 #: Kernels and configs whose adjustments were already reported.
 _SAID: set[tuple[str, Config]] = set()
 

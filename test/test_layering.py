@@ -23,14 +23,8 @@ LAYERS = (
     "exc",
     "knobs",
     "_names",
-    "_locks",
-    "_syntax",
-    "_lazy",
-    "_distribution",
+    "_support",
     "_compatibility",
-    "_logging",
-    "_tracebacks",
-    "_files",
     "_exact",
     "_shapes",
     "hardware",
@@ -54,6 +48,7 @@ LAYERS = (
 )
 # The same inside a room. A dotted entry stands apart from its folder; a room's own `__init__` comes last.
 INNER = {
+    "_support": ("locks", "syntax", "lazy", "distribution", "logs", "tracebacks", "files"),
     "_compiler": (
         "context",
         "decisions",
@@ -153,11 +148,11 @@ PUBLIC_NAMES = frozenset({"_fields", "_replace", "_asdict"})
 # Functions that import the module whose name they are given.
 IMPORTERS = frozenset({"import_module", "__import__", "lazy"})
 # The only file that imports what it is told to.
-COMPUTED_IMPORT_ROOMS = ("_lazy",)
+COMPUTED_IMPORT_ROOMS = ("_support.lazy",)
 LARGEST_CIRCLE = 3
 ENVIRONMENT_ROOM = "knobs"
 ENVIRONMENT_NAMES = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"})
-LOCK_ROOM = "_locks"  # whose locks a forked process makes anew
+LOCK_ROOM = "_support.locks"  # whose locks a forked process makes anew
 LOCK_NAMES = frozenset({"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore"})
 DEVICE_ROOM = "hardware"
 # Shared memory per block and per SM in bytes, and SM counts: numbers that mean one device and hardly anything else.

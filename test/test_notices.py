@@ -7,16 +7,16 @@ import time
 
 import pytest
 
-from helion import _logging
+from helion._support import logs
 
 
 def test_lines_go_to_stderr_and_can_be_silenced(capsys: pytest.CaptureFixture[str]) -> None:
-    _logging.say("helion: 50% of it")
+    logs.say("helion: 50% of it")
     assert capsys.readouterr().err == "helion: 50% of it\n"
     notices = logging.getLogger("helion.notices")
     notices.setLevel(logging.ERROR)
     try:
-        _logging.say("helion: more")
+        logs.say("helion: more")
         assert capsys.readouterr().err == ""
     finally:
         notices.setLevel(logging.NOTSET)
@@ -24,12 +24,12 @@ def test_lines_go_to_stderr_and_can_be_silenced(capsys: pytest.CaptureFixture[st
 
 def test_what_takes_long_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HELION_COMPILE_NOTICE_SECONDS", "1")
-    with _logging.saying_when_slow("for {} s".format):
+    with logs.saying_when_slow("for {} s".format):
         time.sleep(1.3)
     assert capsys.readouterr().err == "for 1 s\n"
-    with _logging.saying_when_slow("for {} s".format):
+    with logs.saying_when_slow("for {} s".format):
         pass
     monkeypatch.setenv("HELION_COMPILE_NOTICE_SECONDS", "0")
-    with _logging.saying_when_slow("for {} s".format):
+    with logs.saying_when_slow("for {} s".format):
         time.sleep(0.01)
     assert capsys.readouterr().err == ""

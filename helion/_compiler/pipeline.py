@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from .. import _logging, knobs
+from .. import knobs
+from .._support import logs
 from .context import CompileContext
 from .frontend.trace import Traced, trace
 from .ir.grammar import Program
@@ -59,7 +60,7 @@ def run_passes(program: Program, steps: Iterable[Step] = (), passes: tuple[Pass,
 
 def _name_unknown(wanted: tuple[str, ...], known: tuple[str, ...]) -> None:
     if unknown := [name for name in wanted if name not in known]:
-        _logging.say_once(f"helion: HELION_DUMP names no step {', '.join(unknown)}; there are {', '.join(known)}")
+        logs.say_once(f"helion: HELION_DUMP names no step {', '.join(unknown)}; there are {', '.join(known)}")
 
 
 def front_end(

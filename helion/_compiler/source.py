@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import exc
-from .._syntax import parse
+from .._support.syntax import parse
 
 #: Files modified before this time (in seconds since the epoch) still hold the imported text. The minute allows for
 #: clocks of file servers that are late.

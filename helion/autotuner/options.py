@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from .. import _logging, exc
+from .. import exc
+from .._support import logs
 from ..config import Config
 from ..settings import Settings
 
@@ -186,7 +187,7 @@ def _named(given: Mapping[str, Any]) -> dict[str, Any]:
         bare = name.removeprefix("autotune_")
         bare = _OTHER_NAMES.get(bare, bare)
         if bare in _WITHOUT_EFFECT:
-            _logging.say_once(f"helion: the tuning option {name} has no effect here; budgets are seconds= and configs=")
+            logs.say_once(f"helion: the tuning option {name} has no effect here; budgets are seconds= and configs=")
         elif bare in known or bare == "max_generations":
             found[bare] = value
         else:

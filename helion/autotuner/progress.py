@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from .. import _logging
+from .._support import logs
 from ..config import Config
 from .options import Options
 from .outcome import Outcome, Status
@@ -150,7 +150,7 @@ class Log:
             with self._path.open("a") as file:
                 file.write(json.dumps(record) + "\n")
         except OSError as error:
-            _logging.say_once(f"helion: the log {self._path} cannot be written: {error}")
+            logs.say_once(f"helion: the log {self._path} cannot be written: {error}")
 
 
 def summary(name: str, result: Result, decorator: Decorator) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._locks import new_lock
 from .._shapes import CONCRETE_TENSORS
+from .._support.locks import new_lock
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,10 @@ import torch
 
 import helion
 
-from .. import _distribution, exc, hardware, knobs
+from .. import exc, hardware, knobs
 from .. import language as hl
-from .._files import cache_dir, is_trusted, wanted_cache_dir
+from .._support import distribution
+from .._support.files import cache_dir, is_trusted, wanted_cache_dir
 from ..backends import BACKENDS
 from ..backends.execution import CompileError
 from ..runtime.kernel import kernel
@@ -62,7 +63,7 @@ def _run(_: argparse.Namespace) -> int:
 def findings() -> Iterator[Finding]:
     """Yield the findings in the order of the report. Compiles and runs kernels, on the GPU too if there is one."""
     cuda = torch.cuda.is_available()
-    yield Finding(_distribution.NAME, helion.__version__)
+    yield Finding(distribution.NAME, helion.__version__)
     yield from _clash()
     yield Finding("python", platform.python_version())
     yield from map(_package, SUPPORTED)
@@ -89,7 +90,7 @@ def findings() -> Iterator[Finding]:
 
 
 def _clash() -> Iterator[Finding]:
-    clash = _distribution.clash()
+    clash = distribution.clash()
     if clash:
         yield Finding("helion", clash, "fails")
 

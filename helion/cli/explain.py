@@ -9,7 +9,7 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING
 
-from .._lazy import lazy
+from .._support.lazy import lazy
 from ..runtime.bound import BoundKernel
 from ..runtime.kernel import Kernel
 from ..settings import Settings

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._lazy import lazy
-from .._tracebacks import short_errors
+from .._support.lazy import lazy
+from .._support.tracebacks import short_errors
 from ..runtime.kernel import aot_kernel
 
 if TYPE_CHECKING:

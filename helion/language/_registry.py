@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from .. import exc
-from ._reference import ACTIVE
-from ._reference import reference as reference
+from ._reference.session import ACTIVE
+from ._reference.session import reference as reference
 
 Where = Literal["host", "device", "both", "loop"]
 _F = TypeVar("_F", bound=Callable[..., Any])

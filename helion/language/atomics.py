@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .. import exc
-from . import _reference_access as access
+from ._reference import access
 from ._registry import declare, reference
 
 

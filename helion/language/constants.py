@@ -8,7 +8,7 @@ import torch
 
 from .. import exc
 from .._shapes import is_power_of_2
-from ._reference import ACTIVE, current
+from ._reference.session import ACTIVE, current
 from ._registry import declare, reference
 from .tiles import RefAxis, block_size
 

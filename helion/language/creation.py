@@ -8,7 +8,7 @@ from typing import Any, SupportsIndex
 import torch
 
 from .. import exc
-from ._reference import current, set_axes, set_axis
+from ._reference.session import current, set_axes, set_axis
 from ._registry import declare, reference
 from .tiles import Span
 

@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex, overload
 import torch
 
 from .. import exc
-from ._reference import Session, current
+from ._reference.session import Session, current
 from ._registry import declare, reference
 from .tiles import BlockSize, RefAxis, RefTile, RefTileTuple, Tile
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from .. import exc
-from ._reference import axes_of, current, set_axes
-from ._reference_access import fit
+from ._reference.access import fit
+from ._reference.session import axes_of, current, set_axes
 from ._registry import declare, reference
 
 

@@ -8,7 +8,7 @@ from typing import Any, SupportsIndex
 import torch
 
 from .. import exc
-from ._reference import current
+from ._reference.session import current
 from ._registry import declare, reference
 from .tiles import Span
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import exc
-from ._reference import axes_of, set_axes
+from ._reference.session import axes_of, set_axes
 from ._registry import declare, reference
 
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import exc
-from . import _reference_access as access
 from . import memory
+from ._reference import access
 from ._registry import declare, reference
 
 

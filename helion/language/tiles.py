@@ -9,7 +9,7 @@ import torch
 
 from .. import exc
 from .._shapes import cdiv
-from ._reference import Frame, Leveled, Session, axis_of, current, set_axis, shadow_of
+from ._reference.session import Frame, Leveled, Session, axis_of, current, set_axis, shadow_of
 from ._registry import declare, reference
 
 #: Attributes of a tile.

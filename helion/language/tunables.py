@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import exc
 from ..fields import Fragment
-from ._reference import current
+from ._reference.session import current
 from ._registry import declare, reference
 
 

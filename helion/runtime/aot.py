@@ -23,8 +23,10 @@ import types
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .. import _files, _logging, exc, hardware, knobs
-from .._locks import new_lock
+from .. import exc, hardware, knobs
+from .._support import files as _files
+from .._support import logs as _logging
+from .._support.locks import new_lock
 from ..config import Config, as_config
 from .signature import tensors_in
 from .targets import target_of, token

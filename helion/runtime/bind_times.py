@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 from .. import knobs
-from .._locks import new_lock
+from .._support.locks import new_lock
 
 ENABLED: bool = knobs.MEASURE_COMPILE_TIME.read()
 """Read once, so that a bind costs no more than the look at a flag. While it is set, every call binds."""

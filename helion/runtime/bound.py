@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _logging, exc
+from .. import exc
 from .._exact import are_same
-from .._lazy import lazy
-from .._tracebacks import short_errors, shortened
+from .._support import logs as _logging
+from .._support.lazy import lazy
+from .._support.tracebacks import short_errors, shortened
 from ..config import Config, as_config
 from ..hardware import Target
 from . import codecache, interpreted

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .. import _logging, exc
+from .. import exc
 from .._compiler.host.program import Module
 from .._compiler.ir.grammar import CheckAttrs, Program
 from .._compiler.source import Location, parse_function
+from .._support import logs as _logging
 from ..backends import stub
 from ..backends.execution import Executor
 from ..language._unwritten import mark_unwritten, unwritten

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _logging, exc
-from .._lazy import lazy
+from .. import exc
+from .._support import logs as _logging
+from .._support.lazy import lazy
 from ..backends import stub
 from ..backends.execution import OutOfResources
 from ..config import Config

@@ -9,8 +9,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from .. import _files, _logging
-from .._files import cache_dir
+from .._support import files as _files
+from .._support import logs as _logging
+from .._support.files import cache_dir
 
 
 def key(text: str) -> str:

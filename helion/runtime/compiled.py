@@ -10,9 +10,11 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .. import _files, _logging, exc
-from .._lazy import lazy
-from .._locks import new_lock
+from .. import exc
+from .._support import files as _files
+from .._support import logs as _logging
+from .._support.lazy import lazy
+from .._support.locks import new_lock
 from ..config import Config
 from . import codecache
 from .failures import Reporting

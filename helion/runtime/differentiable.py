@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import exc
-from .._lazy import lazy
-from .._tracebacks import short_errors
+from .._support.lazy import lazy
+from .._support.tracebacks import short_errors
 from .gradients import (
     Differentiation,
     Direct,

@@ -26,9 +26,9 @@ from torch.autograd import forward_ad
 
 from .. import settings
 from .._exact import float_key
-from .._locks import in_forked_process, new_lock
 from .._shapes import CONCRETE_TENSORS, SYMBOLIC, WIDE, SizeClasses, shared_memory
-from .._syntax import parse
+from .._support.locks import in_forked_process, new_lock
+from .._support.syntax import parse
 from ..backends import stub
 from ..backends.execution import Inlining
 from ..config import Config

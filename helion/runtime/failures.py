@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .. import exc
-from .._lazy import lazy
+from .._support.lazy import lazy
 from ..backends.execution import Launcher
 from ..config import Config
 from .inputs import check_launch

@@ -18,7 +18,7 @@ from .. import exc
 from .._compiler.autodiff.adjoint import DIFFERENTIABLE
 from .._compiler.autodiff.transform import Backward, check_accesses, differentiate
 from .._compiler.ir.grammar import Program
-from .._locks import new_lock
+from .._support.locks import new_lock
 from ..backends import GENERAL
 from ..config import Config
 from ..settings import RefMode, Settings

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from .. import _logging, exc
+from .. import exc
 from .._shapes import CONCRETE_TENSORS
+from .._support import logs as _logging
 from ..backends import stub
 from .definition import Definition
 from .signature import tensors_in

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, Generic, overload
 
 import torch
 
-from .. import _distribution, _logging, exc, hardware, knobs
+from .. import exc, hardware, knobs
 from .._compiler.source import FunctionSource, Location, parse_function, parse_kernel
-from .._lazy import lazy, when_imported
-from .._locks import new_lock, recover
 from .._names import RESERVED, SHARED_MODULES, is_reserved, is_reserved_function
-from .._tracebacks import short_errors, shortened
+from .._support import distribution as _distribution
+from .._support import logs as _logging
+from .._support.lazy import lazy, when_imported
+from .._support.locks import new_lock, recover
+from .._support.tracebacks import short_errors, shortened
 from ..config import Config, as_config
 from ..settings import RefMode, Settings
 from . import bind_times

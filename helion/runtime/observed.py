@@ -18,8 +18,8 @@ import torch
 from .. import exc, pipeline
 from .._compiler.context import Observed
 from .._compiler.ir.grammar import Check
-from .._locks import new_lock
 from .._shapes import dtype_name
+from .._support.locks import new_lock
 from ..config import Config
 from . import codecache
 from .modelled import Modelled

@@ -21,7 +21,7 @@ from .._compiler.host.build import RUNTIME_NAME
 from .._compiler.host.program import LAUNCHER, HostProgram, KernelLaunch
 from .._compiler.ir.grammar import Program
 from .._compiler.pipeline import differentiable
-from .._syntax import parse
+from .._support.syntax import parse
 from ..config import Config
 from . import codecache
 from .compiled import Compiled

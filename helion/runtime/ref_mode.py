@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .. import _logging, exc
-from .._lazy import lazy
-from ..language import _reference_access as access
-from ..language import _reference_random
-from ..language._reference import ACTIVE, Session, axes_of, set_axes
-from ..language._reference_axes import elementwise, note_axes
+from .. import exc
+from .._support import logs as _logging
+from .._support.lazy import lazy
+from ..language._reference import access
+from ..language._reference import random as _reference_random
+from ..language._reference.axes import elementwise, note_axes
+from ..language._reference.session import ACTIVE, Session, axes_of, set_axes
 from ..language.constants import ConstExpr
 from ..language.creation import lanes_axes
 from ..language.loops import jagged_tile

@@ -22,7 +22,7 @@ import torch
 
 from .. import knobs
 from .._compiler.source import parse_function
-from .._syntax import parse
+from .._support.syntax import parse
 from ..config import Config
 from ..language.constants import ConstExpr
 from .definition import Definition

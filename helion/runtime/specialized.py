@@ -7,9 +7,10 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from .. import _logging, exc
+from .. import exc
 from .._exact import are_same
-from .._lazy import lazy
+from .._support import logs as _logging
+from .._support.lazy import lazy
 from ..backends import GENERAL
 from ..config import Config
 from ..hardware import Target

@@ -10,8 +10,10 @@ import json
 import pathlib
 from collections.abc import Collection
 
-from .. import _files, _logging, knobs
+from .. import knobs
 from .._shapes import hint_of
+from .._support import files as _files
+from .._support import logs as _logging
 from ..config import Config
 from .specialized import Specialized
 from .verdict import Verdict

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .. import _logging, exc, knobs
-from .._lazy import lazy
+from .. import exc, knobs
+from .._support import logs as _logging
+from .._support.lazy import lazy
 from ..config import Config
 from .compiled import Compiled
 from .specialized import Specialized

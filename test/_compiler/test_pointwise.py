@@ -26,7 +26,7 @@ from triton.compiler import ASTSource
 
 from helion._compiler.ir import pointwise
 from helion._compiler.ir.pointwise import POINTWISE, common_dtype, fold_cast, result_dtype
-from helion._locks import TRITON_LOCK
+from helion._support.locks import TRITON_LOCK
 from helion.backends.triton.codegen import ops_pointwise
 from helion.backends.triton.codegen.expressions import LIBDEVICE, Expression, infix
 from helion.backends.triton.codegen.ops_pointwise import SIGNATURE_DTYPES, TRITON_DTYPES, Operand, literal, render

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from conftest import PROVE
 
-from helion import _files
+from helion._support import files as _files
 from helion.autotuner.cache.rows import Entry, Key, Row, exported, imported, merged
 from helion.autotuner.cache.store import Store, default_store
 from helion.autotuner.outcome import Outcome, Status

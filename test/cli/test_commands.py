@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import helion
-from helion import _distribution
 from helion.__main__ import main
+from helion._support import distribution
 from helion.cli import doctor
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,20 +78,20 @@ def test_another_distribution_of_the_same_name(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
     try:
-        _distribution.clash.cache_clear()
-        assert _distribution.clash() == ""  # a checkout on the path has no files there
+        distribution.clash.cache_clear()
+        assert distribution.clash() == ""  # a checkout on the path has no files there
         (folder / "RECORD").write_text("helion/__init__.py,,\n")
-        _distribution.clash.cache_clear()
-        assert "1.5.1 is another project's" in _distribution.clash()
+        distribution.clash.cache_clear()
+        assert "1.5.1 is another project's" in distribution.clash()
         (found,) = doctor._clash()
         assert found.state == "fails" and "pip uninstall helion helion-tiles" in found.text
     finally:
-        _distribution.clash.cache_clear()
+        distribution.clash.cache_clear()
 
 
 def test_texts_name_our_distribution() -> None:
     text = (ROOT / "pyproject.toml").read_text()
-    assert f'name = "{_distribution.NAME}"' in text
+    assert f'name = "{distribution.NAME}"' in text
     for path in (*(ROOT / "helion").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"):
         assert not re.search(r"pip install '?helion(?!-tiles)", path.read_text()), path
 

@@ -21,7 +21,7 @@ import torch
 
 import helion
 import helion.language as hl
-from helion import _files
+from helion._support import files
 from helion.autotuner.pool.children import Child
 from helion.runtime.tuning import autotune, device_lock
 from helion.runtime.tuning.bench import Bench
@@ -34,7 +34,7 @@ UUID = "GPU-of-this-test"
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of this test's locks, of which nothing is known."""
-    monkeypatch.setattr(_files, "private_folder", lambda: tmp_path)
+    monkeypatch.setattr(files, "private_folder", lambda: tmp_path)
     for name in ("_IN_VAIN", "_RELEASED"):
         monkeypatch.setattr(device_lock, name, type(getattr(device_lock, name))())
     return tmp_path
@@ -43,10 +43,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # a process that holds the lock: how often, for how many seconds, and what it does meanwhile
 HOLDER = """
 import json, pathlib, sys, time
-from helion import _files
+from helion import files
 from helion.runtime.tuning.device_lock import DeviceLock
 folder, times, seconds = pathlib.Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-_files.private_folder = lambda: folder
+files.private_folder = lambda: folder
 lock, held = DeviceLock("GPU-of-this-test", 60.0), []
 print("imported", flush=True)
 sys.stdin.readline()
@@ -164,7 +164,7 @@ def test_where_no_file_can_be_made_there_is_no_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(_files, "private_folder", lambda: tmp_path / "file")
+    monkeypatch.setattr(files, "private_folder", lambda: tmp_path / "file")
     device_lock._say_without.cache_clear()
     lock = DeviceLock(UUID, 60.0)
     with caplog.at_level("DEBUG", device_lock.__name__):

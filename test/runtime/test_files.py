@@ -14,7 +14,9 @@ import torch
 
 import helion
 import helion.language as hl
-from helion import _files, _logging, knobs
+from helion import knobs
+from helion._support import files as _files
+from helion._support import logs
 from helion.runtime import codecache
 
 
@@ -37,7 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for temporary files, with nothing remembered of another one."""
     monkeypatch.setattr(_files.tempfile, "tempdir", str(tmp_path))
-    for remembered in (_files.private_folder, _logging.say_once):
+    for remembered in (_files.private_folder, logs.say_once):
         remembered.cache_clear()
     yield tmp_path
     _files.private_folder.cache_clear()

@@ -16,7 +16,9 @@ import torch
 
 import helion
 import helion.language as hl
-from helion import _lazy, _locks, exc
+from helion import exc
+from helion._support import lazy
+from helion._support import locks as _locks
 from helion.backends.triton.execute.interpreter.semantic import SEMANTIC
 from helion.backends.triton.toolchain import offline
 from helion.runtime import inputs
@@ -166,7 +168,7 @@ def test_a_fork_waits_for_imports_on_demand() -> None:
     thread = threading.Thread(target=slow)
     thread.start()
     assert begun.wait(10)
-    assert forked(lambda: done == [True] and _lazy.lazy("helion.config").Config is helion.Config) == 0
+    assert forked(lambda: done == [True] and lazy.lazy("helion.config").Config is helion.Config) == 0
     thread.join()
     assert not _locks._IMPORTS and not _locks._FORKING
 

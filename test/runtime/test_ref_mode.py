@@ -21,7 +21,7 @@ import helion
 import helion.language as hl
 from helion._testing import EXAMPLES_DIR, check, import_path
 from helion.fields import IntegerFragment
-from helion.language import _reference
+from helion.language._reference import session as _reference
 from helion.language._registry import DECLARED
 from helion.runtime import ref_mode
 from helion.runtime.ref_mode import run_reference

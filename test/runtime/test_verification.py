@@ -24,7 +24,8 @@ from triton.runtime.errors import OutOfResources
 
 import helion
 import helion.language as hl
-from helion import Config, _files, _logging, exc
+from helion import Config, exc
+from helion._support import files, logs
 from helion.autotuner.proposal import Predicted, Seed
 from helion.autotuner.seeds import SeedReport
 from helion.backends.cute.toolchain import chain
@@ -433,8 +434,8 @@ def test_a_disk_that_takes_nothing_costs_one_line(
     def fails(*args: Any, **options: Any) -> None:
         raise OSError(number, "no")
 
-    monkeypatch.setattr(_files, "write_whole", fails)
-    _logging.say_once.cache_clear()
+    monkeypatch.setattr(files, "write_whole", fails)
+    logs.say_once.cache_clear()
     assert verification.verdict_of(bound.compiled).config["block_sizes"] == GOOD["block_sizes"]
     assert "other processes check their seeds again" in capsys.readouterr().err
     assert not verdict_files(cache) and expected is bound.compile_config(GOOD)

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from ..._shapes import Dims
-from ..._syntax import parse
+from ..._support.syntax import parse
 
 
 @dataclass(frozen=True, kw_only=True)

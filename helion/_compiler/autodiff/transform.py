@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..._names import identifier
-from ..._syntax import parse
+from ..._support.syntax import parse
 from ..ir.grammar import InlineAttrs, LoopAxis, MemoryAttrs, Program
 from ..ir.ops import OPS
 from .adjoint import DIFFERENTIABLE, Sweep, computed

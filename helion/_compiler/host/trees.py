@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from ..._syntax import parse
+from ..._support.syntax import parse
 
 N = TypeVar("N", bound=ast.AST)
 _CACHED = 1024

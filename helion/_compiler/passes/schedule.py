@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..._lazy import lazy
+from ..._support.lazy import lazy
 from ..ir.grammar import Program
 from ..ir.watch import watching
 from . import branches, order_memory, rolling

@@ -9,7 +9,9 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ... import _files, _logging, knobs
+from ... import knobs
+from ..._support import files as _files
+from ..._support import logs
 from ..outcome import Outcome
 from .database import Database, opened
 from .rows import Entry, Key, Row
@@ -110,18 +112,18 @@ class Store:
     def _give_up(self, path: pathlib.Path, error: Exception, what: str) -> bool:
         """Report an error, and rename a file that is no database; return whether another attempt may succeed."""
         if not (isinstance(error, sqlite3.DatabaseError) and any(text in str(error) for text in _BROKEN)):
-            _logging.say_once(f"helion: tuned configs in {path} cannot be {what}: {error}")
+            logs.say_once(f"helion: tuned configs in {path} cannot be {what}: {error}")
             return False
         aside = path.with_name(f"{path.name}.broken-{secrets.token_hex(4)}")
         try:
             path.rename(aside)
         except OSError as failure:
-            _logging.say_once(f"helion: {path} is no database any more, and cannot be moved: {failure}")
+            logs.say_once(f"helion: {path} is no database any more, and cannot be moved: {failure}")
             return False
         for suffix in ("-wal", "-shm"):
             with contextlib.suppress(OSError):
                 path.with_name(path.name + suffix).unlink()
-        _logging.say_once(f"helion: {path} is no database any more ({error}); it is now {aside.name}")
+        logs.say_once(f"helion: {path} is no database any more ({error}); it is now {aside.name}")
         return True
 
     def _share(self, ask: Callable[[SharedStore], Any]) -> Any:
@@ -129,7 +131,7 @@ class Store:
         try:
             return ask(SharedStore(self.url))
         except Exception as error:  # of any file system there is
-            _logging.say_once(f"helion: the shared store {self.url} cannot be used: {type(error).__name__}: {error}")
+            logs.say_once(f"helion: the shared store {self.url} cannot be used: {type(error).__name__}: {error}")
             return None
 
 

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..._locks import in_forked_process, new_lock
+from ..._support.locks import in_forked_process, new_lock
 from . import frames
 
 #: Timeout in seconds for a fork server to import its modules.

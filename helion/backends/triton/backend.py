@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..._lazy import lazy
+from ..._support.lazy import lazy
 
 if TYPE_CHECKING:
     from ... import exc

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ... import exc
-from ..._lazy import lazy
+from ..._support.lazy import lazy
 from ..compiled import Compiled
 from .collect import collect
 from .text import render_facts, render_text

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ... import exc
-from ..._locks import new_lock
+from ..._support.locks import new_lock
 from ..remembered import described
 from .backward import Differentiated, Formula, define_refusal, refusal
 from .kernels import Kernel

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import _logging, exc, knobs
-from ..._lazy import lazy
+from ... import exc, knobs
+from ..._support import logs as _logging
+from ..._support.lazy import lazy
 from ...autotuner.cache.rows import Key, Row
 from ...autotuner.cache.store import Store, default_store
 from ...backends import stub

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from ... import _logging, exc
+from ... import exc
+from ..._support import logs as _logging
 from ...autotuner.cache.rows import Entry, Key, Row
 from ...autotuner.cache.store import Store, default_store
 from ...autotuner.measure.accuracy import Tolerance

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 
 import torch
 
-from ... import _files, _logging
+from ..._support import files as _files
+from ..._support import logs as _logging
 
 _LOG = _logging.logger(__name__)
 

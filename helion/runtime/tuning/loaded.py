@@ -7,8 +7,9 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ... import _logging, exc
-from ..._lazy import lazy
+from ... import exc
+from ..._support import logs as _logging
+from ..._support.lazy import lazy
 from ...config import Config
 
 if TYPE_CHECKING:

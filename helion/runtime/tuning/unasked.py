@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ... import knobs
-from ..._locks import is_held_here, new_lock
+from ..._support.locks import is_held_here, new_lock
 from ...autotuner.options import Options
 from ...backends import BACKENDS, stub
 from ...config import Config

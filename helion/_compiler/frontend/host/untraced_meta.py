@@ -12,8 +12,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from ...._lazy import when_imported
-from ...._locks import new_lock
+from ...._support.lazy import when_imported
+from ...._support.locks import new_lock
 
 #: Attribute of a wrapper that caches the untraced form, and the file of the wrapper.
 _FORM, _WRAPPER = "__dynamo_disable", "torch/_compile.py"

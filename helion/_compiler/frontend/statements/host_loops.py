@@ -20,7 +20,7 @@ from typing import Any
 
 from .... import exc
 from ...._shapes import Expr, hint_of, number_key
-from ...._syntax import parse
+from ...._support.syntax import parse
 from ...ir.grammar import Keep
 from ..expressions.comprehensions import iterate
 from ..frames import assigned_names

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...._compiler.host.program import LAUNCHER, OTHERWISE, HostProgram, KernelLaunch
-from ...._syntax import parse
+from ...._support.syntax import parse
 from ...execution import InlineBody
 from ..plan.dtypes import NUMBER, PITCH, SIZE
 from ..toolchain.kernel import GemmKernel

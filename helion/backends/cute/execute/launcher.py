@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...._locks import new_lock
+from ...._support.locks import new_lock
 from ... import stub
 from ..plan.refusal import Refusal
 from ..toolchain.kernel import GemmKernel

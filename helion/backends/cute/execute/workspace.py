@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from ...._locks import new_lock
+from ...._support.locks import new_lock
 from ..plan.workspace import COUNTER_BYTES, MAX_COUNTERS
 
 KEPT_BYTES = 2**28

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .... import _files, _logging
-from ...._locks import new_lock
+from ...._support import files, logs
+from ...._support.locks import new_lock
 from ..plan.dtypes import NUMBER, PITCH, SIZE
 from .kernel import GemmKernel
 from .offline import installed_version
 from .shared_object import NAME, build_shared_object
 
-_LOG = _logging.logger(__name__)
+_LOG = logs.logger(__name__)
 _LOCK = new_lock()
 _FOUND: dict[str, Path] = {}
 
@@ -43,7 +43,7 @@ def is_compiled(kernel: GemmKernel) -> bool:
 
 
 def _place(kernel: GemmKernel) -> Path:
-    return _files.code_folder() / "gemm" / kernel.key
+    return files.code_folder() / "gemm" / kernel.key
 
 
 def _kept_or_made(kernel: GemmKernel) -> Path:
@@ -52,9 +52,9 @@ def _kept_or_made(kernel: GemmKernel) -> Path:
         return place
     start = time.perf_counter()
     shared_object, cubin = build_shared_object(kernel)
-    _files.keep_code(place / CUBIN, cubin)
-    _files.keep_code(place / SHARED_OBJECT, shared_object)
-    _files.write_whole(place / NOTES, json.dumps({"dsl": installed_version(), "kernel": kernel.name}))
+    files.keep_code(place / CUBIN, cubin)
+    files.keep_code(place / SHARED_OBJECT, shared_object)
+    files.write_whole(place / NOTES, json.dumps({"dsl": installed_version(), "kernel": kernel.name}))
     _LOG.info("compiled %s in %.2f s: %s", kernel.name, time.perf_counter() - start, place)
     return place
 
@@ -69,7 +69,7 @@ def _is_good(place: Path) -> bool:
     version = installed_version()
     if version and notes.get("dsl") != version:
         return False
-    return all(_files.is_kept_code(place / file) for file in (SHARED_OBJECT, CUBIN))
+    return all(files.is_kept_code(place / file) for file in (SHARED_OBJECT, CUBIN))
 
 
 class Library:

@@ -13,7 +13,7 @@ from triton.runtime.errors import OutOfResources as TritonOutOfResources
 
 from .... import exc, knobs
 from ...._compiler.host.program import HostProgram
-from ...._lazy import lazy
+from ...._support.lazy import lazy
 from ....hardware import Target
 from ...execution import InlineBody, Launcher, OutOfResources, SizeTable
 from ..plan.records import Plan

@@ -19,9 +19,9 @@ from triton import knobs as triton_knobs
 from triton._utils import canonicalize_dtype
 
 from .... import hardware, knobs
-from ...._lazy import lazy
-from ...._locks import TRITON_LOCK, new_lock
 from ...._shapes import CONCRETE_TENSORS
+from ...._support.lazy import lazy
+from ...._support.locks import TRITON_LOCK, new_lock
 from ....hardware import Target
 from ... import stub
 from . import native

@@ -17,7 +17,7 @@ import torch
 from triton import knobs as triton_knobs
 
 from ...._compiler.host.program import LAUNCHER, OTHERWISE, HostProgram, KernelLaunch
-from ...._syntax import parse
+from ...._support.syntax import parse
 from ...execution import InlineBody
 from . import native
 from .fast_launch import Entry, FastLauncher, Site, integer_class

@@ -9,7 +9,7 @@ import triton
 from triton.runtime import _allocation
 
 from .... import knobs
-from ...._lazy import lazy
+from ...._support.lazy import lazy
 from ....hardware import DEFAULT_TARGET, from_device_properties
 from ... import stub
 from .fast_launch import launch_stub

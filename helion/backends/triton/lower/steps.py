@@ -32,8 +32,8 @@ from ...._compiler.passes.schedule import (
     Step,
 )
 from ...._compiler.passes.turn import swap_ab
-from ...._lazy import lazy
 from ...._shapes import Dim
+from ...._support.lazy import lazy
 from .align import align_rows
 from .backwards import turn_loops
 from .carries import share_variables

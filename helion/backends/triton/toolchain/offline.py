@@ -19,8 +19,10 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .... import _files, _logging, knobs
-from ...._locks import TRITON_LOCK, is_held_elsewhere, recover
+from .... import knobs
+from ...._support import files as _files
+from ...._support import logs
+from ...._support.locks import TRITON_LOCK, is_held_elsewhere, recover
 from ....hardware import Target
 from ...execution import CompileError
 from .ending import Ending, ending_assembler
@@ -153,7 +155,7 @@ def said_when_slow(fn: triton.JITFunction, options: Mapping[str, object]) -> con
         tiles = f": tile {', '.join(sizes)}" if sizes else ""
         return f"helion: compiling `{name}` for {seconds} s{tiles}, num_warps={options.get('num_warps', 4)}; smaller tiles or more warps compile faster"
 
-    return _logging.saying_when_slow(text)
+    return logs.saying_when_slow(text)
 
 
 def _constants(fn: triton.JITFunction) -> list[tuple[str, Any]]:

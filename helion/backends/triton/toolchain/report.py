@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-from ...._locks import new_lock
+from ...._support.locks import new_lock
 from ....hardware import Target
 from ...execution import Resources
 from .offline import ptxas_architecture, ptxas_path

@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 from triton.language.extra import libdevice
 from triton.language.extra.cuda import libdevice as cuda_libdevice
 
-from helion._locks import TRITON_LOCK
+from helion._support.locks import TRITON_LOCK
 from helion.backends.triton.execute.interpreter import interpret
 
 F32, BF16, I32 = torch.float32, torch.bfloat16, torch.int32

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 import helion
 import helion.language as hl
-from helion import _files
 from helion._shapes import WIDE, SizeClasses
+from helion._support import files
 from helion.backends.triton.execute import native
 from helion.backends.triton.execute.native import Argument, Binary, build
 from helion.runtime import dispatch, signature, stub_driver
@@ -685,7 +685,7 @@ def test_processes_and_threads_build_at_once(unbuilt: Path) -> None:
     root, compiler = build._checked_platform(), build.compiler()
     flags = build._flags(root)
     path = build.path_for(build.source(), compiler, flags)
-    assert path.is_relative_to(_files.cache_dir())
+    assert path.is_relative_to(files.cache_dir())
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda _: build.build(compiler, flags, path), range(3)))
         assert len(set(pool.map(lambda _: id(build.module()), range(3)))) == 1

@@ -11,7 +11,7 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction, TensorWrapper
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ....._locks import TRITON_LOCK, recover
+from ....._support.locks import TRITON_LOCK, recover
 from .memory import Memory, Region
 from .races import WARP_LANES, RaceDetector, WatchedTensor, is_detecting
 from .rewrite import Interpreted, adapt, interpreted

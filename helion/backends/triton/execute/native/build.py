@@ -22,10 +22,11 @@ from typing import Any
 import torch
 import triton
 
-from ..... import _files, _logging, knobs
-from ....._locks import new_lock
+from ..... import knobs
+from ....._support import files, logs
+from ....._support.locks import new_lock
 
-_LOG = _logging.logger(__name__)
+_LOG = logs.logger(__name__)
 _LOCK = new_lock()
 
 NAME = "helion_native"
@@ -111,7 +112,7 @@ def path_for(text: str, with_compiler: str, flags: list[str]) -> Path:
     )
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
-    return _files.code_folder() / "native" / key / f"{NAME}{suffix}"
+    return files.code_folder() / "native" / key / f"{NAME}{suffix}"
 
 
 def _load(root: Path, with_compiler: str) -> types.ModuleType:
@@ -119,7 +120,7 @@ def _load(root: Path, with_compiler: str) -> types.ModuleType:
     path = path_for(source(), with_compiler, flags)
     if path.exists():
         try:
-            if _files.is_kept_code(path):
+            if files.is_kept_code(path):
                 return _verified(path)
         except (ImportError, OSError):
             pass
@@ -144,7 +145,7 @@ def build(with_compiler: str, flags: list[str], path: Path) -> None:
         if result.returncode != 0:
             first = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip())
             raise Unavailable(f"{with_compiler} failed ({result.returncode}): {first}")
-        _files.keep_code(path, Path(made).read_bytes())
+        files.keep_code(path, Path(made).read_bytes())
     _LOG.info("built %s in %.1f s", path, time.perf_counter() - start)
 
 

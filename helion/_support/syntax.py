@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from ._locks import new_lock
+from .locks import new_lock
 
 _LOCK = new_lock()
 _ATTEMPTS = 8

@@ -126,7 +126,8 @@ def _locks_of_cached_properties() -> list[Any]:
     """Return the locks of ``functools.cached_property`` in the package that other threads hold; there are some until Python 3.12."""
     if sys.version_info >= (3, 12):
         return []
-    modules = [each for name, each in list(sys.modules.items()) if name.partition(".")[0] == __package__]
+    package = __name__.partition(".")[0]
+    modules = [each for name, each in list(sys.modules.items()) if name.partition(".")[0] == package]
     kinds = [kind for module in modules for kind in list(vars(module).values()) if isinstance(kind, type)]
     attributes = [attribute for kind in kinds for attribute in list(vars(kind).values())]
     locks = [getattr(each, "lock", None) for each in attributes if isinstance(each, functools.cached_property)]

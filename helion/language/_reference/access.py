@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from .. import exc
-from ._reference import Session, axes_of, axis_of, current, set_axes, set_axis, shadow_of
-from ._unwritten import unwritten
-from .tiles import Span
+from ... import exc
+from .._unwritten import unwritten
+from ..tiles import Span
+from .session import Session, axes_of, axis_of, current, set_axes, set_axis, shadow_of
 
 #: Files whose frames are between the user's code and this module.
-_BETWEEN = (str(pathlib.Path(torch.__file__).parent), str(pathlib.Path(__file__).parents[1]))
+_BETWEEN = (str(pathlib.Path(torch.__file__).parent), str(pathlib.Path(__file__).parents[2]))
 
 #: Dtypes that torch moves around but cannot index or fill, by an integer of the same size.
 _BITS = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import exc, knobs
+from .. import exc, knobs
 
 if TYPE_CHECKING:
     from typing import ParamSpec, TypeVar
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     _P = ParamSpec("_P")
     _R = TypeVar("_R")
 
-_OURS = str(pathlib.Path(__file__).parent)
+_OURS = str(pathlib.Path(__file__).parents[1])
 #: Files of Python and torch whose frames are between ours.
 _BETWEEN = frozenset((functools.__file__, contextlib.__file__, torch.autograd.function.__file__))
 _NOTE = "Frames of the compiler are left out; HELION_FULL_TRACEBACK=1 shows them."

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ._reference import axes_of, set_axes, shadow_of
-from .tiles import RefAxis
+from ..tiles import RefAxis
+from .session import axes_of, set_axes, shadow_of
 
 _Axes = tuple[object, ...]
 

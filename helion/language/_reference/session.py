@@ -30,9 +30,9 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
-from .. import exc
-from ..config import Config
-from ..settings import Settings
+from ... import exc
+from ...config import Config
+from ...settings import Settings
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 Evaluate = Literal["padded", "once", "raw"]
@@ -245,8 +245,9 @@ class Session:
         one."""
         if self.block_sizes is None:
             return None
+        language = __package__.rpartition(".")[0]
         frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_globals.get("__name__", "").startswith(f"{__package__}."):
+        while frame is not None and frame.f_globals.get("__name__", "").startswith(f"{language}."):
             frame = frame.f_back
         assert frame is not None
         slot = self._slots.setdefault((frame.f_code, frame.f_lasti, position), len(self._slots))

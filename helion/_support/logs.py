@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from . import knobs
+from .. import knobs
 
 ROOT = "helion"
 #: The logger of lines for users.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from ._locks import importing
+from .locks import importing
 
 
 class LazyModule(ModuleType):

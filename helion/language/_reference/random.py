@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from .. import exc
-from ._reference import Session, axis_of, current
-from .random_ops import places, uniform, words
-from .tiles import RefAxis, RefTile
+from ... import exc
+from ..random_ops import places, uniform, words
+from ..tiles import RefAxis, RefTile
+from .session import Session, axis_of, current
 
 #: The least uniform number of ``triton.language.randn``.
 _LEAST = 1.0e-7

@@ -11,7 +11,8 @@ import secrets
 import stat
 import tempfile
 
-from . import _logging, knobs
+from .. import knobs
+from . import logs
 
 _READ = stat.S_IRGRP | stat.S_IROTH
 _WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -102,7 +103,7 @@ def private_folder() -> pathlib.Path:
     if is_private(folder):
         return folder
     made = pathlib.Path(tempfile.mkdtemp(prefix=f"helion-{os.getuid()}-"))
-    _logging.say_once(f"helion: {folder} is not a folder of this user alone (mode 0700) and is not used; using {made}")
+    logs.say_once(f"helion: {folder} is not a folder of this user alone (mode 0700) and is not used; using {made}")
     return made
 
 
@@ -145,7 +146,7 @@ def cache_dir() -> pathlib.Path:
     fallback = private_folder()
     users = knobs.CACHE_HOME.read()
     what = f"HELION_CACHE_DIR={configured!r}" if configured else f"{users}/helion" if users else "~/.cache/helion"
-    _logging.say_once(f"helion: {what} cannot be used ({reason}); using {fallback}")
+    logs.say_once(f"helion: {what} cannot be used ({reason}); using {fallback}")
     return fallback
 
 

@@ -1,0 +1,1 @@
+"""Services for the whole package: locks, lazy imports, files, loggers, tracebacks."""

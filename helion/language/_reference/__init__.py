@@ -1,0 +1,1 @@
+"""Eager reference mode: sessions, axes of values, accesses and random numbers."""
