@@ -5,6 +5,7 @@ from . import exc as exc
 from . import experimental as experimental
 from . import hardware as hardware
 from . import language as language
+from ._compiler import rewrites as _rewrites  # noqa: F401  declares config keys
 from ._shapes import cdiv as cdiv
 from ._shapes import next_power_of_2 as next_power_of_2
 from .autotuner.searches import from_cache as from_cache

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
@@ -283,6 +284,10 @@ class Dim:
     @property
     def is_one(self) -> bool:
         return self.const == 1 and not self.blocks
+
+    def lanes(self, sizes: Mapping[int, int]) -> int:
+        """Return the number of lanes for blocks of ``sizes``."""
+        return math.prod((sizes[block] for block in self.blocks), start=self.const)
 
     def __mul__(self, other: Dim) -> Dim:
         return Dim(self.const * other.const, (*self.blocks, *other.blocks))

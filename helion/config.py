@@ -95,7 +95,7 @@ EVERY_REDUCTION = "reduction_loop"
 
 #: Config keys and their meaning. A kernel's own tunables are added to them. The kernel and the target decide which keys
 #: a kernel has, how long its lists are and which values are legal.
-KEYS: Mapping[str, str] = {
+KEYS: dict[str, str] = {
     "block_sizes": "Elements of a tile along each dimension of `hl.tile` whose size the kernel does not fix, then each registered block size.",
     "loop_orders": "Order of the dimensions of a multi-dimensional loop: in a grid loop the first one listed varies fastest, in an inner loop the last.",
     "l2_groupings": "Number of tiles along the first dimension that run before the next tile along the second, so that neighboring programs share data in L2; 1 disables the grouping.",
@@ -114,29 +114,13 @@ KEYS: Mapping[str, str] = {
     "load_cache_modifiers": "Cache levels of a load: `.cg` bypasses L1, empty uses all.",
     "store_cache_modifiers": "Cache levels of a store: `.cs` is evicted first, `.wt` writes through L2, empty uses all.",
     "epilogue_subtile": "Number of column slices into which the epilogue of a matmul splits its result; None keeps it whole.",
-    "split_k": "Number of programs that share the reduction of a matmul, or of a loop, each for a part of it. A second kernel combines the split-K partials in a fixed order and runs the epilogue.",
-    "swap_ab": "Swap A and B: compute a TF32 matmul of fp32 operands as its transpose, so that a right operand that is contiguous along N is read through registers without a transposition.",
-    "peel_masks": "Split loops with several matmuls into runs of tiles that a mask leaves unchanged, that it hides, and others.",
-    "prefetch_distance": "Prefetch distance: iterations before its use at which a loop over single indices loads gathered data into registers; 0 loads it in the same iteration. In a loop with stages, those serve loads of 4 bytes or more per thread, and this key the others.",
-    "fuse_loops": "Fuse consecutive loops with matmuls that differ only in constants, such as those over the taps of a convolution.",
-    "precompute_operands": "Precompute operands of a matmul, such as dequantized weights, in a kernel that runs first, instead of once per tile of the output.",
-    "pack_operands": "First copy operands of a matmul whose row stride is no multiple of 16 bytes to an aligned temporary, for TMA.",
-    "transpose_operands": "First copy operands of a TF32 or 8-bit matmul that are MN-major to a K-major temporary, which Hopper's WGMMA needs.",
-    "unfuse_matmul": "Tile sizes (M, N, K), such as `[128, 128, 32]`, of a separate kernel that first computes the matmuls whose rows are reduced, and stores them; None computes them where they are used.",
-    "matmul_num_warps": "Warps of the kernel that computes such matmuls first; None takes `num_warps`.",
-    "matmul_num_stages": "Pipeline stages of its loop; None takes `num_stages`.",
     "advanced_controls_file": "Path of a file with options for NVIDIA's assembler.",
     "waves_per_eu": "On AMD GPUs: waves per execution unit that the compiler makes room for; 0 leaves it to Triton.",
     "matrix_instr_nonkdim": "On AMD GPUs: rows and columns of the matrix instruction; 0 leaves it to Triton.",
 }  # fmt: skip
-#: Keys beyond those of the public API. A kernel may have a tunable of the same name: then the name is the user's, and
-#: the kernel lacks the key.
-OWN_KEYS = frozenset(
-    (
-        "split_k", "swap_ab", "peel_masks", "prefetch_distance", "fuse_loops", "precompute_operands", "pack_operands",
-        "transpose_operands", "unfuse_matmul", "matmul_num_warps", "matmul_num_stages",
-    )
-)  # fmt: skip
+#: Keys beyond those of the public API, which ``declare`` adds. A kernel may have a tunable of the same name: then the
+#: name is the user's, and the kernel lacks the key.
+OWN_KEYS: set[str] = set()
 #: Former names of keys, accepted in a config of a kernel that has no tunable of that name.
 RENAMED: Mapping[str, str] = {
     "turn_products": "swap_ab",
@@ -325,6 +309,13 @@ class Config(Mapping[str, Any]):
 
 for _key, _doc in KEYS.items():
     setattr(Config, _key, _property(_key, _doc))
+
+
+def declare(key: str, doc: str) -> None:
+    """Add a key beyond those of the public API. Each rewrite does so for its keys when the package is imported."""
+    KEYS[key] = doc
+    OWN_KEYS.add(key)
+    setattr(Config, key, _property(key, doc))
 
 
 def as_config(given: Config | Mapping[str, Any]) -> Config:

@@ -58,6 +58,7 @@ INNER = {
         "sizes",
         "frontend",
         "passes",
+        "rewrites",
         "facts",
         "autodiff",
         "pipeline",

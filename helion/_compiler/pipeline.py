@@ -1,7 +1,7 @@
 """The compiler's table of contents: source to program, program and config to text. A step's name is its dump name.
 
 PASSES are the same for every config. The planner of a backend runs the steps that depend on a config. These are the
-steps of ``passes/schedule.py`` in the backend's order, and its own steps, whose names begin with the backend's name.
+steps of ``rewrites/steps.py`` in the backend's order, and its own steps, whose names begin with the backend's name.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .passes.dependencies import check_dependencies
 from .passes.jagged import check_jagged
 from .passes.masks import mask_tails
 from .passes.overlaps import check_overlaps
-from .passes.schedule import Step
 from .passes.simplify import drop_dead, merge_common
 from .passes.vjps import erase_vjps
+from .rewrites.steps import Step
 
 Pass = Callable[[Program], Program]
 

@@ -28,25 +28,19 @@ from helion._compiler.ir.ops import OPS
 from helion._compiler.ir.printer import print_program
 from helion._compiler.ir.rewrite import map_ops
 from helion._compiler.ir.verifier import verify
-from helion._compiler.passes.schedule import (
+from helion._compiler.pipeline import PASSES, run_passes, step_names
+from helion._compiler.rewrites import REWRITES
+from helion._compiler.rewrites.steps import (
     CHOOSE_BRANCHES,
     FLATTEN,
-    FUSE_LOOPS,
     INSERT_CHECKS,
     ORDER_MEMORY,
-    PACK_OPERANDS,
-    PEEL_MASKS,
-    PRECOMPUTE_OPERANDS,
-    PREFETCH_DISTANCE,
     ROLL,
-    SPLIT_SUMS,
     SUBTILE,
-    UNFUSE_MATMUL,
-    Scheduled,
     Step,
+    StepInputs,
     run_steps,
 )
-from helion._compiler.pipeline import PASSES, run_passes, step_names
 from helion.backends import BACKENDS
 from helion.backends.triton.codegen import (
     ops_checks,
@@ -136,9 +130,9 @@ def generate(name: str) -> Any:
     return bound._analysis.code(bound.conservative_config())
 
 
-def scheduled(program: Program) -> Scheduled:
+def inputs(program: Program) -> StepInputs:
     sizes = {block.id: 16 for block in program.blocks}
-    return Scheduled(sizes=sizes, flattened={}, threads=128, steady=True)
+    return StepInputs(sizes=sizes, threads=128, steady=True)
 
 
 def program_of(name: str) -> Program:
@@ -171,26 +165,15 @@ def test_an_unknown_name_lists_all_steps(monkeypatch: pytest.MonkeyPatch, capsys
     assert f"names no step rolls; there are {', '.join(NAMES)}, all" in capsys.readouterr().err
 
 
+SHARED = {s.name for s in (CHOOSE_BRANCHES, ROLL, FLATTEN, SUBTILE, ORDER_MEMORY, INSERT_CHECKS)}
+
+
 def test_names_differ_and_begin_with_the_backend() -> None:
-    shared = (
-        CHOOSE_BRANCHES,
-        ROLL,
-        FLATTEN,
-        FUSE_LOOPS,
-        UNFUSE_MATMUL,
-        SPLIT_SUMS,
-        PRECOMPUTE_OPERANDS,
-        PACK_OPERANDS,
-        SUBTILE,
-        PEEL_MASKS,
-        PREFETCH_DISTANCE,
-        ORDER_MEMORY,
-        INSERT_CHECKS,
-    )
+    shared = SHARED | {rewrite.key for rewrite in REWRITES}
     assert len(NAMES) == len(PASSES) + len(STEPS) + 1
     for name, backend in BACKENDS.items():
-        assert all(s.name.startswith(f"{name}.") for s in backend.steps if s not in shared)
-    assert not any("." in step.name for step in shared)
+        assert all(s.name.startswith(f"{name}.") for s in backend.steps if s.name not in shared)
+    assert not any("." in name for name in shared)
 
 
 def test_steps_of_several_backends_are_named_once() -> None:
@@ -231,7 +214,7 @@ def test_an_invalid_result_of_a_step_names_it(name: str, monkeypatch: pytest.Mon
         generate("sums")
 
 
-def _then_spoil(step: Step) -> Callable[[Program, Scheduled], Program]:
+def _then_spoil(step: Step) -> Callable[[Program, StepInputs], Program]:
     return lambda program, given: spoiled(step.rewrite(program, given))
 
 
@@ -239,10 +222,10 @@ def test_nothing_is_checked_that_was_checked(monkeypatch: pytest.MonkeyPatch) ->
     """A step that changes nothing gives back its program, and the verifier is not asked again."""
     program = spoiled(program_of("sums"))
     monkeypatch.setenv("HELION_VERIFY", "0")
-    assert run_steps(program, scheduled(program), (Step("same", lambda p, _: p),)) is program
+    assert run_steps(program, inputs(program), (Step("same", lambda p, _: p),)) is program
     monkeypatch.setenv("HELION_VERIFY", "1")
     with pytest.raises(exc.VerifierError, match="same"):
-        run_steps(program, scheduled(program), (Step("same", lambda p, _: p),))
+        run_steps(program, inputs(program), (Step("same", lambda p, _: p),))
 
 
 WRONG: list[tuple[str, type, Callable[[Any], Any], str]] = [
@@ -282,11 +265,11 @@ def test_every_kind_of_op_has_one_printer() -> None:
 
 def test_running_sums_that_the_body_reads_are_kept() -> None:
     program = program_of("sums")
-    made = keep_sums(program, scheduled(program))
+    made = keep_sums(program, inputs(program))
     assert [op.attrs.kept for op in made.walk() if isinstance(op.attrs, ReduceAttrs)] == [True]
     assert "over 1 kept" in print_program(made)
     other = program_of("swapped")
-    assert keep_sums(other, scheduled(other)) is other
+    assert keep_sums(other, inputs(other)) is other
 
 
 @pytest.mark.parametrize(("lanes", "doubled"), [((4, 4), 0), ((16, 4), 0), ((4, 8), 1), ((4, 16), 2), ((1, 64), 6)])
@@ -295,7 +278,7 @@ def test_sources_of_gathers_are_doubled_up_to_the_index(lanes: tuple[int, int], 
     (op,) = (op for op in program.walk() if op.kind == "gather")
     value, index = op.values()
     sizes = {value.dims[1].blocks[0]: lanes[0], index.dims[1].blocks[0]: lanes[1]}
-    given = replace(scheduled(program), sizes={**scheduled(program).sizes, **sizes})
+    given = replace(inputs(program), sizes={**inputs(program).sizes, **sizes})
     made = widen_gathers(program, given)
     assert [op.attrs.doubled for op in made.walk() if isinstance(op.attrs, GatherAttrs)] == [doubled]
     assert (made is program) == (doubled == 0)
@@ -303,18 +286,18 @@ def test_sources_of_gathers_are_doubled_up_to_the_index(lanes: tuple[int, int], 
 
 def test_atomics_that_nothing_reads_are_marked() -> None:
     program = program_of("counted")
-    made = unread_atomics(program, scheduled(program))
+    made = unread_atomics(program, inputs(program))
     assert [op.attrs.unread for op in made.walk() if op.kind == "atomic"] == [True, False]
     assert print_program(made).count(" unread") == 1
     other = program_of("sums")
-    assert unread_atomics(other, scheduled(other)) is other
+    assert unread_atomics(other, inputs(other)) is other
 
 
 @pytest.mark.parametrize(("size", "single"), [(1, True), (2, False)])
 def test_products_of_one_matrix_are_marked(size: int, single: bool) -> None:
     program = program_of("products")
     batch = program.roots[0].axes[0].block
-    given = replace(scheduled(program), sizes={**scheduled(program).sizes, batch: size})
+    given = replace(inputs(program), sizes={**inputs(program).sizes, batch: size})
     made = single_products(program, given)
     assert [op.attrs.single for op in made.walk() if op.kind == "dot"] == [single]
     assert (made is program) == (not single) and (" single" in print_program(made)) == single
@@ -323,7 +306,7 @@ def test_products_of_one_matrix_are_marked(size: int, single: bool) -> None:
 def test_carried_values_share_variables_where_they_can() -> None:
     """``a`` and ``b`` begin as one value, read at two positions; ``a`` takes the place of ``b``."""
     program = program_of("swapped")
-    made = share_variables(program, scheduled(program))
+    made = share_variables(program, inputs(program))
     loops = {op.kind: op for op in made.walk() if isinstance(op.attrs, (ForAttrs, WhileAttrs))}
     names = [param.name for param in loops["for"].regions[0].params]
     variables = loops["for"].attrs.variables

@@ -9,15 +9,15 @@ from dataclasses import replace
 from ..ir.grammar import ForAttrs, MemoryAttrs, Op, Program, Root, TileAttrs, Value, ViewAttrs
 from ..ir.loops import tile_of_bound
 from ..ir.rewrite import Declined, Makers
-from ..passes.ahead import loads_ahead
-from ..passes.hoist import Computed, computed_operands
-from ..passes.join import joinable_loops
-from ..passes.materialize import split_off
-from ..passes.pack import crosswise_operands, unaligned_operands
-from ..passes.peel import hidden_blocks
 from ..passes.rolling import loads_in_chunks
-from ..passes.split_sums import spread_loops, summing_loop
-from ..passes.turn import turnable
+from ..rewrites.copy_operands import crosswise_operands, unaligned_operands
+from ..rewrites.fuse_loops import joinable_loops
+from ..rewrites.peel_masks import hidden_blocks
+from ..rewrites.precompute_operands import Computed, computed_operands
+from ..rewrites.prefetch_distance import loads_ahead
+from ..rewrites.split_k.legality import spread_loops, summing_loop
+from ..rewrites.swap_ab import turnable
+from ..rewrites.unfuse_matmul import split_off
 from .axes import axis_facts, with_means
 from .composed import epilogue_fact, pointwise_fact, reduced_products, tiled_epilogue_fact, work_facts
 from .flow import trace_flow

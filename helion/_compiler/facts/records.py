@@ -356,7 +356,7 @@ class AttentionFact:
 
     ``query_axis`` is M of both, None if the kernel has a constant number of queries. ``key_axis`` is N of the first and
     K of the second. ``region`` is the loop. ``hidden``: position comparisons mask whole tiles of keys in the loop
-    (``passes/peel.py``). ``diagonal``: the loop ends at the end of the query tile.
+    (``rewrites/peel_masks.py``). ``diagonal``: the loop ends at the end of the query tile.
     """
 
     query_axis: int | None
@@ -404,7 +404,7 @@ class StagedOperand:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HoistableFact:
-    """An operand of dot number ``dot`` that an earlier grid loop may precompute (``passes/hoist.py``).
+    """An operand of dot number ``dot`` that an earlier grid loop may precompute (``rewrites/precompute_operands.py``).
 
     It has ``shape`` elements of ``dtype`` in tiles of ``axes``, with ``lanes`` of them for each element of an axis.
     Memory is contiguous along dimension ``along``. ``slots`` are the loads that it is computed from. ``main`` is the
@@ -486,18 +486,18 @@ class KernelFacts:
     - ``random_tiles``: tiles of random numbers.
     - ``transposed_squares``: tiles in which a permutation exchanges two dimensions of one axis, which memory accesses
       do not show.
-    - ``divisible``: split-K is possible: programs may share the accumulation of the matmul (``passes/split_sums.py``).
-    - ``spread``: axes of loops after the split accumulation that the programs then also share (``passes/spread.py``).
-    - ``hoistable``: operands of matmuls that may be precomputed (``passes/hoist.py``).
-    - ``joinable``: axes of loops that may be fused, in their order (``passes/join.py``).
-    - ``turnable``: every matmul can be computed with A and B swapped (``passes/turn.py``).
+    - ``divisible``: split-K is possible: programs may share the accumulation of the matmul (``rewrites/split_k``).
+    - ``spread``: axes of loops after the split accumulation that the programs then also share (``rewrites/split_k/loops.py``).
+    - ``hoistable``: operands of matmuls that may be precomputed (``rewrites/precompute_operands.py``).
+    - ``joinable``: axes of loops that may be fused, in their order (``rewrites/fuse_loops.py``).
+    - ``turnable``: every matmul can be computed with A and B swapped (``rewrites/swap_ab.py``).
     - ``packable``: operands of matmuls have rows that do not begin at multiples of 16 bytes and can be copied to rows
-      that do (``passes/pack.py``).
+      that do (``rewrites/copy_operands.py``).
     - ``crosswise``: slots of MN-major operands that can be copied to K-major, for an MMA that takes only K-major
       operands.
     - ``apart``: facts of the unfused matmuls and the rest, or the reason why matmuls cannot be computed first
-      (``passes/materialize.py``).
-    - ``ahead``: slots of loads that loops over single indices can prefetch (``passes/ahead.py``).
+      (``rewrites/unfuse_matmul.py``).
+    - ``ahead``: slots of loads that loops over single indices can prefetch (``rewrites/prefetch_distance.py``).
     """
 
     axes: tuple[AxisFact, ...]

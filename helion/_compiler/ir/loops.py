@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .grammar import Bound, ForAttrs, Op, OperandRef, Program, Root, TileAttrs
+from collections.abc import Iterator, Mapping
+
+from .grammar import Bound, ForAttrs, LoopAxis, Op, OperandRef, Program, Region, Root, TileAttrs
 from .rewrite import Makers
 
 
@@ -13,6 +15,15 @@ def loops_of(program: Program) -> tuple[Root | Op, ...]:
         found.append(root)
         found += (op for op in root.body.walk() if isinstance(op.attrs, ForAttrs))
     return tuple(found)
+
+
+def inside_loops(region: Region, axes: Mapping[int, LoopAxis]) -> Iterator[tuple[Op, Mapping[int, LoopAxis]]]:
+    """Yield the ops of loops in ``region``, with the axes around them."""
+    for op in region.ops:
+        if isinstance(op.attrs, ForAttrs):
+            around = {**axes, **{axis.block: axis for axis in op.attrs.axes}}
+            yield from ((inner, around) for inner in op.regions[0].ops)
+            yield from inside_loops(op.regions[0], around)
 
 
 def tile_of_bound(makers: Makers, loop: Op, bound: Bound) -> TileAttrs | None:

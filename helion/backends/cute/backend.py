@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..._compiler.facts.records import KernelFacts
     from ..._compiler.host.program import Form, Module
     from ..._compiler.ir.grammar import Program
-    from ..._compiler.passes.schedule import Step
+    from ..._compiler.rewrites.steps import Step
     from ...autotuner.proposal import Heuristic, Predicted
     from ...autotuner.space.own import OwnKeys
     from ...autotuner.space.survey import Survey

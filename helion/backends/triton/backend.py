@@ -10,12 +10,14 @@ from ..._support.lazy import lazy
 
 if TYPE_CHECKING:
     from ... import exc
+    from ..._compiler import rewrites
     from ..._compiler.context import Limits
     from ..._compiler.decisions import Decisions
     from ..._compiler.facts.records import KernelFacts
     from ..._compiler.host.program import Form, Module
     from ..._compiler.ir.grammar import Program
-    from ..._compiler.passes.schedule import Step
+    from ..._compiler.rewrites import unfuse_matmul
+    from ..._compiler.rewrites.steps import Step
     from ...autotuner.proposal import Heuristic, Predicted
     from ...autotuner.space.own import OwnKeys
     from ...autotuner.space.survey import Survey
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from .execute import executor
     from .heuristics import registry
     from .lower import host, kernels, steps
-    from .plan import build, lowered
+    from .plan import build
     from .plan.records import Plan
     from .resources import materialized, predict, rewritten
     from .resources.time import launch
@@ -45,7 +47,8 @@ else:
     registry = lazy("helion.backends.triton.heuristics.registry")
     executor = lazy("helion.backends.triton.execute.executor")
     build = lazy("helion.backends.triton.plan.build")
-    lowered = lazy("helion.backends.triton.plan.lowered")
+    rewrites = lazy("helion._compiler.rewrites")
+    unfuse_matmul = lazy("helion._compiler.rewrites.unfuse_matmul")
     materialized = lazy("helion.backends.triton.resources.materialized")
     predict = lazy("helion.backends.triton.resources.predict")
     launch = lazy("helion.backends.triton.resources.time.launch")
@@ -56,18 +59,23 @@ else:
     signature = lazy("helion.backends.triton.toolchain.signature")
 
 
+_KEY_PREFIXES = (
+    "range_", "static_range", "num_warps", "num_stages", "pid_type", "num_sm_multiplier", "maxnreg", "indexing",
+    "atomic_indexing", "load_", "store_", "waves_per_eu", "matrix_instr_nonkdim", "advanced_controls_file",
+    "_triton_config_",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class Triton:
     """The backend that prints Triton; see ``backends.protocol.Backend``."""
 
     name: str = "triton"
-    key_prefixes: tuple[str, ...] = (
-        "range_", "static_range", "num_warps", "num_stages", "pid_type", "num_sm_multiplier", "maxnreg", "indexing",
-        "atomic_indexing", "load_", "store_", "waves_per_eu", "matrix_instr_nonkdim", "advanced_controls_file", "split_k",
-        "swap_ab", "pack_operands", "transpose_operands", "precompute_operands", "fuse_loops", "prefetch_distance",
-        "peel_masks", "unfuse_matmul", "matmul_num_", "_triton_config_",
-    )  # fmt: skip
     is_installed: bool = True
+
+    @property
+    def key_prefixes(self) -> tuple[str, ...]:
+        return (*_KEY_PREFIXES, *rewrites.keys())
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -95,10 +103,10 @@ class Triton:
         return space.own_keys(seen, program, target, settings)
 
     def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
-        tile, apart = lowered.product_tile(decisions), facts.apart
+        tile, apart = unfuse_matmul.matmul_tile(decisions), facts.apart
         if tile is None or isinstance(apart.value, str):
             return self._predict(facts, decisions, target)
-        warps, stages = lowered.product_launch(decisions)
+        warps, stages = unfuse_matmul.matmul_launch(decisions)
         launched = launch.launch_of(decisions)
         first = materialized.ProductLaunch(
             tile=tile,

@@ -6,11 +6,10 @@ from ... import exc
 from ..._compiler.decisions import Decisions
 from ..._compiler.ir.grammar import Program
 from ..._compiler.ir.rewrite import remembered
-from ..._compiler.passes.materialize import unfuse_matmul
+from ..._compiler.rewrites.unfuse_matmul import matmul_tile, unfuse_matmul
 from ..._shapes import previous_power_of_2
 from ...autotuner.space.survey import Survey, Volume, survey
 from ...hardware import Target
-from .plan.lowered import product_tile
 
 #: Most elements of one value per thread, in register files of a thread. Tiles beyond that spill kilobytes, and ptxas
 #: takes minutes: for sm_90 12 s for twice the registers, 85 s for eight times.
@@ -43,7 +42,7 @@ def _left(program: Program) -> tuple[Volume, ...]:
 
 def check_held_values(seen: Survey, program: Program, target: Target, decisions: Decisions) -> None:
     """Raise ``exc.InvalidConfig`` where threads have many more elements of a value than registers."""
-    volumes = seen.volumes if product_tile(decisions) is None else _left(program)
+    volumes = seen.volumes if matmul_tile(decisions) is None else _left(program)
     volume = max(volumes, key=lambda v: v.numel(decisions.sizes), default=None)
     warps = decisions.values["num_warps"]
     limit = most_elements(seen, target, warps)

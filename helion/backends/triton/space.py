@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..._compiler.ir.grammar import Block, LoopAxis, OperandRef, Program
-from ..._compiler.passes.ahead import stepping_loops
-from ..._compiler.passes.hoist import computed_operands
-from ..._compiler.passes.join import joinable_loops
-from ..._compiler.passes.materialize import split_off
-from ..._compiler.passes.pack import unaligned_operands
-from ..._compiler.passes.peel import peelable
-from ..._compiler.passes.split_sums import OPEN_GRID, spread_loops
-from ..._shapes import Expr, cdiv, previous_power_of_2
+from ..._compiler.rewrites import REWRITES
+from ..._compiler.rewrites.record import TileSides
+from ..._shapes import cdiv
 from ...autotuner.space.fields import (
     Field,
     Indexing,
@@ -29,12 +23,12 @@ from ...autotuner.space.fields import (
 from ...autotuner.space.own import Missing, OwnKeys
 from ...autotuner.space.survey import Survey
 from ...config import RANGE_OPTIONS
-from ...fields import BooleanFragment, EnumFragment, Fragment, IntegerFragment, PowerOfTwoFragment, values_of
+from ...fields import BooleanFragment, EnumFragment, Fragment, IntegerFragment, PowerOfTwoFragment
 from ...hardware import Target
 from ...settings import Settings
 from .held import check_held_values
-from .product_tile import ProductTile
-from .settle import bound_seen, crosswise, rules, split_axis, turns, unmaterialized, unsplit
+from .settle import rules
+from .tile_field import Tile
 
 #: Launcher options under any name; they are passed on as they are.
 VERBATIM_PREFIX = "_triton_config_"
@@ -42,14 +36,6 @@ VERBATIM_PREFIX = "_triton_config_"
 STATIC_TRIPS = 8
 #: Most pipeline stages of a loop over single indices without a matmul, whose steps wait for loads alone.
 _STEP_STAGES = 8
-#: Largest split-K factor: the reduction kernel has this many loads in flight at once.
-MOST_PARTS = 64
-#: The same where programs share the loops after the accumulation too: a grid of one tile must fill all SMs a few times.
-MOST_SPREAD = 512
-#: Sides of tiles of unfused matmuls.
-_LEAST_SIDE, _MOST_SIDE, _MOST_DEPTH = 16, 256, 256
-#: Least elements of a split that searches try, sides of the tiles that they assume, and most waves of programs.
-_LEAST_PART, _LARGE_TILE, _ROUNDS = 128, 128, 4
 
 PID_TYPES = ("flat", "xyz", "persistent_blocked", "persistent_interleaved")
 #: Keys that other implementations have, and why they are refused here.
@@ -60,43 +46,19 @@ _NOT_GENERATED = {
 }
 
 
-_FLAG = BooleanFragment()
 #: Keys of a full config for other sizes, strides, settings or targets.
 _MISSING: dict[str, Missing] = {
     **{option.key: Missing(fragment=option.values, initial=option.off) for option in RANGE_OPTIONS},
-    "split_k": Missing(fragment=PowerOfTwoFragment(1, MOST_SPREAD), initial=1, structural=True),
-    "swap_ab": Missing(fragment=_FLAG, initial=False, structural=True),
-    "pack_operands": Missing(fragment=_FLAG, initial=False, structural=True),
-    "transpose_operands": Missing(fragment=_FLAG, initial=False, structural=True),
-    "precompute_operands": Missing(fragment=_FLAG, initial=False, structural=True),
-    "fuse_loops": Missing(fragment=_FLAG, initial=False, structural=True),
-    "peel_masks": Missing(fragment=_FLAG, initial=False, structural=True),
-    "prefetch_distance": Missing(fragment=IntegerFragment(0, _STEP_STAGES), initial=0, structural=True),
-    "unfuse_matmul": Missing(fragment=PowerOfTwoFragment(1, _MOST_SIDE), structural=True),
-    "matmul_num_warps": Missing(fragment=PowerOfTwoFragment(1, 32), structural=True),
-    "matmul_num_stages": Missing(fragment=IntegerFragment(1, 8), structural=True),
+    **{each.key: Missing(fragment=each.range, initial=each.off, structural=True) for each in REWRITES},
+    **{key.key: Missing(fragment=key.range, structural=True) for each in REWRITES for key in each.launch},
 }
-_PRODUCTS = frozenset(("dot", "dot_scaled"))
-#: Matmul keys that depend on strides and dtypes, and those that sizes which differ from call to call rule out.
-_OF_PRODUCTS = ("swap_ab", "pack_operands", "transpose_operands")
-_OF_KNOWN_SIZES = ("precompute_operands", "unfuse_matmul", "matmul_num_warps", "matmul_num_stages")
 #: Keys that no arguments of a kernel have on this target, with the values that request nothing.
 _NEUTRAL: dict[str, Any] = {"waves_per_eu": 0, "matrix_instr_nonkdim": 0, "num_ctas": 1, "occupancy": 1}
 
 
-def _missing(program: Program, settings: Settings, absent: Mapping[str, str]) -> dict[str, Missing]:
-    """Return the keys that a kernel has with other arguments.
-
-    The matmul keys depend on sizes, strides and dtypes alone where there is a matmul, and ``split_k`` where a grid has
-    open sizes. A checked kernel has no rewrites.
-    """
-    multiplies = any(op.kind in _PRODUCTS for op in program.walk())
-    is_open = any(isinstance(n, Expr) for tensor in program.tensors for n in tensor.shape)
-    differing = {
-        *(_OF_PRODUCTS if multiplies else ()),
-        *(_OF_KNOWN_SIZES if multiplies and is_open else ()),
-        *(("split_k",) if absent.get("split_k") == OPEN_GRID else ()),
-    }
+def _missing(program: Program, settings: Settings) -> dict[str, Missing]:
+    """Return the keys that a kernel has with other arguments. A checked kernel has no rewrites."""
+    differing = {key for each in REWRITES if each.varies(program) for key in each.keys}
     known = {
         key: dataclasses.replace(each, structural=each.structural and key not in differing and not settings.checked)
         for key, each in _MISSING.items()
@@ -112,22 +74,14 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
         *_range_fields(seen, target, settings, absent),
         _static_field(seen),
         *_launch_fields(seen, target, absent),
-        *_split_fields(program, target, settings, absent),
-        *_turn_fields(program, target, absent),
-        *_pack_fields(program, settings, absent),
-        *_transpose_fields(program, target, settings, absent),
-        *_hoist_fields(program, settings, absent),
-        *_join_fields(program, settings, absent),
-        *_peel_fields(program, settings, absent),
-        *_ahead_fields(program, settings, absent),
-        *_product_fields(program, target, settings, absent),
+        *_rewrite_fields(program, target, settings, absent),
         *_memory_fields(seen),
     ]
     return OwnKeys(
         fields=tuple(fields),
         absent=absent,
         verbatim=VERBATIM_PREFIX,
-        missing=_missing(program, settings, absent),
+        missing=_missing(program, settings),
         rules=rules(seen, program, target, settings),
         check=functools.partial(check_held_values, seen, program, target),
     )
@@ -239,122 +193,19 @@ def _launch_fields(seen: Survey, target: Target, absent: dict[str, str]) -> list
     return fields
 
 
-def _split_fields(program: Program, target: Target, settings: Settings, absent: dict[str, str]) -> list[Field]:
-    if why := unsplit(program, settings):
-        absent["split_k"] = why
-        return []
-    searched = PowerOfTwoFragment(1, _worth_trying(program, target))
-    return [Scalar(key="split_k", fragment=PowerOfTwoFragment(1, _most_parts(program)), initial=1, searched=searched)]
-
-
-def _most_parts(program: Program) -> int:
-    return MOST_SPREAD if spread_loops(program) else MOST_PARTS
-
-
-def _turn_fields(program: Program, target: Target, absent: dict[str, str]) -> list[Field]:
-    if not target.has("wgmma"):
-        absent["swap_ab"] = f"the matrix unit of {target} does not need K-major TF32 operands"
-    elif not turns(program):
-        absent["swap_ab"] = "no loop only accumulates a matmul of fp32 operands of which the left one alone is K-major"
-    else:
-        return [Scalar(key="swap_ab", fragment=BooleanFragment(), initial=False)]
-    return []
-
-
-def _pack_fields(program: Program, settings: Settings, absent: dict[str, str]) -> list[Field]:
-    if settings.checked:
-        absent["pack_operands"] = "checked kernels are compiled as written"
-    elif not unaligned_operands(program):
-        absent["pack_operands"] = "no matmul operand has rows of known size that are not aligned to 16 bytes"
-    else:
-        return [Scalar(key="pack_operands", fragment=BooleanFragment(), initial=False)]
-    return []
-
-
-def _transpose_fields(program: Program, target: Target, settings: Settings, absent: dict[str, str]) -> list[Field]:
-    if settings.checked:
-        absent["transpose_operands"] = "checked kernels are compiled as written"
-    elif not target.has("wgmma"):
-        absent["transpose_operands"] = f"the matrix unit of {target} does not need K-major operands"
-    elif not crosswise(program):
-        absent["transpose_operands"] = "no TF32 or 8-bit matmul operand of known size is MN-major"
-    else:
-        return [Scalar(key="transpose_operands", fragment=BooleanFragment(), initial=False)]
-    return []
-
-
-def _hoist_fields(program: Program, settings: Settings, absent: dict[str, str]) -> list[Field]:
-    if settings.checked:
-        absent["precompute_operands"] = "checked kernels are compiled as written"
-    elif not computed_operands(program):
-        absent["precompute_operands"] = (
-            "no operand of a matmul in a loop is computed from tiles of known sizes that several programs share"
-        )
-    else:
-        return [Scalar(key="precompute_operands", fragment=BooleanFragment(), initial=False)]
-    return []
-
-
-def _join_fields(program: Program, settings: Settings, absent: dict[str, str]) -> list[Field]:
-    if settings.checked:
-        absent["fuse_loops"] = "checked kernels are compiled as written"
-    elif joinable_loops(program) is None:
-        absent["fuse_loops"] = "the kernel has no consecutive loops with matmuls that differ only in constants"
-    else:
-        return [Scalar(key="fuse_loops", fragment=BooleanFragment(), initial=False)]
-    return []
-
-
-def _peel_fields(program: Program, settings: Settings, absent: dict[str, str]) -> list[Field]:
-    if settings.checked:
-        absent["peel_masks"] = "checked kernels are compiled as written"
-    elif not peelable(program):
-        absent["peel_masks"] = "the kernel has no innermost loop over tiles with two matmuls or more"
-    else:
-        return [Scalar(key="peel_masks", fragment=BooleanFragment(), initial=False)]
-    return []
-
-
-def _ahead_fields(program: Program, settings: Settings, absent: dict[str, str]) -> list[Field]:
-    if settings.checked:
-        absent["prefetch_distance"] = "checked kernels are compiled as written"
-    elif next(stepping_loops(program), None) is None:
-        absent["prefetch_distance"] = (
-            "no loop over single indices loads data that it does not write, at addresses from its index"
-        )
-    else:
-        return [Scalar(key="prefetch_distance", fragment=IntegerFragment(0, _STEP_STAGES, 0), initial=0)]
-    return []
-
-
-def _product_fields(program: Program, target: Target, settings: Settings, absent: dict[str, str]) -> list[Field]:
-    if why := unmaterialized(program, settings):
-        absent.update(dict.fromkeys(("unfuse_matmul", "matmul_num_warps", "matmul_num_stages"), why))
-        return []
-    made, blocks = split_off(program, (None, None, None))
-    sides = [(blocks.rows, _MOST_SIDE), (blocks.columns, _MOST_SIDE), (blocks.depths, _MOST_DEPTH)]
-    ranges = (
-        PowerOfTwoFragment(max([_LEAST_SIDE, *(made.blocks[b].min_size for b in of)]), most) for of, most in sides
-    )
-    warps = values_of(PowerOfTwoFragment(1, min(32, target.max_threads_per_block // target.warp_size)))
-    return [
-        ProductTile(sides=tuple(ranges), weight=2.0),
-        Scalar(key="matmul_num_warps", fragment=EnumFragment((None, *warps)), initial=None),
-        Scalar(key="matmul_num_stages", fragment=EnumFragment((None, *range(1, 9))), initial=None),
-    ]
-
-
-def _worth_trying(program: Program, target: Target) -> int:
-    """Return the largest split-K factor that searches try.
-
-    Each split must be long enough, and the programs must not exceed a few waves of the target with large tiles.
-    """
-    (root,) = program.roots
-    extents = [bound_seen(axis.end) for axis in root.axes]
-    programs = math.prod(cdiv(extent, _LARGE_TILE) for extent in extents)
-    longest = bound_seen(split_axis(program).end)
-    most = min(_most_parts(program), longest // _LEAST_PART, _ROUNDS * target.num_sms // max(1, programs))
-    return previous_power_of_2(most)
+def _rewrite_fields(program: Program, target: Target, settings: Settings, absent: dict[str, str]) -> Iterator[Field]:
+    """Yield the fields of rewrites that apply to a program, and collect the reasons against the others."""
+    for rewrite in REWRITES:
+        if why := rewrite.why_absent(program, target, checked=settings.checked):
+            absent.update(dict.fromkeys(rewrite.keys, why))
+            continue
+        values = rewrite.values(program, target)
+        if isinstance(values.legal, TileSides):
+            yield Tile(key=rewrite.key, sides=values.legal.sides, weight=2.0)
+        else:
+            yield Scalar(key=rewrite.key, fragment=values.legal, initial=rewrite.off, searched=values.searched)
+        for key in rewrite.launch:
+            yield Scalar(key=key.key, fragment=EnumFragment((None, *key.values(target))), initial=None)
 
 
 def _pid_types(seen: Survey, target: Target) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -13,7 +13,7 @@ import helion
 import helion.language as hl
 from benchmarks.workloads.products import gated_state_scan
 from helion import exc
-from helion._compiler.passes.ahead import loads_ahead
+from helion._compiler.rewrites.prefetch_distance import loads_ahead
 
 
 def _states(q, k, v, gates):

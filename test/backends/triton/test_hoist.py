@@ -14,7 +14,7 @@ from harness import program_of, tensor
 import helion
 import helion.language as hl
 from helion import exc
-from helion._compiler.passes.hoist import computed_operands
+from helion._compiler.rewrites.precompute_operands import computed_operands
 from helion.backends.triton.execute.interpreter.races import detect_races
 
 

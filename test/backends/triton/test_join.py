@@ -13,7 +13,7 @@ from harness import program_of, tensor
 import helion
 import helion.language as hl
 from helion import exc
-from helion._compiler.passes.join import digits_of, joinable_loops
+from helion._compiler.rewrites.fuse_loops import digits_of, joinable_loops
 from helion.backends.triton.resources.rewritten import joined
 
 

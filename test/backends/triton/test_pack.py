@@ -13,7 +13,7 @@ from harness import program_of, space_of, tensor
 import helion
 import helion.language as hl
 from helion import exc
-from helion._compiler.passes.pack import crosswise_operands, unaligned_operands
+from helion._compiler.rewrites.copy_operands import crosswise_operands, unaligned_operands
 from helion.backends.triton.execute.interpreter.races import detect_races
 
 

@@ -16,7 +16,7 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion._compiler.ir.rewrite import Declined
-from helion._compiler.passes.split_sums import summing_loop
+from helion._compiler.rewrites.split_k.legality import summing_loop
 from helion._testing import map_tensors
 
 

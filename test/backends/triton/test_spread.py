@@ -15,7 +15,7 @@ import helion.language as hl
 from benchmarks.workloads.rows import batch_norm_columns, group_norm_nhwc, unit_columns
 from helion import exc
 from helion._compiler.ir.rewrite import Declined
-from helion._compiler.passes.split_sums import spread_loops, summing_loop
+from helion._compiler.rewrites.split_k.legality import spread_loops, summing_loop
 
 Args = tuple[Any, ...]
 

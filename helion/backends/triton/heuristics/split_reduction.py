@@ -2,7 +2,7 @@
 the GPU.
 
 Matches kernels without a dot whose grid loop accumulates tiles of rows, and may then loop over them again
-(``passes/split_sums.py`` and ``passes/spread.py``). Examples are column sums, batch norm, group norm of channels-last
+(``rewrites/split_k``). Examples are column sums, batch norm, group norm of channels-last
 images, and norms of columns or of few long rows. It applies to GPUs with fast memory, where whole cache lines of
 columns leave fewer than two programs per SM. A program has four warps and prefetches chunks, and two of them keep an SM
 busy.

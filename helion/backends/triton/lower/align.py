@@ -39,7 +39,7 @@ from ...._compiler.ir.grammar import (
 )
 from ...._compiler.ir.ops import OPS
 from ...._compiler.ir.rewrite import Makers, expand_ops
-from ...._compiler.passes.schedule import Scheduled
+from ...._compiler.rewrites.steps import StepInputs
 from ...._shapes import fixed_at
 from .running_sums import is_moved
 
@@ -53,15 +53,15 @@ _LEAST_TILE = 2 * _VECTOR_BYTES
 _KINDS = frozenset(("number", "tile", "iota", "full", "load", "store", "pointwise", "reduce", "view", "mask"))
 
 
-def align_rows(program: Program, scheduled: Scheduled) -> Program:
+def align_rows(program: Program, inputs: StepInputs) -> Program:
     """Return the program with its loops over tiles of unaligned rows aligned."""
-    if scheduled.checked or scheduled.unrolled or not scheduled.steady or scheduled.block_accesses:
+    if inputs.checked or inputs.unrolled or not inputs.steady or inputs.block_accesses:
         return program
     if not any(isinstance(op.attrs, ForAttrs) for op in program.walk()):
         return program
     if _is_ordered(program):
         return program
-    aligner = _Aligner(program, scheduled.sizes_in(program))
+    aligner = _Aligner(program, inputs.sizes_in(program))
     return expand_ops(program, aligner.change)
 
 

@@ -25,15 +25,15 @@ from ...._compiler.ir.grammar import ForAttrs, LoopAxis, MemoryAttrs, Op, Progra
 from ...._compiler.ir.ops import OPS
 from ...._compiler.ir.rewrite import map_regions
 from ...._compiler.passes.iterations import may_permute
-from ...._compiler.passes.schedule import Scheduled
+from ...._compiler.rewrites.steps import StepInputs
 from ...._shapes import Expr, fixed_at
 
 
-def turn_loops(program: Program, scheduled: Scheduled) -> Program:
+def turn_loops(program: Program, inputs: StepInputs) -> Program:
     """Return the program with loops reversed that read the same tensors as the loop before."""
-    if scheduled.unrolled or sum(isinstance(op.attrs, ForAttrs) for op in program.walk()) < 2:
+    if inputs.unrolled or sum(isinstance(op.attrs, ForAttrs) for op in program.walk()) < 2:
         return program
-    sizes = scheduled.sizes_in(program)
+    sizes = inputs.sizes_in(program)
     roots = tuple(replace(root, body=_turned(root.body, program, sizes)) for root in program.roots)
     return replace(program, roots=roots)
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from ...._compiler.ir.grammar import ForAttrs, Op, Operand, Program, Region, Value, Variables, WhileAttrs
 from ...._compiler.ir.ops import OPS
 from ...._compiler.ir.rewrite import Makers, count_uses
-from ...._compiler.passes.schedule import Scheduled
+from ...._compiler.rewrites.steps import StepInputs
 
 #: Ops whose result may share the variable of an operand, or that assign in regions of their own.
 _NO_UPDATES = frozenset(("for", "while", "if", "mask", "iota"))
@@ -22,7 +22,7 @@ _NO_UPDATES = frozenset(("for", "while", "if", "mask", "iota"))
 _SHARING = frozenset(("for", "while", "mask"))
 
 
-def share_variables(program: Program, scheduled: Scheduled) -> Program:
+def share_variables(program: Program, inputs: StepInputs) -> Program:
     """Return the program with the ``variables`` of its loops."""
     if not any(OPS[op.kind].is_loop for op in program.walk()):
         return program

@@ -17,16 +17,16 @@ from dataclasses import replace
 from ...._compiler.ir.counting import Counting, merges_lanes
 from ...._compiler.ir.grammar import Op, Program
 from ...._compiler.ir.rewrite import map_ops
-from ...._compiler.passes.schedule import Scheduled
 from ...._compiler.passes.simplify import drop_dead
+from ...._compiler.rewrites.steps import StepInputs
 
 
-def count_lanes(program: Program, scheduled: Scheduled) -> Program:
+def count_lanes(program: Program, inputs: StepInputs) -> Program:
     """Return the program with a range in place of each merged dimension that counts its lanes consecutively."""
     merging = [op for op in program.walk() if merges_lanes(op)]
     if not merging:
         return program
-    counting = Counting(program, scheduled.sizes_in(program))
+    counting = Counting(program, inputs.sizes_in(program))
     found = {op.number: attrs for op in merging if (attrs := counting.range_of(op)) is not None}
     if not found:
         return program

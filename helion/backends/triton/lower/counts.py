@@ -25,17 +25,17 @@ import torch
 from ...._compiler.ir.build import Builder, Numbers
 from ...._compiler.ir.grammar import MaskAttrs, Op, PointwiseAttrs, Program, ReduceAttrs, Value
 from ...._compiler.ir.rewrite import Makers, expand_ops
-from ...._compiler.passes.schedule import Scheduled
 from ...._compiler.passes.simplify import drop_dead
+from ...._compiler.rewrites.steps import StepInputs
 from ...._shapes import Dim
 
 #: Up to this many terms of 0 and 1, a sum in fp32 is exact.
 _EXACT = 1 << 24
 
 
-def count_in_floats(program: Program, scheduled: Scheduled) -> Program:
-    """Return the program with integer sums of conditions in fp32, if that is ``scheduled``."""
-    if not scheduled.float_counts or not any(_is_integer_sum(op) for op in program.walk()):
+def count_in_floats(program: Program, inputs: StepInputs) -> Program:
+    """Return the program with integer sums of conditions in fp32, if that is ``inputs``."""
+    if not inputs.float_counts or not any(_is_integer_sum(op) for op in program.walk()):
         return program
     makers, numbers = Makers.among(program.walk()), Numbers.after(program)
 

@@ -23,7 +23,7 @@ import torch
 from ...._compiler.ir.build import Builder, Numbers
 from ...._compiler.ir.grammar import AsmAttrs, Op, Operand, PointwiseAttrs, Program, Region, Value
 from ...._compiler.ir.rewrite import expand_ops
-from ...._compiler.passes.schedule import Scheduled
+from ...._compiler.rewrites.steps import StepInputs
 
 FLOAT_READ_PTX = "add.f32 $0, $1, 0f80000000; // a float read of an accumulator"
 _READ = AsmAttrs(
@@ -41,9 +41,9 @@ _BIT_READS = frozenset(("mask", "asm", "inline", "sort", "gather"))
 _LOOPS = ("for", "while")
 
 
-def read_as_floats(program: Program, scheduled: Scheduled) -> Program:
-    """Return the program with a float read before each integer read of a wgmma accumulator, if ``scheduled``."""
-    if not scheduled.float_reads or not any(op.kind == "dot" for op in program.walk()):
+def read_as_floats(program: Program, inputs: StepInputs) -> Program:
+    """Return the program with a float read before each integer read of a wgmma accumulator, if ``inputs``."""
+    if not inputs.float_reads or not any(op.kind == "dot" for op in program.walk()):
         return program
     accumulators, numbers = _accumulators(program), Numbers.after(program)
 

@@ -14,7 +14,7 @@ from ...._compiler.ir.grammar import Op, PointwiseAttrs, Program, ReduceAttrs, R
 from ...._compiler.ir.ops import OPS
 from ...._compiler.ir.reductions import REDUCTIONS
 from ...._compiler.ir.rewrite import Makers, map_ops
-from ...._compiler.passes.schedule import Scheduled
+from ...._compiler.rewrites.steps import StepInputs
 
 _MOVED = frozenset(row.name for row in REDUCTIONS.values() if row.combine is not None)
 #: Kinds of ops, and names of elementwise ones, that read each operand once in the generated code.
@@ -22,7 +22,7 @@ _SINGLE_KINDS = frozenset(("store", "view"))
 _SINGLE_NAMES = frozenset(("cast", "add", "sub", "mul", "div"))
 
 
-def keep_sums(program: Program, scheduled: Scheduled) -> Program:
+def keep_sums(program: Program, inputs: StepInputs) -> Program:
     """Return the program with ``kept`` set on the reductions that must stay in their loop."""
     pinned = _all_pinned(program)
     if not pinned:

@@ -35,14 +35,14 @@ from ...._compiler.ir.grammar import (
     ViewAttrs,
 )
 from ...._compiler.ir.ops import OPS
-from ...._compiler.passes.schedule import Scheduled
+from ...._compiler.rewrites.steps import StepInputs
 from ...._compiler.source import Location
 
 
-def squeeze_batches(program: Program, scheduled: Scheduled) -> Program:
+def squeeze_batches(program: Program, inputs: StepInputs) -> Program:
     """Return the program without the batch dimensions whose tiles are of size 1."""
     for batch in sorted(batch_blocks(program)):
-        if scheduled.sizes_in(program)[batch] == 1:
+        if inputs.sizes_in(program)[batch] == 1:
             program = squeeze(program, batch)
     return program
 

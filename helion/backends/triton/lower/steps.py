@@ -7,32 +7,22 @@ matrix, and atomics whose result is unused.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ...._compiler import rewrites
 from ...._compiler.ir.grammar import DotAttrs, GatherAttrs, Op, Program
 from ...._compiler.ir.rewrite import map_ops
-from ...._compiler.passes.schedule import (
+from ...._compiler.rewrites.steps import (
     CHOOSE_BRANCHES,
     FLATTEN,
-    FUSE_LOOPS,
     INSERT_CHECKS,
     ORDER_MEMORY,
-    PACK_OPERANDS,
-    PEEL_MASKS,
-    PRECOMPUTE_OPERANDS,
-    PREFETCH_DISTANCE,
     ROLL,
-    SPLIT_SUMS,
     SUBTILE,
-    UNFUSE_MATMUL,
-    Scheduled,
     Step,
+    StepInputs,
 )
-from ...._compiler.passes.turn import swap_ab
-from ...._shapes import Dim
 from ...._support.lazy import lazy
 from .align import align_rows
 from .backwards import turn_loops
@@ -49,24 +39,19 @@ else:
     squeeze = lazy("helion.backends.triton.lower.squeeze")
 
 
-def dim_size(dim: Dim, sizes: Mapping[int, int]) -> int:
-    """Return the number of lanes of a dimension."""
-    return math.prod((sizes[block] for block in dim.blocks), start=dim.const)
-
-
-def widen_gathers(program: Program, scheduled: Scheduled) -> Program:
+def widen_gathers(program: Program, inputs: StepInputs) -> Program:
     """Return the program with each gather's source doubled along its axis until it has as many lanes as the index.
 
     Triton has no layout for a gather with more index than source lanes (an assertion fails in its optimizer).
     """
     if not any(op.kind == "gather" for op in program.walk()):
         return program
-    sizes = scheduled.sizes_in(program)
+    sizes = inputs.sizes_in(program)
 
     def widen(op: Op) -> Op:
         if not isinstance(op.attrs, GatherAttrs):
             return op
-        value, index = (dim_size(v.dims[op.attrs.dim], sizes) for v in op.values())
+        value, index = (v.dims[op.attrs.dim].lanes(sizes) for v in op.values())
         doubled = 0
         while value << doubled < index:
             doubled += 1
@@ -75,22 +60,22 @@ def widen_gathers(program: Program, scheduled: Scheduled) -> Program:
     return map_ops(program, widen)
 
 
-def single_products(program: Program, scheduled: Scheduled) -> Program:
+def single_products(program: Program, inputs: StepInputs) -> Program:
     """Return the program with batched matmuls of a single matrix marked: the matrix unit takes 2-D operands."""
     if not any(op.kind == "dot" for op in program.walk()):
         return program
-    sizes = scheduled.sizes_in(program)
+    sizes = inputs.sizes_in(program)
 
     def mark(op: Op) -> Op:
         if not isinstance(op.attrs, DotAttrs) or op.attrs.scaled is not None:
             return op
         batch = op.result.dims[:-2]
-        return replace(op, attrs=replace(op.attrs, single=True)) if batch and dim_size(batch[0], sizes) == 1 else op
+        return replace(op, attrs=replace(op.attrs, single=True)) if batch and batch[0].lanes(sizes) == 1 else op
 
     return map_ops(program, mark)
 
 
-def unread_atomics(program: Program, scheduled: Scheduled) -> Program:
+def unread_atomics(program: Program, inputs: StepInputs) -> Program:
     """Return the program with the atomics marked whose old values nothing reads."""
     if not any(op.kind == "atomic" for op in program.walk()):
         return program
@@ -103,45 +88,38 @@ def unread_atomics(program: Program, scheduled: Scheduled) -> Program:
     return map_ops(program, mark)
 
 
-def _count_lanes(program: Program, scheduled: Scheduled) -> Program:
+def _count_lanes(program: Program, inputs: StepInputs) -> Program:
     merging = any(op.kind == "view" and len(op.result.dims) == 1 for op in program.walk())
-    return counted.count_lanes(program, scheduled) if merging else program
+    return counted.count_lanes(program, inputs) if merging else program
 
 
-def _squeeze(program: Program, scheduled: Scheduled) -> Program:
-    return squeeze.squeeze_batches(program, scheduled)
-
-
-def _turn(program: Program, scheduled: Scheduled) -> Program:
-    return swap_ab(program) if scheduled.turned else program
+def _squeeze(program: Program, inputs: StepInputs) -> Program:
+    return squeeze.squeeze_batches(program, inputs)
 
 
 #: In order of execution. The printer relies on all of Triton's own.
 STEPS: tuple[Step, ...] = (
     CHOOSE_BRANCHES,
-    UNFUSE_MATMUL,
-    Step("triton.counts", count_in_floats),
+    *rewrites.schedule(None, "fuse_loops"),
+    Step("triton.count_reduction_fp32", count_in_floats),
     ROLL,
     FLATTEN,
-    FUSE_LOOPS,
+    *rewrites.schedule("fuse_loops", "split_k"),
     Step("triton.squeeze", _squeeze),
-    SPLIT_SUMS,
-    PRECOMPUTE_OPERANDS,
-    PACK_OPERANDS,
+    *rewrites.schedule("split_k", "peel_masks"),
     SUBTILE,
-    PEEL_MASKS,
-    PREFETCH_DISTANCE,
+    *rewrites.schedule("peel_masks", "swap_ab"),
     ORDER_MEMORY,
     INSERT_CHECKS,
     Step("triton.aligned_rows", align_rows),
     Step("triton.backwards", turn_loops),
     Step("triton.whole_tiles", part_whole_tiles),
-    Step("triton.running_sums", keep_sums),
-    Step("triton.counted_lanes", _count_lanes),
+    Step("triton.pin_reductions", keep_sums),
+    Step("triton.fold_merged_iota", _count_lanes),
     Step("triton.gathers", widen_gathers),
-    Step("triton.products", single_products),
+    Step("triton.unbatch_dot", single_products),
     Step("triton.atomics", unread_atomics),
-    Step("triton.turned_products", _turn),
+    *rewrites.schedule("swap_ab", None),
     Step("triton.float_reads", read_as_floats),
     Step("triton.carries", share_variables),
 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...._compiler.ir.grammar import LoopAxis, MemoryAttrs, Op, Program, Root
-from ...._compiler.passes.schedule import Scheduled
+from ...._compiler.rewrites.steps import StepInputs
 from ...._shapes import fixed_at
 
 #: Bytes of a vector.
@@ -26,20 +26,20 @@ _MOST_OPS = 128
 _KINDS = frozenset(("number", "tile", "iota", "full", "load", "store", "pointwise", "view", "mask"))
 
 
-def part_whole_tiles(program: Program, scheduled: Scheduled) -> Program:
+def part_whole_tiles(program: Program, inputs: StepInputs) -> Program:
     """Return the program with its grids over such runs marked."""
     # the lanes of a part of a tile are named at its first use, in one of the two bodies
-    if scheduled.checked or scheduled.block_accesses or any(block.part is not None for block in program.blocks):
+    if inputs.checked or inputs.block_accesses or any(block.part is not None for block in program.blocks):
         return program
-    roots = tuple(_parted(program, scheduled, root) for root in program.roots)
+    roots = tuple(_parted(program, inputs, root) for root in program.roots)
     return program if roots == program.roots else replace(program, roots=roots)
 
 
-def _parted(program: Program, scheduled: Scheduled, root: Root) -> Root:
+def _parted(program: Program, inputs: StepInputs, root: Root) -> Root:
     if len(root.axes) != 1 or not _is_plain(root.axes[0]):
         return root
     (axis,), ops = root.axes, root.body.ops
-    size = scheduled.sizes_in(program)[axis.block]
+    size = inputs.sizes_in(program)[axis.block]
     assert isinstance(axis.end, int)
     if len(ops) > _MOST_OPS or axis.end < _LEAST_TILES * size or any(op.kind not in _KINDS for op in ops):
         return root

@@ -25,9 +25,10 @@ from ...._compiler.ir.grammar import (
 from ...._compiler.ir.loops import loops_of, tile_of_bound
 from ...._compiler.ir.rewrite import Makers
 from ...._compiler.passes.overlaps import overlapping_stores
-from ...._compiler.passes.pack import multiplies
 from ...._compiler.passes.programs import check_programs
-from ...._compiler.passes.schedule import Step
+from ...._compiler.rewrites.copy_operands import multiplies
+from ...._compiler.rewrites.steps import Step
+from ...._compiler.rewrites.unfuse_matmul import matmul_launch, matmul_tile
 from ...._names import LAUNCH_OPTIONS, RESERVED, NameSpace
 from ...._shapes import Expr, Number, cdiv, fixed_at, hint_of
 from ....config import RANGE_OPTIONS
@@ -35,7 +36,7 @@ from ....hardware import Target
 from ....settings import Settings
 from ..resources.materialized import GROUP
 from .dots import partial_sums, settled_sums
-from .lowered import Lowered, lower, product_launch, product_tile, waits
+from .lowered import Lowered, lower, waits
 from .records import (
     AxisPlan,
     BlockPlan,
@@ -137,11 +138,11 @@ class _Planner:
     def parts(self) -> list[tuple[int, Program]]:
         """Return the parts of the program by number of warps."""
         warps = self.decisions.values["num_warps"]
-        if product_tile(self.decisions) is None:
+        if matmul_tile(self.decisions) is None:
             return [(warps, self.rolled)]
         traced = len(self.program.roots)
         rows, first = (replace(self.rolled, roots=r) for r in (self.rolled.roots[:traced], self.rolled.roots[traced:]))
-        return [(warps, rows), (product_launch(self.decisions)[0], first)]
+        return [(warps, rows), (matmul_launch(self.decisions)[0], first)]
 
     def definitions(self) -> dict[Definition, str]:
         """Return unique names for the definitions, those of each before the ones that use it."""
@@ -314,7 +315,7 @@ class _Planner:
         """Return the grid of a root that a step made: its last axis is the fastest; for a matmul its rows."""
         axes = tuple(map(self.axis, root.axes))
         order = tuple(range(len(axes)))[::-1]
-        if product_tile(self.decisions) is None or not multiplies(root):
+        if matmul_tile(self.decisions) is None or not multiplies(root):
             return GridPlan(axes=axes, order=order)
         column, row, *others = order
         return GridPlan(axes=axes, order=(row, column, *others), group=GROUP)
@@ -352,9 +353,9 @@ class _Planner:
 
     def own_options(self, options: list[tuple[str, Any]]) -> dict[int, tuple[tuple[str, Any], ...]]:
         """Return the launch options of the unfused matmul kernel."""
-        if product_tile(self.decisions) is None:
+        if matmul_tile(self.decisions) is None:
             return {}
-        warps, stages = product_launch(self.decisions)
+        warps, stages = matmul_launch(self.decisions)
         others = {"num_warps": warps, "num_stages": stages}
         own = tuple((key, others.get(key, value)) for key, value in options)
         return {root.phase: own for root in self.rolled.roots[len(self.program.roots) :]}

@@ -10,8 +10,9 @@ from typing import Any
 from ...._compiler.decisions import Decisions
 from ...._compiler.ir.grammar import MemoryAttrs, Program, Region, Root
 from ...._compiler.ir.loops import loops_of
-from ...._compiler.passes.pack import multiplies
-from ...._compiler.passes.schedule import Scheduled, Step, run_steps
+from ...._compiler.rewrites import keys
+from ...._compiler.rewrites.copy_operands import multiplies
+from ...._compiler.rewrites.steps import Step, StepInputs, run_steps
 from ....hardware import Target
 from ....settings import Settings
 from ..mechanisms import mechanisms
@@ -36,18 +37,18 @@ def lower(
 
     A repeated call returns the same object, because rules look at the program that a plan is later made of.
     """
-    scheduled = _scheduled(program, decisions, settings, target)
-    return _lower(_Asked(program, scheduled, decisions.accesses("indexing")), target, steps)
+    inputs = _inputs(program, decisions, settings, target)
+    return _lower(_Asked(program, inputs, decisions.accesses("indexing")), target, steps)
 
 
 class _Asked:
     """A program, compared by identity, with the inputs of the steps."""
 
-    __slots__ = ("_key", "indexing", "program", "scheduled")
+    __slots__ = ("_key", "indexing", "inputs", "program")
 
-    def __init__(self, program: Program, scheduled: Scheduled, indexing: Mapping[int, str]) -> None:
-        self.program, self.scheduled, self.indexing = program, scheduled, indexing
-        asked = (getattr(scheduled, name) for name in scheduled.__dataclass_fields__)
+    def __init__(self, program: Program, inputs: StepInputs, indexing: Mapping[int, str]) -> None:
+        self.program, self.inputs, self.indexing = program, inputs, indexing
+        asked = (getattr(inputs, name) for name in inputs.__dataclass_fields__)
         self._key = (id(program), *map(_plain, asked), _plain(indexing))
 
     def __hash__(self) -> int:
@@ -58,16 +59,19 @@ class _Asked:
 
 
 def _plain(value: Any) -> Any:
-    return tuple(value.items()) if isinstance(value, Mapping) else value
+    """Return a value as a hashable one."""
+    if isinstance(value, Mapping):
+        return tuple(value.items())
+    return tuple(value) if isinstance(value, list) else value
 
 
 @functools.lru_cache(maxsize=16)
 def _lower(asked: _Asked, target: Target, steps: tuple[Step, ...]) -> Lowered:
-    program = run_steps(asked.program, asked.scheduled, steps)
-    sizes = asked.scheduled.sizes_in(program)
+    program = run_steps(asked.program, asked.inputs, steps)
+    sizes = asked.inputs.sizes_in(program)
     if all(way == "pointer" for way in asked.indexing.values()):
         return Lowered(program=program, sizes=sizes, boxes={})
-    launched = asked.scheduled.launched(program)
+    launched = asked.inputs.launched(program)
     wanted = {**asked.indexing, **_stored_products(asked, program)}
     boxes = plan_boxes(program, sizes, wanted, mechanisms(), launched, target)
     return Lowered(program=program, sizes=sizes, boxes=boxes)
@@ -78,7 +82,7 @@ def _stored_products(asked: _Asked, program: Program) -> dict[int, str]:
 
     Then the tiles leave no shared memory for a descriptor of the accumulator.
     """
-    if asked.scheduled.products is None or asked.scheduled.crosswise:
+    if asked.inputs.values.get("unfuse_matmul") is None or asked.inputs.values.get("transpose_operands"):
         return {}
     made = (op for root in program.roots if multiplies(root) for op in root.body.walk())
     accesses = [op for op in made if isinstance(op.attrs, MemoryAttrs)]
@@ -86,24 +90,16 @@ def _stored_products(asked: _Asked, program: Program) -> dict[int, str]:
     return {op.attrs.slot: way for way in ways for op in accesses if op.kind == "store"} if len(ways) == 1 else {}
 
 
-def _scheduled(program: Program, decisions: Decisions, settings: Settings, target: Target) -> Scheduled:
+def _inputs(program: Program, decisions: Decisions, settings: Settings, target: Target) -> StepInputs:
     """Return the inputs that ``decisions`` give the steps that rewrite ``program``."""
     staged, specialized = (decisions.entries.get(key, {}) for key in ("range_num_stages", "range_warp_specializes"))
-    return Scheduled(
+    return StepInputs(
         sizes=decisions.sizes,
+        values={key: _plain(decisions.values[key]) for key in keys() if key in decisions.values},
         chunked=decisions.chunked,
         flattened=_flattened(program, decisions),
         subtiles=decisions.values["epilogue_subtile"] or 0,
-        parts=decisions.values.get("split_k", 1),
-        turned=decisions.values.get("swap_ab", False),
-        joined=decisions.values.get("fuse_loops", False),
-        hoisted=decisions.values.get("precompute_operands", False),
-        peeled=decisions.values.get("peel_masks", False),
-        ahead=decisions.values.get("prefetch_distance", 0),
         staged=target.kind == "cuda" and any(stages > 1 for stages in staged.values()),
-        packed=decisions.values.get("pack_operands", False),
-        crosswise=decisions.values.get("transpose_operands", False),
-        products=product_tile(decisions),
         threads=decisions.values["num_warps"] * target.warp_size,
         steady=all(stages <= 1 for stages in staged.values()) and not any(specialized.values()),
         block_accesses=frozenset(slot for slot, way in decisions.accesses("indexing").items() if way != "pointer"),
@@ -113,18 +109,6 @@ def _scheduled(program: Program, decisions: Decisions, settings: Settings, targe
         float_reads=target.has("wgmma"),
         tunables={name: decisions.values[name] for name, _ in program.tunables},
     )
-
-
-def product_tile(decisions: Decisions) -> tuple[int, int, int] | None:
-    """Return the rows, columns and elements along K of the tiles of unfused matmuls."""
-    asked = decisions.values.get("unfuse_matmul")
-    return None if asked is None else (asked[0], asked[1], asked[2])
-
-
-def product_launch(decisions: Decisions) -> tuple[int, int]:
-    """Return the warps and pipeline stages of the unfused matmul kernel."""
-    values = decisions.values
-    return values["matmul_num_warps"] or values["num_warps"], values["matmul_num_stages"] or values["num_stages"]
 
 
 def _flattened(program: Program, decisions: Decisions) -> dict[int, tuple[int, ...]]:

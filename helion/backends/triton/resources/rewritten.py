@@ -1,7 +1,7 @@
 """Facts of a kernel with rewritten matmuls.
 
-A config can swap A and B (``passes/turn.py``), pack operands or copy them K-major (``passes/pack.py``), or precompute
-them (``passes/hoist.py``).
+A config can swap A and B (``rewrites/swap_ab.py``), pack operands or copy them K-major (``rewrites/copy_operands.py``), or precompute
+them (``rewrites/precompute_operands.py``).
 """
 
 from __future__ import annotations

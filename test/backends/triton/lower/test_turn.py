@@ -12,7 +12,7 @@ from harness import program_of, space_of, tensor
 
 import helion
 import helion.language as hl
-from helion._compiler.passes.turn import turnable
+from helion._compiler.rewrites.swap_ab import turnable
 from helion.backends.triton.toolchain.offline import compile_offline
 from helion.backends.triton.toolchain.signature import offline_signature
 

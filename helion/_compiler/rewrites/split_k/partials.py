@@ -11,7 +11,7 @@ After, in 4 parts, with smaller tiles b4, b5 in the second grid loop, which is l
     grid b4, b5: %3: [b4, b5] = for b6 in 0..4 carrying 0: load parts[b6, b4, b5]; add ..
                  %2 = relu %3; store out[b4, b5] <- %2
 
-Programs also share other loops after the first one, in their original tiles (``spread``).
+Programs also share other loops after the first one, in their original tiles (``loops``).
 
 Parts are ranges of whole tiles of the loop. So no tile extends past its part, and only the last one past the end.
 """
@@ -25,12 +25,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..._shapes import Dim, Dims, Expr, Number, fixed_at
-from ..ir.build import Builder, Numbers
-from ..ir.effects import may_alias
-from ..ir.grammar import (
+from ...._shapes import Dim, Dims, Expr, Number, fixed_at
+from ...ir.build import Builder, Numbers
+from ...ir.effects import may_alias
+from ...ir.grammar import (
     Block,
-    DotAttrs,
     ForAttrs,
     HostTensor,
     Index,
@@ -40,7 +39,6 @@ from ..ir.grammar import (
     NumberAttrs,
     Op,
     Operand,
-    PointwiseAttrs,
     Program,
     ReduceAttrs,
     Region,
@@ -49,75 +47,23 @@ from ..ir.grammar import (
     TileAttrs,
     Value,
     ViewAttrs,
-    accumulator_of,
 )
-from ..ir.ops import OPS
-from ..ir.reductions import REDUCTIONS
-from ..ir.rewrite import Declined, remembered
-from .simplify import drop_dead
-from .spread import check_spread, done_once, renaming, spread, spread_blocks
+from ...ir.ops import OPS
+from ...ir.reductions import REDUCTIONS
+from ...ir.rewrite import Declined
+from ...passes.simplify import drop_dead
+from .legality import combinations, summing, summing_loop
+from .loops import done_once, renaming, spread, spread_blocks
 
 #: Elements of a tile of the second grid loop, and its maximal columns. An output of 64 K elements gives at least as
 #: many programs as GPUs have SMs, with 16 bytes for each of 128 threads.
 _ELEMENTS, _COLUMNS = 512, 128
-#: Ops after the loop whose results do not depend on the tiles of their grid.
-_BEHIND = frozenset(
-    ("number", "iota", "full", "load", "store", "atomic", "pointwise", "reduce", "view", "mask", "join", "split", "seed", "random", "random4")
-)  # fmt: skip
-#: Combinations of partials.
-_COMBINED = frozenset(("add", "maximum", "minimum"))
-#: Types of partials that are summed with a reduction, and the elements of partials that a program reads at once.
-_SUMMED, _AT_ONCE = frozenset((torch.float32, torch.float64, torch.int32, torch.int64)), 4096
+#: Elements of partials that a program reads at once.
+_AT_ONCE = 4096
 #: Reductions of partials, by their combination.
 _REDUCTIONS = {row.combine: row.name for row in REDUCTIONS.values()}
 #: Name of the memory of partials in host code; users' names do not begin with it.
 _NAME = "_helion_parts"
-
-
-#: Reason against splitting that disappears if every call has the same sizes.
-OPEN_GRID = "the sizes of the grid differ from call to call"
-
-
-@remembered
-def summing_loop(program: Program) -> int:
-    """Return the number of the op that is the loop that ``split_sums`` splits.
-
-    Raises ``Declined`` with the reason if no tile sizes allow a split.
-    """
-    if len(program.roots) != 1:
-        raise Declined(f"the kernel has {len(program.roots)} grid loops")
-    (root,) = program.roots
-    loops = [op for op in root.body.ops if op.regions]
-    if not loops or not isinstance(loops[0].attrs, ForAttrs):
-        raise Declined("the kernel is not a grid loop around one loop")
-    sums = _summing(root.body.ops)
-    for loop in sums:
-        _check_loop(loop)
-    at = root.body.ops.index(sums[-1])
-    before, behind = tuple(op for op in root.body.ops[:at] if op not in sums), root.body.ops[at + 1 :]
-    _check_around(before, () if len(loops) > 1 else behind)
-    if len(loops) > 1:
-        _check_spread(program, sums, before, behind)
-    if any(axis.merged or not fixed_at(axis.begin, 0) or not isinstance(axis.end, int) for axis in root.axes):
-        raise Declined(OPEN_GRID)
-    return sums[0].number
-
-
-def _summing(ops: tuple[Op, ...]) -> list[Op]:
-    """Return the first loop, and the following loops that carry values."""
-    first, *others = [op for op in ops if op.regions]
-    carrying = itertools.takewhile(lambda op: isinstance(op.attrs, ForAttrs) and op.attrs.carried, others)
-    return [first, *carrying]
-
-
-def spread_loops(program: Program) -> tuple[int, ...]:
-    """Return the blocks of the loops after the sums, which programs share as well; empty if the sums cannot be
-    split."""
-    try:
-        loop = summing_loop(program)
-    except Declined:
-        return ()
-    return spread_blocks(op for op in program.roots[0].body.ops if op.number != loop)
 
 
 def split_sums(program: Program, count: int, sizes: Mapping[int, int]) -> Program:
@@ -127,64 +73,6 @@ def split_sums(program: Program, count: int, sizes: Mapping[int, int]) -> Progra
         return drop_dead(_Splitter(program, summing_loop(program), count, sizes).program())
     except Declined:
         return program
-
-
-# --- legality ---------------------------------------------------------------------------------------------------------
-
-
-def _check_loop(loop: Op) -> None:
-    attrs, (body,) = loop.attributes(ForAttrs), loop.regions
-    if len(attrs.axes) != 1 or len(loop.operands) != attrs.carried:
-        raise Declined("the loop is over several dimensions, or its bounds depend on data")
-    (axis,) = attrs.axes
-    if axis.scalar or axis.jagged is not None or not fixed_at(axis.begin, 0):
-        raise Declined("the loop is not over tiles from 0 on")
-    inside = list(itertools.chain.from_iterable(op.walk() for op in body.ops))
-    if any(op.kind not in ("load", "for") and (OPS[op.kind].stays or OPS[op.kind].writes) for op in inside):
-        raise Declined("the loop does more than accumulate")
-    if any(op.regions and not OPS[op.kind].combines for op in body.ops):
-        raise Declined("the loop contains loops or branches")
-    if not body.params:
-        raise Declined("the loop carries no accumulator")
-    for param, result in zip(body.params, body.results, strict=True):
-        _combination(body, param, result)
-
-
-def _combination(body: Region, param: Value, result: Operand) -> str:
-    """Return the combination of a carried value with independent terms. Raises ``Declined`` if there is none."""
-    (maker,) = [op for op in body.ops if any(r is result for r in op.results)] or (None,)
-    uses = sum(v is param for op in body.walk() for v in op.reads()) + sum(v is param for v in body.results)
-    others = sum(v is result for op in body.walk() for v in op.reads())
-    name = None if maker is None or uses != 1 or others else _combines(maker, param)
-    if name is None:
-        raise Declined("the loop carries other values than sums and extrema")
-    return name
-
-
-def _combines(op: Op, param: Value) -> str | None:
-    """Return the combination of ``param`` with another value, None for other ops."""
-    if isinstance(op.attrs, DotAttrs):
-        return "add" if accumulator_of(op) is param else None
-    if not isinstance(op.attrs, PointwiseAttrs) or op.attrs.name not in _COMBINED or len(op.operands) != 2:
-        return None
-    return op.attrs.name if any(v is param for v in op.operands) else None
-
-
-def _check_around(before: tuple[Op, ...], behind: tuple[Op, ...]) -> None:
-    if any(OPS[op.kind].stays or OPS[op.kind].writes for op in before):
-        raise Declined("the kernel stores before the loop")
-    for op in (*before, *behind):
-        if op.kind not in _BEHIND and not (op.kind == "tile" and op.attributes(TileAttrs).field in ("index", "begin")):
-            raise Declined(f"the kernel has {op.kind} outside of the loop")
-
-
-def _check_spread(program: Program, sums: list[Op], before: tuple[Op, ...], behind: tuple[Op, ...]) -> None:
-    """Check the further requirements of kernels with programs that share loops."""
-    if any(op.kind == "dot" for loop in sums for op in loop.walk()):
-        raise Declined("the kernel has loops after that of a matmul")
-    if any(value.dtype not in _SUMMED for loop in sums for value in loop.results):
-        raise Declined("the sums before other loops have narrow dtypes")
-    check_spread(program, before, behind)
 
 
 # --- the partials -----------------------------------------------------------------------------------------------------
@@ -216,7 +104,7 @@ class _Splitter:
         self.numbers = Numbers.after(self.before)
         self.blocks = list(self.before.blocks)
         ops = self.root.body.ops
-        self.sums = _summing(ops)
+        self.sums = summing(ops)
         self.op = self.sums[0]
         assert self.op.number == self.loop
         at, last = ops.index(self.op), ops.index(self.sums[-1])
@@ -226,7 +114,11 @@ class _Splitter:
         )
 
     def program(self) -> Program:
-        sums = [(loop, value, way) for loop in self.sums for value, way in zip(loop.results, _ways(loop), strict=True)]
+        sums = [
+            (loop, value, way)
+            for loop in self.sums
+            for value, way in zip(loop.results, combinations(loop), strict=True)
+        ]
         made = [
             _Part(at=at, tensor=self.tensor(at, value), value=value, way=way) for at, (_, value, way) in enumerate(sums)
         ]
@@ -491,12 +383,6 @@ class _Splitter:
         out.repeat(op, operands=operands, results=results, attrs=_attributes(op, to))
 
 
-def _ways(loop: Op) -> list[str]:
-    """Return the combination of each result of a loop."""
-    (body,) = loop.regions
-    return [_combination(body, param, result) for param, result in zip(body.params, body.results, strict=True)]
-
-
 def _tensors_read(loop: Op) -> frozenset[int]:
     return frozenset(op.attrs.tensor for op in loop.walk() if isinstance(op.attrs, MemoryAttrs))
 
@@ -576,6 +462,3 @@ def _neutral(value: Value, way: str) -> float | int:
         return -math.inf if way == "maximum" else math.inf
     limits = torch.iinfo(value.dtype)
     return limits.min if way == "maximum" else limits.max
-
-
-__all__ = ["OPEN_GRID", "split_sums", "summing_loop"]

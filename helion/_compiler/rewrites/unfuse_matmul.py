@@ -25,6 +25,9 @@ from typing import Any
 import torch
 
 from ..._shapes import ONE, Dim, Dims, Expr, Number, cdiv, fixed_at, number_key
+from ...fields import IntegerFragment, PowerOfTwoFragment, values_of
+from ...hardware import Target
+from ..decisions import Decisions
 from ..ir.build import Builder, Numbers
 from ..ir.effects import written_by
 from ..ir.grammar import (
@@ -47,9 +50,10 @@ from ..ir.grammar import (
     ViewAttrs,
 )
 from ..ir.rewrite import Declined, Makers, expand_ops, remembered
-from .phases import insert_before
-from .products import Product, find_products
-from .simplify import drop_dead
+from ..passes.phases import insert_before
+from ..passes.products import Product, find_products
+from ..passes.simplify import drop_dead
+from .record import LaunchKey, Rewrite, RuleContext, TileSides, Values, has_matmul_of_open_sizes
 
 #: Row stride granularity in elements: 16 bytes of any dtype, also if only launches know the row length.
 _ALIGNED = 16
@@ -478,4 +482,85 @@ def _zero(dtype: torch.dtype) -> float | int:
     return 0.0 if dtype.is_floating_point else 0
 
 
-__all__ = ["Sides", "offsets_fit", "products", "split_off", "unfuse_matmul"]
+# --- the record ------------------------------------------------------------------------------------------------------
+
+#: Sides of tiles.
+_LEAST_SIDE, _MOST_SIDE, _MOST_DEPTH = 16, 256, 256
+_WARPS, _STAGES = PowerOfTwoFragment(1, 32), IntegerFragment(1, 8)
+
+
+def matmul_tile(decisions: Decisions) -> tuple[int, int, int] | None:
+    """Return the M, N and K of the tiles of unfused matmuls; None if matmuls stay fused."""
+    asked = decisions.values.get("unfuse_matmul")
+    return None if asked is None else (asked[0], asked[1], asked[2])
+
+
+def matmul_launch(decisions: Decisions) -> tuple[int, int]:
+    """Return the warps and pipeline stages of the kernel of unfused matmuls."""
+    values = decisions.values
+    return values["matmul_num_warps"] or values["num_warps"], values["matmul_num_stages"] or values["num_stages"]
+
+
+def _values(program: Program, target: Target) -> Values:
+    made, blocks = split_off(program, (None, None, None))
+    sides = ((blocks.rows, _MOST_SIDE), (blocks.columns, _MOST_SIDE), (blocks.depths, _MOST_DEPTH))
+    least = ([_LEAST_SIDE, *(made.blocks[block].min_size for block in of)] for of, _ in sides)
+    pairs = zip(least, sides, strict=True)
+    return Values(legal=TileSides(sides=tuple(PowerOfTwoFragment(max(low), high) for low, (_, high) in pairs)))
+
+
+def _applies(program: Program, target: Target) -> str:
+    try:
+        products(program)
+    except Declined as declined:
+        return str(declined)
+    return ""
+
+
+def _fit(context: RuleContext, value: Any, decisions: Decisions) -> Any:
+    return value if offsets_fit(context.program) else None
+
+
+def _warps(target: Target) -> tuple[int, ...]:
+    most = min(_WARPS.high, target.max_threads_per_block // target.warp_size)
+    return values_of(PowerOfTwoFragment(_WARPS.low, most))
+
+
+UNFUSE_MATMUL = Rewrite(
+    key="unfuse_matmul",
+    doc="Tile sizes (M, N, K), such as `[128, 128, 32]`, of a separate kernel that first computes the matmuls whose rows are reduced, and stores them; None computes them where they are used.",
+    off=None,
+    range=PowerOfTwoFragment(1, _MOST_SIDE),
+    values=_values,
+    applies=_applies,
+    varies=has_matmul_of_open_sizes,
+    fit=_fit,
+    needs="unfused matmuls need an intermediate below 2**31 elements and a pid_type other than 'xyz', and replace their loops with all options",
+    resets={
+        "epilogue_subtile": None,
+        "split_k": 1,
+        "pack_operands": False,
+        "precompute_operands": False,
+        "fuse_loops": False,
+        "flatten_loops": False,
+    },
+    removes=frozenset(("loops", "accesses")),
+    numbered=True,
+    launch=(
+        LaunchKey(
+            key="matmul_num_warps",
+            doc="Warps of the kernel that computes such matmuls first; None takes `num_warps`.",
+            of="num_warps",
+            range=_WARPS,
+            values=_warps,
+        ),
+        LaunchKey(
+            key="matmul_num_stages",
+            doc="Pipeline stages of its loop; None takes `num_stages`.",
+            of="num_stages",
+            range=_STAGES,
+            values=lambda target: values_of(_STAGES),
+        ),
+    ),
+    apply=lambda program, value, inputs: unfuse_matmul(program, value),
+)

@@ -26,9 +26,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..._shapes import Dim
+from ...hardware import Target
+from ..decisions import Decisions
 from ..ir.build import Builder, Numbers
 from ..ir.grammar import DotAttrs, ForAttrs, MemoryAttrs, Op, Operand, Program, Region, Value, ViewAttrs
-from ..ir.rewrite import Makers, map_regions
+from ..ir.rewrite import Declined, Makers, map_regions
+from .record import Rewrite, RuleContext, has_matmul
+from .unfuse_matmul import matmul_launch, matmul_tile, unfuse_matmul
 
 _TURN = ViewAttrs("permute", (1, 0))
 
@@ -177,3 +181,57 @@ def _inside(body: Region, found: Turnable, param: Value, summed: Value, numbers:
 
 def _with(values: tuple, at: int, value: object) -> tuple:
     return (*values[:at], value, *values[at + 1 :])
+
+
+# --- the record ------------------------------------------------------------------------------------------------------
+
+#: Rows per warp of wgmma, and the fewest warps that it takes.
+_WARP_ROWS, _GROUP_WARPS = 16, 4
+
+
+def _applies(program: Program, target: Target) -> str:
+    if not target.has("wgmma"):
+        return f"the matrix unit of {target} does not need K-major TF32 operands"
+    if not _has_turnable(program):
+        return "no loop only accumulates a matmul of fp32 operands of which the left one alone is K-major"
+    return ""
+
+
+def _has_turnable(program: Program) -> bool:
+    """Return whether A and B of a matmul can be swapped, where it is or in the kernel of unfused matmuls."""
+    if turnable(program):
+        return True
+    try:
+        return bool(turnable(unfuse_matmul(program, (None, None, None))))
+    except Declined:
+        return False
+
+
+def _fit(context: RuleContext, value: bool, decisions: Decisions) -> bool:
+    """Return whether the columns give at least 16 rows of wgmma to each of at least 4 warps.
+
+    Loops with swapped dots are not unrolled, because chained dots have different layouts.
+    """
+    if (tile := matmul_tile(decisions)) is not None:
+        warps, rows = matmul_launch(decisions)[0], [tile[1]]
+    else:
+        warps = decisions.values["num_warps"]
+        rows = [found.columns.lanes(decisions.sizes) for found in turnable(context.program)]
+    unrolled = any(
+        flag for key in ("range_unroll_factors", "static_ranges") for flag in decisions.entries.get(key, {}).values()
+    )
+    return not unrolled and warps >= _GROUP_WARPS and min(rows, default=0) >= _WARP_ROWS * warps
+
+
+SWAP_AB = Rewrite(
+    key="swap_ab",
+    doc="Swap A and B: compute a TF32 matmul of fp32 operands as its transpose, so that a right operand that is contiguous along N is read through registers without a transposition.",
+    applies=_applies,
+    in_checked=True,
+    varies=has_matmul,
+    fit=_fit,
+    needs="swapped A and B need at least 4 warps, 16 columns of the tile per warp, no unrolled loop and no K-major copies of the operands",
+    yields_to=frozenset(("transpose_operands",)),
+    after=("order_memory", "insert_checks"),
+    apply=lambda program, value, inputs: swap_ab(program),
+)

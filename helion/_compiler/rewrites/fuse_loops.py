@@ -23,6 +23,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..._shapes import Dim, Dims, Number, fixed_at
+from ...hardware import Target
+from ..decisions import Decisions
 from ..ir.build import Builder, Numbers
 from ..ir.effects import written_by
 from ..ir.grammar import (
@@ -40,8 +42,12 @@ from ..ir.grammar import (
     TileAttrs,
     Value,
 )
+from ..ir.loops import loops_of
 from ..ir.rewrite import Declined, Makers
-from .simplify import drop_dead
+from ..passes.simplify import drop_dead
+from .legality import reset_loops
+from .record import Rewrite, RuleContext
+from .steps import StepInputs
 
 #: Ops that fused loops may contain.
 _INSIDE = frozenset(("number", "tile", "iota", "full", "load", "pointwise", "view", "mask", "join", "split", "dot"))
@@ -519,4 +525,42 @@ class _Joiner:
         return self.varying([shift for shift in shifts if isinstance(shift, int)])
 
 
-__all__ = ["Run", "fuse_loops", "joinable_loops", "may_join"]
+# --- the record ------------------------------------------------------------------------------------------------------
+
+
+def _applies(program: Program, target: Target) -> str:
+    if joinable_loops(program) is None:
+        return "the kernel has no consecutive loops with matmuls that differ only in constants"
+    return ""
+
+
+def _fit(context: RuleContext, value: bool, decisions: Decisions) -> bool:
+    run = joinable_loops(context.program)
+    return run is not None and may_join(run, decisions.sizes)
+
+
+def _settle(context: RuleContext, decisions: Decisions) -> Decisions:
+    """Return decisions without the options of loops that are gone: the first loop's options apply to all."""
+    run = joinable_loops(context.program)
+    assert run is not None
+    numbers = {op.number: at for at, op in enumerate(run.loops)}
+    loops = enumerate(loops_of(context.program))
+    places = {at: numbers[loop.number] for at, loop in loops if isinstance(loop, Op) and loop.number in numbers}
+    return reset_loops(decisions, lambda key, loop: key == "static_ranges" or places.get(loop, 0) > 0)
+
+
+def _apply(program: Program, value: bool, inputs: StepInputs) -> Program:
+    return fuse_loops(program, inputs.sizes_in(program))
+
+
+FUSE_LOOPS = Rewrite(
+    key="fuse_loops",
+    doc="Fuse consecutive loops with matmuls that differ only in constants, such as those over the taps of a convolution.",
+    applies=_applies,
+    fit=_fit,
+    needs="fused loops need equal tile sizes that divide the extent, use the first loop's options, and exclude precomputed or copied operands",
+    yields_to=frozenset(("precompute_operands", "pack_operands", "transpose_operands")),
+    removes=frozenset(("accesses",)),
+    settle=_settle,
+    apply=_apply,
+)

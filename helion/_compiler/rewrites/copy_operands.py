@@ -28,12 +28,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..._shapes import ONE, Dim, cdiv, fixed_at
+from ...hardware import Target
+from ..decisions import Decisions
 from ..ir.build import Builder, Numbers
 from ..ir.effects import written_by
 from ..ir.grammar import (
     Block,
     DotAttrs,
-    ForAttrs,
     HostTensor,
     Index,
     IotaAttrs,
@@ -48,8 +49,12 @@ from ..ir.grammar import (
     Value,
     ViewAttrs,
 )
-from ..ir.rewrite import Makers, map_ops
-from .phases import insert_before
+from ..ir.loops import inside_loops
+from ..ir.rewrite import Declined, Makers, map_ops
+from ..passes.phases import insert_before
+from .record import Rewrite, RuleContext, has_matmul
+from .steps import StepInputs
+from .unfuse_matmul import matmul_tile, unfuse_matmul
 
 #: Alignment of rows in bytes: the widest access of one thread.
 _ALIGNMENT = 16
@@ -173,18 +178,9 @@ def _operands(program: Program, fed: set[int]) -> Iterator[Operand2D]:
         return
     (root,) = program.roots
     written = written_by(program, root.body.walk())
-    for op, axes in _inside_loops(root.body, {axis.block: axis for axis in root.axes}):
+    for op, axes in inside_loops(root.body, {axis.block: axis for axis in root.axes}):
         if op.kind == "load" and op.result.number in fed and (each := _operand(program, op, axes, written)) is not None:
             yield each
-
-
-def _inside_loops(region: Region, axes: Mapping[int, LoopAxis]) -> Iterator[tuple[Op, Mapping[int, LoopAxis]]]:
-    """Yield the ops of loops in ``region``, with the axes around them."""
-    for op in region.ops:
-        if isinstance(op.attrs, ForAttrs):
-            around = {**axes, **{axis.block: axis for axis in op.attrs.axes}}
-            yield from ((inner, around) for inner in op.regions[0].ops)
-            yield from _inside_loops(op.regions[0], around)
 
 
 def _operand(
@@ -311,13 +307,80 @@ def _redirected(op: Op, to: Mapping[int, int]) -> Op:
     return replace(op, attrs=replace(op.attrs, tensor=to[op.number], padded=True))
 
 
-__all__ = [
-    "Operand2D",
-    "copied_operands",
-    "copy_operands",
-    "crosswise_operands",
-    "may_pack",
-    "multiplies",
-    "multiplying",
-    "unaligned_operands",
-]
+# --- the record ------------------------------------------------------------------------------------------------------
+
+
+def _has_crosswise(program: Program) -> bool:
+    """Return whether operands can be copied K-major, where they are or in the kernel of unfused matmuls."""
+    if crosswise_operands(program):
+        return True
+    try:
+        return bool(crosswise_operands(multiplying(unfuse_matmul(program, (None, None, None)))))
+    except Declined:
+        return False
+
+
+def _transposes(program: Program, target: Target) -> str:
+    if not target.has("wgmma"):
+        return f"the matrix unit of {target} does not need K-major operands"
+    return "" if _has_crosswise(program) else "no TF32 or 8-bit matmul operand of known size is MN-major"
+
+
+def _packs(program: Program, target: Target) -> str:
+    if not unaligned_operands(program):
+        return "no matmul operand has rows of known size that are not aligned to 16 bytes"
+    return ""
+
+
+def _may_copy(context: RuleContext, decisions: Decisions, *, packed: bool, crosswise: bool) -> bool:
+    """Return whether there are operands to copy, which all allow it, and no grid is flattened."""
+    program, sizes = context.program, dict(decisions.sizes)
+    if (tile := matmul_tile(decisions)) is not None:
+        program = multiplying(unfuse_matmul(program, tile))
+        sizes.update((block.id, block.size) for block in program.blocks if isinstance(block.size, int))
+    flattened = any(decisions.entries["flatten_loops"].values())
+    found = copied_operands(program, packed=packed, crosswise=crosswise)
+    return not flattened and bool(found) and all(may_pack(each, sizes) for each in found)
+
+
+def _may_transpose(context: RuleContext, value: bool, decisions: Decisions) -> bool:
+    return _may_copy(context, decisions, packed=False, crosswise=True)
+
+
+def _may_pack(context: RuleContext, value: bool, decisions: Decisions) -> bool:
+    return _may_copy(context, decisions, packed=True, crosswise=TRANSPOSE_OPERANDS.is_on(decisions))
+
+
+def _copy_all(program: Program, value: bool, inputs: StepInputs) -> Program:
+    """Return the program with copies of MN-major operands, and in the same pass of unaligned ones if both are on."""
+    packed = inputs.values.get("pack_operands", False)
+    return copy_operands(program, inputs.sizes_in(program), packed=packed, crosswise=True)
+
+
+def _copy_unaligned(program: Program, value: bool, inputs: StepInputs) -> Program:
+    return copy_operands(program, inputs.sizes_in(program), packed=True, crosswise=False)
+
+
+_NEEDS = "operand copies need whole tiles with rows of a multiple of 16 bytes, fewer than 2**31 elements, no flatten_loops and a pid_type other than 'xyz'"
+TRANSPOSE_OPERANDS = Rewrite(
+    key="transpose_operands",
+    doc="First copy operands of a TF32 or 8-bit matmul that are MN-major to a K-major temporary, which Hopper's WGMMA needs.",
+    applies=_transposes,
+    varies=has_matmul,
+    fit=_may_transpose,
+    needs=_NEEDS,
+    numbered=True,
+    after=("split_k", "precompute_operands"),
+    apply=_copy_all,
+)
+PACK_OPERANDS = Rewrite(
+    key="pack_operands",
+    doc="First copy operands of a matmul whose row stride is no multiple of 16 bytes to an aligned temporary, for TMA.",
+    applies=_packs,
+    varies=has_matmul,
+    fit=_may_pack,
+    needs=_NEEDS,
+    numbered=True,
+    after=("split_k", "precompute_operands", "transpose_operands"),
+    apply=_copy_unaligned,
+)

@@ -17,13 +17,12 @@ _NAMES = ("rows", "columns", "elements along K")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProductTile(Field):
+class Tile(Field):
     """Rows, columns and elements along K of a tile, or None where matmuls stay fused.
 
     A side that is out of range is clamped, as block sizes are. ``sides`` are the ranges of the three.
     """
 
-    key: str = "unfuse_matmul"
     sides: tuple[PowerOfTwoFragment, ...]
 
     def default(self) -> None:

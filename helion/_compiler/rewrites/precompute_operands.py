@@ -17,15 +17,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..._shapes import Dim, cdiv, fixed_at
+from ..._shapes import cdiv, fixed_at
+from ...hardware import Target
+from ..decisions import Decisions
 from ..ir.build import Builder, Numbers
 from ..ir.effects import written_by
 from ..ir.grammar import (
     DotAttrs,
-    ForAttrs,
     HostTensor,
     Index,
     IotaAttrs,
@@ -39,10 +40,13 @@ from ..ir.grammar import (
     TileAttrs,
     Value,
 )
+from ..ir.loops import inside_loops
 from ..ir.ops import OPS
 from ..ir.rewrite import Makers, expand_ops
-from .phases import insert_before
-from .simplify import drop_dead
+from ..passes.phases import insert_before
+from ..passes.simplify import drop_dead
+from .record import Rewrite, RuleContext, has_matmul_of_open_sizes
+from .steps import StepInputs
 
 #: Ops with results that do not depend on their position.
 _MOVED = frozenset(("number", "tile", "iota", "full", "load", "pointwise", "view", "mask", "join", "split"))
@@ -77,7 +81,7 @@ def computed_operands(program: Program) -> tuple[Computed, ...]:
     if len(program.roots) != 1:
         return ()
     (root,) = program.roots
-    places = [(op, axes) for op, axes in _inside_loops(root.body, {axis.block: axis for axis in root.axes})]
+    places = [(op, axes) for op, axes in inside_loops(root.body, {axis.block: axis for axis in root.axes})]
     dots = [(op, axes) for op, axes in places if isinstance(op.attrs, DotAttrs) and op.attrs.scaled is None]
     if not dots:
         return ()
@@ -98,15 +102,6 @@ def precompute_operands(program: Program, sizes: Mapping[int, int]) -> Program:
 
 
 # --- operands to precompute -------------------------------------------------------------------------------------------
-
-
-def _inside_loops(region: Region, axes: Mapping[int, LoopAxis]) -> Iterator[tuple[Op, Mapping[int, LoopAxis]]]:
-    """Yield the ops of loops in ``region``, with the axes around them."""
-    for op in region.ops:
-        if isinstance(op.attrs, ForAttrs):
-            around = {**axes, **{axis.block: axis for axis in op.attrs.axes}}
-            yield from ((inner, around) for inner in op.regions[0].ops)
-            yield from _inside_loops(op.regions[0], around)
 
 
 class _Search:
@@ -216,11 +211,7 @@ def _is_whole(axis: LoopAxis) -> bool:
 
 def _whole_tiles(each: Computed, sizes: Mapping[int, int]) -> tuple[int, ...]:
     pairs = zip(each.axes, each.value.dims, strict=True)
-    return tuple(cdiv(axis.end, sizes[axis.block]) * _lanes(dim, sizes) for axis, dim in pairs)  # type: ignore[arg-type]
-
-
-def _lanes(dim: Dim, sizes: Mapping[int, int]) -> int:
-    return math.prod((sizes[block] for block in dim.blocks), start=dim.const)
+    return tuple(cdiv(axis.end, sizes[axis.block]) * dim.lanes(sizes) for axis, dim in pairs)  # type: ignore[arg-type]
 
 
 # --- the earlier grid loops -------------------------------------------------------------------------------------------
@@ -310,7 +301,7 @@ class _Hoister:
                 indices.append(Index("block", block=axis.block, positions=(at,)))
                 continue
             begin = out.emit("tile", (), self.before.index_dtype, (), TileAttrs(axis.block, "begin"))
-            first_lane = out.pointwise("mul", begin, _lanes(dim, self.sizes) // self.sizes[axis.block])
+            first_lane = out.pointwise("mul", begin, dim.lanes(self.sizes) // self.sizes[axis.block])
             lanes = out.emit("iota", (), self.before.index_dtype, (dim,), IotaAttrs(axis.block, True))
             operands.append(out.pointwise("add", first_lane, lanes))
             indices.append(Index("tensor", positions=(at,), operand=first + len(operands) - 1))
@@ -325,4 +316,35 @@ class _Hoister:
         return self.read_at[tensor.id]
 
 
-__all__ = ["Computed", "computed_operands", "may_hoist", "precompute_operands"]
+# --- the record ------------------------------------------------------------------------------------------------------
+
+
+def _applies(program: Program, target: Target) -> str:
+    if not computed_operands(program):
+        return "no operand of a matmul in a loop is computed from tiles of known sizes that several programs share"
+    return ""
+
+
+def _fit(context: RuleContext, value: bool, decisions: Decisions) -> bool:
+    """Return False for flattened grids, and where offsets need more than 32 bits."""
+    found = computed_operands(context.program)
+    flattened = any(decisions.entries["flatten_loops"].values())
+    return not flattened and all(may_hoist(each, decisions.sizes) for each in found)
+
+
+def _apply(program: Program, value: bool, inputs: StepInputs) -> Program:
+    return precompute_operands(program, inputs.sizes_in(program))
+
+
+PRECOMPUTE_OPERANDS = Rewrite(
+    key="precompute_operands",
+    doc="Precompute operands of a matmul, such as dequantized weights, in a kernel that runs first, instead of once per tile of the output.",
+    applies=_applies,
+    varies=has_matmul_of_open_sizes,
+    fit=_fit,
+    needs="precomputed operands need fewer than 2**31 elements, no flatten_loops and a pid_type other than 'xyz'",
+    removes=frozenset(("accesses",)),
+    numbered=True,
+    after=("split_k",),  # the reduction of partials reads no operands
+    apply=_apply,
+)

@@ -25,10 +25,10 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ..._shapes import fixed_at
-from ..ir.effects import apart_along, ordered, scalar_indices
-from ..ir.grammar import ForAttrs, LoopAxis, MemoryAttrs, Op, OperandRef, Program, Region, Split, Value
-from ..ir.rewrite import Declined
+from ...._shapes import fixed_at
+from ...ir.effects import apart_along, ordered, scalar_indices
+from ...ir.grammar import ForAttrs, LoopAxis, MemoryAttrs, Op, OperandRef, Program, Region, Split, Value
+from ...ir.rewrite import Declined
 
 #: Ops whose result does not depend on the program that runs them, or on the number of repetitions.
 _REPEATED = frozenset(

@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+from ...hardware import Target
+from ..decisions import Decisions
 from ..ir.build import Builder, Numbers
 from ..ir.grammar import (
     Bound,
@@ -42,7 +44,9 @@ from ..ir.grammar import (
     ViewAttrs,
 )
 from ..ir.rewrite import Makers, expand_ops
-from .simplify import drop_dead
+from ..passes.simplify import drop_dead
+from .record import Rewrite, RuleContext
+from .steps import StepInputs
 
 #: Minimal number of matmuls of a loop: with one alone it is memory-bound, and a shorter body gains nothing.
 _LEAST_PRODUCTS = 2
@@ -502,3 +506,32 @@ class _Copier:
             value = truths[0]
         if value is not None:
             self.known[op.result.number] = value
+
+
+# --- the record ------------------------------------------------------------------------------------------------------
+
+
+def _applies(program: Program, target: Target) -> str:
+    return "" if peelable(program) else "the kernel has no innermost loop over tiles with two matmuls or more"
+
+
+def _fit(context: RuleContext, value: bool, decisions: Decisions) -> bool:
+    """Return False where no tile is known to need no mask, and for loops that are unrolled or warp-specialized."""
+    static, special = (decisions.entries.get(key, {}) for key in ("static_ranges", "range_warp_specializes"))
+    if any(static.values()) or any(special.values()):
+        return False
+    return any(isinstance(op.attrs, ForAttrs) and op.attrs.like for op in context.lowered(decisions).walk())
+
+
+def _apply(program: Program, value: bool, inputs: StepInputs) -> Program:
+    return peel_masks(program, inputs.sizes_in(program))
+
+
+PEEL_MASKS = Rewrite(
+    key="peel_masks",
+    doc="Split loops with several matmuls into runs of tiles that a mask leaves unchanged, that it hides, and others.",
+    applies=_applies,
+    fit=_fit,
+    needs="no tiles are known to need no masks, or a loop is unrolled or warp-specialized",
+    apply=_apply,
+)

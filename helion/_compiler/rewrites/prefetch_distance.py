@@ -24,6 +24,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..._shapes import Expr, cdiv
+from ...fields import IntegerFragment
+from ...hardware import Target
 from ..ir.build import Builder, Numbers
 from ..ir.effects import effects_of, may_meet, own_effects
 from ..ir.grammar import (
@@ -42,6 +44,8 @@ from ..ir.grammar import (
     Value,
 )
 from ..ir.rewrite import Makers, expand_ops
+from .record import Rewrite, Values
+from .steps import StepInputs
 
 #: Minimal bytes per thread of an asynchronous copy.
 _COPIED_BYTES = 4
@@ -266,4 +270,28 @@ def _loaded(found: tuple[Ahead, ...], block: int, index: Value, out: Builder) ->
     return values
 
 
-__all__ = ["Ahead", "is_copied", "loads_ahead", "prefetch_distance", "stepping_loops"]
+# --- the record ------------------------------------------------------------------------------------------------------
+
+
+def _applies(program: Program, target: Target) -> str:
+    if next(stepping_loops(program), None) is None:
+        return "no loop over single indices loads data that it does not write, at addresses from its index"
+    return ""
+
+
+def _apply(program: Program, value: int, inputs: StepInputs) -> Program:
+    return prefetch_distance(program, value, inputs.sizes_in(program), inputs.threads if inputs.staged else 0)
+
+
+_DISTANCES = IntegerFragment(0, 8, 0)
+PREFETCH_DISTANCE = Rewrite(
+    key="prefetch_distance",
+    doc="Prefetch distance: iterations before its use at which a loop over single indices loads gathered data into registers; 0 loads it in the same iteration. In a loop with stages, those serve loads of 4 bytes or more per thread, and this key the others.",
+    off=0,
+    range=_DISTANCES,
+    values=lambda program, target: Values(legal=_DISTANCES),
+    applies=_applies,
+    needs="",
+    after=("peel_masks",),
+    apply=_apply,
+)

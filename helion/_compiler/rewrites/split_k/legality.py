@@ -1,0 +1,139 @@
+"""Legality of split-K: the loop that ``split_sums`` splits, or the reason why a kernel has none."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from ...._shapes import fixed_at
+from ...ir.grammar import (
+    DotAttrs,
+    ForAttrs,
+    Op,
+    Operand,
+    PointwiseAttrs,
+    Program,
+    Region,
+    TileAttrs,
+    Value,
+    accumulator_of,
+)
+from ...ir.ops import OPS
+from ...ir.rewrite import Declined, remembered
+from .loops import check_spread, spread_blocks
+
+#: Ops after the loop whose results do not depend on the tiles of their grid.
+_AFTER = frozenset(
+    ("number", "iota", "full", "load", "store", "atomic", "pointwise", "reduce", "view", "mask", "join", "split", "seed", "random", "random4")
+)  # fmt: skip
+#: Combinations of partials.
+_COMBINED = frozenset(("add", "maximum", "minimum"))
+#: Types of partials that are summed with a reduction.
+SUMMED = frozenset((torch.float32, torch.float64, torch.int32, torch.int64))
+
+#: Reason against splitting that disappears if every call has the same sizes.
+OPEN_GRID = "the sizes of the grid differ from call to call"
+
+
+@remembered
+def summing_loop(program: Program) -> int:
+    """Return the number of the op that is the loop that ``split_sums`` splits.
+
+    Raises ``Declined`` with the reason if no tile sizes allow a split.
+    """
+    if len(program.roots) != 1:
+        raise Declined(f"the kernel has {len(program.roots)} grid loops")
+    (root,) = program.roots
+    loops = [op for op in root.body.ops if op.regions]
+    if not loops or not isinstance(loops[0].attrs, ForAttrs):
+        raise Declined("the kernel is not a grid loop around one loop")
+    sums = summing(root.body.ops)
+    for loop in sums:
+        _check_loop(loop)
+    at = root.body.ops.index(sums[-1])
+    before, behind = tuple(op for op in root.body.ops[:at] if op not in sums), root.body.ops[at + 1 :]
+    _check_around(before, () if len(loops) > 1 else behind)
+    if len(loops) > 1:
+        _check_spread(program, sums, before, behind)
+    if any(axis.merged or not fixed_at(axis.begin, 0) or not isinstance(axis.end, int) for axis in root.axes):
+        raise Declined(OPEN_GRID)
+    return sums[0].number
+
+
+def summing(ops: tuple[Op, ...]) -> list[Op]:
+    """Return the first loop, and the following loops that carry values."""
+    first, *others = [op for op in ops if op.regions]
+    carrying = itertools.takewhile(lambda op: isinstance(op.attrs, ForAttrs) and op.attrs.carried, others)
+    return [first, *carrying]
+
+
+def spread_loops(program: Program) -> tuple[int, ...]:
+    """Return the blocks of the loops after the sums, which programs share as well; empty if the sums cannot be
+    split."""
+    try:
+        loop = summing_loop(program)
+    except Declined:
+        return ()
+    return spread_blocks(op for op in program.roots[0].body.ops if op.number != loop)
+
+
+def _check_loop(loop: Op) -> None:
+    attrs, (body,) = loop.attributes(ForAttrs), loop.regions
+    if len(attrs.axes) != 1 or len(loop.operands) != attrs.carried:
+        raise Declined("the loop is over several dimensions, or its bounds depend on data")
+    (axis,) = attrs.axes
+    if axis.scalar or axis.jagged is not None or not fixed_at(axis.begin, 0):
+        raise Declined("the loop is not over tiles from 0 on")
+    inside = list(itertools.chain.from_iterable(op.walk() for op in body.ops))
+    if any(op.kind not in ("load", "for") and (OPS[op.kind].stays or OPS[op.kind].writes) for op in inside):
+        raise Declined("the loop does more than accumulate")
+    if any(op.regions and not OPS[op.kind].combines for op in body.ops):
+        raise Declined("the loop contains loops or branches")
+    if not body.params:
+        raise Declined("the loop carries no accumulator")
+    for param, result in zip(body.params, body.results, strict=True):
+        combination(body, param, result)
+
+
+def combination(body: Region, param: Value, result: Operand) -> str:
+    """Return the combination of a carried value with independent terms. Raises ``Declined`` if there is none."""
+    (maker,) = [op for op in body.ops if any(r is result for r in op.results)] or (None,)
+    uses = sum(v is param for op in body.walk() for v in op.reads()) + sum(v is param for v in body.results)
+    others = sum(v is result for op in body.walk() for v in op.reads())
+    name = None if maker is None or uses != 1 or others else _combines(maker, param)
+    if name is None:
+        raise Declined("the loop carries other values than sums and extrema")
+    return name
+
+
+def _combines(op: Op, param: Value) -> str | None:
+    """Return the combination of ``param`` with another value, None for other ops."""
+    if isinstance(op.attrs, DotAttrs):
+        return "add" if accumulator_of(op) is param else None
+    if not isinstance(op.attrs, PointwiseAttrs) or op.attrs.name not in _COMBINED or len(op.operands) != 2:
+        return None
+    return op.attrs.name if any(v is param for v in op.operands) else None
+
+
+def _check_around(before: tuple[Op, ...], behind: tuple[Op, ...]) -> None:
+    if any(OPS[op.kind].stays or OPS[op.kind].writes for op in before):
+        raise Declined("the kernel stores before the loop")
+    for op in (*before, *behind):
+        if op.kind not in _AFTER and not (op.kind == "tile" and op.attributes(TileAttrs).field in ("index", "begin")):
+            raise Declined(f"the kernel has {op.kind} outside of the loop")
+
+
+def _check_spread(program: Program, sums: list[Op], before: tuple[Op, ...], behind: tuple[Op, ...]) -> None:
+    """Check the further requirements of kernels with programs that share loops."""
+    if any(op.kind == "dot" for loop in sums for op in loop.walk()):
+        raise Declined("the kernel has loops after that of a matmul")
+    if any(value.dtype not in SUMMED for loop in sums for value in loop.results):
+        raise Declined("the sums before other loops have narrow dtypes")
+    check_spread(program, before, behind)
+
+
+def combinations(loop: Op) -> list[str]:
+    """Return the combination of each result of a loop."""
+    (body,) = loop.regions
+    return [combination(body, param, result) for param, result in zip(body.params, body.results, strict=True)]
