@@ -70,6 +70,8 @@ def build_space(
     seen = survey(program, rollable)
     chunks = tuple(_chunk(program.blocks[block], program) for block in rollable)
     more = own(seen, program, target, settings)
+    if not more.rolls:
+        rollable, chunks = (), ()
     tiles = _block_slots(seen, chunks, target, more)
     fields: list[Field] = [
         BlockSizes(slots=tiles),

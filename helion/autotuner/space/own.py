@@ -74,3 +74,5 @@ class OwnKeys:
     """Raises ``exc.InvalidConfig`` for decisions that no one is to compile, though they could be."""
     planned: bool = False
     """Whether rules refuse tiles that are in range, since nothing else in a config makes room for them."""
+    rolls: bool = True
+    """Whether whole dimensions can be loops over chunks."""

@@ -19,15 +19,21 @@ from ...autotuner.space.own import OwnKeys
 from ...autotuner.space.survey import Survey
 from ...hardware import Target
 from ...settings import Settings
+from .codegen.rowwise.module import row_kernel_of
 from .codegen.whole import gemm_kernel_of
 from .lower.host import gemm_pieces
 from .lower.kernel import build_plan
+from .lower.rowwise import kernel as rows
 from .plan.kernel import CutePlan
 from .plan.launch import LaunchPlan
+from .plan.rowwise.kernel import RowsPlan
 from .refusal import multiples, refusal
 from .resources.predict import predict
+from .resources.rowwise.predict import describes_rows, predict_rows
+from .row_space import own_keys as row_keys
 from .space import own_keys
 from .toolchain.kernel import GemmKernel
+from .verify.rowwise.verify import verify_rows
 from .verify.verify import verify
 
 
@@ -77,7 +83,23 @@ MATMUL = Shape(
 )
 """One matmul with an epilogue. It claims every program, since its refusals say what is missing."""
 
-SHAPES: tuple[Shape, ...] = (MATMUL,)
+ROWS = Shape(
+    name="rows",
+    claims=rows.reads_rows,
+    describes=describes_rows,
+    refusal=rows.refusal,
+    multiples=rows.multiples,
+    keys=row_keys,
+    predict=predict_rows,
+    plan=rows.build_plan,
+    plan_type=RowsPlan,
+    pieces=rows.row_pieces,
+    kernel=row_kernel_of,
+    verify=verify_rows,
+)
+"""Rows that a cluster reads once, reduces and maps, without a matmul."""
+
+SHAPES: tuple[Shape, ...] = (ROWS, MATMUL)
 """Most specific first; the last one claims every program."""
 
 

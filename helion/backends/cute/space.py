@@ -27,7 +27,7 @@ _ROLES = "the warp roles of the kernel fix its warps and registers"
 _RINGS = "its pipeline stages are {unit}_ab_stages, {unit}_c_stages and the like"
 _COPY_ENGINE = "TMA moves all tiles"
 #: Keys of other backends, and why they are refused here.
-_ELSEWHERE = {
+ELSEWHERE = {
     "num_warps": _ROLES,
     "maxnreg": _ROLES,
     "occupancy": _ROLES,
@@ -94,7 +94,7 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
         sizes[rows], initial[rows] = (fewest, max(first, sizes[rows][1])), first
     return OwnKeys(
         fields=tuple(_fields(product, unit, target)),
-        absent={**_absent(product.problem, unit), **{name: why.format(unit=unit) for name, why in _ELSEWHERE.items()}},
+        absent={**_absent(product.problem, unit), **{name: why.format(unit=unit) for name, why in ELSEWHERE.items()}},
         verbatim=VERBATIM_PREFIX,
         rules=settling.rules(),
         sizes=sizes,

@@ -13,6 +13,7 @@ from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand
 from ..plan.joint import OwnPart, joint, moved
 from ..plan.passes import Pass, divisor_of, passes
 from ..plan.records import WGMMA_ROWS, GemmPlan, GemmProblem
+from ..plan.reductions import Evaluated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +202,7 @@ def column_registers(plan: GemmPlan, value: int) -> str:
     return row_registers(plan, value) if value > len(operands) else f"{operands[value - 1].label}_rows"
 
 
-def expression(problem: GemmProblem, value: int, names: Callable[[int], str], position: Callable[[str], str]) -> str:
+def expression(problem: Evaluated, value: int, names: Callable[[int], str], position: Callable[[str], str]) -> str:
     """Return the expression of instruction number `value` over the values named by `names`.
 
     ``position`` gives the index of the row, or of the column, by the name of the operation.

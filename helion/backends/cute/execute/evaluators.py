@@ -6,11 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..plan.records import GemmProblem
+from ..plan.rowwise.records import RowProblem
 from ..toolchain.kernel import GemmKernel
 from .evaluate import evaluate_gemm
 from .problems import Given, problem_of
+from .rowwise.evaluate import evaluate_rows
 
-EVALUATORS: Mapping[type[Any], Callable[[GemmKernel, Sequence[Given]], None]] = {GemmProblem: evaluate_gemm}
+EVALUATORS: Mapping[type[Any], Callable[[GemmKernel, Sequence[Given]], None]] = {
+    GemmProblem: evaluate_gemm,
+    RowProblem: evaluate_rows,
+}
 """Evaluations by the class of the kernel's problem."""
 
 

@@ -12,6 +12,7 @@ from ..plan import epilogue, records
 from ..plan.build import check_problem
 from ..plan.records import GemmProblem
 from ..plan.refusal import Refusal
+from ..plan.rowwise import records as row_records
 from ..plan.runtime import filled
 from ..toolchain.kernel import GemmKernel
 
@@ -32,7 +33,10 @@ class Problem(Protocol):
 
 #: Names in the text of a problem.
 _RECORDS = {
-    name: value for module in (records, epilogue) for name, value in vars(module).items() if isinstance(value, type)
+    name: value
+    for module in (records, epilogue, row_records)
+    for name, value in vars(module).items()
+    if isinstance(value, type)
 }
 
 #: Arguments of a launch: tensors, fp32 scalars, and launch-time integers.
@@ -62,9 +66,8 @@ def names_of(kernel: GemmKernel) -> tuple[str, ...]:
 def launched(kernel: GemmKernel, integers: Sequence[int]) -> Problem:
     """Return the problem of a launch. Raises ``Refusal`` for sizes and strides that the kernel cannot take."""
     problem = problem_of(kernel.problem)
-    if not problem.runtime:
+    if not problem.runtime or not isinstance(problem, GemmProblem):
         return problem
-    assert isinstance(problem, GemmProblem), "problems of this shape have no launch-time numbers"
     found = filled(problem, dict(zip(problem.runtime, integers, strict=True)))
     check_problem(found)
     if problem.batch is not None and found.batch is not None:

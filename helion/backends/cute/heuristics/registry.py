@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from ....autotuner.proposal import Heuristic
 from .cluster_epilogue import CuteClusterEpilogueHeuristic
+from .row_kernels import CuteRowKernelHeuristic
 from .tcgen05_matmul import CuteTcgen05MatmulHeuristic
 from .wgmma_matmul import CuteWgmmaMatmulHeuristic
 
 HEURISTICS: tuple[Heuristic, ...] = (
+    CuteRowKernelHeuristic(),
     CuteClusterEpilogueHeuristic(),
     CuteTcgen05MatmulHeuristic(),
     CuteWgmmaMatmulHeuristic(),

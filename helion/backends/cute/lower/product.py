@@ -81,7 +81,7 @@ def product_of(program: Program) -> Product:
     loop = _loop(outer[0].regions[0] if outer else root.body)
     nest = nest_of(program, loop)
     for axis in (*root.axes, *(_axes(loop) if nest is None else ())):
-        _check_axis(axis, program)
+        check_axis(axis, program)
     stores = _stores(program, [root.body, *(each.regions[0] for each in outer)])
     frame = tiled_frame(program, root, outer, loop) if outer else _oriented(_frame(program, root, loop, nest), stores)
     dots, scaled = _dots(frame, loop, nest)
@@ -149,12 +149,12 @@ def tiled_frame(program: Program, root: Root, outer: Sequence[Op], loop: Op) -> 
     (k,) = _axes(loop)
     same = {axis.block: n.block for axis in others}
     for axis in (n, *others):
-        _check_axis(axis, program)
+        check_axis(axis, program)
         if not equal(size(program.blocks[axis.block].extent), size(program.blocks[n.block].extent)):
             raise Refusal("loops over columns have different extents")
     for inner in (op for each in outer[1:] for op in each.regions[0].ops if op.kind == "for"):
         (again,) = _axes(inner)
-        _check_axis(again, program)
+        check_axis(again, program)
         if equal(size(program.blocks[again.block].extent), size(program.blocks[k.block].extent)):
             same[again.block] = k.block
     makers = {result.number: op for op in program.walk() for result in op.results}
@@ -197,7 +197,7 @@ def _axes(loop: Op) -> Sequence[LoopAxis]:
     return attrs.axes
 
 
-def _check_axis(axis: LoopAxis, program: Program) -> None:
+def check_axis(axis: LoopAxis, program: Program) -> None:
     block = program.blocks[axis.block]
     plain = block.kind == "tile" and not axis.scalar and axis.jagged is None and not axis.merged
     if not plain or not all(map(equal, (axis.begin, axis.step, size(axis.end)), (0, 1, size(block.extent)))):
@@ -386,7 +386,7 @@ def _product(frame: Frame, a: Place, b: Place, chain: Chain, scaled: Scaled) -> 
     second = (source for operand, source in chain.loads.values() if operand.kind == "product")
     multiplied = (a.tensor.id, b.tensor.id, *second, *scaled.tensors)  # every tile reads these while others write
     read = [each for each in (*multiplied, *operands) if isinstance(each, int)]
-    _check_memory(frame, read, outputs, chain.updated().difference(multiplied))
+    check_memory(frame, read, outputs, chain.updated().difference(multiplied))
     if a.tensor.dtype != b.tensor.dtype:
         raise Refusal(f"a matmul of {dtype_name(a.tensor.dtype)} and {dtype_name(b.tensor.dtype)} is not implemented")
     a_major, a_pitch = major_of(frame, a)
@@ -432,7 +432,7 @@ def _product(frame: Frame, a: Place, b: Place, chain: Chain, scaled: Scaled) -> 
     )
 
 
-def _check_memory(frame: Frame, read: Sequence[int], written: Sequence[int], updated: frozenset[int]) -> None:
+def check_memory(frame: Frame, read: Sequence[int], written: Sequence[int], updated: frozenset[int]) -> None:
     """Check that inputs and outputs share no memory: tiles are written while others are still read, in any order.
 
     Outputs that are ``updated`` may be read, because each program reads only the elements that it writes.

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .epilogue import Constant, Epilogue, Instruction
-from .records import GemmPlan, GemmProblem
-from .reductions import exchanges, reductions_of
+from .records import GemmPlan
+from .reductions import Evaluated, exchanges, reductions_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ def joint(plan: GemmPlan) -> tuple[OwnPart, ...]:
 
 
 @functools.lru_cache(maxsize=1024)
-def own_parts(problem: GemmProblem) -> tuple[OwnPart, ...]:
+def own_parts(problem: Evaluated) -> tuple[OwnPart, ...]:
     """Return how reductions of the second of two passes follow from parts of a row; none if one of them does not."""
     reductions = reductions_of(problem)
     if len(reductions) != 2:

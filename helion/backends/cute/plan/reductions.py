@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-from .epilogue import REDUCTIONS, Constant, Epilogue
-from .records import GemmPlan, GemmProblem
+from .epilogue import REDUCTIONS, Constant, Epilogue, EpilogueOutput
+from .records import GemmPlan
+
+
+class Evaluated(Protocol):
+    """A problem with a straight-line program, whose values it stores."""
+
+    @property
+    def epilogue(self) -> Epilogue: ...
+    @property
+    def outputs(self) -> Sequence[EpilogueOutput]: ...
+    def __hash__(self) -> int: ...
 
 
 @functools.lru_cache(maxsize=1024)
@@ -16,7 +27,7 @@ def exchanges(plan: GemmPlan) -> tuple[tuple[int, ...], ...]:
 
 
 @functools.lru_cache(maxsize=1024)
-def reductions_of(problem: GemmProblem) -> tuple[tuple[int, ...], ...]:
+def reductions_of(problem: Evaluated) -> tuple[tuple[int, ...], ...]:
     """Return the reductions of `problem` that its outputs need, grouped by depth."""
     epilogue = problem.epilogue
     wanted = needed(epilogue, (output.value for output in problem.outputs))

@@ -1,0 +1,186 @@
+"""Row kernels as users write them, with fp64 references, for ``benchmarks/row_kernels.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+import helion.language as hl
+
+EPS = 1e-5
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :].to(torch.float32)
+        scale = torch.rsqrt((row * row).mean(-1) + EPS)
+        out[tile, :] = (row * scale[:, None] * weight[:].to(torch.float32)).to(out.dtype)
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor) -> None:
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :].to(torch.float32)
+        centred = row - row.mean(-1)[:, None]
+        scale = torch.rsqrt((centred * centred).mean(-1) + EPS)
+        out[tile, :] = (centred * scale[:, None] * weight[:].to(torch.float32) + bias[:].to(torch.float32)).to(
+            out.dtype
+        )
+
+
+def softmax(x: torch.Tensor, out: torch.Tensor) -> None:
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = torch.softmax(x[tile, :].to(torch.float32), dim=-1).to(out.dtype)
+
+
+def softmax_loops(x: torch.Tensor, out: torch.Tensor) -> None:
+    m, n = x.size()
+    for tile_m in hl.tile(m):
+        top = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        for tile_n in hl.tile(n):
+            values = x[tile_m, tile_n].to(torch.float32)
+            raised = torch.maximum(top, torch.amax(values, dim=1))
+            total = total * torch.exp(top - raised) + torch.exp(values - raised[:, None]).sum(dim=1)
+            top = raised
+        for tile_n in hl.tile(n):
+            values = x[tile_m, tile_n].to(torch.float32)
+            out[tile_m, tile_n] = (torch.exp(values - top[:, None]) / total[:, None]).to(out.dtype)
+
+
+def logsumexp(x: torch.Tensor, total: torch.Tensor) -> None:
+    for tile in hl.tile(x.size(0)):
+        total[tile] = torch.logsumexp(x[tile, :].to(torch.float32), -1)
+
+
+def row_sum(x: torch.Tensor, total: torch.Tensor) -> None:
+    m, n = x.size()
+    for tile_m in hl.tile(m):
+        acc = hl.zeros([tile_m], dtype=torch.float32)
+        for tile_n in hl.tile(n):
+            acc += x[tile_m, tile_n].to(torch.float32).sum(-1)
+        total[tile_m] = acc
+
+
+def softmax_backward(y: torch.Tensor, grad: torch.Tensor, out: torch.Tensor) -> None:
+    for tile in hl.tile(y.size(0)):
+        row, slope = y[tile, :].to(torch.float32), grad[tile, :].to(torch.float32)
+        out[tile, :] = (row * (slope - (row * slope).sum(-1)[:, None])).to(out.dtype)
+
+
+def add_rms_norm_fp8(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    low: torch.Tensor,
+    scale: torch.Tensor,
+) -> None:
+    for tile in hl.tile(x.size(0)):
+        added = x[tile, :] + residual[tile, :]
+        out[tile, :] = added
+        row = added.to(torch.float32)
+        normed = row * torch.rsqrt((row * row).mean(-1) + EPS)[:, None] * weight[:].to(torch.float32)
+        step = torch.clamp(torch.amax(torch.abs(normed), -1), min=1e-12) / 448.0
+        scale[tile] = step
+        low[tile, :] = (normed / step[:, None]).to(torch.float8_e4m3fn)
+
+
+def kl_div(x: torch.Tensor, target: torch.Tensor, total: torch.Tensor) -> None:
+    m, n = x.size()
+    for tile_m in hl.tile(m):
+        acc = hl.zeros([tile_m], dtype=torch.float32)
+        for tile_n in hl.tile(n):
+            wanted, given = target[tile_m, tile_n].to(torch.float32), x[tile_m, tile_n].to(torch.float32)
+            acc += torch.where(wanted > 0, wanted * (torch.log(wanted) - given), 0.0).sum(-1)
+        total[tile_m] = acc
+
+
+def argmax(x: torch.Tensor, place: torch.Tensor, total: torch.Tensor) -> None:
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :].to(torch.float32)
+        place[tile] = torch.argmax(row, -1)
+        total[tile] = torch.amax(row, -1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One kernel: its inputs, "rows" or "vector", its outputs by name with their types ("" is that of the inputs) and
+    whether they are rows, and its reference in fp64 and as torch compiles it."""
+
+    kernel: Callable[..., None]
+    inputs: Sequence[str]
+    outputs: Sequence[tuple[str, torch.dtype | None, bool]]
+    reference: Callable[..., Sequence[torch.Tensor]]
+    probabilities: bool = False
+    shift: float = 3.0
+    scale: float = 2.0
+
+
+def _f(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _rms(x: torch.Tensor, w: torch.Tensor) -> Sequence[torch.Tensor]:
+    row = _f(x)
+    return (row * torch.rsqrt((row * row).mean(-1, keepdim=True) + EPS) * _f(w),)
+
+
+def _ln(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Sequence[torch.Tensor]:
+    return (torch.nn.functional.layer_norm(_f(x), (x.size(1),), _f(w), _f(b), EPS),)
+
+
+def _fp8(x: torch.Tensor, residual: torch.Tensor, w: torch.Tensor, rounded: torch.dtype) -> Sequence[torch.Tensor]:
+    added = (x.to(rounded) + residual.to(rounded)).to(x.dtype)
+    row = _f(added)
+    normed = row * torch.rsqrt((row * row).mean(-1, keepdim=True) + EPS) * _f(w)
+    step = normed.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448.0
+    return added, normed / step, step[:, 0]
+
+
+def _kl(x: torch.Tensor, target: torch.Tensor) -> Sequence[torch.Tensor]:
+    given, wanted = _f(x), _f(target)
+    return (torch.where(wanted > 0, wanted * (torch.log(wanted) - given), 0.0).sum(-1),)
+
+
+WORKLOADS: dict[str, Workload] = {
+    "rms_norm": Workload(kernel=rms_norm, inputs=("rows", "vector"), outputs=(("out", None, True),), reference=_rms),
+    "layer_norm": Workload(
+        kernel=layer_norm, inputs=("rows", "vector", "vector"), outputs=(("out", None, True),), reference=_ln
+    ),
+    "softmax": Workload(
+        kernel=softmax, inputs=("rows",), outputs=(("out", None, True),),
+        reference=lambda x: (torch.softmax(_f(x), -1),), shift=20.0,
+    ),
+    "softmax_loops": Workload(
+        kernel=softmax_loops, inputs=("rows",), outputs=(("out", None, True),),
+        reference=lambda x: (torch.softmax(_f(x), -1),), shift=20.0,
+    ),
+    "logsumexp": Workload(
+        kernel=logsumexp, inputs=("rows",), outputs=(("total", torch.float32, False),),
+        reference=lambda x: (torch.logsumexp(_f(x), -1),), shift=20.0,
+    ),
+    "row_sum": Workload(
+        kernel=row_sum, inputs=("rows",), outputs=(("total", torch.float32, False),),
+        reference=lambda x: (_f(x).sum(-1),),
+    ),
+    "softmax_backward": Workload(
+        kernel=softmax_backward, inputs=("rows", "rows"), outputs=(("out", None, True),),
+        reference=lambda y, g: (_f(y) * (_f(g) - (_f(y) * _f(g)).sum(-1, keepdim=True)),), probabilities=True,
+    ),
+    "add_rms_norm_fp8": Workload(
+        kernel=add_rms_norm_fp8, inputs=("rows", "rows", "vector"),
+        outputs=(("out", None, True), ("low", torch.float8_e4m3fn, True), ("scale", torch.float32, False)),
+        reference=_fp8,
+    ),
+    "kl_div": Workload(
+        kernel=kl_div, inputs=("rows", "rows"), outputs=(("total", torch.float32, False),), reference=_kl,
+        probabilities=True,
+    ),
+    "argmax": Workload(
+        kernel=argmax, inputs=("rows",),
+        outputs=(("place", torch.int64, False), ("total", torch.float32, False)),
+        reference=lambda x: (torch.argmax(x, -1), torch.amax(_f(x), -1)),
+    ),
+}  # fmt: skip

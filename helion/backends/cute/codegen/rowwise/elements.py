@@ -1,0 +1,266 @@
+"""The passes of a row, for one granule each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...plan.dtypes import LARGEST_E4M3, itemsize
+from ...plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand, EpilogueOutput
+from ...plan.joint import OwnPart
+from ...plan.rowwise.passes import RowPass, Schedule, kept_bytes, schedule_of
+from ...plan.rowwise.records import RowPlan, RowProblem
+from ..epilogue import SHORT, expression
+from ..rows import REDUCTIONS, found_at
+from ..writer import Writer
+
+CHAINS = 4
+"""Independent partial results of a thread for each reduction, which hide latency."""
+_NAMES = {"bool": "int8"}
+
+
+def storage(dtype: str) -> str:
+    """Return the suffix of the conversions of a type."""
+    return _NAMES.get(dtype, dtype)
+
+
+def value_name(problem: RowProblem, value: int) -> str:
+    """Return the name of a value in the code of one element; per-row values are attributes."""
+    epilogue = problem.epilogue
+    if 0 < value <= len(epilogue.operands):
+        operand = epilogue.operands[value - 1]
+        if operand.kind == "number":
+            return f"cta.{operand.label}"
+        return f"row.{operand.label}" if operand.kind == "column" else f"{operand.label}_value"
+    name = f"x{value - len(epilogue.operands)}"
+    return f"row.{name}" if epilogue.per_row[value] else name
+
+
+def first_term(schedule: Schedule, value: int) -> int:
+    """Return the place of the first partial result of a reduction among those of a thread."""
+    order = [each for level in schedule.reductions for each in level]
+    return order.index(value) * CHAINS
+
+
+def print_pass(out: Writer, plan: RowPlan, each: RowPass) -> None:
+    """Print the function of a pass over one granule of a thread."""
+    problem, schedule = plan.problem, schedule_of(plan.problem)
+    matrices = [operand for operand in _read(problem, each) if operand.kind == "exact"]
+    given = [f"{operand.label}_words" for operand in matrices] + (["kept_words"] if each.kept else [])
+    out.lines(("", ""))
+    with out.block(f"def pass_{each.number}(cta, row, granule, kind{''.join(f', {name}' for name in given)}):"):
+        out.line("inside = elements_inside(cta, row, granule, kind)")
+        for operand in _read(problem, each):
+            words = f"{operand.label}_words"
+            if operand.kind == "row":
+                out.line(f"{operand.label}_values = vector_{operand.label}(cta, row, granule, kind)")
+            else:
+                out.line(f"{operand.label}_values = unpack_{storage(operand.dtype)}({words})")
+        if each.kept:
+            out.line(f"kept_values = unpack_{_kept_dtype(problem, each.kept)}(kept_words)")
+        keeps = schedule.kept and each.number == 0
+        out.lines(["kept_values = []"] if keeps else [])
+        out.lines(f"{output.label}_values = []" for output in each.outputs)
+        if _numbers_columns(problem, each):
+            out.line("first_column = column_of(cta, row, granule)")
+        with out.block(f"for i in range({plan.layout.lanes}):"):
+            out.lines(_element(plan, schedule, each))
+        for output in each.outputs:
+            out.line(f"store_{output.label}(cta, row, granule, kind, inside, {output.label}_values)")
+        if keeps:
+            out.line(f"return pack_{_kept_dtype(problem, schedule.kept)}(kept_values)")
+
+
+def _read(problem: RowProblem, each: RowPass) -> list[EpilogueOperand]:
+    return [problem.epilogue.operands[value - 1] for value in each.reads]
+
+
+def _kept_dtype(problem: RowProblem, value: int) -> str:
+    op = problem.epilogue.instruction(value).op
+    return op.removeprefix("round_") if kept_bytes(problem.epilogue, value) < 4 else "float32"
+
+
+def _numbers_columns(problem: RowProblem, each: RowPass) -> bool:
+    made = [problem.epilogue.instruction(value).op for value in (*each.computes, *each.reduces)]
+    return COLUMN_NUMBER in made or "row_first" in made
+
+
+def _element(plan: RowPlan, schedule: Schedule, each: RowPass) -> list[str]:
+    """Return the code of element ``i`` of a granule."""
+    problem = plan.problem
+    lines = [
+        f"{value_name(problem, value)} = {problem.epilogue.operands[value - 1].label}_values[i]" for value in each.reads
+    ]
+    if each.kept:
+        lines.append(f"{value_name(problem, each.kept)} = kept_values[i]")
+    for value in each.computes:
+        lines.append(f"{value_name(problem, value)} = {_value(plan, schedule, each, value)}")
+    if schedule.kept and each.number == 0:
+        lines.append(f"kept_values.append({value_name(problem, schedule.kept)})")
+    for value in each.reduces:
+        reduction = REDUCTIONS[problem.epilogue.instruction(value).op]
+        term = f"masked({_term(plan, schedule, each, value)}, inside, i, {reduction.identity})"
+        place = f"row.terms[{first_term(schedule, value)} + i % {CHAINS}]"
+        lines.append(f"{place} = {reduction.join(place, term)}")
+    for output in each.outputs:
+        lines.append(f"{output.label}_values.append({_in_range(output, value_name(problem, output.value))})")
+    return lines
+
+
+def _value(plan: RowPlan, schedule: Schedule, each: RowPass, value: int) -> str:
+    """Return the expression of an element's value. The second pass of a joint exchange uses the warp's own statistics."""
+    problem = plan.problem
+    made = problem.epilogue.instruction(value)
+    own = {}
+    if schedule.joint and each.number == 1:
+        own = {part.about: own_name(problem, part) for part in schedule.joint if part.difference == value}
+
+    def names(x: int) -> str:
+        return own.get(x) or value_name(problem, x)
+
+    if made.op == "div" and not isinstance(made.arguments[1], Constant) and problem.epilogue.per_row[made.arguments[1]]:
+        return _quotient(problem, each, value, names)
+    powers = [part.term for part in schedule.joint if part.kind == "powers"]
+    if value in powers and each.number == 1 and made.op in SHORT:
+        (argument,) = made.arguments
+        assert isinstance(argument, int)
+        return SHORT[made.op](names(argument))
+    return expression(problem, value, names, position)
+
+
+def position(op: str) -> str:
+    """Return the index of the row, or of the column of element ``i``."""
+    return "row.index" if op == ROW_NUMBER else "first_column + i"
+
+
+def _quotient(problem: RowProblem, each: RowPass, value: int, names: Callable[[int], str]) -> str:
+    """Return a quotient by a per-row number, from its reciprocal."""
+    epilogue = problem.epilogue
+    x, over = epilogue.instruction(value).arguments
+    assert isinstance(over, int)
+    numerator = f"Float32({x.text})" if isinstance(x, Constant) else names(x)
+    read = any(value in made.arguments for made in epilogue.instructions)
+    stored = [output.dtype for output in problem.outputs if output.value == value]
+    short = not read and all(dtype in ("bfloat16", "float16") for dtype in stored)
+    return f"{'divided_short' if short else 'divided'}({numerator}, {value_name(problem, over)}_inverse)"
+
+
+def divisors(problem: RowProblem, schedule: Schedule) -> tuple[int, ...]:
+    """Return the per-row numbers that elements are divided by."""
+    found = set()
+    for each in schedule.passes:
+        for value in each.computes:
+            made = problem.epilogue.instruction(value)
+            over = made.arguments[1] if made.op == "div" else None
+            if isinstance(over, int) and problem.epilogue.per_row[over]:
+                found.add(over)
+    return tuple(sorted(found))
+
+
+def own_name(problem: RowProblem, part: OwnPart) -> str:
+    """Return the name of a warp's own statistic in place of the one of the row."""
+    return f"{value_name(problem, part.value)}_own"
+
+
+def warp_name(problem: RowProblem, value: int) -> str:
+    """Return the name of a warp's result of a reduction."""
+    return f"{value_name(problem, value)}_warp"
+
+
+def _term(plan: RowPlan, schedule: Schedule, each: RowPass, value: int) -> str:
+    problem = plan.problem
+    made = problem.epilogue.instruction(value)
+    x, *others = (argument for argument in made.arguments if isinstance(argument, int))
+    if made.op != "row_first":
+        return value_name(problem, x)
+    joint = {part.value for part in schedule.joint if part.kind == "first"}
+    sought = warp_name(problem, others[0]) if value in joint else value_name(problem, others[0])
+    return found_at(value_name(problem, x), sought, "cutlass.Float32(first_column + i)")
+
+
+def _in_range(output: EpilogueOutput, value: str) -> str:
+    """Return a value of which numbers too large for e4m3 are NaN, as in torch."""
+    if output.dtype != "float8_e4m3fn":
+        return value
+    nan = 'Float32(float("nan"))'
+    return f"Float32(cutlass.select_(cute.math.abs({value}) > {LARGEST_E4M3}, {nan}, {value}))"
+
+
+# Granules ----------------------------------------------------------------------------------------------------------------
+
+
+def print_places(out: Writer, plan: RowPlan) -> None:
+    """Print the functions that find and check the elements of a granule."""
+    layout = plan.layout
+    lanes, threads, n = layout.lanes, layout.threads, layout.demand.n
+    out.lines(("", ""))
+    with out.block("def is_inside(cta, row, granule):"):
+        out.line(f"return (row.thread + granule * {threads}) < row.granules")
+    out.lines(("", ""))
+    with out.block("def column_of(cta, row, granule):"):
+        shift = "" if layout.aligned else " - row.shift"
+        out.line(f"return (row.base + row.thread + granule * {threads}) * {lanes}{shift}")
+    out.lines(("", ""))
+    with out.block("def elements_inside(cta, row, granule, kind):"):
+        out.line('if kind == "all":')
+        out.line("    return None")
+        out.line("inside = is_inside(cta, row, granule)")
+        out.line('if kind == "some":')
+        out.line(f"    return [inside] * {lanes}")
+        out.line("first = column_of(cta, row, granule)")
+        low = "" if layout.aligned else " & (first + i >= 0)"
+        out.line(f"return [inside{low} & (first + i < {n}) for i in range({lanes})]")
+
+
+def print_stores(out: Writer, plan: RowPlan) -> None:
+    """Print a function for each output matrix that stores a granule: whole, or the elements of its row."""
+    layout = plan.layout
+    for output in plan.problem.matrices:
+        size = itemsize(output.dtype)
+        step, per_word = layout.threads * layout.granule_bytes(size), 4 // size
+        out.lines(("", ""))
+        with out.block(f"def store_{output.label}(cta, row, granule, kind, inside, values):"):
+            out.line(f"words = pack_{storage(output.dtype)}(values)")
+            out.line(f"address, offset = moved(row.{output.label}_address, granule, {step})")
+            out.line('if kind != "edge":')
+            out.line("    store_words(address, offset, words, None if inside is None else inside[0])")
+            out.line("    return")
+            out.line(f"whole = inside[0] & inside[{layout.lanes - 1}]")
+            out.line("store_words(address, offset, words, whole)")
+            with out.block(f"for i in range({layout.lanes}):"):
+                shift = f"{8 * size} * (i % {per_word})" if per_word > 1 else "0"
+                word = f"words[i // {per_word}]" if per_word > 1 else "words[i]"
+                apart = "inside[i] & (whole == cutlass.Boolean(False))"
+                out.line(f"store_element(address, offset + i * {size}, {word}, {shift}, {size}, {apart})")
+
+
+def print_vectors(out: Writer, plan: RowPlan) -> None:
+    """Print a function for each vector that reads the values of a granule."""
+    layout = plan.layout
+    for operand, place in zip(plan.problem.vectors, layout.vector_offsets, strict=False):
+        size = itemsize(operand.dtype)
+        out.lines(("", ""))
+        with out.block(f"def vector_{operand.label}(cta, row, granule, kind):"):
+            inside = 'None if kind == "all" else is_inside(cta, row, granule)'
+            if layout.aligned:
+                granule_bytes = layout.granule_bytes(size)
+                out.line(f"address = cta.vectors + row.thread * {granule_bytes}")
+                out.line(f"address, offset = shifted(address, granule, {layout.threads * granule_bytes})")
+                out.line(f"words = load_shared(address, {place} + offset, {granule_bytes}, {inside})")
+                out.line(f"return unpack_{storage(operand.dtype)}(words)")
+                continue
+            out.line("inside = is_inside(cta, row, granule)")
+            out.line("words = []")
+            with out.block(f"for i in range({layout.lanes}):"):
+                out.line(f"place = cta.vectors + row.places[i] * {size}")
+                out.line(f"address, offset = shifted(place, granule, {layout.threads * size})")
+                out.line(f"words.append(load_plane(address, {place} + offset, {size}, inside))")
+            out.line(f"return [{_widened(operand.dtype)} for word in words]")
+
+
+def _widened(dtype: str) -> str:
+    """Return the fp32 value of one element in the low bits of ``word``."""
+    return {
+        "bfloat16": "(word << 16).bitcast(Float32)",
+        "float16": "unpack_float16([word])[0]",
+        "float32": "word.bitcast(Float32)",
+    }.get(dtype, "((word << 24) >> 24).to(Float32)")

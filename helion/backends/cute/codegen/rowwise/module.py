@@ -1,0 +1,243 @@
+"""``render``: print the module of one row kernel."""
+
+from __future__ import annotations
+
+from ...plan.dtypes import NUMBER, SIZE, itemsize
+from ...plan.epilogue import EpilogueOperand
+from ...plan.rowwise.kernel import RowsPlan
+from ...plan.rowwise.passes import schedule_of
+from ...plan.rowwise.records import WORD_BYTES, RowPlan, RowProblem
+from ...roles.rowwise.program import RowProgram
+from ...toolchain.kernel import GemmKernel
+from ..writer import Writer
+from . import prelude
+from .elements import CHAINS, print_pass, print_places, print_stores, print_vectors
+from .statistics import print_statistics
+from .steps import print_functions, print_role
+
+ENTRY = "gemm"
+"""The host function. It takes pointers of the outputs and the operands (or scalars), the number of rows if only the
+launch knows it, the maximum of co-resident clusters, and a stream."""
+IMPORTS = (
+    "import types",
+    "",
+    "import cutlass",
+    "import cutlass.cute as cute",
+    "from cuda.bindings.driver import CUstream",
+    "from cutlass import Float32, Int32, Int64",
+)
+
+
+def pointer_dtypes(problem: RowProblem) -> tuple[str, ...]:
+    """Return the types of the arguments of ``ENTRY``: outputs, operands or scalars, and launch-time numbers."""
+    outputs = (output.dtype for output in problem.outputs)
+    operands = (NUMBER if operand.kind == "number" else operand.dtype for operand in problem.epilogue.operands)
+    return (*outputs, *operands, *(SIZE for _ in problem.runtime))
+
+
+def row_kernel_of(plan: RowsPlan) -> GemmKernel:
+    """Return the kernel in the module of a plan."""
+    layout = plan.rows.layout
+    return GemmKernel(
+        name=plan.kernel_names[0],
+        unit=plan.rows.unit,
+        pointers=pointer_dtypes(plan.rows.problem),
+        ctas=layout.choice.cluster,
+        threads=layout.cta_threads,
+        shared_bytes=layout.shared_bytes,
+        problem=repr(plan.rows.problem),
+        source=render(plan.roles),
+        ctas_per_sm=layout.choice.ctas_per_sm,
+    )
+
+
+def render(program: RowProgram) -> str:
+    """Print the module of `program` without verification."""
+    plan = program.plan
+    body = Writer()
+    _constants(body, plan)
+    print_places(body, plan)
+    print_vectors(body, plan)
+    print_stores(body, plan)
+    for each in schedule_of(plan.problem).passes:
+        print_pass(body, plan, each)
+    print_statistics(body, plan)
+    _rows(body, plan)
+    print_functions(body, plan)
+    _kernel(body, program)
+    _host(body, plan)
+    out = Writer()
+    out.lines(IMPORTS)
+    out.lines(("", *prelude.needed_by(body.text())))
+    return out.text() + body.text()
+
+
+def _constants(out: Writer, plan: RowPlan) -> None:
+    kinds = tuple(plan.layout.kind(granule) for granule in range(plan.layout.thread_granules))
+    if not plan.layout.rolled:
+        out.lines(("", "", f"KINDS = {kinds!r}"))
+
+
+def _rows(out: Writer, plan: RowPlan) -> None:
+    """Print the function that finds a thread's part of a row."""
+    problem, layout = plan.problem, plan.layout
+    out.lines(("", ""))
+    with out.block("def span(cta, index, rows):"):
+        lanes, n = layout.lanes, layout.demand.n
+        if layout.aligned:
+            out.line("shift = Int32(0)")
+            granules = f"(rows * {n} + {lanes - 1}) // {lanes}"
+        else:
+            out.line(f"shift = (index * {layout.demand.pitches[0] % lanes}) & {lanes - 1}")
+            granules = f"cutlass.select_(rows > 0, (shift + rows * {n} + {lanes - 1}) // {lanes}, Int32(0))"
+        out.line(f"granules = {granules}")
+        if layout.choice.cluster > 1:
+            out.line(
+                f"granules = cutlass.max(cutlass.min(granules - cta.base, Int32({layout.slice_granules})), Int32(0))"
+            )
+        out.line("return shift, granules")
+    out.lines(("", ""))
+    with out.block("def first_granule(cta, index, pitch):"):
+        if layout.aligned:
+            out.line(f"return Int64(index) * (pitch // {lanes}) + cta.base")
+        else:
+            out.line(f"return ((Int64(index) * pitch) >> {lanes.bit_length() - 1}) + cta.base")
+    out.lines(("", ""))
+    with out.block("def row_of(cta, tile):"):
+        rows = layout.choice.rows
+        out.line("row = types.SimpleNamespace()")
+        out.line(f"row.index = tile * {rows} + cta.group" if rows > 1 else "row.index = tile")
+        out.line(f"row.live = row.index < {_size(problem)}")
+        out.line("row.thread, row.base = cta.row_thread, cta.base")
+        live = "cutlass.select_(row.live, Int32(1), Int32(0))" if rows > 1 else "Int32(1)"
+        out.line(f"row.shift, row.granules = span(cta, row.index, {live})")
+        out.line("row.skip = Int32(0)")
+        if layout.packed and rows > 1:
+            pitch = layout.demand.n
+            out.line(f"tile_first = first_granule(cta, tile * {rows}, {pitch})")
+            out.line(f"row.skip = (first_granule(cta, row.index, {pitch}) - tile_first).to(Int32)")
+        for output in problem.matrices:
+            step = layout.granule_bytes(itemsize(output.dtype))
+            out.line(f"granule = first_granule(cta, row.index, {output.pitch}) + row.thread")
+            out.line(f"row.{output.label}_address = cta.{output.label} + granule * {step}")
+        if problem.vectors and not layout.aligned:
+            out.line("row.places = []")
+            with out.block(f"for i in range({lanes}):"):
+                out.line("place = i - row.shift")
+                plane = f"(place & {lanes - 1}) * {layout.vector_granules}"
+                out.line(f"row.places.append({plane} + row.thread + 1 + (place >> {lanes.bit_length() - 1}))")
+        count = CHAINS * sum(map(len, schedule_of(problem).reductions))
+        out.line("row.terms = cta.terms" if layout.rolled else f"row.terms = [None] * {count}")
+        out.line("row.held = []")
+        out.line("row.stages = []")
+        out.line("return row")
+
+
+def _size(problem: RowProblem) -> str:
+    return "cta.size_m" if problem.runtime else str(problem.m)
+
+
+def parameters(problem: RowProblem) -> list[tuple[str, str]]:
+    """Return the parameters of the kernel: (name, annotation)."""
+    found = [(output.label, "Int64") for output in problem.outputs]
+    found += [(operand.label, _annotation(operand)) for operand in problem.epilogue.operands]
+    return found + [(name, "Int32") for name in problem.runtime]
+
+
+def _annotation(operand: EpilogueOperand) -> str:
+    return "Float32" if operand.kind == "number" else "Int64"
+
+
+def _kernel(out: Writer, program: RowProgram) -> None:
+    plan, problem, layout = program.plan, program.plan.problem, program.plan.layout
+    names = parameters(problem)
+    out.lines(("", "", "@cute.kernel", "def kernel("))
+    out.lines(f"    {name}: {annotation}," for name, annotation in names)
+    with out.block(") -> None:"):
+        out.lines(_prologue(plan))
+        out.line("cta = types.SimpleNamespace(")
+        out.lines(f"    {name}={name}," for name, _ in names)
+        for name in ("ring", "vectors", "partials"):
+            if any(name == each for each, _, _ in layout.allocations):
+                out.line(f"    {name}={name}.toint().to(Int32),")
+        out.line("    barriers=barriers,")
+        out.line("    barrier=barriers.toint().to(Int32),")
+        out.line("    lane=lane,")
+        out.line("    rank=rank,")
+        out.line(f"    base=rank * {layout.slice_granules},")
+        out.line("    row_thread=row_thread,")
+        out.line("    group=group,")
+        out.line("    row_warp=row_warp,")
+        if layout.rolled:
+            out.line("    terms=terms,")
+        out.line(")")
+        for role in program.roles:
+            print_role(out, program, role)
+        if layout.choice.cluster > 1:
+            out.lines(("cute.arch.cluster_arrive_relaxed()", "cute.arch.cluster_wait()"))
+
+
+def _prologue(plan: RowPlan) -> list[str]:
+    """Return the thread indices, shared memory, and barriers that all CTAs of the cluster see initialized."""
+    layout = plan.layout
+    choice, words = layout.choice, {"ring": "Int32", "vectors": "Int32", "partials": "Int32", "barriers": "Int64"}
+    cluster = choice.cluster > 1
+    lines = [
+        "thread, _, _ = cute.arch.thread_idx()",
+        "warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())",
+        "lane = cute.arch.lane_idx()",
+        "_, first_tile, _ = cute.arch.block_idx()",
+        "_, tile_step, _ = cute.arch.grid_dim()",
+        f"rank = {'cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())' if cluster else 'Int32(0)'}",
+        f"group = cute.arch.make_warp_uniform((thread - 32) // {layout.threads})",
+        f"row_thread = (thread - 32) % {layout.threads}",
+        "row_warp = cute.arch.make_warp_uniform(row_thread // 32)",
+        "memory = cutlass.memory.SmemAllocator()",
+    ]
+    for name, _, size in layout.allocations:
+        count = size // (8 if name == "barriers" else WORD_BYTES)
+        lines.append(f"{name} = memory.allocate_array({words[name]}, {count}, byte_alignment=128)")
+    stages = layout.stages
+    lines += [
+        "if warp == 0:",
+        "    with cute.arch.elect_one():",
+        f"        for stage in cutlass.range_constexpr({stages}):",
+        "            cute.arch.mbarrier_init(barriers + stage, 1)",
+        f"            cute.arch.mbarrier_init(barriers + {stages} + stage, {choice.rows * choice.warps})",
+        "        for word in cutlass.range_constexpr(3):",
+        f"            cute.arch.mbarrier_init(barriers + {2 * stages} + word, 1)",
+        "cute.arch.mbarrier_init_fence()",
+    ]
+    lines += (
+        ["cute.arch.cluster_arrive_relaxed()", "cute.arch.cluster_wait()"] if cluster else ["cute.arch.sync_threads()"]
+    )
+    rows = "size_m" if plan.problem.runtime else str(plan.problem.m)
+    lines.append(f"tiles = ({rows} + {choice.rows - 1}) // {choice.rows}" if choice.rows > 1 else f"tiles = {rows}")
+    if layout.rolled:
+        count = CHAINS * sum(map(len, schedule_of(plan.problem).reductions))
+        lines.append(f"terms = cute.make_rmem_tensor({count}, Float32)")
+    return lines
+
+
+def _host(out: Writer, plan: RowPlan) -> None:
+    problem, layout = plan.problem, plan.layout
+    choice = layout.choice
+    out.lines(("", "", "@cute.jit", f"def {ENTRY}("))
+    for name, annotation in parameters(problem):
+        out.line(f"    {name}: {'cute.Pointer' if annotation == 'Int64' else annotation},")
+    out.lines(("    clusters: Int32,", "    stream: CUstream,"))
+    with out.block(") -> None:"):
+        rows = "size_m" if problem.runtime else f"Int32({problem.m})"
+        out.line(f"tiles = ({rows} + {choice.rows - 1}) // {choice.rows}")
+        out.line("kernel(")
+        for name, annotation in parameters(problem):
+            out.line(f"    {name}{'.toint()' if annotation == 'Int64' else ''},")
+        with out.block(").launch("):
+            out.line(f"grid=({choice.cluster}, cutlass.min(clusters, tiles), 1),")
+            out.line(f"block=({layout.cta_threads}, 1, 1),")
+            out.lines([f"cluster=({choice.cluster}, 1, 1),"] if choice.cluster > 1 else [])
+            out.line(f"smem={layout.shared_bytes},")
+            out.line(f"min_blocks_per_mp={choice.ctas_per_sm},")
+            out.line("preferred_smem_carveout=100,")
+            out.line("stream=stream,")
+        out.line(")")

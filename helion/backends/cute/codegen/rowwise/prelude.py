@@ -1,0 +1,250 @@
+"""Functions that the text of a row kernel calls: accesses of granules, conversions, barriers and messages.
+
+They are plain Python that the DSL runs while it traces the kernel. Inline PTX of several instructions reads all of its
+inputs before it writes an output, because a register may hold both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_PTX = """
+def ptx(code, outs, ins):
+    return cute.arch.inline_ptx(code, write_only_types=list(outs) or None, read_only_args=list(ins) or None)
+"""
+_FLAG = """
+def flag(condition):
+    return cutlass.select_(condition, Int32(1), Int32(0))
+"""
+_LOAD_SHARED = """
+def load_shared(address, offset, size, inside):
+    count = min(size, 16) // 4
+    names = ", ".join(f"t{i}" for i in range(count))
+    place = names if count == 1 else f"{{ {names} }}"
+    kind = {1: "b32", 2: "v2.b32", 4: "v4.b32"}[count]
+    moved = " ".join(f"mov.b32 {{$w{i}}}, t{i};" for i in range(count))
+    cleared = " ".join(f"mov.b32 t{i}, 0;" for i in range(count))
+    found = []
+    for at in range(offset, offset + size, 16):
+        load = f"ld.shared.{kind} {place}, [{{$r0}}+{at}];"
+        if inside is None:
+            code, ins = f"{{ .reg .b32 {names}; {load} {moved} }}", [address]
+        else:
+            predicated = f"setp.ne.b32 p, {{$r1}}, 0; {cleared} @p {load} {moved}"
+            code, ins = f"{{ .reg .pred p; .reg .b32 {names}; {predicated} }}", [address, flag(inside)]
+        got = ptx(code, [Int32] * count, ins)
+        found += [got] if count == 1 else list(got)
+    return found
+"""
+_LOAD_PLANE = """
+def load_plane(address, offset, size, inside):
+    kind = {1: "u8", 2: "u16", 4: "u32"}[size]
+    code = f"setp.ne.b32 p, {{$r1}}, 0; mov.b32 t, 0; @p ld.shared.{kind} t, [{{$r0}}+{offset}]; mov.b32 {{$w0}}, t;"
+    return ptx(f"{{ .reg .pred p; .reg .b32 t; {code} }}", [Int32], [address, flag(inside)])
+"""
+_LOAD_GLOBAL = """
+def load_global(address, size, inside):
+    kind, wide = {1: ("s8", 32), 2: ("u16", 32), 4: ("b32", 32), 8: ("b64", 64)}[size]
+    code = f"setp.ne.b32 p, {{$r1}}, 0; mov.b{wide} t, 0; @p ld.global.{kind} t, [{{$r0}}]; mov.b{wide} {{$w0}}, t;"
+    whole = f"{{ .reg .pred p; .reg .b{wide} t; {code} }}"
+    return ptx(whole, [Int64 if size == 8 else Int32], [address, flag(inside)])
+"""
+_STORE_SHARED = """
+def store_shared(address, word, size):
+    kind = {1: "u8", 2: "u16", 4: "u32"}[size]
+    ptx(f"st.shared.{kind} [{{$r0}}], {{$r1}};", (), [address, word])
+"""
+_STORE_WORDS = """
+def store_words(address, offset, words, inside):
+    for at in range(0, len(words), 4):
+        part = words[at : at + 4]
+        names = ", ".join(f"{{$r{1 + i}}}" for i in range(len(part)))
+        place = names if len(part) == 1 else f"{{ {names} }}"
+        kind = {1: "b32", 2: "v2.b32", 4: "v4.b32"}[len(part)]
+        store = f"st.global.{kind} [{{$r0}}+{offset + 4 * at}], {place};"
+        if inside is None:
+            ptx(store, (), [address, *part])
+        else:
+            condition = f"setp.ne.b32 p, {{$r{1 + len(part)}}}, 0;"
+            ptx(f"{{ .reg .pred p; {condition} @p {store} }}", (), [address, *part, flag(inside)])
+"""
+_STORE_ELEMENT = """
+def store_element(address, offset, word, shift, size, inside):
+    if size == 8:
+        body = f"setp.ne.b32 p, {{$r2}}, 0; @p st.global.b64 [{{$r0}}+{offset}], {{$r1}};"
+        ptx(f"{{ .reg .pred p; {body} }}", (), [address, word, flag(inside)])
+        return
+    kind = {1: "u8", 2: "u16", 4: "u32"}[size]
+    body = f"setp.ne.b32 p, {{$r2}}, 0; shr.u32 w, {{$r1}}, {shift}; @p st.global.{kind} [{{$r0}}+{offset}], w;"
+    ptx(f"{{ .reg .pred p; .reg .b32 w; {body} }}", (), [address, word, flag(inside)])
+"""
+_BULK_LOAD = """
+def bulk_load(destination, source, size, barrier):
+    code = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}], {$r2}, [{$r3}];"
+    ptx(code, (), [destination, source, size, barrier])
+"""
+_SEND = """
+def send(place, words, barrier, peer, inside):
+    mapped = "mapa.shared::cluster.u32 a, {$r0}, {$r2}; mapa.shared::cluster.u32 b, {$r1}, {$r2};"
+    for at in range(0, len(words), 4):
+        part = words[at : at + 4]
+        names = ", ".join(f"{{$r{4 + i}}}" for i in range(len(part)))
+        given = names if len(part) == 1 else f"{{ {names} }}"
+        kind = {1: "b32", 2: "v2.b32", 4: "v4.b32"}[len(part)]
+        store = f"@p st.async.shared::cluster.mbarrier::complete_tx::bytes.{kind} [a+{4 * at}], {given}, [b];"
+        code = f"{{ .reg .pred p; .reg .b32 a, b; setp.ne.b32 p, {{$r3}}, 0; {mapped} {store} }}"
+        ptx(code, (), [place, barrier, peer, flag(inside), *part])
+"""
+_PUT = """
+def put(place, words, inside):
+    for at in range(0, len(words), 4):
+        part = words[at : at + 4]
+        names = ", ".join(f"{{$r{2 + i}}}" for i in range(len(part)))
+        given = names if len(part) == 1 else f"{{ {names} }}"
+        kind = {1: "b32", 2: "v2.b32", 4: "v4.b32"}[len(part)]
+        store = f"@p st.shared.{kind} [{{$r0}}+{4 * at}], {given};"
+        ptx(f"{{ .reg .pred p; setp.ne.b32 p, {{$r1}}, 0; {store} }}", (), [place, flag(inside), *part])
+"""
+_EXPECT = """
+def expect(barrier, size, inside):
+    body = f"@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [{{$r0}}], {size};"
+    ptx(f"{{ .reg .pred p; setp.ne.b32 p, {{$r1}}, 0; {body} }}", (), [barrier, flag(inside)])
+"""
+_ARRIVE = """
+def arrive(barrier, inside):
+    cute.arch.sync_warp()
+    body = "@p mbarrier.arrive.shared::cta.b64 _, [{$r0}];"
+    ptx(f"{{ .reg .pred p; setp.ne.b32 p, {{$r1}}, 0; {body} }}", (), [barrier, flag(inside)])
+"""
+_AWAIT_CLUSTER = """
+def await_cluster(barrier, phase):
+    attempt = "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [{$r0}], {$r1};"
+    ptx(f"{{ .reg .pred p; again: {attempt} @!p bra again; }}", (), [barrier, phase])
+"""
+_UNPACK_BFLOAT16 = """
+def unpack_bfloat16(words):
+    found = []
+    for word in words:
+        found += [(word << 16).bitcast(Float32), (word & Int32(-65536)).bitcast(Float32)]
+    return found
+"""
+_UNPACK_FLOAT16 = """
+def unpack_float16(words):
+    code = "{ .reg .b16 a, b; mov.b32 { a, b }, {$r0}; cvt.f32.f16 {$w0}, a; cvt.f32.f16 {$w1}, b; }"
+    found = []
+    for word in words:
+        found += list(ptx(code, [Float32, Float32], [word]))
+    return found
+"""
+_UNPACK_FLOAT32 = """
+def unpack_float32(words):
+    return [word.bitcast(Float32) for word in words]
+"""
+_UNPACK_INT8 = """
+def unpack_int8(words):
+    return [((word << (24 - 8 * i)) >> 24).to(Float32) for word in words for i in range(4)]
+"""
+_PACK_BFLOAT16 = """
+def pack_bfloat16(values):
+    code = "cvt.rn.bf16x2.f32 {$w0}, {$r0}, {$r1};"
+    return [ptx(code, [Int32], [values[i + 1], values[i]]) for i in range(0, len(values), 2)]
+"""
+_PACK_FLOAT16 = """
+def pack_float16(values):
+    code = "cvt.rn.f16x2.f32 {$w0}, {$r0}, {$r1};"
+    return [ptx(code, [Int32], [values[i + 1], values[i]]) for i in range(0, len(values), 2)]
+"""
+_PACK_FLOAT32 = """
+def pack_float32(values):
+    return [value.bitcast(Int32) for value in values]
+"""
+_PACK_FLOAT8 = """
+def pack_float8_e4m3fn(values):
+    pairs = "cvt.rn.satfinite.e4m3x2.f32 a, {$r1}, {$r0}; cvt.rn.satfinite.e4m3x2.f32 b, {$r3}, {$r2};"
+    code = f"{{ .reg .b16 a, b; {pairs} mov.b32 {{$w0}}, {{ a, b }}; }}"
+    return [ptx(code, [Int32], values[i : i + 4]) for i in range(0, len(values), 4)]
+"""
+_PACK_INT8 = """
+def pack_int8(values):
+    whole = [value.to(Int32) & 255 for value in values]
+    parts = range(0, len(values), 4)
+    return [whole[i] | (whole[i + 1] << 8) | (whole[i + 2] << 16) | (whole[i + 3] << 24) for i in parts]
+"""
+_JOINED = """
+def joined(values, join):
+    while len(values) > 1:
+        values = [join(*values[i : i + 2]) if i + 1 < len(values) else values[i] for i in range(0, len(values), 2)]
+    return values[0]
+"""
+_BUTTERFLY = """
+def butterfly(value, width, join):
+    offset = 1
+    while offset < width:
+        value = join(value, cute.arch.shuffle_sync_bfly(value, offset=offset))
+        offset *= 2
+    return value
+"""
+_MASKED = """
+def masked(value, inside, i, identity):
+    if inside is None:
+        return value
+    return Float32(cutlass.select_(inside[i], value, Float32(identity)))
+"""
+_MOVED = """
+def moved(address, granule, step):
+    if isinstance(granule, int):
+        return address, granule * step
+    return address + Int64(granule) * step, 0
+"""
+_SHIFTED = """
+def shifted(address, granule, step):
+    if isinstance(granule, int):
+        return address, granule * step
+    return address + granule * step, 0
+"""
+_RECIPROCAL = """
+def reciprocal(divisor):
+    size = cute.math.abs(divisor)
+    small = cutlass.select_(size < 5.421010862427522e-20, Float32(18446744073709551616.0), Float32(1.0))
+    scale = Float32(cutlass.select_(size > 18446744073709551616.0, Float32(5.421010862427522e-20), small))
+    product = divisor * scale
+    infinity = Float32(float("inf"))
+    scaled = Float32(cutlass.select_(cute.math.abs(product) < infinity, product, Float32(0.0)))
+    return scale, scaled, 1.0 / product
+"""
+_DIVIDED = """
+def divided(value, known):
+    scale, scaled, inverse = known
+    value = value * scale
+    found = value * inverse
+    nearer = cute.math.fma(cute.math.fma(-found, scaled, value), inverse, found)
+    return Float32(cutlass.select_(cute.math.abs(found) < Float32(float("inf")), nearer, found))
+"""
+_DIVIDED_SHORT = """
+def divided_short(value, known):
+    scale, _, inverse = known
+    return value * scale * inverse
+"""
+
+#: The functions by name.
+FUNCTIONS: Mapping[str, str] = {
+    re.search(r"def (\w+)", text)[1]: text  # type: ignore[index]
+    for text in (
+        *(_PTX, _FLAG, _LOAD_SHARED, _LOAD_PLANE, _LOAD_GLOBAL, _STORE_SHARED, _STORE_WORDS, _STORE_ELEMENT),
+        *(_BULK_LOAD, _SEND, _PUT, _EXPECT, _ARRIVE, _AWAIT_CLUSTER, _UNPACK_BFLOAT16, _UNPACK_FLOAT16),
+        *(_UNPACK_FLOAT32, _UNPACK_INT8, _PACK_BFLOAT16, _PACK_FLOAT16, _PACK_FLOAT32, _PACK_FLOAT8, _PACK_INT8),
+        *(_JOINED, _BUTTERFLY, _MASKED, _MOVED, _SHIFTED, _RECIPROCAL, _DIVIDED, _DIVIDED_SHORT),
+    )
+}
+
+
+def needed_by(text: str) -> list[str]:
+    """Return the lines of the functions that `text` calls, and those that they call, in the order of the table."""
+    wanted: set[str] = set()
+    left = [text]
+    while left:
+        called = {name for name in re.findall(r"\b(\w+)\(", left.pop()) if name in FUNCTIONS} - wanted
+        wanted |= called
+        left += [FUNCTIONS[name] for name in called]
+    return [line for name in FUNCTIONS if name in wanted for line in ("", *FUNCTIONS[name].rstrip("\n").split("\n"))]

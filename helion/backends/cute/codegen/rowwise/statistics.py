@@ -1,0 +1,227 @@
+"""Row statistics: reductions over a thread, its warp, and all warps and CTAs of a row."""
+
+from __future__ import annotations
+
+from ...plan.dtypes import itemsize
+from ...plan.joint import OwnPart
+from ...plan.rowwise.passes import Schedule, numbers_at, schedule_of
+from ...plan.rowwise.records import WORD_BYTES, RowPlan, RowProblem
+from ..epilogue import INFINITY, expression
+from ..rows import REDUCTIONS, found_at
+from ..writer import Writer
+from .elements import CHAINS, divisors, first_term, own_name, position, value_name, warp_name
+
+
+def _op(problem: RowProblem, value: int) -> str:
+    return problem.epilogue.instruction(value).op
+
+
+def print_statistics(out: Writer, plan: RowPlan) -> None:
+    """Print the functions that begin a row, reduce a warp's elements, and exchange and combine the results."""
+    problem, schedule = plan.problem, schedule_of(plan.problem)
+    used = sorted({_op(problem, value) for level in schedule.reductions for value in level})
+    for op in used:
+        out.lines(("", ""))
+        with out.block(f"def join_{op}(x, y):"):
+            out.line(f"return {REDUCTIONS[op].join('x', 'y')}")
+    _print_clear(out, problem, schedule)
+    for number in range(len(schedule.reductions)):
+        _print_fold(out, plan, schedule, number)
+    if schedule.counts:
+        _print_count(out, plan)
+    for at, meeting in enumerate(schedule.meetings):
+        _print_exchange(out, plan, schedule, at, meeting)
+    _print_numbers(out, problem, schedule, 0)
+    _print_number_stores(out, problem)
+
+
+def _print_clear(out: Writer, problem: RowProblem, schedule: Schedule) -> None:
+    out.lines(("", ""))
+    with out.block("def clear(row):"):
+        for level in schedule.reductions:
+            for value in level:
+                first, identity = first_term(schedule, value), REDUCTIONS[_op(problem, value)].identity
+                out.line(f"for i in range({first}, {first + CHAINS}):")
+                out.line(f"    row.terms[i] = Float32({identity})")
+        if not schedule.reductions:
+            out.line("return")
+
+
+def _print_fold(out: Writer, plan: RowPlan, schedule: Schedule, number: int) -> None:
+    """Print the reduction of a warp after pass ``number``, bit-identical in all lanes."""
+    problem = plan.problem
+    out.lines(("", ""))
+    with out.block(f"def reduce_{number}(cta, row):"):
+        for value in schedule.reductions[number]:
+            join, first = f"join_{_op(problem, value)}", first_term(schedule, value)
+            terms = f"[row.terms[i] for i in range({first}, {first + CHAINS})]"
+            out.line(f"{warp_name(problem, value)} = butterfly(joined({terms}, {join}), 32, {join})")
+        for part in schedule.joint if number == 0 else ():
+            out.lines(_own(plan, part))
+
+
+def _own(plan: RowPlan, part: OwnPart) -> list[str]:
+    """Return the warp's own statistic: the mean of its elements, or their maximum, or 0 where that is not finite."""
+    problem = plan.problem
+    found = warp_name(problem, part.of)
+    if part.kind == "powers":
+        finite = f"cute.math.abs({found}) < {INFINITY}"
+        return [f"{own_name(problem, part)} = Float32(cutlass.select_({finite}, {found}, Float32(0.0)))"]
+    if part.kind == "squares":
+        return [
+            "row.elements = count_elements(cta, row)",
+            f"{own_name(problem, part)} = {found} * inverse(row.elements)",
+        ]
+    return []
+
+
+def _print_count(out: Writer, plan: RowPlan) -> None:
+    """Print the number of a row's elements in a warp."""
+    layout = plan.layout
+    granules = [layout.kind(granule) for granule in range(layout.thread_granules)]
+    sure = granules.count("all") * layout.lanes
+    out.lines(("", ""))
+    with out.block("def inverse(count):"):
+        out.line("return 1.0 / cute.arch.fmax(count, Float32(1.0))")
+    out.lines(("", ""))
+    with out.block("def count_elements(cta, row):"):
+        if len(set(granules)) == 1 and granules[0] == "all":
+            out.line(f"return Float32({float(32 * sure)})")
+            return
+        out.line(f"count = Float32({float(sure)})")
+        with out.block(f"for granule, kind in enumerate({tuple(granules)!r}):"):
+            out.line("inside = elements_inside(cta, row, granule, kind)")
+            out.line('if kind == "some":')
+            out.line(
+                f"    count = count + Float32(cutlass.select_(inside[0], Float32({float(layout.lanes)}), Float32(0.0)))"
+            )
+            out.line('if kind == "edge":')
+            out.line("    for each in inside:")
+            out.line("        count = count + Float32(cutlass.select_(each, Float32(1.0), Float32(0.0)))")
+        out.line("return butterfly(count, 32, add_counts)")
+    out.lines(("", "", "def add_counts(x, y):", "    return x + y"))
+
+
+def _print_exchange(out: Writer, plan: RowPlan, schedule: Schedule, at: int, meeting: tuple[int, ...]) -> None:
+    """Print the message of each warp, and the combination of all messages in a fixed order."""
+    problem, layout = plan.problem, plan.layout
+    sent = [warp_name(problem, value) for value in schedule.sent(meeting)]
+    sent += ["row.elements"] if schedule.counts else []
+    words = [f"{name}.bitcast(Int32)" for name in sent]
+    words += ["Int32(0)"] * (layout.slot_words - len(words) if layout.exchanges else 0)
+    out.lines(("", ""))
+    with out.block(f"def message_{at}(row):"):
+        out.line(f"return [{', '.join(words)}]")
+    out.lines(("", ""))
+    with out.block(f"def combine_{at}(cta, row, slots):"):
+        if not layout.exchanges:
+            out.line(f"parts = [[{', '.join(sent)}]]")
+        else:
+            out.lines(_received(plan, len(sent)))
+        for number in meeting:
+            for value in schedule.reductions[number]:
+                out.lines(_joined(plan, schedule, meeting, value))
+            out.lines(_numbers(problem, schedule, number + 1))
+
+
+def _received(plan: RowPlan, count: int) -> list[str]:
+    """Return the code that reads the messages of all warps, a few by each lane."""
+    layout = plan.layout
+    width, size = min(layout.partials, 32), layout.slot_words * WORD_BYTES
+    return [
+        "parts = []",
+        f"for i in range({-(-layout.partials // 32)}):",
+        f"    address = slots + (cta.lane % {width} + i * 32) * {size}",
+        f"    words = load_shared(address, 0, {size}, None)",
+        f"    parts.append([word.bitcast(Float32) for word in words[:{count}]])",
+    ]
+
+
+def _joined(plan: RowPlan, schedule: Schedule, meeting: tuple[int, ...], value: int) -> list[str]:
+    """Return the code that combines the parts of one reduction."""
+    problem = plan.problem
+    places = {each: at for at, each in enumerate(schedule.sent(meeting))}
+    known = {part.value: part for part in schedule.joint}
+    join, width = f"join_{_op(problem, value)}", min(plan.layout.partials, 32)
+    name = value_name(problem, value)
+    if value not in known:
+        return [f"{name} = butterfly(joined([part[{places[value]}] for part in parts], {join}), {width}, {join})"]
+    lines = ["found = []", "for part in parts:"]
+    lines += [f"    {line}" for line in _corrected(problem, known[value], places, len(places))]
+    return [*lines, f"{name} = butterfly(joined(found, {join}), {width}, {join})"]
+
+
+def _corrected(problem: RowProblem, part: OwnPart, places: dict[int, int], count: int) -> list[str]:
+    """Return the code that corrects a part from the warp's own statistic to the one of the row."""
+    received, about = f"part[{places[part.value]}]", f"part[{places[part.of]}]"
+    if part.kind == "first":
+        return [f"found.append({found_at(about, value_name(problem, part.of), received)})"]
+    to = value_name(problem, part.about)
+    if part.kind == "powers":
+        scaled = "" if part.scale == 1.0 else f" * {part.scale!r}"
+        return [
+            f"shift = Float32(cutlass.select_({about} == {INFINITY}, Float32(0.0), {about}))",
+            f"found.append({received} * cute.math.{part.op}((shift - {to}){scaled}))",
+        ]
+    return [
+        f"off = {about} * inverse(part[{count}]) - {to}",
+        f"found.append({received} + part[{count}] * off * off)",
+    ]
+
+
+def _numbers(problem: RowProblem, schedule: Schedule, level: int) -> list[str]:
+    """Return the code of per-row instructions after `level` reductions, and of reciprocals of divisors."""
+    lines = [
+        f"{value_name(problem, value)} = {expression(problem, value, lambda x: value_name(problem, x), position)}"
+        for value in numbers_at(problem, level)
+    ]
+    for value in divisors(problem, schedule):
+        if problem.epilogue.levels[value] == level and not _is_launch_number(problem, value):
+            lines.append(f"{value_name(problem, value)}_inverse = reciprocal({value_name(problem, value)})")
+    return lines
+
+
+def _is_launch_number(problem: RowProblem, value: int) -> bool:
+    operands = problem.epilogue.operands
+    return value <= len(operands) and operands[value - 1].kind == "number"
+
+
+def _print_numbers(out: Writer, problem: RowProblem, schedule: Schedule, level: int) -> None:
+    """Print the loads of a row's numbers, and what follows from them alone."""
+    out.lines(("", ""))
+    with out.block("def begin(cta, row):"):
+        for operand in problem.epilogue.of_kind("column"):
+            size = itemsize(operand.dtype)
+            step = operand.pitch * size
+            out.line(f"address = cta.{operand.label} + Int64(row.index) * {step}")
+            out.line(f"{operand.label}_word = load_global(address, {size}, row.live)")
+            out.line(f"row.{operand.label} = {_number(operand.dtype, f'{operand.label}_word')}")
+        out.lines(_numbers(problem, schedule, level))
+        for value in divisors(problem, schedule):
+            if _is_launch_number(problem, value):
+                out.line(f"{value_name(problem, value)}_inverse = reciprocal({value_name(problem, value)})")
+        out.line("clear(row)")
+
+
+def _number(dtype: str, word: str) -> str:
+    return {
+        "float32": f"{word}.bitcast(Float32)",
+        "bfloat16": f"({word} << 16).bitcast(Float32)",
+        "float16": f"unpack_float16([{word}])[0]",
+    }.get(dtype, f"{word}.to(Float32)")
+
+
+def _print_number_stores(out: Writer, problem: RowProblem) -> None:
+    """Print the stores of one number per row, by one thread of the row."""
+    out.lines(("", ""))
+    with out.block("def store_numbers(cta, row):"):
+        out.line("first = row.live & (row.thread == 0) & (cta.rank == 0)")
+        for output in problem.numbers:
+            size, value = itemsize(output.dtype), value_name(problem, output.value)
+            word = {
+                "float32": f"{value}.bitcast(Int32)",
+                "int64": f"{value}.to(Int64)",
+                "int32": f"{value}.to(Int32)",
+            }.get(output.dtype, f"pack_{output.dtype}([{value}, {value}])[0]")
+            address = f"cta.{output.label} + Int64(row.index) * {output.pitch * size}"
+            out.line(f"store_element({address}, 0, {word}, 0, {size}, first)")

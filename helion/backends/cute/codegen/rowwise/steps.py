@@ -1,0 +1,335 @@
+"""The text of each step of a row kernel's roles, one rule per kind of step."""
+
+from __future__ import annotations
+
+import functools
+
+from ...plan.dtypes import itemsize
+from ...plan.rowwise.passes import RowPass, schedule_of
+from ...plan.rowwise.records import WORD_BYTES, RowPlan
+from ...roles import grammar as g
+from ...roles.rowwise import program as r
+from ..writer import Writer
+
+FILL, READ, PLACE = "ring_fill", "ring_read", "exchange_place"
+
+
+def print_role(out: Writer, program: r.RowProgram, role: r.RowRole) -> None:
+    """Print the program of a role; one lane of the load warp issues all copies."""
+    out.line(f"# {role.name}")
+    with out.block("if warp == 0:" if role.first_warp == 0 else f"if warp >= {role.first_warp}:"):
+        if role.name == "load":
+            with out.block("if lane == 0:"):
+                print_steps(out, program, role.program)
+        else:
+            print_steps(out, program, role.program)
+
+
+def print_steps(out: Writer, program: r.RowProgram, steps: tuple[g.Step, ...]) -> None:
+    for step in steps:
+        _print(step, out, program)
+
+
+def print_functions(out: Writer, plan: RowPlan) -> None:
+    """Print the functions that read granules from the ring, and walk over the row that is held."""
+    layout, schedule = plan.layout, schedule_of(plan.problem)
+    for operand, place in zip(plan.problem.inputs, layout.input_offsets, strict=False):
+        size = layout.granule_bytes(itemsize(operand.dtype))
+        out.lines(("", ""))
+        with out.block(f"def load_{operand.label}(cta, row, stage, at, granule, kind):"):
+            out.line(f"address = cta.ring + stage * {layout.stage_bytes} + (row.thread + row.skip) * {size}")
+            out.line('inside = None if kind == "all" else is_inside(cta, row, granule)')
+            out.line(f"return load_shared(address, {place} + at * {layout.threads * size}, {size}, inside)")
+    _print_take(out, plan, schedule.passes[0])
+    for each in schedule.passes[1:]:
+        _print_walk(out, plan, each)
+
+
+def _print_take(out: Writer, plan: RowPlan, each: RowPass) -> None:
+    layout, problem, schedule = plan.layout, plan.problem, schedule_of(plan.problem)
+    size, count = layout.chunk_granules, layout.thread_granules
+    out.lines(("", ""))
+    with out.block(f"def take_chunk(cta, row, stage, chunk{', kind' if layout.rolled else ''}):"):
+        out.line("row.stages.append(stage)" if layout.held_stages else "first = chunk * " + str(size))
+        out.lines([f"first = chunk * {size}"] if layout.held_stages else [])
+        with out.block(
+            f"for at in range({size}):" if layout.rolled else f"for at in range(min({size}, {count} - first)):"
+        ):
+            out.line("granule = first + at")
+            out.lines([] if layout.rolled else ["kind = KINDS[granule]"])
+            words = {}
+            for operand in problem.inputs:
+                words[problem.value_of(operand)] = f"{operand.label}_words"
+                given = "cta, row, stage, at, granule, kind"
+                out.line(f"{operand.label}_words = load_{operand.label}({given})")
+            passed = "".join(f", {words[value]}" for value in each.reads if value in words)
+            call = f"pass_0(cta, row, granule, kind{passed})"
+            out.line(f"kept_words = {call}" if schedule.kept else call)
+            if layout.choice.keep == "registers" and layout.demand.held_bytes:
+                held = ["kept_words"] if schedule.kept else [words[value] for value in schedule.held]
+                out.line(f"row.held.append(({', '.join(held)},))")
+
+
+def _print_walk(out: Writer, plan: RowPlan, each: RowPass) -> None:
+    """Print a pass over all granules of a thread; ``done`` is called after the last granule of each chunk."""
+    layout, problem, schedule = plan.layout, plan.problem, schedule_of(plan.problem)
+    size = layout.chunk_granules
+    inputs = {problem.value_of(operand): operand for operand in problem.inputs}
+    out.lines(("", ""))
+    with out.block(f"def walk_{each.number}(cta, row, done=None):"):
+        out.line(f"granules = {layout.thread_granules}")
+        with out.block("for granule in range(granules):"):
+            passed = []
+            for value in each.reads:
+                if value not in inputs:
+                    continue
+                label = inputs[value].label
+                if layout.held_stages:
+                    at = f"row.stages[granule // {size}], granule % {size}, granule, KINDS[granule]"
+                    passed.append(f"load_{label}(cta, row, {at})")
+                else:
+                    passed.append(f"row.held[granule][{schedule.held.index(value)}]")
+            passed += ["row.held[granule][0]"] if each.kept else []
+            given = "".join(f", {words}" for words in passed)
+            out.line(f"pass_{each.number}(cta, row, granule, KINDS[granule]{given})")
+            last = f"granule % {size} == {size - 1} or granule == granules - 1"
+            out.line(f"if done is not None and ({last}):")
+            out.line(f"    done(row.stages[granule // {size}])")
+    if layout.held_stages and each is schedule.passes[-1]:
+        out.lines(("", ""))
+        with out.block(f"def walk_{each.number}_and_release(cta, row):"):
+            arrive = f"arrive(cta.barrier + ({layout.stages} + stage) * 8, cta.lane == 0)"
+            out.line(f"walk_{each.number}(cta, row, lambda stage: {arrive})")
+
+
+@functools.singledispatch
+def _print(step: g.Step, out: Writer, program: r.RowProgram) -> None:
+    raise NotImplementedError(f"no rule prints {type(step).__name__}")
+
+
+# Control -----------------------------------------------------------------------------------------------------------------
+
+
+@_print.register
+def _(step: r.RowLoop, out: Writer, program: r.RowProgram) -> None:
+    out.line("tile = Int32(first_tile)")
+    with out.block("while tile < tiles:"):
+        print_steps(out, program, step.body)
+        out.line("tile = tile + tile_step")
+
+
+@_print.register
+def _(step: r.ChunkLoop, out: Writer, program: r.RowProgram) -> None:
+    layout = program.plan.layout
+    loading = any(isinstance(each, r.AcquireChunk) for each in step.body)
+    if loading:
+        _begin_load(out, program.plan)
+        with out.block(f"for chunk in cutlass.range({layout.chunks}, unroll=1):"):
+            print_steps(out, program, step.body)
+    elif layout.rolled:
+        for first, end, kind in layout.segments:
+            out.line(f"# {kind}")
+            with out.block(f"for chunk in cutlass.range({first}, {end}, unroll=1):"):
+                for each in step.body:
+                    if isinstance(each, r.TakeChunk):
+                        out.line(f'take_chunk(cta, row, {each.cursor}_index, chunk, "{kind}")')
+                    else:
+                        _print(each, out, program)
+    else:
+        with out.block(f"for chunk in cutlass.range_constexpr({layout.chunks}):"):
+            print_steps(out, program, step.body)
+
+
+def _begin_load(out: Writer, plan: RowPlan) -> None:
+    """Print the granules of a tile of rows, and the first of each input."""
+    layout = plan.layout
+    rows = layout.choice.rows
+    first = f"tile * {rows}" if rows > 1 else "tile"
+    size = "size_m" if plan.problem.runtime else str(plan.problem.m)
+    count = f"cutlass.min(Int32({rows}), {size} - {first})" if rows > 1 else "Int32(1)"
+    out.line(f"_, granules = span(cta, {first}, {count})")
+    for operand in plan.problem.inputs:
+        step = layout.granule_bytes(itemsize(operand.dtype))
+        granule = f"first_granule(cta, {first}, {operand.pitch})"
+        out.line(f"{operand.label}_source = {operand.label} + {granule} * {step}")
+
+
+# Pipelines ---------------------------------------------------------------------------------------------------------------
+
+
+@_print.register
+def _(step: g.Cursor, out: Writer, program: r.RowProgram) -> None:
+    phase = 1 if step.side == "producer" else 0
+    out.line(f"{step.name}_index, {step.name}_phase = Int32(0), Int32({phase})")
+
+
+@_print.register
+def _(step: g.Advance, out: Writer, program: r.RowProgram) -> None:
+    stages = r.EXCHANGE_STAGES if step.cursor == PLACE else program.ring.stages
+    index, phase = f"{step.cursor}_index", f"{step.cursor}_phase"
+    out.line(f"{index} = {index} + 1")
+    out.line(f"{phase} = cutlass.select_({index} == {stages}, {phase} ^ 1, {phase})")
+    out.line(f"{index} = cutlass.select_({index} == {stages}, Int32(0), {index})")
+
+
+@_print.register
+def _(step: r.AcquireChunk, out: Writer, program: r.RowProgram) -> None:
+    layout = program.plan.layout
+    out.line(f"cute.arch.mbarrier_wait(barriers + {layout.stages} + {step.cursor}_index, {step.cursor}_phase)")
+    if layout.packed:
+        out.line("loaded = granules")
+    else:
+        size = layout.chunk_size
+        out.line(f"loaded = cutlass.max(cutlass.min(granules - chunk * {size}, Int32({size})), Int32(0))")
+    total = sum(layout.granule_bytes(size) for size in layout.demand.inputs)
+    out.line(f"cute.arch.mbarrier_arrive_and_expect_tx(barriers + {step.cursor}_index, loaded * {total})")
+
+
+@_print.register
+def _(step: r.LoadChunk, out: Writer, program: r.RowProgram) -> None:
+    layout = program.plan.layout
+    with out.block("if loaded > 0:"):
+        out.line(f"stage = cta.ring + {step.cursor}_index * {layout.stage_bytes}")
+        out.line(f"full = cta.barrier + {step.cursor}_index * 8")
+        for operand, place in zip(program.plan.problem.inputs, layout.input_offsets, strict=False):
+            size = layout.granule_bytes(itemsize(operand.dtype))
+            source = f"{operand.label}_source + Int64(chunk) * {layout.chunk_size * size}"
+            out.line(f"bulk_load(stage + {place}, {source}, loaded * {size}, full)")
+
+
+@_print.register
+def _(step: g.Wait, out: Writer, program: r.RowProgram) -> None:
+    if step.cursor == PLACE:
+        barrier = f"cta.barrier + ({2 * program.ring.stages} + {PLACE}_index) * 8"
+        out.line(f"await_cluster({barrier}, {PLACE}_phase)")
+    else:
+        out.line(f"cute.arch.mbarrier_wait(barriers + {step.cursor}_index, {step.cursor}_phase)")
+
+
+@_print.register
+def _(step: g.Release, out: Writer, program: r.RowProgram) -> None:
+    out.line(f"arrive(cta.barrier + ({program.ring.stages} + {step.cursor}_index) * 8, lane == 0)")
+
+
+@_print.register
+def _(step: g.Tail, out: Writer, program: r.RowProgram) -> None:
+    """Print nothing: only threads of the CTA itself arrive at its empty barriers, and they need no answer."""
+
+
+@_print.register
+def _(step: g.BarrierSync, out: Writer, program: r.RowProgram) -> None:
+    layout = program.plan.layout
+    if step.barrier == r.VECTORS:
+        threads = layout.cta_threads - 32
+        out.line(f"cute.arch.barrier(barrier_id={r.VECTORS_BARRIER}, number_of_threads={threads})")
+    else:
+        out.line(f"cute.arch.barrier(barrier_id={r.FIRST_ROW_BARRIER} + group, number_of_threads={layout.threads})")
+
+
+# Vectors -----------------------------------------------------------------------------------------------------------------
+
+
+@_print.register
+def _(step: r.LoadVectors, out: Writer, program: r.RowProgram) -> None:
+    plan, layout = program.plan, program.plan.layout
+    total = -(-layout.demand.n // layout.lanes)
+    if layout.choice.cluster > 1:
+        count = f"cutlass.max(cutlass.min({total} - cta.base, Int32({layout.slice_granules})), Int32(0))"
+    else:
+        count = f"Int32({total})"
+    out.line(f"columns = {count}")
+    sizes = [layout.granule_bytes(itemsize(operand.dtype)) for operand in plan.problem.vectors]
+    for at, size in enumerate(sizes):
+        whole = f"columns * {size}" if size % 16 == 0 else f"(columns * {size} + 15) // 16 * 16"
+        out.line(f"vector_bytes_{at} = {whole}")
+    word = 2 * layout.stages + 2
+    out.line(
+        f"cute.arch.mbarrier_arrive_and_expect_tx(barriers + {word}, {' + '.join(f'vector_bytes_{at}' for at in range(len(sizes)))})"
+    )
+    with out.block("if columns > 0:"):
+        for at, (operand, place) in enumerate(zip(plan.problem.vectors, layout.vector_offsets, strict=False)):
+            source = f"{operand.label} + Int64(cta.base) * {sizes[at]}"
+            out.line(f"bulk_load(cta.vectors + {place}, {source}, vector_bytes_{at}, cta.barrier + {word * 8})")
+
+
+@_print.register
+def _(step: r.AwaitVectors, out: Writer, program: r.RowProgram) -> None:
+    out.line(f"cute.arch.mbarrier_wait(barriers + {2 * program.ring.stages + 2}, 0)")
+
+
+@_print.register
+def _(step: r.ShareVectors, out: Writer, program: r.RowProgram) -> None:
+    """Print the loops that place elements: in order, or in one plane for each column modulo the lanes of a granule."""
+    plan, layout = program.plan, program.plan.layout
+    lanes, length = layout.lanes, layout.vector_granules
+    threads = layout.cta_threads - 32
+    for operand, place in zip(plan.problem.vectors, layout.vector_offsets, strict=False):
+        size = itemsize(operand.dtype)
+        with out.block(f"for element in cutlass.range(thread - 32, {length * lanes}, {threads}, unroll=8):"):
+            first = "cta.base" if layout.aligned else "(cta.base - 1)"
+            out.line(f"column = {first} * {lanes} + element")
+            out.line(f"inside = (column >= 0) & (column < {layout.demand.n})")
+            source = f"{operand.label} + Int64(column) * {operand.pitch * size}"
+            out.line(f"word = load_global({source}, {size}, inside)")
+            at = "element" if layout.aligned else f"(element % {lanes} * {length} + element // {lanes})"
+            out.line(f"store_shared(cta.vectors + {place} + {at} * {size}, word, {size})")
+
+
+# Rows --------------------------------------------------------------------------------------------------------------------
+
+
+@_print.register
+def _(step: r.BeginRow, out: Writer, program: r.RowProgram) -> None:
+    out.lines(("row = row_of(cta, tile)", "begin(cta, row)"))
+
+
+@_print.register
+def _(step: r.TakeChunk, out: Writer, program: r.RowProgram) -> None:
+    out.line(f"take_chunk(cta, row, {step.cursor}_index, chunk)")
+
+
+@_print.register
+def _(step: r.WalkRow, out: Writer, program: r.RowProgram) -> None:
+    out.line(f"walk_{step.number}{'_and_release' if step.releases else ''}(cta, row)")
+
+
+@_print.register
+def _(step: r.ReduceWarp, out: Writer, program: r.RowProgram) -> None:
+    out.line(f"reduce_{step.number}(cta, row)")
+
+
+def _slots(program: r.RowProgram) -> str:
+    layout = program.plan.layout
+    size = layout.partials * layout.slot_words * WORD_BYTES
+    rows = layout.choice.rows
+    index = f"({PLACE}_index * {rows} + group)" if rows > 1 else f"{PLACE}_index"
+    return f"cta.partials + {index} * {size}"
+
+
+@_print.register
+def _(step: r.ArmExchange, out: Writer, program: r.RowProgram) -> None:
+    assert program.exchange is not None
+    barrier = f"cta.barrier + ({2 * program.ring.stages} + {step.cursor}_index) * 8"
+    out.line(f"expect({barrier}, {program.exchange.transaction_bytes}, row_thread == 0)")
+
+
+@_print.register
+def _(step: r.SendMessage, out: Writer, program: r.RowProgram) -> None:
+    layout = program.plan.layout
+    size = layout.slot_words * WORD_BYTES
+    if layout.choice.cluster == 1:
+        out.line(f"put({_slots(program)} + row_warp * {size}, message_{step.number}(row), lane == 0)")
+        return
+    barrier = f"cta.barrier + ({2 * program.ring.stages} + {step.cursor}_index) * 8"
+    place = f"{_slots(program)} + (rank * {layout.choice.warps} + row_warp) * {size}"
+    out.line(f"send({place}, message_{step.number}(row), {barrier}, lane, lane < {layout.choice.cluster})")
+
+
+@_print.register
+def _(step: r.Combine, out: Writer, program: r.RowProgram) -> None:
+    out.line(f"combine_{step.number}(cta, row, {_slots(program) if step.cursor else 'None'})")
+
+
+@_print.register
+def _(step: r.StoreNumbers, out: Writer, program: r.RowProgram) -> None:
+    out.line("store_numbers(cta, row)")

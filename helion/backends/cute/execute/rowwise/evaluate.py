@@ -1,0 +1,54 @@
+"""Evaluation of a row kernel on CPU tensors: value by value in fp32, as on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ...plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand
+from ...plan.rowwise.records import RowProblem
+from ...toolchain.kernel import GemmKernel
+from ..evaluate import OPERATIONS, REDUCTIONS
+from ..problems import Given, problem_of, split
+
+
+def evaluate_rows(kernel: GemmKernel, given: Sequence[Given]) -> None:
+    """Run a row kernel on the arguments of a launch: the outputs, the operands, and launch-time integers."""
+    problem = problem_of(kernel.problem)
+    assert isinstance(problem, RowProblem)
+    passed, integers = split(kernel, given)
+    m = integers[0] if integers else problem.m
+    tensors = [each if isinstance(each, torch.Tensor) else torch.tensor(float(each)) for each in passed]
+    outputs, operands = tensors[: len(problem.outputs)], tensors[len(problem.outputs) :]
+    values = [torch.zeros(())]
+    for described, tensor in zip(problem.epilogue.operands, operands, strict=True):
+        values.append(_operand(described, tensor, m, problem.n).float())
+    for instruction in problem.epilogue.instructions:
+        arguments = [
+            torch.tensor(float(x.text)) if isinstance(x, Constant) else values[x] for x in instruction.arguments
+        ]
+        values.append(_apply(instruction.op, arguments, m, problem.n))
+    for output, out in zip(problem.outputs, outputs, strict=True):
+        shape, strides = ((m, problem.n), (output.pitch, 1)) if output.kind == "exact" else ((m, 1), (output.pitch, 1))
+        torch.as_strided(out, shape, strides).copy_(values[output.value].expand(shape))
+
+
+def _operand(described: EpilogueOperand, tensor: torch.Tensor, m: int, n: int) -> torch.Tensor:
+    if described.kind == "number":
+        return tensor
+    if described.kind == "exact":
+        return torch.as_strided(tensor, (m, n), (described.pitch, 1))
+    if described.kind == "row":
+        return torch.as_strided(tensor, (n,), (described.pitch,))
+    return torch.as_strided(tensor, (m, 1), (described.pitch, 1))
+
+
+def _apply(op: str, given: Sequence[torch.Tensor], m: int, n: int) -> torch.Tensor:
+    if op == COLUMN_NUMBER:
+        return torch.arange(n, dtype=torch.float32)
+    if op == ROW_NUMBER:
+        return torch.arange(m, dtype=torch.float32)[:, None]
+    if op not in REDUCTIONS:
+        return OPERATIONS[op](*given)
+    return REDUCTIONS[op](given[0].expand(m, n), *given[1:])

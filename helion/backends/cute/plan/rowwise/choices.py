@@ -1,0 +1,70 @@
+"""The choices of a layout that fit, and the one of the shortest predicted time."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+
+from .....hardware import Target
+from ..refusal import Refusal
+from .layout import CLUSTERS, WARPS, layout_of
+from .records import Keep, RowChoice, RowDemand, RowLayout
+from .time import predicted_us
+
+LEAST_CLUSTER_WARPS = 8
+"""Warps of a row in each CTA of a cluster: with fewer, an exchange costs more than the row's part."""
+KEEPS: tuple[Keep, ...] = ("registers", "shared")
+ROWS = (1, 2, 4, 8)
+"""Rows of a CTA at a time."""
+
+
+@functools.lru_cache(maxsize=64)
+def layouts(demand: RowDemand, target: Target) -> tuple[RowLayout, ...]:
+    """Return all layouts that fit; the reason of the first refusal is raised as ``Refusal`` if there is none."""
+    found, reason = [], None
+    for choice in _choices(target):
+        try:
+            found.append(layout_of(demand, choice, target))
+        except Refusal as refusal:
+            reason = reason or refusal
+    if not found:
+        assert reason is not None
+        raise reason
+    return tuple(found)
+
+
+def _choices(target: Target) -> Iterator[RowChoice]:
+    for keep, ctas, cluster, warps in itertools.product(KEEPS, (2, 1), CLUSTERS, WARPS):
+        if (cluster > 1 and warps < LEAST_CLUSTER_WARPS) or (ctas == 2 and warps == WARPS[-1]):
+            continue
+        for rows in ROWS if cluster == 1 else (1,):
+            if rows * warps <= 8 * (3 - ctas):
+                yield RowChoice(cluster=cluster, warps=warps, rows=rows, ctas_per_sm=ctas, keep=keep)
+
+
+@functools.lru_cache(maxsize=256)
+def ranked(demand: RowDemand, m: int, target: Target) -> tuple[RowLayout, ...]:
+    """Return the layouts by predicted time; of nearly equal ones, those with fewer CTAs, warps and registers first."""
+
+    def order(layout: RowLayout) -> tuple[float, ...]:
+        choice = layout.choice
+        share = predicted_us(layout, m, target)
+        spare = layout.registers_needed + 16 <= layout.register_limit
+        return (float(f"{share:.2g}"), choice.cluster, -choice.rows, choice.warps, not spare, -choice.ctas_per_sm)
+
+    return tuple(sorted(layouts(demand, target), key=order))
+
+
+def varied(demand: RowDemand, m: int, target: Target) -> tuple[RowLayout, ...]:
+    """Return the best layout, then the best of those that differ in one decision."""
+    first, *others = ranked(demand, m, target)
+    found = [first]
+    for differs in (
+        lambda choice: choice.keep != first.choice.keep,
+        lambda choice: choice.ctas_per_sm != first.choice.ctas_per_sm,
+        lambda choice: choice.cluster > first.choice.cluster,
+        lambda choice: choice.warps != first.choice.warps,
+    ):
+        found += [layout for layout in others if differs(layout.choice) and layout not in found][:1]
+    return tuple(found)

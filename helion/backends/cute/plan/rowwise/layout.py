@@ -1,0 +1,83 @@
+"""``layout_of``: divide rows among CTAs and threads, or refuse with a reason."""
+
+from __future__ import annotations
+
+from .....hardware import Target
+from ..build import MAX_ROW_CLUSTER, RESERVED_SHARED_BYTES
+from ..refusal import Refusal
+from .records import RowChoice, RowDemand, RowLayout
+
+CLUSTERS = (1, 2, 4, 8, MAX_ROW_CLUSTER)
+WARPS = (1, 2, 4, 8, 16)
+MAX_STAGES = 12
+MAX_ROWS = 14
+"""Rows of a CTA at a time: each has a named barrier of its own."""
+CHUNK_GRANULES = 4
+"""Granules of a thread in a chunk, of all inputs, where a slice has several chunks."""
+MOST_PACKED = 8
+"""The most granules of a thread in a chunk that is a whole row, of all inputs."""
+MOST_HELD = 16
+"""The most granules of a thread."""
+MAX_TRANSACTION_BYTES = 2**20 - 1
+"""An mbarrier counts fewer than 2**20 bytes (PTX ISA, ``mbarrier`` objects)."""
+SPARE_REGISTERS = 8
+
+
+def layout_of(demand: RowDemand, choice: RowChoice, target: Target) -> RowLayout:
+    """Return the layout of a choice. Raises ``Refusal`` if rows do not fit."""
+    _check_pitches(demand)
+    trial = RowLayout(
+        demand=demand, choice=choice, chunk_granules=1, stages=0, register_limit=_register_limit(choice, target)
+    )
+    granules = trial.thread_granules
+    packed = choice.cluster == 1 and granules * len(demand.inputs) <= MOST_PACKED
+    chunk = granules if packed else max(1, min(granules, CHUNK_GRANULES // len(demand.inputs)))
+    trial = RowLayout(demand=demand, choice=choice, chunk_granules=chunk, stages=0, register_limit=trial.register_limit)
+    room = target.smem_per_sm_bytes // choice.ctas_per_sm - RESERVED_SHARED_BYTES
+    room = min(room, target.smem_per_block_bytes)
+    spare = sum(-(-size // 128) * 128 for name, _, size in trial.allocations if name != "barriers") + 256
+    stages = min(MAX_STAGES, (room - spare) // max(1, trial.stage_bytes))
+    layout = RowLayout(
+        demand=demand, choice=choice, chunk_granules=chunk, stages=stages, register_limit=trial.register_limit
+    )
+    _check(layout, room, target)
+    return layout
+
+
+def _register_limit(choice: RowChoice, target: Target) -> int:
+    """Return the registers of a thread: warps are dealt to the four parts of an SM, and rounded up."""
+    threads = -(-choice.ctas_per_sm * (32 + choice.rows * 32 * choice.warps) // 128) * 128
+    granularity = target.register_granularity
+    return min(target.max_registers_per_thread, target.registers_per_sm // threads // granularity * granularity)
+
+
+def _check_pitches(demand: RowDemand) -> None:
+    lanes = demand.lanes
+    offsets = {pitch % lanes for pitch in demand.pitches}
+    if len(offsets) > 1:
+        raise Refusal(
+            f"strides of rows differ modulo {lanes} elements: {', '.join(map(str, demand.pitches))}; rows of all tensors"
+            " have to begin at the same place within 16 bytes"
+        )
+
+
+def _check(layout: RowLayout, room: int, target: Target) -> None:
+    choice = layout.choice
+    if layout.cta_threads > target.max_threads_per_block or choice.rows > MAX_ROWS:
+        raise Refusal(f"{choice.rows} rows of {choice.warps} warps and a load warp exceed the threads of a CTA")
+    if choice.rows > 1 and not layout.packed:
+        raise Refusal(f"{choice.rows} rows at a time are implemented for contiguous rows that are one chunk of a CTA")
+    if layout.thread_granules > MOST_HELD and not layout.rolled:
+        raise Refusal(
+            f"a thread would hold {layout.thread_granules} granules of 16 bytes of a row, at most {MOST_HELD} are"
+            " implemented; use more CTAs or warps"
+        )
+    if layout.stages < 2 or layout.stages <= layout.held_stages:
+        raise Refusal(f"stages of {layout.stage_bytes} bytes leave no room for loads ahead in {room} bytes")
+    if layout.stage_bytes > MAX_TRANSACTION_BYTES or layout.vector_offsets[-1] > MAX_TRANSACTION_BYTES:
+        raise Refusal(f"a barrier counts at most {MAX_TRANSACTION_BYTES} bytes")
+    if choice.keep == "shared" and (layout.demand.keeps_computed or not layout.demand.held_bytes):
+        raise Refusal("nothing of the input is read again, so that a row does not stay in shared memory")
+    limit = layout.register_limit - SPARE_REGISTERS
+    if layout.registers_needed > limit:
+        raise Refusal(f"a thread would hold {layout.registers_needed} registers of a row, of {limit}")

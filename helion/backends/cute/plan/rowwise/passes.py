@@ -1,0 +1,195 @@
+"""Passes over the elements of a row: one per level of dependent reductions, and one that stores what needs them all."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..dtypes import itemsize
+from ..epilogue import REDUCTIONS, Constant, Epilogue, EpilogueOutput
+from ..joint import OwnPart, own_parts
+from ..reductions import reductions_of
+from .records import RowDemand, RowProblem
+
+ROUNDED_BYTES = {"round_bfloat16": 2, "round_float16": 2}
+COSTLY = {"exp": 4, "log": 12, "div": 8, "tanh": 8, "erf": 20, "gelu": 24, "log1p": 14, "sqrt": 6, "rsqrt": 6}
+"""Instructions of operations that take several, approximately; of any other: one."""
+ACCESS_WORK = 2
+"""Instructions that unpack, or pack, an element and move it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowPass:
+    """One pass: what it computes of each element, by numbers of values.
+
+    ``computes`` are instructions in order, ``reads`` operands, ``reduces`` reductions whose terms it accumulates. A
+    pass after the first reads the ``kept`` value in place of inputs, if there is one.
+    """
+
+    number: int
+    computes: tuple[int, ...]
+    reads: tuple[int, ...]
+    reduces: tuple[int, ...]
+    outputs: tuple[EpilogueOutput, ...]
+    kept: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The passes of a problem. ``held`` are inputs, by number of value, that passes after the first read again; or
+    ``kept`` is one value that they read in their place.
+
+    ``joint`` are reductions of the second pass that are exchanged with those of the first (``plan.joint``).
+    """
+
+    passes: tuple[RowPass, ...]
+    held: tuple[int, ...]
+    kept: int
+    joint: tuple[OwnPart, ...]
+    reductions: tuple[tuple[int, ...], ...]
+
+    @property
+    def meetings(self) -> tuple[tuple[int, ...], ...]:
+        """The numbers of the passes whose reductions share an exchange."""
+        if self.joint:
+            return ((0, 1),)
+        return tuple((number,) for number in range(len(self.reductions)))
+
+    @property
+    def counts(self) -> bool:
+        """True if each warp sends the number of its elements as well."""
+        return any(part.kind == "squares" for part in self.joint)
+
+    def sent(self, meeting: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the reductions of an exchange, in the order of its numbers."""
+        return tuple(value for number in meeting for value in self.reductions[number])
+
+
+@functools.lru_cache(maxsize=256)
+def schedule_of(problem: RowProblem) -> Schedule:
+    """Return the passes of `problem`."""
+    epilogue, reductions = problem.epilogue, reductions_of(problem)
+    joint = own_parts(problem)
+    count = max([len(reductions), *(1 + _pass_of(epilogue, each, bool(joint)) for each in problem.matrices)])
+    targets = [_targets(problem, reductions, bool(joint), number) for number in range(count)]
+    later = [value for target in targets[1:] for value in target]
+    held = tuple(value for value in elements(epilogue, later) if _is_input(epilogue, value))
+    kept = _kept(epilogue, targets, later, held)
+    passes = []
+    for number, wanted in enumerate(targets):
+        values = elements(epilogue, wanted, kept if number else 0)
+        passes.append(
+            RowPass(
+                number=number,
+                computes=tuple(
+                    value for value in values if value > len(epilogue.operands) and not (number and value == kept)
+                ),
+                reads=tuple(value for value in values if 0 < value <= len(epilogue.operands)),
+                reduces=reductions[number] if number < len(reductions) else (),
+                outputs=tuple(each for each in problem.matrices if _pass_of(epilogue, each, bool(joint)) == number),
+                kept=kept if number and kept in values else 0,
+            )
+        )
+    return Schedule(passes=tuple(passes), held=() if kept else held, kept=kept, joint=joint, reductions=reductions)
+
+
+def demand_of(problem: RowProblem) -> RowDemand:
+    """Return the demands of `problem` on a layout."""
+    schedule, epilogue = schedule_of(problem), problem.epilogue
+    held = sum(itemsize(epilogue.operands[value - 1].dtype) for value in schedule.held)
+    if schedule.kept:
+        held = kept_bytes(epilogue, schedule.kept)
+    sent = [len(schedule.sent(meeting)) + schedule.counts for meeting in schedule.meetings]
+    return RowDemand(
+        n=problem.n,
+        inputs=tuple(itemsize(each.dtype) for each in problem.inputs),
+        outputs=tuple(itemsize(each.dtype) for each in problem.matrices),
+        pitches=(*(each.pitch for each in problem.inputs), *(each.pitch for each in problem.matrices)),
+        vectors=tuple(itemsize(each.dtype) for each in problem.vectors),
+        strided_vectors=any(each.pitch != 1 for each in problem.vectors),
+        held_bytes=held,
+        keeps_computed=bool(schedule.kept),
+        exchanges=tuple(sent),
+        passes=len(schedule.passes),
+        work=_work(epilogue, schedule),
+    )
+
+
+def kept_bytes(epilogue: Epilogue, value: int) -> int:
+    """Return the bytes of a computed value in registers: 16-bit ones stay packed."""
+    return ROUNDED_BYTES.get(epilogue.instruction(value).op, 4)
+
+
+def elements(epilogue: Epilogue, values: Iterable[int], kept: int = 0) -> list[int]:
+    """Return the per-element values that `values` depend on, down to operands and to `kept`, in order."""
+    found: set[int] = set()
+    left = list(values)
+    while left:
+        value = left.pop()
+        if value not in found and not epilogue.per_row[value]:
+            found.add(value)
+            made = epilogue.made(value) if value != kept else None
+            left += [x for x in made.arguments if not isinstance(x, Constant)] if made else []
+    return sorted(found)
+
+
+def numbers_at(problem: RowProblem, level: int) -> tuple[int, ...]:
+    """Return per-row instructions that can run after `level` exchanges of reductions, without reductions."""
+    epilogue = problem.epilogue
+    found: set[int] = set()
+    left = [output.value for output in problem.outputs]
+    while left:
+        value = left.pop()
+        made = epilogue.made(value)
+        if value in found or made is None:
+            continue
+        found.add(value)
+        left += [x for x in made.arguments if not isinstance(x, Constant)]
+    return tuple(
+        value
+        for value in sorted(found)
+        if epilogue.per_row[value] and epilogue.levels[value] == level
+        if epilogue.instruction(value).op not in REDUCTIONS
+    )
+
+
+def _pass_of(epilogue: Epilogue, output: EpilogueOutput, joint: bool) -> int:
+    """Return the pass that stores an output matrix: the first that has all statistics it needs."""
+    level = epilogue.levels[output.value]
+    return level + 1 if joint and level == 1 else level
+
+
+def _targets(problem: RowProblem, reductions: tuple[tuple[int, ...], ...], joint: bool, number: int) -> list[int]:
+    epilogue, found = problem.epilogue, []
+    for value in reductions[number] if number < len(reductions) else ():
+        term = epilogue.instruction(value).arguments[0]
+        assert not isinstance(term, Constant)
+        found.append(term)
+    return found + [each.value for each in problem.matrices if _pass_of(epilogue, each, joint) == number]
+
+
+def _is_input(epilogue: Epilogue, value: int) -> bool:
+    return 0 < value <= len(epilogue.operands) and epilogue.operands[value - 1].kind == "exact"
+
+
+def _kept(epilogue: Epilogue, targets: list[list[int]], later: list[int], held: tuple[int, ...]) -> int:
+    """Return the value of the first pass that later passes can read in place of several inputs, with fewer bytes; or
+    0."""
+    bytes_held = sum(itemsize(epilogue.operands[value - 1].dtype) for value in held)
+    for value in reversed(elements(epilogue, targets[0])) if len(held) > 1 else ():
+        if value <= len(epilogue.operands) or kept_bytes(epilogue, value) >= bytes_held:
+            continue
+        after = elements(epilogue, later, value)
+        if value in after and not any(_is_input(epilogue, x) for x in after):
+            return value
+    return 0
+
+
+def _work(epilogue: Epilogue, schedule: Schedule) -> int:
+    """Return the instructions per element of all passes, approximately."""
+    found = 0
+    for each in schedule.passes:
+        found += sum(COSTLY.get(epilogue.instruction(value).op, 1) for value in each.computes)
+        found += ACCESS_WORK * (len(each.reads) + len(each.outputs)) + len(each.reduces)
+    return found

@@ -1,0 +1,320 @@
+"""The records of a row kernel: the problem, what it demands of a layout, the tunable decisions, and the plan."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+from ..epilogue import Epilogue, EpilogueOperand, EpilogueOutput
+
+Keep = Literal["registers", "shared"]
+Kind = Literal["all", "some", "edge"]
+
+GRANULE_BYTES = 16
+"""The smallest unit of a bulk copy, and the largest vectorized access of a thread."""
+BARRIER_BYTES = 8
+WORD_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowProblem:
+    """Outputs of ``m`` rows of ``n`` columns, as a straight-line program over each row.
+
+    Value 0 of ``epilogue`` has no meaning here. Its ``exact`` operands are the inputs with a value for each element,
+    ``row`` operands have one for each column, ``column`` operands one for each row.
+    """
+
+    m: int
+    n: int
+    epilogue: Epilogue
+    runtime: tuple[str, ...] = ()
+    """Names of numbers that each launch passes, in order: ``size_m``, or nothing."""
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """Names of the tensors and scalars of a launch for messages, in order."""
+        outputs = tuple(output.name for output in self.outputs)
+        return (*outputs, *(operand.name for operand in self.epilogue.operands))
+
+    @property
+    def outputs(self) -> tuple[EpilogueOutput, ...]:
+        return self.epilogue.outputs
+
+    @functools.cached_property
+    def inputs(self) -> tuple[EpilogueOperand, ...]:
+        return self.epilogue.of_kind("exact")
+
+    @functools.cached_property
+    def vectors(self) -> tuple[EpilogueOperand, ...]:
+        return self.epilogue.of_kind("row")
+
+    @functools.cached_property
+    def matrices(self) -> tuple[EpilogueOutput, ...]:
+        return tuple(output for output in self.outputs if output.kind == "exact")
+
+    @functools.cached_property
+    def numbers(self) -> tuple[EpilogueOutput, ...]:
+        """The outputs of one number per row."""
+        return tuple(output for output in self.outputs if output.kind != "exact")
+
+    def value_of(self, operand: EpilogueOperand) -> int:
+        """Return the number of the value that an operand is."""
+        return 1 + self.epilogue.operands.index(operand)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowDemand:
+    """Everything about a problem that its layout depends on. Sizes are bytes of one element.
+
+    ``pitches`` are those of inputs and output matrices, in elements. ``vectors`` are elements of vectors over columns.
+    ``held_bytes`` are bytes per element that later passes need, ``keeps_computed`` if these are a computed value.
+    ``exchanges`` has the fp32 numbers that each warp sends, by exchange. ``passes`` counts walks over a row.
+    """
+
+    n: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    pitches: tuple[int, ...]
+    vectors: tuple[int, ...] = ()
+    strided_vectors: bool = False
+    held_bytes: int = 0
+    keeps_computed: bool = False
+    exchanges: tuple[int, ...] = ()
+    passes: int = 1
+    work: int = 8
+    """Instructions per element, approximately."""
+
+    @property
+    def lanes(self) -> int:
+        """Elements of one granule: 16 bytes of the smallest input type."""
+        return GRANULE_BYTES // min(self.inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowChoice:
+    """The tunable decisions of a config.
+
+    ``cluster`` CTAs hold a row, in ``warps`` warps each. A CTA works on ``rows`` rows at a time. ``ctas_per_sm`` CTAs
+    share an SM. Between passes a row stays in ``registers``, or in its chunks in ``shared`` memory.
+    """
+
+    cluster: int = 1
+    warps: int = 8
+    rows: int = 1
+    ctas_per_sm: int = 2
+    keep: Keep = "registers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowLayout:
+    """Division of rows among CTAs, warps and threads, and of a CTA's slice of a row into chunks of ``chunk_granules``
+    per thread.
+
+    A granule is ``lanes`` elements of the flat tensors, so that all accesses are aligned. If rows begin anywhere, the
+    first and last granule of a row may have elements of its neighbors.
+    """
+
+    demand: RowDemand
+    choice: RowChoice
+    chunk_granules: int
+    stages: int
+    register_limit: int
+
+    @property
+    def lanes(self) -> int:
+        return self.demand.lanes
+
+    @functools.cached_property
+    def aligned(self) -> bool:
+        """True if every row begins at a granule."""
+        return all(pitch % self.lanes == 0 for pitch in self.demand.pitches)
+
+    @property
+    def whole(self) -> bool:
+        """True if rows are whole granules."""
+        return self.aligned and self.demand.n % self.lanes == 0
+
+    @property
+    def threads(self) -> int:
+        """Threads of one row in a CTA."""
+        return 32 * self.choice.warps
+
+    @functools.cached_property
+    def row_granules(self) -> int:
+        """The most granules of a row."""
+        return -(-(self.demand.n + (0 if self.aligned else self.lanes - 1)) // self.lanes)
+
+    @functools.cached_property
+    def slice_granules(self) -> int:
+        """The most granules of a row in one CTA."""
+        return -(-self.row_granules // self.choice.cluster)
+
+    @functools.cached_property
+    def thread_granules(self) -> int:
+        return -(-self.slice_granules // self.threads)
+
+    @functools.cached_property
+    def chunks(self) -> int:
+        """Chunks of a slice."""
+        return -(-self.thread_granules // self.chunk_granules)
+
+    @property
+    def packed(self) -> bool:
+        """True if a chunk is all rows of a tile, one after the other in memory."""
+        return self.choice.cluster == 1 and self.chunks == 1 and self.contiguous
+
+    @property
+    def contiguous(self) -> bool:
+        """True if rows of inputs and outputs follow each other without a gap."""
+        return all(pitch == self.demand.n for pitch in self.demand.pitches)
+
+    @functools.cached_property
+    def chunk_size(self) -> int:
+        """Granules of a chunk, of each input."""
+        if not self.packed:
+            return self.chunk_granules * self.threads
+        return -(-(self.choice.rows * self.demand.n + (0 if self.aligned else self.lanes - 1)) // self.lanes)
+
+    def granule_bytes(self, size: int) -> int:
+        return self.lanes * size
+
+    @functools.cached_property
+    def input_offsets(self) -> tuple[int, ...]:
+        """Offset of each input in a stage, then the bytes of a stage."""
+        offsets = [0]
+        for size in self.demand.inputs:
+            offsets.append(offsets[-1] + self.chunk_size * self.granule_bytes(size))
+        return tuple(offsets)
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.input_offsets[-1]
+
+    @property
+    def held_stages(self) -> int:
+        """Stages that a row occupies until its last pass."""
+        return self.chunks if self.choice.keep == "shared" and self.demand.held_bytes else 0
+
+    @property
+    def bulk_vectors(self) -> bool:
+        """True if bulk copies load the vectors."""
+        if not self.demand.vectors or not self.aligned or self.demand.strided_vectors:
+            return False
+        steps = (self.slice_granules * self.granule_bytes(size) for size in self.demand.vectors)
+        return self.choice.cluster == 1 or all(step % GRANULE_BYTES == 0 for step in steps)
+
+    @property
+    def vector_granules(self) -> int:
+        """Granules of one vector in shared memory; with rows that begin anywhere, the length of each plane."""
+        return self.slice_granules + (0 if self.aligned else 1)
+
+    @functools.cached_property
+    def vector_offsets(self) -> tuple[int, ...]:
+        """Offset of each vector in shared memory, then the bytes of all."""
+        offsets = [0]
+        for size in self.demand.vectors:
+            offsets.append(offsets[-1] + -(-self.vector_granules * self.granule_bytes(size) // 16) * 16)
+        return tuple(offsets)
+
+    @property
+    def partials(self) -> int:
+        """Warps that hold parts of a row."""
+        return self.choice.cluster * self.choice.warps
+
+    @property
+    def slot_words(self) -> int:
+        """Words of one warp's message: 1, 2, or a multiple of 4."""
+        most = max(self.demand.exchanges, default=0)
+        return most if most <= 2 else -(-most // 4) * 4
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of the messages of two exchanges."""
+        return 2 * self.choice.rows * self.partials * self.slot_words * WORD_BYTES if self.exchanges else 0
+
+    @property
+    def exchanges(self) -> bool:
+        """True if warps exchange partial results."""
+        return self.partials > 1 and bool(self.demand.exchanges)
+
+    @property
+    def barrier_words(self) -> int:
+        """The full and empty barriers of the ring, two of the exchange, and that of the vectors."""
+        return 2 * self.stages + 3
+
+    @functools.cached_property
+    def allocations(self) -> tuple[tuple[str, int, int], ...]:
+        """Name, offset and bytes of each part of shared memory."""
+        found, end = [], 0
+        for name, size in (
+            ("ring", self.stages * self.stage_bytes),
+            ("vectors", self.vector_offsets[-1]),
+            ("partials", self.partial_bytes),
+            ("barriers", self.barrier_words * BARRIER_BYTES),
+        ):
+            if size:
+                found.append((name, end, size))
+                end += -(-size // 128) * 128
+        return tuple(found)
+
+    @property
+    def shared_bytes(self) -> int:
+        _, offset, size = self.allocations[-1]
+        return offset + size
+
+    @property
+    def cta_threads(self) -> int:
+        """The load warp and the warps of all rows."""
+        return 32 + self.choice.rows * self.threads
+
+    @property
+    def registers_needed(self) -> int:
+        """Registers of a thread between passes, approximately."""
+        held = self.demand.held_bytes if self.choice.keep == "registers" else 0
+        words = -(-held * self.lanes // WORD_BYTES) * (self.thread_granules if held else 1)
+        return words + 40 + (0 if self.aligned else 8)
+
+    @property
+    def rolled(self) -> bool:
+        """True if a loop runs over the chunks of a row, because nothing is held and one pass reads it."""
+        return not self.demand.held_bytes and self.demand.passes == 1 and self.chunks > 1
+
+    def kind(self, granule: int) -> Kind:
+        """Return if granule number ``granule`` of a thread is certainly whole, is whole or outside of its row, or may
+        have elements of other rows."""
+        last = (self.choice.cluster - 1) * self.slice_granules
+        sure = -(-self.demand.n // self.lanes) - last
+        if not self.whole:
+            sure = self.demand.n // self.lanes - last if self.aligned else sure - 1
+        certain = (granule + 1) * self.threads <= sure and self.choice.rows == 1
+        if certain and (self.aligned or granule):
+            return "all"
+        return "some" if self.whole else "edge"
+
+    @functools.cached_property
+    def segments(self) -> tuple[tuple[int, int, Kind], ...]:
+        """Runs of chunks (first, end) whose granules are of one kind."""
+        kinds: list[Kind] = []
+        for chunk in range(self.chunks):
+            first = chunk * self.chunk_granules
+            found = {self.kind(granule) for granule in range(first, first + self.chunk_granules)}
+            kinds.append("edge" if "edge" in found else "some" if "some" in found else "all")
+        cuts = [chunk for chunk in range(self.chunks) if not chunk or kinds[chunk] != kinds[chunk - 1]]
+        return tuple((a, b, kinds[a]) for a, b in zip(cuts, [*cuts[1:], self.chunks], strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowPlan:
+    """A row kernel with every decision made."""
+
+    problem: RowProblem
+    layout: RowLayout
+    unit: str
+    shared_limit_bytes: int
+    registers_per_sm: int
+
+
+def bytes_moved(m: int, demand: RowDemand) -> int:
+    """Return the bytes from and to global memory of ``m`` rows."""
+    return m * demand.n * (sum(demand.inputs) + sum(demand.outputs)) + demand.n * sum(demand.vectors)

@@ -1,0 +1,92 @@
+"""A model of the time of a row kernel: bytes of a row against its instructions and waits, over the co-resident clusters.
+
+The constants are those of 338 timings of seven kernels on an H100 (2026-11-27).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .....hardware import Target
+from .records import RowLayout
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowRates:
+    """Rates of the model. Times are in nanoseconds."""
+
+    memory: float = 0.89
+    """Fraction of the data sheet's bandwidth that a copy reaches."""
+    issue: float = 128.0
+    """Instructions of an SM in one clock, times the threads of a warp."""
+    clock_ghz: float = 1.7
+    issuing_warps: float = 12.0
+    """Warps of an SM that issue at that rate."""
+    wait_ns: float = 300.0
+    """Barriers of a row in one warp."""
+    cta_ns: float = 150.0
+    """The same in several warps of a CTA, in addition."""
+    cluster_ns: float = 900.0
+    """The same in several CTAs, in addition, and for each CTA ``per_cta_ns``."""
+    per_cta_ns: float = 20.0
+    ahead_bytes: float = 40960.0
+    """Bytes in flight of an SM that hide the latency of memory."""
+    asking: float = 0.85
+    """Fraction of the SMs that can use all of the bandwidth."""
+    launch_us: float = 4.0
+    overlap: float = 3.0
+    """Exponent of the norm that combines the times of a row."""
+
+
+RATES = RowRates()
+GROUPS = (16, 16, 16, 16, 16, 16, 18, 18)
+"""SMs of the GPCs of an H100, which a cluster does not cross; they differ from die to die."""
+
+
+def resident(layout: RowLayout, target: Target) -> int:
+    """Return the clusters that run at once, approximately."""
+    choice, sms = layout.choice, sum(GROUPS)
+    if choice.cluster == 1:
+        return target.num_sms * choice.ctas_per_sm
+    found = sum(group * choice.ctas_per_sm // choice.cluster for group in GROUPS)
+    return max(1, found * target.num_sms // sms)
+
+
+def predicted_us(layout: RowLayout, m: int, target: Target, rates: RowRates = RATES) -> float:
+    """Return the microseconds of one launch over ``m`` rows."""
+    choice, demand = layout.choice, layout.demand
+    clusters = resident(layout, target)
+    tiles = -(-m // choice.rows)
+    rounds = -(-tiles // clusters)
+    elements = choice.rows * demand.n / choice.cluster
+    bandwidth = target.bandwidth_gb_per_s * rates.memory
+    slots = target.num_sms * choice.ctas_per_sm
+    asking = min(1.0, min(tiles, clusters) * choice.cluster / slots / rates.asking)
+    memory = elements * (sum(demand.inputs) + sum(demand.outputs)) / (bandwidth / slots)
+    warps = choice.ctas_per_sm * choice.rows * choice.warps
+    issue = elements * demand.work * choice.ctas_per_sm / rates.issue / rates.clock_ghz
+    issue *= max(1.0, rates.issuing_warps / warps)
+    waits = rates.wait_ns
+    if layout.partials > 1:
+        cluster = rates.cluster_ns + rates.per_cta_ns * choice.cluster
+        waits += (rates.cta_ns if choice.cluster == 1 else cluster) * max(1, len(demand.exchanges))
+    busy = 0.7 * issue + waits * (1.0 if choice.rows == 1 else 0.6)
+    chain = (memory**rates.overlap + issue**rates.overlap + busy**rates.overlap) ** (1 / rates.overlap)
+    ahead = (layout.stages - layout.held_stages) * layout.stage_bytes * choice.ctas_per_sm
+    flight = min(1.0, ahead / rates.ahead_bytes)
+    used = 0.5 + 0.5 * layout.slice_granules / (layout.thread_granules * layout.threads)
+    whole = rounds - 1 + min(1.0, (tiles - (rounds - 1) * clusters) / clusters * 2)
+    return rates.launch_us + chain * max(1.0, whole if rounds > 1 else 1.0) / (asking * flight * min(1.0, used)) / 1e3
+
+
+def described(layout: RowLayout) -> str:
+    """Return a layout in words, for reasons."""
+    choice = layout.choice
+    where = "registers" if choice.keep == "registers" else "shared memory"
+    held = f", held in {where}" if layout.demand.held_bytes else ""
+    ctas = f"{choice.cluster} CTAs" if choice.cluster > 1 else "1 CTA"
+    rows = f", {choice.rows} rows at a time" if choice.rows > 1 else ""
+    return (
+        f"rows of {layout.demand.n} columns in {ctas} of {choice.warps} warps per row{rows}{held}, {choice.ctas_per_sm}"
+        f" CTAs per SM, {layout.stages} stages of {layout.stage_bytes} bytes"
+    )

@@ -1,0 +1,77 @@
+"""A row kernel as its facts describe it, for decisions before a plan is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....._compiler.facts.records import KernelFacts, MemoryOpFact
+from ...plan.rowwise.records import RowDemand
+
+SFU_WORK, POLYNOMIAL_WORK = 6, 20
+"""Instructions of an operation on the special function unit, and of one that is a polynomial, approximately."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowShape:
+    """A row kernel from facts: ``rows`` is the axis of the grid."""
+
+    demand: RowDemand
+    m: int
+    rows: int
+
+
+def describes_rows(facts: KernelFacts) -> bool:
+    """Return whether a kernel reduces something, and has no matmul."""
+    return not facts.matmuls and bool(facts.reductions)
+
+
+def row_shape_of(facts: KernelFacts) -> RowShape | str:
+    """Return the row kernel of facts, or the reason why they show none."""
+    if len(facts.grid_axes) != 1 or facts.num_roots != 1:
+        return "the grid is not one tile of rows"
+    (rows,) = facts.grid_axes
+    columns = {axis.block_id for axis in facts.axes if not axis.on_grid}
+    extents = {facts.axes[axis].extent for axis in columns}
+    m, n = facts.axes[rows].extent, next(iter(extents), None)
+    if len(extents) != 1 or not n or not m:
+        return "rows do not have one number of columns"
+    loads = _accesses(facts, "load", rows, columns)
+    stores = _accesses(facts, "store", rows, columns)
+    if not loads:
+        return "the kernel reads no tensor of rows"
+    reads = [op for op in facts.memory_ops if op.kind == "load"]
+    vectors = [op for op in reads if len(op.tile_axes) == 1 and op.tile_axes[0] in columns]
+    stages = max((len(fact.stages) for fact in facts.reductions), default=1)
+    again = [op for op in loads if stages > 1 or any(each.feeds_store for each in reads if each.storage == op.storage)]
+    sums = sum(len(fact.names) for fact in facts.reductions)
+    demand = RowDemand(
+        n=n,
+        inputs=tuple(op.itemsize for op in loads),
+        outputs=tuple(op.itemsize for op in stores),
+        pitches=tuple(op.strides[-2] for op in (*loads, *stores)),
+        vectors=tuple({op.storage: op.itemsize for op in vectors}.values()),
+        held_bytes=sum(op.itemsize for op in again) if stores or stages > 1 else 0,
+        exchanges=(sums + (stages > 1),),
+        passes=stages + bool(stores),
+        work=_work(facts, columns),
+    )
+    return RowShape(demand=demand, m=m, rows=rows)
+
+
+def _accesses(facts: KernelFacts, kind: str, rows: int, columns: set[int]) -> list[MemoryOpFact]:
+    """Return one access of each tensor of rows."""
+    found: dict[int, MemoryOpFact] = {}
+    for op in facts.memory_ops:
+        axes = set(op.tile_axes)
+        if op.kind == kind and len(op.tile_axes) == 2 and rows in axes and axes & columns and not op.gathered:
+            found.setdefault(op.storage, op)
+    return list(found.values())
+
+
+def _work(facts: KernelFacts, columns: set[int]) -> int:
+    """Return the instructions per element, approximately."""
+    count = 4
+    for work in facts.work:
+        if columns & set(work.axes):
+            count += work.ops + SFU_WORK * work.sfu_ops + POLYNOMIAL_WORK * work.polynomials
+    return count

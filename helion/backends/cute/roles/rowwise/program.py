@@ -1,0 +1,238 @@
+"""The roles of a row kernel: one warp loads chunks of rows, the others reduce and map them.
+
+The ring makes the prefetch distance independent of the row that is held: the next rows load during the exchange and
+the stores of a row. Each warp sends its results to all CTAs of the row at once, and combines those of all warps itself.
+So a row needs one exchange for warps and CTAs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...plan.counts import PipelineCounts
+from ...plan.rowwise.passes import Schedule, schedule_of
+from ...plan.rowwise.records import WORD_BYTES, RowPlan
+from ..grammar import Advance, BarrierSync, ClusterExit, Cursor, NamedBarrier, Release, Step, Tail, Wait
+
+RING, EXCHANGE, VECTORS = "ring", "exchange", "vectors"
+EXCHANGE_STAGES = 2
+"""No warp sends for exchange i + 2 before all warps have sent for i + 1, and each has read its messages of i by then."""
+FIRST_ROW_BARRIER, VECTORS_BARRIER = 1, 15
+
+
+@dataclass(frozen=True)
+class RowLoop(Step):
+    """Loop over the tiles of rows of this cluster."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class ChunkLoop(Step):
+    """Loop over the chunks of a CTA's slice of a row; unrolled where a row is held."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class AcquireChunk(Step):
+    """Wait until the stage is empty, and set its expected bytes: those of the chunk, or none after the end of a row."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
+class LoadChunk(Step):
+    """Load the chunk of every input by bulk copies into the stage of ``cursor``."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
+class LoadVectors(Step):
+    """Load the CTA's slice of vectors by bulk copies, once."""
+
+
+@dataclass(frozen=True)
+class AwaitVectors(Step):
+    """Wait for the bulk copies of vectors."""
+
+
+@dataclass(frozen=True)
+class ShareVectors(Step):
+    """Copy the CTA's slice of vectors to shared memory, element by element."""
+
+
+@dataclass(frozen=True)
+class BeginRow(Step):
+    """Find the thread's part of the row, load the row's numbers, and clear the partial results."""
+
+
+@dataclass(frozen=True)
+class TakeChunk(Step):
+    """Run the first pass over the chunk in the stage of ``cursor``, and keep what later passes read."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
+class WalkRow(Step):
+    """Run pass ``number`` over the row that is held. With a cursor, release each of its stages after its last read."""
+
+    number: int
+    releases: str = ""
+
+
+@dataclass(frozen=True)
+class ReduceWarp(Step):
+    """Reduce the results of pass ``number`` over the lanes of a warp."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class ArmExchange(Step):
+    """Set the expected bytes of the messages of all warps, in the first warp of the row."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
+class SendMessage(Step):
+    """Send the warp's results of exchange ``number`` to every CTA of the row, or to the CTA's shared memory."""
+
+    cursor: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Combine(Step):
+    """Combine the messages of exchange ``number`` in a fixed order, and evaluate per-row values."""
+
+    cursor: str
+    number: int
+
+
+@dataclass(frozen=True)
+class StoreNumbers(Step):
+    """Store outputs of one number per row, from the first thread of the row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowRole:
+    """A role. A ``row`` role has the warps of each row of a tile."""
+
+    name: str
+    first_warp: int
+    warps: int
+    program: tuple[Step, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowProgram:
+    """The programs of a row kernel's warps, their pipelines and their barriers."""
+
+    plan: RowPlan
+    ring: PipelineCounts
+    exchange: PipelineCounts | None
+    """Barriers of the messages between CTAs; None within one CTA."""
+    barriers: tuple[NamedBarrier, ...]
+    roles: tuple[RowRole, ...]
+    exit: tuple[Step, ...] = ()
+
+    @property
+    def warps(self) -> int:
+        return sum(role.warps for role in self.roles)
+
+
+def row_program(plan: RowPlan) -> RowProgram:
+    """Build the roles, pipelines and barriers of `plan`."""
+    layout, choice = plan.layout, plan.layout.choice
+    row_warps = choice.rows * choice.warps
+    ring = PipelineCounts(
+        stages=layout.stages, full_arrivals=1, empty_arrivals=row_warps, transaction_bytes=layout.stage_bytes
+    )
+    exchange = None
+    if choice.cluster > 1 and layout.exchanges:
+        size = layout.partials * layout.slot_words * WORD_BYTES
+        exchange = PipelineCounts(stages=EXCHANGE_STAGES, full_arrivals=1, empty_arrivals=0, transaction_bytes=size)
+    barriers = []
+    if choice.cluster == 1 and layout.exchanges:
+        barriers += [
+            NamedBarrier(name=f"row_{group}", number=FIRST_ROW_BARRIER + group, threads=layout.threads)
+            for group in range(choice.rows)
+        ]
+    if layout.demand.vectors and not layout.bulk_vectors:
+        barriers.append(NamedBarrier(name=VECTORS, number=VECTORS_BARRIER, threads=32 * row_warps))
+    return RowProgram(
+        plan=plan,
+        ring=ring,
+        exchange=exchange,
+        barriers=tuple(barriers),
+        roles=(
+            RowRole(name="load", first_warp=0, warps=1, program=_load(plan)),
+            RowRole(name="rows", first_warp=1, warps=row_warps, program=_rows(plan, schedule_of(plan.problem))),
+        ),
+        exit=(ClusterExit(),) if choice.cluster > 1 else (),
+    )
+
+
+def _load(plan: RowPlan) -> tuple[Step, ...]:
+    chunk = (AcquireChunk("ring_fill"), LoadChunk("ring_fill"), Advance("ring_fill"))
+    return (
+        *((LoadVectors(),) if plan.layout.bulk_vectors else ()),
+        Cursor("ring_fill", RING, "producer"),
+        RowLoop((ChunkLoop(chunk),)),
+        Tail("ring_fill"),
+    )
+
+
+def _rows(plan: RowPlan, schedule: Schedule) -> tuple[Step, ...]:
+    layout = plan.layout
+    vectors: tuple[Step, ...] = ()
+    if layout.demand.vectors:
+        vectors = (AwaitVectors(),) if layout.bulk_vectors else (ShareVectors(), BarrierSync(VECTORS))
+    stays = layout.held_stages > 0
+    take = (
+        Wait("ring_read"),
+        TakeChunk("ring_read"),
+        *(() if stays else (Release("ring_read"),)),
+        Advance("ring_read"),
+    )
+    steps: list[Step] = [BeginRow(), ChunkLoop(take)]
+    done = 0
+    for at, meeting in enumerate(schedule.meetings):
+        for number in meeting:
+            steps += [] if number == 0 else [WalkRow(number)]
+            steps.append(ReduceWarp(number))
+            done = number
+        steps += _exchange(plan, at)
+    steps += [WalkRow(each.number) for each in schedule.passes if each.number > done]
+    last = max((i for i, step in enumerate(steps) if isinstance(step, WalkRow)), default=None)
+    if stays:
+        assert last is not None, "a row stays in shared memory for a later pass"
+        walk = steps[last]
+        assert isinstance(walk, WalkRow)
+        steps[last] = WalkRow(walk.number, releases="ring_read")
+    if plan.problem.numbers:
+        steps.append(StoreNumbers())
+    cursors = [Cursor("ring_read", RING, "consumer")]
+    if layout.exchanges:
+        cursors.append(Cursor("exchange_place", EXCHANGE, "consumer"))
+    return (*vectors, *cursors, RowLoop(tuple(steps)))
+
+
+def _exchange(plan: RowPlan, number: int) -> tuple[Step, ...]:
+    """Return the steps of one exchange, which a row of one warp does not need."""
+    cursor, layout = "exchange_place", plan.layout
+    if not layout.exchanges:
+        return (Combine("", number),)
+    if layout.choice.cluster == 1:
+        return (SendMessage(cursor, number), BarrierSync("row"), Combine(cursor, number), Advance(cursor))
+    return (
+        ArmExchange(cursor),
+        SendMessage(cursor, number),
+        Wait(cursor),
+        Combine(cursor, number),
+        Advance(cursor),
+    )

@@ -1,0 +1,126 @@
+"""The config keys of a row kernel, and the rule that legalizes a config."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ... import exc
+from ..._compiler.decisions import Decisions
+from ..._compiler.ir.grammar import Program
+from ..._shapes import next_power_of_2
+from ...autotuner.space.fields import Scalar
+from ...autotuner.space.own import OwnKeys, Rule
+from ...autotuner.space.survey import Survey
+from ...fields import EnumFragment
+from ...hardware import Target
+from ...settings import Settings
+from .limits import LEAST_COLUMNS
+from .lower.names import as_written
+from .lower.rowwise.kernel import choice_of, known_rows
+from .lower.rowwise.rows import RowKernel
+from .plan.refusal import Refusal
+from .plan.rowwise.choices import ranked
+from .plan.rowwise.layout import layout_of
+from .plan.rowwise.passes import demand_of
+from .plan.rowwise.records import RowChoice, RowLayout
+from .space import DOCS as PRODUCT_KEYS
+from .space import ELSEWHERE, VERBATIM_PREFIX
+
+#: Config keys of a row kernel, and their meaning.
+DOCS: dict[str, str] = {
+    "cute_row_cluster": "CTAs of a cluster that hold a row together.",
+    "cute_row_warps": "Warps of a row in each CTA.",
+    "cute_row_ctas_per_sm": "CTAs per SM: the exchange of one overlaps the loads and stores of the other.",
+    "cute_row_keep": "Place of a row between passes: `registers`, or `shared` memory, from which it is read again.",
+}
+
+LAYOUT = "warps, stages and copies of a row kernel follow from cute_row_cluster, cute_row_warps and the like"
+
+
+def own_keys(seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
+    """Return the keys of a row kernel, the bounds of its tiles, and the rule that legalizes a config.
+
+    The tile of rows is the number of rows that a CTA works on at a time. Tiles of columns have no meaning here.
+    """
+    kernel = known_rows(program)
+    found = ranked(demand_of(kernel.problem), kernel.problem.m, target)
+    settling = RowSettling(program, kernel, target, found)
+    blocks = {block.id: block for block in program.blocks}
+    columns = [block for block in kernel.columns if blocks[block].tunable]
+    width = next_power_of_2(kernel.problem.n) if kernel.one_tile else LEAST_COLUMNS
+    sizes = dict.fromkeys(columns, (width, width))
+    initial = {}
+    if blocks[kernel.rows].tunable:
+        rows = {layout.choice.rows for layout in found}
+        sizes[kernel.rows] = (min(rows), max(rows))
+        initial[kernel.rows] = found[0].choice.rows
+    return OwnKeys(
+        fields=(
+            _field("cute_row_cluster", [layout.choice.cluster for layout in found]),
+            _field("cute_row_warps", [layout.choice.warps for layout in found]),
+            _field("cute_row_ctas_per_sm", [layout.choice.ctas_per_sm for layout in found]),
+            _field("cute_row_keep", [layout.choice.keep for layout in found]),
+        ),
+        absent=_absent(),
+        verbatim=VERBATIM_PREFIX,
+        rules=(Rule(why="the layout of rows is limited by what fits", settle=settling.settle),),
+        sizes=sizes,
+        initial=initial,
+        holds_values=False,
+        planned=True,
+        rolls=False,
+    )
+
+
+def _absent() -> dict[str, str]:
+    """Return the keys of other backends, and those of GEMMs, with the reason."""
+    units = [f"{unit}_{name}" for unit in ("wgmma", "tcgen05") for name in PRODUCT_KEYS]
+    return {**dict.fromkeys(ELSEWHERE, LAYOUT), **dict.fromkeys(units, "the kernel has no matmul")}
+
+
+def _field(key: str, values: Sequence[Any]) -> Scalar:
+    """Return the field of a key: the values of all layouts that fit, beginning with that of the best one."""
+    return Scalar(key=key, fragment=EnumFragment(tuple(sorted({*values}))), initial=values[0])
+
+
+@dataclass(frozen=True)
+class RowSettling:
+    """The rule of one row kernel on one target; ``found`` are the layouts that fit, the fastest first."""
+
+    program: Program
+    kernel: RowKernel
+    target: Target
+    found: tuple[RowLayout, ...]
+
+    def settle(self, decisions: Decisions, repair: bool) -> Decisions:
+        """Return decisions whose layout fits: with ``repair`` the most similar ones, of the fastest first."""
+        decisions = (
+            decisions.with_values(epilogue_subtile=None) if "epilogue_subtile" in decisions.values else decisions
+        )
+        asked = choice_of(decisions, self.kernel.rows)
+        try:
+            layout_of(self.found[0].demand, asked, self.target)
+        except Refusal as refusal:
+            if not repair:
+                reason = as_written(self.program, refusal)
+                raise exc.InvalidConfig(f"{self.program.host.name} on {self.target}: {reason}.") from refusal
+            return self._nearest(decisions, asked)
+        return decisions
+
+    def _nearest(self, decisions: Decisions, asked: RowChoice) -> Decisions:
+        allowed = [each.choice for each in self.found if each.choice.rows == asked.rows]
+        if not allowed:
+            return decisions
+        best = max(allowed, key=lambda each: _common(each, asked))
+        return decisions.with_values(
+            cute_row_cluster=best.cluster,
+            cute_row_warps=best.warps,
+            cute_row_ctas_per_sm=best.ctas_per_sm,
+            cute_row_keep=best.keep,
+        )
+
+
+def _common(one: RowChoice, other: RowChoice) -> int:
+    return sum(getattr(one, name) == getattr(other, name) for name in ("cluster", "warps", "ctas_per_sm", "keep"))

@@ -1,0 +1,47 @@
+"""``verify_rows``: checks of a row kernel without running it."""
+
+from __future__ import annotations
+
+from ...plan.rowwise.kernel import RowsPlan
+from ...plan.rowwise.records import BARRIER_BYTES, WORD_BYTES
+from ...roles.rowwise.program import EXCHANGE_STAGES, RowProgram
+from ..cluster import Fault
+from ..structure import MAX_BOX_BYTES, MAX_NAMED_BARRIERS
+
+
+def verify_rows(plan: RowsPlan) -> None:
+    """Check that the roles of a plan fit, and agree on counts of arrivals and bytes. Raises ``Fault``."""
+    check_structure(plan.roles, plan.rows.shared_limit_bytes)
+
+
+def check_structure(program: RowProgram, limit_bytes: int) -> None:
+    """Check memory, warps, barriers and counts. Raises ``Fault`` for the first error."""
+    layout, choice = program.plan.layout, program.plan.layout.choice
+    if layout.shared_bytes > limit_bytes:
+        raise Fault(f"{layout.shared_bytes} bytes of shared memory; a CTA has {limit_bytes}")
+    end = 0
+    for name, offset, size in layout.allocations:
+        if offset < end or offset % 128:
+            raise Fault(f"{name} overlaps the allocation before it, or is not aligned")
+        end = offset + size
+    barriers = next(size for name, _, size in layout.allocations if name == "barriers")
+    if barriers < (2 * program.ring.stages + EXCHANGE_STAGES + 1) * BARRIER_BYTES:
+        raise Fault(f"{barriers} bytes of barriers for {program.ring.stages} stages")
+    warps = sum(role.warps for role in program.roles if role.name == "rows")
+    if program.ring.empty_arrivals != warps or program.ring.full_arrivals != 1:
+        raise Fault(f"a stage is released by {warps} warps, and counts {program.ring.empty_arrivals}")
+    if program.ring.transaction_bytes > MAX_BOX_BYTES:
+        raise Fault(f"the ring awaits {program.ring.transaction_bytes} bytes; a barrier counts {MAX_BOX_BYTES}")
+    if program.ring.stages <= layout.held_stages:
+        raise Fault(
+            f"a row holds {layout.held_stages} of {program.ring.stages} stages, so that its next chunk never loads"
+        )
+    if program.exchange is not None:
+        sent = choice.cluster * choice.warps * layout.slot_words * WORD_BYTES
+        if program.exchange.transaction_bytes != sent:
+            raise Fault(f"{sent} bytes are sent to each CTA, which awaits {program.exchange.transaction_bytes}")
+        if choice.rows != 1:
+            raise Fault(f"messages of {choice.rows} rows share a barrier between CTAs")
+    numbers = [barrier.number for barrier in program.barriers]
+    if len(set(numbers)) != len(numbers) or not all(1 <= number <= MAX_NAMED_BARRIERS for number in numbers):
+        raise Fault(f"named barriers {numbers}: distinct numbers from 1 to {MAX_NAMED_BARRIERS} are needed")
