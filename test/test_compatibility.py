@@ -20,11 +20,9 @@ SHOWING = ("_compatibility.py", "knobs.py", "settings.py", "runtime/repro.py", "
 ERRORS = tuple(name for name, _, _ in exc._TABLE)
 
 
+@pytest.fixture(scope="module")
 def trees() -> dict[str, ast.Module]:
     return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in ROOT.rglob("*.py")}
-
-
-TREES = trees()
 
 
 def attributes(trees: Mapping[str, ast.Module], owner: str, but: Collection[str] = ()) -> Iterator[str]:
@@ -50,14 +48,14 @@ def unused(known: Collection[str], used: Collection[str], listed: Collection[str
 NONE: dict[str, list[str]] = {"neither": [], "both": [], "unknown": []}
 
 
-def test_every_setting_is_read_or_listed() -> None:
+def test_every_setting_is_read_or_listed(trees: dict[str, ast.Module]) -> None:
     known = helion.Settings().to_dict()
-    assert unused(known, {*attributes(TREES, "settings", SHOWING)} & set(known), _compatibility.SETTINGS) == NONE
+    assert unused(known, {*attributes(trees, "settings", SHOWING)} & set(known), _compatibility.SETTINGS) == NONE
 
 
-def test_every_environment_variable_is_read() -> None:
+def test_every_environment_variable_is_read(trees: dict[str, ast.Module]) -> None:
     known = [name for name, value in vars(knobs).items() if isinstance(value, knobs.Knob)]
-    assert set(known) <= {*attributes(TREES, "knobs")}
+    assert set(known) <= {*attributes(trees, "knobs")}
 
 
 def raised(tree: ast.Module) -> set[str]:
@@ -82,8 +80,8 @@ def with_bases(names: Collection[str]) -> set[str]:
     return {base.__name__ for name in names for base in getattr(exc, name).__mro__} & set(ERRORS)
 
 
-def test_every_error_is_raised_or_listed() -> None:
-    found = with_bases(set().union(*(raised(tree) for path, tree in TREES.items() if path != "exc.py")))
+def test_every_error_is_raised_or_listed(trees: dict[str, ast.Module]) -> None:
+    found = with_bases(set().union(*(raised(tree) for path, tree in trees.items() if path != "exc.py")))
     assert unused(ERRORS, found, _compatibility.ERRORS) == NONE
 
 

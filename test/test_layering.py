@@ -449,12 +449,13 @@ def private_accesses(modules: Mapping[str, Module]) -> Iterator[Violation]:
     own = {name: private_names(module) for name, module in modules.items()}
     ours = set().union(*own.values())
     for name, module in modules.items():
+        foreign = ours - own[name]
         for node in module.nodes:
             found: list[str] = []
             match node:
                 case ast.Attribute(value=ast.Name(id="self" | "cls")):
                     pass
-                case ast.Attribute(attr=attribute) if attribute in ours - own[name]:
+                case ast.Attribute(attr=attribute) if attribute in foreign:
                     found = [attribute]
                 case ast.ImportFrom():
                     base = absolute(module, node.level, node.module or "")

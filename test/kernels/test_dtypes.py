@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import PROVE
 
 import helion
 import helion.language as hl
@@ -118,9 +119,12 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
 def test_promotion(first: torch.dtype) -> None:
     """The dtype of a result is eager's: it shows through the store that does not convert."""
     x = values(first)
-    for second in DTYPES:
+    for number, second in enumerate(DTYPES, 2 * DTYPES.index(first)):
         y = values(second).flip(0) + (1 if second != torch.bool else torch.ones(37, dtype=torch.bool))
-        for name, f in ARITHMETIC.items():
+        # the sample has a third of the functions for one pair of dtypes
+        names = list(ARITHMETIC) if PROVE else list(ARITHMETIC)[number % 3 :: 3]
+        for name in names:
+            f = ARITHMETIC[name]
             try:
                 eager = f(x, y)
             except RuntimeError:
