@@ -26,7 +26,8 @@ from helion import _compatibility, autotuner, exc, knobs, testing
 from helion.__main__ import parser
 from helion._compiler.frontend.torch import functions as torch_functions
 from helion.autotuner.space.fields import Field, PerSlot, Scalar
-from helion.backends.cute.space import DOCS as PRODUCT_KEYS
+from helion.backends.cute.attention_space import ATTENTION_DOCS
+from helion.backends.cute.space import DOCS as MATMUL_DOCS
 from helion.config import KEYS, SINGULAR
 from helion.fields import BooleanFragment, EnumFragment, IntegerFragment, PermutationFragment, PowerOfTwoFragment
 from helion.runtime.bound import BoundKernel
@@ -288,11 +289,16 @@ def config_fields() -> dict[str, Field]:
     return _fields((kernel, args, target) for target in ("sm_100", "gfx942", "sm_90") for kernel, args in subjects)
 
 
+PRODUCT_KEYS = {**MATMUL_DOCS, **ATTENTION_DOCS}
+"""Meanings of the config keys of the cute backend, without the unit's name in front."""
+
+
 def product_fields() -> dict[str, Field]:
     """Return the fields of the cute backend, on the GPUs it supports."""
     x = torch.empty([256, 256], dtype=torch.bfloat16, device="meta")
     subjects = ((_residual, (x, x, x)), (_softmax, (x, x)))
-    return _fields((kernel, args, target) for target in ("sm_90", "sm_100") for kernel, args in subjects)
+    of_matmuls = ((kernel, args, target) for target in ("sm_90", "sm_100") for kernel, args in subjects)
+    return _fields((*of_matmuls, (_attention, (x, x, x), "sm_90")))
 
 
 def _fields(subjects: Iterable[tuple[helion.Kernel, tuple[torch.Tensor, ...], str]]) -> dict[str, Field]:
@@ -404,6 +410,24 @@ def _softmax(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         for tile_k in hl.tile(x.size(1)):
             acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, :])
         out[tile_m, :] = torch.softmax(acc, dim=-1)
+    return out
+
+
+@helion.kernel(backend="cute")
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(q)
+    for tile_m in hl.tile(q.size(0)):
+        highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile_m])
+        acc = hl.zeros([tile_m, v.size(1)])
+        for tile_n in hl.tile(k.size(0)):
+            scores = hl.dot(q[tile_m, :], k[tile_n, :].T)
+            raised = torch.maximum(highest, scores.amax(-1))
+            weights, shrink = torch.exp2(scores - raised[:, None]), torch.exp2(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[tile_n, :], acc=acc * shrink[:, None])
+            highest = raised
+        out[tile_m, :] = acc / total[:, None]
     return out
 
 

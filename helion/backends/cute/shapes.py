@@ -19,20 +19,27 @@ from ...autotuner.space.own import OwnKeys
 from ...autotuner.space.survey import Survey
 from ...hardware import Target
 from ...settings import Settings
+from .attention_space import attention_keys, attention_multiples, attention_refusal
+from .codegen.attention.kernel import attention_kernel
 from .codegen.rowwise.module import row_kernel_of
 from .codegen.whole import gemm_kernel_of
+from .lower.attention.kernel import attention_pieces, build_attention
+from .lower.attention.loops import has_attention
 from .lower.host import gemm_pieces
 from .lower.kernel import build_plan
 from .lower.rowwise import kernel as rows
+from .plan.attention.plan import CuteAttentionPlan
 from .plan.kernel import CutePlan
 from .plan.launch import LaunchPlan
 from .plan.rowwise.kernel import RowsPlan
 from .refusal import multiples, refusal
+from .resources.attention import describes, predict_attention
 from .resources.predict import predict
 from .resources.rowwise.predict import describes_rows, predict_rows
 from .row_space import own_keys as row_keys
 from .space import own_keys
 from .toolchain.kernel import GemmKernel
+from .verify.attention.verify import verify_attention
 from .verify.rowwise.verify import verify_rows
 from .verify.verify import verify
 
@@ -99,7 +106,32 @@ ROWS = Shape(
 )
 """Rows that a cluster reads once, reduces and maps, without a matmul."""
 
-SHAPES: tuple[Shape, ...] = (ROWS, MATMUL)
+
+def _attention_kernel(plan: CuteAttentionPlan) -> GemmKernel:
+    return attention_kernel(plan.kernel_names[0], plan.roles)
+
+
+def _verify_attention(plan: CuteAttentionPlan) -> None:
+    verify_attention(plan.roles)
+
+
+ATTENTION = Shape(
+    name="attention",
+    claims=has_attention,
+    describes=describes,
+    refusal=attention_refusal,
+    multiples=attention_multiples,
+    keys=attention_keys,
+    predict=predict_attention,
+    plan=build_attention,
+    plan_type=CuteAttentionPlan,
+    pieces=attention_pieces,
+    kernel=_attention_kernel,
+    verify=_verify_attention,
+)
+"""Two chained matmuls with an online softmax between them."""
+
+SHAPES: tuple[Shape, ...] = (ATTENTION, ROWS, MATMUL)
 """Most specific first; the last one claims every program."""
 
 

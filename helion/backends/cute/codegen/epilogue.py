@@ -211,14 +211,14 @@ def expression(problem: Evaluated, value: int, names: Callable[[int], str], posi
     if made.op in (ROW_NUMBER, COLUMN_NUMBER):
         return f"cutlass.Float32({position(made.op)})"
     arguments = [
-        _literal(argument) if isinstance(argument, Constant) else names(argument) for argument in made.arguments
+        literal(argument) if isinstance(argument, Constant) else names(argument) for argument in made.arguments
     ]
     short = all(itemsize(output.dtype) <= 2 for output in problem.outputs)
     expressions = {**EXPRESSIONS, **SHORT} if short else EXPRESSIONS
     return expressions[made.op](*arguments)
 
 
-def _literal(constant: Constant) -> str:
+def literal(constant: Constant) -> str:
     """Return the literal of a number, finite or not."""
     finite = math.isfinite(float(constant.text))
     return f"cutlass.Float32({constant.text})" if finite else f'cutlass.Float32(float("{constant.text}"))'
@@ -306,7 +306,7 @@ def _quotient(plan: GemmPlan, value: int) -> list[str]:
         return []
     x, place = plan.problem.epilogue.instruction(value).arguments[0], fragment(plan).row_of
     name, (scale, scaled, inverse) = value_name(plan, value), divisor_registers(plan, over)
-    numerator = _literal(x) if isinstance(x, Constant) else value_name(plan, x)
+    numerator = literal(x) if isinstance(x, Constant) else value_name(plan, x)
     if _is_rounded(plan, value):
         return [f"{name} = {numerator} * {scale}[{place}] * {inverse}[{place}]"]
     return [

@@ -231,7 +231,7 @@ def _roles(out: Writer, program: KernelProgram) -> None:
     left = list(program.roles)
     for limit in program.registers:
         members = [role for role in left if limit.first_warp <= role.first_warp < limit.first_warp + limit.warps]
-        with out.block(f"if {_warps(limit.first_warp, limit.warps, program.warps)}:"):
+        with out.block(f"if {warps_text(limit.first_warp, limit.warps, program.warps)}:"):
             out.line(f"cute.arch.setmaxregister_{limit.change}({limit.registers})")
             for role in members:
                 _role(out, program, role)
@@ -242,11 +242,12 @@ def _roles(out: Writer, program: KernelProgram) -> None:
 
 def _role(out: Writer, program: KernelProgram, role: Role) -> None:
     out.line(f"# {role.name}")
-    with out.block(f"if {_warps(role.first_warp, role.warps, program.warps)}:"):
+    with out.block(f"if {warps_text(role.first_warp, role.warps, program.warps)}:"):
         print_steps(out, program, role)
 
 
-def _warps(first: int, number: int, total: int) -> str:
+def warps_text(first: int, number: int, total: int) -> str:
+    """Return the predicate of a role's warps."""
     if number == 1:
         return f"warp == {first}"
     if first + number == total:

@@ -11,7 +11,7 @@ from ..plan.kernel import CutePlan
 from ..plan.records import WARP_THREADS
 from ..plan.workspace import counter_bytes, workspace_bytes
 from ..toolchain.kernel import GemmKernel
-from .module import pointer_dtypes, render
+from .module import ENTRY, pointer_dtypes, render
 
 RUNTIME = "helion.runtime"
 KERNEL_IMPORT = Import(module=RUNTIME, name="gemm_kernel")
@@ -71,6 +71,8 @@ def _kernel(kernel: GemmKernel) -> list[str]:
             del described[name]
     if kernel.ctas_per_sm == 1:
         del described["ctas_per_sm"]
+    if kernel.entry == ENTRY:
+        del described["entry"]
     return [
         f"{kernel.name} = gemm_kernel(",
         *(f"    {name}={value!r}," for name, value in described.items()),

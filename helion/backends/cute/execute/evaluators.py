@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..plan.attention.records import AttentionProblem
 from ..plan.records import GemmProblem
 from ..plan.rowwise.records import RowProblem
 from ..toolchain.kernel import GemmKernel
+from .attention import evaluate_attention
 from .evaluate import evaluate_gemm
 from .problems import Given, problem_of
 from .rowwise.evaluate import evaluate_rows
 
 EVALUATORS: Mapping[type[Any], Callable[[GemmKernel, Sequence[Given]], None]] = {
     GemmProblem: evaluate_gemm,
+    AttentionProblem: evaluate_attention,
     RowProblem: evaluate_rows,
 }
 """Evaluations by the class of the kernel's problem."""

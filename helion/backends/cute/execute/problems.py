@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
 from ..plan import epilogue, records
+from ..plan.attention import records as attention
 from ..plan.build import check_problem
 from ..plan.records import GemmProblem
 from ..plan.refusal import Refusal
@@ -32,9 +34,9 @@ class Problem(Protocol):
 
 
 #: Names in the text of a problem.
-_RECORDS = {
+_RECORDS: dict[str, object] = {"inf": math.inf} | {
     name: value
-    for module in (records, epilogue, row_records)
+    for module in (records, epilogue, attention, row_records)
     for name, value in vars(module).items()
     if isinstance(value, type)
 }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from ....autotuner.proposal import Heuristic
+from .attention import CuteAttentionHeuristic
 from .cluster_epilogue import CuteClusterEpilogueHeuristic
 from .row_kernels import CuteRowKernelHeuristic
 from .tcgen05_matmul import CuteTcgen05MatmulHeuristic
 from .wgmma_matmul import CuteWgmmaMatmulHeuristic
 
 HEURISTICS: tuple[Heuristic, ...] = (
+    CuteAttentionHeuristic(),
     CuteRowKernelHeuristic(),
     CuteClusterEpilogueHeuristic(),
     CuteTcgen05MatmulHeuristic(),

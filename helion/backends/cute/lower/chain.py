@@ -70,6 +70,13 @@ class Written:
     pitch: int
 
 
+class Steps(Protocol):
+    """A trace that appends steps."""
+
+    def step(self, name: str, arguments: tuple[Reference, ...]) -> int:
+        """Return the position of a step."""
+
+
 class Tiles(Protocol):
     """Loops over tiles of columns."""
 
@@ -139,7 +146,7 @@ class Chain:
 
     def read(self, value: Operand) -> Reference:
         if not isinstance(value, Value):
-            return _constant(value)
+            return constant_of(value)
         if value.number not in self.known:
             self._check_dims(value)
             self.known[value.number] = self._made(value)
@@ -166,7 +173,7 @@ class Chain:
         if op.kind == "iota":
             return self._position(op)
         if op.kind == "full":
-            return _constant(op.operands[0])
+            return constant_of(op.operands[0])
         if op.kind == "reduce":
             return self._reduced(op, value.dtype)
         if op.kind == "pointwise":
@@ -245,7 +252,7 @@ class Chain:
         known = self._known(op, name)
         if known is not None:
             return known
-        if name not in (_TRUTH if dtype == torch.bool else _ARITHMETIC):
+        if name not in (TRUTH if dtype == torch.bool else ARITHMETIC):
             raise Refusal(f"{name} in an epilogue is not implemented")
         if dtype not in (torch.bool, torch.float32, *ROUNDED) and not (name == "where" and dtype in INDICES):
             raise Refusal(f"{name} of {dtype_name(dtype)} in an epilogue is not implemented")
@@ -255,8 +262,8 @@ class Chain:
         tanh_of = self._tanh_plus_one(name, arguments)
         if tanh_of is not None and dtype == torch.float32:
             return self.step("one_plus_tanh", (tanh_of,))
-        if name in _SPELLED:
-            return self.rounded(_SPELLED[name](self, arguments), dtype)
+        if name in SPELLED:
+            return self.rounded(SPELLED[name](self, arguments), dtype)
         return self.rounded(self.step(name, arguments), dtype)
 
     def _cast(self, op: Op, dtype: torch.dtype) -> Reference:
@@ -388,7 +395,7 @@ _REDUCTIONS = {
 _POSITIONS = ("argmax", "argmin")
 
 
-def _power(chain: Chain, arguments: tuple[Reference, ...]) -> Reference:
+def _power(chain: Steps, arguments: tuple[Reference, ...]) -> Reference:
     """Compute powers as products and roots, as eager does."""
     base, exponent = arguments
     known = float(exponent.text) if isinstance(exponent, Constant) else None
@@ -411,7 +418,7 @@ def _power(chain: Chain, arguments: tuple[Reference, ...]) -> Reference:
     )
 
 
-_SPELLED: Mapping[str, Callable[[Chain, tuple[Reference, ...]], Reference]] = {
+SPELLED: Mapping[str, Callable[[Steps, tuple[Reference, ...]], Reference]] = {
     "log1p_unit": lambda chain, x: chain.step("log1p", x),
     "logical_and": lambda chain, x: chain.step("minimum", x),
     "logical_or": lambda chain, x: chain.step("maximum", x),
@@ -426,9 +433,9 @@ _SPELLED: Mapping[str, Callable[[Chain, tuple[Reference, ...]], Reference]] = {
     "sign": lambda chain, x: chain.step("sub", tuple(chain.step(way, (*x, constant(0.0))) for way in ("gt", "lt"))),
 }
 """Operations that are composed of others."""
-_ARITHMETIC = {*_SPELLED, *(name for name in ARITY if not name.startswith("round_"))}
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite")
-_TRUTH = (*_COMPARISONS, *(name for name in _SPELLED if name.startswith(("logical", "bitwise"))))
+ARITHMETIC = {*SPELLED, *(name for name in ARITY if not name.startswith("round_"))}
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite")
+TRUTH = (*COMPARISONS, *(name for name in SPELLED if name.startswith(("logical", "bitwise"))))
 """Operations with a boolean result, here 1 or 0."""
 
 
@@ -448,7 +455,7 @@ def _check_integers(op: Op, name: str, arguments: Sequence[Reference]) -> None:
     integers = [_is_integer(operand) and _may_be_large(x) for operand, x in zip(op.operands, arguments, strict=True)]
     if name == "where" and any(integers[1:]):
         raise Refusal("integers that fp32 may not hold are compared with positions, and nothing else")
-    if name in _COMPARISONS and sum(integers) > 1:
+    if name in COMPARISONS and sum(integers) > 1:
         raise Refusal("comparisons of two integers, which fp32 may not hold, are not implemented")
 
 
@@ -496,7 +503,8 @@ def _output_kind(frame: Frame, place: Place) -> tuple[str, Number]:
     raise Refusal(f"{place.tensor.name} is not tiled by the grid")
 
 
-def _constant(value: object) -> Constant:
+def constant_of(value: object) -> Constant:
+    """Return a number that is known at compile time. Raises ``Refusal``."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise Refusal("numbers of an epilogue that are known only at run time, or booleans, are not implemented")
     if isinstance(value, int) and abs(value) > EXACT_INTEGERS:

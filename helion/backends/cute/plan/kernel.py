@@ -12,6 +12,7 @@ from .finish import ctas_of, threads_of
 from .launch import LaunchPlan
 from .records import Finish, GemmPlan, RowFinish, TileFinish
 from .reductions import exchanges
+from .report import memory_lines, pipeline_lines, role_lines
 from .runtime import SIZES
 from .scales import Scale
 from .shared import shared_bytes, shared_memory
@@ -40,7 +41,9 @@ class CutePlan(LaunchPlan):
         return counts(self.gemm).tensor_memory_columns
 
     def __str__(self) -> str:
-        return "\n".join([*_product_lines(self), *_role_lines(self), *_pipeline_lines(self), *_memory_lines(self)])
+        program = self.roles
+        roles = role_lines(program.warps, program.roles, program.registers)
+        return "\n".join([*_product_lines(self), *roles, *pipeline_lines(program.pipelines), *_memory_lines(self)])
 
 
 def _product_lines(plan: CutePlan) -> list[str]:
@@ -106,34 +109,8 @@ def _finish_lines(gemm: GemmPlan, finish: Finish) -> list[str]:
     return [f"the matmul stores {stored} in {where}; {joins}"]
 
 
-def _role_lines(plan: CutePlan) -> list[str]:
-    program = plan.roles
-    lines = [f"roles, {program.warps} warps:"]
-    for role in program.roles:
-        last = role.first_warp + role.warps - 1
-        warps = f"warp {last}" if role.warps == 1 else f"warps {role.first_warp}-{last}"
-        lines.append(f"  {role.name}: {warps}")
-    for limit in program.registers:
-        last = limit.first_warp + limit.warps - 1
-        lines.append(f"  registers of warps {limit.first_warp}-{last}: {limit.registers}")
-    return lines
-
-
-def _pipeline_lines(plan: CutePlan) -> list[str]:
-    lines = ["pipelines:"]
-    for pipeline in plan.roles.pipelines:
-        numbers = pipeline.counts
-        moved = f", {numbers.transaction_bytes} bytes a stage" if numbers.transaction_bytes else ""
-        lines.append(
-            f"  {pipeline.name} ({pipeline.kind}): {numbers.stages} stages, {numbers.full_arrivals} arrivals to fill,"
-            f" {numbers.empty_arrivals} to empty{moved}"
-        )
-    return lines
-
-
 def _memory_lines(plan: CutePlan) -> list[str]:
-    lines = [f"shared memory: {plan.shared_bytes} of {plan.gemm.shared_limit_bytes} bytes"]
-    lines += [f"  {each.name}: {each.size_bytes} bytes at {each.offset_bytes}" for each in shared_memory(plan.gemm)]
+    lines = memory_lines(shared_memory(plan.gemm), plan.gemm.shared_limit_bytes)
     if plan.gemm.tensor_memory_limit_columns:
         lines.append(f"tensor memory: {plan.tensor_memory_columns} of {plan.gemm.tensor_memory_limit_columns} columns")
     return lines

@@ -59,7 +59,7 @@ def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
         if plan.ctas_per_mma == 2:
             wanted.append(("free_barrier", WORD_BYTES, WORD_BYTES))
         wanted.append(("tensor_memory_address", 4, 4))
-    return tuple(_placed(wanted))
+    return tuple(placed(wanted))
 
 
 def shared_bytes(plan: GemmPlan) -> int:
@@ -68,7 +68,7 @@ def shared_bytes(plan: GemmPlan) -> int:
     return last.offset_bytes + last.size_bytes
 
 
-def _placed(wanted: list[tuple[str, int, int]]) -> list[Allocation]:
+def placed(wanted: list[tuple[str, int, int]]) -> list[Allocation]:
     allocations, end = [], 0
     for name, size, alignment in wanted:
         offset = -(-end // alignment) * alignment

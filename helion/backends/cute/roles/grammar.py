@@ -8,7 +8,10 @@ from typing import Literal
 from ..plan.counts import PipelineCounts
 from ..plan.records import GemmPlan
 
-PipelineKind = Literal["tma_wgmma", "tma_umma", "umma_epilogue", "tma_epilogue", "exchange", "rows"]
+PipelineKind = Literal[
+    "tma_wgmma", "tma_umma", "umma_epilogue", "tma_epilogue", "exchange", "rows", "tma_rows", "mailbox"
+]
+"""``tma_rows``: each consumer group has a stage of its own. ``mailbox``: tile numbers from a dynamic scheduler."""
 Side = Literal["producer", "consumer"]
 Who = Literal["leader", "first_warp", "last_subtile", "owner", "others", "last_part", "earlier_part"]
 Slots = Literal["k_tiles", "subtiles"]

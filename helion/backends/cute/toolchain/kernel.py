@@ -17,7 +17,7 @@ class GemmKernel:
 
     ``pointers`` are the dtypes of the tensors of a launch, in order, and ``number`` for a scalar. ``ctas`` are those of
     one cluster, ``threads`` and ``shared_bytes`` those of one CTA, of which ``ctas_per_sm`` share an SM. ``problem`` is
-    the text of the ``GemmProblem`` that it computes.
+    the text of the problem that it computes: a ``GemmProblem``, or that of another shape.
     """
 
     name: str
@@ -28,6 +28,8 @@ class GemmKernel:
     shared_bytes: int
     problem: str
     source: str
+    entry: str = "gemm"
+    """The host function in ``source``."""
     ctas_per_sm: int = 1
     workspace_bytes: int = 0
     """Bytes of the workspace, which a launch takes after its tensors (``plan.workspace``)."""

@@ -48,8 +48,9 @@ def compile_text(text: str, plan: GemmPlan) -> Compiled:
     return compile_source(text, plan.unit, pointer_dtypes(plan))
 
 
-def compile_source(text: str, unit: str, pointers: Sequence[str]) -> Compiled:
-    """Compile a printed module for a matrix unit; ``pointers`` are those of a ``GemmKernel``."""
+def compile_source(text: str, unit: str, pointers: Sequence[str], entry: str = ENTRY) -> Compiled:
+    """Compile a printed module for a matrix unit; ``pointers`` are those of a ``GemmKernel``, ``entry`` its host
+    function."""
     dsl = _dsl()
     from cutlass.cute.runtime import make_fake_stream, make_ptr
 
@@ -65,7 +66,7 @@ def compile_source(text: str, unit: str, pointers: Sequence[str]) -> Compiled:
             for dtype in pointers
         ]
         options = f"--gpu-arch {ARCHITECTURES[unit]} --keep-ptx --keep-cubin --dump-dir {folder}"
-        kernel = dsl.cute.compile(getattr(module, ENTRY), *arguments, dsl.Int32(1), make_fake_stream(), options=options)
+        kernel = dsl.cute.compile(getattr(module, entry), *arguments, dsl.Int32(1), make_fake_stream(), options=options)
         return Compiled(kernel=kernel, cubin=bytes(kernel.__cubin__), ptx=str(kernel.__ptx__))
 
 

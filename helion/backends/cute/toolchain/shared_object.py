@@ -123,7 +123,7 @@ def product_of_two(ptx: str) -> str:
 
 def _compiled(kernel: GemmKernel) -> Compiled:
     try:
-        return compile_source(kernel.source, kernel.unit, kernel.pointers)
+        return compile_source(kernel.source, kernel.unit, kernel.pointers, kernel.entry)
     except ToolMissing:
         raise
     except Exception as error:  # the DSL raises errors of many classes, and assertions

@@ -1,0 +1,147 @@
+"""The config keys of attention, and the rules that legalize a config before the plan checks it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ... import exc
+from ..._compiler.decisions import Decisions
+from ..._compiler.ir.grammar import Program
+from ..._shapes import NeedsValue
+from ...autotuner.space.fields import Scalar
+from ...autotuner.space.own import OwnKeys, Rule
+from ...autotuner.space.survey import Survey
+from ...fields import BooleanFragment, EnumFragment
+from ...hardware import Target
+from ...settings import Settings
+from .lower.attention.kernel import known_attention
+from .lower.attention.recognise import Attention
+from .lower.names import as_written
+from .plan.attention.build import KEY_STEP, LEAST_STAGES, MOST_GROUPS, MOST_KEYS, MOST_STAGES, plan_attention
+from .plan.attention.records import AttentionChoice
+from .plan.records import WGMMA_ROWS
+from .plan.refusal import Refusal
+from .resources.attention import choice_of
+from .space import DOCS, ELSEWHERE, VERBATIM_PREFIX
+
+FIRST_KEYS = 64
+"""Keys of a block that a search begins with."""
+ATTENTION_DOCS: dict[str, str] = {
+    "kv_stages": "Pipeline stages of K and of V in shared memory; None is as many as fit.",
+    "lazy_rescale": "Whether the accumulator of attention is rescaled only where a row maximum grows by more than 2**8.",
+    "tile_scheduler": "Order of attention's tiles: `static`, a fixed stride, or `dynamic`, a counter in global memory.",
+}  # fmt: skip
+"""Config keys of attention without the unit's name in front, and their meaning."""
+
+
+def attention_refusal(program: Program, target: Target) -> exc.Base | None:
+    """Return why the backend cannot run attention on a target, or None."""
+    try:
+        if program.tunables:
+            raise Refusal(f"it has tunables of its own: {', '.join(name for name, _ in program.tunables)}")
+        found = known_attention(program)
+        reason = _smallest(found, target)
+    except Refusal as error:
+        reason = error
+    except NeedsValue as error:
+        reason = Refusal(f"a size that attention depends on is known only when it runs ({error})")
+    if reason is None:
+        return None
+    return exc.CuteUnsupported(kernel=program.host.name, target=target, reason=as_written(program, reason))
+
+
+def _smallest(found: Attention, target: Target) -> Refusal | None:
+    """Return why no smallest tile, of the sizes that the program sets, has a plan, or None."""
+    blocks = found.loops.program.blocks
+    rows, keys = (blocks[at].size for at in (found.loops.queries, found.loops.keys))
+    if isinstance(rows, int) and (rows % WGMMA_ROWS or not 0 < rows <= MOST_GROUPS * WGMMA_ROWS):
+        return Refusal(f"the kernel sets tiles of {rows} queries; 64, 128 and 192 are implemented")
+    groups = rows // WGMMA_ROWS if isinstance(rows, int) else 1
+    choice = AttentionChoice(groups=groups, keys=keys if isinstance(keys, int) else KEY_STEP)
+    try:
+        plan_attention(found.problem, choice, target)
+    except Refusal as error:
+        return error
+    return None
+
+
+def attention_multiples(program: Program) -> Mapping[str, int]:
+    """Return no assumptions about host numbers: sizes and strides are known."""
+    return {}
+
+
+def attention_keys(seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
+    """Return the keys of attention, the bounds of its tiles, and the rules that legalize a config."""
+    found = known_attention(program)
+    loops = found.loops
+    sizes = {loops.queries: (WGMMA_ROWS, MOST_GROUPS * WGMMA_ROWS), loops.keys: (KEY_STEP, MOST_KEYS)}
+    sizes |= {block: (1, 1) for block in loops.heads if program.blocks[block].kind == "tile"}
+    stages = EnumFragment((None, *range(LEAST_STAGES, MOST_STAGES + 1)))
+    return OwnKeys(
+        fields=(
+            Scalar(key="wgmma_kv_stages", fragment=stages, initial=None),
+            Scalar(key="wgmma_pingpong", fragment=BooleanFragment(), initial=False),
+            Scalar(key="wgmma_lazy_rescale", fragment=BooleanFragment(), initial=False),
+            Scalar(key="wgmma_tile_scheduler", fragment=EnumFragment(("static", "dynamic")), initial="static"),
+        ),
+        absent=_absent(),
+        verbatim=VERBATIM_PREFIX,
+        rules=_AttentionRules(program.host.name, found, target).rules(),
+        sizes=sizes,
+        initial={loops.queries: 2 * WGMMA_ROWS, loops.keys: FIRST_KEYS},
+        multiples={loops.queries: WGMMA_ROWS, loops.keys: KEY_STEP},
+        holds_values=False,
+        planned=True,
+    )
+
+
+def _absent() -> dict[str, str]:
+    why = "is for matmuls; attention has wgmma_kv_stages, wgmma_pingpong, wgmma_lazy_rescale and wgmma_tile_scheduler"
+    of_matmul = {f"{unit}_{name}": f"it {why}" for unit in ("wgmma", "tcgen05") for name in DOCS if name != "pingpong"}
+    elsewhere = {name: reason.format(unit="wgmma") for name, reason in ELSEWHERE.items()}
+    return {**of_matmul, "tcgen05_pingpong": f"it {why}", **elsewhere}
+
+
+@dataclass(frozen=True)
+class _AttentionRules:
+    """The rules of one attention on one target."""
+
+    kernel: str
+    found: Attention
+    target: Target
+
+    def rules(self) -> tuple[Rule, ...]:
+        return (
+            Rule(why="the plan of attention visits its tiles in an order of its own", settle=self._order),
+            Rule(why="the plan is limited by what fits and what is implemented", settle=self._plan),
+        )
+
+    def _order(self, decisions: Decisions, repair: bool) -> Decisions:
+        entries = decisions.entries.get("loop_orders", {})
+        decisions = decisions.with_entries("loop_orders", {place: sorted(order) for place, order in entries.items()})
+        groups = decisions.entries.get("l2_groupings", {})
+        decisions = decisions.with_entries("l2_groupings", dict.fromkeys(groups, 1))
+        return decisions.with_values(epilogue_subtile=None)
+
+    def _plan(self, decisions: Decisions, repair: bool) -> Decisions:
+        """Fill in the stages that were left open. A refused plan is an error, or, with ``repair``, becomes a simpler
+        one."""
+        refusal: Refusal | None = None
+        for tried in self._simpler(decisions) if repair else [decisions]:
+            try:
+                blocks = self.found.loops.queries, self.found.loops.keys
+                plan = plan_attention(self.found.problem, choice_of(tried, blocks), self.target)
+            except Refusal as error:
+                refusal = refusal or error
+                continue
+            return tried.with_values(wgmma_kv_stages=plan.stages, wgmma_pingpong=plan.pingpong)
+        if repair:  # the tile is too large; the caller checks the needed resources
+            return tried
+        raise exc.InvalidConfig(f"{self.kernel} on {self.target}: {refusal}.")
+
+    def _simpler(self, decisions: Decisions) -> Iterator[Decisions]:
+        yield decisions
+        changes: dict[str, Any] = {"wgmma_kv_stages": None}
+        yield decisions.with_values(**changes)

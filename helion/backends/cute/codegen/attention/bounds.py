@@ -1,0 +1,84 @@
+"""The tiles of a launch, and the blocks of keys of each."""
+
+from __future__ import annotations
+
+from ...plan.attention.records import AttentionPlan, Part
+
+
+def query_tiles(plan: AttentionPlan) -> int:
+    return -(-plan.problem.queries // plan.rows)
+
+
+def place_function(plan: AttentionPlan) -> list[str]:
+    """Return the function from the number of a tile to (tile of queries, head).
+
+    Heads are in bands whose K and V stay in the L2 cache. Where tiles differ in length, those of all heads of a band
+    come longest first.
+    """
+    tiles, heads = query_tiles(plan), plan.problem.batches
+    lines = ["def place(work):"]
+    if not plan.orders_by_length:
+        return [*lines, f"    return work % {tiles}, work // {tiles}"]
+    band = plan.heads_per_band
+    if heads % band == 0:
+        width = str(band)
+        lines += [f"    first = work // {band * tiles} * {band}"]
+    else:
+        width = "width"
+        lines += [
+            f"    first = work // {band * tiles} * {band}",
+            f"    width = cutlass.min({band}, {heads} - first)",
+        ]
+    return [
+        *lines,
+        f"    within = work % {band * tiles}",
+        f"    return {tiles - 1} - within // {width}, first + within % {width}",
+    ]
+
+
+def bounds_function(plan: AttentionPlan) -> list[str]:
+    """Return the function from the tile of queries to its blocks of keys.
+
+    They are blocks ``begin`` to ``end``, at least one. Those from ``whole`` on are masked by the upper bound of the
+    band, those before ``edge`` by the lower one.
+    """
+    band, rows, keys, total = plan.problem.band, plan.rows, plan.keys, plan.problem.keys
+    blocks = -(-total // keys)
+    lines = ["def blocks_of(tile_m):"]
+    zero, end, whole, begin, edge = "cutlass.Int32(0)", f"cutlass.Int32({blocks})", "end", "zero", "zero"
+    lines.append(f"    zero = {zero}")
+    lines.append(f"    end = {end}")
+    if band.last is not None:
+        lines += [
+            f"    seen = tile_m * {rows} + {band.last}",
+            f"    end = cutlass.max(cutlass.min(end, (cutlass.max(seen + {rows}, zero) + {keys - 1}) // {keys}), 1)",
+        ]
+        whole = f"cutlass.max(seen + 1, zero) // {keys}"
+    if band.first is not None:
+        lines += [
+            f"    hidden = tile_m * {rows} + {band.first}",
+            f"    begin = cutlass.min(cutlass.max(hidden, zero) // {keys}, end - 1)",
+        ]
+        begin, edge = "begin", f"(cutlass.max(hidden + {rows - 1}, zero) + {keys - 1}) // {keys}"
+    return [*lines, f"    return {begin}, end, {whole}, {edge}"]
+
+
+def part_lengths(plan: AttentionPlan) -> list[str]:
+    """Return the definitions of the number of blocks of each part, after those of the blocks."""
+    parts = plan.parts
+    lines, left = [], "end - 1"
+    if "diagonal" in parts:
+        lines.append("diagonal_blocks = end - 1 - cutlass.max(begin, cutlass.min(whole, end - 1))")
+        left = "end - 1 - diagonal_blocks"
+    if "edge" in parts:
+        lines.append(f"free_blocks = {left} - cutlass.max(begin, cutlass.min(edge, {left}))")
+        lines.append(f"edge_blocks = {left} - free_blocks - begin")
+    else:
+        lines.append(f"free_blocks = {left} - begin")
+    return lines
+
+
+def block_index(plan: AttentionPlan, part: Part) -> str:
+    """Return the index of a part's block from the loop variable ``at``."""
+    passed = [f" - {name}_blocks" for name in plan.parts[: plan.parts.index(part)]]
+    return f"end - 2{''.join(passed)} - at"

@@ -1,0 +1,160 @@
+"""The end of a tile: outputs computed from the accumulator, the row sums and the row maxima."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ...plan.attention.records import (
+    ACCUMULATOR,
+    MAXIMUM,
+    TOTAL,
+    AttentionOutput,
+    AttentionPlan,
+)
+from ..setups import dsl
+from .formula import arguments_of, computed, per_row, read
+from .softmax import NEGATIVE_INFINITY
+
+
+def finish_call(plan: AttentionPlan, axes: Sequence[str]) -> list[str]:
+    """Return the call in the kernel."""
+    vectors = [f"vector_{output.label}" for output in plan.problem.outputs if output.kind == "query"]
+    given = ["output", "rounded_output", "highest", "total", "first_query", "lane", *axes]
+    return [f"finish({', '.join([*given, *vectors, *arguments_of(plan.problem.finish)])})"]
+
+
+def finish_functions(plan: AttentionPlan) -> list[list[str]]:
+    """Return the function of a tile's end, and the guarded store of numbers per query."""
+    problem, formula = plan.problem, plan.problem.finish
+    axes = [f"head_{at}" for at in range(len(problem.heads))]
+    vectors = [output for output in problem.outputs if output.kind == "query"]
+    given = ["output", "rounded_output", "highest", "total", "first_query", "lane", *axes]
+    given += [*(f"vector_{each.label}" for each in vectors), *arguments_of(formula)]
+    lines = [f"def finish({', '.join(given)}):", *_of_rows(plan, axes)]
+    for each in vectors:
+        lines += [f"    {line}" for line in _stored(plan, each, axes)]
+    lines += _of_elements(plan, axes)
+    lines.append(f"    rounded_output.store(output.load().to({dsl(problem.matrix.dtype)}))")
+    functions = [lines]
+    if vectors:
+        functions.insert(
+            0,
+            [
+                "@cute.jit",
+                "def store_number(vector: cute.Tensor, place, value, inside):",
+                "    if inside:",
+                "        vector[place] = value",
+            ],
+        )
+    return functions
+
+
+def _name(plan: AttentionPlan, value: int) -> str:
+    """Return the name of a value: a list of two rows, or an element."""
+    formula = plan.problem.finish
+    if value < formula.starts:
+        return {ACCUMULATOR: "x0", TOTAL: "total_rows", MAXIMUM: "highest_rows"}[value]
+    suffix = "rows" if _rows(plan)[value] else "value"
+    if value < formula.computed:
+        return f"{formula.sources[value - formula.starts].label}_{suffix}"
+    return f"x{value - formula.computed + 1}" + ("_rows" if suffix == "rows" else "")
+
+
+def _rows(plan: AttentionPlan) -> list[bool]:
+    return per_row(plan.problem.finish, (TOTAL, MAXIMUM))
+
+
+def _names(plan: AttentionPlan, value: int) -> str:
+    return f"{_name(plan, value)}[row]" if _rows(plan)[value] else _name(plan, value)
+
+
+def _of_rows(plan: AttentionPlan, axes: Sequence[str]) -> list[str]:
+    """Return the definitions of the values with one number per query, as lists of both rows.
+
+    A query that has seen no key has the initial maximum. If that is minus infinity, its exponents are those of minus
+    infinity less itself, and its sum is NaN.
+    """
+    problem, formula = plan.problem, plan.problem.finish
+    scale = f" * {problem.scale!r}" if problem.scale != 1.0 else ""
+    start = 'float("-inf")' if math.isinf(problem.start) else repr(problem.start)
+    unseen = f"highest[row] == {NEGATIVE_INFINITY}"
+    lines = [
+        f"    highest_rows = [cutlass.Float32(cutlass.select_({unseen}, cutlass.Float32({start}), highest[row]{scale}))"
+        " for row in range(2)]",
+    ]
+    if math.isinf(problem.start):
+        nan = 'cutlass.Float32(float("nan"))'
+        lines.append(
+            f"    total_rows = [cutlass.Float32(cutlass.select_({unseen}, {nan}, total[row])) for row in range(2)]"
+        )
+    else:
+        lines.append("    total_rows = [total[row] for row in range(2)]")
+    columns, rows = problem.v.columns, _rows(plan)
+    for at, source in enumerate(formula.sources):
+        if rows[formula.starts + at]:
+            text = read(plan, source, axes, "first_query + 8 * row", "0", columns)
+            lines.append(f"    {source.label}_rows = [{text} for row in range(2)]")
+    for at in range(len(formula.instructions)):
+        value = formula.computed + at
+        if rows[value]:
+            text = computed(formula, value, lambda each: _names(plan, each), ("first_query + 8 * row", "0"))
+            lines.append(f"    {_name(plan, value)} = [{text} for row in range(2)]")
+    lines += [
+        f"    {_name(plan, value)}_inverse = [cute.arch.rcp_approx({_name(plan, value)}[row]) for row in range(2)]"
+        for value in _divisors(plan)
+    ]
+    return lines
+
+
+def _divisors(plan: AttentionPlan) -> list[int]:
+    """Return the values per query by which elements are divided. Their reciprocals have an error of one rounding of
+    fp32, and the output has 16 bits."""
+    rows = _rows(plan)
+    found = [
+        made.arguments[1]
+        for at, made in enumerate(plan.problem.finish.instructions)
+        if made.op == "div" and not rows[plan.problem.finish.computed + at]
+    ]
+    return [each for each in dict.fromkeys(found) if isinstance(each, int) and rows[each]]
+
+
+def _stored(plan: AttentionPlan, output: AttentionOutput, axes: Sequence[str]) -> list[str]:
+    """Return the stores of both rows, by the first of the four lanes that share them."""
+    places = ", ".join(["first_query + 8 * row", *(mode.at.text(tuple(axes)) for mode in output.matrix.modes)])
+    value = f"{_names(plan, output.value)}.to({dsl(output.dtype)})"
+    inside = f"(lane % 4 == 0) & (first_query + 8 * row < {plan.problem.queries})"
+    return [
+        "for row in range(2):",
+        f"    store_number(vector_{output.label}, ({places}{',' if len(output.matrix.modes) == 0 else ''}), {value}, {inside})",
+    ]
+
+
+def _of_elements(plan: AttentionPlan, axes: Sequence[str]) -> list[str]:
+    problem, formula = plan.problem, plan.problem.finish
+    rows, value = _rows(plan), problem.matrix.value
+    if value == ACCUMULATOR:
+        return []
+    lines = [
+        f"    for e in range({problem.v.columns // 2}):",
+        "        row = e // 2 % 2",
+        "        query = first_query + 8 * row",
+        "        column = lane % 4 * 2 + e // 4 * 8 + e % 2",
+        "        x0 = output[e]",
+    ]
+    for at, source in enumerate(formula.sources):
+        if not rows[formula.starts + at]:
+            text = read(plan, source, axes, "query", "column", problem.v.columns)
+            lines.append(f"        {source.label}_value = {text}")
+    divisors = _divisors(plan)
+    for at, made in enumerate(formula.instructions):
+        number = formula.computed + at
+        if rows[number]:
+            continue
+        text = computed(formula, number, lambda each: _names(plan, each), ("query", "column"))
+        if made.op == "div" and made.arguments[1] in divisors:
+            one, other = made.arguments
+            assert isinstance(one, int) and isinstance(other, int)
+            text = f"{_names(plan, one)} * {_name(plan, other)}_inverse[row]"
+        lines.append(f"        {_name(plan, number)} = {text}")
+    return [*lines, f"        output[e] = {_names(plan, value)}"]

@@ -1,0 +1,75 @@
+"""Formulas as expressions in fp32, and the reads of their sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ...plan.attention.records import INTEGERS, KEY_INDEX, QUERY_INDEX, AttentionPlan, Formula, Source
+from ...plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, Instruction
+from ..epilogue import EXPRESSIONS, SHORT, literal
+
+Names = Callable[[int], str]
+
+
+def computed(formula: Formula, value: int, names: Names, positions: Sequence[str]) -> str:
+    """Return the expression of instruction number ``value``. ``positions`` are the indices of the query and of the key
+    or column."""
+    made = formula.instructions[value - formula.computed]
+    if made.op in (QUERY_INDEX, KEY_INDEX):
+        return positions[0 if made.op == QUERY_INDEX else 1]
+    if made.op in (ROW_NUMBER, COLUMN_NUMBER):
+        return f"cutlass.Float32({positions[0 if made.op == ROW_NUMBER else 1]})"
+    divisor = made.arguments[-1] if made.op == "div" else None
+    if isinstance(divisor, Constant) and float(divisor.text):
+        one = made.arguments[0]
+        return f"{literal(one) if isinstance(one, Constant) else names(one)} * {1 / float(divisor.text)!r}"
+    if _integers(formula)[value] or (made.op in ("eq", "ne", "lt", "le", "gt", "ge") and _compares(formula, made)):
+        whole = [str(int(float(each.text))) if isinstance(each, Constant) else names(each) for each in made.arguments]
+        return EXPRESSIONS[made.op](*whole)
+    arguments = [literal(each) if isinstance(each, Constant) else names(each) for each in made.arguments]
+    return {**EXPRESSIONS, **SHORT}[made.op](*arguments)
+
+
+def read(plan: AttentionPlan, source: Source, axes: Sequence[str], query: str, key: str, columns: int) -> str:
+    """Return the read of a source. Indices past the end, whose results are not used, read the last element."""
+    if source.kind == "number":
+        return source.label
+    places = ["0", "0", *(mode.at.text(tuple(axes)) for mode in source.modes)]
+    if source.kind in ("exact", "query"):
+        places[0] = f"cutlass.min({query}, {plan.problem.queries - 1})"
+    if source.kind in ("exact", "key"):
+        places[1] = f"cutlass.min({key}, {columns - 1})"
+    kept = source.dtype in INTEGERS
+    return f"vector_{source.label}[{', '.join(places)}]" + ("" if kept else ".to(cutlass.Float32)")
+
+
+def _integers(formula: Formula) -> list[bool]:
+    """Return flags by value, true for integers."""
+    found = [False] * formula.starts + [source.dtype in INTEGERS for source in formula.sources]
+    for made in formula.instructions:
+        sums = made.op in ("add", "sub") and any(
+            not isinstance(each, Constant) and found[each] for each in made.arguments
+        )
+        found.append(made.op in (QUERY_INDEX, KEY_INDEX) or sums)
+    return found
+
+
+def _compares(formula: Formula, made: Instruction) -> bool:
+    """Return whether a comparison is one of integers."""
+    found = _integers(formula)
+    return any(not isinstance(each, Constant) and found[each] for each in made.arguments)
+
+
+def arguments_of(formula: Formula) -> list[str]:
+    """Return the names of the sources in the kernel."""
+    return [each.label if each.kind == "number" else f"vector_{each.label}" for each in formula.sources]
+
+
+def per_row(formula: Formula, rows: Sequence[int]) -> list[bool]:
+    """Return flags by value, true for one number per query. ``rows`` are the starting values that are."""
+    found = [at in rows for at in range(formula.starts)]
+    found += [source.kind in ("query", "head", "number") for source in formula.sources]
+    for made in formula.instructions:
+        values = [each for each in made.arguments if not isinstance(each, Constant)]
+        found.append(made.op not in (COLUMN_NUMBER, KEY_INDEX) and all(found[each] for each in values))
+    return found

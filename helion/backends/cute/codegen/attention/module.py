@@ -1,0 +1,207 @@
+"""``render``: print the module of an attention plan."""
+
+from __future__ import annotations
+
+from ...plan.attention.build import shared_bytes, shared_memory
+from ...plan.attention.records import AttentionPlan
+from ...plan.records import WARP_THREADS
+from ...plan.shared import Allocation
+from ...roles.attention.grammar import AttentionProgram
+from ...roles.grammar import Pipeline, Role
+from ..module import CLASSES, warps_text
+from ..setups import dsl
+from ..writer import Writer
+from .bounds import bounds_function, place_function
+from .finish import finish_functions
+from .host import matrices, tensors
+from .queries import queries_functions
+from .softmax import softmax_functions
+from .steps import print_steps
+
+ENTRY = "attention"
+"""The host function. It takes pointers of Q, K, V, the outputs and the sources of both formulas (or scalars). Then
+follow the workspace, if any, the maximum of co-resident CTAs, and a stream."""
+IMPORTS = (
+    "import cutlass",
+    "import cutlass.cute as cute",
+    "import cutlass.pipeline as pipeline",
+    "import cutlass.utils.hopper_helpers as hopper",
+    "from cuda.bindings.driver import CUstream",
+    "from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp as warp_level, warpgroup",
+    "from cutlass.tensor_utils import LayoutEnum",
+)
+
+
+def render(program: AttentionProgram) -> str:
+    """Print the module of ``program`` without verification."""
+    plan = program.plan
+    out = Writer()
+    out.lines(IMPORTS)
+    for function in (
+        *_matmul_functions(plan),
+        place_function(plan),
+        bounds_function(plan),
+        *queries_functions(plan),
+        *softmax_functions(plan),
+        *finish_functions(plan),
+    ):
+        out.lines(("", "", *function))
+    _kernel(out, program)
+    _host(out, program)
+    return out.text()
+
+
+def _matmul_functions(plan: AttentionPlan) -> list[list[str]]:
+    """Print the MMAs of a block. Atoms are made where they are used, so that loops carry no flag of theirs."""
+    problem, dtype = plan.problem, dsl(plan.problem.q.dtype)
+    mma = "return hopper.make_trivial_tiled_mma"
+    functions = [
+        [
+            "def score_mma():",
+            f"    {mma}({dtype}, {dtype}, OperandMajorMode.K, OperandMajorMode.K, cutlass.Float32, (1, 1, 1), (64, {plan.keys}))",
+        ],
+        [
+            "def output_mma():",
+            f"    {mma}(",
+            f"        {dtype}, {dtype}, OperandMajorMode.K, OperandMajorMode.MN, cutlass.Float32, (1, 1, 1),"
+            f" (64, {problem.v.columns}), warpgroup.OperandSource.RMEM",
+            "    )",
+        ],
+        [
+            "def multiply_scores(scores, q, k, group, stage):",
+            "    mma = score_mma()",
+            f"    for step in range({problem.q.columns // 16}):",
+            "        mma.set(warpgroup.Field.ACCUMULATE, step > 0)",
+            "        cute.gemm(mma, scores, q[None, None, step, group], k[None, None, step, stage], scores)",
+        ],
+        [
+            "def multiply_output(output, weights, v, stage):",
+            "    mma = output_mma()",
+            "    mma.set(warpgroup.Field.ACCUMULATE, True)",
+            f"    for step in range({plan.keys // 16}):",
+            "        cute.gemm(mma, output, weights[None, None, step], v[None, None, step, stage], output)",
+        ],
+    ]
+    return functions
+
+
+def _kernel(out: Writer, program: AttentionProgram) -> None:
+    plan = program.plan
+    parameters = [(f"{kind}_{name}", annotation) for name in "qkvo" for kind, annotation in _OF_MATRIX]
+    parameters += [(name, annotation) for name, annotation, _ in tensors(plan)]
+    out.lines(("", "", "@cute.kernel", "def kernel("))
+    out.lines(f"    {name}: {annotation}," for name, annotation in parameters)
+    with out.block(") -> None:"):
+        _prologue(out, program)
+        _roles(out, program)
+
+
+_OF_MATRIX = (("tma", "cute.CopyAtom"), ("tensor", "cute.Tensor"), ("layout", "cute.ComposedLayout"))
+
+
+def _prologue(out: Writer, program: AttentionProgram) -> None:
+    """Print the thread indices, shared memory and barriers."""
+    plan = program.plan
+    out.lines(
+        (
+            "thread, _, _ = cute.arch.thread_idx()",
+            "warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())",
+            "lane = cute.arch.lane_idx()",
+            "_, first_work, _ = cute.arch.block_idx()",
+            "_, work_step, _ = cute.arch.grid_dim()",
+        )
+    )
+    with out.block("if warp == 0:"):
+        out.lines(f"cpasync.prefetch_descriptor(tma_{name})" for name in "qkvo")
+    out.line("memory = cutlass.memory.SmemAllocator()")
+    for allocation in shared_memory(plan):
+        out.line(_allocation(plan, allocation))
+    if not plan.own_output:
+        out.line("shared_o = shared_q")
+    for pipeline in program.pipelines:
+        _pipeline(out, pipeline)
+    with out.block("if warp == 0:"), out.block("with cute.arch.elect_one():"):
+        for pipeline in program.pipelines:
+            out.lines(_barriers(pipeline))
+    out.lines(("cute.arch.mbarrier_init_fence()", "cute.arch.sync_threads()"))
+
+
+def _allocation(plan: AttentionPlan, allocation: Allocation) -> str:
+    name, alignment = allocation.name, allocation.alignment_bytes
+    if name.endswith("_barriers"):
+        return (
+            f"{name} = memory.allocate_array(cutlass.Int64, {allocation.size_bytes // 8}, byte_alignment={alignment})"
+        )
+    if name == "tile_slots":
+        return f"{name} = memory.allocate_tensor(cutlass.Int32, cute.make_layout({allocation.size_bytes // 4}), {alignment})"
+    held = name.removeprefix("shared_")
+    dtype = plan.problem.matrix.dtype if held == "o" else plan.problem.q.dtype
+    return f"{name} = memory.allocate_tensor({dsl(dtype)}, layout_{held}.outer, {alignment}, layout_{held}.inner)"
+
+
+def _pipeline(out: Writer, pipeline: Pipeline) -> None:
+    if pipeline.kind != "tma_wgmma":
+        return
+    numbers = pipeline.counts
+    with out.block(f"{pipeline.name} = pipeline.{CLASSES[pipeline.kind]}.create("):
+        out.line(f"num_stages={numbers.stages},")
+        out.line(f"producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, {numbers.full_arrivals}),")
+        out.line(f"consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, {numbers.empty_arrivals}),")
+        out.line(f"tx_count={numbers.transaction_bytes},")
+        out.line(f"barrier_storage={pipeline.barriers},")
+        out.line("defer_sync=True,")
+    out.line(")")
+
+
+def _barriers(pipeline: Pipeline) -> list[str]:
+    """Print the barriers that no pipeline object of the DSL initializes."""
+    if pipeline.kind == "tma_wgmma":
+        return []
+    numbers, name = pipeline.counts, pipeline.barriers
+    counts = [numbers.full_arrivals] * numbers.stages + [numbers.empty_arrivals] * numbers.stages
+    return [f"cute.arch.mbarrier_init({name} + {at}, {count})" for at, count in enumerate(counts)]
+
+
+def _roles(out: Writer, program: AttentionProgram) -> None:
+    left = list(program.roles)
+    for limit in program.registers:
+        with out.block(f"if {warps_text(limit.first_warp, limit.warps, program.warps)}:"):
+            out.line(f"cute.arch.setmaxregister_{limit.change}({limit.registers})")
+            for role in program.roles:
+                if limit.first_warp <= role.first_warp < limit.first_warp + limit.warps:
+                    _role(out, program, role)
+                    left.remove(role)
+    for role in left:
+        _role(out, program, role)
+
+
+def _role(out: Writer, program: AttentionProgram, role: Role) -> None:
+    out.line(f"# {role.name}")
+    with out.block(f"if {warps_text(role.first_warp, role.warps, program.warps)}:"):
+        print_steps(out, program, role.program)
+
+
+def _host(out: Writer, program: AttentionProgram) -> None:
+    plan, problem = program.plan, program.plan.problem
+    pointers = ["q", "k", "v", *(output.label for output in problem.outputs)]
+    out.lines(("", "", "@cute.jit", f"def {ENTRY}("))
+    out.lines(f"    {name}: cute.Pointer," for name in pointers)
+    for source in problem.sources:
+        out.line(f"    {source.label}: {'cutlass.Float32' if source.kind == 'number' else 'cute.Pointer'},")
+    out.lines(["    workspace: cute.Pointer,"] if plan.scheduler == "dynamic" else [])
+    out.lines(("    ctas: cutlass.Int32,", "    stream: CUstream,"))
+    with out.block(") -> None:"):
+        out.lines(matrices(plan))
+        arguments = [f"{kind}_{name}" for name in "qkvo" for kind, _ in _OF_MATRIX]
+        for name, _, tensor in tensors(plan):
+            if tensor != name:
+                out.line(f"{name} = {tensor}")
+            arguments.append(name)
+        out.line("kernel(")
+        out.lines(f"    {name}," for name in arguments)
+        with out.block(").launch("):
+            out.line(f"grid=(1, cutlass.min(ctas, {plan.tiles}), 1),")
+            out.line(f"block=({program.warps * WARP_THREADS}, 1, 1),")
+            out.line(f"smem={shared_bytes(plan)},")
+            out.line("stream=stream,")
+        out.line(")")

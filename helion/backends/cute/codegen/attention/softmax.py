@@ -1,0 +1,224 @@
+"""The softmax of a block of scores: formula, masks, maxima, exponentials and sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...plan.attention.records import LAZY, PRODUCT, AttentionPlan
+from .formula import arguments_of, computed, read
+
+NEGATIVE_INFINITY = 'cutlass.Float32(float("-inf"))'
+
+
+def has_formula(plan: AttentionPlan) -> bool:
+    """Return whether scores are computed from q @ k.T by more than the product with a number, which one FFMA does."""
+    return bool(plan.problem.score.instructions)
+
+
+def has_masks(plan: AttentionPlan) -> bool:
+    return not plan.problem.band.is_whole or plan.problem.keys % plan.keys != 0
+
+
+def softmax_call(plan: AttentionPlan, masked: bool, first: bool, axes: Sequence[str]) -> list[str]:
+    """Return the calls for one block in the kernel."""
+    lines = []
+    guarded = plan.problem.guarded or (masked and has_masks(plan))
+    if has_formula(plan) or (masked and has_masks(plan)):
+        block = "end - 1" if first else "block"
+        lines.append(f"first_key = {block} * {plan.keys} + lane % 4 * 2")
+    if has_formula(plan):
+        given = ["scores", "first_query", "first_key", *axes, *arguments_of(plan.problem.score)]
+        lines.append(f"apply_formula({', '.join(given)})")
+    if masked and has_masks(plan):
+        lines.append("mask(scores, first_query, first_key)")
+    lines.append(f"softmax(scores, highest, total, factors, first={first}, guarded={guarded})")
+    return lines
+
+
+def softmax_functions(plan: AttentionPlan) -> list[list[str]]:
+    """Return the functions of a block, as the DSL traces them: loops over elements are unrolled."""
+    functions = [_exp2(), _softmax(plan), *_rescale(plan), _round(plan), _join()]
+    if has_masks(plan):
+        functions.insert(0, _mask(plan))
+    if has_formula(plan):
+        functions.insert(0, _formula(plan))
+    return functions
+
+
+def _formula(plan: AttentionPlan) -> list[str]:
+    formula, problem = plan.problem.score, plan.problem
+    axes = [f"head_{at}" for at in range(len(problem.heads))]
+
+    def names(value: int) -> str:
+        if value == PRODUCT:
+            return "x0"
+        if value < formula.computed:
+            source = formula.sources[value - formula.starts]
+            return f"{source.label}_rows[row]" if source.kind == "query" else f"{source.label}_value"
+        return f"x{value - formula.computed + 1}"
+
+    given = ["scores", "first_query", "first_key", *axes, *arguments_of(formula)]
+    lines = [f"def apply_formula({', '.join(given)}):"]
+    by_kind: dict[str, list[str]] = {"once": [], "key": [], "exact": []}
+    for source in formula.sources:
+        text = read(plan, source, axes, "query", "key", problem.keys)
+        if source.kind == "query":
+            rows = read(plan, source, axes, "first_query + 8 * row", "key", problem.keys)
+            by_kind["once"].append(f"    {source.label}_rows = [{rows} for row in range(2)]")
+        elif source.kind in ("head", "number"):
+            by_kind["once"].append(f"    {source.label}_value = {text}")
+        else:
+            by_kind[source.kind].append(f"{source.label}_value = {text}")
+    lines += by_kind["once"]
+    lines += [
+        f"    for column in range({plan.keys // 8}):",
+        "        for i in range(2):",
+        "            key = first_key + 8 * column + i",
+        *(f"            {line}" for line in by_kind["key"]),
+        "            for row in range(2):",
+        "                query = first_query + 8 * row",
+        *(f"                {line}" for line in by_kind["exact"]),
+        "                x0 = scores[4 * column + 2 * row + i]",
+    ]
+    for at in range(len(formula.instructions)):
+        value = formula.computed + at
+        lines.append(f"                {names(value)} = {computed(formula, value, names, ('query', 'key'))}")
+    return [*lines, f"                scores[4 * column + 2 * row + i] = {names(formula.value)}"]
+
+
+def _mask(plan: AttentionPlan) -> list[str]:
+    """Return the function that hides the keys out of range, and those out of the band."""
+    band = plan.problem.band
+    lines = [
+        "def mask(scores, first_query, first_key):",
+        "    for row in range(2):",
+        f"        last = {plan.problem.keys - 1} - first_key",
+    ]
+    if band.last is not None:
+        lines.append(f"        last = cutlass.min(last, first_query + 8 * row + {band.last} - first_key)")
+    if band.first is not None:
+        lines.append(f"        first = first_query + 8 * row + {band.first} - first_key")
+    lines += [
+        f"        for column in range({plan.keys // 8}):",
+        "            for i in range(2):",
+        "                at = 4 * column + 2 * row + i",
+        f"                scores[at] = cutlass.select_(last >= 8 * column + i, scores[at], {NEGATIVE_INFINITY})",
+    ]
+    if band.first is not None:
+        lines.append(
+            f"                scores[at] = cutlass.select_(first <= 8 * column + i, scores[at], {NEGATIVE_INFINITY})"
+        )
+    return lines
+
+
+def _exp2() -> list[str]:
+    return ["def exp2(x):", "    return cute.math.exp2(x, approx=True, ftz=True)"]
+
+
+def _softmax(plan: AttentionPlan) -> list[str]:
+    """Return the function from scores to weights. Maxima and sums of both rows are in two chains each.
+
+    A row that has seen no key has a maximum of minus infinity, for which exponents are not subtracted (``guarded``).
+    """
+    problem = plan.problem
+    unit = problem.unit * problem.scale
+    return [
+        "def softmax(scores, highest, total, factors, first, guarded):",
+        "    chains = [scores[e] for e in range(4)]",
+        f"    for e in range(4, {plan.keys // 2}):",
+        "        chains[e % 4] = cute.arch.fmax(chains[e % 4], scores[e])",
+        "    best = [cute.arch.fmax(chains[0], chains[1]), cute.arch.fmax(chains[2], chains[3])]",
+        "    for offset in (1, 2):",
+        "        others = [cute.arch.shuffle_sync_bfly(each, offset=offset) for each in best]",
+        "        best = [cute.arch.fmax(each, other) for each, other in zip(best, others)]",
+        "    shifts, scales = [], [None, None]",
+        "    moved = cutlass.Boolean(False)",
+        "    for row in range(2):",
+        "        raised = best[row]",
+        "        if not first:",
+        "            former = highest[row]",
+        *_raised(plan, unit),
+        f"        shift = raised * {unit!r}",
+        "        if guarded:",
+        f"            shift = cutlass.select_(raised == {NEGATIVE_INFINITY}, cutlass.Float32(0.0), shift)",
+        "        if not first:",
+        f"            scales[row] = exp2(cute.math.fma(former, cutlass.Float32({unit!r}), -shift))",
+        "            factors[row] = scales[row]",
+        "        highest[row] = raised",
+        "        shifts.append(-shift)",
+        *(
+            ["    if not first:", "        factors[2] = cutlass.Float32(cutlass.select_(moved, 1.0, 0.0))"]
+            if plan.lazy
+            else []
+        ),
+        "    sums = [None] * 4",
+        f"    for e in range({plan.keys // 2}):",
+        "        row = e // 2 % 2",
+        f"        weight = exp2(cute.math.fma(scores[e], cutlass.Float32({unit!r}), shifts[row]))",
+        "        scores[e] = weight",
+        "        if sums[e % 4] is None:",
+        "            sums[e % 4] = weight if first or e % 2 else cute.math.fma(total[row], scales[row], weight)",
+        "        else:",
+        "            sums[e % 4] = sums[e % 4] + weight",
+        "    for row in range(2):",
+        "        total[row] = sums[2 * row] + sums[2 * row + 1]",
+    ]
+
+
+def _raised(plan: AttentionPlan, unit: float) -> list[str]:
+    """Return the lines that raise a row's maximum: always, or where it grows by more than ``LAZY``."""
+    if not plan.lazy:
+        return ["            raised = cute.arch.fmax(raised, former)"]
+    return [
+        f"            far = (raised - former) * {unit!r} > {LAZY!r}",
+        "            if guarded:",
+        f"                far = far | (former == {NEGATIVE_INFINITY})",
+        "            raised = cutlass.select_(far, cute.arch.fmax(raised, former), former)",
+        "            moved = moved | far",
+    ]
+
+
+def _rescale(plan: AttentionPlan) -> list[list[str]]:
+    values = plan.problem.v.columns // 2
+    if not plan.lazy:
+        return [
+            [
+                "def rescale(output, factors):",
+                f"    for e in range({values}):",
+                "        output[e] = output[e] * factors[e // 2 % 2]",
+            ]
+        ]
+    return [
+        [
+            "@cute.jit",
+            "def rescale(output, factors):",
+            "    if cute.arch.vote_any_sync(factors[2] > 0.0):",
+            f"        for e in cutlass.range_constexpr({values}):",
+            "            output[e] = output[e] * factors[e // 2 % 2]",
+        ]
+    ]
+
+
+def _round(plan: AttentionPlan) -> list[str]:
+    """Return the function that rounds weights. It names the instruction: LLVM moves a conversion that it knows past the
+    phi of the loop, which then carries weights in fp32, in twice the registers."""
+    name = "bf16x2" if plan.problem.q.dtype == "bfloat16" else "f16x2"
+    return [
+        "def round_weights(scores, rounded):",
+        "    packed = cute.recast_tensor(rounded, cutlass.Int32)",
+        f"    for e in range({plan.keys // 4}):",
+        "        packed[e] = cute.arch.inline_ptx(",
+        f'            "cvt.rn.{name}.f32 {{$w0}}, {{$r0}}, {{$r1}};",',
+        "            write_only_types=[cutlass.Int32],",
+        "            read_only_args=[scores[2 * e + 1], scores[2 * e]],",
+        "        )",
+    ]
+
+
+def _join() -> list[str]:
+    return [
+        "def join_totals(total):",
+        "    for row in range(2):",
+        "        for offset in (1, 2):",
+        "            total[row] = total[row] + cute.arch.shuffle_sync_bfly(total[row], offset=offset)",
+    ]

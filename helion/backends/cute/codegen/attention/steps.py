@@ -1,0 +1,410 @@
+"""The printing rules of the role programs of attention: one rule per kind of step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ...plan.attention.build import counts
+from ...plan.attention.records import AttentionPlan, Matrix
+from ...plan.records import WGMMA_ROWS
+from ...roles import grammar as g
+from ...roles.attention import grammar as a
+from ...roles.attention.grammar import AttentionProgram
+from ..setups import dsl
+from ..writer import Writer
+from .bounds import block_index, part_lengths
+from .finish import finish_call
+from .formula import arguments_of
+from .softmax import softmax_call
+
+
+def head_axes(plan: AttentionPlan) -> tuple[str, ...]:
+    """Return the names of the coordinates of a head."""
+    return tuple(f"head_{at}" for at in range(len(plan.problem.heads)))
+
+
+def coordinates(plan: AttentionPlan) -> list[str]:
+    """Return the definitions of the coordinates of ``head``, the last of which varies fastest."""
+    lines, rest = [], "head"
+    sizes = plan.problem.heads
+    for at in reversed(range(len(sizes))):
+        lines.append(f"head_{at} = {rest} % {sizes[at]}" if at else f"head_{at} = {rest}")
+        rest = f"{rest} // {sizes[at]}"
+    return lines
+
+
+def indexed(plan: AttentionPlan, matrix: Matrix, block: str) -> str:
+    """Return the index of block number ``block`` of the current head's matrix."""
+    places = [mode.at.text(head_axes(plan)) for mode in matrix.modes]
+    return ", ".join(["None", block, *places])
+
+
+def print_steps(out: Writer, program: AttentionProgram, steps: Sequence[g.Step]) -> None:
+    for step in steps:
+        RULES[type(step)](out, program, step)
+
+
+Rule = Callable[[Writer, AttentionProgram, "g.Step"], None]
+RULES: dict[type[g.Step], Rule] = {}
+
+
+def _rule(kind: type[g.Step]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        RULES[kind] = function
+        return function
+
+    return register
+
+
+def _block(head: str, body: Callable[[Writer, AttentionProgram, g.Step], Sequence[str]]) -> Rule:
+    """Return the rule of a step with a body: definitions before it in the block, and the loop or predicate."""
+
+    def rule(out: Writer, program: AttentionProgram, step: g.Step) -> None:
+        with out.block(head):
+            out.lines(body(out, program, step))
+            print_steps(out, program, step.body)  # type: ignore[attr-defined]
+
+    return rule
+
+
+def _text(*lines: str) -> Rule:
+    return lambda out, program, step: out.lines(lines)
+
+
+# Set-up ----------------------------------------------------------------------------------------------------------------
+
+
+@_rule(g.SetUp)
+def _(out: Writer, program: AttentionProgram, step: g.SetUp) -> None:
+    out.lines(_SETUPS[step.name](program.plan))
+
+
+def _partition(name: str, matrix: Matrix, box: tuple[int, int], transposed: bool = False) -> list[str]:
+    modes = ["0", "None"] if transposed else ["None", "0"]
+    places = ", ".join([*modes, *("None" for _ in matrix.modes)])
+    return [
+        f"tiles_{name} = cute.local_tile(tensor_{name}, {box}, ({places}))",
+        f"to_{name}, from_{name} = cpasync.tma_partition(",
+        f"    tma_{name}, 0, cute.make_layout(1), cute.group_modes(shared_{name}, 0, 2), cute.group_modes(tiles_{name}, 0, 2)",
+        ")",
+    ]
+
+
+def _load_blocks(plan: AttentionPlan) -> list[str]:
+    problem = plan.problem
+    return [
+        *_partition("k", problem.k, (plan.keys, problem.k.columns)),
+        *_partition("v", problem.v, (problem.v.columns, plan.keys), transposed=True),
+    ]
+
+
+def _load_rows(plan: AttentionPlan) -> list[str]:
+    return _partition("q", plan.problem.q, (WGMMA_ROWS, plan.problem.q.columns))
+
+
+def _attend(plan: AttentionPlan) -> list[str]:
+    """Return the registers and views of a consumer thread.
+
+    Element ``e`` of its scores is in row ``e // 2 % 2`` of two rows, 8 rows distant, and in column ``e // 4 * 8 + e % 2``
+    from its first. Operand A of the second MMA has its elements in the same order.
+    """
+    problem, columns = plan.problem, plan.problem.v.columns
+    output = problem.matrix
+    stored = dsl(output.dtype)
+    return [
+        "consumer_thread = thread - 128",
+        "group = cute.arch.make_warp_uniform(consumer_thread // 128)",
+        "group_thread = consumer_thread % 128",
+        "group_warp = cute.arch.make_warp_uniform(group_thread // 32)",
+        "mma_of_scores = score_mma()",
+        "mma_of_output = output_mma()",
+        f"scores = cute.make_rmem_tensor(mma_of_scores.partition_shape_C((64, {plan.keys})), cutlass.Float32)",
+        f"output = cute.make_rmem_tensor(mma_of_output.partition_shape_C((64, {columns})), cutlass.Float32)",
+        f"rounded_weights = cute.make_rmem_tensor(scores.shape, {dsl(problem.q.dtype)})",
+        "highest = cute.make_rmem_tensor(2, cutlass.Float32)",
+        "total = cute.make_rmem_tensor(2, cutlass.Float32)",
+        f"factors = cute.make_rmem_tensor({3 if plan.lazy else 2}, cutlass.Float32)",
+        "fragment_q = mma_of_scores.make_fragment_A(mma_of_scores.get_slice(0).partition_A(shared_q))",
+        "fragment_k = mma_of_scores.make_fragment_B(mma_of_scores.get_slice(0).partition_B(shared_k))",
+        "fragment_v = mma_of_output.make_fragment_B(mma_of_output.get_slice(0).partition_B(shared_v))",
+        f"weights = cute.make_tensor(rounded_weights.iterator, cute.make_layout(((2, 2, 2), 1, {plan.keys // 16})))",
+        "stage_copy = cute.make_tiled_copy_C(",
+        f"    cute.make_copy_atom(warp_level.StMatrix8x8x16bOp(False, 4), {stored}), mma_of_output",
+        ")",
+        f"rounded_output = cute.make_rmem_tensor(output.shape, {stored})",
+        "stage_part = stage_copy.get_slice(group_thread).partition_D(shared_o)",
+        "stage_registers = stage_copy.retile(rounded_output)",
+        f"tiles_o = cute.local_tile(tensor_o, (64, {columns}), ({', '.join(['None', '0', *('None' for _ in output.matrix.modes)])}))",
+        "from_o, to_o = cpasync.tma_partition(",
+        "    tma_o, 0, cute.make_layout(1), cute.group_modes(shared_o, 0, 2), cute.group_modes(tiles_o, 0, 2)",
+        ")",
+    ]
+
+
+_SETUPS: Mapping[str, Callable[[AttentionPlan], list[str]]] = {
+    "load_blocks": _load_blocks,
+    "load_rows": _load_rows,
+    "attend": _attend,
+}
+
+
+# Control ---------------------------------------------------------------------------------------------------------------
+
+
+@_rule(a.WorkLoop)
+def _(out: Writer, program: AttentionProgram, step: a.WorkLoop) -> None:
+    plan = program.plan
+    out.lines(("visited = cutlass.Int32(0)", "work = cutlass.Int32(first_work)"))
+    with out.block(f"while work < {plan.tiles}:"):
+        out.lines(("tile_m, head = place(work)", *coordinates(plan), "begin, end, whole, edge = blocks_of(tile_m)"))
+        if any(isinstance(each, a.BlockLoop) for each in step.body):
+            out.lines(part_lengths(plan))
+            out.line(f"first_query = tile_m * {plan.rows} + group * 64 + group_warp * 16 + lane // 4")
+        if any(isinstance(each, a.LoadBlock) for each in step.body):
+            out.line("block = end - 1")
+        print_steps(out, program, step.body)
+        out.line("visited += 1")
+
+
+@_rule(a.BlockLoop)
+def _(out: Writer, program: AttentionProgram, step: a.BlockLoop) -> None:
+    with out.block(f"for at in cutlass.range({step.part}_blocks, unroll=1):"):
+        out.line(f"block = {block_index(program.plan, step.part)}")
+        print_steps(out, program, step.body)
+
+
+@_rule(a.LoadLoop)
+def _(out: Writer, program: AttentionProgram, step: a.LoadLoop) -> None:
+    with out.block("for at in cutlass.range(end - 1 - begin, unroll=1):"):
+        out.line("block = end - 2 - at")
+        print_steps(out, program, step.body)
+    out.line("block = begin")
+
+
+RULES[a.GroupLoop] = lambda out, program, step: _group_loop(out, program, step)
+
+
+def _group_loop(out: Writer, program: AttentionProgram, step: g.Step) -> None:
+    assert isinstance(step, a.GroupLoop)
+    with out.block(f"for group in cutlass.range_constexpr({program.plan.groups}):"):
+        print_steps(out, program, step.body)
+
+
+RULES[a.FirstWarp] = _block("if group_warp == 0:", lambda out, program, step: ())
+
+
+# Pipelines -------------------------------------------------------------------------------------------------------------
+
+
+@_rule(g.Cursor)
+def _(out: Writer, program: AttentionProgram, step: g.Cursor) -> None:
+    stages = program.plan.stages
+    out.line(
+        f"{step.name} = pipeline.make_pipeline_state(pipeline.PipelineUserType.{step.side.capitalize()}, {stages})"
+    )
+
+
+def _pipeline_of(cursor: str) -> str:
+    return cursor.partition("_")[0]
+
+
+@_rule(g.Acquire)
+def _(out: Writer, program: AttentionProgram, step: g.Acquire) -> None:
+    if step.cursor == "q_fill":
+        out.lines(_wait_for_rows(program.plan))
+        with out.block("with cute.arch.elect_one():"):
+            out.line(
+                f"cute.arch.mbarrier_arrive_and_expect_tx(q_barriers + group, {counts(program.plan).q.transaction_bytes})"
+            )
+        return
+    out.line(f"{_pipeline_of(step.cursor)}.producer_acquire({step.cursor})")
+
+
+def _wait_for_rows(plan: AttentionPlan) -> list[str]:
+    """Return the wait until the group's stage of Q is empty."""
+    return [f"cute.arch.mbarrier_wait(q_barriers + {plan.groups} + group, (visited & 1) ^ 1)"]
+
+
+@_rule(g.Commit)
+def _(out: Writer, program: AttentionProgram, step: g.Commit) -> None:
+    out.line(f"{_pipeline_of(step.cursor)}.producer_commit({step.cursor})")
+
+
+@_rule(g.Wait)
+def _(out: Writer, program: AttentionProgram, step: g.Wait) -> None:
+    if step.cursor == "q_read":
+        out.line("cute.arch.mbarrier_wait(q_barriers + group, visited & 1)")
+        return
+    out.line(f"{_pipeline_of(step.cursor)}.consumer_wait({step.cursor})")
+
+
+@_rule(g.Release)
+def _(out: Writer, program: AttentionProgram, step: g.Release) -> None:
+    if step.cursor == "q_read":
+        with out.block("with cute.arch.elect_one():"):
+            out.line(f"cute.arch.mbarrier_arrive(q_barriers + {program.plan.groups} + group)")
+        return
+    out.line(f"{_pipeline_of(step.cursor)}.consumer_release({step.cursor})")
+
+
+@_rule(g.Advance)
+def _(out: Writer, program: AttentionProgram, step: g.Advance) -> None:
+    out.line(f"{step.cursor}.advance()")
+
+
+@_rule(g.Tail)
+def _(out: Writer, program: AttentionProgram, step: g.Tail) -> None:
+    if step.cursor == "q_fill":
+        with out.block(f"for group in cutlass.range_constexpr({program.plan.groups}):"):
+            out.lines(_wait_for_rows(program.plan))
+        return
+    out.line(f"{_pipeline_of(step.cursor)}.producer_tail({step.cursor})")
+
+
+# Data ------------------------------------------------------------------------------------------------------------------
+
+
+@_rule(a.LoadRows)
+def _(out: Writer, program: AttentionProgram, step: a.LoadRows) -> None:
+    plan = program.plan
+    source = indexed(plan, plan.problem.q, f"tile_m * {plan.groups} + group")
+    out.line(f"cute.copy(tma_q, from_q[{source}], to_q[None, group], tma_bar_ptr=q_barriers + group)")
+
+
+@_rule(a.LoadBlock)
+def _(out: Writer, program: AttentionProgram, step: a.LoadBlock) -> None:
+    plan, name = program.plan, step.operand
+    source = indexed(plan, getattr(plan.problem, name), "block + 1" if step.behind else "block")
+    out.line(
+        f"cute.copy(tma_{name}, from_{name}[{source}], to_{name}[None, {step.cursor}.index],"
+        f" tma_bar_ptr={name}.producer_get_barrier({step.cursor}))"
+    )
+
+
+RULES[g.WgmmaFence] = _text("warpgroup.fence()")
+RULES[g.WgmmaCommit] = _text("warpgroup.commit_group()")
+RULES[g.FenceShared] = _text('cute.arch.fence_proxy("async.shared", space="cta")')
+RULES[a.ClearOutput] = _text("output.fill(0.0)")
+RULES[a.RoundWeights] = _text("round_weights(scores, rounded_weights)")
+RULES[a.JoinTotals] = _text("join_totals(total)")
+RULES[a.GroupSync] = _text("cute.arch.barrier(barrier_id=1 + group, number_of_threads=128)")
+RULES[a.WriteOutput] = _text("cute.copy(stage_copy, stage_registers, stage_part[None, None, None, group])")
+
+
+@_rule(g.WgmmaWait)
+def _(out: Writer, program: AttentionProgram, step: g.WgmmaWait) -> None:
+    out.line(f"warpgroup.wait_group({step.pending})")
+
+
+@_rule(g.StoreWait)
+def _(out: Writer, program: AttentionProgram, step: g.StoreWait) -> None:
+    out.line(f"cute.arch.cp_async_bulk_wait_group({step.pending}, read=True)")
+
+
+@_rule(a.TransformQueries)
+def _(out: Writer, program: AttentionProgram, step: a.TransformQueries) -> None:
+    given = ["shared_q", "group", "group_thread", *arguments_of(program.plan.problem.query)]
+    out.line(f"transform_queries({', '.join(given)})")
+
+
+@_rule(a.ScoreMma)
+def _(out: Writer, program: AttentionProgram, step: a.ScoreMma) -> None:
+    out.line(f"multiply_scores(scores, fragment_q, fragment_k, group, {step.cursor}.index)")
+
+
+@_rule(a.OutputMma)
+def _(out: Writer, program: AttentionProgram, step: a.OutputMma) -> None:
+    out.line(f"multiply_output(output, weights, fragment_v, {step.cursor}.index)")
+
+
+@_rule(a.TakeTurn)
+def _(out: Writer, program: AttentionProgram, step: a.TakeTurn) -> None:
+    _turn(out, "group == 0" if step.last else "", f"barrier(barrier_id={1 + program.plan.groups} + group")
+
+
+@_rule(a.PassTurn)
+def _(out: Writer, program: AttentionProgram, step: a.PassTurn) -> None:
+    groups = program.plan.groups
+    if step.first:
+        _turn(out, f"group == {groups - 1}", f"barrier_arrive(barrier_id={1 + groups}")
+        return
+    following = f"cutlass.select_(group == {groups - 1}, cutlass.Int32(0), group + 1)"
+    _turn(out, "", f"barrier_arrive(barrier_id={1 + groups} + {following}")
+
+
+def _turn(out: Writer, predicate: str, call: str) -> None:
+    line = f"cute.arch.{call}, number_of_threads=256)"
+    if not predicate:
+        out.line(line)
+        return
+    with out.block(f"if {predicate}:"):
+        out.line(line)
+
+
+@_rule(a.Softmax)
+def _(out: Writer, program: AttentionProgram, step: a.Softmax) -> None:
+    out.lines(softmax_call(program.plan, step.masked, step.first, head_axes(program.plan)))
+
+
+@_rule(a.Rescale)
+def _(out: Writer, program: AttentionProgram, step: a.Rescale) -> None:
+    out.line("rescale(output, factors)")
+
+
+@_rule(a.Finish)
+def _(out: Writer, program: AttentionProgram, step: a.Finish) -> None:
+    out.lines(finish_call(program.plan, head_axes(program.plan)))
+
+
+@_rule(a.StoreOutput)
+def _(out: Writer, program: AttentionProgram, step: a.StoreOutput) -> None:
+    plan = program.plan
+    target = indexed(plan, plan.problem.matrix.matrix, f"tile_m * {plan.groups} + group")
+    out.line(f"cute.copy(tma_o, from_o[None, group], to_o[{target}])")
+    out.line("cute.arch.cp_async_bulk_commit_group()")
+
+
+# Scheduler -------------------------------------------------------------------------------------------------------------
+
+
+@_rule(a.TakeTicket)
+def _(out: Writer, program: AttentionProgram, step: a.TakeTicket) -> None:
+    out.line("ticket = cutlass.Int32(0)")
+    with out.block("if lane == 0:"):
+        out.line(
+            'ticket = cute.arch.atomic_add(ticket_counter.iterator, cutlass.Int32(1), sem="relaxed", scope="gpu") + work_step'
+        )
+
+
+@_rule(a.HandOut)
+def _(out: Writer, program: AttentionProgram, step: a.HandOut) -> None:
+    if program.plan.scheduler != "dynamic":
+        out.line("work += work_step")
+        return
+    out.lines(
+        (
+            "work = cute.arch.make_warp_uniform(ticket)",
+            "cute.arch.mbarrier_wait(tile_barriers + 2 + (visited & 1), ((visited >> 1) & 1) ^ 1)",
+        )
+    )
+    with out.block("if lane == 0:"):
+        with out.block(f"if work == {program.plan.tiles - 1} + work_step:"):
+            out.line("ticket_counter[0] = cutlass.Int32(0)")
+        out.line("tile_slots[visited & 1] = work")
+        out.line("cute.arch.mbarrier_arrive(tile_barriers + (visited & 1))")
+
+
+@_rule(a.NextTile)
+def _(out: Writer, program: AttentionProgram, step: a.NextTile) -> None:
+    if program.plan.scheduler != "dynamic":
+        out.line("work += work_step")
+        return
+    out.lines(
+        (
+            "cute.arch.mbarrier_wait(tile_barriers + (visited & 1), (visited >> 1) & 1)",
+            "work = cute.arch.make_warp_uniform(tile_slots[visited & 1])",
+            "cute.arch.sync_warp()",
+        )
+    )
+    with out.block("with cute.arch.elect_one():"):
+        out.line("cute.arch.mbarrier_arrive(tile_barriers + 2 + (visited & 1))")

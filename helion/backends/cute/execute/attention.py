@@ -1,0 +1,137 @@
+"""Evaluation of attention on CPU tensors in fp32."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+
+from ..plan.attention.records import (
+    INTEGERS,
+    KEY_INDEX,
+    QUERY_INDEX,
+    AttentionProblem,
+    Formula,
+    Matrix,
+    Mode,
+    Place,
+    Source,
+)
+from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant
+from ..toolchain.kernel import GemmKernel
+from .evaluate import OPERATIONS
+from .problems import Given, problem_of
+
+
+def evaluate_attention(kernel: GemmKernel, given: Sequence[Given]) -> None:
+    """Run attention on the arguments of a launch: q, k, v, the outputs, and the sources of both formulas."""
+    problem = problem_of(kernel.problem)
+    assert isinstance(problem, AttentionProblem)
+    tensors = [each if isinstance(each, torch.Tensor) else torch.tensor(float(each)) for each in given]
+    for head in itertools.product(*map(range, problem.heads)):
+        _evaluate(problem, head, tensors)
+
+
+def _evaluate(problem: AttentionProblem, head: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> None:
+    """Evaluate one head."""
+    q, k, v, *others = tensors
+    outputs, sources = others[: len(problem.outputs)], others[len(problem.outputs) :]
+    of_query, sources = sources[: len(problem.query.sources)], sources[len(problem.query.sources) :]
+    of_score = sources[: len(problem.score.sources)]
+    rows, keys = problem.queries, problem.keys
+    left, right, values = (
+        _matrix(matrix, tensor, head, lines).float()
+        for matrix, tensor, lines in ((problem.q, q, rows), (problem.k, k, keys), (problem.v, v, keys))
+    )
+    if problem.query.instructions:
+        values_of_q = _computed(problem.query, [left, *(tensor.float() for tensor in of_query)])
+        left = values_of_q[problem.query.value].to(q.dtype).float()
+    read = _sources(problem, problem.score, of_score, head, keys)
+    scores = _computed(problem.score, [left @ right.t(), *read])[problem.score.value] * problem.scale
+    scores = scores.expand(rows, keys).masked_fill(~_seen(problem), -math.inf)
+    highest = scores.amax(1, keepdim=True).clamp(min=problem.start)
+    weights = torch.exp2(problem.unit * (scores - highest))
+    total = weights.sum(1, keepdim=True)
+    read = _sources(problem, problem.finish, sources[len(of_score) :], head, problem.v.columns)
+    found = _computed(problem.finish, [weights @ values, total, highest, *read])
+    for output, tensor in zip(problem.outputs, outputs, strict=True):
+        result = _matrix(output.matrix, tensor, head, rows)
+        result.copy_(found[output.value].expand(rows, output.matrix.columns))
+
+
+def _seen(problem: AttentionProblem) -> torch.Tensor:
+    distance = torch.arange(problem.keys) - torch.arange(problem.queries)[:, None]
+    seen = torch.ones_like(distance, dtype=torch.bool)
+    if problem.band.first is not None:
+        seen &= distance >= problem.band.first
+    if problem.band.last is not None:
+        seen &= distance <= problem.band.last
+    return seen
+
+
+def _computed(formula: Formula, values: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return all values of a formula."""
+    rows, columns = values[0].shape
+    for made in formula.instructions:
+        if made.op in (COLUMN_NUMBER, KEY_INDEX):
+            values.append(torch.arange(columns, dtype=torch.float32).expand(rows, columns))
+        elif made.op in (ROW_NUMBER, QUERY_INDEX):
+            values.append(torch.arange(rows, dtype=torch.float32)[:, None])
+        else:
+            arguments = [
+                torch.tensor(float(each.text)) if isinstance(each, Constant) else values[each]
+                for each in made.arguments
+            ]
+            values.append(OPERATIONS[made.op](*arguments))
+    return values
+
+
+def _sources(
+    problem: AttentionProblem, formula: Formula, tensors: Sequence[torch.Tensor], head: tuple[int, ...], columns: int
+) -> list[torch.Tensor]:
+    return [
+        tensor.float() if source.kind == "number" else _read(problem, source, tensor, head, columns)
+        for source, tensor in zip(formula.sources, tensors, strict=True)
+    ]
+
+
+def _read(
+    problem: AttentionProblem, source: Source, tensor: torch.Tensor, head: tuple[int, ...], columns: int
+) -> torch.Tensor:
+    """Return a source in fp32, integers as they are."""
+    found = _source(problem, source, tensor, head, columns)
+    return found if source.dtype in INTEGERS else found.float()
+
+
+def _source(
+    problem: AttentionProblem, source: Source, tensor: torch.Tensor, head: tuple[int, ...], columns: int
+) -> torch.Tensor:
+    shape = (
+        problem.queries if source.kind in ("exact", "query") else 1,
+        columns if source.kind in ("exact", "key") else 1,
+    )
+    return torch.as_strided(tensor, shape, source.pitches, _start(tensor, source.offset, source.modes, head))
+
+
+def _matrix(matrix: Matrix, tensor: torch.Tensor, head: tuple[int, ...], rows: int) -> torch.Tensor:
+    start = _start(tensor, matrix.offset, matrix.modes, head)
+    return torch.as_strided(tensor, (rows, matrix.columns), (matrix.pitch, 1), start)
+
+
+def _start(tensor: torch.Tensor, offset: int, modes: Sequence[Mode], head: tuple[int, ...]) -> int:
+    return int(tensor.storage_offset()) + offset + sum(mode.stride * place_at(mode.at, head) for mode in modes)
+
+
+def place_at(place: Place, head: tuple[int, ...]) -> int:
+    """Return the value of a place for the coordinates of a head."""
+    if place.op in ("axis", "number"):
+        (number,) = place.arguments
+        assert isinstance(number, int)
+        return head[number] if place.op == "axis" else number
+    one, other = (place_at(each, head) for each in place.arguments if isinstance(each, Place))
+    results = {"add": one + other, "sub": one - other, "mul": one * other}
+    if place.op in results:
+        return results[place.op]
+    return one // other if place.op == "floordiv" else one % other

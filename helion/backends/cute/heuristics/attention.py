@@ -1,0 +1,101 @@
+"""Attention on Hopper: the tile and the variant with the least predicted time.
+
+Three consumer groups of 64 queries fit where heads have 64 dimensions, two elsewhere. Blocks of keys are as long as
+registers allow. Tiles of different lengths, as with causal masks, are handed out by a counter, longest first. An H100
+reaches 685 TFLOP/s with heads of 128 dimensions, 750 with 256 (2026-11-27, 4096 keys).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from ...._compiler.facts.records import KernelFacts
+from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....hardware import Target
+from ..plan.attention.build import KEY_STEP, MOST_KEYS, REGISTERS, registers_of
+from ..plan.attention.records import AttentionChoice
+from ..plan.records import WGMMA_ROWS
+from ..proposal import CuteProposal
+from ..resources.attention import AttentionShape, describes, predicted_us, shape_of
+
+MASKED_REGISTERS = 18
+"""Registers that masks of the diagonal add."""
+WIDE_KEYS = 176
+"""The longest blocks that were measured: longer ones leave more of the last block empty."""
+ALTERNATES, WITHIN = 3, 1.3
+
+
+class CuteAttentionHeuristic(Heuristic):
+    name: ClassVar[str] = "CuteAttentionHeuristic"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+        if not describes(facts):
+            return Declined("the kernel is no attention")
+        if not target.has("wgmma"):
+            return Declined(f"{target} has no wgmma")
+        shape = shape_of(facts)
+        if isinstance(shape, str):
+            return Declined(shape)
+        found = [each for each in choices(shape, target) if _allows(shape, each)]
+        ranked = sorted(found, key=lambda choice: predicted_us(shape, choice, target))
+        if not ranked:
+            return Declined("no tile of the attention fits")
+        best = predicted_us(shape, ranked[0], target)
+        near = [each for each in ranked if predicted_us(shape, each, target) <= WITHIN * best]
+        return tuple(_proposal(shape, choice, target) for choice in near[:ALTERNATES])
+
+
+def _allows(shape: AttentionShape, choice: AttentionChoice) -> bool:
+    sizes = zip(shape.blocks, (WGMMA_ROWS * choice.groups, choice.keys), strict=True)
+    return all(shape.fixed.get(block, size) == size for block, size in sizes)
+
+
+def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
+    """Yield choices that fit; among equally fast ones the first wins."""
+    for groups in (3, 2, 1):
+        keys = longest_keys(shape, groups, target)
+        if not keys:
+            continue
+        for length in sorted({keys, *(each for each in (128, 64) if each < keys)}, reverse=True):
+            yield AttentionChoice(
+                groups=groups,
+                keys=length,
+                pingpong=shape.v_columns != 128 or shape.bounded,
+                lazy=shape.v_columns > 64,
+                scheduler="dynamic" if shape.bounded else "static",
+            )
+
+
+def longest_keys(shape: AttentionShape, groups: int, target: Target) -> int:
+    """Return the most keys of a block that registers and shared memory hold, 0 if none."""
+    most = REGISTERS[groups][1] - (MASKED_REGISTERS if shape.bounded and groups < 3 else 0)
+    columns = shape.qk_columns + shape.v_columns
+    limit = 128 if groups == 3 or shape.bounded else WIDE_KEYS
+    for keys in range(min(limit, MOST_KEYS), 0, -KEY_STEP):
+        shared = 2 * WGMMA_ROWS * groups * shape.qk_columns + 4 * keys * columns + 2048
+        if shape.qk_columns != shape.v_columns:
+            shared += 2 * WGMMA_ROWS * groups * shape.v_columns
+        if registers_of(shape.v_columns, keys) <= most and shared <= target.smem_per_block_bytes:
+            return keys
+    return 0
+
+
+def _proposal(shape: AttentionShape, choice: AttentionChoice, target: Target) -> CuteProposal:
+    rows = WGMMA_ROWS * choice.groups
+    blocks = dict(zip(shape.blocks, (rows, choice.keys), strict=True))
+    sizes = {block: size for block, size in blocks.items() if block not in shape.fixed}
+    tiles = -(-shape.queries // rows) * shape.heads
+    return CuteProposal(
+        reason=(
+            f"{tiles} tiles of {rows} queries and blocks of {choice.keys} keys on {target.num_sms} SMs:"
+            f" {predicted_us(shape, choice, target):.0f} us"
+        ),
+        block_sizes={**sizes, **dict.fromkeys(shape.head_blocks, 1)},
+        unit={
+            "wgmma_pingpong": choice.pingpong,
+            "wgmma_lazy_rescale": choice.lazy,
+            "wgmma_tile_scheduler": choice.scheduler,
+        },
+    )

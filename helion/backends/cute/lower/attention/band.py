@@ -1,0 +1,139 @@
+"""Masks of scores: which are bounds of the keys that each query sees, in the same distance from every query."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ....._compiler.ir.grammar import Op, Operand, PointwiseAttrs, Value
+from ...plan.attention.records import Band
+from .loops import Loops, is_position
+
+
+@dataclass(frozen=True)
+class Affine:
+    """``query`` * the index of the query + ``key`` * that of the key + ``number``."""
+
+    query: int
+    key: int
+    number: int
+
+
+def affine_of(loops: Loops, value: Operand) -> Affine | None:
+    """Return an integer value as an affine function of query and key, or None."""
+    if not isinstance(value, Value):
+        return Affine(0, 0, value) if isinstance(value, int) and not isinstance(value, bool) else None
+    made = loops.stripped(value)
+    if made is None or value.dtype.is_floating_point:
+        return None
+    if made.kind == "iota" and not made.attrs.relative:
+        block = made.attrs.block
+        return {loops.queries: Affine(1, 0, 0), loops.keys: Affine(0, 1, 0)}.get(block)
+    if made.kind == "full":
+        return affine_of(loops, made.operands[0])
+    if not isinstance(made.attrs, PointwiseAttrs):
+        return None
+    terms = [affine_of(loops, each) for each in made.operands]
+    known = [each for each in terms if each is not None]
+    if len(known) < len(terms):
+        return None
+    if made.attrs.name == "cast":
+        return known[0]
+    if made.attrs.name == "neg":
+        return Affine(-known[0].query, -known[0].key, -known[0].number)
+    if made.attrs.name in ("add", "sub") and len(known) == 2:
+        sign = 1 if made.attrs.name == "add" else -1
+        one, other = known
+        return Affine(one.query + sign * other.query, one.key + sign * other.key, one.number + sign * other.number)
+    return None
+
+
+def band_of(loops: Loops, condition: Operand, seen: bool = True) -> Band | None:
+    """Return the band of the keys for which a condition is ``seen``, or None if they are not one."""
+    made = loops.stripped(condition)
+    if made is None or not isinstance(made.attrs, PointwiseAttrs):
+        return None
+    name = made.attrs.name
+    if name in ("logical_not", "bitwise_not"):
+        return band_of(loops, made.operands[0], not seen)
+    if name in (("bitwise_and", "logical_and") if seen else ("bitwise_or", "logical_or")):
+        bands = [band_of(loops, each, seen) for each in made.operands]
+        known = [band for band in bands if band is not None]
+        return joined(*known) if len(known) == len(bands) else None
+    return _of_comparison(loops, made, seen)
+
+
+_NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
+
+
+def _of_comparison(loops: Loops, made: Op, seen: bool) -> Band | None:
+    name = made.attrs.name if seen else _NEGATED.get(made.attrs.name, "")
+    if name not in _NEGATED:
+        return None
+    one, other = (affine_of(loops, each) for each in made.operands)
+    if one is None or other is None:
+        return None
+    key, query, number = one.key - other.key, one.query - other.query, one.number - other.number
+    if key < 0:  # mirror the comparison
+        key, query, number, name = -key, -query, -number, {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}[name]
+    if (key, query) != (1, -1):
+        return None
+    # key - query + number compared with 0
+    if name in ("le", "lt"):
+        return Band(last=-number - (1 if name == "lt" else 0))
+    return Band(first=-number + (1 if name == "gt" else 0))
+
+
+def joined(*bands: Band) -> Band:
+    """Return the keys that all bands have."""
+    firsts = [band.first for band in bands if band.first is not None]
+    lasts = [band.last for band in bands if band.last is not None]
+    return Band(first=max(firsts, default=None), last=min(lasts, default=None))
+
+
+def every_query_sees(band: Band, queries: int, keys: int) -> bool:
+    """Return whether each query has at least one key in the band."""
+    first = -math.inf if band.first is None else band.first
+    last = math.inf if band.last is None else band.last
+    ends = (0, queries - 1)
+    return keys > 0 and first <= last and all(query + last >= 0 and query + first <= keys - 1 for query in ends)
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a loop over keys: ``limit`` keys, and those up to ``past`` beyond the end of the tile of queries."""
+
+    limit: int | None = None
+    past: int | None = None
+
+
+def end_of_loop(loops: Loops, end: Operand) -> End | None:
+    """Return the end of a loop over keys from its operand, or None if it is neither of both kinds."""
+    if not isinstance(end, Value):
+        return End(limit=int(end))
+    made = loops.stripped(end)
+    if made is None:
+        return None
+    if made.kind == "full":
+        return end_of_loop(loops, made.operands[0])
+    if is_position(made, ("end",)) == loops.queries:
+        return End(past=0)
+    if not isinstance(made.attrs, PointwiseAttrs):
+        return None
+    name, terms = made.attrs.name, [end_of_loop(loops, each) for each in made.operands]
+    if name == "cast":
+        return terms[0]
+    one, other = terms if len(terms) == 2 else (None, None)
+    if one is None or other is None:
+        return None
+    if name == "minimum":
+        return End(limit=_least(one.limit, other.limit), past=_least(one.past, other.past))
+    if name not in ("add", "sub") or other.past is not None or other.limit is None:
+        return None
+    moved = other.limit if name == "add" else -other.limit
+    return End(*(None if each is None else each + moved for each in (one.limit, one.past)))
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    known = [each for each in (one, other) if each is not None]
+    return min(known, default=None)

@@ -1,0 +1,255 @@
+"""Formulas of attention, traced from a value back to the values that they start from, one instruction per op."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from ....._compiler.ir.grammar import NumberAttrs, Op, Operand, PointwiseAttrs, Value
+from ....._shapes import Expr, dtype_name
+from ...plan.attention.records import INTEGERS as _INTEGERS
+from ...plan.attention.records import KEY_INDEX, QUERY_INDEX, Formula, Source
+from ...plan.dtypes import FLOAT_DTYPES
+from ...plan.epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, Constant, Instruction, constant
+from ...plan.refusal import Refusal
+from ..chain import ARITHMETIC, COMPARISONS, ROUNDED, SPELLED, TRUTH, Reference, constant_of
+from ..names import name_of
+from .loops import Loops
+from .places import access_of, check_reach, place_of_value
+
+INTEGERS = (torch.int32, torch.int64)
+SOURCE_DTYPES = (*FLOAT_DTYPES, "bool", "int8", *_INTEGERS)
+_OF_POSITIONS = ("add", "sub", "neg", "abs", "maximum", "minimum")
+"""Arithmetic of positions, whose results fp32 holds exactly."""
+
+
+class FormulaReader:
+    """A trace that numbers values as ``Formula`` does: starting values, then sources, then steps.
+
+    ``known`` are references by the number of a value: names of starting values in ``starts``, or constants. ``columns``
+    is the block that a second dimension of the formula's values has.
+    """
+
+    def __init__(self, loops: Loops, starts: tuple[str, ...], columns: int | None, rest: str) -> None:
+        self.loops, self.starts, self.columns = loops, starts, columns
+        self.rest = rest
+        self.known: dict[int, Reference] = {}
+        self.steps: list[tuple[str, tuple[Reference, ...]]] = []
+        self.sources: dict[str, tuple[Source, int | Expr]] = {}
+
+    def step(self, name: str, arguments: tuple[Reference, ...]) -> int:
+        made = (name, arguments)
+        if made not in self.steps:
+            self.steps.append(made)
+        return self.steps.index(made)
+
+    def read(self, value: Operand) -> Reference:
+        if not isinstance(value, Value):
+            return constant(float(value)) if isinstance(value, bool) else constant_of(value)
+        if value.number not in self.known:
+            self._check_dims(value)
+            self.known[value.number] = self._made(value)
+        return self.known[value.number]
+
+    def _check_dims(self, value: Value) -> None:
+        """Check that dimensions are those of the formula, in their order, so that element meets element."""
+        blocks = self.loops.blocks(value)
+        if self.columns is None:
+            return
+        if blocks not in ((), (self.loops.queries,), (self.columns,), (self.loops.queries, self.columns)):
+            raise Refusal(f"{self.rest} with values of other dimensions than queries and keys are not implemented")
+
+    def _made(self, value: Value) -> Reference:
+        op = self.loops.maker(value)
+        if op is None:
+            raise Refusal(f"{self.rest} that read other values of the loop are not implemented")
+        if op.kind in ("view", "mask"):
+            return self.read(op.operands[0])
+        if op.kind == "load":
+            return self._load(op)
+        if op.kind == "number":
+            return self._number(op)
+        if op.kind == "iota":
+            return self._position(op)
+        if op.kind == "tile":
+            return self._of_head(op)
+        if op.kind == "full":
+            return self.read(op.operands[0])
+        if op.kind == "pointwise":
+            return self._pointwise(op, value.dtype)
+        raise Refusal(f"{op.kind} in {self.rest} is not implemented")
+
+    def _number(self, op: Op) -> Reference:
+        expr = op.attributes(NumberAttrs).expr
+        if expr.kind is bool:
+            raise Refusal(f"booleans in {self.rest} that are known only at run time are not implemented")
+        name = f"number_{op.result.number}"
+        self.sources[name] = Source(name=name, kind="number", dtype="float32"), expr
+        return name
+
+    def _position(self, op: Op) -> Reference:
+        if op.attrs.relative or op.attrs.block not in (self.loops.queries, self.columns):
+            raise Refusal(f"indices in {self.rest} other than those of queries and keys are not implemented")
+        return self.step(ROW_NUMBER if op.attrs.block == self.loops.queries else COLUMN_NUMBER, ())
+
+    def _of_head(self, op: Op) -> Reference:
+        """Refuse the index of a head as a number: loads by it are implemented."""
+        place_of_value(self.loops, op.result, self.rest)
+        raise Refusal(f"the index of a head as a number in {self.rest} is not implemented")
+
+    def _load(self, op: Op, compared: bool = False) -> Reference:
+        access = access_of(self.loops, op)
+        check_reach(access)
+        dtype = dtype_name(access.tensor.dtype)
+        if dtype not in SOURCE_DTYPES or (dtype in _INTEGERS and not compared):
+            raise Refusal(f"{self.rest} that read {access.tensor.name} in {dtype} are not implemented")
+        along = [block for block, stride in access.strides.items() if stride and access.extents[block] > 1]
+        row, column = self.loops.queries in along, self.columns in along
+        if any(block not in (self.loops.queries, self.columns) for block in along):
+            raise Refusal(f"{access.tensor.name} is indexed by more than queries and keys")
+        for block in along:
+            if access.extents[block] < self.loops.extent(block):
+                raise Refusal(f"{access.tensor.name} has fewer elements than the loop over it")
+        kind = "exact" if row and column else "query" if row else "key" if column else "head"
+        pitches = access.strides.get(self.loops.queries, 0), access.strides.get(self.columns or -1, 0)
+        source = Source(
+            name=name_of(access.tensor),
+            kind=kind,  # type: ignore[arg-type]
+            dtype=dtype,
+            pitches=(pitches[0] if row else 0, pitches[1] if column else 0),
+            offset=access.offset,
+            modes=access.modes,
+        )
+        name = source.name
+        while name in self.sources and self.sources[name][0] != source:
+            name = f"{name}_{kind}"
+            source = replace(source, name=name)
+        self.sources[name] = source, access.tensor.id
+        return name
+
+    def _pointwise(self, op: Op, dtype: torch.dtype) -> Reference:
+        name = op.attributes(PointwiseAttrs).name
+        if name == "cast":
+            return self._cast(op, dtype)
+        if name in COMPARISONS and self._compares_integers(op):
+            return self.step(name, tuple(self._integer(operand) for operand in op.operands))
+        if name not in (TRUTH if dtype == torch.bool else ARITHMETIC):
+            raise Refusal(f"{name} in {self.rest} is not implemented")
+        if dtype in INTEGERS:
+            self._check_positions(op, name)
+        elif dtype not in (torch.bool, torch.float32, *ROUNDED):
+            raise Refusal(f"{name} of {dtype_name(dtype)} in {self.rest} is not implemented")
+        if not self.loops.is_aligned(op):
+            raise Refusal(f"{self.rest} with a vector along another dimension than its own are not implemented")
+        arguments = tuple(self.read(operand) for operand in op.operands)
+        if name == "where" and isinstance(condition := arguments[0], Constant):
+            return arguments[1 if float(condition.text) else 2]
+        made = SPELLED[name](self, arguments) if name in SPELLED else self.step(name, arguments)
+        return self.rounded(made, dtype)
+
+    def _compares_integers(self, op: Op) -> bool:
+        """Return whether a comparison reads integers of a tensor."""
+        if not self.loops.is_aligned(op):
+            return False
+        return any(self._reads_integers(operand) for operand in op.operands)
+
+    def _reads_integers(self, value: Operand) -> bool:
+        made = self.loops.stripped(value)
+        if made is None or made.result.dtype not in INTEGERS:
+            return False
+        if made.kind == "load":
+            return True
+        return made.kind == "pointwise" and any(map(self._reads_integers, made.operands))
+
+    def _integer(self, value: Operand) -> Reference:
+        """Read an integer: that of a tensor, an index, a number, or a sum or difference of them."""
+        if not isinstance(value, Value):
+            return self._whole(value)
+        made = self.loops.stripped(value)
+        if made is not None and made.kind == "load" and value.dtype in INTEGERS:
+            self._check_dims(value)
+            return self._load(made, compared=True)
+        if made is not None and made.kind == "full":
+            return self._whole(made.operands[0])
+        if made is not None and made.kind == "iota" and not made.attrs.relative:
+            self._position(made)  # checks the block
+            return self.step(QUERY_INDEX if made.attrs.block == self.loops.queries else KEY_INDEX, ())
+        name = made.attrs.name if made is not None and isinstance(made.attrs, PointwiseAttrs) else ""
+        if made is not None and name == "cast" and made.result.dtype in INTEGERS:
+            return self._integer(made.operands[0])
+        if made is not None and name in ("add", "sub") and self.loops.is_aligned(made):
+            return self.step(name, tuple(map(self._integer, made.operands)))
+        raise Refusal(
+            f"integers in {self.rest} other than sums of indices and of a tensor's elements are not implemented"
+        )
+
+    def _whole(self, value: Operand) -> Reference:
+        if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= MAX_NUMBERED:
+            raise Refusal(f"{value!r} is compared with integers in {self.rest}")
+        return constant(float(value))
+
+    def _check_positions(self, op: Op, name: str) -> None:
+        """Check that integers are sums and differences of positions and small numbers."""
+        if name not in _OF_POSITIONS:
+            raise Refusal(f"{name} of integers in {self.rest} is not implemented")
+        for operand in op.operands:
+            if not isinstance(operand, Value) and abs(operand) >= MAX_NUMBERED:
+                raise Refusal(f"{operand} has no exact value in float32")
+
+    def _cast(self, op: Op, dtype: torch.dtype) -> Reference:
+        source = op.operands[0]
+        value = self.read(source)
+        held = source.dtype if isinstance(source, Value) else torch.float32
+        if held in INTEGERS and dtype in (*INTEGERS, torch.float32):
+            return value  # positions, since integers of tensors are only compared
+        if held == torch.bool and dtype in (torch.float32, *ROUNDED):
+            return value
+        if dtype != torch.float32 and dtype not in ROUNDED:
+            raise Refusal(f"a cast to {dtype_name(dtype)} in {self.rest} is not implemented")
+        return value if dtype in (held, torch.float32) else self.rounded(value, dtype)
+
+    def rounded(self, value: Reference, dtype: torch.dtype) -> Reference:
+        return self.step(ROUNDED[dtype], (value,)) if dtype in ROUNDED else value
+
+    # The result ------------------------------------------------------------------------------------------------------
+
+    def formula(self, values: Mapping[str, Reference]) -> tuple[Formula, dict[str, int]]:
+        """Return the formula of the steps that ``values`` need, and their numbers in it."""
+        needed = self._needed([*values.values()])
+        sources = [name for name in self.sources if name in needed]
+        names: dict[Reference, int] = {start: at for at, start in enumerate(self.starts)}
+        names |= {name: len(self.starts) + at for at, name in enumerate(sources)}
+        instructions = list[Instruction]()
+        for position in sorted(each for each in needed if isinstance(each, int)):
+            op, arguments = self.steps[position]
+            numbers = tuple(each if isinstance(each, Constant) else names[each] for each in arguments)
+            names[position] = len(self.starts) + len(sources) + len(instructions)
+            instructions.append(Instruction(op, numbers))
+        found = {name: names[value] for name, value in values.items() if not isinstance(value, Constant)}
+        formula = Formula(
+            sources=tuple(self.sources[name][0] for name in sources),
+            instructions=tuple(instructions),
+            starts=len(self.starts),
+        )
+        return formula, found
+
+    def arguments(self, formula: Formula) -> list[int | Expr]:
+        """Return the arguments of a launch for the sources of a formula."""
+        return [self.sources[source.name][1] for source in formula.sources]
+
+    def _needed(self, waiting: list[Reference]) -> set[Reference]:
+        found = set[Reference]()
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, Constant) or value in found:
+                continue
+            found.add(value)
+            if isinstance(value, int):
+                waiting += self.steps[value][1]
+        return found
+
+    def reads(self, value: Reference, start: str) -> bool:
+        """Return whether a value depends on a starting value."""
+        return start in self._needed([value])

@@ -1,0 +1,164 @@
+"""The loops of attention in a program: the grid over heads and queries, and the loop over keys with two dots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ....._compiler.ir.grammar import (
+    ForAttrs,
+    HostTensor,
+    LoopAxis,
+    Op,
+    Operand,
+    Program,
+    Root,
+    TileAttrs,
+    Value,
+)
+from ....._shapes import Dim
+from ...plan.refusal import Refusal
+from ..numbers import equal, size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loops:
+    """The loops of a program with two chained dots.
+
+    ``heads`` are the blocks of the grid other than that of the queries, each of one element at a time. ``columns`` is
+    the block of the columns of v.
+    """
+
+    program: Program
+    root: Root
+    loop: Op
+    makers: Mapping[int, Op]
+    heads: tuple[int, ...]
+    queries: int
+    keys: int
+    first: Op
+    second: Op
+
+    def maker(self, value: Operand) -> Op | None:
+        return self.makers.get(value.number) if isinstance(value, Value) else None
+
+    def stripped(self, value: Operand) -> Op | None:
+        """Return the op that makes a value, without views and masks."""
+        made = self.maker(value)
+        while made is not None and made.kind in ("view", "mask"):
+            made = self.maker(made.operands[0])
+        return made
+
+    def block(self, dim: Dim) -> int | None:
+        """Return the block of a dimension; None for dimensions of one element and those of heads."""
+        return None if dim.is_one or dim.block in self.heads else dim.block
+
+    def blocks(self, value: Operand) -> tuple[int | None, ...]:
+        """Return the blocks of a value's dimensions that have more than one element."""
+        if not isinstance(value, Value):
+            return ()
+        return tuple(block for dim in value.dims if (block := self.block(dim)) is not None)
+
+    def is_aligned(self, op: Op) -> bool:
+        """Return whether the dimensions of an op's operands are those of its result, counted from the last one."""
+        for value in op.values():
+            met = op.result.dims[len(op.result.dims) - len(value.dims) :]
+            pairs = zip(value.dims, met, strict=True)
+            if any(not dim.is_one and dim.block != other.block for dim, other in pairs):
+                return False
+        return True
+
+    def tensor(self, op: Op) -> HostTensor:
+        return self.program.tensors[op.attrs.tensor]
+
+    def extent(self, block: int) -> int:
+        """Return the elements of a block. Raises ``Refusal`` if they are known only at launch."""
+        found = size(self.program.blocks[block].extent)
+        if not isinstance(found, int):
+            raise Refusal("attention of sizes known only at launch is not implemented; use static_shapes=True")
+        return found
+
+
+def has_attention(program: Program) -> bool:
+    """Return whether a loop of the program has two dots, of which one reads what the other computes."""
+    return any(_chained(op) is not None for op in program.walk() if op.kind == "for")
+
+
+def _chained(loop: Op) -> tuple[Op, Op] | None:
+    """Return the two dots of a loop if the second one's left operand depends on the first through an exponential."""
+    body = loop.regions[0]
+    dots = [op for op in body.ops if op.kind == "dot"]
+    if len(dots) != 2:
+        return None
+    makers = {result.number: op for op in body.walk() for result in op.results}
+    waiting, seen, exponential = [dots[1].operands[0]], set[int](), False
+    while waiting:
+        value = waiting.pop()
+        made = makers.get(value.number) if isinstance(value, Value) else None
+        if made is None or made.number in seen:
+            continue
+        seen.add(made.number)
+        exponential |= getattr(made.attrs, "name", "") in ("exp", "exp2")
+        if made is dots[0]:
+            return (dots[0], dots[1]) if exponential else None
+        waiting += made.operands
+    return None
+
+
+def loops_of(program: Program) -> Loops:
+    """Return the loops of a program. Raises ``Refusal``."""
+    if len(program.roots) != 1:
+        raise Refusal("attention in one grid loop is implemented")
+    (root,) = program.roots
+    nested = [op for op in root.body.ops if op.regions]
+    if len(nested) != 1 or nested[0].kind != "for" or any(op.regions for op in nested[0].regions[0].ops):
+        raise Refusal("attention with one loop over keys in its grid, and nothing nested in it, is implemented")
+    (loop,) = nested
+    pair = _chained(loop)
+    axes = loop.attributes(ForAttrs).axes
+    if pair is None or len(axes) != 1:
+        raise Refusal("attention with two matmuls in one loop over tiles of keys is implemented")
+    first, second = pair
+    keys = axes[0].block
+    blocks = [axis.block for axis in root.axes]
+    queries = [dim.block for dim in first.results[0].dims if dim.block in blocks and not dim.is_one]
+    rows = [block for block in queries if _is_tile(program, block)]
+    if not rows:
+        raise Refusal("attention needs a tile of queries in its grid")
+    (tile,) = rows[-1:]
+    for axis in root.axes:
+        _check_axis(program, axis, axis.block == tile)
+    assert tile is not None
+    return Loops(
+        program=program,
+        root=root,
+        loop=loop,
+        makers={result.number: op for op in program.walk() for result in op.results},
+        heads=tuple(block for block in blocks if block != tile),
+        queries=tile,
+        keys=keys,
+        first=first,
+        second=second,
+    )
+
+
+def _is_tile(program: Program, block: int | None) -> bool:
+    return block is not None and program.blocks[block].kind == "tile"
+
+
+def _check_axis(program: Program, axis: LoopAxis, is_query: bool) -> None:
+    """Check that an axis covers all of its dimension, and that one of heads may take a single one at a time."""
+    block = program.blocks[axis.block]
+    name = block.name or block.id
+    plain = axis.jagged is None and not axis.merged and not axis.backwards and axis.split is None
+    if not plain or not all(map(equal, (axis.begin, axis.step, size(axis.end)), (0, 1, size(block.extent)))):
+        raise Refusal(f"dimension {name} of the grid is no plain loop from 0 to an extent that is known")
+    if not is_query and block.kind == "tile" and (block.min_size > 1 or block.size not in (None, 1)):
+        raise Refusal(f"dimension {name} of the grid has tiles of more than one head; use block_size=1")
+
+
+def is_position(op: Op | None, fields: tuple[str, ...]) -> int | None:
+    """Return the block of a tile whose position the op is, or None."""
+    if op is None or not isinstance(op.attrs, TileAttrs) or op.attrs.field not in fields:
+        return None
+    return op.attrs.block

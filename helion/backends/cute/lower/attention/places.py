@@ -1,0 +1,157 @@
+"""Accesses of attention: the matrix of a head, and other inputs and outputs, by their strides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....._compiler.ir.grammar import HostTensor, Index, MemoryAttrs, Op, Operand, PointwiseAttrs, Value
+from ....._shapes import dtype_name
+from ...plan.attention.records import Matrix, Mode, Place
+from ...plan.refusal import Refusal
+from ..batch import POSITION
+from ..names import name_of
+from ..numbers import equal
+from .loops import Loops, is_position
+
+MOST_ELEMENTS = 2**31
+"""Elements that an offset of 32 bits reaches."""
+_OPERATIONS = {"add": "add", "sub": "sub", "mul": "mul", "floordiv": "floordiv", "mod": "mod", "remainder": "mod"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """An accessed tensor: strides by block of its tile's dimensions, and the rest of its dimensions by head."""
+
+    tensor: HostTensor
+    strides: dict[int, int]
+    extents: dict[int, int]
+    offset: int
+    modes: tuple[Mode, ...]
+
+
+def access_of(loops: Loops, op: Op) -> Access:
+    """Return the access of a load or store. Raises ``Refusal``."""
+    attrs, tensor = op.attributes(MemoryAttrs), loops.tensor(op)
+    if attrs.mask is not None:
+        raise Refusal(f"{tensor.name} is accessed with a mask of the user's; implemented are whole tiles")
+    strides, extents, modes, offset = dict[int, int](), dict[int, int](), list[Mode](), 0
+    for at, index in enumerate(attrs.indices):
+        shape, stride = _number(tensor, tensor.shape[at]), _number(tensor, tensor.strides[at])
+        block = _block_of(loops, op, index)
+        if block is not None and block not in loops.heads:
+            if block in strides:
+                raise Refusal(f"{tensor.name} is indexed twice by one tile")
+            strides[block], extents[block] = stride, shape
+            continue
+        place = Place("axis", (loops.heads.index(block),)) if block is not None else _place_of(loops, op, index)
+        if stride == 0 or shape == 1:
+            continue
+        if place.op == "number":
+            (number,) = place.arguments
+            assert isinstance(number, int)
+            offset += stride * (number if number >= 0 else number + shape)
+        else:
+            modes.append(Mode(size=shape, stride=stride, at=place))
+    if not tensor.aligned:
+        raise Refusal(f"{tensor.name} may begin at an address that is no multiple of 16 bytes")
+    modes.sort(key=lambda mode: mode.stride)
+    return Access(tensor=tensor, strides=strides, extents=extents, offset=offset, modes=tuple(modes))
+
+
+def _number(tensor: HostTensor, number: object) -> int:
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise Refusal(f"attention of sizes known only at launch, as those of {tensor.name}, is not implemented")
+    return number
+
+
+def _block_of(loops: Loops, op: Op, index: Index) -> int | None:
+    """Return the block of an index that is a tile, without offset; None for an index of one element."""
+    if index.kind == "block":
+        if index.operand is None and equal(index.shift, 0):
+            return index.block
+        raise Refusal(f"{loops.tensor(op).name} is indexed by a tile plus an offset, which is not implemented")
+    if index.kind == "scalar":
+        return None
+    made = loops.stripped(op.operands[index.operand]) if index.operand is not None else None
+    if made is not None and made.kind == "iota" and not made.attrs.relative:
+        return int(made.attrs.block)
+    if made is not None and not loops.blocks(made.result):
+        return None
+    raise Refusal(f"{loops.tensor(op).name} is indexed by computed positions, which is not implemented")
+
+
+def _place_of(loops: Loops, op: Op, index: Index) -> Place:
+    """Return the index of one element, as a function of the head."""
+    if not isinstance(index.shift, int):
+        raise Refusal(f"the index of {loops.tensor(op).name} is known only at launch")
+    if index.operand is None:
+        return Place("number", (index.shift,))
+    place = place_of_value(loops, op.operands[index.operand], loops.tensor(op).name)
+    return place if index.shift == 0 else Place("add", (place, Place("number", (index.shift,))))
+
+
+def place_of_value(loops: Loops, value: Operand, name: str) -> Place:
+    """Return an integer of the program as a function of the head. Raises ``Refusal``."""
+    if not isinstance(value, Value):
+        return Place("number", (int(value),))
+    made = loops.stripped(value)
+    block = is_position(made, POSITION)
+    if block is not None and block in loops.heads:
+        return Place("axis", (loops.heads.index(block),))
+    if made is not None and made.kind == "iota" and made.attrs.block in loops.heads and not made.attrs.relative:
+        return Place("axis", (loops.heads.index(made.attrs.block),))
+    if made is not None and made.kind == "full":
+        return place_of_value(loops, made.operands[0], name)
+    if made is not None and isinstance(made.attrs, PointwiseAttrs):
+        if made.attrs.name == "cast" and not made.result.dtype.is_floating_point:
+            return place_of_value(loops, made.operands[0], name)
+        operation = _OPERATIONS.get(made.attrs.name)
+        if operation is not None and not made.result.dtype.is_floating_point:
+            places = tuple(place_of_value(loops, each, name) for each in made.operands)
+            return _folded(Place(operation, places))
+    raise Refusal(f"the index of {name} is no arithmetic of the head's indices and numbers")
+
+
+def _folded(place: Place) -> Place:
+    """Return a place without operations that change nothing."""
+    one, other = place.arguments
+    if place.op in ("floordiv", "mul") and other == Place("number", (1,)):
+        assert isinstance(one, Place)
+        return one
+    if place.op in ("floordiv", "mod") and not (isinstance(other, Place) and _is_positive(other)):
+        raise Refusal("an index is divided by a number that is not known to be positive")
+    return place
+
+
+def _is_positive(place: Place) -> bool:
+    return place.op == "number" and isinstance(place.arguments[0], int) and place.arguments[0] > 0
+
+
+def matrix_of(loops: Loops, op: Op, rows: int, what: str) -> Matrix:
+    """Return the matrix of a head whose rows are those of block ``rows``. Raises ``Refusal``."""
+    access = access_of(loops, op)
+    others = [block for block in access.strides if block != rows]
+    if rows not in access.strides or len(others) != 1:
+        raise Refusal(f"{access.tensor.name} is no matrix of {what} for each head")
+    (columns,) = others
+    if access.strides[columns] != 1 and access.extents[columns] > 1:
+        raise Refusal(
+            f"{access.tensor.name} has a stride of {access.strides[columns]} along the dimensions of a head; it must be"
+            " contiguous there"
+        )
+    return Matrix(
+        name=name_of(access.tensor),
+        dtype=dtype_name(access.tensor.dtype),
+        columns=access.extents[columns],
+        pitch=access.strides[rows],
+        offset=access.offset,
+        modes=access.modes,
+    )
+
+
+def check_reach(access: Access) -> None:
+    """Check that offsets within the tensor fit in 32 bits. Raises ``Refusal``."""
+    last = sum(access.strides[block] * (extent - 1) for block, extent in access.extents.items())
+    last += sum(mode.stride * (mode.size - 1) for mode in access.modes)
+    if last >= MOST_ELEMENTS:
+        raise Refusal(f"{access.tensor.name} has offsets of {last} elements; below 2**31 are implemented")

@@ -1,0 +1,219 @@
+"""``plan_attention``: the plan of one choice, its pipelines and shared memory."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from .....hardware import Target
+from ..counts import PipelineCounts
+from ..dtypes import itemsize
+from ..records import TMA_ALIGNMENT_BYTES, WGMMA_ROWS
+from ..refusal import Refusal
+from ..shared import RING_ALIGNMENT_BYTES, WORD_BYTES, Allocation, placed
+from ..workspace import COUNTER_BYTES, MAX_COUNTERS
+from .records import AttentionChoice, AttentionPlan, AttentionProblem, Matrix
+
+MOST_GROUPS, MOST_KEYS, KEY_STEP = 3, 256, 16
+LEAST_STAGES, MOST_STAGES = 2, 4
+"""The wait for a block of V comes one block before its use, which needs two stages."""
+MOST_COLUMNS, COLUMN_STEP = 256, 16
+REGISTERS = {1: (248, 248), 2: (24, 240), 3: (32, 160)}
+"""Registers of a loading and of a consumer thread by number of consumer groups, in steps of 8. With one group all threads
+keep those that they are launched with."""
+OTHER_REGISTERS = 27
+"""Registers besides accumulators, scores and weights: 24 to 33 in kernels compiled for sm_90a. A kernel with masks of
+128 x 128 and head dimension 128 has 45 and still fits (2026-11-27)."""
+MOST_MODES = 5
+"""Dimensions of a TMA descriptor (CUDA driver API, ``cuTensorMapEncodeTiled``)."""
+L2_FOR_KEYS = 0.5
+"""Fraction of the L2 cache for K and V of the heads of a band."""
+TILE_SLOTS = 2
+"""Stages of the mailbox of a dynamic tile scheduler."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCounts:
+    """Counts of the pipelines: blocks of K and of V, tiles of Q (a stage per group), and tile numbers."""
+
+    q: PipelineCounts
+    k: PipelineCounts
+    v: PipelineCounts
+    tile: PipelineCounts | None
+
+
+def plan_attention(problem: AttentionProblem, choice: AttentionChoice, target: Target) -> AttentionPlan:
+    """Return the plan. Raises ``Refusal`` for a choice that is not implemented or does not fit."""
+    check_problem(problem)
+    if not target.has("wgmma"):
+        raise Refusal(f"attention is implemented for wgmma, which {target} does not have")
+    _check_choice(problem, choice)
+    found: AttentionPlan | None = None
+    stages = range(MOST_STAGES, LEAST_STAGES - 1, -1) if choice.stages is None else (choice.stages,)
+    for number in stages:
+        for own in (True, False):
+            if not own and not _may_share(problem):
+                continue
+            found = AttentionPlan(
+                problem=problem,
+                groups=choice.groups,
+                keys=choice.keys,
+                stages=number,
+                pingpong=choice.pingpong and choice.groups > 1,
+                lazy=choice.lazy,
+                scheduler=choice.scheduler,
+                own_output=own,
+                heads_per_band=_heads_per_band(problem, target),
+                shared_limit_bytes=target.smem_per_block_bytes,
+                registers_per_sm=target.registers_per_sm,
+                registers_per_thread=target.max_registers_per_thread,
+            )
+            if shared_bytes(found) <= found.shared_limit_bytes:
+                return found
+    assert found is not None
+    raise Refusal(
+        f"tiles of {found.rows} queries and {found.keys} keys with {found.stages} stages need {shared_bytes(found)} bytes"
+        f" of shared memory; a CTA has {found.shared_limit_bytes}"
+    )
+
+
+def _check_choice(problem: AttentionProblem, choice: AttentionChoice) -> None:
+    if not 1 <= choice.groups <= MOST_GROUPS:
+        raise Refusal(f"tiles of {WGMMA_ROWS * choice.groups} queries; 64, 128 and 192 are implemented")
+    if choice.keys % KEY_STEP or not KEY_STEP <= choice.keys <= MOST_KEYS:
+        raise Refusal(f"blocks of {choice.keys} keys; multiples of {KEY_STEP} up to {MOST_KEYS} are implemented")
+    if choice.stages is not None and not LEAST_STAGES <= choice.stages <= MOST_STAGES:
+        raise Refusal(f"{choice.stages} stages of K and V; {LEAST_STAGES} to {MOST_STAGES} are implemented")
+    needed, most = registers_of(problem.v.columns, choice.keys), REGISTERS[choice.groups][1]
+    if needed > most:
+        raise Refusal(
+            f"{choice.groups} consumer groups with blocks of {choice.keys} keys need {needed} registers per thread; they"
+            f" have {most}"
+        )
+
+
+def registers_of(columns: int, keys: int) -> int:
+    """Return the estimated registers of a consumer thread: the accumulator of ``columns``, fp32 scores, and weights of 16
+    bits."""
+    return columns // 2 + keys // 2 + keys // 4 + OTHER_REGISTERS
+
+
+def check_problem(problem: AttentionProblem) -> None:
+    """Check that the tensors can be loaded and multiplied. Raises ``Refusal``."""
+    if problem.q.columns != problem.k.columns:
+        raise Refusal(f"heads of q and k have {problem.q.columns} and {problem.k.columns} dimensions")
+    for matrix in (problem.q, problem.k, problem.v):
+        if matrix.dtype != problem.q.dtype or matrix.dtype not in ("bfloat16", "float16"):
+            raise Refusal(
+                f"attention of bfloat16 or float16 tensors is implemented, not {matrix.name} in {matrix.dtype}"
+            )
+        _check_matrix(matrix)
+        if matrix.columns % COLUMN_STEP or not COLUMN_STEP <= matrix.columns <= MOST_COLUMNS:
+            raise Refusal(
+                f"heads of {matrix.columns} dimensions; multiples of {COLUMN_STEP} up to {MOST_COLUMNS} are implemented"
+            )
+    matrices = [output for output in problem.outputs if output.kind == "exact"]
+    if len(matrices) != 1:
+        raise Refusal(f"attention with one output matrix is implemented, not with {len(matrices)}")
+    (output,) = matrices
+    if output.dtype not in ("bfloat16", "float16"):
+        raise Refusal(f"outputs in bfloat16 or float16 are implemented, not {output.name} in {output.dtype}")
+    _check_matrix(output.matrix)
+
+
+def _check_matrix(matrix: Matrix) -> None:
+    width = itemsize(matrix.dtype)
+    for pitch in (matrix.pitch, matrix.offset, *(mode.stride for mode in matrix.modes)):
+        if pitch * width % TMA_ALIGNMENT_BYTES:
+            raise Refusal(
+                f"{matrix.name} has a stride or offset of {pitch} elements, {pitch * width} bytes; TMA needs a multiple of"
+                f" {TMA_ALIGNMENT_BYTES} bytes"
+            )
+    if 2 + len(matrix.modes) > MOST_MODES:
+        raise Refusal(f"{matrix.name} has {2 + len(matrix.modes)} dimensions; TMA takes {MOST_MODES}")
+
+
+def _may_share(problem: AttentionProblem) -> bool:
+    """Return whether the output can take the shared memory of Q: it has the same shape and element size."""
+    output = problem.matrix
+    return output.matrix.columns == problem.q.columns and itemsize(output.dtype) == itemsize(problem.q.dtype)
+
+
+def _heads_per_band(problem: AttentionProblem, target: Target) -> int:
+    per_head = problem.keys * (problem.k.columns + problem.v.columns) * itemsize(problem.k.dtype)
+    readers = max(1, problem.batches // max(1, _key_heads(problem)))
+    return max(1, min(problem.batches, int(L2_FOR_KEYS * target.l2_bytes / max(1, per_head)) * readers))
+
+
+def _key_heads(problem: AttentionProblem) -> int:
+    """Return the heads of K."""
+    heads = 1
+    for mode in problem.k.modes:
+        heads *= mode.size
+    return heads
+
+
+@functools.lru_cache(maxsize=1024)
+def counts(plan: AttentionPlan) -> AttentionCounts:
+    """Return the counts of ``plan``."""
+    warps = plan.consumer_warps
+    return AttentionCounts(
+        q=PipelineCounts(
+            stages=plan.groups,
+            full_arrivals=1,
+            empty_arrivals=4 if plan.own_output else 1,
+            transaction_bytes=WGMMA_ROWS * plan.problem.q.columns * plan.operand_bytes,
+        ),
+        k=_blocks(plan, plan.problem.k.columns, warps),
+        v=_blocks(plan, plan.problem.v.columns, warps),
+        tile=PipelineCounts(stages=TILE_SLOTS, full_arrivals=1, empty_arrivals=1 + warps)
+        if plan.scheduler == "dynamic"
+        else None,
+    )
+
+
+def _blocks(plan: AttentionPlan, columns: int, warps: int) -> PipelineCounts:
+    return PipelineCounts(
+        stages=plan.stages,
+        full_arrivals=1,
+        empty_arrivals=warps,
+        transaction_bytes=plan.keys * columns * plan.operand_bytes,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def shared_memory(plan: AttentionPlan) -> tuple[Allocation, ...]:
+    """Return every allocation of ``plan``, by offset."""
+    numbers = counts(plan)
+    wanted = [("shared_q", plan.groups * numbers.q.transaction_bytes, RING_ALIGNMENT_BYTES)]
+    if plan.own_output:
+        output = plan.problem.matrix
+        size = plan.rows * output.matrix.columns * itemsize(output.dtype)
+        wanted.append(("shared_o", size, RING_ALIGNMENT_BYTES))
+    wanted += [
+        ("shared_k", plan.stages * numbers.k.transaction_bytes, RING_ALIGNMENT_BYTES),
+        ("shared_v", plan.stages * numbers.v.transaction_bytes, RING_ALIGNMENT_BYTES),
+        ("q_barriers", numbers.q.barrier_words * WORD_BYTES, WORD_BYTES),
+        ("k_barriers", numbers.k.barrier_words * WORD_BYTES, WORD_BYTES),
+        ("v_barriers", numbers.v.barrier_words * WORD_BYTES, WORD_BYTES),
+    ]
+    if numbers.tile is not None:
+        wanted.append(("tile_barriers", numbers.tile.barrier_words * WORD_BYTES, WORD_BYTES))
+        wanted.append(("tile_slots", 4 * TILE_SLOTS, WORD_BYTES))
+    return tuple(placed(wanted))
+
+
+def shared_bytes(plan: AttentionPlan) -> int:
+    """Return the total bytes, which the launch requests."""
+    last = shared_memory(plan)[-1]
+    return last.offset_bytes + last.size_bytes
+
+
+def workspace_bytes(plan: AttentionPlan) -> int:
+    """Return the bytes of the tile counter's workspace; 0 without one."""
+    return MAX_COUNTERS * COUNTER_BYTES if plan.scheduler == "dynamic" else 0
+
+
+def counter_bytes(plan: AttentionPlan) -> int:
+    """Return the bytes of the tile counter, which is zero between launches."""
+    return COUNTER_BYTES if plan.scheduler == "dynamic" else 0

@@ -1,0 +1,273 @@
+"""The records of one attention: the problem, the tunable decisions (``AttentionChoice``), and the plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+from ..dtypes import itemsize
+from ..epilogue import Instruction
+from ..records import WGMMA_ROWS
+
+Scheduler = Literal["static", "dynamic"]
+SourceKind = Literal["exact", "query", "key", "head", "number"]
+Part = Literal["diagonal", "free", "edge"]
+
+INTEGERS = ("int32", "int64")
+"""Types of sources that are compared as integers, and not computed with."""
+QUERY_INDEX, KEY_INDEX = "query_index", "key_index"
+"""The operations without arguments that give the index of a query, or key, as an integer."""
+PRODUCT = 0
+"""Number of the value that a formula of scores starts from: q @ k.T."""
+ACCUMULATOR, TOTAL, MAXIMUM = 0, 1, 2
+"""Numbers of the values that formulas of outputs start from: the accumulator, the row sum of exponentials, the row
+maximum in units of the scores."""
+STARTS = 3
+
+
+@dataclass(frozen=True)
+class Place:
+    """An integer that depends on the head: ``axis`` (coordinate number ``arguments[0]`` of the head), ``number``, or
+    ``add``, ``sub``, ``mul``, ``floordiv`` and ``mod`` of two places."""
+
+    op: str
+    arguments: tuple[Place | int, ...]
+
+    def text(self, axes: tuple[str, ...]) -> str:
+        """Return the expression of the place, given those of the coordinates."""
+        if self.op in ("axis", "number"):
+            (number,) = self.arguments
+            assert isinstance(number, int)
+            return axes[number] if self.op == "axis" else str(number)
+        one, other = (each.text(axes) for each in self.arguments if isinstance(each, Place))
+        return f"({one} {_SIGNS[self.op]} {other})"
+
+
+_SIGNS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """A dimension of a tensor other than those of a tile: its size, stride in elements, and the index of a head."""
+
+    size: int
+    stride: int
+    at: Place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """A tensor of one matrix per head, whose rows are queries or keys and whose columns are contiguous.
+
+    ``offset`` counts elements before the first matrix, ``pitch`` elements from one row to the next.
+    """
+
+    name: str
+    dtype: str
+    columns: int
+    pitch: int
+    offset: int = 0
+    modes: tuple[Mode, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """An input of a formula.
+
+    It is ``exact``, a number per query and key, or per query and column of the output. Or it has one per ``query``,
+    ``key`` or ``head``, or it is a ``number`` of each launch.
+
+    ``pitches`` are the strides along queries and along keys, in elements, 0 where there is no such dimension.
+    """
+
+    name: str
+    kind: SourceKind
+    dtype: str
+    pitches: tuple[int, int] = (0, 0)
+    offset: int = 0
+    modes: tuple[Mode, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Its name in generated code, distinct from the kernel's own names."""
+        return f"{self.name}_operand"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formula:
+    """A straight-line program in fp32, as ``Epilogue``: first the values it starts from, then its sources, then one
+    value per instruction. ``value`` is the number of its result."""
+
+    sources: tuple[Source, ...] = ()
+    instructions: tuple[Instruction, ...] = ()
+    starts: int = 1
+    value: int = 0
+
+    @property
+    def computed(self) -> int:
+        """Number of the first instruction's value."""
+        return self.starts + len(self.sources)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """The keys that a query sees: ``first`` <= key - query <= ``last``, where None is no bound."""
+
+    first: int | None = None
+    last: int | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return self.first is None and self.last is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOutput:
+    """An output of one value of the formula of outputs: a matrix, or a number per query (``pitch`` elements from one to the next)."""
+
+    name: str
+    value: int
+    kind: Literal["exact", "query"]
+    dtype: str
+    matrix: Matrix
+
+    @property
+    def label(self) -> str:
+        """Its name in generated code."""
+        return f"{self.name}_output"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionProblem:
+    """For each head and query: the sum of exp2(``unit`` * (score - maximum)) @ v over the keys of its band, and outputs
+    computed from it.
+
+    ``heads`` are the sizes of the coordinates of a head, the slowest first. Scores are the formula
+    ``score`` of q @ k.T, times the positive number ``scale``. ``start`` is the initial maximum.
+    """
+
+    heads: tuple[int, ...]
+    queries: int
+    keys: int
+    q: Matrix
+    k: Matrix
+    v: Matrix
+    scale: float
+    unit: float
+    query: Formula
+    """The formula of an element of q, of numbers alone, whose result is rounded to the operand type."""
+    score: Formula
+    guarded: bool
+    """True if the formula itself may give minus infinity."""
+    start: float
+    band: Band
+    finish: Formula
+    outputs: tuple[AttentionOutput, ...]
+    names: tuple[str, str, str] = dataclasses.field(default=("q", "k", "v"), compare=False)
+
+    @property
+    def runtime(self) -> tuple[str, ...]:
+        """Names of launch-time integers: there are none."""
+        return ()
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Inputs other than q, k and v, in the order of a launch."""
+        return (*self.query.sources, *self.score.sources, *self.finish.sources)
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        return (*self.names, *(each.name for each in self.outputs), *(each.name for each in self.sources))
+
+    @functools.cached_property
+    def batches(self) -> int:
+        """Heads of all coordinates."""
+        size = 1
+        for extent in self.heads:
+            size *= extent
+        return size
+
+    @property
+    def matrix(self) -> AttentionOutput:
+        """The one output that is a matrix."""
+        return next(output for output in self.outputs if output.kind == "exact")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionChoice:
+    """The tunable decisions of a config; None means the most that fits."""
+
+    groups: int
+    """Consumer warpgroups, of 64 queries each."""
+    keys: int
+    """Keys of a block."""
+    stages: int | None = None
+    pingpong: bool = False
+    lazy: bool = False
+    scheduler: Scheduler = "static"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionPlan:
+    """An attention with every decision made. Immutable and hashable; contains no generated text."""
+
+    problem: AttentionProblem
+    groups: int
+    keys: int
+    stages: int
+    """Pipeline stages of K, and of V."""
+    pingpong: bool
+    """Groups take turns in issuing MMAs."""
+    lazy: bool
+    """The accumulator is rescaled only where a maximum grows by more than ``LAZY`` powers of two."""
+    scheduler: Scheduler
+    own_output: bool
+    """The output has its own shared memory; else it takes that of Q."""
+    heads_per_band: int
+    """Heads whose tiles are visited together, so that their K and V stay in the L2 cache."""
+    shared_limit_bytes: int
+    registers_per_sm: int
+    registers_per_thread: int
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, each.name) for each in dataclasses.fields(self)))
+
+    @property
+    def rows(self) -> int:
+        """Queries of a tile."""
+        return WGMMA_ROWS * self.groups
+
+    @property
+    def consumer_warps(self) -> int:
+        return 4 * self.groups
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.problem.queries // self.rows) * self.problem.batches
+
+    @property
+    def operand_bytes(self) -> int:
+        return itemsize(self.problem.q.dtype)
+
+    @property
+    def orders_by_length(self) -> bool:
+        """True if the tiles with the most keys come first within a band of heads."""
+        return self.problem.band.last is not None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Parts of the loop over blocks of keys, after the first block: from the right to the left."""
+        band = self.problem.band
+        right: tuple[Part, ...] = ("diagonal",) if band.last is not None else ()
+        left: tuple[Part, ...] = ("edge",) if band.first is not None else ()
+        return (*right, "free", *left)
+
+
+LAZY = 8.0
+"""Growth of a maximum, in powers of two, up to which exponentials are relative to the former maximum."""

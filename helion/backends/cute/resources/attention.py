@@ -1,0 +1,217 @@
+"""An attention as its facts describe it, and the predicted time of a launch.
+
+An SM takes ``element_ns`` for one score of one query, and ``column_ns`` more for each dimension of q and of v. The
+rates are fitted to 21 timings on an H100 (2026-11-27, head dimensions 64, 128 and 256, 4096 to 16384 keys), within 6 %.
+Formulas of scores add to them by their number of operations, from kernels with softcap, slopes per head and a bias.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .... import hardware
+from ...._compiler.decisions import Decisions
+from ...._compiler.facts.records import AxisFact, KernelFacts, MatmulFact
+from ....autotuner.proposal import Predicted
+from ....hardware import Target
+from ..plan.attention.build import REGISTERS, registers_of
+from ..plan.attention.records import AttentionChoice
+from ..plan.records import WGMMA_ROWS
+
+PLAIN_OPS = 4
+"""Elementwise operations on a score of a softmax without a formula: scale, difference, exponential, rounding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionRates:
+    """Rates of one SM of an H100 at its usual clock. Other GPUs are scaled by their matrix rate per SM."""
+
+    element_ns: float = 0.0275
+    column_ns: float = 0.000297
+    operation_ns: float = 0.0055
+    special_ns: float = 0.018
+    tile_us: float = 1.6
+    """Prologue and epilogue of a tile: the first scores and the last output overlap with nothing of the group."""
+    dynamic_us: float = 0.2
+    """What remains of it where the tiles of a persistent CTA overlap."""
+    single: float = 1.45
+    """Factor of one consumer group, whose softmax overlaps with its own MMAs alone."""
+    wide: float = 0.04
+    """Loss where blocks of keys are short: the fraction for 64 keys, halved for 128."""
+    launch_us: float = 5.0
+
+
+RATES = AttentionRates()
+MEASURED = "h100"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionShape:
+    """An attention from facts. ``bounded``: each query sees about half of the keys."""
+
+    heads: int
+    queries: int
+    keys: int
+    qk_columns: int
+    v_columns: int
+    blocks: tuple[int, int]
+    """Blocks of queries and of keys."""
+    head_blocks: tuple[int, ...]
+    bounded: bool
+    operations: int
+    special: int
+    fixed: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def flops(self) -> int:
+        pairs = self.heads * self.queries * self.keys
+        return 2 * pairs * (self.qk_columns + self.v_columns) // (2 if self.bounded else 1)
+
+    @property
+    def bytes_moved(self) -> int:
+        columns = self.qk_columns + self.v_columns
+        return 2 * self.heads * columns * (self.queries + self.keys)
+
+
+def describes(facts: KernelFacts) -> bool:
+    """Return whether facts describe an attention."""
+    return facts.attention is not None and facts.attention.query_axis is not None and len(facts.matmuls) == 2
+
+
+def shape_of(facts: KernelFacts) -> AttentionShape | str:
+    """Return the shape, or the reason why facts do not show one."""
+    fact = facts.attention
+    if fact is None or fact.query_axis is None or len(facts.matmuls) != 2:
+        return "the kernel is no attention of one loop over keys"
+    scores, output = facts.matmuls
+    queries = facts.axes[fact.query_axis].extent
+    keys = facts.axes[fact.key_axis].extent or _rows_of(facts, scores, fact.key_axis)
+    qk, v = _extent(facts, scores.k_axis, scores.static_k), _extent(facts, output.n_axis, output.static_n)
+    if queries is None or keys is None or qk is None or v is None:
+        return "an extent of the attention depends on data"
+    others = [axis for axis in facts.axes if axis.on_grid and axis.block_id != fact.query_axis]
+    work = [
+        each for each in facts.work if each.region == fact.region and {fact.query_axis, fact.key_axis} <= {*each.axes}
+    ]
+    return AttentionShape(
+        heads=math.prod(axis.extent or 1 for axis in others),
+        queries=queries,
+        keys=keys,
+        qk_columns=qk,
+        v_columns=v,
+        blocks=(fact.query_axis, fact.key_axis),
+        head_blocks=tuple(axis.block_id for axis in others if axis.kind == "tile"),
+        bounded=fact.diagonal or fact.hidden,
+        operations=max(0, sum(each.ops for each in work) - PLAIN_OPS),
+        special=max(0, sum(each.sfu_ops for each in work) - 1),
+        fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
+    )
+
+
+def _extent(facts: KernelFacts, axis: int | None, static: int | None) -> int | None:
+    found: AxisFact | None = None if axis is None else facts.axes[axis]
+    return static if static is not None else None if found is None else found.extent
+
+
+def _rows_of(facts: KernelFacts, matmul: MatmulFact, axis: int) -> int | None:
+    """Return the keys that the loaded tensor has."""
+    loads = [op for op in facts.memory_ops if op.kind == "load" and op.slot == matmul.rhs_slot]
+    found = (n for op in loads for at, n in zip(op.subscript_axes, op.extents, strict=True) if at == axis)
+    return next(found, None)
+
+
+def predicted_us(
+    shape: AttentionShape, choice: AttentionChoice, target: Target, rates: AttentionRates = RATES
+) -> float:
+    """Return the predicted time of a launch in microseconds."""
+    rows = WGMMA_ROWS * choice.groups
+    tiles = -(-shape.queries // rows) * shape.heads
+    blocks = -(-shape.keys // choice.keys)
+    if shape.bounded:
+        blocks = min(blocks, (blocks + -(-rows // choice.keys)) / 2 + 0.5)  # type: ignore[assignment]
+    per_sm = _rate_per_sm(target) / _rate_per_sm(hardware.target(MEASURED))
+    element = rates.element_ns + rates.column_ns * (shape.qk_columns + shape.v_columns)
+    element += rates.operation_ns * shape.operations + rates.special_ns * shape.special
+    element *= (1 + rates.wide * WGMMA_ROWS / choice.keys) * (rates.single if choice.groups == 1 else 1.0)
+    tile_us = rows * choice.keys * blocks * element / 1e3 / per_sm
+    overhead = rates.dynamic_us if choice.scheduler == "dynamic" else rates.tile_us
+    if choice.scheduler == "dynamic" and tiles > target.num_sms:
+        rounds = tiles / target.num_sms + 0.3
+    else:
+        rounds = float(-(-tiles // target.num_sms))
+        longest = blocks if not shape.bounded else 1.2 * blocks
+        tile_us *= longest / blocks
+    memory_us = shape.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
+    return rates.launch_us + max(rounds * (tile_us + overhead), memory_us)
+
+
+def _rate_per_sm(target: Target) -> float:
+    return target.matrix_tflops_for("bfloat16") / target.num_sms
+
+
+def predict_attention(facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
+    """Return the predicted resources and time of one launch."""
+    shape = shape_of(facts)
+    if isinstance(shape, str):
+        return _predicted(target, math.inf, reason=shape)
+    choice = choice_of(decisions, shape.blocks)
+    rows, most = WGMMA_ROWS * choice.groups, REGISTERS.get(choice.groups, (0, 0))[1]
+    shared = 2 * rows * shape.qk_columns + 2 * (choice.stages or 2) * choice.keys * (shape.qk_columns + shape.v_columns)
+    registers = registers_of(shape.v_columns, choice.keys)
+    fits = shared <= target.smem_per_block_bytes and registers <= most and target.has("wgmma")
+    return _predicted(
+        target,
+        predicted_us(shape, choice, target),
+        registers=registers,
+        shared=shared,
+        waves=-(-shape.queries // rows) * shape.heads / target.num_sms,
+        fits=fits,
+        reason="" if fits else f"{registers} registers and {shared} bytes of shared memory do not fit",
+        bytes_moved=shape.bytes_moved,
+        flops=shape.flops,
+    )
+
+
+def choice_of(decisions: Decisions, blocks: tuple[int, int]) -> AttentionChoice:
+    """Return the decisions of a config as the planner's choice; ``blocks`` are those of queries and keys."""
+    values = decisions.values
+    rows, keys = (decisions.sizes[block] for block in blocks)
+    return AttentionChoice(
+        groups=max(1, rows // WGMMA_ROWS),
+        keys=keys,
+        stages=values.get("wgmma_kv_stages"),
+        pingpong=values.get("wgmma_pingpong", False),
+        lazy=values.get("wgmma_lazy_rescale", False),
+        scheduler=values.get("wgmma_tile_scheduler", "static"),
+    )
+
+
+def _predicted(
+    target: Target,
+    time_us: float,
+    *,
+    registers: int = 0,
+    shared: int = 0,
+    waves: float = 0.0,
+    fits: bool = True,
+    reason: str = "",
+    bytes_moved: int = 0,
+    flops: int = 0,
+) -> Predicted:
+    return Predicted(
+        registers_per_thread=registers,
+        spill_risk=0.0,
+        shared_bytes=shared,
+        tensor_memory_columns=0,
+        waves=waves,
+        occupancy_blocks=1,
+        fits=fits,
+        bytes_moved=bytes_moved,
+        flops=flops,
+        time_us=time_us,
+        register_limit=target.max_registers_per_thread,
+        least_shared_bytes=shared,
+        reason=reason,
+    )

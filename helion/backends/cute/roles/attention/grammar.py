@@ -1,0 +1,174 @@
+"""The steps of attention that a GEMM does not have, and the program of its roles. Pipelines, cursors, barriers and
+waits are those of ``roles.grammar``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...plan.attention.records import AttentionPlan, Part
+from ..grammar import NamedBarrier, Pipeline, RegisterLimit, Role, Step
+
+
+@dataclass(frozen=True)
+class WorkLoop(Step):
+    """Loop over the tiles that the scheduler gives to this CTA."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class BlockLoop(Step):
+    """Loop over the blocks of keys of a part of the tile, from the right to the left, without the tile's first block."""
+
+    part: Part
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class LoadLoop(Step):
+    """Loop over all blocks of keys of a tile but the first, from the right to the left."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class GroupLoop(Step):
+    """Loop over the consumer groups, unrolled."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class LoadRows(Step):
+    """Load 64 queries of the current group through TMA into its stage of Q."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
+class LoadBlock(Step):
+    """Load a block of K or V through TMA: the current one, or with ``behind`` the one that was current before."""
+
+    operand: str
+    cursor: str
+    behind: bool = False
+
+
+@dataclass(frozen=True)
+class TransformQueries(Step):
+    """Replace the queries of the group in shared memory by their formula, rounded."""
+
+
+@dataclass(frozen=True)
+class ScoreMma(Step):
+    """Issue the MMAs of q @ k.T with the stage of ``cursor``; they overwrite the scores."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
+class OutputMma(Step):
+    """Issue the MMAs of weights @ v with the stage of ``cursor``; they add to the accumulator."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
+class TakeTurn(Step):
+    """Wait for the turn of this consumer group: one group at a time issues the MMAs of a block. The ``last`` turn, which
+    no group uses, is taken by the first group."""
+
+    last: bool = False
+
+
+@dataclass(frozen=True)
+class PassTurn(Step):
+    """Give the turn to the next consumer group. The ``first`` turn comes from the last group."""
+
+    first: bool = False
+
+
+@dataclass(frozen=True)
+class Softmax(Step):
+    """Apply the formula of scores, and with ``masked`` the masks of the block, raise the maxima, and compute the weights
+    and row sums in fp32. The ``first`` block of a tile sets maxima and sums."""
+
+    masked: bool
+    first: bool = False
+
+
+@dataclass(frozen=True)
+class Rescale(Step):
+    """Multiply the accumulator by the factors that the last softmax has given."""
+
+
+@dataclass(frozen=True)
+class RoundWeights(Step):
+    """Round the weights to the operand type, in the registers that the next ``OutputMma`` reads."""
+
+
+@dataclass(frozen=True)
+class ClearOutput(Step):
+    """Set the accumulator to zero."""
+
+
+@dataclass(frozen=True)
+class JoinTotals(Step):
+    """Add the row sums of the lanes that share a row."""
+
+
+@dataclass(frozen=True)
+class Finish(Step):
+    """Compute the formula of outputs, store numbers per query, and round the output matrix in registers."""
+
+
+@dataclass(frozen=True)
+class WriteOutput(Step):
+    """Store the rounded output to the group's shared memory."""
+
+
+@dataclass(frozen=True)
+class StoreOutput(Step):
+    """Store that shared memory to global memory through TMA, as one bulk group."""
+
+
+@dataclass(frozen=True)
+class FirstWarp(Step):
+    """Run the body in the first warp of each consumer group."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class GroupSync(Step):
+    """Synchronize the 128 threads of a consumer group."""
+
+
+@dataclass(frozen=True)
+class TakeTicket(Step):
+    """Draw the next tile from the counter in global memory; the answer is awaited in ``HandOut``."""
+
+
+@dataclass(frozen=True)
+class HandOut(Step):
+    """Make the drawn tile the next one, and tell the other roles through the mailbox. Without one, advance."""
+
+
+@dataclass(frozen=True)
+class NextTile(Step):
+    """Read the next tile from the mailbox. Without one, advance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionProgram:
+    """A kernel. ``warps`` counts the launched warps."""
+
+    plan: AttentionPlan
+    warps: int
+    pipelines: tuple[Pipeline, ...]
+    barriers: tuple[NamedBarrier, ...]
+    roles: tuple[Role, ...]
+    registers: tuple[RegisterLimit, ...]
+
+    def role(self, name: str) -> Role:
+        return next(role for role in self.roles if role.name == name)

@@ -1,0 +1,226 @@
+"""The roles of attention on Hopper: a warp loads K and V and asks for tiles, one loads Q, and each consumer group
+multiplies and stores 64 queries."""
+
+from __future__ import annotations
+
+from ...plan.attention.build import REGISTERS, counts
+from ...plan.attention.records import AttentionPlan
+from ...plan.records import WARPGROUP_THREADS
+from ..grammar import (
+    Acquire,
+    Advance,
+    Commit,
+    Cursor,
+    FenceShared,
+    NamedBarrier,
+    Pipeline,
+    RegisterLimit,
+    Release,
+    Role,
+    SetUp,
+    Step,
+    StoreWait,
+    Tail,
+    Wait,
+    WgmmaCommit,
+    WgmmaFence,
+    WgmmaWait,
+)
+from .grammar import (
+    AttentionProgram,
+    BlockLoop,
+    ClearOutput,
+    Finish,
+    FirstWarp,
+    GroupLoop,
+    GroupSync,
+    HandOut,
+    JoinTotals,
+    LoadBlock,
+    LoadLoop,
+    LoadRows,
+    NextTile,
+    OutputMma,
+    PassTurn,
+    Rescale,
+    RoundWeights,
+    ScoreMma,
+    Softmax,
+    StoreOutput,
+    TakeTicket,
+    TakeTurn,
+    TransformQueries,
+    WorkLoop,
+    WriteOutput,
+)
+
+LOADING_WARPS = 4
+"""Register counts change per warpgroup, so the load warps have a warpgroup to themselves."""
+
+
+def attention_program(plan: AttentionPlan) -> AttentionProgram:
+    """Build the roles, pipelines and barriers of ``plan``."""
+    numbers = counts(plan)
+    pipelines = [
+        Pipeline(name="k", kind="tma_wgmma", counts=numbers.k, barriers="k_barriers"),
+        Pipeline(name="v", kind="tma_wgmma", counts=numbers.v, barriers="v_barriers"),
+        Pipeline(name="q", kind="tma_rows", counts=numbers.q, barriers="q_barriers"),
+    ]
+    if numbers.tile is not None:
+        pipelines.append(Pipeline(name="tile", kind="mailbox", counts=numbers.tile, barriers="tile_barriers"))
+    groups = range(plan.groups)
+    barriers = [NamedBarrier(name=f"group_{at}", number=1 + at, threads=WARPGROUP_THREADS) for at in groups]
+    if plan.pingpong:
+        first = 1 + plan.groups
+        barriers += [NamedBarrier(name=f"turn_{at}", number=first + at, threads=2 * WARPGROUP_THREADS) for at in groups]
+    return AttentionProgram(
+        plan=plan,
+        warps=LOADING_WARPS + plan.consumer_warps,
+        pipelines=tuple(pipelines),
+        barriers=tuple(barriers),
+        roles=(_load_blocks(plan), _load_rows(plan), _attend(plan)),
+        registers=_registers(plan) if plan.groups > 1 else (),
+    )
+
+
+def _registers(plan: AttentionPlan) -> tuple[RegisterLimit, ...]:
+    loading, consuming = REGISTERS[plan.groups]
+    loads = RegisterLimit(first_warp=0, warps=LOADING_WARPS, registers=loading, change="decrease")
+    warps = plan.consumer_warps
+    return loads, RegisterLimit(first_warp=LOADING_WARPS, warps=warps, registers=consuming, change="increase")
+
+
+def _load(operand: str, behind: bool = False) -> tuple[Step, ...]:
+    cursor = f"{operand}_fill"
+    return Acquire(cursor), LoadBlock(operand, cursor, behind), Commit(cursor), Advance(cursor)
+
+
+def _load_blocks(plan: AttentionPlan) -> Role:
+    """Build the role that loads K one block before V: the scores of a block are multiplied before the output of the
+    former one."""
+    ticket: tuple[Step, ...] = (TakeTicket(),) if plan.scheduler == "dynamic" else ()
+    return Role(
+        name="load",
+        first_warp=0,
+        warps=1,
+        program=(
+            SetUp("load_blocks"),
+            Cursor("k_fill", "k", "producer"),
+            Cursor("v_fill", "v", "producer"),
+            WorkLoop((*_load("k"), LoadLoop((*_load("k"), *_load("v", behind=True))), *ticket, *_load("v"), HandOut())),
+            Tail("k_fill"),
+            Tail("v_fill"),
+        ),
+    )
+
+
+def _load_rows(plan: AttentionPlan) -> Role:
+    return Role(
+        name="load_rows",
+        first_warp=1,
+        warps=1,
+        program=(
+            SetUp("load_rows"),
+            WorkLoop((GroupLoop((Acquire("q_fill"), LoadRows("q_fill"))), NextTile())),
+            Tail("q_fill"),
+        ),
+    )
+
+
+def _queries(plan: AttentionPlan) -> tuple[Step, ...]:
+    """Return the steps that compute queries in shared memory, which the MMAs of all warps of a group read."""
+    return (TransformQueries(), FenceShared(), GroupSync()) if plan.problem.query.instructions else ()
+
+
+def _step(plan: AttentionPlan, masked: bool) -> tuple[Step, ...]:
+    """Return the steps of one block: its scores, and the output of the block before.
+
+    The wait for the next stage of V precedes that for the MMAs. Its retry loop ends a basic block, so that ptxas keeps
+    the exponentials before the second wait, and they overlap with the MMAs.
+    """
+    take: tuple[Step, ...] = (TakeTurn(),) if plan.pingpong else ()
+    give: tuple[Step, ...] = (PassTurn(),) if plan.pingpong else ()
+    return (
+        Wait("k_read"),
+        *take,
+        WgmmaFence(),
+        ScoreMma("k_read"),
+        WgmmaCommit(),
+        OutputMma("v_read"),
+        WgmmaCommit(),
+        *give,
+        WgmmaWait(1),
+        Release("k_read"),
+        Advance("k_read"),
+        Softmax(masked),
+        Advance("v_read"),
+        Wait("v_read"),
+        WgmmaWait(0),
+        Release("v_free"),
+        Advance("v_free"),
+        Rescale(),
+        RoundWeights(),
+    )
+
+
+def _first_block() -> tuple[Step, ...]:
+    """Return the steps of the first block, which holds the end of K and is always masked."""
+    return (
+        Wait("k_read"),
+        WgmmaFence(),
+        ScoreMma("k_read"),
+        WgmmaCommit(),
+        WgmmaWait(0),
+        Release("k_read"),
+        Advance("k_read"),
+        Softmax(masked=True, first=True),
+        RoundWeights(),
+        Wait("v_read"),
+    )
+
+
+def _last_output(plan: AttentionPlan) -> tuple[Step, ...]:
+    """Return the steps after the last block: its output, and the stores."""
+    early: tuple[Step, ...] = (Release("q_read"),) if plan.own_output else ()
+    stored: tuple[Step, ...] = (FirstWarp((StoreWait(0),)),) if plan.own_output else ()
+    handed: tuple[Step, ...] = () if plan.own_output else (StoreWait(0), Release("q_read"))
+    return (
+        *early,
+        WgmmaFence(),
+        OutputMma("v_read"),
+        WgmmaCommit(),
+        JoinTotals(),
+        WgmmaWait(0),
+        Release("v_free"),
+        Advance("v_free"),
+        Advance("v_read"),
+        Finish(),
+        *stored,
+        GroupSync(),
+        WriteOutput(),
+        FenceShared(),
+        GroupSync(),
+        FirstWarp((StoreOutput(), *handed)),
+        NextTile(),
+    )
+
+
+def _attend(plan: AttentionPlan) -> Role:
+    begin: tuple[Step, ...] = (PassTurn(first=True),) if plan.pingpong else ()
+    end: tuple[Step, ...] = (TakeTurn(last=True),) if plan.pingpong else ()
+    parts = tuple(BlockLoop(part, _step(plan, masked=part != "free")) for part in plan.parts)
+    return Role(
+        name="attend",
+        first_warp=LOADING_WARPS,
+        warps=plan.consumer_warps,
+        program=(
+            SetUp("attend"),
+            Cursor("k_read", "k", "consumer"),
+            Cursor("v_read", "v", "consumer"),
+            Cursor("v_free", "v", "consumer"),
+            *begin,
+            WorkLoop((Wait("q_read"), *_queries(plan), ClearOutput(), *_first_block(), *parts, *_last_output(plan))),
+            *end,
+            FirstWarp((StoreWait(0),)),
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Attention: two chained matmuls with a softmax between them."""

@@ -1,0 +1,232 @@
+"""A random schedule of the roles of attention in one CTA: every wait, arrival, transfer and asynchronous read, with the
+contents of stages, registers and buffers.
+
+It finds deadlocks, overruns, stale reads, registers that change under an MMA, and turns that are left over.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from ...plan.attention.records import Part
+from ...plan.records import WARP_THREADS
+from ...roles import grammar as g
+from ...roles.attention.grammar import AttentionProgram
+from ..cluster import Barrier, Fault
+
+BURST = 8
+"""The most waits that a warp passes at a time."""
+DELIVERIES = (0.01, 0.1, 0.5)
+"""Probabilities that a transfer lands before the next waits of a warp."""
+Tag = tuple[int, int]
+"""Contents of a stage of K or V: (tile, block of keys)."""
+Ready = Callable[[], bool]
+Running = Iterator[Ready | None]
+
+
+def _END() -> bool:
+    """Mark the end of a role: no condition."""
+    return True
+
+
+@dataclass
+class Stage:
+    """A stage of a pipeline: its contents, and the MMAs in flight that read it."""
+
+    full: Barrier
+    empty: Barrier
+    held: object = None
+    readers: int = 0
+    changed: dict[int, bool] = field(default_factory=dict)
+    """By warp: whether its part of the queries has been computed, and fenced for the MMAs."""
+
+
+@dataclass
+class Meeting:
+    """A named barrier: the threads that have come in this phase, and the number of completed phases."""
+
+    name: str
+    threads: int
+    there: int = 0
+    phase: int = 0
+
+    def come(self) -> Ready:
+        """Arrive with a warp; return a predicate for the completion of the phase."""
+        phase = self.phase
+        self.there += WARP_THREADS
+        if self.there > self.threads:
+            raise Fault(f"barrier {self.name}: more than {self.threads} threads in one phase")
+        if self.there == self.threads:
+            self.there, self.phase = 0, phase + 1
+        return lambda: self.phase > phase
+
+
+@dataclass
+class Store:
+    """A TMA store, which reads shared memory until it is done."""
+
+    done: bool = False
+
+
+@dataclass
+class Buffer:
+    """The shared memory of a group's output: the tile that each warp has written, and the store that reads it."""
+
+    written: dict[int, int] = field(default_factory=dict)
+    fenced: set[int] = field(default_factory=set)
+    last: Store = field(default_factory=lambda: Store(done=True))
+
+
+@dataclass
+class Tile:
+    """A tile: the numbers of its blocks by part. ``blocks`` counts the first block as well."""
+
+    parts: dict[Part, int]
+
+    @property
+    def blocks(self) -> int:
+        return 1 + sum(self.parts.values())
+
+
+@dataclass
+class Warp:
+    """One warp of a role."""
+
+    role: g.Role
+    number: int
+    cursors: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+    """By name: (pipeline, stage, parity)."""
+    tile: int | None = 0
+    visited: int = 0
+    group: int = 0
+    block: int = 0
+    part: Part | None = None
+    ticket: int | None = None
+    fenced: bool = False
+    open_group: list[tuple[str, Stage]] = field(default_factory=list)
+    groups: list[list[tuple[str, Stage]]] = field(default_factory=list)
+    scores: tuple[str, int] | None = None
+    """State of the score registers, and their block: ``mma``, ``scores`` or ``weights``."""
+    weights: int | None = None
+    """The block whose rounded weights are in registers."""
+    factors: int | None = None
+    """The block whose factors the accumulator needs next; None after it was rescaled."""
+    added: list[int] = field(default_factory=list)
+    """Blocks whose output the accumulator has."""
+    finished: int | None = None
+    stores: list[Store] = field(default_factory=list)
+
+    def reads(self, stage: Stage) -> bool:
+        """Return whether MMAs of the warp that may be in flight read a stage."""
+        return any(each is stage for group in (*self.groups, self.open_group) for _, each in group)
+
+    def in_flight(self, kind: str) -> bool:
+        """Return whether MMAs of a kind, ``scores`` or ``output``, may be in flight."""
+        return any(each == kind for group in (*self.groups, self.open_group) for each, _ in group)
+
+
+class Machine:
+    """The state of one CTA, and its warps."""
+
+    def __init__(self, program: AttentionProgram, tiles: int, seed: int) -> None:
+        self.program, self.plan, self.seed = program, program.plan, seed
+        self.random = random.Random(seed)
+        parts = self.plan.parts
+        self.tiles = [Tile(parts={part: self.random.randrange(4) for part in parts}) for _ in range(tiles)]
+        self.rings = {pipeline.name: self._ring(pipeline) for pipeline in program.pipelines}
+        self.meetings = {each.name: Meeting(each.name, each.threads) for each in program.barriers}
+        self.buffers = [Buffer() for _ in range(self.plan.groups)]
+        self.messages: list[Callable[[], None]] = []
+        self.counter = 0
+        self.finished: dict[tuple[int, int], int] = {}
+        """By tile and group: the warps that have computed its outputs."""
+        self.stored: dict[tuple[int, int], int] = {}
+
+    @property
+    def shares_memory(self) -> bool:
+        """True if the output takes the shared memory of Q."""
+        return not self.plan.own_output
+
+    def _ring(self, pipeline: g.Pipeline) -> list[Stage]:
+        numbers = pipeline.counts
+        return [
+            Stage(
+                full=Barrier(f"{pipeline.name} full", numbers.full_arrivals),
+                empty=Barrier(f"{pipeline.name} empty", numbers.empty_arrivals),
+            )
+            for _ in range(numbers.stages)
+        ]
+
+    def first_tile(self) -> int | None:
+        return 0 if self.tiles else None
+
+    def after(self, tile: int) -> int | None:
+        """Return the tile after ``tile`` of a static scheduler."""
+        return tile + 1 if tile + 1 < len(self.tiles) else None
+
+    def bytes_of(self, name: str) -> int:
+        return next(each.counts.transaction_bytes for each in self.program.pipelines if each.name == name)
+
+    def warps(self) -> Iterator[Warp]:
+        for role in self.program.roles:
+            for number in range(role.warps):
+                yield Warp(role=role, number=number, group=number // 4 if role.warps > 1 else 0, tile=self.first_tile())
+
+    def run(self, execute: Callable[[Machine, Warp], Running]) -> None:
+        """Run all warps. Raises ``Fault`` unless every tile of every group is stored once, and nothing is left over."""
+        able = [(warp, execute(self, warp)) for warp in self.warps()]
+        parked: list[tuple[Warp, Running, Ready]] = []
+        draw, delivery = self.random.random, self.random.choice(DELIVERIES)
+        while able or parked:
+            if self.messages and (not able or draw() < delivery):
+                self.messages.pop(int(draw() * len(self.messages)))()
+            at = int(draw() * len(parked)) if parked else 0
+            for place in [at] if able else reversed(range(len(parked))):
+                if place < len(parked) and parked[place][2]():
+                    able.append(parked.pop(place)[:2])
+            if not able:
+                if not self.messages:
+                    raise Fault(self._deadlock([warp for warp, _, _ in parked]))
+                continue
+            warp, steps = able.pop(int(draw() * len(able)))
+            for _ in range(1 + int(draw() * BURST)):
+                ready = next(steps, _END)
+                if ready is _END:
+                    self._leave(warp)
+                    break
+                if ready is not None and not ready():
+                    parked.append((warp, steps, ready))
+                    break
+            else:
+                able.append((warp, steps))
+        while self.messages:
+            self.messages.pop()()
+        self._check_end()
+
+    def _deadlock(self, warps: list[Warp]) -> str:
+        where = sorted({f"{warp.role.name} at tile {warp.tile}, block {warp.block}" for warp in warps})
+        return f"deadlock with {len(self.tiles)} tiles: {'; '.join(where)}"
+
+    def _leave(self, warp: Warp) -> None:
+        if warp.groups or warp.open_group:
+            raise Fault("a warp leaves with MMAs in flight")
+        if any(not store.done for store in warp.stores):
+            raise Fault("a warp leaves while its stores read shared memory")
+
+    def _check_end(self) -> None:
+        for meeting in self.meetings.values():
+            if meeting.there:
+                raise Fault(f"barrier {meeting.name}: {meeting.there} threads of a phase are left over")
+        for stages in self.rings.values():
+            for stage in stages:
+                for barrier in (stage.full, stage.empty):
+                    if barrier.pending != barrier.count or barrier.bytes:
+                        raise Fault(
+                            f"{barrier.name}: {barrier.count - barrier.pending} arrivals of a phase are left over"
+                        )
+        for tile in range(len(self.tiles)):
+            for group in range(self.plan.groups):
+                if self.stored.get((tile, group)) != 1 or self.finished.get((tile, group)) != 4:
+                    raise Fault(f"tile {tile} of group {group} is not stored once")

@@ -1,0 +1,424 @@
+"""The simulation of each step of attention: a generator that yields conditions to wait for, or a function if the step
+never waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ...roles import grammar as g
+from ...roles.attention import grammar as a
+from ..cluster import Fault
+from .machine import Machine, Running, Stage, Store, Warp
+
+Rule = Callable[..., Running | None]
+RULES: dict[type[g.Step], Rule] = {}
+
+
+def _rule(kind: type[g.Step]) -> Callable[[Rule], Rule]:
+    def register(function: Rule) -> Rule:
+        RULES[kind] = function
+        return function
+
+    return register
+
+
+def execute(machine: Machine, warp: Warp) -> Running:
+    """Run the program of a warp's role."""
+    yield from run_steps(machine, warp, warp.role.program)
+
+
+def run_steps(machine: Machine, warp: Warp, steps: Sequence[g.Step]) -> Running:
+    for step in steps:
+        rule = RULES.get(type(step))
+        if rule is None:
+            raise NotImplementedError(f"no rule simulates {type(step).__name__}")
+        waits = rule(machine, step, warp)
+        if waits is not None:
+            yield from waits
+
+
+# Control ---------------------------------------------------------------------------------------------------------------
+
+
+@_rule(a.WorkLoop)
+def _(machine: Machine, step: a.WorkLoop, warp: Warp) -> Running:
+    while warp.tile is not None:
+        warp.block = machine.tiles[warp.tile].blocks - 1
+        warp.part = None
+        yield from run_steps(machine, warp, step.body)
+        warp.visited += 1
+
+
+@_rule(a.BlockLoop)
+def _(machine: Machine, step: a.BlockLoop, warp: Warp) -> Running:
+    assert warp.tile is not None
+    for _ in range(machine.tiles[warp.tile].parts.get(step.part, 0)):
+        warp.block -= 1
+        warp.part = step.part
+        yield from run_steps(machine, warp, step.body)
+
+
+@_rule(a.LoadLoop)
+def _(machine: Machine, step: a.LoadLoop, warp: Warp) -> Running:
+    assert warp.tile is not None
+    for block in reversed(range(machine.tiles[warp.tile].blocks - 1)):
+        warp.block = block
+        yield from run_steps(machine, warp, step.body)
+
+
+@_rule(a.GroupLoop)
+def _(machine: Machine, step: a.GroupLoop, warp: Warp) -> Running:
+    for group in range(machine.plan.groups):
+        warp.group = group
+        yield from run_steps(machine, warp, step.body)
+
+
+@_rule(a.FirstWarp)
+def _(machine: Machine, step: a.FirstWarp, warp: Warp) -> Running:
+    if warp.number % 4 == 0:
+        yield from run_steps(machine, warp, step.body)
+
+
+@_rule(g.SetUp)
+def _(machine: Machine, step: g.SetUp, warp: Warp) -> None:
+    pass
+
+
+# Pipelines -------------------------------------------------------------------------------------------------------------
+
+
+@_rule(g.Cursor)
+def _(machine: Machine, step: g.Cursor, warp: Warp) -> None:
+    warp.cursors[step.name] = (step.pipeline, 0, 1 if step.side == "producer" else 0)
+
+
+def _stage(machine: Machine, warp: Warp, cursor: str) -> tuple[Stage, int]:
+    """Return the stage of a cursor, and the parity of the phase to wait for. That of Q is the group's own."""
+    if cursor in ("q_fill", "q_read"):
+        return machine.rings["q"][warp.group], (warp.visited & 1) ^ (1 if cursor == "q_fill" else 0)
+    name, index, parity = warp.cursors[cursor]
+    return machine.rings[name][index], parity
+
+
+@_rule(g.Acquire)
+def _(machine: Machine, step: g.Acquire, warp: Warp) -> Running:
+    stage, parity = _stage(machine, warp, step.cursor)
+    yield lambda: stage.empty.passed(parity)
+    stage.full.arrive(machine.bytes_of(step.cursor.partition("_")[0]))
+    yield None
+
+
+@_rule(g.Commit)
+def _(machine: Machine, step: g.Commit, warp: Warp) -> None:
+    pass
+
+
+@_rule(g.Wait)
+def _(machine: Machine, step: g.Wait, warp: Warp) -> Running:
+    stage, parity = _stage(machine, warp, step.cursor)
+    yield lambda: stage.full.passed(parity)
+
+
+@_rule(g.Release)
+def _(machine: Machine, step: g.Release, warp: Warp) -> None:
+    stage, _ = _stage(machine, warp, step.cursor)
+    if warp.reads(stage):
+        raise Fault(f"{step.cursor}: a stage is released while MMAs read it")
+    stage.empty.arrive()
+
+
+@_rule(g.Advance)
+def _(machine: Machine, step: g.Advance, warp: Warp) -> None:
+    name, index, parity = warp.cursors[step.cursor]
+    index += 1
+    if index == len(machine.rings[name]):
+        index, parity = 0, parity ^ 1
+    warp.cursors[step.cursor] = (name, index, parity)
+
+
+@_rule(g.Tail)
+def _(machine: Machine, step: g.Tail, warp: Warp) -> Running:
+    if step.cursor == "q_fill":
+        for group in range(machine.plan.groups):
+            stage = machine.rings["q"][group]
+            yield lambda stage=stage: stage.empty.passed((warp.visited & 1) ^ 1)  # type: ignore[misc]
+        return
+    for _ in machine.rings[warp.cursors[step.cursor][0]]:
+        stage, parity = _stage(machine, warp, step.cursor)
+        yield lambda stage=stage, parity=parity: stage.empty.passed(parity)  # type: ignore[misc]
+        RULES[g.Advance](machine, g.Advance(step.cursor), warp)
+
+
+# Loads -----------------------------------------------------------------------------------------------------------------
+
+
+def _fill(machine: Machine, stage: Stage, name: str, tag: object) -> None:
+    """Start a transfer to a stage, which lands later."""
+    if stage.readers:
+        raise Fault(f"{name}: a stage is filled while MMAs read it")
+    stage.held, stage.changed = None, {}
+    size = machine.bytes_of(name)
+
+    def land() -> None:
+        stage.held = tag
+        stage.full.complete(size)
+
+    machine.messages.append(land)
+
+
+@_rule(a.LoadRows)
+def _(machine: Machine, step: a.LoadRows, warp: Warp) -> None:
+    stage, _ = _stage(machine, warp, step.cursor)
+    if machine.shares_memory and not machine.buffers[warp.group].last.done:
+        raise Fault("queries are loaded to shared memory whose output is being stored")
+    _fill(machine, stage, "q", warp.tile)
+
+
+@_rule(a.LoadBlock)
+def _(machine: Machine, step: a.LoadBlock, warp: Warp) -> None:
+    stage, _ = _stage(machine, warp, step.cursor)
+    _fill(machine, stage, step.operand, (warp.tile, warp.block + 1 if step.behind else warp.block))
+
+
+# MMAs ------------------------------------------------------------------------------------------------------------------
+
+
+@_rule(g.WgmmaFence)
+def _(machine: Machine, step: g.WgmmaFence, warp: Warp) -> None:
+    warp.fenced = True
+
+
+def _issue(warp: Warp, kind: str, *stages: Stage) -> None:
+    if not warp.fenced:
+        raise Fault(f"MMAs of the {kind} are issued without a fence after accesses of their registers")
+    for stage in stages:
+        stage.readers += 1
+        warp.open_group.append((kind, stage))
+
+
+@_rule(a.TransformQueries)
+def _(machine: Machine, step: a.TransformQueries, warp: Warp) -> None:
+    rows = machine.rings["q"][warp.group]
+    if rows.held != warp.tile or rows.readers or warp.number % 4 in rows.changed:
+        raise Fault(
+            f"queries of tile {rows.held} are computed as those of {warp.tile}, or twice, or while MMAs read them"
+        )
+    rows.changed[warp.number % 4] = False
+
+
+@_rule(a.ScoreMma)
+def _(machine: Machine, step: a.ScoreMma, warp: Warp) -> None:
+    stage, _ = _stage(machine, warp, step.cursor)
+    rows, tag = machine.rings["q"][warp.group], (warp.tile, warp.block)
+    if stage.held != tag or rows.held != warp.tile:
+        raise Fault(f"stale operands: stages hold {stage.held} and queries of {rows.held}, to be multiplied are {tag}")
+    if machine.plan.problem.query.instructions and rows.changed != dict.fromkeys(range(4), True):
+        raise Fault(f"queries of tile {warp.tile} are multiplied before all warps have computed and fenced theirs")
+    if warp.scores is not None and warp.scores[0] != "rounded":
+        raise Fault(f"scores of block {warp.block} overwrite {warp.scores}")
+    warp.scores = ("mma", warp.block)
+    _issue(warp, "scores", stage, rows)
+
+
+@_rule(a.OutputMma)
+def _(machine: Machine, step: a.OutputMma, warp: Warp) -> None:
+    stage, _ = _stage(machine, warp, step.cursor)
+    tag = (warp.tile, warp.weights)
+    if warp.weights is None or stage.held != tag:
+        raise Fault(f"stale operands: a stage of V holds {stage.held}, to be multiplied is {tag}")
+    if warp.factors is not None:
+        raise Fault(f"the output of block {warp.weights} is added to an accumulator that has not been rescaled")
+    warp.added.append(warp.weights)
+    _issue(warp, "output", stage)
+
+
+@_rule(g.WgmmaCommit)
+def _(machine: Machine, step: g.WgmmaCommit, warp: Warp) -> None:
+    warp.groups.append(warp.open_group)
+    warp.open_group = []
+
+
+@_rule(g.WgmmaWait)
+def _(machine: Machine, step: g.WgmmaWait, warp: Warp) -> Running:
+    yield None  # other warps run while MMAs are in flight
+    while len(warp.groups) > step.pending:
+        for kind, stage in warp.groups.pop(0):
+            stage.readers -= 1
+            if kind == "scores" and warp.scores is not None:
+                warp.scores = ("scores", warp.scores[1])
+    warp.fenced = False
+    yield None
+
+
+def _turn(machine: Machine, group: int) -> Callable[[], bool]:
+    return machine.meetings[f"turn_{group}"].come()
+
+
+@_rule(a.TakeTurn)
+def _(machine: Machine, step: a.TakeTurn, warp: Warp) -> Running:
+    if not step.last or warp.group == 0:
+        yield _turn(machine, warp.group)
+
+
+@_rule(a.PassTurn)
+def _(machine: Machine, step: a.PassTurn, warp: Warp) -> None:
+    groups = machine.plan.groups
+    if not step.first:
+        _turn(machine, (warp.group + 1) % groups)
+    elif warp.group == groups - 1:
+        _turn(machine, 0)
+
+
+# Softmax ---------------------------------------------------------------------------------------------------------------
+
+
+@_rule(a.Softmax)
+def _(machine: Machine, step: a.Softmax, warp: Warp) -> None:
+    if warp.scores != ("scores", warp.block):
+        raise Fault(f"the softmax of block {warp.block} reads registers in state {warp.scores}")
+    if warp.part != "free" and not step.masked:
+        raise Fault(f"block {warp.block} of part {warp.part} is not masked")
+    if step.first != (warp.part is None):
+        raise Fault(f"block {warp.block} of part {warp.part} sets, or does not set, the first maxima")
+    warp.scores = ("weights", warp.block)
+    warp.factors = None if step.first else warp.block
+
+
+@_rule(a.Rescale)
+def _(machine: Machine, step: a.Rescale, warp: Warp) -> None:
+    if warp.in_flight("output"):
+        raise Fault("an accumulator is rescaled while MMAs add to it")
+    if warp.factors != warp.block:
+        raise Fault(f"an accumulator is rescaled by the factors of block {warp.factors}")
+    warp.factors = None
+
+
+@_rule(a.RoundWeights)
+def _(machine: Machine, step: a.RoundWeights, warp: Warp) -> None:
+    if warp.in_flight("output"):
+        raise Fault("weights are overwritten while MMAs read them")
+    if warp.scores != ("weights", warp.block):
+        raise Fault(f"registers in state {warp.scores} are rounded as weights of block {warp.block}")
+    warp.weights, warp.scores = warp.block, ("rounded", warp.block)
+
+
+@_rule(a.ClearOutput)
+def _(machine: Machine, step: a.ClearOutput, warp: Warp) -> None:
+    if warp.in_flight("output"):
+        raise Fault("an accumulator is cleared while MMAs add to it")
+    warp.added, warp.weights, warp.factors = [], None, None
+
+
+@_rule(a.JoinTotals)
+def _(machine: Machine, step: a.JoinTotals, warp: Warp) -> None:
+    pass
+
+
+@_rule(a.Finish)
+def _(machine: Machine, step: a.Finish, warp: Warp) -> None:
+    assert warp.tile is not None
+    blocks = [*reversed(range(machine.tiles[warp.tile].blocks))]
+    if warp.in_flight("output") or warp.added != blocks:
+        raise Fault(f"the output of tile {warp.tile} has blocks {warp.added} of {blocks}, or MMAs add to it")
+    warp.finished = warp.tile
+    key = (warp.tile, warp.group)
+    machine.finished[key] = machine.finished.get(key, 0) + 1
+
+
+# Stores ----------------------------------------------------------------------------------------------------------------
+
+
+@_rule(a.GroupSync)
+def _(machine: Machine, step: a.GroupSync, warp: Warp) -> Running:
+    yield machine.meetings[f"group_{warp.group}"].come()
+
+
+@_rule(a.WriteOutput)
+def _(machine: Machine, step: a.WriteOutput, warp: Warp) -> None:
+    buffer, rows = machine.buffers[warp.group], machine.rings["q"][warp.group]
+    if not buffer.last.done:
+        raise Fault(f"the output of tile {warp.tile} overwrites one that is being stored")
+    if machine.shares_memory:
+        if rows.readers or rows.held not in (warp.tile, "overwritten"):
+            raise Fault(f"the output of tile {warp.tile} overwrites queries that MMAs read")
+        rows.held = "overwritten"
+    if warp.finished != warp.tile or warp.tile is None:
+        raise Fault(f"the output of tile {warp.tile} is written before it is computed")
+    buffer.written[warp.number % 4] = warp.tile
+    buffer.fenced.discard(warp.number % 4)
+
+
+@_rule(g.FenceShared)
+def _(machine: Machine, step: g.FenceShared, warp: Warp) -> None:
+    machine.buffers[warp.group].fenced.add(warp.number % 4)
+    changed = machine.rings["q"][warp.group].changed
+    if warp.number % 4 in changed:
+        changed[warp.number % 4] = True
+
+
+@_rule(a.StoreOutput)
+def _(machine: Machine, step: a.StoreOutput, warp: Warp) -> None:
+    buffer = machine.buffers[warp.group]
+    assert warp.tile is not None
+    if buffer.written != dict.fromkeys(range(4), warp.tile) or len(buffer.fenced) < 4:
+        raise Fault(f"tile {warp.tile} is stored while its buffer holds {buffer.written}, or without a fence")
+    store = buffer.last = Store()
+    warp.stores.append(store)
+    key = (warp.tile, warp.group)
+    machine.stored[key] = machine.stored.get(key, 0) + 1
+
+    def read() -> None:
+        store.done = True
+
+    machine.messages.append(read)
+
+
+@_rule(g.StoreWait)
+def _(machine: Machine, step: g.StoreWait, warp: Warp) -> Running:
+    awaited = warp.stores[: len(warp.stores) - step.pending] if step.pending else list(warp.stores)
+    yield lambda: all(store.done for store in awaited)
+
+
+# Scheduler -------------------------------------------------------------------------------------------------------------
+
+
+@_rule(a.TakeTicket)
+def _(machine: Machine, step: a.TakeTicket, warp: Warp) -> None:
+    machine.counter += 1
+    warp.ticket = machine.counter
+
+
+@_rule(a.HandOut)
+def _(machine: Machine, step: a.HandOut, warp: Warp) -> Running:
+    assert warp.tile is not None
+    if machine.plan.scheduler != "dynamic":
+        warp.tile = machine.after(warp.tile)
+        return
+    if warp.ticket is None:
+        raise Fault("a tile is handed out that was not drawn")
+    stage, parity = machine.rings["tile"][warp.visited & 1], (warp.visited >> 1) & 1
+    yield lambda: stage.empty.passed(parity ^ 1)
+    warp.tile = warp.ticket if warp.ticket < len(machine.tiles) else None
+    if warp.tile is None and machine.counter == len(machine.tiles):
+        machine.counter = 0
+    stage.held, warp.ticket = (warp.visited, warp.tile), None
+    stage.full.arrive()
+    yield None
+
+
+@_rule(a.NextTile)
+def _(machine: Machine, step: a.NextTile, warp: Warp) -> Running:
+    assert warp.tile is not None
+    if machine.plan.scheduler != "dynamic":
+        warp.tile = machine.after(warp.tile)
+        return
+    stage, parity = machine.rings["tile"][warp.visited & 1], (warp.visited >> 1) & 1
+    yield lambda: stage.full.passed(parity)
+    held = stage.held
+    assert isinstance(held, tuple)
+    if held[0] != warp.visited:
+        raise Fault(f"the mailbox holds tile number {held[0]} of this CTA, to be read is number {warp.visited}")
+    warp.tile = held[1]
+    yield None
+    stage.empty.arrive()
+    yield None

@@ -1,0 +1,217 @@
+"""The simulation of attention's roles: right programs pass under random schedules, planted faults are found."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from helion.backends.cute.codegen.attention import bounds
+from helion.backends.cute.plan.attention import records as r
+from helion.backends.cute.plan.attention.build import plan_attention
+from helion.backends.cute.plan.epilogue import Instruction
+from helion.backends.cute.plan.refusal import Refusal
+from helion.backends.cute.roles import grammar as g
+from helion.backends.cute.roles.attention import grammar as a
+from helion.backends.cute.roles.attention.programs import attention_program
+from helion.backends.cute.verify.attention.machine import Machine
+from helion.backends.cute.verify.attention.rules import execute
+from helion.backends.cute.verify.attention.verify import verify_attention
+from helion.backends.cute.verify.cluster import Fault
+from helion.hardware import target
+
+HOPPER = target("sm_90")
+AXIS = r.Place("axis", (0,))
+CAUSAL, WINDOW = r.Band(last=0), r.Band(first=-100, last=0)
+
+
+def problem(dims: int = 64, queries: int = 1000, keys: int = 1000, band: r.Band | None = None) -> r.AttentionProblem:
+    def matrix(name: str, rows: int) -> r.Matrix:
+        modes = (r.Mode(size=4, stride=rows * dims, at=AXIS),)
+        return r.Matrix(name=name, dtype="bfloat16", columns=dims, pitch=dims, modes=modes)
+
+    out = r.AttentionOutput(name="out", value=3, kind="exact", dtype="bfloat16", matrix=matrix("out", queries))
+    return r.AttentionProblem(
+        heads=(4,),
+        queries=queries,
+        keys=keys,
+        q=matrix("q", queries),
+        k=matrix("k", keys),
+        v=matrix("v", keys),
+        scale=0.125,
+        unit=1.4426950408889634,
+        query=r.Formula(),
+        score=r.Formula(),
+        guarded=False,
+        start=float("-inf"),
+        band=band or r.Band(),
+        finish=r.Formula(starts=r.STARTS, instructions=(Instruction("div", (0, 1)),), value=3),
+        outputs=(out,),
+    )
+
+
+def plan(band: r.Band | None = None, dims: int = 64, **changes: Any) -> r.AttentionPlan:
+    choice = dataclasses.replace(r.AttentionChoice(groups=2, keys=64, pingpong=True, scheduler="dynamic"), **changes)
+    return plan_attention(problem(dims, band=band), choice, HOPPER)
+
+
+@pytest.mark.parametrize("band", [None, CAUSAL, WINDOW], ids=["full", "causal", "window"])
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_programs_are_right(groups: int, band: r.Band | None) -> None:
+    for pingpong, stages, scheduler, own in itertools.product(
+        (False, True), (2, 3), ("static", "dynamic"), (False, True)
+    ):
+        made = plan(band, groups=groups, pingpong=pingpong, stages=stages, scheduler=scheduler)
+        verify_attention(attention_program(dataclasses.replace(made, own_output=own)))
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_programs_are_right_under_many_schedules(groups: int) -> None:
+    for band, pingpong, stages, scheduler in itertools.product(
+        (None, CAUSAL, WINDOW), (False, True), (2, 3, 4), ("static", "dynamic")
+    ):
+        made = plan(band, groups=groups, pingpong=pingpong, stages=stages, scheduler=scheduler)
+        for own, seed in itertools.product((False, True), range(20)):
+            program = attention_program(dataclasses.replace(made, own_output=own))
+            Machine(program, tiles=seed % 6, seed=seed).run(execute)
+
+
+Edit = Callable[[Sequence[g.Step]], list[g.Step]]
+
+
+def edited(program: a.AttentionProgram, role: str, edit: Callable[[g.Step], Sequence[g.Step]]) -> a.AttentionProgram:
+    """Replace steps of one role, nested ones included."""
+
+    def inside(steps: Sequence[g.Step]) -> tuple[g.Step, ...]:
+        found: list[g.Step] = []
+        for step in steps:
+            if hasattr(step, "body"):
+                step = dataclasses.replace(step, body=inside(step.body))  # type: ignore[call-arg]
+            found.extend(edit(step))
+        return tuple(found)
+
+    roles = tuple(
+        dataclasses.replace(each, program=inside(each.program)) if each.name == role else each for each in program.roles
+    )
+    return dataclasses.replace(program, roles=roles)
+
+
+def without(step: g.Step) -> Callable[[g.Step], Sequence[g.Step]]:
+    return lambda each: () if each == step else (each,)
+
+
+FAULTS = {
+    "no wait for keys": ("attend", without(g.Wait("k_read")), "stale"),
+    "no wait for values": ("attend", without(g.Wait("v_read")), "stale"),
+    "no wait for queries": ("attend", without(g.Wait("q_read")), "stale"),
+    "keys are not released": ("attend", without(g.Release("k_read")), "deadlock"),
+    "values are not released": ("attend", without(g.Release("v_free")), "deadlock"),
+    "queries are not released": ("attend", without(g.Release("q_read")), "deadlock"),
+    "no wait for scores": ("attend", without(g.WgmmaWait(1)), "released while|reads registers"),
+    "no wait for outputs": ("attend", without(g.WgmmaWait(0)), "released while|reads registers|while MMAs"),
+    "no fence": ("attend", without(g.WgmmaFence()), "without a fence"),
+    "no rescaling": ("attend", without(a.Rescale()), "has not been rescaled"),
+    "weights are not rounded": ("attend", without(a.RoundWeights()), "overwrite|stale"),
+    "the accumulator is not cleared": ("attend", without(a.ClearOutput()), "has blocks"),
+    "no turn is taken": ("attend", without(a.TakeTurn()), "left over|more than|deadlock"),
+    "no turn is passed": ("attend", without(a.PassTurn()), "deadlock"),
+    "no first turn": ("attend", without(a.PassTurn(first=True)), "deadlock"),
+    "the last turn stays": ("attend", without(a.TakeTurn(last=True)), "left over"),
+    "no group barrier": ("attend", without(a.GroupSync()), "is stored while|overwrites|stale"),
+    "no proxy fence": ("attend", without(g.FenceShared()), "without a fence"),
+    "no wait for stores": ("attend", without(g.StoreWait(0)), "being stored|leaves while"),
+    "keys are loaded early": ("load", without(g.Acquire("k_fill")), "filled while|stale|negative|deadlock"),
+    "values are loaded early": ("load", without(g.Acquire("v_fill")), "filled while|stale|negative|deadlock"),
+    "values of another block": (
+        "load",
+        lambda each: (dataclasses.replace(each, behind=False),) if isinstance(each, a.LoadBlock) else (each,),
+        "stale",
+    ),
+    "no ticket": ("load", without(a.TakeTicket()), "not drawn"),
+    "tiles are not handed out": ("load", without(a.HandOut()), "deadlock|stale|is not stored once"),
+    "unmasked diagonal": (
+        "attend",
+        lambda each: (a.Softmax(masked=False),) if each == a.Softmax(masked=True) else (each,),
+        "is not masked",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
+def test_planted_faults_are_found(name: str, own: bool) -> None:
+    role, edit, message = FAULTS[name]
+    program = attention_program(dataclasses.replace(plan(CAUSAL), own_output=own))
+    changed = edited(program, role, edit)
+    assert changed != program, "the fault changes nothing"
+    with pytest.raises((Fault, AssertionError), match=message if own or "stores" not in name else None):
+        verify_attention(changed)
+
+
+# Blocks of a tile ------------------------------------------------------------------------------------------------------
+
+
+def function(lines: list[str], name: str) -> Callable[..., Any]:
+    """Return a printed function of integers, with the DSL's names as Python's."""
+    names: dict[str, Any] = {"cutlass": SimpleNamespace(Int32=int, min=min, max=max)}
+    exec("\n".join(lines), names)
+    return names[name]
+
+
+def visited(made: r.AttentionPlan, tile_m: int) -> list[tuple[int, bool]]:
+    """Return the blocks of a tile as the printed code visits them, and whether each is masked."""
+    begin, end, whole, edge = function(bounds.bounds_function(made), "blocks_of")(tile_m)
+    names: dict[str, Any] = {
+        "cutlass": SimpleNamespace(min=min, max=max),
+        "begin": begin,
+        "end": end,
+        "whole": whole,
+        "edge": edge,
+    }
+    exec("\n".join(bounds.part_lengths(made)), names)
+    found = [(end - 1, True)]
+    for part in made.parts:
+        assert names[f"{part}_blocks"] >= 0
+        for at in range(names[f"{part}_blocks"]):
+            found.append((eval(bounds.block_index(made, part), {**names, "at": at}), part != "free"))
+    assert [block for block, _ in found] == [*reversed(range(begin, end))], "the loading warp visits these"
+    return found
+
+
+BANDS = (r.Band(), CAUSAL, WINDOW, r.Band(last=37), r.Band(last=-20), r.Band(first=-5), r.Band(first=-300, last=40))
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+def test_blocks_and_masks_are_the_band(band: r.Band) -> None:
+    for queries, keys, block, groups in itertools.product((1, 129, 300), (1, 100, 300, 577), (64, 176), (1, 3)):
+        choice = r.AttentionChoice(groups=groups, keys=block)
+        try:
+            made = plan_attention(problem(queries=queries, keys=keys, band=band), choice, HOPPER)
+        except Refusal:
+            continue
+        for tile_m in range(bounds.query_tiles(made)):
+            blocks = dict(visited(made, tile_m))
+            for query in range(tile_m * made.rows, min(queries, (tile_m + 1) * made.rows)):
+                low = -(10**9) if band.first is None else query + band.first
+                high = 10**9 if band.last is None else query + band.last
+                for at in range(-(-keys // block)):
+                    here = range(at * block, (at + 1) * block)
+                    seen = [key for key in (here[0], here[-1]) if low <= key <= high and key < keys]
+                    inside = max(low, here[0]) <= min(high, here[-1], keys - 1)
+                    assert at in blocks or not inside, (queries, keys, tile_m, query, at)
+                    assert at not in blocks or blocks[at] or len(seen) == 2, (queries, keys, tile_m, query, at)
+
+
+@pytest.mark.parametrize("band", [None, CAUSAL], ids=["full", "causal"])
+def test_every_tile_is_visited_once(band: r.Band | None) -> None:
+    made = plan(band)
+    tiles = bounds.query_tiles(made)
+    for heads in (1, 3, 4):
+        given = dataclasses.replace(made, heads_per_band=heads)
+        place = function(bounds.place_function(given), "place")
+        assert sorted(place(at) for at in range(made.tiles)) == sorted(itertools.product(range(tiles), range(4)))
