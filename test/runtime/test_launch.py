@@ -25,9 +25,11 @@ from triton.runtime.errors import OutOfResources
 
 import helion
 import helion.language as hl
-from helion import exc
+from helion import exc, hardware
 from helion.backends import stub
 from helion.backends.triton.execute import fast_launch, launcher, native
+from helion.backends.triton.toolchain import offline
+from helion.backends.triton.toolchain.descriptors import MiscompiledError
 from helion.runtime import dispatch
 
 N = 300
@@ -286,7 +288,8 @@ def count_runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     run = triton.JITFunction.run
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        runs.append(self)
+        if not kwargs["warmup"]:
+            runs.append(self)
         return run(self, *args, **kwargs)
 
     monkeypatch.setattr(triton.JITFunction, "run", counted)
@@ -302,6 +305,18 @@ def test_unknown_triton_falls_back_for_good(device: Device, monkeypatch: pytest.
         check(add, x, y)
     assert len(runs) == 3
     assert add.bind((x, y)).compile_config().__kwdefaults__["_launcher"].inner.dead
+
+
+def test_a_binary_that_fails_its_check_is_not_launched(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(compiled: CompiledKernel, target: hardware.Target) -> None:
+        raise MiscompiledError(f"{compiled.name} of {target.name} is wrong")
+
+    monkeypatch.setattr(offline, "check", wrong)
+    add = adder()
+    for _ in range(2):
+        with pytest.raises(exc.TritonError, match="is wrong"):
+            add(sample(), sample())
+    assert not device.launches
 
 
 def test_portable_way_of_launching(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

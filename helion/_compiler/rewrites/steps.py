@@ -50,6 +50,8 @@ class StepInputs:
     """True if some loop is fully unrolled."""
     float_counts: bool = False
     """True if sums of conditions are computed in fp32."""
+    early_operands: bool = False
+    """True if operands of matmuls are loaded before earlier matmuls whose swizzle differs."""
     float_reads: bool = False
     """True if float instructions are the first to read the accumulators of matmuls."""
     tunables: Mapping[str, Any] = field(default_factory=dict)

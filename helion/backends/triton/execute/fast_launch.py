@@ -206,6 +206,8 @@ class FastLauncher:
         entry = site.entries.get(key)
         if entry is None:
             with TRITON_LOCK, offline.said_when_slow(kernel, options):
+                if self.target.has("wgmma"):  # checked before it is launched
+                    offline.check(_compiled(kernel.run(*args, grid=grid, warmup=True, **options)), self.target)
                 compiled = kernel.run(*args, grid=grid, warmup=False, **options)
             found = _entry(kernel, compiled, device)
             if found is None:
@@ -293,11 +295,15 @@ def _wanted(hook: Any) -> Any:
     return None if hook is None or getattr(hook, "calls", None) == [] else hook
 
 
+def _compiled(result: Any) -> Any:
+    """Return the binary of a result of ``JITFunction.run``, which another thread may compile."""
+    wait = getattr(result, "result", None)
+    return wait() if callable(wait) and not hasattr(type(result), "run") else result
+
+
 def _entry(kernel: triton.JITFunction, compiled: Any, device: int) -> Entry | None:
     """Return the entry of a result of ``JITFunction.run``, or None if it is not of a supported Triton."""
-    result = getattr(compiled, "result", None)
-    if callable(result) and not hasattr(type(compiled), "run"):  # a compilation in another thread
-        compiled = result()
+    compiled = _compiled(compiled)
     run = getattr(compiled, "run", None)
     function, packed = getattr(compiled, "function", None), getattr(compiled, "packed_metadata", None)
     used = getattr(kernel, "used_global_vals", None)

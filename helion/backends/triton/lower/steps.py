@@ -28,6 +28,7 @@ from .align import align_rows
 from .backwards import turn_loops
 from .carries import share_variables
 from .counts import count_in_floats
+from .early_operands import load_early
 from .float_reads import read_as_floats
 from .running_sums import keep_sums
 from .whole_tiles import part_whole_tiles
@@ -120,6 +121,7 @@ STEPS: tuple[Step, ...] = (
     Step("triton.unbatch_dot", single_products),
     Step("triton.atomics", unread_atomics),
     *rewrites.schedule("swap_ab", None),
+    Step("triton.early_operands", load_early),
     Step("triton.float_reads", read_as_floats),
     Step("triton.carries", share_variables),
 )

@@ -106,6 +106,7 @@ def _inputs(program: Program, decisions: Decisions, settings: Settings, target: 
         checked=settings.checked,
         unrolled=any(decisions.entries.get("static_ranges", {}).values()),
         float_counts=target.kind == "cuda",
+        early_operands=target.has("wgmma"),
         float_reads=target.has("wgmma"),
         tunables={name: decisions.values[name] for name, _ in program.tunables},
     )

@@ -25,6 +25,7 @@ from ...._support import logs
 from ...._support.locks import TRITON_LOCK, is_held_elsewhere, recover
 from ....hardware import Target
 from ...execution import CompileError
+from .descriptors import check_descriptors
 from .ending import Ending, ending_assembler
 
 if TYPE_CHECKING:
@@ -84,11 +85,11 @@ def compile_offline(
 
     `seconds` bound ``ptxas``, which is ended after that time of the whole compilation.
 
-    Raises ``OfflineCompileError`` if Triton, LLVM or ``ptxas`` rejects the kernel, if ``ptxas`` was ended, or if there is
-    no compiler for `target`; ``ValueError`` for arguments or options that do not exist or are missing; ``TypeError`` if
-    `fn` is not compilable. Too much shared memory is not an error: see ``resources.measure``. On a rejection Triton
-    prints the kernel's whole PTX; that text is dropped. MLIR's own diagnostics go from C++ to the process's stderr and
-    are not captured.
+    Raises ``OfflineCompileError`` if Triton, LLVM or ``ptxas`` rejects the kernel, or if ``ptxas`` was ended or is known to
+    compile it wrongly. It is also raised if there is no compiler for `target`. Raises ``ValueError`` for arguments or
+    options that do not exist or are missing; ``TypeError`` if `fn` is not compilable. Too much shared memory is not an
+    error: see ``resources.measure``. On a rejection Triton prints the kernel's whole PTX; that text is dropped. MLIR's own
+    diagnostics go from C++ to the process's stderr and are not captured.
     """
     import triton  # 0.25 s
 
@@ -124,9 +125,17 @@ def compile_offline(
             said_when_slow(fn, options),
             ending_assembler(assembler, limit) as ending,
         ):
-            return triton.compile(source, target=gpu, options=options)
+            compiled = triton.compile(source, target=gpu, options=options)
+            check(compiled, target)
+            return compiled
     except Exception as error:
         raise refuse(detail=f"ptxas was ended after {seconds:g} s" if ending.ended else _tail(error)) from error
+
+
+def check(compiled: CompiledKernel | None, target: Target) -> None:
+    """Raise ``MiscompiledError`` for a binary that ``ptxas`` compiles wrongly. None, which hooks of Triton's give, passes."""
+    if compiled is not None and target.has("wgmma"):
+        check_descriptors(compiled, ptxas_version(target))
 
 
 @functools.cache
