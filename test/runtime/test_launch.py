@@ -25,7 +25,7 @@ from triton.runtime.errors import OutOfResources
 
 import helion
 import helion.language as hl
-from helion import exc, hardware
+from helion import exc
 from helion.backends import stub
 from helion.backends.triton.execute import fast_launch, launcher, native
 from helion.backends.triton.toolchain import offline
@@ -308,10 +308,10 @@ def test_unknown_triton_falls_back_for_good(device: Device, monkeypatch: pytest.
 
 
 def test_a_binary_that_fails_its_check_is_not_launched(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(compiled: CompiledKernel, target: hardware.Target) -> None:
-        raise MiscompiledError(f"{compiled.name} of {target.name} is wrong")
+    def wrong(compiled: CompiledKernel, ptxas: str) -> None:
+        raise MiscompiledError(f"ptxas {ptxas} of {compiled.name} is wrong")
 
-    monkeypatch.setattr(offline, "check", wrong)
+    monkeypatch.setattr(offline, "check_descriptors", wrong)
     add = adder()
     for _ in range(2):
         with pytest.raises(exc.TritonError, match="is wrong"):
