@@ -1,6 +1,7 @@
 """Kernels as PyTorch with tiles, compiled with a config that is near its best at the first call."""
 
 from . import autotuner as autotuner
+from . import distributed as distributed
 from . import exc as exc
 from . import experimental as experimental
 from . import hardware as hardware

@@ -206,7 +206,9 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("ReadModifyWriteRace", "BaseError", "Programs at every tile of {axis!r} read, change and store the same elements of {name!r}, in any order and at the same time, so that updates are lost; use hl.atomic_add (or another atomic operation), or make {axis!r} a loop inside of the grid loop, or give it one tile."),
     ("OverlappingStore", "BaseError", "All indices of dimension {dim} of {name!r} are one element of memory (its stride is 0, as torch.Tensor.expand makes it), and this stores to several of them, in no particular order; store to one index, make the tensor contiguous with .clone() or .contiguous(), or use an atomic operation."),
     ("DataRace", "BaseError", "{element} is {first}, then {second} of kernel {kernel!r}; {why}. Its value depends on which runs first."),
-    ("SeveralGpusUnsupported", "BaseError", "{name} is for kernels that run over several GPUs, which are not supported; exchange data with torch.distributed before or after the kernel."),
+    ("Deadlock", "BaseError", "No rank can go on (seed {seed}): {waits}. Each hl.wait needs a message that a program sends without waiting for this one: send before waiting, and check peer, index and count."),
+    ("PeerLost", "BaseError", "{0}"),
+    ("SeveralGpusUnsupported", "BaseError", "{name} is not supported{remedy}."),
     ("TensorOnOtherDevice", "BaseError", "The host code makes {name!r} on {device}, but the arguments are on the CPU, and the kernel runs there; make it with device=x.device, where x is an argument, or pass tensors on {device}."),
     # --- warnings ------------------------------------------------------------------------------------------------
     ("TensorOperationInWrapper", "BaseWarning", "{name} computes on the host, in a launch of its own; move it inside the hl.tile loop to fuse it."),

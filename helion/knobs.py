@@ -187,6 +187,12 @@ TRITON_CACHE_DIR = Knob(
     None,
     "folder of Triton's binaries (default: ~/.triton/cache, or next to helion's own cache if that is not writable)",
 )
+WAIT_TIMEOUT = Knob(
+    "HELION_WAIT_TIMEOUT",
+    _natural,
+    30,
+    "seconds after which hl.wait gives up and exc.PeerLost is raised; 0 waits forever; part of compiled kernels",
+)
 CPU_CONFIG = Knob(
     "HELION_CPU_CONFIG",
     _choice("large", "target"),

@@ -41,8 +41,11 @@ from .scans import associative_scan as associative_scan
 from .scans import cumprod as cumprod
 from .scans import cumsum as cumsum
 from .scans import reduce as reduce
+from .several_gpus import Channel as Channel
 from .several_gpus import make_async_remote_copy as make_async_remote_copy
 from .several_gpus import remote_barrier as remote_barrier
+from .several_gpus import signal as signal
+from .several_gpus import wait as wait
 from .stack_tensor import StackTensor as StackTensor
 from .stack_tensor import stacktensor_like as stacktensor_like
 from .tiles import Tile as Tile

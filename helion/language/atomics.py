@@ -11,10 +11,13 @@ from .. import exc
 from ._reference import access
 from ._registry import declare, reference
 
+#: Memory orders, and the programs that see them.
+SEMANTICS, SCOPES = ("relaxed", "acquire", "release", "acq_rel"), ("gpu", "sys")
+
 
 @declare("device")
 def atomic_add(
-    target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | float, sem: str = "relaxed"
+    target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | float, sem: str = "relaxed", scope: str = "gpu"
 ) -> torch.Tensor:
     """Add to elements of a host tensor: ``target[index] += value``.
 
@@ -27,6 +30,8 @@ def atomic_add(
             range are skipped.
         sem: memory order, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, for the whole program:
             all threads' earlier accesses happen before a release, and their later ones after an acquire.
+        scope: the programs that see this order: ``"gpu"``, those of this GPU, or ``"sys"``, also those of other GPUs that
+            access the same memory.
 
     Returns:
         The previous elements, of the selected shape and the tensor's dtype. An element that several lanes select is
@@ -35,7 +40,7 @@ def atomic_add(
     Raises:
         exc.AtomicOnDeviceTensor: ``target`` is a device value.
         exc.TypeInferenceError: no GPU has the operation on the tensor's dtype.
-        exc.InvalidAPIUsage: an unknown ``sem``.
+        exc.InvalidAPIUsage: an unknown ``sem`` or ``scope``.
 
     Example::
 
@@ -51,7 +56,7 @@ def atomic_add(
 
 @declare("device")
 def atomic_max(
-    target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | float, sem: str = "relaxed"
+    target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | float, sem: str = "relaxed", scope: str = "gpu"
 ) -> torch.Tensor:
     """Store the maximum into elements of a host tensor: ``target[index] = max(target[index], value)``.
 
@@ -64,6 +69,8 @@ def atomic_max(
             range are skipped.
         sem: memory order, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, for the whole program:
             all threads' earlier accesses happen before a release, and their later ones after an acquire.
+        scope: the programs that see this order: ``"gpu"``, those of this GPU, or ``"sys"``, also those of other GPUs that
+            access the same memory.
 
     Returns:
         The previous elements, of the selected shape and the tensor's dtype. An element that several lanes select is
@@ -72,7 +79,7 @@ def atomic_max(
     Raises:
         exc.AtomicOnDeviceTensor: ``target`` is a device value.
         exc.TypeInferenceError: no GPU has the operation on the tensor's dtype.
-        exc.InvalidAPIUsage: an unknown ``sem``.
+        exc.InvalidAPIUsage: an unknown ``sem`` or ``scope``.
 
     Example::
 
@@ -89,7 +96,7 @@ def atomic_max(
 
 @declare("device")
 def atomic_min(
-    target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | float, sem: str = "relaxed"
+    target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | float, sem: str = "relaxed", scope: str = "gpu"
 ) -> torch.Tensor:
     """Store the minimum into elements of a host tensor: ``target[index] = min(target[index], value)``.
 
@@ -102,6 +109,8 @@ def atomic_min(
             range are skipped.
         sem: memory order, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, for the whole program:
             all threads' earlier accesses happen before a release, and their later ones after an acquire.
+        scope: the programs that see this order: ``"gpu"``, those of this GPU, or ``"sys"``, also those of other GPUs that
+            access the same memory.
 
     Returns:
         The previous elements, of the selected shape and the tensor's dtype. An element that several lanes select is
@@ -110,7 +119,7 @@ def atomic_min(
     Raises:
         exc.AtomicOnDeviceTensor: ``target`` is a device value.
         exc.TypeInferenceError: no GPU has the operation on the tensor's dtype.
-        exc.InvalidAPIUsage: an unknown ``sem``.
+        exc.InvalidAPIUsage: an unknown ``sem`` or ``scope``.
 
     Example::
 
@@ -127,7 +136,7 @@ def atomic_min(
 
 @declare("device")
 def atomic_and(
-    target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | int, sem: str = "relaxed"
+    target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | int, sem: str = "relaxed", scope: str = "gpu"
 ) -> torch.Tensor:
     """Combine elements of a host tensor by bitwise and: ``target[index] &= value``.
 
@@ -140,6 +149,8 @@ def atomic_and(
             range are skipped.
         sem: memory order, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, for the whole program:
             all threads' earlier accesses happen before a release, and their later ones after an acquire.
+        scope: the programs that see this order: ``"gpu"``, those of this GPU, or ``"sys"``, also those of other GPUs that
+            access the same memory.
 
     Returns:
         The previous elements, of the selected shape and the tensor's dtype. An element that several lanes select is
@@ -148,7 +159,7 @@ def atomic_and(
     Raises:
         exc.AtomicOnDeviceTensor: ``target`` is a device value.
         exc.TypeInferenceError: no GPU has the operation on the tensor's dtype.
-        exc.InvalidAPIUsage: an unknown ``sem``.
+        exc.InvalidAPIUsage: an unknown ``sem`` or ``scope``.
 
     Example::
 
@@ -165,7 +176,7 @@ def atomic_and(
 
 @declare("device")
 def atomic_or(
-    target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | int, sem: str = "relaxed"
+    target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | int, sem: str = "relaxed", scope: str = "gpu"
 ) -> torch.Tensor:
     """Combine elements of a host tensor by bitwise or: ``target[index] |= value``.
 
@@ -178,6 +189,8 @@ def atomic_or(
             range are skipped.
         sem: memory order, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, for the whole program:
             all threads' earlier accesses happen before a release, and their later ones after an acquire.
+        scope: the programs that see this order: ``"gpu"``, those of this GPU, or ``"sys"``, also those of other GPUs that
+            access the same memory.
 
     Returns:
         The previous elements, of the selected shape and the tensor's dtype. An element that several lanes select is
@@ -186,7 +199,7 @@ def atomic_or(
     Raises:
         exc.AtomicOnDeviceTensor: ``target`` is a device value.
         exc.TypeInferenceError: no GPU has the operation on the tensor's dtype.
-        exc.InvalidAPIUsage: an unknown ``sem``.
+        exc.InvalidAPIUsage: an unknown ``sem`` or ``scope``.
 
     Example::
 
@@ -203,7 +216,7 @@ def atomic_or(
 
 @declare("device")
 def atomic_xor(
-    target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | int, sem: str = "relaxed"
+    target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | int, sem: str = "relaxed", scope: str = "gpu"
 ) -> torch.Tensor:
     """Combine elements of a host tensor by bitwise exclusive or: ``target[index] ^= value``.
 
@@ -216,6 +229,8 @@ def atomic_xor(
             range are skipped.
         sem: memory order, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, for the whole program:
             all threads' earlier accesses happen before a release, and their later ones after an acquire.
+        scope: the programs that see this order: ``"gpu"``, those of this GPU, or ``"sys"``, also those of other GPUs that
+            access the same memory.
 
     Returns:
         The previous elements, of the selected shape and the tensor's dtype. An element that several lanes select is
@@ -224,7 +239,7 @@ def atomic_xor(
     Raises:
         exc.AtomicOnDeviceTensor: ``target`` is a device value.
         exc.TypeInferenceError: no GPU has the operation on the tensor's dtype.
-        exc.InvalidAPIUsage: an unknown ``sem``.
+        exc.InvalidAPIUsage: an unknown ``sem`` or ``scope``.
 
     Example::
 
@@ -241,7 +256,7 @@ def atomic_xor(
 
 @declare("device")
 def atomic_xchg(
-    target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | float, sem: str = "relaxed"
+    target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | float, sem: str = "relaxed", scope: str = "gpu"
 ) -> torch.Tensor:
     """Exchange elements of a host tensor: ``target[index] = value``.
 
@@ -254,6 +269,8 @@ def atomic_xchg(
             range are skipped.
         sem: memory order, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, for the whole program:
             all threads' earlier accesses happen before a release, and their later ones after an acquire.
+        scope: the programs that see this order: ``"gpu"``, those of this GPU, or ``"sys"``, also those of other GPUs that
+            access the same memory.
 
     Returns:
         The previous elements, of the selected shape and the tensor's dtype. An element that several lanes select is
@@ -262,7 +279,7 @@ def atomic_xchg(
     Raises:
         exc.AtomicOnDeviceTensor: ``target`` is a device value.
         exc.TypeInferenceError: no GPU has the operation on the tensor's dtype.
-        exc.InvalidAPIUsage: an unknown ``sem``.
+        exc.InvalidAPIUsage: an unknown ``sem`` or ``scope``.
 
     Example::
 
@@ -284,6 +301,7 @@ def atomic_cas(
     expected: torch.Tensor | float,
     value: torch.Tensor | float,
     sem: str = "relaxed",
+    scope: str = "gpu",
 ) -> torch.Tensor:
     """Compare and swap: ``target[index] = value`` where ``target[index] == expected``.
 
@@ -296,6 +314,8 @@ def atomic_cas(
         value: the new elements, in the same forms; cast to the tensor's dtype.
         sem: memory order, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, for the whole program:
             all threads' earlier accesses happen before a release, and their later ones after an acquire.
+        scope: the programs that see this order: ``"gpu"``, those of this GPU, or ``"sys"``, also those of other GPUs that
+            access the same memory.
 
     Returns:
         The previous elements, of the selected shape and the tensor's dtype. An element that several lanes select is
@@ -304,7 +324,7 @@ def atomic_cas(
     Raises:
         exc.AtomicOnDeviceTensor: ``target`` is a device value.
         exc.TypeInferenceError: no GPU has the operation on the tensor's dtype.
-        exc.InvalidAPIUsage: an unknown ``sem``.
+        exc.InvalidAPIUsage: an unknown ``sem`` or ``scope``.
 
     Example::
 
@@ -320,6 +340,13 @@ def atomic_cas(
 
 
 _BITS = ("and", "or", "xor")
+
+
+def check_order(function: str, sem: Any, scope: Any) -> None:
+    """Raise ``exc.InvalidAPIUsage`` for an unknown memory order or scope."""
+    for what, given, known in (("sem", sem, SEMANTICS), ("scope", scope, SCOPES)):
+        if given not in known:
+            raise exc.InvalidAPIUsage(f"{what} of {function} must be one of {', '.join(known)}, got {given!r}.")
 
 
 def check_dtype(name: str, dtype: torch.dtype) -> None:
@@ -348,10 +375,8 @@ def _register(function: Any, update: _Update, operands: tuple[str, ...] = ("valu
 
     @reference(function, "once")
     def call(target: Any, index: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        given = dict(zip((*operands, "sem"), args, strict=False)) | kwargs
-        sem = given.get("sem", "relaxed")
-        if sem not in ("relaxed", "acquire", "release", "acq_rel"):
-            raise exc.InvalidAPIUsage(f"sem of {name} must be relaxed, acquire, release or acq_rel, got {sem!r}.")
+        given = dict(zip((*operands, "sem", "scope"), args, strict=False)) | kwargs
+        check_order(name, given.get("sem", "relaxed"), given.get("scope", "gpu"))
         if not isinstance(target, torch.Tensor):
             raise exc.TypeInferenceError(f"{name} works on host tensors, got a {type(target).__name__}.")
         check_dtype(function.__name__.removeprefix("atomic_"), target.dtype)

@@ -134,7 +134,13 @@ def _check_storable(value: Any, how: str) -> None:
 
 
 def atomic(
-    t: TraceState, name: str, tensor: HostTensorValue, index: Any, values: Sequence[Any], sem: str
+    t: TraceState,
+    name: str,
+    tensor: HostTensorValue,
+    index: Any,
+    values: Sequence[Any],
+    sem: str,
+    scope: str = "gpu",
 ) -> DeviceValue:
     """Record a read-modify-write of ``tensor[index]`` and return the old value."""
     plan = subscripts.plan(t, tensor, index, shift=len(values))
@@ -150,6 +156,7 @@ def atomic(
         rank=len(plan.dims),
         atomic=name,
         sem=sem,
+        scope=scope,
     )
     return ops.emit(t, "atomic", [*given, *plan.operands], tensor.dtype, plan.dims, attrs)
 

@@ -133,7 +133,8 @@ class MemoryAttrs:
     - ``load_slot`` numbers the loads whose eviction policy the user left open.
     - ``mask`` is the operand that holds the user's extra mask.
     - ``rank`` is the number of dimensions of the accessed tile.
-    - ``atomic`` is the operation of an atomic, ``sem`` its memory order. The result of an ``unread`` atomic has no use.
+    - ``atomic`` is the operation of an atomic, ``sem`` its memory order, ``scope`` the programs that see it: those of
+      this GPU (``gpu``) or of all GPUs (``sys``). The result of an ``unread`` atomic has no use.
     - ``padded``: the memory of the load has whole tiles, with zeros out of range.
     - ``aligned``: lanes begin at multiples of this many elements of the tensor; 0 if unknown.
     """
@@ -147,6 +148,7 @@ class MemoryAttrs:
     eviction: str | None = None
     atomic: str | None = None
     sem: str = "relaxed"
+    scope: str = "gpu"
     unread: bool = False
     padded: bool = False
     aligned: int = 0

@@ -130,7 +130,8 @@ def _op(op: Op, program: Program) -> str:
                 text += f" if {_operand(op.operands[op.attrs.mask])}"
             if op.kind == "atomic":
                 unread = " unread" if op.attrs.unread else ""
-                return f"{text} {op.attrs.atomic} {_operand(op.operands[0])} {op.attrs.sem}{unread}"
+                scope = "" if op.attrs.scope == "gpu" else f" {op.attrs.scope}"
+                return f"{text} {op.attrs.atomic} {_operand(op.operands[0])} {op.attrs.sem}{scope}{unread}"
             return f"{text} <- {_operand(op.operands[0])}" if op.kind == "store" else text
         case PointwiseAttrs(name):
             return f"{name} {operands}"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ...hardware import Target
     from ...settings import Settings
     from ..execution import Executor, Toolchain
-    from . import inline, limits, refusal, space
+    from . import inline, limits, refusal, remote, space
     from .codegen import module
     from .execute import executor
     from .heuristics import registry
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 else:
     # importing the package needs none of these, and neither does binding with the front end alone
     inline = lazy("helion.backends.triton.inline")
+    remote = lazy("helion.backends.triton.remote")
     module = lazy("helion.backends.triton.codegen.module")
     host = lazy("helion.backends.triton.lower.host")
     limits = lazy("helion.backends.triton.limits")
@@ -87,7 +88,7 @@ class Triton:
 
     @property
     def rules(self) -> Mapping[Any, Callable[..., Any]]:
-        return inline.RULES
+        return {**inline.RULES, **remote.RULES}
 
     def limits(self, target: Target) -> Limits:
         return limits.limits(target)

@@ -12,9 +12,8 @@ from .... import language as hl
 from ...._shapes import ONE, Expr, hint_of, is_power_of_2, next_power_of_2
 from ....config import OWN_KEYS, TUNABLE
 from ....fields import Fragment
-from ....language.atomics import check_dtype
+from ....language.atomics import check_dtype, check_order
 from ....language.scans import plain_function
-from ....language.several_gpus import refusing
 from ....language.stack_tensor import StackTensor
 from .. import memory, ops
 from ..rules import Rules
@@ -163,11 +162,9 @@ def _barrier(t: Tracer) -> None:
 
 # --- atomics ----------------------------------------------------------------------------------------------------------
 
-_SEMANTICS = ("relaxed", "acquire", "release", "acq_rel")
-
 
 def _atomic(name: str) -> Callable[..., Any]:
-    def call(t: Tracer, target: Any, index: Any, *values: Any, sem: str = "relaxed") -> DeviceValue:
+    def call(t: Tracer, target: Any, index: Any, *values: Any, sem: str = "relaxed", scope: str = "gpu") -> DeviceValue:
         function = f"hl.atomic_{name}"
         if isinstance(target, DeviceValue):
             raise exc.AtomicOnDeviceTensor(name=function)
@@ -177,12 +174,12 @@ def _atomic(name: str) -> Callable[..., Any]:
             )
         tensor = _host_tensor(t, target, function)
         count = 2 if name == "cas" else 1
-        if len(values) > count:  # sem may be positional
-            *values, sem = values  # type: ignore[assignment]
-        if sem not in _SEMANTICS:
-            raise exc.InvalidAPIUsage(f"sem of {function} must be one of {', '.join(_SEMANTICS)}, got {sem!r}.")
+        for at, given in enumerate(values[count:]):  # they may be positional
+            sem, scope = (given, scope) if at == 0 else (sem, given)
+        values = values[:count]
+        check_order(function, sem, scope)
         check_dtype(name, tensor.dtype)
-        return memory.atomic(t, name, tensor, _index(index), values, sem)
+        return memory.atomic(t, name, tensor, _index(index), values, sem, scope)
 
     return call
 
@@ -352,9 +349,3 @@ def _register_tunable(t: Tracer, name: Any, fragment: Any) -> Expr:
         raise exc.TunableNameConflict(name=name.removeprefix(TUNABLE))
     t.registered.tunables[name] = fragment
     return Expr("tunable", (name,), value)
-
-
-# --- kernels over several GPUs ----------------------------------------------------------------------------------------
-
-rule(hl.make_async_remote_copy)(refusing("hl.make_async_remote_copy"))
-rule(hl.remote_barrier)(refusing("hl.remote_barrier"))

@@ -8,9 +8,9 @@ from .... import exc
 from ....language._registry import DECLARED
 from ..rules import Rule, union
 from ..tracer import Tracer
-from . import escape, functions, quantized, random, stack
+from . import escape, functions, quantized, random, remote, stack
 
-HL_RULES = union(functions.RULES, escape.RULES, quantized.RULES, random.RULES, stack.RULES)
+HL_RULES = union(functions.RULES, escape.RULES, quantized.RULES, random.RULES, remote.RULES, stack.RULES)
 
 
 def _of_backend(function: Any) -> Rule:

@@ -80,6 +80,8 @@ def atomic(e: Emission, op: Op) -> None:
     elif mask:
         arguments.append(f"mask={mask}")
     arguments.append(f"sem={attrs.sem!r}")
+    if attrs.scope != "gpu":  # Triton's default
+        arguments.append(f"scope={attrs.scope!r}")
     text = f"tl.atomic_{attrs.atomic}({', '.join(arguments)})"
     if attrs.unread:
         e.lines.add(text)

@@ -14,6 +14,7 @@ from .elementwise import signed, unsigned
 from .memory import Memory
 from .numerics import HELD, NARROW, RAW
 from .races import RaceDetector
+from .ranks import RankWatch
 from .values import Handle
 
 _BINARY: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
@@ -38,17 +39,17 @@ def _itemsize(element: tl.dtype) -> int:
     return max(1, element.primitive_bitwidth // 8)
 
 
+def _is_volatile(options: Sequence[Any]) -> bool:
+    """Return whether a load is volatile, by the options of the builder's method: cache, eviction, volatile."""
+    return bool(options) and options[-1] is True
+
+
 def _raw_dtype(element: tl.dtype) -> np.dtype:
     return RAW.get(element.name, _POINTER)
 
 
 def _ints(handles: Sequence[Handle]) -> tuple[int, ...]:
     return tuple(int(h.data.reshape(-1)[0]) for h in handles)
-
-
-def _acquires(sem: Any) -> bool:
-    """Return whether an atomic operation with these semantics may wait for another program."""
-    return sem is None or "ACQUIRE" in str(sem).upper()
 
 
 class Window:
@@ -100,18 +101,18 @@ class Access:
     """Builder methods that access memory."""
 
     memory: Memory
-    #: Detector of data races of a launch, if requested.
-    races: RaceDetector | None = None
+    #: Detector of data races of a launch, if requested, or the watch of a simulated rank.
+    races: RaceDetector | RankWatch | None = None
 
     @property
     def place(self) -> str:
         """The kernel and program, for messages."""
         raise NotImplementedError
 
-    def create_load(self, pointers: Handle, *_: Any) -> Handle:
-        return self.create_masked_load(pointers, None, None)
+    def create_load(self, pointers: Handle, *rest: Any) -> Handle:
+        return self.create_masked_load(pointers, None, None, *rest)
 
-    def create_masked_load(self, pointers: Handle, mask: Handle | None, other: Handle | None, *_: Any) -> Handle:
+    def create_masked_load(self, pointers: Handle, mask: Handle | None, other: Handle | None, *rest: Any) -> Handle:
         element = pointers.dtype.element_ty
         if self.races is not None:
             self.races.load(pointers, mask, _raw_dtype(element).itemsize)
@@ -121,6 +122,8 @@ class Access:
             None if other is None else numerics.encode(other.data, element.name),
             _raw_dtype(element),
         )
+        if self.races is not None and _is_volatile(rest):
+            self.races.polled(pointers, raw)
         return Handle(numerics.decode(raw, element.name), element, pointers.shape)
 
     def create_store(self, pointers: Handle, value: Handle, *_: Any) -> None:
@@ -232,14 +235,16 @@ class Access:
     # Atomics.
 
     def create_atomic_rmw(
-        self, operation: Any, pointers: Handle, value: Handle, mask: Handle, sem: Any = None, *_: Any
+        self, operation: Any, pointers: Handle, value: Handle, mask: Handle, sem: Any = None, scope: Any = None, *_: Any
     ) -> Handle:
-        return self._atomic(operation.name, pointers, value, mask, sem)
+        return self._atomic(operation.name, pointers, value, mask, sem, scope)
 
-    def _atomic(self, operation: str, pointers: Handle, value: Handle, mask: Handle, sem: Any = None) -> Handle:
+    def _atomic(
+        self, operation: str, pointers: Handle, value: Handle, mask: Handle, sem: Any = None, scope: Any = None
+    ) -> Handle:
         name = value.dtype.name
         if self.races is not None:
-            self.races.atomic(pointers, mask, _raw_dtype(value.dtype).itemsize, _acquires(sem))
+            self.races.atomic(pointers, mask, _raw_dtype(value.dtype).itemsize, sem, scope)
         values = np.broadcast_to(value.data, pointers.full().shape).reshape(-1)
         if operation in ("MAX", "MIN"):
             values = signed(values)
@@ -254,13 +259,32 @@ class Access:
             return numerics.encode(result, name).view(old.dtype)
 
         every = np.broadcast_to(mask.data, pointers.full().shape)
-        old = self.memory.update(pointers.full(), every, _raw_dtype(value.dtype), change)
+        old = self._update(pointers, every, _raw_dtype(value.dtype), change, sem, scope)
         return Handle(numerics.decode(old, name), value.dtype, pointers.shape)
 
-    def create_atomic_cas(self, pointers: Handle, compare: Handle, value: Handle, sem: Any = None, *_: Any) -> Handle:
+    def _update(
+        self,
+        pointers: Handle,
+        active: np.ndarray,
+        raw: np.dtype,
+        change: Callable[[np.ndarray, np.ndarray], np.ndarray],
+        sem: Any,
+        scope: Any,
+    ) -> np.ndarray:
+        """Update the active lanes and return the old bits."""
+        addresses = pointers.full()
+        old = self.memory.update(addresses, active, raw, change)
+        if self.races is not None and active.any():
+            new = self.memory.load(addresses[active], None, None, raw)
+            self.races.updated(addresses[active], old[active], new, sem, scope)
+        return old
+
+    def create_atomic_cas(
+        self, pointers: Handle, compare: Handle, value: Handle, sem: Any = None, scope: Any = None, *_: Any
+    ) -> Handle:
         name, raw = value.dtype.name, _raw_dtype(value.dtype)
         if self.races is not None:
-            self.races.atomic(pointers, None, raw.itemsize, _acquires(sem))
+            self.races.atomic(pointers, None, raw.itemsize, sem, scope)
         addresses = pointers.full()
         bits = f"u{raw.itemsize}"
         expected, desired = (
@@ -270,7 +294,7 @@ class Access:
         def change(old: np.ndarray, lanes: np.ndarray) -> np.ndarray:
             return np.where(old.view(bits) == expected[lanes].view(bits), desired[lanes], old)
 
-        old = self.memory.update(addresses, np.ones(addresses.shape, bool), raw, change)
+        old = self._update(pointers, np.ones(addresses.shape, bool), raw, change, sem, scope)
         return Handle(numerics.decode(old, name), value.dtype, pointers.shape)
 
     def create_atomic_load(self, pointers: Handle, mask: Handle, *_: Any) -> Handle:

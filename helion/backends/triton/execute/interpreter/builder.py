@@ -15,13 +15,16 @@ import numpy as np
 import triton.language as tl
 from triton._C.libtriton import ir
 
+from ..... import exc
 from ...codegen.ops_pointwise import RENEW_PTX, ROUND_PTX, SETTLE_PTX, ZERO_PTX
 from ...lower.float_reads import FLOAT_READ_PTX
+from ...remote import WAIT_MARK
 from . import numerics
 from .access import Access
 from .elementwise import Elementwise
 from .memory import Memory
 from .numerics import FP8, HELD, NARROW
+from .ranks import RankWatch
 from .values import Block, Handle, block, scalar
 
 
@@ -261,10 +264,23 @@ class Builder(Elementwise, Access):
         if text == ROUND_PTX:
             (value,) = values
             return AssemblyResults(Handle(numerics.round_narrow(value.data, "bf16"), value.dtype, value.shape))
+        if text.startswith(WAIT_MARK):
+            return self._wait(*values)
         raise NotImplementedError(
             f"{self.place}: tl.inline_asm_elementwise does not run on CPU tensors (assembly {str(text).strip()!r}). "
             "Write the operation with triton.language, or run this kernel on a GPU."
         )
+
+    def _wait(self, word: Handle, want: Handle, _first: Handle, _note: Handle, peer: Handle) -> AssemblyResults:
+        """Wait for messages of another rank."""
+        if not isinstance(self.races, RankWatch):
+            raise exc.SeveralGpusUnsupported(
+                name="hl.wait on CPU tensors outside of simulated ranks",
+                remedy="; call the kernel in a function that helion.distributed.run runs on each rank",
+            )
+        at, count, sender = (int(each.data.reshape(-1)[0]) for each in (word, want, peer))
+        self.races.wait(at, count, sender - 1)
+        return AssemblyResults(Handle(np.zeros(1, np.int32), tl.int32, ()))
 
     def create_print(self, prefix: str, hexadecimal: bool, values: Sequence[Handle], _signs: Any) -> None:
         head = f"pid {self.program}{prefix}"

@@ -11,9 +11,11 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction, TensorWrapper
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ....._support import ranks as _ranks
 from ....._support.locks import TRITON_LOCK, recover
 from .memory import Memory, Region
 from .races import WARP_LANES, RaceDetector, WatchedTensor, is_detecting
+from .ranks import RankWatch, programs_of
 from .rewrite import Interpreted, adapt, interpreted
 from .semantic import SEMANTIC
 from .values import Descriptor, Handle, Tensor, own, scalar
@@ -53,8 +55,8 @@ def _number(value: Any, dtype: tl.dtype) -> Tensor:
 class _Arguments:
     """Converts a launch's arguments to interpreter values and records the memory they own."""
 
-    def __init__(self, kernel: str) -> None:
-        self.kernel = kernel
+    def __init__(self, kernel: str, *, watching: bool = False) -> None:
+        self.kernel, self.watching = kernel, watching or is_detecting()
         self.storages: dict[int, tuple[int, list[str]]] = {}
         self.watched: list[WatchedTensor] = []
 
@@ -90,7 +92,7 @@ class _Arguments:
             known = self.storages.setdefault(start, (size, []))
             if name not in known[1]:
                 known[1].append(name)
-                if is_detecting():
+                if self.watching:
                     self.watched.append(WatchedTensor.of(name, value))
         return _pointer(value.data_ptr(), element)
 
@@ -231,6 +233,10 @@ def interpret(
     Tensors written before an error keep what was written.
     """
     sizes = _checked_grid(fn, grid)
+    here = _ranks.current()
+    if here is not None:
+        _interpret_rank(*here, fn, sizes, args, kwargs, elsewhere)
+        return
     with TRITON_LOCK, np.errstate(all="ignore"):
         builder = SEMANTIC.builder
         outer = (builder.kernel, builder.memory, builder.grid, builder.program, builder.races)
@@ -254,3 +260,44 @@ def interpret(
             raise
         finally:
             builder.kernel, builder.memory, builder.grid, builder.program, builder.races = outer
+
+
+def _interpret_rank(
+    world: _ranks.World,
+    host: _ranks.Task,
+    fn: JITFunction,
+    sizes: tuple[int, int, int],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    elsewhere: bool,
+) -> None:
+    """Run a kernel on a simulated rank, whose programs take turns with those of the other ranks."""
+    builder = SEMANTIC.builder
+    with TRITON_LOCK, np.errstate(all="ignore"):
+        outer = (builder.kernel, builder.memory, builder.grid, builder.program, builder.races)
+        Interpreted.launch += 1
+        builder.begin(fn.__name__, Memory((), lambda: builder.place), sizes)
+        try:
+            arguments = _Arguments(fn.__name__.removeprefix("_helion_"), watching=True)
+            values = arguments.all(fn, _bound(fn, args, kwargs))
+            memory = Memory(tuple(arguments.regions()), lambda: builder.place, elsewhere)
+            file = fn.fn.__code__.co_filename
+            watch = RankWatch(world, arguments.kernel, file, builder, memory.regions, arguments.watched)
+            function = interpreted(fn).refresh()
+        finally:
+            builder.kernel, builder.memory, builder.grid, builder.program, builder.races = outer
+
+    def run(program: tuple[int, int, int]) -> None:
+        with TRITON_LOCK, np.errstate(all="ignore"):
+            outer = (builder.kernel, builder.memory, builder.grid, builder.program, builder.races)
+            builder.begin(fn.__name__, memory, sizes)
+            builder.program, builder.races = program, watch
+            try:
+                function(**values)
+            except Exception as error:
+                _annotate(error, builder.place)
+                raise
+            finally:
+                builder.kernel, builder.memory, builder.grid, builder.program, builder.races = outer
+
+    world.launch(host, f"kernel {arguments.kernel!r}", tuple(programs_of(sizes, run)))

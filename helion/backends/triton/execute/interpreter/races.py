@@ -200,15 +200,21 @@ class RaceDetector:
             shadow.wrote[units], shadow.write_sign[units], shadow.write_event[units] = self._now, sign, event
             shadow.writer[units] = self._number
 
-    def atomic(self, pointers: Handle, mask: Handle | None, itemsize: int, acquires: bool) -> None:
+    def atomic(self, pointers: Handle, mask: Handle | None, itemsize: int, sem: object, scope: object) -> None:
         event = self._event("updated")
-        self._acquired |= acquires
+        self._acquired |= sem is None or "ACQUIRE" in str(sem).upper()  # it may wait for another program
         for shadow, units in self._units(pointers, mask, itemsize):
             self._check(shadow, units, shadow.wrote[units] == self._now, shadow.write_event, event)
             self._check(shadow, units, shadow.read[units] == self._now, shadow.read_event, event)
             self._check_programs(shadow, units, np.ones(units.shape, bool), event, readers=True, atomic=True)
             shadow.updated[units], shadow.update_event[units] = self._now, event
             _meet(shadow.updater, units, self._number)
+
+    def updated(self, pointers: np.ndarray, old: np.ndarray, new: np.ndarray, sem: object, scope: object) -> None:
+        """Do nothing: values do not matter to the order of one GPU's programs."""
+
+    def polled(self, pointers: Handle, values: np.ndarray) -> None:
+        """Do nothing, as for ``updated``."""
 
     def _check_lanes(self, pointers: Handle, values: np.ndarray, mask: Handle | None, event: int) -> None:
         """Report an element to which lanes of one store write different values."""
@@ -302,22 +308,8 @@ class RaceDetector:
                 self._report(shadow, unit, before, event, "and the programs of a launch run in any order")
 
     def _event(self, verb: str) -> int:
-        self._events.append(_Event(verb, self._program, self._line()))
+        self._events.append(_Event(verb, self._program, line_of(self.file)))
         return len(self._events) - 1
-
-    def _line(self) -> str:
-        frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename != self.file:
-            frame = frame.f_back
-        if frame is None:
-            return "its source"
-        lines = linecache.getlines(self.file)
-        for text in reversed(lines[: frame.f_lineno]):
-            if found := _ORIGIN.match(text):
-                return found[1]
-            if text.startswith("def "):
-                break
-        return lines[frame.f_lineno - 1].strip() if frame.f_lineno <= len(lines) else "its source"
 
     def _report(self, shadow: _Shadow, unit: int, before: _Event, event: int, why: str) -> None:
         address = shadow.region.start + unit * shadow.unit
@@ -331,6 +323,24 @@ class RaceDetector:
             second=f"{after.verb} in program {after.program} at {after.line}",
             why=why,
         )
+
+
+def line_of(file: str) -> str:
+    """Return the line of the kernel in ``file`` that is running, as the user wrote it."""
+    lines = linecache.getlines(file)
+    frame: types.FrameType | None = sys._getframe(1)
+    innermost = "its source"
+    while frame is not None:
+        if frame.f_code.co_filename == file and frame.f_lineno <= len(lines):
+            if innermost == "its source":
+                innermost = lines[frame.f_lineno - 1].strip()
+            for text in reversed(lines[: frame.f_lineno]):
+                if found := _ORIGIN.match(text):
+                    return found[1]
+                if text.startswith("def "):
+                    break  # a helper: the line of its caller is the user's
+        frame = frame.f_back
+    return innermost
 
 
 def _meet(programs: np.ndarray, units: np.ndarray, number: int) -> None:

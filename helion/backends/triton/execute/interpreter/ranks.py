@@ -1,0 +1,218 @@
+"""Interpreted launches of simulated ranks (``_ranks``): programs of all ranks in turns, and what orders them.
+
+A program hands over before each atomic operation at system scope, and at each wait. One that only polls, by atomics
+that change nothing or by volatile loads, is not run again before another task has changed something. So a wait without
+a message ends in ``exc.Deadlock``, and never hangs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..... import exc
+from ....._support import ranks as _ranks
+from ....._support.locks import TRITON_LOCK
+from .memory import Region
+from .races import WatchedTensor, line_of
+from .shadows import Conflict, Shadows
+from .values import Handle
+
+_RELEASES, _ACQUIRES = ("RELEASE", "ACQUIRE_RELEASE"), ("ACQUIRE", "ACQUIRE_RELEASE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Release:
+    """A word after a release: its value, all that was released so far, and the rank that sees it, -1 for all."""
+
+    value: int
+    clock: dict[int, int]
+    rank: int
+
+
+@dataclass(eq=False)
+class _Run:
+    """State of a simulated run that its launches share: accesses, and the releases of each word."""
+
+    shadows: Shadows
+    releases: dict[int, list[_Release]] = field(default_factory=dict)
+    #: Values that tasks have polled, by task and address.
+    polled: dict[tuple[int, int], int] = field(default_factory=dict)
+
+
+def _run_of(world: _ranks.World) -> _Run:
+    found: _Run = world.notes.setdefault("interpreter", _Run(Shadows(world)))
+    return found
+
+
+@dataclass(eq=False)
+class RankWatch:
+    """The accesses of one launch of a rank; has the interface of ``RaceDetector``."""
+
+    world: _ranks.World
+    kernel: str
+    file: str
+    builder: Any
+    regions: Sequence[Region]
+    tensors: Sequence[WatchedTensor]
+
+    def __post_init__(self) -> None:
+        self.run = _run_of(self.world)
+        self.run.shadows.known(self.regions, self.tensors)
+
+    # --- what happens ---------------------------------------------------------------------------------------------------
+
+    def begin_program(self, program: tuple[int, int, int]) -> None:
+        """Do nothing: a program is a task."""
+
+    def barrier(self) -> None:
+        """Do nothing: the order of a program's threads is that of ``RaceDetector``."""
+
+    multiply = barrier
+
+    def load(self, pointers: Handle, mask: Handle | None, itemsize: int) -> None:
+        self._check(self.run.shadows.load(self._task(), pointers, mask, itemsize, self._line()))
+
+    def store(self, pointers: Handle, values: np.ndarray, mask: Handle | None) -> None:
+        self.world.progress += 1
+        self._check(self.run.shadows.store(self._task(), pointers, mask, values.dtype.itemsize, self._line()))
+
+    def atomic(self, pointers: Handle, mask: Handle | None, itemsize: int, sem: Any, scope: Any) -> None:
+        """Hand over before an atomic that other ranks may see, and check its order."""
+        task = self._task()
+        if _word(scope) == "SYSTEM" or _word(sem) in _ACQUIRES:
+            self._hand_over(task)
+        self._check(self.run.shadows.update(task, pointers, mask, itemsize, self._line()))
+
+    def updated(self, pointers: np.ndarray, old: np.ndarray, new: np.ndarray, sem: Any, scope: Any) -> None:
+        """Record what an atomic released and acquired. ``old`` and ``new`` are the elements of its active lanes."""
+        task = self._task()
+        rank = -1 if _word(scope) == "SYSTEM" else task.rank
+        addresses = pointers.reshape(-1)
+        if _word(sem) in _ACQUIRES or sem is None:
+            for address in addresses:
+                self._acquire(task, int(address))
+        changes = bool((old != new).any())
+        for address, value in zip(addresses, new, strict=True):
+            self._release(task, int(address), int(value), rank, releases=sem is None or _word(sem) in _RELEASES)
+        if changes:
+            self.world.progress += 1
+        elif rank < 0 or _word(sem) in _ACQUIRES:
+            self._spin(task, f"polls {self.run.shadows.name(int(addresses[0]))}", int(addresses[0]), int(new[0]))
+
+    def polled(self, pointers: Handle, values: np.ndarray) -> None:
+        """Hand over after a volatile load."""
+        task, address = self._task(), int(pointers.data.reshape(-1)[0])
+        if not self._spin(task, f"polls {self.run.shadows.name(address)}", address, int(values.reshape(-1)[0])):
+            self._hand_over(task)
+
+    def wait(self, word: int, want: int, sender: int) -> None:
+        """Hand over until a word has reached a count, and acquire what its messages released."""
+        task, line, read = self._task(), self._line(), self._reader(word)
+
+        def waiting() -> str:
+            name = self.run.shadows.name(word)
+            missing = want - read()
+            rank = (task.rank + sender) % self.world.size
+            return f"waits for {missing} more message{'s' * (missing != 1)} of rank {rank} in {name} ({line})"
+
+        self._hand_over(task, lambda: _reached(read(), want), waiting)
+        for release in self.run.releases.get(word, ()):
+            if release.rank in (-1, task.rank):
+                _ranks.World.join(task.clock, release.clock)
+            if _reached(release.value, want):
+                break
+        task.clock[task.number] += 1
+
+    # --- order ----------------------------------------------------------------------------------------------------------
+
+    def _acquire(self, task: _ranks.Task, address: int) -> None:
+        for release in self.run.releases.get(address, ()):
+            if release.rank in (-1, task.rank):
+                _ranks.World.join(task.clock, release.clock)
+
+    def _release(self, task: _ranks.Task, address: int, value: int, rank: int, *, releases: bool) -> None:
+        """Record the word after an update; what earlier updates released stays released."""
+        history = self.run.releases.setdefault(address, [])
+        clock = dict(history[-1].clock) if history else {}
+        if releases:
+            _ranks.World.join(clock, task.clock)
+        history.append(_Release(value=value, clock=clock, rank=rank))
+
+    def _hand_over(
+        self, task: _ranks.Task, ready: Callable[[], bool] = lambda: True, waiting: Callable[[], str] = str
+    ) -> None:
+        builder = self.builder
+        saved = (builder.kernel, builder.memory, builder.grid, builder.program, builder.races)
+        TRITON_LOCK.release()
+        try:
+            self.world.pause(task, ready, waiting)
+        finally:
+            TRITON_LOCK.acquire()
+            builder.kernel, builder.memory, builder.grid, builder.program, builder.races = saved
+
+    def _spin(self, task: _ranks.Task, what: str, address: int, value: int) -> bool:
+        """Hand over until another task changes something, if a poll found the value that it had found before."""
+        key, line, before = (task.number, address), self._line(), self.world.progress
+        again = self.run.polled.get(key) == value
+        self.run.polled[key] = value
+        if again:
+            self._hand_over(task, lambda: self.world.progress != before, lambda: f"{what}, which is {value} ({line})")
+        return again
+
+    def _reader(self, word: int) -> Callable[[], int]:
+        for shadow in self.run.shadows.shadows.values():
+            region = shadow.region
+            if region.start <= word < region.end:
+                view = region.view(np.dtype(np.int32))
+                return lambda: int(view[(word - region.start) // 4])
+        raise IndexError(f"{self.builder.place}: hl.wait reads a word outside of every argument")
+
+    # --- what is wrong --------------------------------------------------------------------------------------------------
+
+    def _check(self, found: Conflict | None) -> None:
+        if found is None:
+            return
+        first, second = found.first, found.second
+        raise exc.DataRace(
+            element=found.element,
+            kernel=self.kernel,
+            first=f"{first.verb} by {first.who} at {first.line}",
+            second=f"{second.verb} by {second.who} at {second.line}",
+            why=f"no signal and wait is between the two (seed {self.world.seed})",
+        )
+
+    def _task(self) -> _ranks.Task:
+        found = _ranks.current()
+        assert found is not None
+        return found[1]
+
+    def _line(self) -> str:
+        return line_of(self.file)
+
+
+def _word(option: Any) -> str:
+    return "" if option is None else str(option).rpartition(".")[2]
+
+
+def _reached(value: int, want: int) -> bool:
+    """Return whether a counter of 32 bits has reached a number, which may have wrapped around."""
+    return (value - want + 2**31) % 2**32 >= 2**31
+
+
+def programs_of(
+    grid: tuple[int, int, int], run: Callable[[tuple[int, int, int]], None]
+) -> Iterator[tuple[str, Callable[[_ranks.Task], None]]]:
+    """Yield a name and a body for each program of a launch, in the order of their numbers."""
+    for number in range(math.prod(grid)):
+        program = (number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1]))
+        yield str(program), partial(_one, run, program)
+
+
+def _one(run: Callable[[tuple[int, int, int]], None], program: tuple[int, int, int], _task: _ranks.Task) -> None:
+    run(program)

@@ -1,0 +1,276 @@
+"""Ranks of kernels over several GPUs: their memory, and runs of several ranks in one process without a GPU.
+
+A rank is a process of ``torch.distributed`` with a GPU, or one of the ranks that :func:`run` simulates on CPU tensors.
+Peer ``i`` of a rank is the one ``i`` places after it, modulo the number of ranks; peer 0 is the rank itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from . import exc
+from ._support import ranks as _ranks
+from .language.several_gpus import Channel
+
+_R = TypeVar("_R")
+#: Memory that other processes have mapped: it stays allocated until the process ends.
+_MAPPED: list[Any] = []
+_MOST_NAMED = 8
+
+
+def run(function: Callable[[], _R], ranks: int = 2, *, seed: int = 0, shuffled: bool = False) -> list[_R]:
+    """Call a function on several ranks.
+
+    In processes that ``torchrun`` started, each one is a rank with a GPU of its own, and calls the function once.
+    Otherwise this process simulates the ranks: kernels on CPU tensors run in Triton's interpreter, and their programs
+    take turns in an order that the seed decides. Accesses that no signal and wait put in order are found in every
+    order, deadlocks in some.
+
+    Args:
+        function: called on each rank. :func:`rank` and :func:`world_size` tell it where it is.
+        ranks: the number of simulated ranks.
+        seed: the order of turns; the same seed gives the same run.
+        shuffled: start the programs of a launch in any order, which CUDA allows, instead of that of their numbers.
+
+    Returns:
+        The results of the ranks of this process, by rank.
+
+    Raises:
+        exc.Deadlock: no simulated rank can go on; says what each one waits for, and where.
+        exc.DataRace: simulated programs access an element, and no signal and wait is between the two.
+        exc.InvalidAPIUsage: ``ranks`` is not positive, or this is a simulated rank already.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_torchelastic_launched():
+        _start()
+        return [function()]
+    if ranks < 1:
+        raise exc.InvalidAPIUsage(f"ranks of helion.distributed.run must be positive, got {ranks}.")
+    if _ranks.current() is not None:
+        raise exc.InvalidAPIUsage(
+            "helion.distributed.run was called on a simulated rank; call it once, around all ranks."
+        )
+    return _ranks.World(ranks, seed, shuffled=shuffled).run([function] * ranks)
+
+
+def _start() -> None:
+    """Join the process group of ``torchrun``, with one GPU for each process."""
+    if torch.distributed.is_initialized():
+        return
+    torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    if torch.cuda.is_available():
+        torch.cuda.set_device(torch.distributed.get_node_local_rank())
+
+
+def _group(group: Any) -> Any:
+    """Return a process group, given by itself, by name or as None for that of all ranks."""
+    if isinstance(group, str):
+        return torch.distributed.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
+    return group
+
+
+def _is_real() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def rank(group: Any = None) -> int:
+    """Return the number of this rank in a group: a process group, its name, or None for all ranks. Alone it is 0."""
+    here = _ranks.current()
+    if here is not None:
+        return here[1].rank
+    return torch.distributed.get_rank(_group(group)) if _is_real() else 0
+
+
+def world_size(group: Any = None) -> int:
+    """Return the number of ranks of a group, as for :func:`rank`."""
+    here = _ranks.current()
+    if here is not None:
+        return here[0].size
+    return torch.distributed.get_world_size(_group(group)) if _is_real() else 1
+
+
+def barrier(group: Any = None) -> None:
+    """Wait until all ranks of a group are here, with their GPUs idle."""
+    here = _ranks.current()
+    if here is not None:
+        here[0].gather(here[1], None)
+    elif _is_real():
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        torch.distributed.barrier(_group(group))
+
+
+def empty(
+    shape: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    *,
+    group: Any = None,
+    device: Any = None,
+    ranks: int | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Allocate a symmetric tensor: each rank gets one of its own, and access to those of its peers.
+
+    All ranks call it, in the same order and with the same shape. On GPUs it uses torch's symmetric memory, or CUDA IPC
+    where that is refused. It is slow, and the memory stays allocated: allocate before the first call of a kernel.
+
+    Args:
+        shape: the sizes.
+        dtype: the dtype.
+        group: a process group, its name, or None for all ranks.
+        device: the device; None is this rank's GPU, or the CPU for simulated ranks. On ``meta`` nothing is allocated,
+            and no other rank is needed: for ``kernel.bind`` without a GPU.
+        ranks: with ``device="meta"``, the number of ranks.
+
+    Returns:
+        The tensors of this rank and of its peers, in the order of the peers. Their data is undefined.
+
+    Raises:
+        exc.InvalidAPIUsage: several ranks without GPUs that are not simulated, or ``ranks`` on another device.
+    """
+    sizes = tuple(int(size) for size in shape)
+    if device is not None and torch.device(device).type == "meta":
+        count = world_size(group) if ranks is None else ranks
+        return tuple(torch.empty(sizes, dtype=dtype, device="meta") for _ in range(count))
+    if ranks is not None:
+        raise exc.InvalidAPIUsage(f"ranks={ranks} is for device='meta'; on {device} the ranks are those of the group.")
+    here = _ranks.current()
+    if here is not None:
+        return _relative(here[0].gather(here[1], _unwritten(sizes, dtype)), here[1].rank)
+    count, me = world_size(group), rank(group)
+    if count == 1:
+        return (torch.empty(sizes, dtype=dtype, device=device),)
+    where = torch.device("cuda", torch.cuda.current_device()) if device is None else torch.device(device)
+    if where.type != "cuda":
+        raise exc.InvalidAPIUsage(
+            f"A symmetric tensor of {count} processes needs GPUs, got device {where}; simulate ranks on the CPU with "
+            "helion.distributed.run, without torchrun."
+        )
+    return _relative(_mapped(sizes, dtype, where, _group(group) or torch.distributed.group.WORLD), me)
+
+
+def _relative(by_rank: Sequence[torch.Tensor], me: int) -> tuple[torch.Tensor, ...]:
+    return tuple(by_rank[(me + peer) % len(by_rank)] for peer in range(len(by_rank)))
+
+
+def _unwritten(sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return CPU memory whose content no kernel may rely on: NaN, or a large number."""
+    fill = float("nan") if dtype.is_floating_point else 0 if dtype == torch.bool else torch.iinfo(dtype).max
+    return torch.full(sizes, fill, dtype=dtype)
+
+
+def _mapped(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device, group: Any) -> list[torch.Tensor]:
+    """Return GPU memory of all ranks, by rank."""
+    found, problem = _by_symmetric_memory(sizes, dtype, device, group)
+    problems: list[Any] = [None] * group.size()
+    torch.distributed.all_gather_object(problems, problem, group=group)
+    return found if not any(problems) else _by_ipc(sizes, dtype, device, group)
+
+
+def _by_symmetric_memory(
+    sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device, group: Any
+) -> tuple[list[torch.Tensor], str]:
+    """Return torch's symmetric memory of all ranks, or the reason why there is none."""
+    from torch.distributed import _symmetric_memory as symmetric
+
+    try:
+        mine = symmetric.empty(sizes, dtype=dtype, device=device)
+        handle = symmetric.rendezvous(mine, group.group_name)
+        found = [mine if r == group.rank() else handle.get_buffer(r, sizes, dtype, 0) for r in range(group.size())]
+    except RuntimeError as error:  # no fabric handles, a container without the needed capabilities ...
+        return [], str(error).partition("\n")[0] or "refused"
+    _MAPPED.append((mine, handle))
+    return found, ""
+
+
+def _contiguous(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(sizes[at + 1 :]) for at in range(len(sizes)))
+
+
+def _by_ipc(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device, group: Any) -> list[torch.Tensor]:
+    """Return memory of all ranks that processes of one host map into each other by CUDA IPC."""
+    mine = torch.empty(sizes, dtype=dtype, device=device)
+    handles: list[Any] = [None] * group.size()
+    torch.distributed.all_gather_object(handles, mine.untyped_storage()._share_cuda_(), group=group)
+    found = []
+    for other, handle in enumerate(handles):
+        if other == group.rank():
+            found.append(mine)
+            continue
+        storage = torch.UntypedStorage._new_shared_cuda(*handle)
+        peer = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, sizes, _contiguous(sizes))
+        torch.empty(1, dtype=dtype, device=device).copy_(peer.reshape(-1)[:1])  # enables access to the peer
+        found.append(peer)
+    _MAPPED.append((mine, found))
+    return found
+
+
+def channel(shape: Sequence[int], *, group: Any = None, device: Any = None, ranks: int | None = None) -> Channel:
+    """Allocate counters of messages between ranks, for ``hl.signal`` and ``hl.wait``.
+
+    All ranks call it, as :func:`empty`. A kernel needs one word for each program that waits, per peer; more do no harm.
+    One channel serves all calls of a kernel, in the order of one stream.
+
+    Args:
+        shape: the words for each peer.
+        group: as for :func:`empty`.
+        device: as for :func:`empty`.
+        ranks: as for :func:`empty`.
+
+    Returns:
+        The channel, an argument of kernels.
+
+    Raises:
+        exc.InvalidAPIUsage: as for :func:`empty`.
+    """
+    sizes = tuple(int(size) for size in shape)
+    count = world_size(group) if ranks is None else ranks
+    words = empty((count + 1, *sizes), torch.int32, group=group, device=device, ranks=ranks)
+    found = Channel(words, torch.zeros((count, *sizes), dtype=torch.int32, device=words[0].device))
+    if words[0].device.type != "meta":
+        words[0].zero_()
+        barrier(group)
+    return found
+
+
+def check(found: Channel, group: Any = None) -> None:
+    """Raise an error if a wait of a channel has timed out. Waits for the GPU.
+
+    Args:
+        found: the channel.
+        group: the group of the channel.
+
+    Raises:
+        exc.PeerLost: names the words and the ranks whose messages did not come. The channel is unusable until all ranks
+            call :func:`reset`.
+    """
+    notes = found.words[0][-1]
+    if not bool(notes.any()):
+        return
+    me, count = rank(group), len(found.words)
+    late = notes.nonzero()[:_MOST_NAMED].tolist()
+    peers = {(me + int(notes[tuple(at)]) - 1) % count for at in late}
+    places = ", ".join(str(at) for at in late)
+    raise exc.PeerLost(
+        f"rank {me} waited longer than HELION_WAIT_TIMEOUT for messages of rank {', '.join(map(str, sorted(peers)))}, in words "
+        f"{places} of a channel (the first word is noted for all others, too). Results since then are wrong; stop, or call "
+        "helion.distributed.reset on all ranks."
+    )
+
+
+def reset(found: Channel, group: Any = None) -> None:
+    """Set the counters of a channel back to zero, on all ranks, which all call it.
+
+    Args:
+        found: the channel.
+        group: the group of the channel.
+    """
+    barrier(group)
+    found.words[0].zero_()
+    found.seen.zero_()
+    barrier(group)
+
+
+__all__ = ["barrier", "channel", "check", "empty", "rank", "reset", "run", "world_size"]
