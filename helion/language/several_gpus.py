@@ -138,11 +138,12 @@ def remote_barrier(ids: Any) -> None:
     """
 
 
-_WITH_CHANNELS = "; allocate memory with helion.distributed.empty, and order accesses with hl.signal and hl.wait"
+#: The remedy for functions of other interfaces to several GPUs.
+WITH_CHANNELS = "; allocate memory with helion.distributed.empty, and order accesses with hl.signal and hl.wait"
 _WHEN_COMPILED = " in eager mode; compile the kernel, which also runs on CPU tensors, in helion.distributed.run"
 
 
-def refusing(name: str, remedy: str = _WITH_CHANNELS) -> Any:
+def refusing(name: str, remedy: str = WITH_CHANNELS) -> Any:
     """Return a function that accepts any arguments and refuses the function of this name."""
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
@@ -154,7 +155,7 @@ def refusing(name: str, remedy: str = _WITH_CHANNELS) -> Any:
 for _function, _remedy in (
     (signal, _WHEN_COMPILED),
     (wait, _WHEN_COMPILED),
-    (make_async_remote_copy, _WITH_CHANNELS),
-    (remote_barrier, _WITH_CHANNELS),
+    (make_async_remote_copy, WITH_CHANNELS),
+    (remote_barrier, WITH_CHANNELS),
 ):
     reference(_function, "raw")(refusing(f"hl.{_function.__name__}", _remedy))

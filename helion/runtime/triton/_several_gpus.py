@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from ... import exc
+from ...language.several_gpus import WITH_CHANNELS
 
 
 class OverSeveralGpus:
@@ -15,7 +16,7 @@ class OverSeveralGpus:
         self.__name__ = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise exc.SeveralGpusUnsupported(name=f"{self.__module__}.{self.__name__}")
+        raise exc.SeveralGpusUnsupported(name=f"{self.__module__}.{self.__name__}", remedy=WITH_CHANNELS)
 
 
 def function_of(module: str, name: str) -> OverSeveralGpus:
