@@ -26,7 +26,6 @@ LAYERS = (
     "_support",
     "_compatibility",
     "_exact",
-    "_ranks",
     "_shapes",
     "hardware",
     "fields",
@@ -50,7 +49,7 @@ LAYERS = (
 )
 # The same inside a room. A dotted entry stands apart from its folder; a room's own `__init__` comes last.
 INNER = {
-    "_support": ("locks", "syntax", "lazy", "distribution", "logs", "tracebacks", "files"),
+    "_support": ("locks", "syntax", "lazy", "distribution", "logs", "tracebacks", "files", "ranks"),
     "_compiler": (
         "context",
         "decisions",

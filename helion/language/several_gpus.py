@@ -46,7 +46,7 @@ def signal(channel: Channel, index: Sequence[Any], to: int) -> None:
     Args:
         channel: the counters.
         index: the word of the channel: one number per dimension of its shape.
-        to: the peer, a constant from 0 to the number of ranks less 1.
+        to: the peer: a constant from 0 to the number of ranks less 1, or the counter of a host loop around this one.
 
     Raises:
         exc.InvalidAPIUsage: ``channel`` is no channel, ``index`` does not have its rank or is no number, or there is no
@@ -84,13 +84,12 @@ def wait(channel: Channel, index: Sequence[Any], sender: int, count: int = 1, ke
     Args:
         channel: the counters.
         index: the word of the channel: one number per dimension of its shape.
-        sender: the peer, a constant from 0 to the number of ranks less 1.
+        sender: the peer, as for ``hl.signal``.
         count: the number of messages, an integer.
         keep: leave the messages to other programs that wait for them.
 
     Raises:
         exc.InvalidAPIUsage: as for ``hl.signal``.
-        exc.BackendUnsupported: the backend or the GPU has no such operation.
 
     Example::
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .._compiler.context import CompileContext
     from .._compiler.facts.records import KernelFacts
     from .._compiler.host import program as host_program
+    from .._compiler.ir import effects
     from ..autotuner import options as search_options
     from ..autotuner.cache.rows import Entry
     from ..autotuner.proposal import Seed
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from .tuning import autotune as tuning
 else:
     aot = lazy("helion.runtime.aot")
+    effects = lazy("helion._compiler.ir.effects")
     host_program = lazy("helion._compiler.host.program")
     search_options = lazy("helion.autotuner.options")
     at_call = lazy("helion.runtime.tuning.at_call")
@@ -721,6 +723,11 @@ class BoundKernel:
                 which = "the first given config" if given else "the default config"
                 _logging.say_once(f"helion: {self.kernel.name}: no GPU: nothing was measured, {which} is used")
             return self._in_use()
+        if effects.meets_other_gpus(self._analysis.program):
+            raise exc.InvalidAPIUsage(
+                f"Kernel {self.kernel.name!r} waits for other GPUs, and would never end if one rank ran it more often than the "
+                "others. Give it one config, the same on all ranks; compare configs by timing calls on all ranks."
+            )
         self.use(self._full(tuning.tuned(self._of, args, wanted, given, force=force).config))
         return self._in_use()
 

@@ -68,6 +68,8 @@ DEVICE = {
     ("inline_asm_elementwise", "ShapeMismatch"): "hl.inline_asm_elementwise('a', '=r,r,r', [hl.zeros([3]), hl.zeros([5])], torch.float32, True, 1)",
     ("inline_asm_elementwise", "InvalidAPIUsage"): "hl.inline_asm_elementwise('a', '=r,r', [x[t, :]], 'int32', True, 1)",
     ("make_async_remote_copy", "SeveralGpusUnsupported"): "hl.make_async_remote_copy(x, [t], 1)",
+    ("signal", "InvalidAPIUsage"): "hl.signal(x, [0], 1)",
+    ("wait", "InvalidAPIUsage"): "hl.wait(x, [0], 1)",
     ("remote_barrier", "SeveralGpusUnsupported"): "hl.remote_barrier([0, 1])",
     ("tile", "LoopFunctionNotInFor"): "u = hl.tile(4)",
     ("grid", "LoopFunctionNotInFor"): "u = hl.grid(4)",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import pathlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +15,7 @@ import helion
 import helion.distributed as hd
 import helion.language as hl
 from helion import exc
+from helion._compiler.ir.effects import meets_other_gpus
 
 ROWS, COLUMNS = 37, 50
 
@@ -152,6 +155,38 @@ def test_faults_are_found_under_every_schedule(function: Callable[..., Any], exp
 
 def test_a_seed_repeats_a_run() -> None:
     assert _errors(_one_box, seeds=2) == _errors(_one_box, seeds=2)
+
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples" / "distributed"
+
+
+def _example(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"example_of_ranks_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in EXAMPLES.glob("*.py")))
+@pytest.mark.parametrize("ranks", [2, *(pytest.param(n, marks=pytest.mark.prove) for n in (3, 4, 8))])
+def test_examples(name: str, ranks: int) -> None:
+    assert max(hd.run(_example(name).on_rank, ranks, seed=ranks)) > 0
+
+
+def test_kernels_that_meet_other_gpus_are_not_tuned() -> None:
+    bound = _bound(_one_box)
+    assert meets_other_gpus(bound._analysis.program)
+    assert not meets_other_gpus(_bound(_no_signals)._analysis.program)
+    with pytest.raises(exc.InvalidAPIUsage, match="'_one_box' waits for other GPUs.*one config, the same on all ranks"):
+        bound.search((), [{"block_sizes": [8]}, {"block_sizes": [16]}], simulated=True)
+
+
+def _no_signals(x: torch.Tensor, inbox: tuple[torch.Tensor, ...], ch: hl.Channel) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = x[tile, :] + ch.seen[0, 0]
+    return out
 
 
 @helion.kernel(static_shapes=True, config=helion.Config(block_sizes=[8, 16]))

@@ -92,6 +92,15 @@ def is_fence(op: Op) -> bool:
     return order_of(op) != _UNORDERED
 
 
+def meets_other_gpus(program: Program) -> bool:
+    """Return whether a program waits for other GPUs, or orders its accesses as they see them."""
+    attrs = (op.attrs for op in program.walk())
+    return any(
+        (isinstance(each, MemoryAttrs) and each.scope == "sys") or (isinstance(each, InlineAttrs) and each.waits)
+        for each in attrs
+    )
+
+
 def effects_of(program: Program, op: Op) -> tuple[Effect, ...]:
     """Return all effects of ``op`` and of the ops in its regions, each once."""
     found: dict[Effect, None] = {}

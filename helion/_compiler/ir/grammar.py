@@ -339,13 +339,14 @@ class InlineAttrs:
 
     ``lines`` have ``{0}``, ``{1}`` ... for the operands, then the pointers to ``tensors``, then the names of
     ``definitions``. The last line is an expression of the results. ``effect``: ``none`` computes with its operands
-    alone, ``reads`` reads the tensors, ``any`` may have any effect.
+    alone, ``reads`` reads the tensors, ``any`` may have any effect. ``waits``: it waits for programs of other GPUs.
     """
 
     lines: tuple[str, ...]
     definitions: tuple[Definition, ...] = ()
     tensors: tuple[int, ...] = ()
     effect: InlineEffect = "any"
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

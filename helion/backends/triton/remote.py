@@ -82,7 +82,7 @@ def _wait(t: Tracer, channel: Any, index: Any, sender: Any, count: Any = 1, keep
     if not isinstance(keep, bool):
         raise exc.InvalidAPIUsage(f"keep of hl.wait must be True or False, got {describe(keep)}.")
     want = hl_remote.take(t, at, count, keep=keep)
-    words = at.words[0]
+    words = at.own
     lanes: Any = 0
     for place, stride in zip(at.index, words.strides[1:], strict=True):
         lanes = lanes + (place if isinstance(stride, int) and stride == 1 else place * stride)
@@ -92,5 +92,5 @@ def _wait(t: Tracer, channel: Any, index: Any, sender: Any, count: Any = 1, keep
     text = ", ".join(f"{{{number}}}" for number in range(len(operands)))
     line = f"{{{len(operands) + 1}}}({{{len(operands)}}}, {text})"
     definition = _definition(knobs.WAIT_TIMEOUT.read())
-    attrs = InlineAttrs((line,), (definition,), (memory.tensor_id(t, words),), "any")
+    attrs = InlineAttrs((line,), (definition,), (memory.tensor_id(t, words),), "any", waits=True)
     t.builder.append("inline", operands, (), attrs)

@@ -9,6 +9,7 @@ import torch
 
 from ... import knobs
 from ..._support.locks import is_held_here, new_lock
+from ..._compiler.ir.effects import meets_other_gpus
 from ...autotuner.options import Options
 from ...backends import BACKENDS, stub
 from ...config import Config
@@ -66,6 +67,7 @@ def is_left_alone(of: Specialized, args: Sequence[Any]) -> bool:
         or torch.is_inference_mode_enabled()
         or torch.are_deterministic_algorithms_enabled()
         or _is_one_of_many()
+        or meets_other_gpus(of.analysis.program)
         or of.kernel.is_in_graphs
         or _is_captured()
         or not _has_memory(args)

@@ -9,8 +9,10 @@ from typing import Any
 from .... import exc
 from .... import language as hl
 from ....language._registry import DECLARED, TAKES_FUNCTION
+from ..hl.remote import ChangingPeer
 from ..hl.rules import HL_RULES
 from ..runtime_values import refuse_opaque
+from ..walk.iterations import item_of
 from ..walk.kinds import tensors_in
 from ..walk.lookup import name_tensor
 from ..walk.scope import Scope
@@ -41,9 +43,24 @@ def call_hl(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, An
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:
         raise exc.TypeInferenceError(f"{name}: {error}.") from error
+    if function is hl.signal:
+        args, kwargs = _at_changing_peer(s, args, kwargs, node)
     result = HL_RULES[function](s.t, *args, **kwargs)
     _note_compile_time_call(s, function, result, node)
     return result
+
+
+def _at_changing_peer(
+    s: Scope, args: tuple[Any, ...], kwargs: dict[str, Any], node: ast.AST
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of ``hl.signal``, with the words of a peer that a host loop around the grid loop counts."""
+    given = inspect.signature(hl.signal).bind(*args, **kwargs).arguments
+    channel, to = given["channel"], given["to"]
+    if isinstance(channel, hl.Channel) and s.t.numbers.changes(to) and isinstance(node, ast.expr):
+        words = item_of(s, channel.words, to, node)
+        name_tensor(s, words)
+        given["to"] = ChangingPeer(number=to, words=words)
+    return (), given
 
 
 def _note_compile_time_call(s: Scope, function: Any, result: Any, node: ast.AST) -> None:

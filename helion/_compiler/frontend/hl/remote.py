@@ -24,14 +24,19 @@ RULES = Rules()
 class Word:
     """A word of a channel as the front end sees it: its peer, and the numbers that select it."""
 
-    words: tuple[HostTensorValue, ...]
+    own: HostTensorValue
     seen: HostTensorValue
-    peer: int
+    ranks: int
+    peer: int | Expr
     index: tuple[Any, ...]
 
-    @property
-    def ranks(self) -> int:
-        return len(self.words)
+
+@dataclass(frozen=True, kw_only=True)
+class ChangingPeer:
+    """A peer that changes from one iteration of a host loop to the next, and its words."""
+
+    number: Expr
+    words: HostTensorValue
 
 
 def word(t: Tracer, function: str, channel: Any, index: Any, peer: Any, name: str) -> Word:
@@ -47,12 +52,13 @@ def word(t: Tracer, function: str, channel: Any, index: Any, peer: Any, name: st
             f"{function} takes a channel of helion.distributed.channel as its first argument, got {describe(channel)}."
         )
     ranks = len(words)
-    if isinstance(peer, Expr) or not isinstance(peer, int):
+    changing = peer.number if isinstance(peer, ChangingPeer) else peer if t.numbers.changes(peer) else None
+    if changing is None and (isinstance(peer, Expr) or not isinstance(peer, int)):
         raise exc.InvalidAPIUsage(
             f"{name} of {function} must be a constant from 0 to {ranks - 1}, got {describe(peer)}; loop over peers with "
-            "hl.static_range, or mark an argument as hl.constexpr."
+            "hl.static_range, or by a loop of host code around the hl.tile loop."
         )
-    if not 0 <= peer < ranks:
+    if changing is None and not 0 <= peer < ranks:
         raise exc.InvalidAPIUsage(
             f"{name} of {function} must be from 0 to {ranks - 1}, since the channel has {ranks} ranks; got {peer}."
         )
@@ -64,7 +70,8 @@ def word(t: Tracer, function: str, channel: Any, index: Any, peer: Any, name: st
             f"index of {function} must be {rank} number{'s' if rank != 1 else ''}, one per dimension of the channel, got "
             f"{len(places)}: {got}. Use tile.id or tile.begin for a tile."
         )
-    return Word(words=words, seen=seen, peer=int(peer), index=places)
+    which = int(peer) if changing is None else changing
+    return Word(own=words[0], seen=seen, ranks=ranks, peer=which, index=places)
 
 
 def _is_words(value: Any) -> bool:
@@ -92,7 +99,8 @@ def take(t: Tracer, at: Word, count: Any, *, keep: bool) -> DeviceValue:
 def _signal(t: Tracer, channel: Any, index: Any, to: Any) -> None:
     at = word(t, "hl.signal", channel, index, to, "to")
     sender: Sequence[Any] = ((at.ranks - at.peer) % at.ranks, *at.index)
-    memory.atomic(t, "add", at.words[at.peer], tuple(sender), (1,), "release", "sys")
+    words = to.words if isinstance(to, ChangingPeer) else channel.words[at.peer]
+    memory.atomic(t, "add", words, tuple(sender), (1,), "release", "sys")
 
 
 RULES.register(hl.make_async_remote_copy)(refusing("hl.make_async_remote_copy"))

@@ -1,0 +1,80 @@
+"""Sum over all ranks, plus a residual, and root-mean-square normalization, in one kernel.
+
+A layer of a tensor-parallel model ends with it. Each program has whole rows, so that it normalizes them as soon as the
+rows of the peers are there.
+
+    python examples/distributed/all_reduce_rms_norm.py
+    torchrun --nproc-per-node 2 examples/distributed/all_reduce_rms_norm.py
+"""
+
+from __future__ import annotations
+
+import torch
+
+import helion
+import helion.distributed as dist
+import helion.language as hl
+from helion.testing import DEVICE
+
+WORDS = 2**14
+
+
+@helion.kernel()
+def all_reduce_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    inbox: tuple[torch.Tensor, ...],
+    ch: hl.Channel,
+    eps: float = 1e-6,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `rms_norm(h) * weight` and `h`, the sum of `x[M, D]` over all ranks plus `residual[M, D]`.
+
+    `inbox`: symmetric, `[2, ranks, M, D]`.
+    """
+    n = len(inbox)
+    out, total = torch.empty_like(x), torch.empty_like(residual)
+    for tile in hl.tile(x.size(0)):
+        mine = x[tile, :]
+        box = ch.seen[n - 1, tile.id] % 2
+        for peer in hl.static_range(1, n):
+            inbox[peer][box, n - peer, tile, :] = mine
+            hl.signal(ch, [tile.id], to=peer)
+        h = mine.to(torch.float32) + residual[tile, :]
+        for peer in hl.static_range(1, n):
+            hl.wait(ch, [tile.id], sender=peer)
+            h += inbox[0][box, peer, tile, :]
+        total[tile, :] = h.to(residual.dtype)
+        scale = torch.rsqrt(torch.mean(h * h, dim=-1, keepdim=True) + eps)
+        out[tile, :] = (h * scale * weight[:].to(torch.float32)).to(x.dtype)
+    return out, total
+
+
+def inputs(rank: int, rows: int, columns: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return (torch.randn([rows, columns], generator=generator) + 0.5).bfloat16().to(DEVICE)
+
+
+def on_rank(rows: int = 37, columns: int = 500, calls: int = 3) -> float:
+    ranks = dist.world_size()
+    inbox, ch = dist.empty([2, ranks, rows, columns], torch.bfloat16), dist.channel([WORDS])
+    residual, weight = inputs(100, rows, columns), inputs(101, 1, columns)[0]
+    h = sum(inputs(rank, rows, columns).double() for rank in range(ranks)) + residual.double()
+    expected = torch.nn.functional.rms_norm(h, [columns], weight.double(), 1e-6)
+    worst = 0.0
+    for _ in range(calls):
+        out, total = all_reduce_rms_norm(inputs(dist.rank(), rows, columns), residual, weight, inbox, ch)
+        torch.testing.assert_close(total.double(), h, rtol=1e-2, atol=3e-2)
+        torch.testing.assert_close(out.double(), expected, rtol=1e-2, atol=3e-2)
+        worst = max(worst, float((out - expected).abs().max()))
+    dist.check(ch)
+    return worst
+
+
+def main() -> None:
+    errors = dist.run(on_rank)
+    print(f"all_reduce_rms_norm: max error {max(errors):.1e}")
+
+
+if __name__ == "__main__":
+    main()
