@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ... import knobs
-from ..._support.locks import is_held_here, new_lock
 from ..._compiler.ir.effects import meets_other_gpus
+from ..._support.locks import is_held_here, new_lock
 from ...autotuner.options import Options
 from ...backends import BACKENDS, stub
 from ...config import Config
