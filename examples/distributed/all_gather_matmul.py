@@ -22,13 +22,13 @@ ROWS = 128
 
 @helion.kernel()
 def send_rows(x: torch.Tensor, inbox: tuple[torch.Tensor, ...], ch: hl.Channel) -> None:
-    """Copy `x[M, K]` to `inbox[peer]` of each peer: symmetric, `[2, ranks, M, K]`, its boxes used in turn."""
+    """Copy `x[M, K]` to `inbox[peer]` of each peer: symmetric, `[2, ranks, M, K]`, its halves used in turn."""
     n = len(inbox)
     for tile in hl.tile(x.size(0), block_size=ROWS):
-        box = ch.seen[0, tile.id] % 2
+        half = ch.seen[0, tile.id] % 2
         for peer in hl.static_range(1, n):
             for tile_k in hl.tile(x.size(1)):
-                inbox[peer][box, n - peer, tile, tile_k] = x[tile, tile_k]
+                inbox[peer][half, n - peer, tile, tile_k] = x[tile, tile_k]
             hl.signal(ch, [tile.id], to=peer)
 
 
@@ -49,11 +49,11 @@ def matmul_of_rows(
     for peer in range(1, n):
         theirs = out.narrow(0, (rank + peer) % n * rows, rows)
         for tile_m, tile_n in hl.tile([rows, columns], block_size=[ROWS, None]):
-            box = ch.seen[0, tile_m.id] % 2
+            half = ch.seen[0, tile_m.id] % 2
             hl.wait(ch, [tile_m.id], sender=peer, keep=True)
             acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
             for tile_k in hl.tile(k):
-                acc = torch.addmm(acc, inbox[0][box, peer, tile_m, tile_k], w[tile_k, tile_n])
+                acc = torch.addmm(acc, inbox[0][half, peer, tile_m, tile_k], w[tile_k, tile_n])
             theirs[tile_m, tile_n] = acc.to(x.dtype)
     return out
 

@@ -3,8 +3,8 @@
     python examples/distributed/all_reduce.py                              2 simulated ranks, without a GPU
     torchrun --nproc-per-node 2 examples/distributed/all_reduce.py         one GPU for each rank
 
-The inbox has two boxes, used in turn: a peer may be one call ahead, and then writes the other box. The number of
-messages seen so far tells which box it is, so calls can be captured in CUDA graphs.
+The inbox has two halves, used in turn: a peer may be one call ahead, and then writes the other half. The number of
+messages seen so far tells which half it is, so calls can be captured in CUDA graphs.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def all_reduce(x: torch.Tensor, inbox: tuple[torch.Tensor, ...], ch: hl.Channel)
     out = torch.empty_like(x)
     for tile in hl.tile(x.size(0)):
         mine = x[tile]
-        box = ch.seen[n - 1, tile.id] % 2
+        half = ch.seen[n - 1, tile.id] % 2
         for peer in hl.static_range(1, n):
-            inbox[peer][box, n - peer, tile] = mine
+            inbox[peer][half, n - peer, tile] = mine
             hl.signal(ch, [tile.id], to=peer)
         acc = mine.to(torch.float32)
         for peer in hl.static_range(1, n):
             hl.wait(ch, [tile.id], sender=peer)
-            acc += inbox[0][box, peer, tile]
+            acc += inbox[0][half, peer, tile]
         out[tile] = acc.to(x.dtype)
     return out
 

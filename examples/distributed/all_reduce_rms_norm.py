@@ -36,14 +36,14 @@ def all_reduce_rms_norm(
     out, total = torch.empty_like(x), torch.empty_like(residual)
     for tile in hl.tile(x.size(0)):
         mine = x[tile, :]
-        box = ch.seen[n - 1, tile.id] % 2
+        half = ch.seen[n - 1, tile.id] % 2
         for peer in hl.static_range(1, n):
-            inbox[peer][box, n - peer, tile, :] = mine
+            inbox[peer][half, n - peer, tile, :] = mine
             hl.signal(ch, [tile.id], to=peer)
         h = mine.to(torch.float32) + residual[tile, :]
         for peer in hl.static_range(1, n):
             hl.wait(ch, [tile.id], sender=peer)
-            h += inbox[0][box, peer, tile, :]
+            h += inbox[0][half, peer, tile, :]
         total[tile, :] = h.to(residual.dtype)
         scale = torch.rsqrt(torch.mean(h * h, dim=-1, keepdim=True) + eps)
         out[tile, :] = (h * scale * weight[:].to(torch.float32)).to(x.dtype)

@@ -31,19 +31,19 @@ def matmul_all_reduce(
         acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
         for tile_k in hl.tile(k):
             acc = torch.addmm(acc, x[tile_m, tile_k], w[tile_k, tile_n])
-        box = ch.seen[n - 1, tile_m.id, tile_n.id] % 2
+        half = ch.seen[n - 1, tile_m.id, tile_n.id] % 2
         mine = acc.to(x.dtype)
         out[tile_m, tile_n] = mine
         for peer in hl.static_range(1, n):
-            inbox[peer][box, n - peer, tile_m, tile_n] = mine
+            inbox[peer][half, n - peer, tile_m, tile_n] = mine
             hl.signal(ch, [tile_m.id, tile_n.id], to=peer)
     hl.barrier()
     for tile_m, tile_n in hl.tile([rows, columns], block_size=[block_m, block_n]):
-        box = ch.seen[n - 1, tile_m.id, tile_n.id] % 2
+        half = ch.seen[n - 1, tile_m.id, tile_n.id] % 2
         acc = out[tile_m, tile_n].to(torch.float32)
         for peer in hl.static_range(1, n):
             hl.wait(ch, [tile_m.id, tile_n.id], sender=peer)
-            acc = acc + inbox[0][box, peer, tile_m, tile_n]
+            acc = acc + inbox[0][half, peer, tile_m, tile_n]
         out[tile_m, tile_n] = acc.to(x.dtype)
     return out
 

@@ -39,8 +39,8 @@ def matmul_reduce_scatter(
             acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
             for tile_k in hl.tile(k):
                 acc = torch.addmm(acc, theirs[tile_m, tile_k], w[tile_k, tile_n])
-            box = ch.seen[n - 1, tile_m.id, tile_n.id] % 2
-            inbox[peer][box, n - peer, tile_m, tile_n] = acc.to(x.dtype)
+            half = ch.seen[n - 1, tile_m.id, tile_n.id] % 2
+            inbox[peer][half, n - peer, tile_m, tile_n] = acc.to(x.dtype)
             hl.signal(ch, [tile_m.id, tile_n.id], to=peer)
     hl.barrier()
     own = x.narrow(0, rank * rows, rows)
@@ -48,10 +48,10 @@ def matmul_reduce_scatter(
         acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
         for tile_k in hl.tile(k):
             acc = torch.addmm(acc, own[tile_m, tile_k], w[tile_k, tile_n])
-        box = ch.seen[n - 1, tile_m.id, tile_n.id] % 2
+        half = ch.seen[n - 1, tile_m.id, tile_n.id] % 2
         for sender in hl.static_range(1, n):
             hl.wait(ch, [tile_m.id, tile_n.id], sender=sender)
-            acc = acc + inbox[0][box, sender, tile_m, tile_n]
+            acc = acc + inbox[0][half, sender, tile_m, tile_n]
         out[tile_m, tile_n] = acc.to(x.dtype)
     return out
 
