@@ -29,9 +29,9 @@ from ..autotuner.cache.store import Store, default_store
 from ..autotuner.options import Options, cpus
 from .arguments import find_kernel, parse_arguments
 from .command import Command
-from .crew import Crew, LocalCrew, distributed
-from .ray_crew import RayCrew
+from .ray_pool import RayPool
 from .work import Report, Work, Worker
+from .worker_pool import LocalPool, WorkerPool, distributed
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +96,7 @@ def _known(store: Store | None, work: Work) -> str:
 def _each(works: Sequence[Work], options: argparse.Namespace, measuring: bool) -> Iterator[tuple[Work, Report]]:
     """Yield every job with its report: from this process, or from a pool if there is more than one GPU."""
     if options.ray is not None:
-        yield from _by_crew(works, RayCrew(options.ray, measuring, options.gpus))
+        yield from _by_pool(works, RayPool(options.ray, measuring, options.gpus))
         return
     gpus = _gpus(options.gpus, _all_simulated(works)) if measuring else [None]
     if len(gpus) == 1:
@@ -109,7 +109,7 @@ def _each(works: Sequence[Work], options: argparse.Namespace, measuring: bool) -
         return
     share = max(1, (cpus() - 1) // len(gpus))
     works = [replace(work, options={"workers": share, **work.options}) for work in works]
-    yield from _by_crew(works, LocalCrew(gpus))
+    yield from _by_pool(works, LocalPool(gpus))
 
 
 @contextlib.contextmanager
@@ -132,9 +132,9 @@ def _interrupts() -> Iterator[Sequence[int]]:
             signal.signal(signal.SIGINT, before)
 
 
-def _by_crew(works: Sequence[Work], crew: Crew) -> Iterator[tuple[Work, Report]]:
-    with contextlib.closing(crew):
-        yield from distributed(works, crew)
+def _by_pool(works: Sequence[Work], pool: WorkerPool) -> Iterator[tuple[Work, Report]]:
+    with contextlib.closing(pool):
+        yield from distributed(works, pool)
 
 
 def _gpus(count: int | None, simulated: bool) -> list[int | None]:

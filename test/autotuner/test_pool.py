@@ -15,13 +15,13 @@ import pytest
 from workloads import Counter, Work
 
 from helion.autotuner.pool import compiling
-from helion.autotuner.pool.children import Died, Nursery, Raised, TimedOut
+from helion.autotuner.pool.children import ForkServer, ProcessDied, Raised, TimedOut
 from helion.autotuner.pool.compiling import CompilePool, Patience
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as started:
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer() as started:
         yield started
 
 
@@ -40,19 +40,19 @@ def gone(pid: int) -> bool:
     return not is_running(pid)
 
 
-def test_a_child_keeps_its_object(nursery: Nursery) -> None:
-    child = nursery.child(Counter, 3)
+def test_a_child_keeps_its_object(fork_server: ForkServer) -> None:
+    child = fork_server.child(Counter, 3)
     assert [child.call("add", 4), child.call("add", 1)] == [7, 8]
     with pytest.raises(Raised, match="KeyError: 'missing'"):
         child.call("raises")
     assert child.call("add", 0) == 8
     child.kill()
-    with pytest.raises(Died):
+    with pytest.raises(ProcessDied):
         child.call("add", 1)
 
 
-def test_a_child_that_hangs_is_killed(nursery: Nursery) -> None:
-    child = nursery.child(Counter, 0)
+def test_a_child_that_hangs_is_killed(fork_server: ForkServer) -> None:
+    child = fork_server.child(Counter, 0)
     pid = child.call("pid")
     began = time.monotonic()
     with pytest.raises(TimedOut):
@@ -61,10 +61,10 @@ def test_a_child_that_hangs_is_killed(nursery: Nursery) -> None:
     assert gone(pid)
 
 
-def test_a_child_that_crashes_is_noticed_at_once(nursery: Nursery) -> None:
-    child = nursery.child(Counter, 0)
+def test_a_child_that_crashes_is_noticed_at_once(fork_server: ForkServer) -> None:
+    child = fork_server.child(Counter, 0)
     began = time.monotonic()
-    with pytest.raises(Died):
+    with pytest.raises(ProcessDied):
         child.call("crash", seconds=60)
     assert time.monotonic() - began < 5
 
@@ -76,9 +76,9 @@ def collected(pool: CompilePool, count: int) -> dict[object, compiling.Built]:
     return built
 
 
-def test_jobs_that_fail_lose_themselves_only(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_that_fail_lose_themselves_only(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "MEGABYTES", 512)
-    pool = CompilePool(lambda: nursery, workers=3, patience=Patience(most=3.0))
+    pool = CompilePool(lambda: fork_server, workers=3, patience=Patience(most=3.0))
     kinds = ("raise", "segfault", "exit", "hang", "exhaust", "slow", "quick")
     for kind in kinds:
         pool.submit(kind, Work(kind))
@@ -94,9 +94,9 @@ def test_jobs_that_fail_lose_themselves_only(nursery: Nursery, monkeypatch: pyte
     assert not pool.busy
 
 
-def test_a_job_that_takes_long_is_not_waited_for(nursery: Nursery) -> None:
+def test_a_job_that_takes_long_is_not_waited_for(fork_server: ForkServer) -> None:
     """The first thing that a process says is that it has its job."""
-    pool = CompilePool(lambda: nursery, workers=3, patience=Patience(most=15.0))
+    pool = CompilePool(lambda: fork_server, workers=3, patience=Patience(most=15.0))
     pool.submit("hang", Work("hang"))
     time.sleep(0.3)
     for at in range(5):
@@ -105,8 +105,8 @@ def test_a_job_that_takes_long_is_not_waited_for(nursery: Nursery) -> None:
     pool.close()
 
 
-def test_a_pool_that_is_closed_leaves_no_process(nursery: Nursery) -> None:
-    pool = CompilePool(lambda: nursery, workers=2, patience=Patience(most=60.0))
+def test_a_pool_that_is_closed_leaves_no_process(fork_server: ForkServer) -> None:
+    pool = CompilePool(lambda: fork_server, workers=2, patience=Patience(most=60.0))
     for at in range(4):
         pool.submit(at, Work("hang"))
     pids = [run.child.pid for run in pool._running]
@@ -133,20 +133,20 @@ def test_patience_follows_what_was_seen() -> None:
     assert fixed.seconds == 60.0
 
 
-HOWS = ("interrupt", "catch", "nursery")
+HOWS = ("interrupt", "catch", "fork_server")
 SCRIPT = """
     import sys, time
-    from helion.autotuner.pool.children import Nursery
+    from helion.autotuner.pool.children import ForkServer
     from workloads import Counter
-    nursery = Nursery()
-    child = nursery.child(Counter, 0)
-    print(nursery.pid, child.call("pid"), flush=True)
+    fork_server = ForkServer()
+    child = fork_server.child(Counter, 0)
+    print(fork_server.pid, child.call("pid"), flush=True)
     child.post("hang")
     try:
         time.sleep(60)
     except KeyboardInterrupt:
         if "catch" in sys.argv:
-            nursery.close()
+            fork_server.close()
             print("closed", flush=True)
             sys.exit(0)
         raise
@@ -164,14 +164,14 @@ def test_nobody_outlives_the_process_that_began(how: str) -> None:
         start_new_session=True,
     ) as process:
         assert process.stdout is not None
-        nursery, child = map(int, process.stdout.readline().split())
-        assert is_running(nursery) and is_running(child)
+        fork_server, child = map(int, process.stdout.readline().split())
+        assert is_running(fork_server) and is_running(child)
         if how == "kill":
             process.kill()
-        elif how == "nursery":
-            os.kill(nursery, signal.SIGKILL)
+        elif how == "fork_server":
+            os.kill(fork_server, signal.SIGKILL)
         else:
             os.killpg(process.pid, signal.SIGINT)
-        assert gone(child) and (how == "nursery" or gone(nursery))
+        assert gone(child) and (how == "fork_server" or gone(fork_server))
         process.kill()
         process.wait()

@@ -16,7 +16,7 @@ import helion.language as hl
 from helion.autotuner.measure.accuracy import Tolerance
 from helion.autotuner.measure.comparison import log_ratios, median_interval
 from helion.autotuner.outcome import Status
-from helion.autotuner.pool.children import Nursery
+from helion.autotuner.pool.children import ForkServer
 from helion.runtime.bound import kept_entry
 from helion.runtime.choice import Choice
 from helion.runtime.tuning import unasked
@@ -191,19 +191,19 @@ LINES = {
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery(NEEDED) as started:
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer(NEEDED) as started:
         yield started
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_a_candidate_that_spoils_the_device_costs_itself(nursery: Nursery, name: str) -> None:
+def test_a_candidate_that_spoils_the_device_costs_itself(fork_server: ForkServer, name: str) -> None:
     x = torch.randn(1000, device="cuda")
     task = Task(
         name="kernel", backend="triton", args=(x,), expected=x + 1, changed=(x,), tolerance=Tolerance(),
         device=x.device, seed=0,
     )  # fmt: skip
-    bench = Bench(lambda: nursery, task, 20.0)
+    bench = Bench(lambda: fork_server, task, 20.0)
     try:
         bad = bench.run(Candidate(text=TEXT.format(first=LINES[name]), expected=5.0), 1e9)
         assert bad.status in (Status.FAILED, Status.CRASHED, Status.TIMED_OUT), bad

@@ -22,13 +22,13 @@ from helion.autotuner.cache.store import default_store
 from helion.autotuner.measure.accuracy import Tolerance, difference
 from helion.autotuner.options import Options
 from helion.autotuner.outcome import Outcome, Status
-from helion.autotuner.pool.children import Nursery
+from helion.autotuner.pool.children import ForkServer
 from helion.runtime.bound import kept_entry
 from helion.runtime.tuning import autotune, evaluator, loaded
 from helion.runtime.tuning.bench import Bench, DirectBench
 from helion.runtime.tuning.candidates import start_configs
 from helion.runtime.tuning.keys import key_of
-from helion.runtime.tuning.session import NEEDED, Candidate, Task, nursery_of
+from helion.runtime.tuning.session import NEEDED, Candidate, Task, fork_server_of
 
 
 def scale_in_place(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -86,13 +86,13 @@ def candidate(**lines: str) -> Candidate:
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery(NEEDED) as started:
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer(NEEDED) as started:
         yield started
 
 
-def test_a_faulty_candidate_loses_itself_only(nursery: Nursery) -> None:
-    bench = Bench(lambda: nursery, task(), 2.0)
+def test_a_faulty_candidate_loses_itself_only(fork_server: ForkServer) -> None:
+    bench = Bench(lambda: fork_server, task(), 2.0)
     for name, (lines, status, detail) in FAULTS.items():
         trial = bench.run(candidate(**lines), 1e9)
         assert (trial.status, detail in trial.detail) == (status, True), (name, trial)
@@ -112,13 +112,13 @@ def test_within_this_process_inputs_stay_what_they_are() -> None:
     assert bench.run(candidate(), 1e9).status is not Status.INACCURATE or bench.run(candidate(), 1e9).fatal
 
 
-def test_arguments_that_share_memory_still_do(nursery: Nursery) -> None:
+def test_arguments_that_share_memory_still_do(fork_server: ForkServer) -> None:
     whole = torch.randn(128)
     x, y = whole[:64], whole[32:96]
     changed = whole.clone()
     changed[:64] *= 2
     shared = task(args=(x, y), expected=changed[:64] + changed[32:96], changed=(changed[:64], changed[32:96]))
-    bench = Bench(lambda: nursery, shared, 5.0)
+    bench = Bench(lambda: fork_server, shared, 5.0)
     assert bench.run(candidate(), 1e9).status is Status.OK
     assert [list(row) for row in bench.turns([candidate(), candidate()], 3).rows] == [[0, 1]] * 3
     bench.close()
@@ -318,7 +318,7 @@ def test_helpers_that_are_killed_are_started_again(empty_store: None) -> None:
 
     def spoil(config: helion.Config) -> bool:
         if len(killed) < 2:
-            os.kill(nursery_of("triton", bound.target).pid, signal.SIGKILL)
+            os.kill(fork_server_of("triton", bound.target).pid, signal.SIGKILL)
             killed.append(config)
         return True
 

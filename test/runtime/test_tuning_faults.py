@@ -76,7 +76,7 @@ def wait_for(tmp_path: Path, process: subprocess.Popen[str], tried: int) -> None
 
 
 def members(session: int) -> list[int]:
-    """Living processes of a session, or whose parents were in it; nurseries have sessions of their own."""
+    """Living processes of a session, or whose parents were in it; fork servers have sessions of their own."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -20,10 +20,12 @@ _STARTING = 120.0
 _KILLING = 10.0
 #: The folder of our package, and the command that starts a fork server from there.
 _ROOT = os.path.dirname(os.path.abspath(__file__)).removesuffix(os.path.join(*__package__.split(".")))
-_START = f"import sys; sys.path.insert(0, sys.argv[1]); from {__package__}.nursery import main; main(int(sys.argv[2]))"
+_START = (
+    f"import sys; sys.path.insert(0, sys.argv[1]); from {__package__}.fork_server import main; main(int(sys.argv[2]))"
+)
 
 
-class Died(Exception):
+class ProcessDied(Exception):
     """Error of a process that ended during a call: it crashed, or was killed."""
 
 
@@ -40,14 +42,10 @@ class Raised(Exception):
         self.text = text
 
 
-class Nursery:
+class ForkServer:
     """Fork server: a process that has imported the modules of ``needed`` and run ``prepare(*arguments)``.
 
-    Other processes are forked from it.
-
-    Others are forked from it.
-
-    None of them outlives this process, or ``close``. Keyboard interrupts reach none of them.
+    Other processes are forked from it. None of them outlives this process, or ``close``. Keyboard interrupts reach none of them.
     """
 
     def __init__(
@@ -102,7 +100,7 @@ class Nursery:
     def child(self, factory: Callable[..., Any], *arguments: Any, megabytes: int = 0) -> Child:
         """Fork a process that makes ``factory(*arguments)``, with at most ``megabytes`` of its own memory, 0 for any.
 
-        Raises ``Died`` if the fork server is gone.
+        Raises ``ProcessDied`` if the fork server is gone.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -114,7 +112,7 @@ class Nursery:
             child.start(factory, arguments)
         except (OSError, frames.Closed, frames.Late) as error:
             ours.close()
-            raise Died(f"the fork server has ended: {error}") from error
+            raise ProcessDied(f"the fork server has ended: {error}") from error
         return child
 
     def kill(self, pid: int) -> None:
@@ -127,20 +125,20 @@ class Nursery:
         """End all processes; may be called again."""
         self._finalizer()
 
-    def __enter__(self) -> Nursery:
+    def __enter__(self) -> ForkServer:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-_SHARED: dict[tuple[Any, ...], Nursery] = {}
+_SHARED: dict[tuple[Any, ...], ForkServer] = {}
 _SHARED_LOCK = new_lock()
 
 
-def shared_nursery(
+def shared_fork_server(
     needed: tuple[Callable[..., Any], ...], prepare: Callable[..., object] | None = None, *arguments: Any
-) -> Nursery:
+) -> ForkServer:
     """Return the fork server of this process for these arguments, so that its imports are done only once.
 
     It ends with the process, and is replaced if it was killed.
@@ -149,14 +147,14 @@ def shared_nursery(
         key = (*needed, prepare, *arguments)
         found = _SHARED.get(key)
         if found is None or not found.is_alive:
-            found = _SHARED[key] = Nursery(needed, prepare, arguments)
+            found = _SHARED[key] = ForkServer(needed, prepare, arguments)
         return found
 
 
 def _leave_to_parent() -> None:
     """Close a forked process's ends of the sockets of fork servers, which end with the process that started them."""
-    for nursery in _SHARED.values():
-        nursery.leave()
+    for fork_server in _SHARED.values():
+        fork_server.leave()
     _SHARED.clear()
 
 
@@ -179,9 +177,9 @@ def _paths() -> list[str]:
 class Child:
     """One forked process. Its methods are run by ``call``, or by ``post`` and ``collect``."""
 
-    def __init__(self, nursery: Nursery, pid: int, channel: socket.socket) -> None:
+    def __init__(self, fork_server: ForkServer, pid: int, channel: socket.socket) -> None:
         self.pid = pid
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._channel = channel
         self._made = False
         self._failure: Raised | None = None
@@ -194,11 +192,11 @@ class Child:
         frames.send(self._channel, (None, factory, arguments))
 
     def post(self, name: str, *arguments: Any) -> None:
-        """Request a method of the child's object. Raises ``Died``."""
+        """Request a method of the child's object. Raises ``ProcessDied``."""
         try:
             frames.send(self._channel, (name, None, arguments))
         except frames.Closed as error:
-            raise Died(f"the process has ended: {error}") from error
+            raise ProcessDied(f"the process has ended: {error}") from error
 
     def has_answer(self) -> bool:
         """Return whether ``collect`` returns or raises at once. The report that the object is made is no answer."""
@@ -213,7 +211,7 @@ class Child:
         return bool(select.select([self._channel], [], [], 0)[0])
 
     def collect(self, seconds: float | None = None) -> Any:
-        """Return the answer. Raises ``Raised``, ``Died``, and ``TimedOut`` after ``seconds``, with the process killed."""
+        """Return the answer. Raises ``Raised``, ``ProcessDied``, and ``TimedOut`` after ``seconds``, with the process killed."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -224,7 +222,7 @@ class Child:
             raise TimedOut(f"no answer within {seconds:.0f} s") from error
         except frames.Closed as error:
             self.kill()
-            raise Died("the process crashed, or was killed") from error
+            raise ProcessDied("the process crashed, or was killed") from error
 
     def ready(self, seconds: float) -> None:
         """Wait until the child's object is made; raises the errors of ``collect``."""
@@ -235,7 +233,7 @@ class Child:
             raise TimedOut(f"not ready within {seconds:.0f} s") from error
         except frames.Closed as error:
             self.kill()
-            raise Died("the process crashed, or was killed") from error
+            raise ProcessDied("the process crashed, or was killed") from error
 
     def _make(self, seconds: float | None) -> None:
         if not self._made:
@@ -259,4 +257,4 @@ class Child:
     def kill(self) -> None:
         """Kill the process."""
         self._channel.close()
-        self._nursery.kill(self.pid)
+        self._fork_server.kill(self.pid)

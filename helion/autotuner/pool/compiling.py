@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .children import Child, Died, Nursery, Raised, TimedOut
+from .children import Child, ForkServer, ProcessDied, Raised, TimedOut
 
 #: Memory limit of a compilation in MiB: ten times the largest use observed.
 MEGABYTES = 16 * 1024
@@ -76,10 +76,10 @@ def _itself(job: Job) -> Job:
 class CompilePool:
     """Pool of at most ``workers`` jobs at once, in the order of ``submit``. A job cannot affect others.
 
-    ``nursery`` returns the running fork server."""
+    ``fork_server`` returns the running fork server."""
 
-    def __init__(self, nursery: Callable[[], Nursery], workers: int, patience: Patience) -> None:
-        self._nursery = nursery
+    def __init__(self, fork_server: Callable[[], ForkServer], workers: int, patience: Patience) -> None:
+        self._fork_server = fork_server
         self._workers = workers
         self._patience = patience
         self._waiting: deque[tuple[Hashable, Job]] = deque()
@@ -126,9 +126,9 @@ class CompilePool:
             key, job = self._waiting.popleft()
             began = time.monotonic()
             try:
-                child = self._nursery().child(_itself, job, megabytes=MEGABYTES)
+                child = self._fork_server().child(_itself, job, megabytes=MEGABYTES)
                 child.post("run")
-            except Died as error:
+            except ProcessDied as error:
                 self._lost.append(Built(key=key, seconds=time.monotonic() - began, failure=str(error), crashed=True))
                 continue
             self._running.append(_Running(key, child, began))
@@ -141,7 +141,7 @@ class CompilePool:
             return Built(key=run.key, seconds=time.monotonic() - run.began, failure=error.text)
         except TimedOut:
             return Built(key=run.key, seconds=allowed, failure=f"not compiled within {allowed:.0f} s", timed_out=True)
-        except Died as error:
+        except ProcessDied as error:
             return Built(key=run.key, seconds=time.monotonic() - run.began, failure=str(error), crashed=True)
         run.child.leave()
         seconds = time.monotonic() - run.began

@@ -21,7 +21,7 @@ from ...autotuner.measure.guarded import Guards, poisoned
 from ...autotuner.measure.protocol import Evaluator as AnyEvaluator
 from ...autotuner.options import Options
 from ...autotuner.outcome import Outcome, Status
-from ...autotuner.pool.children import Nursery
+from ...autotuner.pool.children import ForkServer
 from ...autotuner.pool.compiling import CompilePool, Patience
 from ...autotuner.progress import listeners
 from ...autotuner.search.domain import Domain
@@ -38,7 +38,7 @@ from .candidates import admitted, domain_of, legal, start_configs
 from .device_lock import DeviceLock, lock_of
 from .evaluator import Evaluator, job_of
 from .keys import key_of
-from .session import Task, copied, kept_random_numbers, nursery_of, same_random_numbers
+from .session import Task, copied, fork_server_of, kept_random_numbers, same_random_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,11 +167,11 @@ def keep(store: Store, key: Key, result: Result, options: Options) -> None:
 def evaluator_of(of: Specialized, args: Sequence[Any], options: Options) -> Iterator[Evaluator]:
     """Yield an evaluator of configs on ``args``, and end its processes afterwards, also on interrupts."""
     direct = not options.isolated or options.effort == "minimal" or _needs_its_module(of)
-    nursery = functools.partial(nursery_of, of.analysis.backend.name, of.target)
+    fork_server = functools.partial(fork_server_of, of.analysis.backend.name, of.target)
     if not direct:
-        nursery()  # it imports what it needs while the reference is computed
+        fork_server()  # it imports what it needs while the reference is computed
     task = _task(of, args, options)
-    if not direct and not nursery().is_ready:
+    if not direct and not fork_server().is_ready:
         _compiled_here(of)
     lock = lock_of(task.device, options.lock_seconds)
     with contextlib.ExitStack() as stack:
@@ -179,10 +179,10 @@ def evaluator_of(of: Specialized, args: Sequence[Any], options: Options) -> Iter
         pool, bench = None, None
         if not direct:
             patience = Patience(most=options.compile_seconds, adaptive=options.adaptive)
-            pool = CompilePool(nursery, options.workers, patience)
+            pool = CompilePool(fork_server, options.workers, patience)
             # functions of the user's may need what only this process has
             own = task.check is not None or task.benchmark is not None
-            bench = None if own else _isolated(nursery, task, options, lock)
+            bench = None if own else _isolated(fork_server, task, options, lock)
         evaluator = Evaluator(of, bench or DirectBench(task, lock), pool, options.workers, lock)
         stack.callback(evaluator.close)
         yield evaluator
@@ -194,10 +194,10 @@ def _compiled_here(of: Specialized) -> None:
         job_of(of, of.analysis.default_config).run()
 
 
-def _isolated(nursery: Callable[[], Nursery], task: Task, options: Options, lock: DeviceLock) -> AnyBench | None:
+def _isolated(fork_server: Callable[[], ForkServer], task: Task, options: Options, lock: DeviceLock) -> AnyBench | None:
     """Return a bench in another process; None for arguments that cannot be sent to it."""
     try:
-        return Bench(nursery, task, options.run_seconds, lock)
+        return Bench(fork_server, task, options.run_seconds, lock)
     except Exception as error:  # whatever pickling the user's objects raises
         _logging.say_once(f"helion: {task.name} is tuned within this process: its arguments cannot leave it ({error})")
         return None

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from ...autotuner.outcome import Status
-from ...autotuner.pool.children import Child, Died, Nursery, Raised, TimedOut
+from ...autotuner.pool.children import Child, ForkServer, ProcessDied, Raised, TimedOut
 from .device_lock import DeviceLock
 from .session import Candidate, Session, Task, Trial, Turns, saved
 
@@ -21,14 +21,14 @@ _STARTING = 120.0
 class Bench:
     """Bench in another process.
 
-    ``seconds`` is the timeout to check and time a candidate, while ``lock`` is held. ``nursery`` returns the running
+    ``seconds`` is the timeout to check and time a candidate, while ``lock`` is held. ``fork_server`` returns the running
     fork server.
     """
 
     def __init__(
-        self, nursery: Callable[[], Nursery], task: Task, seconds: float, lock: DeviceLock | None = None
+        self, fork_server: Callable[[], ForkServer], task: Task, seconds: float, lock: DeviceLock | None = None
     ) -> None:
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._seconds = seconds
         self._lock = lock or DeviceLock()
         self._folder = tempfile.TemporaryDirectory(prefix="helion-tune-")
@@ -41,14 +41,14 @@ class Bench:
             trial: Trial = self._asked("run", candidate, best, seconds=self._seconds)
         except TimedOut as error:
             return Trial(status=Status.TIMED_OUT, detail=str(error))
-        except (Died, Raised) as error:
+        except (ProcessDied, Raised) as error:
             return Trial(status=Status.CRASHED, detail=str(error))
         return trial
 
     def turns(self, candidates: Sequence[Candidate], count: int) -> Turns:
         try:
             turns: Turns = self._asked("turns", candidates, count, seconds=self._seconds * (1 + len(candidates)))
-        except (TimedOut, Died, Raised):
+        except (TimedOut, ProcessDied, Raised):
             return Turns()
         return turns
 
@@ -66,7 +66,7 @@ class Bench:
         return answer
 
     def _forked(self) -> Child:
-        return self._nursery().child(Session.loaded, self._path)
+        return self._fork_server().child(Session.loaded, self._path)
 
     def _started(self) -> Child:
         if self._child is None:
@@ -78,7 +78,7 @@ class Bench:
     def _stop(self) -> None:
         child, self._child = self._child, None
         if child is not None:
-            with contextlib.suppress(Died):
+            with contextlib.suppress(ProcessDied):
                 child.result().kill()
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from ..specialized import Specialized
 from .candidates import admission, start_configs
 from .evaluator import job_of
 from .keys import key_of
-from .session import nursery_of
+from .session import fork_server_of
 
 #: Mutations of the seeds that are ranked by predicted time before the first of them are compiled.
 _DRAWN = 100
@@ -48,7 +48,7 @@ def ranked(of: Specialized, options: Options, configs: int) -> Ranked:
     model = PredictedTime(of.analysis.predict)
     candidates = _candidates(of, model, options, configs)
     pool = CompilePool(
-        functools.partial(nursery_of, of.analysis.backend.name, of.target),
+        functools.partial(fork_server_of, of.analysis.backend.name, of.target),
         options.workers,
         Patience(most=options.compile_seconds),
     )

@@ -16,7 +16,7 @@ import torch
 from ...autotuner.measure.accuracy import Tolerance, difference
 from ...autotuner.measure.guarded import Guards, Inputs, poisoned
 from ...autotuner.outcome import Status
-from ...autotuner.pool.children import Nursery, shared_nursery
+from ...autotuner.pool.children import ForkServer, shared_fork_server
 from ...backends import BACKENDS
 from ...backends.execution import Resources
 from .. import codecache
@@ -251,9 +251,9 @@ def prepare(backend: str, target: Any) -> None:
     BACKENDS[backend].toolchain.prepare(target)
 
 
-def nursery_of(backend: str, target: Any) -> Nursery:
+def fork_server_of(backend: str, target: Any) -> ForkServer:
     """Return the fork server for candidates of a backend and a target; it starts on the first request."""
-    return shared_nursery(NEEDED, prepare, backend, target)
+    return shared_fork_server(NEEDED, prepare, backend, target)
 
 
 #: Objects whose modules a fork server imports in advance.

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .crew import Hand, Lost
 from .work import Report, Work, Worker
+from .worker_pool import PoolWorker, WorkerDied
 
 #: Seconds between polls for started actors, and the deadline for the first one.
 _LOOK, _PATIENCE = 2.0, 60.0
@@ -36,11 +36,11 @@ class _Actor:
         except self._ray.exceptions.RayTaskError as error:
             return Report(worked=False, message=str(error.cause))
         except self._ray.exceptions.RayError as error:
-            raise Lost(type(error).__name__) from error
+            raise WorkerDied(type(error).__name__) from error
         return report
 
 
-class RayCrew:
+class RayPool:
     """A pool of actors in a Ray cluster.
 
     ``address`` is the argument of ``ray.init``. With ``measuring`` there is one actor per GPU, for all GPUs or for
@@ -73,7 +73,7 @@ class RayCrew:
         handle = self._ray.remote(**options)(Worker).remote()
         return _Actor(self._ray, handle, self._cpus), handle.__ray_ready__.remote()
 
-    def hired(self) -> Sequence[Hand]:
+    def new_workers(self) -> Sequence[PoolWorker]:
         fresh: list[_Actor] = []
         for actor, reference in list(self._coming):
             if not self._ray.wait([reference], timeout=0)[0]:
@@ -87,16 +87,16 @@ class RayCrew:
         self._there += fresh
         return fresh
 
-    def ready(self, busy: Sequence[Hand]) -> Sequence[Hand]:
-        by_reference = {hand.reference: hand for hand in busy if isinstance(hand, _Actor)}
+    def ready(self, busy: Sequence[PoolWorker]) -> Sequence[PoolWorker]:
+        by_reference = {worker.reference: worker for worker in busy if isinstance(worker, _Actor)}
         awaited = [*by_reference, *(reference for _, reference in self._coming)]
         done, _ = self._ray.wait(awaited, timeout=_LOOK)
         return [by_reference[reference] for reference in done if reference in by_reference]
 
-    def dismiss(self, hand: Hand) -> None:
+    def drop(self, worker: PoolWorker) -> None:
         """Drop a lost worker. Another actor starts if there is a machine for it."""
-        assert isinstance(hand, _Actor)
-        self._there.remove(hand)
+        assert isinstance(worker, _Actor)
+        self._there.remove(worker)
         self._coming.append(self._actor())
         self._since = time.monotonic()
 

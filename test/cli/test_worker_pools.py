@@ -19,10 +19,10 @@ import torch
 from helion.__main__ import main
 from helion.autotuner.cache.store import default_store
 from helion.autotuner.outcome import Outcome
-from helion.cli import crew as crews
-from helion.cli.crew import Crew, Hand, LocalCrew, Lost, distributed
-from helion.cli.ray_crew import RayCrew
+from helion.cli import worker_pool
+from helion.cli.ray_pool import RayPool
 from helion.cli.work import Report, Work, Worker
+from helion.cli.worker_pool import LocalPool, PoolWorker, WorkerDied, WorkerPool, distributed
 from helion.runtime.tuning import evaluator
 
 KERNELS = """
@@ -128,18 +128,18 @@ def test_a_worker_that_is_killed_is_replaced_and_its_work_done(spec: pathlib.Pat
         Work(kernel=name, args=(f"f32[2,{n}]", f"f32[{n}]"), options={"simulated": True, "effort": "minimal"})
         for n in (3, 4, 5, 6)
     ]
-    crew = LocalCrew([0, 1])
+    pool = LocalPool([0, 1])
     done: dict[str, Report] = {}
     killed: list[int] = []
     try:
-        for work, report in distributed(works, crew):
+        for work, report in distributed(works, pool):
             done[str(work)] = report
             if not killed:
-                killed += crew.pids()
+                killed += pool.pids()
                 for pid in killed:
                     os.kill(pid, signal.SIGKILL)
     finally:
-        crew.close()
+        pool.close()
     assert len(killed) == 2 and len(done) == 4 and all(report.worked for report in done.values()), done
 
 
@@ -203,7 +203,7 @@ def test_actors_find_room_on_every_machine_with_a_gpu(
     """However many CPUs machines without one have."""
     cluster = FakeRay([{"CPU": 60.0}, {"CPU": 8.0, "GPU": 2.0}, {"CPU": 4.0, "GPU": 1.0}])
     monkeypatch.setitem(sys.modules, "ray", cluster)
-    RayCrew("auto", measuring, gpus)
+    RayPool("auto", measuring, gpus)
     assert [each["num_cpus"] for each in cluster.asked] == [cpus] * actors
     assert {each["num_gpus"] for each in cluster.asked} == {int(measuring)}
 
@@ -216,7 +216,7 @@ def test_a_cluster_with_too_few_gpus_is_refused(monkeypatch: pytest.MonkeyPatch)
         cluster = FakeRay(nodes)
         monkeypatch.setitem(sys.modules, "ray", cluster)
         with pytest.raises(ValueError, match=message):
-            RayCrew("auto", True, gpus)
+            RayPool("auto", True, gpus)
         assert not cluster.is_up and not cluster.asked
 
 
@@ -249,32 +249,32 @@ class Flaky:
         self._work = work.args[0]
         self._log.append(self._work)
         if "begin" in self._losing:
-            raise Lost("gone")
+            raise WorkerDied("gone")
 
     def result(self) -> Report:
         if self._work in self._losing:
-            raise Lost("gone")
+            raise WorkerDied("gone")
         return Report(worked=True, message=self._work)
 
 
 class FlakyCrew:
-    """Hires those of ``hands`` one after the other in place of those that are lost."""
+    """Hires those of ``workers`` one after the other in place of those that are lost."""
 
-    def __init__(self, hands: Sequence[Flaky], count: int) -> None:
-        self._left = deque(hands)
-        self._there: list[Hand] = []
+    def __init__(self, workers: Sequence[Flaky], count: int) -> None:
+        self._left = deque(workers)
+        self._there: list[PoolWorker] = []
         self._count = count
 
-    def hired(self) -> Sequence[Hand]:
+    def new_workers(self) -> Sequence[PoolWorker]:
         fresh = [self._left.popleft() for _ in range(min(len(self._left), self._count - len(self._there)))]
         self._there += fresh
         return fresh
 
-    def ready(self, busy: Sequence[Hand]) -> Sequence[Hand]:
+    def ready(self, busy: Sequence[PoolWorker]) -> Sequence[PoolWorker]:
         return busy[:1]
 
-    def dismiss(self, hand: Hand) -> None:
-        self._there.remove(hand)
+    def drop(self, worker: PoolWorker) -> None:
+        self._there.remove(worker)
 
     @property
     def is_gone(self) -> bool:
@@ -284,9 +284,9 @@ class FlakyCrew:
         pass
 
 
-def outcome(crew: Crew, names: str) -> dict[str, str]:
+def outcome(pool: WorkerPool, names: str) -> dict[str, str]:
     works = [Work(kernel="f.py::k", args=(name,)) for name in names]
-    return {work.args[0]: report.message for work, report in distributed(works, crew)}
+    return {work.args[0]: report.message for work, report in distributed(works, pool)}
 
 
 def test_works_of_lost_workers_are_given_to_others() -> None:
@@ -296,8 +296,8 @@ def test_works_of_lost_workers_are_given_to_others() -> None:
     assert found == {name: name for name in "abcde"} and sorted(log) == list("aabbcde")
     log.clear()
     found = outcome(FlakyCrew([Flaky("b", log) for _ in range(4)], 2), "abc")
-    assert found == {"a": "a", "b": f"{crews.ATTEMPTS} workers were lost with it: gone", "c": "c"}
-    lost, alone = f"{crews.ATTEMPTS} workers were lost with it: gone", "no worker is left"
+    assert found == {"a": "a", "b": f"{worker_pool.ATTEMPTS} workers were lost with it: gone", "c": "c"}
+    lost, alone = f"{worker_pool.ATTEMPTS} workers were lost with it: gone", "no worker is left"
     found = outcome(FlakyCrew([Flaky("a", log), Flaky("a", log)], 2), "abc")
     assert found["a"] == lost and set(found.values()) <= {lost, alone, "b", "c"} and len(found) == 3
     found = outcome(FlakyCrew([Flaky("b", log)], 1), "abc")

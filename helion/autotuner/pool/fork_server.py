@@ -84,7 +84,7 @@ def _forked(control: socket.socket, descriptor: int, megabytes: int) -> int:
     with contextlib.suppress(BaseException):
         _prepare(parent, megabytes)
         _work(socket.socket(fileno=descriptor))
-    os._exit(0)  # neither handlers at exit nor buffers of the nursery are this process's
+    os._exit(0)  # neither handlers at exit nor buffers of the fork server are this process's
 
 
 def _prepare(parent: int, megabytes: int) -> None:

@@ -7,41 +7,41 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from ..autotuner.pool.children import Child, Died, Nursery, Raised, TimedOut
+from ..autotuner.pool.children import Child, ForkServer, ProcessDied, Raised, TimedOut
 from .work import Report, Work, Worker
 
 #: Workers that one job may lose before it counts as failed.
 ATTEMPTS = 2
 
 
-class Lost(Exception):
+class WorkerDied(Exception):
     """Error of a worker that ended during a job."""
 
 
-class Hand(Protocol):
+class PoolWorker(Protocol):
     """A worker, as the scheduler of jobs sees it."""
 
     def begin(self, work: Work) -> None:
-        """Send a job to the worker. Raises ``Lost``."""
+        """Send a job to the worker. Raises ``WorkerDied``."""
         ...
 
     def result(self) -> Report:
-        """Return the report of the job. Raises ``Lost``."""
+        """Return the report of the job. Raises ``WorkerDied``."""
         ...
 
 
-class Crew(Protocol):
+class WorkerPool(Protocol):
     """A pool of workers, each of which does one job at a time."""
 
-    def hired(self) -> Sequence[Hand]:
+    def new_workers(self) -> Sequence[PoolWorker]:
         """Return ready workers that were not returned before: all at first, later the replacements of lost ones."""
         ...
 
-    def ready(self, busy: Sequence[Hand]) -> Sequence[Hand]:
+    def ready(self, busy: Sequence[PoolWorker]) -> Sequence[PoolWorker]:
         """Wait until some of ``busy`` may have a result or be lost, or new workers may be ready; return the former."""
         ...
 
-    def dismiss(self, hand: Hand) -> None:
+    def drop(self, worker: PoolWorker) -> None:
         """Drop a worker that was lost."""
         ...
 
@@ -55,38 +55,40 @@ class Crew(Protocol):
         ...
 
 
-def distributed(works: Sequence[Work], crew: Crew) -> Iterator[tuple[Work, Report]]:
+def distributed(works: Sequence[Work], pool: WorkerPool) -> Iterator[tuple[Work, Report]]:
     """Run each job on the pool and yield it with its report, in order of completion."""
     waiting = deque((work, 1) for work in works)
-    busy: dict[Hand, tuple[Work, int]] = {}
-    idle: list[Hand] = []
+    busy: dict[PoolWorker, tuple[Work, int]] = {}
+    idle: list[PoolWorker] = []
     while waiting or busy:
-        idle += crew.hired()
+        idle += pool.new_workers()
         while waiting and idle:
-            hand, task = idle.pop(0), waiting.popleft()
-            busy[hand] = task
+            worker, task = idle.pop(0), waiting.popleft()
+            busy[worker] = task
             try:
-                hand.begin(task[0])
-            except Lost as error:
-                yield from _given_up(busy.pop(hand), waiting, error)
-                crew.dismiss(hand)
-        if not busy and crew.is_gone:
+                worker.begin(task[0])
+            except WorkerDied as error:
+                yield from _given_up(busy.pop(worker), waiting, error)
+                pool.drop(worker)
+        if not busy and pool.is_gone:
             for work, _ in waiting:
                 yield work, Report(worked=False, message="no worker is left")
             return
-        for hand in crew.ready(list(busy)):
-            task = busy.pop(hand)
+        for worker in pool.ready(list(busy)):
+            task = busy.pop(worker)
             try:
-                report = hand.result()
-            except Lost as error:
+                report = worker.result()
+            except WorkerDied as error:
                 yield from _given_up(task, waiting, error)
-                crew.dismiss(hand)
+                pool.drop(worker)
                 continue
-            idle.append(hand)
+            idle.append(worker)
             yield task[0], report
 
 
-def _given_up(task: tuple[Work, int], waiting: deque[tuple[Work, int]], error: Lost) -> Iterator[tuple[Work, Report]]:
+def _given_up(
+    task: tuple[Work, int], waiting: deque[tuple[Work, int]], error: WorkerDied
+) -> Iterator[tuple[Work, Report]]:
     """Put the job of a lost worker back, or report it as failed after too many attempts."""
     work, attempt = task
     if attempt < ATTEMPTS:
@@ -104,43 +106,43 @@ class _Process:
     def begin(self, work: Work) -> None:
         try:
             self.child.post("run", work)
-        except Died as error:
-            raise Lost(str(error)) from error
+        except ProcessDied as error:
+            raise WorkerDied(str(error)) from error
 
     def result(self) -> Report:
         try:
             report: Report = self.child.collect()
-        except (Died, TimedOut) as error:
-            raise Lost(str(error)) from error
+        except (ProcessDied, TimedOut) as error:
+            raise WorkerDied(str(error)) from error
         except Raised as error:
             return Report(worked=False, message=error.text)
         return report
 
 
-class LocalCrew:
+class LocalPool:
     """A pool of one process for each of these GPU numbers, on this machine; None is a process that sees all GPUs."""
 
     def __init__(self, gpus: Sequence[int | None]) -> None:
-        self._nursery = Nursery((Worker,))
+        self._fork_server = ForkServer((Worker,))
         self._vacant = list(gpus)
         self._gpus: dict[_Process, int | None] = {}
 
-    def hired(self) -> Sequence[Hand]:
-        fresh = [(_Process(self._nursery.child(Worker, gpu)), gpu) for gpu in self._vacant]
+    def new_workers(self) -> Sequence[PoolWorker]:
+        fresh = [(_Process(self._fork_server.child(Worker, gpu)), gpu) for gpu in self._vacant]
         self._vacant.clear()
         self._gpus.update(fresh)
         return [process for process, _ in fresh]
 
-    def ready(self, busy: Sequence[Hand]) -> Sequence[Hand]:
+    def ready(self, busy: Sequence[PoolWorker]) -> Sequence[PoolWorker]:
         by_channel = {process.child: process for process in self._gpus if process in busy}
         readable, _, _ = select.select(list(by_channel), [], [])
         return [by_channel[child] for child in readable if child.has_answer()]
 
-    def dismiss(self, hand: Hand) -> None:
+    def drop(self, worker: PoolWorker) -> None:
         """Drop a lost worker. Its GPU is free for another process."""
-        assert isinstance(hand, _Process)
-        hand.child.kill()
-        self._vacant.append(self._gpus.pop(hand))
+        assert isinstance(worker, _Process)
+        worker.child.kill()
+        self._vacant.append(self._gpus.pop(worker))
 
     @property
     def is_gone(self) -> bool:
@@ -151,4 +153,4 @@ class LocalCrew:
         return [process.child.pid for process in self._gpus]
 
     def close(self) -> None:
-        self._nursery.close()
+        self._fork_server.close()
