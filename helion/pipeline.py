@@ -203,7 +203,7 @@ class Analysis:
             self.facts,
             self.target,
             self.backend.heuristics,
-            lambda proposal: legalise.legalise(proposal, self.space, self.predict, self.backend.lighter),
+            lambda proposal: legalise.legalise(proposal, self.space, self.predict, self.backend.with_less_smem),
         )
         for at, seed in enumerate(report.seeds, 1):
             _LOG.debug("seed %d of %s, by %s (%s): %r", at, self.name, seed.heuristic, seed.reason, seed.config)
@@ -215,7 +215,7 @@ class Analysis:
     def default_config(self) -> Config:
         backend, target = self.backend, self.target
         config = default.choose_default(
-            self.seeds, self.space, self.predict, lambda config: backend.wider(config, target)
+            self.seeds, self.space, self.predict, lambda config: backend.with_max_registers(config, target)
         )
         heuristic = next(
             (s.heuristic for s in self.seeds.seeds if s.config == config), "no heuristic: the conservative one"
@@ -461,7 +461,7 @@ def _traced(
 ) -> Traced:
     steps = (step for each in BACKENDS.values() for step in each.steps)
     traced = front_end(fn, arguments, context, constants, steps)
-    for number, multiple in backend.multiples(traced.program).items():
+    for number, multiple in backend.required_divisibility(traced.program).items():
         if number in traced.origins:
             path = (*traced.origins[number], ("__mod__", multiple), ("__eq__", 0))
             divided[f"{number} % {multiple} == 0"] = path

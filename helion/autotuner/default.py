@@ -19,7 +19,7 @@ _CONTENDED = 0.85
 SPILLING = 4.0
 
 _Option = tuple[Config, Predicted]
-#: Config keys that give a program more registers; see ``backends.protocol.Backend.wider``.
+#: Config keys that give a program more registers; see ``backends.protocol.Backend.with_max_registers``.
 Wider = Callable[[Config], Mapping[str, Any]]
 
 

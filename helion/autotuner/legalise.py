@@ -14,7 +14,7 @@ from .space import ConfigSpace
 _HARDLY = 1.25
 
 
-#: Config keys that need less shared memory, None if there are none; see ``backends.protocol.Backend.lighter``.
+#: Config keys that need less shared memory, None if there are none; see ``backends.protocol.Backend.with_less_smem``.
 Lighter = Callable[[Config], Mapping[str, Any] | None]
 
 

@@ -118,9 +118,9 @@ class Heuristic(Protocol):
     #: True if its first seed may become the default config.
     promote_seed_to_default: ClassVar[bool]
     #: True for a fallback: it runs only if no earlier heuristic gives a seed that may become the default.
-    stands_in: ClassVar[bool] = False
+    fallback_only: ClassVar[bool] = False
 
-    def contends(self, target: Target) -> bool:
+    def competes_by_time(self, target: Target) -> bool:
         """Return whether its seeds become the default whenever they are predicted to be faster than the promoted one.
 
         Otherwise they must be much faster. True for proposals that differ from others by more than sizes, and were

@@ -46,7 +46,7 @@ def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristi
     promoting = ""
     for heuristic in heuristics:
         proposals: tuple[Proposal, ...] | Declined
-        if heuristic.stands_in and promoting:
+        if heuristic.fallback_only and promoting:
             proposals = Declined(f"it is a fallback, and {promoting} promotes a seed")
         else:
             proposals = heuristic.propose(facts, target)
@@ -61,7 +61,7 @@ def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristi
                 refusals.append(legal)
                 continue
             config, predicted = legal
-            if heuristic.contends(target):
+            if heuristic.competes_by_time(target):
                 contending.append(config)
             if heuristic.promote_seed_to_default:
                 promoted.append(config)

@@ -83,7 +83,7 @@ class Backend(Protocol[P]):
         """Return why it cannot run the program on a target with any config, or None."""
         ...
 
-    def multiples(self, program: Program) -> Mapping[str, int]:
+    def required_divisibility(self, program: Program) -> Mapping[str, int]:
         """Return divisibility assumptions about numbers known only at launch, by their names on the host.
 
         Each number is, or is not, a multiple of its value for the arguments that the program was bound for. Other
@@ -102,12 +102,12 @@ class Backend(Protocol[P]):
         """Return the predicted time of one launch."""
         ...
 
-    def lighter(self, config: Config) -> Mapping[str, Any] | None:
+    def with_less_smem(self, config: Config) -> Mapping[str, Any] | None:
         """Return keys that reduce the shared memory of ``config`` for the same tiles; None when no key is left to
         change."""
         ...
 
-    def wider(self, config: Config, target: Target) -> Mapping[str, Any]:
+    def with_max_registers(self, config: Config, target: Target) -> Mapping[str, Any]:
         """Return keys that spread a tile of ``config`` over as many registers as a program can have."""
         ...
 

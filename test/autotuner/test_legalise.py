@@ -71,7 +71,7 @@ def legalise(
         stages = max(config["num_stages"], *config["range_num_stages"])
         return model(facts, space.sizes(config), num_warps=config["num_warps"], num_stages=stages, target=target)
 
-    return legaliser.legalise(proposal, space, predict, BACKENDS["triton"].lighter)
+    return legaliser.legalise(proposal, space, predict, BACKENDS["triton"].with_less_smem)
 
 
 def rows_of_at_most(elements: int) -> Any:

@@ -52,9 +52,9 @@ class Squares:
 
     name: ClassVar[str] = "squares"
     promote_seed_to_default: ClassVar[bool] = True
-    stands_in: ClassVar[bool] = False
+    fallback_only: ClassVar[bool] = False
 
-    def contends(self, target: Target) -> bool:
+    def competes_by_time(self, target: Target) -> bool:
         return False
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
@@ -140,7 +140,7 @@ class Toy:
             float_arguments=torch.float32,
         )
 
-    def multiples(self, program: Program) -> Mapping[str, int]:
+    def required_divisibility(self, program: Program) -> Mapping[str, int]:
         return {}
 
     def refusal(self, program: Program, target: Target) -> exc.Base | None:
@@ -159,10 +159,10 @@ class Toy:
             fits=True, bytes_moved=0, flops=0, time_us=1, register_limit=255,
         )  # fmt: skip
 
-    def lighter(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def with_less_smem(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return None
 
-    def wider(self, config: Mapping[str, Any], target: Target) -> Mapping[str, Any]:
+    def with_max_registers(self, config: Mapping[str, Any], target: Target) -> Mapping[str, Any]:
         return {}
 
     def plan(self, program: Program, decisions: Decisions, target: Target, settings: Settings) -> ToyPlan:

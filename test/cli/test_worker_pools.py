@@ -257,7 +257,7 @@ class Flaky:
         return Report(worked=True, message=self._work)
 
 
-class FlakyCrew:
+class FlakyPool:
     """Hires those of ``workers`` one after the other in place of those that are lost."""
 
     def __init__(self, workers: Sequence[Flaky], count: int) -> None:
@@ -292,15 +292,15 @@ def outcome(pool: WorkerPool, names: str) -> dict[str, str]:
 def test_works_of_lost_workers_are_given_to_others() -> None:
     log: list[str] = []
     losses: list[Sequence[str]] = ["a", ["begin"], "", ""]
-    found = outcome(FlakyCrew([Flaky(losing, log) for losing in losses], 2), "abcde")
+    found = outcome(FlakyPool([Flaky(losing, log) for losing in losses], 2), "abcde")
     assert found == {name: name for name in "abcde"} and sorted(log) == list("aabbcde")
     log.clear()
-    found = outcome(FlakyCrew([Flaky("b", log) for _ in range(4)], 2), "abc")
+    found = outcome(FlakyPool([Flaky("b", log) for _ in range(4)], 2), "abc")
     assert found == {"a": "a", "b": f"{worker_pool.ATTEMPTS} workers were lost with it: gone", "c": "c"}
     lost, alone = f"{worker_pool.ATTEMPTS} workers were lost with it: gone", "no worker is left"
-    found = outcome(FlakyCrew([Flaky("a", log), Flaky("a", log)], 2), "abc")
+    found = outcome(FlakyPool([Flaky("a", log), Flaky("a", log)], 2), "abc")
     assert found["a"] == lost and set(found.values()) <= {lost, alone, "b", "c"} and len(found) == 3
-    found = outcome(FlakyCrew([Flaky("b", log)], 1), "abc")
+    found = outcome(FlakyPool([Flaky("b", log)], 1), "abc")
     assert found == {"a": "a", "b": alone, "c": alone}
 
 

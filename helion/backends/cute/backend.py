@@ -68,7 +68,7 @@ class Cute:
     def refusal(self, program: Program, target: Target) -> exc.Base | None:
         return shapes.shape_of_program(program).refusal(program, target)
 
-    def multiples(self, program: Program) -> Mapping[str, int]:
+    def required_divisibility(self, program: Program) -> Mapping[str, int]:
         return shapes.shape_of_program(program).multiples(program)
 
     def keys(self, seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
@@ -77,11 +77,11 @@ class Cute:
     def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
         return shapes.shape_of_facts(facts).predict(facts, decisions, target)
 
-    def lighter(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def with_less_smem(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return None: legalizing a config has already shrunk its tiles' memory as far as possible."""
         return None
 
-    def wider(self, config: Mapping[str, Any], target: Target) -> Mapping[str, Any]:
+    def with_max_registers(self, config: Mapping[str, Any], target: Target) -> Mapping[str, Any]:
         """Return no keys: the roles already divide all registers."""
         return {}
 

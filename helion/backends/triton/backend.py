@@ -96,7 +96,7 @@ class Triton:
     def refusal(self, program: Program, target: Target) -> exc.Base | None:
         return refusal.refusal(program, target)
 
-    def multiples(self, program: Program) -> Mapping[str, int]:
+    def required_divisibility(self, program: Program) -> Mapping[str, int]:
         """Return no multiples: Triton's launches specialize on divisibility by themselves."""
         return {}
 
@@ -160,7 +160,7 @@ class Triton:
         found = time.timing(facts, taken_by, taken, target)
         return replace(taken, time_us=found.us, units=found.units)
 
-    def lighter(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def with_less_smem(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return one pipeline stage less: for unfused matmuls first, else for the launch and the loops with stages of
         their own.
         """
@@ -173,7 +173,7 @@ class Triton:
         per_loop = [min(own, stages - 1) for own in config["range_num_stages"]]
         return {"num_stages": min(config["num_stages"], stages - 1), "range_num_stages": per_loop}
 
-    def wider(self, config: Mapping[str, Any], target: Target) -> Mapping[str, Any]:
+    def with_max_registers(self, config: Mapping[str, Any], target: Target) -> Mapping[str, Any]:
         return {"num_warps": target.max_threads_per_block // target.warp_size}
 
     def plan(self, program: Program, decisions: Decisions, target: Target, settings: Settings) -> Plan:

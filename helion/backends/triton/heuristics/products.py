@@ -61,7 +61,7 @@ _WAVE_TARGET = 0.8
 class TritonProductsHeuristic(Heuristic):
     name: ClassVar[str] = "TritonProductsHeuristic"
     promote_seed_to_default: ClassVar[bool] = True
-    stands_in: ClassVar[bool] = True
+    fallback_only: ClassVar[bool] = True
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         if not facts.matmuls:

@@ -48,7 +48,7 @@ class TritonProductsFirstHeuristic(Heuristic):
     name: ClassVar[str] = "TritonProductsFirstHeuristic"
     promote_seed_to_default: ClassVar[bool] = False
 
-    def contends(self, target: Target) -> bool:
+    def competes_by_time(self, target: Target) -> bool:
         return target.has("wgmma") and target.memory is MemoryClass.FAST
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:

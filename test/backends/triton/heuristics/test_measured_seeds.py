@@ -38,7 +38,10 @@ def default_of_one(kernel: Any) -> Any:
     kept = tuple(seed for seed in kernel.seeds if seed.config["unfuse_matmul"] is None)
     report = replace(analysis.seeds, seeds=kept, contending=())
     return choose_default(
-        report, analysis.space, analysis.predict, lambda config: analysis.backend.wider(config, kernel.target)
+        report,
+        analysis.space,
+        analysis.predict,
+        lambda config: analysis.backend.with_max_registers(config, kernel.target),
     )
 
 

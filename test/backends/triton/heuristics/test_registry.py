@@ -84,7 +84,7 @@ def bound_examples() -> list:
 
 def report(bound, rules: tuple[Heuristic, ...]) -> SeedReport:
     analysis = bound._analysis
-    space, predict, lighter = analysis.space, analysis.predict, analysis.backend.lighter
+    space, predict, lighter = analysis.space, analysis.predict, analysis.backend.with_less_smem
     return make_seeds(
         analysis.facts, analysis.target, rules, lambda proposal: legalise(proposal, space, predict, lighter)
     )
@@ -100,7 +100,7 @@ def examples_of(rule: Heuristic) -> list:
 @pytest.mark.parametrize("removed", HEURISTICS, ids=lambda rule: rule.name)
 def test_without_a_heuristic_the_others_propose_what_they_did(removed: Heuristic) -> None:
     left = tuple(rule for rule in HEURISTICS if rule is not removed)
-    stand_ins = {rule.name for rule in HEURISTICS if rule.stands_in}
+    stand_ins = {rule.name for rule in HEURISTICS if rule.fallback_only}
     for bound in examples_of(removed):
         before = bound.seeds
         after = report(bound, left).seeds
@@ -120,7 +120,7 @@ class _Promotes(Heuristic):
 
 
 class _StandsIn(Heuristic):
-    name, promote_seed_to_default, stands_in = "StandsIn", True, True
+    name, promote_seed_to_default, fallback_only = "StandsIn", True, True
 
     def propose(self, facts, target) -> tuple[TritonProposal, ...]:
         return (TritonProposal(reason="", num_warps=2),)
