@@ -6,6 +6,7 @@ Peer ``i`` of a rank is the one ``i`` places after it, modulo the number of rank
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -53,7 +54,29 @@ def run(function: Callable[[], _R], ranks: int = 2, *, seed: int = 0, shuffled: 
         raise exc.InvalidAPIUsage(
             "helion.distributed.run was called on a simulated rank; call it once, around all ranks."
         )
+    _simulate_remote_tensors()
     return _ranks.World(ranks, seed, shuffled=shuffled).run([function] * ranks)
+
+
+@functools.cache
+def _simulate_remote_tensors() -> torch.library.Library:
+    """Give ``torch.ops.symm_mem.get_remote_tensors``, which torch has for GPUs only, a meaning on simulated ranks."""
+    from torch.distributed import _symmetric_memory  # noqa: F401 - declares the operator
+
+    library = torch.library.Library("symm_mem", "IMPL")
+    library.impl("get_remote_tensors", _remote_tensors, "CPU")
+    return library
+
+
+def _remote_tensors(local: torch.Tensor, group_name: str) -> tuple[torch.Tensor, ...]:
+    """Return the tensors that all ranks give in this call, by rank."""
+    here = _ranks.current()
+    if here is None:
+        raise exc.InvalidAPIUsage(
+            "torch.ops.symm_mem.get_remote_tensors was called with a CPU tensor outside of simulated ranks; call it in a "
+            "function that helion.distributed.run runs on each rank."
+        )
+    return tuple(here[0].gather(here[1], local))
 
 
 def _start() -> None:

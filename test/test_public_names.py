@@ -80,13 +80,13 @@ def test_the_toolchain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_functions_over_several_gpus_are_refused() -> None:
-    from helion.runtime.triton.dist_utils import symm_mem_sync
+    from helion.runtime.triton.dist_utils import another_sync
 
     with pytest.raises(
         exc.SeveralGpusUnsupported,
-        match=r"helion\.runtime\.triton\.dist_utils\.symm_mem_sync is not supported; allocate",
+        match=r"helion\.runtime\.triton\.dist_utils\.another_sync is not supported; allocate",
     ):
-        symm_mem_sync(1, 2)
+        another_sync(1, 2)
     with pytest.raises(AttributeError):
         getattr(importlib.import_module("helion.runtime.triton.helpers"), "__wrapped__")  # noqa: B009
 

@@ -8,15 +8,18 @@ one waits for.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import itertools
 import queue
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+
+import torch
 
 from .. import exc
 
@@ -224,6 +227,39 @@ class World:
         for _, clock in found:
             self.join(self.ranks[task.rank].clock, {key: time for key, time in clock.items() if key < 0})
         return [each for each, _ in found]
+
+
+#: The number of ranks of all groups, for a kernel that is bound without a process group.
+_BOUND: contextvars.ContextVar[int | None] = contextvars.ContextVar("helion_world_size", default=None)
+
+
+@contextlib.contextmanager
+def bound_for(size: int | None) -> Iterator[None]:
+    """Bind kernels for groups of ``size`` ranks within the context; None leaves their sizes as they are."""
+    if size is None:
+        yield
+        return
+    token = _BOUND.set(size)
+    try:
+        yield
+    finally:
+        _BOUND.reset(token)
+
+
+def assumed_size() -> int | None:
+    """Return the number of ranks that a kernel is bound for, or of this simulated run; None for real groups."""
+    here = current()
+    return _BOUND.get() if here is None or _BOUND.get() is not None else here[0].size
+
+
+def size_of(group: str) -> int | None:
+    """Return the number of ranks of a process group, given by name; None if there is no such group."""
+    assumed = assumed_size()
+    distributed = torch.distributed
+    if assumed is not None or not (distributed.is_available() and distributed.is_initialized()):
+        return assumed
+    named = distributed.distributed_c10d._world.pg_names.items()
+    return next((each.size() for each, name in named if name == group), None)
 
 
 _CURRENT: contextvars.ContextVar[tuple[World, Task] | None] = contextvars.ContextVar("helion_rank", default=None)

@@ -21,6 +21,7 @@ from .._compiler.source import FunctionSource, Location, parse_function, parse_k
 from .._names import RESERVED, SHARED_MODULES, is_reserved, is_reserved_function
 from .._support import distribution as _distribution
 from .._support import logs as _logging
+from .._support import ranks
 from .._support.lazy import lazy, when_imported
 from .._support.locks import new_lock, recover
 from .._support.tracebacks import short_errors, shortened
@@ -125,13 +126,15 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         values = self.normalize_args(*args)
         extra = None if self.key is None else self.key(*values)
         arguments = class_of(self.arguments_key(values))
-        rest = (extra, token(target_of(self.name, values)), self.settings.checked)
+        rest = (extra, token(target_of(self.name, values)), self.settings.checked, ranks.assumed_size())
         table = self._bound if self.settings.static_shapes else self._classes
         found = {pair for bound in table.of((arguments, *rest)) for pair in bound.numbers_in(values)}
         return (arguments, extra, tuple(sorted(found, key=repr)))
 
     @short_errors
-    def bind(self, args: Sequence[Any], target: str | hardware.Target | None = None) -> BoundKernel:
+    def bind(
+        self, args: Sequence[Any], target: str | hardware.Target | None = None, *, world_size: int | None = None
+    ) -> BoundKernel:
         """Compile the kernel for these arguments, without running it.
 
         Args:
@@ -139,6 +142,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
                 but dtype, shape, strides and device.
             target: a name such as ``"sm_90"`` or ``"h200"``, or a ``helion.hardware.Target``; no such GPU is needed. None
                 means the device of CUDA arguments, else ``HELION_TARGET``, else sm_90.
+            world_size: the number of ranks of the process groups that the host code names; no such group is needed.
 
         Raises:
             TypeError: ``args`` is no tuple or list, or does not fit the signature.
@@ -149,7 +153,8 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         self._check_tuple("bind", args)
         values = self.normalize_args(*args)
         check_bound(self, values)
-        return self.variant(values, target, of_class=True)
+        with ranks.bound_for(world_size):
+            return self.variant(values, target, of_class=True)
 
     def variant(
         self, values: tuple[Any, ...], target: str | hardware.Target | None = None, *, of_class: bool = False
@@ -174,7 +179,12 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         of_class: bool = False,
     ) -> BoundKernel:
         chosen = target_of(self.name, values) if target is None else hardware.target(target)
-        rest = (None if self.key is None else self.key(*values), token(chosen), self.settings.checked)
+        rest = (
+            None if self.key is None else self.key(*values),
+            token(chosen),
+            self.settings.checked,
+            ranks.assumed_size(),
+        )
         if getattr(_THREAD, "binding", None) is not None:  # its host code runs while it is compiled
             raise exc.NestedKernelCallsNotSupported(name=self.name)
         of_class = of_class and not self.settings.static_shapes

@@ -59,8 +59,8 @@ def _inline_arguments(t: Tracer, args: Any) -> _InlineArguments:
     places: dict[str, str] = {}
     pointers = {k: memory.tensor_id(t, a) for k, a in given.items() if isinstance(a, HostTensorValue)}
     for key, value in given.items():
-        if value is None:
-            places[key] = "None"
+        if value is None or isinstance(value, str):
+            places[key] = repr(value)
         elif key not in pointers:
             places[key] = f"{{{len(operands)}}}"
             operands.append(ops.operand(t, value))
@@ -76,7 +76,7 @@ def _inline_triton(t: Tracer, triton_source: Any, args: Any, output_like: Any) -
         raise exc.InvalidAPIUsage("The source of hl.inline_triton must be a string that is not empty.")
     given = _inline_arguments(t, args)
     text = textwrap.dedent(triton_source).strip("\n")
-    marks = {key: f"\0{place[1:-1]}\1" if place != "None" else place for key, place in given.places.items()}
+    marks = {key: f"\0{place[1:-1]}\1" if place.startswith("{") else place for key, place in given.places.items()}
     try:
         text = text.format(**marks) if isinstance(args, dict) else text.format(*marks.values())
     except (KeyError, IndexError) as error:
@@ -110,7 +110,8 @@ def _triton_kernel(t: Tracer, function: Any, args: Any, output_like: Any) -> Any
     for read in found.reads:
         t.world.assume(*read)
     given = _inline_arguments(t, args)
-    places = [f"{name}={place}" if isinstance(args, dict) else place for name, place in given.places.items()]
+    shown = {name: place if place.startswith("{") else escaped(place) for name, place in given.places.items()}
+    places = [f"{name}={place}" if isinstance(args, dict) else place for name, place in shown.items()]
     call = f"{given.place(0)}({', '.join(places)})"
     return _inline(
         t, given.operands, output_like, InlineAttrs((call,), (found.definition,), given.tensors, found.effect)

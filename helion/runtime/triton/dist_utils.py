@@ -1,9 +1,15 @@
-"""Functions that synchronize several GPUs. None is implemented: a name can be imported, and a call raises ``exc.SeveralGpusUnsupported``."""
+"""Functions that synchronize several GPUs, for ``hl.triton_kernel``.
+
+``symm_mem_sync`` is implemented. Other names can be imported; a call raises ``exc.SeveralGpusUnsupported``.
+"""
 
 from __future__ import annotations
 
-from ._several_gpus import OverSeveralGpus, function_of
+from typing import Any
+
+from ...backends import synchronization
+from ._several_gpus import function_of
 
 
-def __getattr__(name: str) -> OverSeveralGpus:
-    return function_of(__name__, name)
+def __getattr__(name: str) -> Any:
+    return synchronization(name) if name == "symm_mem_sync" else function_of(__name__, name)

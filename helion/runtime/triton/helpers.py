@@ -1,9 +1,15 @@
-"""Functions that address the memory of several GPUs. None is implemented: a name can be imported, and a call raises ``exc.SeveralGpusUnsupported``."""
+"""Functions that wait for words in memory, for ``hl.triton_kernel``.
+
+``triton_wait_signal`` is implemented. Other names can be imported; a call raises ``exc.SeveralGpusUnsupported``.
+"""
 
 from __future__ import annotations
 
-from ._several_gpus import OverSeveralGpus, function_of
+from typing import Any
+
+from ...backends import synchronization
+from ._several_gpus import function_of
 
 
-def __getattr__(name: str) -> OverSeveralGpus:
-    return function_of(__name__, name)
+def __getattr__(name: str) -> Any:
+    return synchronization(name) if name == "triton_wait_signal" else function_of(__name__, name)

@@ -25,6 +25,7 @@ from .data import deferred, deferred_tensor, number
 from .elementwise_layout import Layout, is_dense, result_layout
 from .factories import allocate, contiguous_strides
 from .meta import Question, has_symbols, is_symbolic, refusal, tensors_in
+from .peers import remote_tensors
 
 #: Functions whose result usually shares memory with their first argument.
 _VIEWS = frozenset(
@@ -96,6 +97,8 @@ def call(t: TraceState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if name in _METADATA and args and isinstance(args[0], HostTensorValue):
         t.tensors.rely(args[0])
         return getattr(args[0], name)(*args[1:], **kwargs)
+    if name == "get_remote_tensors":
+        return remote_tensors(t, *args, **kwargs)
     by_data = _by_data(t, name, args, kwargs)
     if by_data is not None:
         return by_data
