@@ -67,23 +67,23 @@ def _mutated(space: ConfigSpace, config: Mapping[str, Any], rng: random.Random) 
 
 def _is_quick(bound: BoundKernel, config: Mapping[str, Any], sizes: Mapping[int, int], factor: int) -> bool:
     """Return whether a config compiles quickly, by its largest value, its precomputed matmuls, and its unrolling."""
-    largest = max((volume.numel(sizes) for volume in bound.config_spec.survey.volumes), default=1)
+    largest = max((volume.numel(sizes) for volume in bound.config_spec.shape.volumes), default=1)
     first = config.get("unfuse_matmul")
     if first:
         m, n, k = first
         largest = max(largest, m * n, m * k, n * k)
     copies = math.prod(max(1, each) for each in config.get("range_unroll_factors", ()))
     threads = 32 * config.get("num_warps", 4)
-    most = PER_THREAD_OF_PRODUCTS if bound.config_spec.survey.matrix_blocks else PER_THREAD
+    most = PER_THREAD_OF_PRODUCTS if bound.config_spec.shape.matrix_blocks else PER_THREAD
     return largest <= factor * ELEMENTS and largest * copies <= factor * most * threads
 
 
 def _tiles(bound: BoundKernel, sizes: Mapping[int, int]) -> int:
     """Return approximately how many tiles the loops of a kernel iterate over, as if all were nested."""
-    survey = bound.config_spec.survey
+    shape = bound.config_spec.shape
     counts = [1]
-    for loop in survey.loops:
-        for block in (survey.blocks[axis.block] for axis in loop.axes):
+    for loop in shape.loops:
+        for block in (shape.blocks[axis.block] for axis in loop.axes):
             if isinstance(block.extent, int):
                 counts.append(math.ceil(block.extent / sizes[block.id]))
     return math.prod(counts)

@@ -17,8 +17,8 @@ from ._compiler.frontend.trace import Traced, index_dtype
 from ._compiler.host.program import PLAIN, Form, HostProgram, Module
 from ._compiler.ir.grammar import Program
 from ._compiler.ir.hints import sizes_of_blocks, with_hints
-from ._compiler.passes.rolling import rollable_blocks
 from ._compiler.pipeline import front_end
+from ._compiler.rewrites.reduction_loops.roll import rollable_blocks
 from ._shapes import NeedsValue, hint_of
 from ._support import logs
 from ._support.lazy import lazy

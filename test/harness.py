@@ -12,8 +12,8 @@ from helion._compiler.context import CompileContext
 from helion._compiler.facts.collect import collect_facts
 from helion._compiler.facts.records import KernelFacts
 from helion._compiler.ir.grammar import Op, Program, Region
-from helion._compiler.passes.rolling import rollable_blocks
 from helion._compiler.pipeline import front_end
+from helion._compiler.rewrites.reduction_loops.roll import rollable_blocks
 from helion.autotuner.space import ConfigSpace, build_space
 from helion.backends import BACKENDS
 from helion.hardware import target

@@ -140,6 +140,7 @@ DECIDING = (
     "_compiler.frontend",
     "_compiler.passes",
     "_compiler.pipeline",
+    "_compiler.rewrites",
     "_compiler.ir.grammar.HostModule",
     "_compiler.ir.grammar.Program",
     "autotuner",
@@ -617,7 +618,7 @@ PLANTED = [
     ("autotuner/space.py", "import cutlass.cute as cute", "1: backend library"),
     # printing
     ("backends/triton/codegen/emit.py", "from helion._compiler.facts import axes", "1: printing decides"),
-    ("backends/triton/codegen/emit.py", "from helion._compiler.passes.masks import mask", "1: printing decides"),
+    ("backends/triton/codegen/emit.py", "from helion._compiler.passes.always.masks import mask", "1: printing decides"),
     ("backends/triton/codegen/emit.py", "from ...._compiler.ir.grammar import Op, Program", "1: printing decides"),
     ("backends/triton/codegen/emit.py", "if TYPE_CHECKING:\n    from helion import pipeline", "2: printing decides"),
     ("backends/triton/codegen/emit.py", "def f(plan):\n    return plan.program.roots", "2: printing decides"),

@@ -16,12 +16,12 @@ from .context import CompileContext
 from .frontend.trace import Traced, trace
 from .ir.grammar import Program
 from .ir.watch import watching
-from .passes.dependencies import check_dependencies
-from .passes.jagged import check_jagged
-from .passes.masks import mask_tails
-from .passes.overlaps import check_overlaps
-from .passes.simplify import drop_dead, merge_common
-from .passes.vjps import erase_vjps
+from .passes.always.masks import mask_tails
+from .passes.always.simplify import drop_dead, merge_common
+from .passes.always.vjps import erase_vjps
+from .passes.analysis.dependencies import check_dependencies
+from .passes.analysis.jagged import check_jagged
+from .passes.analysis.overlaps import check_overlaps
 from .rewrites.steps import Step
 
 Pass = Callable[[Program], Program]

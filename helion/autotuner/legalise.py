@@ -70,7 +70,7 @@ def _nearest(now: Predicted, after: list[Predicted]) -> int:
 
 
 def _refusal(predicted: Predicted, space: ConfigSpace, sizes: dict[int, int]) -> str:
-    blocks = (block for block in space.survey.blocks if block.kind != "grid")
+    blocks = (block for block in space.shape.blocks if block.kind != "grid")
     tiles = ", ".join(f"{block.name}={sizes[block.id]}" for block in blocks)
     needs = predicted.reason or (
         f"{predicted.shared_bytes} bytes of shared memory are needed, and a block has {space.target.smem_per_block_bytes}"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .._compiler.rewrites.steps import Step
     from ..autotuner.proposal import Heuristic, Predicted
     from ..autotuner.space.own import OwnKeys
-    from ..autotuner.space.survey import Survey
+    from ..autotuner.space.program_shape import ProgramShape
     from ..config import Config
     from ..hardware import Target
     from ..settings import Settings
@@ -91,7 +91,7 @@ class Backend(Protocol[P]):
         """
         ...
 
-    def keys(self, seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
+    def keys(self, shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
         """Return its own config keys for ``program``, and the rules that legalize a config.
 
         This is the only place that states what this backend does not support.

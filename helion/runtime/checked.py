@@ -1,6 +1,6 @@
 """Checked mode around a call, and the user's line of an error inside of one.
 
-The generated code of a checked kernel has the assertions (``_compiler/passes/checks.py``). This module marks memory of
+The generated code of a checked kernel has the assertions (``_compiler/passes/always/checks.py``). This module marks memory of
 ``torch.empty`` before it is written, and searches the result of a call for the mark. Interpreted launches detect races.
 """
 

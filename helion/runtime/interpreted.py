@@ -52,4 +52,4 @@ def in_large_tiles(of: Specialized, config: Config) -> Config:
 def _fits(of: Specialized, config: Config, sizes: dict[int, int]) -> bool:
     space = of.analysis.space
     known = {**space.sizes(config), **sizes}
-    return all(volume.numel(known) <= MOST_ELEMENTS for volume in space.survey.volumes)
+    return all(volume.numel(known) <= MOST_ELEMENTS for volume in space.shape.volumes)

@@ -14,8 +14,8 @@ import helion.language as hl
 from helion import exc
 from helion._compiler.ir.effects import Effect, apart_along, effects_of, may_alias, may_meet, ordered
 from helion._compiler.ir.grammar import MemoryAttrs, Op, Program
-from helion._compiler.passes.rolling import roll, rollable_blocks
-from helion._compiler.passes.subtile import subtile_blocks
+from helion._compiler.rewrites.epilogue_subtile import subtile_blocks
+from helion._compiler.rewrites.reduction_loops.roll import roll, rollable_blocks
 
 
 def program_of(kernel: helion.Kernel, *args: Any) -> Program:

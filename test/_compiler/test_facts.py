@@ -15,7 +15,7 @@ import helion.language as hl
 from helion._compiler.facts.collect import collect_facts
 from helion._compiler.facts.liveness import maximal
 from helion._compiler.facts.records import KernelFacts, MatmulFact, ReductionFact
-from helion._compiler.passes.rolling import rollable_blocks
+from helion._compiler.rewrites.reduction_loops.roll import rollable_blocks
 
 BF16, FP32 = torch.bfloat16, torch.float32
 

@@ -17,7 +17,7 @@ import helion
 import helion.language as hl
 from helion._compiler.ir.printer import print_program
 from helion._compiler.ir.verifier import verify
-from helion._compiler.passes.flatten import can_flatten, flatten
+from helion._compiler.rewrites.flatten_loops import can_flatten, flatten
 from helion._testing import map_tensors
 from helion.backends.triton.toolchain.offline import compile_offline
 from helion.backends.triton.toolchain.signature import offline_signature

@@ -11,8 +11,8 @@ from harness import program_of
 
 import helion
 from helion import exc
-from helion._compiler.passes import order_memory
-from helion._compiler.passes.accesses import Launched
+from helion._compiler.passes.always import order_memory
+from helion._compiler.passes.analysis.accesses import Launched
 
 KERNEL = """
 def f(x):

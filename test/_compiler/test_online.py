@@ -13,7 +13,7 @@ import helion
 import helion.language as hl
 from helion._compiler.ir.grammar import ForAttrs, Op, Program
 from helion._compiler.ir.verifier import verify
-from helion._compiler.passes.rolling import roll
+from helion._compiler.rewrites.reduction_loops.roll import roll
 
 
 @helion.kernel

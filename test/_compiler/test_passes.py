@@ -34,9 +34,9 @@ from helion._compiler.ir.grammar import (
 )
 from helion._compiler.ir.printer import print_program
 from helion._compiler.ir.verifier import verify
-from helion._compiler.passes.masks import mask_tails
-from helion._compiler.passes.rolling import roll, rollable_blocks
-from helion._compiler.passes.simplify import drop_dead, merge_common
+from helion._compiler.passes.always.masks import mask_tails
+from helion._compiler.passes.always.simplify import drop_dead, merge_common
+from helion._compiler.rewrites.reduction_loops.roll import roll, rollable_blocks
 from helion._shapes import ONE, Dim
 
 

@@ -12,7 +12,7 @@ from helion import exc
 from helion._compiler.ir.grammar import MemoryAttrs, Program, Root
 from helion._compiler.ir.rewrite import map_ops
 from helion._compiler.ir.verifier import verify
-from helion._compiler.passes.phases import insert_before
+from helion._compiler.passes.always.phases import insert_before
 
 
 def _program() -> Program:

@@ -42,17 +42,15 @@ from helion._compiler.rewrites.steps import (
     run_steps,
 )
 from helion.backends import BACKENDS
-from helion.backends.triton.codegen import (
-    ops_checks,
-    ops_control,
-    ops_inline,
-    ops_lanes,
-    ops_matmul,
-    ops_memory,
-    ops_values,
-)
+from helion.backends.triton.codegen.ops import checks as ops_checks
+from helion.backends.triton.codegen.ops import control as ops_control
+from helion.backends.triton.codegen.ops import inline as ops_inline
+from helion.backends.triton.codegen.ops import lanes as ops_lanes
+from helion.backends.triton.codegen.ops import matmul as ops_matmul
+from helion.backends.triton.codegen.ops import memory as ops_memory
+from helion.backends.triton.codegen.ops import values as ops_values
 from helion.backends.triton.lower.carries import share_variables
-from helion.backends.triton.lower.running_sums import keep_sums
+from helion.backends.triton.lower.pin_reductions import keep_sums
 from helion.backends.triton.lower.steps import single_products, unread_atomics, widen_gathers
 
 STEPS = BACKENDS["triton"].steps

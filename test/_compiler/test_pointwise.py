@@ -27,9 +27,9 @@ from triton.compiler import ASTSource
 from helion._compiler.ir import pointwise
 from helion._compiler.ir.pointwise import POINTWISE, common_dtype, fold_cast, result_dtype
 from helion._support.locks import TRITON_LOCK
-from helion.backends.triton.codegen import ops_pointwise
 from helion.backends.triton.codegen.expressions import LIBDEVICE, Expression, infix
-from helion.backends.triton.codegen.ops_pointwise import SIGNATURE_DTYPES, TRITON_DTYPES, Operand, literal, render
+from helion.backends.triton.codegen.ops import pointwise as ops_pointwise
+from helion.backends.triton.codegen.ops.pointwise import SIGNATURE_DTYPES, TRITON_DTYPES, Operand, literal, render
 from helion.backends.triton.execute.interpreter import interpret
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

@@ -13,7 +13,7 @@ from helion._compiler.ir.build import Builder, Numbers
 from helion._compiler.ir.grammar import ForAttrs, Op, Program, Region
 from helion._compiler.ir.rewrite import Makers, count_uses, expand_ops, map_ops, nested_regions
 from helion._compiler.ir.verifier import verify
-from helion._compiler.passes.rolling import roll, rollable_blocks
+from helion._compiler.rewrites.reduction_loops.roll import roll, rollable_blocks
 
 
 def walked(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import helion
 import helion.language as hl
 from helion._compiler.ir.grammar import ForAttrs
 from helion._compiler.ir.verifier import verify
-from helion._compiler.passes.rolling import roll, rollable_blocks
+from helion._compiler.rewrites.reduction_loops.roll import roll, rollable_blocks
 
 Tensors = tuple[torch.Tensor, ...]
 

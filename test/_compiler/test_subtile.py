@@ -15,7 +15,7 @@ import helion.language as hl
 from helion import exc
 from helion._compiler.ir.grammar import DotAttrs
 from helion._compiler.ir.verifier import verify
-from helion._compiler.passes.subtile import subtile, subtile_blocks
+from helion._compiler.rewrites.epilogue_subtile import subtile, subtile_blocks
 from helion._testing import check, map_tensors
 
 

@@ -16,7 +16,7 @@ from sample_kernels import matmul, softmax
 
 from helion._compiler.facts.collect import collect_facts
 from helion._compiler.facts.records import KernelFacts
-from helion._compiler.passes.rolling import rollable_blocks
+from helion._compiler.rewrites.reduction_loops.roll import rollable_blocks
 from helion.autotuner import legalise as legaliser
 from helion.autotuner.proposal import Predicted
 from helion.autotuner.space import ConfigSpace, build_space

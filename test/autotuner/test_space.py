@@ -21,7 +21,7 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion._compiler.ir.grammar import OperandRef, Program
-from helion._compiler.passes.rolling import rollable_blocks
+from helion._compiler.rewrites.reduction_loops.roll import rollable_blocks
 from helion._shapes import Expr
 from helion.autotuner.space import ConfigSpace, build_space
 from helion.autotuner.space.fields import adjacent, nearest, values_of
@@ -823,7 +823,7 @@ def test_random_configs_are_legal(kernel: str, on: str, seed: int) -> None:
     assert space.normalize(config.minimize(space)) == config
     sizes = space.sizes(config)
     assert sizes.keys() == {block.id for block in program.blocks}
-    assert all(volume.numel(sizes) <= space.target.max_tensor_numel for volume in space.survey.volumes)
+    assert all(volume.numel(sizes) <= space.target.max_tensor_numel for volume in space.shape.volumes)
     plan = BACKENDS["triton"].plan(program, space.decode(config), space.target, Settings())
     assert plan.launch.pid_type == config["pid_type"]
 

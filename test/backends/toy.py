@@ -22,7 +22,7 @@ from helion._compiler.ir.grammar import MemoryAttrs, Op, PointwiseAttrs, Program
 from helion._shapes import cdiv
 from helion.autotuner.proposal import Heuristic, Predicted, Proposal
 from helion.autotuner.space.own import OwnKeys
-from helion.autotuner.space.survey import Survey
+from helion.autotuner.space.program_shape import ProgramShape
 from helion.backends.execution import CompileError, Launcher, OutOfResources, Resources
 from helion.hardware import Target
 from helion.settings import Settings
@@ -150,7 +150,7 @@ class Toy:
         what = op.attrs.name if isinstance(op.attrs, PointwiseAttrs) else op.kind
         return exc.BackendUnsupported(what=f"{what!r}", backend="toy", remedy="", location=op.location)
 
-    def keys(self, seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
+    def keys(self, shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
         return OwnKeys(fields=(), absent={}, verbatim="_toy_", rules=())
 
     def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:

@@ -14,7 +14,9 @@ from user_triton import nested as from_elsewhere
 import helion
 import helion.language as hl
 from helion import exc
-from helion.backends.triton.codegen import ops_lanes, ops_pointwise, ops_reduction
+from helion.backends.triton.codegen.ops import lanes as ops_lanes
+from helion.backends.triton.codegen.ops import pointwise as ops_pointwise
+from helion.backends.triton.codegen.ops import reduction as ops_reduction
 from helion.backends.triton.plan.build import HELPERS
 
 _SHIFT = 3

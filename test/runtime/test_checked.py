@@ -17,7 +17,7 @@ import helion.language as hl
 from helion import exc
 from helion._compiler.ir.printer import print_program
 from helion._compiler.ir.verifier import verify
-from helion._compiler.passes.checks import insert_checks
+from helion._compiler.passes.always.checks import insert_checks
 from helion._testing import EXAMPLES_DIR, check, import_path
 from helion.backends.triton.toolchain import offline
 from helion.backends.triton.toolchain.signature import offline_signature

@@ -9,12 +9,12 @@ from dataclasses import replace
 from ..ir.grammar import ForAttrs, MemoryAttrs, Op, Program, Root, TileAttrs, Value, ViewAttrs
 from ..ir.loops import tile_of_bound
 from ..ir.rewrite import Declined, Makers
-from ..passes.rolling import loads_in_chunks
 from ..rewrites.copy_operands import crosswise_operands, unaligned_operands
 from ..rewrites.fuse_loops import joinable_loops
 from ..rewrites.peel_masks import hidden_blocks
 from ..rewrites.precompute_operands import Computed, computed_operands
 from ..rewrites.prefetch_distance import loads_ahead
+from ..rewrites.reduction_loops.roll import loads_in_chunks
 from ..rewrites.split_k.legality import spread_loops, summing_loop
 from ..rewrites.swap_ab import turnable
 from ..rewrites.unfuse_matmul import split_off

@@ -9,7 +9,7 @@ from ..._shapes import cdiv
 from ..ir.grammar import Op, PointwiseAttrs, Program
 from ..ir.ops import OPS
 from ..ir.pointwise import POINTWISE, POLYNOMIALS
-from ..passes.flatten import can_flatten
+from ..rewrites.flatten_loops import can_flatten
 from .flow import Flow
 from .records import (
     AccumulatorFact,

@@ -51,7 +51,7 @@ from ..ir.grammar import (
 )
 from ..ir.loops import inside_loops
 from ..ir.rewrite import Declined, Makers, map_ops
-from ..passes.phases import insert_before
+from ..passes.always.phases import insert_before
 from .record import Rewrite, RuleContext, has_matmul
 from .steps import StepInputs
 from .unfuse_matmul import matmul_tile, unfuse_matmul

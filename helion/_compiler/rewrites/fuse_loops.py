@@ -44,7 +44,7 @@ from ..ir.grammar import (
 )
 from ..ir.loops import loops_of
 from ..ir.rewrite import Declined, Makers
-from ..passes.simplify import drop_dead
+from ..passes.always.simplify import drop_dead
 from .legality import reset_loops
 from .record import Rewrite, RuleContext
 from .steps import StepInputs
@@ -539,7 +539,7 @@ def _fit(context: RuleContext, value: bool, decisions: Decisions) -> bool:
     return run is not None and may_join(run, decisions.sizes)
 
 
-def _settle(context: RuleContext, decisions: Decisions) -> Decisions:
+def _adjust(context: RuleContext, decisions: Decisions) -> Decisions:
     """Return decisions without the options of loops that are gone: the first loop's options apply to all."""
     run = joinable_loops(context.program)
     assert run is not None
@@ -561,6 +561,6 @@ FUSE_LOOPS = Rewrite(
     needs="fused loops need equal tile sizes that divide the extent, use the first loop's options, and exclude precomputed or copied operands",
     yields_to=frozenset(("precompute_operands", "pack_operands", "transpose_operands")),
     removes=frozenset(("accesses",)),
-    settle=_settle,
+    adjust=_adjust,
     apply=_apply,
 )

@@ -37,7 +37,7 @@ def legalize(rewrite: Rewrite, context: RuleContext, decisions: Decisions) -> De
         decisions = decisions.with_values(**{rewrite.key: _fitting(rewrite, context, decisions)})
     if not rewrite.is_on(decisions):
         return decisions.with_values(**{each.key: None for each in rewrite.launch if each.key in decisions.values})
-    decisions = rewrite.settle(context, _reset(decisions, rewrite.resets))
+    decisions = rewrite.adjust(context, _reset(decisions, rewrite.resets))
     if "loops" in rewrite.removes:
         decisions = _without_gone_loops(context, decisions)
     if "accesses" in rewrite.removes:

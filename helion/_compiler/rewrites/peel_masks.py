@@ -44,7 +44,7 @@ from ..ir.grammar import (
     ViewAttrs,
 )
 from ..ir.rewrite import Makers, expand_ops
-from ..passes.simplify import drop_dead
+from ..passes.always.simplify import drop_dead
 from .record import Rewrite, RuleContext
 from .steps import StepInputs
 

@@ -43,8 +43,8 @@ from ..ir.grammar import (
 from ..ir.loops import inside_loops
 from ..ir.ops import OPS
 from ..ir.rewrite import Makers, expand_ops
-from ..passes.phases import insert_before
-from ..passes.simplify import drop_dead
+from ..passes.always.phases import insert_before
+from ..passes.always.simplify import drop_dead
 from .record import Rewrite, RuleContext, has_matmul_of_open_sizes
 from .steps import StepInputs
 

@@ -59,7 +59,7 @@ class RuleContext:
 
 
 Fit = Callable[[RuleContext, Any, Decisions], Any]
-Settle = Callable[[RuleContext, Decisions], Decisions]
+Adjust = Callable[[RuleContext, Decisions], Decisions]
 
 
 def _flags(program: Program, target: Target) -> Values:
@@ -70,7 +70,7 @@ def _as_it_is(context: RuleContext, value: Any, decisions: Decisions) -> Any:
     return value
 
 
-def _settled(context: RuleContext, decisions: Decisions) -> Decisions:
+def _unadjusted(context: RuleContext, decisions: Decisions) -> Decisions:
     return decisions
 
 
@@ -123,7 +123,7 @@ class Rewrite:
     """Parts of the program that may be gone, ``loops`` or ``accesses``, with their entries of lists."""
     numbered: bool = False
     """True if programs need a number: with ``pid_type="xyz"`` they have none."""
-    settle: Settle = _settled
+    adjust: Adjust = _unadjusted
     """Further changes of decisions with this rewrite."""
     launch: tuple[LaunchKey, ...] = ()
     """Keys for the launch of the kernel that it makes."""

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Any
 from ..._support.lazy import lazy
 from ..ir.grammar import Program
 from ..ir.watch import watching
-from ..passes import branches, order_memory, rolling
-from ..passes.accesses import Launched
+from ..passes.always import branches, order_memory
+from ..passes.analysis.accesses import Launched
+from .reduction_loops import roll as rolling
 
 if TYPE_CHECKING:
-    from ..passes import checks, flatten, subtile
+    from ..passes.always import checks
+    from . import epilogue_subtile as subtile
+    from . import flatten_loops as flatten
 else:
     # Binding needs only the names of the steps.
-    checks = lazy("helion._compiler.passes.checks")
-    flatten = lazy("helion._compiler.passes.flatten")
-    subtile = lazy("helion._compiler.passes.subtile")
+    checks = lazy("helion._compiler.passes.always.checks")
+    flatten = lazy("helion._compiler.rewrites.flatten_loops")
+    subtile = lazy("helion._compiler.rewrites.epilogue_subtile")
 
 
 @dataclass(frozen=True, kw_only=True)

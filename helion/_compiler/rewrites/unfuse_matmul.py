@@ -50,9 +50,9 @@ from ..ir.grammar import (
     ViewAttrs,
 )
 from ..ir.rewrite import Declined, Makers, expand_ops, remembered
-from ..passes.phases import insert_before
-from ..passes.products import Product, find_products
-from ..passes.simplify import drop_dead
+from ..passes.always.phases import insert_before
+from ..passes.always.simplify import drop_dead
+from ..passes.analysis.matmuls import Product, find_products
 from .record import LaunchKey, Rewrite, RuleContext, TileSides, Values, has_matmul_of_open_sizes
 
 #: Row stride granularity in elements: 16 bytes of any dtype, also if only launches know the row length.

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ... import exc
 from ..._compiler.ir.grammar import Block, Program
-from ..._compiler.passes.flatten import Nest, can_flatten, nests
-from ..._compiler.passes.subtile import COUNTS
+from ..._compiler.rewrites.epilogue_subtile import COUNTS
+from ..._compiler.rewrites.flatten_loops import Nest, can_flatten, nests
 from ..._compiler.sizes import padded_extent
 from ..._shapes import hint_of, next_power_of_2, previous_power_of_2
 from ...config import OWN_KEYS, TUNABLE
@@ -33,7 +33,7 @@ from .fields import (
     values_of,
 )
 from .own import OwnKeys
-from .survey import Survey, survey
+from .program_shape import ProgramShape, program_shape
 
 #: Largest tile of a dimension whose extent is not fixed: it must serve calls larger than the one seen when binding.
 OPEN_MAXIMUM = 1024
@@ -51,8 +51,8 @@ CONSERVATIVE_NUMEL = 32768
 #: Kinds of ops that access memory in tiles.
 _ACCESSES = frozenset(("load", "store", "atomic"))
 
-#: The backend's additions for a survey, the program, a target and the settings; see ``backends.protocol.Backend.keys``.
-Own = Callable[[Survey, Program, Target, Settings], OwnKeys]
+#: The backend's additions for the shape of a program, the program, a target and the settings; see ``backends.protocol.Backend.keys``.
+Own = Callable[[ProgramShape, Program, Target, Settings], OwnKeys]
 
 
 def build_space(
@@ -67,18 +67,18 @@ def build_space(
 
     ``own`` returns the backend's additions, ``elsewhere`` the prefixes of other backends' keys, by their names.
     """
-    seen = survey(program, rollable)
+    shape = program_shape(program, rollable)
     chunks = tuple(_chunk(program.blocks[block], program) for block in rollable)
-    more = own(seen, program, target, settings)
+    more = own(shape, program, target, settings)
     if not more.rolls:
         rollable, chunks = (), ()
-    tiles = _block_slots(seen, chunks, target, more)
+    tiles = _block_slots(shape, chunks, target, more)
     fields: list[Field] = [
         BlockSizes(slots=tiles),
-        *_loop_fields(seen, program),
+        *_loop_fields(shape, program),
         ReductionLoops(slots=chunks),
         *more.fields,
-        _epilogue_field(seen, program, target),
+        _epilogue_field(shape, program, target),
     ]
     narrow = _is_narrow(program)
     if narrow:
@@ -98,7 +98,7 @@ def build_space(
     return ConfigSpace(
         kernel=program.host.name,
         target=target,
-        survey=seen if more.holds_values else dataclasses.replace(seen, volumes=()),
+        shape=shape if more.holds_values else dataclasses.replace(shape, volumes=()),
         tunable=tuple(slot.ids[0] for slot in tiles),
         rollable=rollable,
         check=more.check,
@@ -139,13 +139,13 @@ def _extent(block: Block) -> int | None:
     return block.extent if isinstance(block.extent, int) else None
 
 
-def _block_slots(seen: Survey, chunks: Sequence[Chunk], target: Target, own: OwnKeys) -> tuple[Slot, ...]:
-    tunable = [block for block in seen.blocks if block.tunable]
+def _block_slots(shape: ProgramShape, chunks: Sequence[Chunk], target: Target, own: OwnKeys) -> tuple[Slot, ...]:
+    tunable = [block for block in shape.blocks if block.tunable]
     highest: dict[int, int] = {}
     for block in tunable:
-        highest[block.id] = min(_highest(block, seen, highest), target.max_tensor_numel)
+        highest[block.id] = min(_highest(block, shape, highest), target.max_tensor_numel)
     dims = sum(1 for block in tunable if max(highest[block.id], block.min_size) > 1)
-    initial = _conservative_size(dims, _row_volume(seen, chunks))
+    initial = _conservative_size(dims, _row_volume(shape, chunks))
     slots = []
     for block in tunable:
         low, high = block.min_size, max(highest[block.id], block.min_size)
@@ -172,9 +172,9 @@ def _sizes_between(low: int, high: int, step: int | None) -> Fragment:
     return MultipleFragment(step, least, max(least, high // step * step))
 
 
-def _highest(block: Block, seen: Survey, outer: Mapping[int, int]) -> int:
-    if block.id in seen.inner:
-        around = seen.blocks[seen.inner[block.id]]
+def _highest(block: Block, shape: ProgramShape, outer: Mapping[int, int]) -> int:
+    if block.id in shape.inner:
+        around = shape.blocks[shape.inner[block.id]]
         return outer.get(around.id, OPEN_MAXIMUM if around.size is None else int(hint_of(around.size)))
     extent = _extent(block)
     if extent is None:
@@ -184,7 +184,7 @@ def _highest(block: Block, seen: Survey, outer: Mapping[int, int]) -> int:
     high = natural if block.max_size is None else block.max_size
     # a smaller maximum is the kernel's own, as for the batch of a matmul
     own = block.registered or high < natural
-    return high if own or block.id not in seen.matrix_blocks else max(high, MATRIX_MAXIMUM)
+    return high if own or block.id not in shape.matrix_blocks else max(high, MATRIX_MAXIMUM)
 
 
 def _covering(block: Block, high: int) -> int:
@@ -196,13 +196,13 @@ def _covering(block: Block, high: int) -> int:
 def _chunk(block: Block, program: Program) -> Chunk:
     assert block.extent is not None
     low = max(SMALLEST_CHUNK if _in_rows(block, program) else 1, block.min_size)
-    seen = hint_of(block.extent)
-    chunks = tuple(1 << bit for bit in range(low.bit_length() - 1, next_power_of_2(seen).bit_length() - 1))
+    extent = hint_of(block.extent)
+    chunks = tuple(1 << bit for bit in range(low.bit_length() - 1, next_power_of_2(extent).bit_length() - 1))
     return Chunk(
         name=f"{block.name} of {block.extent!r}",
         at=block.id,
         fragment=EnumFragment((*chunks, None)),
-        initial=RESIDENT_ROW if seen > RESIDENT_ROW else None,
+        initial=RESIDENT_ROW if extent > RESIDENT_ROW else None,
         ids=(block.id,),
         low=low,
         extent=_extent(block),
@@ -224,11 +224,11 @@ def _in_rows(block: Block, program: Program) -> bool:
     return accessed or not tiled
 
 
-def _row_volume(seen: Survey, chunks: Sequence[Chunk]) -> int:
+def _row_volume(shape: ProgramShape, chunks: Sequence[Chunk]) -> int:
     """Return the elements of one row along all whole dimensions."""
     chunk_of = {chunk.ids[0]: chunk.initial for chunk in chunks}
-    used = {block for volume in seen.volumes for block in volume.blocks}
-    whole = [b for b in seen.blocks if b.kind == "full" and b.id in used]
+    used = {block for volume in shape.volumes for block in volume.blocks}
+    whole = [b for b in shape.blocks if b.kind == "full" and b.id in used]
     return math.prod(chunk_of.get(b.id) or padded_extent(b) for b in whole)
 
 
@@ -245,17 +245,17 @@ def _conservative_size(dims: int, row: int) -> int:
 # --- loops ---------------------------------------------------------------------------------------------------------
 
 
-def _loop_fields(seen: Survey, program: Program) -> list[Field]:
+def _loop_fields(shape: ProgramShape, program: Program) -> list[Field]:
     loops = nests(program)
     roots = [nest for nest in loops if nest.root is not None]
     return [
-        LoopOrders(slots=tuple(_order_slot(seen, nest) for nest in loops)),
-        FlattenLoops(slots=tuple(_flatten_slot(seen, program, nest) for nest in loops if nest.mergeable)),
+        LoopOrders(slots=tuple(_order_slot(shape, nest) for nest in loops)),
+        FlattenLoops(slots=tuple(_flatten_slot(shape, program, nest) for nest in loops if nest.mergeable)),
         PerSlot(
             key="l2_groupings",
             slots=tuple(
                 Slot(
-                    name=seen.axes_text(nest.axes),
+                    name=shape.axes_text(nest.axes),
                     at=nest.loop,
                     fragment=PowerOfTwoFragment(1, 64),
                     initial=1,
@@ -268,9 +268,9 @@ def _loop_fields(seen: Survey, program: Program) -> list[Field]:
     ]
 
 
-def _order_slot(seen: Survey, nest: Nest) -> Slot:
+def _order_slot(shape: ProgramShape, nest: Nest) -> Slot:
     order = PermutationFragment(len(nest.axes))
-    initial, name = list(order.default()), seen.axes_text(nest.axes)
+    initial, name = list(order.default()), shape.axes_text(nest.axes)
     if not nest.permutable:
         remedy = "an iteration of the loop may see what an earlier one did"
         return Slot(
@@ -284,10 +284,10 @@ def _order_slot(seen: Survey, nest: Nest) -> Slot:
     return Slot(name=name, at=nest.loop, fragment=order, initial=initial, ids=_root_ids(nest))
 
 
-def _flatten_slot(seen: Survey, program: Program, nest: Nest) -> Slot:
+def _flatten_slot(shape: ProgramShape, program: Program, nest: Nest) -> Slot:
     why = "it is a loop inside of a grid loop" if nest.root is None else can_flatten(program, nest.root)
     return Slot(
-        name=seen.axes_text(nest.axes),
+        name=shape.axes_text(nest.axes),
         at=nest.loop,
         fragment=BooleanFragment() if why is None else EnumFragment((False,)),
         initial=False,
@@ -303,14 +303,14 @@ def _root_ids(nest: Nest) -> tuple[int, ...]:
 # --- epilogues -----------------------------------------------------------------------------------------------------
 
 
-def _epilogue_field(seen: Survey, program: Program, target: Target) -> Field:
+def _epilogue_field(shape: ProgramShape, program: Program, target: Target) -> Field:
     fragment = EnumFragment((None, *COUNTS))
-    if not seen.columns:
-        return EpilogueSubtile(fragment=fragment, searched=EnumFragment((None,)), columns=(), reason=seen.unsplit)
+    if not shape.columns:
+        return EpilogueSubtile(fragment=fragment, searched=EnumFragment((None,)), columns=(), reason=shape.unsplit)
     counts = [count for count, least in zip(COUNTS, SUBTILED_K, strict=True) if _summed(program) >= least]
     # if the accumulator is in tensor memory, only a subtile of it must be in registers at once
     searched = (None, *counts) if target.has("tcgen05") else (None,)
-    return EpilogueSubtile(fragment=fragment, searched=EnumFragment(searched), columns=seen.columns)
+    return EpilogueSubtile(fragment=fragment, searched=EnumFragment(searched), columns=shape.columns)
 
 
 def _summed(program: Program) -> int:

@@ -20,7 +20,7 @@ from ..proposal import Proposal
 from .adjusted import Adjustment, Dropped, adjustments
 from .fields import BlockSizes, Field, PerAccess, PerSlot, Tunable
 from .own import Missing, Rule
-from .survey import Survey, Volume
+from .program_shape import ProgramShape, Volume
 
 Values = dict[str, Any]
 #: Keys that become ``Decisions.sizes`` and ``chunked``.
@@ -45,7 +45,7 @@ class ConfigSpace:
 
     kernel: str
     target: Target
-    survey: Survey
+    shape: ProgramShape
     tunable: tuple[int, ...]
     rollable: tuple[int, ...]
     lowest: Mapping[int, int]
@@ -102,11 +102,11 @@ class ConfigSpace:
         snapshots = [("the nearest that the dimension takes", dict(values))]
         # other keys are compared with their requested value, in its normal form
         asked = {key: self._kept(key, given) if key in _GRANTED else values[key] for key in given if key in values}
-        self._settle_sizes(values, self._chosen(given))
+        self._legalize_sizes(values, self._chosen(given))
         snapshots.append(("what is around it leaves room for no more", dict(values)))
         settled = replace(self.decode(values), given=frozenset(given))
         for rule in self.rules:
-            settled = rule.settle(settled, False)
+            settled = rule.legalize(settled, False)
             snapshots.append((rule.why, self._recode(values, settled)))
         return (*self.dropped(given), *adjustments(self.fields, asked, snapshots))
 
@@ -214,15 +214,15 @@ class ConfigSpace:
         counts.
         """
         named = {**config, **{name: config[key] for key, name in self._renamed.items()}} if self._renamed else config
-        sizes = {block.id: _fixed_size(block, named) for block in self.survey.blocks if block.base is None}
+        sizes = {block.id: _fixed_size(block, named) for block in self.shape.blocks if block.base is None}
         sizes.update(zip(self.tunable, config["block_sizes"], strict=True))
         for block, chunk in zip(self.rollable, config["reduction_loops"], strict=True):
             if chunk is not None:
                 sizes[block] = chunk
-        for known in self.survey.blocks:  # a block follows the one that gives its size
+        for known in self.shape.blocks:  # a block follows the one that gives its size
             if known.base is not None:
                 sizes[known.id] = dependent_size(known, sizes)
-        return {block.id: sizes[block.id] for block in self.survey.blocks}
+        return {block.id: sizes[block.id] for block in self.shape.blocks}
 
     def block_size_of(self, config: Mapping[str, Any], block: int) -> int:
         """Return the elements of one block under a full ``config``; see ``sizes``."""
@@ -260,13 +260,13 @@ class ConfigSpace:
 
     def fewest(self, config: Mapping[str, Any]) -> Decisions:
         """Decode a config with the smallest of each size that differs from call to call."""
-        decisions, blocks = self.decode(config), self.survey.blocks
+        decisions, blocks = self.decode(config), self.shape.blocks
         sizes = {b: blocks[b].min_size if self._varies(b) else n for b, n in decisions.sizes.items()}
         return replace(decisions, sizes=sizes)
 
     def _varies(self, block: int) -> bool:
         """Return whether a size that is not in the config differs from call to call."""
-        known = self.survey.blocks[block]
+        known = self.shape.blocks[block]
         if known.base is not None:
             return False
         return block not in self.lowest and isinstance(known.extent if known.kind == "full" else known.size, Expr)
@@ -279,14 +279,14 @@ class ConfigSpace:
         sizes = self.sizes(self.smallest())
         held = [
             block
-            for block in self.survey.blocks
+            for block in self.shape.blocks
             if block.kind != "grid" and block.id not in self.lowest and not block.merged and block.part is None
         ]
         wide = max(held, key=lambda block: sizes[block.id], default=None)
         if wide is None or sizes[wide.id] == 1:
             reason, location = f"{needs}; give a config with smaller block_sizes, or split the kernel", None
         else:
-            along = [volume for volume in self.survey.volumes if wide.id in volume.blocks]
+            along = [volume for volume in self.shape.volumes if wide.id in volume.blocks]
             volume = max(along, key=lambda v: v.numel(sizes), default=None)
             location = volume.location if volume is not None else None
             if wide.kind == "full":
@@ -307,10 +307,10 @@ class ConfigSpace:
     def _normalize(self, config: Config | Mapping[str, Any], *, repair: bool) -> Config:
         given = self._spelt_out(as_config(config))
         values = self._read(given)
-        self._settle_sizes(values, set() if repair else self._chosen(given))
+        self._legalize_sizes(values, set() if repair else self._chosen(given))
         before = settled = replace(self.decode(values), given=frozenset(given))
         for rule in self.rules:
-            settled = rule.settle(settled, repair)
+            settled = rule.legalize(settled, repair)
         return Config(**(values if settled is before else self._recode(values, settled)))
 
     def _read(self, given: Config) -> Values:
@@ -386,7 +386,7 @@ class ConfigSpace:
 
     # --- sizes that go together -------------------------------------------------------------------------------------
 
-    def _settle_sizes(self, values: Values, chosen: Collection[int]) -> None:
+    def _legalize_sizes(self, values: Values, chosen: Collection[int]) -> None:
         """Keep tiles inside the tile they iterate over, and every value below the largest tile of the target.
 
         Blocks in ``chosen`` were sized by the user: it is an error if they are too large. The exception is a value with
@@ -407,17 +407,17 @@ class ConfigSpace:
         values["reduction_loops"] = [sizes[b] if sizes[b] < before[b] else chunk for b, chunk in chunks]
 
     def _has_whole_dimension(self, volume: Volume) -> bool:
-        return any(self.survey.blocks[block].kind == "full" for block in volume.blocks)
+        return any(self.shape.blocks[block].kind == "full" for block in volume.blocks)
 
     def _keep_inside(self, sizes: dict[int, int]) -> None:
-        for block, outer in self.survey.inner.items():
+        for block, outer in self.shape.inner.items():
             if block in self.lowest:
                 sizes[block] = max(min(sizes[block], sizes[outer]), self.lowest[block])
 
     def _shrink(self, sizes: dict[int, int], blocks: Collection[int]) -> Volume | None:
         """Halve ``blocks`` in place, the largest first; return a value that is still too large, if any."""
         left = None
-        for volume in self.survey.volumes:
+        for volume in self.shape.volumes:
             while volume.numel(sizes) > self.target.max_tensor_numel:
                 movable = [b for b in volume.blocks if b in blocks and sizes[b] > self.lowest[b]]
                 if not movable:
@@ -428,7 +428,7 @@ class ConfigSpace:
 
     def _refusal(self, volume: Volume, sizes: Mapping[int, int]) -> exc.Base:
         def shape(of: Mapping[int, int]) -> str:
-            return " x ".join(f"{self.survey.blocks[b].name}={of[b]}" for b in volume.blocks)
+            return " x ".join(f"{self.shape.blocks[b].name}={of[b]}" for b in volume.blocks)
 
         limit = self.target.max_tensor_numel
         text = f"{volume.name} has {volume.numel(sizes)} elements ({shape(sizes)}), more than the {limit} of one tile"
@@ -436,7 +436,7 @@ class ConfigSpace:
         if volume.numel(smallest) <= limit:
             text = f"With these sizes {text}; make block_sizes or reduction_loops smaller."
             return exc.InvalidConfig(text, location=volume.location)
-        whole = [self.survey.blocks[b] for b in volume.blocks if b not in self.lowest]
+        whole = [self.shape.blocks[b] for b in volume.blocks if b not in self.lowest]
         remedy = f"walk over {whole[0].name} in an hl.tile loop" if whole else "tile another dimension of it"
         reason = (
             f"even in the smallest tiles {volume.name} has {volume.numel(smallest)} elements ({shape(smallest)}), more "

@@ -12,7 +12,7 @@ from .fields import Field
 
 #: Rule: takes decisions, and a flag to change illegal combinations (else it raises ``exc.InvalidConfig``). Returns
 #: legal decisions, or the same object if nothing changes.
-Settle = Callable[[Decisions, bool], Decisions]
+Legalize = Callable[[Decisions, bool], Decisions]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Rule:
     """One step of legalization. ``why`` is the reason shown for a config that it changed."""
 
     why: str
-    settle: Settle
+    legalize: Legalize
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from ..._compiler.ir.grammar import Program
 from ..._shapes import NeedsValue
 from ...autotuner.space.fields import Scalar
 from ...autotuner.space.own import OwnKeys, Rule
-from ...autotuner.space.survey import Survey
+from ...autotuner.space.program_shape import ProgramShape
 from ...fields import BooleanFragment, EnumFragment
 from ...hardware import Target
 from ...settings import Settings
@@ -72,7 +72,7 @@ def attention_multiples(program: Program) -> Mapping[str, int]:
     return {}
 
 
-def attention_keys(seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
+def attention_keys(shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
     """Return the keys of attention, the bounds of its tiles, and the rules that legalize a config."""
     found = known_attention(program)
     loops = found.loops
@@ -114,8 +114,8 @@ class _AttentionRules:
 
     def rules(self) -> tuple[Rule, ...]:
         return (
-            Rule(why="the plan of attention visits its tiles in an order of its own", settle=self._order),
-            Rule(why="the plan is limited by what fits and what is implemented", settle=self._plan),
+            Rule(why="the plan of attention visits its tiles in an order of its own", legalize=self._order),
+            Rule(why="the plan is limited by what fits and what is implemented", legalize=self._plan),
         )
 
     def _order(self, decisions: Decisions, repair: bool) -> Decisions:

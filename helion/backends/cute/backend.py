@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..._compiler.rewrites.steps import Step
     from ...autotuner.proposal import Heuristic, Predicted
     from ...autotuner.space.own import OwnKeys
-    from ...autotuner.space.survey import Survey
+    from ...autotuner.space.program_shape import ProgramShape
     from ...hardware import Target
     from ...settings import Settings
     from ..execution import Executor, Toolchain
@@ -71,8 +71,8 @@ class Cute:
     def required_divisibility(self, program: Program) -> Mapping[str, int]:
         return shapes.shape_of_program(program).multiples(program)
 
-    def keys(self, seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
-        return shapes.shape_of_program(program).keys(seen, program, target, settings)
+    def keys(self, shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
+        return shapes.shape_of_program(program).keys(shape, program, target, settings)
 
     def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
         return shapes.shape_of_facts(facts).predict(facts, decisions, target)

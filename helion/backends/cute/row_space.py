@@ -12,7 +12,7 @@ from ..._compiler.ir.grammar import Program
 from ..._shapes import next_power_of_2
 from ...autotuner.space.fields import Scalar
 from ...autotuner.space.own import OwnKeys, Rule
-from ...autotuner.space.survey import Survey
+from ...autotuner.space.program_shape import ProgramShape
 from ...fields import EnumFragment
 from ...hardware import Target
 from ...settings import Settings
@@ -39,14 +39,14 @@ DOCS: dict[str, str] = {
 LAYOUT = "warps, stages and copies of a row kernel follow from cute_row_cluster, cute_row_warps and the like"
 
 
-def own_keys(seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
+def own_keys(shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
     """Return the keys of a row kernel, the bounds of its tiles, and the rule that legalizes a config.
 
     The tile of rows is the number of rows that a CTA works on at a time. Tiles of columns have no meaning here.
     """
     kernel = known_rows(program)
     found = ranked(demand_of(kernel.problem), kernel.problem.m, target)
-    settling = RowSettling(program, kernel, target, found)
+    legalizer = RowSettling(program, kernel, target, found)
     blocks = {block.id: block for block in program.blocks}
     columns = [block for block in kernel.columns if blocks[block].tunable]
     width = next_power_of_2(kernel.problem.n) if kernel.one_tile else LEAST_COLUMNS
@@ -65,7 +65,7 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
         ),
         absent=_absent(),
         verbatim=VERBATIM_PREFIX,
-        rules=(Rule(why="the layout of rows is limited by what fits", settle=settling.settle),),
+        rules=(Rule(why="the layout of rows is limited by what fits", legalize=legalizer.legalize),),
         sizes=sizes,
         initial=initial,
         holds_values=False,
@@ -94,7 +94,7 @@ class RowSettling:
     target: Target
     found: tuple[RowLayout, ...]
 
-    def settle(self, decisions: Decisions, repair: bool) -> Decisions:
+    def legalize(self, decisions: Decisions, repair: bool) -> Decisions:
         """Return decisions whose layout fits: with ``repair`` the most similar ones, of the fastest first."""
         decisions = (
             decisions.with_values(epilogue_subtile=None) if "epilogue_subtile" in decisions.values else decisions

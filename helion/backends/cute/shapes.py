@@ -16,7 +16,7 @@ from ..._compiler.host.build import HostBuilder
 from ..._compiler.ir.grammar import Program
 from ...autotuner.proposal import Predicted
 from ...autotuner.space.own import OwnKeys
-from ...autotuner.space.survey import Survey
+from ...autotuner.space.program_shape import ProgramShape
 from ...hardware import Target
 from ...settings import Settings
 from .attention_space import attention_keys, attention_multiples, attention_refusal
@@ -61,7 +61,7 @@ class Shape:
     describes: Callable[[KernelFacts], bool]
     refusal: Callable[[Program, Target], exc.Base | None]
     multiples: Callable[[Program], Mapping[str, int]]
-    keys: Callable[[Survey, Program, Target, Settings], OwnKeys]
+    keys: Callable[[ProgramShape, Program, Target, Settings], OwnKeys]
     predict: Callable[[KernelFacts, Decisions, Target], Predicted]
     plan: Callable[[Program, Decisions, Target, Settings], LaunchPlan]
     plan_type: type[LaunchPlan]

@@ -8,16 +8,16 @@ from ..._compiler.ir.grammar import Program
 from ..._shapes import next_power_of_2
 from ...autotuner.space.fields import Field, Scalar
 from ...autotuner.space.own import OwnKeys
-from ...autotuner.space.survey import Survey
+from ...autotuner.space.program_shape import ProgramShape
 from ...fields import BooleanFragment, EnumFragment
 from ...hardware import Target
 from ...settings import Settings
 from .bounds import column_step, held_by_cluster, least_rows, lies_in_memory, row_clusters, tile_bounds
+from .legality import TILE_COLUMNS, Asked, Legalizer, key
 from .limits import COLUMN_STEP, LEAST_COLUMNS
 from .lower.kernel import known_product
 from .plan.build import MAX_CLUSTER, MAX_RESIDUAL_STAGES, MAX_SPLITS, MAX_STAGES, unit_of
 from .plan.records import WGMMA_ROWS, GemmProblem, Unit
-from .settle import TILE_COLUMNS, Asked, Settling, key
 from .subtiles import ODD_STORE_STAGES, STORE_STAGES
 
 #: Prefix of options that are passed through; there are none.
@@ -75,10 +75,10 @@ GRID_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 SPLITS = (1, 2, 3, 4, 6, 8, 12, MAX_SPLITS)
 
 
-def own_keys(seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
+def own_keys(shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
     """Return the keys of a GEMM, the bounds of its tiles, and the rules that legalize a config."""
     product, unit = known_product(program), unit_of(target)
-    settling = Settling(program.host.name, product, target)
+    settling = Legalizer(program.host.name, product, target)
     sizes = dict(zip(product.blocks, tile_bounds(product.problem, target), strict=True))
     step, initial = column_step(product.problem), dict[int, int]()
     if product.batch_block is not None:

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ..._compiler.rewrites.steps import Step
     from ...autotuner.proposal import Heuristic, Predicted
     from ...autotuner.space.own import OwnKeys
-    from ...autotuner.space.survey import Survey
+    from ...autotuner.space.program_shape import ProgramShape
     from ...hardware import Target
     from ...settings import Settings
     from ..execution import Executor, Toolchain
-    from . import inline, limits, refusal, remote, space
+    from . import capabilities, inline, remote, space
     from .codegen import module
     from .execute import executor
     from .heuristics import registry
@@ -41,8 +41,7 @@ else:
     remote = lazy("helion.backends.triton.remote")
     module = lazy("helion.backends.triton.codegen.module")
     host = lazy("helion.backends.triton.lower.host")
-    limits = lazy("helion.backends.triton.limits")
-    refusal = lazy("helion.backends.triton.refusal")
+    capabilities = lazy("helion.backends.triton.capabilities")
     steps = lazy("helion.backends.triton.lower.steps")
     kernels = lazy("helion.backends.triton.lower.kernels")
     registry = lazy("helion.backends.triton.heuristics.registry")
@@ -91,17 +90,17 @@ class Triton:
         return {**inline.RULES, **remote.RULES}
 
     def limits(self, target: Target) -> Limits:
-        return limits.limits(target)
+        return capabilities.limits(target)
 
     def refusal(self, program: Program, target: Target) -> exc.Base | None:
-        return refusal.refusal(program, target)
+        return capabilities.refusal(program, target)
 
     def required_divisibility(self, program: Program) -> Mapping[str, int]:
         """Return no multiples: Triton's launches specialize on divisibility by themselves."""
         return {}
 
-    def keys(self, seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
-        return space.own_keys(seen, program, target, settings)
+    def keys(self, shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
+        return space.own_keys(shape, program, target, settings)
 
     def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
         tile, apart = unfuse_matmul.matmul_tile(decisions), facts.apart

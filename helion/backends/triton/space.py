@@ -21,14 +21,14 @@ from ...autotuner.space.fields import (
     Slot,
 )
 from ...autotuner.space.own import Missing, OwnKeys
-from ...autotuner.space.survey import Survey
+from ...autotuner.space.program_shape import ProgramShape
 from ...config import RANGE_OPTIONS
 from ...fields import BooleanFragment, EnumFragment, Fragment, IntegerFragment, PowerOfTwoFragment
 from ...hardware import Target
 from ...settings import Settings
-from .held import check_held_values
-from .settle import rules
+from .legality import rules
 from .tile_field import Tile
+from .value_limits import check_held_values
 
 #: Launcher options under any name; they are passed on as they are.
 VERBATIM_PREFIX = "_triton_config_"
@@ -67,30 +67,30 @@ def _missing(program: Program, settings: Settings) -> dict[str, Missing]:
     return {**known, **neutral}
 
 
-def own_keys(seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
+def own_keys(shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
     """Return the keys of a program, and the rules that legalize them."""
     absent = dict(_NOT_GENERATED)
     fields = [
-        *_range_fields(seen, target, settings, absent),
-        _static_field(seen),
-        *_launch_fields(seen, target, absent),
+        *_range_fields(shape, target, settings, absent),
+        _static_field(shape),
+        *_launch_fields(shape, target, absent),
         *_rewrite_fields(program, target, settings, absent),
-        *_memory_fields(seen),
+        *_memory_fields(shape),
     ]
     return OwnKeys(
         fields=tuple(fields),
         absent=absent,
         verbatim=VERBATIM_PREFIX,
         missing=_missing(program, settings),
-        rules=rules(seen, program, target, settings),
-        check=functools.partial(check_held_values, seen, program, target),
+        rules=rules(shape, program, target, settings),
+        check=functools.partial(check_held_values, shape, program, target),
     )
 
 
 # --- loops ---------------------------------------------------------------------------------------------------------
 
 
-def _range_fields(seen: Survey, target: Target, settings: Settings, absent: dict[str, str]) -> list[Field]:
+def _range_fields(shape: ProgramShape, target: Target, settings: Settings, absent: dict[str, str]) -> list[Field]:
     """Return fields with one entry per grid loop and per dimension of a device loop."""
     fields: list[Field] = []
     for option in RANGE_OPTIONS:
@@ -98,29 +98,29 @@ def _range_fields(seen: Survey, target: Target, settings: Settings, absent: dict
         if key == "range_warp_specializes" and (why := _no_specialization(target, settings)):
             absent[key] = why
             continue
-        slots = tuple(_range_slots(seen, key, option.values))
+        slots = tuple(_range_slots(shape, key, option.values))
         per = "grid loop and per dimension of a device loop"
         elsewhere = IntegerFragment(0, _STEP_STAGES) if key == "range_num_stages" else None
         fields.append(PerSlot(key=key, slots=slots, per=per, elsewhere=elsewhere))
     return fields
 
 
-def _range_slots(seen: Survey, key: str, fragment: Fragment) -> Iterable[Slot]:
-    for number, loop in enumerate(seen.loops):
+def _range_slots(shape: ProgramShape, key: str, fragment: Fragment) -> Iterable[Slot]:
+    for number, loop in enumerate(shape.loops):
         if key == "range_num_stages" and loop.rewritten:
             remedy = f"the loop loads and stores {loop.rewritten!r}, and prefetching could read it before it is written"
             choice: Fragment = EnumFragment((0,))
         else:
             choice, remedy = fragment, ""
         if loop.root is not None:
-            name = f"the grid over {seen.axes_text(loop.axes)}"
+            name = f"the grid over {shape.axes_text(loop.axes)}"
             ids = tuple(axis.block for axis in loop.axes)
             yield Slot(name=name, at=number, fragment=choice, initial=choice.default(), ids=ids, remedy=remedy)
             continue
         for place, axis in enumerate(loop.axes):
-            deep = key == "range_num_stages" and axis.scalar and not seen.matrix_blocks and not remedy
+            deep = key == "range_num_stages" and axis.scalar and not shape.matrix_blocks and not remedy
             yield Slot(
-                name=f"the loop over {seen.blocks[axis.block].name}",
+                name=f"the loop over {shape.blocks[axis.block].name}",
                 at=(number, place),
                 fragment=IntegerFragment(0, _STEP_STAGES, 0) if deep else choice,
                 initial=choice.default(),
@@ -135,18 +135,18 @@ def _no_specialization(target: Target, settings: Settings) -> str:
     return "" if settings.allow_warp_specialize else "the setting allow_warp_specialize is off"
 
 
-def _static_field(seen: Survey) -> Field:
+def _static_field(shape: ProgramShape) -> Field:
     slots = (
         Slot(
-            name=f"the loop over {seen.blocks[axis.block].name}",
+            name=f"the loop over {shape.blocks[axis.block].name}",
             at=(number, place),
             fragment=BooleanFragment(),
             initial=False,
         )
-        for number, loop in enumerate(seen.loops)
+        for number, loop in enumerate(shape.loops)
         if loop.root is None
         for place, axis in enumerate(loop.axes)
-        if _is_static(seen.blocks[axis.block], axis)
+        if _is_static(shape.blocks[axis.block], axis)
     )
     per = f"dimension of a device loop with constant bounds and at most {STATIC_TRIPS} iterations"
     return PerSlot(key="static_ranges", slots=tuple(slots), per=per, spare=True)  # other sizes take fewer iterations
@@ -162,12 +162,12 @@ def _is_static(block: Block, axis: LoopAxis) -> bool:
 # --- launch and memory ---------------------------------------------------------------------------------------------
 
 
-def _launch_fields(seen: Survey, target: Target, absent: dict[str, str]) -> list[Field]:
+def _launch_fields(shape: ProgramShape, target: Target, absent: dict[str, str]) -> list[Field]:
     warps = min(32, target.max_threads_per_block // target.warp_size)
-    pid_types, remedies = _pid_types(seen, target)
+    pid_types, remedies = _pid_types(shape, target)
     maxnreg = (None, 32, 64, 128, 256) if target.kind == "cuda" else (None,)
     # 32 registers leave ptxas too few besides the operands and accumulators of a warp group's matrix instruction
-    searched = tuple(n for n in maxnreg if n != 32 or not (seen.matrix_blocks and target.has("wgmma")))
+    searched = tuple(n for n in maxnreg if n != 32 or not (shape.matrix_blocks and target.has("wgmma")))
     fields: list[Field] = [
         Scalar(key="num_warps", weight=4.0, fragment=PowerOfTwoFragment(1, warps), initial=4),
         Scalar(key="num_stages", weight=2.0, fragment=IntegerFragment(1, 8), initial=1),
@@ -208,9 +208,9 @@ def _rewrite_fields(program: Program, target: Target, settings: Settings, absent
             yield Scalar(key=key.key, fragment=EnumFragment((None, *key.values(target))), initial=None)
 
 
-def _pid_types(seen: Survey, target: Target) -> tuple[tuple[str, ...], dict[str, str]]:
+def _pid_types(shape: ProgramShape, target: Target) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the legal pid types, the default first, and the reasons against the others."""
-    roots = seen.roots
+    roots = shape.roots
     if any(isinstance(bound, OperandRef) for root in roots for axis in root.axes for bound in (axis.begin, axis.end)):
         why = "the size of the grid depends on data, so the host cannot tell how many programs to launch"
         return PID_TYPES[2:], {"flat": why, "xyz": why}
@@ -222,8 +222,8 @@ def _pid_types(seen: Survey, target: Target) -> tuple[tuple[str, ...], dict[str,
     return PID_TYPES, {}
 
 
-def _memory_fields(seen: Survey) -> list[Field]:
-    copied = bool(seen.rollable)  # rolling a reduction repeats accesses
+def _memory_fields(shape: ProgramShape) -> list[Field]:
+    copied = bool(shape.rollable)  # rolling a reduction repeats accesses
     # an unsupported mechanism falls back to pointers, so that one config serves many shapes and targets
     pointers: dict[str, Any] = {"choice": EnumFragment(("pointer", "block_ptr", "tensor_descriptor")), "copied": copied}
     # "" caches at all levels. Loads: .cg bypasses L1. Stores: .cs is evicted first, .wt writes through L2.
@@ -233,8 +233,8 @@ def _memory_fields(seen: Survey) -> list[Field]:
     def per_access(key: str, named: Iterable[tuple[int, str]], per: str, choice: EnumFragment) -> PerAccess:
         return PerAccess(key=key, slots=_access_slots(named, choice), per=per, choice=choice, copied=copied)
 
-    accesses = _access_slots(enumerate(seen.accesses), pointers["choice"])
-    open_loads = enumerate(seen.loads_left_open)
+    accesses = _access_slots(enumerate(shape.accesses), pointers["choice"])
+    open_loads = enumerate(shape.loads_left_open)
     return [
         Indexing(key="indexing", slots=accesses, per="load and store", **pointers),
         Indexing(
@@ -245,8 +245,8 @@ def _memory_fields(seen: Survey) -> list[Field]:
             **{**pointers, "copied": True},
         ),
         per_access("load_eviction_policies", open_loads, "load without an eviction policy of its own", eviction),
-        per_access("load_cache_modifiers", seen.loads.items(), "load", of_loads),
-        per_access("store_cache_modifiers", seen.stores.items(), "store", of_stores),
+        per_access("load_cache_modifiers", shape.loads.items(), "load", of_loads),
+        per_access("store_cache_modifiers", shape.stores.items(), "store", of_stores),
     ]
 
 

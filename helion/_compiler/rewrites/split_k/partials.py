@@ -51,7 +51,7 @@ from ...ir.grammar import (
 from ...ir.ops import OPS
 from ...ir.reductions import REDUCTIONS
 from ...ir.rewrite import Declined
-from ...passes.simplify import drop_dead
+from ...passes.always.simplify import drop_dead
 from .legality import combinations, summing, summing_loop
 from .loops import done_once, renaming, spread, spread_blocks
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ....hardware import Target
+from ..legality import TILE_COLUMNS
 from ..plan.records import Choice
 from ..resources.shape import ProductShape
-from ..settle import TILE_COLUMNS
 from . import tcgen05_matmul, wgmma_matmul
 
 

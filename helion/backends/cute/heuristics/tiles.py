@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from ...._shapes import is_power_of_2
 from ....hardware import Target
 from ..bounds import column_step, ctas_per_mma, tile_bounds
+from ..legality import key
 from ..plan.records import Choice, GemmPlan, RowsIn, TileFinish
 from ..proposal import CuteProposal
 from ..resources.predict import plan_of, timing
 from ..resources.shape import ProductShape
 from ..resources.time import Timing, resident_clusters
-from ..settle import key
 from ..subtiles import buffers_of, subtile_of
 
 MOST_GROUPED = 16

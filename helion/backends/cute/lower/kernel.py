@@ -11,12 +11,12 @@ from ...._compiler.ir.grammar import Program
 from ...._shapes import Expr, Number, hint_of
 from ....hardware import Target
 from ....settings import Settings
+from ..legality import choice_of
 from ..plan.build import plan_gemm
 from ..plan.kernel import CutePlan
 from ..plan.records import TMA_ALIGNMENT_BYTES, Batch
 from ..plan.refusal import Refusal
 from ..plan.runtime import multiple_of, shown
-from ..settle import choice_of
 from .batch import Batched, without_batch
 from .chain import EXAMPLE_MULTIPLE
 from .names import as_written

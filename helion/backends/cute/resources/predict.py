@@ -8,12 +8,12 @@ from ...._compiler.decisions import Decisions
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
+from ..legality import choice_of
 from ..plan.build import plan_gemm
 from ..plan.counts import counts
 from ..plan.records import Choice, GemmPlan
 from ..plan.refusal import Refusal
 from ..plan.shared import shared_bytes
-from ..settle import choice_of
 from .shape import ProductShape, bytes_moved, shape_of
 from .time import Timing, predicted_time
 

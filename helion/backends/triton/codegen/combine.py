@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from ...._compiler.ir.grammar import Op, PointwiseAttrs, Region, Value
 from ...._names import NameSpace
-from . import ops_pointwise
 from .expressions import Expression, call
-from .ops_pointwise import TRITON_DTYPES, literal
+from .ops import pointwise as ops_pointwise
+from .ops.pointwise import TRITON_DTYPES, literal
 from .printer import Names
 
 

@@ -9,9 +9,16 @@ from ...._compiler.source import Location
 from ...._shapes import WIDE
 from ..lower.kernels import Kernel
 from ..plan.records import Plan, constexpr_parameters
-from . import grid, ops_checks, ops_control, ops_inline, ops_lanes, ops_matmul, ops_memory, ops_values
+from . import grid
 from .combine import Function
 from .emission import Emission, Printer
+from .ops import checks as ops_checks
+from .ops import control as ops_control
+from .ops import inline as ops_inline
+from .ops import lanes as ops_lanes
+from .ops import matmul as ops_matmul
+from .ops import memory as ops_memory
+from .ops import values as ops_values
 
 #: Printers by kind of op.
 _OPS: Mapping[str, Printer] = {

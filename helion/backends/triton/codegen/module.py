@@ -17,10 +17,12 @@ from ...._compiler.host.program import Form, HostProgram, Import, Module
 from ...._compiler.source import Location
 from ..lower.kernels import Kernel
 from ..plan.records import Plan
-from . import ops_lanes, ops_pointwise, ops_reduction
 from .combine import Function
 from .emit import render_kernel
 from .expressions import LIBDEVICE
+from .ops import lanes as ops_lanes
+from .ops import pointwise as ops_pointwise
+from .ops import reduction as ops_reduction
 from .standalone import without_helion
 
 _FUTURE = "from __future__ import annotations"

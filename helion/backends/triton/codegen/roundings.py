@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from ...._compiler.ir.grammar import Op, PointwiseAttrs, ReduceAttrs, Region, Value
-from .ops_pointwise import computes_in_fp32
+from .ops.pointwise import computes_in_fp32
 
 #: Pointwise operations that are exact and have no dtype of their own.
 _MOVES = ("where", "neg", "abs")

@@ -41,7 +41,7 @@ from ...._compiler.ir.ops import OPS
 from ...._compiler.ir.rewrite import Makers, expand_ops
 from ...._compiler.rewrites.steps import StepInputs
 from ...._shapes import fixed_at
-from .running_sums import is_moved
+from .pin_reductions import is_moved
 
 #: Bytes of a vector.
 _VECTOR_BYTES = 16

@@ -24,7 +24,7 @@ from dataclasses import replace
 from ...._compiler.ir.grammar import ForAttrs, LoopAxis, MemoryAttrs, Op, Program, Region
 from ...._compiler.ir.ops import OPS
 from ...._compiler.ir.rewrite import map_regions
-from ...._compiler.passes.iterations import may_permute
+from ...._compiler.passes.analysis.iterations import may_permute
 from ...._compiler.rewrites.steps import StepInputs
 from ...._shapes import Expr, fixed_at
 

@@ -27,16 +27,17 @@ from ...._support.lazy import lazy
 from .align import align_rows
 from .backwards import turn_loops
 from .carries import share_variables
-from .counts import count_in_floats
+from .count_reductions import count_in_floats
 from .early_operands import load_early
 from .float_reads import read_as_floats
-from .running_sums import keep_sums
+from .pin_reductions import keep_sums
 from .whole_tiles import part_whole_tiles
 
 if TYPE_CHECKING:
-    from . import counted, squeeze
+    from . import fold_merged_iota as counted
+    from . import squeeze
 else:
-    counted = lazy("helion.backends.triton.lower.counted")
+    counted = lazy("helion.backends.triton.lower.fold_merged_iota")
     squeeze = lazy("helion.backends.triton.lower.squeeze")
 
 

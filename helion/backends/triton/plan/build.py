@@ -24,8 +24,8 @@ from ...._compiler.ir.grammar import (
 )
 from ...._compiler.ir.loops import loops_of, tile_of_bound
 from ...._compiler.ir.rewrite import Makers
-from ...._compiler.passes.overlaps import overlapping_stores
-from ...._compiler.passes.programs import check_programs
+from ...._compiler.passes.analysis.overlaps import overlapping_stores
+from ...._compiler.passes.analysis.programs import check_programs
 from ...._compiler.rewrites.copy_operands import multiplies
 from ...._compiler.rewrites.steps import Step
 from ...._compiler.rewrites.unfuse_matmul import matmul_launch, matmul_tile

@@ -29,8 +29,8 @@ from ...._compiler.ir.grammar import (
     unaddressed,
 )
 from ...._compiler.ir.ops import OPS
-from ...._compiler.passes.accesses import Launched
-from ...._compiler.passes.order_memory import overlapping_storages
+from ...._compiler.passes.always.order_memory import overlapping_storages
+from ...._compiler.passes.analysis.accesses import Launched
 from ...._shapes import Expr
 from ....hardware import DESCRIPTOR_RANKS, Target
 

@@ -15,7 +15,7 @@ from ...._compiler.rewrites.copy_operands import multiplies
 from ...._compiler.rewrites.steps import Step, StepInputs, run_steps
 from ....hardware import Target
 from ....settings import Settings
-from ..mechanisms import mechanisms
+from ..capabilities import mechanisms
 from .indexing import Box, plan_boxes
 
 

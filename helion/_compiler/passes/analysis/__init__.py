@@ -1,0 +1,1 @@
+"""Analyses of programs, and refusals of programs with races."""

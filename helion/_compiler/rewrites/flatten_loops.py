@@ -1,0 +1,303 @@
+"""Flattens a grid over several dimensions: tiles become ranges of consecutive elements of all of them.
+
+Before, with tiles of 4 x 8::
+
+    grid b0 in 0..512, b1 in 0..1000:  %1: [b0, b1] = load x[b0, b1]; %2: [b1] = load y[b1]; %3: [b0, b1] = add %1, %2
+
+After, with tiles of 32 elements::
+
+    grid b2 in 0..512000:  %1: [b2] = load x[0, b2]; %2: [b2] = load y[b1]; %3: [b2] = add %1, %2
+
+Only the last tile extends past the end, whatever the sizes of the dimensions are. Every lane has one index of each
+merged dimension; the last dimension of the order varies fastest. Divisions of the lane number give those indices. A
+tensor with elements in the memory order of the lanes, such as ``x``, needs only the lane number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..._shapes import ONE, WIDE, Dim, Expr, hint_of
+from ..ir.build import Builder, Numbers
+from ..ir.grammar import (
+    Block,
+    Index,
+    IotaAttrs,
+    LoopAxis,
+    MemoryAttrs,
+    Op,
+    Operand,
+    OperandRef,
+    Program,
+    Region,
+    Root,
+    TileAttrs,
+    Value,
+    ViewAttrs,
+)
+from ..ir.loops import loops_of
+from ..ir.ops import OPS
+from ..ir.rewrite import Declined
+from ..passes.analysis.iterations import may_permute
+
+#: Properties of a tile that require one dimension per lane.
+_POSITIONAL = frozenset(("begin", "end", "id", "count", "index"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nest:
+    """A loop over several dimensions.
+
+    - ``loop``: its number among all loops in program order, where a grid loop precedes its inner loops.
+    - ``root``: its number among the grid loops, if it is one.
+    - ``mergeable``: true if it has an entry in ``flatten_loops``: tiles begin at 0 and no op reads their positions.
+    - ``permutable``: true if its axes may run in any order, as programs do.
+    """
+
+    loop: int
+    axes: tuple[LoopAxis, ...]
+    root: int | None
+    mergeable: bool
+    permutable: bool
+
+
+def positional_blocks(program: Program) -> frozenset[int]:
+    """Return the blocks with uses of tile properties that merged dimensions do not have."""
+    tiles = (
+        op.attrs.block for op in program.walk() if isinstance(op.attrs, TileAttrs) and op.attrs.field in _POSITIONAL
+    )
+    indices = (op.attrs.block for op in program.walk() if isinstance(op.attrs, IotaAttrs) and not op.attrs.relative)
+    return frozenset((*tiles, *indices))
+
+
+def nests(program: Program) -> tuple[Nest, ...]:
+    """Return the loops over several dimensions in program order; a grid loop precedes its inner loops."""
+    positional = positional_blocks(program)
+    roots = itertools.count()
+    found = []
+    for number, loop in enumerate(loops_of(program)):
+        root = next(roots) if isinstance(loop, Root) else None
+        axes = loop.axes if isinstance(loop, Root) else loop.attrs.axes
+        if len(axes) > 1:
+            nest = Nest(
+                loop=number,
+                axes=axes,
+                root=root,
+                mergeable=all(_from_zero(a) and a.block not in positional for a in axes),
+                permutable=isinstance(loop, Root) or may_permute(program, loop),
+            )
+            found.append(nest)
+    return tuple(found)
+
+
+def _from_zero(axis: LoopAxis) -> bool:
+    return not axis.scalar and isinstance(axis.begin, int) and axis.begin == 0
+
+
+def can_flatten(program: Program, root_number: int) -> str | None:
+    """Return the reason why the grid of a root cannot be flattened, None if it can."""
+    try:
+        flatten(program, root_number)
+    except Declined as reason:
+        return str(reason)
+    return None
+
+
+def flatten(program: Program, root_number: int, order: Sequence[int] = ()) -> Program:
+    """Return the program with the axes of a root merged into one over a new block. The root must satisfy
+    ``can_flatten``.
+
+    ``order`` lists the axes by position, the slowest-varying among the lanes of a tile first.
+    """
+    root = program.roots[root_number]
+    axes = tuple(root.axes[at] for at in order or range(len(root.axes)))
+    _check_axes(program, axes)
+    total = math.prod(axis.end for axis in axes)  # type: ignore[misc]
+    block = Block(
+        id=len(program.blocks),
+        kind="tile",
+        extent=total,
+        name=" x ".join(program.blocks[axis.block].name for axis in axes),
+        merged=tuple(axis.block for axis in axes),
+    )
+    body = _Flattener(program, axes, block).body(root.body)
+    merged = replace(root, axes=(LoopAxis(block.id, 0, total, merged=axes),), body=body)
+    roots = (*program.roots[:root_number], merged, *program.roots[root_number + 1 :])
+    return replace(program, blocks=(*program.blocks, block), roots=roots)
+
+
+def _check_axes(program: Program, axes: tuple[LoopAxis, ...]) -> None:
+    if len(axes) < 2:
+        raise Declined("the grid has one dimension")
+    if not all(map(_from_zero, axes)):
+        raise Declined("a dimension does not begin at 0")
+    if any(isinstance(axis.end, OperandRef) or axis.jagged is not None for axis in axes):
+        raise Declined("the end of a dimension depends on data")
+    total = math.prod(hint_of(axis.end) for axis in axes)  # type: ignore[arg-type]
+    if program.index_dtype == torch.int32 and total > WIDE:
+        raise Declined(f"{total} elements cannot be numbered with 32-bit indices")
+
+
+class _Flattener:
+    def __init__(self, program: Program, axes: tuple[LoopAxis, ...], block: Block) -> None:
+        self.program = program
+        self.axes = axes
+        self.block = block.id
+        self.merged = frozenset(block.merged)
+        self.lanes = (Dim(1, (block.id,)),)
+        self.values: dict[int, Value] = {}
+        self.numbers = Numbers.after(program)
+
+    def body(self, region: Region) -> Region:
+        ops: list[Op] = []
+        for op in region.ops:
+            self.check(op)
+            if self.is_wide(op):
+                self.narrow(op, ops)
+            else:
+                ops.append(op)
+        return Region(region.params, tuple(ops), region.results)
+
+    def is_wide(self, op: Op) -> bool:
+        """Return whether the op, or one in its regions, touches a merged dimension."""
+        return any(self.carries(value) for inner in op.walk() for value in _values(inner))
+
+    def carries(self, value: Value) -> bool:
+        return any(b in self.merged for dim in value.dims for b in dim.blocks)
+
+    # --- legality -----------------------------------------------------------------------------------------------------
+
+    def check(self, op: Op) -> None:
+        for inner in op.walk():
+            if isinstance(inner.attrs, (TileAttrs, IotaAttrs)) and inner.attrs.block in self.merged:
+                raise Declined("the position of a tile is read")
+            if OPS[inner.kind].stays and not isinstance(inner.attrs, MemoryAttrs):
+                raise Declined(f"the body has {_article(inner.kind)}, which would see other tiles")
+            # An op that runs once per tile would run for another number of tiles, with other contents.
+            if OPS[inner.kind].stays and not self.merged <= {d.block for d in inner.result.dims}:
+                raise Declined(f"{_article(inner.kind)} does not span all of the dimensions")
+        if not self.is_wide(op):
+            return
+        if "flatten" not in OPS[op.kind].divided_by:
+            raise Declined(f"{_article(op.kind)} uses a merged dimension")
+        for value in _values(op):
+            self.check_dims(value)
+
+    def check_dims(self, value: Value) -> None:
+        places = [dim for dim in value.dims if any(b in self.merged for b in dim.blocks)]
+        if any(dim.block is None for dim in places):
+            raise Declined("a reshape merges a dimension with another")
+        if len(set(places)) != len(places):
+            raise Declined("a value has a dimension twice")
+        if places and any(not dim.is_one for dim in value.dims if dim not in places):
+            raise Declined("a value has another dimension besides the merged ones")
+
+    # --- ops of one dimension -----------------------------------------------------------------------------------------
+
+    def narrow(self, op: Op, ops: list[Op]) -> None:
+        match op.attrs:
+            case ViewAttrs(name, _):
+                (value,) = op.values()
+                if name == "permute" or (name == "reshape" and _solid(value) != _solid(op.result)):
+                    raise Declined(f"a {name} uses a merged dimension")
+                if self.carries(value):
+                    # Lanes keep their values.
+                    self.values[op.result.number] = self.values[value.number]
+                    return
+                operand = self.single(value, ops) if value.dims else self.reshaped(value, ops)
+                ops.append(
+                    replace(op, operands=(operand,), results=(self.lane(op.result),), attrs=ViewAttrs("broadcast"))
+                )
+                return
+            case MemoryAttrs():
+                op = replace(op, attrs=self.access(op.attrs))
+        operands = tuple(self.operand(operand, ops) for operand in op.operands)
+        ops.append(replace(op, operands=operands, results=tuple(map(self.lane, op.results))))
+
+    def lane(self, value: Value) -> Value:
+        self.values[value.number] = made = replace(value, dims=self.lanes)
+        return made
+
+    def operand(self, operand: Operand, ops: list[Op]) -> Operand:
+        if not isinstance(operand, Value):
+            return operand
+        return self.values[operand.number] if self.carries(operand) else self.single(operand, ops)
+
+    def single(self, value: Value, ops: list[Op]) -> Value:
+        """Return a one-element value with at most one dimension."""
+        if any(not dim.is_one for dim in value.dims):
+            raise Declined("a value of other dimensions is used with the merged ones")
+        return value if len(value.dims) <= 1 else self.reshaped(value, ops)
+
+    def reshaped(self, value: Value, ops: list[Op]) -> Value:
+        return Builder(self.numbers, ops=ops).reshape(value, (ONE,))
+
+    # --- memory -------------------------------------------------------------------------------------------------------
+
+    def access(self, attrs: MemoryAttrs) -> MemoryAttrs:
+        indices = [replace(index, positions=(0,) if index.positions else ()) for index in attrs.indices]
+        return replace(attrs, indices=self.in_memory_order(attrs, indices) or tuple(indices), rank=1)
+
+    def in_memory_order(self, attrs: MemoryAttrs, indices: list[Index]) -> tuple[Index, ...] | None:
+        """Return subscripts by lane number alone if memory order equals lane order; else None."""
+        # a dimension of one element is always at 0
+        long = [axis for axis in self.axes if axis.end is not None and not _is_one(axis.end)]
+        tensor = self.program.tensors[attrs.tensor]
+        places: list[int] = []
+        for axis in long:
+            found = [d for d, index in enumerate(indices) if index.kind == "block" and index.block == axis.block]
+            if len(found) != 1 or indices[found[0]].operand is not None or not _is_zero(indices[found[0]].shift):
+                return None
+            places += found
+        for outer, inner, axis in zip(places, places[1:], long[1:], strict=False):
+            stride, step, count = tensor.strides[outer], tensor.strides[inner], axis.end
+            if not (isinstance(stride, int) and isinstance(step, int) and isinstance(count, int)):
+                return None
+            if stride != step * count:
+                return None
+        if not places:
+            return None
+        made = list(indices)
+        for dim, index in enumerate(indices):
+            if index.kind == "block" and index.block in self.merged:
+                made[dim] = Index("scalar", shift=index.shift, operand=index.operand)
+        made[places[-1]] = Index("block", self.block, (0,))
+        return tuple(made)
+
+
+def _values(op: Op) -> Iterator[Value]:
+    yield from op.values()
+    yield from op.results
+    for region in op.regions:
+        yield from region.params
+        yield from (v for v in region.results if isinstance(v, Value))
+
+
+def _solid(value: Value) -> list[Dim]:
+    return [dim for dim in value.dims if not dim.is_one]
+
+
+def _is_one(number: object) -> bool:
+    return isinstance(number, int) and number == 1
+
+
+def _is_zero(number: object) -> bool:
+    return not isinstance(number, Expr) and number == 0
+
+
+def _article(kind: str) -> str:
+    names = {
+        "reduce": "reduction",
+        "dot": "matmul",
+        "for": "loop",
+        "while": "loop",
+        "if": "branch",
+        "asm": "asm",
+    }
+    name = names.get(kind, kind)
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -1,0 +1,1 @@
+"""Rolls whole dimensions into loops over chunks."""

@@ -1,0 +1,1 @@
+"""Printers of ops, by kind."""

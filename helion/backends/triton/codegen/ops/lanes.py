@@ -1,0 +1,181 @@
+"""Ops that move or combine lanes: scans, folds, gathers, sorting, joining and splitting, random numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from ....._compiler.ir.grammar import FoldAttrs, GatherAttrs, Op, RandomAttrs, ScanAttrs, SeedAttrs
+from ..combine import render_combine
+from ..emission import Emission
+from ..expressions import Expression
+from . import reduction as ops_reduction
+
+#: A larger sort is a loop. ``tl.sort`` unrolls all exchanges, and ``ptxas`` time grows faster than their number: for
+#: sm_90 2 s for 512 lanes, 21 s for 2048, against 0.5 s for the loop at any size.
+_UNROLLED_LANES, _UNROLLED_ELEMENTS = 256, 2048
+#: A gather from more lanes uses a single dimension. Triton assigns each row of a gather to one warp, whose code grows
+#: with the square of the lanes of a thread: for sm_90 ``ptxas`` takes 14 s for 4096 lanes.
+_WARP_LANES = 1024
+
+HELPERS: Mapping[str, str] = {
+    # A bitonic network with its exchanges in a loop. Lanes `apart` exchange. The lower one keeps the smaller key, or
+    # the greater one in every second group of `1 << stage` lanes. It uses one dimension: in several, Triton assigns
+    # each row of a gather to one warp, whose code grows with the square of the lanes of a thread.
+    "_sort_in_steps": """\
+@triton.jit
+def _sort_in_steps(keys, elements: tl.constexpr, lanes: tl.constexpr, stages: tl.constexpr):
+    flat = tl.reshape(keys, [elements])
+    places = tl.arange(0, elements)
+    for stage in range(1, stages + 1):
+        for step in range(stage):
+            apart = 1 << (stage - 1 - step)
+            other = tl.gather(flat, places ^ apart, 0)
+            rising = (places & (lanes - 1) & (1 << stage)) == 0
+            smaller = ((places & apart) == 0) == rising
+            flat = tl.where((flat < other) == smaller, flat, other)
+    return tl.reshape(flat, keys.shape)
+""",
+}
+
+
+def _function(e: Emission, op: Op) -> str:
+    """Return the helper of a scan or a fold, printed before the kernel; equal functions are printed once."""
+    function = render_combine(op.regions[0])
+    if function not in e.functions:
+        name = e.names.fresh("_combine")
+        while name in e.plan.bound:
+            name = e.names.fresh("_combine")
+        e.functions[function] = name
+    e.needs |= function.needs
+    return e.functions[function]
+
+
+def _operands(e: Emission, op: Op) -> str:
+    names = [e.names.of(v) for v in op.values()]
+    return names[0] if len(names) == 1 else f"({', '.join(names)})"
+
+
+def _assign(e: Emission, op: Op, text: str) -> None:
+    if len(op.results) == 1:
+        e.assign(op, op.kind, text)
+        return
+    e.lines.add(f"{', '.join(e.names.define(r, op.kind) for r in op.results)} = {text}")
+
+
+def scan(e: Emission, op: Op) -> None:
+    attrs = op.attributes(ScanAttrs)
+    reverse = ", reverse=True" if attrs.reverse else ""
+    _assign(e, op, f"tl.associative_scan({_operands(e, op)}, {attrs.dim}, {_function(e, op)}{reverse})")
+
+
+def fold(e: Emission, op: Op) -> None:
+    attrs = op.attributes(FoldAttrs)
+    _assign(e, op, f"tl.reduce({_operands(e, op)}, {attrs.dim}, {_function(e, op)})")
+
+
+def gather(e: Emission, op: Op) -> None:
+    attrs = op.attributes(GatherAttrs)
+    value, index = op.values()
+    narrow = e.names.of(index) if index.dtype == torch.int32 else f"{e.names.of(index)}.to(tl.int32)"
+    source = e.names.of(value)
+    if value.dtype == torch.bool:
+        source = f"{source}.to(tl.int8)"
+    source = _doubled(e, op, source)
+    if len(value.dims) > 1 and e.size(value.dims[attrs.dim]) << attrs.doubled > _WARP_LANES:
+        text = _flat_gather(e, op, source, narrow)
+    else:
+        text = f"tl.gather({source}, {narrow}, {attrs.dim})"
+    e.assign(op, "gather", f"({text} != 0)" if value.dtype == torch.bool else text)
+
+
+def _flat_gather(e: Emission, op: Op, source: str, index: str) -> str:
+    """Return a gather in one dimension, from the flattened elements of the source."""
+    dim = op.attributes(GatherAttrs).dim
+    value, places = op.values()
+    sizes = [e.size(d) for d in value.dims]
+    sizes[dim] <<= op.attributes(GatherAttrs).doubled
+    strides = [math.prod(sizes[at + 1 :]) for at in range(len(sizes))]
+    terms = [f"{index} * {strides[dim]}" if strides[dim] > 1 else index]
+    for at, size in enumerate(sizes):
+        if at != dim and size > 1:
+            terms.append(e.spread(f"(tl.arange(0, {size}) * {strides[at]})", (at,), len(sizes)))
+    elements = math.prod(e.size(d) for d in places.dims)
+    flat = f"tl.gather(tl.reshape({source}, [{math.prod(sizes)}]), tl.reshape({' + '.join(terms)}, [{elements}]), 0)"
+    return f"tl.reshape({flat}, {e.shape(places.dims)})"
+
+
+def _doubled(e: Emission, op: Op, source: str) -> str:
+    """Return the source of a gather, repeated along its axis as often as the op requires."""
+    attrs = op.attributes(GatherAttrs)
+    value, _ = op.values()
+    dim = attrs.dim
+    sizes = [e.size(d) for d in value.dims]
+    last = len(sizes)
+    order = [*range(dim), last, *range(dim, last)]
+    for _ in range(attrs.doubled):
+        sizes[dim] *= 2
+        wide = e.names.fresh("wide")
+        e.lines.add(f"{wide} = tl.reshape(tl.permute(tl.join({source}, {source}), {order}), {sizes})")
+        source = wide
+    return source
+
+
+def sort(e: Emission, op: Op) -> None:
+    (value,) = op.values()
+    source = e.names.of(value)
+    sizes = [e.size(d) for d in value.dims]
+    if sizes[-1] <= _UNROLLED_LANES and math.prod(sizes) <= _UNROLLED_ELEMENTS:
+        e.assign(op, "sort", f"tl.sort({source})")
+        return
+    elements, lanes = math.prod(sizes), sizes[-1]
+    call = f"_sort_in_steps({source}, {elements}, {lanes}, {(lanes - 1).bit_length()})"
+    e.assign(op, "sort", Expression(call, needs=frozenset(("_sort_in_steps",))))
+
+
+def join(e: Emission, op: Op) -> None:
+    first, second = op.values()
+    e.assign(op, "join", f"tl.join({e.names.of(first)}, {e.names.of(second)})")
+
+
+def split(e: Emission, op: Op) -> None:
+    (value,) = op.values()
+    names = [e.names.define(r, "half") for r in op.results]
+    e.lines.add(f"{', '.join(names)} = tl.split({e.names.of(value)})")
+
+
+#: Functions of Triton, by the names of ``RandomAttrs``.
+_RANDOM = {"uniform": "tl.rand", "normal": "tl.randn", "bits": "tl.randint"}
+
+
+def random(e: Emission, op: Op) -> None:
+    attrs = op.attributes(RandomAttrs)
+    seed, offset = (e.names.of(v) for v in op.values())
+    text = f"{_RANDOM[attrs.name]}({seed}, {offset})"
+    e.assign(op, "random", ops_reduction.cast(Expression(text), op.result.dtype) if attrs.name == "bits" else text)
+
+
+def seed(e: Emission, op: Op) -> None:
+    attrs = op.attributes(SeedAttrs)
+    e.assign(op, "seed", f"tl.load({e.tensor_names[attrs.tensor]} + {attrs.at})")
+
+
+def random4(e: Emission, op: Op) -> None:
+    seed, offset = (e.names.of(v) for v in op.values())
+    names = [e.names.define(r, "random") for r in op.results]
+    e.lines.add(f"{', '.join(names)} = tl.rand4x({seed}, {offset})")
+
+
+OPS = {
+    "scan": scan,
+    "fold": fold,
+    "gather": gather,
+    "sort": sort,
+    "join": join,
+    "split": split,
+    "seed": seed,
+    "random": random,
+    "random4": random4,
+}

@@ -1,0 +1,114 @@
+"""Loads, stores and atomics with their masks and options."""
+
+from __future__ import annotations
+
+import torch
+
+from ....._compiler.ir.grammar import AddressAttrs, MemoryAttrs, Op
+from ....._shapes import Dims
+from .. import boxes
+from ..addresses import pointer
+from ..emission import Emission
+from .pointwise import TRITON_DTYPES
+
+
+def _mask(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
+    mask = "" if attrs.padded else e.mask_of(dims, range(len(dims)))
+    if attrs.mask is not None:
+        extra = e.operand(op.operands[attrs.mask])
+        mask = f"{mask} & {extra}" if mask else extra
+    return mask
+
+
+def load(e: Emission, op: Op) -> None:
+    attrs = op.attributes(MemoryAttrs)
+    policy = attrs.eviction if attrs.load_slot is None else e.plan.evictions.get(attrs.load_slot, "")
+    policy = (policy or "").removeprefix("evict_")
+    options = [f"eviction_policy='evict_{policy}'"] if policy else []
+    options += _cache_modifier(e, attrs)
+    box = e.plan.boxes.get(op.number)
+    if box is not None:
+        e.assign(op, "load", boxes.load(e, op, attrs, box, options))
+        return
+    arguments = [pointer(e, op, attrs, op.result.dims)]
+    mask = _mask(e, op, attrs, op.result.dims)
+    if mask:
+        zero = "0.0" if op.result.dtype.is_floating_point else "0"
+        arguments += [f"mask={mask}", f"other={zero}"]
+    text = f"tl.load({', '.join((*arguments, *options))})"
+    if op.result.dtype == torch.bool:
+        # memory has bytes; any nonzero byte is true
+        text = f"({text} != 0)"
+    e.assign(op, "load", text)
+
+
+def store(e: Emission, op: Op) -> None:
+    attrs = op.attributes(MemoryAttrs)
+    dims = op.results[0].dims
+    box = e.plan.boxes.get(op.number)
+    if box is not None:
+        e.lines.add(boxes.store(e, op, attrs, box, _cache_modifier(e, attrs)))
+        return
+    arguments = [pointer(e, op, attrs, dims), e.operand(op.operands[0])]
+    mask = _mask(e, op, attrs, dims)
+    if mask:
+        arguments.append(f"mask={mask}")
+    e.lines.add(f"tl.store({', '.join((*arguments, *_cache_modifier(e, attrs)))})")
+
+
+def _cache_modifier(e: Emission, attrs: MemoryAttrs) -> list[str]:
+    modifier = e.plan.cache_modifiers.get(attrs.slot)
+    return [f"cache_modifier={modifier!r}"] if modifier else []
+
+
+def atomic(e: Emission, op: Op) -> None:
+    attrs = op.attributes(MemoryAttrs)
+    dims = op.result.dims
+    count = 2 if attrs.atomic == "cas" else 1
+    values = [e.operand(o) for o in op.operands[:count]]
+    arguments = [pointer(e, op, attrs, dims), *values]
+    mask = _mask(e, op, attrs, dims)
+    if mask and attrs.atomic == "cas":
+        # cas takes no mask; a lane out of range replaces 0 by 0 in the first element
+        places, expected, value = arguments
+        first = e.tensor_names[attrs.tensor]
+        arguments = [
+            f"tl.where({mask}, {places}, {first})",
+            f"tl.where({mask}, {expected}, 0)",
+            f"tl.where({mask}, {value}, 0)",
+        ]
+    elif mask:
+        arguments.append(f"mask={mask}")
+    arguments.append(f"sem={attrs.sem!r}")
+    if attrs.scope != "gpu":  # Triton's default
+        arguments.append(f"scope={attrs.scope!r}")
+    text = f"tl.atomic_{attrs.atomic}({', '.join(arguments)})"
+    if attrs.unread:
+        e.lines.add(text)
+    else:
+        e.assign(op, f"atomic_{attrs.atomic}", text)
+
+
+def load_at(e: Emission, op: Op) -> None:
+    attrs = op.attributes(AddressAttrs)
+    pointers, offsets, mask = (e.operand(o) for o in op.operands)
+    policy = (attrs.eviction or "").removeprefix("evict_")
+    options = f", eviction_policy='evict_{policy}'" if policy else ""
+    text = f"tl.load({_places(pointers, offsets, attrs)}, mask={mask}, other={'0.0' if attrs.dtype.is_floating_point else '0'}{options})"
+    e.assign(op, "load", f"({text} != 0)" if attrs.dtype == torch.bool else text)
+
+
+def store_at(e: Emission, op: Op) -> None:
+    value, pointers, offsets, mask = (e.operand(o) for o in op.operands)
+    e.lines.add(f"tl.store({_places(pointers, offsets, op.attributes(AddressAttrs))}, {value}, mask={mask})")
+
+
+def _places(pointers: str, offsets: str, attrs: AddressAttrs) -> str:
+    return f"{pointers}.to(tl.pointer_type({TRITON_DTYPES[attrs.dtype]})) + {offsets}"
+
+
+def barrier(e: Emission, op: Op) -> None:
+    e.lines.add("tl.debug_barrier()")
+
+
+OPS = {"load": load, "store": store, "atomic": atomic, "load_at": load_at, "store_at": store_at, "barrier": barrier}

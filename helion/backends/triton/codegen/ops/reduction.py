@@ -1,0 +1,77 @@
+"""Reductions as Triton expressions, with the helpers that give torch's treatment of nan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from ..expressions import Expression, call, helper, in_parentheses, infix, method
+from ..expressions import number as number_text
+from .pointwise import ROUND_TO_BF16, TRITON_DTYPES
+
+#: ``tl.max`` drops nan and ``tl.argmax`` ignores it; torch propagates it and finds the first.
+HELPERS: Mapping[str, str] = {
+    "_max_nan": """\
+@triton.jit
+def _max_nan(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+""",
+    "_min_nan": """\
+@triton.jit
+def _min_nan(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+""",
+    "_prod": """\
+@triton.jit
+def _prod(a, b):
+    return a * b
+""",
+    "_argmax": """\
+@triton.jit
+def _argmax(value, index, other, other_index):
+    better = (value > other) | ((value != value) & (other == other))
+    same = (value == other) | ((value != value) & (other != other))
+    keep = better | (same & (index < other_index))
+    return tl.where(keep, value, other), tl.where(keep, index, other_index)
+""",
+    "_argmin": """\
+@triton.jit
+def _argmin(value, index, other, other_index):
+    better = (value < other) | ((value != value) & (other == other))
+    same = (value == other) | ((value != value) & (other != other))
+    keep = better | (same & (index < other_index))
+    return tl.where(keep, value, other), tl.where(keep, index, other_index)
+""",
+}
+
+
+def render(name: str, operand: Expression, axis: int, dtype: torch.dtype) -> Expression:
+    """Return one reduction over one axis. The result of ``tl.sum`` and its like may be wider than ``dtype``."""
+    if name == "prod":
+        return _by_helper("_prod", operand, axis)
+    if name in ("max", "min") and dtype.is_floating_point:
+        return _by_helper(f"_{name}_nan", operand, axis)
+    if name in ("sum", "max", "min"):
+        return call(f"tl.{name}", operand, number_text(axis))
+    raise KeyError(name)
+
+
+def render_rounded(name: str, reduced: Expression, *, kept: bool) -> Expression:
+    """Return the result of :func:`render` for bf16 operands in fp32, rounded to the value that it has in bf16."""
+    rounded = reduced if name in ("max", "min") else helper(ROUND_TO_BF16, reduced)
+    return infix(rounded, "+", number_text(0.0)) if kept else rounded
+
+
+def render_arg(name: str, operand: str, index: str, axis: int) -> Expression:
+    """Return the index of an extremum over one axis; ``index`` is an integer expression of the operand's shape."""
+    reduced = _by_helper(f"_{name}", Expression(f"({operand}, {index})"), axis)
+    return Expression(f"{reduced.text}[1]", needs=reduced.needs)
+
+
+def _by_helper(name: str, operand: Expression, axis: int) -> Expression:
+    return call("tl.reduce", operand, number_text(axis), Expression(name), needs=frozenset((name,)))
+
+
+def cast(operand: Expression, dtype: torch.dtype) -> Expression:
+    return method(in_parentheses(operand), f"to({TRITON_DTYPES[dtype]})")
