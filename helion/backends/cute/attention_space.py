@@ -26,14 +26,24 @@ from .plan.refusal import Refusal
 from .resources.attention import choice_of
 from .space import DOCS, ELSEWHERE, VERBATIM_PREFIX
 
+KEY_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 FIRST_KEYS = 64
 """Keys of a block that a search begins with."""
 ATTENTION_DOCS: dict[str, str] = {
     "kv_stages": "Pipeline stages of K and of V in shared memory; None is as many as fit.",
     "lazy_rescale": "Whether the accumulator of attention is rescaled only where a row maximum grows by more than 2**8.",
+    "key_splits": "CTAs that share the keys of a tile of queries; the last one to arrive combines their results.",
     "tile_scheduler": "Order of attention's tiles: `static`, a fixed stride, or `dynamic`, a counter in global memory.",
 }  # fmt: skip
 """Config keys of attention without the unit's name in front, and their meaning."""
+
+
+_SIMPLER: tuple[dict[str, Any], ...] = (
+    {"wgmma_kv_stages": None},
+    {"wgmma_tile_scheduler": "static"},
+    {"wgmma_key_splits": 1},
+)
+"""Changes that make a config legal, in order."""
 
 
 def attention_refusal(program: Program, target: Target) -> exc.Base | None:
@@ -84,6 +94,7 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
             Scalar(key="wgmma_kv_stages", fragment=stages, initial=None),
             Scalar(key="wgmma_pingpong", fragment=BooleanFragment(), initial=False),
             Scalar(key="wgmma_lazy_rescale", fragment=BooleanFragment(), initial=False),
+            Scalar(key="wgmma_key_splits", fragment=EnumFragment(KEY_SPLITS), initial=1),
             Scalar(key="wgmma_tile_scheduler", fragment=EnumFragment(("static", "dynamic")), initial="static"),
         ),
         absent=_absent(),
@@ -143,5 +154,6 @@ class _AttentionRules:
 
     def _simpler(self, decisions: Decisions) -> Iterator[Decisions]:
         yield decisions
-        changes: dict[str, Any] = {"wgmma_kv_stages": None}
-        yield decisions.with_values(**changes)
+        for changes in _SIMPLER:
+            decisions = decisions.with_values(**changes)
+            yield decisions

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import helion.language as hl
-from examples.attention import attention
-from examples.flex_attention import flex_attention
+from helion._testing import import_path
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+attention = import_path(EXAMPLES / "attention.py").attention
+flex_attention = import_path(EXAMPLES / "flex_attention.py").flex_attention
 
 LOG2E = 1.44269504
 
@@ -305,6 +309,21 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, large: bool 
         for is_causal in (False, True):
             x = (*heads_last(*three(*size)), is_causal)
             add(f"rows of heads {is_causal} {size}", rows_of_heads, x, _rows)
+    for size in [
+        (1, 4, 2, 5, 1100, 64, 64),
+        *(
+            [
+                (2, 32, 8, 1, 8192, 128, 128),
+                (1, 8, 8, 16, 20000, 64, 64),
+                (1, 2, 1, 64, 9000, 256, 256),
+                (4, 32, 32, 1, 3000, 128, 128),
+            ]
+            if large
+            else []
+        ),
+    ]:
+        x = (*heads_last(*three(*size)), True)
+        add(f"decode {size}", rows_of_heads, x, _rows)
     for size in [(2, 197, 3, 64), *([(3, 577, 4, 64), (2, 1024, 2, 128)] if large else [])]:
         batch, m, heads, dims = size
         x = (random(batch, m, 3, heads, dims, dtype=dtype, device=device),)

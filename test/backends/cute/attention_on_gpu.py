@@ -37,6 +37,14 @@ SHAPES = {  # by (head dimension, causal): batch, heads, heads of K and V, queri
     (256, False): [(2, 8, 8, 4096, 4096), (4, 16, 16, 4096, 4096)],
     (256, True): [(4, 16, 16, 4096, 4096)],
 }
+DECODE = [
+    (2, 32, 8, 1, 8192, 128),
+    (1, 8, 8, 16, 20000, 64),
+    (16, 32, 8, 1, 4096, 128),
+    (4, 32, 32, 1, 4096, 128),
+    (1, 32, 8, 1, 131072, 128),
+]
+"""Batch, heads, heads of K and V, queries, keys, head dimension."""
 HOOKS = ("softcap", "window", "capped_window")
 
 
@@ -178,6 +186,46 @@ def measured(dims: int, causal: bool, which: str) -> None:
         lock.close()
 
 
+def decode() -> None:
+    """Time few queries with the keys in `[B, S, H, D]`, and torch's beside them."""
+    import torch
+    from backends.cute import attention_kernels as kernels
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    import helion
+
+    kernel = helion.kernel(backend="cute")(kernels.rows_of_heads)
+    bounds = []
+    for batch, heads, groups, m, n, dims in DECODE:
+        sizes = (batch, m, heads, dims), (batch, n, groups, dims), (batch, n, groups, dims)
+        meta = (torch.empty(size, dtype=torch.bfloat16, device="meta") for size in sizes)
+        bound = kernel.bind((*meta, True), target="h100")
+        for seed in bound.seeds:
+            bound.resources(seed.config)
+        bounds.append((sizes, [(seed.config, seed.predicted.time_us) for seed in bound.seeds]))
+    lock = on_gpu()
+    measure = timer(torch)
+    for (batch, heads, groups, m, n, dims), (sizes, configs) in zip(DECODE, bounds, strict=True):
+        tensors = [kernels.random(*size, device="cuda") for size in sizes]
+        more = {"kind": "time", "d": dims, "causal": True, "shape": (batch, heads, groups, m, n), "right": True}
+        for config, predicted in configs:
+            bound = kernel.bind((*tensors, True))
+            bound.set_config(config)
+            us = measure(functools.partial(bound, *tensors, True))
+            say(name="cute", us=round(us, 1), predicted_us=round(predicted, 1), config=repr(dict(config)), **more)
+        q, k, v = (x.transpose(1, 2) for x in tensors)
+        call = functools.partial(torch.nn.functional.scaled_dot_product_attention, q, k, v, enable_gqa=heads != groups)
+        for backend, label in ((SDPBackend.CUDNN_ATTENTION, "cudnn"), (SDPBackend.FLASH_ATTENTION, "flash")):
+            try:
+                with sdpa_kernel(backend), torch.no_grad():
+                    say(name=label, us=round(measure(call), 1), **more)
+            except RuntimeError as error:
+                say(kind="error", name=label, what=str(error)[:200])
+        half = torch.empty(tensors[1].numel(), dtype=torch.bfloat16, device="cuda")
+        say(name="copy", us=round(measure(functools.partial(half.copy_, torch.empty_like(half))), 1), **more)
+    lock.close()
+
+
 def library() -> None:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -239,6 +287,8 @@ def child(name: str) -> None:
         measured(int(rest[0]), rest[1] == "causal", rest[2])
     elif what == "flex":
         flex(int(rest[0]), rest[1] == "causal", rest[2])
+    elif what == "decode":
+        decode()
     else:
         library()
 
@@ -255,7 +305,7 @@ def jobs() -> list[str]:
     others = [f"time:{dims}:{'causal' if causal else 'full'}:cute-1" for dims, causal in SHAPES]
     others += [f"time:{dims}:{'causal' if causal else 'full'}:triton" for dims, causal in SHAPES]
     hooks = [f"{kind}:128:causal:{name}" for name in HOOKS for kind in ("time", "flex")]
-    return [*checks[:6], *found, *times, *checks[6:], *hooks, *others]
+    return [*checks[:6], *found, *times, *checks[6:], "decode", *hooks, *others]
 
 
 def end(process: subprocess.Popen) -> None:

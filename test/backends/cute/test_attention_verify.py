@@ -105,6 +105,25 @@ def without(step: g.Step) -> Callable[[g.Step], Sequence[g.Step]]:
     return lambda each: () if each == step else (each,)
 
 
+SPLIT_FAULTS = {
+    "partials are not stored": ("attend", without(g.StorePartials()), "before all warps"),
+    "partials are not released": ("attend", without(g.WorkspaceRelease()), "before all warps"),
+    "partials are not counted": ("attend", without(g.IncrementTileCounter()), "is read as that"),
+    "partials are not combined": ("attend", without(a.CombinePartials()), "from its own keys alone"),
+    "the counter is not reset": ("attend", without(g.ResetTileCounter()), "left at"),
+    "no barrier with split keys": ("attend", without(a.GroupSync()), "before all warps|is read as that"),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT_FAULTS)
+def test_planted_faults_of_split_keys_are_found(name: str) -> None:
+    role, edit, message = SPLIT_FAULTS[name]
+    made = plan(splits=3, scheduler="static")
+    verify_attention(attention_program(made))
+    with pytest.raises(Fault, match=message):
+        verify_attention(edited(attention_program(made), role, edit))
+
+
 FAULTS = {
     "no wait for keys": ("attend", without(g.Wait("k_read")), "stale"),
     "no wait for values": ("attend", without(g.Wait("v_read")), "stale"),

@@ -8,6 +8,7 @@ reaches 685 TFLOP/s with heads of 128 dimensions, 750 with 256 (2026-11-27, 4096
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
@@ -24,6 +25,9 @@ MASKED_REGISTERS = 18
 WIDE_KEYS = 176
 """The longest blocks that were measured: longer ones leave more of the last block empty."""
 ALTERNATES, WITHIN = 3, 1.3
+SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+BLOCKS_OF_PART = 2
+"""The least blocks of a part of the keys."""
 
 
 class CuteAttentionHeuristic(Heuristic):
@@ -59,13 +63,27 @@ def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
         if not keys:
             continue
         for length in sorted({keys, *(each for each in (128, 64) if each < keys)}, reverse=True):
-            yield AttentionChoice(
+            choice = AttentionChoice(
                 groups=groups,
                 keys=length,
                 pingpong=shape.v_columns != 128 or shape.bounded,
                 lazy=shape.v_columns > 64,
                 scheduler="dynamic" if shape.bounded else "static",
             )
+            yield choice
+            yield from _split(shape, choice, target)
+
+
+def _split(shape: AttentionShape, choice: AttentionChoice, target: Target) -> Iterator[AttentionChoice]:
+    """Yield choices that split the keys of few tiles, each part with several blocks."""
+    rows = WGMMA_ROWS * choice.groups
+    tiles = -(-shape.queries // rows) * shape.heads
+    blocks = -(-shape.keys // choice.keys)
+    if shape.bounded or (shape.masked and shape.queries > rows):
+        return
+    for splits in SPLITS:
+        if BLOCKS_OF_PART * splits <= blocks and tiles * splits <= 2 * target.num_sms:
+            yield replace(choice, splits=splits, scheduler="static")
 
 
 def longest_keys(shape: AttentionShape, groups: int, target: Target) -> int:
@@ -87,9 +105,10 @@ def _proposal(shape: AttentionShape, choice: AttentionChoice, target: Target) ->
     blocks = dict(zip(shape.blocks, (rows, choice.keys), strict=True))
     sizes = {block: size for block, size in blocks.items() if block not in shape.fixed}
     tiles = -(-shape.queries // rows) * shape.heads
+    split = f" in {choice.splits} parts of the keys" if choice.splits > 1 else ""
     return CuteProposal(
         reason=(
-            f"{tiles} tiles of {rows} queries and blocks of {choice.keys} keys on {target.num_sms} SMs:"
+            f"{tiles} tiles of {rows} queries{split} and blocks of {choice.keys} keys on {target.num_sms} SMs:"
             f" {predicted_us(shape, choice, target):.0f} us"
         ),
         block_sizes={**sizes, **dict.fromkeys(shape.head_blocks, 1)},
@@ -97,5 +116,6 @@ def _proposal(shape: AttentionShape, choice: AttentionChoice, target: Target) ->
             "wgmma_pingpong": choice.pingpong,
             "wgmma_lazy_rescale": choice.lazy,
             "wgmma_tile_scheduler": choice.scheduler,
+            "wgmma_key_splits": choice.splits,
         },
     )

@@ -41,6 +41,12 @@ class AttentionRates:
     wide: float = 0.04
     """Loss where blocks of keys are short: the fraction for 64 keys, halved for 128."""
     launch_us: float = 5.0
+    memory: float = 0.9
+    """Fraction of the memory bandwidth for the first reads of K and V."""
+    memory_of_few: float = 3.0
+    """Limit of the reads of one SM, as a multiple of its share of that bandwidth."""
+    combine_us: float = 2.0
+    """Store, count and combination of the partials of split keys."""
 
 
 RATES = AttentionRates()
@@ -60,8 +66,12 @@ class AttentionShape:
     """Blocks of queries and of keys."""
     head_blocks: tuple[int, ...]
     bounded: bool
+    masked: bool
+    """True if positions mask whole blocks of keys."""
     operations: int
     special: int
+    loaded_bytes: int
+    """Bytes of K and V in memory."""
     fixed: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -71,8 +81,7 @@ class AttentionShape:
 
     @property
     def bytes_moved(self) -> int:
-        columns = self.qk_columns + self.v_columns
-        return 2 * self.heads * columns * (self.queries + self.keys)
+        return self.loaded_bytes + 2 * self.heads * (self.qk_columns + self.v_columns) * self.queries
 
 
 def describes(facts: KernelFacts) -> bool:
@@ -103,7 +112,13 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         v_columns=v,
         blocks=(fact.query_axis, fact.key_axis),
         head_blocks=tuple(axis.block_id for axis in others if axis.kind == "tile"),
-        bounded=fact.diagonal or fact.hidden,
+        bounded=(fact.diagonal or fact.hidden) and 2 * queries > keys,
+        masked=fact.diagonal or fact.hidden,
+        loaded_bytes=sum(
+            op.accessed_numel * op.itemsize
+            for op in facts.memory_ops
+            if op.kind == "load" and op.slot in (scores.rhs_slot, output.rhs_slot)
+        ),
         operations=max(0, sum(each.ops for each in work) - PLAIN_OPS),
         special=max(0, sum(each.sfu_ops for each in work) - 1),
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
@@ -137,13 +152,18 @@ def predicted_us(
     element *= (1 + rates.wide * WGMMA_ROWS / choice.keys) * (rates.single if choice.groups == 1 else 1.0)
     tile_us = rows * choice.keys * blocks * element / 1e3 / per_sm
     overhead = rates.dynamic_us if choice.scheduler == "dynamic" else rates.tile_us
+    if choice.splits > 1:
+        tile_us *= -(-blocks // choice.splits) / blocks
+        tiles *= choice.splits
+        overhead += rates.combine_us
     if choice.scheduler == "dynamic" and tiles > target.num_sms:
         rounds = tiles / target.num_sms + 0.3
     else:
         rounds = float(-(-tiles // target.num_sms))
         longest = blocks if not shape.bounded else 1.2 * blocks
         tile_us *= longest / blocks
-    memory_us = shape.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
+    share = target.bandwidth_gb_per_s * 1e3 / target.num_sms
+    memory_us = shape.bytes_moved / (share * min(rates.memory * target.num_sms, rates.memory_of_few * tiles))
     return rates.launch_us + max(rounds * (tile_us + overhead), memory_us)
 
 
@@ -185,6 +205,7 @@ def choice_of(decisions: Decisions, blocks: tuple[int, int]) -> AttentionChoice:
         pingpong=values.get("wgmma_pingpong", False),
         lazy=values.get("wgmma_lazy_rescale", False),
         scheduler=values.get("wgmma_tile_scheduler", "static"),
+        splits=values.get("wgmma_key_splits", 1),
     )
 
 

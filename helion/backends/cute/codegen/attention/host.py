@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ...plan.attention.records import AttentionOutput, AttentionPlan, Matrix, Mode, Source
 from ...plan.records import WGMMA_ROWS
 from ..setups import dsl
+from . import splits
 
 
 def matrices(plan: AttentionPlan) -> list[str]:
@@ -77,6 +78,8 @@ def tensors(plan: AttentionPlan) -> list[tuple[str, str, str]]:
             found.append((source.label, "cutlass.Float32", source.label))
         else:
             found.append((f"vector_{source.label}", "cute.Tensor", _source(plan, source)))
+    if plan.splits > 1:
+        found += splits.tensors(plan)
     if plan.scheduler == "dynamic":
         counter = "cute.make_tensor(cute.recast_ptr(workspace, dtype=cutlass.Int32), cute.make_layout(1))"
         found.append(("ticket_counter", "cute.Tensor", counter))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...plan.attention.build import shared_bytes, shared_memory
+from ...plan.attention.build import shared_bytes, shared_memory, workspace_bytes
 from ...plan.attention.records import AttentionPlan
 from ...plan.records import WARP_THREADS
 from ...plan.shared import Allocation
@@ -132,7 +132,7 @@ def _allocation(plan: AttentionPlan, allocation: Allocation) -> str:
         return (
             f"{name} = memory.allocate_array(cutlass.Int64, {allocation.size_bytes // 8}, byte_alignment={alignment})"
         )
-    if name == "tile_slots":
+    if name in ("tile_slots", "shared_counts"):
         return f"{name} = memory.allocate_tensor(cutlass.Int32, cute.make_layout({allocation.size_bytes // 4}), {alignment})"
     held = name.removeprefix("shared_")
     dtype = plan.problem.matrix.dtype if held == "o" else plan.problem.q.dtype
@@ -188,7 +188,7 @@ def _host(out: Writer, program: AttentionProgram) -> None:
     out.lines(f"    {name}: cute.Pointer," for name in pointers)
     for source in problem.sources:
         out.line(f"    {source.label}: {'cutlass.Float32' if source.kind == 'number' else 'cute.Pointer'},")
-    out.lines(["    workspace: cute.Pointer,"] if plan.scheduler == "dynamic" else [])
+    out.lines(["    workspace: cute.Pointer,"] if workspace_bytes(plan) else [])
     out.lines(("    ctas: cutlass.Int32,", "    stream: CUstream,"))
     with out.block(") -> None:"):
         out.lines(matrices(plan))
@@ -200,7 +200,7 @@ def _host(out: Writer, program: AttentionProgram) -> None:
         out.line("kernel(")
         out.lines(f"    {name}," for name in arguments)
         with out.block(").launch("):
-            out.line(f"grid=(1, cutlass.min(ctas, {plan.tiles}), 1),")
+            out.line(f"grid=(1, cutlass.min(ctas, {plan.pieces}), 1),")
             out.line(f"block=({program.warps * WARP_THREADS}, 1, 1),")
             out.line(f"smem={shared_bytes(plan)},")
             out.line("stream=stream,")

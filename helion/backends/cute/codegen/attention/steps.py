@@ -12,6 +12,7 @@ from ...roles.attention import grammar as a
 from ...roles.attention.grammar import AttentionProgram
 from ..setups import dsl
 from ..writer import Writer
+from . import splits
 from .bounds import block_index, part_lengths
 from .finish import finish_call
 from .formula import arguments_of
@@ -155,8 +156,10 @@ _SETUPS: Mapping[str, Callable[[AttentionPlan], list[str]]] = {
 def _(out: Writer, program: AttentionProgram, step: a.WorkLoop) -> None:
     plan = program.plan
     out.lines(("visited = cutlass.Int32(0)", "work = cutlass.Int32(first_work)"))
-    with out.block(f"while work < {plan.tiles}:"):
-        out.lines(("tile_m, head = place(work)", *coordinates(plan), "begin, end, whole, edge = blocks_of(tile_m)"))
+    with out.block(f"while work < {plan.pieces}:"):
+        item = "work" if plan.splits == 1 else f"work // {plan.splits}"
+        out.lines((f"tile_m, head = place({item})", *coordinates(plan), "begin, end, whole, edge = blocks_of(tile_m)"))
+        out.lines(splits.part_of_keys(plan) if plan.splits > 1 else ())
         if any(isinstance(each, a.BlockLoop) for each in step.body):
             out.lines(part_lengths(plan))
             out.line(f"first_query = tile_m * {plan.rows} + group * 64 + group_warp * 16 + lane // 4")
@@ -362,6 +365,22 @@ def _(out: Writer, program: AttentionProgram, step: a.StoreOutput) -> None:
     target = indexed(plan, plan.problem.matrix.matrix, f"tile_m * {plan.groups} + group")
     out.line(f"cute.copy(tma_o, from_o[None, group], to_o[{target}])")
     out.line("cute.arch.cp_async_bulk_commit_group()")
+
+
+# Split keys ------------------------------------------------------------------------------------------------------------
+
+RULES[g.WorkspaceRelease] = _text("cute.arch.fence_acq_rel_gpu()")
+RULES[g.WorkspaceAcquire] = _text("cute.arch.fence_acq_rel_gpu()")
+RULES[g.StorePartials] = lambda out, program, step: out.lines(splits.put(program.plan))
+RULES[g.IncrementTileCounter] = lambda out, program, step: out.lines(splits.count(program.plan))
+RULES[g.ResetTileCounter] = lambda out, program, step: out.lines(splits.reset(program.plan))
+RULES[a.CombinePartials] = lambda out, program, step: out.lines(splits.combine(program.plan))
+
+
+@_rule(a.LastSplit)
+def _(out: Writer, program: AttentionProgram, step: a.LastSplit) -> None:
+    with out.block(f"if shared_counts[group] == {program.plan.splits - 1}:"):
+        print_steps(out, program, step.body)
 
 
 # Scheduler -------------------------------------------------------------------------------------------------------------

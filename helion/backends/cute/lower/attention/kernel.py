@@ -52,4 +52,4 @@ def build_attention(program: Program, decisions: Decisions, target: Target, sett
 
 def attention_pieces(plan: CuteAttentionPlan, host: HostBuilder) -> str:
     """Return the number of tiles in host code."""
-    return host.number(plan.attention.tiles)
+    return host.number(plan.attention.pieces)

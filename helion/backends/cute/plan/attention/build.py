@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .....hardware import Target
 from ..counts import PipelineCounts
 from ..dtypes import itemsize
-from ..records import TMA_ALIGNMENT_BYTES, WGMMA_ROWS
+from ..records import SUM_BYTES, TMA_ALIGNMENT_BYTES, WARPGROUP_THREADS, WGMMA_ROWS
 from ..refusal import Refusal
 from ..shared import RING_ALIGNMENT_BYTES, WORD_BYTES, Allocation, placed
 from ..workspace import COUNTER_BYTES, MAX_COUNTERS
@@ -52,7 +52,7 @@ def plan_attention(problem: AttentionProblem, choice: AttentionChoice, target: T
     stages = range(MOST_STAGES, LEAST_STAGES - 1, -1) if choice.stages is None else (choice.stages,)
     for number in stages:
         for own in (True, False):
-            if not own and not _may_share(problem):
+            if not own and (choice.splits > 1 or not _may_share(problem)):
                 continue
             found = AttentionPlan(
                 problem=problem,
@@ -62,6 +62,7 @@ def plan_attention(problem: AttentionProblem, choice: AttentionChoice, target: T
                 pingpong=choice.pingpong and choice.groups > 1,
                 lazy=choice.lazy,
                 scheduler=choice.scheduler,
+                splits=choice.splits,
                 own_output=own,
                 heads_per_band=_heads_per_band(problem, target),
                 shared_limit_bytes=target.smem_per_block_bytes,
@@ -84,12 +85,39 @@ def _check_choice(problem: AttentionProblem, choice: AttentionChoice) -> None:
         raise Refusal(f"blocks of {choice.keys} keys; multiples of {KEY_STEP} up to {MOST_KEYS} are implemented")
     if choice.stages is not None and not LEAST_STAGES <= choice.stages <= MOST_STAGES:
         raise Refusal(f"{choice.stages} stages of K and V; {LEAST_STAGES} to {MOST_STAGES} are implemented")
+    if choice.splits > 1:
+        _check_splits(problem, choice)
     needed, most = registers_of(problem.v.columns, choice.keys), REGISTERS[choice.groups][1]
     if needed > most:
         raise Refusal(
             f"{choice.groups} consumer groups with blocks of {choice.keys} keys need {needed} registers per thread; they"
             f" have {most}"
         )
+
+
+def _check_splits(problem: AttentionProblem, choice: AttentionChoice) -> None:
+    """Check that each part of the keys has a block, in every tile."""
+    rows = WGMMA_ROWS * choice.groups
+    tiles = -(-problem.queries // rows)
+    if choice.scheduler != "static":
+        raise Refusal("keys are split among CTAs with a static tile scheduler")
+    if tiles > 1 and not problem.band.is_whole:
+        raise Refusal("keys are split among CTAs where all queries of a head are one tile, or see all keys")
+    blocks = visited_blocks(problem, rows, choice.keys)
+    if choice.splits > blocks:
+        raise Refusal(f"{blocks} blocks of keys are split among {choice.splits} CTAs")
+    if tiles * problem.batches * choice.groups > MAX_COUNTERS:
+        raise Refusal(
+            f"{tiles * problem.batches * choice.groups} tiles with split keys; up to {MAX_COUNTERS} are implemented"
+        )
+
+
+def visited_blocks(problem: AttentionProblem, rows: int, keys: int) -> int:
+    """Return the blocks of keys that the first tile of queries visits, at least one."""
+    band, blocks = problem.band, -(-problem.keys // keys)
+    end = blocks if band.last is None else max(1, min(blocks, -(-max(band.last + rows, 0) // keys)))
+    begin = 0 if band.first is None else min(max(band.first, 0) // keys, end - 1)
+    return end - begin
 
 
 def registers_of(columns: int, keys: int) -> int:
@@ -197,6 +225,8 @@ def shared_memory(plan: AttentionPlan) -> tuple[Allocation, ...]:
         ("k_barriers", numbers.k.barrier_words * WORD_BYTES, WORD_BYTES),
         ("v_barriers", numbers.v.barrier_words * WORD_BYTES, WORD_BYTES),
     ]
+    if plan.splits > 1:
+        wanted.append(("shared_counts", 4 * plan.groups, WORD_BYTES))
     if numbers.tile is not None:
         wanted.append(("tile_barriers", numbers.tile.barrier_words * WORD_BYTES, WORD_BYTES))
         wanted.append(("tile_slots", 4 * TILE_SLOTS, WORD_BYTES))
@@ -209,11 +239,20 @@ def shared_bytes(plan: AttentionPlan) -> int:
     return last.offset_bytes + last.size_bytes
 
 
+def partial_values(plan: AttentionPlan) -> int:
+    """Return the fp32 numbers of a thread in a partial: accumulators, maxima and sums of two rows."""
+    return plan.problem.v.columns // 2 + 4
+
+
 def workspace_bytes(plan: AttentionPlan) -> int:
-    """Return the bytes of the tile counter's workspace; 0 without one."""
-    return MAX_COUNTERS * COUNTER_BYTES if plan.scheduler == "dynamic" else 0
+    """Return the bytes of the workspace: counters, and the partials of split keys; 0 without both."""
+    if plan.scheduler != "dynamic" and plan.splits == 1:
+        return 0
+    partials = plan.pieces * plan.groups * WARPGROUP_THREADS * partial_values(plan) if plan.splits > 1 else 0
+    return MAX_COUNTERS * COUNTER_BYTES + SUM_BYTES * partials
 
 
 def counter_bytes(plan: AttentionPlan) -> int:
-    """Return the bytes of the tile counter, which is zero between launches."""
-    return COUNTER_BYTES if plan.scheduler == "dynamic" else 0
+    """Return the bytes of the counters that a launch uses, which are zero between launches."""
+    split = plan.tiles * plan.groups if plan.splits > 1 else 0
+    return COUNTER_BYTES * (1 if plan.scheduler == "dynamic" else split)

@@ -48,6 +48,7 @@ def _attention_lines(name: str, plan: AttentionPlan) -> list[str]:
     sees += [f"key >= query + {band.first}"] * (band.first is not None)
     heads = " x ".join(map(str, problem.heads))
     chosen = [name for name, on in (("ping-pong", plan.pingpong), ("lazy rescaling", plan.lazy)) if on]
+    chosen += [f"keys split among {plan.splits} CTAs"] * (plan.splits > 1)
     chosen.append(f"{plan.scheduler} tile scheduler")
     lines = [
         f"{name}: {heads} heads, {problem.queries} queries x {problem.keys} keys, dimensions {problem.q.columns} and"

@@ -207,6 +207,8 @@ class AttentionChoice:
     pingpong: bool = False
     lazy: bool = False
     scheduler: Scheduler = "static"
+    splits: int = 1
+    """CTAs that share the keys of a tile; the last one to arrive combines their partials."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +225,7 @@ class AttentionPlan:
     lazy: bool
     """The accumulator is rescaled only where a maximum grows by more than ``LAZY`` powers of two."""
     scheduler: Scheduler
+    splits: int
     own_output: bool
     """The output has its own shared memory; else it takes that of Q."""
     heads_per_band: int
@@ -250,6 +253,11 @@ class AttentionPlan:
     @property
     def tiles(self) -> int:
         return -(-self.problem.queries // self.rows) * self.problem.batches
+
+    @property
+    def pieces(self) -> int:
+        """Work items: parts of the keys of each tile."""
+        return self.tiles * self.splits
 
     @property
     def operand_bytes(self) -> int:

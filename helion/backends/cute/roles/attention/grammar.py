@@ -140,6 +140,18 @@ class FirstWarp(Step):
 
 
 @dataclass(frozen=True)
+class LastSplit(Step):
+    """Run the body in the group that has found the partials of all other parts of the keys in the workspace."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class CombinePartials(Step):
+    """Combine the partials of all parts, in the order of the keys: maxima, sums and accumulators."""
+
+
+@dataclass(frozen=True)
 class GroupSync(Step):
     """Synchronize the 128 threads of a consumer group."""
 

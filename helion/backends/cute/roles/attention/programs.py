@@ -12,30 +12,37 @@ from ..grammar import (
     Commit,
     Cursor,
     FenceShared,
+    IncrementTileCounter,
     NamedBarrier,
     Pipeline,
     RegisterLimit,
     Release,
+    ResetTileCounter,
     Role,
     SetUp,
     Step,
+    StorePartials,
     StoreWait,
     Tail,
     Wait,
     WgmmaCommit,
     WgmmaFence,
     WgmmaWait,
+    WorkspaceAcquire,
+    WorkspaceRelease,
 )
 from .grammar import (
     AttentionProgram,
     BlockLoop,
     ClearOutput,
+    CombinePartials,
     Finish,
     FirstWarp,
     GroupLoop,
     GroupSync,
     HandOut,
     JoinTotals,
+    LastSplit,
     LoadBlock,
     LoadLoop,
     LoadRows,
@@ -184,6 +191,15 @@ def _last_output(plan: AttentionPlan) -> tuple[Step, ...]:
     early: tuple[Step, ...] = (Release("q_read"),) if plan.own_output else ()
     stored: tuple[Step, ...] = (FirstWarp((StoreWait(0),)),) if plan.own_output else ()
     handed: tuple[Step, ...] = () if plan.own_output else (StoreWait(0), Release("q_read"))
+    finish = (
+        Finish(),
+        *stored,
+        GroupSync(),
+        WriteOutput(),
+        FenceShared(),
+        GroupSync(),
+        FirstWarp((StoreOutput(), *handed)),
+    )
     return (
         *early,
         WgmmaFence(),
@@ -194,14 +210,23 @@ def _last_output(plan: AttentionPlan) -> tuple[Step, ...]:
         Release("v_free"),
         Advance("v_free"),
         Advance("v_read"),
-        Finish(),
-        *stored,
-        GroupSync(),
-        WriteOutput(),
-        FenceShared(),
-        GroupSync(),
-        FirstWarp((StoreOutput(), *handed)),
+        *(_combined(finish) if plan.splits > 1 else finish),
         NextTile(),
+    )
+
+
+def _combined(finish: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Return the steps of a part of the keys: store a partial, and finish the tile if it is the last to arrive.
+
+    Fences and barriers order partials before the increment of the counter, and the increment before the reads.
+    """
+    return (
+        StorePartials(),
+        WorkspaceRelease(),
+        GroupSync(),
+        FirstWarp((IncrementTileCounter(), WorkspaceAcquire())),
+        GroupSync(),
+        LastSplit((CombinePartials(), FirstWarp((ResetTileCounter(),)), *finish)),
     )
 
 

@@ -116,6 +116,9 @@ class Warp:
     added: list[int] = field(default_factory=list)
     """Blocks whose output the accumulator has."""
     finished: int | None = None
+    put: int | None = None
+    """The work item whose partial it has stored."""
+    combined: int | None = None
     stores: list[Store] = field(default_factory=list)
 
     def reads(self, stage: Stage) -> bool:
@@ -134,7 +137,15 @@ class Machine:
         self.program, self.plan, self.seed = program, program.plan, seed
         self.random = random.Random(seed)
         parts = self.plan.parts
-        self.tiles = [Tile(parts={part: self.random.randrange(4) for part in parts}) for _ in range(tiles)]
+        items = tiles * self.plan.splits
+        self.tiles = [Tile(parts={part: self.random.randrange(4) for part in parts}) for _ in range(items)]
+        """Work items: parts of the keys of each tile."""
+        self.partials: dict[tuple[int, int], set[int]] = {}
+        """By work item and group: the warps whose partials are in memory and released."""
+        self.counters: dict[tuple[int, int], int] = {}
+        """By tile and group."""
+        self.found: dict[int, tuple[int, int]] = {}
+        """By group: the work item and the count before it, in shared memory."""
         self.rings = {pipeline.name: self._ring(pipeline) for pipeline in program.pipelines}
         self.meetings = {each.name: Meeting(each.name, each.threads) for each in program.barriers}
         self.buffers = [Buffer() for _ in range(self.plan.groups)]
@@ -226,7 +237,9 @@ class Machine:
                         raise Fault(
                             f"{barrier.name}: {barrier.count - barrier.pending} arrivals of a phase are left over"
                         )
-        for tile in range(len(self.tiles)):
+        if any(self.counters.values()):
+            raise Fault(f"counters are left at {self.counters}")
+        for tile in range(len(self.tiles) // self.plan.splits):
             for group in range(self.plan.groups):
                 if self.stored.get((tile, group)) != 1 or self.finished.get((tile, group)) != 4:
                     raise Fault(f"tile {tile} of group {group} is not stored once")

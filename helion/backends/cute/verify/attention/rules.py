@@ -321,7 +321,9 @@ def _(machine: Machine, step: a.Finish, warp: Warp) -> None:
     if warp.in_flight("output") or warp.added != blocks:
         raise Fault(f"the output of tile {warp.tile} has blocks {warp.added} of {blocks}, or MMAs add to it")
     warp.finished = warp.tile
-    key = (warp.tile, warp.group)
+    if machine.plan.splits > 1 and warp.combined != warp.tile:
+        raise Fault(f"the outputs of item {warp.tile} are computed from its own keys alone")
+    key = (warp.tile // machine.plan.splits, warp.group)
     machine.finished[key] = machine.finished.get(key, 0) + 1
 
 
@@ -364,7 +366,7 @@ def _(machine: Machine, step: a.StoreOutput, warp: Warp) -> None:
         raise Fault(f"tile {warp.tile} is stored while its buffer holds {buffer.written}, or without a fence")
     store = buffer.last = Store()
     warp.stores.append(store)
-    key = (warp.tile, warp.group)
+    key = (warp.tile // machine.plan.splits, warp.group)
     machine.stored[key] = machine.stored.get(key, 0) + 1
 
     def read() -> None:
@@ -377,6 +379,64 @@ def _(machine: Machine, step: a.StoreOutput, warp: Warp) -> None:
 def _(machine: Machine, step: g.StoreWait, warp: Warp) -> Running:
     awaited = warp.stores[: len(warp.stores) - step.pending] if step.pending else list(warp.stores)
     yield lambda: all(store.done for store in awaited)
+
+
+# Split keys ------------------------------------------------------------------------------------------------------------
+
+
+@_rule(g.StorePartials)
+def _(machine: Machine, step: g.StorePartials, warp: Warp) -> None:
+    assert warp.tile is not None
+    if warp.in_flight("output") or len(warp.added) != machine.tiles[warp.tile].blocks:
+        raise Fault(f"the partial of item {warp.tile} has blocks {warp.added}, or MMAs add to it")
+    warp.put = warp.tile
+
+
+@_rule(g.WorkspaceRelease)
+def _(machine: Machine, step: g.WorkspaceRelease, warp: Warp) -> None:
+    assert warp.tile is not None
+    if warp.put == warp.tile:
+        machine.partials.setdefault((warp.tile, warp.group), set()).add(warp.number)
+
+
+@_rule(g.IncrementTileCounter)
+def _(machine: Machine, step: g.IncrementTileCounter, warp: Warp) -> None:
+    assert warp.tile is not None
+    if len(machine.partials.get((warp.tile, warp.group), ())) < 4:
+        raise Fault(f"item {warp.tile} is counted before all warps have released their partials")
+    key = (warp.tile // machine.plan.splits, warp.group)
+    machine.found[warp.group] = (warp.tile, machine.counters.get(key, 0))
+    machine.counters[key] = machine.counters.get(key, 0) + 1
+
+
+@_rule(g.WorkspaceAcquire)
+def _(machine: Machine, step: g.WorkspaceAcquire, warp: Warp) -> None:
+    """Order the count before the reads of partials, which are in program order here."""
+
+
+@_rule(a.LastSplit)
+def _(machine: Machine, step: a.LastSplit, warp: Warp) -> Running:
+    item, count = machine.found.get(warp.group, (None, 0))
+    if item != warp.tile:
+        raise Fault(f"the count of item {item} is read as that of {warp.tile}")
+    if count == machine.plan.splits - 1:
+        yield from run_steps(machine, warp, step.body)
+
+
+@_rule(a.CombinePartials)
+def _(machine: Machine, step: a.CombinePartials, warp: Warp) -> None:
+    assert warp.tile is not None
+    first = warp.tile // machine.plan.splits * machine.plan.splits
+    items = range(first, first + machine.plan.splits)
+    if any(len(machine.partials.get((item, warp.group), ())) < 4 for item in items):
+        raise Fault(f"the partials of items {[*items]} are combined before all of them are there")
+    warp.combined = warp.tile
+
+
+@_rule(g.ResetTileCounter)
+def _(machine: Machine, step: g.ResetTileCounter, warp: Warp) -> None:
+    assert warp.tile is not None
+    machine.counters[warp.tile // machine.plan.splits, warp.group] = 0
 
 
 # Scheduler -------------------------------------------------------------------------------------------------------------
