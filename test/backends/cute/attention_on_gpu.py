@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 if Path("/tmp/dsl").is_dir():
     sys.path.append("/tmp/dsl")
 
-AT_ONCE, GPU_SECONDS, REPEATS = 12, 25.0, 25
+AT_ONCE, GPU_SECONDS, REPEATS = 15, 25.0, 25
 SHAPES = {  # by (head dimension, causal): batch, heads, heads of K and V, queries, keys
     (128, False): [(4, 32, 32, 4096, 4096), (1, 16, 16, 16384, 16384), (1, 16, 16, 1000, 4097)],
     (128, True): [(4, 32, 32, 4096, 4096), (1, 16, 16, 16384, 16384), (2, 32, 8, 4096, 4096), (8, 16, 16, 1024, 1024)],
@@ -45,6 +45,26 @@ DECODE = [
     (1, 32, 8, 1, 131072, 128),
 ]
 """Batch, heads, heads of K and V, queries, keys, head dimension."""
+VARIANTS = [
+    (dims, causal, keys)
+    for dims, causal, keys in (
+        (64, False, {"block_sizes": [1, 192, 128], "wgmma_kv_stages": 2, "wgmma_pingpong": True}),
+        (64, False, {"block_sizes": [1, 192, 128], "wgmma_kv_stages": 2, "wgmma_pingpong": False}),
+        (64, False, {"block_sizes": [1, 192, 128], "wgmma_kv_stages": 3, "wgmma_pingpong": True}),
+        (64, False, {"block_sizes": [1, 192, 128], "wgmma_kv_stages": 4, "wgmma_pingpong": False}),
+        (64, False, {"block_sizes": [1, 192, 112], "wgmma_kv_stages": 2, "wgmma_pingpong": True}),
+        (64, False, {"block_sizes": [1, 128, 192], "wgmma_kv_stages": 2, "wgmma_pingpong": True}),
+        (64, True, {"block_sizes": [1, 192, 128], "wgmma_kv_stages": 2, "wgmma_pingpong": True}),
+        (64, True, {"block_sizes": [1, 192, 128], "wgmma_kv_stages": 2, "wgmma_pingpong": False}),
+        (64, True, {"block_sizes": [1, 128, 128], "wgmma_kv_stages": 2, "wgmma_pingpong": True}),
+        (128, False, {"block_sizes": [1, 128, 176], "wgmma_pingpong": True}),
+        (128, False, {"block_sizes": [1, 128, 160], "wgmma_pingpong": False}),
+        (128, False, {"block_sizes": [1, 128, 128], "wgmma_pingpong": False}),
+        (128, True, {"block_sizes": [1, 128, 128], "wgmma_pingpong": False}),
+        (128, True, {"block_sizes": [1, 128, 128], "wgmma_kv_stages": 2, "wgmma_pingpong": True}),
+    )
+]
+"""Head dimension, causal, and keys that differ from the default config."""
 HOOKS = ("softcap", "window", "capped_window")
 
 
@@ -135,19 +155,21 @@ def _compiled(helion, torch, kernel, arguments):
     """Compile all seeds without the GPU, and return their configs."""
     bound = kernel.bind(arguments, target="h100")
     configs = [seed.config for seed in bound.seeds]
-    for config in configs:
+    for config in configs[:2]:
         bound.resources(config)
-    return configs
+    return configs[:2]
 
 
-def measured(dims: int, causal: bool, which: str) -> None:
+def measured(dims: int, causal: bool, which: str, keys: dict | None = None) -> None:
     import torch
     from backends.cute import attention_kernels as kernels
 
     import helion
 
-    for shape in SHAPES[dims, causal]:
+    for shape in SHAPES[dims, causal][: 2 if keys else 9]:
         batch, heads, groups, m, n = shape
+        if keys and heads != groups:
+            continue
         sizes = (batch, heads, m, dims), (batch, groups, n, dims), (batch, groups, n, dims)
         backend, _, seed = which.partition("-")
         mod = getattr(kernels, which) if which in HOOKS else kernels.causal
@@ -159,6 +181,8 @@ def measured(dims: int, causal: bool, which: str) -> None:
         meta = [torch.empty(size, dtype=torch.bfloat16, device="meta") for size in sizes]
         bound = kernel.bind((*meta, *more), target="h100")
         config = bound.seeds[min(int(seed or 0), len(bound.seeds) - 1)].config
+        if keys:
+            config = helion.Config(**{**config, **keys})
         predicted = bound._analysis.predict(config).time_us
         bound.resources(config)
         lock = on_gpu()
@@ -173,7 +197,7 @@ def measured(dims: int, causal: bool, which: str) -> None:
         us = timer(torch)(functools.partial(bound, *tensors, *more))
         say(
             kind="time",
-            name=which,
+            name=which + (str(keys) if keys else ""),
             d=dims,
             causal=causal,
             shape=shape,
@@ -287,6 +311,9 @@ def child(name: str) -> None:
         measured(int(rest[0]), rest[1] == "causal", rest[2])
     elif what == "flex":
         flex(int(rest[0]), rest[1] == "causal", rest[2])
+    elif what == "variant":
+        dims, causal, keys = VARIANTS[int(rest[0])]
+        measured(dims, causal, "cute", keys)
     elif what == "decode":
         decode()
     else:
@@ -305,7 +332,19 @@ def jobs() -> list[str]:
     others = [f"time:{dims}:{'causal' if causal else 'full'}:cute-1" for dims, causal in SHAPES]
     others += [f"time:{dims}:{'causal' if causal else 'full'}:triton" for dims, causal in SHAPES]
     hooks = [f"{kind}:128:causal:{name}" for name in HOOKS for kind in ("time", "flex")]
-    return [*checks[:6], *found, *times, *checks[6:], "decode", *hooks, *others]
+    variants = [f"variant:{at}" for at in range(len(VARIANTS))]
+    return [
+        *checks[:3],
+        *found,
+        *times,
+        *checks[3:],
+        "decode",
+        *hooks,
+        *variants,
+        *others[6:9],
+        *others[:6],
+        *others[9:],
+    ]
 
 
 def end(process: subprocess.Popen) -> None:

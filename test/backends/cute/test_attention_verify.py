@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from helion.backends.cute.codegen.attention import bounds
+from helion.backends.cute.codegen.attention import bounds, softmax
 from helion.backends.cute.plan.attention import records as r
 from helion.backends.cute.plan.attention.build import plan_attention
 from helion.backends.cute.plan.epilogue import Instruction
@@ -234,3 +234,41 @@ def test_every_tile_is_visited_once(band: r.Band | None) -> None:
         given = dataclasses.replace(made, heads_per_band=heads)
         place = function(bounds.place_function(given), "place")
         assert sorted(place(at) for at in range(made.tiles)) == sorted(itertools.product(range(tiles), range(4)))
+
+
+# Elements of a block ---------------------------------------------------------------------------------------------------
+
+
+def elements(made: r.AttentionPlan, lane: int, query: int, block: int, end: int, first: bool) -> list[float]:
+    """Return one thread's scores of a block, as the printed code leaves them before the softmax of zeros."""
+    names: dict[str, Any] = {
+        "cutlass": SimpleNamespace(Float32=float, Int32=int, min=min, select_=lambda c, x, y: x if c else y),
+        "scores": [0.0] * (made.keys // 2),
+        "first_query": query,
+        "lane": lane,
+        "end": end,
+        "block": block,
+        "softmax": lambda *given, **more: None,
+        "highest": None,
+        "total": None,
+        "factors": None,
+    }
+    for text in softmax.softmax_functions(made):
+        if text[0].startswith(("def mask", "def apply")):
+            exec("\n".join(text), names)
+    exec("\n".join(softmax.softmax_call(made, True, first, ("head_0",))), {**names, "head_0": 0})
+    return names["scores"]
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["later", "first"])
+@pytest.mark.parametrize("band", BANDS, ids=str)
+def test_masked_elements_are_those_out_of_the_band(band: r.Band, first: bool) -> None:
+    """Element e of a thread is in row e // 2 % 2 of two, 8 rows distant, and in column e // 4 * 8 + e % 2 + 2 * lane."""
+    made = plan_attention(problem(band=band, keys=300), r.AttentionChoice(groups=1, keys=64), HOPPER)
+    for lane, query, block in itertools.product((0, 1, 3, 30), (0, 5, 170), range(5)):
+        found = elements(made, lane, query, block, block + 1, first)
+        for e, value in enumerate(found):
+            key, row = block * 64 + e // 4 * 8 + e % 2 + lane % 4 * 2, query + e // 2 % 2 * 8
+            low = -(10**9) if band.first is None else row + band.first
+            high = 10**9 if band.last is None else row + band.last
+            assert (value == 0.0) == (low <= key <= high and key < 300), (lane, query, block, e)

@@ -25,7 +25,7 @@ def softmax_call(plan: AttentionPlan, masked: bool, first: bool, axes: Sequence[
     guarded = plan.problem.guarded or (masked and has_masks(plan))
     if has_formula(plan) or (masked and has_masks(plan)):
         block = "end - 1" if first else "block"
-        lines.append(f"first_key = {block} * {plan.keys} + lane % 4 * 2")
+        lines.append(f"first_key = ({block}) * {plan.keys} + lane % 4 * 2")
     if has_formula(plan):
         given = ["scores", "first_query", "first_key", *axes, *arguments_of(plan.problem.score)]
         lines.append(f"apply_formula({', '.join(given)})")
