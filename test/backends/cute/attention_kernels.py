@@ -310,6 +310,8 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, large: bool 
             x = (*heads_last(*three(*size)), is_causal)
             add(f"rows of heads {is_causal} {size}", rows_of_heads, x, _rows)
     for size in [
+        (3, 8, 2, 1, 700, 64, 64),
+        (2, 4, 1, 1, 300, 64, 128),
         (1, 4, 2, 5, 1100, 64, 64),
         *(
             [

@@ -60,7 +60,8 @@ def _allows(shape: AttentionShape, choice: AttentionChoice) -> bool:
 
 def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
     """Yield choices that fit; among equally fast ones the first wins."""
-    for groups in (3, 2, 1):
+    needed = -(-shape.queries // WGMMA_ROWS)
+    for groups in (each for each in (3, 2, 1) if each <= needed):
         keys = longest_keys(shape, groups, target)
         if not keys:
             continue
@@ -85,22 +86,27 @@ def _split(shape: AttentionShape, choice: AttentionChoice, target: Target) -> It
     if shape.bounded or (shape.masked and shape.queries > rows):
         return
     for splits in SPLITS:
-        if BLOCKS_OF_PART * splits <= blocks and tiles * splits <= 2 * target.num_sms:
+        fits = _shared_bytes(shape, choice.groups, choice.keys, own_output=True) <= target.smem_per_block_bytes
+        if fits and BLOCKS_OF_PART * splits <= blocks and tiles * splits <= 2 * target.num_sms:
             yield replace(choice, splits=splits, scheduler="static")
 
 
 def longest_keys(shape: AttentionShape, groups: int, target: Target) -> int:
     """Return the most keys of a block that registers and shared memory hold, 0 if none."""
     most = REGISTERS[groups][1] - (MASKED_REGISTERS if shape.bounded and groups < 3 else 0)
-    columns = shape.qk_columns + shape.v_columns
     limit = 128 if groups == 3 or shape.bounded else WIDE_KEYS
     for keys in range(min(limit, MOST_KEYS), 0, -KEY_STEP):
-        shared = 2 * WGMMA_ROWS * groups * shape.qk_columns + 4 * keys * columns + 2048
-        if shape.qk_columns != shape.v_columns:
-            shared += 2 * WGMMA_ROWS * groups * shape.v_columns
+        shared = _shared_bytes(shape, groups, keys, own_output=shape.qk_columns != shape.v_columns)
         if registers_of(shape.v_columns, keys) <= most and shared <= target.smem_per_block_bytes:
             return keys
     return 0
+
+
+def _shared_bytes(shape: AttentionShape, groups: int, keys: int, own_output: bool) -> int:
+    """Return the shared memory of a tile with two stages, barriers included."""
+    rows = WGMMA_ROWS * groups
+    tiles = rows * (shape.qk_columns + (shape.v_columns if own_output else 0))
+    return 2 * tiles + 4 * keys * (shape.qk_columns + shape.v_columns) + 2048
 
 
 def _proposal(shape: AttentionShape, choice: AttentionChoice, target: Target) -> CuteProposal:

@@ -100,12 +100,17 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
     qk, v = _extent(facts, scores.k_axis, scores.static_k), _extent(facts, output.n_axis, output.static_n)
     if queries is None or keys is None or qk is None or v is None:
         return "an extent of the attention depends on data"
+    loaded_bytes = _loaded_bytes(facts)
     others = [axis for axis in facts.axes if axis.on_grid and axis.block_id != fact.query_axis]
     work = [
         each for each in facts.work if each.region == fact.region and {fact.query_axis, fact.key_axis} <= {*each.axes}
     ]
+    heads = math.prod(axis.extent or 1 for axis in others)
+    groups = max(1, loaded_bytes // max(1, keys * (qk + v) * scores.rhs_dtype.itemsize))
+    if queries == 1 and heads % groups == 0:  # heads that share keys are the rows of a tile
+        heads, queries = groups, heads // groups
     return AttentionShape(
-        heads=math.prod(axis.extent or 1 for axis in others),
+        heads=heads,
         queries=queries,
         keys=keys,
         qk_columns=qk,
@@ -114,15 +119,18 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         head_blocks=tuple(axis.block_id for axis in others if axis.kind == "tile"),
         bounded=(fact.diagonal or fact.hidden) and 2 * queries > keys,
         masked=fact.diagonal or fact.hidden,
-        loaded_bytes=sum(
-            op.accessed_numel * op.itemsize
-            for op in facts.memory_ops
-            if op.kind == "load" and op.slot in (scores.rhs_slot, output.rhs_slot)
-        ),
+        loaded_bytes=loaded_bytes,
         operations=max(0, sum(each.ops for each in work) - PLAIN_OPS),
         special=max(0, sum(each.sfu_ops for each in work) - 1),
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
     )
+
+
+def _loaded_bytes(facts: KernelFacts) -> int:
+    """Return the bytes of K and V in memory."""
+    slots = [fact.rhs_slot for fact in facts.matmuls]
+    loads = [op for op in facts.memory_ops if op.kind == "load" and op.slot in slots]
+    return sum(op.accessed_numel * op.itemsize for op in loads)
 
 
 def _extent(facts: KernelFacts, axis: int | None, static: int | None) -> int | None:

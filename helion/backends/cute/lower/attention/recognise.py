@@ -37,6 +37,7 @@ from ..numbers import equal, size
 from .band import End, band_of, end_of_loop, every_query_sees, joined
 from .formula import FormulaReader
 from .loops import Loops, loops_of
+from .packing import with_packed_heads
 from .places import access_of, check_reach, matrix_of
 
 LOG2E = math.log2(math.e)
@@ -104,6 +105,7 @@ def attention_of(program: Program) -> Attention:
         outputs=outputs,
         names=tuple(name for _, _, name in (q, k, v)),  # type: ignore[arg-type]
     )
+    problem = with_packed_heads(problem)
     check_problem(problem)
     _check_storage(loops)
     return Attention(

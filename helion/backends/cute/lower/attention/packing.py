@@ -1,0 +1,110 @@
+"""Heads that share keys as rows of one tile, where each has a single query.
+
+``h // shared`` selects the keys of head h. With one query per head, the ``shared`` heads of a group become the queries of
+one tile, so that their keys are loaded once. A band is then a range of keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...plan.attention.records import (
+    KEY_INDEX,
+    QUERY_INDEX,
+    AttentionOutput,
+    AttentionProblem,
+    Band,
+    Matrix,
+    Mode,
+    Place,
+)
+from ...plan.epilogue import COLUMN_NUMBER, ROW_NUMBER
+
+_POSITIONS = (QUERY_INDEX, KEY_INDEX, ROW_NUMBER, COLUMN_NUMBER)
+
+
+def with_packed_heads(problem: AttentionProblem) -> AttentionProblem:
+    """Return the problem with heads as rows, or the same one where that does not apply."""
+    if problem.queries != 1 or problem.sources or _reads_positions(problem):
+        return problem
+    for at, size in enumerate(problem.heads):
+        shared = _shared(problem, at)
+        if shared is not None and shared > 1 and size % shared == 0:
+            return _packed(problem, at, shared)
+    return problem
+
+
+def _reads_positions(problem: AttentionProblem) -> bool:
+    return any(made.op in _POSITIONS for each in (problem.score, problem.finish) for made in each.instructions)
+
+
+def _shared(problem: AttentionProblem, at: int) -> int | None:
+    """Return the number of heads along coordinate ``at`` that share keys, or None if other indices depend on it."""
+    found: set[int] = set()
+    for matrix in (problem.k, problem.v):
+        for mode in matrix.modes:
+            if _depends(mode.at, at):
+                number = _divisor(mode.at, at)
+                if number is None:
+                    return None
+                found.add(number)
+        if not any(_depends(mode.at, at) for mode in matrix.modes):
+            found.add(problem.heads[at])
+    for matrix in (problem.q, *(output.matrix for output in problem.outputs)):
+        if [mode.at for mode in matrix.modes if _depends(mode.at, at)] != [Place("axis", (at,))]:
+            return None
+    return found.pop() if len(found) == 1 else None
+
+
+def _depends(place: Place, at: int) -> bool:
+    if place.op == "axis":
+        return place.arguments == (at,)
+    return any(isinstance(each, Place) and _depends(each, at) for each in place.arguments)
+
+
+def _divisor(place: Place, at: int) -> int | None:
+    """Return n if a place is coordinate ``at`` divided by n."""
+    if place.op != "floordiv" or place.arguments[0] != Place("axis", (at,)):
+        return None
+    number = place.arguments[1]
+    known = number.arguments[0] if isinstance(number, Place) and number.op == "number" else None
+    return known if isinstance(known, int) else None
+
+
+def _packed(problem: AttentionProblem, at: int, shared: int) -> AttentionProblem:
+    heads = tuple(size // shared if number == at else size for number, size in enumerate(problem.heads))
+    begin = max(0, problem.band.first or 0)
+    end = problem.keys if problem.band.last is None else min(problem.keys, problem.band.last + 1)
+    if end <= begin:  # no key is visible
+        return problem
+    k, v = (_of_keys(matrix, at, begin) for matrix in (problem.k, problem.v))
+    return replace(
+        problem,
+        heads=heads,
+        queries=shared,
+        keys=end - begin,
+        q=_rows(problem.q, at, shared),
+        k=k,
+        v=v,
+        band=Band(),
+        outputs=tuple(_output(each, at, shared) for each in problem.outputs),
+    )
+
+
+def _of_keys(matrix: Matrix, at: int, begin: int) -> Matrix:
+    """Return K or V from key ``begin`` on, indexed by the group."""
+    modes = tuple(replace(mode, at=Place("axis", (at,))) if _depends(mode.at, at) else mode for mode in matrix.modes)
+    return replace(matrix, offset=matrix.offset + begin * matrix.pitch, modes=modes)
+
+
+def _rows(matrix: Matrix, at: int, shared: int) -> Matrix:
+    """Return a matrix whose rows are the heads of a group."""
+    (own,) = (mode for mode in matrix.modes if _depends(mode.at, at))
+    group = Mode(size=own.size // shared, stride=own.stride * shared, at=own.at)
+    modes = tuple(group if mode is own else mode for mode in matrix.modes)
+    kept = tuple(mode for mode in modes if mode is not group or mode.size > 1)
+    return replace(matrix, pitch=own.stride, modes=kept)
+
+
+def _output(output: AttentionOutput, at: int, shared: int) -> AttentionOutput:
+    return replace(output, matrix=_rows(output.matrix, at, shared))
