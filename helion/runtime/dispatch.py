@@ -265,9 +265,30 @@ class _Guards:
             self.conditions.append(f"{self.type}({name}) is {self.cell(kind)} and {name} == {self.cell(value)}")
         elif kind is types.FunctionType and (not constant or name in self.captured):
             return self.function(name, value)
+        elif kind is tuple or hasattr(kind, "_fields"):
+            return self.items(name, value)
         else:
             return False
         return True
+
+    def items(self, name: str, value: tuple[Any, ...]) -> bool:
+        """Add conditions on a tuple: its type and length, and those of its items, with numbers by value and tensors by
+        shape."""
+        kind, length = self.cell(type(value)), self.cell(tuple.__len__)
+        self.first.append(f"{self.type}({name}) is {kind} and {length}({name}) == {len(value)}")
+        get = self.cell(tuple.__getitem__)
+        for i, item in enumerate(value):
+            content = self.content(f"{get}({name}, {i})")
+            if not self.argument(content, item, True):
+                return False
+        return True
+
+    def content(self, text: str) -> str:
+        """Return a name for the value of an expression, which the conditions after it may use."""
+        name = f"{_PREFIX}captured{len(self.captured)}"
+        self.captured.add(name)
+        self.first.append(f"(({name} := {text}) is {name})")
+        return name
 
     def function(self, name: str, fn: types.FunctionType) -> bool:
         """Add conditions on a function: its code, and its closure, with numbers by value and tensors by shape."""
@@ -280,9 +301,7 @@ class _Guards:
         for i, cell in enumerate(fn.__closure__ or ()):
             if cell == types.CellType():  # not assigned yet
                 return False
-            content = f"{_PREFIX}captured{len(self.captured)}"
-            self.captured.add(content)
-            self.first.append(f"(({content} := {name}.__closure__[{i}].cell_contents) is {content})")
+            content = self.content(f"{name}.__closure__[{i}].cell_contents")
             if not self.argument(content, cell.cell_contents, True):
                 return False
         return True
