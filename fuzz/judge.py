@@ -4,6 +4,7 @@ The reference runs once as it is and ``TRIALS`` times with noise: each floating 
 ``1 + u * r``, r uniform in [-1, 1]. ``u`` is the unit roundoff of the least precise dtype that values pass through.
 
 - An operation that adds up n terms gets ``1 + (u + 2**-24 * sqrt(n)) * r``, and its operands ``1 + 2**-24 * r``.
+- The operands of a sum or difference get ``1 + 2**-22 * r``: a GPU adds an operand that is a product unrounded (FMA).
 - A matmul over k gets ``1 + (u + 2**-22 * sqrt(k)) * r``: tensor cores truncate the terms of the accumulation. Its
   operands get the roundoff of their dtype. TF32 operands are truncated, not rounded: ``1 - 2 * u * r``, r uniform in
   [0, 1].
@@ -51,6 +52,7 @@ _ADDING = (
     "linalg_vector_norm",
     "index_put",
 )
+_FUSED = ("add", "sub", "rsub")
 _MOVING = ("view", "expand", "permute", "slice", "select", "transpose", "t", "unsqueeze", "squeeze", "clone", "copy_")
 _CHOOSING = ("where", "amax", "amin", "max", "min", "index", "gather", "flip", "detach", "alias", "_to_copy", "fill_")
 
@@ -89,6 +91,8 @@ class Noise(TorchDispatchMode):
         size = self.values
         if name in _ADDING:
             args = tuple(self.noisy(each, 2.0**-24) for each in args)
+        elif name in _FUSED:
+            args = tuple(self.noisy(each, ROUNDOFF["float32"]) for each in args)
         result = func(*args, **kwargs)
         if name in _ADDING:
             size += 2.0**-24 * math.sqrt(_terms(args[0], result))

@@ -137,3 +137,12 @@ def test_inputs_that_change_are_found(tmp_path: Path) -> None:
         return out
 
     assert _run(changes, tmp_path) == "wrong"
+
+
+def test_unrounded_products_may_remain_of_a_difference() -> None:
+    """A GPU computes ``v - v`` of a product as one FMA, which leaves the product's roundoff."""
+    right = expected(lambda x: (lambda product: product - product)(x * 1.7))
+    product = X.double() * torch.tensor(1.7).double()
+    left = (product - product.float().double()).float()
+    assert bool(left.any()) and judge.verdict(left, right) == ""
+    assert judge.verdict(left * 1000, right)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,12 +116,7 @@ def test_a_seed_in_doubt_is_measured_at_the_first_call(monkeypatch: pytest.Monke
     torch.manual_seed(5)
     expected = torch.rand(3, device="cuda")
     torch.manual_seed(5)
-    torch.cuda.synchronize()
-    began = time.perf_counter()
     found = kernel(x)
-    torch.cuda.synchronize()
-    print(f"{time.perf_counter() - began:.2f} s")
-    assert time.perf_counter() - began < 3.0
     assert kernel.bind((x,)).config == seed
     assert torch.equal(torch.rand(3, device="cuda"), expected)
     torch.testing.assert_close(found, x - x.amax(-1, keepdim=True))
