@@ -32,7 +32,7 @@ _DEVICE = (
     "unspecified launch failure",
     "device-side assert",
 )
-_RESOURCES = ("out of resource", "OutOfResources", "too many resources")
+_RESOURCES = ("out of resource", "OutOfResources", "too many resources", "Insufficient registers")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,6 +51,8 @@ class StepInputs:
     """True for a kernel that checks its accesses at run time."""
     unrolled: bool = False
     """True if some loop is fully unrolled."""
+    repeated: bool = False
+    """True if the body of some loop is repeated by an unroll factor."""
     float_counts: bool = False
     """True if sums of conditions are computed in fp32."""
     early_operands: bool = False

@@ -3,7 +3,8 @@
 Triton may keep a partial per thread of a sum that a loop carries, and reduce the partials after the loop. The pass is
 OptimizeThreadLocality (Triton 3.6 to 3.7, seen on sm_90 and gfx942). It assumes that nothing else reads the sum. If the
 body does, it reads the initial value instead. If not exactly one op after the loop does, compilation ends with
-``Assertion `loopResult.hasOneUse()' failed``. An op between the reduction and the sum prevents the move.
+``Assertion `loopResult.hasOneUse()' failed``. If an unroll factor repeats the body, it ends with ``Assertion
+`isa<BlockArgument>(accumOperand)' failed``. An op between the reduction and the sum prevents the move.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _SINGLE_NAMES = frozenset(("cast", "add", "sub", "mul", "div"))
 
 def keep_sums(program: Program, inputs: StepInputs) -> Program:
     """Return the program with ``kept`` set on the reductions that must stay in their loop."""
-    pinned = _all_pinned(program)
+    pinned = _all_pinned(program, inputs.repeated)
     if not pinned:
         return program
 
@@ -34,7 +35,7 @@ def keep_sums(program: Program, inputs: StepInputs) -> Program:
     return map_ops(program, keep)
 
 
-def _all_pinned(program: Program) -> frozenset[int]:
+def _all_pinned(program: Program, repeated: bool) -> frozenset[int]:
     readers: dict[int, list[Op]] = {}
     loops = []
     for op in program.walk():
@@ -42,10 +43,10 @@ def _all_pinned(program: Program) -> frozenset[int]:
             readers.setdefault(value.number, []).append(op)
         if op.kind == "for":
             loops.append(op)
-    return frozenset(found for op in loops for found in _pinned(op, op.regions[-1], readers))
+    return frozenset(found for op in loops for found in _pinned(op, op.regions[-1], readers, repeated))
 
 
-def _pinned(op: Op, region: Region, readers: dict[int, list[Op]]) -> list[int]:
+def _pinned(op: Op, region: Region, readers: dict[int, list[Op]], repeated: bool) -> list[int]:
     makers = Makers.among(region.ops)
     found: list[int] = []
     for param, after, result in zip(region.params, region.results, op.results, strict=True):
@@ -61,7 +62,7 @@ def _pinned(op: Op, region: Region, readers: dict[int, list[Op]]) -> list[int]:
             continue
         behind = readers.get(result.number, [])
         alone = len(readers[param.number]) == 1 and len(behind) == 1 and _reads_once(behind[0])
-        if not alone:
+        if repeated or not alone:
             parts = (makers.of(value) for value in combined.values())
             found += [part.number for part in parts if part is not None and is_moved(part, makers)]
     return found

@@ -105,6 +105,7 @@ def _inputs(program: Program, decisions: Decisions, settings: Settings, target: 
         block_accesses=frozenset(slot for slot, way in decisions.accesses("indexing").items() if way != "pointer"),
         checked=settings.checked,
         unrolled=any(decisions.entries.get("static_ranges", {}).values()),
+        repeated=any(factor > 1 for factor in decisions.entries.get("range_unroll_factors", {}).values()),
         float_counts=target.kind == "cuda",
         early_operands=target.has("wgmma"),
         float_reads=target.has("wgmma"),

@@ -88,9 +88,23 @@ def test_values_are_the_same(epilogue: Callable) -> None:
     torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
 
 
+@helion.kernel(backend="triton", static_shapes=True)
+def integers(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), y.size(1)], dtype=torch.int32, device=x.device)
+    for t, u in hl.tile([x.size(0), y.size(1)]):
+        acc = hl.zeros([t, u], dtype=torch.int32)
+        for c in hl.tile(x.size(1)):
+            acc = hl.dot(x[t, c], y[c, u], acc=acc)
+        out[t, u] = torch.abs(acc) >> 1
+    return out
+
+
 def accumulators(epilogue: Callable, folder: Path, *, without: bool = False) -> tuple[list[str], int]:
     """Return the accumulators of the binary's wgmma instructions, and the number of those in PTX."""
-    kernel = bound(epilogue, "h100")
+    return of_kernel(bound(epilogue, "h100"), folder, without=without)
+
+
+def of_kernel(kernel: Any, folder: Path, *, without: bool = False) -> tuple[list[str], int]:
     plan = kernel._analysis.code(kernel.config_spec.normalize(CONFIG)).plan
     function = inspect.unwrap(kernel.compile_config(CONFIG)).__globals__[plan.kernel_names[0]]
     if without:
@@ -102,12 +116,19 @@ def accumulators(epilogue: Callable, folder: Path, *, without: bool = False) -> 
     binary = folder / "kernel.cubin"
     binary.write_bytes(compiled.asm["cubin"])
     run = subprocess.run([knobs.nvidia.nvdisasm.path, "-c", str(binary)], capture_output=True, text=True, check=True)
-    return re.findall(r"HGMMA\S* (\w+),", run.stdout), compiled.asm["ptx"].count("wgmma.mma_async")
+    return re.findall(r"[HI]GMMA\S* (\w+),", run.stdout), compiled.asm["ptx"].count("wgmma.mma_async")
 
 
 @pytest.mark.parametrize("epilogue", READ_AS_BITS)
 def test_the_assembler_keeps_the_matmul(epilogue: Callable, tmp_path: Path) -> None:
     found, written = accumulators(epilogue, tmp_path)
+    assert len(found) >= written > 0 and "RZ" not in found
+
+
+def test_the_assembler_keeps_a_matmul_of_integers(tmp_path: Path) -> None:
+    """ptxas drops none whose accumulators are integers."""
+    x, y = (torch.empty(256, 256, dtype=torch.int8, device="meta") for _ in range(2))
+    found, written = of_kernel(integers.bind((x, y.T), target="h100"), tmp_path)
     assert len(found) >= written > 0 and "RZ" not in found
 
 

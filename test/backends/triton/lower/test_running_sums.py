@@ -14,9 +14,11 @@ from helion.backends.triton.toolchain.signature import offline_signature
 MOVED = "efficient_layout"
 
 
-def ttgir(kernel: helion.Kernel, target: str) -> str:
+def ttgir(kernel: helion.Kernel, target: str, unroll: int = 0) -> str:
     bound = kernel.bind((torch.empty(63, 5000, device="meta"),), target=target)
-    config = bound.config_spec.normalize({"block_sizes": [1, 1024], "num_warps": 4})
+    config = bound.config_spec.normalize(
+        {"block_sizes": [1, 1024], "num_warps": 4, "range_unroll_factors": [0, unroll]}
+    )
     function = bound.compile_config(config)
     (jit,) = (v for k, v in function.__globals__.items() if k.startswith("_helion_"))
     signature = offline_signature(bound._analysis.code(config).plan, bound.target)
@@ -81,3 +83,9 @@ def test_sums_that_something_else_reads_stay_in_the_loop(kernel: helion.Kernel, 
 
 def test_other_sums_are_left_to_triton() -> None:
     assert MOVED in ttgir(read_once, "sm_90")
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("unroll", [2, 3])
+def test_sums_of_repeated_bodies_stay_in_the_loop(unroll: int, target: str) -> None:
+    assert MOVED not in ttgir(read_once, target, unroll)
