@@ -63,6 +63,11 @@ def select(condition: Any, x: Any, y: Any) -> Array:
     return (found.astype(wide) if wide else found).view(Array)
 
 
+def rounding(dtype: torch.dtype) -> Any:
+    """A conversion to a type of 16 bits, of values that are kept in fp32."""
+    return lambda value: floats(torch.from_numpy(np.asarray(value, np.float32)).to(dtype).float().numpy())
+
+
 def wide(function: Any) -> Any:
     """A function of fp32 numbers, rounded once."""
     return lambda *x, **options: floats(function(*(np.asarray(v, np.float64) for v in x)))
@@ -194,6 +199,7 @@ class Cluster:
         calls = types.SimpleNamespace(**unary, rsqrt=wide(lambda x: x**-0.5), fma=wide(lambda a, b, c: a * b + c))
         cute = types.SimpleNamespace(arch=arch, math=calls, kernel=identity, jit=identity, Pointer=None)
         cutlass = types.SimpleNamespace(
+            **dict(BFloat16=rounding(torch.bfloat16), Float16=rounding(torch.float16)),
             **dict(select_=select, Int32=Int32, Int64=Int64, Float32=Float32, Boolean=Boolean),
             **dict(min=lambda a, b: np.minimum(a, b).view(Array), max=lambda a, b: np.maximum(a, b).view(Array)),
             **dict(range=span, range_constexpr=range),

@@ -6,7 +6,7 @@ import functools
 
 from ...plan.dtypes import itemsize
 from ...plan.rowwise.passes import RowPass, schedule_of
-from ...plan.rowwise.records import WORD_BYTES, RowPlan
+from ...plan.rowwise.records import WORD_BYTES, RowLayout, RowPlan
 from ...roles import grammar as g
 from ...roles.rowwise import program as r
 from ..writer import Writer
@@ -147,7 +147,9 @@ def _begin_load(out: Writer, plan: RowPlan) -> None:
     first = f"tile * {rows}" if rows > 1 else "tile"
     size = "size_m" if plan.problem.runtime else str(plan.problem.m)
     count = f"cutlass.min(Int32({rows}), {size} - {first})" if rows > 1 else "Int32(1)"
-    out.line(f"_, granules = span(cta, {first}, {count})")
+    out.line(f"shift, granules = span(cta, {first}, {count})")
+    if _counts_elements(layout):
+        out.line(f"ends = shift + {count} * {layout.demand.n} - cta.base * {layout.lanes}")
     for operand in plan.problem.inputs:
         step = layout.granule_bytes(itemsize(operand.dtype))
         granule = f"first_granule(cta, {first}, {operand.pitch})"
@@ -176,13 +178,34 @@ def _(step: g.Advance, out: Writer, program: r.RowProgram) -> None:
 def _(step: r.AcquireChunk, out: Writer, program: r.RowProgram) -> None:
     layout = program.plan.layout
     out.line(f"cute.arch.mbarrier_wait(barriers + {layout.stages} + {step.cursor}_index, {step.cursor}_phase)")
+    out.lines(_loaded(program.plan))
+    total = " + ".join(f"{operand.label}_bytes" for operand in program.plan.problem.inputs)
+    out.line(f"cute.arch.mbarrier_arrive_and_expect_tx(barriers + {step.cursor}_index, {total})")
+
+
+def _loaded(plan: RowPlan) -> list[str]:
+    """Return the bytes of a chunk of each input, which are a multiple of 16.
+
+    A granule of several times 16 bytes that is the last of a row may end later than the tensor: there the elements
+    count.
+    """
+    layout, most, each = plan.layout, plan.layout.chunk_size, 1
+    sizes = [itemsize(operand.dtype) for operand in plan.problem.inputs]
+    if _counts_elements(layout):
+        most, each = most * layout.lanes, layout.lanes
+    left = f"ends - chunk * {most}" if _counts_elements(layout) else f"granules - chunk * {most}"
+    lines = [f"loaded = cutlass.max(cutlass.min({left}, Int32({most})), Int32(0))"]
     if layout.packed:
-        out.line("loaded = granules")
-    else:
-        size = layout.chunk_size
-        out.line(f"loaded = cutlass.max(cutlass.min(granules - chunk * {size}, Int32({size})), Int32(0))")
-    total = sum(layout.granule_bytes(size) for size in layout.demand.inputs)
-    out.line(f"cute.arch.mbarrier_arrive_and_expect_tx(barriers + {step.cursor}_index, loaded * {total})")
+        lines = ["loaded = ends" if _counts_elements(layout) else "loaded = granules"]
+    for operand, size in zip(plan.problem.inputs, sizes, strict=True):
+        whole = f"loaded * {layout.granule_bytes(size)}"
+        lines.append(f"{operand.label}_bytes = {whole if each == 1 else f'(loaded * {size} + 15) // 16 * 16'}")
+    return lines
+
+
+def _counts_elements(layout: RowLayout) -> bool:
+    """Return whether the last granule of a row may reach 16 bytes beyond the row's last element."""
+    return not layout.whole and len({*layout.demand.inputs}) > 1
 
 
 @_print.register
@@ -194,7 +217,7 @@ def _(step: r.LoadChunk, out: Writer, program: r.RowProgram) -> None:
         for operand, place in zip(program.plan.problem.inputs, layout.input_offsets, strict=False):
             size = layout.granule_bytes(itemsize(operand.dtype))
             source = f"{operand.label}_source + Int64(chunk) * {layout.chunk_size * size}"
-            out.line(f"bulk_load(stage + {place}, {source}, loaded * {size}, full)")
+            out.line(f"bulk_load(stage + {place}, {source}, {operand.label}_bytes, full)")
 
 
 @_print.register
@@ -232,23 +255,19 @@ def _(step: g.BarrierSync, out: Writer, program: r.RowProgram) -> None:
 @_print.register
 def _(step: r.LoadVectors, out: Writer, program: r.RowProgram) -> None:
     plan, layout = program.plan, program.plan.layout
-    total = -(-layout.demand.n // layout.lanes)
+    n, most = layout.demand.n, layout.slice_granules * layout.lanes
+    count = f"Int32({n})"
     if layout.choice.cluster > 1:
-        count = f"cutlass.max(cutlass.min({total} - cta.base, Int32({layout.slice_granules})), Int32(0))"
-    else:
-        count = f"Int32({total})"
+        count = f"cutlass.max(cutlass.min({n} - cta.base * {layout.lanes}, Int32({most})), Int32(0))"
     out.line(f"columns = {count}")
-    sizes = [layout.granule_bytes(itemsize(operand.dtype)) for operand in plan.problem.vectors]
+    sizes = [itemsize(operand.dtype) for operand in plan.problem.vectors]
     for at, size in enumerate(sizes):
-        whole = f"columns * {size}" if size % 16 == 0 else f"(columns * {size} + 15) // 16 * 16"
-        out.line(f"vector_bytes_{at} = {whole}")
-    word = 2 * layout.stages + 2
-    out.line(
-        f"cute.arch.mbarrier_arrive_and_expect_tx(barriers + {word}, {' + '.join(f'vector_bytes_{at}' for at in range(len(sizes)))})"
-    )
+        out.line(f"vector_bytes_{at} = (columns * {size} + 15) // 16 * 16")
+    word, total = 2 * layout.stages + 2, " + ".join(f"vector_bytes_{at}" for at in range(len(sizes)))
+    out.line(f"cute.arch.mbarrier_arrive_and_expect_tx(barriers + {word}, {total})")
     with out.block("if columns > 0:"):
         for at, (operand, place) in enumerate(zip(plan.problem.vectors, layout.vector_offsets, strict=False)):
-            source = f"{operand.label} + Int64(cta.base) * {sizes[at]}"
+            source = f"{operand.label} + Int64(cta.base) * {layout.granule_bytes(sizes[at])}"
             out.line(f"bulk_load(cta.vectors + {place}, {source}, vector_bytes_{at}, cta.barrier + {word * 8})")
 
 

@@ -2,16 +2,54 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+
 from ...plan.rowwise.kernel import RowsPlan
-from ...plan.rowwise.records import BARRIER_BYTES, WORD_BYTES
-from ...roles.rowwise.program import EXCHANGE_STAGES, RowProgram
+from ...plan.rowwise.records import BARRIER_BYTES, WORD_BYTES, RowPlan
+from ...roles.rowwise.program import EXCHANGE_STAGES, RowProgram, row_program
 from ..cluster import Fault
 from ..structure import MAX_BOX_BYTES, MAX_NAMED_BARRIERS
+from .simulate import RowCluster
+
+FEW = 2
+"""CTAs of a cluster, warps of a row and rows of a tile that are simulated: any two interact in the same way."""
+FEW_CHUNKS = 3
+"""Chunks of a slice: the first, the last, and one between."""
+FEW_STAGES = 3
+TILES = (0, 1, 5)
+"""Rows of a cluster: none, one, and more than the stages of an exchange."""
 
 
 def verify_rows(plan: RowsPlan) -> None:
     """Check that the roles of a plan fit, and agree on counts of arrivals and bytes. Raises ``Fault``."""
     check_structure(plan.roles, plan.rows.shared_limit_bytes)
+    _simulate(smaller(plan.rows))
+
+
+@functools.lru_cache(maxsize=256)
+def _simulate(plan: RowPlan) -> None:
+    program = row_program(plan)
+    for seed, tiles in enumerate(TILES):
+        RowCluster(program, tiles=tiles, seed=seed).run()
+
+
+def smaller(plan: RowPlan) -> RowPlan:
+    """Reduce the CTAs, warps, rows, chunks and stages of a plan, which keeps its steps."""
+    layout = plan.layout
+    choice = dataclasses.replace(
+        layout.choice,
+        cluster=min(layout.choice.cluster, FEW),
+        warps=min(layout.choice.warps, FEW),
+        rows=min(layout.choice.rows, FEW),
+    )
+    chunks = min(layout.chunks, FEW_CHUNKS)
+    n = chunks * choice.cluster * choice.warps * 32 * layout.lanes
+    held = chunks if layout.held_stages else 0
+    stages = held + min(layout.stages - layout.held_stages, FEW_STAGES)
+    demand = dataclasses.replace(layout.demand, n=n, pitches=(n,) * len(layout.demand.pitches))
+    few = dataclasses.replace(layout, demand=demand, choice=choice, chunk_granules=1, stages=stages)
+    return dataclasses.replace(plan, problem=dataclasses.replace(plan.problem, m=1, n=n, runtime=()), layout=few)
 
 
 def check_structure(program: RowProgram, limit_bytes: int) -> None:

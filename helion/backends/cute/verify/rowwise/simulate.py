@@ -1,0 +1,343 @@
+"""A random schedule of the roles of one cluster of a row kernel.
+
+Every wait, arrival, bulk copy and message is a step of a warp or of the memory system. The simulation finds deadlocks,
+overruns of stages and messages, stale reads, and messages to CTAs that have exited.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ...plan.rowwise.records import WORD_BYTES
+from ...roles import grammar as g
+from ...roles.rowwise import program as r
+from ..cluster import Barrier, Fault
+
+Ready = Callable[[], bool]
+Running = Iterator[Ready | None]
+Tag = tuple[int, int]
+"""Contents of a stage: (tile, chunk); of a message: (tile, exchange)."""
+
+
+@dataclass
+class Stage:
+    """One stage of the ring. ``readers`` are warps that may still read it."""
+
+    held: Tag | None = None
+    readers: int = 0
+
+
+@dataclass
+class Cta:
+    rank: int
+    full: list[Barrier]
+    empty: list[Barrier]
+    messages: list[Barrier]
+    stages: list[Stage]
+    slots: list[list[dict[int, Tag]]]
+    """Messages by stage, row and sending warp."""
+    meetings: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By named barrier: (waiting warps, completed phases)."""
+    running: int = 0
+
+
+@dataclass
+class Warp:
+    cta: Cta
+    role: r.RowRole
+    group: int
+    number: int
+    cursors: dict[str, tuple[int, int]] = field(default_factory=dict)
+    tile: int = 0
+    chunk: int = 0
+    taken: list[Tag] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    """Stages that hold the row until its last pass."""
+    reduced: set[int] = field(default_factory=set)
+    """Passes whose reductions this warp has for the row."""
+    combined: int = -1
+    """The last exchange whose results the warp has."""
+    stored: int = 0
+
+
+class RowCluster:
+    """One cluster that runs ``tiles`` tiles under the schedule of ``seed``."""
+
+    def __init__(self, program: r.RowProgram, *, tiles: int, seed: int) -> None:
+        self.program, self.tiles = program, tiles
+        self.layout, self.choice = program.plan.layout, program.plan.layout.choice
+        self.random = random.Random(seed)
+        self.flying: list[tuple[Cta, Callable[[], None]]] = []
+        self.ctas = [self._cta(rank) for rank in range(self.choice.cluster)]
+        self.exits = 0
+        self.rows: dict[tuple[int, int, int], int] = {}
+        """Warps that have finished a row, by CTA, tile and row of the tile."""
+
+    def _cta(self, rank: int) -> Cta:
+        ring, exchange = self.program.ring, self.program.exchange
+        arrivals = exchange.full_arrivals if exchange else 1
+        return Cta(
+            rank=rank,
+            full=[Barrier("ring full", ring.full_arrivals) for _ in range(ring.stages)],
+            empty=[Barrier("ring empty", ring.empty_arrivals) for _ in range(ring.stages)],
+            messages=[Barrier("messages", arrivals) for _ in range(r.EXCHANGE_STAGES)],
+            stages=[Stage() for _ in range(ring.stages)],
+            slots=[[{} for _ in range(self.choice.rows)] for _ in range(r.EXCHANGE_STAGES)],
+        )
+
+    def run(self) -> None:
+        """Run the schedule. Raises ``Fault`` unless every row is finished once by each of its warps."""
+        warps = [warp for cta in self.ctas for warp in self._warps(cta)]
+        running = [self._program(warp) for warp in warps]
+        waits: list[Ready | None] = [None] * len(running)
+        left = set(range(len(running)))
+        eagerness = self.random.choice((0.05, 0.3, 0.8))
+        while left:
+            able = [at for at in left if waits[at] is None or waits[at]()]  # type: ignore[misc]
+            if self.flying and (not able or self.random.random() < eagerness):
+                self._deliver()
+                continue
+            if not able:
+                where = sorted({f"{warps[at].role.name} at tile {warps[at].tile}" for at in left})
+                raise Fault(f"deadlock with {self.tiles} tiles: {'; '.join(where)}")
+            at = self.random.choice(able)
+            try:
+                waits[at] = next(running[at])
+            except StopIteration:
+                left.remove(at)
+                warps[at].cta.running -= 1
+        while self.flying:
+            self._deliver()
+        self._check_end()
+
+    def _deliver(self) -> None:
+        cta, land = self.flying.pop(self.random.randrange(len(self.flying)))
+        if cta.running == 0:
+            raise Fault(f"something arrives at CTA {cta.rank}, which has left")
+        land()
+
+    def _check_end(self) -> None:
+        for cta in self.ctas:
+            for tile in range(self.tiles):
+                for group in range(self.choice.rows):
+                    if self.rows.get((cta.rank, tile, group)) != self.choice.warps:
+                        raise Fault(f"row {group} of tile {tile} is not finished once by each warp")
+            for barrier in (*cta.full, *cta.empty, *cta.messages):
+                if barrier.pending != barrier.count or barrier.bytes:
+                    raise Fault(f"{barrier.name}: arrivals or bytes of a phase are left over")
+
+    def _warps(self, cta: Cta) -> Iterator[Warp]:
+        for role in self.program.roles:
+            for number in range(role.warps):
+                cta.running += 1
+                group, place = divmod(number, self.choice.warps) if role.name == "rows" else (0, 0)
+                yield Warp(cta=cta, role=role, group=group, number=place)
+
+    def _program(self, warp: Warp) -> Running:
+        yield from self._steps((*warp.role.program, *self.program.exit), warp)
+
+    def _steps(self, steps: Sequence[g.Step], warp: Warp) -> Running:
+        for step in steps:
+            if isinstance(step, r.RowLoop):
+                for warp.tile in range(self.tiles):
+                    yield from self._steps(step.body, warp)
+                    self._finish(warp)
+            elif isinstance(step, r.ChunkLoop):
+                for warp.chunk in range(self.layout.chunks):
+                    yield from self._steps(step.body, warp)
+            else:
+                yield _run(step, self, warp)
+
+    def _finish(self, warp: Warp) -> None:
+        """Check that a warp has all results of its row."""
+        if warp.role.name != "rows":
+            return
+        meetings = sum(isinstance(step, r.Combine) for step in _all(warp.role.program))
+        if warp.combined != meetings - 1:
+            raise Fault(f"a row ends after exchange {warp.combined} of {meetings}")
+        key = warp.cta.rank, warp.tile, warp.group
+        self.rows[key] = self.rows.get(key, 0) + 1
+
+    def meet(self, warp: Warp, name: str, warps: int) -> Ready:
+        """Arrive at a named barrier of the CTA; return a predicate for the completion of this phase."""
+        there, phases = warp.cta.meetings.get(name, (0, 0))
+        done = there + 1 == warps
+        warp.cta.meetings[name] = (0, phases + 1) if done else (there + 1, phases)
+        return lambda: warp.cta.meetings[name][1] > phases
+
+    def send(self, cta: Cta, land: Callable[[], None]) -> None:
+        self.flying.append((cta, land))
+
+
+def _all(steps: Sequence[g.Step]) -> Iterator[g.Step]:
+    for step in steps:
+        yield step
+        yield from _all(getattr(step, "body", ()))
+
+
+@functools.singledispatch
+def _run(step: g.Step, cluster: RowCluster, warp: Warp) -> Ready | None:
+    """Run a step; return the condition of its wait, if any."""
+    raise NotImplementedError(f"no rule simulates {type(step).__name__}")
+
+
+@_run.register(r.LoadVectors)
+@_run.register(r.AwaitVectors)
+@_run.register(r.ShareVectors)
+@_run.register(r.StoreNumbers)
+@_run.register(g.Tail)
+def _(step: g.Step, cluster: RowCluster, warp: Warp) -> None:
+    """Ignore steps that the ring and the exchange do not depend on."""
+
+
+@_run.register
+def _(step: g.Cursor, cluster: RowCluster, warp: Warp) -> None:
+    warp.cursors[step.name] = (0, 1 if step.side == "producer" else 0)
+
+
+@_run.register
+def _(step: g.Advance, cluster: RowCluster, warp: Warp) -> None:
+    stages = r.EXCHANGE_STAGES if step.cursor.startswith(r.EXCHANGE) else cluster.program.ring.stages
+    index, phase = warp.cursors[step.cursor]
+    warp.cursors[step.cursor] = (index + 1, phase) if index + 1 < stages else (0, phase ^ 1)
+
+
+@_run.register
+def _(step: r.AcquireChunk, cluster: RowCluster, warp: Warp) -> Ready:
+    index, phase = warp.cursors[step.cursor]
+    return lambda: warp.cta.empty[index].passed(phase)
+
+
+@_run.register
+def _(step: r.LoadChunk, cluster: RowCluster, warp: Warp) -> None:
+    """Announce the bytes of a chunk, and land them later; some chunks after the end of a row have none."""
+    index, _ = warp.cursors[step.cursor]
+    cta, tag = warp.cta, (warp.tile, warp.chunk)
+    size = 0 if cluster.random.random() < 0.1 else cluster.program.ring.transaction_bytes
+    stage, full = cta.stages[index], cta.full[index]
+    if stage.readers:
+        raise Fault(f"chunk {tag} overwrites a stage that is being read")
+    stage.held = tag if not size else None
+
+    def land() -> None:
+        stage.held = tag
+        full.complete(size)
+
+    full.arrive(size)
+    if size:
+        cluster.send(cta, land)
+
+
+@_run.register
+def _(step: r.BeginRow, cluster: RowCluster, warp: Warp) -> None:
+    warp.taken, warp.kept, warp.reduced, warp.combined = [], [], set(), -1
+
+
+@_run.register
+def _(step: g.Wait, cluster: RowCluster, warp: Warp) -> Ready:
+    index, phase = warp.cursors[step.cursor]
+    barriers = warp.cta.messages if step.cursor.startswith(r.EXCHANGE) else warp.cta.full
+    return lambda: barriers[index].passed(phase)
+
+
+@_run.register
+def _(step: r.TakeChunk, cluster: RowCluster, warp: Warp) -> None:
+    index, _ = warp.cursors[step.cursor]
+    stage, tag = warp.cta.stages[index], (warp.tile, warp.chunk)
+    if stage.held != tag:
+        raise Fault(f"a stage holds chunk {stage.held}, to be read is {tag}")
+    stage.readers += 1
+    warp.taken.append(tag)
+    warp.kept.append(index)
+
+
+@_run.register
+def _(step: g.Release, cluster: RowCluster, warp: Warp) -> None:
+    _release(warp, warp.cursors[step.cursor][0])
+
+
+def _release(warp: Warp, index: int) -> None:
+    warp.kept.remove(index)
+    warp.cta.stages[index].readers -= 1
+    warp.cta.empty[index].arrive()
+
+
+@_run.register
+def _(step: r.WalkRow, cluster: RowCluster, warp: Warp) -> None:
+    layout = cluster.layout
+    wanted = [(warp.tile, chunk) for chunk in range(layout.chunks)]
+    if layout.held_stages and [warp.cta.stages[index].held for index in warp.kept] != wanted:
+        raise Fault(f"pass {step.number} of tile {warp.tile} reads a stage that was released")
+    for index in list(warp.kept) if step.releases else ():
+        _release(warp, index)
+
+
+@_run.register
+def _(step: r.ReduceWarp, cluster: RowCluster, warp: Warp) -> None:
+    if warp.taken != [(warp.tile, chunk) for chunk in range(cluster.layout.chunks)]:
+        raise Fault(f"a row of tile {warp.tile} is reduced over the chunks {warp.taken}")
+    warp.reduced.add(step.number)
+
+
+@_run.register
+def _(step: r.ArmExchange, cluster: RowCluster, warp: Warp) -> None:
+    index, _ = warp.cursors[step.cursor]
+    assert cluster.program.exchange is not None
+    if warp.number == 0:
+        warp.cta.messages[index].arrive(cluster.program.exchange.transaction_bytes)
+
+
+@_run.register
+def _(step: r.SendMessage, cluster: RowCluster, warp: Warp) -> None:
+    """Send to every CTA of the row, or store to the CTA's own slots at once."""
+    index, _ = warp.cursors[step.cursor]
+    tag, sender = (warp.tile, step.number), warp.cta.rank * cluster.choice.warps + warp.number
+    if not warp.reduced:
+        raise Fault(f"a message of tile {warp.tile} has no results")
+
+    def land(cta: Cta) -> None:
+        slots = cta.slots[index][warp.group]
+        if sender in slots:
+            raise Fault(f"a message of tile {tag[0]} overwrites one that has not been read")
+        slots[sender] = tag
+        if cluster.choice.cluster > 1:
+            cta.messages[index].complete(cluster.layout.slot_words * WORD_BYTES)
+
+    for cta in cluster.ctas:
+        if cluster.choice.cluster == 1:
+            land(cta)
+        else:
+            cluster.send(cta, functools.partial(land, cta))
+
+
+@_run.register
+def _(step: r.Combine, cluster: RowCluster, warp: Warp) -> None:
+    warp.combined = step.number
+    if not step.cursor:
+        return
+    index, _ = warp.cursors[step.cursor]
+    slots = warp.cta.slots[index][warp.group]
+    if list(slots.values()) != [(warp.tile, step.number)] * cluster.layout.partials:
+        raise Fault(f"exchange {step.number} of tile {warp.tile} reads the messages {sorted(slots.values())}")
+    reads = warp.cta.meetings.setdefault(f"read {index} {warp.group}", (0, 0))[0] + 1
+    warp.cta.meetings[f"read {index} {warp.group}"] = (reads % cluster.choice.warps, 0)
+    if reads == cluster.choice.warps:
+        slots.clear()
+
+
+@_run.register
+def _(step: g.BarrierSync, cluster: RowCluster, warp: Warp) -> Ready:
+    if step.barrier == r.VECTORS:
+        return cluster.meet(warp, step.barrier, cluster.choice.rows * cluster.choice.warps)
+    named = next(each for each in cluster.program.barriers if each.name == f"row_{warp.group}")
+    return cluster.meet(warp, named.name, named.threads // 32)
+
+
+@_run.register
+def _(step: g.ClusterExit, cluster: RowCluster, warp: Warp) -> Ready:
+    cluster.exits += 1
+    everyone = sum(role.warps for role in cluster.program.roles) * cluster.choice.cluster
+    return lambda: cluster.exits == everyone
