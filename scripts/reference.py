@@ -27,6 +27,7 @@ from helion.__main__ import parser
 from helion._compiler.frontend.torch import functions as torch_functions
 from helion.autotuner.space.fields import Field, PerSlot, Scalar
 from helion.backends.cute.attention_space import ATTENTION_DOCS
+from helion.backends.cute.row_space import DOCS as ROW_DOCS
 from helion.backends.cute.space import DOCS as MATMUL_DOCS
 from helion.config import KEYS, SINGULAR
 from helion.fields import BooleanFragment, EnumFragment, IntegerFragment, PermutationFragment, PowerOfTwoFragment
@@ -289,14 +290,23 @@ def config_fields() -> dict[str, Field]:
     return _fields((kernel, args, target) for target in ("sm_100", "gfx942", "sm_90") for kernel, args in subjects)
 
 
-PRODUCT_KEYS = {**MATMUL_DOCS, **ATTENTION_DOCS}
+ROW_KEYS = {key.removeprefix("cute_"): meaning for key, meaning in ROW_DOCS.items()}
+PRODUCT_KEYS = {**MATMUL_DOCS, **ATTENTION_DOCS, **ROW_KEYS}
 """Meanings of the config keys of the cute backend, without the unit's name in front."""
+
+
+@helion.kernel(backend="cute")
+def _row_softmax(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = torch.softmax(x[tile, :].to(torch.float32), dim=-1).to(x.dtype)
+    return out
 
 
 def product_fields() -> dict[str, Field]:
     """Return the fields of the cute backend, on the GPUs it supports."""
     x = torch.empty([256, 256], dtype=torch.bfloat16, device="meta")
-    subjects = ((_residual, (x, x, x)), (_softmax, (x, x)))
+    subjects = ((_residual, (x, x, x)), (_softmax, (x, x)), (_row_softmax, (x,)))
     of_matmuls = ((kernel, args, target) for target in ("sm_90", "sm_100") for kernel, args in subjects)
     return _fields((*of_matmuls, (_attention, (x, x, x), "sm_90")))
 

@@ -36,6 +36,8 @@ DOCS: dict[str, str] = {
     "cute_row_keep": "Place of a row between passes: `registers`, or `shared` memory, from which it is read again.",
 }
 
+SIMILAR = 3
+"""Decisions, of four, that a legal layout shares with the one that does not fit and that it replaces."""
 LAYOUT = "warps, stages and copies of a row kernel follow from cute_row_cluster, cute_row_warps and the like"
 
 
@@ -113,7 +115,8 @@ class RowSettling:
         allowed = [each.choice for each in self.found if each.choice.rows == asked.rows]
         if not allowed:
             return decisions
-        best = max(allowed, key=lambda each: _common(each, asked))
+        similar = [each for each in allowed if _common(each, asked) >= SIMILAR]
+        best = (similar or allowed)[0]
         return decisions.with_values(
             cute_row_cluster=best.cluster,
             cute_row_warps=best.warps,

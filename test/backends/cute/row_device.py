@@ -253,20 +253,17 @@ class Cluster:
 
     # Shared memory --------------------------------------------------------------------------------------------------
 
-    def load_shared(self, address: Any, offset: int, size: int, inside: Any) -> list[Array]:
-        on = np.nonzero(self._each(True if inside is None else inside))[0]
-        at = self._each(address)[on] + offset
+    def load_shared(self, address: Any, offset: int, size: int) -> list[Array]:
+        at = self._each(address) + offset
         assert (at % min(size, 16) == 0).all(), "a load from shared memory is not aligned"
-        found = np.zeros((self.ctas * self.threads, size), np.uint8)
-        found[on] = self.shared[self.cta[on, None], at[:, None] + np.arange(size)]
-        return words_of(found)
+        assert at.max() + size <= SHARED_BASE + self.plan.layout.shared_bytes, "a load after the end of shared memory"
+        return words_of(self.shared[self.cta[:, None], at[:, None] + np.arange(size)])
 
-    def load_plane(self, address: Any, offset: int, size: int, inside: Any) -> Array:
-        on = np.nonzero(self._each(inside))[0]
+    def load_plane(self, address: Any, offset: int, size: int) -> Array:
+        at = self._each(address) + offset
+        assert at.max() + size <= SHARED_BASE + self.plan.layout.shared_bytes, "a load after the end of shared memory"
         found = np.zeros((self.ctas * self.threads, 4), np.uint8)
-        found[on, :size] = self.shared[
-            self.cta[on, None], (self._each(address)[on] + offset)[:, None] + np.arange(size)
-        ]
+        found[:, :size] = self.shared[self.cta[:, None], at[:, None] + np.arange(size)]
         return words_of(found)[0]
 
     def store_shared(self, address: Any, word: Any, size: int) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from harness import program_of, tensor
 from backends.cute.row_device import run_rows
+from harness import program_of, tensor
 
 import helion
 import helion.language as hl
@@ -118,7 +118,9 @@ def prepared(fn: Callable[..., None], arguments: Sequence[Any], choice: RowChoic
 def run(fn: Callable[..., None], arguments: Sequence[torch.Tensor], choice: RowChoice) -> None:
     """Run a kernel on simulated threads, in two clusters; outputs are written in place."""
     kernel, plan = prepared(fn, arguments, choice)
-    names = [tensor_of.name for tensor_of in program_of(fn, *(tensor(*a.shape, dtype=a.dtype) for a in arguments)).tensors]
+    names = [
+        tensor_of.name for tensor_of in program_of(fn, *(tensor(*a.shape, dtype=a.dtype) for a in arguments)).tensors
+    ]
     given = dict(zip(inspect.signature(fn).parameters, arguments, strict=True))
     outputs = [given[names[at]] for at in kernel.outputs]
     operands = [given[names[at]] for at in kernel.operands if isinstance(at, int)]
@@ -218,7 +220,7 @@ def test_positions_of_maxima() -> None:
     x[2, 17] = x[2, 800] = 50.0
     x[3, 5] = float("nan")
     place, top = torch.full((5,), 7), torch.full((5,), 7.0)
-    run(argmax, (x, place, top), RowChoice(cluster=2, warps=8))
+    run(argmax, (x, place, top), RowChoice(cluster=2, warps=8, ctas_per_sm=1))
     assert torch.equal(place, torch.argmax(x, -1))
     assert torch.equal(top.nan_to_num(1.5), torch.amax(x, -1).nan_to_num(1.5))
 

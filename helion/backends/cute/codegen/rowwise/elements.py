@@ -52,7 +52,7 @@ def print_pass(out: Writer, plan: RowPlan, each: RowPass) -> None:
         for operand in _read(problem, each):
             words = f"{operand.label}_words"
             if operand.kind == "row":
-                out.line(f"{operand.label}_values = vector_{operand.label}(cta, row, granule, kind)")
+                out.line(f"{operand.label}_values = vector_{operand.label}(cta, row, granule)")
             else:
                 out.line(f"{operand.label}_values = unpack_{storage(operand.dtype)}({words})")
         if each.kept:
@@ -239,21 +239,19 @@ def print_vectors(out: Writer, plan: RowPlan) -> None:
     for operand, place in zip(plan.problem.vectors, layout.vector_offsets, strict=False):
         size = itemsize(operand.dtype)
         out.lines(("", ""))
-        with out.block(f"def vector_{operand.label}(cta, row, granule, kind):"):
-            inside = 'None if kind == "all" else is_inside(cta, row, granule)'
+        with out.block(f"def vector_{operand.label}(cta, row, granule):"):
             if layout.aligned:
                 granule_bytes = layout.granule_bytes(size)
                 out.line(f"address = cta.vectors + row.thread * {granule_bytes}")
                 out.line(f"address, offset = shifted(address, granule, {layout.threads * granule_bytes})")
-                out.line(f"words = load_shared(address, {place} + offset, {granule_bytes}, {inside})")
+                out.line(f"words = load_shared(address, {place} + offset, {granule_bytes})")
                 out.line(f"return unpack_{storage(operand.dtype)}(words)")
                 continue
-            out.line("inside = is_inside(cta, row, granule)")
             out.line("words = []")
             with out.block(f"for i in range({layout.lanes}):"):
                 out.line(f"place = cta.vectors + row.places[i] * {size}")
                 out.line(f"address, offset = shifted(place, granule, {layout.threads * size})")
-                out.line(f"words.append(load_plane(address, {place} + offset, {size}, inside))")
+                out.line(f"words.append(load_plane(address, {place} + offset, {size}))")
             out.line(f"return [{_widened(operand.dtype)} for word in words]")
 
 

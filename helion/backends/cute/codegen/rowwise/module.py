@@ -195,6 +195,8 @@ def _prologue(plan: RowPlan) -> list[str]:
         "memory = cutlass.memory.SmemAllocator()",
     ]
     for name, _, size in layout.allocations:
+        if name not in words:
+            continue
         count = size // (8 if name == "barriers" else WORD_BYTES)
         lines.append(f"{name} = memory.allocate_array({words[name]}, {count}, byte_alignment=128)")
     stages = layout.stages

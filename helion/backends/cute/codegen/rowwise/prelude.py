@@ -18,30 +18,21 @@ def flag(condition):
     return cutlass.select_(condition, Int32(1), Int32(0))
 """
 _LOAD_SHARED = """
-def load_shared(address, offset, size, inside):
+def load_shared(address, offset, size):
     count = min(size, 16) // 4
-    names = ", ".join(f"t{i}" for i in range(count))
+    names = ", ".join(f"{{$w{i}}}" for i in range(count))
     place = names if count == 1 else f"{{ {names} }}"
     kind = {1: "b32", 2: "v2.b32", 4: "v4.b32"}[count]
-    moved = " ".join(f"mov.b32 {{$w{i}}}, t{i};" for i in range(count))
-    cleared = " ".join(f"mov.b32 t{i}, 0;" for i in range(count))
     found = []
     for at in range(offset, offset + size, 16):
-        load = f"ld.shared.{kind} {place}, [{{$r0}}+{at}];"
-        if inside is None:
-            code, ins = f"{{ .reg .b32 {names}; {load} {moved} }}", [address]
-        else:
-            predicated = f"setp.ne.b32 p, {{$r1}}, 0; {cleared} @p {load} {moved}"
-            code, ins = f"{{ .reg .pred p; .reg .b32 {names}; {predicated} }}", [address, flag(inside)]
-        got = ptx(code, [Int32] * count, ins)
+        got = ptx(f"ld.shared.{kind} {place}, [{{$r0}}+{at}];", [Int32] * count, [address])
         found += [got] if count == 1 else list(got)
     return found
 """
 _LOAD_PLANE = """
-def load_plane(address, offset, size, inside):
+def load_plane(address, offset, size):
     kind = {1: "u8", 2: "u16", 4: "u32"}[size]
-    code = f"setp.ne.b32 p, {{$r1}}, 0; mov.b32 t, 0; @p ld.shared.{kind} t, [{{$r0}}+{offset}]; mov.b32 {{$w0}}, t;"
-    return ptx(f"{{ .reg .pred p; .reg .b32 t; {code} }}", [Int32], [address, flag(inside)])
+    return ptx(f"ld.shared.{kind} {{$w0}}, [{{$r0}}+{offset}];", [Int32], [address])
 """
 _LOAD_GLOBAL = """
 def load_global(address, size, inside):

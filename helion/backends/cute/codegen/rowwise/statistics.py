@@ -132,7 +132,7 @@ def _received(plan: RowPlan, count: int) -> list[str]:
         "parts = []",
         f"for i in range({-(-layout.partials // 32)}):",
         f"    address = slots + (cta.lane % {width} + i * 32) * {size}",
-        f"    words = load_shared(address, 0, {size}, None)",
+        f"    words = load_shared(address, 0, {size})",
         f"    parts.append([word.bitcast(Float32) for word in words[:{count}]])",
     ]
 

@@ -36,10 +36,9 @@ def print_functions(out: Writer, plan: RowPlan) -> None:
     for operand, place in zip(plan.problem.inputs, layout.input_offsets, strict=False):
         size = layout.granule_bytes(itemsize(operand.dtype))
         out.lines(("", ""))
-        with out.block(f"def load_{operand.label}(cta, row, stage, at, granule, kind):"):
+        with out.block(f"def load_{operand.label}(cta, row, stage, at):"):
             out.line(f"address = cta.ring + stage * {layout.stage_bytes} + (row.thread + row.skip) * {size}")
-            out.line('inside = None if kind == "all" else is_inside(cta, row, granule)')
-            out.line(f"return load_shared(address, {place} + at * {layout.threads * size}, {size}, inside)")
+            out.line(f"return load_shared(address, {place} + at * {layout.threads * size}, {size})")
     _print_take(out, plan, schedule.passes[0])
     for each in schedule.passes[1:]:
         _print_walk(out, plan, each)
@@ -60,7 +59,7 @@ def _print_take(out: Writer, plan: RowPlan, each: RowPass) -> None:
             words = {}
             for operand in problem.inputs:
                 words[problem.value_of(operand)] = f"{operand.label}_words"
-                given = "cta, row, stage, at, granule, kind"
+                given = "cta, row, stage, at"
                 out.line(f"{operand.label}_words = load_{operand.label}({given})")
             passed = "".join(f", {words[value]}" for value in each.reads if value in words)
             call = f"pass_0(cta, row, granule, kind{passed})"
@@ -85,7 +84,7 @@ def _print_walk(out: Writer, plan: RowPlan, each: RowPass) -> None:
                     continue
                 label = inputs[value].label
                 if layout.held_stages:
-                    at = f"row.stages[granule // {size}], granule % {size}, granule, KINDS[granule]"
+                    at = f"row.stages[granule // {size}], granule % {size}"
                     passed.append(f"load_{label}(cta, row, {at})")
                 else:
                     passed.append(f"row.held[granule][{schedule.held.index(value)}]")

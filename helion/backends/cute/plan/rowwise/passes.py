@@ -15,6 +15,8 @@ from .records import RowDemand, RowProblem
 ROUNDED_BYTES = {"round_bfloat16": 2, "round_float16": 2}
 COSTLY = {"exp": 4, "log": 12, "div": 8, "tanh": 8, "erf": 20, "gelu": 24, "log1p": 14, "sqrt": 6, "rsqrt": 6}
 """Instructions of operations that take several, approximately; of any other: one."""
+POSITION_REGISTERS = 72
+"""Registers of the search for a position, whose comparisons keep unpacked elements alive."""
 ACCESS_WORK = 2
 """Instructions that unpack, or pack, an element and move it."""
 
@@ -112,6 +114,7 @@ def demand_of(problem: RowProblem) -> RowDemand:
         keeps_computed=bool(schedule.kept),
         exchanges=tuple(sent),
         passes=len(schedule.passes),
+        temporaries=POSITION_REGISTERS if any(each.op == "row_first" for each in epilogue.instructions) else 0,
         work=_work(epilogue, schedule),
     )
 

@@ -15,6 +15,8 @@ GRANULE_BYTES = 16
 """The smallest unit of a bulk copy, and the largest vectorized access of a thread."""
 BARRIER_BYTES = 8
 WORD_BYTES = 4
+UNALIGNED_REGISTERS = 24
+"""Registers for the places and masks of rows that begin anywhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,8 @@ class RowDemand:
     keeps_computed: bool = False
     exchanges: tuple[int, ...] = ()
     passes: int = 1
+    temporaries: int = 0
+    """Registers of a pass that takes more than usual."""
     work: int = 8
     """Instructions per element, approximately."""
 
@@ -244,6 +248,23 @@ class RowLayout:
         return 2 * self.stages + 3
 
     @functools.cached_property
+    def spare_bytes(self) -> int:
+        """Bytes after the last allocation that threads without a granule may read, and do not use.
+
+        All lanes load, because a predicate of each load would take registers.
+        """
+        end = self.thread_granules * self.threads
+        after = self.partial_bytes + self.barrier_words * BARRIER_BYTES
+        over = end + 1 - self.vector_granules
+        widths = (self.lanes * size if self.aligned else size for size in self.demand.vectors)
+        vectors = max(0, over) * max(widths, default=0) - after
+        ring = 0
+        if self.packed:
+            over = end - self.demand.n // self.lanes
+            ring = max(0, over) * self.granule_bytes(max(self.demand.inputs)) - after - self.vector_offsets[-1]
+        return max(0, vectors, ring)
+
+    @functools.cached_property
     def allocations(self) -> tuple[tuple[str, int, int], ...]:
         """Name, offset and bytes of each part of shared memory."""
         found, end = [], 0
@@ -252,6 +273,7 @@ class RowLayout:
             ("vectors", self.vector_offsets[-1]),
             ("partials", self.partial_bytes),
             ("barriers", self.barrier_words * BARRIER_BYTES),
+            ("spare", self.spare_bytes),
         ):
             if size:
                 found.append((name, end, size))
@@ -273,7 +295,7 @@ class RowLayout:
         """Registers of a thread between passes, approximately."""
         held = self.demand.held_bytes if self.choice.keep == "registers" else 0
         words = -(-held * self.lanes // WORD_BYTES) * (self.thread_granules if held else 1)
-        return words + 40 + (0 if self.aligned else 8)
+        return words + 40 + self.demand.temporaries + (0 if self.aligned else UNALIGNED_REGISTERS)
 
     @property
     def rolled(self) -> bool:

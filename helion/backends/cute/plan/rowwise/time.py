@@ -34,6 +34,8 @@ class RowRates:
     asking: float = 0.85
     """Fraction of the SMs that can use all of the bandwidth."""
     launch_us: float = 4.0
+    shared: float = 1.03
+    """Factor of the time where a row is read again from shared memory."""
     overlap: float = 3.0
     """Exponent of the norm that combines the times of a row."""
 
@@ -76,6 +78,7 @@ def predicted_us(layout: RowLayout, m: int, target: Target, rates: RowRates = RA
     flight = min(1.0, ahead / rates.ahead_bytes)
     used = 0.5 + 0.5 * layout.slice_granules / (layout.thread_granules * layout.threads)
     whole = rounds - 1 + min(1.0, (tiles - (rounds - 1) * clusters) / clusters * 2)
+    chain *= rates.shared if layout.held_stages else 1.0
     return rates.launch_us + chain * max(1.0, whole if rounds > 1 else 1.0) / (asking * flight * min(1.0, used)) / 1e3
 
 

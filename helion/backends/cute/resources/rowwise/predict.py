@@ -16,9 +16,6 @@ from ...plan.rowwise.time import predicted_us, resident
 from .shape import RowShape, row_shape_of
 from .shape import describes_rows as describes_rows
 
-CONTENDS = False
-"""Whether ``backend="auto"`` compares these kernels with those of other backends."""
-
 
 def predict_rows(facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
     """Return the predicted resources and time of one launch."""
@@ -40,7 +37,7 @@ def predict_rows(facts: KernelFacts, decisions: Decisions, target: Target) -> Pr
         fits=True,
         bytes_moved=bytes_moved(shape.m, shape.demand),
         flops=shape.m * shape.demand.n * shape.demand.work,
-        time_us=predicted_us(layout, shape.m, target) if CONTENDS else math.inf,
+        time_us=predicted_us(layout, shape.m, target),
         register_limit=layout.register_limit,
         least_shared_bytes=layout.shared_bytes,
     )

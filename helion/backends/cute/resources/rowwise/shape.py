@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ....._compiler.facts.records import KernelFacts, MemoryOpFact
+from ...plan.rowwise.passes import POSITION_REGISTERS
 from ...plan.rowwise.records import RowDemand
 
 SFU_WORK, POLYNOMIAL_WORK = 6, 20
@@ -42,6 +43,9 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
     reads = [op for op in facts.memory_ops if op.kind == "load"]
     vectors = [op for op in reads if len(op.tile_axes) == 1 and op.tile_axes[0] in columns]
     stages = max((len(fact.stages) for fact in facts.reductions), default=1)
+    positions = any(name.startswith("arg") for fact in facts.reductions for name in fact.names)
+    if positions:
+        stages = max(stages, 2)  # the extreme, then its position
     again = [op for op in loads if stages > 1 or any(each.feeds_store for each in reads if each.storage == op.storage)]
     sums = sum(len(fact.names) for fact in facts.reductions)
     demand = RowDemand(
@@ -53,6 +57,7 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         held_bytes=sum(op.itemsize for op in again) if stores or stages > 1 else 0,
         exchanges=(sums + (stages > 1),),
         passes=stages + bool(stores),
+        temporaries=POSITION_REGISTERS if positions else 0,
         work=_work(facts, columns),
     )
     return RowShape(demand=demand, m=m, rows=rows)

@@ -213,7 +213,7 @@ def _(step: r.AcquireChunk, cluster: RowCluster, warp: Warp) -> Ready:
 
 @_run.register
 def _(step: r.LoadChunk, cluster: RowCluster, warp: Warp) -> None:
-    """Announce the bytes of a chunk, and land them later; some chunks after the end of a row have none."""
+    """Set the expected bytes of a chunk, which land later; some chunks after the end of a row have none."""
     index, _ = warp.cursors[step.cursor]
     cta, tag = warp.cta, (warp.tile, warp.chunk)
     size = 0 if cluster.random.random() < 0.1 else cluster.program.ring.transaction_bytes
