@@ -35,7 +35,8 @@ def run(function: Callable[[], _R], ranks: int = 2, *, seed: int = 0, shuffled: 
         function: called on each rank. :func:`rank` and :func:`world_size` tell it where it is.
         ranks: the number of simulated ranks.
         seed: the order of turns; the same seed gives the same run.
-        shuffled: start the programs of a launch in any order, which CUDA allows, instead of that of their numbers.
+        shuffled: start the programs of a launch in any order, instead of that of their numbers. GPUs keep that order, though
+            CUDA does not promise it.
 
     Returns:
         The results of the ranks of this process, by rank.

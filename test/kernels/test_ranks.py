@@ -332,3 +332,26 @@ def test_a_late_peer_is_an_error() -> None:
         hd.check(ch)
     hd.reset(ch)
     hd.check(ch)
+
+
+@helion.kernel(static_shapes=True, config=helion.Config(block_sizes=[64]))
+def incremented(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile] = x[tile] + 1
+    return out
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_memory_of_one_rank_does_not_become_that_of_another(seed: int) -> None:
+    addresses: list[set[int]] = [set(), set(), set()]
+
+    def on_rank() -> None:
+        for _ in range(6):
+            result = incremented(torch.ones(256))
+            addresses[hd.rank()].add(result.data_ptr())
+            torch.testing.assert_close(result, torch.full([256], 2.0))
+            del result
+
+    hd.run(on_rank, 3, seed=seed)
+    assert all(addresses)

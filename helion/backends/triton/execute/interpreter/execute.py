@@ -59,6 +59,7 @@ class _Arguments:
         self.kernel, self.watching = kernel, watching or is_detecting()
         self.storages: dict[int, tuple[int, list[str]]] = {}
         self.watched: list[WatchedTensor] = []
+        self.held: list[torch.UntypedStorage] = []
 
     def regions(self) -> Iterator[Region]:
         for start, (size, names) in self.storages.items():
@@ -93,6 +94,7 @@ class _Arguments:
             if name not in known[1]:
                 known[1].append(name)
                 if self.watching:
+                    self.held.append(storage)
                     self.watched.append(WatchedTensor.of(name, value))
         return _pointer(value.data_ptr(), element)
 
@@ -282,7 +284,7 @@ def _interpret_rank(
             values = arguments.all(fn, _bound(fn, args, kwargs))
             memory = Memory(tuple(arguments.regions()), lambda: builder.place, elsewhere)
             file = fn.fn.__code__.co_filename
-            watch = RankWatch(world, arguments.kernel, file, builder, memory.regions, arguments.watched)
+            watch = RankWatch(world, arguments.kernel, file, builder, memory.regions, arguments.watched, arguments.held)
             function = interpreted(fn).refresh()
         finally:
             builder.kernel, builder.memory, builder.grid, builder.program, builder.races = outer

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..... import exc
 from ....._support import ranks as _ranks
@@ -60,10 +61,11 @@ class RankWatch:
     builder: Any
     regions: Sequence[Region]
     tensors: Sequence[WatchedTensor]
+    storages: Sequence[torch.UntypedStorage]
 
     def __post_init__(self) -> None:
         self.run = _run_of(self.world)
-        self.run.shadows.known(self.regions, self.tensors)
+        self.run.shadows.known(self.regions, self.tensors, self.storages)
 
     # --- what happens ---------------------------------------------------------------------------------------------------
 

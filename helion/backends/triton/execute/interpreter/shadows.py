@@ -74,20 +74,24 @@ class Shadows:
     events: list[Event] = field(default_factory=lambda: [Event("", "", "")])
     shadows: dict[int, _Shadow] = field(default_factory=dict)
     tensors: dict[int, WatchedTensor] = field(default_factory=dict)
+    #: Storages by address. They stay allocated, so that no rank gets memory that another one has freed.
+    held: dict[int, torch.UntypedStorage] = field(default_factory=dict)
 
-    def known(self, regions: Sequence[Region], tensors: Sequence[WatchedTensor]) -> None:
-        """Register the memory of a launch."""
+    def known(
+        self, regions: Sequence[Region], tensors: Sequence[WatchedTensor], storages: Sequence[torch.UntypedStorage]
+    ) -> None:
+        """Register the memory of a launch, and forget that of tensors which no longer exist."""
+        self.held |= {storage.data_ptr(): storage for storage in storages}
+        for address in [address for address, storage in self.held.items() if _is_unused(storage)]:
+            del self.held[address]
+            self.shadows.pop(address, None)
         for tensor in tensors:
-            self.tensors.setdefault(tensor.address, tensor)
+            self.tensors[tensor.address] = tensor
         for region in regions:
             found = self.shadows.get(region.start)
             if found is None or found.region.size != region.size:
                 sizes = [t.itemsize for t in tensors if region.start <= t.address < region.end]
                 self.shadows[region.start] = _Shadow(region, min(sizes, default=1))
-
-    def forget(self, tensor: torch.Tensor) -> None:
-        """Drop the accesses of a tensor's memory, which was allocated again."""
-        self.shadows.pop(tensor.untyped_storage().data_ptr(), None)
 
     def load(self, task: Task, pointers: Handle, mask: Handle | None, itemsize: int, line: str) -> Conflict | None:
         event = self._event("read", task, line)
@@ -193,3 +197,8 @@ class Shadows:
                 first = (addresses[inside] - np.uint64(region.start)).astype(np.int64) // shadow.unit
                 steps = max(itemsize // shadow.unit, 1)
                 yield shadow, (first[:, None] + np.arange(steps)).reshape(-1)
+
+
+def _is_unused(storage: torch.UntypedStorage) -> bool:
+    """Return whether no tensor has this storage any more."""
+    return torch._C._storage_Use_Count(storage._cdata) == 1
