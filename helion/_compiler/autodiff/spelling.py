@@ -36,7 +36,7 @@ from ..ir.grammar import (
     ViewAttrs,
     accumulator_of,
 )
-from ..ir.pointwise import result_dtype
+from ..ir.pointwise import POINTWISE, result_dtype
 from .refusal import not_supported
 from .statements import Cost
 
@@ -47,8 +47,6 @@ _OPERATORS = {
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
     "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "lshift": "<<", "rshift": ">>",
 }  # fmt: skip
-#: Functions with another name in torch.
-_CALLED = {"truncdiv": 'torch.div({0}, {1}, rounding_mode="trunc")', "log1p_unit": "torch.log1p({0})"}
 _REDUCTIONS = {"sum": "sum", "prod": "prod", "max": "amax", "min": "amin", "argmax": "argmax", "argmin": "argmin"}
 
 
@@ -419,9 +417,8 @@ def _pointwise_text(name: str, operands: Sequence[str], is_value: Sequence[bool]
     if name in ("maximum", "minimum") and is_value != [True, True]:
         value, bound = (operands[0], operands[1]) if is_value[0] else (operands[1], operands[0])
         return f"torch.clamp({value}, {'min' if name == 'maximum' else 'max'}={bound})"
-    if name in _CALLED:
-        return _CALLED[name].format(*operands)
-    return f"torch.{name}({', '.join(operands)})"
+    call = POINTWISE[name].call
+    return call.format(*operands) if call else f"torch.{name}({', '.join(operands)})"
 
 
 def broadcast(*shapes: Dims) -> Dims:

@@ -1,7 +1,7 @@
 """Pointwise operations: names, dtype rules, constant folding and rough cost. Names no backend.
 
-A new operation is one row of :data:`POINTWISE``, one row in the table of the same name of each backend, and a test.
-Other spellings of it in torch are rows of ``frontend/torch/pointwise.py`.
+A new operation is one row of :data:`POINTWISE``, its derivative in ``autodiff/pointwise.py``, one row in the table of
+each backend that has it, and a test.
 
 The eager PyTorch function in a row defines the operation. Dtypes, refusals and folded constants come from running it on
 one-element CPU tensors. They are PyTorch's own, including error messages.
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 
 Scalar = bool | int | float
 Operand = tuple[torch.dtype, int] | Scalar | type
@@ -40,8 +41,8 @@ class PointwiseOp:
         fold: the value on constants: Python scalars in, a Python scalar out. Evaluated in fp64, int64 or bool by the
             eager function. None (the result) where the op has no value there, such as an integer division by zero.
             None (the attribute) where constants do not determine the value.
-        torch_name: whether the torch function, and the Tensor method if there is one, of the same name are the op:
-            they take its operands and nothing else.
+        functions: the torch functions and Tensor methods that are the op: they take its operands and nothing else.
+        call: the source text of a call, with operands by number; empty for that of ``torch.<name>``.
     """
 
     name: str
@@ -50,7 +51,8 @@ class PointwiseOp:
     cost: Literal["alu", "sfu"]
     eager: Callable[..., torch.Tensor] | None
     fold: Callable[..., Scalar | None] | None
-    torch_name: bool = False
+    functions: tuple[Any, ...] = ()
+    call: str = ""
 
 
 @contextmanager
@@ -124,14 +126,24 @@ def fold_cast(value: Scalar, dtype: torch.dtype) -> Scalar | None:
 _Result = Literal["same", "float", "bool", "given"]
 
 
+def named(name: str) -> list[Any]:
+    """Return ``torch.name`` and ``torch.Tensor.name``, if they exist."""
+    return [getattr(owner, name) for owner in (torch, torch.Tensor) if hasattr(owner, name)]
+
+
 def _row(
     name: str,
     eager: Callable[..., torch.Tensor],
     arity: int,
     result: _Result,
     cost: Literal["alu", "sfu"],
+    *,
     torch_name: bool = True,
+    also: tuple[Any, ...] = (),
+    call: str = "",
 ) -> PointwiseOp:
+    """Return a row. Functions of its name are the op, else ``eager``, unless ``torch_name`` is off; ``also`` are others."""
+    functions = (named(name) or [eager]) if torch_name else []
     return PointwiseOp(
         name=name,
         arity=(arity, arity),
@@ -139,7 +151,8 @@ def _row(
         cost=cost,
         eager=eager,
         fold=functools.partial(_fold, eager),
-        torch_name=torch_name,
+        functions=(*functions, *also),
+        call=call,
     )
 
 
@@ -149,14 +162,22 @@ _ROWS = (
     _row("mul", operator.mul, 2, "same", "alu", torch_name=False),
     _row("div", operator.truediv, 2, "float", "sfu", torch_name=False),
     _row("floordiv", operator.floordiv, 2, "same", "sfu", torch_name=False),
-    _row("truncdiv", _tensors(_truncdiv), 2, "same", "sfu", torch_name=False),
-    _row("remainder", operator.mod, 2, "same", "sfu"),
+    _row(
+        "truncdiv",
+        _tensors(_truncdiv),
+        2,
+        "same",
+        "sfu",
+        torch_name=False,
+        call='torch.div({0}, {1}, rounding_mode="trunc")',
+    ),
+    _row("remainder", operator.mod, 2, "same", "sfu", also=(torch.Tensor.__mod__,)),
     _row("fmod", _tensors(torch.fmod), 2, "same", "sfu"),
-    _row("pow", operator.pow, 2, "same", "sfu"),
-    _row("neg", operator.neg, 1, "same", "alu"),
-    _row("abs", torch.abs, 1, "same", "alu"),
+    _row("pow", operator.pow, 2, "same", "sfu", also=(torch.Tensor.__pow__,)),
+    _row("neg", operator.neg, 1, "same", "alu", also=(torch.negative, torch.Tensor.__neg__, torch.Tensor.negative)),
+    _row("abs", torch.abs, 1, "same", "alu", also=(torch.absolute, torch.Tensor.absolute, torch.Tensor.__abs__)),
     _row("sign", torch.sign, 1, "same", "alu"),
-    _row("relu", torch.relu, 1, "same", "alu"),
+    _row("relu", torch.relu, 1, "same", "alu", also=(F.relu,)),
     _row("maximum", _tensors(torch.maximum), 2, "same", "alu"),
     _row("minimum", _tensors(torch.minimum), 2, "same", "alu"),
     _row("fmax", _tensors(torch.fmax), 2, "same", "alu"),
@@ -164,46 +185,47 @@ _ROWS = (
     _row("floor", torch.floor, 1, "same", "alu"),
     _row("ceil", torch.ceil, 1, "same", "alu"),
     _row("round", torch.round, 1, "same", "alu", torch_name=False),
-    _row("trunc", torch.trunc, 1, "same", "alu"),
+    _row("trunc", torch.trunc, 1, "same", "alu", also=(torch.fix,)),
     _row("frac", torch.frac, 1, "same", "alu"),
     _row("copysign", _tensors(torch.copysign), 2, "float", "alu"),
     _row("reciprocal", torch.reciprocal, 1, "float", "sfu"),
     _row("sqrt", torch.sqrt, 1, "float", "sfu"),
     _row("rsqrt", torch.rsqrt, 1, "float", "sfu"),
     _row("exp", torch.exp, 1, "float", "sfu"),
-    _row("exp2", torch.exp2, 1, "float", "sfu"),
-    _row("expm1", torch.expm1, 1, "float", "sfu"),
+    _row("exp2", torch.exp2, 1, "float", "sfu", also=(torch.special.exp2,)),
+    _row("expm1", torch.expm1, 1, "float", "sfu", also=(torch.special.expm1,)),
     _row("log", torch.log, 1, "float", "sfu"),
     _row("log2", torch.log2, 1, "float", "sfu"),
     _row("log10", torch.log10, 1, "float", "sfu"),
-    _row("log1p", torch.log1p, 1, "float", "sfu"),
-    _row("log1p_unit", torch.log1p, 1, "float", "sfu", torch_name=False),  # of operands from 0 to 1
+    _row("log1p", torch.log1p, 1, "float", "sfu", also=(torch.special.log1p,)),
+    # of operands from 0 to 1
+    _row("log1p_unit", torch.log1p, 1, "float", "sfu", torch_name=False, call="torch.log1p({0})"),
     _row("sin", torch.sin, 1, "float", "sfu"),
     _row("cos", torch.cos, 1, "float", "sfu"),
     _row("tan", torch.tan, 1, "float", "sfu"),
-    _row("asin", torch.asin, 1, "float", "sfu"),
-    _row("acos", torch.acos, 1, "float", "sfu"),
-    _row("atan", torch.atan, 1, "float", "sfu"),
-    _row("atan2", _tensors(torch.atan2), 2, "float", "sfu"),
+    _row("asin", torch.asin, 1, "float", "sfu", also=(torch.arcsin,)),
+    _row("acos", torch.acos, 1, "float", "sfu", also=(torch.arccos,)),
+    _row("atan", torch.atan, 1, "float", "sfu", also=(torch.arctan,)),
+    _row("atan2", _tensors(torch.atan2), 2, "float", "sfu", also=(torch.arctan2,)),
     _row("sinh", torch.sinh, 1, "float", "sfu"),
     _row("cosh", torch.cosh, 1, "float", "sfu"),
-    _row("tanh", torch.tanh, 1, "float", "sfu"),
-    _row("asinh", torch.asinh, 1, "float", "sfu"),
-    _row("acosh", torch.acosh, 1, "float", "sfu"),
-    _row("atanh", torch.atanh, 1, "float", "sfu"),
-    _row("sigmoid", torch.sigmoid, 1, "float", "sfu"),
-    _row("erf", torch.erf, 1, "float", "sfu"),
-    _row("erfc", torch.erfc, 1, "float", "sfu"),
-    _row("erfinv", torch.erfinv, 1, "float", "sfu"),
-    _row("lgamma", torch.lgamma, 1, "float", "sfu"),
-    _row("i0", torch.special.i0, 1, "float", "sfu"),
+    _row("tanh", torch.tanh, 1, "float", "sfu", also=(F.tanh,)),
+    _row("asinh", torch.asinh, 1, "float", "sfu", also=(torch.arcsinh,)),
+    _row("acosh", torch.acosh, 1, "float", "sfu", also=(torch.arccosh,)),
+    _row("atanh", torch.atanh, 1, "float", "sfu", also=(torch.arctanh,)),
+    _row("sigmoid", torch.sigmoid, 1, "float", "sfu", also=(F.sigmoid, torch.special.expit)),
+    _row("erf", torch.erf, 1, "float", "sfu", also=(torch.special.erf,)),
+    _row("erfc", torch.erfc, 1, "float", "sfu", also=(torch.special.erfc,)),
+    _row("erfinv", torch.erfinv, 1, "float", "sfu", also=(torch.special.erfinv,)),
+    _row("lgamma", torch.lgamma, 1, "float", "sfu", also=(torch.special.gammaln,)),
+    _row("i0", torch.special.i0, 1, "float", "sfu", also=(torch.special.i0,)),
     _row("hypot", _tensors(torch.hypot), 2, "same", "sfu"),
     _row("eq", operator.eq, 2, "bool", "alu"),
-    _row("ne", operator.ne, 2, "bool", "alu"),
-    _row("lt", operator.lt, 2, "bool", "alu"),
-    _row("le", operator.le, 2, "bool", "alu"),
-    _row("gt", operator.gt, 2, "bool", "alu"),
-    _row("ge", operator.ge, 2, "bool", "alu"),
+    _row("ne", operator.ne, 2, "bool", "alu", also=(torch.not_equal, torch.Tensor.not_equal)),
+    _row("lt", operator.lt, 2, "bool", "alu", also=(torch.less, torch.Tensor.less)),
+    _row("le", operator.le, 2, "bool", "alu", also=(torch.less_equal, torch.Tensor.less_equal)),
+    _row("gt", operator.gt, 2, "bool", "alu", also=(torch.greater, torch.Tensor.greater)),
+    _row("ge", operator.ge, 2, "bool", "alu", also=(torch.greater_equal, torch.Tensor.greater_equal)),
     _row("isnan", torch.isnan, 1, "bool", "alu"),
     _row("isinf", torch.isinf, 1, "bool", "alu"),
     _row("isfinite", torch.isfinite, 1, "bool", "alu"),
@@ -212,12 +234,28 @@ _ROWS = (
     _row("logical_or", _tensors(torch.logical_or), 2, "bool", "alu"),
     _row("logical_xor", _tensors(torch.logical_xor), 2, "bool", "alu"),
     _row("logical_not", torch.logical_not, 1, "bool", "alu"),
-    _row("bitwise_and", operator.and_, 2, "same", "alu"),
-    _row("bitwise_or", operator.or_, 2, "same", "alu"),
-    _row("bitwise_xor", operator.xor, 2, "same", "alu"),
-    _row("bitwise_not", torch.bitwise_not, 1, "same", "alu"),
-    _row("lshift", torch.bitwise_left_shift, 2, "same", "alu", torch_name=False),
-    _row("rshift", torch.bitwise_right_shift, 2, "same", "alu", torch_name=False),
+    _row("bitwise_and", operator.and_, 2, "same", "alu", also=(torch.Tensor.__and__,)),
+    _row("bitwise_or", operator.or_, 2, "same", "alu", also=(torch.Tensor.__or__,)),
+    _row("bitwise_xor", operator.xor, 2, "same", "alu", also=(torch.Tensor.__xor__,)),
+    _row("bitwise_not", torch.bitwise_not, 1, "same", "alu", also=(torch.Tensor.__invert__,)),
+    _row(
+        "lshift",
+        torch.bitwise_left_shift,
+        2,
+        "same",
+        "alu",
+        torch_name=False,
+        also=(torch.bitwise_left_shift, torch.Tensor.bitwise_left_shift, torch.Tensor.__lshift__),
+    ),
+    _row(
+        "rshift",
+        torch.bitwise_right_shift,
+        2,
+        "same",
+        "alu",
+        torch_name=False,
+        also=(torch.bitwise_right_shift, torch.Tensor.bitwise_right_shift, torch.Tensor.__rshift__),
+    ),
     _row("where", torch.where, 3, "same", "alu", torch_name=False),
     # The dtype of these two is part of the op; `fold_cast` is the value of a cast of a constant.
     PointwiseOp(name="cast", arity=(1, 1), result="given", cost="alu", eager=None, fold=None),

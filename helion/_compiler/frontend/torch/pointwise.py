@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from .... import exc
 from ...._shapes import Expr
 from ...ir.pointwise import POINTWISE
+from ...ir.pointwise import named as named
 from .. import ops
 from ..rules import Rule, Rules
 from ..tracer import Tracer
@@ -26,43 +27,6 @@ rule = RULES.register
 
 HALF = (torch.float16, torch.bfloat16)
 
-#: Other spellings of an op.
-_ALIASES: dict[str, tuple[Any, ...]] = {
-    "neg": (torch.negative, torch.Tensor.__neg__, torch.Tensor.negative),
-    "abs": (torch.absolute, torch.Tensor.absolute, torch.Tensor.__abs__),
-    "asin": (torch.arcsin,),
-    "acos": (torch.arccos,),
-    "atan": (torch.arctan,),
-    "atan2": (torch.arctan2,),
-    "asinh": (torch.arcsinh,),
-    "acosh": (torch.arccosh,),
-    "atanh": (torch.arctanh,),
-    "sigmoid": (F.sigmoid, torch.special.expit),
-    "erf": (torch.special.erf,),
-    "erfc": (torch.special.erfc,),
-    "erfinv": (torch.special.erfinv,),
-    "lgamma": (torch.special.gammaln,),
-    "i0": (torch.special.i0,),
-    "exp2": (torch.special.exp2,),
-    "expm1": (torch.special.expm1,),
-    "log1p": (torch.special.log1p,),
-    "tanh": (F.tanh,),
-    "trunc": (torch.fix,),
-    "relu": (F.relu,),
-    "ge": (torch.greater_equal, torch.Tensor.greater_equal),
-    "gt": (torch.greater, torch.Tensor.greater),
-    "le": (torch.less_equal, torch.Tensor.less_equal),
-    "lt": (torch.less, torch.Tensor.less),
-    "ne": (torch.not_equal, torch.Tensor.not_equal),
-    "bitwise_not": (torch.Tensor.__invert__,),
-    "bitwise_and": (torch.Tensor.__and__,),
-    "bitwise_or": (torch.Tensor.__or__,),
-    "bitwise_xor": (torch.Tensor.__xor__,),
-    "lshift": (torch.bitwise_left_shift, torch.Tensor.bitwise_left_shift, torch.Tensor.__lshift__),
-    "rshift": (torch.bitwise_right_shift, torch.Tensor.bitwise_right_shift, torch.Tensor.__rshift__),
-    "remainder": (torch.Tensor.__mod__,),
-    "pow": (torch.Tensor.__pow__,),
-}
 _REFLECTED: dict[str, Any] = {
     "bitwise_and": torch.Tensor.__rand__,
     "bitwise_or": torch.Tensor.__ror__,
@@ -75,11 +39,6 @@ _REFLECTED: dict[str, Any] = {
     "lshift": torch.Tensor.__rlshift__,
     "rshift": torch.Tensor.__rrshift__,
 }
-
-
-def named(name: str) -> list[Any]:
-    """Return ``torch.name`` and ``torch.Tensor.name``, if they exist."""
-    return [getattr(owner, name) for owner in (torch, torch.Tensor) if hasattr(owner, name)]
 
 
 def _direct(name: str) -> Rule:
@@ -99,8 +58,9 @@ def _direct(name: str) -> Rule:
     return call
 
 
-for _name in dict.fromkeys((*(op.name for op in POINTWISE.values() if op.torch_name), *_ALIASES)):
-    rule(*named(_name), *_ALIASES.get(_name, ()))(_direct(_name))
+for _op in POINTWISE.values():
+    if _op.functions:
+        rule(*_op.functions)(_direct(_op.name))
 for _name, _function in _REFLECTED.items():
     rule(_function)(lambda t, value, other, name=_name: ops.pointwise(t, name, other, value))
 
