@@ -12,6 +12,7 @@ import helion.language as hl
 from helion import config
 from helion._compiler import rewrites
 from helion._compiler.decisions import Decisions
+from helion._compiler.facts import collect
 from helion._compiler.ir.grammar import Program
 from helion._compiler.rewrites import LEGALIZED, REWRITES
 from helion._compiler.rewrites.legality import in_order_of_legality, legalize
@@ -149,3 +150,18 @@ def test_options_of_loads_that_are_gone_are_reset() -> None:
     without = replace(CONTEXT, lowered=lambda decisions: replace(PROGRAM, roots=()))
     made = legalize(record(removes=frozenset(("accesses",))), without, decisions(mine=True))
     assert made.entries["load_eviction_policies"] == {0: "", 7: ""}
+
+
+# --- facts ---------------------------------------------------------------------------------------------------------------
+
+
+def test_facts_of_rewrites_are_computed_once_and_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Program] = []
+    mine = record(fact=lambda context: asked.append(context.program) or "mine")
+    monkeypatch.setattr(collect, "REWRITES", (*REWRITES, mine))
+    facts = collect.collect_facts(PROGRAM, ())
+    assert set(facts.rewrites) == {"mine", *(rewrite.key for rewrite in REWRITES)} and not asked
+    assert facts.rewrite("mine") == facts.rewrite("mine") == "mine" and len(asked) == 1
+    assert facts.rewrite("no_key") is None and not facts.hoistable and not facts.turnable
+    changed = facts.with_rewrites(fuse_loops=(1, 2))
+    assert (changed.joinable, facts.joinable, changed.rewrite("mine")) == ((1, 2), (), "mine")

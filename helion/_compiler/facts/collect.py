@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import replace
+from typing import Any
 
-from ..ir.grammar import ForAttrs, MemoryAttrs, Op, Program, Root, TileAttrs, Value, ViewAttrs
+from ..ir.grammar import ForAttrs, Op, Program, TileAttrs, Value, ViewAttrs
 from ..ir.loops import tile_of_bound
-from ..ir.rewrite import Declined, Makers
-from ..rewrites.copy_operands import crosswise_operands, unaligned_operands
-from ..rewrites.fuse_loops import joinable_loops
+from ..ir.rewrite import Makers
+from ..rewrites import REWRITES
 from ..rewrites.peel_masks import hidden_blocks
-from ..rewrites.precompute_operands import Computed, computed_operands
-from ..rewrites.prefetch_distance import loads_ahead
+from ..rewrites.record import FactContext
 from ..rewrites.reduction_loops.roll import loads_in_chunks
-from ..rewrites.split_k.legality import spread_loops, summing_loop
-from ..rewrites.swap_ab import turnable
-from ..rewrites.unfuse_matmul import split_off
 from .axes import axis_facts, with_means
 from .composed import epilogue_fact, pointwise_fact, reduced_products, tiled_epilogue_fact, work_facts
 from .flow import trace_flow
 from .liveness import maximal, sweep
 from .matmuls import attention_fact, attention_gradient_facts, matmul_facts, operand_roles
 from .memory import atomic_facts, memory_facts
-from .records import ApartFact, AttentionFact, AxisFact, HoistableFact, KernelFacts, Later, MatmulFact, ScanFact
+from .records import AttentionFact, AxisFact, KernelFacts, Lazy, MatmulFact, ScanFact
 from .reductions import accumulator_facts, reduction_facts
 from .walk import Walk, walk_program
 
@@ -70,65 +65,20 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         matmul_with_tiled_reduction_epilogue=tiled_epilogue_fact(matmuls, reductions, axes, products),
         attention=_attention(program, attention_fact(matmuls, reductions, regions)),
         attention_gradients=attention_gradient_facts(matmuls, reductions, regions, axes),
-        divisible=_is_divisible(program),
-        spread=spread_loops(program),
-        turnable=0 < len(matmuls) == len(turnable(program)),
-        packable=bool(matmuls) and bool(unaligned_operands(program)),
-        crosswise=tuple(each.load.attributes(MemoryAttrs).slot for each in crosswise_operands(program)),
-        ahead=_ahead(program),
-        hoistable=_hoistable(program, walk, axes) if walk.dots else (),
-        joinable=_joinable(program) if walk.dots else (),
-        **({"apart": Later(functools.partial(_apart, program))} if walk.dots else {}),
+        rewrites=_rewrites(program, walk, axes),
     )
 
 
-def _apart(program: Program) -> ApartFact | str:
-    try:
-        made, sides = split_off(program, (None, None, None))
-    except Declined as declined:
-        return str(declined)
-    traced = len(program.roots)
-    rest, products = (_alone(made, roots) for roots in (made.roots[:traced], made.roots[traced:]))
-    return ApartFact(
-        products=collect_facts(products, ()),
-        rest=collect_facts(rest, ()),
-        rows=sides.rows,
-        columns=sides.columns,
-        depths=sides.depths,
+def _rewrites(program: Program, walk: Walk, axes: tuple[AxisFact, ...]) -> dict[str, Lazy[Any]]:
+    """Return what heuristics know of each rewrite, computed at first use."""
+    context = FactContext(
+        program=program,
+        dots={op.number: number for number, op in enumerate(walk.dots)},
+        extents={axis.block_id: axis.extent for axis in axes},
+        padded={axis.block_id: axis.padded for axis in axes},
+        collect=functools.partial(collect_facts, rollable=()),
     )
-
-
-def _alone(program: Program, roots: tuple[Root, ...]) -> Program:
-    """Return a program with some of the grid loops. Tiles of other loops get size 1, so no config key sizes them."""
-    part = replace(program, roots=roots)
-    walked = {axis.block for root in roots for axis in root.axes}
-    walked |= {axis.block for op in part.walk() if isinstance(op.attrs, ForAttrs) for axis in op.attrs.axes}
-    blocks = (replace(b, size=1) if b.tunable and b.id not in walked else b for b in program.blocks)
-    return replace(part, blocks=tuple(blocks))
-
-
-def _hoistable(program: Program, walk: Walk, axes: tuple[AxisFact, ...]) -> tuple[HoistableFact, ...]:
-    numbers = {op.number: number for number, op in enumerate(walk.dots)}
-    return tuple(_hoistable_fact(each, numbers[each.dot.number], axes) for each in computed_operands(program))
-
-
-def _hoistable_fact(each: Computed, dot: int, axes: tuple[AxisFact, ...]) -> HoistableFact:
-    (row, column), dims = each.axes, each.value.dims
-    inner = [[axes[block].padded for block in dim.blocks if block not in (row.block, column.block)] for dim in dims]
-    lanes = [math.prod(sizes, start=dim.const) for sizes, dim in zip(inner, dims, strict=True)]
-    rows, columns = (axes[axis.block].extent or 1 for axis in each.axes)
-    slots = dict.fromkeys(op.attrs.slot for op in each.ops if isinstance(op.attrs, MemoryAttrs))
-    return HoistableFact(
-        dot=dot,
-        role="rhs" if each.at else "lhs",
-        dtype=each.value.dtype,
-        axes=(row.block, column.block),
-        lanes=(lanes[0], lanes[1]),
-        shape=(rows * lanes[0], columns * lanes[1]),
-        along=each.along,
-        slots=tuple(slots),
-        main=each.main.attributes(MemoryAttrs).slot,
-    )
+    return {rewrite.key: Lazy(functools.partial(rewrite.fact, context)) for rewrite in REWRITES}
 
 
 def _attention(program: Program, fact: AttentionFact | None) -> AttentionFact | None:
@@ -140,24 +90,6 @@ def _attention(program: Program, fact: AttentionFact | None) -> AttentionFact | 
     ends = {axis.block: tile_of_bound(makers, op, axis.end) for op, axis in loops}
     diagonal = ends.get(fact.key_axis) == TileAttrs(fact.query_axis, "end") if fact.query_axis is not None else False
     return replace(fact, hidden=fact.key_axis in hidden_blocks(program), diagonal=diagonal)
-
-
-def _joinable(program: Program) -> tuple[int, ...]:
-    run = joinable_loops(program)
-    return () if run is None else run.blocks
-
-
-def _ahead(program: Program) -> tuple[int, ...]:
-    loops = (op for op in program.walk() if op.kind == "for")
-    return tuple(each.load.attributes(MemoryAttrs).slot for loop in loops for each in loads_ahead(program, loop))
-
-
-def _is_divisible(program: Program) -> bool:
-    try:
-        summing_loop(program)
-    except Declined:
-        return False
-    return True
 
 
 def _exchanges(op: Op) -> bool:

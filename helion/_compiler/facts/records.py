@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
+
+from ..rewrites.precompute_operands import HoistableFact as HoistableFact
+from ..rewrites.unfuse_matmul import ApartFact as ApartFact
 
 #: One tile in registers: the axes it spans and the bytes of one element. A dimension of constant size multiplies the
 #: bytes, so ``itemsize * product of the sizes of the axes`` is the tile's exact size.
@@ -403,30 +406,6 @@ class StagedOperand:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HoistableFact:
-    """An operand of dot number ``dot`` that an earlier grid loop may precompute (``rewrites/precompute_operands.py``).
-
-    It has ``shape`` elements of ``dtype`` in tiles of ``axes``, with ``lanes`` of them for each element of an axis.
-    Memory is contiguous along dimension ``along``. ``slots`` are the loads that it is computed from. ``main`` is the
-    load of the largest tensor, which the precomputed operand replaces.
-    """
-
-    dot: int
-    role: Literal["lhs", "rhs"]
-    dtype: torch.dtype
-    axes: tuple[int, int]
-    lanes: tuple[int, int]
-    shape: tuple[int, int]
-    along: int
-    slots: tuple[int, ...]
-    main: int
-
-    @property
-    def numel(self) -> int:
-        return self.shape[0] * self.shape[1]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class WorkFact:
     """Elementwise ops of region ``region`` on values that span ``axes``.
 
@@ -444,7 +423,7 @@ class WorkFact:
 T = TypeVar("T")
 
 
-class Later(Generic[T]):
+class Lazy(Generic[T]):
     """A lazy value: computed at the first access, once."""
 
     def __init__(self, compute: Callable[[], T]) -> None:
@@ -454,24 +433,10 @@ class Later(Generic[T]):
     def value(self) -> T:
         return self._compute()
 
-
-def _no_product() -> str:
-    return "the kernel has no matmul"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ApartFact:
-    """A kernel whose matmuls are computed first, in separate grid loops: facts of the matmuls (``products``) and of the
-    remaining kernel (``rest``).
-
-    Both have the same axes. ``rows``, ``columns`` and ``depths`` are the axes of the matmul tiles: M, N and K.
-    """
-
-    products: KernelFacts
-    rest: KernelFacts
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
-    depths: tuple[int, ...]
+    @classmethod
+    def of(cls, value: T) -> Lazy[T]:
+        """Return a value that is known."""
+        return cls(lambda: value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -486,18 +451,7 @@ class KernelFacts:
     - ``random_tiles``: tiles of random numbers.
     - ``transposed_squares``: tiles in which a permutation exchanges two dimensions of one axis, which memory accesses
       do not show.
-    - ``divisible``: split-K is possible: programs may share the accumulation of the matmul (``rewrites/split_k``).
-    - ``spread``: axes of loops after the split accumulation that the programs then also share (``rewrites/split_k/loops.py``).
-    - ``hoistable``: operands of matmuls that may be precomputed (``rewrites/precompute_operands.py``).
-    - ``joinable``: axes of loops that may be fused, in their order (``rewrites/fuse_loops.py``).
-    - ``turnable``: every matmul can be computed with A and B swapped (``rewrites/swap_ab.py``).
-    - ``packable``: operands of matmuls have rows that do not begin at multiples of 16 bytes and can be copied to rows
-      that do (``rewrites/copy_operands.py``).
-    - ``crosswise``: slots of MN-major operands that can be copied to K-major, for an MMA that takes only K-major
-      operands.
-    - ``apart``: facts of the unfused matmuls and the rest, or the reason why matmuls cannot be computed first
-      (``rewrites/unfuse_matmul.py``).
-    - ``ahead``: slots of loads that loops over single indices can prefetch (``rewrites/prefetch_distance.py``).
+    - ``rewrites``: facts about rewrites, by config key (``Rewrite.fact``).
     """
 
     axes: tuple[AxisFact, ...]
@@ -522,15 +476,60 @@ class KernelFacts:
     matmul_with_tiled_reduction_epilogue: MatmulWithTiledReductionEpilogueFact | None = None
     attention: AttentionFact | None = None
     attention_gradients: tuple[AttentionGradientFact, ...] = ()
-    divisible: bool = False
-    spread: tuple[int, ...] = ()
-    hoistable: tuple[HoistableFact, ...] = ()
-    joinable: tuple[int, ...] = ()
-    turnable: bool = False
-    packable: bool = False
-    crosswise: tuple[int, ...] = ()
-    ahead: tuple[int, ...] = ()
-    apart: Later[ApartFact | str] = field(default_factory=lambda: Later(_no_product), compare=False, repr=False)
+    rewrites: Mapping[str, Lazy[Any]] = field(default_factory=dict, compare=False, repr=False)
+
+    def rewrite(self, key: str) -> Any:
+        """Return the fact about the rewrite of a key, None if there is none."""
+        return self.rewrites[key].value if key in self.rewrites else None
+
+    def with_rewrites(self, **facts: Any) -> KernelFacts:
+        """Return facts with these about rewrites, by key."""
+        return replace(self, rewrites={**self.rewrites, **{key: Lazy.of(fact) for key, fact in facts.items()}})
+
+    @property
+    def divisible(self) -> bool:
+        """Whether programs can share the accumulation of the matmul (split-K)."""
+        return self.rewrite("split_k") is not None
+
+    @property
+    def spread(self) -> tuple[int, ...]:
+        """Axes of loops after the split accumulation that the programs then also share."""
+        return self.rewrite("split_k") or ()
+
+    @property
+    def hoistable(self) -> tuple[HoistableFact, ...]:
+        """Operands of matmuls that can be precomputed."""
+        return self.rewrite("precompute_operands") or ()
+
+    @property
+    def joinable(self) -> tuple[int, ...]:
+        """Axes of loops that can be fused, in their order."""
+        return self.rewrite("fuse_loops") or ()
+
+    @property
+    def turnable(self) -> bool:
+        """Whether A and B of every matmul can be swapped."""
+        return bool(self.rewrite("swap_ab"))
+
+    @property
+    def packable(self) -> bool:
+        """Whether operands of matmuls have rows at unaligned addresses that can be copied."""
+        return bool(self.rewrite("pack_operands"))
+
+    @property
+    def crosswise(self) -> tuple[int, ...]:
+        """Slots of MN-major operands that can be copied to K-major."""
+        return self.rewrite("transpose_operands") or ()
+
+    @property
+    def ahead(self) -> tuple[int, ...]:
+        """Slots of loads that loops over single indices can prefetch."""
+        return self.rewrite("prefetch_distance") or ()
+
+    @property
+    def apart(self) -> Lazy[ApartFact[KernelFacts] | str]:
+        """Facts of the unfused matmuls and the rest, or the reason why matmuls cannot be computed first."""
+        return self.rewrites.get("unfuse_matmul", Lazy.of("the kernel has no matmul"))
 
     @property
     def tunable_axes(self) -> tuple[AxisFact, ...]:

@@ -52,7 +52,7 @@ from ..ir.grammar import (
 from ..ir.loops import inside_loops
 from ..ir.rewrite import Declined, Makers, map_ops
 from ..passes.always.phases import insert_before
-from .record import Rewrite, RuleContext, has_matmul
+from .record import FactContext, Rewrite, RuleContext, has_matmul
 from .steps import StepInputs
 from .unfuse_matmul import matmul_tile, unfuse_matmul
 
@@ -310,6 +310,14 @@ def _redirected(op: Op, to: Mapping[int, int]) -> Op:
 # --- the record ------------------------------------------------------------------------------------------------------
 
 
+def _has_unaligned(context: FactContext) -> bool:
+    return bool(context.dots) and bool(unaligned_operands(context.program))
+
+
+def _mn_major_slots(context: FactContext) -> tuple[int, ...]:
+    return tuple(each.load.attributes(MemoryAttrs).slot for each in crosswise_operands(context.program))
+
+
 def _has_crosswise(program: Program) -> bool:
     """Return whether operands can be copied K-major, where they are or in the kernel of unfused matmuls."""
     if crosswise_operands(program):
@@ -371,6 +379,7 @@ TRANSPOSE_OPERANDS = Rewrite(
     needs=_NEEDS,
     numbered=True,
     after=("split_k", "precompute_operands"),
+    fact=_mn_major_slots,
     apply=_copy_all,
 )
 PACK_OPERANDS = Rewrite(
@@ -382,5 +391,6 @@ PACK_OPERANDS = Rewrite(
     needs=_NEEDS,
     numbered=True,
     after=("split_k", "precompute_operands", "transpose_operands"),
+    fact=_has_unaligned,
     apply=_copy_unaligned,
 )

@@ -46,7 +46,7 @@ from ..ir.loops import loops_of
 from ..ir.rewrite import Declined, Makers
 from ..passes.always.simplify import drop_dead
 from .legality import reset_loops
-from .record import Rewrite, RuleContext
+from .record import FactContext, Rewrite, RuleContext
 from .steps import StepInputs
 
 #: Ops that fused loops may contain.
@@ -528,6 +528,11 @@ class _Joiner:
 # --- the record ------------------------------------------------------------------------------------------------------
 
 
+def _axes(context: FactContext) -> tuple[int, ...]:
+    run = joinable_loops(context.program) if context.dots else None
+    return () if run is None else run.blocks
+
+
 def _applies(program: Program, target: Target) -> str:
     if joinable_loops(program) is None:
         return "the kernel has no consecutive loops with matmuls that differ only in constants"
@@ -562,5 +567,6 @@ FUSE_LOOPS = Rewrite(
     yields_to=frozenset(("precompute_operands", "pack_operands", "transpose_operands")),
     removes=frozenset(("accesses",)),
     adjust=_adjust,
+    fact=_axes,
     apply=_apply,
 )

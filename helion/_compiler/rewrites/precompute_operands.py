@@ -19,6 +19,9 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
 
 from ..._shapes import cdiv, fixed_at
 from ...hardware import Target
@@ -45,7 +48,7 @@ from ..ir.ops import OPS
 from ..ir.rewrite import Makers, expand_ops
 from ..passes.always.phases import insert_before
 from ..passes.always.simplify import drop_dead
-from .record import Rewrite, RuleContext, has_matmul_of_open_sizes
+from .record import FactContext, Rewrite, RuleContext, has_matmul_of_open_sizes
 from .steps import StepInputs
 
 #: Ops with results that do not depend on their position.
@@ -319,6 +322,55 @@ class _Hoister:
 # --- the record ------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HoistableFact:
+    """An operand of dot number ``dot`` that an earlier grid loop may precompute.
+
+    It has ``shape`` elements of ``dtype`` in tiles of ``axes``, with ``lanes`` of them for each element of an axis.
+    Memory is contiguous along dimension ``along``. ``slots`` are the loads that it is computed from. ``main`` is the
+    load of the largest tensor, which the precomputed operand replaces.
+    """
+
+    dot: int
+    role: Literal["lhs", "rhs"]
+    dtype: torch.dtype
+    axes: tuple[int, int]
+    lanes: tuple[int, int]
+    shape: tuple[int, int]
+    along: int
+    slots: tuple[int, ...]
+    main: int
+
+    @property
+    def numel(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+
+def _facts(context: FactContext) -> tuple[HoistableFact, ...]:
+    found = computed_operands(context.program) if context.dots else ()
+    return tuple(_fact(each, context) for each in found)
+
+
+def _fact(each: Computed, context: FactContext) -> HoistableFact:
+    (row, column), dims = each.axes, each.value.dims
+    own = (row.block, column.block)
+    inner = [[context.padded[block] for block in dim.blocks if block not in own] for dim in dims]
+    lanes = [math.prod(sizes, start=dim.const) for sizes, dim in zip(inner, dims, strict=True)]
+    rows, columns = (context.extents[axis.block] or 1 for axis in each.axes)
+    slots = dict.fromkeys(op.attrs.slot for op in each.ops if isinstance(op.attrs, MemoryAttrs))
+    return HoistableFact(
+        dot=context.dots[each.dot.number],
+        role="rhs" if each.at else "lhs",
+        dtype=each.value.dtype,
+        axes=own,
+        lanes=(lanes[0], lanes[1]),
+        shape=(rows * lanes[0], columns * lanes[1]),
+        along=each.along,
+        slots=tuple(slots),
+        main=each.main.attributes(MemoryAttrs).slot,
+    )
+
+
 def _applies(program: Program, target: Target) -> str:
     if not computed_operands(program):
         return "no operand of a matmul in a loop is computed from tiles of known sizes that several programs share"
@@ -346,5 +398,6 @@ PRECOMPUTE_OPERANDS = Rewrite(
     removes=frozenset(("accesses",)),
     numbered=True,
     after=("split_k",),  # the reduction of partials reads no operands
+    fact=_facts,
     apply=_apply,
 )

@@ -44,7 +44,7 @@ from ..ir.grammar import (
     Value,
 )
 from ..ir.rewrite import Makers, expand_ops
-from .record import Rewrite, Values
+from .record import FactContext, Rewrite, Values
 from .steps import StepInputs
 
 #: Minimal bytes per thread of an asynchronous copy.
@@ -273,6 +273,12 @@ def _loaded(found: tuple[Ahead, ...], block: int, index: Value, out: Builder) ->
 # --- the record ------------------------------------------------------------------------------------------------------
 
 
+def _slots(context: FactContext) -> tuple[int, ...]:
+    loops = (op for op in context.program.walk() if op.kind == "for")
+    found = (each for loop in loops for each in loads_ahead(context.program, loop))
+    return tuple(each.load.attributes(MemoryAttrs).slot for each in found)
+
+
 def _applies(program: Program, target: Target) -> str:
     if next(stepping_loops(program), None) is None:
         return "no loop over single indices loads data that it does not write, at addresses from its index"
@@ -293,5 +299,6 @@ PREFETCH_DISTANCE = Rewrite(
     applies=_applies,
     needs="",
     after=("peel_masks",),
+    fact=_slots,
     apply=_apply,
 )

@@ -58,6 +58,21 @@ class RuleContext:
     lowered: Callable[[Decisions], Program]
 
 
+@dataclass(frozen=True, kw_only=True)
+class FactContext:
+    """The context of facts about rewrites.
+
+    ``dots`` numbers the matmuls by op. ``extents`` and ``padded`` are those of all axes, by block. ``collect`` returns
+    all facts of a program.
+    """
+
+    program: Program
+    dots: Mapping[int, int]
+    extents: Mapping[int, int | None]
+    padded: Mapping[int, int]
+    collect: Callable[[Program], Any]
+
+
 Fit = Callable[[RuleContext, Any, Decisions], Any]
 Adjust = Callable[[RuleContext, Decisions], Decisions]
 
@@ -72,6 +87,10 @@ def _as_it_is(context: RuleContext, value: Any, decisions: Decisions) -> Any:
 
 def _unadjusted(context: RuleContext, decisions: Decisions) -> Decisions:
     return decisions
+
+
+def _no_fact(context: FactContext) -> None:
+    return None
 
 
 def never(program: Program) -> bool:
@@ -127,6 +146,8 @@ class Rewrite:
     """Further changes of decisions with this rewrite."""
     launch: tuple[LaunchKey, ...] = ()
     """Keys for the launch of the kernel that it makes."""
+    fact: Callable[[FactContext], Any] = _no_fact
+    """What heuristics know of the rewrite: ``KernelFacts.rewrites`` has it by key, computed at first use."""
     after: tuple[str, ...] = ()
     """Steps that run earlier."""
     apply: Callable[[Program, Any, StepInputs], Program]

@@ -31,7 +31,7 @@ from ..decisions import Decisions
 from ..ir.build import Builder, Numbers
 from ..ir.grammar import DotAttrs, ForAttrs, MemoryAttrs, Op, Operand, Program, Region, Value, ViewAttrs
 from ..ir.rewrite import Declined, Makers, map_regions
-from .record import Rewrite, RuleContext, has_matmul
+from .record import FactContext, Rewrite, RuleContext, has_matmul
 from .unfuse_matmul import matmul_launch, matmul_tile, unfuse_matmul
 
 _TURN = ViewAttrs("permute", (1, 0))
@@ -185,6 +185,11 @@ def _with(values: tuple, at: int, value: object) -> tuple:
 
 # --- the record ------------------------------------------------------------------------------------------------------
 
+
+def _fact(context: FactContext) -> bool:
+    return 0 < len(context.dots) == len(turnable(context.program))
+
+
 #: Rows per warp of wgmma, and the fewest warps that it takes.
 _WARP_ROWS, _GROUP_WARPS = 16, 4
 
@@ -233,5 +238,6 @@ SWAP_AB = Rewrite(
     needs="swapped A and B need at least 4 warps, 16 columns of the tile per warp, no unrolled loop and no K-major copies of the operands",
     yields_to=frozenset(("transpose_operands",)),
     after=("order_memory", "insert_checks"),
+    fact=_fact,
     apply=lambda program, value, inputs: swap_ab(program),
 )

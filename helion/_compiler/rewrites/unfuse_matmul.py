@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -53,7 +53,7 @@ from ..ir.rewrite import Declined, Makers, expand_ops, remembered
 from ..passes.always.phases import insert_before
 from ..passes.always.simplify import drop_dead
 from ..passes.analysis.matmuls import Product, find_products
-from .record import LaunchKey, Rewrite, RuleContext, TileSides, Values, has_matmul_of_open_sizes
+from .record import FactContext, LaunchKey, Rewrite, RuleContext, TileSides, Values, has_matmul_of_open_sizes
 
 #: Row stride granularity in elements: 16 bytes of any dtype, also if only launches know the row length.
 _ALIGNED = 16
@@ -484,6 +484,53 @@ def _zero(dtype: torch.dtype) -> float | int:
 
 # --- the record ------------------------------------------------------------------------------------------------------
 
+
+Facts = TypeVar("Facts")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ApartFact(Generic[Facts]):
+    """A kernel whose matmuls are computed first, in separate grid loops: facts of the matmuls (``products``) and of the
+    remaining kernel (``rest``).
+
+    Both have the same axes. ``rows``, ``columns`` and ``depths`` are the axes of the matmul tiles: M, N and K.
+    """
+
+    products: Facts
+    rest: Facts
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    depths: tuple[int, ...]
+
+
+def _fact(context: FactContext) -> ApartFact[Any] | str:
+    """Return the facts of both parts, or the reason why matmuls cannot be computed first."""
+    if not context.dots:
+        return "the kernel has no matmul"
+    try:
+        made, sides = split_off(context.program, (None, None, None))
+    except Declined as declined:
+        return str(declined)
+    traced = len(context.program.roots)
+    rest, first = (_alone(made, roots) for roots in (made.roots[:traced], made.roots[traced:]))
+    return ApartFact(
+        products=context.collect(first),
+        rest=context.collect(rest),
+        rows=sides.rows,
+        columns=sides.columns,
+        depths=sides.depths,
+    )
+
+
+def _alone(program: Program, roots: tuple[Root, ...]) -> Program:
+    """Return a program with some of the grid loops. Tiles of other loops get size 1, so no config key sizes them."""
+    part = replace(program, roots=roots)
+    walked = {axis.block for root in roots for axis in root.axes}
+    walked |= {axis.block for op in part.walk() if isinstance(op.attrs, ForAttrs) for axis in op.attrs.axes}
+    blocks = (replace(b, size=1) if b.tunable and b.id not in walked else b for b in program.blocks)
+    return replace(part, blocks=tuple(blocks))
+
+
 #: Sides of tiles.
 _LEAST_SIDE, _MOST_SIDE, _MOST_DEPTH = 16, 256, 256
 _WARPS, _STAGES = PowerOfTwoFragment(1, 32), IntegerFragment(1, 8)
@@ -562,5 +609,6 @@ UNFUSE_MATMUL = Rewrite(
             values=lambda target: values_of(_STAGES),
         ),
     ),
+    fact=_fact,
     apply=lambda program, value, inputs: unfuse_matmul(program, value),
 )

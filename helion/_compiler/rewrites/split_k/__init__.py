@@ -12,7 +12,7 @@ from ....hardware import Target
 from ...decisions import Decisions
 from ...ir.grammar import Bound, ForAttrs, LoopAxis, OperandRef, Program
 from ...ir.rewrite import Declined
-from ..record import Rewrite, RuleContext, Values
+from ..record import FactContext, Rewrite, RuleContext, Values
 from ..steps import StepInputs
 from .legality import OPEN_GRID, spread_loops, summing_loop
 from .partials import split_sums
@@ -32,7 +32,7 @@ def split_axis(program: Program) -> LoopAxis:
     return axis
 
 
-def _applies(program: Program, target: Target) -> str:
+def _applies(program: Program, target: Target | None) -> str:
     try:
         summing_loop(program)
     except Declined as declined:
@@ -47,6 +47,11 @@ def _has_open_grid(program: Program) -> bool:
     except Declined as declined:
         return str(declined) == OPEN_GRID
     return False
+
+
+def _fact(context: FactContext) -> tuple[int, ...] | None:
+    """Return the axes of the loops that programs then also share; None where the sums cannot be split."""
+    return None if _applies(context.program, None) else spread_loops(context.program)
 
 
 def _values(program: Program, target: Target) -> Values:
@@ -111,5 +116,6 @@ SPLIT_K = Rewrite(
     resets={"epilogue_subtile": None, "static_ranges": False, "range_flattens": None, "range_warp_specializes": None},
     numbered=True,
     after=("unfuse_matmul", "flatten", "fuse_loops"),  # steps that change the axes of a grid
+    fact=_fact,
     apply=_apply,
 )

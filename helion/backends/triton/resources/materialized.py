@@ -35,7 +35,7 @@ class ProductLaunch:
     per_sm: int | None = None
 
 
-def one_product(apart: ApartFact) -> KernelFacts:
+def one_product(apart: ApartFact[KernelFacts]) -> KernelFacts:
     """Return the facts of the matmul kernel with its first matmul alone, whose tiles are those of all, and without
     split-K.
     """
@@ -45,11 +45,12 @@ def one_product(apart: ApartFact) -> KernelFacts:
         facts,
         matmuls=(kept,),
         staged=tuple(each for each in facts.staged if each.dot == kept.number),
-        divisible=False,
-    )
+    ).with_rewrites(split_k=None)
 
 
-def product_sizes(apart: ApartFact, tile: tuple[int, int, int], known: Mapping[int, int]) -> dict[int, int]:
+def product_sizes(
+    apart: ApartFact[KernelFacts], tile: tuple[int, int, int], known: Mapping[int, int]
+) -> dict[int, int]:
     """Return the size of every axis of the matmul kernel; ``known`` are those of the kernel as written."""
     sizes = {axis.block_id: known.get(axis.block_id, axis.size or 1) for axis in apart.products.axes}
     for axes, size in zip((apart.rows, apart.columns, apart.depths), tile, strict=True):
@@ -57,7 +58,9 @@ def product_sizes(apart: ApartFact, tile: tuple[int, int, int], known: Mapping[i
     return sizes
 
 
-def predict_products(apart: ApartFact, launch: ProductLaunch, known: Mapping[int, int], target: Target) -> Predicted:
+def predict_products(
+    apart: ApartFact[KernelFacts], launch: ProductLaunch, known: Mapping[int, int], target: Target
+) -> Predicted:
     """Return the prediction of the matmul kernel alone."""
     facts, copied = apart.products, 0
     if launch.turned:

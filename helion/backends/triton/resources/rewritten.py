@@ -74,9 +74,7 @@ def _transposed(same: Same) -> KernelFacts:
         facts,
         memory_ops=tuple(_exchanged(op) if op.slot in slots else op for op in facts.memory_ops),
         matmuls=tuple(_along_depth(fact, slots) for fact in facts.matmuls),
-        crosswise=(),
-        turnable=False,
-    )
+    ).with_rewrites(transpose_operands=(), swap_ab=False)
 
 
 def hoisted(facts: KernelFacts) -> KernelFacts:
@@ -89,7 +87,7 @@ def _hoisted(same: Same) -> KernelFacts:
     facts = same.facts
     for each in facts.hoistable:
         facts = _loaded(facts, each)
-    return replace(facts, hoistable=())
+    return facts.with_rewrites(precompute_operands=())
 
 
 def joined(facts: KernelFacts) -> KernelFacts:
@@ -115,8 +113,7 @@ def _joined(same: Same) -> KernelFacts:
             staged=tuple(each for each in facts.staged if each.region not in gone),
             memory_ops=tuple(op for op in facts.memory_ops if op.region not in gone),
             work=tuple(each for each in facts.work if each.region not in gone),
-            joinable=(),
-        ),
+        ).with_rewrites(fuse_loops=()),
         _standing_for(facts, gone),
     )
 
@@ -150,7 +147,8 @@ def _renumbered(facts: KernelFacts, standing: Mapping[int, int]) -> KernelFacts:
         ),
         staged=tuple(replace(each, dot=at[each.dot], after=before(each.after)) for each in facts.staged),
         memory_ops=tuple(replace(op, after=before(op.after)) for op in facts.memory_ops),
-        hoistable=tuple(replace(each, dot=at[each.dot]) for each in facts.hoistable if each.dot in left),
+    ).with_rewrites(
+        precompute_operands=tuple(replace(each, dot=at[each.dot]) for each in facts.hoistable if each.dot in left)
     )
 
 
