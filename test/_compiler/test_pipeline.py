@@ -50,8 +50,8 @@ from helion.backends.triton.codegen.ops import matmul as ops_matmul
 from helion.backends.triton.codegen.ops import memory as ops_memory
 from helion.backends.triton.codegen.ops import values as ops_values
 from helion.backends.triton.lower.carries import share_variables
-from helion.backends.triton.lower.pin_reductions import keep_sums
-from helion.backends.triton.lower.steps import single_products, unread_atomics, widen_gathers
+from helion.backends.triton.lower.pin_reductions import pin_reductions
+from helion.backends.triton.lower.steps import unbatch_dots, unread_atomics, widen_gathers
 
 STEPS = BACKENDS["triton"].steps
 NAMES = step_names(STEPS)
@@ -263,11 +263,11 @@ def test_every_kind_of_op_has_one_printer() -> None:
 
 def test_running_sums_that_the_body_reads_are_kept() -> None:
     program = program_of("sums")
-    made = keep_sums(program, inputs(program))
+    made = pin_reductions(program, inputs(program))
     assert [op.attrs.kept for op in made.walk() if isinstance(op.attrs, ReduceAttrs)] == [True]
     assert "over 1 kept" in print_program(made)
     other = program_of("swapped")
-    assert keep_sums(other, inputs(other)) is other
+    assert pin_reductions(other, inputs(other)) is other
 
 
 @pytest.mark.parametrize(("lanes", "doubled"), [((4, 4), 0), ((16, 4), 0), ((4, 8), 1), ((4, 16), 2), ((1, 64), 6)])
@@ -296,7 +296,7 @@ def test_products_of_one_matrix_are_marked(size: int, single: bool) -> None:
     program = program_of("products")
     batch = program.roots[0].axes[0].block
     given = replace(inputs(program), sizes={**inputs(program).sizes, batch: size})
-    made = single_products(program, given)
+    made = unbatch_dots(program, given)
     assert [op.attrs.single for op in made.walk() if op.kind == "dot"] == [single]
     assert (made is program) == (not single) and (" single" in print_program(made)) == single
 

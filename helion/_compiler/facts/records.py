@@ -488,7 +488,7 @@ class KernelFacts:
 
     @property
     def divisible(self) -> bool:
-        """Whether programs can share the accumulation of the matmul (split-K)."""
+        """True if programs can share the accumulation of the matmul (split-K)."""
         return self.rewrite("split_k") is not None
 
     @property
@@ -508,12 +508,12 @@ class KernelFacts:
 
     @property
     def turnable(self) -> bool:
-        """Whether A and B of every matmul can be swapped."""
+        """True if A and B of every matmul can be swapped."""
         return bool(self.rewrite("swap_ab"))
 
     @property
     def packable(self) -> bool:
-        """Whether operands of matmuls have rows at unaligned addresses that can be copied."""
+        """True if operands of matmuls have rows at unaligned addresses that can be copied."""
         return bool(self.rewrite("pack_operands"))
 
     @property

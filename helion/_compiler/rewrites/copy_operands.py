@@ -7,7 +7,7 @@ Rows of 777 elements of 2 bytes can only be loaded one element at a time. Before
 
     grid b0 in 0..m, b1 in 0..n: for b2 in 0..777: %1: [b0, b2] = load x[b0, b2]; %2: [b2, b1] = load y; dot %1, %2
 
-After, with tiles of b0 of 64 and of b2 of 32 elements, ``packed`` has whole tiles, with zeros after the last row and
+After, with tiles of b0 of 64 and of b2 of 32 elements, ``unaligned`` has whole tiles, with zeros after the last row and
 column::
 
     grid b3 in 0..cdiv(m, 64) * 64, b4 in 0..800:
@@ -60,7 +60,7 @@ from .unfuse_matmul import matmul_tile, unfuse_matmul
 _ALIGNMENT = 16
 #: Largest tile sides of a copy, and bytes of both sides for a transposing copy.
 _ROWS, _COLUMNS = 8, 128
-_CROSSWISE_BYTES = 128
+_TRANSPOSED_BYTES = 128
 _NAME = "_helion_packed"
 
 
@@ -84,7 +84,7 @@ def unaligned_operands(program: Program) -> tuple[Operand2D, ...]:
     return tuple(each for each in _operands(program, fed) if not _rows_are_aligned(each))
 
 
-def crosswise_operands(program: Program) -> tuple[Operand2D, ...]:
+def mn_major_operands(program: Program) -> tuple[Operand2D, ...]:
     """Return the MN-major loads of operands of TF32 and 8-bit matmuls."""
     depths = _depths(program)
     found = []
@@ -96,14 +96,14 @@ def crosswise_operands(program: Program) -> tuple[Operand2D, ...]:
     return tuple(each for each in found if each.to != each.along)
 
 
-def copied_operands(program: Program, *, packed: bool, crosswise: bool) -> tuple[Operand2D, ...]:
-    """Return the operands to copy: those with unaligned rows if ``packed``, MN-major ones if ``crosswise``."""
-    found = {each.load.number: each for each in (unaligned_operands(program) if packed else ())}
-    found |= {each.load.number: each for each in (crosswise_operands(program) if crosswise else ())}
+def copied_operands(program: Program, *, unaligned: bool, mn_major: bool) -> tuple[Operand2D, ...]:
+    """Return the operands to copy: those with unaligned rows if ``unaligned``, MN-major ones if ``mn_major``."""
+    found = {each.load.number: each for each in (unaligned_operands(program) if unaligned else ())}
+    found |= {each.load.number: each for each in (mn_major_operands(program) if mn_major else ())}
     return tuple(found.values())
 
 
-def may_pack(each: Operand2D, sizes: Mapping[int, int]) -> bool:
+def may_copy(each: Operand2D, sizes: Mapping[int, int]) -> bool:
     """Return whether rows of whole tiles begin at multiples of 16 bytes, in memory within reach of 32-bit offsets."""
     aligned = sizes[each.blocks[each.to]] * each.tensor.dtype.itemsize % _ALIGNMENT == 0
     return aligned and math.prod(_whole_tiles(each, sizes)) < 2**31
@@ -114,10 +114,10 @@ def _whole_tiles(each: Operand2D, sizes: Mapping[int, int]) -> tuple[int, ...]:
     return tuple(cdiv(int(extent), sizes[block]) * sizes[block] for extent, block in pairs)
 
 
-def copy_operands(program: Program, sizes: Mapping[int, int], *, packed: bool, crosswise: bool) -> Program:
+def copy_operands(program: Program, sizes: Mapping[int, int], *, unaligned: bool, mn_major: bool) -> Program:
     """Return the program that first copies the operands of ``copied_operands``, and then reads the copies."""
-    found = copied_operands(multiplying(program), packed=packed, crosswise=crosswise)
-    return _Packer(program, sizes).program(found) if found else program
+    found = copied_operands(multiplying(program), unaligned=unaligned, mn_major=mn_major)
+    return _Copier(program, sizes).program(found) if found else program
 
 
 def multiplying(program: Program) -> Program:
@@ -217,7 +217,7 @@ def _whole(axis: LoopAxis, extent: int) -> bool:
 # --- the copies -------------------------------------------------------------------------------------------------------
 
 
-class _Packer:
+class _Copier:
     def __init__(self, program: Program, sizes: Mapping[int, int]) -> None:
         self.before, self.sizes = program, sizes
         self.numbers = Numbers.after(program)
@@ -296,7 +296,7 @@ def _sides(each: Operand2D) -> tuple[int, int]:
     """Return the largest rows and columns of a copied tile. A transposing copy reads and writes full cache lines on
     both sides."""
     if each.to != each.along:
-        side = _CROSSWISE_BYTES // each.tensor.dtype.itemsize
+        side = _TRANSPOSED_BYTES // each.tensor.dtype.itemsize
         return side, side
     return (_ROWS, _COLUMNS) if each.along else (_COLUMNS, _ROWS)
 
@@ -315,15 +315,15 @@ def _has_unaligned(context: FactContext) -> bool:
 
 
 def _mn_major_slots(context: FactContext) -> tuple[int, ...]:
-    return tuple(each.load.attributes(MemoryAttrs).slot for each in crosswise_operands(context.program))
+    return tuple(each.load.attributes(MemoryAttrs).slot for each in mn_major_operands(context.program))
 
 
-def _has_crosswise(program: Program) -> bool:
+def _has_mn_major(program: Program) -> bool:
     """Return whether operands can be copied K-major, where they are or in the kernel of unfused matmuls."""
-    if crosswise_operands(program):
+    if mn_major_operands(program):
         return True
     try:
-        return bool(crosswise_operands(multiplying(unfuse_matmul(program, (None, None, None)))))
+        return bool(mn_major_operands(multiplying(unfuse_matmul(program, (None, None, None)))))
     except Declined:
         return False
 
@@ -331,7 +331,7 @@ def _has_crosswise(program: Program) -> bool:
 def _transposes(program: Program, target: Target) -> str:
     if not target.has("wgmma"):
         return f"the matrix unit of {target} does not need K-major operands"
-    return "" if _has_crosswise(program) else "no TF32 or 8-bit matmul operand of known size is MN-major"
+    return "" if _has_mn_major(program) else "no TF32 or 8-bit matmul operand of known size is MN-major"
 
 
 def _packs(program: Program, target: Target) -> str:
@@ -340,33 +340,33 @@ def _packs(program: Program, target: Target) -> str:
     return ""
 
 
-def _may_copy(context: RuleContext, decisions: Decisions, *, packed: bool, crosswise: bool) -> bool:
+def _may_copy(context: RuleContext, decisions: Decisions, *, unaligned: bool, mn_major: bool) -> bool:
     """Return whether there are operands to copy, which all allow it, and no grid is flattened."""
     program, sizes = context.program, dict(decisions.sizes)
     if (tile := matmul_tile(decisions)) is not None:
         program = multiplying(unfuse_matmul(program, tile))
         sizes.update((block.id, block.size) for block in program.blocks if isinstance(block.size, int))
     flattened = any(decisions.entries["flatten_loops"].values())
-    found = copied_operands(program, packed=packed, crosswise=crosswise)
-    return not flattened and bool(found) and all(may_pack(each, sizes) for each in found)
+    found = copied_operands(program, unaligned=unaligned, mn_major=mn_major)
+    return not flattened and bool(found) and all(may_copy(each, sizes) for each in found)
 
 
 def _may_transpose(context: RuleContext, value: bool, decisions: Decisions) -> bool:
-    return _may_copy(context, decisions, packed=False, crosswise=True)
+    return _may_copy(context, decisions, unaligned=False, mn_major=True)
 
 
 def _may_pack(context: RuleContext, value: bool, decisions: Decisions) -> bool:
-    return _may_copy(context, decisions, packed=True, crosswise=TRANSPOSE_OPERANDS.is_on(decisions))
+    return _may_copy(context, decisions, unaligned=True, mn_major=TRANSPOSE_OPERANDS.is_on(decisions))
 
 
 def _copy_all(program: Program, value: bool, inputs: StepInputs) -> Program:
     """Return the program with copies of MN-major operands, and in the same pass of unaligned ones if both are on."""
-    packed = inputs.values.get("pack_operands", False)
-    return copy_operands(program, inputs.sizes_in(program), packed=packed, crosswise=True)
+    unaligned = inputs.values.get("pack_operands", False)
+    return copy_operands(program, inputs.sizes_in(program), unaligned=unaligned, mn_major=True)
 
 
 def _copy_unaligned(program: Program, value: bool, inputs: StepInputs) -> Program:
-    return copy_operands(program, inputs.sizes_in(program), packed=True, crosswise=False)
+    return copy_operands(program, inputs.sizes_in(program), unaligned=True, mn_major=False)
 
 
 _NEEDS = "operand copies need whole tiles with rows of a multiple of 16 bytes, fewer than 2**31 elements, no flatten_loops and a pid_type other than 'xyz'"

@@ -64,7 +64,7 @@ class Run:
     extent: int
 
 
-def joinable_loops(program: Program) -> Run | None:
+def fusible_loops(program: Program) -> Run | None:
     """Return the loops with matmuls of the kernel's only grid loop, if they can be fused into one."""
     if len(program.roots) != 1:
         return None
@@ -82,13 +82,13 @@ def joinable_loops(program: Program) -> Run | None:
     if extents or len(set(run.blocks)) < len(loops) or not _is_chain(program, loops):
         return None
     try:
-        _Joiner(program, run, dict.fromkeys((b.id for b in program.blocks), 1)).joined()
+        _Fuser(program, run, dict.fromkeys((b.id for b in program.blocks), 1)).fused()
     except Declined:
         return None
     return run
 
 
-def may_join(run: Run, sizes: Mapping[int, int]) -> bool:
+def may_fuse(run: Run, sizes: Mapping[int, int]) -> bool:
     """Return whether tiles of all loops have one size that divides the extent."""
     (size, *others) = {sizes[block] for block in run.blocks}
     return not others and run.extent % size == 0
@@ -96,10 +96,10 @@ def may_join(run: Run, sizes: Mapping[int, int]) -> bool:
 
 def fuse_loops(program: Program, sizes: Mapping[int, int]) -> Program:
     """Return the program with such loops fused; itself if there are none, or tiles of ``sizes`` do not match."""
-    run = joinable_loops(program)
-    if run is None or not may_join(run, sizes):
+    run = fusible_loops(program)
+    if run is None or not may_fuse(run, sizes):
         return program
-    return drop_dead(_Joiner(_with_constants_outside(program), run, sizes).program_of())
+    return drop_dead(_Fuser(_with_constants_outside(program), run, sizes).program_of())
 
 
 def _with_constants_outside(program: Program) -> Program:
@@ -228,8 +228,8 @@ def _totals(found: Mapping[int, list[int]]) -> list[int]:
 # --- one loop ---------------------------------------------------------------------------------------------------------
 
 
-class _Joiner:
-    """Fusion of loops; ``joined`` returns the loop of all passes, or raises ``Declined``."""
+class _Fuser:
+    """Fusion of loops; ``fused`` returns the loop of all passes, or raises ``Declined``."""
 
     def __init__(self, program: Program, run: Run, sizes: Mapping[int, int]) -> None:
         self.before, self.run = program, run
@@ -257,10 +257,10 @@ class _Joiner:
         return max(1, self.run.extent // self.size)
 
     def program_of(self) -> Program:
-        joined, gone = self.joined(), {op.number for op in self.run.loops}
+        fused, gone = self.fused(), {op.number for op in self.run.loops}
         last = self.run.loops[-1].number
         ops = tuple(
-            joined if op.number == last else op
+            fused if op.number == last else op
             for op in self.root.body.ops
             if op.number not in gone or op.number == last
         )
@@ -268,7 +268,7 @@ class _Joiner:
         blocks = (*self.before.blocks, self.counter)
         return replace(self.before, blocks=blocks, roots=(replace(self.root, body=body),))
 
-    def joined(self) -> Op:
+    def fused(self) -> Op:
         """Return the first loop, extended to all passes. It replaces the last one."""
         first, last = self.run.loops[0], self.run.loops[-1]
         if len({len(body.ops) for body in self.bodies}) != 1:
@@ -529,24 +529,24 @@ class _Joiner:
 
 
 def _axes(context: FactContext) -> tuple[int, ...]:
-    run = joinable_loops(context.program) if context.dots else None
+    run = fusible_loops(context.program) if context.dots else None
     return () if run is None else run.blocks
 
 
 def _applies(program: Program, target: Target) -> str:
-    if joinable_loops(program) is None:
+    if fusible_loops(program) is None:
         return "the kernel has no consecutive loops with matmuls that differ only in constants"
     return ""
 
 
 def _fit(context: RuleContext, value: bool, decisions: Decisions) -> bool:
-    run = joinable_loops(context.program)
-    return run is not None and may_join(run, decisions.sizes)
+    run = fusible_loops(context.program)
+    return run is not None and may_fuse(run, decisions.sizes)
 
 
 def _adjust(context: RuleContext, decisions: Decisions) -> Decisions:
     """Return decisions without the options of loops that are gone: the first loop's options apply to all."""
-    run = joinable_loops(context.program)
+    run = fusible_loops(context.program)
     assert run is not None
     numbers = {op.number: at for at, op in enumerate(run.loops)}
     loops = enumerate(loops_of(context.program))

@@ -93,7 +93,7 @@ def computed_operands(program: Program) -> tuple[Computed, ...]:
     return tuple(each for each in found if each is not None)
 
 
-def may_hoist(each: Computed, sizes: Mapping[int, int]) -> bool:
+def may_precompute(each: Computed, sizes: Mapping[int, int]) -> bool:
     """Return whether 32-bit offsets cover all of the memory of the operand."""
     return math.prod(_whole_tiles(each, sizes)) < 2**31
 
@@ -101,7 +101,7 @@ def may_hoist(each: Computed, sizes: Mapping[int, int]) -> bool:
 def precompute_operands(program: Program, sizes: Mapping[int, int]) -> Program:
     """Return the program with earlier grid loops that compute such operands, which it then loads."""
     found = computed_operands(replace(program, roots=program.roots[:1]))
-    return drop_dead(_Hoister(program, sizes).program(found)) if found else program
+    return drop_dead(_Precomputer(program, sizes).program(found)) if found else program
 
 
 # --- operands to precompute -------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def _whole_tiles(each: Computed, sizes: Mapping[int, int]) -> tuple[int, ...]:
 # --- the earlier grid loops -------------------------------------------------------------------------------------------
 
 
-class _Hoister:
+class _Precomputer:
     def __init__(self, program: Program, sizes: Mapping[int, int]) -> None:
         self.before, self.sizes = program, sizes
         self.numbers = Numbers.after(program)
@@ -381,7 +381,7 @@ def _fit(context: RuleContext, value: bool, decisions: Decisions) -> bool:
     """Return False for flattened grids, and where offsets need more than 32 bits."""
     found = computed_operands(context.program)
     flattened = any(decisions.entries["flatten_loops"].values())
-    return not flattened and all(may_hoist(each, decisions.sizes) for each in found)
+    return not flattened and all(may_precompute(each, decisions.sizes) for each in found)
 
 
 def _apply(program: Program, value: bool, inputs: StepInputs) -> Program:

@@ -54,14 +54,14 @@ _REPEATED = frozenset(("number", "tile", "iota", "full", "pointwise", "view", "j
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ahead:
+class Prefetchable:
     """A load of a loop that can be prefetched, and the ops that compute its operands, in program order."""
 
     load: Op
     ops: tuple[Op, ...]
 
 
-def loads_ahead(program: Program, loop: Op) -> tuple[Ahead, ...]:
+def prefetchable_loads(program: Program, loop: Op) -> tuple[Prefetchable, ...]:
     """Return the loads of a loop over single indices that can be prefetched."""
     axis = _steps(loop)
     if axis is None:
@@ -72,7 +72,7 @@ def loads_ahead(program: Program, loop: Op) -> tuple[Ahead, ...]:
     others = {effect for op in body.ops for effect in effects_of(program, op)}
     carried = {param.number for param in body.params}
 
-    def places(load: Op) -> Ahead | None:
+    def places(load: Op) -> Prefetchable | None:
         if any(may_meet(effect, other) for effect in own_effects(program, load) for other in others):
             return None
         found: dict[int, Op] = {}
@@ -92,15 +92,15 @@ def loads_ahead(program: Program, loop: Op) -> tuple[Ahead, ...]:
             waiting += op.operands
         if not any(_is_index(op, axis.block) for op in found.values()):
             return None
-        return Ahead(load=load, ops=tuple(sorted(found.values(), key=lambda op: order[op.number])))
+        return Prefetchable(load=load, ops=tuple(sorted(found.values(), key=lambda op: order[op.number])))
 
     loads = (op for op in body.ops if op.kind == "load" and not _walks(op, axis.block))
     return tuple(each for each in map(places, loads) if each is not None)
 
 
-def stepping_loops(program: Program) -> Iterator[Op]:
+def prefetching_loops(program: Program) -> Iterator[Op]:
     """Return the loops that have such loads."""
-    return (op for op in program.walk() if op.kind == "for" and loads_ahead(program, op))
+    return (op for op in program.walk() if op.kind == "for" and prefetchable_loads(program, op))
 
 
 def prefetch_distance(program: Program, steps: int, sizes: Mapping[int, int], copying: int = 0) -> Program:
@@ -113,7 +113,7 @@ def prefetch_distance(program: Program, steps: int, sizes: Mapping[int, int], co
     made = numbers.ops
 
     def change(op: Op) -> tuple[Op, ...]:
-        found = loads_ahead(program, op) if op.kind == "for" else ()
+        found = prefetchable_loads(program, op) if op.kind == "for" else ()
         # Initial loads of an inner loop stay before that loop.
         found = tuple(each for each in found if each.load.number < made)
         if copying:
@@ -171,7 +171,9 @@ def _walks(load: Op, block: int) -> bool:
     return any(index.block == block for index in load.attributes(MemoryAttrs).indices)
 
 
-def _rewritten(program: Program, loop: Op, found: tuple[Ahead, ...], steps: int, numbers: Numbers) -> tuple[Op, ...]:
+def _rewritten(
+    program: Program, loop: Op, found: tuple[Prefetchable, ...], steps: int, numbers: Numbers
+) -> tuple[Op, ...]:
     """Return a loop with prefetched loads, and the ops before it."""
     (axis,), (body,) = loop.attributes(ForAttrs).axes, loop.regions
     before: list[Op] = []
@@ -215,7 +217,7 @@ def _moved(bound: Bound, by: int) -> Bound:
 
 
 def _first_steps(
-    program: Program, loop: Op, axis: LoopAxis, found: tuple[Ahead, ...], steps: int, out: Builder
+    program: Program, loop: Op, axis: LoopAxis, found: tuple[Prefetchable, ...], steps: int, out: Builder
 ) -> tuple[Value, list[list[Value]]]:
     """Return the last index of a loop with run-time bounds, and the loaded values of its first steps.
 
@@ -251,7 +253,7 @@ def _bound(bound: Bound, loop: Op, program: Program, out: Builder) -> Value:
     return out.cast(value, program.index_dtype)
 
 
-def _loaded(found: tuple[Ahead, ...], block: int, index: Value, out: Builder) -> list[Value]:
+def _loaded(found: tuple[Prefetchable, ...], block: int, index: Value, out: Builder) -> list[Value]:
     """Return the values of the loads in the step of ``index``."""
     renamed: dict[int, Value] = {}
     values = []
@@ -275,12 +277,12 @@ def _loaded(found: tuple[Ahead, ...], block: int, index: Value, out: Builder) ->
 
 def _slots(context: FactContext) -> tuple[int, ...]:
     loops = (op for op in context.program.walk() if op.kind == "for")
-    found = (each for loop in loops for each in loads_ahead(context.program, loop))
+    found = (each for loop in loops for each in prefetchable_loads(context.program, loop))
     return tuple(each.load.attributes(MemoryAttrs).slot for each in found)
 
 
 def _applies(program: Program, target: Target) -> str:
-    if next(stepping_loops(program), None) is None:
+    if next(prefetching_loops(program), None) is None:
         return "no loop over single indices loads data that it does not write, at addresses from its index"
     return ""
 

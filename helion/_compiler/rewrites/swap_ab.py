@@ -34,11 +34,11 @@ from ..ir.rewrite import Declined, Makers, map_regions
 from .record import FactContext, Rewrite, RuleContext, has_matmul
 from .unfuse_matmul import matmul_launch, matmul_tile, unfuse_matmul
 
-_TURN = ViewAttrs("permute", (1, 0))
+_TRANSPOSE = ViewAttrs("permute", (1, 0))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turnable:
+class SwappableMatmul:
     """A matmul whose loop carries the accumulator.
 
     ``dot`` is the matmul, ``adding`` the separate op that adds its result to the accumulator, if any. ``at`` is the
@@ -55,9 +55,9 @@ class Turnable:
         return self.dot.result.dims[-1]
 
 
-def turnable(program: Program) -> tuple[Turnable, ...]:
+def swappable_matmuls(program: Program) -> tuple[SwappableMatmul, ...]:
     """Return the matmuls that can be swapped: of two fp32 loads, A contiguous along K, B contiguous along N."""
-    return tuple(found for op in program.walk() if (found := _product(program, op)) is not None)
+    return tuple(found for op in program.walk() if (found := _swappable(program, op)) is not None)
 
 
 def swap_ab(program: Program) -> Program:
@@ -67,8 +67,8 @@ def swap_ab(program: Program) -> Program:
     def region(each: Region) -> Region:
         ops: list[Op] = []
         for op in each.ops:
-            found = _product(program, op)
-            ops += (map_regions(op, region),) if found is None else _turned(op, found, numbers)
+            found = _swappable(program, op)
+            ops += (map_regions(op, region),) if found is None else _swapped(op, found, numbers)
         return replace(each, ops=tuple(ops))
 
     return program.map_regions(region)
@@ -77,7 +77,7 @@ def swap_ab(program: Program) -> Program:
 # --- legality ---------------------------------------------------------------------------------------------------------
 
 
-def _product(program: Program, loop: Op) -> Turnable | None:
+def _swappable(program: Program, loop: Op) -> SwappableMatmul | None:
     """Return the only matmul of a loop, if it can be swapped."""
     if not isinstance(loop.attrs, ForAttrs):
         return None
@@ -87,16 +87,20 @@ def _product(program: Program, loop: Op) -> Turnable | None:
         return None
     (dot,) = dots
     for at, (param, result) in enumerate(zip(body.params, body.results, strict=True)):
-        adding = None if result is dot.result else _sum(body, param, dot, result)
+        adding = None if result is dot.result else _addition(body, param, dot, result)
         summing = dot if adding is None else adding
-        if result is not summing.result or param.dims != dot.result.dims or not _stays_a_sum(body, summing, param, dot):
+        if (
+            result is not summing.result
+            or param.dims != dot.result.dims
+            or not _only_accumulates(body, summing, param, dot)
+        ):
             continue
         if adding is not None or dot.operands[2:] == (param,):
-            return Turnable(dot=dot, adding=adding, at=at)
+            return SwappableMatmul(dot=dot, adding=adding, at=at)
     return None
 
 
-def _stays_a_sum(body: Region, summing: Op, param: Value, dot: Op) -> bool:
+def _only_accumulates(body: Region, summing: Op, param: Value, dot: Op) -> bool:
     """Return whether the old accumulator has its only use in ``summing``, and the result is only the new
     accumulator."""
     read = [v for op in body.walk() for v in op.reads()]
@@ -125,7 +129,7 @@ def _contiguous(program: Program, op: Op | None) -> int | None:
     return found[0] if len(found) == 1 else None
 
 
-def _sum(body: Region, param: Value, dot: Op, result: Operand) -> Op | None:
+def _addition(body: Region, param: Value, dot: Op, result: Operand) -> Op | None:
     """Return the op that adds the result of the dot to ``param`` and defines ``result``."""
     readers = [op for op in body.ops if any(v is dot.result for v in op.reads())]
     if len(readers) != 1 or len(dot.operands) != 2:
@@ -138,31 +142,31 @@ def _sum(body: Region, param: Value, dot: Op, result: Operand) -> Op | None:
 # --- swapping A and B -------------------------------------------------------------------------------------------------
 
 
-def _turned(loop: Op, found: Turnable, numbers: Numbers) -> Iterator[Op]:
+def _swapped(loop: Op, found: SwappableMatmul, numbers: Numbers) -> Iterator[Op]:
     """Yield the ops that replace the loop."""
     (body,) = loop.regions
     around: list[Op] = []
     out = Builder(numbers, loop.location, around)
     initial = loop.operands[found.at]
     total = loop.results[found.at]
-    turned = tuple(reversed(total.dims))
-    start = out.emit("view", (initial,), total.dtype, turned, _TURN) if isinstance(initial, Value) else initial
+    transposed = tuple(reversed(total.dims))
+    start = out.emit("view", (initial,), total.dtype, transposed, _TRANSPOSE) if isinstance(initial, Value) else initial
     yield from around
-    param = numbers.value(total.dtype, turned, body.params[found.at].name)
-    summed = numbers.value(total.dtype, turned, total.name)
+    param = numbers.value(total.dtype, transposed, body.params[found.at].name)
+    summed = numbers.value(total.dtype, transposed, total.name)
     inside = tuple(_inside(body, found, param, summed, numbers))
     region = Region(_with(body.params, found.at, param), inside, _with(body.results, found.at, summed))
-    after = numbers.value(total.dtype, turned, total.name)
+    after = numbers.value(total.dtype, transposed, total.name)
     yield replace(
         loop,
         operands=_with(loop.operands, found.at, start),
         results=_with(loop.results, found.at, after),
         regions=(region,),
     )
-    yield Op(numbers.op(), "view", (after,), (total,), _TURN, (), loop.location)
+    yield Op(numbers.op(), "view", (after,), (total,), _TRANSPOSE, (), loop.location)
 
 
-def _inside(body: Region, found: Turnable, param: Value, summed: Value, numbers: Numbers) -> Iterator[Op]:
+def _inside(body: Region, found: SwappableMatmul, param: Value, summed: Value, numbers: Numbers) -> Iterator[Op]:
     for op in body.ops:
         if op is found.adding:
             continue
@@ -173,8 +177,8 @@ def _inside(body: Region, found: Turnable, param: Value, summed: Value, numbers:
         out = Builder(numbers, op.location, before)
         lhs, rhs = list(op.values())[:2]
         through = out.pointwise("add", rhs, 0.0, like=rhs.name)
-        left = out.emit("view", (through,), rhs.dtype, tuple(reversed(rhs.dims)), _TURN)
-        right = out.emit("view", (lhs,), lhs.dtype, tuple(reversed(lhs.dims)), _TURN)
+        left = out.emit("view", (through,), rhs.dtype, tuple(reversed(rhs.dims)), _TRANSPOSE)
+        right = out.emit("view", (lhs,), lhs.dtype, tuple(reversed(lhs.dims)), _TRANSPOSE)
         yield from before
         yield replace(op, operands=(left, right, param), results=(summed,))
 
@@ -187,7 +191,7 @@ def _with(values: tuple, at: int, value: object) -> tuple:
 
 
 def _fact(context: FactContext) -> bool:
-    return 0 < len(context.dots) == len(turnable(context.program))
+    return 0 < len(context.dots) == len(swappable_matmuls(context.program))
 
 
 #: Rows per warp of wgmma, and the fewest warps that it takes.
@@ -197,17 +201,17 @@ _WARP_ROWS, _GROUP_WARPS = 16, 4
 def _applies(program: Program, target: Target) -> str:
     if not target.has("wgmma"):
         return f"the matrix unit of {target} does not need K-major TF32 operands"
-    if not _has_turnable(program):
+    if not _has_swappable(program):
         return "no loop only accumulates a matmul of fp32 operands of which the left one alone is K-major"
     return ""
 
 
-def _has_turnable(program: Program) -> bool:
+def _has_swappable(program: Program) -> bool:
     """Return whether A and B of a matmul can be swapped, where it is or in the kernel of unfused matmuls."""
-    if turnable(program):
+    if swappable_matmuls(program):
         return True
     try:
-        return bool(turnable(unfuse_matmul(program, (None, None, None))))
+        return bool(swappable_matmuls(unfuse_matmul(program, (None, None, None))))
     except Declined:
         return False
 
@@ -221,7 +225,7 @@ def _fit(context: RuleContext, value: bool, decisions: Decisions) -> bool:
         warps, rows = matmul_launch(decisions)[0], [tile[1]]
     else:
         warps = decisions.values["num_warps"]
-        rows = [found.columns.lanes(decisions.sizes) for found in turnable(context.program)]
+        rows = [found.columns.lanes(decisions.sizes) for found in swappable_matmuls(context.program)]
     unrolled = any(
         flag for key in ("range_unroll_factors", "static_ranges") for flag in decisions.entries.get(key, {}).values()
     )

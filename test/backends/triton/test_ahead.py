@@ -13,7 +13,7 @@ import helion
 import helion.language as hl
 from benchmarks.workloads.products import gated_state_scan
 from helion import exc
-from helion._compiler.rewrites.prefetch_distance import loads_ahead
+from helion._compiler.rewrites.prefetch_distance import prefetchable_loads
 
 
 def _states(q, k, v, gates):
@@ -113,7 +113,7 @@ def _bound(kernel: Callable[..., Any], args: tuple[Any, ...], **settings: Any) -
 
 def _found(bound: helion.BoundKernel) -> int:
     program = bound.plan(helion.Config()).program
-    return sum(len(loads_ahead(program, op)) for op in program.walk() if op.kind == "for")
+    return sum(len(prefetchable_loads(program, op)) for op in program.walk() if op.kind == "for")
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 8])

@@ -13,7 +13,7 @@ from harness import program_of, tensor
 import helion
 import helion.language as hl
 from helion import exc
-from helion._compiler.rewrites.fuse_loops import digits_of, joinable_loops
+from helion._compiler.rewrites.fuse_loops import digits_of, fusible_loops
 from helion.backends.triton.resources.rewritten import joined
 
 
@@ -134,7 +134,7 @@ def test_joined_loops_give_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("fn", [two_products, stored_between])
 def test_other_loops_stay(fn: Callable[..., Any]) -> None:
-    assert joinable_loops(program_of(fn, tensor(64, 64), tensor(64, 64))) is None
+    assert fusible_loops(program_of(fn, tensor(64, 64), tensor(64, 64))) is None
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from harness import program_of, space_of, tensor
 import helion
 import helion.language as hl
 from helion import exc
-from helion._compiler.rewrites.copy_operands import crosswise_operands, unaligned_operands
+from helion._compiler.rewrites.copy_operands import mn_major_operands, unaligned_operands
 from helion.backends.triton.execute.interpreter.races import detect_races
 
 
@@ -151,7 +151,7 @@ def test_operands_copied_along_k_give_the_same(name: str) -> None:
     config = helion.Config(block_sizes=[16, 32, 32], transpose_operands=True, **beside)
     kernel = helion.kernel(fn, static_shapes=True, config=config)
     program = program_of(fn, *args, static_shapes=True)
-    assert len({each.load.number for each in (*crosswise_operands(program), *_packed(program, beside))}) == copied
+    assert len({each.load.number for each in (*mn_major_operands(program), *_packed(program, beside))}) == copied
     assert kernel.bind(args).to_triton_code().count("_helion_packed") >= copied
     with detect_races():
         result = kernel(*args)
@@ -166,9 +166,9 @@ def _packed(program: Any, beside: dict[str, Any]) -> tuple[Any, ...]:
 def test_operands_that_are_not_copied_along_k() -> None:
     row, column = tensor(64, 64, dtype=torch.float32), tensor(64, 64, dtype=torch.float32).t()
     for args, found in (((row, row), 1), ((row, column), 0), ((column, row), 2), ((tensor(64, 64), tensor(64, 64)), 0)):
-        assert len(crosswise_operands(program_of(plain, *args, static_shapes=True))) == found
-    assert not crosswise_operands(program_of(plain, row, row, static_shapes=True, dot_precision="ieee"))
-    assert not crosswise_operands(program_of(plain, row, row, static_shapes=False))
+        assert len(mn_major_operands(program_of(plain, *args, static_shapes=True))) == found
+    assert not mn_major_operands(program_of(plain, row, row, static_shapes=True, dot_precision="ieee"))
+    assert not mn_major_operands(program_of(plain, row, row, static_shapes=False))
     for args, target, why in (
         ((row, column), "sm_90", "MN-major"),
         ((row, row), "sm_100", "does not need K-major"),

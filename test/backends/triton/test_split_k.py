@@ -16,7 +16,7 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion._compiler.ir.rewrite import Declined
-from helion._compiler.rewrites.split_k.legality import summing_loop
+from helion._compiler.rewrites.split_k.legality import accumulation_loop
 from helion._testing import map_tensors
 
 
@@ -369,7 +369,7 @@ def added(x, y):
 )
 def test_sums_that_are_not_split(fn: Callable[..., Any], why: str) -> None:
     with pytest.raises(Declined, match=why):
-        summing_loop(program_of(fn, tensor(64, 256), tensor(256, 64), static_shapes=True))
+        accumulation_loop(program_of(fn, tensor(64, 256), tensor(256, 64), static_shapes=True))
     with pytest.raises(exc.InvalidConfig, match=f"split_k.*{why}"):
         space_of(fn, tensor(64, 256), tensor(256, 64), static_shapes=True).normalize(helion.Config(split_k=2))
 

@@ -15,7 +15,7 @@ import helion.language as hl
 from benchmarks.workloads.rows import batch_norm_columns, group_norm_nhwc, unit_columns
 from helion import exc
 from helion._compiler.ir.rewrite import Declined
-from helion._compiler.rewrites.split_k.legality import spread_loops, summing_loop
+from helion._compiler.rewrites.split_k.legality import accumulation_loop, split_epilogue_loops
 
 Args = tuple[Any, ...]
 
@@ -463,9 +463,9 @@ X = tensor(256, 64, dtype=torch.float32)
 )
 def test_loops_that_are_not_shared(fn: Callable[..., Any], args: Args, why: str) -> None:
     program = program_of(fn, *args, static_shapes=True)
-    assert spread_loops(program) == ()
+    assert split_epilogue_loops(program) == ()
     with pytest.raises(Declined, match=why):
-        summing_loop(program)
+        accumulation_loop(program)
     with pytest.raises(exc.InvalidConfig, match=f"split_k.*({why})"):
         helion.kernel(fn, static_shapes=True).bind(args, target="sm_90").config_spec.normalize(helion.Config(split_k=2))
 

@@ -14,8 +14,8 @@ from ...ir.grammar import Bound, ForAttrs, LoopAxis, OperandRef, Program
 from ...ir.rewrite import Declined
 from ..record import FactContext, Rewrite, RuleContext, Values
 from ..steps import StepInputs
-from .legality import OPEN_GRID, spread_loops, summing_loop
-from .partials import split_sums
+from .legality import OPEN_GRID, accumulation_loop, split_epilogue_loops
+from .partials import split_accumulation
 
 #: Largest factor: the reduction kernel has this many loads in flight at once.
 MOST_PARTS = 64
@@ -27,14 +27,14 @@ _LEAST_PART, _LARGE_TILE, _WAVES = 128, 128, 4
 
 def split_axis(program: Program) -> LoopAxis:
     """Return the axis of the accumulation loop of a program that can be split."""
-    loop = summing_loop(program)
+    loop = accumulation_loop(program)
     (axis,) = next(op.attributes(ForAttrs).axes for op in program.walk() if op.number == loop)
     return axis
 
 
 def _applies(program: Program, target: Target | None) -> str:
     try:
-        summing_loop(program)
+        accumulation_loop(program)
     except Declined as declined:
         return str(declined)
     return ""
@@ -43,7 +43,7 @@ def _applies(program: Program, target: Target | None) -> str:
 def _has_open_grid(program: Program) -> bool:
     """Return whether only sizes that differ from call to call keep the program from being split."""
     try:
-        summing_loop(program)
+        accumulation_loop(program)
     except Declined as declined:
         return str(declined) == OPEN_GRID
     return False
@@ -51,11 +51,11 @@ def _has_open_grid(program: Program) -> bool:
 
 def _fact(context: FactContext) -> tuple[int, ...] | None:
     """Return the axes of the loops that programs then also share; None where the sums cannot be split."""
-    return None if _applies(context.program, None) else spread_loops(context.program)
+    return None if _applies(context.program, None) else split_epilogue_loops(context.program)
 
 
 def _values(program: Program, target: Target) -> Values:
-    most = MOST_SPREAD if spread_loops(program) else MOST_PARTS
+    most = MOST_SPREAD if split_epilogue_loops(program) else MOST_PARTS
     searched = PowerOfTwoFragment(1, _worth_trying(program, target, most))
     return Values(legal=PowerOfTwoFragment(1, most), searched=searched)
 
@@ -100,7 +100,7 @@ def _bound_seen(bound: Bound) -> int:
 
 
 def _apply(program: Program, value: int, inputs: StepInputs) -> Program:
-    return split_sums(program, value, inputs.sizes_in(program))
+    return split_accumulation(program, value, inputs.sizes_in(program))
 
 
 SPLIT_K = Rewrite(

@@ -1,4 +1,4 @@
-"""Legality of split-K: the loop that ``split_sums`` splits, or the reason why a kernel has none."""
+"""Legality of split-K: the loop that ``split_accumulation`` splits, or the reason why a kernel has none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ...ir.grammar import (
 )
 from ...ir.ops import OPS
 from ...ir.rewrite import Declined, remembered
-from .loops import check_spread, spread_blocks
+from .loops import check_split_loops, split_loop_blocks
 
 #: Ops after the loop whose results do not depend on the tiles of their grid.
 _AFTER = frozenset(
@@ -37,8 +37,8 @@ OPEN_GRID = "the sizes of the grid differ from call to call"
 
 
 @remembered
-def summing_loop(program: Program) -> int:
-    """Return the number of the op that is the loop that ``split_sums`` splits.
+def accumulation_loop(program: Program) -> int:
+    """Return the number of the op that is the loop that ``split_accumulation`` splits.
 
     Raises ``Declined`` with the reason if no tile sizes allow a split.
     """
@@ -68,14 +68,14 @@ def summing(ops: tuple[Op, ...]) -> list[Op]:
     return [first, *carrying]
 
 
-def spread_loops(program: Program) -> tuple[int, ...]:
+def split_epilogue_loops(program: Program) -> tuple[int, ...]:
     """Return the blocks of the loops after the sums, which programs share as well; empty if the sums cannot be
     split."""
     try:
-        loop = summing_loop(program)
+        loop = accumulation_loop(program)
     except Declined:
         return ()
-    return spread_blocks(op for op in program.roots[0].body.ops if op.number != loop)
+    return split_loop_blocks(op for op in program.roots[0].body.ops if op.number != loop)
 
 
 def _check_loop(loop: Op) -> None:
@@ -130,7 +130,7 @@ def _check_spread(program: Program, sums: list[Op], before: tuple[Op, ...], behi
         raise Declined("the kernel has loops after that of a matmul")
     if any(value.dtype not in SUMMED for loop in sums for value in loop.results):
         raise Declined("the sums before other loops have narrow dtypes")
-    check_spread(program, before, behind)
+    check_split_loops(program, before, behind)
 
 
 def combinations(loop: Op) -> list[str]:

@@ -1,7 +1,7 @@
 """Distributes loops that follow a split reduction over the programs of the second grid loop.
 
 A norm over the rows of a batch reads all rows for its sums, and again to apply them. If the sums are split
-(``split_sums``), only one program per tile of columns would run the second loop::
+(``split_accumulation``), only one program per tile of columns would run the second loop::
 
     grid b0: .. %1 = the sums over all parts; %2 = f %1; store means[b0] <- %2
                  for b2 in 0..m: store out[b2, b0] <- g %2
@@ -36,12 +36,12 @@ _REPEATED = frozenset(
 )  # fmt: skip
 
 
-def spread_blocks(behind: Iterable[Op]) -> tuple[int, ...]:
+def split_loop_blocks(behind: Iterable[Op]) -> tuple[int, ...]:
     """Return the blocks of the loops among ``behind``, the ops after the sums."""
     return tuple(op.attrs.axes[0].block for op in behind if isinstance(op.attrs, ForAttrs))
 
 
-def check_spread(program: Program, before: tuple[Op, ...], behind: tuple[Op, ...]) -> None:
+def check_split_loops(program: Program, before: tuple[Op, ...], behind: tuple[Op, ...]) -> None:
     """Raise ``Declined`` if programs cannot share the loops among ``behind``, the ops after the sums.
 
     Each program also repeats the ops ``before`` the sums.
@@ -108,7 +108,7 @@ def _check_memory(program: Program, ops: list[Op], inside: Mapping[int, Op], onc
             raise Declined("iterations of a loop after the sums may access the same element")
 
 
-def spread(op: Op, split: Split, read: frozenset[int], renamed: Mapping[int, Value]) -> Op:
+def split_loop(op: Op, split: Split, read: frozenset[int], renamed: Mapping[int, Value]) -> Op:
     """Return the loop ``op`` over one of the ranges of ``split``, with values renamed.
 
     It runs backwards if it reads a tensor of ``read``, those that the reduction loop has read. The ends of all ranges
@@ -140,4 +140,4 @@ def _renaming(region: Region, renamed: Mapping[int, Value]) -> Region:
     return replace(region, ops=tuple(renaming(op, renamed) for op in region.ops), results=results)
 
 
-__all__ = ["check_spread", "done_once", "renaming", "spread", "spread_blocks"]
+__all__ = ["check_split_loops", "done_once", "renaming", "split_loop", "split_loop_blocks"]

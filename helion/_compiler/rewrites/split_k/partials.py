@@ -52,8 +52,8 @@ from ...ir.ops import OPS
 from ...ir.reductions import REDUCTIONS
 from ...ir.rewrite import Declined
 from ...passes.always.simplify import drop_dead
-from .legality import combinations, summing, summing_loop
-from .loops import done_once, renaming, spread, spread_blocks
+from .legality import accumulation_loop, combinations, summing
+from .loops import done_once, renaming, split_loop, split_loop_blocks
 
 #: Elements of a tile of the second grid loop, and its maximal columns. An output of 64 K elements gives at least as
 #: many programs as GPUs have SMs, with 16 bytes for each of 128 threads.
@@ -66,11 +66,11 @@ _REDUCTIONS = {row.combine: row.name for row in REDUCTIONS.values()}
 _NAME = "_helion_parts"
 
 
-def split_sums(program: Program, count: int, sizes: Mapping[int, int]) -> Program:
+def split_accumulation(program: Program, count: int, sizes: Mapping[int, int]) -> Program:
     """Return the program with its reduction loops in ``count`` parts; itself if tiles of ``sizes`` leave no room for
     that."""
     try:
-        return drop_dead(_Splitter(program, summing_loop(program), count, sizes).program())
+        return drop_dead(_Splitter(program, accumulation_loop(program), count, sizes).program())
     except Declined:
         return program
 
@@ -124,7 +124,7 @@ class _Splitter:
         ]
         self.kept = {loop.number: [p for p in made if any(p.value is v for v in loop.results)] for loop in self.sums}
         roots = [self.summing(at) for at in range(len(self.sums))]
-        roots.append(self.spreading() if len(roots) > 1 or spread_blocks(self.rest) else self.adding())
+        roots.append(self.spreading() if len(roots) > 1 or split_loop_blocks(self.rest) else self.adding())
         tensors = (*self.before.tensors, *(part.tensor for part in made))
         return replace(self.before, tensors=tensors, blocks=tuple(self.blocks), roots=tuple(roots))
 
@@ -205,7 +205,7 @@ class _Splitter:
         mine = Split(block=split.id, count=self.count)
         loop = replace(loop, operands=())
         read = _tensors_read(self.sums[number - 1]) if number % 2 else frozenset()
-        ops.append(replace(spread(loop, mine, read, renamed), operands=tuple(neutral)))
+        ops.append(replace(split_loop(loop, mine, read, renamed), operands=tuple(neutral)))
         part = out.emit("tile", (), self.before.index_dtype, (), TileAttrs(split.id, "index"), "part")
         for each in parts:
             operands, indices = self.indices(out, each.value, part, {})
@@ -252,7 +252,7 @@ class _Splitter:
 
     def spreading(self) -> Root:
         """Return the last grid loop if programs share the loops after the sums, in the tiles of the first one."""
-        count = self.count if spread_blocks(self.rest) else 1
+        count = self.count if split_loop_blocks(self.rest) else 1
         mine = self.block("grid", count, 1, f"part of {count}")
         ops: list[Op] = []
         out = Builder(self.numbers, self.op.location, ops)
@@ -264,7 +264,7 @@ class _Splitter:
         alone = tuple(renaming(op, renamed) for op in self.rest if op.number in once)
         for op in self.rest:
             if isinstance(op.attrs, ForAttrs):
-                ops.append(spread(op, Split(block=mine.id, count=count), read, renamed))
+                ops.append(split_loop(op, Split(block=mine.id, count=count), read, renamed))
                 read = frozenset()
             elif op.number not in once:
                 ops.append(renaming(op, renamed))

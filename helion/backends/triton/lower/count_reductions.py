@@ -33,7 +33,7 @@ from ...._shapes import Dim
 _EXACT = 1 << 24
 
 
-def count_in_floats(program: Program, inputs: StepInputs) -> Program:
+def count_reductions(program: Program, inputs: StepInputs) -> Program:
     """Return the program with integer sums of conditions in fp32, if that is ``inputs``."""
     if not inputs.float_counts or not any(_is_integer_sum(op) for op in program.walk()):
         return program

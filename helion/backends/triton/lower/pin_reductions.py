@@ -23,7 +23,7 @@ _SINGLE_KINDS = frozenset(("store", "view"))
 _SINGLE_NAMES = frozenset(("cast", "add", "sub", "mul", "div"))
 
 
-def keep_sums(program: Program, inputs: StepInputs) -> Program:
+def pin_reductions(program: Program, inputs: StepInputs) -> Program:
     """Return the program with ``kept`` set on the reductions that must stay in their loop."""
     pinned = _all_pinned(program, inputs.repeated)
     if not pinned:

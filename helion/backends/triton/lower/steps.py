@@ -27,10 +27,10 @@ from ...._support.lazy import lazy
 from .align import align_rows
 from .backwards import turn_loops
 from .carries import share_variables
-from .count_reductions import count_in_floats
+from .count_reductions import count_reductions
 from .early_operands import load_early
 from .float_reads import read_as_floats
-from .pin_reductions import keep_sums
+from .pin_reductions import pin_reductions
 from .whole_tiles import part_whole_tiles
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def widen_gathers(program: Program, inputs: StepInputs) -> Program:
     return map_ops(program, widen)
 
 
-def single_products(program: Program, inputs: StepInputs) -> Program:
+def unbatch_dots(program: Program, inputs: StepInputs) -> Program:
     """Return the program with batched matmuls of a single matrix marked: the matrix unit takes 2-D operands."""
     if not any(op.kind == "dot" for op in program.walk()):
         return program
@@ -103,7 +103,7 @@ def _squeeze(program: Program, inputs: StepInputs) -> Program:
 STEPS: tuple[Step, ...] = (
     CHOOSE_BRANCHES,
     *rewrites.schedule(None, "fuse_loops"),
-    Step("triton.count_reduction_fp32", count_in_floats),
+    Step("triton.count_reduction_fp32", count_reductions),
     ROLL,
     FLATTEN,
     *rewrites.schedule("fuse_loops", "split_k"),
@@ -116,10 +116,10 @@ STEPS: tuple[Step, ...] = (
     Step("triton.aligned_rows", align_rows),
     Step("triton.backwards", turn_loops),
     Step("triton.whole_tiles", part_whole_tiles),
-    Step("triton.pin_reductions", keep_sums),
+    Step("triton.pin_reductions", pin_reductions),
     Step("triton.fold_merged_iota", _count_lanes),
     Step("triton.gathers", widen_gathers),
-    Step("triton.unbatch_dot", single_products),
+    Step("triton.unbatch_dot", unbatch_dots),
     Step("triton.atomics", unread_atomics),
     *rewrites.schedule("swap_ab", None),
     Step("triton.early_operands", load_early),

@@ -12,7 +12,7 @@ from harness import program_of, space_of, tensor
 
 import helion
 import helion.language as hl
-from helion._compiler.rewrites.swap_ab import turnable
+from helion._compiler.rewrites.swap_ab import swappable_matmuls
 from helion.backends.triton.toolchain.offline import compile_offline
 from helion.backends.triton.toolchain.signature import offline_signature
 
@@ -178,8 +178,8 @@ def test_products_that_cannot_be_turned() -> None:
         (last_product, (row, row), 0),
         (carried_twice, (row, row), 0),
     ):
-        assert len(turnable(program_of(fn, *args, static_shapes=True))) == found
-    assert not turnable(program_of(exact, row, row, static_shapes=True, dot_precision="ieee"))
+        assert len(swappable_matmuls(program_of(fn, *args, static_shapes=True))) == found
+    assert not swappable_matmuls(program_of(exact, row, row, static_shapes=True, dot_precision="ieee"))
     space = space_of(accumulated, row, column, static_shapes=True)
     wish = helion.Config(swap_ab=True)
     (change,) = space.adjusted(wish)
