@@ -347,6 +347,7 @@ def launches(name: str, n: int, seconds: float) -> dict[str, Any]:
 
 
 def jobs(names: list[str]) -> Iterator[list[str]]:
+    yield ["--odd"]
     for name in names:
         yield ["--worker", name, "bfloat16"]
     yield ["--repeated"]
@@ -364,6 +365,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--worker", nargs=2)
     parser.add_argument("--baseline", nargs=3)
+    parser.add_argument("--odd", action="store_true")
     parser.add_argument("--repeated", action="store_true")
     options = parser.parse_args()
     end = float(os.environ.get("ROWS_END", time.time() + options.seconds))
@@ -371,6 +373,10 @@ def main() -> None:
         return worker(*options.worker, end - time.time() - 10)
     if options.baseline:
         return baseline(*options.baseline, end - time.time() - 15)
+    if options.odd:
+        import row_oddities
+
+        return row_oddities.main()
     if options.repeated:
         return repeated(6.0)
     from row_workloads import WORKLOADS
@@ -420,7 +426,7 @@ def summarize(folder: Path) -> None:
         print(
             f"{text}  predicted {line['predicted']:7.1f}{beside}  {'' if line['ok'] else 'WRONG '}{line['plan'][:90]}"
         )
-    for line in (*bad, *(line for line in lines if line["kind"] in ("failed", "repeated"))):
+    for line in (*bad, *(line for line in lines if line["kind"] in ("failed", "repeated", "odd"))):
         print(json.dumps(line)[:700])
 
 
