@@ -188,6 +188,32 @@ def documents(q, k, v, document, lengths):
     return out
 
 
+def local(q, k, v):
+    """A window whose loop ends with the tile of queries, and a low number as its mask; inputs `[H, S, D]`."""
+    heads, m, _ = q.size()
+    dims = hl.specialize(q.size(2))
+    out = torch.empty_like(q)
+    scale = LOG2E / math.sqrt(dims)
+    for tile_h, tile_m in hl.tile([heads, m]):
+        m_i = hl.full([tile_h, tile_m], float("-inf"), dtype=torch.float32)
+        l_i = hl.zeros([tile_h, tile_m], dtype=torch.float32)
+        acc = hl.zeros([tile_h, tile_m, dims], dtype=torch.float32)
+        for tile_n in hl.tile(tile_m.begin + tile_m.block_size):
+            qk = hl.dot(q[tile_h, tile_m, :], k[tile_h, tile_n, :].transpose(-2, -1)) * scale
+            distance = tile_m.index[:, None] - tile_n.index[None, :]
+            seen = (distance >= 0) & (distance <= 100)
+            qk = torch.where(seen[None, :, :], qk, -1.0e30)
+            m_ij = torch.maximum(m_i, torch.amax(qk, -1))
+            p = torch.exp2(qk - m_ij[..., None])
+            alpha = torch.exp2(m_i - m_ij)
+            l_i = l_i * alpha + p.sum(-1)
+            acc *= alpha[..., None]
+            acc += hl.dot(p.to(v.dtype), v[tile_h, tile_n, :])
+            m_i = m_ij
+        out[tile_h, tile_m, :] = (acc / l_i[..., None]).to(out.dtype)
+    return out
+
+
 def softcap(score, b, h, q, k):
     return 30 * torch.tanh(score / 30)
 
@@ -252,6 +278,13 @@ def _of_documents(q, k, v, document, lengths):
     hidden = torch.zeros_like(seen, dtype=torch.float64).masked_fill(~seen, float("-inf"))[:, None]
     found = reference(*(x.transpose(1, 2) for x in (q, k, v)), bias=hidden)[0]
     return torch.nan_to_num(found, nan=0.0).transpose(1, 2)
+
+
+def _of_local(q, k, v):
+    def mod(score, b, h, i, j):
+        return torch.where((i >= j) & (i - j <= 100), score, float("-inf"))
+
+    return reference(q[None], k[None], v[None], mod=mod)[0][0]
 
 
 def _of_scaled(q, k, v, factor):
@@ -326,6 +359,9 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, large: bool 
     ]:
         x = (*heads_last(*three(*size)), True)
         add(f"decode {size}", rows_of_heads, x, _rows)
+    for size in [(1, 2, 2, 300, 300, 64, 64), *([(1, 8, 8, 2000, 2000, 128, 128)] if large else [])]:
+        x = tuple(each[0] for each in three(*size))
+        add(f"local {size}", local, x, _of_local)
     for size in [(2, 197, 3, 64), *([(3, 577, 4, 64), (2, 1024, 2, 128)] if large else [])]:
         batch, m, heads, dims = size
         x = (random(batch, m, 3, heads, dims, dtype=dtype, device=device),)

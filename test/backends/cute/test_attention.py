@@ -20,3 +20,25 @@ def test_values_on_cpu_tensors(case: kernels.Case, arguments: tuple[Any, ...]) -
     wanted = case.reference(*arguments)
     for one, other in zip(*((x,) if torch.is_tensor(x) else x for x in (found, wanted)), strict=True):
         assert (one.double() - other).norm() < 5e-3 * other.norm()
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(("case", "arguments"), CASES, ids=[case.name for case, _ in CASES])
+def test_binaries_are_neither_spilled_nor_serialized(case: kernels.Case, arguments: tuple[Any, ...]) -> None:
+    """Compile each seed. ptxas serializes MMAs, with an arrival for each, where accumulators need more registers."""
+    meta = tuple(each.to("meta") if torch.is_tensor(each) else each for each in arguments)
+    bound = helion.kernel(backend="cute")(case.kernel).bind(meta, target="sm_90")
+    for seed in bound.seeds:
+        found = bound.resources(seed.config)
+        parts = bound.plan(seed.config).attention.parts
+        assert found.spill_bytes == 0
+        assert found.sass_counts["WARPGROUP"] <= 5 + 3 * len(parts), "4 of the first and last block, 3 of each loop"
+
+
+def test_auto_selects_the_faster_backend_by_prediction() -> None:
+    shape = (4, 32, 4096, 128)
+    tensors = tuple(torch.empty(shape, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    bound = helion.kernel()(kernels.attention.fn).bind((*tensors, True), target="h100")
+    assert bound.backend_on_gpu == "cute"
+    older = helion.kernel()(kernels.attention.fn).bind((*tensors, True), target="sm_80")
+    assert older.backend_on_gpu == "triton"

@@ -1,8 +1,8 @@
 """An attention as its facts describe it, and the predicted time of a launch.
 
-An SM takes ``element_ns`` for one score of one query, and ``column_ns`` more for each dimension of q and of v. The
-rates are fitted to 21 timings on an H100 (2026-11-27, head dimensions 64, 128 and 256, 4096 to 16384 keys), within 6 %.
-Formulas of scores add to them by their number of operations, from kernels with softcap, slopes per head and a bias.
+An SM needs the time of the softmax, or that of the MMAs, for one score of one query, whichever is longer; both overlap.
+The rates are fitted to 14 timings on an H100 (2026-11-28, test/backends/cute/attention_on_gpu.py): head dimensions 64, 128
+and 256, 1000 to 16384 queries, a formula with a hyperbolic tangent.
 """
 
 from __future__ import annotations
@@ -22,19 +22,26 @@ from ..plan.records import WGMMA_ROWS
 
 PLAIN_OPS = 4
 """Elementwise operations on a score of a softmax without a formula: scale, difference, exponential, rounding."""
+MASK_OPS = 2
+"""Those of a mask by positions, which most blocks do not have: a comparison and a selection."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionRates:
     """Rates of one SM of an H100 at its usual clock. Other GPUs are scaled by their matrix rate per SM."""
 
-    element_ns: float = 0.0275
-    column_ns: float = 0.000297
-    operation_ns: float = 0.0055
-    special_ns: float = 0.018
+    softmax_ns: float = 0.062
+    """Time of the softmax of a score without a formula."""
+    column_ns: float = 0.00033
+    """Time of the MMAs of a score, for each dimension of q and of v."""
+    overlap: float = 4.0
+    """Exponent of the norm that combines both."""
+    operation_ns: float = 0.0097
+    special_ns: float = 0.032
+    """Time that an operation of the formula adds, and one of the special function unit."""
     tile_us: float = 1.6
     """Prologue and epilogue of a tile: the first scores and the last output overlap with nothing of the group."""
-    dynamic_us: float = 0.2
+    dynamic_us: float = 1.0
     """What remains of it where the tiles of a persistent CTA overlap."""
     single: float = 1.45
     """Factor of one consumer group, whose softmax overlaps with its own MMAs alone."""
@@ -120,7 +127,9 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         bounded=(fact.diagonal or fact.hidden) and 2 * queries > keys,
         masked=fact.diagonal or fact.hidden,
         loaded_bytes=loaded_bytes,
-        operations=max(0, sum(each.ops for each in work) - PLAIN_OPS),
+        operations=max(
+            0, sum(each.ops for each in work) - PLAIN_OPS - (MASK_OPS if fact.diagonal or fact.hidden else 0)
+        ),
         special=max(0, sum(each.sfu_ops for each in work) - 1),
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
     )
@@ -155,8 +164,9 @@ def predicted_us(
     if shape.bounded:
         blocks = min(blocks, (blocks + -(-rows // choice.keys)) / 2 + 0.5)  # type: ignore[assignment]
     per_sm = _rate_per_sm(target) / _rate_per_sm(hardware.target(MEASURED))
-    element = rates.element_ns + rates.column_ns * (shape.qk_columns + shape.v_columns)
-    element += rates.operation_ns * shape.operations + rates.special_ns * shape.special
+    softmax = rates.softmax_ns + rates.operation_ns * shape.operations + rates.special_ns * shape.special
+    matmuls = rates.column_ns * (shape.qk_columns + shape.v_columns)
+    element = (softmax**rates.overlap + matmuls**rates.overlap) ** (1 / rates.overlap)
     element *= (1 + rates.wide * WGMMA_ROWS / choice.keys) * (rates.single if choice.groups == 1 else 1.0)
     tile_us = rows * choice.keys * blocks * element / 1e3 / per_sm
     overhead = rates.dynamic_us if choice.scheduler == "dynamic" else rates.tile_us

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ....._compiler.ir.grammar import Op, Operand, PointwiseAttrs, Value
+from ....._compiler.ir.grammar import NumberAttrs, Op, Operand, PointwiseAttrs, Value
+from ....._shapes import Expr
 from ...plan.attention.records import Band
 from .loops import Loops, is_position
 
@@ -99,6 +100,10 @@ def every_query_sees(band: Band, queries: int, keys: int) -> bool:
     return keys > 0 and first <= last and all(query + last >= 0 and query + first <= keys - 1 for query in ends)
 
 
+EVERY_KEY = -(2**62)
+"""The distance of the first key in loops from 0."""
+
+
 @dataclass(frozen=True)
 class End:
     """The end of a loop over keys: ``limit`` keys, and those up to ``past`` beyond the end of the tile of queries."""
@@ -123,6 +128,8 @@ def end_of_loop(loops: Loops, end: Operand) -> End | None:
     name, terms = made.attrs.name, [end_of_loop(loops, each) for each in made.operands]
     if name == "cast":
         return terms[0]
+    if name == "add" and _is_begin_and_size(loops, made):
+        return End(past=0)
     one, other = terms if len(terms) == 2 else (None, None)
     if one is None or other is None:
         return None
@@ -132,6 +139,52 @@ def end_of_loop(loops: Loops, end: Operand) -> End | None:
         return None
     moved = other.limit if name == "add" else -other.limit
     return End(*(None if each is None else each + moved for each in (one.limit, one.past)))
+
+
+def _is_begin_and_size(loops: Loops, made: Op) -> bool:
+    """Return whether an op adds the size of the tile of queries to its begin."""
+    terms = [loops.stripped(each) for each in made.operands]
+    for one, other in (terms, terms[::-1]):
+        if is_position(one, ("begin",)) == loops.queries and _size_of(other) == loops.queries:
+            return True
+    return False
+
+
+def _size_of(op: Op | None) -> int | None:
+    """Return the block whose tile size the op is, or None."""
+    expr = op.attrs.expr if op is not None and isinstance(op.attrs, NumberAttrs) else None
+    return expr.args[0] if isinstance(expr, Expr) and expr.op == "block" else is_position(op, ("block_size",))
+
+
+def begin_of_loop(loops: Loops, begin: Operand) -> int | None:
+    """Return the least distance of a loop's first key from the first query of the tile.
+
+    A loop from 0 has every key. The result is None for a begin that is neither 0 nor a position of the tile plus a
+    number.
+    """
+    if not isinstance(begin, Value):
+        return EVERY_KEY if begin == 0 else None
+    made = loops.stripped(begin)
+    if made is None:
+        return None
+    if made.kind == "full":
+        return begin_of_loop(loops, made.operands[0])
+    if is_position(made, ("begin",)) == loops.queries:
+        return 0
+    name = made.attrs.name if isinstance(made.attrs, PointwiseAttrs) else ""
+    if name == "cast":
+        return begin_of_loop(loops, made.operands[0])
+    if name == "maximum":
+        known = [begin_of_loop(loops, each) for each in made.operands]
+        distances = [each for each in known if each is not None and each != EVERY_KEY]
+        return distances[0] if EVERY_KEY in known and len(distances) == 1 else None
+    if name not in ("add", "sub"):
+        return None
+    one, number = made.operands
+    found = None if isinstance(number, Value) else begin_of_loop(loops, one)
+    if found is None or found == EVERY_KEY or not isinstance(number, int):
+        return None
+    return found + (number if name == "add" else -number)
 
 
 def _least(one: int | None, other: int | None) -> int | None:

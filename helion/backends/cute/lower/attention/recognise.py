@@ -34,7 +34,7 @@ from ...plan.refusal import Refusal
 from ..chain import ROUNDED
 from ..names import name_of
 from ..numbers import equal, size
-from .band import End, band_of, end_of_loop, every_query_sees, joined
+from .band import EVERY_KEY, End, band_of, begin_of_loop, end_of_loop, every_query_sees, joined
 from .formula import FormulaReader
 from .loops import Loops, loops_of
 from .packing import with_packed_heads
@@ -454,6 +454,8 @@ class _Scores:
         self.reader = FormulaReader(loops, (PRODUCT,), loops.keys, "scores")
         product = loops.first.result
         self.reader.known[product.number] = self.reader.rounded(PRODUCT, product.dtype)
+        self.finite = False
+        """True if a mask is a number so low that its weights are zero where a query sees any key."""
         self.hidden: dict[int, Operand] = {}
         """By the number of a mask's result: the scores that it hides."""
         self._find_masks(scores)
@@ -482,12 +484,17 @@ class _Scores:
         if _name(made) != "where":
             return None
         condition, one, other = made.operands
-        seen = not _is_minus_infinity(self.loops, one)
+        seen = not _is_lowest(self.loops, one)
         if not seen:
             one, other = other, one
-        band = band_of(self.loops, condition, seen) if _is_minus_infinity(self.loops, other) else None
+        band = band_of(self.loops, condition, seen) if _is_lowest(self.loops, other) else None
         if band is None:
             return None
+        if not _is_minus_infinity(self.loops, other):
+            both = joined(self.band, band)
+            if not every_query_sees(both, self.loops.extent(self.loops.queries), _keys(self.loops)):
+                return None
+            self.finite = True
         self.band = joined(self.band, band)
         self.hidden[made.result.number] = one
         return one
@@ -527,6 +534,13 @@ class _Scores:
         return (float(number) if _name(made) == "mul" else 1.0 / number), one
 
 
+def _is_lowest(loops: Loops, value: Operand) -> bool:
+    """Return whether a value is minus infinity, or a number that no score is expected to reach."""
+    made = loops.stripped(value)
+    number = made.operands[0] if made is not None and made.kind == "full" else value
+    return isinstance(number, (int, float)) and number <= LOWEST
+
+
 def _is_minus_infinity(loops: Loops, value: Operand) -> bool:
     made = loops.stripped(value)
     number = made.operands[0] if made is not None and made.kind == "full" else value
@@ -543,17 +557,27 @@ def _may_be_infinite(formula: Formula) -> bool:
     return infinite or any(source.kind != "number" for source in formula.sources)
 
 
+def _keys(loops: Loops) -> int:
+    """Return the keys that k and v have."""
+    pairs = ((loops.first, "k"), (loops.second, "v"))
+    return min(access_of(loops, _loaded(loops, dot.operands[1], what)).extents[loops.keys] for dot, what in pairs)
+
+
 def _covered(loops: Loops, band: Band) -> tuple[Band, int]:
     """Return the band and the number of keys of the loop. Raises ``Refusal`` if tiles would change the result."""
     (axis,) = loops.loop.attributes(ForAttrs).axes
     block = loops.program.blocks[axis.block]
     plain = block.kind == "tile" and not axis.scalar and axis.jagged is None and axis.split is None
-    if not plain or not equal(axis.begin, 0) or not equal(axis.step, 1):
-        raise Refusal("a loop over keys from 0 is implemented")
-    stored = min(
-        access_of(loops, _loaded(loops, dot.operands[1], "k")).extents[loops.keys]
-        for dot in (loops.first, loops.second)
-    )
+    begin = loops.loop.operands[axis.begin.at] if isinstance(axis.begin, OperandRef) else axis.begin
+    first = begin_of_loop(loops, begin) if isinstance(begin, (int, Value)) else None
+    if not plain or first is None or not equal(axis.step, 1):
+        raise Refusal("a loop over keys from 0, or from the first query of the tile plus a number, is implemented")
+    if first > EVERY_KEY and (band.first is None or band.first < first):
+        raise Refusal(
+            "the loop over keys begins with the tile of queries, and its mask lets a query see earlier keys: the result"
+            " would depend on the size of tiles"
+        )
+    stored = _keys(loops)
     end = axis.end
     found = end_of_loop(loops, loops.loop.operands[end.at]) if isinstance(end, OperandRef) else _known(end)
     if found is None:

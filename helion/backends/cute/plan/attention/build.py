@@ -128,6 +128,8 @@ def registers_of(columns: int, keys: int) -> int:
 
 def check_problem(problem: AttentionProblem) -> None:
     """Check that the tensors can be loaded and multiplied. Raises ``Refusal``."""
+    if not problem.keys:
+        raise Refusal("attention without keys is not implemented")
     if problem.q.columns != problem.k.columns:
         raise Refusal(f"heads of q and k have {problem.q.columns} and {problem.k.columns} dimensions")
     for matrix in (problem.q, problem.k, problem.v):

@@ -15,7 +15,7 @@ from ..structure import MAX_BOX_BYTES, MAX_NAMED_BARRIERS
 from .machine import Machine
 from .rules import execute
 
-SCHEDULES = ((0, 0), (3, 2), (2, 6))
+SCHEDULES = ((0, 0), (3, 2))
 """Simulated (tiles, seed). They expose each of the faults that tests plant (test_attention_verify.py)."""
 
 
