@@ -214,6 +214,40 @@ def local(q, k, v):
     return out
 
 
+def many_formulas(q, k, v, slope, gate, per_query, factor):
+    """Formulas of scores and outputs with every kind of operand, some read by both."""
+    batch, heads, m, _ = q.size()
+    n = k.size(2)
+    dims = hl.specialize(q.size(3))
+    out = torch.empty_like(q)
+    stat = torch.empty([batch, heads, m], dtype=torch.float32, device=q.device)
+    for tile_b, tile_h, tile_m in hl.tile([batch, heads, m], block_size=[1, 1, None]):
+        b, h = tile_b.begin, tile_h.begin
+        highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        acc = hl.zeros([tile_m, dims], dtype=torch.float32)
+        query = q[b, h, tile_m, :]
+        for tile_n in hl.tile(n):
+            s = hl.dot(query, k[b, h, tile_n, :].T) * factor
+            i, j = tile_m.index[:, None], tile_n.index[None, :]
+            s = s + torch.sigmoid(s) * slope[h] - torch.nn.functional.gelu(s) * per_query[b, tile_m][:, None]
+            s = torch.where(((i + 3 > j) | (j < 5)) & (torch.abs(i - j) <= 200), s, -100.0)
+            s = torch.minimum(s, per_query[b, tile_m][:, None] * 50) + torch.log1p(torch.abs(s)) * 0.1
+            raised = torch.maximum(highest, torch.amax(s, -1))
+            weights = torch.exp(s - raised[:, None])
+            shrink = torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[b, h, tile_n, :], acc=acc * shrink[:, None])
+            highest = raised
+        sink = torch.exp(slope[h] - highest)
+        scaled = acc / (total + sink)[:, None]
+        out[b, h, tile_m, :] = (
+            scaled * torch.sigmoid(gate[b, h, tile_m, :].to(torch.float32)) + per_query[b, tile_m][:, None]
+        )
+        stat[b, h, tile_m] = highest + torch.log2(total)
+    return out, stat
+
+
 def softcap(score, b, h, q, k):
     return 30 * torch.tanh(score / 30)
 
@@ -285,6 +319,22 @@ def _of_local(q, k, v):
         return torch.where((i >= j) & (i - j <= 100), score, float("-inf"))
 
     return reference(q[None], k[None], v[None], mod=mod)[0][0]
+
+
+def _of_many(q, k, v, slope, gate, per_query, factor):
+    q, k, v, slope, gate, per_query = (x.double() for x in (q, k, v, slope, gate, per_query))
+    i, j = torch.arange(q.size(2), device=q.device)[:, None], torch.arange(k.size(2), device=q.device)
+    rows = per_query[:, None, :, None]
+    s = q @ k.mT * factor
+    s = s + torch.sigmoid(s) * slope[:, None, None] - torch.nn.functional.gelu(s) * rows
+    s = torch.where(((i + 3 > j) | (j < 5)) & ((i - j).abs() <= 200), s, -100.0)
+    s = torch.minimum(s, rows * 50) + torch.log1p(s.abs()) * 0.1
+    highest = s.amax(-1)
+    weights = torch.exp(s - highest[..., None])
+    total = weights.sum(-1)
+    sink = torch.exp(slope[:, None] - highest)
+    out = weights @ v / (total + sink)[..., None] * torch.sigmoid(gate) + rows
+    return out, highest + torch.log2(total)
 
 
 def _of_scaled(q, k, v, factor):
@@ -362,6 +412,11 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, large: bool 
     for size in [(1, 2, 2, 300, 300, 64, 64), *([(1, 8, 8, 2000, 2000, 128, 128)] if large else [])]:
         x = tuple(each[0] for each in three(*size))
         add(f"local {size}", local, x, _of_local)
+    for size in [(2, 3, 3, 200, 233, 64, 64), *([(2, 4, 4, 1000, 1100, 128, 128)] if large else [])]:
+        batch, heads, _, m, _, dims, _ = size
+        gate = random(batch, heads, m, dims, dtype=dtype, device=device)
+        extra = torch.rand(heads, device=device), gate, torch.rand(batch, m, device=device) + 0.5, 0.13
+        add(f"many formulas {size}", many_formulas, (*three(*size), *extra), _of_many)
     for size in [(2, 197, 3, 64), *([(3, 577, 4, 64), (2, 1024, 2, 128)] if large else [])]:
         batch, m, heads, dims = size
         x = (random(batch, m, 3, heads, dims, dtype=dtype, device=device),)

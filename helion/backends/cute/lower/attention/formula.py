@@ -29,7 +29,8 @@ class FormulaReader:
     """A trace that numbers values as ``Formula`` does: starting values, then sources, then steps.
 
     ``known`` are references by the number of a value: names of starting values in ``starts``, or constants. ``columns``
-    is the block that a second dimension of the formula's values has.
+    is the block that a second dimension of the formula's values has. ``rest`` names the formula in messages, and its
+    sources, which other formulas may read as well.
     """
 
     def __init__(self, loops: Loops, starts: tuple[str, ...], columns: int | None, rest: str) -> None:
@@ -85,7 +86,7 @@ class FormulaReader:
         expr = op.attributes(NumberAttrs).expr
         if expr.kind is bool:
             raise Refusal(f"booleans in {self.rest} that are known only at run time are not implemented")
-        name = f"number_{op.result.number}"
+        name = f"number_{op.result.number}_of_{self.rest}"
         self.sources[name] = Source(name=name, kind="number", dtype="float32"), expr
         return name
 
@@ -115,7 +116,7 @@ class FormulaReader:
         kind = "exact" if row and column else "query" if row else "key" if column else "head"
         pitches = access.strides.get(self.loops.queries, 0), access.strides.get(self.columns or -1, 0)
         source = Source(
-            name=name_of(access.tensor),
+            name=f"{name_of(access.tensor)}_of_{self.rest}",
             kind=kind,  # type: ignore[arg-type]
             dtype=dtype,
             pitches=(pitches[0] if row else 0, pitches[1] if column else 0),
