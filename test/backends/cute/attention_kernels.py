@@ -260,6 +260,10 @@ def capped_window(score, b, h, q, k):
     return window(softcap(score, b, h, q, k), b, h, q, k)
 
 
+def near(score, b, h, q, k):
+    return torch.where(torch.abs(q - k + 3) < 90, score, float("-inf"))
+
+
 def causal(score, b, h, q, k):
     return torch.where(q >= k, score, float("-inf"))
 
@@ -380,7 +384,7 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, large: bool 
         if size[3] == size[4]:
             add(f"causal {size}", attention.fn, (*x, True), lambda q, k, v, c: reference(q, k, v, mod=causal)[0])
     for size in [(1, 4, 2, 300, 300, 64, 64), *([(2, 8, 2, 1000, 1000, 128, 128)] if large else [])]:
-        for mod in (softcap, window, capped_window, causal):
+        for mod in (softcap, window, capped_window, near, causal):
             x = (*three(*size), mod)
             add(
                 f"flex {mod.__name__} {size}", flex_attention.fn, x, lambda q, k, v, mod: reference(q, k, v, mod=mod)[0]

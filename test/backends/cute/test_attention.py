@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -42,3 +43,19 @@ def test_auto_selects_the_faster_backend_by_prediction() -> None:
     assert bound.backend_on_gpu == "cute"
     older = helion.kernel()(kernels.attention.fn).bind((*tensors, True), target="sm_80")
     assert older.backend_on_gpu == "triton"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_random_configs_have_a_plan(causal: bool) -> None:
+    """Draw configs; what the space gives is legal, fits by prediction, and compiles to a plan."""
+    tensors = tuple(torch.empty(2, 4, 1000, 128, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    bound = helion.kernel(backend="cute")(kernels.attention.fn).bind((*tensors, causal), target="h100")
+    space, rng = bound.config_spec, random.Random(0)
+    seen = set()
+    for _ in range(12):
+        drawn = {field.key: field.random(rng) for field in space.fields}
+        for config in (space.random(rng), space.repair(drawn)):
+            assert space.normalize(config) == config
+            plan = bound.plan(config).attention
+            seen.add((plan.groups, plan.keys, plan.splits, plan.scheduler))
+    assert len(seen) >= 6

@@ -72,6 +72,8 @@ def _of_comparison(loops: Loops, made: Op, seen: bool) -> Band | None:
     if name not in _NEGATED:
         return None
     one, other = (affine_of(loops, each) for each in made.operands)
+    if one is None and other is not None and (other.query, other.key) == (0, 0):
+        return _of_distance(loops, made.operands[0], name, other.number)
     if one is None or other is None:
         return None
     key, query, number = one.key - other.key, one.query - other.query, one.number - other.number
@@ -83,6 +85,19 @@ def _of_comparison(loops: Loops, made: Op, seen: bool) -> Band | None:
     if name in ("le", "lt"):
         return Band(last=-number - (1 if name == "lt" else 0))
     return Band(first=-number + (1 if name == "gt" else 0))
+
+
+def _of_distance(loops: Loops, value: Operand, name: str, most: int) -> Band | None:
+    """Return the band of keys whose distance from the query, in either direction, is at most ``most``, or less."""
+    made = loops.stripped(value)
+    if made is None or made.attrs != PointwiseAttrs("abs") or name not in ("le", "lt"):
+        return None
+    distance = affine_of(loops, made.operands[0])
+    if distance is None or distance.query + distance.key != 0 or abs(distance.key) != 1:
+        return None
+    most -= 1 if name == "lt" else 0
+    middle = -distance.number * distance.key
+    return Band(first=middle - most, last=middle + most)
 
 
 def joined(*bands: Band) -> Band:
