@@ -8,7 +8,6 @@ device, ``from_device_properties`` prefers the driver's values.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 import re
 
@@ -38,18 +37,8 @@ class UnknownTargetName(exc.UnknownTarget, ValueError):
     """Error for a name of no GPU in the table, nor of a later relative of one."""
 
 
-class MemoryClass(enum.Enum):
-    """Classes of GPUs by the work split that keeps enough loads in flight for the bandwidth of one SM.
-
-    The class of a GPU is measured on it, or published for it; the number is its bandwidth per SM in GB/s.
-    """
-
-    MODERATE = "moderate"
-    """A few programs on each SM with many loads in flight each: published for H100 (25), and all below it."""
-    FAST = "fast"
-    """Many small programs with few threads: sweeps on H200 (36; `python benchmarks/sweep.py --score`)."""
-    FASTEST = "fastest"
-    """More bytes for each thread, and fewer threads for each row: published for B200 (54)."""
+#: Microseconds from a load to its data while memory is busy, rounded up, for all GPUs of the table.
+MEMORY_LATENCY_US = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,9 +77,6 @@ class Target:
     l2_bytes: int
     """Cache that one SM accesses: on AMD that of one XCD, without the last-level cache."""
     bandwidth_gb_per_s: float
-    memory: MemoryClass
-    """Of the row; a device that is not in the table has that of the row of its architecture with the nearest bandwidth
-    per SM."""
     fp32_tflops: float
     """Fused multiply-adds outside of the matrix units, counted as two operations."""
     matrix_tflops: tuple[tuple[str, float], ...]
@@ -109,6 +95,11 @@ class Target:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.device})"
+
+    @property
+    def in_flight_bytes(self) -> float:
+        """Bytes that each SM keeps in flight at the full bandwidth of memory: latency times bandwidth per SM."""
+        return MEMORY_LATENCY_US * 1e3 * self.bandwidth_gb_per_s / self.num_sms
 
     def has(self, feature: str) -> bool:
         """Return whether the GPU has `feature`, one of ``FEATURES``; ``ValueError`` for any other name."""
@@ -172,7 +163,6 @@ def _cuda(
     max_blocks_per_sm: int,
     l2_mib: int,
     bandwidth_gb_per_s: float,
-    memory: MemoryClass = MemoryClass.MODERATE,
     fp32_tflops: float,
     matrix_tflops: tuple[tuple[str, float], ...],
     features: frozenset[str],
@@ -199,7 +189,6 @@ def _cuda(
         max_threads_per_block=1024,
         l2_bytes=l2_mib * _MIB,
         bandwidth_gb_per_s=bandwidth_gb_per_s,
-        memory=memory,
         fp32_tflops=fp32_tflops,
         matrix_tflops=matrix_tflops,
         features=features,
@@ -215,7 +204,6 @@ def _cdna(
     num_sms: int,
     smem_per_sm_bytes: int,
     bandwidth_gb_per_s: float,
-    memory: MemoryClass = MemoryClass.MODERATE,
     fp32_tflops: float,
     matrix_tflops: tuple[tuple[str, float], ...],
     features: frozenset[str] = frozenset({"fp8", "mfma"}),
@@ -241,7 +229,6 @@ def _cdna(
         max_threads_per_block=1024,
         l2_bytes=4 * _MIB,
         bandwidth_gb_per_s=bandwidth_gb_per_s,
-        memory=memory,
         fp32_tflops=fp32_tflops,
         matrix_tflops=matrix_tflops,
         features=features,
@@ -364,7 +351,6 @@ _ROWS: tuple[tuple[tuple[str, ...], Target], ...] = (
             max_blocks_per_sm=32,
             l2_mib=60,
             bandwidth_gb_per_s=4800,
-            memory=MemoryClass.FAST,
             fp32_tflops=67,
             matrix_tflops=_rates(half=989, tf32=495, fp8=1979, int8=1979, fp64=67),
             features=_HOPPER,
@@ -381,7 +367,6 @@ _ROWS: tuple[tuple[tuple[str, ...], Target], ...] = (
             max_blocks_per_sm=32,
             l2_mib=126,
             bandwidth_gb_per_s=8000,
-            memory=MemoryClass.FASTEST,
             fp32_tflops=80,
             matrix_tflops=_rates(half=2250, tf32=1100, fp8=4500, fp4=9000, int8=4500, fp64=37),
             features=_BLACKWELL,
@@ -398,7 +383,6 @@ _ROWS: tuple[tuple[tuple[str, ...], Target], ...] = (
             max_blocks_per_sm=32,
             l2_mib=126,
             bandwidth_gb_per_s=8000,
-            memory=MemoryClass.FASTEST,
             fp32_tflops=80,
             matrix_tflops=_rates(half=2250, tf32=1100, fp8=4500, fp4=13500, int8=165, fp64=1.25),
             features=_BLACKWELL,
@@ -473,7 +457,6 @@ _ROWS: tuple[tuple[tuple[str, ...], Target], ...] = (
             max_threads_per_block=1024,
             l2_bytes=408 * _MIB,
             bandwidth_gb_per_s=3277,
-            memory=MemoryClass.MODERATE,
             fp32_tflops=52,
             matrix_tflops=_rates(half=832, tf32=419, int8=1664, fp64=52),
             features=frozenset(),
@@ -558,8 +541,7 @@ def from_driver(properties: object) -> Target:
 
     The row is chosen by architecture and, among devices that share it, by the device's name. The driver's counts of SMs
     and registers, its shared memory, L2 and memory clock then replace the row's; matrix and fp32 rates are scaled by
-    the number of SMs. A device with an unknown name gets the memory class of the row with the nearest bandwidth per SM.
-    Attributes that are absent or 0 leave the row's number unchanged.
+    the number of SMs. Attributes that are absent or 0 leave the row's number unchanged.
     """
 
     def number(attribute: str, otherwise: int) -> int:
@@ -592,7 +574,7 @@ def from_driver(properties: object) -> Target:
         return row
     # Two transfers per clock; kHz and bits.
     bandwidth = 2 * number("memory_clock_rate", 0) * 1e3 * number("memory_bus_width", 0) / 8 / 1e9
-    row = dataclasses.replace(
+    return dataclasses.replace(
         row,
         registers_per_sm=number("regs_per_multiprocessor", row.registers_per_sm),
         smem_per_sm_bytes=number("shared_memory_per_multiprocessor", row.smem_per_sm_bytes),
@@ -600,17 +582,6 @@ def from_driver(properties: object) -> Target:
         max_warps_per_sm=number("max_threads_per_multi_processor", row.max_warps_per_sm * warp_size) // warp_size,
         bandwidth_gb_per_s=bandwidth or row.bandwidth_gb_per_s,
     )
-    return row if relatives else dataclasses.replace(row, memory=_nearest_memory(row))
-
-
-def _nearest_memory(device: Target) -> MemoryClass:
-    """Return the memory class of the row of this architecture with the nearest bandwidth per SM; its own if none."""
-
-    def apart(row: Target) -> float:
-        return abs(row.bandwidth_gb_per_s / row.num_sms - device.bandwidth_gb_per_s / device.num_sms)
-
-    rows = [row for _, row in _ROWS if row.name == device.name]
-    return min(rows, key=apart, default=device).memory
 
 
 @functools.cache

@@ -32,7 +32,7 @@ from .settings import Settings
 if TYPE_CHECKING:
     from ._compiler.facts import collect
     from ._compiler.facts.records import KernelFacts
-    from .autotuner import default, legalise, seeds, space
+    from .autotuner import default, legalise, margins, seeds, space
     from .autotuner.proposal import Predicted
     from .autotuner.seeds import SeedReport
     from .autotuner.space import ConfigSpace
@@ -42,6 +42,7 @@ else:
     collect = lazy("helion._compiler.facts.collect")
     default = lazy("helion.autotuner.default")
     legalise = lazy("helion.autotuner.legalise")
+    margins = lazy("helion.autotuner.margins")
     seeds = lazy("helion.autotuner.seeds")
     space = lazy("helion.autotuner.space")
 
@@ -378,19 +379,13 @@ def _refused(found: Mapping[str, Analysis | str]) -> tuple[Contender, ...]:
     return tuple(Contender(name, reason=each) for name, each in found.items() if isinstance(each, str))
 
 
-#: The general backend is preferred unless another one is predicted to be faster by more than this ratio. Smaller
-#: differences are within the error of the prediction. For 1 x 8192 x 8192, 51.0 and 51.8 us were predicted, 58.2 and
-#: 44.6 measured (H200, benchmarks/seeds.py).
-_IN_DOUBT = 0.97
-
-
 def _fastest(found: Mapping[str, Analysis | str], configs: Sequence[Config]) -> Analysis:
     """Return the analysis with the shortest predicted time, with all others attached.
 
     In doubt, that is the general one. There is at least one.
     """
     timed = [(each.predicted_us(configs), each) for each in found.values() if isinstance(each, Analysis)]
-    timed.sort(key=lambda pair: pair[0] * (_IN_DOUBT if pair[1].backend.name == GENERAL else 1.0))
+    timed.sort(key=lambda pair: pair[0] * (margins.BACKEND_RATIO if pair[1].backend.name == GENERAL else 1.0))
     contenders = (*(Contender(each.backend.name, us=us) for us, each in timed), *_refused(found))
     for contender in contenders:
         _LOG.debug("%s: %s", timed[0][1].name, contender)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import torch
@@ -14,7 +15,8 @@ from helion.autotuner.proposal import Declined, Heuristic, Proposal
 from helion.hardware import Target, target
 
 BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
-H100, B200 = target("h100"), target("b200")
+#: An H100 without rows of its own: what is published for it.
+H100, B200 = dataclasses.replace(target("h100"), name="sm_9x"), target("b200")
 
 
 def proposed(heuristic: Heuristic, facts: KernelFacts, gpu: Target) -> tuple[Proposal, ...]:

@@ -11,7 +11,7 @@ import types
 import pytest
 
 from helion import hardware
-from helion.hardware import MemoryClass, Target, from_driver, known_targets, target
+from helion.hardware import Target, from_driver, known_targets, target
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,7 @@ def test_h200_differs_from_h100_in_memory_only() -> None:
     assert h100.name == h200.name == "sm_90"
     assert (h100.bandwidth_gb_per_s, h200.bandwidth_gb_per_s) == (3350, 4800)
     assert (h100.l2_bytes, h200.l2_bytes) == (50 * 2**20, 60 * 2**20)
-    assert (h100.memory, h200.memory) == (MemoryClass.MODERATE, MemoryClass.FAST)
-    same = {"device": h100.device, "bandwidth_gb_per_s": 3350, "l2_bytes": h100.l2_bytes, "memory": h100.memory}
+    same = {"device": h100.device, "bandwidth_gb_per_s": 3350, "l2_bytes": h100.l2_bytes}
     assert dataclasses.replace(h200, **same) == h100
 
 
@@ -191,27 +190,22 @@ def test_driver_overrides_the_row_and_scales_the_rates() -> None:
     assert got.bandwidth_gb_per_s == pytest.approx(2039, rel=1e-3)
 
 
-def test_the_memory_of_rows_grows_with_the_bandwidth_that_an_sm_has() -> None:
-    """Among GPUs of one make, for which the choices were measured."""
-    order = list(MemoryClass)
-    rows = [row for row in map(target, known_targets()) if row.kind == "cuda"]
-    rows.sort(key=lambda row: row.bandwidth_gb_per_s / row.num_sms)
-    assert [row.memory for row in rows] == sorted((row.memory for row in rows), key=order.index)
-    assert {row.device for row in rows if row.memory is MemoryClass.FASTEST} == {"B200", "B300"}
-    assert {row.memory for row in map(target, known_targets()) if row.kind != "cuda"} == {MemoryClass.MODERATE}
+def test_bytes_in_flight_follow_from_the_bandwidth_of_an_sm() -> None:
+    rows = {name: target(name).in_flight_bytes for name in ("sm_80", "sm_86", "sm_90", "h200", "sm_100", "gfx942")}
+    assert rows["sm_86"] < rows["gfx942"] < rows["sm_80"] < rows["sm_90"] < rows["h200"] < rows["sm_100"]
+    assert rows["sm_90"] == pytest.approx(3350e9 * 1e-6 / 132)
 
 
 @pytest.mark.parametrize(
-    ("name", "num_sms", "memory_clock_rate", "memory_bus_width", "memory"),
+    ("name", "num_sms", "memory_clock_rate", "memory_bus_width", "kilobytes"),
     [
-        ("NVIDIA H100 NVL", 132, 2619000, 6016, MemoryClass.MODERATE),  # a row has its name
-        ("NVIDIA GH200 144G HBM3e", 132, 3201000, 6144, MemoryClass.FAST),
-        ("NVIDIA H20", 78, 2619000, 6144, MemoryClass.FAST),  # 52 GB/s per SM: nearer to H200 than to H100
-        ("NVIDIA H64", 132, 1593000, 5120, MemoryClass.MODERATE),
+        ("NVIDIA H100 NVL", 132, 2619000, 6016, 29.8),
+        ("NVIDIA GH200 144G HBM3e", 132, 3201000, 6144, 37.2),
+        ("NVIDIA H20", 78, 2619000, 6144, 51.6),
     ],
 )
-def test_a_device_without_a_row_has_the_memory_of_its_nearest_relative(
-    name: str, num_sms: int, memory_clock_rate: int, memory_bus_width: int, memory: MemoryClass
+def test_a_device_without_a_row_has_the_bytes_in_flight_of_its_own_memory(
+    name: str, num_sms: int, memory_clock_rate: int, memory_bus_width: int, kilobytes: float
 ) -> None:
     changes = {
         "name": name,
@@ -219,7 +213,8 @@ def test_a_device_without_a_row_has_the_memory_of_its_nearest_relative(
         "memory_clock_rate": memory_clock_rate,
         "memory_bus_width": memory_bus_width,
     }
-    assert from_driver(types.SimpleNamespace(**{**vars(H200_PROPERTIES), **changes})).memory is memory
+    got = from_driver(types.SimpleNamespace(**{**vars(H200_PROPERTIES), **changes}))
+    assert got.in_flight_bytes / 1e3 == pytest.approx(kilobytes, abs=0.1)
 
 
 def test_driver_of_a_device_outside_of_the_table() -> None:

@@ -66,6 +66,7 @@ INNER = {
     ),
     # The search space turns a heuristic's proposal into lists, so what these are stands above it.
     "autotuner": (
+        "margins",
         "proposal",
         "space",
         "legalise",

@@ -6,17 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..config import Config
+from .margins import FASTER_RATIO, SPILLING_RATIO
 from .proposal import Predict, Predicted
 from .seeds import SeedReport
 from .space import ConfigSpace
-
-#: Ratio of predicted times from which another seed replaces the first promoted one. Up to here, the knowledge of the
-#: heuristics about their kernels outweighs the prediction.
-_MARGIN = 2.0
-#: Maximum ratio to that seed's predicted time at which a contending seed replaces it.
-_CONTENDED = 0.85
-#: Speedup from which a config that is predicted to spill replaces one that is not.
-SPILLING = 4.0
 
 _Option = tuple[Config, Predicted]
 #: Config keys that give a program more registers; see ``backends.protocol.Backend.with_max_registers``.
@@ -33,9 +26,9 @@ def choose_default(report: SeedReport, space: ConfigSpace, predict: Predict, wid
     promotable = frozenset(report.promoted)
     preferred = next((o for o in seeds if _is_good(o[1]) and o[0] in promotable), None)
     if preferred is not None:
-        preferred = _contended(preferred, [o for o in seeds if _is_good(o[1]) and o[0] in report.contending])
+        preferred = _competed(preferred, [o for o in seeds if _is_good(o[1])], dict(report.competing))
         fastest = min((option for option in seeds if option[1].fits), key=_cost)
-        return preferred[0] if _cost(preferred) <= _MARGIN * _cost(fastest) else fastest[0]
+        return preferred[0] if _cost(preferred) <= FASTER_RATIO * _cost(fastest) else fastest[0]
     conservative = space.conservative()
     if not seeds:
         return conservative
@@ -46,15 +39,15 @@ def choose_default(report: SeedReport, space: ConfigSpace, predict: Predict, wid
     return promoted or _least_short(everything, space, predict, wider)
 
 
-def _contended(preferred: _Option, contending: list[_Option]) -> _Option:
-    """Return the fastest of ``contending`` if it is predicted to be faster than ``preferred``."""
-    fastest = min(contending, key=_cost, default=preferred)
-    return fastest if _cost(fastest) <= _CONTENDED * _cost(preferred) else preferred
+def _competed(preferred: _Option, good: list[_Option], competing: Mapping[Config, float]) -> _Option:
+    """Return the fastest of the ``competing`` configs if its predicted time is within its ratio to ``preferred``."""
+    fastest = min((option for option in good if option[0] in competing), key=_cost, default=preferred)
+    return fastest if _cost(fastest) <= competing.get(fastest[0], 1.0) * _cost(preferred) else preferred
 
 
 def _cost(option: _Option) -> float:
     predicted = option[1]
-    return predicted.time_us * (SPILLING if predicted.spills else 1.0)
+    return predicted.time_us * (SPILLING_RATIO if predicted.spills else 1.0)
 
 
 def _least_short(options: list[_Option], space: ConfigSpace, predict: Predict, wider: Wider) -> Config:

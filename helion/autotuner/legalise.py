@@ -7,12 +7,9 @@ from typing import Any
 
 from .. import exc
 from ..config import Config
+from .margins import SAME_TIME_RATIO
 from .proposal import Predict, Predicted, Proposal
 from .space import ConfigSpace
-
-#: Ratio below which predicted times count as equal.
-_HARDLY = 1.25
-
 
 #: Config keys that need less shared memory, None if there are none; see ``backends.protocol.Backend.with_less_smem``.
 Lighter = Callable[[Config], Mapping[str, Any] | None]
@@ -66,7 +63,7 @@ def _nearest(now: Predicted, after: list[Predicted]) -> int:
     helpful = [(at, predicted) for at, predicted in enumerate(after) if helps(predicted)]
     fitting = [option for option in helpful if option[1].fits] or helpful
     least = min((predicted.time_us for _, predicted in fitting), default=0.0)
-    return next((at for at, predicted in fitting if predicted.time_us <= _HARDLY * least), 0)
+    return next((at for at, predicted in fitting if predicted.time_us <= SAME_TIME_RATIO * least), 0)
 
 
 def _refusal(predicted: Predicted, space: ConfigSpace, sizes: dict[int, int]) -> str:

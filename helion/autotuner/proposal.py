@@ -120,13 +120,13 @@ class Heuristic(Protocol):
     #: True for a fallback: it runs only if no earlier heuristic gives a seed that may become the default.
     fallback_only: ClassVar[bool] = False
 
-    def competes_by_time(self, target: Target) -> bool:
-        """Return whether its seeds become the default whenever they are predicted to be faster than the promoted one.
+    def competes_within(self, target: Target) -> float:
+        """Return the ratio to the promoted seed's predicted time within which its seeds become the default.
 
-        Otherwise they must be much faster. True for proposals that differ from others by more than sizes, and were
-        measured against them.
+        It is 0 where they must be much faster. Proposals that differ from others by more than sizes, and were measured
+        against them, have a ratio.
         """
-        return False
+        return 0.0
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
         """Return ranked proposals, of which the first is *the* seed, or the reason why there are none."""

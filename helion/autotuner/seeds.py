@@ -23,13 +23,14 @@ class SeedReport:
     ``seeds`` are distinct and legal, the best first. ``declined`` has name and reason of every heuristic without a
     seed, so that each heuristic of the backend is in exactly one of the two. ``promoted`` are the first configs of
     heuristics whose first seed may become the default, including configs that another heuristic proposed first.
-    ``contending`` are those of heuristics that contend for it.
+    ``competing`` are those of heuristics that compete by predicted time. Each has the
+    largest ratio of predicted times at which it replaces the promoted seed.
     """
 
     seeds: tuple[Seed, ...]
     declined: tuple[tuple[str, str], ...]
     promoted: tuple[Config, ...] = ()
-    contending: tuple[Config, ...] = ()
+    competing: tuple[tuple[Config, float], ...] = ()
 
 
 def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristic], legalise: Legalise) -> SeedReport:
@@ -42,7 +43,7 @@ def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristi
     seeds: dict[Config, Seed] = {}
     declined: list[tuple[str, str]] = []
     promoted: list[Config] = []
-    contending: list[Config] = []
+    competing: list[tuple[Config, float]] = []
     promoting = ""
     for heuristic in heuristics:
         proposals: tuple[Proposal, ...] | Declined
@@ -61,8 +62,8 @@ def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristi
                 refusals.append(legal)
                 continue
             config, predicted = legal
-            if heuristic.competes_by_time(target):
-                contending.append(config)
+            if ratio := heuristic.competes_within(target):
+                competing.append((config, ratio))
             if heuristic.promote_seed_to_default:
                 promoted.append(config)
                 promoting = promoting or heuristic.name
@@ -79,5 +80,5 @@ def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristi
         if not found:
             declined.append((heuristic.name, "; ".join(dict.fromkeys(refusals)) or "it proposed nothing"))
     return SeedReport(
-        seeds=tuple(seeds.values()), declined=tuple(declined), promoted=tuple(promoted), contending=tuple(contending)
+        seeds=tuple(seeds.values()), declined=tuple(declined), promoted=tuple(promoted), competing=tuple(competing)
     )

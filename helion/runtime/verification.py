@@ -23,11 +23,11 @@ from .specialized import Specialized
 from .verdict import Rejected, Verdict
 
 if TYPE_CHECKING:
-    from ..autotuner import default
+    from ..autotuner import margins
     from ..autotuner.proposal import Predicted
     from . import verdicts
 else:
-    default = lazy("helion.autotuner.default")
+    margins = lazy("helion.autotuner.margins")
     verdicts = lazy("helion.runtime.verdicts")
 
 _LOG = _logging.logger(__name__)
@@ -71,7 +71,9 @@ class Taken:
 
     def worth(self, multiplies: bool) -> float:
         """Return the predicted slowdown up to which a config with fewer spills is still worth compiling."""
-        return min(default.SPILLING, 1 + self.spill_bytes / DOUBLING_BYTES) if multiplies else default.SPILLING
+        return (
+            min(margins.SPILLING_RATIO, 1 + self.spill_bytes / DOUBLING_BYTES) if multiplies else margins.SPILLING_RATIO
+        )
 
     def __str__(self) -> str:
         return self.refusal or f"spills {self.spill_bytes} bytes per thread"

@@ -54,8 +54,8 @@ class Squares:
     promote_seed_to_default: ClassVar[bool] = True
     fallback_only: ClassVar[bool] = False
 
-    def competes_by_time(self, target: Target) -> bool:
-        return False
+    def competes_within(self, target: Target) -> float:
+        return 0.0
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
         return (Proposal(reason="every tile is a square", block_sizes={axis.block_id: 16 for axis in facts.axes}),)

@@ -8,6 +8,7 @@ The kernel is memory-bound: each tile of keys and values is read once, so every 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
@@ -18,6 +19,7 @@ from ..proposal import TritonProposal
 from . import register_safety as safety
 from .attention_tiles import Tile, fits, programs_of
 from .sizing import Sizes, clamp, extent_of, is_chosen, nearest_size, tiles, tunables, wave_efficiency
+from .tuned import Tuned, tuned
 
 _CANDIDATES = (
     Tile(0, 64, 3, 2),
@@ -29,13 +31,22 @@ _CANDIDATES = (
 )
 #: The published tiles for AMD. Offline, LLVM refuses 64 keys of 64 features where a program has one query (Triton 3.7).
 _HIP_CANDIDATES = (Tile(0, 32, 1, 4), Tile(0, 64, 1, 4), Tile(0, 16, 1, 4))
-#: Least keys of a split: fewer do not fill the pipeline, and each split adds a partial result to combine.
-_LEAST_PART = 256
-#: Most waves of programs that the keys are split for.
-_WAVES = 2
-#: Fraction of the resident programs that counts as all of them, because each split adds a partial result to combine. On
-#: an H200 256 programs take 156, 99 and 50 us where 512 take 169, 109 and 51.
-_BUSY = 0.9
+
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "attention_decode"
+
+    #: Least keys of a split: fewer do not fill the pipeline, and each split adds a partial result to combine.
+    least_part: int
+    #: Most waves of programs that the keys are split for.
+    waves: int
+    #: Fraction of the resident programs that counts as all of them, because each split adds a partial result to
+    #: combine.
+    busy: float
+
+
+_TUNED = tuned(_Numbers)
 
 
 class TritonAttentionDecodeHeuristic(Heuristic):
@@ -83,10 +94,11 @@ def _part(facts: KernelFacts, target: Target, part: int, sizes: Sizes, together:
     """Return the number of keys per split: the largest that still keeps nearly all resident programs busy."""
     extent = extent_of(facts.axes[part])
     alone = programs_of(facts, facts.attention_root, sizes | {part: next_power_of_2(extent)})
-    slots = target.num_sms * min(together, _WAVES)
-    most = max(1, min(_WAVES * slots // alone, extent // _LEAST_PART))
+    slots = target.num_sms * min(together, _TUNED.waves)
+    most = max(1, min(_TUNED.waves * slots // alone, extent // _TUNED.least_part))
     options = [1 << i for i in range(most.bit_length())]
     parts = max(
-        options, key=lambda count: (min(_BUSY, alone * count / slots), wave_efficiency(alone * count, target), -count)
+        options,
+        key=lambda count: (min(_TUNED.busy, alone * count / slots), wave_efficiency(alone * count, target), -count),
     )
     return next_power_of_2(-(-extent // parts))

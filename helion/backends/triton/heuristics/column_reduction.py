@@ -16,6 +16,7 @@ times as long.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ...._compiler.facts.records import AxisFact, KernelFacts, ReductionFact
@@ -26,17 +27,35 @@ from ..proposal import TritonProposal
 from .reduction_budget import Allocation, allocate, column_axis, reduction_alone
 from .reduction_launch import launch
 from .sizing import clamp, estimate, extent_of, warps_for_threads
+from .tuned import Tuned, tuned
 
-#: Most elements and most rows of a chunk: programs are few, so each needs many loads in flight.
-_CHUNK, _CHUNK_ROWS = 65536, 8192
-#: Least rows of a chunk: register pressure does not shrink it further.
-_LEAST_CHUNK = 64
-#: Elements per thread, and least and most threads of a program.
-_THREAD_ELEMENTS, _LEAST_THREADS, _MOST_THREADS = 64, 128, 512
-#: Where programs share rows: threads, and the bytes that each loads of a row. Next: most programs per SM, bytes of a
-#: chunk of all loads, product of stages and programs of an SM, and least chunks of a program.
-_PART_THREADS, _VECTOR_BYTES = 128, 16
-_PROGRAMS, _CHUNK_BYTES, _STAGES, _LEAST_CHUNKS = 2, 32768, 5, 4
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "column_reduction"
+
+    #: Most elements and most rows of a chunk: programs are few, so each needs many loads in flight.
+    chunk: int
+    chunk_rows: int
+    #: Least rows of a chunk: register pressure does not shrink it further.
+    least_chunk: int
+    #: Elements per thread, and least and most threads of a program.
+    thread_elements: int
+    least_threads: int
+    most_threads: int
+    #: Where programs share rows: threads, and the bytes that each loads of a row. Next: most programs per SM, bytes of
+    #: a chunk of all loads, product of stages and programs of an SM, and least chunks of a program.
+    part_threads: int
+    programs: int
+    chunk_bytes: int
+    stages: int
+    least_chunks: int
+
+
+_TUNED = tuned(_Numbers)
+
+
+_VECTOR_BYTES = 16
 
 
 class TritonColumnReductionHeuristic(Heuristic):
@@ -95,8 +114,8 @@ def _part_threads(itemsize: int, columns: int) -> int:
         width = threads * _VECTOR_BYTES // itemsize
         return cdiv(columns, width) * width
 
-    half = _PART_THREADS // 2
-    return half if lanes(half) < lanes(_PART_THREADS) else _PART_THREADS
+    half = _TUNED.part_threads // 2
+    return half if lanes(half) < lanes(_TUNED.part_threads) else _TUNED.part_threads
 
 
 def _in_parts(
@@ -105,18 +124,18 @@ def _in_parts(
     itemsize = max(1, primary.input_load_itemsize)
     walked = facts.axes[primary.axis]
     threads = _part_threads(itemsize, extent_of(columns))
-    smaller = _PART_THREADS // threads
+    smaller = _TUNED.part_threads // threads
     width = threads * _VECTOR_BYTES // itemsize
     width = clamp(min(width, columns.padded or width), columns)
     side_by_side = cdiv(extent_of(columns), width)
-    programs = min(_PROGRAMS, side_by_side)
+    programs = min(_TUNED.programs, side_by_side)
     parts = max(1, programs * smaller * target.num_sms // side_by_side)
     span = clamp(next_power_of_2(cdiv(extent_of(rows), parts)), rows)
     loads = sum(
         op.kind == "load" and {walked.block_id, columns.block_id}.issubset(op.tile_axes) for op in facts.memory_ops
     )
-    chunk = _CHUNK_BYTES // (smaller * width * itemsize * max(1, loads))
-    chunk = max(1, min(chunk, span // _LEAST_CHUNKS))
+    chunk = _TUNED.chunk_bytes // (smaller * width * itemsize * max(1, loads))
+    chunk = max(1, min(chunk, span // _TUNED.least_chunks))
     sizes = {rows.block_id: span, columns.block_id: width, walked.block_id: clamp(previous_power_of_2(chunk), walked)}
     warps = warps_for_threads(threads, target)
     while estimate(facts, target, sizes, warps, 1).spill_risk and sizes[walked.block_id] > walked.min_size:
@@ -124,7 +143,7 @@ def _in_parts(
     return TritonProposal(
         reason=f"{width} columns of {span} rows per program, in chunks of {sizes[walked.block_id]}, {warps} warps",
         block_sizes=sizes,
-        ranges={"range_num_stages": {walked.block_id: _STAGES - programs}},
+        ranges={"range_num_stages": {walked.block_id: _TUNED.stages - programs}},
         num_warps=warps,
         num_stages=1,
     )
@@ -135,7 +154,7 @@ def _set_chunk(found: Allocation, facts: KernelFacts) -> None:
     primary = found.primary
     axis = facts.axes[primary.axis]
     columns = math.prod(found.sizes.get(a) or facts.axes[a].padded or 1 for a in primary.tile if a != primary.axis)
-    room = max(axis.min_size, min(_CHUNK_ROWS, previous_power_of_2(_CHUNK // columns)))
+    room = max(axis.min_size, min(_TUNED.chunk_rows, previous_power_of_2(_TUNED.chunk // columns)))
     if primary.axis in found.chunks:
         found.chunks[primary.axis] = None if axis.padded <= room else room
     for block in _walked(found, facts):
@@ -162,7 +181,7 @@ def _fit_chunk(found: Allocation, facts: KernelFacts, target: Target, threads: i
     warps = warps_for_threads(threads, target)
     while estimate(facts, target, found.sizes, warps, 1, found.chunks).spill_risk:
         half = (sizes.get(axis.block_id) or axis.padded) // 2
-        if axis.block_id not in sizes or half < max(_LEAST_CHUNK, axis.min_size):
+        if axis.block_id not in sizes or half < max(_TUNED.least_chunk, axis.min_size):
             break
         sizes[axis.block_id] = half
         found.sizes.update((block, min(half, found.sizes[block])) for block in _walked(found, facts))
@@ -172,4 +191,4 @@ def _threads(found: Allocation, facts: KernelFacts) -> int:
     """Return the number of threads for the reduced tile."""
     sizes = {**found.sizes, **{axis: chunk for axis, chunk in found.chunks.items() if chunk is not None}}
     tile = math.prod(sizes.get(axis) or facts.axes[axis].padded or 1 for axis in found.primary.tile)
-    return max(_LEAST_THREADS, min(_MOST_THREADS, tile // _THREAD_ELEMENTS))
+    return max(_TUNED.least_threads, min(_TUNED.most_threads, tile // _TUNED.thread_elements))

@@ -7,6 +7,7 @@ rows.
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ...._compiler.facts.records import AxisFact, KernelFacts
@@ -15,13 +16,25 @@ from ....hardware import Target
 from ..proposal import TritonProposal
 from .moderate_sizes import moderate_sizes
 from .sizing import Chunks, Sizes, all_sizes, estimate, halve
+from .tuned import Tuned, tuned
 
-#: Sides of the tile of a dot.
-_DOT_SIDES = {"m": 64, "n": 64, "k": 32}
-#: A row of up to this many elements is loaded whole.
-_HELD_ROW, _CHUNK = 16384, 4096
-_WARPS, _MOST_THREADS, _STAGES = 4, 512, 2
-_SMALLEST_CHUNK = 16
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "fallback"
+
+    #: Sides of the tile of a dot.
+    dot_sides: dict[str, int]
+    #: A row of up to this many elements is loaded whole.
+    held_row: int
+    chunk: int
+    warps: int
+    most_threads: int
+    stages: int
+    smallest_chunk: int
+
+
+_TUNED = tuned(_Numbers)
 
 
 class TritonFallbackHeuristic(Heuristic):
@@ -29,10 +42,12 @@ class TritonFallbackHeuristic(Heuristic):
     promote_seed_to_default: ClassVar[bool] = False
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...]:
-        sizes = moderate_sizes(facts, _DOT_SIDES)
-        chunks: Chunks = {axis.block_id: None if axis.padded <= _HELD_ROW else _CHUNK for axis in facts.rolled_axes}
-        warps, stages = _WARPS, _STAGES if facts.matmuls else 1
-        most = max(1, _MOST_THREADS // target.warp_size)
+        sizes = moderate_sizes(facts, _TUNED.dot_sides)
+        chunks: Chunks = {
+            axis.block_id: None if axis.padded <= _TUNED.held_row else _TUNED.chunk for axis in facts.rolled_axes
+        }
+        warps, stages = _TUNED.warps, _TUNED.stages if facts.matmuls else 1
+        most = max(1, _TUNED.most_threads // target.warp_size)
         while True:
             predicted = estimate(facts, target, sizes, warps, stages, chunks)
             if predicted.fits and not predicted.spill_risk:
@@ -90,7 +105,7 @@ def _able(facts: KernelFacts, sizes: Sizes, chunks: Chunks) -> tuple[int, ...]:
     """Return the tiles that can be halved, or the row chunks if all tiles are at their minimum."""
 
     def least(axis: AxisFact) -> int:
-        return max(axis.min_size, _SMALLEST_CHUNK if axis.block_id in chunks else 1)
+        return max(axis.min_size, _TUNED.smallest_chunk if axis.block_id in chunks else 1)
 
     now = all_sizes(facts, sizes, chunks)
     for blocks in (tuple(sizes), tuple(chunks)):

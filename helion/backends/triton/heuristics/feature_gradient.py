@@ -1,29 +1,39 @@
-"""Gradients of parameters on H200: every program accumulates its share of the rows into one row of partial results.
+"""Gradients of parameters: every program accumulates its share of the rows into one row of partial results.
 
 Matches kernels without a dot in which a loop over rows carries an accumulator along the feature axis. Examples are
-grad_weight[N] and grad_bias[N] of a norm's backward pass. It applies to such GPUs only, and comes before
-``TritonReductionHeuristic``, whose choice is the published one for H100. In sweeps of six shapes many programs with few
-threads beat one wave of large ones, if each accumulates enough rows. The shapes were bf16 and fp32 with 512 to 8192
-features (CUDA 13.0, Triton 3.6, 2026-11-20; `python benchmarks/sweep.py --score`).
+grad_weight[N] and grad_bias[N] of a norm's backward pass. Many programs with few threads beat one wave of large ones,
+if each accumulates enough rows. Without rows of ``tuned.tsv`` for the target it declines.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ...._compiler.facts.records import AxisFact, KernelFacts
 from ...._shapes import previous_power_of_2
 from ....autotuner.proposal import Declined, Heuristic
-from ....hardware import MemoryClass, Target
+from ....hardware import Target
 from ..proposal import TritonProposal
 from .reduction_budget import allocate
 from .reduction_launch import launch
 from .sizing import extent_of
+from .tuned import Tuned, has_rows, tuned
 
-#: Most rows of a program, and of the tile that it reads at once.
-_ROWS, _TILE_ROWS = 64, 2
-#: Elements of that tile per thread, and most threads before register pressure asks for more.
-_THREAD_ELEMENTS, _THREADS = 32, 512
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "feature_gradient"
+
+    #: Most rows of a program, and of the tile that it reads at once.
+    rows: int
+    tile_rows: int
+    #: Elements of that tile per thread, and most threads before register pressure asks for more.
+    thread_elements: int
+    threads: int
+
+
+_TUNED = tuned(_Numbers)
 
 
 class TritonFeatureGradientHeuristic(Heuristic):
@@ -31,8 +41,8 @@ class TritonFeatureGradientHeuristic(Heuristic):
     promote_seed_to_default: ClassVar[bool] = True
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
-        if target.memory is not MemoryClass.FAST:
-            return Declined(f"measured for H200, not for {target.device}")
+        if not has_rows(_Numbers, target):
+            return Declined(f"no row of tuned.tsv has its numbers for {target.name}")
         if facts.matmuls:
             return Declined("the kernel has a matmul")
         if facts.primary_reduction is None or not any(fact.per_feature_accumulator for fact in facts.reductions):
@@ -45,9 +55,9 @@ class TritonFeatureGradientHeuristic(Heuristic):
         width = facts.axes[primary.axis].padded or primary.extent
         for grid, inner in summed:
             shares = previous_power_of_2(max(1, extent_of(grid) // target.num_sms))
-            found.sizes[grid.block_id] = max(grid.min_size, min(_ROWS, shares))
-            found.sizes[inner.block_id] = max(inner.min_size, min(_TILE_ROWS, found.sizes[grid.block_id]))
-        threads = max(target.warp_size, min(_THREADS, _TILE_ROWS * width // _THREAD_ELEMENTS))
+            found.sizes[grid.block_id] = max(grid.min_size, min(_TUNED.rows, shares))
+            found.sizes[inner.block_id] = max(inner.min_size, min(_TUNED.tile_rows, found.sizes[grid.block_id]))
+        threads = max(target.warp_size, min(_TUNED.threads, _TUNED.tile_rows * width // _TUNED.thread_elements))
         chosen = launch(found, facts, target, threads=threads)
         rows = ", ".join(str(chosen.sizes[grid.block_id]) for grid, _ in summed)
         return (

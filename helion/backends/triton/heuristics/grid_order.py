@@ -11,18 +11,28 @@ not known and the order stays.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
 from ...._shapes import cdiv
 from ....hardware import Target
 from ..proposal import TritonProposal
+from .choose import trust
 from .sizing import all_sizes, extent_of
 from .timed import proposal_us
+from .tuned import Tuned, tuned
 
-_GROUPS = (2, 4, 8, 16)
-#: Largest ratio of predicted times at which another order replaces row-major.
-_GAIN = 0.97
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "grid_order"
+
+    #: Numbers of rows of tiles that run consecutively.
+    groups: tuple[int, int, int, int]
+
+
+_TUNED = tuned(_Numbers)
 
 
 def ordered(facts: KernelFacts, proposal: TritonProposal, target: Target) -> TritonProposal:
@@ -30,14 +40,15 @@ def ordered(facts: KernelFacts, proposal: TritonProposal, target: Target) -> Tri
 
     Return it unchanged where no order is faster, where the time is not known, or where it proposes an order already.
     """
-    if any(fact.k_block_id is None or facts.axes[fact.k_block_id].extent is None for fact in facts.matmuls):
+    gain = trust(target).grid_order
+    if not gain or any(fact.k_block_id is None or facts.axes[fact.k_block_id].extent is None for fact in facts.matmuls):
         return proposal
     if proposal.l2_groupings or proposal.loop_orders or proposal.pid_type is not None or "split_k" in proposal.launch:
         return proposal
     before = proposal_us(facts, proposal, target)
     found = [(proposal_us(facts, option, target), at, option) for at, option in enumerate(_options(facts, proposal))]
     us, _, best = min(found, default=(before, 0, proposal), key=lambda each: each[:2])
-    return best if us <= _GAIN * before else proposal
+    return best if us <= gain * before else proposal
 
 
 def _options(facts: KernelFacts, proposal: TritonProposal) -> Iterator[TritonProposal]:
@@ -49,6 +60,6 @@ def _options(facts: KernelFacts, proposal: TritonProposal) -> Iterator[TritonPro
         tiles = [cdiv(extent_of(facts.axes[axis]), sizes[axis]) for axis in grid.axes]
         if len(tiles) == 2 and min(tiles) > 1:
             yield replace(proposal, loop_orders={grid.root: (1, 0)}, reason=f"{proposal.reason}, columns first")
-            for group in _GROUPS:
+            for group in _TUNED.groups:
                 reason = f"{proposal.reason}, {group} rows at a time"
                 yield replace(proposal, l2_groupings={grid.root: group}, reason=reason)

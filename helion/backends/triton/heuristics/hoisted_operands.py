@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ...._compiler.facts.records import HoistableFact, KernelFacts, MatmulFact
@@ -18,24 +19,37 @@ from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
 from ..proposal import TritonProposal
 from ..resources import rewritten
+from .choose import full_first
 from .hoisting import hoisting, unhoisted
 from .moderate_sizes import moderate_sizes
-from .sizing import clamp, estimate, wave_efficiency
-
-#: M, N and warps, from large to small; then bytes of a tile along K, and stages.
-_SIDES = ((128, 256, 8), (128, 128, 8), (128, 128, 4), (64, 128, 4), (64, 64, 4))
-_LINE, _STAGES = 128, (4, 3, 2)
-#: Waves are full enough at this efficiency.
-_WAVE_TARGET = 0.8
-#: Rows of tiles that run consecutively, so that they find columns in L2.
-_GROUP = 8
+from .sizing import clamp, estimate
+from .tuned import Tuned, tuned
 
 
-#: Constants for matmuls of few rows, whose programs each unpack their weights: M, N, warps, stages, programs per SM,
-#: split-K factor and steps of each split. 16 x 4096 x 4096 takes 21 us on an H200, and 23 to 60 with other tiles,
-#: stages and splits (2026-11-23).
-_LEAST_ROWS, _MOST_ROWS, _COLUMNS, _FEW_WARPS, _FEW_STAGES = 16, 64, 32, 4, 3
-_FILLED, _MOST_PARTS, _LEAST_STEPS = 4, 8, 4
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "hoisted_operands"
+
+    #: M, N and warps, from large to small; then bytes of a tile along K, and stages.
+    sides: tuple[tuple[int, int, int], ...]
+    line: int
+    stages: tuple[int, int, int]
+    #: Waves are full enough at this efficiency.
+    #: Rows of tiles that run consecutively, so that they find columns in L2.
+    group: int
+    #: Constants for matmuls of few rows, whose programs each unpack their weights: M, N, warps, stages, programs per
+    #: SM, split-K factor and steps of each split.
+    least_rows: int
+    most_rows: int
+    columns: int
+    few_warps: int
+    few_stages: int
+    filled: int
+    most_parts: int
+    least_steps: int
+
+
+_TUNED = tuned(_Numbers)
 
 
 class TritonHoistedOperandsHeuristic(Heuristic):
@@ -49,9 +63,8 @@ class TritonHoistedOperandsHeuristic(Heuristic):
             few = _few_rows(facts, target)
             return Declined(why) if few is None else (few,)
         loaded = rewritten.hoisted(facts)
-        feasible = tuple(_feasible(loaded, facts.hoistable, target))
-        full = (p for p in feasible if _efficiency(loaded, p, target) >= _WAVE_TARGET)
-        best = next(full, None) or max(feasible, key=lambda p: _efficiency(loaded, p, target), default=None)
+        feasible = _feasible(loaded, facts.hoistable, target)
+        best = full_first(feasible, lambda p: _programs(loaded, p.block_sizes), target)
         return Declined("no tile of the matmul fits without spilling") if best is None else hoisting((best,))
 
 
@@ -71,16 +84,16 @@ def _sizes(facts: KernelFacts, hoistable: tuple[HoistableFact, ...], m: int, n: 
 
 def _feasible(facts: KernelFacts, hoistable: tuple[HoistableFact, ...], target: Target) -> Iterator[TritonProposal]:
     """Yield each tile with the deepest pipeline that fits."""
-    k = _LINE // max(each.dtype.itemsize for each in hoistable)
-    for m, n, warps in _SIDES:
+    k = _TUNED.line // max(each.dtype.itemsize for each in hoistable)
+    for m, n, warps in _TUNED.sides:
         sizes = _sizes(facts, hoistable, m, n, k)
-        for stages in _STAGES:
+        for stages in _TUNED.stages:
             predicted = estimate(facts, target, sizes, warps, stages)
             if predicted.fits and not predicted.spill_risk:
                 yield TritonProposal(
                     reason=f"{m} x {n} x {k} tiles, {stages} stages, operands precomputed",
                     block_sizes=sizes,
-                    l2_groupings=dict.fromkeys(range(facts.num_roots), _GROUP),
+                    l2_groupings=dict.fromkeys(range(facts.num_roots), _TUNED.group),
                     num_warps=warps,
                     num_stages=stages,
                 )
@@ -93,23 +106,29 @@ def _few_rows(facts: KernelFacts, target: Target) -> TritonProposal | None:
     """
     if any(fact.n_block_id is None for fact in facts.matmuls):
         return None
-    rows = max(fact.static_m or _MOST_ROWS + 1 for fact in facts.matmuls)
-    if rows > _MOST_ROWS or not facts.divisible or not target.has("wgmma"):
+    rows = max(fact.static_m or _TUNED.most_rows + 1 for fact in facts.matmuls)
+    if rows > _TUNED.most_rows or not facts.divisible or not target.has("wgmma"):
         return None
     itemsize = max(each.dtype.itemsize for each in facts.hoistable)
-    sizes = moderate_sizes(facts, {"m": max(_LEAST_ROWS, rows), "n": _COLUMNS, "k": 2 * _LINE // itemsize})
-    predicted = estimate(facts, target, sizes, _FEW_WARPS, _FEW_STAGES)
+    sizes = moderate_sizes(
+        facts, {"m": max(_TUNED.least_rows, rows), "n": _TUNED.columns, "k": 2 * _TUNED.line // itemsize}
+    )
+    predicted = estimate(facts, target, sizes, _TUNED.few_warps, _TUNED.few_stages)
     if not predicted.fits or predicted.spill_risk:
         return None
     loops = {axis for each in facts.hoistable for axis in each.axes if not facts.axes[axis].on_grid and axis in sizes}
     steps = min((cdiv(facts.axes[axis].extent or 1, sizes[axis]) for axis in loops), default=1)
-    most = min(_FILLED * target.num_sms // max(1, _programs(facts, sizes)), steps // _LEAST_STEPS, _MOST_PARTS)
+    most = min(
+        _TUNED.filled * target.num_sms // max(1, _programs(facts, sizes)),
+        steps // _TUNED.least_steps,
+        _TUNED.most_parts,
+    )
     parts = previous_power_of_2(max(1, most))
     return TritonProposal(
         reason=f"{rows} rows, split-K by {parts}",
         block_sizes=sizes,
-        num_warps=_FEW_WARPS,
-        num_stages=_FEW_STAGES,
+        num_warps=_TUNED.few_warps,
+        num_stages=_TUNED.few_stages,
         launch={"split_k": parts} if parts > 1 else {},
     )
 
@@ -117,7 +136,3 @@ def _few_rows(facts: KernelFacts, target: Target) -> TritonProposal | None:
 def _programs(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
     axes = (facts.axes[axis] for axis in facts.grid_axes)
     return math.prod(cdiv(axis.extent or 1, sizes.get(axis.block_id) or axis.size or 1) for axis in axes)
-
-
-def _efficiency(facts: KernelFacts, proposal: TritonProposal, target: Target) -> float:
-    return wave_efficiency(_programs(facts, proposal.block_sizes), target)

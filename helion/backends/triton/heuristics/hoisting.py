@@ -13,19 +13,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from ...._compiler.facts.records import HoistableFact, KernelFacts
 from ....hardware import Target
 from ..proposal import TritonProposal
 from ..resources import rewritten
+from .tuned import Tuned, tuned
 
-#: Least time that a computed operand adds to the loop, as a fraction of the matmul's time at full rate. The right
-#: operand in place; the left one, which the matrix unit takes from registers (not measured); and one whose lanes of
-#: several elements are merged.
-_ADDED, _LEFT, _UNPACKED = 0.5, 0.25, 2.0
-#: Microseconds of a dependent launch.
-_LAUNCH_US = 4.0
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "hoisting"
+
+    #: Least time that a computed operand adds to the loop, as a fraction of the matmul's time at full rate.
+    #: For the right operand; for the left one, which the matrix unit takes from registers; and for merged lanes.
+    added: float
+    left: float
+    unpacked: float
+    #: Microseconds of a dependent launch.
+    launch_us: float
+
+
+_TUNED = tuned(_Numbers)
 
 
 def unhoisted(facts: KernelFacts, target: Target) -> str:
@@ -33,7 +44,7 @@ def unhoisted(facts: KernelFacts, target: Target) -> str:
     if not facts.hoistable:
         return "no operand of a matmul can be precomputed"
     added = math.fsum(_added_us(facts, each, target) for each in facts.hoistable)
-    first = 2e-3 * rewritten.hoisted_bytes(facts) / target.bandwidth_gb_per_s + _LAUNCH_US
+    first = 2e-3 * rewritten.hoisted_bytes(facts) / target.bandwidth_gb_per_s + _TUNED.launch_us
     return "" if first <= added else f"precomputed operands take {first:.0f} us, in the loop at least {added:.0f}"
 
 
@@ -47,4 +58,4 @@ def _added_us(facts: KernelFacts, each: HoistableFact, target: Target) -> float:
     fact = facts.matmuls[each.dot]
     side = (fact.static_m if each.role == "rhs" else fact.static_n) or 1
     product = 2e-6 * side * each.numel / target.matrix_tflops_for(str(each.dtype).removeprefix("torch."))
-    return product * (_UNPACKED if max(each.lanes) > 1 else _ADDED if each.role == "rhs" else _LEFT)
+    return product * (_TUNED.unpacked if max(each.lanes) > 1 else _TUNED.added if each.role == "rhs" else _TUNED.left)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
@@ -19,17 +20,27 @@ from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
 from ..proposal import TritonProposal
 from ..resources import rewritten
+from .choose import full_first
 from .moderate_sizes import moderate_sizes
-from .sizing import estimate, wave_efficiency
+from .sizing import estimate
+from .tuned import Tuned, tuned
 
-#: M, N and warps, from large to small.
-_SIDES = ((128, 128, 8), (128, 64, 4), (64, 64, 4), (64, 32, 4), (32, 32, 4), (16, 32, 4), (16, 16, 4))
-#: Most bytes of a tile along K, and stages of such tiles; shorter ones have one more.
-_LINE, _STAGES = 128, 3
-#: Least side of a tile that matrix units take.
-_LEAST_SIDE = 16
-#: Waves are full enough at this efficiency.
-_WAVE_TARGET = 0.8
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "joined_loops"
+
+    #: M, N and warps, from large to small.
+    sides: tuple[tuple[int, int, int], ...]
+    #: Most bytes of a tile along K, and stages of such tiles; shorter ones have one more.
+    line: int
+    stages: int
+    #: Least side of a tile that matrix units take.
+    least_side: int
+    #: Waves are full enough at this efficiency.
+
+
+_TUNED = tuned(_Numbers)
 
 
 class TritonJoinedLoopsHeuristic(Heuristic):
@@ -42,21 +53,20 @@ class TritonJoinedLoopsHeuristic(Heuristic):
         channels = facts.axes[facts.joinable[0]]
         loaded = rewritten.joined(facts)
         itemsize = max(max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) for fact in loaded.matmuls)
-        line = _LINE // itemsize
+        line = _TUNED.line // itemsize
         k = math.gcd(line, channels.extent or 1)
         if k < max(channels.min_size, target.min_dot(itemsize)[2]):
             return Declined(f"no tile divides the {channels.extent} elements of the loops")
-        stages = _STAGES if k == line else _STAGES + 1
-        feasible = tuple(_feasible(loaded, facts.joinable, k, stages, target))
-        full = (p for p in feasible if _efficiency(loaded, p, target) >= _WAVE_TARGET)
-        best = next(full, None) or max(feasible, key=lambda p: _efficiency(loaded, p, target), default=None)
+        stages = _TUNED.stages if k == line else _TUNED.stages + 1
+        feasible = _feasible(loaded, facts.joinable, k, stages, target)
+        best = full_first(feasible, lambda p: _programs(loaded, p), target)
         return Declined("no tile of the matmul fits without spilling") if best is None else (best,)
 
 
 def _feasible(
     facts: KernelFacts, loops: tuple[int, ...], k: int, stages: int, target: Target
 ) -> Iterator[TritonProposal]:
-    for m, n, warps in _SIDES:
+    for m, n, warps in _TUNED.sides:
         sizes = moderate_sizes(facts, {"m": m, "n": n, "k": k})
         sizes.update(dict.fromkeys(loops, k))
         if any(fact.static_n is not None and _is_too_wide(n, fact.static_n) for fact in facts.matmuls):
@@ -76,10 +86,10 @@ def _feasible(
 
 def _is_too_wide(side: int, extent: int) -> bool:
     """Return whether half of the side still covers the extent."""
-    return side > _LEAST_SIDE and side // 2 >= extent
+    return side > _TUNED.least_side and side // 2 >= extent
 
 
-def _efficiency(facts: KernelFacts, proposal: TritonProposal, target: Target) -> float:
+def _programs(facts: KernelFacts, proposal: TritonProposal) -> int:
     axes = (facts.axes[axis] for axis in facts.grid_axes)
     counts = (cdiv(axis.extent or 1, proposal.block_sizes.get(axis.block_id) or axis.size or 1) for axis in axes)
-    return wave_efficiency(math.prod(counts), target)
+    return math.prod(counts)

@@ -8,6 +8,7 @@ cumulative sums of 131072 fp32. They take 0.9 of the time of 512 threads, and to
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
@@ -16,10 +17,23 @@ from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
 from ..proposal import TritonProposal
 from .sizing import estimate, grid_extent, warps_for_threads
+from .tuned import Tuned, tuned
 
-#: Elements of a chunk of 4-byte elements, fewer where several are scanned together; a row of no more is not long. Then
-#: threads.
-_CHUNK, _NUMBER_BYTES, _LEAST_CHUNK, _THREADS = 16384, 4, 1024, 256
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "long_scan"
+
+    #: Elements of a chunk of 4-byte elements, fewer where several are scanned together; a row of no more is not long.
+    #: Then threads.
+    chunk: int
+    least_chunk: int
+    threads: int
+
+
+_TUNED = tuned(_Numbers)
+
+_NUMBER_BYTES = 4
 
 
 class TritonLongScanHeuristic(Heuristic):
@@ -31,7 +45,7 @@ class TritonLongScanHeuristic(Heuristic):
             return Declined("the kernel has a matmul, or no scan")
         along = {fact.axis for fact in facts.scans}
         scanned = [facts.axes[axis] for axis in along if axis is not None]
-        if len(scanned) < len(along) or not all(axis.rollable and axis.padded > _CHUNK for axis in scanned):
+        if len(scanned) < len(along) or not all(axis.rollable and axis.padded > _TUNED.chunk for axis in scanned):
             return Declined("the scanned dimension is short, or cannot be chunked")
         if any(not axis.on_grid for axis in facts.tunable_axes):
             return Declined("the kernel has loops of its own")
@@ -39,11 +53,13 @@ class TritonLongScanHeuristic(Heuristic):
             return Declined("there are rows for all SMs")
         sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
         together = max(fact.itemsize for fact in facts.scans)
-        chunk = max(_LEAST_CHUNK, previous_power_of_2(_CHUNK * _NUMBER_BYTES // max(_NUMBER_BYTES, together)))
-        warps = warps_for_threads(_THREADS, target)
+        chunk = max(
+            _TUNED.least_chunk, previous_power_of_2(_TUNED.chunk * _NUMBER_BYTES // max(_NUMBER_BYTES, together))
+        )
+        warps = warps_for_threads(_TUNED.threads, target)
         rolled = [axis.block_id for axis in facts.rolled_axes]
         while estimate(facts, target, sizes, warps, 1, dict.fromkeys(rolled, chunk)).spill_risk:
-            if chunk <= _LEAST_CHUNK:
+            if chunk <= _TUNED.least_chunk:
                 return Declined("small chunks spill")
             chunk //= 2
         return (

@@ -47,5 +47,4 @@ class TritonMatmulHeuristic(Heuristic):
         if not unhoisted(facts, target):
             return hoisting(ProductSizer(rewritten.hoisted(facts), extents, target).proposals())
         sizer = ProductSizer(facts, extents, target)
-        found = sizer.proposals()
-        return tuple(ordered(facts, each, target) for each in found) if sizer.swept else found
+        return tuple(ordered(facts, each, target) for each in sizer.proposals())

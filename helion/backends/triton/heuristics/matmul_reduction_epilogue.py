@@ -10,6 +10,7 @@ more). A loop over tiles of N does not. The published choice comes first, then t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
@@ -18,23 +19,35 @@ from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
 from ..proposal import TritonProposal
 from .sizing import estimate
+from .tuned import Tuned, tuned
 from .whole_rows import WholeRows, whole_rows
 
 _ACCUMULATOR_BYTES = 4
-#: Fraction of the register file for the accumulator (131072 bytes on CUDA), and the fraction above which 8 warps share
-#: it.
-_ACCUMULATOR_SHARE = 2
-#: The same on AMD, whose file has twice the bytes for twice the lanes. Offline, 64 x 1024 in 8 warps spills 72 bytes
-#: per lane before a layer norm on gfx942, 32 x 1024 none.
-_ACCUMULATOR_SHARE_AMD = 4
-_WIDE_SHARE = 4
-#: Most rows: 64, or as many as keep a [rows, 1] column of the operand within 128 bytes.
-_MAX_ROWS, _ROW_BYTES = 64, 128
-#: Rows that a matmul is padded to.
-_LEAST_ROWS = 16
-_K, _NARROW_K, _STAGES = 32, 16, 3
-#: Shared memory for operands grows in steps of this many bytes (196608 of the 232448 of H100).
-_STAGED_STEP = 65536
+
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "matmul_reduction_epilogue"
+
+    #: Fraction of the register file for the accumulator (131072 bytes on CUDA), and the fraction above which 8 warps
+    #: share it.
+    accumulator_share: int
+    #: The same on AMD, whose file has twice the bytes for twice the lanes.
+    accumulator_share_amd: int
+    wide_share: int
+    #: Most rows: 64, or as many as keep a [rows, 1] column of the operand within 128 bytes.
+    max_rows: int
+    row_bytes: int
+    #: Rows that a matmul is padded to.
+    least_rows: int
+    k: int
+    narrow_k: int
+    stages: int
+    #: Shared memory for operands grows in steps of this many bytes (196608 of the 232448 of H100).
+    staged_step: int
+
+
+_TUNED = tuned(_Numbers)
 
 
 class TritonMatmulReductionEpilogueHeuristic(Heuristic):
@@ -54,7 +67,7 @@ class TritonMatmulReductionEpilogueHeuristic(Heuristic):
             return tuple(proposals)
         # half of the accumulator per warp, or per each of two blocks, leaves registers to prefetch loads
         for fewer, more, deep in ((rows, warps * 2, max(2, stages)), (rows // 2, warps, stages)):
-            if fewer < min(rows, _LEAST_ROWS) or more * target.warp_size > target.max_threads_per_block:
+            if fewer < min(rows, _TUNED.least_rows) or more * target.warp_size > target.max_threads_per_block:
                 continue
             other = _proposal(found, facts, target, fewer, k, more, deep)
             predicted = estimate(facts, target, other.block_sizes, more, deep)
@@ -83,13 +96,13 @@ def _proposal(
 
 def accumulator_budget(target: Target) -> int:
     """Return the bytes of registers for the accumulator of one program."""
-    share = _ACCUMULATOR_SHARE if target.kind == "cuda" else _ACCUMULATOR_SHARE_AMD
+    share = _TUNED.accumulator_share if target.kind == "cuda" else _TUNED.accumulator_share_amd
     return target.registers_per_sm * _ACCUMULATOR_BYTES // share
 
 
 def staged_budget(target: Target) -> int:
     """Return the bytes of shared memory for staged operands; the rest is for exchanging partial sums and rows."""
-    return max(_STAGED_STEP // 2, target.smem_per_block_bytes // _STAGED_STEP * _STAGED_STEP)
+    return max(_TUNED.staged_step // 2, target.smem_per_block_bytes // _TUNED.staged_step * _TUNED.staged_step)
 
 
 def published(found: WholeRows, target: Target) -> tuple[int, int, int, int]:
@@ -101,12 +114,12 @@ def published(found: WholeRows, target: Target) -> tuple[int, int, int, int]:
     n, itemsize = found.n, found.matmul.lhs_dtype.itemsize
     extent = found.matmul.static_k
     budget = accumulator_budget(target)
-    most = min(_MAX_ROWS, _ROW_BYTES // itemsize)
+    most = min(_TUNED.max_rows, _TUNED.row_bytes // itemsize)
     rows = max(1, min(most, previous_power_of_2(budget // (_ACCUMULATOR_BYTES * n))))
-    warps = 4 if rows * n <= target.registers_per_sm // _WIDE_SHARE else 8
-    k, stages = min(_K, next_power_of_2(extent) if extent else _K), _STAGES
+    warps = 4 if rows * n <= target.registers_per_sm // _TUNED.wide_share else 8
+    k, stages = min(_TUNED.k, next_power_of_2(extent) if extent else _TUNED.k), _TUNED.stages
     if stages * k * n * itemsize > staged_budget(target):
-        k = min(k, _NARROW_K)
+        k = min(k, _TUNED.narrow_k)
         while stages > 1 and stages * k * n * itemsize > staged_budget(target):
             stages -= 1
     return rows, k, warps, stages

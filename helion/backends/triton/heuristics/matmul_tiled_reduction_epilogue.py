@@ -20,33 +20,48 @@ from typing import ClassVar
 from ...._compiler.facts.records import KernelFacts, MatmulWithTiledReductionEpilogueFact
 from ...._shapes import cdiv, next_power_of_2, previous_power_of_2
 from ....autotuner.proposal import Declined, Heuristic, Predicted
-from ....hardware import MemoryClass, Target
+from ....hardware import Target
 from ..proposal import TritonProposal
 from ..resources.matrix import ASYNC_ROWS
 from ..resources.registers import operand_accesses
 from . import register_safety as safety
 from .sizing import all_sizes, clamp, estimate, extent_of
+from .tuned import Tuned, tuned
 
-#: Most rows and columns of the accumulator, and least rows where no matrix unit needs more.
-_ROWS, _COLUMNS, _LEAST_ROWS = 128, 256, 32
-#: Fraction of the register file for the fp32 accumulator, and its elements per thread.
-_ACCUMULATOR_SHARE, _THREAD_ELEMENTS = 2, 128
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "matmul_tiled_reduction_epilogue"
+
+    #: Most rows and columns of the accumulator, and least rows where no matrix unit needs more.
+    rows: int
+    columns: int
+    least_rows: int
+    #: Fraction of the register file for the fp32 accumulator, and its elements per thread.
+    accumulator_share: int
+    thread_elements: int
+    max_stages: int
+    min_warps: int
+    warps: int
+    #: Most loads of a thread that may be in flight for operands: each has an address and a mask. Rows that are not
+    #: aligned take one per element.
+    most_ahead: int
+    #: Least and most columns of an applied tile, as long as a thread has no more of them than it accumulates.
+    least_apply_columns: int
+    most_apply_columns: int
+    #: The tiles below come first.
+    swept_tiles: bool
+    #: Longest K for which two blocks per SM come first.
+    short_k: int
+    #: Least columns of an alternate: with fewer, operands are read too often.
+    least_columns: int
+
+
 #: A tile is not halved below this side.
 _MIN_SIDE = 16
 #: Bytes of the operands' tiles along K: one line of the swizzle in which matrix units read shared memory.
 _LINE_BYTES = 128
-_MAX_STAGES, _MIN_WARPS, _WARPS = 4, 4, 8
-#: Most loads of a thread that may be in flight for operands: each has an address and a mask. Rows that are not aligned
-#: take one per element. Offline, 40 loads in 4 stages spill up to 1824 bytes.
-_MOST_AHEAD = 36
-#: Columns of an applied tile, as long as a thread has no more of them than it accumulates. These are runs of at least
-#: 256 bytes with the fewest registers by ptxas (64 or 256 columns take up to 45 more).
-_APPLY_COLUMNS = 128
-#: On H200: most columns, and the longest K for which two blocks per SM come first.
-_H200_APPLY_COLUMNS, _H200_SHORT_K = 256, 1024
 _WIDE_ITEMSIZE = 4
-#: Least columns of an alternate: with fewer, operands are read too often.
-_LEAST_COLUMNS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +83,8 @@ _FLAT_TILES = (
     _Tile(m=16, n=512, warps=4, k=64, stages=4, descriptors=True),
     _Tile(m=16, n=256, warps=4, k=64, stages=4),
 )
-_SYNC_TILE = _Tile(m=64, n=64, warps=2, k=32, stages=4)
-_SYNC_FLAT_TILE = _Tile(m=32, n=128, warps=4, k=32, stages=4)
+_MMA_V2_TILE = _Tile(m=64, n=64, warps=2, k=32, stages=4)
+_MMA_V2_FLAT_TILE = _Tile(m=32, n=128, warps=4, k=32, stages=4)
 
 
 class TritonMatmulTiledReductionEpilogueHeuristic(Heuristic):
@@ -92,8 +107,7 @@ class TritonMatmulTiledReductionEpilogueHeuristic(Heuristic):
 class _Sizer:
     def __init__(self, facts: KernelFacts, fact: MatmulWithTiledReductionEpilogueFact, target: Target) -> None:
         self.facts, self.fact, self.target = facts, fact, target
-        #: The tuned choices of H200 apply.
-        self.swept = target.has("wgmma") and target.memory is MemoryClass.FAST
+        self.tuned = tuned(_Numbers, target)
         read = [max(product.lhs_dtype.itemsize, product.rhs_dtype.itemsize) for product in fact.matmuls]
         self.itemsize = max(*read, *(operand.itemsize for operand in facts.staged))
         self.fast = target.has("wgmma") or target.has("tcgen05")
@@ -114,12 +128,12 @@ class _Sizer:
         found = [first]
         m, n = first.m, first.n
         for rows, columns, blocks in ((m, n // 2, 2), (m // 2, n, 2), (m * 2, n // 2, 1)):
-            if rows < _MIN_SIDE or columns < _LEAST_COLUMNS or self.programs(rows) < self.target.num_sms // 2:
+            if rows < _MIN_SIDE or columns < self.tuned.least_columns or self.programs(rows) < self.target.num_sms // 2:
                 continue
             other = self.piped(rows, columns, blocks)
             if other is not None:
                 found.append(other)
-        if self.swept:
+        if self.tuned.swept_tiles:
             found = self.measured(found)
         yield from found
 
@@ -127,8 +141,8 @@ class _Sizer:
         """Return the tiles in the order of a sweep, with the further ones it found."""
         idle = self.programs(found[0].m) < self.target.num_sms
         if self.itemsize >= _WIDE_ITEMSIZE:
-            few = self.programs(_SYNC_TILE.m) < self.target.num_sms
-            better = [_SYNC_FLAT_TILE if few else _SYNC_TILE]
+            few = self.programs(_MMA_V2_TILE.m) < self.target.num_sms
+            better = [_MMA_V2_FLAT_TILE if few else _MMA_V2_TILE]
         else:
             better = list(_FLAT_TILES) if idle else []
         chosen = next(filter(self.may_replace, better), None)
@@ -136,7 +150,7 @@ class _Sizer:
             found.insert(0, chosen)
         first = found[0]
         depth = max((self.facts.axes[k].extent or 0 for k in self.fact.k_block_ids), default=0)
-        if not idle and self.fact.apply_axes and 0 < depth <= _H200_SHORT_K and (chosen or not better):
+        if not idle and self.fact.apply_axes and 0 < depth <= self.tuned.short_k and (chosen or not better):
             found.sort(key=lambda tile: tile is first or tile.m >= first.m)
         return found
 
@@ -146,9 +160,9 @@ class _Sizer:
 
     def first(self) -> _Tile | None:
         m = self.tallest()
-        most = self.target.registers_per_sm // _ACCUMULATOR_SHARE // m
-        widest = max(self.facts.axes[n].padded for n in self.fact.n_block_ids) or _COLUMNS
-        n = max(_MIN_SIDE, min(_COLUMNS, previous_power_of_2(most), widest))
+        most = self.target.registers_per_sm // self.tuned.accumulator_share // m
+        widest = max(self.facts.axes[n].padded for n in self.fact.n_block_ids) or self.tuned.columns
+        n = max(_MIN_SIDE, min(self.tuned.columns, previous_power_of_2(most), widest))
         while True:
             found = self.piped(m, n, 1)
             if found is not None or max(m, n) <= _MIN_SIDE:
@@ -159,8 +173,8 @@ class _Sizer:
         """Return the rows of a program: as many as leave each SM one, but no fewer than the asynchronous matrix unit
         takes.
         """
-        floor = ASYNC_ROWS if self.fast else _LEAST_ROWS
-        m = min(_ROWS, max(_MIN_SIDE, next_power_of_2(self.rows)))
+        floor = ASYNC_ROWS if self.fast else self.tuned.least_rows
+        m = min(self.tuned.rows, max(_MIN_SIDE, next_power_of_2(self.rows)))
         while m > floor and self.programs(m) < self.target.num_sms:
             m //= 2
         return m
@@ -174,13 +188,13 @@ class _Sizer:
         Halve K before dropping the third stage, and before dropping the second. A smaller K saves registers only where
         operands pass through them. Double the warps before giving up the tile.
         """
-        fewest = max(_MIN_WARPS, m * n // (_THREAD_ELEMENTS * self.target.warp_size))
-        for warps in dict.fromkeys((fewest, max(fewest, min(2 * fewest, _WARPS)))):
+        fewest = max(self.tuned.min_warps, m * n // (self.tuned.thread_elements * self.target.warp_size))
+        for warps in dict.fromkeys((fewest, max(fewest, min(2 * fewest, self.tuned.warps)))):
             hopeless: set[int] = set()  # registers do not depend on the stages
             any_depth = self.fast and m >= ASYNC_ROWS  # nor on K, where operands bypass registers
-            for depths in (range(_MAX_STAGES, 2, -1), (2,), (1,)):
+            for depths in (range(self.tuned.max_stages, 2, -1), (2,), (1,)):
                 for k in self.k_tiles():
-                    tile = _Tile(m=m, n=n, warps=warps, blocks=blocks, k=k, stages=_MAX_STAGES)
+                    tile = _Tile(m=m, n=n, warps=warps, blocks=blocks, k=k, stages=self.tuned.max_stages)
                     if hopeless and (any_depth or k in hopeless):
                         continue
                     if not self.holds(tile):
@@ -209,7 +223,7 @@ class _Sizer:
 
     def fits(self, tile: _Tile) -> bool:
         """Return whether ``blocks`` blocks fit on an SM with no more than the allowed loads in flight."""
-        if self.ahead(tile) > _MOST_AHEAD:
+        if self.ahead(tile) > self.tuned.most_ahead:
             return False
         predicted = self.predict(tile)
         return predicted.fits and predicted.occupancy_blocks >= tile.blocks
@@ -234,8 +248,8 @@ class _Sizer:
         sizes[fact.m_block_id] = clamp(tile.m, facts.axes[fact.m_block_id])
         sizes.update((n, clamp(tile.n, facts.axes[n])) for n in fact.n_block_ids)
         sizes.update((k, clamp(tile.k, facts.axes[k])) for k in fact.k_block_ids)
-        held = _THREAD_ELEMENTS * tile.warps * self.target.warp_size
-        columns = min(_H200_APPLY_COLUMNS, tile.n) if self.swept else _APPLY_COLUMNS
+        held = self.tuned.thread_elements * tile.warps * self.target.warp_size
+        columns = max(self.tuned.least_apply_columns, min(self.tuned.most_apply_columns, tile.n))
         for block in fact.apply_axes:
             sizes[block] = clamp(min(columns, max(1, held // tile.m)), facts.axes[block])
         return sizes

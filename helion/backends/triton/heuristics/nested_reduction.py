@@ -10,18 +10,30 @@ fp32. For 32x256x3136 in bf16 they take 0.80. There torch.compile takes 1.05 and
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ...._compiler.facts.records import AxisFact, KernelFacts, ReductionFact
 from ....autotuner.proposal import Declined, Heuristic
-from ....hardware import MemoryClass, Target
+from ....hardware import Target
 from ..proposal import TritonProposal
 from .reduction_budget import reduction_alone
 from .sizing import clamp, estimate, grid_extent, is_contiguous, warps_for_threads
+from .tuned import Tuned, has_rows, tuned
 
-#: Most programs per SM, and most elements of a tile: in all, and along one dimension.
-_PROGRAMS, _TILE, _RUN = 2, 32768, 8192
-_THREADS = 512
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "nested_reduction"
+
+    #: Most programs per SM, and most elements of a tile: in all, and along one dimension.
+    programs: int
+    tile: int
+    run: int
+    threads: int
+
+
+_TUNED = tuned(_Numbers)
 
 
 class TritonNestedReductionHeuristic(Heuristic):
@@ -29,22 +41,22 @@ class TritonNestedReductionHeuristic(Heuristic):
     promote_seed_to_default: ClassVar[bool] = True
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
-        if target.memory is not MemoryClass.FAST:
-            return Declined(f"measured for H200, not for {target.device}")
+        if not has_rows(_Numbers, target):
+            return Declined(f"no row of tuned.tsv has its numbers for {target.name}")
         primary = reduction_alone(facts)
         if isinstance(primary, Declined):
             return primary
         walked = _walked(facts, primary)
         if isinstance(walked, Declined):
             return walked
-        if grid_extent(facts) > _PROGRAMS * target.num_sms:
-            return Declined(f"more than {_PROGRAMS} programs per SM")
+        if grid_extent(facts) > _TUNED.programs * target.num_sms:
+            return Declined(f"more than {_TUNED.programs} programs per SM")
         sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
-        room = _TILE
+        room = _TUNED.tile
         for axis in sorted(walked, key=lambda axis: not is_contiguous(axis, facts)):
-            sizes[axis.block_id] = clamp(min(room, _RUN, axis.padded or _RUN), axis)
+            sizes[axis.block_id] = clamp(min(room, _TUNED.run, axis.padded or _TUNED.run), axis)
             room = max(1, room // sizes[axis.block_id])
-        warps = warps_for_threads(_THREADS, target)
+        warps = warps_for_threads(_TUNED.threads, target)
         if estimate(facts, target, sizes, warps, 1).spill_risk:
             return Declined("a tile for all threads spills")
         inner = walked[-1]

@@ -11,6 +11,7 @@ them. By ptxas for sm_90 (Triton 3.7), counting the edges below an element takes
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts, MemoryOpFact, ReductionFact
@@ -20,15 +21,25 @@ from ....hardware import Target
 from ..proposal import TritonProposal
 from .reduction_budget import reduction_alone
 from .sizing import Sizes, clamp, estimate, extent_of, warps_for_threads
+from .tuned import Tuned, tuned
 
-#: Threads, and elements of each along the single kept axis; then elements along the other kept axes, where each element
-#: of the last axis has a thread of its own. On an H200 (2026-11-23) the distances of 4096 rows of 64 in fp32 take 191
-#: us with 128 elements. They take 248 with 64, 321 with 32, and 749 in tiles of 32x32x16.
-_THREADS, _ELEMENTS, _DEEP_ELEMENTS = 128, 8, 128
-#: Least elements that a load must be combined with: below, the kernel is memory-bound.
-_LEAST_REUSE = 32
-#: Least programs per SM, as far as tiles can shrink.
-_PROGRAMS = 4
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "outer_reduction"
+
+    #: Threads, and elements of each along the single kept axis; then elements along the other kept axes, where each
+    #: element of the last axis has a thread of its own.
+    threads: int
+    elements: int
+    deep_elements: int
+    #: Least elements that a load must be combined with: below, the kernel is memory-bound.
+    least_reuse: int
+    #: Least programs per SM, as far as tiles can shrink.
+    programs: int
+
+
+_TUNED = tuned(_Numbers)
 
 
 class TritonOuterReductionHeuristic(Heuristic):
@@ -54,13 +65,13 @@ class TritonOuterReductionHeuristic(Heuristic):
         if elements < target.num_sms * target.max_warps_per_sm * target.warp_size:
             return Declined(f"{elements} results are fewer than threads")
         reuse = _reuse(along, facts, primary)
-        if reuse < _LEAST_REUSE:
+        if reuse < _TUNED.least_reuse:
             return Declined(f"loads along axis {primary.axis} serve only {reuse} elements each")
         sizes = _tiles(kept, facts, target)
         step = {primary.axis: axis.min_size or 1}
         chunks = step if axis.rollable else {}
         sizes |= {} if axis.rollable else step
-        warps = warps_for_threads(_THREADS, target)
+        warps = warps_for_threads(_TUNED.threads, target)
         while estimate(facts, target, sizes, warps, 1, chunks).spill_risk:
             largest = max(kept, key=lambda block: sizes[block])
             if sizes[largest] <= facts.axes[largest].min_size:
@@ -92,8 +103,8 @@ def _tiles(kept: list[int], facts: KernelFacts, target: Target) -> Sizes:
     *others, last = kept
     sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
     highest = {block: facts.axes[block].padded or next_power_of_2(extent_of(facts.axes[block])) for block in kept}
-    sizes[last] = min(highest[last], _THREADS if others else _THREADS * _ELEMENTS)
-    room = _DEEP_ELEMENTS
+    sizes[last] = min(highest[last], _TUNED.threads if others else _TUNED.threads * _TUNED.elements)
+    room = _TUNED.deep_elements
     for block in reversed(others):
         sizes[block] = min(highest[block], room)
         room //= sizes[block]
@@ -103,7 +114,7 @@ def _tiles(kept: list[int], facts: KernelFacts, target: Target) -> Sizes:
         return math.prod(extent_of(axis) / sizes.get(axis.block_id, 1) for axis in grid)
 
     for block in (*others, last):
-        least = 1 if block in others else _THREADS
-        while sizes[block] > least and programs() < _PROGRAMS * target.num_sms:
+        least = 1 if block in others else _TUNED.threads
+        while sizes[block] > least and programs() < _TUNED.programs * target.num_sms:
             sizes[block] //= 2
     return {block: clamp(size, facts.axes[block]) for block, size in sizes.items()}

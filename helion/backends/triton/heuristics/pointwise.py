@@ -12,37 +12,47 @@ for 32 bits, and 0.95 to 1.04 otherwise.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts, MemoryOpFact, PointwiseFact
 from ...._shapes import cdiv, previous_power_of_2
 from ....autotuner.proposal import Declined, Heuristic
-from ....hardware import MemoryClass, Target
+from ....hardware import Target
 from ..proposal import TritonProposal
-from .sizing import warps_for_threads
+from .sizing import has_wide_memory, warps_for_threads
+from .tuned import Tuned, tuned
 
-_TILE_BYTES, _WIDE_TILE_BYTES = 8192, 16384
-_WAVES, _WIDE_WAVES = 8, 4
-#: Least elements along the contiguous axis, as far as registers allow: below, transactions are not full.
-_FLOOR = 256
-#: Threads by default, and with many transcendental ops, which have a quarter of the throughput. Not where memory is
-#: fast: on an H200 (2026-11-23) 512 threads take 1.11 times as long as 128 over the focal loss, 1.16 over geglu, in
-#: bf16.
-_THREADS = 128
-_SFU_THREADS = ((9, 512), (3, 256))
-_MAX_THREADS = 512
-#: Least elements per warp.
-_WARP_ELEMENTS = 64
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "pointwise"
+
+    #: Bytes of a tile and waves of programs; the wide ones where threads take several vectors each.
+    tile_bytes: int
+    wide_tile_bytes: int
+    waves: int
+    wide_waves: int
+    #: Least elements along the contiguous axis, as far as registers allow: below, transactions are not full.
+    floor: int
+    #: Threads by default, and with many transcendental ops, which have a quarter of the throughput.
+    threads: int
+    sfu_threads: tuple[tuple[int, int], ...]
+    max_threads: int
+    #: Least elements per warp.
+    warp_elements: int
+    #: Most lanes along a short axis, idle ones included, relative to its shortest tiles; and the shortest such tile.
+    idle: float
+    least_run: int
+    #: Elements per thread where memory is fast, by the stride of a gather.
+    wide_elements: tuple[tuple[int, int], ...]
+    wide_gather_elements: int
+
+
 #: Bytes of a full memory transaction.
 _TRANSACTION_BYTES = 128
 #: Bytes of a vector, and of elements that are slow to access without vectors.
 _VECTOR_BYTES, _NARROW_BYTES = 16, 2
-#: Most lanes along a short axis, idle ones included, relative to its shortest tiles; and the shortest such tile.
-_IDLE, _LEAST_RUN = 1.1, 128
-#: Elements per thread where memory is fast, by the stride of a gather.
-_WIDE_ELEMENTS = ((1, 16), (4, 4))
-_WIDE_GATHER_ELEMENTS = 2
 
 
 class TritonPointwiseHeuristic(Heuristic):
@@ -56,9 +66,7 @@ class TritonPointwiseHeuristic(Heuristic):
         goal, most = _tile_elements(fact, target)
         sizes = _distribute(goal, most, fact, facts, target)
         tile = math.prod(sizes.values())
-        threads = (
-            _wide_threads(tile, fact, target) if target.memory is MemoryClass.FASTEST else _threads(tile, fact, target)
-        )
+        threads = _wide_threads(tile, fact, target) if has_wide_memory(target) else _threads(tile, fact, target)
         warps = warps_for_threads(threads, target)
         reason = f"{fact.slab_numel} elements of {fact.storage_itemsize} bytes per lane: tiles of {tile}, {warps} warps"
         tiles = TritonProposal(
@@ -103,17 +111,17 @@ def _order(sizes: dict[int, int], fact: PointwiseFact, facts: KernelFacts) -> di
 
 def _tile_elements(fact: PointwiseFact, target: Target) -> tuple[float, float]:
     """Return the elements that a tile should have, and the most that registers allow."""
-    wide = target.memory is MemoryClass.FASTEST
+    wide, numbers = has_wide_memory(target), tuned(_Numbers, target)
     fetch = fact.slab_numel * fact.storage_itemsize * (fact.gather_stride if wide else 1)
-    budget = (_WIDE_TILE_BYTES if wide else _TILE_BYTES) / fetch
+    budget = (numbers.wide_tile_bytes if wide else numbers.tile_bytes) / fetch
     # a quarter of the register file, so that four blocks can share an SM
     held = target.registers_per_sm / (fact.slab_numel * fact.compute_itemsize)
-    occupancy = fact.total_numel / (target.num_sms * (_WIDE_WAVES if wide else _WAVES))
+    occupancy = fact.total_numel / (target.num_sms * (numbers.wide_waves if wide else numbers.waves))
     return max(1.0, min(budget, held, occupancy)), held
 
 
 def _distribute(goal: float, most: float, fact: PointwiseFact, facts: KernelFacts, target: Target) -> dict[int, int]:
-    axes = facts.tunable_axes
+    axes, numbers = facts.tunable_axes, tuned(_Numbers, target)
     sizes = {axis.block_id: axis.min_size for axis in axes}
     highest = {a.block_id: min(a.padded or 2**30, a.max_size or 2**30) for a in axes}
     if len(fact.contiguous_axes) >= 2:
@@ -121,16 +129,16 @@ def _distribute(goal: float, most: float, fact: PointwiseFact, facts: KernelFact
         short = min(highest[block] for block in fact.contiguous_axes)
         if short < run:
             # use the elements that a short axis has no room for, up to full transactions
-            run = max(run, min(_FLOOR, run ** len(fact.contiguous_axes) // short))
+            run = max(run, min(numbers.floor, run ** len(fact.contiguous_axes) // short))
         for block in fact.contiguous_axes:
             sizes[block] = max(sizes[block], min(run, highest[block]))
         return sizes
     first = fact.contiguous_axes[0] if fact.contiguous_axes else axes[-1].block_id
     # along other axes, the contiguous elements of each lane fill transactions
-    least = _FLOOR if fact.contiguous_axes else max(1, _FLOOR // fact.max_op_slab)
+    least = numbers.floor if fact.contiguous_axes else max(1, numbers.floor // fact.max_op_slab)
     floor = min(previous_power_of_2(least), previous_power_of_2(int(most)))
     run = min(max(floor, previous_power_of_2(int(goal))), highest[first])
-    sizes[first] = max(sizes[first], _even(run, facts.axes[first].extent))
+    sizes[first] = max(sizes[first], _even(run, facts.axes[first].extent, numbers))
     rest = goal / sizes[first]
     for axis in reversed(axes):
         if axis.block_id != first and rest >= 2:
@@ -139,12 +147,12 @@ def _distribute(goal: float, most: float, fact: PointwiseFact, facts: KernelFact
     return sizes
 
 
-def _even(run: int, extent: int | None) -> int:
+def _even(run: int, extent: int | None, numbers: _Numbers) -> int:
     """Return ``run``, or a fraction of it that leaves fewer lanes idle along a short axis."""
     if extent is None or run < extent:
         return run
-    least = min(run, _LEAST_RUN)
-    most = _IDLE * cdiv(extent, least) * least
+    least = min(run, numbers.least_run)
+    most = numbers.idle * cdiv(extent, least) * least
     return next(run >> i for i in range(run.bit_length()) if cdiv(extent, run >> i) * (run >> i) <= most)
 
 
@@ -164,16 +172,19 @@ def _square_run(most: float, fact: PointwiseFact, target: Target) -> int:
 
 
 def _threads(tile: int, fact: PointwiseFact, target: Target) -> int:
-    more = () if target.memory is MemoryClass.FAST else _SFU_THREADS
-    wanted = next((threads for ops, threads in more if fact.sfu_ops >= ops), _THREADS)
-    return max(_THREADS, min(wanted, 32 * previous_power_of_2(tile // _WARP_ELEMENTS)))
+    numbers = tuned(_Numbers, target)
+    wanted = next((threads for ops, threads in numbers.sfu_threads if fact.sfu_ops >= ops), numbers.threads)
+    return max(numbers.threads, min(wanted, 32 * previous_power_of_2(tile // numbers.warp_elements)))
 
 
 def _wide_threads(tile: int, fact: PointwiseFact, target: Target) -> int:
-    each = next((count for stride, count in _WIDE_ELEMENTS if fact.gather_stride <= stride), _WIDE_GATHER_ELEMENTS)
+    numbers = tuned(_Numbers, target)
+    each = next(
+        (count for stride, count in numbers.wide_elements if fact.gather_stride <= stride), numbers.wide_gather_elements
+    )
     work = previous_power_of_2(tile // (32 * each))
     programs = max(1, fact.total_numel // tile)
     resident = previous_power_of_2(target.num_sms * target.max_warps_per_sm * 3 // 4 // programs)
-    floor = next((threads // 32 for ops, threads in _SFU_THREADS if fact.sfu_ops >= ops), 1)
-    warps = min(max(work, resident, floor), previous_power_of_2(tile * fact.max_op_slab // _WARP_ELEMENTS))
-    return 32 * max(1, min(warps, _MAX_THREADS // 32))
+    floor = next((threads // 32 for ops, threads in numbers.sfu_threads if fact.sfu_ops >= ops), 1)
+    warps = min(max(work, resident, floor), previous_power_of_2(tile * fact.max_op_slab // numbers.warp_elements))
+    return 32 * max(1, min(warps, numbers.max_threads // 32))

@@ -6,87 +6,125 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ...._compiler.facts.records import KernelFacts, MatmulFact
 from ...._shapes import cdiv, next_power_of_2, previous_power_of_2
 from ....autotuner.proposal import Declined, Predicted
-from ....hardware import MemoryClass, Target
+from ....hardware import Target
 from ..proposal import TritonProposal
 from ..resources.matrix import ASYNC_ROWS, is_k_major, is_transposed, partial_sum
 from ..resources.predict import predict
 from ..resources.time.launch import Launch
 from ..resources.time.predict import timing
+from .choose import trust
 from .product_extents import Extents, product_extents
 from .sizing import all_sizes, clamp, estimate, nearest_size, tiles, tunables, wave_efficiency
+from .tuned import Tuned, tuned
 
-#: Caps of the starting tile, and of K.
-_START_M, _START_N, _MAX_K = 128, 256, 256
-#: Columns to start from where each accumulator has an fp32 partial next to it. Offline for sm_90, 128 x 256 in 8 warps
-#: spills 208 to 368 bytes, 128 x 128 takes 171 registers.
-_PROMOTED_N = 128
-#: Fraction of the register file for fp32 accumulators.
-_ACCUMULATOR_SHARE = 2
-#: Stages that the K tile is chosen for, and the most stages.
-_PIPELINE, _MAX_STAGES = 4, 6
-#: Waves are full enough at this efficiency; tiles do not shrink below the floor for it, less for few rows.
-_WAVE_TARGET, _TILE_FLOOR, _NARROW_FLOOR, _NARROW_ROWS = 0.8, 64, 16, 16
-#: Elements of the tile from which 8 warps share it.
-_WIDE_TILE, _WIDE_WARPS, _WARPS = 16384, 8, 4
-#: With this many matmuls per SM, one tile per matmul is enough: small tiles, a short pipeline.
-_SATURATED = 4
-_SATURATED_TILE, _SATURATED_STAGES = (64, 128), 2
-#: With accumulators in tensor memory from 64 rows on, small matmuls stay below that, with one warp.
-_SATURATED_MMA_TILE, _SATURATED_MMA_WARPS = (32, 64), 1
-#: Blocks of rows are grouped for the L2 cache when the grid is this much taller than wide.
-_TALL, _GROUP = 3, 2
-#: Least bytes of a tile along K, as far as K has them for each stage. Where shared memory has no room for them, a
-#: smaller tile uses it better (64 KiB of MI300X, 99 KiB of L40S).
-_LEAST_LINE = 64
-#: Smallest transposed alternate.
-_SMALLEST_ALTERNATE = 4096
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "product_tiles"
+
+    #: Caps of the starting tile, and of K.
+    start_m: int
+    start_n: int
+    max_k: int
+    #: Columns to start from where each accumulator has an fp32 partial next to it.
+    promoted_n: int
+    #: Fraction of the register file for fp32 accumulators.
+    accumulator_share: int
+    #: Stages that the K tile is chosen for, and the most stages.
+    pipeline: int
+    max_stages: int
+    #: Waves are full enough at this efficiency; tiles do not shrink below the floor for it, less for few rows.
+    tile_floor: int
+    narrow_floor: int
+    narrow_rows: int
+    #: Elements of the tile from which 8 warps share it.
+    wide_tile: int
+    wide_warps: int
+    warps: int
+    #: With this many matmuls per SM, one tile per matmul is enough: small tiles, a short pipeline.
+    many_batches: int
+    many_batches_tile: tuple[int, int]
+    many_batches_stages: int
+    #: With accumulators in tensor memory from 64 rows on, small matmuls stay below that, with one warp.
+    many_batches_mma_tile: tuple[int, int]
+    many_batches_mma_warps: int
+    #: Blocks of rows are grouped for the L2 cache when the grid is this much taller than wide.
+    tall: int
+    group: int
+    #: Least bytes of a tile along K, as far as K has them for each stage. Where shared memory has no room for them, a
+    #: smaller tile uses it better (64 KiB of MI300X, 99 KiB of L40S).
+    least_line: int
+    #: Smallest transposed alternate.
+    smallest_alternate: int
+    #: A side that a program loops over between bounds from data: masks and addresses of each stage's rows need
+    #: registers as well.
+    looped_side: int
+    looped_stages: int
+    #: The synchronous matrix unit (mma.sync) multiplies fp32 that wgmma cannot read, which is not K-major; and M, N,
+    #: K, warps and stages for that.
+    mma_v2_for_tf32: bool
+    mma_v2_tile: tuple[int, int, int, int, int]
+    #: Smallest side of such tiles with split-K, and programs of whole tiles that an SM runs at once.
+    mma_v2_floor: int
+    mma_v2_programs: int
+    #: K tiles of a separate loop over K, relative to those of the matmul.
+    beside: int
+    #: Columns and warps where rows of an operand are not aligned to this many bytes. Strides passed at launch are
+    #: known multiples of as many elements, or unknown.
+    unaligned_columns: int
+    unaligned_warps: int
+    unaligned_tile: int
+    #: A persistent grid pays from this many waves on. Descriptors stage the output as well, which leaves room for
+    #: three stages of the largest tiles.
+    persistent_waves: int
+    persistent_group: int
+    persistent_stages: int
+    persistent_least_stages: int
+    #: Stages where the matmul's loop also reduces its operands.
+    summed_stages: int
+    #: Least waves and least elements of tiles for which K-major TF32 operands use descriptors.
+    tf32_waves: int
+    tf32_tile: int
+    #: Up to this K the output has as many bytes as the operands: smaller tiles, of which more run at once.
+    short_k: int
+    short_tile: tuple[int, int]
+    #: From this K on, a matmul with fewer tiles than half of the SMs is bound by the L2 bandwidth of one SM.
+    #: L2 serves so many SMs at full rate.
+    long_k: int
+    fed_sms: int
+    #: Least elements of K that a program accumulates, when K is split.
+    least_span: int
+    #: Largest split-K factor.
+    most_parts: int
+    #: Number of split-K factors, powers of two, that are compared: small programs that share an SM hide each other's
+    #: latency.
+    rounds: int
+    #: Wider tiles along K where several matmuls read one operand, which is staged once.
+    operands_once: bool
+    #: 8-bit integers whose right operand wgmma takes transposed: more rows than columns.
+    tall_transposed: bool
+    #: The order of proposals: the tile for a long K, split-K, and the persistent grid with descriptors come first.
+    long_k_first: bool
+    split_k_first: bool
+    persistent_first: bool
+    #: Descriptors load K-major right operands, operands whose rows end within a vector, and K-major TF32 operands.
+    descriptors_along_k: bool
+    descriptors_for_ragged: bool
+    descriptors_for_tf32: bool
+    #: Elements of the tiles of other grid loops, such as one that reduces split-K partials.
+    rest_elements: int
+
+
 _MIN_SIDE = 16
-#: A side that a program loops over between bounds from data: masks and addresses of each stage's rows need registers as
-#: well. Offline for fp32, 128 x 256 in 4 stages spills up to 2424 bytes, 128 x 128 in 6 up to 496, in 3 none.
-_LOOPED_SIDE, _LOOPED_STAGES = 128, 3
-#: M, N, K, warps and stages where fp32 cannot use the asynchronous matrix unit.
-_SYNC_TILE = (128, 64, 32, 2, 3)
-#: Smallest side of such tiles with split-K, and programs of whole tiles that an SM runs at once.
-_SYNC_FLOOR, _SYNC_PROGRAMS = 32, 4
 #: Rows per warp of the asynchronous unit.
 _FRAGMENT_ROWS = 16
 _WIDE_ITEMSIZE = 4
-#: K tiles of a separate loop over K, relative to those of the matmul: wider ones were faster on H200.
-_BESIDE = 2
-#: Columns and warps where rows of an operand are not aligned to this many bytes. Strides passed at launch are known
-#: multiples of as many elements, or unknown. Swept on H200. Elsewhere, offline, 256 columns spill up to 1960 bytes
-#: where the matmul is added to a tensor or goes through an error function.
-_ALIGNED_BYTES, _UNALIGNED_COLUMNS, _UNALIGNED_WARPS, _UNALIGNED_TILE = 16, 128, 8, 8192
-#: A persistent grid pays from this many waves on. Descriptors stage the output as well, which leaves room for three
-#: stages of the largest tiles.
-_PERSISTENT_WAVES, _PERSISTENT_GROUP, _PERSISTENT_STAGES = 3, 8, 3
-#: Stages where the matmul's loop also reduces its operands. 5000x10000x768 in bf16 with row norms takes 258 us on an
-#: H200 with two programs per SM, and 281 in a persistent grid (2026-11-23).
-_SUMMED_STAGES = 3
-#: Least waves and least elements of tiles for which K-major TF32 operands use descriptors.
-_BOXED_WAVES, _BOXED_TILE = 2, 32768
-#: Up to this K the output has as many bytes as the operands: smaller tiles, of which more run at once.
-_SHORT_K, _SHORT_TILE = 128, (64, 128)
-#: From this K on, a matmul with fewer tiles than half of the SMs is bound by the L2 bandwidth of one SM. 117 us for 256
-#: x 65536 x 256 in tiles of 64 x 64 are 143 GB/s for each of 16 SMs (H200, 2026-11-20, benchmarks/results). L2 serves
-#: about 40 SMs at that rate.
-_LONG_K, _FED_SMS = 2048, 40
-#: Least elements of K that a program accumulates, when K is split.
-_LEAST_SPAN = 256
-#: Largest ratio of predicted times at which split-K replaces the tile without it.
-_WORTH = 0.8
-#: Largest split-K factor.
-_MOST_PARTS = 64
-#: Number of split-K factors, powers of two, that are compared: small programs that share an SM hide each other's
-#: latency.
-_ROUNDS = 4
-#: Elements of the tiles of other grid loops, such as one that reduces split-K partials.
-_REST_ELEMENTS = 1024
+_ALIGNED_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,12 +162,12 @@ def single_product(facts: KernelFacts) -> Extents | Declined:
 class Rewriting:
     """Config keys that rewrite the kernel's matmul, and the bytes that the rewrite copies.
 
-    The facts describe the result. ``boxed``: tensor descriptors load its operands.
+    The facts describe the result. ``use_descriptors``: tensor descriptors load its operands.
     """
 
     keys: Mapping[str, Any] = field(default_factory=dict)
     copied_bytes: int = 0
-    boxed: bool = False
+    use_descriptors: bool = False
 
 
 _AS_WRITTEN = Rewriting()
@@ -148,8 +186,7 @@ class ProductSizer:
     ) -> None:
         self.facts, self.found, self.target, self.parts = facts, found, target, parts
         self.rewriting = rewriting
-        #: The tuned choices of H200 apply.
-        self.swept = target.has("wgmma") and target.memory is MemoryClass.FAST
+        self.tuned = tuned(_Numbers, target)
         self.fact: MatmulFact = facts.matmuls[0]
         fact = self.fact
         self.extents = (found.m, found.n, found.k)
@@ -158,15 +195,15 @@ class ProductSizer:
         self.spread = tuple(e if side.on_grid else 1 for e, side in zip(self.extents, sides, strict=False))
         dtypes = (fact.lhs_dtype, fact.rhs_dtype)
         #: Each accumulator has an fp32 partial next to it.
-        self.promoted = not fact.lhs_format and is_k_major(fact) and bool(partial_sum(dtypes, _MAX_K, target))
+        self.promoted = not fact.lhs_format and is_k_major(fact) and bool(partial_sum(dtypes, self.tuned.max_k, target))
         self.looped = any(side.extent is None for side in sides)
         self.caps = (_cap(found.m), _cap(found.n))
         staged = [operand.itemsize for operand in facts.staged if operand.dot == fact.number]
         self.itemsize = max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize, *staged)
         #: Left and right operands of all matmuls: an operand that several of them read is staged once. Offline, the
         #: wider tiles along K that this allows spill up to 392 bytes on sm_80 to sm_120, and none on sm_90.
-        self.operands = _count_operands(facts) if self.swept else (len(facts.matmuls), len(facts.matmuls))
-        self.saturated = self.batch >= _SATURATED * target.num_sms
+        self.operands = _count_operands(facts) if self.tuned.operands_once else (len(facts.matmuls),) * 2
+        self.many_batches = self.batch >= self.tuned.many_batches * target.num_sms
         operands = [op for op in facts.memory_ops if op.load_slot in (fact.lhs_slot, fact.rhs_slot)]
         self.aligned = not any(
             stride != 1 and (stride * op.itemsize % _ALIGNED_BYTES or not (op.static or stride % _ALIGNED_BYTES == 0))
@@ -174,15 +211,17 @@ class ProductSizer:
             for stride in op.strides
         )
         k_major = (fact.lhs_layout, fact.rhs_layout) == ("k_major", "k_major")
-        self.sync = self.swept and self.itemsize == _WIDE_ITEMSIZE and not k_major
+        self.mma_v2 = self.tuned.mma_v2_for_tf32 and self.itemsize == _WIDE_ITEMSIZE and not k_major
         plain = self.batch == 1 and self.span is None and not self.looped and len(facts.matmuls) == facts.num_roots == 1
         computed = fact.lhs_prologue or fact.rhs_prologue or "strided" in (fact.lhs_layout, fact.rhs_layout)
         narrow = self.itemsize < _WIDE_ITEMSIZE
         #: Descriptors may load the operands, and are faster than pointers on any grid.
         static = all(op.static and not op.gathered for op in operands) and target.has("tensor_descriptor")
-        self.movable = static and self.aligned
-        self.descriptors_fit = plain and self.movable and narrow and not computed
-        self.descriptors_pay = self.swept and self.descriptors_fit and fact.rhs_layout == "k_major"
+        self.descriptors_fit = static and self.aligned
+        self.plain_descriptors = plain and self.descriptors_fit and narrow and not computed
+        self.descriptors_pay = (
+            self.tuned.descriptors_along_k and self.plain_descriptors and fact.rhs_layout == "k_major"
+        )
         #: The matmul's loop also reduces elements of operands, for which they go to registers as well.
         self.summed = any(reduction.region == fact.region for reduction in facts.reductions)
         read = narrow or k_major
@@ -192,10 +231,19 @@ class ProductSizer:
             for op in operands
             for stride, extent in zip(op.strides, op.extents, strict=True)
         )
-        boxed = rewriting.boxed or (self.swept and ragged and self.movable and read and not computed)
+        use_descriptors = rewriting.use_descriptors or (
+            self.tuned.descriptors_for_ragged and ragged and self.descriptors_fit and read and not computed
+        )
         slots = frozenset(op.slot for op in operands)
-        self.box_slots = slots if boxed else frozenset[int]()
-        tf32 = self.swept and plain and self.movable and not computed and k_major and not narrow
+        self.descriptor_slots = slots if use_descriptors else frozenset[int]()
+        tf32 = (
+            self.tuned.descriptors_for_tf32
+            and plain
+            and self.descriptors_fit
+            and not computed
+            and k_major
+            and not narrow
+        )
         #: Operands that descriptors load where there are many large tiles.
         self.wide_slots = slots if tf32 else frozenset[int]()
 
@@ -208,7 +256,11 @@ class ProductSizer:
             fits = all(side <= extent for side, extent in zip((m, n, k), self.extents, strict=True))
             if not fits or m < _FRAGMENT_ROWS * given.warps or self.looped or self.span is not None:
                 continue
-            few = self.facts.divisible and self.extents[2] >= _LONG_K and self.blocks(m, n) <= self.target.num_sms
+            few = (
+                self.facts.divisible
+                and self.extents[2] >= self.tuned.long_k
+                and self.blocks(m, n) <= self.target.num_sms
+            )
             parted = self.sharing(m, n) if few else []
             for sizer in (self, *parted):
                 tile = replace(given, m=m, n=n, k=k)
@@ -216,27 +268,27 @@ class ProductSizer:
 
     def fastest(self) -> tuple[TritonProposal, float]:
         """Return the fastest of tiles with and without split-K, with its predicted time."""
-        first = self.tile(spread=self.swept)
+        first = self.tile(spread=self.tuned.long_k_first)
         shared = self.fastest_shared()
         return min(((self.proposal(first, grouped=False), self.time_us(first)), *shared), key=lambda option: option[1])
 
     def proposals(self) -> tuple[TritonProposal, ...]:
-        first = self.tile(spread=self.swept)
+        first = self.tile(spread=self.tuned.long_k_first)
         found = [self.proposal(first, grouped=True)]
-        if not self.swept and (spread := self.tile(spread=True)) != first:
+        if not self.tuned.long_k_first and (spread := self.tile(spread=True)) != first:
             found.append(self.proposal(spread, grouped=True))
         shared = self.shared(first)
         if shared is not None:
-            found.insert(0 if self.swept else 1, shared)
+            found.insert(0 if self.tuned.split_k_first else 1, shared)
         persistent = self.persistent(first)
-        if persistent is not None and self.swept:
+        if persistent is not None and self.tuned.persistent_first:
             found.insert(0, self.beside_sums(first) if self.summed else persistent)
         transposed = self.transposed(first)
         if transposed is not None:
             found.append(self.proposal(transposed, grouped=False))
             if transposed.stages > 2:
                 found.append(self.proposal(replace(transposed, stages=transposed.stages - 1), grouped=False))
-        if persistent is not None and not self.swept:
+        if persistent is not None and not self.tuned.persistent_first:
             found.append(persistent)
             if (specialized := self.specialized(first)) is not None:
                 found.append(specialized)
@@ -251,33 +303,37 @@ class ProductSizer:
         while True:
             k, stages = self.pipeline(m, n)
             predicted = self.predict(ProductTile(m=m, n=n, k=k, warps=warps, stages=stages))
-            wide = k >= min(_LEAST_LINE // self.itemsize, previous_power_of_2(self.depth(m, n) // _PIPELINE))
+            wide = k >= min(
+                self.tuned.least_line // self.itemsize, previous_power_of_2(self.depth(m, n) // self.tuned.pipeline)
+            )
             if (wide and predicted.fits and not predicted.spills) or max(m, n) <= _MIN_SIDE:
                 return ProductTile(m=m, n=n, k=k, warps=warps, stages=stages)
             m, n = (m, n // 2) if n >= m else (m // 2, n)
 
     def start(self) -> tuple[int, int]:
         cap_m, cap_n = self.caps
-        m, n = min(_START_M, cap_m), min(_START_N, cap_n)
+        m, n = min(self.tuned.start_m, cap_m), min(self.tuned.start_n, cap_n)
         if self.promoted:
-            n = min(n, _PROMOTED_N)
-        if self.swept and is_transposed(self.fact, "wgmma"):
-            m, n = min(_START_N, cap_m), min(_START_M, cap_n)
-        if self.sync:
-            return min(_SYNC_TILE[0], cap_m), min(_SYNC_TILE[1], cap_n)
+            n = min(n, self.tuned.promoted_n)
+        if self.tuned.tall_transposed and is_transposed(self.fact, "wgmma"):
+            m, n = min(self.tuned.start_n, cap_m), min(self.tuned.start_m, cap_n)
+        if self.mma_v2:
+            return min(self.tuned.mma_v2_tile[0], cap_m), min(self.tuned.mma_v2_tile[1], cap_n)
         if not self.aligned:
-            return m, min(n, _UNALIGNED_COLUMNS)
-        if self.swept and not self.looped and self.extents[2] <= _SHORT_K:
-            return min(_SHORT_TILE[0], cap_m), min(_SHORT_TILE[1], cap_n)
-        budget = self.target.registers_per_sm // (_ACCUMULATOR_SHARE * (2 if self.promoted else 1))
+            return m, min(n, self.tuned.unaligned_columns)
+        if not self.looped and self.extents[2] <= self.tuned.short_k:
+            return min(self.tuned.short_tile[0], cap_m), min(self.tuned.short_tile[1], cap_n)
+        budget = self.target.registers_per_sm // (self.tuned.accumulator_share * (2 if self.promoted else 1))
         if m * n < budget:
             n = min(cap_n, max(n, budget // m))
         if m * n < budget:
             m = min(cap_m, max(m, budget // n))
-        if self.saturated:
-            most_m, most_n = _SATURATED_MMA_TILE if self.target.has("tcgen05") else _SATURATED_TILE
+        if self.many_batches:
+            most_m, most_n = (
+                self.tuned.many_batches_mma_tile if self.target.has("tcgen05") else self.tuned.many_batches_tile
+            )
             m, n = min(m, most_m), min(n, most_n)
-        return (min(m, _LOOPED_SIDE), min(n, _LOOPED_SIDE)) if self.looped else (m, n)
+        return (min(m, self.tuned.looped_side), min(n, self.tuned.looped_side)) if self.looped else (m, n)
 
     def efficiency(self, m: int, n: int) -> float:
         return wave_efficiency(self.blocks(m, n) * self.splits(m, n) * self.parts, self.target)
@@ -293,7 +349,7 @@ class ProductSizer:
         if self.span is None:
             return 1
         blocks = self.blocks(m, n)
-        most = max(1, min(2 * self.target.num_sms // blocks, self.extents[2] // _LEAST_SPAN))
+        most = max(1, min(2 * self.target.num_sms // blocks, self.extents[2] // self.tuned.least_span))
         options = [1 << i for i in range(most.bit_length())]
         return max(options, key=lambda parts: (wave_efficiency(blocks * parts, self.target), -parts))
 
@@ -306,8 +362,8 @@ class ProductSizer:
 
     def fill_waves(self, m: int, n: int) -> tuple[int, int]:
         """Halve the longer side, else M, as long as that strictly helps and the waves are not full enough."""
-        floor = _NARROW_FLOOR if self.extents[0] <= _NARROW_ROWS else _TILE_FLOOR
-        while (now := self.efficiency(m, n)) < _WAVE_TARGET:
+        floor = self.tuned.narrow_floor if self.extents[0] <= self.tuned.narrow_rows else self.tuned.tile_floor
+        while (now := self.efficiency(m, n)) < trust(self.target).full_waves:
             if n >= m and n > floor and self.efficiency(m, n // 2) > now:
                 n //= 2
             elif m > floor and self.efficiency(m // 2, n) > now:
@@ -319,12 +375,18 @@ class ProductSizer:
     def spread_reads(self, m: int, n: int) -> tuple[int, int]:
         """Return smaller tiles where K is long and most SMs are idle: each SM then reads less."""
         few = 2 * self.blocks(m, n) <= self.target.num_sms
-        if self.span is not None or self.looped or not few or self.extents[2] < _LONG_K or self.target.kind != "cuda":
+        if (
+            self.span is not None
+            or self.looped
+            or not few
+            or self.extents[2] < self.tuned.long_k
+            or self.target.kind != "cuda"
+        ):
             return m, n
 
         def cost(sides: tuple[int, int]) -> float:
             blocks = self.blocks(*sides)
-            return sum(sides) * max(cdiv(blocks, self.target.num_sms), blocks / _FED_SMS)
+            return sum(sides) * max(cdiv(blocks, self.target.num_sms), blocks / self.tuned.fed_sms)
 
         options = [(a, b) for a in _halves(m) for b in _halves(n)]
         return min(options, key=lambda sides: (cost(sides), -sides[0], -sides[1]))
@@ -332,16 +394,16 @@ class ProductSizer:
     def shared(self, first: ProductTile) -> TritonProposal | None:
         """Return a larger tile with split-K where that is faster: operands are read less often, by more SMs."""
         for best, us in self.fastest_shared():
-            if us <= _WORTH * self.time_us(first):
+            if us <= trust(self.target).split_k * self.time_us(first):
                 return best
         return None
 
     def fastest_shared(self) -> tuple[tuple[TritonProposal, float], ...]:
         """Return the fastest tile with split-K and its predicted time; empty where K cannot be split."""
         m, n = self.start()
-        least = _SYNC_FLOOR if self.sync else _TILE_FLOOR
-        few = 2 * self.blocks(m, n) <= self.target.num_sms * (_SYNC_PROGRAMS if self.sync else 1)
-        if not self.facts.divisible or self.looped or not few or self.extents[2] < _LONG_K:
+        least = self.tuned.mma_v2_floor if self.mma_v2 else self.tuned.tile_floor
+        few = 2 * self.blocks(m, n) <= self.target.num_sms * (self.tuned.mma_v2_programs if self.mma_v2 else 1)
+        if not self.facts.divisible or self.looped or not few or self.extents[2] < self.tuned.long_k:
             return ()
         options = [
             sizer.whole(*sides)
@@ -353,8 +415,8 @@ class ProductSizer:
     def sharing(self, m: int, n: int) -> list[ProductSizer]:
         """Return sizers for tiles of these sides with split-K factors that fill the SMs once, or several times."""
         once = previous_power_of_2(max(1, self.target.num_sms // self.blocks(m, n)))
-        most = min(_MOST_PARTS, self.extents[2] // _LEAST_SPAN)
-        counts = (parts for parts in (once << i for i in range(_ROUNDS)) if 1 < parts <= most)
+        most = min(self.tuned.most_parts, self.extents[2] // self.tuned.least_span)
+        counts = (parts for parts in (once << i for i in range(self.tuned.rounds)) if 1 < parts <= most)
         return [ProductSizer(self.facts, self.found, self.target, parts, self.rewriting) for parts in counts]
 
     def whole(self, m: int, n: int) -> tuple[TritonProposal, float]:
@@ -373,28 +435,34 @@ class ProductSizer:
             sizes=sizes,
             warps=tile.warps,
             stages=tile.stages,
-            boxed=self.box_slots,
+            boxed=self.descriptor_slots,
             parts=self.parts,
             copied_bytes=copied,
         )
         return timing(self.facts, launch, predicted, self.target).us
 
     def warps(self, m: int, n: int) -> int:
-        if self.saturated and self.target.has("tcgen05"):
-            return _SATURATED_MMA_WARPS
-        if self.sync:
-            return _SYNC_TILE[3]
-        if not self.aligned and m * n >= (_WIDE_TILE if self.swept else _UNALIGNED_TILE):
-            return _UNALIGNED_WARPS
-        return _WIDE_WARPS if m * n >= _WIDE_TILE else _WARPS
+        if self.many_batches and self.target.has("tcgen05"):
+            return self.tuned.many_batches_mma_warps
+        if self.mma_v2:
+            return self.tuned.mma_v2_tile[3]
+        if not self.aligned and m * n >= self.tuned.unaligned_tile:
+            return self.tuned.unaligned_warps
+        return self.tuned.wide_warps if m * n >= self.tuned.wide_tile else self.tuned.warps
 
     def pipeline(self, m: int, n: int) -> tuple[int, int]:
         """Return the K tile for four stages, then as many stages as fit."""
         axis = self.facts.axes[self.fact.k_block_id]  # type: ignore[index]
         least = max(axis.min_size, self.target.min_dot(self.itemsize)[2])
         depth = self.depth(m, n)
-        short = self.swept and depth <= _SHORT_K
-        k = max(least, min(_SYNC_TILE[2] if self.sync else _MAX_K, previous_power_of_2(depth if short else depth // 4)))
+        short = depth <= self.tuned.short_k
+        k = max(
+            least,
+            min(
+                self.tuned.mma_v2_tile[2] if self.mma_v2 else self.tuned.max_k,
+                previous_power_of_2(depth if short else depth // 4),
+            ),
+        )
 
         def fits(k: int, stages: int) -> bool:
             # an upper bound for every matrix unit: some need one stage less
@@ -402,18 +470,24 @@ class ProductSizer:
             staged = (left * m * k + right * k * n) * self.itemsize * stages
             return staged <= self.target.smem_per_block_bytes
 
-        while k > least and not fits(k, _PIPELINE):
+        while k > least and not fits(k, self.tuned.pipeline):
             k //= 2
-        most = _SATURATED_STAGES if self.saturated else _LOOPED_STAGES if self.looped else _MAX_STAGES
-        most = min(most, _SYNC_TILE[4] if self.sync else most, max(2, depth // k))
+        most = (
+            self.tuned.many_batches_stages
+            if self.many_batches
+            else self.tuned.looped_stages
+            if self.looped
+            else self.tuned.max_stages
+        )
+        most = min(most, self.tuned.mma_v2_tile[4] if self.mma_v2 else most, max(2, depth // k))
         return k, next((s for s in range(most, 1, -1) if fits(k, s)), 2)
 
     def predict(self, tile: ProductTile) -> Predicted:
-        if not self.box_slots:
+        if not self.descriptor_slots:
             return estimate(self.facts, self.target, self.sizes(tile), tile.warps, tile.stages)
         sizes = all_sizes(self.facts, self.sizes(tile))
         return predict(
-            self.facts, sizes, tile.warps, tile.stages, self.target, descriptor_slots=self.box_slots, once=True
+            self.facts, sizes, tile.warps, tile.stages, self.target, descriptor_slots=self.descriptor_slots, once=True
         )
 
     def sizes(self, tile: ProductTile) -> dict[int, int]:
@@ -422,7 +496,7 @@ class ProductSizer:
         for block, size in ((fact.m_block_id, tile.m), (fact.n_block_id, tile.n), (fact.k_block_id, tile.k)):
             assert block is not None
             sizes[block] = max(axes[block].min_size, size)
-        sizes.update((block, clamp(_BESIDE * tile.k, axes[block])) for block in _beside(self.facts))
+        sizes.update((block, clamp(self.tuned.beside * tile.k, axes[block])) for block in _beside(self.facts))
         if self.span is not None:
             sizes[self.span] = nearest_size(next_power_of_2(self.depth(tile.m, tile.n)), axes[self.span])
         self.rest(sizes)
@@ -431,7 +505,7 @@ class ProductSizer:
     def rest(self, sizes: dict[int, int]) -> None:
         """Set the tiles of grid loops without a matmul: as many elements as fit, the last axis first."""
         root = self.facts.regions[self.fact.region].root
-        room = dict.fromkeys(range(self.facts.num_roots), _REST_ELEMENTS)
+        room = dict.fromkeys(range(self.facts.num_roots), self.tuned.rest_elements)
         for axis in reversed(self.facts.tunable_axes):
             if axis.on_grid and root not in axis.roots:
                 size = clamp(min(room[axis.roots[0]], axis.padded or 1), axis)
@@ -445,17 +519,17 @@ class ProductSizer:
         not measured.
         """
         fact, facts = self.fact, self.facts
-        if not self.descriptors_fit:
+        if not self.plain_descriptors:
             return None
-        if self.blocks(tile.m, tile.n) < _PERSISTENT_WAVES * self.target.num_sms:
+        if self.blocks(tile.m, tile.n) < self.tuned.persistent_waves * self.target.num_sms:
             return None
-        shorter = self.boxed(tile)
+        shorter = self.with_descriptors(tile)
         if shorter is None:
             return None
         return replace(
             self.proposal(shorter, grouped=False),
             reason=f"{tile.m} x {tile.n} x {tile.k} tiles, {shorter.stages} stages, a persistent grid with descriptors",
-            l2_groupings={facts.regions[fact.region].root: _PERSISTENT_GROUP},
+            l2_groupings={facts.regions[fact.region].root: self.tuned.persistent_group},
             ranges={"range_flattens": {fact.m_block_id: True}},  # type: ignore[dict-item]
             pid_type="persistent_interleaved",
             launch={"indexing": "tensor_descriptor"},
@@ -463,21 +537,21 @@ class ProductSizer:
 
     def beside_sums(self, tile: ProductTile) -> TritonProposal:
         """Return the tile with few stages, so that of two programs per SM one multiplies while the other reduces."""
-        fewer = replace(tile, stages=min(tile.stages, _SUMMED_STAGES))
+        fewer = replace(tile, stages=min(tile.stages, self.tuned.summed_stages))
         boxed = (slot for slot in (self.fact.lhs_slot, self.fact.rhs_slot) if slot is not None)
         return replace(
             self.proposal(fewer, grouped=False),
             reason=f"{tile.m} x {tile.n} x {tile.k} tiles, {fewer.stages} stages, reductions of operands in the matmul's loop",
-            l2_groupings={self.facts.regions[self.fact.region].root: _PERSISTENT_GROUP},
+            l2_groupings={self.facts.regions[self.fact.region].root: self.tuned.persistent_group},
             indexing=dict.fromkeys(boxed, "tensor_descriptor"),
             launch=tunables(self.facts, self.sizes(fewer)),
         )
 
-    def boxed(self, tile: ProductTile) -> ProductTile | None:
+    def with_descriptors(self, tile: ProductTile) -> ProductTile | None:
         """Return the tile with as many stages as fit with descriptors for all accesses, or None."""
-        most = min(tile.stages, _PERSISTENT_STAGES)
+        most = min(tile.stages, self.tuned.persistent_stages)
         slots = frozenset(op.slot for op in self.facts.memory_ops)
-        for stages in (most,) if self.swept else range(most, 1, -1):
+        for stages in range(most, min(most, self.tuned.persistent_least_stages) - 1, -1):
             found = replace(tile, stages=stages)
             sizes = all_sizes(self.facts, self.sizes(found))
             if predict(self.facts, sizes, found.warps, stages, self.target, descriptor_slots=slots).fits:
@@ -491,7 +565,7 @@ class ProductSizer:
         """
         if not (self.target.has("tcgen05") and self.target.has("warp_specialize")) or self.computes_after():
             return None
-        smaller = replace(tile, n=min(tile.n, _PROMOTED_N), warps=_WARPS)
+        smaller = replace(tile, n=min(tile.n, self.tuned.promoted_n), warps=self.tuned.warps)
         found = self.persistent(smaller)
         if found is None:
             return None
@@ -514,25 +588,28 @@ class ProductSizer:
     def transposed(self, tile: ProductTile) -> ProductTile | None:
         """Return the alternate with twice the rows and half the columns, where that is possible."""
         m, n = min(tile.m * 2, self.caps[0]), max(tile.n // 2, _MIN_SIDE)
-        if self.looped or m == tile.m or n == tile.n or m * n < _SMALLEST_ALTERNATE:
+        if self.looped or m == tile.m or n == tile.n or m * n < self.tuned.smallest_alternate:
             return None
         other = ProductTile(m=m, n=n, k=tile.k, warps=tile.warps, stages=tile.stages)
         return other if self.predict(other).fits else None
 
-    def many_boxes(self, tile: ProductTile) -> frozenset[int]:
+    def tf32_slots(self, tile: ProductTile) -> frozenset[int]:
         """Return the slots of TF32 operands that descriptors load faster than pointers.
 
         A layer of 4096 x 4096 x 4096 takes 370 us on an H200 instead of 400. Programs of small tiles lose more by
         creating descriptors than they gain.
         """
-        many = self.blocks(tile.m, tile.n) >= _BOXED_WAVES * self.target.num_sms and tile.m * tile.n >= _BOXED_TILE
+        many = (
+            self.blocks(tile.m, tile.n) >= self.tuned.tf32_waves * self.target.num_sms
+            and tile.m * tile.n >= self.tuned.tf32_tile
+        )
         return self.wide_slots if many else frozenset()
 
     def proposal(self, tile: ProductTile, *, grouped: bool) -> TritonProposal:
         grid_m, grid_n = cdiv(self.spread[0], tile.m), cdiv(self.spread[1], tile.n)
         group = {}
-        if grouped and grid_m > 1 and grid_m >= _TALL * grid_n:
-            group = {self.facts.regions[self.fact.region].root: _GROUP}
+        if grouped and grid_m > 1 and grid_m >= self.tuned.tall * grid_n:
+            group = {self.facts.regions[self.fact.region].root: self.tuned.group}
         splits = self.splits(tile.m, tile.n) * self.parts
         parts = f"split-K by {splits}, " if splits > 1 else ""
         filled = f"{100 * self.efficiency(tile.m, tile.n):.0f} % of {self.target.num_sms} SMs busy"
@@ -545,7 +622,7 @@ class ProductSizer:
             l2_groupings=group,
             num_warps=tile.warps,
             num_stages=tile.stages,
-            indexing=dict.fromkeys(self.box_slots or self.many_boxes(tile), "tensor_descriptor"),
+            indexing=dict.fromkeys(self.descriptor_slots or self.tf32_slots(tile), "tensor_descriptor"),
             launch=tunables(self.facts, sizes) | descriptors | parted | dict(self.rewriting.keys),
         )
 

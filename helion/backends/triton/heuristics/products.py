@@ -13,49 +13,61 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
 from ...._shapes import cdiv
 from ....autotuner.proposal import Declined, Heuristic
-from ....hardware import MemoryClass, Target
+from ....hardware import Target
 from ..proposal import TritonProposal
 from . import register_safety as safety
+from .choose import full_first, trust
 from .grid_order import ordered
 from .moderate_sizes import moderate_sizes
 from .sizing import all_sizes, estimate, extent_of, most_warps, wave_efficiency
 from .timed import proposal_us
+from .tuned import Tuned, tuned
 
-#: M and N of the tiles, from large to small.
-_SIDES = ((128, 128), (128, 64), (64, 64), (64, 32), (32, 64), (32, 32), (16, 64), (16, 32), (16, 16))
-#: Bytes of the tiles along K and stages: a line of the shared memory swizzle of matrix units, or half of it.
-_PIPELINES = ((128, 3), (128, 2), (64, 3), (64, 2), (64, 1))
-#: Constants where no matmul has more than this many rows, so that memory bounds it. Longer lines load more at once, and
-#: so do programs of few columns, of which an SM has several. On an H200 (2026-11-23) lines of 512 bytes take 0.86 of
-#: the time of 128 over 16 x 4096 x 4096 in fp16. 64 columns with lines of 256 take 0.73 of the time of 128 with 128
-#: over 1 x 4096 x 14336 in bf16.
-_FEW_ROWS, _FEW_ROWS_PIPELINES, _FEW_ROWS_COLUMNS = 16, ((512, 4), (256, 4)), 64
-_WARPS = (4, 8, 16)
-#: Further sides and lines that predicted times compare, the usual line first; the number of leading tiles for which
-#: other lines are tried; and the largest ratio of predicted times at which the fastest replaces the tile by rule. On an
-#: H200 the first pick by time was within 1.03 of the best config for five of six kernels (2026-11-23).
-_WIDE_SIDES, _LINES, _LEADING, _WORTH = ((128, 256), (256, 128), (32, 128)), (128, 256, 64), 2, 0.8
-#: Split-K factors tried for the leading tiles, and the most programs per SM or tiles, or multiple of the tiles of the
-#: largest size.
-_PARTS, _MOST_ROUNDS, _MORE = (2, 4, 8), 4, 2
-#: Most rows of a chunk that are multiplied by one another.
-_CHUNK = 64
-#: Microseconds of an SM's share of the memory bandwidth that its bytes in flight must last, to hide the latency of
-#: memory. Most stages.
-_IN_FLIGHT_US, _MOST_STAGES = 1.0, 6
-#: Rows of the asynchronous instruction of one warp group; its columns, bytes along K and stages. It reads 64 rows and
-#: all columns from shared memory, which loads also write. With 128 columns shared memory is busier than the matrix
-#: unit. On an H200 rows of 32 experts, 16384x2048x1536 in bf16, take 216 us in tiles of 64x256 with 4 stages. They take
-#: 241 in 64x128 with 3 (2026-11-23).
-_GROUP_ROWS, _GROUP_TILE = 64, (256, 128, 4)
-#: Waves are full enough at this efficiency.
-_WAVE_TARGET = 0.8
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "products"
+
+    #: M and N of the tiles, from large to small.
+    sides: tuple[tuple[int, int], ...]
+    #: Bytes of the tiles along K and stages: a line of the shared memory swizzle of matrix units, or half of it.
+    pipelines: tuple[tuple[int, int], ...]
+    #: Constants where no matmul has more than this many rows, so that memory bounds it. Longer lines load more at
+    #: once, and so do programs of few columns, of which an SM has several.
+    few_rows: int
+    few_rows_pipelines: tuple[tuple[int, int], ...]
+    few_rows_columns: int
+    warps: tuple[int, int, int]
+    #: Further sides and lines that predicted times compare, the usual line first; the number of leading tiles for
+    #: which other lines are tried; and the largest ratio of predicted times at which the fastest replaces the tile by
+    #: rule.
+    wide_sides: tuple[tuple[int, int], ...]
+    lines: tuple[int, int, int]
+    leading: int
+    #: Split-K factors tried for the leading tiles, and the most programs per SM or tiles, or multiple of the tiles of
+    #: the largest size.
+    parts: tuple[int, int, int]
+    most_rounds: int
+    more: int
+    #: Most rows of a chunk that are multiplied by one another.
+    chunk: int
+    #: Most stages.
+    most_stages: int
+    #: Rows of the asynchronous instruction of one warp group; its columns, bytes along K and stages. It reads 64 rows
+    #: and all columns from shared memory, which loads also write. With 128 columns shared memory is busier than the
+    #: matrix unit.
+    group_rows: int
+    group_tile: tuple[int, int, int]
+    #: Waves are full enough at this efficiency.
+
+
+_TUNED = tuned(_Numbers)
 
 
 class TritonProductsHeuristic(Heuristic):
@@ -72,17 +84,18 @@ class TritonProductsHeuristic(Heuristic):
         sure = tuple(proposal for proposal, certain in found if certain) or tuple(proposal for proposal, _ in found)
         if _chunks(facts):  # programs that share a chunk each multiply it by itself: more of them are no gain as such
             return (min(sure, key=lambda p: _time(facts, p, target)),)
-        full = (p for p in sure if wave_efficiency(_programs(facts, p), target) >= _WAVE_TARGET)
-        best = next(full, None) or max(sure, key=lambda p: wave_efficiency(_programs(facts, p), target))
+        best = full_first(sure, lambda p: _programs(facts, p), target)
+        assert best is not None
         deep = _deepened(facts, best, target)
         ruled: tuple[TritonProposal, ...] = (best,) if deep is None else (deep, best)
-        if not _is_swept(target):
+        worth = trust(target).several_matmuls
+        if not worth:
             return ruled
         if (wide := _one_group(facts, target)) is not None:
             return (wide, *(ordered(facts, each, target) for each in ruled))
         ruled = tuple(ordered(facts, each, target) for each in ruled)
         fastest = _fastest(facts, target)
-        if fastest is None or proposal_us(facts, fastest, target) > _WORTH * proposal_us(facts, ruled[0], target):
+        if fastest is None or proposal_us(facts, fastest, target) > worth * proposal_us(facts, ruled[0], target):
             return ruled
         return (fastest, *ruled)
 
@@ -97,33 +110,28 @@ def _one_group(facts: KernelFacts, target: Target) -> TritonProposal | None:
         return None
     (fact,) = facts.matmuls
     n, k = fact.n_block_id, fact.k_block_id
-    if fact.m_axis is None or facts.axes[fact.m_axis].size != _GROUP_ROWS or n is None or k is None:
+    if fact.m_axis is None or facts.axes[fact.m_axis].size != _TUNED.group_rows or n is None or k is None:
         return None
     itemsize = max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize)
-    columns, line, stages = _GROUP_TILE
-    sizes = moderate_sizes(facts, {"m": _GROUP_ROWS, "n": columns, "k": line // itemsize})
+    columns, line, stages = _TUNED.group_tile
+    sizes = moderate_sizes(facts, {"m": _TUNED.group_rows, "n": columns, "k": line // itemsize})
     if itemsize != 2 or sizes.get(n) != columns or sizes.get(k) != line // itemsize:
         return None
-    predicted = estimate(facts, target, sizes, _WARPS[0], stages)
+    predicted = estimate(facts, target, sizes, _TUNED.warps[0], stages)
     if not predicted.fits or predicted.spill_risk or _steps(facts, sizes) < stages:
         return None
-    if wave_efficiency(_count_programs(facts, sizes), target) < _WAVE_TARGET:
+    if wave_efficiency(_count_programs(facts, sizes), target) < trust(target).full_waves:
         return None
     right = [op for op in facts.memory_ops if op.load_slot == fact.rhs_slot and op.kind == "load"]
     boxed = {op.slot: "tensor_descriptor" for op in right if op.static and not op.gathered}
     proposal = TritonProposal(
-        reason=f"{_GROUP_ROWS} x {columns} tiles of one warp group, {stages} stages",
+        reason=f"{_TUNED.group_rows} x {columns} tiles of one warp group, {stages} stages",
         block_sizes=sizes,
-        num_warps=_WARPS[0],
+        num_warps=_TUNED.warps[0],
         num_stages=stages,
         indexing=boxed,
     )
     return ordered(facts, proposal, target)
-
-
-def _is_swept(target: Target) -> bool:
-    """Return whether predicted times were compared with measured ones on this target."""
-    return target.has("wgmma") and target.memory is MemoryClass.FAST
 
 
 def _fastest(facts: KernelFacts, target: Target) -> TritonProposal | None:
@@ -137,9 +145,9 @@ def _fastest(facts: KernelFacts, target: Target) -> TritonProposal | None:
         m, n = sides
         return moderate_sizes(facts, {"m": m, "n": n, "k": max(least, line // itemsize)})
 
-    sides = {tuple(tile(each, _LINES[0]).items()): each for each in (*_WIDE_SIDES, *_SIDES)}
+    sides = {tuple(tile(each, _TUNED.lines[0]).items()): each for each in (*_TUNED.wide_sides, *_TUNED.sides)}
     counts = {sizes: _count_programs(facts, dict(sizes)) for sizes in sides}
-    most = max(_MOST_ROUNDS * target.num_sms, _MORE * min(counts.values()))
+    most = max(_TUNED.most_rounds * target.num_sms, _TUNED.more * min(counts.values()))
     usual = [
         (each, _deepest(facts, dict(sizes), target))
         for sizes, each in sides.items()
@@ -147,13 +155,13 @@ def _fastest(facts: KernelFacts, target: Target) -> TritonProposal | None:
     ]
     timed = [(proposal_us(facts, found, target), each, found) for each, found in usual if found is not None]
     timed.sort(key=lambda option: option[0])
-    for _, each, _ in timed[:_LEADING]:
-        for line in _LINES[1:]:
+    for _, each, _ in timed[: _TUNED.leading]:
+        for line in _TUNED.lines[1:]:
             if (found := _deepest(facts, tile(each, line), target)) is not None:
                 timed.append((proposal_us(facts, found, target), each, found))
-    for _, each, found in timed[:_LEADING] if facts.divisible else ():
-        for parts in _PARTS:
-            if parts * _programs(facts, found) <= _MOST_ROUNDS * target.num_sms and parts <= _steps(
+    for _, each, found in timed[: _TUNED.leading] if facts.divisible else ():
+        for parts in _TUNED.parts:
+            if parts * _programs(facts, found) <= _TUNED.most_rounds * target.num_sms and parts <= _steps(
                 facts, dict(found.block_sizes)
             ):
                 shared = replace(found, reason=f"{found.reason}, split-K by {parts}", launch={"split_k": parts})
@@ -169,7 +177,7 @@ def _deepest(facts: KernelFacts, sizes: dict[int, int], target: Target) -> Trito
         return None
     # some matrix units need one stage less
     room = 1 + target.smem_per_block_bytes // max(1, _staged_bytes(facts, sizes))
-    for stages in range(max(1, min(_MOST_STAGES, _steps(facts, sizes), room)), 0, -1):
+    for stages in range(max(1, min(_TUNED.most_stages, _steps(facts, sizes), room)), 0, -1):
         predicted = estimate(facts, target, sizes, warps, stages)
         if predicted.fits and not predicted.spill_risk:
             tiles = " x ".join(str(size) for size in sizes.values())
@@ -179,20 +187,19 @@ def _deepest(facts: KernelFacts, sizes: dict[int, int], target: Target) -> Trito
 
 
 def _time(facts: KernelFacts, proposal: TritonProposal, target: Target) -> float:
-    warps, stages = proposal.num_warps or _WARPS[0], proposal.num_stages or 1
+    warps, stages = proposal.num_warps or _TUNED.warps[0], proposal.num_stages or 1
     return estimate(facts, target, proposal.block_sizes, warps, stages).time_us
 
 
 def _deepened(facts: KernelFacts, proposal: TritonProposal, target: Target) -> TritonProposal | None:
     """Return the proposal with more stages, where its own do not hide the latency of memory."""
-    sizes, warps = dict(proposal.block_sizes), proposal.num_warps or _WARPS[0]
+    sizes, warps = dict(proposal.block_sizes), proposal.num_warps or _TUNED.warps[0]
     stages = first = proposal.num_stages or 1
-    if target.kind != "cuda" or first < _PIPELINES[0][1]:
+    if target.kind != "cuda" or first < _TUNED.pipelines[0][1]:
         return None
-    in_flight = _IN_FLIGHT_US * 1e3 * target.bandwidth_gb_per_s / target.num_sms
-    while stages < min(_MOST_STAGES, _steps(facts, sizes)):
+    while stages < min(_TUNED.most_stages, _steps(facts, sizes)):
         resident = min(cdiv(_programs(facts, proposal), target.num_sms), _resident(facts, target, sizes, warps, stages))
-        if (stages - 1) * resident * _staged_bytes(facts, sizes) >= in_flight:
+        if (stages - 1) * resident * _staged_bytes(facts, sizes) >= target.in_flight_bytes:
             break
         predicted = estimate(facts, target, sizes, warps, stages + 1)
         if not predicted.fits or predicted.spill_risk:
@@ -234,16 +241,16 @@ def _feasible(facts: KernelFacts, target: Target) -> Iterator[tuple[TritonPropos
     itemsize = max(max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) for fact in facts.matmuls)
     least = target.min_dot(itemsize)[2]
     percent = min(safety.products(target), safety.STATE) if _chunks(facts) else safety.products(target)
-    pipelines: tuple[tuple[int, int], ...] = _PIPELINES
-    sides: tuple[tuple[int, int], ...] = _SIDES
+    pipelines: tuple[tuple[int, int], ...] = _TUNED.pipelines
+    sides: tuple[tuple[int, int], ...] = _TUNED.sides
     if _has_few_rows(facts) and target.kind == "cuda":
-        pipelines = (*_FEW_ROWS_PIPELINES, *_PIPELINES)
-        sides = tuple(each for each in _SIDES if each[1] <= _FEW_ROWS_COLUMNS)
+        pipelines = (*_TUNED.few_rows_pipelines, *_TUNED.pipelines)
+        sides = tuple(each for each in _TUNED.sides if each[1] <= _TUNED.few_rows_columns)
     for m, n in sides:
         for line, stages in pipelines:
             k = max(least, line // itemsize)
             sizes = moderate_sizes(facts, {"m": m, "n": n, "k": k})
-            sizes |= {axis: min(sizes[axis], _CHUNK) for axis in _chunks(facts) if axis in sizes}
+            sizes |= {axis: min(sizes[axis], _TUNED.chunk) for axis in _chunks(facts) if axis in sizes}
             warps = _fewest_warps(facts, target, sizes, stages, percent if _chunks(facts) else safety.ALL)
             if warps is not None:
                 predicted = estimate(facts, target, sizes, warps, stages)
@@ -255,7 +262,9 @@ def _feasible(facts: KernelFacts, target: Target) -> Iterator[tuple[TritonPropos
 
 def _has_few_rows(facts: KernelFacts) -> bool:
     """Return whether no matmul has more rows than a matrix unit takes at once."""
-    return all(fact.m_block_id is None and (fact.static_m or _FEW_ROWS + 1) <= _FEW_ROWS for fact in facts.matmuls)
+    return all(
+        fact.m_block_id is None and (fact.static_m or _TUNED.few_rows + 1) <= _TUNED.few_rows for fact in facts.matmuls
+    )
 
 
 def _chunks(facts: KernelFacts) -> set[int]:
@@ -270,7 +279,7 @@ def _fewest_warps(facts: KernelFacts, target: Target, sizes: dict[int, int], sta
     Return None where every number of warps spills, or the tile does not fit.
     """
     found = None
-    for warps in (w for w in _WARPS if w <= most_warps(facts, sizes, target)):
+    for warps in (w for w in _TUNED.warps if w <= most_warps(facts, sizes, target)):
         predicted = estimate(facts, target, sizes, warps, stages)
         if not predicted.fits:
             break

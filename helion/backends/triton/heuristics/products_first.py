@@ -15,41 +15,48 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...._compiler.facts.records import ApartFact, KernelFacts
 from ...._shapes import cdiv
 from ....autotuner.proposal import Declined, Heuristic
-from ....hardware import MemoryClass, Target
+from ....hardware import Target
 from ..proposal import TritonProposal
 from ..resources import rewritten
 from ..resources.materialized import ProductLaunch, one_product, predict_products
+from .choose import trust
 from .product_tiles import ProductSizer, single_product
 from .reduction_budget import allocate
 from .reduction_launch import launch
 from .sizing import extent_of
 from .timed import proposal_us
+from .tuned import Tuned, tuned
 
-_WARPS = 4
-#: Largest ratio of predicted times at which fewer rows replace as many as the budget allows.
-_FEWER = 0.9
-#: Tiles of matmuls with A and B swapped, with stages, for four warps and operands loaded by descriptors; and the least
-#: fraction of the SMs that have a tile. On an H200 the first takes 63 us for 2048 x 2048 x 2048, with pointers 95, and
-#: 256 x 128 in eight warps 73. The second takes 24 us for 1024 x 1024 x 1024, where the first takes 31 (2026-11-23).
-_TURNED, _FULL = (((128, 128, 32), 4), ((128, 64, 32), 5), ((64, 64, 32), 6)), 0.8
-#: The tile of matmuls whose operands are copied K-major, warps and stages, with two programs per SM; and the largest
-#: ratio of predicted times, copies included, to swapped A and B at which it comes first. The prediction omits traffic
-#: through registers. On an H200 2048 x 2048 x 2048 takes 61.8 us with copies and 60.3 swapped, where 79 and 67 are
-#: predicted (2026-11-23).
-_COPIED, _TURNING = ((128, 128, 32), 4, 3), 1.1
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "products_first"
+
+    #: Warps of the matmul.
+    warps: int
+    #: Tiles of matmuls with A and B swapped, with stages, for four warps and operands loaded by descriptors; and the
+    #: least fraction of the SMs that have a tile.
+    turned: tuple[tuple[tuple[int, int, int], int], ...]
+    full: float
+    #: The tile of matmuls whose operands are copied K-major, warps and stages, with two programs per SM.
+    copied: tuple[tuple[int, int, int], int, int]
+
+
+_TUNED = tuned(_Numbers)
 
 
 class TritonProductsFirstHeuristic(Heuristic):
     name: ClassVar[str] = "TritonProductsFirstHeuristic"
     promote_seed_to_default: ClassVar[bool] = False
 
-    def competes_by_time(self, target: Target) -> bool:
-        return target.has("wgmma") and target.memory is MemoryClass.FAST
+    def competes_within(self, target: Target) -> float:
+        return trust(target).unfused
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         if target.kind == "cpu":
@@ -72,7 +79,7 @@ def _products(apart: ApartFact, target: Target) -> ProductLaunch | Declined:
         if along is None:
             return turned
         us = [predict_products(apart, each, {}, target).time_us for each in (along, turned)]
-        return along if us[0] <= _TURNING * us[1] else turned
+        return along if us[0] <= trust(target).copied * us[1] else turned
     facts = one_product(apart)
     extents = single_product(facts)
     if isinstance(extents, Declined):
@@ -82,7 +89,7 @@ def _products(apart: ApartFact, target: Target) -> ProductLaunch | Declined:
         max(proposal.block_sizes[block] for block in of) for of in (apart.rows, apart.columns, apart.depths)
     )
     return ProductLaunch(
-        tile=(rows, columns, depth), warps=proposal.num_warps or _WARPS, stages=proposal.num_stages or 1
+        tile=(rows, columns, depth), warps=proposal.num_warps or _TUNED.warps, stages=proposal.num_stages or 1
     )
 
 
@@ -97,8 +104,11 @@ def _turned(apart: ApartFact, target: Target) -> ProductLaunch:
         return batch * math.prod(cdiv(extent, side) for extent, side in zip(extents, launch.tile, strict=False))
 
     boxed = _boxed(apart)
-    made = [ProductLaunch(tile=tile, warps=_WARPS, stages=stages, turned=True, boxed=boxed) for tile, stages in _TURNED]
-    return next((each for each in made if programs(each) >= _FULL * target.num_sms), made[-1])
+    made = [
+        ProductLaunch(tile=tile, warps=_TUNED.warps, stages=stages, turned=True, boxed=boxed)
+        for tile, stages in _TUNED.turned
+    ]
+    return next((each for each in made if programs(each) >= _TUNED.full * target.num_sms), made[-1])
 
 
 def _fewest_rows(rest: KernelFacts, target: Target) -> TritonProposal:
@@ -121,7 +131,7 @@ def _fewest_rows(rest: KernelFacts, target: Target) -> TritonProposal:
 
     (before, first), *others = options()
     fastest = min(others, key=lambda option: option[0], default=(before, first))
-    return fastest[1] if fastest[0] <= _FEWER * before else first
+    return fastest[1] if fastest[0] <= trust(target).fewer_rows * before else first
 
 
 def _along_depth(apart: ApartFact, target: Target) -> ProductLaunch | None:
@@ -132,9 +142,9 @@ def _along_depth(apart: ApartFact, target: Target) -> ProductLaunch | None:
         return None
     copied = rewritten.transposed(one_product(apart))
     extents = single_product(copied)
-    if isinstance(extents, Declined) or not ProductSizer(copied, extents, target).movable:
+    if isinstance(extents, Declined) or not ProductSizer(copied, extents, target).descriptors_fit:
         return None
-    tile, warps, stages = _COPIED
+    tile, warps, stages = _TUNED.copied
     return ProductLaunch(tile=tile, warps=warps, stages=stages, crosswise=True, boxed=_boxed(apart))
 
 

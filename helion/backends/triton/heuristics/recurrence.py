@@ -14,6 +14,7 @@ programs. For sm_80 to sm_120 the loads of such loops are asynchronous copies.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ...._compiler.facts.records import AxisFact, KernelFacts
@@ -22,20 +23,37 @@ from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
 from ..proposal import TritonProposal
 from .sizing import clamp, estimate, extent_of, grid_extent, is_contiguous
+from .tuned import Tuned, tuned
 
-#: Programs per SM, and most elements of a tile.
-_PROGRAMS, _MOST = 4, 2048
-#: Elements of a thread, so that it copies at least 4 bytes of 16-bit elements, and most warps.
-_THREAD_ELEMENTS, _MOST_WARPS = 2, 8
-#: Elements of a thread where there are enough of them: a load of 16 bytes of 16-bit elements.
-_VECTOR_ELEMENTS = 8
-#: Stages where tiles are small, and from this many elements per SM on, where other programs hide the latency.
-_STAGES, _FEW_STAGES, _MANY_ELEMENTS = 4, 3, 4096
-#: Stages, and steps of each, where no load waits for another one; and the least iterations of the unrolled loop.
-_DEEP_STAGES, _STEPS, _LEAST_TURNS = 8, 4, 8
-#: Elements of a tile whose rows data selects, along contiguous memory and in all, and of a thread: nothing can be
-#: prefetched, and threads hide the latency of the rows.
-_PICKED_RUN, _PICKED, _PICKED_THREAD_ELEMENTS = 128, 1024, 4
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "recurrence"
+
+    #: Programs per SM, and most elements of a tile.
+    programs: int
+    most: int
+    #: Elements of a thread, so that it copies at least 4 bytes of 16-bit elements, and most warps.
+    thread_elements: int
+    most_warps: int
+    #: Elements of a thread where there are enough of them: a load of 16 bytes of 16-bit elements.
+    vector_elements: int
+    #: Stages where tiles are small, and from this many elements per SM on, where other programs hide the latency.
+    stages: int
+    few_stages: int
+    many_elements: int
+    #: Stages, and steps of each, where no load waits for another one; and the least iterations of the unrolled loop.
+    deep_stages: int
+    steps: int
+    least_turns: int
+    #: Elements of a tile whose rows data selects, along contiguous memory and in all, and of a thread: nothing can be
+    #: prefetched, and threads hide the latency of the rows.
+    picked_run: int
+    picked: int
+    picked_thread_elements: int
+
+
+_TUNED = tuned(_Numbers)
 
 
 class TritonRecurrenceHeuristic(Heuristic):
@@ -53,14 +71,14 @@ class TritonRecurrenceHeuristic(Heuristic):
             return Declined("the tiles of the kernel are not those of its grid")
         if any(op.gathered and op.kind == "load" for op in facts.memory_ops):
             return _picked(facts, target)
-        room = max(target.warp_size * _THREAD_ELEMENTS, grid_extent(facts) // (_PROGRAMS * target.num_sms))
-        sizes = _sizes(facts, min(_MOST, previous_power_of_2(room)))
-        threads = math.prod(sizes.values()) // _VECTOR_ELEMENTS
-        warps = max(1, min(_MOST_WARPS, previous_power_of_2(threads // target.warp_size)))
-        many = grid_extent(facts) >= _MANY_ELEMENTS * target.num_sms
-        stages, unrolled = (_FEW_STAGES if many else _STAGES), 1
+        room = max(target.warp_size * _TUNED.thread_elements, grid_extent(facts) // (_TUNED.programs * target.num_sms))
+        sizes = _sizes(facts, min(_TUNED.most, previous_power_of_2(room)))
+        threads = math.prod(sizes.values()) // _TUNED.vector_elements
+        warps = max(1, min(_TUNED.most_warps, previous_power_of_2(threads // target.warp_size)))
+        many = grid_extent(facts) >= _TUNED.many_elements * target.num_sms
+        stages, unrolled = (_TUNED.few_stages if many else _TUNED.stages), 1
         if all(_is_long(axis) for axis in steps):
-            stages, unrolled = _DEEP_STAGES, _STEPS
+            stages, unrolled = _TUNED.deep_stages, _TUNED.steps
         if estimate(facts, target, sizes, warps, 1).spill_risk:
             return Declined("the smallest tiles along contiguous memory spill")
         return (
@@ -79,13 +97,16 @@ class TritonRecurrenceHeuristic(Heuristic):
 
 def _picked(facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
     """Return the proposal for rows selected by data, whose loads wait for the index."""
-    sizes, room = {}, max(target.warp_size, min(_PICKED, previous_power_of_2(grid_extent(facts) // target.num_sms)))
+    sizes, room = (
+        {},
+        max(target.warp_size, min(_TUNED.picked, previous_power_of_2(grid_extent(facts) // target.num_sms))),
+    )
     for axis in sorted(facts.tunable_axes, key=lambda axis: _rank(axis, facts)):
-        run = min(room, _PICKED_RUN) if is_contiguous(axis, facts) else room
+        run = min(room, _TUNED.picked_run) if is_contiguous(axis, facts) else room
         sizes[axis.block_id] = clamp(min(run, axis.padded or run), axis)
         room = max(1, room // sizes[axis.block_id])
-    threads = math.prod(sizes.values()) // _PICKED_THREAD_ELEMENTS
-    warps = max(1, min(_MOST_WARPS, previous_power_of_2(threads // target.warp_size)))
+    threads = math.prod(sizes.values()) // _TUNED.picked_thread_elements
+    warps = max(1, min(_TUNED.most_warps, previous_power_of_2(threads // target.warp_size)))
     if estimate(facts, target, sizes, warps, 1).spill_risk:
         return Declined("the smallest tiles along contiguous memory spill")
     reason = f"tiles of {' x '.join(map(str, sizes.values()))} of rows selected by data, {warps} warps"
@@ -93,7 +114,7 @@ def _picked(facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | 
 
 
 def _is_long(axis: AxisFact) -> bool:
-    return axis.extent is not None and axis.extent >= _DEEP_STAGES * _STEPS * _LEAST_TURNS
+    return axis.extent is not None and axis.extent >= _TUNED.deep_stages * _TUNED.steps * _TUNED.least_turns
 
 
 def _sizes(facts: KernelFacts, elements: int) -> dict[int, int]:

@@ -9,42 +9,56 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ...._compiler.facts.records import AxisFact, KernelFacts, LiveTiles, MemoryOpFact, ReductionFact
 from ...._shapes import cdiv, next_power_of_2, previous_power_of_2
 from ....autotuner.proposal import Declined
-from ....hardware import MemoryClass, Target
-from .sizing import extent_of
+from ....hardware import Target
+from .sizing import extent_of, has_wide_memory
+from .tuned import Tuned, tuned
 
 _REGISTER_BYTES = 4
-#: Fraction of the register file for live tiles; the rest is for addresses and temporaries.
-_ROW_SHARE = (15, 16)
-#: A reduction that carries a whole tile through its loop gets half of that.
-_CARRIED_DIVISOR = 2
-#: A row that is needed again stays in registers up to this many times the budget. The count of live tiles is that of
-#: the IR, and registers are reused within it. Rows that a second loop would read again only to store cost less when
-#: chunked.
-_HOLD, _HOLD_STORE_ONLY = (3, 1), (6, 5)
-#: Rows of at most this many elements are loaded whole: a chunk of them would be less than a warp reads at once.
-_LEAST_CHUNK = 64
-#: Most elements of a chunk.
-_MAX_CHUNK = 16384
-#: Least waves of programs when programs get several rows, and most rows.
-_MIN_WAVES = 8
-_MAX_ROWS = 8
-#: Programs per SM that a very long grid is cut to, and the rows that small ones (by elements) start from.
-_GRID_WAVES = 64
-_SMALL_ROWS = ((128, 32), (256, 16))
-#: Elements of the tile of a loop that only applies a result, where memory is fast.
-_WIDE_APPLY_TILE = 4096
-#: Bytes along the contiguous axis where that is not the reduced one: a full transaction, or less while SMs are idle.
-#: The floor is the sector in which memory is written. It is one vector load where nothing is stored or where this many
-#: elements fit in registers.
-_LINE_BYTES, _SECTOR_BYTES, _VECTOR_BYTES, _HELD_COLUMNS = 128, 32, 16, 65536
-#: Least fraction of the SMs that whole sectors keep busy.
-_BUSY = 0.75
-#: A tensor decides the layout of tiles only if the largest has at most this many times its bytes.
-_SMALL = 8
+
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "reduction_budget"
+
+    #: Fraction of the register file for live tiles; the rest is for addresses and temporaries.
+    row_share: tuple[int, int]
+    #: A reduction that carries a whole tile through its loop gets half of that.
+    carried_divisor: int
+    #: A row that is needed again stays in registers up to this many times the budget. The count of live tiles is that
+    #: of the IR, and registers are reused within it. Rows that a second loop would read again only to store cost less
+    #: when chunked.
+    hold: tuple[int, int]
+    hold_store_only: tuple[int, int]
+    #: Rows of at most this many elements are loaded whole: a chunk of them would be less than a warp reads at once.
+    least_chunk: int
+    #: Most elements of a chunk.
+    max_chunk: int
+    #: Least waves of programs when programs get several rows, and most rows.
+    min_waves: int
+    max_rows: int
+    #: Programs per SM that a very long grid is cut to, and the rows that small ones (by elements) start from.
+    grid_waves: int
+    small_rows: tuple[tuple[int, int], ...]
+    #: Elements of the tile of a loop that only applies a result, where memory is fast.
+    wide_apply_tile: int
+    #: Bytes along the contiguous axis where that is not the reduced one: a full transaction, or less while SMs are
+    #: idle. The floor is the sector in which memory is written. It is one vector load where nothing is stored or where
+    #: this many elements fit in registers.
+    held_columns: int
+    #: Least fraction of the SMs that whole sectors keep busy.
+    busy: float
+    #: A tensor decides the layout of tiles only if the largest has at most this many times its bytes.
+    small: int
+
+
+_TUNED = tuned(_Numbers)
+
+_LINE_BYTES, _SECTOR_BYTES, _VECTOR_BYTES = 128, 32, 16
 
 
 @dataclass
@@ -68,7 +82,7 @@ class Allocation:
 
 def row_budget(target: Target) -> int:
     """Return the bytes of live tiles per program."""
-    over, under = _ROW_SHARE
+    over, under = _TUNED.row_share
     return target.registers_per_sm * _REGISTER_BYTES * over // under
 
 
@@ -98,7 +112,7 @@ def column_axis(facts: KernelFacts, fact: ReductionFact) -> int | None:
     most = max((op.accessed_numel * op.itemsize for op in spanning), default=0)
     found: set[int | None] = set()
     for op in spanning:
-        if op.accessed_numel * op.itemsize * _SMALL >= most:
+        if op.accessed_numel * op.itemsize * _TUNED.small >= most:
             layout = zip(op.subscript_axes, op.strides, op.extents, strict=True)
             found.update([axis for axis, stride, extent in layout if stride == 1 and extent > 1] or [None])
     block = found.pop() if len(found) == 1 else None
@@ -120,7 +134,7 @@ def _busy(line_bytes: int, stores: bool) -> float:
     stored. On an H200 (2026-11-23) 128 programs of sectors take 0.80 of the time of 256 of half sectors over the maxima
     of 16384x2048 in bf16. 125 take 0.92 over the norms of 50000x1000 in fp32, and 64 take 1.10 over 65536x1024 in bf16.
     """
-    return 1.0 if stores or line_bytes > _SECTOR_BYTES else _BUSY
+    return 1.0 if stores or line_bytes > _SECTOR_BYTES else _TUNED.busy
 
 
 class _Allocator:
@@ -197,7 +211,7 @@ class _Allocator:
         stores = any(
             op.kind == "store" and axis.block_id in op.tile_axes and op.rank > 1 for op in self.facts.memory_ops
         )
-        held = self.facts.axes[fact.axis].padded * max(1, _VECTOR_BYTES // itemsize) <= _HELD_COLUMNS
+        held = self.facts.axes[fact.axis].padded * max(1, _VECTOR_BYTES // itemsize) <= _TUNED.held_columns
         least = _SECTOR_BYTES if stores and not held else _VECTOR_BYTES
         while size * itemsize > least and programs // size < self.target.num_sms * _busy(size * itemsize, stores):
             size //= 2
@@ -211,9 +225,9 @@ class _Allocator:
         along = {a.block_id for a in self.facts.axes if a.kind == "full"} | {self.primary.axis}
         row = math.prod(max(1, self.facts.axes[a].padded) for a in along)
         row *= math.prod(size for a, size in self.result.columns.items() if a != axis.block_id)
-        most = next((rows for limit, rows in _SMALL_ROWS if row <= limit), 1)
+        most = next((rows for limit, rows in _TUNED.small_rows if row <= limit), 1)
         dims = sum(other.tunable for other in self.together(axis))
-        programs = math.ceil((_GRID_WAVES * self.target.num_sms) ** (1 / max(1, dims)))
+        programs = math.ceil((_TUNED.grid_waves * self.target.num_sms) ** (1 / max(1, dims)))
         least = max(axis.min_size, self.result.columns.get(axis.block_id, 1))
         return max(least, previous_power_of_2(min(extent_of(axis) // programs, most)))
 
@@ -223,10 +237,10 @@ class _Allocator:
             self.seated[fact.axis] = max(1, axis.padded)
             return
         scale, flat = self.worst(fact.axis)
-        budget = self.budget // _CARRIED_DIVISOR if fact.carried_2d else self.budget
-        whole = axis.padded or axis.max_size or _MAX_CHUNK
-        chunk = min(_MAX_CHUNK, previous_power_of_2((budget - flat) // scale), whole)
-        if self.may_hold(fact, scale, flat) or (fact.full_extent and whole <= _LEAST_CHUNK):
+        budget = self.budget // _TUNED.carried_divisor if fact.carried_2d else self.budget
+        whole = axis.padded or axis.max_size or _TUNED.max_chunk
+        chunk = min(_TUNED.max_chunk, previous_power_of_2((budget - flat) // scale), whole)
+        if self.may_hold(fact, scale, flat) or (fact.full_extent and whole <= _TUNED.least_chunk):
             chunk = whole
         if fact.full_extent:
             held = chunk >= whole and self.hold
@@ -247,7 +261,7 @@ class _Allocator:
             or not 0 < fact.extent <= self.target.max_tensor_numel
         ):
             return False
-        over, under = _HOLD_STORE_ONLY if fact.store_only_re_read else _HOLD
+        over, under = _TUNED.hold_store_only if fact.store_only_re_read else _TUNED.hold
         return (scale * fact.extent + flat) * under <= self.budget * over
 
     def grid(self, axis: AxisFact) -> int:
@@ -263,12 +277,12 @@ class _Allocator:
         if any(fact.carried_2d for fact in facts.reductions):
             return floor
         scale, flat = self.worst(axis.block_id)
-        budget = self.budget // _CARRIED_DIVISOR if self.primary.carried_2d else self.budget
+        budget = self.budget // _TUNED.carried_divisor if self.primary.carried_2d else self.budget
         fitting = previous_power_of_2((budget - flat) // scale)
         # rows of a program are those along all of its grid axes
         others = math.prod(self.seated[a.block_id] for a in self.together(axis) if a != axis and a.tunable)
-        occupancy = previous_power_of_2(rows // (self.target.num_sms * _MIN_WAVES * others))
-        most = whole if self.primary.category == "full_grid" else max(1, _MAX_ROWS // others)
+        occupancy = previous_power_of_2(rows // (self.target.num_sms * _TUNED.min_waves * others))
+        most = whole if self.primary.category == "full_grid" else max(1, _TUNED.max_rows // others)
         return max(floor, min(fitting, occupancy, most, whole))
 
     def independent(self, axis: AxisFact) -> int:
@@ -281,5 +295,5 @@ class _Allocator:
         applies = axis.extent is not None and axis.extent == self.primary.extent
         return max(
             axis.min_size,
-            min(size, _WIDE_APPLY_TILE) if applies and self.target.memory is MemoryClass.FASTEST else size,
+            min(size, _TUNED.wide_apply_tile) if applies and has_wide_memory(self.target) else size,
         )

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Predicted
-from ....hardware import MemoryClass, Target
+from ....hardware import Target
 from .reduction_budget import Allocation
-from .sizing import Chunks, Sizes, estimate, halve, warps_for_threads
+from .sizing import Chunks, Sizes, estimate, halve, has_wide_memory, warps_for_threads
+from .tuned import Tuned, tuned
 
-#: Threads by the length of the row in elements; longer rows get the last entry's double.
-_THREADS = ((1024, 128), (4096, 256), (16384, 512))
-_MOST_THREADS = 1024
-#: On GPUs with much bandwidth per SM, fewer threads per row leave more rows in flight: by bytes of the row's loads,
-#: then by its length.
-_LIGHT_ROW_BYTES = 65536
-_WIDE_THREADS = ((1024, 64), (16384, 128))
-_WIDE_HEAVY_ROW, _WIDE_HEAVY_THREADS = 16384, 256
-#: No chunk shrinks below this many times the axis's minimum.
-_SMALLEST_CHUNK = 64
-#: Least threads when each program reduces a grid axis, and the same where memory is fast.
-_AWAY_THREADS, _WIDE_AWAY_THREADS = 256, 128
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "reduction_launch"
+
+    #: Threads by the length of the row in elements; longer rows get the last entry's double.
+    threads: tuple[tuple[int, int], ...]
+    most_threads: int
+    #: On GPUs with much bandwidth per SM, fewer threads per row leave more rows in flight: by bytes of the row's
+    #: loads, then by its length.
+    light_row_bytes: int
+    wide_threads: tuple[tuple[int, int], ...]
+    wide_heavy_row: int
+    wide_heavy_threads: int
+    #: No chunk shrinks below this many times the axis's minimum.
+    smallest_chunk: int
+    #: Least threads when each program reduces a grid axis, and the same where memory is fast.
+    away_threads: int
+    wide_away_threads: int
+
+
+_TUNED = tuned(_Numbers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,21 +50,21 @@ def row_threads(found: Allocation, facts: KernelFacts, target: Target) -> int:
     """Return the threads for the primary reduction's rows."""
     primary = found.primary
     extent = primary.extent
-    threads = next((count for limit, count in _THREADS if extent <= limit), _MOST_THREADS)
+    threads = next((count for limit, count in _TUNED.threads if extent <= limit), _TUNED.most_threads)
     if found.reduced_away:
-        return max(threads, _WIDE_AWAY_THREADS if target.memory is MemoryClass.FASTEST else _AWAY_THREADS)
+        return max(threads, _TUNED.wide_away_threads if has_wide_memory(target) else _TUNED.away_threads)
     applies = any(a.extent == extent and a.block_id != primary.axis and not a.on_grid for a in facts.tunable_axes)
-    if target.memory is not MemoryClass.FASTEST or found.looped or applies or len(facts.sized_reductions) != 1:
+    if not has_wide_memory(target) or found.looped or applies or len(facts.sized_reductions) != 1:
         return threads
-    if extent * max(1, primary.input_load_itemsize) * max(1, primary.num_loads) <= _LIGHT_ROW_BYTES:
-        return next((count for limit, count in _WIDE_THREADS if extent <= limit), _WIDE_THREADS[-1][1])
-    return _WIDE_HEAVY_THREADS if extent <= _WIDE_HEAVY_ROW else threads
+    if extent * max(1, primary.input_load_itemsize) * max(1, primary.num_loads) <= _TUNED.light_row_bytes:
+        return next((count for limit, count in _TUNED.wide_threads if extent <= limit), _TUNED.wide_threads[-1][1])
+    return _TUNED.wide_heavy_threads if extent <= _TUNED.wide_heavy_row else threads
 
 
 def launch(found: Allocation, facts: KernelFacts, target: Target, *, threads: int | None = None) -> Launch:
     """Start from ``threads``, or those for the row; while spills are predicted, take more warps, then halve tiles."""
     warps = warps_for_threads(threads or row_threads(found, facts, target), target)
-    most = warps_for_threads(_MOST_THREADS, target)
+    most = warps_for_threads(_TUNED.most_threads, target)
     sizes, chunks = dict(found.sizes), dict(found.chunks)
 
     def wanted(sizes: Sizes, chunks: Chunks) -> tuple[float, ...]:
@@ -78,7 +90,7 @@ def _able(facts: KernelFacts, sizes: Sizes, chunks: Chunks) -> tuple[int, ...]:
     able: list[int] = []
     for axis, chunk in chunks.items():
         size = facts.axes[axis].padded if chunk is None else chunk
-        if size > max(1, facts.axes[axis].min_size) * _SMALLEST_CHUNK:
+        if size > max(1, facts.axes[axis].min_size) * _TUNED.smallest_chunk:
             able.append(axis)
     spanned = {axis for root in facts.resident_tiles for tiles in root for axes, _ in tiles for axis in axes}
     able += [axis for axis, size in sizes.items() if axis in spanned and size > facts.axes[axis].min_size]

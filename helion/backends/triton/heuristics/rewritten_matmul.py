@@ -15,6 +15,7 @@ Measured on an H200 (CUDA 13.0, Triton 3.6, 2026-11-23) in microseconds, with an
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
@@ -22,15 +23,23 @@ from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
 from ..proposal import TritonProposal
 from ..resources.rewritten import changed_bytes, packed, transposed, turned
+from .choose import trust
 from .product_tiles import ProductSizer, ProductTile, Rewriting, single_product
+from .tuned import Tuned, tuned
 
-#: Ratio of the time of matmuls with unaligned rows to the prediction (4097x4097x4097 on an H200).
-_UNALIGNED = 3
-#: Multiply-adds of the smallest matmul that was measured to gain, 333x333x333.
-_LEAST = 2**25
-#: Largest ratio of predicted times to the matmul as written, and the same for swapped A and B with split-K. For
-#: 1024x65536x1024, 440 us on an H200 where the synchronous unit takes 739, the prediction is 0.74.
-_WORTH, _PARTED = 0.9, 0.8
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "rewritten_matmul"
+
+    #: Ratio of the time of matmuls with unaligned rows to the prediction.
+    unaligned: int
+    #: Multiply-adds of the smallest matmul that is rewritten.
+    least: int
+
+
+_TUNED = tuned(_Numbers)
+
 #: Tiles with A and B swapped, each the fastest of a size in a sweep. Two programs share an SM: one runs its matmul
 #: while the other waits for its result.
 _TURNED = (
@@ -52,21 +61,22 @@ class TritonRewrittenMatmulHeuristic(Heuristic):
         extents = single_product(facts)
         if isinstance(extents, Declined):
             return extents
-        plain = ProductSizer(facts, extents, target)
-        if not plain.swept:
-            return Declined(f"not measured on {target}")
-        if extents.batch * extents.m * extents.n * extents.k < _LEAST:
+        if extents.batch * extents.m * extents.n * extents.k < _TUNED.least:
             return Declined("the matmul is small")
-        before = plain.fastest()[1] * (_UNALIGNED if facts.packable else 1)
-        found = [option for option in _options(facts, target) if option[1] <= _worth(option[0]) * before]
+        if not trust(target).rewritten:
+            return Declined(
+                f"predicted times of rewritten operands were not compared with measured ones on {target.name}"
+            )
+        before = ProductSizer(facts, extents, target).fastest()[1] * (_TUNED.unaligned if facts.packable else 1)
+        found = [option for option in _options(facts, target) if option[1] <= _worth(option[0], target) * before]
         if not found:
             return Declined(f"no rewrite of the operands is predicted to take less than {before:.0f} us")
         return tuple(proposal for proposal, _ in sorted(found, key=lambda option: option[1]))
 
 
-def _worth(proposal: TritonProposal) -> float:
+def _worth(proposal: TritonProposal, target: Target) -> float:
     both = "split_k" in proposal.launch and "swap_ab" in proposal.launch
-    return _PARTED if both else _WORTH
+    return trust(target).rewritten_split_k if both else trust(target).rewritten
 
 
 def _options(facts: KernelFacts, target: Target) -> Iterator[Option]:
@@ -97,7 +107,7 @@ def _turned(facts: KernelFacts, aligned: KernelFacts, keys: dict[str, bool], tar
     extents = single_product(changed)
     if isinstance(extents, Declined):
         return
-    rewriting = Rewriting(keys=keys, copied_bytes=changed_bytes(facts, changed), boxed=True)
+    rewriting = Rewriting(keys=keys, copied_bytes=changed_bytes(facts, changed), use_descriptors=True)
     sizer = ProductSizer(changed, extents, target, rewriting=rewriting)
-    if sizer.movable:
+    if sizer.descriptors_fit:
         yield from sizer.options(_TURNED)

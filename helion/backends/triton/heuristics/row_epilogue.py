@@ -9,6 +9,7 @@ default's times. At N = 2048 and beyond a loop over tiles of N is more than twic
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
@@ -17,15 +18,30 @@ from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
 from ..proposal import TritonProposal
 from .sizing import estimate, extent_of
+from .tuned import Tuned, tuned
 from .whole_rows import WholeRows, whole_rows
 
-#: Elements of the accumulator for operands of up to 2 bytes, and of 4; least and most rows.
-_ACCUMULATOR, _WIDE_ACCUMULATOR = 32768, 16384
-_LEAST_ROWS, _MOST_ROWS = 16, 64
-_STAGES, _MOST_K, _MOST_WIDE_K = 3, 64, 16
-#: Accumulator elements per thread, and fewer for the least rows of narrow operands.
-_THREAD_ELEMENTS, _NARROW_THREAD_ELEMENTS = 128, 64
-_LEAST_WARPS, _MOST_WARPS = 4, 16
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "row_epilogue"
+
+    #: Elements of the accumulator for operands of up to 2 bytes, and of 4; least and most rows.
+    accumulator: int
+    wide_accumulator: int
+    least_rows: int
+    most_rows: int
+    stages: int
+    most_k: int
+    most_wide_k: int
+    #: Accumulator elements per thread, and fewer for the least rows of narrow operands.
+    thread_elements: int
+    narrow_thread_elements: int
+    least_warps: int
+    most_warps: int
+
+
+_TUNED = tuned(_Numbers)
 
 
 class TritonRowEpilogueHeuristic(Heuristic):
@@ -34,12 +50,12 @@ class TritonRowEpilogueHeuristic(Heuristic):
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         if not target.has("cp_async"):
-            return Declined(f"measured for GPUs with asynchronous copies, not for {target.device}")
+            return Declined(f"{target.name} has no asynchronous copies")
         found = whole_rows(facts)
         if isinstance(found, Declined):
             return found
         m = _rows(found, facts, target)
-        while m >= _LEAST_ROWS:
+        while m >= _TUNED.least_rows:
             for k in _k_tiles(found, facts, target, m):
                 proposal = _proposal(found, facts, target, m, k)
                 if proposal is not None:
@@ -54,13 +70,13 @@ def _proposal(found: WholeRows, facts: KernelFacts, target: Target, m: int, k: i
     for block, size in ((found.m_block_id, m), (found.k_block_id, k)):
         sizes[block] = max(facts.axes[block].min_size, size)
     warps = _warps(found, m, target)
-    predicted = estimate(facts, target, sizes, warps, _STAGES)
+    predicted = estimate(facts, target, sizes, warps, _TUNED.stages)
     if not predicted.fits or predicted.spills:
         return None
     programs = cdiv(extent_of(facts.axes[found.m_block_id]), m)
     rows = f"{m} whole rows of {found.n} reduced by {'+'.join(found.reduction.names)}"
     reason = f"{rows}, {programs} programs on {target.num_sms} SMs, K tiles of {k}"
-    return TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=_STAGES)
+    return TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=_TUNED.stages)
 
 
 def _is_wide(found: WholeRows) -> bool:
@@ -69,10 +85,10 @@ def _is_wide(found: WholeRows) -> bool:
 
 def _rows(found: WholeRows, facts: KernelFacts, target: Target) -> int:
     """Return the rows of a program: by the accumulator, halved while that gives idle SMs a program."""
-    budget = _WIDE_ACCUMULATOR if _is_wide(found) else _ACCUMULATOR
-    m = max(_LEAST_ROWS, min(_MOST_ROWS, previous_power_of_2(budget // found.n)))
+    budget = _TUNED.wide_accumulator if _is_wide(found) else _TUNED.accumulator
+    m = max(_TUNED.least_rows, min(_TUNED.most_rows, previous_power_of_2(budget // found.n)))
     extent = extent_of(facts.axes[found.m_block_id])
-    while m > _LEAST_ROWS and cdiv(extent, m) < target.num_sms:
+    while m > _TUNED.least_rows and cdiv(extent, m) < target.num_sms:
         m //= 2
     return m
 
@@ -81,18 +97,18 @@ def _k_tiles(found: WholeRows, facts: KernelFacts, target: Target, m: int) -> tu
     """Return tiles along K, the widest first, of which all stages fit in shared memory."""
     itemsize = max(found.matmul.lhs_dtype.itemsize, found.matmul.rhs_dtype.itemsize)
     least = target.min_dot(itemsize)[2]
-    k = _MOST_WIDE_K if _is_wide(found) else _MOST_K
+    k = _TUNED.most_wide_k if _is_wide(found) else _TUNED.most_k
     k = max(least, min(k, facts.axes[found.k_block_id].padded or k))
     tiles = []
     while k >= least:
-        if (m + found.n) * k * itemsize * _STAGES <= target.smem_per_block_bytes:
+        if (m + found.n) * k * itemsize * _TUNED.stages <= target.smem_per_block_bytes:
             tiles.append(k)
         k //= 2
     return tuple(tiles)
 
 
 def _warps(found: WholeRows, m: int, target: Target) -> int:
-    narrow = m == _LEAST_ROWS and not _is_wide(found)
-    each = _NARROW_THREAD_ELEMENTS if narrow else _THREAD_ELEMENTS
+    narrow = m == _TUNED.least_rows and not _is_wide(found)
+    each = _TUNED.narrow_thread_elements if narrow else _TUNED.thread_elements
     warps = previous_power_of_2(m * found.n // (target.warp_size * each))
-    return max(_LEAST_WARPS, min(_MOST_WARPS, warps))
+    return max(_TUNED.least_warps, min(_TUNED.most_warps, warps))

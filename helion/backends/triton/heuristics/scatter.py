@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ...._compiler.facts.records import AxisFact, KernelFacts
@@ -23,17 +24,32 @@ from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
 from ..proposal import TritonProposal
 from .sizing import clamp, estimate, extent_of, grid_extent, is_contiguous
+from .tuned import Tuned, tuned
 
-#: Most and least elements of a tile, and most of a loop's tile.
-_MOST, _LEAST, _WALKED = 2048, 128, 4096
-#: Elements along the contiguous axis where there are others, twice as many for a whole row; fewer where tiles are
-#: reduced across it before an atomic, because that leaves fewer atomics.
-_RUN, _SUMMED_RUN = 256, 64
-#: Programs per SM that remain.
-_WAVES = 4
-#: Warps, and least elements per thread of a loop between bounds from data; the same for tiles that such a loop reduces;
-#: and the warps per SM that programs must leave in any case.
-_WARPS, _THREAD_ELEMENTS, _REDUCED_ELEMENTS, _SM_WARPS = 4, 4, 128, 16
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "scatter"
+
+    #: Most and least elements of a tile, and most of a loop's tile.
+    most: int
+    least: int
+    walked: int
+    #: Elements along the contiguous axis where there are others, twice as many for a whole row; fewer where tiles are
+    #: reduced across it before an atomic, because that leaves fewer atomics.
+    run: int
+    summed_run: int
+    #: Programs per SM that remain.
+    waves: int
+    #: Warps, and least elements per thread of a loop between bounds from data; the same for tiles that such a loop
+    #: reduces; and the warps per SM that programs must leave in any case.
+    warps: int
+    thread_elements: int
+    reduced_elements: int
+    sm_warps: int
+
+
+_TUNED = tuned(_Numbers)
 
 
 class TritonScatterHeuristic(Heuristic):
@@ -62,19 +78,19 @@ class TritonScatterHeuristic(Heuristic):
 
 def _sizes(facts: KernelFacts, target: Target) -> dict[int, int]:
     """Return tile sizes, given to the contiguous axes first, then to loops, then to the grid."""
-    share = previous_power_of_2(grid_extent(facts) // (_WAVES * target.num_sms))
+    share = previous_power_of_2(grid_extent(facts) // (_TUNED.waves * target.num_sms))
     walks = any(not axis.on_grid for axis in facts.tunable_axes)
-    room, own = (_WALKED if walks else _MOST), max(_LEAST, min(_MOST, share))
+    room, own = (_TUNED.walked if walks else _TUNED.most), max(_TUNED.least, min(_TUNED.most, share))
     for axis in facts.axes:
         if axis.kind == "full":
             room, own = (max(1, left // max(1, axis.padded)) for left in (room, own))
     summed = bool(facts.atomics) and any(fact.category == "grid_tile" for fact in facts.reductions)
-    longest = _SUMMED_RUN if summed else _RUN
+    longest = _TUNED.summed_run if summed else _TUNED.run
     axes = facts.tunable_axes
     sizes: dict[int, int] = {}
     for axis in sorted(axes, key=lambda axis: _rank(axis, facts)):
-        run = longest if len(axes) > 1 and is_contiguous(axis, facts) else _MOST
-        if run == _RUN and axis.padded == 2 * run:
+        run = longest if len(axes) > 1 and is_contiguous(axis, facts) else _TUNED.most
+        if run == _TUNED.run and axis.padded == 2 * run:
             run = axis.padded
         # elements left of the whole tile, and of its part on the grid
         most = room // _taken(axis, sizes, facts)
@@ -114,15 +130,15 @@ def _warps(sizes: Mapping[int, int], facts: KernelFacts, target: Target) -> int:
     With more warps each step reduces across warps, through shared memory, and waits for a barrier.
     """
     if not any(axis.extent is None and axis.mean for axis in facts.tunable_axes):
-        return _WARPS
+        return _TUNED.warps
     whole = math.prod(max(1, axis.padded) for axis in facts.axes if axis.kind == "full")
     tile = whole * _elements(sizes, facts, _loops(sizes, facts))
-    warps = max(1, min(_WARPS, previous_power_of_2(tile // (_THREAD_ELEMENTS * target.warp_size))))
+    warps = max(1, min(_TUNED.warps, previous_power_of_2(tile // (_TUNED.thread_elements * target.warp_size))))
     if not any(facts.axes[fact.axis].extent is None for fact in facts.reductions):
         return warps
     programs = math.prod(cdiv(extent_of(facts.axes[a]), sizes.get(a, 1)) for a in facts.grid_axes)
-    few = next_power_of_2(cdiv(_SM_WARPS * target.num_sms, programs))
-    return min(warps, max(few, previous_power_of_2(max(1, tile // (_REDUCED_ELEMENTS * target.warp_size)))))
+    few = next_power_of_2(cdiv(_TUNED.sm_warps * target.num_sms, programs))
+    return min(warps, max(few, previous_power_of_2(max(1, tile // (_TUNED.reduced_elements * target.warp_size)))))
 
 
 def _rank(axis: AxisFact, facts: KernelFacts) -> tuple[bool, bool, int, int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from ...._compiler.facts.records import AxisFact, KernelFacts
 from ...._shapes import cdiv, previous_power_of_2
@@ -12,6 +14,7 @@ from ....autotuner.proposal import Predicted
 from ....hardware import Target
 from ..resources.matrix import tile_shape
 from ..resources.predict import predict
+from .tuned import Tuned, tuned
 
 
 def clamp(size: int, axis: AxisFact) -> int:
@@ -76,6 +79,19 @@ def estimate(
 ) -> Predicted:
     """Return the prediction for a launch with these sizes."""
     return predict(facts, all_sizes(facts, block_sizes, chunks), num_warps, num_stages, target)
+
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "sizing"
+
+    #: Bytes that an SM keeps in flight from which threads take several vectors each, and rows fewer threads.
+    wide_in_flight_bytes: int
+
+
+def has_wide_memory(target: Target) -> bool:
+    """Return whether memory needs so many bytes in flight per SM that each thread takes several vectors."""
+    return target.in_flight_bytes >= tuned(_Numbers).wide_in_flight_bytes
 
 
 #: Rows per warp of the asynchronous matrix unit, and the fewest warps that it takes.

@@ -6,6 +6,7 @@ alternate, never the default; not measured on a GPU here.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
@@ -13,9 +14,19 @@ from ...._shapes import previous_power_of_2
 from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
 from ..proposal import TritonProposal
+from .tuned import Tuned, tuned
 
-_ASPECT = 8
-_TILE = (64, 64, 256)
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "skinny_gemm"
+
+    #: Least ratio of M and N, and the tile.
+    aspect: int
+    tile: tuple[int, int, int]
+
+
+_TUNED = tuned(_Numbers)
 
 
 class TritonSkinnyGemmHeuristic(Heuristic):
@@ -36,9 +47,9 @@ class TritonSkinnyGemmHeuristic(Heuristic):
         m, n, k = fact.static_m, fact.static_n, fact.static_k
         if m is None or n is None or k is None:
             return Declined("an extent of the matmul is not known when the kernel is compiled")
-        if max(m, n) < _ASPECT * min(m, n):
-            return Declined(f"{m} x {n} is not skinny: the aspect ratio is below {_ASPECT}")
+        if max(m, n) < _TUNED.aspect * min(m, n):
+            return Declined(f"{m} x {n} is not skinny: the aspect ratio is below {_TUNED.aspect}")
         sizes = {}
-        for block, extent, wanted in zip(blocks, (m, n, k), _TILE, strict=True):
+        for block, extent, wanted in zip(blocks, (m, n, k), _TUNED.tile, strict=True):
             sizes[block] = max(facts.axes[block].min_size, previous_power_of_2(min(wanted, extent)))
         return (TritonProposal(reason=f"long runs of K for a matmul of {m} x {n}", block_sizes=sizes),)

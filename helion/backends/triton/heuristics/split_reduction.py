@@ -3,44 +3,50 @@ the GPU.
 
 Matches kernels without a dot whose grid loop accumulates tiles of rows, and may then loop over them again
 (``rewrites/split_k``). Examples are column sums, batch norm, group norm of channels-last
-images, and norms of columns or of few long rows. It applies to GPUs with fast memory, where whole cache lines of
-columns leave fewer than two programs per SM. A program has four warps and prefetches chunks, and two of them keep an SM
-busy.
-
-Measured on an H200 (CUDA 13.0, Triton 3.6, 2026-11-23), in microseconds and for the fastest seed without a split: batch
-norm of 401408x64 in bf16 57 and 972, of 100352x256 56 and 310, of 25088x1024 in fp32 84 and 123; group norm of
-4x16384x32x8 in bf16 93 and 103, norms of the columns of 2048x1000 in fp32 12 and 15. Eight warps without prefetch take
-67 and 62 for the first two. Sums alone were not timed.
+images, and norms of columns or of few long rows. It applies where whole cache lines of columns leave fewer than two
+programs per SM. A program has four warps and prefetches chunks, and two of them keep an SM busy.
 
 Where each group of an image has a program and there are one to two per SM, programs of few warps are all resident.
-Programs adjacent in memory are adjacent in the grid. Group norm of 8x1024x32x40 in fp16 takes 33 so, and 46 in 32
-warps.
+Programs adjacent in memory are adjacent in the grid.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts, ReductionFact
 from ...._shapes import cdiv, next_power_of_2, previous_power_of_2
 from ....autotuner.proposal import Declined, Heuristic
-from ....hardware import MemoryClass, Target
+from ....hardware import Target
 from ..proposal import TritonProposal
 from .reduction_budget import column_axis, reduction_alone
 from .sizing import all_sizes, clamp, estimate, extent_of, warps_for_threads
+from .tuned import Tuned, has_rows, tuned
 
 #: Bytes of a tile's rows where columns are contiguous: a cache line.
 _LINE_BYTES = 128
-#: Bytes of a chunk for each thread, in vectors of 16.
-_THREAD_BYTES = 128
-#: Threads, programs per SM, and stages of the loops, the fastest first.
-_SHARED = ((128, 2, 3), (256, 2, 1), (128, 4, 1))
-#: The same of programs that share no reduction.
-_ALONE = (256, 2, 1)
-#: Least chunks of a split, and of all rows: with fewer, the launch of another kernel takes longer. Then the same for
-#: plain sums.
-_LEAST_CHUNKS, _LEAST_ROWS, _LEAST_SUMMED = 2, 16, 32
+
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "split_reduction"
+
+    #: Bytes of a chunk for each thread, in vectors of 16.
+    thread_bytes: int
+    #: Threads, programs per SM, and stages of the loops, the fastest first.
+    shared: tuple[tuple[int, int, int], ...]
+    #: The same of programs that share no reduction.
+    alone: tuple[int, int, int]
+    #: Least chunks of a split, and of all rows: with fewer, the launch of another kernel takes longer. Then the same
+    #: for plain sums.
+    least_chunks: int
+    least_rows: int
+    least_summed: int
+
+
+_TUNED = tuned(_Numbers)
 
 
 class TritonSplitReductionHeuristic(Heuristic):
@@ -48,8 +54,8 @@ class TritonSplitReductionHeuristic(Heuristic):
     promote_seed_to_default: ClassVar[bool] = True
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
-        if target.memory is not MemoryClass.FAST:
-            return Declined(f"measured for H200, not for {target.device}")
+        if not has_rows(_Numbers, target):
+            return Declined(f"no row of tuned.tsv has its numbers for {target.name}")
         primary = reduction_alone(facts)
         if isinstance(primary, Declined):
             return primary
@@ -59,10 +65,10 @@ class TritonSplitReductionHeuristic(Heuristic):
             return Declined(f"the reduction over axis {primary.axis} is not over tiles of a loop")
         sizes = _grid_sizes(facts, primary)
         programs = math.prod(cdiv(extent_of(facts.axes[a]), all_sizes(facts, sizes)[a]) for a in facts.grid_axes)
-        first, *others = [_proposal(facts, primary, target, sizes, programs, *chosen) for chosen in _SHARED]
+        first, *others = [_proposal(facts, primary, target, sizes, programs, *chosen) for chosen in _TUNED.shared]
         if first is not None:
             return (first, *(other for other in others if other is not None))
-        few = programs in range(target.num_sms, _ALONE[1] * target.num_sms + 1)
+        few = programs in range(target.num_sms, _TUNED.alone[1] * target.num_sms + 1)
         if facts.spread and few and _lies_across(facts, primary):
             return (_alone(facts, primary, target, sizes, programs),)
         return Declined("the grid has a program or two for each SM, or there are few rows")
@@ -81,8 +87,8 @@ def _proposal(
     parts = previous_power_of_2(max(1, per_sm * target.num_sms // programs))
     rows = extent_of(facts.axes[primary.axis])
     chunk = _chunk(facts, primary, sizes, threads)
-    parts = min(parts, next_power_of_2(cdiv(rows, _LEAST_CHUNKS * chunk)))
-    if parts == 1 or rows < chunk * (_LEAST_ROWS if facts.spread else _LEAST_SUMMED):
+    parts = min(parts, next_power_of_2(cdiv(rows, _TUNED.least_chunks * chunk)))
+    if parts == 1 or rows < chunk * (_TUNED.least_rows if facts.spread else _TUNED.least_summed):
         return None
     sizes, warps = _fitting(facts, primary, target, sizes, chunk, threads)
     axes = _walked(facts, primary)
@@ -99,7 +105,7 @@ def _proposal(
 def _alone(
     facts: KernelFacts, primary: ReductionFact, target: Target, sizes: dict[int, int], programs: int
 ) -> TritonProposal:
-    threads = _ALONE[0]
+    threads = _TUNED.alone[0]
     sizes, warps = _fitting(facts, primary, target, sizes, _chunk(facts, primary, sizes, threads), threads)
     return TritonProposal(
         reason=f"{programs} programs at once, in chunks of {sizes[primary.axis]}, {warps} warps",
@@ -142,7 +148,7 @@ def _chunk(facts: KernelFacts, primary: ReductionFact, sizes: dict[int, int], th
     loads = sum(op.kind == "load" and primary.axis in op.tile_axes for op in facts.memory_ops)
     lanes = math.prod(all_sizes(facts, sizes)[a] for a in primary.tile if a != primary.axis)
     each = lanes * max(1, primary.input_load_itemsize) * max(1, loads)
-    return previous_power_of_2(max(1, threads * _THREAD_BYTES // each))
+    return previous_power_of_2(max(1, threads * _TUNED.thread_bytes // each))
 
 
 def _walked(facts: KernelFacts, primary: ReductionFact) -> list[int]:

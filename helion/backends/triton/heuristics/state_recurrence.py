@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ...._compiler.facts.records import AxisFact, KernelFacts, MemoryOpFact
@@ -27,19 +28,32 @@ from ..proposal import TritonProposal
 from ..resources.predict import predict
 from ..resources.registers import ahead_registers
 from .sizing import all_sizes, clamp, extent_of, grid_extent, is_contiguous
+from .tuned import Tuned, tuned
 
-#: Programs per SM, one for each of its schedulers; and the excess over all of them that costs no program.
-_PROGRAMS, _FULL = 4, 1.1
-#: Programs per SM and stages of a loop with asynchronous copies: the first with enough shared memory is taken.
-_PIPELINES = ((8, 8), (4, 8), (4, 4), (4, 2))
-#: The fewest bytes of a thread that an asynchronous copy takes.
-_COPIED_BYTES = 4
-#: Elements per thread of all tiles that the loop carries, and most warps.
-_THREAD_ELEMENTS, _MOST_WARPS = 32, 8
-#: The unroll factor, the most prefetched steps, and 4-byte registers per thread for prefetched values.
-_UNROLLED, _AHEAD, _REGISTERS = 4, 8, 96
-#: Least iterations of the unrolled loop.
-_LEAST_TURNS = 4
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "state_recurrence"
+
+    #: Programs per SM, one for each of its schedulers; and the excess over all of them that costs no program.
+    programs: int
+    full: float
+    #: Programs per SM and stages of a loop with asynchronous copies: the first with enough shared memory is taken.
+    pipelines: tuple[tuple[int, int], ...]
+    #: The fewest bytes of a thread that an asynchronous copy takes.
+    copied_bytes: int
+    #: Elements per thread of all tiles that the loop carries, and most warps.
+    thread_elements: int
+    most_warps: int
+    #: The unroll factor, the most prefetched steps, and 4-byte registers per thread for prefetched values.
+    unrolled: int
+    ahead: int
+    registers: int
+    #: Least iterations of the unrolled loop.
+    least_turns: int
+
+
+_TUNED = tuned(_Numbers)
 
 
 class TritonStateRecurrenceHeuristic(Heuristic):
@@ -64,7 +78,7 @@ class TritonStateRecurrenceHeuristic(Heuristic):
         loads = [op for op in facts.memory_ops if op.kind == "load" and op.region == loops[0].region]
         if not loads or not {op.slot for op in loads} <= set(facts.ahead):
             return Declined("a load of a step cannot be prefetched")
-        if extent_of(step) < _UNROLLED * _LEAST_TURNS:
+        if extent_of(step) < _TUNED.unrolled * _TUNED.least_turns:
             return Declined("the loop has few steps")
         proposals = tuple(
             p for p in (_copied(facts, target, step, loads), _carried(facts, target, step)) if p is not None
@@ -79,42 +93,42 @@ def _copied(facts: KernelFacts, target: Target, step: AxisFact, loads: Sequence[
     """
     if target.kind != "cuda":
         return None
-    for programs, stages in _PIPELINES:
+    for programs, stages in _TUNED.pipelines:
         sizes = _sizes(facts, target, programs)
         warps = _warps(facts, target, sizes)
         all_of = all_sizes(facts, sizes)
-        narrow = [op for op in loads if _thread_bytes(op, all_of, warps * target.warp_size) < _COPIED_BYTES]
+        narrow = [op for op in loads if _thread_bytes(op, all_of, warps * target.warp_size) < _TUNED.copied_bytes]
         if len(narrow) == len(loads):
             return None
-        taken = predict(facts, all_of, warps, 1, target, prefetch_stages=stages, unrolled=_UNROLLED)
+        taken = predict(facts, all_of, warps, 1, target, prefetch_stages=stages, unrolled=_TUNED.unrolled)
         if programs * taken.shared_bytes <= target.smem_per_sm_bytes and not taken.spill_risk:
             return TritonProposal(
-                reason=f"{_reason(facts, sizes)}, copies of {(stages - 1) * _UNROLLED} steps in flight, {warps} warps",
+                reason=f"{_reason(facts, sizes)}, copies of {(stages - 1) * _TUNED.unrolled} steps in flight, {warps} warps",
                 block_sizes=sizes,
                 ranges={
                     "range_num_stages": {step.block_id: stages},
-                    "range_unroll_factors": {step.block_id: _UNROLLED},
+                    "range_unroll_factors": {step.block_id: _TUNED.unrolled},
                 },
                 num_warps=warps,
                 num_stages=1,
-                launch={"prefetch_distance": _UNROLLED} if narrow else {},
+                launch={"prefetch_distance": _TUNED.unrolled} if narrow else {},
             )
     return None
 
 
 def _carried(facts: KernelFacts, target: Target, step: AxisFact) -> TritonProposal | None:
     """Return a proposal that prefetches into registers."""
-    sizes = _sizes(facts, target, _PROGRAMS)
+    sizes = _sizes(facts, target, _TUNED.programs)
     warps = _warps(facts, target, sizes)
     all_of = all_sizes(facts, sizes)
     registers = ahead_registers(facts, all_of, warps, target)
-    ahead = max(1, min(_AHEAD, previous_power_of_2(max(1, _REGISTERS // registers))))
+    ahead = max(1, min(_TUNED.ahead, previous_power_of_2(max(1, _TUNED.registers // registers))))
     if predict(facts, all_of, warps, 1, target, ahead=ahead).spill_risk:
         return None
     return TritonProposal(
         reason=f"{_reason(facts, sizes)}, {ahead} steps prefetched, {warps} warps",
         block_sizes=sizes,
-        ranges={"range_unroll_factors": {step.block_id: min(_UNROLLED, ahead)}} if ahead > 1 else {},
+        ranges={"range_unroll_factors": {step.block_id: min(_TUNED.unrolled, ahead)}} if ahead > 1 else {},
         num_warps=warps,
         num_stages=1,
         launch={"prefetch_distance": ahead},
@@ -129,8 +143,8 @@ def _sizes(facts: KernelFacts, target: Target, programs: int) -> dict[int, int]:
     """Return tiles that leave an SM ``programs`` programs, or smaller ones that fit in registers, along contiguous axes
     first.
     """
-    most = max(1, _THREAD_ELEMENTS * target.warp_size // _most_whole(facts))
-    share = int(_FULL * grid_extent(facts) / (programs * target.num_sms))
+    most = max(1, _TUNED.thread_elements * target.warp_size // _most_whole(facts))
+    share = int(_TUNED.full * grid_extent(facts) / (programs * target.num_sms))
     room = max(1, min(most, previous_power_of_2(max(1, share))))
     sizes: dict[int, int] = {}
     for axis in sorted(facts.tunable_axes, key=lambda axis: _rank(axis, facts)):
@@ -141,7 +155,9 @@ def _sizes(facts: KernelFacts, target: Target, programs: int) -> dict[int, int]:
 
 def _warps(facts: KernelFacts, target: Target, sizes: Mapping[int, int]) -> int:
     carried = sum(_elements(all_sizes(facts, sizes), fact.axes) for fact in facts.accumulators)
-    return max(1, min(_MOST_WARPS, previous_power_of_2(max(1, carried // (_THREAD_ELEMENTS * target.warp_size)))))
+    return max(
+        1, min(_TUNED.most_warps, previous_power_of_2(max(1, carried // (_TUNED.thread_elements * target.warp_size))))
+    )
 
 
 def _rank(axis: AxisFact, facts: KernelFacts) -> tuple[bool, int]:

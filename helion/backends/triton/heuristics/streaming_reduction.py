@@ -1,76 +1,100 @@
-"""Reductions over rows on H200-class GPUs: small programs with few threads, many at once.
+"""Reductions over rows: small programs with few threads, many at once.
 
-Matches the kernels of the two other reduction heuristics, on such GPUs only, and comes before them. The numbers come
-from sweeps over rows of 1000 to 131072 in bf16 and fp32 (H200, CUDA 13.0, Triton 3.6, 2026-11-20). By `python
-benchmarks/sweep.py --score`, the seeds take 1.00 to 1.07 of the best config's time, as geometric means by kernel and
-dtype.
+Matches the kernels of the two other reduction heuristics, and comes before them. Programs that share an SM overlap: one
+loads its rows while another reduces. The numbers are rows of ``tuned.tsv``; without them it declines.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts, ReductionFact
 from ...._shapes import next_power_of_2, previous_power_of_2
 from ....autotuner.proposal import Declined, Heuristic
-from ....hardware import MemoryClass, Target
+from ....hardware import Target
 from ..proposal import TritonProposal
 from ..resources.traffic import work
 from .reduction_budget import Allocation, allocate, reduction_alone
 from .reduction_launch import launch
 from .sizing import all_sizes, grid_extent
+from .tuned import Tuned, has_rows, tuned
 
-#: Bytes of a program's rows: one 16-byte load for each of 256 threads, or two for 128. Half of it for heavy bodies.
-_PROGRAM_BYTES = 4096
-_MAX_ROWS, _MIN_WAVES = 16, 8
-#: Bytes per thread of a program's rows up to ``_SHORT`` elements, and of longer ones; from ``_LONG`` on all threads.
-#: Where no row is stored, the bytes of longer ones count all loads, halved with many tiles in a loop or short rows.
-_THREAD_BYTES, _LONG_THREAD_BYTES, _SHORT, _LONG = 32, 128, 4096, 32768
-_SHORT_ROW = 512
-#: The number of dependent reductions from which on a thread of a row up to ``_SHORT`` elements has twice as many. Warps
-#: of a row wait for each other in each. On an H200 (2026-11-23) layer norm to int8 with three of 65536 rows of 1000 in
-#: fp16 takes 60 us instead of 68. 16384 rows of 4096 in bf16 take 78 instead of 87.
-_MANY_STAGES = 3
-#: Least threads for a row of two dimensions or more.
-_DEEP_THREADS = 64
-#: Elements per thread where only one element per row is stored: latency bounds it, and small blocks hide it.
-_THREAD_ELEMENTS = 64
-#: Rows up to this many elements are loaded whole. Up to twice as many are, if a second read would miss L1 (64 KiB for
-#: each resident row). The same holds if a loop would rescale its sum for each new maximum.
-_HELD, _CACHED_BYTES, _ONE_PASS = 16384, 65536, frozenset(("max", "sum"))
-#: Elements per thread of a row of ``_HELD`` that a loop of the kernel's own reads once. On an H200 (2026-11-23) the
-#: squares of 8192 rows of 12000 in bf16 take 0.95 of the time of tiles of 8192.
-_HELD_THREAD_ELEMENTS = 32
-#: Elements of a tile of such rows of single bytes, and the ratio of padding from which a whole row leaves too many
-#: lanes idle. On an H200 (2026-11-23) rows of 11008 weights of 8 bits times a vector take 0.83 of the time of tiles of
-#: 16384.
-_BYTE_TILE, _IDLE = 4096, 1.25
-#: Elements of the chunks of longer rows, divided by the number of loads that span a row, and of rows of twice
-#: ``_HELD``. A block has all threads for them, half of them where chunks of so many bytes have this many live tiles.
-_CHUNK, _SHORT_CHUNK, _MANY_TILES = 16384, 4096, 3
-#: A loop of the kernel's own with this many tiles, whose row is read again, has tiles of at most ``_HELD``. On an H200
-#: (2026-11-23) a smoothed loss over rows of 32001 in fp32 takes 0.28 of the time of tiles of 32768, which spill. Where
-#: only one element per row is stored, a row is read once in any case. A loop of the kernel's own has these chunks too
-#: where rows are not aligned to vectors.
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "streaming_reduction"
+
+    #: Bytes of a program's rows: one 16-byte load for each of 256 threads, or two for 128. Half of it for heavy
+    #: bodies.
+    program_bytes: int
+    max_rows: int
+    min_waves: int
+    #: Bytes per thread of a program's rows up to ``short`` elements, and of longer ones; from ``long`` on all
+    #: threads. Where no row is stored, the bytes of longer ones count all loads, halved with many tiles in a loop or
+    #: short rows.
+    thread_bytes: int
+    long_thread_bytes: int
+    short: int
+    long: int
+    short_row: int
+    #: The number of dependent reductions from which on a thread of a row up to ``short`` elements has twice as many.
+    #: Warps of a row wait for each other in each.
+    many_stages: int
+    #: Least threads for a row of two dimensions or more.
+    deep_threads: int
+    #: Elements per thread where only one element per row is stored: latency bounds it, and small blocks hide it.
+    thread_elements: int
+    #: Rows up to this many elements are loaded whole. Up to twice as many are, if a second read would miss L1 (64 KiB
+    #: for each resident row). The same holds if a loop would rescale its sum for each new maximum.
+    held: int
+    cached_bytes: int
+    #: Elements per thread of a row of ``held`` that a loop of the kernel's own reads once.
+    held_thread_elements: int
+    #: Elements of a tile of such rows of single bytes, and the ratio of padding from which a whole row leaves too many
+    #: lanes idle.
+    byte_tile: int
+    idle: float
+    #: Elements of the chunks of longer rows, divided by the number of loads that span a row, and of rows of twice
+    #: ``held``. A block has all threads for them, half of them where chunks of so many bytes have this many live
+    #: tiles.
+    chunk: int
+    short_chunk: int
+    many_tiles: int
+    #: Chunks of rows of which one element is stored, which are read once in any case. A loop of the kernel's own has
+    #: them too where rows are not aligned to vectors.
+    scalar_chunk: int
+    scalar_threads: int
+    #: Chunks of unaligned rows beyond ``held``, and threads for them: a chunk at each end has scalar accesses.
+    unaligned_chunk: int
+    unaligned_threads: int
+    #: Least tiles of an unaligned row of the kernel's own loop, and least elements of one.
+    unaligned_tiles: int
+    least_unaligned: int
+    #: A body is heavy from this many live tiles on: elements of a row that is loaded whole, of a chunk, and per
+    #: thread.
+    heavy_tiles: int
+    heavy_held: int
+    heavy_chunk: int
+    heavy_thread_elements: int
+    heavy_threads: int
+    #: A loop that reads its row again is compute-bound when its arithmetic is predicted to take this many times as
+    #: long as its memory. It then overlaps with other programs' loads, and small tiles let more of these fit. Most
+    #: elements of its tile, and of a thread; least threads.
+    compute_bound: float
+    compute_bound_tile: int
+    compute_bound_thread_elements: int
+    compute_bound_threads: int
+    #: Divisor of the register file for the live tiles of a loop that reads nothing twice: 4 programs share an SM.
+    shared_by: int
+
+
+_TUNED = tuned(_Numbers)
+
 _VECTOR_BYTES = 16
-_SCALAR_CHUNK, _SCALAR_THREADS = 2048, 512
-#: Chunks of unaligned rows beyond ``_HELD``, and threads for them: a chunk at each end has scalar accesses. On an H200
-#: (2026-11-23) rows of 50257 and 32001 in bf16 take 0.60 and 0.85 of the time of larger chunks and of whole rows.
-_UNALIGNED_CHUNK, _UNALIGNED_THREADS = 2048, 256
-#: Least tiles of an unaligned row of the kernel's own loop, and least elements of one. On an H200 (2026-11-23) rows of
-#: 3001 in bf16 take 0.54 of the time of two tiles.
-_UNALIGNED_TILES, _LEAST_UNALIGNED = 4, 256
-#: A body is heavy from this many live tiles on: elements of a row that is loaded whole, of a chunk, and per thread.
-_HEAVY_TILES, _HEAVY_HELD, _HEAVY_CHUNK = 6, 4096, 2048
-_HEAVY_THREAD_ELEMENTS, _HEAVY_THREADS = 16, 256
-#: A loop that reads its row again is compute-bound when its arithmetic is predicted to take this many times as long as
-#: its memory. It then overlaps with other programs' loads, and small tiles let more of these fit. Most elements of its
-#: tile, and of a thread; least threads.
-_COMPUTE_BOUND, _COMPUTE_BOUND_TILE, _COMPUTE_BOUND_THREAD_ELEMENTS, _COMPUTE_BOUND_THREADS = 1.25, 8192, 32, 64
-#: Divisor of the register file for the live tiles of a loop that reads nothing twice: 4 programs share an SM.
-_SHARED_BY = 4
 _REGISTER_BYTES = 4
+_ONE_PASS = frozenset(("max", "sum"))
 
 
 class TritonStreamingReductionHeuristic(Heuristic):
@@ -78,8 +102,8 @@ class TritonStreamingReductionHeuristic(Heuristic):
     promote_seed_to_default: ClassVar[bool] = True
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
-        if target.memory is not MemoryClass.FAST:
-            return Declined(f"measured for H200, not for {target.device}")
+        if not has_rows(_Numbers, target):
+            return Declined(f"no row of tuned.tsv has its numbers for {target.name}")
         primary = reduction_alone(facts)
         if isinstance(primary, Declined):
             return primary
@@ -141,20 +165,20 @@ def _eviction(facts: KernelFacts, primary: ReductionFact, width: int) -> dict[in
     again = primary.re_read and width < primary.extent and (stores or not primary.full_extent)
     if not again and not stores:
         return dict.fromkeys(rows, "first")
-    if not again or not stores or primary.extent <= 2 * _HELD:
+    if not again or not stores or primary.extent <= 2 * _TUNED.held:
         return {}
     return {slot: "last" if first else "first" for slot, first in rows.items()}
 
 
 def _is_heavy(primary: ReductionFact) -> bool:
-    return primary.full_extent and primary.body_live_tiles >= _HEAVY_TILES
+    return primary.full_extent and primary.body_live_tiles >= _TUNED.heavy_tiles
 
 
 def _is_compute_bound(facts: KernelFacts, primary: ReductionFact, target: Target) -> bool:
     if primary.full_extent or not primary.re_read:
         return False
     done = work(facts, all_sizes(facts, {}), 1, target)
-    return done.scalar_us > _COMPUTE_BOUND * done.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
+    return done.scalar_us > _TUNED.compute_bound * done.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
 
 
 def _is_aligned(facts: KernelFacts, primary: ReductionFact) -> bool:
@@ -185,37 +209,37 @@ def _width(facts: KernelFacts, primary: ReductionFact, target: Target, compute_b
     loads = max(1, _row_loads(facts, primary.axis))
     if not primary.full_extent and not primary.re_read:
         scale = sum(size for axes, size in primary.live_tiles if primary.axis in axes)
-        room = target.registers_per_sm * _REGISTER_BYTES // _SHARED_BY
+        room = target.registers_per_sm * _REGISTER_BYTES // _TUNED.shared_by
         width = min(whole, previous_power_of_2(room // max(1, scale)))
-        if loads == 1 and whole <= _HELD:
-            width = _BYTE_TILE if _wastes_bytes(primary, whole) else whole
+        if loads == 1 and whole <= _TUNED.held:
+            width = _TUNED.byte_tile if _wastes_bytes(primary, whole) else whole
         return width if _is_aligned(facts, primary) else _unaligned_width(width, primary)
     if _is_heavy(primary):
-        return whole if whole <= _HEAVY_HELD else _HEAVY_CHUNK
+        return whole if whole <= _TUNED.heavy_held else _TUNED.heavy_chunk
     if primary.full_extent and not _stores_rows(facts, primary):
-        return whole if whole <= _HELD else _SCALAR_CHUNK
+        return whole if whole <= _TUNED.held else _TUNED.scalar_chunk
     if compute_bound:
-        return min(whole, _COMPUTE_BOUND_TILE)
-    if not primary.full_extent and primary.body_live_tiles >= _MANY_TILES:
-        return min(whole, _HELD)
+        return min(whole, _TUNED.compute_bound_tile)
+    if not primary.full_extent and primary.body_live_tiles >= _TUNED.many_tiles:
+        return min(whole, _TUNED.held)
     again = primary.re_read and (
-        whole * _itemsize(primary) * loads > _CACHED_BYTES or _ONE_PASS.issubset(primary.names)
+        whole * _itemsize(primary) * loads > _TUNED.cached_bytes or _ONE_PASS.issubset(primary.names)
     )
     aligned = not primary.full_extent or _is_aligned(facts, primary)
-    if whole <= (2 * _HELD if again and aligned else _HELD):
+    if whole <= (2 * _TUNED.held if again and aligned else _TUNED.held):
         return whole
     if not primary.full_extent:
-        return _HELD if whole <= 2 * _HELD else 2 * _HELD
+        return _TUNED.held if whole <= 2 * _TUNED.held else 2 * _TUNED.held
     if not aligned:
-        return _UNALIGNED_CHUNK
+        return _TUNED.unaligned_chunk
     if loads > 1 and _ONE_PASS.issubset(primary.names):
-        return _SHORT_CHUNK
-    return (_SHORT_CHUNK if whole <= 2 * _HELD else _CHUNK) // previous_power_of_2(loads)
+        return _TUNED.short_chunk
+    return (_TUNED.short_chunk if whole <= 2 * _TUNED.held else _TUNED.chunk) // previous_power_of_2(loads)
 
 
 def _wastes_bytes(primary: ReductionFact, whole: int) -> bool:
     """Return whether rows of single bytes are better read in tiles than in one of ``whole`` elements."""
-    return primary.input_load_itemsize == 1 and whole > _BYTE_TILE and whole >= _IDLE * primary.extent
+    return primary.input_load_itemsize == 1 and whole > _TUNED.byte_tile and whole >= _TUNED.idle * primary.extent
 
 
 def _unaligned_width(width: int, primary: ReductionFact) -> int:
@@ -223,8 +247,10 @@ def _unaligned_width(width: int, primary: ReductionFact) -> int:
 
     A short row is loaded whole.
     """
-    parted = previous_power_of_2(max(1, primary.extent // _UNALIGNED_TILES))
-    return min(width, _SCALAR_CHUNK, parted) if parted >= _LEAST_UNALIGNED else min(width, _SCALAR_CHUNK)
+    parted = previous_power_of_2(max(1, primary.extent // _TUNED.unaligned_tiles))
+    return (
+        min(width, _TUNED.scalar_chunk, parted) if parted >= _TUNED.least_unaligned else min(width, _TUNED.scalar_chunk)
+    )
 
 
 def _set_width(found: Allocation, facts: KernelFacts, width: int) -> None:
@@ -244,9 +270,9 @@ def _set_rows(found: Allocation, facts: KernelFacts, target: Target, compute_bou
     """Set and return the rows per program: its bytes, distributed over the grid axes."""
     primary = found.primary
     row = (facts.axes[primary.axis].padded or primary.extent) * _inside(facts, primary) * _itemsize(primary)
-    waves = previous_power_of_2(grid_extent(facts, primary.root) // (target.num_sms * _MIN_WAVES))
-    room = _PROGRAM_BYTES // 2 if compute_bound or _is_heavy(primary) else _PROGRAM_BYTES
-    goal = max(1, min(_MAX_ROWS, room // row, waves))
+    waves = previous_power_of_2(grid_extent(facts, primary.root) // (target.num_sms * _TUNED.min_waves))
+    room = _TUNED.program_bytes // 2 if compute_bound or _is_heavy(primary) else _TUNED.program_bytes
+    goal = max(1, min(_TUNED.max_rows, room // row, waves))
     # other grid loops keep their sizes, and so do contiguous axes
     own = (facts.axes[a] for a in facts.grid_axes if a not in found.columns)
     axes = [axis for axis in own if axis.tunable and primary.root in axis.roots]
@@ -267,31 +293,31 @@ def _threads(
     least, most = target.warp_size, target.max_threads_per_block
     looped = width < primary.extent and primary.full_extent
     if _is_heavy(primary):
-        return _HEAVY_THREADS if looped else max(least, elements // _HEAVY_THREAD_ELEMENTS)
+        return _TUNED.heavy_threads if looped else max(least, elements // _TUNED.heavy_thread_elements)
     if primary.full_extent and not _stores_rows(facts, primary):
-        return _SCALAR_THREADS if looped else max(least, min(most, elements // _THREAD_ELEMENTS))
+        return _TUNED.scalar_threads if looped else max(least, min(most, elements // _TUNED.thread_elements))
     if looped and not _is_aligned(facts, primary):
-        return _UNALIGNED_THREADS
+        return _TUNED.unaligned_threads
     if looped:
-        crowded = width * _itemsize(primary) >= _CACHED_BYTES and primary.body_live_tiles >= _MANY_TILES
+        crowded = width * _itemsize(primary) >= _TUNED.cached_bytes and primary.body_live_tiles >= _TUNED.many_tiles
         return most // 2 if crowded else most
     if compute_bound:
-        return max(_COMPUTE_BOUND_THREADS, elements // _COMPUTE_BOUND_THREAD_ELEMENTS)
-    if elements >= _LONG:
+        return max(_TUNED.compute_bound_threads, elements // _TUNED.compute_bound_thread_elements)
+    if elements >= _TUNED.long:
         return most
     inside = _inside(facts, primary)
     if inside > 1:
-        return max(_DEEP_THREADS, min(most, elements * inside * _itemsize(primary) // _LONG_THREAD_BYTES))
+        return max(_TUNED.deep_threads, min(most, elements * inside * _itemsize(primary) // _TUNED.long_thread_bytes))
     if not _stores_rows(facts, primary):
-        each = _LONG_THREAD_BYTES // (_itemsize(primary) * max(1, _row_loads(facts, primary.axis)))
-        if width == _HELD >= primary.extent:
-            each = min(each, _HELD_THREAD_ELEMENTS)
+        each = _TUNED.long_thread_bytes // (_itemsize(primary) * max(1, _row_loads(facts, primary.axis)))
+        if width == _TUNED.held >= primary.extent:
+            each = min(each, _TUNED.held_thread_elements)
         if _wastes_bytes(primary, next_power_of_2(primary.extent)):
-            each = min(each, _HELD_THREAD_ELEMENTS)
-        elif primary.body_live_tiles >= _MANY_TILES and (width < primary.extent or width <= _SHORT_ROW):
+            each = min(each, _TUNED.held_thread_elements)
+        elif primary.body_live_tiles >= _TUNED.many_tiles and (width < primary.extent or width <= _TUNED.short_row):
             each //= 2
     else:
-        each = (_THREAD_BYTES if elements <= _SHORT else _LONG_THREAD_BYTES) // _itemsize(primary)
-        if elements <= _SHORT and len(primary.stages) >= _MANY_STAGES:
+        each = (_TUNED.thread_bytes if elements <= _TUNED.short else _TUNED.long_thread_bytes) // _itemsize(primary)
+        if elements <= _TUNED.short and len(primary.stages) >= _TUNED.many_stages:
             each *= 2
     return max(least, min(most, elements // each))

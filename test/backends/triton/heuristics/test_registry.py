@@ -133,7 +133,7 @@ class _Declines(Heuristic):
         return Declined("not today")
 
 
-def test_a_heuristic_that_stands_in_is_asked_where_none_before_it_promotes() -> None:
+def test_a_heuristic_that_fallback_only_is_asked_where_none_before_it_promotes() -> None:
     bound = bound_examples()[0]
     alone = report(bound, (_Declines(), _StandsIn()))
     assert [seed.heuristic for seed in alone.seeds] == ["StandsIn"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from heuristic_kernels import H100
 
 from benchmarks.unseen.table import ALL, ATTENTION, BF16, Maker, Unseen
 from helion._shapes import cdiv
@@ -19,6 +20,7 @@ from helion._testing import map_tensors
 from helion.backends.triton.resources.predict import predict
 from helion.backends.triton.toolchain.offline import compile_offline
 from helion.backends.triton.toolchain.signature import offline_signature
+from helion.hardware import Target
 from helion.runtime.bound import BoundKernel
 
 #: Every so many kernels run unless everything is asked for.
@@ -38,7 +40,7 @@ def small_cases() -> Iterator[Any]:
             yield pytest.param(one, dtype, shape, id=f"{one.kernel.name}-{dtype}-{'x'.join(map(str, shape))}")
 
 
-def bound(name: str, gpu: str, shape: int = 0) -> BoundKernel:
+def bound(name: str, gpu: str | Target, shape: int = 0) -> BoundKernel:
     one = BY_NAME[name]
     dtype, extents = one.shapes[shape]
     return one.kernel.bind(one.arguments(Maker("meta"), dtype, *extents), target=gpu)
@@ -237,7 +239,7 @@ def test_few_tiles_of_a_long_product_share_sums_or_are_smaller() -> None:
     # 64 x 64 tiles fill the GPU alone, but read too much: 81 us on an H200, where cuBLAS takes 55
     assert many.default_config()["block_sizes"][:2] == [128, 256] and many.default_config()["split_k"] == 8
     assert many.seeds[1].config["block_sizes"][:2] == [64, 64]
-    elsewhere = [seed.config["block_sizes"][:2] for seed in bound("weight_gradient", "sm_90").seeds]
+    elsewhere = [seed.config["block_sizes"][:2] for seed in bound("weight_gradient", H100).seeds]
     assert (elsewhere[0], elsewhere[2]) == ([64, 64], [64, 32])
 
 
@@ -260,8 +262,8 @@ def test_partial_sums_that_nothing_is_added_to_need_no_second_accumulator() -> N
     assert alone.default_config()["block_sizes"] == [128, 128]
 
 
-@pytest.mark.parametrize("gpu", ["sm_90", "sm_100", "sm_120"])
-def test_persistent_grids_are_alternates_where_they_are_not_measured(gpu: str) -> None:
+@pytest.mark.parametrize("gpu", [H100, "sm_100", "sm_120"], ids=str)
+def test_persistent_grids_are_alternates_where_they_are_not_measured(gpu: str | Target) -> None:
     kernel = bound("rowwise_fp8", gpu)
     kinds = [seed.config["pid_type"] for seed in kernel.seeds]
     assert kinds[0] == "flat" and "persistent_interleaved" in kinds

@@ -1,0 +1,61 @@
+"""The choice among the candidates of a family, and how far predicted times are trusted for it.
+
+A candidate must fit and not spill. Among those, the first that fills the waves comes first, else the one that leaves
+the fewest SMs idle. The rows of rule ``trust`` say at which ratio of predicted times another candidate replaces it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+from ....hardware import Target
+from .sizing import wave_efficiency
+from .tuned import Tuned, tuned
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Trust(Tuned):
+    """Largest ratios of predicted times at which one candidate replaces another; 0 where it never does."""
+
+    rule: ClassVar[str] = "trust"
+
+    #: Fraction of the SMs' time from which waves count as full.
+    full_waves: float
+    #: The fastest tile of several matmuls, for the first that fills the waves.
+    several_matmuls: float
+    #: Another order of programs, for row-major.
+    grid_order: float
+    #: A matmul with rewritten operands, for the one as written; and the same with swapped A and B and split-K.
+    rewritten: float
+    rewritten_split_k: float
+    #: Split-K, for one program per tile.
+    split_k: float
+    #: Unfused matmuls, for the fused kernel's promoted seed.
+    unfused: float
+    #: Fewer rows per program after an unfused matmul, for as many as the budget allows.
+    fewer_rows: float
+    #: K-major copies of operands, for swapped A and B.
+    copied: float
+
+
+def trust(target: Target) -> Trust:
+    """Return the ratios for ``target``."""
+    return tuned(Trust, target)
+
+
+def full_first(candidates: Iterable[_T], programs: Callable[[_T], int], target: Target) -> _T | None:
+    """Return the first candidate whose programs fill the waves, else the one that leaves the fewest SMs idle.
+
+    The candidates are feasible, in order of preference. Return None without candidates.
+    """
+    seen: list[tuple[float, _T]] = []
+    for candidate in candidates:
+        efficiency = wave_efficiency(programs(candidate), target)
+        if efficiency >= trust(target).full_waves:
+            return candidate
+        seen.append((efficiency, candidate))
+    return max(seen, key=lambda pair: pair[0])[1] if seen else None
