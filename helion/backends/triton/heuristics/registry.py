@@ -3,60 +3,70 @@
 from __future__ import annotations
 
 from ....autotuner.proposal import Heuristic
-from .attention import TritonAttentionHeuristic
-from .attention_decode import TritonAttentionDecodeHeuristic
-from .attention_gradient import TritonAttentionGradientHeuristic
-from .column_reduction import TritonColumnReductionHeuristic
-from .fallback import TritonFallbackHeuristic
-from .feature_gradient import TritonFeatureGradientHeuristic
-from .hoisted_operands import TritonHoistedOperandsHeuristic
-from .joined_loops import TritonJoinedLoopsHeuristic
-from .long_scan import TritonLongScanHeuristic
-from .matmul import TritonMatmulHeuristic
-from .matmul_reduction_epilogue import TritonMatmulReductionEpilogueHeuristic
-from .matmul_tiled_reduction_epilogue import TritonMatmulTiledReductionEpilogueHeuristic
-from .nested_reduction import TritonNestedReductionHeuristic
-from .outer_reduction import TritonOuterReductionHeuristic
-from .pointwise import TritonPointwiseHeuristic
-from .products import TritonProductsHeuristic
-from .products_first import TritonProductsFirstHeuristic
-from .recurrence import TritonRecurrenceHeuristic
-from .reduction import TritonReductionHeuristic
-from .rewritten_matmul import TritonRewrittenMatmulHeuristic
-from .row_epilogue import TritonRowEpilogueHeuristic
-from .scatter import TritonScatterHeuristic
-from .skinny_gemm import TritonSkinnyGemmHeuristic
-from .split_reduction import TritonSplitReductionHeuristic
-from .state_recurrence import TritonStateRecurrenceHeuristic
-from .streaming_reduction import TritonStreamingReductionHeuristic
-from .user_tiled_reduction import TritonUserTiledReductionHeuristic
+from .families.attention.backward import TritonAttentionGradientHeuristic
+from .families.attention.decode import TritonAttentionDecodeHeuristic
+from .families.attention.forward import TritonAttentionHeuristic
+from .families.epilogue.published import TritonMatmulReductionEpilogueHeuristic
+from .families.epilogue.rows import TritonRowEpilogueHeuristic
+from .families.epilogue.tiled import TritonMatmulTiledReductionEpilogueHeuristic
+from .families.fallback import TritonFallbackHeuristic
+from .families.long_scan import TritonLongScanHeuristic
+from .families.matmul.fused_loops import TritonJoinedLoopsHeuristic
+from .families.matmul.merged_operands import TritonHoistedOperandsHeuristic
+from .families.matmul.plain import TritonMatmulHeuristic
+from .families.matmul.rewritten import TritonRewrittenMatmulHeuristic
+from .families.matmul.several import TritonProductsHeuristic
+from .families.matmul.skinny import TritonSkinnyGemmHeuristic
+from .families.matmul.unfused import TritonProductsFirstHeuristic
+from .families.pointwise import TritonPointwiseHeuristic
+from .families.recurrence import TritonRecurrenceHeuristic
+from .families.reduction.column import TritonColumnReductionHeuristic
+from .families.reduction.feature_gradient import TritonFeatureGradientHeuristic
+from .families.reduction.nested import TritonNestedReductionHeuristic
+from .families.reduction.outer import TritonOuterReductionHeuristic
+from .families.reduction.split import TritonSplitReductionHeuristic
+from .families.reduction.streaming import TritonStreamingReductionHeuristic
+from .families.reduction.user_tiled import TritonUserTiledReductionHeuristic
+from .families.reduction.whole import TritonReductionHeuristic
+from .families.scatter import TritonScatterHeuristic
+from .families.state_recurrence import TritonStateRecurrenceHeuristic
 
-HEURISTICS: tuple[Heuristic, ...] = (
-    TritonMatmulReductionEpilogueHeuristic(),
-    TritonRowEpilogueHeuristic(),
-    TritonMatmulTiledReductionEpilogueHeuristic(),
-    TritonAttentionHeuristic(),
-    TritonAttentionDecodeHeuristic(),
-    TritonAttentionGradientHeuristic(),
-    TritonHoistedOperandsHeuristic(),
-    TritonJoinedLoopsHeuristic(),
-    TritonRewrittenMatmulHeuristic(),
-    TritonMatmulHeuristic(),
-    TritonSkinnyGemmHeuristic(),
-    TritonProductsHeuristic(),
-    TritonLongScanHeuristic(),
-    TritonStateRecurrenceHeuristic(),
-    TritonSplitReductionHeuristic(),
-    TritonOuterReductionHeuristic(),
-    TritonColumnReductionHeuristic(),
-    TritonNestedReductionHeuristic(),
-    TritonFeatureGradientHeuristic(),
-    TritonStreamingReductionHeuristic(),
-    TritonReductionHeuristic(),
-    TritonUserTiledReductionHeuristic(),
-    TritonPointwiseHeuristic(),
-    TritonRecurrenceHeuristic(),
-    TritonScatterHeuristic(),
-    TritonProductsFirstHeuristic(),
-    TritonFallbackHeuristic(),
-)
+#: Heuristics by family, in order of precedence. The last family always applies.
+FAMILIES: dict[str, tuple[Heuristic, ...]] = {
+    "matmul with reduced rows": (
+        TritonMatmulReductionEpilogueHeuristic(),
+        TritonRowEpilogueHeuristic(),
+        TritonMatmulTiledReductionEpilogueHeuristic(),
+    ),
+    "attention": (
+        TritonAttentionHeuristic(),
+        TritonAttentionDecodeHeuristic(),
+        TritonAttentionGradientHeuristic(),
+    ),
+    "matmul": (
+        TritonHoistedOperandsHeuristic(),
+        TritonJoinedLoopsHeuristic(),
+        TritonRewrittenMatmulHeuristic(),
+        TritonMatmulHeuristic(),
+        TritonSkinnyGemmHeuristic(),
+        TritonProductsHeuristic(),
+    ),
+    "scan": (TritonLongScanHeuristic(), TritonStateRecurrenceHeuristic()),
+    "reduction": (
+        TritonSplitReductionHeuristic(),
+        TritonOuterReductionHeuristic(),
+        TritonColumnReductionHeuristic(),
+        TritonNestedReductionHeuristic(),
+        TritonFeatureGradientHeuristic(),
+        TritonStreamingReductionHeuristic(),
+        TritonReductionHeuristic(),
+        TritonUserTiledReductionHeuristic(),
+    ),
+    "pointwise": (TritonPointwiseHeuristic(),),
+    "recurrence": (TritonRecurrenceHeuristic(),),
+    "scatter": (TritonScatterHeuristic(),),
+    "unfused matmul": (TritonProductsFirstHeuristic(),),
+    "fallback": (TritonFallbackHeuristic(),),
+}
+
+HEURISTICS: tuple[Heuristic, ...] = tuple(rule for family in FAMILIES.values() for rule in family)

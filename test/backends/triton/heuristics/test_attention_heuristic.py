@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from heuristic_kernels import attention_facts, proposed
 
-from helion.backends.triton.heuristics.attention import TritonAttentionHeuristic
+from helion.backends.triton.heuristics.families.attention.forward import TritonAttentionHeuristic
 from helion.backends.triton.heuristics.sizing import estimate
 from helion.hardware import known_targets, target
 

@@ -7,7 +7,7 @@ from harness import facts_of, tensor
 from heuristic_kernels import FP32, attention_facts, norm_gradient, proposed
 from sample_kernels import add, matmul_to_bf16, scan, softmax
 
-from helion.backends.triton.heuristics.fallback import TritonFallbackHeuristic
+from helion.backends.triton.heuristics.families.fallback import TritonFallbackHeuristic
 from helion.backends.triton.heuristics.sizing import estimate
 from helion.hardware import known_targets, target
 

@@ -13,7 +13,7 @@ from benchmarks.workloads.products import (
     packed_geglu,
     routed_experts,
 )
-from helion.backends.triton.heuristics.grid_order import ordered
+from helion.backends.triton.heuristics.families.matmul.grid_order import ordered
 from helion.backends.triton.proposal import TritonProposal
 from helion.hardware import target
 

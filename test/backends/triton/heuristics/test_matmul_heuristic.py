@@ -26,8 +26,8 @@ from sample_kernels import bmm, matmul_to_bf16, softmax
 
 from helion._compiler.facts.records import KernelFacts
 from helion._shapes import cdiv
-from helion.backends.triton.heuristics.matmul import TritonMatmulHeuristic
-from helion.backends.triton.heuristics.product_extents import Extents, product_extents
+from helion.backends.triton.heuristics.families.matmul.extents import Extents, product_extents
+from helion.backends.triton.heuristics.families.matmul.plain import TritonMatmulHeuristic
 from helion.backends.triton.heuristics.sizing import estimate
 from helion.hardware import Target, known_targets, target
 

@@ -8,7 +8,7 @@ from harness import facts_of, tensor
 from heuristic_kernels import BF16, FP32, H100, attention_facts, matmul_layer_norm, proposed, reason
 from sample_kernels import matmul_to_bf16, softmax
 
-from helion.backends.triton.heuristics.matmul_reduction_epilogue import (
+from helion.backends.triton.heuristics.families.epilogue.published import (
     TritonMatmulReductionEpilogueHeuristic,
     staged_budget,
 )

@@ -21,7 +21,7 @@ from heuristic_kernels import (
 from sample_kernels import matmul_to_bf16
 
 from helion._compiler.facts.records import KernelFacts
-from helion.backends.triton.heuristics.matmul_tiled_reduction_epilogue import (
+from helion.backends.triton.heuristics.families.epilogue.tiled import (
     TritonMatmulTiledReductionEpilogueHeuristic,
 )
 from helion.backends.triton.heuristics.sizing import estimate

@@ -12,7 +12,7 @@ from sample_kernels import add, scan, softmax, transpose
 
 import helion
 import helion.language as hl
-from helion.backends.triton.heuristics.pointwise import TritonPointwiseHeuristic
+from helion.backends.triton.heuristics.families.pointwise import TritonPointwiseHeuristic
 
 BF16 = torch.bfloat16
 

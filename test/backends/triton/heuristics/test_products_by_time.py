@@ -7,7 +7,7 @@ import torch
 from harness import facts_of, tensor
 
 import helion.language as hl
-from helion.backends.triton.heuristics.products import TritonProductsHeuristic
+from helion.backends.triton.heuristics.families.matmul.several import TritonProductsHeuristic
 from helion.hardware import Target, target
 
 

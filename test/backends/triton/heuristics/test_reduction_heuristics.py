@@ -24,10 +24,10 @@ from sample_kernels import add, matmul_to_bf16, row_sum, softmax
 
 from helion._compiler.facts.records import KernelFacts, LiveTile
 from helion.autotuner.proposal import Proposal
-from helion.backends.triton.heuristics.reduction import TritonReductionHeuristic
-from helion.backends.triton.heuristics.reduction_budget import allocate, row_budget
+from helion.backends.triton.heuristics.families.reduction.budget import allocate, row_budget
+from helion.backends.triton.heuristics.families.reduction.user_tiled import TritonUserTiledReductionHeuristic
+from helion.backends.triton.heuristics.families.reduction.whole import TritonReductionHeuristic
 from helion.backends.triton.heuristics.sizing import estimate
-from helion.backends.triton.heuristics.user_tiled_reduction import TritonUserTiledReductionHeuristic
 from helion.hardware import Target, known_targets, target
 
 

@@ -46,7 +46,7 @@ def offenders(files: Iterable[Path], texts: dict[Path, str]) -> dict[str, set[st
 def texts() -> dict[Path, str]:
     """Every file of the folder but the registry: what heuristics share may not know one of them either."""
     folder = Path(str(registry.__file__)).parent
-    return {path: path.read_text() for path in folder.glob("*.py") if path.name != "registry.py"}
+    return {path: path.read_text() for path in folder.rglob("*.py") if path.name != "registry.py"}
 
 
 def test_each_heuristic_has_a_file_of_its_own_which_no_other_imports() -> None:

@@ -7,7 +7,7 @@ from harness import facts_of, tensor
 from heuristic_kernels import FP32, H100, attention_facts, matmul_layer_norm, proposed, reason
 from sample_kernels import matmul_to_bf16, softmax
 
-from helion.backends.triton.heuristics.row_epilogue import TritonRowEpilogueHeuristic
+from helion.backends.triton.heuristics.families.epilogue.rows import TritonRowEpilogueHeuristic
 from helion.backends.triton.heuristics.sizing import estimate
 from helion.hardware import target
 

@@ -6,7 +6,7 @@ from harness import facts_of, tensor
 from heuristic_kernels import H100, matmul_largest, matmul_rms_norm_tiled, proposed, reason
 from sample_kernels import matmul_to_bf16
 
-from helion.backends.triton.heuristics.skinny_gemm import TritonSkinnyGemmHeuristic
+from helion.backends.triton.heuristics.families.matmul.skinny import TritonSkinnyGemmHeuristic
 
 
 def test_skinny_gemm() -> None:

@@ -1,0 +1,1 @@
+"""Families of heuristics: each matches facts and yields candidates with a reason."""

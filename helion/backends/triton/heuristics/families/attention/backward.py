@@ -1,0 +1,163 @@
+"""The backward pass of attention: loops that recompute scores and their gradient, for queries, for keys and values, or
+for all three.
+
+Tiles are those of published kernels for H100 and A100. Heads of 128 take 128 stationary rows against 64 streamed, heads
+of 64 take 64 against 64. Smaller ones follow where these spill, do not fit, or leave SMs idle.
+
+On an asynchronous matrix unit two programs of four warps per SM come first: one computes its exponentials while the
+other runs its matmuls. Heads too wide for two take one program with twice the rows, in loops with one accumulator. On
+an H200 (Triton 3.6, 2026-11-23) causal gradients of heads of 128 take 1898 us instead of 4194 (64 heads, 4096 rows).
+Heads of 64 take 636 instead of 1128. Heads of 256 take 154 instead of 275. All three gradients in one pass take 1257
+instead of 1788 with heads of 128, and 3238 instead of 4435 with 64.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import ClassVar
+
+from ......_compiler.facts.records import KernelFacts
+from ......autotuner.proposal import Declined, Heuristic, Predicted
+from ......hardware import Target
+from ....proposal import TritonProposal
+from ... import register_safety as safety
+from ...sizing import Sizes, clamp, estimate
+from .tiles import Tile, cost_of, fits, neighbours_along, programs_of, share_sms
+
+_CANDIDATES = (
+    Tile(128, 64, 3, 8),
+    Tile(128, 64, 2, 8),
+    Tile(128, 32, 2, 8),
+    Tile(64, 64, 3, 4),
+    Tile(64, 64, 2, 4),
+    Tile(64, 64, 3, 8),
+    Tile(64, 64, 2, 8),
+    Tile(64, 32, 3, 4),
+    Tile(64, 32, 2, 4),
+    Tile(64, 32, 2, 8),
+    Tile(64, 16, 2, 8),
+    Tile(32, 32, 2, 4),
+    Tile(32, 32, 1, 8),
+    Tile(32, 16, 1, 8),
+    Tile(16, 16, 1, 4),
+)
+_KEPT = 3
+#: Tiles tried first on an asynchronous matrix unit: two programs per SM with as many stages as fit, or one program.
+_PAIRED, _TALL = (Tile(64, 64, 3, 4), Tile(64, 64, 2, 4), Tile(64, 64, 1, 4)), Tile(64, 64, 1, 8)
+#: The same as _TALL where a loop has matmuls that are not its own accumulators, such as gradients added to memory.
+_WIDE = Tile(64, 32, 1, 8)
+#: Percent of the registers that these may plan with. Offline for sm_90, 244 of 255 planned registers take 255 and 238
+#: take 236, both without spills. A plan of 236 spills up to 96 bytes where a loop has matmuls that are not its own
+#: accumulators. For heads of 256, 229 spill 350 to 450, which costs less than steps of 32 rows, too few for the
+#: asynchronous unit: 154 us instead of 189.
+_MEASURED_PERCENT = 96
+
+
+class TritonAttentionGradientHeuristic(Heuristic):
+    name: ClassVar[str] = "TritonAttentionGradientHeuristic"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
+        loops = facts.attention_gradients
+        if not loops:
+            return Declined("no loop computes the scores of attention and their gradient")
+        if not all(facts.axes[a].tunable for fact in loops for a in (fact.held_axis, fact.walked_axis)):
+            return Declined("queries or keys are not tiles")
+        first = _measured(facts, target)
+        for percent in (safety.gradient(target), safety.ALL):
+            found = tuple(itertools.islice(_feasible(facts, target, percent), _KEPT))
+            if first or found:
+                return (*first, *found)
+        return Declined("no tile of queries and keys fits without spilling")
+
+
+def _measured(facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...]:
+    """Return a proposal of the tiles measured fastest for 16-bit operands: the first that fits."""
+    if not target.has("wgmma") or any(each.lhs_dtype.itemsize != 2 for each in facts.matmuls):
+        return ()
+    alone = any(_sums(facts, fact.region) == 1 for fact in facts.attention_gradients)
+    last = [(_TALL, 2, 1)] if alone else [(_WIDE, 1, 1)] if _has_other_products(facts) else []
+    for tile, tall, together in (*((tile, 1, 2) for tile in _PAIRED), *last):
+        sizes = _sizes_of(facts, tile, tall)
+        predicted = estimate(facts, target, sizes, tile.warps, tile.stages)
+        room = predicted.fits and together * predicted.shared_bytes <= target.smem_per_sm_bytes
+        busy = share_sms(sum(_programs(facts, sizes)), together, target)
+        if room and busy and safety.within(predicted, _MEASURED_PERCENT):
+            proposal = _proposal(facts, target, tile, sizes, predicted)
+            return (replace(proposal, loop_orders=_orders(facts, target)),)
+    return ()
+
+
+def _orders(facts: KernelFacts, target: Target) -> dict[int, tuple[int, ...]]:
+    """Return ``loop_orders`` in which neighbouring programs stream the same rows, where L2 does not hold those of all
+    heads.
+
+    On an H200 this takes 1257 us instead of 1346 with heads of 128 in one pass. It takes 1898 instead of 2044 for
+    causal ones, and 636 instead of 766 with 64. Where L2 holds them, causal programs with the most work of all heads
+    begin first: 154 instead of 175 with 256.
+    """
+    found: dict[int, tuple[int, ...]] = {}
+    for fact in facts.attention_gradients:
+        ops = [op for op in (*facts.memory_ops, *facts.atomics) if op.region == fact.region and op.kind != "store"]
+        if sum(op.accessed_numel * op.itemsize for op in ops) > target.l2_bytes:
+            found |= neighbours_along(facts, facts.regions[fact.region].root, fact.held_axis)
+    return found
+
+
+def _has_other_products(facts: KernelFacts) -> bool:
+    """Return whether a loop has a matmul of the scores without an accumulator of its own, such as gradients added to
+    memory.
+    """
+    loops = {fact.region for fact in facts.attention_gradients}
+    return any(each.region in loops and each.consumes and each.accumulator_loop is None for each in facts.matmuls)
+
+
+def _sums(facts: KernelFacts, region: int) -> int:
+    """Return the number of matmuls with an accumulator that the loop carries."""
+    return sum(each.accumulator_loop == region for each in facts.matmuls)
+
+
+def _sizes_of(facts: KernelFacts, tile: Tile, tall: int = 1) -> Sizes:
+    """Return block sizes for ``tile``, for loops with one accumulator with ``tall`` times the rows and as many times
+    fewer streamed.
+
+    Loops with two accumulators multiply the streamed rows, of which the asynchronous unit needs at least as many as its
+    own rows.
+    """
+    sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
+    for fact in facts.attention_gradients:
+        times = tall if _sums(facts, fact.region) == 1 else 1
+        sizes[fact.held_axis] = clamp(tile.held * times, facts.axes[fact.held_axis])
+        sizes[fact.walked_axis] = clamp(tile.walked // times, facts.axes[fact.walked_axis])
+    return sizes
+
+
+def _programs(facts: KernelFacts, sizes: Sizes) -> list[int]:
+    return [programs_of(facts, facts.regions[fact.region].root, sizes) for fact in facts.attention_gradients]
+
+
+def _proposal(facts: KernelFacts, target: Target, tile: Tile, sizes: Sizes, predicted: Predicted) -> TritonProposal:
+    return TritonProposal(
+        reason=f"{tile.held} stationary rows, {tile.walked} streamed per step, "
+        f"{predicted.registers_per_thread} registers, {sum(_programs(facts, sizes))} programs on {target.num_sms} SMs",
+        block_sizes=sizes,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+
+
+def _feasible(facts: KernelFacts, target: Target, percent: int) -> Iterator[TritonProposal]:
+    """Yield the proposals that fit, by increasing cost, and for equal heights in the order of the table."""
+
+    def cost(tile: Tile) -> float:
+        sizes = _sizes_of(facts, tile)
+        loops = zip(facts.attention_gradients, _programs(facts, sizes), strict=True)
+        return sum(cost_of(tile, made, sizes[fact.held_axis], target) for fact, made in loops)
+
+    for tile in sorted(_CANDIDATES, key=cost):
+        sizes = _sizes_of(facts, tile)
+        predicted = fits(facts, target, sizes, tile, percent)
+        if predicted is not None:
+            yield _proposal(facts, target, tile, sizes, predicted)

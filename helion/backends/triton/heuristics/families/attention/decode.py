@@ -1,0 +1,104 @@
+"""Attention of few queries against many keys (decoding), where the kernel itself fixes the queries of a program.
+
+The kernel is memory-bound: each tile of keys and values is read once, so every SM needs some tiles in flight. Tiles of
+64 keys in three stages for two warps are those of published kernels for H100. Where the kernel splits the keys
+(split-K), a part is as long as leaves every SM the programs that it runs at once. On an H200 five unseen cells take
+1.04 to 1.6 times as long as the fastest library (benchmarks/results/nvidia-h200-unseen.json).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ......_compiler.facts.records import KernelFacts
+from ......_shapes import next_power_of_2
+from ......autotuner.proposal import Declined, Heuristic, Predicted
+from ......hardware import Target
+from ....proposal import TritonProposal
+from ... import register_safety as safety
+from ...sizing import Sizes, clamp, extent_of, is_chosen, nearest_size, tiles, tunables, wave_efficiency
+from ...tuned import Tuned, tuned
+from .tiles import Tile, fits, programs_of
+
+_CANDIDATES = (
+    Tile(0, 64, 3, 2),
+    Tile(0, 64, 3, 4),
+    Tile(0, 32, 3, 2),
+    Tile(0, 32, 3, 4),
+    Tile(0, 32, 2, 4),
+    Tile(0, 16, 2, 4),
+)
+#: The published tiles for AMD. Offline, LLVM refuses 64 keys of 64 features where a program has one query (Triton 3.7).
+_HIP_CANDIDATES = (Tile(0, 32, 1, 4), Tile(0, 64, 1, 4), Tile(0, 16, 1, 4))
+
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "attention_decode"
+
+    #: Least keys of a split: fewer do not fill the pipeline, and each split adds a partial result to combine.
+    least_part: int
+    #: Most waves of programs that the keys are split for.
+    waves: int
+    #: Fraction of the resident programs that counts as all of them, because each split adds a partial result to
+    #: combine.
+    busy: float
+
+
+_TUNED = tuned(_Numbers)
+
+
+class TritonAttentionDecodeHeuristic(Heuristic):
+    name: ClassVar[str] = "TritonAttentionDecodeHeuristic"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
+        fact = facts.attention
+        if fact is None:
+            return Declined("no two matmuls joined by a softmax")
+        if fact.query_axis is not None and facts.axes[fact.query_axis].tunable:
+            return Declined("queries are a tile")
+        if not facts.axes[fact.key_axis].tunable:
+            return Declined("keys are not a tile")
+        found = []
+        for tile in _CANDIDATES if target.kind == "cuda" else _HIP_CANDIDATES:
+            sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
+            sizes[fact.key_axis] = clamp(tile.walked, facts.axes[fact.key_axis])
+            predicted = fits(facts, target, sizes, tile, safety.attention(target))
+            if predicted is not None:
+                found.append(_proposal(facts, target, tile, sizes, predicted))
+        return tuple(found[:2]) or Declined("no tile of keys fits without spilling")
+
+
+def _proposal(facts: KernelFacts, target: Target, tile: Tile, sizes: Sizes, predicted: Predicted) -> TritonProposal:
+    assert facts.attention is not None
+    key = facts.axes[facts.attention.key_axis]
+    part = key.outer if key.outer is not None and facts.axes[key.outer].on_grid else None
+    text = f"{sizes[key.block_id]} keys in {tile.stages} stages"
+    if part is not None and is_chosen(facts.axes[part]):
+        length = _part(facts, target, part, sizes, max(1, predicted.occupancy_blocks))
+        sizes = sizes | {part: nearest_size(max(length, sizes[key.block_id]), facts.axes[part])}
+        text += f", splits of {sizes[part]}"
+    programs = programs_of(facts, facts.attention_root, sizes)
+    return TritonProposal(
+        reason=f"{text}, {programs} programs on {target.num_sms} SMs",
+        block_sizes=tiles(facts, sizes),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        launch=tunables(facts, sizes),
+    )
+
+
+def _part(facts: KernelFacts, target: Target, part: int, sizes: Sizes, together: int) -> int:
+    """Return the number of keys per split: the largest that still keeps nearly all resident programs busy."""
+    extent = extent_of(facts.axes[part])
+    alone = programs_of(facts, facts.attention_root, sizes | {part: next_power_of_2(extent)})
+    slots = target.num_sms * min(together, _TUNED.waves)
+    most = max(1, min(_TUNED.waves * slots // alone, extent // _TUNED.least_part))
+    options = [1 << i for i in range(most.bit_length())]
+    parts = max(
+        options,
+        key=lambda count: (min(_TUNED.busy, alone * count / slots), wave_efficiency(alone * count, target), -count),
+    )
+    return next_power_of_2(-(-extent // parts))

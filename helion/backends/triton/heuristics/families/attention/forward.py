@@ -1,0 +1,251 @@
+"""Attention: two dots in one loop, joined by a softmax over the loop's axis, for tiles of queries.
+
+Candidates come in order of height (query rows). The highest is the tile of published flash attention kernels for heads
+of 64 and 128; the lowest fits heads of 576. Of each height, the first tile that fits without spilling is a candidate.
+The cheapest candidate wins: its cost is the work of one SM, where rows past the last query and idle SMs count as work.
+
+Narrow 16-bit heads on an asynchronous matrix unit leave registers for two programs of four warps per SM. One program
+computes its exponentials while the other runs its matmuls. On an H200 heads of 64 take 1455 us instead of 1789 (16
+heads, 8192 keys, batch of 2). Tensor descriptors for keys and values save registers, so that three programs of 64 rows
+share an SM. Offline for sm_80 to sm_120, gfx942 and gfx950 the first seeds for heads of 64 to 576 fit and do not spill.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import ClassVar, NamedTuple
+
+from ......_compiler.facts.records import AttentionFact, KernelFacts
+from ......_shapes import cdiv
+from ......autotuner.proposal import Declined, Heuristic, Predicted
+from ......hardware import Target
+from ....proposal import TritonProposal
+from ....resources.matrix import ASYNC_ROWS
+from ... import register_safety as safety
+from ...sizing import Sizes, clamp, estimate, extent_of
+from .tiles import Tile, cost_of, fits, neighbours_along, programs_of, share_sms
+
+#: Queries, keys, stages and warps. Of one height, the first that fits is a candidate.
+_CANDIDATES = (
+    Tile(128, 128, 3, 8),
+    Tile(128, 128, 2, 8),
+    Tile(128, 64, 3, 8),
+    Tile(128, 64, 3, 4),
+    Tile(128, 64, 2, 8),
+    Tile(128, 32, 3, 8),
+    Tile(64, 64, 3, 4),
+    Tile(64, 64, 2, 4),
+    Tile(64, 64, 2, 8),
+    Tile(64, 32, 3, 4),
+    Tile(64, 32, 2, 4),
+    Tile(64, 32, 2, 8),
+    Tile(64, 16, 2, 8),
+    Tile(64, 32, 1, 8),
+    Tile(32, 64, 3, 4),
+    Tile(32, 32, 2, 4),
+    Tile(32, 64, 2, 8),
+    Tile(32, 32, 2, 8),
+    Tile(32, 16, 2, 8),
+    Tile(16, 64, 2, 4),
+    Tile(16, 32, 2, 4),
+    Tile(16, 16, 1, 4),
+)
+#: The tile tried first for heads of at most this many elements.
+_NARROW, _NARROW_HEAD = Tile(128, 64, 3, 4), 64
+#: The widest head for which a separate loop for the masked last tile is known to pay: 85 us instead of 107 with heads
+#: of 128 (16 of 1000 rows and 4097 keys) and one program per SM.
+_PEELED_HEAD = 128
+#: The widest head for which the order of programs was measured.
+_WIDE_HEAD = 256
+
+
+class _Boxed(NamedTuple):
+    """A tile for heads of at most ``head`` 16-bit elements and at least ``programs`` programs per SM.
+
+    ``ragged``: the keys may end within a tile, and the masks of that tile are peeled off. ``unrolled``: the unroll
+    factor of the loop, which divides its number of steps.
+    """
+
+    head: int
+    tile: Tile
+    programs: float
+    ragged: bool = False
+    unrolled: int = 1
+
+
+#: Tiles tried before all others on an asynchronous matrix unit with tensor descriptors for keys and values. The first
+#: that fits is taken, among those of the narrowest sufficient head. On an H200 (Triton 3.6, 2026-11-23; `flash_forward`
+#: of benchmarks/unseen) heads of 64 take 1414 us instead of 1457, of 128 1959 instead of 2442, of 256 542 instead of
+#: 610. Without stages three programs must share an SM, with stages two are enough. An unroll factor of 2 takes 1924
+#: instead of 2118 (128 of 4096).
+_BOXED = (
+    _Boxed(64, Tile(64, 128, 2, 4), 2, ragged=True),
+    _Boxed(128, Tile(64, 128, 1, 4), 3, unrolled=2),
+    _Boxed(128, Tile(64, 128, 1, 4), 3),
+    _Boxed(128, Tile(64, 64, 3, 4), 1.5, ragged=True),
+    _Boxed(256, Tile(128, 64, 2, 8), 1),
+)
+#: The tile tried first where programs also loop over the queries and few programs share an SM: 848 us instead of 923
+#: with heads of 128 (64 of 2048 rows, a window of 1024). It also comes first where there are fewer queries than the
+#: asynchronous unit takes. The synchronous unit waits for each matmul, so that a second stage hides nothing: 295 us
+#: instead of 324 with 16 heads of 576.
+_ALONE = Tile(128, 64, 3, 8)
+#: The first tile of its height where rows are too few for the asynchronous unit and two programs share an SM. Every
+#: warp reads all queries from shared memory, so eight warps of one program read twice as much as four, and wait for
+#: each other. On an H200 302 us instead of 498 with 128 heads of 576 (64 of 4096 keys).
+_FEW_ROWS = Tile(32, 64, 2, 4)
+#: Number of proposals returned.
+_KEPT = 3
+
+
+class TritonAttentionHeuristic(Heuristic):
+    name: ClassVar[str] = "TritonAttentionHeuristic"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
+        fact = facts.attention
+        if fact is None:
+            return Declined("no two matmuls joined by a softmax")
+        if fact.query_axis is None or not (facts.axes[fact.query_axis].tunable and facts.axes[fact.key_axis].tunable):
+            return Declined("queries or keys are not tiles")
+        first = _boxed(facts, fact, fact.query_axis, target)
+        for percent in (safety.attention(target), safety.ALL):
+            found = tuple(itertools.islice(_feasible(facts, fact, fact.query_axis, target, percent), _KEPT))
+            if first or found:
+                return (*first, *found)
+        return Declined("no tile of queries and keys fits without spilling")
+
+
+def _boxed(facts: KernelFacts, fact: AttentionFact, query: int, target: Target) -> tuple[TritonProposal, ...]:
+    """Return the proposal with tensor descriptors for keys and values, if one fits.
+
+    Of the programs that share an SM, one computes its exponentials while the others run their matmuls.
+    """
+    head = _head(facts, fact)
+    boxes = target.has("wgmma") and target.has("tensor_descriptor") and _are_boxes(facts, fact)
+    widths = [each.head for each in _BOXED if boxes and head is not None and head <= each.head]
+    for option in (each for each in _BOXED if widths and each.head == widths[0]):
+        tile = option.tile
+        sizes = _sizes_of(facts, query, fact.key_axis, tile)
+        programs = programs_of(facts, facts.attention_root, sizes)
+        predicted = fits(facts, target, sizes, tile, safety.attention(target))
+        # masks of the last tile need the registers that let programs share an SM: offline 192 with heads of 128 instead
+        # of 158
+        left = extent_of(facts.axes[fact.key_axis]) % (sizes[fact.key_axis] * option.unrolled)
+        if predicted is not None and (option.ragged or left == 0) and programs >= option.programs * target.num_sms:
+            loaded = [op.region == fact.region for op in sorted(facts.memory_ops, key=lambda op: op.slot)]
+            proposal = _proposal(facts, sizes, tile, predicted, programs, target)
+            ways = ["tensor_descriptor" if each else "pointer" for each in loaded]
+            order = _queries_first(facts, fact)
+            unrolled = {fact.key_axis: option.unrolled} if option.unrolled > 1 else {}
+            launch = {**proposal.launch, "indexing": ways}
+            return (replace(proposal, loop_orders=order, ranges={"range_unroll_factors": unrolled}, launch=launch),)
+    return ()
+
+
+def _head(facts: KernelFacts, fact: AttentionFact) -> int | None:
+    """Return the head size of 16-bit operands if it is a power of two, else None."""
+    scores = [product for product in facts.matmuls if product.region == fact.region and product.n_axis == fact.key_axis]
+    widths = {product.static_k for product in scores if product.lhs_dtype.itemsize == 2}
+    (width,) = widths if len(scores) == 1 == len(widths) else (None,)
+    return width if width is not None and width & (width - 1) == 0 else None
+
+
+def _are_boxes(facts: KernelFacts, fact: AttentionFact) -> bool:
+    """Return whether TMA descriptors can load all operands of the loop.
+
+    The tensors need strides known at compile time, and the keys a static extent.
+    """
+    key = facts.axes[fact.key_axis]
+    loads = [op for op in facts.memory_ops if op.region == fact.region and op.kind == "load"]
+    return key.static and key.extent is not None and all(op.static and not op.gathered for op in loads)
+
+
+def _proposal(
+    facts: KernelFacts, sizes: Sizes, tile: Tile, predicted: Predicted, programs: int, target: Target
+) -> TritonProposal:
+    fact = facts.attention
+    assert fact is not None and fact.query_axis is not None
+    measured = target.has("wgmma") and all(product.lhs_dtype.itemsize == 2 for product in facts.matmuls)
+    head = _head(facts, fact) or 0
+    wide = measured and _NARROW_HEAD < head <= _WIDE_HEAD
+    key = facts.axes[fact.key_axis]
+    ragged = key.static and bool(key.extent) and 0 < head <= _PEELED_HEAD and extent_of(key) % sizes[key.block_id] != 0
+    return TritonProposal(
+        reason=f"{sizes[fact.query_axis]} queries by {sizes[fact.key_axis]} keys, "
+        f"{predicted.registers_per_thread} registers, {programs} programs on {target.num_sms} SMs",
+        block_sizes=sizes,
+        loop_orders=_queries_first(facts, fact) if wide else {},
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        launch={"peel_masks": True} if measured and (fact.hidden or ragged) else {},
+    )
+
+
+def _queries_first(facts: KernelFacts, fact: AttentionFact) -> dict[int, tuple[int, ...]]:
+    """Return ``loop_orders`` in which neighbouring programs read the same keys and values.
+
+    Causal attention keeps the default order, in which the programs with the most work of all heads begin first. On an
+    H200 the order takes 2346 us instead of 2747 with heads of 128, and 608 instead of 628 with 256. Narrow heads are
+    faster without it (1461 instead of 1577), except with descriptors.
+    """
+    if fact.diagonal or fact.query_axis is None:
+        return {}
+    return neighbours_along(facts, facts.attention_root, fact.query_axis)
+
+
+def _feasible(
+    facts: KernelFacts, fact: AttentionFact, query: int, target: Target, percent: int
+) -> Iterator[TritonProposal]:
+    """Yield the proposals that fit, by increasing cost, and for equal heights in the order of the table."""
+    key = fact.key_axis
+
+    sizes_of = functools.partial(_sizes_of, facts, query, key)
+
+    def cost(tile: Tile) -> float:
+        sizes = sizes_of(tile)
+        walks = 1 if facts.axes[query].on_grid else cdiv(extent_of(facts.axes[query]), sizes[query])
+        return cost_of(tile, programs_of(facts, facts.attention_root, sizes), walks * sizes[query], target)
+
+    paired = programs_of(facts, facts.attention_root, sizes_of(_NARROW)) > target.num_sms
+    first: tuple[Tile, ...] = (_NARROW,) if paired and target.has("wgmma") and _has_narrow_heads(facts, key) else ()
+    few = sizes_of(_ALONE)[query] < ASYNC_ROWS and all(each.lhs_dtype.itemsize == 2 for each in facts.matmuls)
+    if target.has("wgmma") and (few or (not facts.axes[query].on_grid and _head(facts, fact) is not None)):
+        first = (_ALONE,)
+    first = (*first, _FEW_ROWS)
+    for tile in sorted((*first, *(each for each in _CANDIDATES if each not in first)), key=cost):
+        sizes = sizes_of(tile)
+        few = tile == _FEW_ROWS
+        predicted = _two_of_few_rows(facts, query, sizes, target) if few else fits(facts, target, sizes, tile, percent)
+        if predicted is not None:
+            programs = programs_of(facts, facts.attention_root, sizes)
+            yield _proposal(facts, sizes, tile, predicted, programs, target)
+
+
+def _two_of_few_rows(facts: KernelFacts, query: int, sizes: Sizes, target: Target) -> Predicted | None:
+    """Return the prediction for a tile of few rows, if two programs of it share an SM."""
+    measured = target.has("wgmma") and all(product.lhs_dtype.itemsize == 2 for product in facts.matmuls)
+    if not measured or sizes[query] != _FEW_ROWS.held:
+        return None
+    predicted = estimate(facts, target, sizes, _FEW_ROWS.warps, _FEW_ROWS.stages)
+    room = predicted.fits and 2 * predicted.shared_bytes <= target.smem_per_sm_bytes
+    busy = share_sms(programs_of(facts, facts.attention_root, sizes), 2, target)
+    return predicted if room and busy and safety.within(predicted, safety.FEW_ROWS) else None
+
+
+def _sizes_of(facts: KernelFacts, query: int, key: int, tile: Tile) -> Sizes:
+    sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
+    return sizes | {query: clamp(tile.held, facts.axes[query]), key: clamp(tile.walked, facts.axes[key])}
+
+
+def _has_narrow_heads(facts: KernelFacts, key: int) -> bool:
+    """Return whether the head is narrow: 16-bit operands with a K so short that the output accumulator is small as
+    well.
+    """
+    scores = [product for product in facts.matmuls if product.n_axis == key]
+    return bool(scores) and all(
+        product.lhs_dtype.itemsize == 2 and (product.static_k or _NARROW_HEAD + 1) <= _NARROW_HEAD for product in scores
+    )

@@ -1,0 +1,71 @@
+"""Helpers of the attention heuristics: tiles that fit, their cost and their number of programs."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from ......_compiler.facts.records import KernelFacts
+from ......_shapes import cdiv
+from ......autotuner.proposal import Predicted
+from ......hardware import Target
+from ... import register_safety as safety
+from ...sizing import Sizes, estimate, extent_of, most_warps
+
+#: Estimated throughput of an SM by tile height, relative to the highest tile. Each tile reads keys and values from
+#: shared memory once, and matmuls of fewer than 64 rows leave the asynchronous units idle.
+_RATE = {128: 1.0, 64: 0.9, 32: 0.5, 16: 0.3}
+#: Estimated latency between dependent steps of the loop, in rows of the highest tile.
+_LATENCY_ROWS = 72
+#: Fraction, in quarters, of the resident programs that must exist for sharing SMs to pay: on an H200 256 of 264 do.
+_QUARTERS = 3
+
+
+class Tile(NamedTuple):
+    """Stationary rows of a program, rows that its loop streams per step, stages and warps."""
+
+    held: int
+    walked: int
+    stages: int
+    warps: int
+
+
+def fits(facts: KernelFacts, target: Target, sizes: Sizes, tile: Tile, percent: int) -> Predicted | None:
+    """Return the prediction of a launch if it fits and stays within ``percent`` of the registers."""
+    if tile.warps > most_warps(facts, sizes, target):
+        return None
+    predicted = estimate(facts, target, sizes, tile.warps, tile.stages)
+    good = predicted.fits and not predicted.spill_risk and safety.within(predicted, percent)
+    return predicted if good else None
+
+
+def cost_of(tile: Tile, programs: int, rows: int, target: Target) -> float:
+    """Return the work of one SM, in rows of the highest tile, where each program has ``rows`` stationary rows."""
+    return max(_LATENCY_ROWS, cdiv(programs, target.num_sms) * rows / _RATE[tile.held])
+
+
+def share_sms(programs: int, together: int, target: Target) -> bool:
+    """Return whether there are enough programs for ``together`` of them on each SM."""
+    return 4 * programs >= _QUARTERS * together * target.num_sms
+
+
+def neighbours_along(facts: KernelFacts, root: int, axis: int) -> dict[int, tuple[int, ...]]:
+    """Return ``loop_orders`` of a grid loop in which neighbouring programs have neighbouring tiles of ``axis``.
+
+    Such programs stream the same tensors. Return nothing where the default order already does this.
+    """
+    axes = [each for each in facts.grid_axes if root in facts.axes[each].roots]
+    if axis not in axes or len(axes) < 2:
+        return {}
+    at = axes.index(axis)
+    return {root: (at, *(other for other in reversed(range(len(axes))) if other != at))}
+
+
+def programs_of(facts: KernelFacts, root: int, sizes: Sizes) -> int:
+    """Return the number of programs of one grid loop."""
+
+    def count(axis: int) -> int:
+        fact = facts.axes[axis]
+        return cdiv(extent_of(fact), sizes.get(axis) or fact.size or 1)
+
+    return math.prod(count(axis) for axis in facts.grid_axes if root in facts.axes[axis].roots)

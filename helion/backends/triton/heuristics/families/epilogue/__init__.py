@@ -1,0 +1,1 @@
+"""Matmuls whose output rows are reduced in the same kernel."""

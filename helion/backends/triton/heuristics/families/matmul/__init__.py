@@ -1,0 +1,1 @@
+"""Matmuls: plain, rewritten, unfused, several in one kernel."""

@@ -1,0 +1,68 @@
+"""Extents and number of the matmuls of a kernel, where the axes alone do not give them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ......_compiler.facts.records import KernelFacts, MatmulFact
+from ......_shapes import cdiv
+from ...sizing import extent_of, is_chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extents:
+    """One matmul of ``m`` by ``n`` by ``k`` elements, for each of ``batch`` others of the grid.
+
+    An extent that depends on data or on another tile is the operand's, divided by the number of grid tiles that do not
+    index it. For groups this is the mean number of rows. ``span`` is a tile of the grid that bounds K, so that several
+    programs compute split-K partials of one matmul.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    span: int | None
+
+
+def product_extents(facts: KernelFacts) -> Extents | str:
+    """Return the extents of the kernel's first dot over three tiles of its own, or the reason why one is not known."""
+    fact = facts.matmuls[0]
+    grid = _grid_around(facts, fact)
+    found = {}
+    for side, axis, slots in (
+        ("M", fact.m_block_id, (fact.lhs_slot,)),
+        ("N", fact.n_block_id, (fact.rhs_slot,)),
+        ("K", fact.k_block_id, (fact.lhs_slot, fact.rhs_slot)),
+    ):
+        assert axis is not None
+        extent = next((e for slot in slots if (e := _extent(facts, axis, slot, grid)) is not None), None)
+        if extent is None:
+            return f"{side} of the matmul depends on data, and no operand has an axis of its own for it"
+        found[side] = extent
+    assert fact.k_block_id is not None
+    outer = facts.axes[fact.k_block_id].outer
+    span = outer if outer in grid and outer is not None and is_chosen(facts.axes[outer]) else None
+    others = grid - {fact.m_block_id, fact.n_block_id, span}
+    batch = math.prod(cdiv(extent_of(facts.axes[axis]), facts.axes[axis].size or 1) for axis in others)
+    return Extents(m=found["M"], n=found["N"], k=found["K"], batch=batch, span=span)
+
+
+def _grid_around(facts: KernelFacts, fact: MatmulFact) -> set[int]:
+    return {axis for axis in facts.enclosing_axes(fact.region) if facts.axes[axis].on_grid}
+
+
+def _extent(facts: KernelFacts, axis: int, slot: int | None, grid: set[int]) -> int | None:
+    known = facts.axes[axis]
+    if known.extent is not None:
+        return known.extent
+    if known.outer is not None and facts.axes[known.outer].extent is not None:
+        return facts.axes[known.outer].extent
+    for op in facts.memory_ops:
+        if op.slot == slot and axis in op.subscript_axes:
+            dot = facts.matmuls[0]
+            sharing = grid - {dot.m_block_id, dot.n_block_id} - set(op.subscript_axes)
+            parts = math.prod(extent_of(facts.axes[a]) for a in sharing)
+            return max(1, cdiv(op.extents[op.subscript_axes.index(axis)], parts))
+    return None

@@ -1,0 +1,138 @@
+"""Matmuls whose operands are computed from tiles that a view merges, such as unpacked low-bit weights: computed once,
+before.
+
+Takes the first of a few tiles, from large to small, that fits without spilling and fills the waves. ``hoisting.py``
+decides where that pays. Few rows are multiplied by weights that each program unpacks, with split-K.
+``TritonMatmulHeuristic`` handles operands over plain tiles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ......_compiler.facts.records import HoistableFact, KernelFacts, MatmulFact
+from ......_shapes import cdiv, previous_power_of_2
+from ......autotuner.proposal import Declined, Heuristic
+from ......hardware import Target
+from ....proposal import TritonProposal
+from ....resources import rewritten
+from ...candidates import moderate_sizes
+from ...choose import full_first
+from ...sizing import clamp, estimate
+from ...tuned import Tuned, tuned
+from .precomputed import hoisting, unhoisted
+
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "hoisted_operands"
+
+    #: M, N and warps, from large to small; then bytes of a tile along K, and stages.
+    sides: tuple[tuple[int, int, int], ...]
+    line: int
+    stages: tuple[int, int, int]
+    #: Waves are full enough at this efficiency.
+    #: Rows of tiles that run consecutively, so that they find columns in L2.
+    group: int
+    #: Constants for matmuls of few rows, whose programs each unpack their weights: M, N, warps, stages, programs per
+    #: SM, split-K factor and steps of each split.
+    least_rows: int
+    most_rows: int
+    columns: int
+    few_warps: int
+    few_stages: int
+    filled: int
+    most_parts: int
+    least_steps: int
+
+
+_TUNED = tuned(_Numbers)
+
+
+class TritonHoistedOperandsHeuristic(Heuristic):
+    name: ClassVar[str] = "TritonHoistedOperandsHeuristic"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
+        if not facts.hoistable or all(None not in _tiled(fact) for fact in facts.matmuls):
+            return Declined("no operand over merged lanes can be precomputed")
+        if why := unhoisted(facts, target):
+            few = _few_rows(facts, target)
+            return Declined(why) if few is None else (few,)
+        loaded = rewritten.hoisted(facts)
+        feasible = _feasible(loaded, facts.hoistable, target)
+        best = full_first(feasible, lambda p: _programs(loaded, p.block_sizes), target)
+        return Declined("no tile of the matmul fits without spilling") if best is None else hoisting((best,))
+
+
+def _tiled(fact: MatmulFact) -> tuple[int | None, ...]:
+    return fact.m_block_id, fact.n_block_id, fact.k_block_id
+
+
+def _sizes(facts: KernelFacts, hoistable: tuple[HoistableFact, ...], m: int, n: int, k: int) -> dict[int, int]:
+    """Return block sizes with these sides, including tiles that a view merges into one side."""
+    sizes = moderate_sizes(facts, {"m": m, "n": n, "k": k})
+    for each in hoistable:
+        for axis, lanes, side in zip(each.axes, each.lanes, (k, n) if each.role == "rhs" else (m, k), strict=True):
+            if lanes > 1 and facts.axes[axis].tunable:
+                sizes[axis] = clamp(max(1, side // lanes), facts.axes[axis])
+    return sizes
+
+
+def _feasible(facts: KernelFacts, hoistable: tuple[HoistableFact, ...], target: Target) -> Iterator[TritonProposal]:
+    """Yield each tile with the deepest pipeline that fits."""
+    k = _TUNED.line // max(each.dtype.itemsize for each in hoistable)
+    for m, n, warps in _TUNED.sides:
+        sizes = _sizes(facts, hoistable, m, n, k)
+        for stages in _TUNED.stages:
+            predicted = estimate(facts, target, sizes, warps, stages)
+            if predicted.fits and not predicted.spill_risk:
+                yield TritonProposal(
+                    reason=f"{m} x {n} x {k} tiles, {stages} stages, operands precomputed",
+                    block_sizes=sizes,
+                    l2_groupings=dict.fromkeys(range(facts.num_roots), _TUNED.group),
+                    num_warps=warps,
+                    num_stages=stages,
+                )
+                break
+
+
+def _few_rows(facts: KernelFacts, target: Target) -> TritonProposal | None:
+    """Return a proposal for few rows of one matmul: a split-K factor with which programs on an SM hide each other's
+    latency.
+    """
+    if any(fact.n_block_id is None for fact in facts.matmuls):
+        return None
+    rows = max(fact.static_m or _TUNED.most_rows + 1 for fact in facts.matmuls)
+    if rows > _TUNED.most_rows or not facts.divisible or not target.has("wgmma"):
+        return None
+    itemsize = max(each.dtype.itemsize for each in facts.hoistable)
+    sizes = moderate_sizes(
+        facts, {"m": max(_TUNED.least_rows, rows), "n": _TUNED.columns, "k": 2 * _TUNED.line // itemsize}
+    )
+    predicted = estimate(facts, target, sizes, _TUNED.few_warps, _TUNED.few_stages)
+    if not predicted.fits or predicted.spill_risk:
+        return None
+    loops = {axis for each in facts.hoistable for axis in each.axes if not facts.axes[axis].on_grid and axis in sizes}
+    steps = min((cdiv(facts.axes[axis].extent or 1, sizes[axis]) for axis in loops), default=1)
+    most = min(
+        _TUNED.filled * target.num_sms // max(1, _programs(facts, sizes)),
+        steps // _TUNED.least_steps,
+        _TUNED.most_parts,
+    )
+    parts = previous_power_of_2(max(1, most))
+    return TritonProposal(
+        reason=f"{rows} rows, split-K by {parts}",
+        block_sizes=sizes,
+        num_warps=_TUNED.few_warps,
+        num_stages=_TUNED.few_stages,
+        launch={"split_k": parts} if parts > 1 else {},
+    )
+
+
+def _programs(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
+    axes = (facts.axes[axis] for axis in facts.grid_axes)
+    return math.prod(cdiv(axis.extent or 1, sizes.get(axis.block_id) or axis.size or 1) for axis in axes)

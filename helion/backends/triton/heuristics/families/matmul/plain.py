@@ -1,0 +1,50 @@
+"""Plain matmuls, batched or not, by formula.
+
+Matches kernels with one dot over three tiles of its own, or several over the same three (halves of packed operands).
+Other tiles must be on the grid (batch, groups, spans of K) or loop over K as well (norms of an operand's rows). The
+accumulator fills half of the register file, and the tile shrinks until the last wave is full enough. The pipeline is
+the deepest that fits in shared memory. Where a tile of the grid bounds K, split-K fills the wave instead. Published for
+H100 and B200 as the default of both for known extents. Offline with Triton 3.7 its seeds fit on every target of the
+table.
+
+H200 departs from the formula where a sweep says so (CUDA 13.0, Triton 3.6, 2026-11-20):
+
+- fp32 operands that are not K-major use the synchronous matrix unit with two warps (2.2 times as fast). The
+  asynchronous one cannot read them.
+- Rows that do not begin at multiples of 16 bytes are loaded element by element, with eight warps (1.4 times).
+- Matmuls of three waves or more take a persistent grid with tensor descriptors (1.01 to 1.15 times).
+- Matmuls whose right operand is K-major take descriptors on any grid.
+- A K of at most 128 takes smaller tiles, and 8-bit integers whose right operand must be transposed take tall ones.
+
+One measured matmul, not a sweep, says that few tiles with a long K should be smaller, which is an alternate elsewhere.
+Operands are precomputed where ``hoisting.py`` says so, and the matmul is sized as if it loaded them. Where predicted
+times favour larger tiles with ``split_k``, these come first on H200 and are an alternate elsewhere; that is not
+measured.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ......_compiler.facts.records import KernelFacts
+from ......autotuner.proposal import Declined, Heuristic
+from ......hardware import Target
+from ....proposal import TritonProposal
+from ....resources import rewritten
+from .grid_order import ordered
+from .precomputed import hoisting, unhoisted
+from .tiles import ProductSizer, single_product
+
+
+class TritonMatmulHeuristic(Heuristic):
+    name: ClassVar[str] = "TritonMatmulHeuristic"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
+        extents = single_product(facts)
+        if isinstance(extents, Declined):
+            return extents
+        if not unhoisted(facts, target):
+            return hoisting(ProductSizer(rewritten.hoisted(facts), extents, target).proposals())
+        sizer = ProductSizer(facts, extents, target)
+        return tuple(ordered(facts, each, target) for each in sizer.proposals())

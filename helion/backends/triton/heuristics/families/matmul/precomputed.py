@@ -1,0 +1,61 @@
+"""The decision whether computed operands, such as low-bit weights, are computed once before the matmul.
+
+An operand computed between the load and the matrix unit costs registers, instructions and shared memory traffic for
+each tile of the output. On an H200 (Triton 3.6, 2026-11-23), bf16 by int8 weights of 4096 x 4096 x 4096 takes 306 us at
+best in the loop. Precomputed, it takes 18 us for the weights and 190 for a plain matmul. bf16 by int4 weights of 2048 x
+4096 x 11008 takes 704 us in the loop, and 34 plus 245 precomputed. Small matmuls gain less: 1024 rows by 4096x4096 int8
+weights take 81 us and 67, and 512 rows take 50 either way. 256 rows by int4 weights of 4096x11008 take 93 and 80. So a
+cast adds at least half of the matmul's time, and unpacking twice its time. The cost of precomputing is compared with
+that. Few rows keep the narrow weights, whose bytes bound them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ......_compiler.facts.records import HoistableFact, KernelFacts
+from ......hardware import Target
+from ....proposal import TritonProposal
+from ....resources import rewritten
+from ...tuned import Tuned, tuned
+
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "hoisting"
+
+    #: Least time that a computed operand adds to the loop, as a fraction of the matmul's time at full rate.
+    #: For the right operand; for the left one, which the matrix unit takes from registers; and for merged lanes.
+    added: float
+    left: float
+    unpacked: float
+    #: Microseconds of a dependent launch.
+    launch_us: float
+
+
+_TUNED = tuned(_Numbers)
+
+
+def unhoisted(facts: KernelFacts, target: Target) -> str:
+    """Return the reason not to precompute operands; empty where precomputing pays."""
+    if not facts.hoistable:
+        return "no operand of a matmul can be precomputed"
+    added = math.fsum(_added_us(facts, each, target) for each in facts.hoistable)
+    first = 2e-3 * rewritten.hoisted_bytes(facts) / target.bandwidth_gb_per_s + _TUNED.launch_us
+    return "" if first <= added else f"precomputed operands take {first:.0f} us, in the loop at least {added:.0f}"
+
+
+def hoisting(proposals: Iterable[TritonProposal]) -> tuple[TritonProposal, ...]:
+    """Return the proposals, made for facts of precomputed operands, with the config key that precomputes them."""
+    return tuple(replace(each, launch={**each.launch, "precompute_operands": True}) for each in proposals)
+
+
+def _added_us(facts: KernelFacts, each: HoistableFact, target: Target) -> float:
+    """Return the microseconds that an operand adds to its matmul's loop; unknown extents count as 1."""
+    fact = facts.matmuls[each.dot]
+    side = (fact.static_m if each.role == "rhs" else fact.static_n) or 1
+    product = 2e-6 * side * each.numel / target.matrix_tflops_for(str(each.dtype).removeprefix("torch."))
+    return product * (_TUNED.unpacked if max(each.lanes) > 1 else _TUNED.added if each.role == "rhs" else _TUNED.left)

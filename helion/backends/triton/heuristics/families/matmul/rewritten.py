@@ -1,0 +1,113 @@
+"""Matmuls with operands that wgmma does not read as they are: unaligned rows, or TF32 that is not K-major.
+
+Matches the same kernels as the heuristic of plain matmuls. Unaligned rows are copied to aligned ones first. TF32
+matmuls either swap A and B or copy operands K-major, whichever is predicted to be faster. The swap needs tensor
+descriptors, without which it is slower than the synchronous unit. 4096x4096x4096 takes 394 us with a copy and 443
+swapped. Elsewhere than on H200 nothing is proposed.
+
+Measured on an H200 (CUDA 13.0, Triton 3.6, 2026-11-23) in microseconds, with and without copies of bf16: 4097x4097x4097
+284 and 1196, 4096x777x4096 63 and 115, 4097x64x4097 39 and 67, 17x4097x4097 41 and 144; 513x511x65537 211 and 388,
+1001x1001x1001 15 and 26, 333x333x333 10 and 14. fp32 with and without swapped A and B: 1024x1024x1024 22 and 27,
+2048x2048x2048 62 and 93, 4096x4096x4096 443 and 683; 8192x8192x8192 3596 and 6814, 1000x2048x3000 61 and 85,
+300x1000x4096 27 and 30; 1024x65536x1024 440 and 1254, 512x512x512 13 and 13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ......_compiler.facts.records import KernelFacts
+from ......autotuner.proposal import Declined, Heuristic
+from ......hardware import Target
+from ....proposal import TritonProposal
+from ....resources.rewritten import changed_bytes, packed, transposed, turned
+from ...choose import trust
+from ...tuned import Tuned, tuned
+from .tiles import ProductSizer, ProductTile, Rewriting, single_product
+
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "rewritten_matmul"
+
+    #: Ratio of the time of matmuls with unaligned rows to the prediction.
+    unaligned: int
+    #: Multiply-adds of the smallest matmul that is rewritten.
+    least: int
+
+
+_TUNED = tuned(_Numbers)
+
+#: Tiles with A and B swapped, each the fastest of a size in a sweep. Two programs share an SM: one runs its matmul
+#: while the other waits for its result.
+_TURNED = (
+    ProductTile(m=128, n=128, k=32, warps=8, stages=3),
+    ProductTile(m=128, n=64, k=64, warps=4, stages=3),
+    ProductTile(m=64, n=64, k=64, warps=4, stages=4),
+)
+
+Option = tuple[TritonProposal, float]
+
+
+class TritonRewrittenMatmulHeuristic(Heuristic):
+    name: ClassVar[str] = "TritonRewrittenMatmulHeuristic"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
+        if not (facts.packable or facts.turnable or facts.crosswise):
+            return Declined("the matrix unit reads all operands in their layout, or they cannot be copied")
+        extents = single_product(facts)
+        if isinstance(extents, Declined):
+            return extents
+        if extents.batch * extents.m * extents.n * extents.k < _TUNED.least:
+            return Declined("the matmul is small")
+        if not trust(target).rewritten:
+            return Declined(
+                f"predicted times of rewritten operands were not compared with measured ones on {target.name}"
+            )
+        before = ProductSizer(facts, extents, target).fastest()[1] * (_TUNED.unaligned if facts.packable else 1)
+        found = [option for option in _options(facts, target) if option[1] <= _worth(option[0], target) * before]
+        if not found:
+            return Declined(f"no rewrite of the operands is predicted to take less than {before:.0f} us")
+        return tuple(proposal for proposal, _ in sorted(found, key=lambda option: option[1]))
+
+
+def _worth(proposal: TritonProposal, target: Target) -> float:
+    both = "split_k" in proposal.launch and "swap_ab" in proposal.launch
+    return trust(target).rewritten_split_k if both else trust(target).rewritten
+
+
+def _options(facts: KernelFacts, target: Target) -> Iterator[Option]:
+    """Yield the matmul with A and B swapped, with K-major copies, or with aligned rows."""
+    aligned, keys = (packed(facts), {"pack_operands": True}) if facts.packable else (facts, {})
+    if facts.turnable:
+        options = _turned(facts, aligned, keys | {"swap_ab": True}, target)
+        yield from sorted(options, key=lambda option: option[1])[:1]
+    if facts.crosswise and _is_tf32(facts):
+        yield from _fastest(facts, transposed(aligned), keys | {"transpose_operands": True}, target)
+    if facts.packable and not facts.crosswise:
+        yield from _fastest(facts, aligned, keys, target)
+
+
+def _is_tf32(facts: KernelFacts) -> bool:
+    return all(fact.lhs_dtype.itemsize == 4 for fact in facts.matmuls)
+
+
+def _fastest(facts: KernelFacts, changed: KernelFacts, keys: dict[str, bool], target: Target) -> Iterator[Option]:
+    extents = single_product(changed)
+    if not isinstance(extents, Declined):
+        rewriting = Rewriting(keys=keys, copied_bytes=changed_bytes(facts, changed))
+        yield ProductSizer(changed, extents, target, rewriting=rewriting).fastest()
+
+
+def _turned(facts: KernelFacts, aligned: KernelFacts, keys: dict[str, bool], target: Target) -> Iterator[Option]:
+    changed = turned(aligned)
+    extents = single_product(changed)
+    if isinstance(extents, Declined):
+        return
+    rewriting = Rewriting(keys=keys, copied_bytes=changed_bytes(facts, changed), use_descriptors=True)
+    sizer = ProductSizer(changed, extents, target, rewriting=rewriting)
+    if sizer.descriptors_fit:
+        yield from sizer.options(_TURNED)

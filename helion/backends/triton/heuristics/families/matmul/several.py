@@ -1,0 +1,305 @@
+"""Matmuls for which no other rule promotes a seed: chains of them, reductions over their rows, scans along their
+columns.
+
+Takes the first of a few tiles, from large to small, that fits without spilling and gives every SM a program. Without
+one, it takes the tile that leaves the fewest SMs idle. Where SMs have few bytes in flight from memory, the stages grow.
+A chunk whose rows are multiplied by themselves (linear attention, chunked scans) stays short, because a longer one
+computes more masked elements. On H200 the tile of least predicted time replaces that where it takes four fifths of the
+time or less. Matmuls have a default of their own because the conservative config has single rows, and matrix units take
+16 or 64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ......_compiler.facts.records import KernelFacts
+from ......_shapes import cdiv
+from ......autotuner.proposal import Declined, Heuristic
+from ......hardware import Target
+from ....proposal import TritonProposal
+from ... import register_safety as safety
+from ...candidates import moderate_sizes
+from ...choose import full_first, trust
+from ...predicted_time import proposal_us
+from ...sizing import all_sizes, estimate, extent_of, most_warps, wave_efficiency
+from ...tuned import Tuned, tuned
+from .grid_order import ordered
+
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "products"
+
+    #: M and N of the tiles, from large to small.
+    sides: tuple[tuple[int, int], ...]
+    #: Bytes of the tiles along K and stages: a line of the shared memory swizzle of matrix units, or half of it.
+    pipelines: tuple[tuple[int, int], ...]
+    #: Constants where no matmul has more than this many rows, so that memory bounds it. Longer lines load more at
+    #: once, and so do programs of few columns, of which an SM has several.
+    few_rows: int
+    few_rows_pipelines: tuple[tuple[int, int], ...]
+    few_rows_columns: int
+    warps: tuple[int, int, int]
+    #: Further sides and lines that predicted times compare, the usual line first; the number of leading tiles for
+    #: which other lines are tried; and the largest ratio of predicted times at which the fastest replaces the tile by
+    #: rule.
+    wide_sides: tuple[tuple[int, int], ...]
+    lines: tuple[int, int, int]
+    leading: int
+    #: Split-K factors tried for the leading tiles, and the most programs per SM or tiles, or multiple of the tiles of
+    #: the largest size.
+    parts: tuple[int, int, int]
+    most_rounds: int
+    more: int
+    #: Most rows of a chunk that are multiplied by one another.
+    chunk: int
+    #: Most stages.
+    most_stages: int
+    #: Rows of the asynchronous instruction of one warp group; its columns, bytes along K and stages. It reads 64 rows
+    #: and all columns from shared memory, which loads also write. With 128 columns shared memory is busier than the
+    #: matrix unit.
+    group_rows: int
+    group_tile: tuple[int, int, int]
+    #: Waves are full enough at this efficiency.
+
+
+_TUNED = tuned(_Numbers)
+
+
+class TritonProductsHeuristic(Heuristic):
+    name: ClassVar[str] = "TritonProductsHeuristic"
+    promote_seed_to_default: ClassVar[bool] = True
+    fallback_only: ClassVar[bool] = True
+
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
+        if not facts.matmuls:
+            return Declined("the kernel has no matmul")
+        found = tuple(_feasible(facts, target))
+        if not found:
+            return Declined("no tile of the matmuls fits without spilling")
+        sure = tuple(proposal for proposal, certain in found if certain) or tuple(proposal for proposal, _ in found)
+        if _chunks(facts):  # programs that share a chunk each multiply it by itself: more of them are no gain as such
+            return (min(sure, key=lambda p: _time(facts, p, target)),)
+        best = full_first(sure, lambda p: _programs(facts, p), target)
+        assert best is not None
+        deep = _deepened(facts, best, target)
+        ruled: tuple[TritonProposal, ...] = (best,) if deep is None else (deep, best)
+        worth = trust(target).several_matmuls
+        if not worth:
+            return ruled
+        if (wide := _one_group(facts, target)) is not None:
+            return (wide, *(ordered(facts, each, target) for each in ruled))
+        ruled = tuple(ordered(facts, each, target) for each in ruled)
+        fastest = _fastest(facts, target)
+        if fastest is None or proposal_us(facts, fastest, target) > worth * proposal_us(facts, ruled[0], target):
+            return ruled
+        return (fastest, *ruled)
+
+
+def _one_group(facts: KernelFacts, target: Target) -> TritonProposal | None:
+    """Return a proposal for a matmul whose kernel fixes M to the rows of one warp group.
+
+    It has as many columns as the instruction takes, with descriptors along them. Return None for other matmuls, or too
+    few tiles.
+    """
+    if len(facts.matmuls) != 1:
+        return None
+    (fact,) = facts.matmuls
+    n, k = fact.n_block_id, fact.k_block_id
+    if fact.m_axis is None or facts.axes[fact.m_axis].size != _TUNED.group_rows or n is None or k is None:
+        return None
+    itemsize = max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize)
+    columns, line, stages = _TUNED.group_tile
+    sizes = moderate_sizes(facts, {"m": _TUNED.group_rows, "n": columns, "k": line // itemsize})
+    if itemsize != 2 or sizes.get(n) != columns or sizes.get(k) != line // itemsize:
+        return None
+    predicted = estimate(facts, target, sizes, _TUNED.warps[0], stages)
+    if not predicted.fits or predicted.spill_risk or _steps(facts, sizes) < stages:
+        return None
+    if wave_efficiency(_count_programs(facts, sizes), target) < trust(target).full_waves:
+        return None
+    right = [op for op in facts.memory_ops if op.load_slot == fact.rhs_slot and op.kind == "load"]
+    boxed = {op.slot: "tensor_descriptor" for op in right if op.static and not op.gathered}
+    proposal = TritonProposal(
+        reason=f"{_TUNED.group_rows} x {columns} tiles of one warp group, {stages} stages",
+        block_sizes=sizes,
+        num_warps=_TUNED.warps[0],
+        num_stages=stages,
+        indexing=boxed,
+    )
+    return ordered(facts, proposal, target)
+
+
+def _fastest(facts: KernelFacts, target: Target) -> TritonProposal | None:
+    """Return the proposal of least predicted time over all tiles with the usual K line, and over other lines for the
+    leading ones.
+    """
+    itemsize = max(max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) for fact in facts.matmuls)
+    least = target.min_dot(itemsize)[2]
+
+    def tile(sides: tuple[int, int], line: int) -> dict[int, int]:
+        m, n = sides
+        return moderate_sizes(facts, {"m": m, "n": n, "k": max(least, line // itemsize)})
+
+    sides = {tuple(tile(each, _TUNED.lines[0]).items()): each for each in (*_TUNED.wide_sides, *_TUNED.sides)}
+    counts = {sizes: _count_programs(facts, dict(sizes)) for sizes in sides}
+    most = max(_TUNED.most_rounds * target.num_sms, _TUNED.more * min(counts.values()))
+    usual = [
+        (each, _deepest(facts, dict(sizes), target))
+        for sizes, each in sides.items()
+        if target.num_sms <= 2 * counts[sizes] and counts[sizes] <= most
+    ]
+    timed = [(proposal_us(facts, found, target), each, found) for each, found in usual if found is not None]
+    timed.sort(key=lambda option: option[0])
+    for _, each, _ in timed[: _TUNED.leading]:
+        for line in _TUNED.lines[1:]:
+            if (found := _deepest(facts, tile(each, line), target)) is not None:
+                timed.append((proposal_us(facts, found, target), each, found))
+    for _, each, found in timed[: _TUNED.leading] if facts.divisible else ():
+        for parts in _TUNED.parts:
+            if parts * _programs(facts, found) <= _TUNED.most_rounds * target.num_sms and parts <= _steps(
+                facts, dict(found.block_sizes)
+            ):
+                shared = replace(found, reason=f"{found.reason}, split-K by {parts}", launch={"split_k": parts})
+                timed.append((proposal_us(facts, shared, target), each, shared))
+    return ordered(facts, min(timed, key=lambda option: option[0])[2], target) if timed else None
+
+
+def _deepest(facts: KernelFacts, sizes: dict[int, int], target: Target) -> TritonProposal | None:
+    """Return a tile with the fewest warps and the most stages with which it fits without spilling."""
+    percent = safety.products(target)
+    warps = _fewest_warps(facts, target, sizes, 1, percent)
+    if warps is None or not safety.within(estimate(facts, target, sizes, warps, 1), percent):
+        return None
+    # some matrix units need one stage less
+    room = 1 + target.smem_per_block_bytes // max(1, _staged_bytes(facts, sizes))
+    for stages in range(max(1, min(_TUNED.most_stages, _steps(facts, sizes), room)), 0, -1):
+        predicted = estimate(facts, target, sizes, warps, stages)
+        if predicted.fits and not predicted.spill_risk:
+            tiles = " x ".join(str(size) for size in sizes.values())
+            reason = f"{tiles} tiles, {stages} stages, the least predicted time"
+            return TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=stages)
+    return None
+
+
+def _time(facts: KernelFacts, proposal: TritonProposal, target: Target) -> float:
+    warps, stages = proposal.num_warps or _TUNED.warps[0], proposal.num_stages or 1
+    return estimate(facts, target, proposal.block_sizes, warps, stages).time_us
+
+
+def _deepened(facts: KernelFacts, proposal: TritonProposal, target: Target) -> TritonProposal | None:
+    """Return the proposal with more stages, where its own do not hide the latency of memory."""
+    sizes, warps = dict(proposal.block_sizes), proposal.num_warps or _TUNED.warps[0]
+    stages = first = proposal.num_stages or 1
+    if target.kind != "cuda" or first < _TUNED.pipelines[0][1]:
+        return None
+    while stages < min(_TUNED.most_stages, _steps(facts, sizes)):
+        resident = min(cdiv(_programs(facts, proposal), target.num_sms), _resident(facts, target, sizes, warps, stages))
+        if (stages - 1) * resident * _staged_bytes(facts, sizes) >= target.in_flight_bytes:
+            break
+        predicted = estimate(facts, target, sizes, warps, stages + 1)
+        if not predicted.fits or predicted.spill_risk:
+            break
+        stages += 1
+    if stages == first:
+        return None
+    return replace(proposal, num_stages=stages, reason=f"{proposal.reason}; {stages} stages for bytes in flight")
+
+
+def _steps(facts: KernelFacts, sizes: dict[int, int]) -> int:
+    """Return the steps of the longest loop with an operand, as far as known."""
+    every = all_sizes(facts, sizes)
+    loops = {facts.regions[operand.region] for operand in facts.staged if facts.regions[operand.region].kind == "loop"}
+    axes = ([facts.axes[a] for a in loop.axes] for loop in loops)
+    return max((math.prod(cdiv(a.extent or a.mean or 1, every[a.block_id]) for a in each) for each in axes), default=1)
+
+
+def _resident(facts: KernelFacts, target: Target, sizes: dict[int, int], warps: int, stages: int) -> int:
+    return max(1, estimate(facts, target, sizes, warps, stages).occupancy_blocks)
+
+
+def _staged_bytes(facts: KernelFacts, sizes: dict[int, int]) -> int:
+    """Return the bytes of one stage of the loop that stages the most, in the dtypes of memory."""
+    every = all_sizes(facts, sizes)
+    found: dict[int, dict[int, int]] = {}
+    for operand in facts.staged:
+        if facts.regions[operand.region].kind == "loop":
+            stored = next((op.itemsize for op in facts.memory_ops if op.slot == operand.slot), operand.itemsize)
+            found.setdefault(operand.region, {})[operand.slot] = stored * math.prod(every[a] for a in operand.axes)
+    return max((sum(slots.values()) for slots in found.values()), default=0)
+
+
+def _feasible(facts: KernelFacts, target: Target) -> Iterator[tuple[TritonProposal, bool]]:
+    """Yield for each tile the widest K, deepest pipeline and fewest warps predicted not to spill.
+
+    The flag tells whether the prediction stays within the safe percentage of registers.
+    """
+    itemsize = max(max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) for fact in facts.matmuls)
+    least = target.min_dot(itemsize)[2]
+    percent = min(safety.products(target), safety.STATE) if _chunks(facts) else safety.products(target)
+    pipelines: tuple[tuple[int, int], ...] = _TUNED.pipelines
+    sides: tuple[tuple[int, int], ...] = _TUNED.sides
+    if _has_few_rows(facts) and target.kind == "cuda":
+        pipelines = (*_TUNED.few_rows_pipelines, *_TUNED.pipelines)
+        sides = tuple(each for each in _TUNED.sides if each[1] <= _TUNED.few_rows_columns)
+    for m, n in sides:
+        for line, stages in pipelines:
+            k = max(least, line // itemsize)
+            sizes = moderate_sizes(facts, {"m": m, "n": n, "k": k})
+            sizes |= {axis: min(sizes[axis], _TUNED.chunk) for axis in _chunks(facts) if axis in sizes}
+            warps = _fewest_warps(facts, target, sizes, stages, percent if _chunks(facts) else safety.ALL)
+            if warps is not None:
+                predicted = estimate(facts, target, sizes, warps, stages)
+                reason = f"{m} x {n} x {k} tiles, {stages} stages, {predicted.registers_per_thread} registers"
+                proposal = TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=stages)
+                yield proposal, safety.within(predicted, percent)
+                break
+
+
+def _has_few_rows(facts: KernelFacts) -> bool:
+    """Return whether no matmul has more rows than a matrix unit takes at once."""
+    return all(
+        fact.m_block_id is None and (fact.static_m or _TUNED.few_rows + 1) <= _TUNED.few_rows for fact in facts.matmuls
+    )
+
+
+def _chunks(facts: KernelFacts) -> set[int]:
+    """Return the tiles of a loop that are both sides of a matmul."""
+    square = {fact.m_block_id for fact in facts.matmuls if fact.m_block_id == fact.n_block_id}
+    return {axis for axis in square if axis is not None and not facts.axes[axis].on_grid}
+
+
+def _fewest_warps(facts: KernelFacts, target: Target, sizes: dict[int, int], stages: int, percent: int) -> int | None:
+    """Return the fewest warps whose registers stay within ``percent``, else the fewest that do not spill.
+
+    Return None where every number of warps spills, or the tile does not fit.
+    """
+    found = None
+    for warps in (w for w in _TUNED.warps if w <= most_warps(facts, sizes, target)):
+        predicted = estimate(facts, target, sizes, warps, stages)
+        if not predicted.fits:
+            break
+        if not predicted.spill_risk and safety.within(predicted, percent):
+            return warps
+        if not predicted.spill_risk and found is None:
+            found = warps
+    return found
+
+
+def _programs(facts: KernelFacts, proposal: TritonProposal) -> int:
+    return _count_programs(facts, proposal.block_sizes)
+
+
+def _count_programs(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
+    """Return the programs of the largest grid that has a matmul."""
+    roots = {facts.regions[fact.region].root for fact in facts.matmuls}
+
+    def count(axis: int) -> int:
+        fact = facts.axes[axis]
+        return cdiv(extent_of(fact), sizes.get(axis) or fact.size or 1)
+
+    return max(math.prod(count(a) for a in facts.grid_axes if root in facts.axes[a].roots) for root in roots)

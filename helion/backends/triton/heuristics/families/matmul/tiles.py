@@ -1,0 +1,669 @@
+"""Tiles of plain matmuls by formula and by predicted times; ``matmul`` documents the numbers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from ......_compiler.facts.records import KernelFacts, MatmulFact
+from ......_shapes import cdiv, next_power_of_2, previous_power_of_2
+from ......autotuner.proposal import Declined, Predicted
+from ......hardware import Target
+from ....proposal import TritonProposal
+from ....resources.matrix import ASYNC_ROWS, is_k_major, is_transposed, partial_sum
+from ....resources.predict import predict
+from ....resources.time.launch import Launch
+from ....resources.time.predict import timing
+from ...choose import trust
+from ...sizing import all_sizes, clamp, estimate, nearest_size, tiles, tunables, wave_efficiency
+from ...tuned import Tuned, tuned
+from .extents import Extents, product_extents
+
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "product_tiles"
+
+    #: Caps of the starting tile, and of K.
+    start_m: int
+    start_n: int
+    max_k: int
+    #: Columns to start from where each accumulator has an fp32 partial next to it.
+    promoted_n: int
+    #: Fraction of the register file for fp32 accumulators.
+    accumulator_share: int
+    #: Stages that the K tile is chosen for, and the most stages.
+    pipeline: int
+    max_stages: int
+    #: Waves are full enough at this efficiency; tiles do not shrink below the floor for it, less for few rows.
+    tile_floor: int
+    narrow_floor: int
+    narrow_rows: int
+    #: Elements of the tile from which 8 warps share it.
+    wide_tile: int
+    wide_warps: int
+    warps: int
+    #: With this many matmuls per SM, one tile per matmul is enough: small tiles, a short pipeline.
+    many_batches: int
+    many_batches_tile: tuple[int, int]
+    many_batches_stages: int
+    #: With accumulators in tensor memory from 64 rows on, small matmuls stay below that, with one warp.
+    many_batches_mma_tile: tuple[int, int]
+    many_batches_mma_warps: int
+    #: Blocks of rows are grouped for the L2 cache when the grid is this much taller than wide.
+    tall: int
+    group: int
+    #: Least bytes of a tile along K, as far as K has them for each stage. Where shared memory has no room for them, a
+    #: smaller tile uses it better (64 KiB of MI300X, 99 KiB of L40S).
+    least_line: int
+    #: Smallest transposed alternate.
+    smallest_alternate: int
+    #: A side that a program loops over between bounds from data: masks and addresses of each stage's rows need
+    #: registers as well.
+    looped_side: int
+    looped_stages: int
+    #: The synchronous matrix unit (mma.sync) multiplies fp32 that wgmma cannot read, which is not K-major; and M, N,
+    #: K, warps and stages for that.
+    mma_v2_for_tf32: bool
+    mma_v2_tile: tuple[int, int, int, int, int]
+    #: Smallest side of such tiles with split-K, and programs of whole tiles that an SM runs at once.
+    mma_v2_floor: int
+    mma_v2_programs: int
+    #: K tiles of a separate loop over K, relative to those of the matmul.
+    beside: int
+    #: Columns and warps where rows of an operand are not aligned to this many bytes. Strides passed at launch are
+    #: known multiples of as many elements, or unknown.
+    unaligned_columns: int
+    unaligned_warps: int
+    unaligned_tile: int
+    #: A persistent grid pays from this many waves on. Descriptors stage the output as well, which leaves room for
+    #: three stages of the largest tiles.
+    persistent_waves: int
+    persistent_group: int
+    persistent_stages: int
+    persistent_least_stages: int
+    #: Stages where the matmul's loop also reduces its operands.
+    summed_stages: int
+    #: Least waves and least elements of tiles for which K-major TF32 operands use descriptors.
+    tf32_waves: int
+    tf32_tile: int
+    #: Up to this K the output has as many bytes as the operands: smaller tiles, of which more run at once.
+    short_k: int
+    short_tile: tuple[int, int]
+    #: From this K on, a matmul with fewer tiles than half of the SMs is bound by the L2 bandwidth of one SM.
+    #: L2 serves so many SMs at full rate.
+    long_k: int
+    fed_sms: int
+    #: Least elements of K that a program accumulates, when K is split.
+    least_span: int
+    #: Largest split-K factor.
+    most_parts: int
+    #: Number of split-K factors, powers of two, that are compared: small programs that share an SM hide each other's
+    #: latency.
+    rounds: int
+    #: Wider tiles along K where several matmuls read one operand, which is staged once.
+    operands_once: bool
+    #: 8-bit integers whose right operand wgmma takes transposed: more rows than columns.
+    tall_transposed: bool
+    #: The order of proposals: the tile for a long K, split-K, and the persistent grid with descriptors come first.
+    long_k_first: bool
+    split_k_first: bool
+    persistent_first: bool
+    #: Descriptors load K-major right operands, operands whose rows end within a vector, and K-major TF32 operands.
+    descriptors_along_k: bool
+    descriptors_for_ragged: bool
+    descriptors_for_tf32: bool
+    #: Elements of the tiles of other grid loops, such as one that reduces split-K partials.
+    rest_elements: int
+
+
+_MIN_SIDE = 16
+#: Rows per warp of the asynchronous unit.
+_FRAGMENT_ROWS = 16
+_WIDE_ITEMSIZE = 4
+_ALIGNED_BYTES = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductTile:
+    """A tile of a matmul. ``m`` counts rows of the matrix unit: with swapped A and B, columns of the output."""
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+
+
+def single_product(facts: KernelFacts) -> Extents | Declined:
+    """Return the extents of the kernel's matmul, if it has one over three tiles."""
+    if len({(fact.m_block_id, fact.n_block_id, fact.k_block_id) for fact in facts.matmuls}) != 1:
+        return Declined(f"the kernel has {len(facts.matmuls)} matmuls, not one")
+    fact = facts.matmuls[0]
+    axes = (fact.m_block_id, fact.n_block_id, fact.k_block_id)
+    if None in axes or len(set(axes)) != 3:
+        return Declined("M, N and K of the matmul are not three tiles")
+    if any(reduction.sized and reduction.axis in axes[:2] for reduction in facts.reductions):
+        return Declined("the matmul is reduced in the same program")
+    extents = product_extents(facts)
+    if isinstance(extents, str):
+        return Declined(extents)
+    beside = _beside(facts)
+    for axis in facts.tunable_axes:
+        if axis.block_id not in (*axes, *beside) and not axis.on_grid:
+            return Declined(f"{axis.name} is a tile of neither the matmul nor the grid")
+    return extents
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewriting:
+    """Config keys that rewrite the kernel's matmul, and the bytes that the rewrite copies.
+
+    The facts describe the result. ``use_descriptors``: tensor descriptors load its operands.
+    """
+
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    copied_bytes: int = 0
+    use_descriptors: bool = False
+
+
+_AS_WRITTEN = Rewriting()
+
+
+class ProductSizer:
+    """Tiles of one matmul. ``parts`` is the split-K factor of the ``split_k`` rewrite, not of the kernel itself."""
+
+    def __init__(
+        self,
+        facts: KernelFacts,
+        found: Extents,
+        target: Target,
+        parts: int = 1,
+        rewriting: Rewriting = _AS_WRITTEN,
+    ) -> None:
+        self.facts, self.found, self.target, self.parts = facts, found, target, parts
+        self.rewriting = rewriting
+        self.tuned = tuned(_Numbers, target)
+        self.fact: MatmulFact = facts.matmuls[0]
+        fact = self.fact
+        self.extents = (found.m, found.n, found.k)
+        self.batch, self.span = found.batch, found.span
+        sides = [facts.axes[b] for b in (fact.m_block_id, fact.n_block_id) if b is not None]
+        self.spread = tuple(e if side.on_grid else 1 for e, side in zip(self.extents, sides, strict=False))
+        dtypes = (fact.lhs_dtype, fact.rhs_dtype)
+        #: Each accumulator has an fp32 partial next to it.
+        self.promoted = not fact.lhs_format and is_k_major(fact) and bool(partial_sum(dtypes, self.tuned.max_k, target))
+        self.looped = any(side.extent is None for side in sides)
+        self.caps = (_cap(found.m), _cap(found.n))
+        staged = [operand.itemsize for operand in facts.staged if operand.dot == fact.number]
+        self.itemsize = max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize, *staged)
+        #: Left and right operands of all matmuls: an operand that several of them read is staged once. Offline, the
+        #: wider tiles along K that this allows spill up to 392 bytes on sm_80 to sm_120, and none on sm_90.
+        self.operands = _count_operands(facts) if self.tuned.operands_once else (len(facts.matmuls),) * 2
+        self.many_batches = self.batch >= self.tuned.many_batches * target.num_sms
+        operands = [op for op in facts.memory_ops if op.load_slot in (fact.lhs_slot, fact.rhs_slot)]
+        self.aligned = not any(
+            stride != 1 and (stride * op.itemsize % _ALIGNED_BYTES or not (op.static or stride % _ALIGNED_BYTES == 0))
+            for op in operands
+            for stride in op.strides
+        )
+        k_major = (fact.lhs_layout, fact.rhs_layout) == ("k_major", "k_major")
+        self.mma_v2 = self.tuned.mma_v2_for_tf32 and self.itemsize == _WIDE_ITEMSIZE and not k_major
+        plain = self.batch == 1 and self.span is None and not self.looped and len(facts.matmuls) == facts.num_roots == 1
+        computed = fact.lhs_prologue or fact.rhs_prologue or "strided" in (fact.lhs_layout, fact.rhs_layout)
+        narrow = self.itemsize < _WIDE_ITEMSIZE
+        #: Descriptors may load the operands, and are faster than pointers on any grid.
+        static = all(op.static and not op.gathered for op in operands) and target.has("tensor_descriptor")
+        self.descriptors_fit = static and self.aligned
+        self.plain_descriptors = plain and self.descriptors_fit and narrow and not computed
+        self.descriptors_pay = (
+            self.tuned.descriptors_along_k and self.plain_descriptors and fact.rhs_layout == "k_major"
+        )
+        #: The matmul's loop also reduces elements of operands, for which they go to registers as well.
+        self.summed = any(reduction.region == fact.region for reduction in facts.reductions)
+        read = narrow or k_major
+        #: Rows are aligned, and end within a vector: pointers mask single elements, descriptors do not.
+        ragged = not rewriting.keys and any(
+            stride == 1 and extent * op.itemsize % _ALIGNED_BYTES
+            for op in operands
+            for stride, extent in zip(op.strides, op.extents, strict=True)
+        )
+        use_descriptors = rewriting.use_descriptors or (
+            self.tuned.descriptors_for_ragged and ragged and self.descriptors_fit and read and not computed
+        )
+        slots = frozenset(op.slot for op in operands)
+        self.descriptor_slots = slots if use_descriptors else frozenset[int]()
+        tf32 = (
+            self.tuned.descriptors_for_tf32
+            and plain
+            and self.descriptors_fit
+            and not computed
+            and k_major
+            and not narrow
+        )
+        #: Operands that descriptors load where there are many large tiles.
+        self.wide_slots = slots if tf32 else frozenset[int]()
+
+    def options(self, several: Iterable[ProductTile]) -> Iterator[tuple[TritonProposal, float]]:
+        """Yield the proposal and predicted time of each given tile, alone and with split-K."""
+        depth = previous_power_of_2(self.extents[2])
+        for given in several:
+            m, n, k = min(given.m, self.caps[0]), min(given.n, self.caps[1]), min(given.k, depth)
+            # a descriptor's tile is no larger than the tensor
+            fits = all(side <= extent for side, extent in zip((m, n, k), self.extents, strict=True))
+            if not fits or m < _FRAGMENT_ROWS * given.warps or self.looped or self.span is not None:
+                continue
+            few = (
+                self.facts.divisible
+                and self.extents[2] >= self.tuned.long_k
+                and self.blocks(m, n) <= self.target.num_sms
+            )
+            parted = self.sharing(m, n) if few else []
+            for sizer in (self, *parted):
+                tile = replace(given, m=m, n=n, k=k)
+                yield sizer.proposal(tile, grouped=False), sizer.time_us(tile)
+
+    def fastest(self) -> tuple[TritonProposal, float]:
+        """Return the fastest of tiles with and without split-K, with its predicted time."""
+        first = self.tile(spread=self.tuned.long_k_first)
+        shared = self.fastest_shared()
+        return min(((self.proposal(first, grouped=False), self.time_us(first)), *shared), key=lambda option: option[1])
+
+    def proposals(self) -> tuple[TritonProposal, ...]:
+        first = self.tile(spread=self.tuned.long_k_first)
+        found = [self.proposal(first, grouped=True)]
+        if not self.tuned.long_k_first and (spread := self.tile(spread=True)) != first:
+            found.append(self.proposal(spread, grouped=True))
+        shared = self.shared(first)
+        if shared is not None:
+            found.insert(0 if self.tuned.split_k_first else 1, shared)
+        persistent = self.persistent(first)
+        if persistent is not None and self.tuned.persistent_first:
+            found.insert(0, self.beside_sums(first) if self.summed else persistent)
+        transposed = self.transposed(first)
+        if transposed is not None:
+            found.append(self.proposal(transposed, grouped=False))
+            if transposed.stages > 2:
+                found.append(self.proposal(replace(transposed, stages=transposed.stages - 1), grouped=False))
+        if persistent is not None and not self.tuned.persistent_first:
+            found.append(persistent)
+            if (specialized := self.specialized(first)) is not None:
+                found.append(specialized)
+        return tuple(found)
+
+    def tile(self, *, spread: bool) -> ProductTile:
+        """Return the tile of the formula, or one for few tiles and a long K (``spread``)."""
+        m, n = self.fill_waves(*self.start())
+        if spread:
+            m, n = self.spread_reads(m, n)
+        warps = self.warps(m, n)
+        while True:
+            k, stages = self.pipeline(m, n)
+            predicted = self.predict(ProductTile(m=m, n=n, k=k, warps=warps, stages=stages))
+            wide = k >= min(
+                self.tuned.least_line // self.itemsize, previous_power_of_2(self.depth(m, n) // self.tuned.pipeline)
+            )
+            if (wide and predicted.fits and not predicted.spills) or max(m, n) <= _MIN_SIDE:
+                return ProductTile(m=m, n=n, k=k, warps=warps, stages=stages)
+            m, n = (m, n // 2) if n >= m else (m // 2, n)
+
+    def start(self) -> tuple[int, int]:
+        cap_m, cap_n = self.caps
+        m, n = min(self.tuned.start_m, cap_m), min(self.tuned.start_n, cap_n)
+        if self.promoted:
+            n = min(n, self.tuned.promoted_n)
+        if self.tuned.tall_transposed and is_transposed(self.fact, "wgmma"):
+            m, n = min(self.tuned.start_n, cap_m), min(self.tuned.start_m, cap_n)
+        if self.mma_v2:
+            return min(self.tuned.mma_v2_tile[0], cap_m), min(self.tuned.mma_v2_tile[1], cap_n)
+        if not self.aligned:
+            return m, min(n, self.tuned.unaligned_columns)
+        if not self.looped and self.extents[2] <= self.tuned.short_k:
+            return min(self.tuned.short_tile[0], cap_m), min(self.tuned.short_tile[1], cap_n)
+        budget = self.target.registers_per_sm // (self.tuned.accumulator_share * (2 if self.promoted else 1))
+        if m * n < budget:
+            n = min(cap_n, max(n, budget // m))
+        if m * n < budget:
+            m = min(cap_m, max(m, budget // n))
+        if self.many_batches:
+            most_m, most_n = (
+                self.tuned.many_batches_mma_tile if self.target.has("tcgen05") else self.tuned.many_batches_tile
+            )
+            m, n = min(m, most_m), min(n, most_n)
+        return (min(m, self.tuned.looped_side), min(n, self.tuned.looped_side)) if self.looped else (m, n)
+
+    def efficiency(self, m: int, n: int) -> float:
+        return wave_efficiency(self.blocks(m, n) * self.splits(m, n) * self.parts, self.target)
+
+    def blocks(self, m: int, n: int) -> int:
+        """Return the number of programs before K is split. A side that a program loops over adds none."""
+        return self.batch * cdiv(self.spread[0], m) * cdiv(self.spread[1], n)
+
+    def splits(self, m: int, n: int) -> int:
+        """Return the split-K factor of the kernel's own span, a power of two: the least that keeps the most SMs busy in
+        about one wave.
+        """
+        if self.span is None:
+            return 1
+        blocks = self.blocks(m, n)
+        most = max(1, min(2 * self.target.num_sms // blocks, self.extents[2] // self.tuned.least_span))
+        options = [1 << i for i in range(most.bit_length())]
+        return max(options, key=lambda parts: (wave_efficiency(blocks * parts, self.target), -parts))
+
+    def depth(self, m: int, n: int) -> int:
+        """Return the elements of K that one program accumulates."""
+        if self.parts > 1:
+            return cdiv(self.extents[2], self.parts)
+        splits = self.splits(m, n)
+        return self.extents[2] if splits == 1 else next_power_of_2(cdiv(self.extents[2], splits))
+
+    def fill_waves(self, m: int, n: int) -> tuple[int, int]:
+        """Halve the longer side, else M, as long as that strictly helps and the waves are not full enough."""
+        floor = self.tuned.narrow_floor if self.extents[0] <= self.tuned.narrow_rows else self.tuned.tile_floor
+        while (now := self.efficiency(m, n)) < trust(self.target).full_waves:
+            if n >= m and n > floor and self.efficiency(m, n // 2) > now:
+                n //= 2
+            elif m > floor and self.efficiency(m // 2, n) > now:
+                m //= 2
+            else:
+                break
+        return m, n
+
+    def spread_reads(self, m: int, n: int) -> tuple[int, int]:
+        """Return smaller tiles where K is long and most SMs are idle: each SM then reads less."""
+        few = 2 * self.blocks(m, n) <= self.target.num_sms
+        if (
+            self.span is not None
+            or self.looped
+            or not few
+            or self.extents[2] < self.tuned.long_k
+            or self.target.kind != "cuda"
+        ):
+            return m, n
+
+        def cost(sides: tuple[int, int]) -> float:
+            blocks = self.blocks(*sides)
+            return sum(sides) * max(cdiv(blocks, self.target.num_sms), blocks / self.tuned.fed_sms)
+
+        options = [(a, b) for a in _halves(m) for b in _halves(n)]
+        return min(options, key=lambda sides: (cost(sides), -sides[0], -sides[1]))
+
+    def shared(self, first: ProductTile) -> TritonProposal | None:
+        """Return a larger tile with split-K where that is faster: operands are read less often, by more SMs."""
+        for best, us in self.fastest_shared():
+            if us <= trust(self.target).split_k * self.time_us(first):
+                return best
+        return None
+
+    def fastest_shared(self) -> tuple[tuple[TritonProposal, float], ...]:
+        """Return the fastest tile with split-K and its predicted time; empty where K cannot be split."""
+        m, n = self.start()
+        least = self.tuned.mma_v2_floor if self.mma_v2 else self.tuned.tile_floor
+        few = 2 * self.blocks(m, n) <= self.target.num_sms * (self.tuned.mma_v2_programs if self.mma_v2 else 1)
+        if not self.facts.divisible or self.looped or not few or self.extents[2] < self.tuned.long_k:
+            return ()
+        options = [
+            sizer.whole(*sides)
+            for sides in itertools.product(_shared_sides(m, least), _shared_sides(n, least))
+            for sizer in self.sharing(*sides)
+        ]
+        return tuple(sorted(options, key=lambda option: option[1])[:1])
+
+    def sharing(self, m: int, n: int) -> list[ProductSizer]:
+        """Return sizers for tiles of these sides with split-K factors that fill the SMs once, or several times."""
+        once = previous_power_of_2(max(1, self.target.num_sms // self.blocks(m, n)))
+        most = min(self.tuned.most_parts, self.extents[2] // self.tuned.least_span)
+        counts = (parts for parts in (once << i for i in range(self.tuned.rounds)) if 1 < parts <= most)
+        return [ProductSizer(self.facts, self.found, self.target, parts, self.rewriting) for parts in counts]
+
+    def whole(self, m: int, n: int) -> tuple[TritonProposal, float]:
+        """Return a proposal for tiles of these sides and its predicted time, infinite where it does not fit."""
+        k, stages = self.pipeline(m, n)
+        tile = ProductTile(m=m, n=n, k=k, warps=self.warps(m, n), stages=stages)
+        return self.proposal(tile, grouped=False), self.time_us(tile)
+
+    def time_us(self, tile: ProductTile) -> float:
+        predicted = self.predict(tile)
+        if not predicted.fits or predicted.spills:
+            return math.inf
+        sizes = all_sizes(self.facts, self.sizes(tile))
+        copied = self.rewriting.copied_bytes
+        launch = Launch(
+            sizes=sizes,
+            warps=tile.warps,
+            stages=tile.stages,
+            boxed=self.descriptor_slots,
+            parts=self.parts,
+            copied_bytes=copied,
+        )
+        return timing(self.facts, launch, predicted, self.target).us
+
+    def warps(self, m: int, n: int) -> int:
+        if self.many_batches and self.target.has("tcgen05"):
+            return self.tuned.many_batches_mma_warps
+        if self.mma_v2:
+            return self.tuned.mma_v2_tile[3]
+        if not self.aligned and m * n >= self.tuned.unaligned_tile:
+            return self.tuned.unaligned_warps
+        return self.tuned.wide_warps if m * n >= self.tuned.wide_tile else self.tuned.warps
+
+    def pipeline(self, m: int, n: int) -> tuple[int, int]:
+        """Return the K tile for four stages, then as many stages as fit."""
+        axis = self.facts.axes[self.fact.k_block_id]  # type: ignore[index]
+        least = max(axis.min_size, self.target.min_dot(self.itemsize)[2])
+        depth = self.depth(m, n)
+        short = depth <= self.tuned.short_k
+        k = max(
+            least,
+            min(
+                self.tuned.mma_v2_tile[2] if self.mma_v2 else self.tuned.max_k,
+                previous_power_of_2(depth if short else depth // 4),
+            ),
+        )
+
+        def fits(k: int, stages: int) -> bool:
+            # an upper bound for every matrix unit: some need one stage less
+            left, right = self.operands
+            staged = (left * m * k + right * k * n) * self.itemsize * stages
+            return staged <= self.target.smem_per_block_bytes
+
+        while k > least and not fits(k, self.tuned.pipeline):
+            k //= 2
+        most = (
+            self.tuned.many_batches_stages
+            if self.many_batches
+            else self.tuned.looped_stages
+            if self.looped
+            else self.tuned.max_stages
+        )
+        most = min(most, self.tuned.mma_v2_tile[4] if self.mma_v2 else most, max(2, depth // k))
+        return k, next((s for s in range(most, 1, -1) if fits(k, s)), 2)
+
+    def predict(self, tile: ProductTile) -> Predicted:
+        if not self.descriptor_slots:
+            return estimate(self.facts, self.target, self.sizes(tile), tile.warps, tile.stages)
+        sizes = all_sizes(self.facts, self.sizes(tile))
+        return predict(
+            self.facts, sizes, tile.warps, tile.stages, self.target, descriptor_slots=self.descriptor_slots, once=True
+        )
+
+    def sizes(self, tile: ProductTile) -> dict[int, int]:
+        fact, axes = self.fact, self.facts.axes
+        sizes = {axis.block_id: axis.min_size for axis in self.facts.tunable_axes}
+        for block, size in ((fact.m_block_id, tile.m), (fact.n_block_id, tile.n), (fact.k_block_id, tile.k)):
+            assert block is not None
+            sizes[block] = max(axes[block].min_size, size)
+        sizes.update((block, clamp(self.tuned.beside * tile.k, axes[block])) for block in _beside(self.facts))
+        if self.span is not None:
+            sizes[self.span] = nearest_size(next_power_of_2(self.depth(tile.m, tile.n)), axes[self.span])
+        self.rest(sizes)
+        return sizes
+
+    def rest(self, sizes: dict[int, int]) -> None:
+        """Set the tiles of grid loops without a matmul: as many elements as fit, the last axis first."""
+        root = self.facts.regions[self.fact.region].root
+        room = dict.fromkeys(range(self.facts.num_roots), self.tuned.rest_elements)
+        for axis in reversed(self.facts.tunable_axes):
+            if axis.on_grid and root not in axis.roots:
+                size = clamp(min(room[axis.roots[0]], axis.padded or 1), axis)
+                sizes[axis.block_id] = size
+                room[axis.roots[0]] = max(1, room[axis.roots[0]] // size)
+
+    def persistent(self, tile: ProductTile) -> TritonProposal | None:
+        """Return the tile on a persistent grid with tensor descriptors, or None where that does not apply.
+
+        The loops are fused, so that the next tile's loads begin while the last one is stored. It is an alternate where
+        not measured.
+        """
+        fact, facts = self.fact, self.facts
+        if not self.plain_descriptors:
+            return None
+        if self.blocks(tile.m, tile.n) < self.tuned.persistent_waves * self.target.num_sms:
+            return None
+        shorter = self.with_descriptors(tile)
+        if shorter is None:
+            return None
+        return replace(
+            self.proposal(shorter, grouped=False),
+            reason=f"{tile.m} x {tile.n} x {tile.k} tiles, {shorter.stages} stages, a persistent grid with descriptors",
+            l2_groupings={facts.regions[fact.region].root: self.tuned.persistent_group},
+            ranges={"range_flattens": {fact.m_block_id: True}},  # type: ignore[dict-item]
+            pid_type="persistent_interleaved",
+            launch={"indexing": "tensor_descriptor"},
+        )
+
+    def beside_sums(self, tile: ProductTile) -> TritonProposal:
+        """Return the tile with few stages, so that of two programs per SM one multiplies while the other reduces."""
+        fewer = replace(tile, stages=min(tile.stages, self.tuned.summed_stages))
+        boxed = (slot for slot in (self.fact.lhs_slot, self.fact.rhs_slot) if slot is not None)
+        return replace(
+            self.proposal(fewer, grouped=False),
+            reason=f"{tile.m} x {tile.n} x {tile.k} tiles, {fewer.stages} stages, reductions of operands in the matmul's loop",
+            l2_groupings={self.facts.regions[self.fact.region].root: self.tuned.persistent_group},
+            indexing=dict.fromkeys(boxed, "tensor_descriptor"),
+            launch=tunables(self.facts, self.sizes(fewer)),
+        )
+
+    def with_descriptors(self, tile: ProductTile) -> ProductTile | None:
+        """Return the tile with as many stages as fit with descriptors for all accesses, or None."""
+        most = min(tile.stages, self.tuned.persistent_stages)
+        slots = frozenset(op.slot for op in self.facts.memory_ops)
+        for stages in range(most, min(most, self.tuned.persistent_least_stages) - 1, -1):
+            found = replace(tile, stages=stages)
+            sizes = all_sizes(self.facts, self.sizes(found))
+            if predict(self.facts, sizes, found.warps, stages, self.target, descriptor_slots=slots).fits:
+                return found
+        return None
+
+    def specialized(self, tile: ProductTile) -> TritonProposal | None:
+        """Return the persistent proposal with warp specialization, where the accumulator is in tensor memory.
+
+        Loads and matmuls do not wait for the epilogue warps, which read half of the columns so as not to spill.
+        """
+        if not (self.target.has("tcgen05") and self.target.has("warp_specialize")) or self.computes_after():
+            return None
+        smaller = replace(tile, n=min(tile.n, self.tuned.promoted_n), warps=self.tuned.warps)
+        found = self.persistent(smaller)
+        if found is None:
+            return None
+        block = self.fact.m_block_id
+        assert block is not None
+        return replace(
+            found,
+            reason=f"{found.reason}, warp specialized",
+            ranges={"range_warp_specializes": {block: True}},
+        )
+
+    def computes_after(self) -> bool:
+        """Return whether the epilogue needs registers next to the accumulator.
+
+        Offline for sm_100 the error function of a matmul spills 172 bytes in the epilogue warps, two scales none.
+        """
+        both = {self.fact.m_axis, self.fact.n_axis}
+        return any(work.sfu_ops for work in self.facts.work if both <= set(work.axes))
+
+    def transposed(self, tile: ProductTile) -> ProductTile | None:
+        """Return the alternate with twice the rows and half the columns, where that is possible."""
+        m, n = min(tile.m * 2, self.caps[0]), max(tile.n // 2, _MIN_SIDE)
+        if self.looped or m == tile.m or n == tile.n or m * n < self.tuned.smallest_alternate:
+            return None
+        other = ProductTile(m=m, n=n, k=tile.k, warps=tile.warps, stages=tile.stages)
+        return other if self.predict(other).fits else None
+
+    def tf32_slots(self, tile: ProductTile) -> frozenset[int]:
+        """Return the slots of TF32 operands that descriptors load faster than pointers.
+
+        A layer of 4096 x 4096 x 4096 takes 370 us on an H200 instead of 400. Programs of small tiles lose more by
+        creating descriptors than they gain.
+        """
+        many = (
+            self.blocks(tile.m, tile.n) >= self.tuned.tf32_waves * self.target.num_sms
+            and tile.m * tile.n >= self.tuned.tf32_tile
+        )
+        return self.wide_slots if many else frozenset()
+
+    def proposal(self, tile: ProductTile, *, grouped: bool) -> TritonProposal:
+        grid_m, grid_n = cdiv(self.spread[0], tile.m), cdiv(self.spread[1], tile.n)
+        group = {}
+        if grouped and grid_m > 1 and grid_m >= self.tuned.tall * grid_n:
+            group = {self.facts.regions[self.fact.region].root: self.tuned.group}
+        splits = self.splits(tile.m, tile.n) * self.parts
+        parts = f"split-K by {splits}, " if splits > 1 else ""
+        filled = f"{100 * self.efficiency(tile.m, tile.n):.0f} % of {self.target.num_sms} SMs busy"
+        sizes = self.sizes(tile)
+        descriptors = {"indexing": "tensor_descriptor"} if self.descriptors_pay and tile.m >= ASYNC_ROWS else {}
+        parted = {"split_k": self.parts} if self.parts > 1 else {}
+        return TritonProposal(
+            reason=f"{tile.m} x {tile.n} x {tile.k} tiles, {tile.stages} stages, {parts}{filled}",
+            block_sizes=tiles(self.facts, sizes),
+            l2_groupings=group,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            indexing=dict.fromkeys(self.descriptor_slots or self.tf32_slots(tile), "tensor_descriptor"),
+            launch=tunables(self.facts, sizes) | descriptors | parted | dict(self.rewriting.keys),
+        )
+
+
+def _count_operands(facts: KernelFacts) -> tuple[int, int]:
+    """Return the number of left and right operands of matmuls: those of one load count once, and each computed one
+    counts.
+    """
+
+    def count(slots: list[int | None]) -> int:
+        return len({slot for slot in slots if slot is not None}) + slots.count(None)
+
+    return count([fact.lhs_slot for fact in facts.matmuls]), count([fact.rhs_slot for fact in facts.matmuls])
+
+
+def _beside(facts: KernelFacts) -> tuple[int, ...]:
+    """Return the tiles of separate loops as long as K, such as one that computes the norm of an operand's rows."""
+    fact = facts.matmuls[0]
+    assert fact.k_block_id is not None
+    own, k = (fact.m_block_id, fact.n_block_id, fact.k_block_id), facts.axes[fact.k_block_id]
+    return tuple(
+        axis.block_id
+        for axis in facts.tunable_axes
+        if axis.block_id not in own and not axis.on_grid and k.extent is not None and axis.extent == k.extent
+    )
+
+
+def _shared_sides(side: int, least: int) -> list[int]:
+    """Return a side of a tile and its halves, down to ``least``, which the matrix unit runs at full rate."""
+    return [side >> i for i in range(side.bit_length()) if side >> i >= min(side, least)]
+
+
+def _halves(side: int) -> list[int]:
+    """Return a side of a tile and its halves, down to the smallest that matrix units take."""
+    return [side >> i for i in range(side.bit_length()) if side >> i >= min(side, _MIN_SIDE)]
+
+
+def _cap(extent: int) -> int:
+    """Return the largest tile for a side.
+
+    Two tiles would read the other operand twice, and only pay where the second has little to do.
+    """
+    below = previous_power_of_2(extent)
+    return max(_MIN_SIDE, 2 * below if 2 * extent >= 3 * below and extent > below else below)

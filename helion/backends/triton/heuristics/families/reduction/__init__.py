@@ -1,0 +1,1 @@
+"""Reductions over rows, columns and several dimensions, without a matmul."""

@@ -1,0 +1,97 @@
+"""Warps of reductions, and smaller tiles where registers do not suffice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ......_compiler.facts.records import KernelFacts
+from ......autotuner.proposal import Predicted
+from ......hardware import Target
+from ...sizing import Chunks, Sizes, estimate, halve, has_wide_memory, warps_for_threads
+from ...tuned import Tuned, tuned
+from .budget import Allocation
+
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "reduction_launch"
+
+    #: Threads by the length of the row in elements; longer rows get the last entry's double.
+    threads: tuple[tuple[int, int], ...]
+    most_threads: int
+    #: On GPUs with much bandwidth per SM, fewer threads per row leave more rows in flight: by bytes of the row's
+    #: loads, then by its length.
+    light_row_bytes: int
+    wide_threads: tuple[tuple[int, int], ...]
+    wide_heavy_row: int
+    wide_heavy_threads: int
+    #: No chunk shrinks below this many times the axis's minimum.
+    smallest_chunk: int
+    #: Least threads when each program reduces a grid axis, and the same where memory is fast.
+    away_threads: int
+    wide_away_threads: int
+
+
+_TUNED = tuned(_Numbers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """``num_warps``, and the tiles, reduced until registers suffice."""
+
+    num_warps: int
+    sizes: dict[int, int]
+    chunks: dict[int, int | None]
+    predicted: Predicted
+
+
+def row_threads(found: Allocation, facts: KernelFacts, target: Target) -> int:
+    """Return the threads for the primary reduction's rows."""
+    primary = found.primary
+    extent = primary.extent
+    threads = next((count for limit, count in _TUNED.threads if extent <= limit), _TUNED.most_threads)
+    if found.reduced_away:
+        return max(threads, _TUNED.wide_away_threads if has_wide_memory(target) else _TUNED.away_threads)
+    applies = any(a.extent == extent and a.block_id != primary.axis and not a.on_grid for a in facts.tunable_axes)
+    if not has_wide_memory(target) or found.looped or applies or len(facts.sized_reductions) != 1:
+        return threads
+    if extent * max(1, primary.input_load_itemsize) * max(1, primary.num_loads) <= _TUNED.light_row_bytes:
+        return next((count for limit, count in _TUNED.wide_threads if extent <= limit), _TUNED.wide_threads[-1][1])
+    return _TUNED.wide_heavy_threads if extent <= _TUNED.wide_heavy_row else threads
+
+
+def launch(found: Allocation, facts: KernelFacts, target: Target, *, threads: int | None = None) -> Launch:
+    """Start from ``threads``, or those for the row; while spills are predicted, take more warps, then halve tiles."""
+    warps = warps_for_threads(threads or row_threads(found, facts, target), target)
+    most = warps_for_threads(_TUNED.most_threads, target)
+    sizes, chunks = dict(found.sizes), dict(found.chunks)
+
+    def wanted(sizes: Sizes, chunks: Chunks) -> tuple[float, ...]:
+        predicted = estimate(facts, target, sizes, most, 1, chunks)
+        return predicted.spill_risk, predicted.registers_per_thread, predicted.time_us
+
+    while True:
+        predicted = estimate(facts, target, sizes, warps, 1, chunks)
+        if not predicted.spill_risk:
+            break
+        if warps < most:
+            warps *= 2
+            continue
+        smaller = halve(_able(facts, sizes, chunks), sizes, chunks, facts, wanted)
+        if smaller is None:
+            break
+        sizes, chunks = smaller
+    return Launch(num_warps=warps, sizes=sizes, chunks=chunks, predicted=predicted)
+
+
+def _able(facts: KernelFacts, sizes: Sizes, chunks: Chunks) -> tuple[int, ...]:
+    """Return the chunks and tiles that can be halved: those that some value of the kernel spans."""
+    able: list[int] = []
+    for axis, chunk in chunks.items():
+        size = facts.axes[axis].padded if chunk is None else chunk
+        if size > max(1, facts.axes[axis].min_size) * _TUNED.smallest_chunk:
+            able.append(axis)
+    spanned = {axis for root in facts.resident_tiles for tiles in root for axes, _ in tiles for axis in axes}
+    able += [axis for axis, size in sizes.items() if axis in spanned and size > facts.axes[axis].min_size]
+    return tuple(able)

@@ -1,0 +1,323 @@
+"""Reductions over rows: small programs with few threads, many at once.
+
+Matches the kernels of the two other reduction heuristics, and comes before them. Programs that share an SM overlap: one
+loads its rows while another reduces. The numbers are rows of ``tuned.tsv``; without them it declines.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ......_compiler.facts.records import KernelFacts, ReductionFact
+from ......_shapes import next_power_of_2, previous_power_of_2
+from ......autotuner.proposal import Declined, Heuristic
+from ......hardware import Target
+from ....proposal import TritonProposal
+from ....resources.traffic import work
+from ...sizing import all_sizes, grid_extent
+from ...tuned import Tuned, has_rows, tuned
+from .budget import Allocation, allocate, reduction_alone
+from .launch import launch
+
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "streaming_reduction"
+
+    #: Bytes of a program's rows: one 16-byte load for each of 256 threads, or two for 128. Half of it for heavy
+    #: bodies.
+    program_bytes: int
+    max_rows: int
+    min_waves: int
+    #: Bytes per thread of a program's rows up to ``short`` elements, and of longer ones; from ``long`` on all
+    #: threads. Where no row is stored, the bytes of longer ones count all loads, halved with many tiles in a loop or
+    #: short rows.
+    thread_bytes: int
+    long_thread_bytes: int
+    short: int
+    long: int
+    short_row: int
+    #: The number of dependent reductions from which on a thread of a row up to ``short`` elements has twice as many.
+    #: Warps of a row wait for each other in each.
+    many_stages: int
+    #: Least threads for a row of two dimensions or more.
+    deep_threads: int
+    #: Elements per thread where only one element per row is stored: latency bounds it, and small blocks hide it.
+    thread_elements: int
+    #: Rows up to this many elements are loaded whole. Up to twice as many are, if a second read would miss L1 (64 KiB
+    #: for each resident row). The same holds if a loop would rescale its sum for each new maximum.
+    held: int
+    cached_bytes: int
+    #: Elements per thread of a row of ``held`` that a loop of the kernel's own reads once.
+    held_thread_elements: int
+    #: Elements of a tile of such rows of single bytes, and the ratio of padding from which a whole row leaves too many
+    #: lanes idle.
+    byte_tile: int
+    idle: float
+    #: Elements of the chunks of longer rows, divided by the number of loads that span a row, and of rows of twice
+    #: ``held``. A block has all threads for them, half of them where chunks of so many bytes have this many live
+    #: tiles.
+    chunk: int
+    short_chunk: int
+    many_tiles: int
+    #: Chunks of rows of which one element is stored, which are read once in any case. A loop of the kernel's own has
+    #: them too where rows are not aligned to vectors.
+    scalar_chunk: int
+    scalar_threads: int
+    #: Chunks of unaligned rows beyond ``held``, and threads for them: a chunk at each end has scalar accesses.
+    unaligned_chunk: int
+    unaligned_threads: int
+    #: Least tiles of an unaligned row of the kernel's own loop, and least elements of one.
+    unaligned_tiles: int
+    least_unaligned: int
+    #: A body is heavy from this many live tiles on: elements of a row that is loaded whole, of a chunk, and per
+    #: thread.
+    heavy_tiles: int
+    heavy_held: int
+    heavy_chunk: int
+    heavy_thread_elements: int
+    heavy_threads: int
+    #: A loop that reads its row again is compute-bound when its arithmetic is predicted to take this many times as
+    #: long as its memory. It then overlaps with other programs' loads, and small tiles let more of these fit. Most
+    #: elements of its tile, and of a thread; least threads.
+    compute_bound: float
+    compute_bound_tile: int
+    compute_bound_thread_elements: int
+    compute_bound_threads: int
+    #: Divisor of the register file for the live tiles of a loop that reads nothing twice: 4 programs share an SM.
+    shared_by: int
+
+
+_TUNED = tuned(_Numbers)
+
+_VECTOR_BYTES = 16
+_REGISTER_BYTES = 4
+_ONE_PASS = frozenset(("max", "sum"))
+
+
+class TritonStreamingReductionHeuristic(Heuristic):
+    name: ClassVar[str] = "TritonStreamingReductionHeuristic"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
+        if not has_rows(_Numbers, target):
+            return Declined(f"no row of tuned.tsv has its numbers for {target.name}")
+        primary = reduction_alone(facts)
+        if isinstance(primary, Declined):
+            return primary
+        found = allocate(facts, target)
+        sums_up = any(fact.per_feature_accumulator for fact in facts.reductions)
+        if sums_up or primary.carried_2d or found.reduced_away:
+            return Declined("programs accumulate many rows")
+        if primary.category not in ("user_tile", "full_slice"):
+            return Declined(f"axis {primary.axis} is on the grid")
+        if not (facts.axes[primary.axis].padded or primary.extent):
+            return Declined(f"the extent of axis {primary.axis} depends on another tile or on data")
+        return (_proposal(found, facts, target),)
+
+
+def _proposal(found: Allocation, facts: KernelFacts, target: Target) -> TritonProposal:
+    primary = found.primary
+    compute_bound = _is_compute_bound(facts, primary, target)
+    width = _width(facts, primary, target, compute_bound)
+    _set_width(found, facts, width)
+    rows = _set_rows(found, facts, target, compute_bound)
+    chosen = launch(found, facts, target, threads=_threads(rows * width, width, facts, primary, target, compute_bound))
+    way = "at once" if width >= facts.axes[primary.axis].padded else f"in chunks of {width}"
+    return TritonProposal(
+        reason=f"{rows} rows of {primary.extent} per program, {way}, {chosen.num_warps} warps",
+        block_sizes=chosen.sizes,
+        reduction_loops=chosen.chunks,
+        num_warps=chosen.num_warps,
+        num_stages=1,
+        eviction=_eviction(facts, primary, width),
+    )
+
+
+def _itemsize(primary: ReductionFact) -> int:
+    return max(2, primary.input_load_itemsize)
+
+
+def _row_loads(facts: KernelFacts, axis: int) -> int:
+    """Return the loads that read a row of their own in every program, which excludes weights."""
+    return sum(
+        op.kind == "load" and axis in op.tile_axes and any(a in facts.grid_axes for a in op.tile_axes)
+        for op in facts.memory_ops
+    )
+
+
+def _eviction(facts: KernelFacts, primary: ReductionFact, width: int) -> dict[int, str]:
+    """Return the eviction policies of the row loads.
+
+    Long rows that are read again for a store stay in the cache until then. Rows that are read once, where no row is
+    stored, leave it first. Outputs of other kernels then stay in the cache instead of being written to memory.
+    """
+    along, grid = _along(facts, primary), frozenset(facts.grid_axes)
+    rows = {
+        op.load_slot: op.region == primary.region
+        for op in facts.memory_ops
+        if op.load_slot is not None and along.intersection(op.tile_axes) and grid.intersection(op.tile_axes)
+    }
+    stores = _stores_rows(facts, primary)
+    # a whole dimension of which no row is stored is read once, chunked or not
+    again = primary.re_read and width < primary.extent and (stores or not primary.full_extent)
+    if not again and not stores:
+        return dict.fromkeys(rows, "first")
+    if not again or not stores or primary.extent <= 2 * _TUNED.held:
+        return {}
+    return {slot: "last" if first else "first" for slot, first in rows.items()}
+
+
+def _is_heavy(primary: ReductionFact) -> bool:
+    return primary.full_extent and primary.body_live_tiles >= _TUNED.heavy_tiles
+
+
+def _is_compute_bound(facts: KernelFacts, primary: ReductionFact, target: Target) -> bool:
+    if primary.full_extent or not primary.re_read:
+        return False
+    done = work(facts, all_sizes(facts, {}), 1, target)
+    return done.scalar_us > _TUNED.compute_bound * done.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
+
+
+def _is_aligned(facts: KernelFacts, primary: ReductionFact) -> bool:
+    """Return whether every row of the loads begins at a vector boundary."""
+    loads = (op for op in facts.memory_ops if op.kind == "load" and primary.axis in op.tile_axes)
+    return not any(stride != 1 and stride * op.itemsize % _VECTOR_BYTES for op in loads for stride in op.strides)
+
+
+def _inside(facts: KernelFacts, primary: ReductionFact) -> int:
+    """Return the elements of the other whole dimensions of a row, as in a reduction over two of them."""
+    return math.prod(facts.axes[a].padded for a in primary.tile if a != primary.axis and facts.axes[a].kind == "full")
+
+
+def _along(facts: KernelFacts, primary: ReductionFact) -> frozenset[int]:
+    """Return the axes that run along the row, in this loop or another."""
+    return frozenset(a.block_id for a in facts.axes if a.extent == primary.extent and not a.on_grid)
+
+
+def _stores_rows(facts: KernelFacts, primary: ReductionFact) -> bool:
+    along = _along(facts, primary)
+    return any(op.kind == "store" and along.intersection(op.tile_axes) for op in facts.memory_ops)
+
+
+def _width(facts: KernelFacts, primary: ReductionFact, target: Target, compute_bound: bool) -> int:
+    """Return the elements of a row that are loaded at once."""
+    axis = facts.axes[primary.axis]
+    whole = axis.padded or next_power_of_2(primary.extent)
+    loads = max(1, _row_loads(facts, primary.axis))
+    if not primary.full_extent and not primary.re_read:
+        scale = sum(size for axes, size in primary.live_tiles if primary.axis in axes)
+        room = target.registers_per_sm * _REGISTER_BYTES // _TUNED.shared_by
+        width = min(whole, previous_power_of_2(room // max(1, scale)))
+        if loads == 1 and whole <= _TUNED.held:
+            width = _TUNED.byte_tile if _wastes_bytes(primary, whole) else whole
+        return width if _is_aligned(facts, primary) else _unaligned_width(width, primary)
+    if _is_heavy(primary):
+        return whole if whole <= _TUNED.heavy_held else _TUNED.heavy_chunk
+    if primary.full_extent and not _stores_rows(facts, primary):
+        return whole if whole <= _TUNED.held else _TUNED.scalar_chunk
+    if compute_bound:
+        return min(whole, _TUNED.compute_bound_tile)
+    if not primary.full_extent and primary.body_live_tiles >= _TUNED.many_tiles:
+        return min(whole, _TUNED.held)
+    again = primary.re_read and (
+        whole * _itemsize(primary) * loads > _TUNED.cached_bytes or _ONE_PASS.issubset(primary.names)
+    )
+    aligned = not primary.full_extent or _is_aligned(facts, primary)
+    if whole <= (2 * _TUNED.held if again and aligned else _TUNED.held):
+        return whole
+    if not primary.full_extent:
+        return _TUNED.held if whole <= 2 * _TUNED.held else 2 * _TUNED.held
+    if not aligned:
+        return _TUNED.unaligned_chunk
+    if loads > 1 and _ONE_PASS.issubset(primary.names):
+        return _TUNED.short_chunk
+    return (_TUNED.short_chunk if whole <= 2 * _TUNED.held else _TUNED.chunk) // previous_power_of_2(loads)
+
+
+def _wastes_bytes(primary: ReductionFact, whole: int) -> bool:
+    """Return whether rows of single bytes are better read in tiles than in one of ``whole`` elements."""
+    return primary.input_load_itemsize == 1 and whole > _TUNED.byte_tile and whole >= _TUNED.idle * primary.extent
+
+
+def _unaligned_width(width: int, primary: ReductionFact) -> int:
+    """Return the tile for an unaligned row: at least four tiles, so that all but the first and the last are vectorized.
+
+    A short row is loaded whole.
+    """
+    parted = previous_power_of_2(max(1, primary.extent // _TUNED.unaligned_tiles))
+    return (
+        min(width, _TUNED.scalar_chunk, parted) if parted >= _TUNED.least_unaligned else min(width, _TUNED.scalar_chunk)
+    )
+
+
+def _set_width(found: Allocation, facts: KernelFacts, width: int) -> None:
+    primary = found.primary
+    axis = facts.axes[primary.axis]
+    if primary.full_extent:
+        for block in found.chunks:
+            if facts.axes[block].extent == axis.extent:
+                found.chunks[block] = None if width >= axis.padded else width
+        return
+    for other in facts.tunable_axes:
+        if not other.on_grid and other.extent == axis.extent:
+            found.sizes[other.block_id] = max(other.min_size, min(width, other.max_size or width))
+
+
+def _set_rows(found: Allocation, facts: KernelFacts, target: Target, compute_bound: bool) -> int:
+    """Set and return the rows per program: its bytes, distributed over the grid axes."""
+    primary = found.primary
+    row = (facts.axes[primary.axis].padded or primary.extent) * _inside(facts, primary) * _itemsize(primary)
+    waves = previous_power_of_2(grid_extent(facts, primary.root) // (target.num_sms * _TUNED.min_waves))
+    room = _TUNED.program_bytes // 2 if compute_bound or _is_heavy(primary) else _TUNED.program_bytes
+    goal = max(1, min(_TUNED.max_rows, room // row, waves))
+    # other grid loops keep their sizes, and so do contiguous axes
+    own = (facts.axes[a] for a in facts.grid_axes if a not in found.columns)
+    axes = [axis for axis in own if axis.tunable and primary.root in axis.roots]
+    sizes = {axis.block_id: axis.min_size for axis in axes}
+    while math.prod(sizes.values()) < goal:
+        able = [a for a in axes if sizes[a.block_id] * 2 <= min(a.padded or 1, a.max_size or goal)]
+        if not able:
+            break
+        sizes[able[-1].block_id] *= 2
+    found.sizes.update(sizes)
+    return math.prod(sizes.values())
+
+
+def _threads(
+    elements: int, width: int, facts: KernelFacts, primary: ReductionFact, target: Target, compute_bound: bool
+) -> int:
+    """Return the threads for a program of ``elements``, of which ``width`` are along the row."""
+    least, most = target.warp_size, target.max_threads_per_block
+    looped = width < primary.extent and primary.full_extent
+    if _is_heavy(primary):
+        return _TUNED.heavy_threads if looped else max(least, elements // _TUNED.heavy_thread_elements)
+    if primary.full_extent and not _stores_rows(facts, primary):
+        return _TUNED.scalar_threads if looped else max(least, min(most, elements // _TUNED.thread_elements))
+    if looped and not _is_aligned(facts, primary):
+        return _TUNED.unaligned_threads
+    if looped:
+        crowded = width * _itemsize(primary) >= _TUNED.cached_bytes and primary.body_live_tiles >= _TUNED.many_tiles
+        return most // 2 if crowded else most
+    if compute_bound:
+        return max(_TUNED.compute_bound_threads, elements // _TUNED.compute_bound_thread_elements)
+    if elements >= _TUNED.long:
+        return most
+    inside = _inside(facts, primary)
+    if inside > 1:
+        return max(_TUNED.deep_threads, min(most, elements * inside * _itemsize(primary) // _TUNED.long_thread_bytes))
+    if not _stores_rows(facts, primary):
+        each = _TUNED.long_thread_bytes // (_itemsize(primary) * max(1, _row_loads(facts, primary.axis)))
+        if width == _TUNED.held >= primary.extent:
+            each = min(each, _TUNED.held_thread_elements)
+        if _wastes_bytes(primary, next_power_of_2(primary.extent)):
+            each = min(each, _TUNED.held_thread_elements)
+        elif primary.body_live_tiles >= _TUNED.many_tiles and (width < primary.extent or width <= _TUNED.short_row):
+            each //= 2
+    else:
+        each = (_TUNED.thread_bytes if elements <= _TUNED.short else _TUNED.long_thread_bytes) // _itemsize(primary)
+        if elements <= _TUNED.short and len(primary.stages) >= _TUNED.many_stages:
+            each *= 2
+    return max(least, min(most, elements // each))

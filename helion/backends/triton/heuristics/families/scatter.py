@@ -1,0 +1,145 @@
+"""Elementwise kernels with data-dependent accesses: atomics into histograms and rows of a table, loops with bounds from
+data.
+
+Matches kernels without dots, reductions of known extent and scans that are not elementwise. A tile of moderate size
+extends along contiguous memory, then along the kernel's own loops, and leaves every SM some programs. The conservative
+config gives each program 32 elements a side in any case. On an H200 torch.compile takes as long over histograms and
+0.97 to 1.0 times as long over scattered sums.
+
+Short loops between bounds from data that reduce their loads use one warp, because the reduction then needs no barrier.
+They take 0.11 and 0.36 of the time of four warps (sums of neighbours), and 0.66 of two (softmax of segments). These are
+the cells of benchmarks/workloads (H200, Triton 3.6, 2026-11-23).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ....._compiler.facts.records import AxisFact, KernelFacts
+from ....._shapes import cdiv, next_power_of_2, previous_power_of_2
+from .....autotuner.proposal import Declined, Heuristic
+from .....hardware import Target
+from ...proposal import TritonProposal
+from ..sizing import clamp, estimate, extent_of, grid_extent, is_contiguous
+from ..tuned import Tuned, tuned
+
+
+@dataclass(frozen=True)
+class _Numbers(Tuned):
+    rule: ClassVar[str] = "scatter"
+
+    #: Most and least elements of a tile, and most of a loop's tile.
+    most: int
+    least: int
+    walked: int
+    #: Elements along the contiguous axis where there are others, twice as many for a whole row; fewer where tiles are
+    #: reduced across it before an atomic, because that leaves fewer atomics.
+    run: int
+    summed_run: int
+    #: Programs per SM that remain.
+    waves: int
+    #: Warps, and least elements per thread of a loop between bounds from data; the same for tiles that such a loop
+    #: reduces; and the warps per SM that programs must leave in any case.
+    warps: int
+    thread_elements: int
+    reduced_elements: int
+    sm_warps: int
+
+
+_TUNED = tuned(_Numbers)
+
+
+class TritonScatterHeuristic(Heuristic):
+    name: ClassVar[str] = "TritonScatterHeuristic"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
+        if facts.matmuls or facts.primary_reduction is not None:
+            return Declined("the kernel has a matmul or a reduction of known extent")
+        if facts.pointwise is not None:
+            return Declined("the kernel is elementwise")
+        if facts.scans:
+            return Declined("the kernel scans its tiles")
+        if not facts.tunable_axes or not (facts.atomics or any(axis.extent is None for axis in facts.axes)):
+            return Declined("no atomics, and no loop with bounds from data")
+        sizes = _sizes(facts, target)
+        warps = _warps(sizes, facts, target)
+        while estimate(facts, target, sizes, warps, 1).spill_risk:
+            able = [axis for axis in facts.tunable_axes if sizes[axis.block_id] > axis.min_size]
+            if not able:
+                break
+            sizes[max(able, key=lambda axis: sizes[axis.block_id]).block_id] //= 2
+        reason = f"tiles of {' x '.join(map(str, sizes.values()))} along contiguous memory, {warps} warps"
+        return (TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=1),)
+
+
+def _sizes(facts: KernelFacts, target: Target) -> dict[int, int]:
+    """Return tile sizes, given to the contiguous axes first, then to loops, then to the grid."""
+    share = previous_power_of_2(grid_extent(facts) // (_TUNED.waves * target.num_sms))
+    walks = any(not axis.on_grid for axis in facts.tunable_axes)
+    room, own = (_TUNED.walked if walks else _TUNED.most), max(_TUNED.least, min(_TUNED.most, share))
+    for axis in facts.axes:
+        if axis.kind == "full":
+            room, own = (max(1, left // max(1, axis.padded)) for left in (room, own))
+    summed = bool(facts.atomics) and any(fact.category == "grid_tile" for fact in facts.reductions)
+    longest = _TUNED.summed_run if summed else _TUNED.run
+    axes = facts.tunable_axes
+    sizes: dict[int, int] = {}
+    for axis in sorted(axes, key=lambda axis: _rank(axis, facts)):
+        run = longest if len(axes) > 1 and is_contiguous(axis, facts) else _TUNED.most
+        if run == _TUNED.run and axis.padded == 2 * run:
+            run = axis.padded
+        # elements left of the whole tile, and of its part on the grid
+        most = room // _taken(axis, sizes, facts)
+        if axis.on_grid:
+            most = min(most, own // math.prod(size for a, size in sizes.items() if facts.axes[a].on_grid))
+        # the mean length of a loop between bounds from data
+        length = next_power_of_2(axis.mean) if axis.extent is None and axis.mean else axis.padded
+        sizes[axis.block_id] = clamp(max(1, min(run, most, length or most)), axis)
+    return sizes
+
+
+def _taken(axis: AxisFact, sizes: Mapping[int, int], facts: KernelFacts) -> int:
+    """Return the elements of the tiles that ``axis`` adds a dimension to, over the axes that have a size."""
+    return _elements(sizes, facts, _loops(sizes, facts) if axis.on_grid else [axis.block_id])
+
+
+def _elements(sizes: Mapping[int, int], facts: KernelFacts, nests: Sequence[int]) -> int:
+    """Return the elements of the largest tile of the loops that share a nest with one of ``nests``."""
+    grid = math.prod(size for a, size in sizes.items() if facts.axes[a].on_grid)
+    inside = (math.prod(sizes[a] for a in _loops(sizes, facts) if _share(a, nest, facts)) for nest in nests)
+    return grid * max(inside, default=1)
+
+
+def _loops(sizes: Mapping[int, int], facts: KernelFacts) -> list[int]:
+    return [axis for axis in sizes if not facts.axes[axis].on_grid]
+
+
+def _share(axis: int, other: int, facts: KernelFacts) -> bool:
+    """Return whether two axes belong to one loop, or to nested loops."""
+    return any({axis, other} <= set(facts.enclosing_axes(region.region)) for region in facts.regions)
+
+
+def _warps(sizes: Mapping[int, int], facts: KernelFacts, target: Target) -> int:
+    """Return the warps: few where loops with bounds from data are short, and one where these reduce tiles that one warp
+    can take.
+
+    With more warps each step reduces across warps, through shared memory, and waits for a barrier.
+    """
+    if not any(axis.extent is None and axis.mean for axis in facts.tunable_axes):
+        return _TUNED.warps
+    whole = math.prod(max(1, axis.padded) for axis in facts.axes if axis.kind == "full")
+    tile = whole * _elements(sizes, facts, _loops(sizes, facts))
+    warps = max(1, min(_TUNED.warps, previous_power_of_2(tile // (_TUNED.thread_elements * target.warp_size))))
+    if not any(facts.axes[fact.axis].extent is None for fact in facts.reductions):
+        return warps
+    programs = math.prod(cdiv(extent_of(facts.axes[a]), sizes.get(a, 1)) for a in facts.grid_axes)
+    few = next_power_of_2(cdiv(_TUNED.sm_warps * target.num_sms, programs))
+    return min(warps, max(few, previous_power_of_2(max(1, tile // (_TUNED.reduced_elements * target.warp_size)))))
+
+
+def _rank(axis: AxisFact, facts: KernelFacts) -> tuple[bool, bool, int, int]:
+    return not is_contiguous(axis, facts), axis.on_grid, -extent_of(axis), axis.block_id
