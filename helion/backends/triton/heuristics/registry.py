@@ -14,7 +14,7 @@ from .families.long_scan import TritonLongScanHeuristic
 from .families.matmul.fused_loops import TritonJoinedLoopsHeuristic
 from .families.matmul.merged_operands import TritonHoistedOperandsHeuristic
 from .families.matmul.plain import TritonMatmulHeuristic
-from .families.matmul.rewritten import TritonRewrittenMatmulHeuristic
+from .families.matmul.rewritten_operands import TritonRewrittenMatmulHeuristic
 from .families.matmul.several import TritonProductsHeuristic
 from .families.matmul.skinny import TritonSkinnyGemmHeuristic
 from .families.matmul.unfused import TritonProductsFirstHeuristic
