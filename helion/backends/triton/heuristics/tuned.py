@@ -64,9 +64,9 @@ def _parsed(text: str) -> Iterator[Row]:
     above = [""] * len(COLUMNS)
     for line in text.splitlines()[1:]:
         above = [was if now == _DITTO else now for now, was in zip(line.split("\t"), above, strict=True)]
-        texts = dict(zip(COLUMNS, above, strict=True))
-        targets = tuple(texts.pop("targets").split(","))
-        yield Row(**texts | {"value": ast.literal_eval(texts["value"]), "targets": targets})
+        texts: dict[str, Any] = dict(zip(COLUMNS, above, strict=True))
+        parsed = {"value": ast.literal_eval(texts["value"]), "targets": tuple(texts["targets"].split(","))}
+        yield Row(**texts | parsed)
 
 
 def tuned(record: type[_T], target: Target | None = None) -> _T:
@@ -76,7 +76,8 @@ def tuned(record: type[_T], target: Target | None = None) -> _T:
         TypeError: The table lacks a row for a field, or has a row for none.
         ValueError: A number has several rows, so that it depends on the target.
     """
-    return _only(record) if target is None else _for(record, target.name)
+    key: Any = record  # mypy: a class is hashable
+    return _only(key) if target is None else _for(key, target.name)
 
 
 def has_rows(record: type[Tuned], target: Target) -> bool:
