@@ -19,7 +19,7 @@ from .specialized import Specialized
 from .verdict import Verdict
 
 #: Part of every key: it changes when the rule of verdicts changes.
-_VERSION = 1
+_VERSION = 2
 
 
 def kept(of: Specialized, candidates: Collection[Config]) -> Verdict | None:

@@ -32,6 +32,7 @@ from .early_operands import load_early
 from .float_reads import read_as_floats
 from .pin_reductions import pin_reductions
 from .whole_tiles import part_whole_tiles
+from .wide_counters import count_widely
 
 if TYPE_CHECKING:
     from . import fold_merged_iota as counted
@@ -122,6 +123,7 @@ STEPS: tuple[Step, ...] = (
     Step("triton.unbatch_dot", unbatch_dots),
     Step("triton.atomics", unread_atomics),
     *rewrites.schedule("swap_ab", None),
+    Step("triton.wide_counters", count_widely),
     Step("triton.early_operands", load_early),
     Step("triton.float_reads", read_as_floats),
     Step("triton.carries", share_variables),
