@@ -71,18 +71,18 @@ def _addresses(loop: Op, block: int) -> bool:
     (body,) = loop.regions
     made: set[int] = set()
     for op in body.ops:
-        of_block = isinstance(op.attrs, (IotaAttrs, TileAttrs)) and op.attrs.block == block
+        attrs = op.attrs
+        if isinstance(attrs, MemoryAttrs) and attrs.mask is None and _depends(op, attrs, block, made):
+            return True
+        of_block = isinstance(attrs, (IotaAttrs, TileAttrs)) and attrs.block == block
         if of_block or any(value.number in made for value in op.reads()):
-            if isinstance(op.attrs, MemoryAttrs) and _index_values(op) & made and op.attrs.mask is None:
-                return True
             made |= {result.number for result in op.results}
-        if isinstance(op.attrs, MemoryAttrs) and op.attrs.mask is None:
-            if any(index.block == block for index in op.attrs.indices):
-                return True
     return False
 
 
-def _index_values(op: Op) -> set[int]:
-    """Return the numbers of the values in the indices of an access."""
-    at = (index.operand for index in op.attributes(MemoryAttrs).indices if index.operand is not None)
-    return {value.number for each in at if isinstance(value := op.operands[each], Value)}
+def _depends(access: Op, attrs: MemoryAttrs, block: int, made: set[int]) -> bool:
+    """Return whether an access has the indices of ``block``, or one of the values ``made`` as an index."""
+    values = (access.operands[index.operand] for index in attrs.indices if index.operand is not None)
+    return any(index.block == block for index in attrs.indices) or any(
+        isinstance(value, Value) and value.number in made for value in values
+    )
