@@ -14,6 +14,7 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion._testing import as_meta, import_path
+from helion.autotuner import PowerOfTwoFragment
 
 
 def cumulative(x: torch.Tensor) -> torch.Tensor:
@@ -130,6 +131,70 @@ def test_full_configs_run_at_every_size(case: Any, static: bool) -> None:
         for others in sizes:
             args = _arguments(others)
             torch.testing.assert_close(kernel(*args), reference(*args), atol=1e-3, rtol=1e-3)
+
+
+SHAPES = ((4096, 4096, 4096), (1, 4096, 1024), (16, 512, 4096), (512, 256, 128), (4096, 64, 256), (100, 6216, 1000))
+
+
+@pytest.mark.parametrize("target", ("h100", "b200"))
+@pytest.mark.parametrize("static", (False, True))
+def test_full_configs_of_the_cute_backend_at_every_size(target: str, static: bool) -> None:
+    """What K or the rows of one size have too few tiles for is adjusted, whatever the sizes that a config comes from."""
+    half = {"dtype": torch.float16, "device": "meta"}
+    for fn in (half_product, half_softmax) if static else (half_product,):
+        kernel = helion.kernel(fn, backend="cute", static_shapes=static)
+        arguments = [(torch.empty(m, k, **half), torch.empty(k, n, **half)) for m, k, n in SHAPES]
+        spaces = [kernel.bind(each, target=target).config_spec for each in arguments]
+        for one, other in itertools.permutations(spaces, 2):
+            full = other.normalize(one.default_config())
+            assert other.normalize(full) == full
+
+
+def half_product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), w.size(1)], dtype=x.dtype, device=x.device)
+    for a, b in hl.tile(out.size()):
+        acc = hl.zeros([a, b])
+        for c in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[a, c], w[c, b])
+        out[a, b] = acc.to(x.dtype)
+    return out
+
+
+def half_softmax(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), w.size(1)], dtype=x.dtype, device=x.device)
+    for a in hl.tile(x.size(0)):
+        acc = hl.zeros([a, w.size(1)])
+        for c in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[a, c], w[c, :])
+        out[a, :] = torch.softmax(acc, -1).to(x.dtype)
+    return out
+
+
+def computed_tiles(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros([x.size(1)])
+    split = hl.register_tunable("split", PowerOfTwoFragment(1, 16, 4))
+    for rows, columns in hl.tile(x.size(), block_size=[helion.cdiv(x.size(0), split), None]):
+        hl.atomic_add(out, [columns], x[rows, columns].sum(0))
+    return out
+
+
+@pytest.mark.parametrize("static", (False, True))
+def test_tile_sizes_that_tunables_compute(static: bool) -> None:
+    kernel = helion.kernel(computed_tiles, static_shapes=static)
+    x = torch.randn(64, 33) + 1
+    torch.testing.assert_close(kernel(x), x.sum(0))
+    with pytest.raises(exc.InvalidConfig, match="'rows' in kernel 'computed_tiles' have 24 elements with split=4"):
+        kernel(torch.randn(96, 33))
+    fixed = helion.kernel(fixed_tiles, static_shapes=static)
+    with pytest.raises(exc.BackendUnsupported, match="block_size=24.*next_power_of_2"):
+        fixed(torch.randn(96, 33))
+
+
+def fixed_tiles(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros([x.size(1)])
+    for rows, columns in hl.tile(x.size(), block_size=[helion.cdiv(x.size(0), 4), None]):
+        hl.atomic_add(out, [columns], x[rows, columns].sum(0))
+    return out
 
 
 def test_accesses_that_are_not_there() -> None:

@@ -260,7 +260,7 @@ def orders() -> Iterator[Any]:
                 yield pytest.param(name, rows, order, marks=marks, id=f"{name}-{rows}-{order}")
 
 
-@pytest.mark.parametrize(("name", "rows", "order"), orders())
+@pytest.mark.parametrize(("name", "rows", "order"), list(orders()))
 def test_sizes_of_0_and_1_in_any_order(name: str, rows: str, order: tuple[int, ...]) -> None:
     given, expected, _ = SMALL[name]
     kernel = helion.kernel(given.fn, static_shapes=False, dot_precision="ieee")

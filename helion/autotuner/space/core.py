@@ -13,7 +13,7 @@ from ... import exc
 from ..._compiler.decisions import Decisions
 from ..._compiler.ir.grammar import Block
 from ..._compiler.sizes import dependent_size, fixed_size, padded_extent
-from ..._shapes import Expr
+from ..._shapes import Expr, is_power_of_2
 from ...config import EVERY_REDUCTION, RENAMED, Config, as_config
 from ...hardware import Target
 from ..proposal import Proposal
@@ -393,6 +393,7 @@ class ConfigSpace:
         a whole dimension, which may be shorter with other arguments.
         """
         before = self.sizes(values)
+        self._check_computed(before, values)
         sizes = dict(before)
         self._keep_inside(sizes)
         for blocks in (self.tunable, self.rollable):
@@ -405,6 +406,19 @@ class ConfigSpace:
         values["block_sizes"] = [sizes[block] for block in self.tunable]
         chunks = zip(self.rollable, values["reduction_loops"], strict=True)
         values["reduction_loops"] = [sizes[b] if sizes[b] < before[b] else chunk for b, chunk in chunks]
+
+    def _check_computed(self, sizes: Mapping[int, int], values: Values) -> None:
+        """Raise ``exc.InvalidConfig`` if tunables give a tile a size that is no power of two."""
+        for block in self.survey.blocks:
+            if block.kind == "tile" and isinstance(block.size, Expr) and block.base is None:
+                names = dict.fromkeys(leaf.args[0] for leaf in block.size.leaves())
+                named = {name: key for key, name in self._renamed.items()}
+                given = ", ".join(f"{named.get(n, n)}={values[named.get(n, n)]!r}" for n in names)
+                if not is_power_of_2(sizes[block.id]):
+                    raise exc.InvalidConfig(
+                        f"The tiles of {block.name!r} in kernel {self.kernel!r} have {sizes[block.id]} elements with "
+                        f"{given}; tiles need a power of two: give block_size=helion.next_power_of_2(...), which rounds up."
+                    )
 
     def _has_whole_dimension(self, volume: Volume) -> bool:
         return any(self.shape.blocks[block].kind == "full" for block in volume.blocks)

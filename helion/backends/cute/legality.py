@@ -111,7 +111,7 @@ class Legalizer:
             return decisions.with_values(**{self._key("cluster_n"): 1})
         columns = min(tile_bounds(self.product.problem, self.target)[1][1], TILE_COLUMNS[-1])
         decisions = self._with(decisions, {"tile_columns": columns})
-        if not repair or not self.product.whole_rows:
+        if not (repair or self._is_full(decisions)) or not self.product.whole_rows:
             return decisions
         decisions = self._with(decisions, CLUSTER_HELD) if self.product.problem.epilogue.reduces_rows else decisions
         problem, name = self.product.problem, self._key("cluster_n")
@@ -147,10 +147,13 @@ class Legalizer:
         return decisions.with_values(**{self._key("cluster_m"): max(least, rows)})
 
     def _plan(self, decisions: Decisions, repair: bool) -> Decisions:
-        """Fill in the values that were left open. A refused plan is an error, or, with ``repair``, becomes a simpler
-        one."""
+        """Fill in the values that were left open.
+
+        A refused plan is an error. With ``repair``, and for a full config, which may be that of other sizes, it becomes
+        a simpler one.
+        """
         refusal: Refusal | None = None
-        for tried in self._simpler(decisions) if repair else [decisions]:
+        for tried in self._simpler(decisions) if repair or self._is_full(decisions) else [decisions]:
             try:
                 choice = choice_of(tried, self.product, self.target)
                 return self._filled(tried, plan_gemm(self.product.problem, choice, self.target))
@@ -159,6 +162,11 @@ class Legalizer:
         if repair:  # the tile is too large; the caller checks the needed resources
             return tried
         raise exc.InvalidConfig(f"{self.kernel} on {self.target}: {refusal}.")
+
+    def _is_full(self, decisions: Decisions) -> bool:
+        """Return whether the config named every key of the matrix unit, as the configs of bound kernels do."""
+        own = (name for name in decisions.values if name.startswith(self._key("")))
+        return "block_sizes" in decisions.given and decisions.given.issuperset(own)
 
     def _simpler(self, decisions: Decisions) -> Iterator[Decisions]:
         """Yield the decisions, then simpler ones, each with less than the one before."""

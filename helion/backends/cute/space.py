@@ -16,7 +16,7 @@ from .bounds import column_step, held_by_cluster, least_rows, lies_in_memory, ro
 from .legality import TILE_COLUMNS, Asked, Legalizer, key
 from .limits import COLUMN_STEP, LEAST_COLUMNS
 from .lower.kernel import known_product
-from .plan.build import MAX_CLUSTER, MAX_RESIDUAL_STAGES, MAX_SPLITS, MAX_STAGES, unit_of
+from .plan.build import MAX_CLUSTER, MAX_RESIDUAL_STAGES, MAX_ROW_CLUSTER, MAX_SPLITS, MAX_STAGES, unit_of
 from .plan.records import WGMMA_ROWS, GemmProblem, Unit
 from .subtiles import ODD_STORE_STAGES, STORE_STAGES
 
@@ -150,7 +150,9 @@ def _columns_field(product: Asked, target: Target) -> Field:
     problem = product.problem
     known = row_clusters(problem, target) if held_by_cluster(problem, target) else (1,)
     legal = {1, *known} if problem.epilogue.reduces_rows else known
-    return Scalar(key=key("cluster_n", target), fragment=EnumFragment(tuple(sorted(legal))), initial=known[0])
+    others = EnumFragment(tuple(1 << bit for bit in range(MAX_ROW_CLUSTER.bit_length())))
+    fragment = EnumFragment(tuple(sorted(legal)))
+    return Scalar(key=key("cluster_n", target), fragment=fragment, initial=known[0], elsewhere=others)
 
 
 def _memory_fields(product: Asked, target: Target) -> Iterator[Field]:

@@ -235,12 +235,13 @@ def test_configs_are_brought_to_what_divides_a_tile() -> None:
     config = space.normalize(asked)
     assert (config["wgmma_cluster_n"], config["wgmma_epilogue_columns"], config["wgmma_c_stages"]) == (8, 32, 2)
     assert "two sub-tiles" in " ".join(map(str, space.adjusted(asked)))
+    assert space.normalize({**asked, "wgmma_cluster_n": 2})["wgmma_cluster_n"] == 8  # rows of other lengths take 2
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"wgmma_cluster_n": 2}, "wgmma_cluster_n"),
+        ({"wgmma_cluster_n": 3}, "wgmma_cluster_n"),
         ({"wgmma_cluster_n": 16}, "16 CTAs cannot load slices of A: 64 lines"),
         ({"wgmma_pingpong": True}, "numbers per row are implemented without ping-pong"),
         ({"wgmma_k_splits": 2}, "numbers per row are implemented without ping-pong and without splitting K"),

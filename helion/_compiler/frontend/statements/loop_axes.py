@@ -111,7 +111,9 @@ def _block(s: Scope, spec: LoopSpec, size: Any, extent: Any, name: str, walked: 
     if limits.powers_of_2 and size & (size - 1) and (step is None or size % step):
         also = "" if step is None else f" or a multiple of {step}"
         raise exc.BackendUnsupported(
-            what=f"block_size={size}", backend=limits.backend, remedy=f": it must be a power of two{also}"
+            what=f"block_size={size}",
+            backend=limits.backend,
+            remedy=f": it must be a power of two{also}; helion.next_power_of_2(n) rounds up",
         )
     return s.t.blocks.new("tile", extent, size=size, name=name)
 
