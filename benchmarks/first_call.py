@@ -42,7 +42,7 @@ def doubted(cells: Sequence[Cell], target: str | None = None) -> Iterator[Cell]:
     found: dict[str, list[Cell]] = {}
     for cell in cells:
         bound = cell.function.bind(cell.args, target=target)
-        if unasked.contenders(bound.compiled.specialized, bound.default_config()):
+        if unasked.contenders(bound.variant.of, bound.default_config()):
             found.setdefault(cell.kernel, []).append(cell)
     for at in range(max(map(len, found.values()), default=0)):
         yield from (each[at] for each in found.values() if at < len(each))
@@ -63,7 +63,7 @@ def measured(cell: Cell, timer: GraphTimer) -> dict[str, Any]:
         row["seconds"][name] = time.perf_counter() - began
         bound = kernel.bind(args)
         configs[name] = bound.config
-    row["seeds"] = 1 + len(unasked.contenders(bound.compiled.specialized, bound.default_config()))
+    row["seeds"] = 1 + len(unasked.contenders(bound.variant.of, bound.default_config()))
     row["configs"] = {name: bound.short_config(configs[name]).to_dict() for name in ("none", "unset")}
     functions = {name: functools.partial(bound.compile_config(configs[name]), *args) for name in ("none", "unset")}
     times, failures = timer.time(functions)

@@ -28,8 +28,7 @@ from .._support import files as _files
 from .._support import logs as _logging
 from .._support.locks import new_lock
 from ..config import Config, as_config
-from .signature import tensors_in
-from .targets import target_of, token
+from .signature import target_of, tensors_in, token
 
 if TYPE_CHECKING:
     from .definition import Definition

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +13,7 @@ from .._support.lazy import lazy
 from ..backends import stub
 from ..backends.execution import OutOfResources
 from ..config import Config
-from .compiled import Compiled
+from .compiled import Compiled, ConfigLike
 
 if TYPE_CHECKING:
     from . import checked, repro, verification
@@ -21,8 +21,6 @@ else:
     checked = lazy("helion.runtime.checked")
     repro = lazy("helion.runtime.repro")
     verification = lazy("helion.runtime.verification")
-
-ConfigLike = Config | Mapping[str, Any] | None
 
 
 class Choice:
@@ -41,16 +39,9 @@ class Choice:
         """The config in use, if the user requested it."""
         return None if self._by_default else self.config
 
-    def full(self, config: ConfigLike, given: Sequence[Config]) -> Config:
-        """Return a full config: this one, else the one in use, the only one ``given`` to the decorator, or the default."""
-        analysis = self.compiled.specialized.analysis
-        if config is not None:
-            return analysis.full_config(config)
-        if self.config is not None:
-            return self.config
-        if len(given) == 1:
-            return analysis.full_config(given[0])
-        return self.compiled.specialized.default_config
+    def full(self, config: ConfigLike) -> Config:
+        """Return a full config: this one, else the one in use, the only one given to the decorator, or the default."""
+        return self.config if config is None and self.config is not None else self.compiled.full(config)
 
     def use(self, config: Config, *, by_default: bool = False) -> None:
         """Run a full config from now on."""
@@ -80,19 +71,19 @@ class Choice:
                 return function(*args)
             if not other:
                 with self.compiled.lock:
-                    other[:] = other or [self._of_next_backend(args)]
+                    other[:] = other or [self._of_next_backend(on_gpu)]
             assert other[0].run is not None
             return other[0].run(*args)
 
         return run
 
-    def _of_next_backend(self, args: Sequence[Any]) -> Choice:
+    def _of_next_backend(self, on_gpu: bool) -> Choice:
         """Return the choice for calls that the backend in use cannot serve."""
         of = self.compiled.specialized
         following = of.of_next_backend("tensors do not begin at multiples of 16 bytes")
         choice = Choice(self.compiled.of(following), lambda: None)
         given = [following.analysis.full_config(config) for config in of.kernel.configs[:1]]
-        choice.use(given[0] if given else choice.verified(args), by_default=True)
+        choice.use(given[0] if given else choice.verified(on_gpu), by_default=True)
         return choice
 
     def _shown(self, config: Config, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,15 +99,14 @@ class Choice:
 
     # --- configs that do not fit -----------------------------------------------------------------------------------------
 
-    def verified(self, args: Sequence[Any]) -> Config:
+    def verified(self, on_gpu: bool) -> Config:
         """Return the config that runs if none was requested: on a GPU the one verified by its binary, else the default.
 
-        Arguments that launch nothing compile nothing. If several backends are candidates, one that cannot compile is
+        A kernel that launches nothing compiles nothing. If several backends are candidates, one that cannot compile is
         replaced by the next before anything is launched.
         """
         of = self.compiled.specialized
-        compiles = (stub.active() or any(map(stub.on_gpu, args))) and of.executor.inlining is not None
-        if of.tabled is not None or not compiles or of.analysis.is_empty:
+        if of.tabled is not None or not on_gpu or of.executor.inlining is None or of.analysis.is_empty:
             return of.default_config
         with self.compiled.lock:  # other threads wait here, and find the backend that works
             config = verification.verdict_of(self.compiled).config
@@ -132,15 +122,11 @@ class Choice:
         used = of.analysis.backend.name
         _logging.say(f"helion: {of.kernel.name}: the backend {failed} failed ({reason}); using {used}")
 
-    def check_feasible(self, args: Sequence[Any]) -> None:
-        """Raise ``exc.NoFeasibleConfig`` if these arguments run on a GPU and certainly no config can launch there.
-
-        The interpreter, which runs CPU tensors, has no limits.
-        """
-        if stub.active() or any(map(stub.on_gpu, args)):
-            refusal = self.compiled.specialized.analysis.refusal()
-            if refusal is not None:
-                raise refusal
+    def check_feasible(self) -> None:
+        """Raise ``exc.NoFeasibleConfig`` if certainly no config can launch on the target."""
+        refusal = self.compiled.specialized.analysis.refusal()
+        if refusal is not None:
+            raise refusal
 
     def give_up(self, run: Callable[..., Any], error: exc.Base) -> None:
         """Replace the config after ``run`` failed, if it was not requested.

@@ -7,7 +7,7 @@ import pathlib
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .. import exc
@@ -30,6 +30,7 @@ else:
     repro = lazy("helion.runtime.repro")
 
 _LOG = _logging.logger(__name__)
+ConfigLike = Config | Mapping[str, Any] | None
 
 
 class Compiled:
@@ -43,6 +44,13 @@ class Compiled:
         #: The config that runs if none was requested, once its binary was checked.
         self.verdict: Verdict | None = None
         self._unshown: set[Config] = set()
+
+    def full(self, config: ConfigLike) -> Config:
+        """Return a full config: this one, else the only one given to the decorator, or the default."""
+        of = self.specialized
+        if config is None and len(of.kernel.configs) == 1:
+            config = of.kernel.configs[0]
+        return of.default_config if config is None else of.analysis.full_config(config)
 
     def loaded(self, config: Config) -> Callable[..., Any] | None:
         """Return the function of a full config, if it was loaded before."""
@@ -137,4 +145,4 @@ class Compiled:
         return path
 
 
-__all__ = ["Compiled"]
+__all__ = ["Compiled", "ConfigLike"]

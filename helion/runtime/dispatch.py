@@ -65,7 +65,7 @@ def leave_untraced(function: Any) -> None:
 
 
 class Bound(Protocol):
-    """A specialization that serves calls, with the config that it runs."""
+    """A variant that serves calls, with the config that it runs."""
 
     @property
     def compiled(self) -> Compiled: ...
@@ -90,9 +90,9 @@ class DispatchEntry:
 class Calls:
     """The written functions of a kernel's calls. ``forget`` drops them if an assumption of theirs may have changed."""
 
-    def __init__(self, kernel: Definition, full_way: Callable[..., Any]) -> None:
+    def __init__(self, kernel: Definition, slow_path: Callable[..., Any]) -> None:
         self._kernel = kernel
-        self._full_way = full_way
+        self._slow_path = slow_path
         self._lock = new_lock()
         self._lines: dict[Key, DispatchEntry] = {}
         # the same as a set, which is tested without hashing the keys
@@ -114,14 +114,14 @@ class Calls:
             self._buckets = {k[:-1]: self._buckets[k[:-1]] for k in kept}
             self._lines, self._known = kept, set(kept.values())
             self._recent = tuple(line for line in self._recent if kept.get(line.key) is line)
-            self._kernel.__call__ = self._recent[0].run if self._recent else self._full_way
+            self._kernel.__call__ = self._recent[0].run if self._recent else self._slow_path
 
     def miss(self, *args: Any) -> Any:
         """Handle a call that the function last used does not accept."""
         for value in args:
             if value is ABSENT:  # for the TypeError that names it
                 names = self._kernel.signature.parameters
-                return self._full_way(**{n: v for n, v in zip(names, args, strict=False) if v is not ABSENT})
+                return self._slow_path(**{n: v for n, v in zip(names, args, strict=False) if v is not ABSENT})
         recent = self._recent
         for line in recent:
             result = line.probe(*args)
@@ -136,7 +136,7 @@ class Calls:
             if found is not None and result is not MISSED:
                 self._use(found)
                 return result
-        return self._full_way(*args)
+        return self._slow_path(*args)
 
     def _use(self, line: DispatchEntry) -> None:
         """Make the next call try this one first, unless everything was forgotten meanwhile."""
@@ -197,7 +197,7 @@ def _forget_all() -> None:
 
 
 stub.on_change(_forget_all)
-in_forked_process(_forget_all)  # CUDA does not work there, which the full way says
+in_forked_process(_forget_all)  # CUDA does not work there, which the slow path says
 settings.on_change(_forget_all)  # written functions look at no settings
 
 

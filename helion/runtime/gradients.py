@@ -24,6 +24,7 @@ from ..config import Config
 from ..settings import RefMode, Settings
 from .recording import Bound, Recorder, Recording, Step
 from .sources import forget_source
+from .variant import Variant
 
 #: First lines of a module with backward kernels.
 _IMPORTS = ("import torch", "", "import helion", "import helion.language as hl")
@@ -141,7 +142,7 @@ class Differentiation:
     """The backward kernels of a bound kernel, by grid loop and by what has gradients."""
 
     kernel: Kernel
-    bound: Bound
+    variant: Variant
     recorder: Recorder
     kernels: dict[tuple[Any, ...], BackwardKernel] = field(default_factory=dict)
     direct: dict[tuple[bool, ...], Direct | None] = field(default_factory=dict)
@@ -176,13 +177,13 @@ class Differentiation:
 def differentiation(kernel: Kernel, values: tuple[Any, ...]) -> Differentiation:
     """Return the backward kernels for arguments like these; made once."""
     static = _static(kernel)
-    bound = static.bind(values)
-    if bound.differentiation is None:
+    variant = static.bind(values).variant
+    if variant.differentiation is None:
         with _MADE:
-            if bound.differentiation is None:
-                _refuse_host(kernel, bound)
-                bound.differentiation = Differentiation(static, bound, Recorder(bound))
-    found: Differentiation = bound.differentiation
+            if variant.differentiation is None:
+                _refuse_host(kernel, variant)
+                variant.differentiation = Differentiation(static, variant, Recorder(variant))
+    found: Differentiation = variant.differentiation
     return found
 
 
@@ -202,8 +203,8 @@ def _static(kernel: Kernel) -> Kernel:
     return twin
 
 
-def _refuse_host(kernel: Kernel, bound: Bound) -> None:
-    traced = bound.compiled.specialized.analysis.traced
+def _refuse_host(kernel: Kernel, variant: Variant) -> None:
+    traced = variant.analysis.traced
     if not traced.program.roots:
         raise exc.NoDeviceLoopsInKernel(kernel=kernel.name)
     check_accesses(traced.program)
@@ -342,7 +343,7 @@ def _check_arguments(kernel: Any, autotune_effort: str | None) -> None:
 
 
 def _refuse_drawn(of: Differentiation) -> None:
-    if of.bound.compiled.specialized.analysis.traced.seeds:
+    if of.variant.analysis.traced.seeds:
         raise exc.AutodiffNotSupported(
             what=f"kernel {of.kernel.name!r}, which draws random numbers, after the call",
             remedy="use kernel.differentiable(), which keeps the seed, or hl.rand with a seed that is an argument",

@@ -102,6 +102,11 @@ def check_call(kernel: Definition, values: Sequence[Any]) -> bool:
     return False
 
 
+def launches_on_gpu(values: Sequence[Any]) -> bool:
+    """Return whether a call launches on a GPU, or on the stub of one; other calls are interpreted."""
+    return stub.active() or any(map(stub.on_gpu, tensors_in(values)))
+
+
 def check_process(kernel: Definition, values: Sequence[Any]) -> None:
     """Raise ``exc.CudaInForkedProcess`` for tensors of a GPU where CUDA was initialized before this process was forked."""
     if torch.cuda._is_in_bad_fork() and any(map(stub.on_gpu, tensors_in(values))):

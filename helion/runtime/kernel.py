@@ -9,7 +9,6 @@ import inspect
 import pickle
 import sys
 import textwrap
-import threading
 import types
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, overload
@@ -23,20 +22,18 @@ from .._support import distribution as _distribution
 from .._support import logs as _logging
 from .._support import ranks
 from .._support.lazy import lazy, when_imported
-from .._support.locks import new_lock, recover
 from .._support.tracebacks import short_errors, shortened
 from ..config import Config, as_config
 from ..settings import RefMode, Settings
 from . import bind_times
 from .aot_options import AotOptions
-from .bound import BoundKernel, tune_together
+from .bound import BoundKernel
 from .definition import Definition
 from .dispatch import Calls, dispatchable, leave_untraced
 from .inputs import check_bound, check_call
-from .signature import Key, class_of, has_small_sizes
+from .signature import class_of
 from .sources import register_kernel, register_source
-from .table import BoundKernels
-from .targets import target_of, token
+from .variants import Variants
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec, TypeVar
@@ -45,13 +42,14 @@ if TYPE_CHECKING:
     from . import aot, differentiable, ref_mode
     from .graphs import calls as graph_calls
     from .graphs import dynamo
-    from .tuning import several
+    from .tuning import requests, several
 
     # a bare `helion.Kernel` in an annotation is a kernel of any function
     _Parameters = ParamSpec("_Parameters", default=...)
     _Result = TypeVar("_Result", default=Any)
 else:
     search_options = lazy("helion.autotuner.options")
+    requests = lazy("helion.runtime.tuning.requests")
     several = lazy("helion.runtime.tuning.several")
     from typing import ParamSpec, TypeVar
 
@@ -103,13 +101,9 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
                 remedy = "; decorate the function and pass all of its arguments"
             raise TypeError(f"@helion.kernel takes a plain Python function, got {type(fn).__name__}{remedy}")
         super().__init__(fn, configs=configs, settings=settings or Settings(), key=key)
-        # bound kernels by everything that code depends on, and by class of arguments, whose first one leads the class
-        self._bound: BoundKernels[BoundKernel] = BoundKernels()
-        self._classes: BoundKernels[BoundKernel] = BoundKernels()
-        self._lock = new_lock()
-        recover(self._lock, self._mend)
         self.__call__ = self._call  # type: ignore[method-assign]
         self.calls = Calls(self, self._call)
+        self.variants = Variants(self, self.calls, BoundKernel)
         _check_names(fn, self.signature)
         register_source(fn.__module__, fn.__code__.co_filename, fn.__globals__)
         register_kernel(fn, self)
@@ -125,11 +119,9 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         """
         values = self.normalize_args(*args)
         extra = None if self.key is None else self.key(*values)
-        arguments = class_of(self.arguments_key(values))
-        rest = (extra, token(target_of(self.name, values)), self.settings.checked, ranks.assumed_size())
-        table = self._bound if self.settings.static_shapes else self._classes
-        found = {pair for bound in table.of((arguments, *rest)) for pair in bound.numbers_in(values)}
-        return (arguments, extra, tuple(sorted(found, key=repr)))
+        arguments = self.arguments_key(values)
+        found = self.variants.numbers_of(values, arguments, extra)
+        return (class_of(arguments), extra, tuple(sorted(found, key=repr)))
 
     @short_errors
     def bind(
@@ -168,94 +160,32 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         """
         if bind_times.ENABLED:
             with bind_times.measured(self.name):
-                return self._bind(values, self.arguments_key(values), target, of_class)
-        return self._bind(values, self.arguments_key(values), target, of_class)
-
-    def _bind(
-        self,
-        values: tuple[Any, ...],
-        arguments: Key,
-        target: str | hardware.Target | None,
-        of_class: bool = False,
-    ) -> BoundKernel:
-        chosen = target_of(self.name, values) if target is None else hardware.target(target)
-        rest = (
-            None if self.key is None else self.key(*values),
-            token(chosen),
-            self.settings.checked,
-            ranks.assumed_size(),
-        )
-        if getattr(_THREAD, "binding", None) is not None:  # its host code runs while it is compiled
-            raise exc.NestedKernelCallsNotSupported(name=self.name)
-        of_class = of_class and not self.settings.static_shapes
-        table, key = (self._classes, (class_of(arguments), *rest)) if of_class else (self._bound, (arguments, *rest))
-        found = table.find(key, values)
-        if found is None:
-            with self._binding():
-                found = table.find(key, values) or self._made(values, arguments, chosen, rest)
-        return found
-
-    def _made(
-        self, values: tuple[Any, ...], arguments: Key, target: hardware.Target, rest: tuple[Hashable, ...]
-    ) -> BoundKernel:
-        """Make a bound kernel, or let an existing one lead its class from now on; under the lock."""
-        found = self._bound.find((arguments, *rest), values)
-        if found is None:
-            other = None if self.settings.static_shapes else self._for_any_batch(values, arguments, rest)
-            found = other or BoundKernel(self, values, arguments, target)
-            key = (arguments, *rest)
-            for gone in self._bound.add(key, found, self.calls.served, borrowed=found is other):
-                self.calls.forget(gone)
-        if not self.settings.static_shapes:
-            key = (class_of(arguments), *rest)
-            first = self._classes.find(key, values)
-            if first is None:
-                found.join(self._classes.of(key))
-                self._classes.add(key, found, self.calls.served)
-            elif first is not found:
-                found.follow(first)
-        return found
-
-    def _for_any_batch(self, values: tuple[Any, ...], arguments: Key, rest: tuple[Hashable, ...]) -> BoundKernel | None:
-        """Return a bound kernel of the class for other sizes, 0 or 1 here or there, whose code is right for these."""
-        leaders = self._classes.of((class_of(arguments), *rest))
-        small = has_small_sizes(arguments)
-        for bound in (each for first in leaders for each in (first, *first.followers)):
-            fits = (small or bound.has_small_sizes) and bound.has_numbers_of(values) and bound.is_current()
-            if fits and bound.serves(values):
-                return bound
-        return None
-
-    @contextlib.contextmanager
-    def _binding(self) -> Iterator[None]:
-        """Hold the lock of the table. A thread never holds that of two kernels, which prevents deadlock."""
-        with self._lock:
-            _THREAD.binding = self
-            try:
-                yield
-            finally:
-                _THREAD.binding = None
+                found = self.variants.find(values, self.arguments_key(values), target, of_class=of_class)
+        else:
+            found = self.variants.find(values, self.arguments_key(values), target, of_class=of_class)
+        bound: BoundKernel = found.face
+        return bound
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         """Run a call on the slow path: key, bound kernel, generated host function."""
         try:
-            return self._go_the_full_way(self.normalize_args(*args, **kwargs))
+            return self._call_slow(self.normalize_args(*args, **kwargs))
         except exc.Base as error:
             raise shortened(error)  # noqa: B904 - the same error
 
-    def _go_the_full_way(self, values: tuple[Any, ...]) -> Any:
+    def _call_slow(self, values: tuple[Any, ...]) -> Any:
         if check_call(self, values):
             return graph_calls.record(self, values)
         if self.settings.ref_mode is RefMode.EAGER:
             return ref_mode.call_eagerly(self, values)
         if self.key is not None or self.settings.checked or bind_times.ENABLED or not dispatchable(values):
-            return self.variant(values).run_unchecked(*values)
+            return self.variant(values).variant.run(*values)
         generation, arguments = self.calls.generation, self.arguments_key(values)
-        bound = self._bind(values, arguments, None)
-        config = bound.config
-        result = bound.run_unchecked(*values)
+        variant = self.variants.find(values, arguments)
+        config = variant.config
+        result = variant.run(*values)
         # the first run chooses a config, which ends a generation
-        self.calls.learn(bound, values, arguments, generation if config is not None else self.calls.generation)
+        self.calls.learn(variant, values, arguments, generation if config is not None else self.calls.generation)
         return result
 
     leave_untraced(_call)
@@ -265,16 +195,10 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         if name in _ASSUMED and "calls" in self.__dict__:
             self.calls.forget()
 
-    def _mend(self) -> None:
-        """Repair the tables in a forked process whose parent was filling them in another thread."""
-        self._bound.mend()
-        self._classes.mend()
-
     def reset(self) -> None:
         """Drop all compiled code, so that the next call compiles again."""
-        with self._lock:
-            self._bound, self._classes = BoundKernels(), BoundKernels()
-            self.static_twin = None
+        self.variants.clear()
+        self.static_twin = None
         self.calls.forget()
 
     def differentiable(self) -> differentiable.Differentiable:
@@ -320,7 +244,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         bound, first = self.variant(self.normalize_args(*args)), self.bind(args)
         config = bound.autotune(args, force=force, **options)
         if first is not bound:
-            first.use(config)
+            first.variant.use(config)
         return config
 
     def autotune_multi(
@@ -357,8 +281,10 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         if not arg_sets:
             raise exc.InvalidAPIUsage("autotune_multi takes at least one argument set.")
         sets = [self.normalize_args(*args) for args in arg_sets]
-        bound = [self.bind(args) for args in sets]
-        return tune_together(list(zip(bound, sets, strict=True)), wanted, aggregation, relative_to, cache_tag, force)
+        found = [self.bind(args).variant for args in sets]
+        return requests.tune_together(
+            list(zip(found, sets, strict=True)), wanted, aggregation, relative_to, cache_tag, force
+        )
 
     def custom_op(self, *args: Any, **kwargs: Any) -> tuple[torch._ops.OpOverload, tuple[Any, ...]]:
         """Return the operator of ``torch.library`` that represents such a call in torch graphs, and its arguments.
@@ -422,8 +348,6 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
 
 # importing torch.compile takes 1 s, which only its users should pay
 when_imported("torch._dynamo", lambda: dynamo.register(Kernel, differentiable.Differentiable))
-#: The kernel that a thread is binding, if any.
-_THREAD = threading.local()
 
 
 def _check_names(fn: types.FunctionType, signature: inspect.Signature) -> None:

@@ -22,9 +22,8 @@ from .._compiler.host.program import LAUNCHER, HostProgram, KernelLaunch
 from .._compiler.ir.grammar import Program
 from .._compiler.pipeline import differentiable
 from .._support.syntax import parse
-from ..config import Config
 from . import codecache
-from .compiled import Compiled
+from .variant import Variant
 
 _BEFORE, _AFTER = "_before_launch", "_after_launch"
 
@@ -32,12 +31,8 @@ _BEFORE, _AFTER = "_before_launch", "_after_launch"
 class Bound(Protocol):
     """Protocol of a bound kernel."""
 
-    compiled: Compiled
-    differentiation: Any
+    variant: Variant
 
-    @property
-    def config(self) -> Config | None: ...
-    def ensure_config_exists(self, args: Sequence[Any]) -> None: ...
     def to_code(self) -> str: ...
 
 
@@ -84,18 +79,18 @@ class _Place:
 
 
 class Recorder:
-    """Recorder that runs the host code of a bound kernel with its default config."""
+    """Recorder that runs the host code of a variant with its config."""
 
-    def __init__(self, bound: Bound) -> None:
-        of = bound.compiled.specialized
+    def __init__(self, variant: Variant) -> None:
+        of = variant.of
         analysis = of.analysis
         self.name = of.kernel.name
         self.program = differentiable(analysis.traced)
         self.reads = tuple(read_tensors(self.program, at) for at in range(len(self.program.roots)))
         self.writes = tuple(written_tensors(self.program, at) for at in range(len(self.program.roots)))
-        bound.ensure_config_exists(of.sample())
-        assert bound.config is not None
-        code = analysis.code(bound.config)
+        variant.ensure_config_exists(of.sample())
+        assert variant.config is not None
+        code = analysis.code(variant.config)
         module = codecache.load(code.text, self.name, of.executor.prepare)
         host = self.program.host
         captured = (name for names in host.captures.values() for name in names)

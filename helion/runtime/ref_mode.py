@@ -32,8 +32,7 @@ from ..language.loops import jagged_tile
 from ..language.matmul import FLOAT8, accumulator_dtype, product
 from .checked import checking
 from .definition import Definition
-from .signature import tensors_in
-from .targets import target_of
+from .signature import target_of, tensors_in
 
 if TYPE_CHECKING:
     from .. import pipeline

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from .signature import mapped
 
 
 def remember(value: Any) -> Any:
@@ -49,20 +49,3 @@ class RememberedTensor:
 
 def _remembered(tensor: torch.Tensor) -> RememberedTensor:
     return RememberedTensor(weakref.ref(tensor), tensor.dtype, tuple(tensor.shape), tensor.stride())
-
-
-def mapped(value: Any, kind: type | tuple[type, ...], convert: Callable[[Any], Any]) -> Any:
-    """Convert everything of ``kind`` in a value, including tuples, lists, dicts and dataclasses."""
-    if isinstance(value, kind):
-        return convert(value)
-    if isinstance(value, (tuple, list)) and type(value) is not torch.Size:
-        items = [mapped(item, kind, convert) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, dict):
-        return {key: mapped(item, kind, convert) for key, item in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        changed = copy.copy(value)
-        for each in fields(value):
-            object.__setattr__(changed, each.name, mapped(getattr(value, each.name), kind, convert))  # may be frozen
-        return changed
-    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import functools
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
+from .. import exc, hardware, knobs
 from .._exact import exact_key, is_constant
 from .._shapes import CONCRETE_TENSORS, SYMBOLIC, WIDE, SizeClasses, has_wide_offsets, shared_memory, static_dims
 from ..backends.execution import SizeTable
@@ -347,6 +349,23 @@ def tensors_in(values: Iterable[Any], closures: bool = False) -> Iterator[torch.
             yield from tensors_in((*cells, *(value.__defaults__ or ())), closures)
 
 
+def mapped(value: Any, kind: type | tuple[type, ...], convert: Callable[[Any], Any]) -> Any:
+    """Convert everything of ``kind`` in a value, including tuples, lists, dicts and dataclasses."""
+    if isinstance(value, kind):
+        return convert(value)
+    if isinstance(value, (tuple, list)) and type(value) is not torch.Size:
+        items = [mapped(item, kind, convert) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {key: mapped(item, kind, convert) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changed = copy.copy(value)
+        for each in dataclasses.fields(value):
+            object.__setattr__(changed, each.name, mapped(getattr(value, each.name), kind, convert))  # may be frozen
+        return changed
+    return value
+
+
 def ask(value: Any, step: tuple[Any, ...]) -> Any:
     """Call a method, given as its name and its arguments."""
     method, *given = step
@@ -400,3 +419,40 @@ class UsualInputs:
             values = [value for value in values if type(value) in _TENSORS]
         # a nested tensor that is asked for its strides, as the check does, ends the process
         return len(values) == known[0] and not any(value.is_nested for value in values) and known[1](*values)
+
+
+# --- the target ----------------------------------------------------------------------------------------------------------
+
+_NUMBERS = itertools.count()
+_TOKENS: dict[int, tuple[hardware.Target, int]] = {}
+
+
+def target_of(kernel: str, values: tuple[Any, ...]) -> hardware.Target:
+    """Return the target of CUDA tensors among the arguments, else ``HELION_TARGET``. Raises ``exc.NoTensorArgs``."""
+    device = next((v.device for v in values if type(v) in CONCRETE_TENSORS), None)
+    if device is None:
+        device = next((t.device for t in tensors_in(values)), None)
+    if device is None:
+        device = next((v for v in values if isinstance(v, torch.device)), None)
+    if device is None:
+        raise exc.NoTensorArgs(kernel=kernel)
+    if device.type == "cuda" and torch.cuda.is_available():
+        return hardware.from_device_properties(
+            device.index if device.index is not None else torch.cuda.current_device()
+        )
+    return hardware.target(knobs.TARGET.read() or hardware.DEFAULT_TARGET)
+
+
+def token(target: hardware.Target) -> int:
+    """Return a number for a target, equal for equal ones; hashing all its fields is slower than a whole call."""
+    known = _TOKENS.get(id(target))
+    if known is None or known[0] is not target:
+        if len(_TOKENS) >= 256:
+            _TOKENS.clear()
+        known = _TOKENS[id(target)] = (target, _number_of(target))
+    return known[1]
+
+
+@functools.lru_cache(maxsize=256)
+def _number_of(target: hardware.Target) -> int:
+    return next(_NUMBERS)

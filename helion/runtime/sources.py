@@ -69,7 +69,7 @@ class Elsewhere:
         kernel = self._kernel() if number is None else None
         if kernel is None:
             return mismatch(number, names)
-        return kernel.variant(names).run_unchecked(*names)
+        return kernel.variant(names).variant.run(*names)
 
     def _kernel(self) -> Any:
         known = _KERNELS.get(self._key)

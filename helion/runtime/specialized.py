@@ -115,9 +115,9 @@ class Specialized:
         """The config that runs if nothing was tuned: the one in the kernel's table, else the compiler's choice."""
         return self.tabled or self.analysis.default_config
 
-    def analyse(self, values: tuple[Any, ...]) -> None:
-        """Trace the kernel, and record the numbers in ``values`` that its code depends on."""
-        warnings = self.analysis.traced.warnings
+    def analyse(self) -> None:
+        """Trace the kernel, and record the numbers in its arguments that its code depends on."""
+        warnings, values = self.analysis.traced.warnings, self.sample()
         self.numbers = tuple((name, at, pick(values, at)) for name, at in self.analysis.traced.specialized.items())
         self.warn(warnings)
 

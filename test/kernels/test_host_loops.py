@@ -582,7 +582,7 @@ def test_warnings_come_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_refused_launch_in_a_loop_is_not_tried_again() -> None:
     def repeatable(bound: Any) -> bool:
-        return bound._choice._is_repeatable(bound.config)
+        return bound.variant.choice._is_repeatable(bound.config)
 
     once = helion.kernel(two_loops.fn).bind((_tensor(50), 1, 2))
     once(_tensor(50), 1, 2)

@@ -377,7 +377,7 @@ def test_a_tensor_of_other_sizes_is_launched_for_what_it_is() -> None:
         ARRAY[:] = np.arange(ARRAY.size).reshape(shape)
         torch.testing.assert_close(of_array(x), torch.from_numpy(ARRAY) + shape[0])
         assert torch.equal(x, torch.full((3,), float(calls)))
-    assert len(of_array._bound) == 1
+    assert len(of_array.variants) == 1
 
 
 def test_modes_that_change_results() -> None:

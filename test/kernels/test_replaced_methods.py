@@ -149,10 +149,10 @@ def test_an_object_has_a_method_of_its_own(monkeypatch):
 
 def test_class_methods_do_not_bind_anew():
     of_class(X)
-    count = len(of_class._bound) if hasattr(of_class, "_bound") else None
+    count = len(of_class.variants) if hasattr(of_class, "variants") else None
     bound = of_class.bind((X,))
     assert of_class.bind((X,)) is bound
-    assert count is None or len(of_class._bound) == count
+    assert count is None or len(of_class.variants) == count
 
 
 def test_a_module_has_another_forward(monkeypatch):

@@ -304,7 +304,7 @@ def test_the_mark_is_no_number_that_computing_gives(dtype: torch.dtype) -> None:
 
 def ptx(kernel: helion.Kernel, *args: Any) -> str:
     bound = kernel.bind(args, target="sm_90")
-    code = bound._analysis.code(bound._full(None))
+    code = bound._analysis.code(bound.variant.full(None))
     module = bound.compile_config(allow_print=False)
     (name,) = code.plan.kernel_names
     signature = offline_signature(code.plan, bound.target, 0)

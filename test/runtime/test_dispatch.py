@@ -212,8 +212,8 @@ def test_dynamic_sizes_keep_to_their_classes(stub: StubDriver) -> None:
         copy_of(x)
         assert stub.launches[-1].grid[0] == -(-shape[0] // 16) * -(-shape[1] // 16)
     keys = {copy_of.specialization_key((torch.randn(s),)) for s in ((40, 50), (40, 40), (1, 50), (50, 1))}
-    assert len(copy_of._bound) == 4
-    assert len(copy_of._classes) == len(keys) == 1
+    assert len(copy_of.variants) == 4
+    assert copy_of.variants.count_leaders() == len(keys) == 1
     compiled = {copy_of.variant((torch.randn(s),)) for s in ((40, 50), (40, 40), (1, 50), (50, 1))}
     assert len(compiled) == 2  # that of equal sizes knows them to be equal
 
@@ -224,7 +224,7 @@ def test_static_dimensions_of_dynamic_kernels(stub: StubDriver) -> None:
     fixed._dynamo_static_indices = {0}  # what torch._dynamo.mark_static leaves
     for pair in ((x, x.clone()), (fixed, x), (x, x.clone()), (fixed, x)):
         add(*pair)
-    assert len(add._bound) == 2
+    assert len(add.variants) == 2
 
 
 def test_numbers_count_by_type_and_width(stub: StubDriver) -> None:
@@ -238,12 +238,12 @@ def test_numbers_count_by_type_and_width(stub: StubDriver) -> None:
     x = torch.randn(64)
     for n in (3, 4, 3.5, True, 2**40, 3, 2.5, False, 2**41):
         scaled(x, n)
-    assert len(scaled._bound) == 4
+    assert len(scaled.variants) == 4
     scaled(x, 3, None)
     scaled(x, 3, "a")
     scaled(x, 3, "b")
     scaled(x, 3, torch.float32)
-    assert len(scaled._bound) == 7
+    assert len(scaled.variants) == 7
 
 
 @pytest.mark.parametrize("values", [(3, 4, 3), (0.5, 0.25, 0.5), (0.0, -0.0, 0.0), (True, 1, True), ("a", "b", "a")])
@@ -259,7 +259,7 @@ def test_constants_count_by_value(stub: StubDriver, values: tuple[Any, ...]) -> 
     for value in values:
         repeated(x, value)
         bound = repeated.bind((x, value))
-        constant = dict(zip(bound.kernel.signature.parameters, bound._of.sample(), strict=True))["n"]
+        constant = dict(zip(bound.kernel.signature.parameters, bound.variant.of.sample(), strict=True))["n"]
         assert constant == value
         assert type(constant) is type(value)
 
@@ -275,7 +275,7 @@ def test_zeros_and_nan_are_found_again(stub: StubDriver, no_full_way: Any) -> No
     x = torch.randn(64)
     for value in (0.0, -0.0, float("nan")):
         repeated(x, value)
-    assert len(repeated._bound) == 3
+    assert len(repeated.variants) == 3
     no_full_way(repeated)
     for value in (0.0, -0.0, float("nan"), 0.0, -float("-0.0")):
         repeated(x, value)
@@ -295,7 +295,7 @@ def test_functions_count_by_code(stub: StubDriver, no_full_way: Any) -> None:
     functions = [lambda v: v + 1, lambda v: v * 2]
     for f in functions:
         mapped(x, f)
-    assert len(mapped._bound) == 2
+    assert len(mapped.variants) == 2
     no_full_way(mapped)
     for f in functions:
         mapped(x, f)
@@ -354,7 +354,7 @@ def test_aliases_of_written_tensors_are_told_apart(stub: StubDriver) -> None:
     pairs = ((torch.randn(64), torch.randn(64)), (both[:64], both[64:]))
     for pair in (*pairs, *pairs):
         increment(*pair)
-    assert len(increment._bound) == 2
+    assert len(increment.variants) == 2
     lines = list(increment.calls._lines.values())
     assert len(lines) == 2
     for pair in pairs:

@@ -97,10 +97,10 @@ def test_constant_arguments(form: int) -> None:
     kernel, x = helion.kernel(filled.fn, config=ONE_CONFIG), torch.ones(11)
     for value in (0.0, -0.0, 0.0, math.inf, -math.inf):
         assert bits(kernel(x, _numbers(value)[form])) == bits_of(value)
-    count = len(kernel._bound)
+    count = len(kernel.variants)
     for _ in range(3):
         assert kernel(x, _numbers(fresh_nan())[form]).isnan().all()
-    assert len(kernel._bound) == count + 1
+    assert len(kernel.variants) == count + 1
 
 
 def closure(s: Any) -> Callable[..., Any]:
@@ -139,7 +139,7 @@ def test_functions(definition: Any, make: Callable[[Any], Callable[..., Any]]) -
             assert bits(kernel(x, make(_numbers(value)[form]))) == bits_of(value)
         for _ in range(3):
             assert kernel(x, make(_numbers(fresh_nan())[form])).isnan().all()
-        assert len(kernel._bound) == 3
+        assert len(kernel.variants) == 3
 
 
 def test_a_constant_function_whose_closure_changes() -> None:
@@ -187,12 +187,12 @@ def test_globals(monkeypatch: pytest.MonkeyPatch) -> None:
                 HELD.value = number
             expected = bits_of(number)
             assert bits(of_globals(x)[at]) == expected
-    count = len(of_globals._bound)
+    count = len(of_globals.variants)
     for _ in range(3):  # made anew, and the same constants
         monkeypatch.setitem(globals(), "GLOBAL", fresh_nan())
         monkeypatch.setitem(globals(), "PAIR", (float("0"), int("1")))
         assert of_globals(x)[0].isnan().all()
-    assert len(of_globals._bound) == count + 1
+    assert len(of_globals.variants) == count + 1
 
 
 ORDER: dict[Any, float] = {"a": 1.0, "b": 2.0}
@@ -248,7 +248,7 @@ def test_types_and_specialized_numbers() -> None:
         assert bits(specialized(x, value)) == bits_of(value)
     for _ in range(3):
         assert specialized(x, fresh_nan()).isnan().all()
-    assert len(specialized._bound) == 3
+    assert len(specialized.variants) == 3
 
 
 def test_keys() -> None:

@@ -221,7 +221,7 @@ def test_calls_that_have_changed_something_are_not_made_again(failing: Callable[
     made = failing()
     kernel = helion.kernel(in_two_phases)
     bound = kernel.bind((x,))
-    bound.ensure_config_exists((x,))
+    bound.variant.ensure_config_exists((x,))
     made.errors = [None, TOO_BIG]
     with pytest.raises(exc.TritonError):
         kernel(x)
@@ -287,11 +287,11 @@ def test_whole_rows_that_never_fit_are_refused_before_anything_is_compiled(
         "once: loop over it with hl.tile, as examples/matmul_*_tiled.py do, or split it"
     )
     with stub_driver() as stub:
-        for run in (bound, lambda *args: bound.ensure_config_exists(args), lambda *args: bound.autotune(args)):
+        for run in (bound, lambda *args: bound.variant.ensure_config_exists(args), lambda *args: bound.autotune(args)):
             with pytest.raises(exc.NoFeasibleConfig) as caught:
                 run(*args)
             assert caught.value.message == expected and caught.value.location is not None
-    assert not stub.launches and not bound.compiled._functions
+    assert not stub.launches and not bound.variant.compiled._functions
     assert "no config given" not in capsys.readouterr().err
     assert json.loads(bound.explain("json"))["refusal"] == expected and expected in bound.explain()
     assert "softmax_of_product" in bound.to_triton_code()
@@ -311,7 +311,7 @@ def test_what_may_fit_is_not_refused() -> None:
     args = wide(8192)
     with stub_driver():
         given = helion.kernel(softmax_of_product, config=Config(block_sizes=[1, 16])).bind(args, target="sm_90")
-        given.ensure_config_exists(args)  # the user's own
+        given.variant.ensure_config_exists(args)  # the user's own
         empty = wide(8192, m=0)
         kernel = helion.kernel(softmax_of_product)
         assert kernel.bind(empty, target="sm_90")(*empty).shape == (0, 8192)  # launches nothing

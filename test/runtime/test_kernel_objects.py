@@ -206,7 +206,7 @@ def test_the_least_recently_used_go(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = {n: kernel.bind((tensors[n],)) for n in (2, 3, 4)}
     assert kernel.bind((tensors[2],)) is bound[2]
     kernel.bind((tensors[5],))
-    assert len(kernel._bound) == 3
+    assert len(kernel.variants) == 3
     assert kernel.bind((tensors[2],)) is bound[2] and kernel.bind((tensors[4],)) is bound[4]
     assert kernel.bind((tensors[3],)) is not bound[3]
     monkeypatch.setenv("HELION_MAX_SPECIALIZATIONS", "0")
@@ -227,7 +227,7 @@ def test_many_shapes_keep_to_the_bound_in_threads(monkeypatch: pytest.MonkeyPatc
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(kernel._bound) == sum(map(len, kernel._bound._variants.values())) == 8
+    assert len(kernel.variants) == sum(map(len, kernel.variants._exact._variants.values())) == 8
 
 
 def test_a_bound_kernel_says_what_it_is_bound_to() -> None:

@@ -122,10 +122,10 @@ def test_the_script_runs_and_its_kernel_is_the_same(name: str, tmp_path: Path) -
     expected = kernel(*args)
     assert (result.shape, result.stride(), result.dtype) == (expected.shape, expected.stride(), expected.dtype)
     again = next(v for v in names.values() if isinstance(v, helion.Kernel))
-    ((held,),) = again._bound._variants.values()
+    ((held,),) = again.variants._exact._variants.values()
     known = kernel.bind(args)
     text = known.to_triton_code(known.default_config(), output_origin_lines=False)
-    assert _without_module(held.entry.to_triton_code(output_origin_lines=False)) == _without_module(text)
+    assert _without_module(held.entry.face.to_triton_code(output_origin_lines=False)) == _without_module(text)
 
 
 def _without_module(text: str) -> list[str]:
@@ -251,8 +251,8 @@ def test_the_cache_key_and_path_of_a_config() -> None:
 def test_a_config_can_be_chosen_without_a_call() -> None:
     x = torch.ones(5)
     bound = helion.kernel(add_one.fn).bind((x,))
-    bound.ensure_config_exists((x,))
-    assert bound.config == bound.default_config() and bound._choice.run is not None
+    bound.variant.ensure_config_exists((x,))
+    assert bound.config == bound.default_config() and bound.variant.choice.run is not None
     bound.set_config({"block_sizes": [2]})
-    bound.ensure_config_exists((x,))
+    bound.variant.ensure_config_exists((x,))
     assert bound.config != bound.default_config()

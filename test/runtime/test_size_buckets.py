@@ -85,7 +85,7 @@ def test_only_sizes_of_tiles_grids_and_whole_dimensions_matter() -> None:
     hints = [b.hint for b in dynamic(product).bind((x, meta(300, 5000))).bucket]
     assert hints == [256, 4096, 4096, 4096]
     bound = dynamic(first).bind((meta(9000), 100, meta(5, 5)))
-    assert [b.hint for b in bound.bucket] == [256] and dict(bound._of.buckets.origins) == {"n": ("arg", 1)}
+    assert [b.hint for b in bound.bucket] == [256] and dict(bound.variant.of.buckets.origins) == {"n": ("arg", 1)}
     for kernel in (
         dynamic(nothing_to_size),
         dynamic(softmax, size_hints=()),
@@ -175,10 +175,10 @@ def test_a_bucket_is_compiled_when_it_is_called_and_runs_what_it_says() -> None:
     arguments = {n: (torch.empty(300, n),) for n in (10, 200, 3000)}
     with stub_driver():
         for at, args in enumerate(arguments.values()):
-            assert len(kernel._bound) == at
+            assert len(kernel.variants) == at
             kernel(*args)
         bound = {n: kernel.bind(args) for n, args in arguments.items()}
-        assert len(set(bound.values())) == 3 and len(kernel._bound) == 3
+        assert len(set(bound.values())) == 3 and len(kernel.variants) == 3
         for n, each in bound.items():
             assert each is kernel.variant(arguments[n])
             assert each.config == each.default_config() == each.seeds[0].config
@@ -188,8 +188,8 @@ def test_a_bucket_is_compiled_when_it_is_called_and_runs_what_it_says() -> None:
         for n in (10, 200, 3000, 26, 216, 3008, 42, 4000) * 3:
             kernel(torch.empty(300, n))
             (line,) = (line for line in kernel.calls._known if line.run is kernel.__call__)
-            assert line.bound is bound[10 if n <= 64 else 200 if n <= 256 else 3000]
-        assert len(kernel._bound) == len(kernel.calls._known) == 3
+            assert line.bound is bound[10 if n <= 64 else 200 if n <= 256 else 3000].variant
+        assert len(kernel.variants) == len(kernel.calls._known) == 3
         generation = kernel.calls.generation
         for n in (10, 200, 3000) * 10:
             kernel(*arguments[n])
@@ -202,7 +202,7 @@ def test_numbers_among_the_arguments_have_buckets_too() -> None:
     with stub_driver():
         for n in (10, 100, 9000, 11, 101, 8999) * 3:
             kernel(x, n, x)
-        assert len(kernel._bound) == 3
+        assert len(kernel.variants) == 3
     for n in (10, 100, 9000):
         torch.testing.assert_close(kernel(x, n, x), x[:n] + 9000)
 
@@ -243,7 +243,7 @@ def test_a_config_that_is_set_is_that_of_all_sizes(three: Any) -> None:
         torch.testing.assert_close(kernel(x), torch.softmax(x, -1))
         assert each.config["block_sizes"] == [2] and each.config["num_warps"] == 2
     later = kernel.bind((torch.randn(300, 40),))  # bound afterwards
-    later.ensure_config_exists((torch.randn(300, 40),))
+    later.variant.ensure_config_exists((torch.randn(300, 40),))
     assert later not in bound and later.config["num_warps"] == 2
 
 

@@ -18,7 +18,8 @@ from helion import exc
 from helion.autotuner.cache.store import default_store
 from helion.autotuner.options import GENERATION, Options
 from helion.backends.stub import stub_driver
-from helion.runtime.tuning import at_call, autotune, evaluator, loaded, session, unasked
+from helion.runtime import policies
+from helion.runtime.tuning import autotune, evaluator, loaded, session, unasked
 from helion.runtime.tuning.session import Candidate
 from helion.settings import Settings
 
@@ -42,7 +43,7 @@ def check(found: Any, x: torch.Tensor) -> None:
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HELION_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(at_call, "stub", types.SimpleNamespace(on_gpu=lambda value: isinstance(value, torch.Tensor)))
+    monkeypatch.setattr(policies, "stub", types.SimpleNamespace(on_gpu=lambda value: isinstance(value, torch.Tensor)))
     loaded.forget_loaded()
 
 
@@ -260,7 +261,7 @@ def interrupted(*args: Any) -> Any:
 def test_seeds_that_are_predicted_to_be_faster_contend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unasked, "MOST", 2)
     bound = kernel().bind((torch.empty(4096, 5000, device="meta"),), target="h200")
-    seeds, of = bound.seeds, bound.compiled.specialized
+    seeds, of = bound.seeds, bound.variant.of
     by_time = sorted(seeds, key=lambda seed: seed.predicted.time_us)
     fastest, slowest = by_time[0], by_time[-1]
     assert len(seeds) > 1 and fastest.predicted.time_us < slowest.predicted.time_us

@@ -35,7 +35,7 @@ from helion.backends.cute.toolchain.shared_object import CompilationFailed
 from helion.backends.triton.toolchain.chain import TritonToolchain
 from helion.backends.triton.toolchain.ending import ending_assembler
 from helion.runtime import compiled, stub_driver, verdicts, verification
-from helion.runtime.bound import BoundKernel
+from helion.runtime.variant import Variant
 from helion.runtime.verdict import Rejected, Verdict
 from helion.runtime.verification import ALLOWED_SPILL_BYTES, MORE_TRIES, MOST_SLOW, Taken, decide
 
@@ -150,11 +150,11 @@ GOOD = {"block_sizes": [64, 64, 32], "num_warps": 4, "num_stages": 2}
 def planted(monkeypatch: pytest.MonkeyPatch, *configs: dict[str, Any], **options: Any) -> helion.Kernel:
     """A kernel whose seeds, in this order and the first the default, are ``configs``."""
     kernel = helion.kernel(product, backend="triton", **options)
-    ordinary = BoundKernel.__init__
+    ordinary = Variant.__init__
 
-    def bind(bound: BoundKernel, *args: Any) -> None:
-        ordinary(bound, *args)
-        analysis = bound._of.analysis
+    def bind(variant: Variant, *args: Any) -> None:
+        ordinary(variant, *args)
+        analysis = variant.analysis
         full = [analysis.space.normalize(config) for config in configs]
         seeds = tuple(Seed(config=c, heuristic="Planted", reason="", predicted=PREDICTED) for c in full)
         analysis.__dict__["seeds"] = SeedReport(seeds=seeds, declined=())
@@ -162,7 +162,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, *configs: dict[str, Any], **options
         predict = analysis.predict
         monkeypatch.setattr(analysis, "predict", lambda config: PREDICTED if config in full else predict(config))
 
-    monkeypatch.setattr(BoundKernel, "__init__", bind)
+    monkeypatch.setattr(Variant, "__init__", bind)
     return kernel
 
 
@@ -220,7 +220,7 @@ def test_the_launch_finds_the_binary_that_was_looked_at(monkeypatch: pytest.Monk
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache / "triton"))
     kernel = planted(monkeypatch, GOOD)
     bound = kernel.bind((X, Y))
-    verification.verdict_of(bound.compiled)
+    verification.verdict_of(bound.variant.compiled)
     made = set((cache / "triton").rglob("*.cubin"))
     with stub_driver():
         kernel(X, Y)
@@ -250,7 +250,7 @@ def test_threads_check_once(monkeypatch: pytest.MonkeyPatch, measured: list[Conf
 
     def call(at: int) -> Any:
         start.wait()
-        bound.ensure_config_exists((X, Y))
+        bound.variant.ensure_config_exists((X, Y))
         return bound.config
 
     with stub_driver(), ThreadPoolExecutor(6) as pool:
@@ -268,7 +268,7 @@ def test_a_compiler_that_refuses_a_seed_and_one_that_is_not_there(monkeypatch: p
 
     monkeypatch.setattr(TritonToolchain, "resources", resources)
     kernel = planted(monkeypatch, SPILLS, GOOD)
-    found = verification.verdict_of(kernel.bind((X, Y)).compiled)
+    found = verification.verdict_of(kernel.bind((X, Y)).variant.compiled)
     assert found.config["block_sizes"] == GOOD["block_sizes"]
     assert found.rejected[0].reason == "does not compile: PassManager::run failed" and not found.rejected[0].fits
 
@@ -278,8 +278,8 @@ def test_a_compiler_that_refuses_a_seed_and_one_that_is_not_there(monkeypatch: p
     monkeypatch.setattr(TritonToolchain, "resources", missing)
     kernel = planted(monkeypatch, GOOD, SPILLS)
     bound = kernel.bind((X, Y))
-    assert verification.verdict_of(bound.compiled) == Verdict(config=bound.default_config())
-    assert verdicts.kept(bound._of, {bound.default_config()}) is None, "nothing is known for the next process"
+    assert verification.verdict_of(bound.variant.compiled) == Verdict(config=bound.default_config())
+    assert verdicts.kept(bound.variant.of, {bound.default_config()}) is None, "nothing is known for the next process"
 
 
 @pytest.fixture
@@ -317,11 +317,11 @@ def test_a_seed_that_compiles_too_long_is_given_up(
     assert time.monotonic() - began < 60 and calls.read_text().count("\n") >= 2
     bound = kernel.bind((X, Y))
     assert bound.config is not None and bound.config["block_sizes"] == GOOD["block_sizes"]
-    found = verification.verdict_of(bound.compiled)
+    found = verification.verdict_of(bound.variant.compiled)
     assert [each.reason for each in found.rejected] == ["does not compile: ptxas was ended after 1 s"]
     assert "ptxas was ended after 1 s" in capsys.readouterr().err
     monkeypatch.setenv("HELION_COMPILE_LIMIT_SECONDS", "7")
-    assert verdicts.kept(bound._of, {bound.config}) is None, "another limit has verdicts of its own"
+    assert verdicts.kept(bound.variant.of, {bound.config}) is None, "another limit has verdicts of its own"
 
 
 def test_after_two_that_are_given_up_the_last_one_compiles_as_long_as_it_takes(
@@ -339,7 +339,7 @@ def test_after_two_that_are_given_up_the_last_one_compiles_as_long_as_it_takes(
         return ordinary(self, config, **options)
 
     monkeypatch.setattr(compiled.Compiled, "resources", resources)
-    found = verification.verdict_of(bound.compiled)
+    found = verification.verdict_of(bound.variant.compiled)
     assert found.config == bound.conservative_config() and given == [1, 1, None]
     reasons = [each.reason for each in found.rejected]
     assert reasons[:2] == ["does not compile: ptxas was ended after 1 s"] * 2
@@ -360,7 +360,9 @@ def test_without_a_limit_ptxas_is_waited_for(
 
     monkeypatch.setattr(compiled.Compiled, "resources", resources)
     bound = planted(monkeypatch, GOOD).bind((X, Y))
-    assert verification.verdict_of(bound.compiled).config["block_sizes"] == GOOD["block_sizes"] and given == [None]
+    assert verification.verdict_of(bound.variant.compiled).config["block_sizes"] == GOOD["block_sizes"] and given == [
+        None
+    ]
 
 
 def test_only_processes_of_the_assembler_are_ended(tmp_path: pathlib.Path) -> None:
@@ -385,13 +387,13 @@ def test_what_the_device_refuses_is_known_to_the_next_process(monkeypatch: pytes
     kernel = planted(monkeypatch, GOOD, SPILLS)
     bound = kernel.bind((X, Y))
     first, second = (seed.config for seed in bound.seeds)
-    assert verification.give_up(bound.compiled, first, str(OutOfResources(3, 2, "shared memory"))) == second
+    assert verification.give_up(bound.variant.compiled, first, str(OutOfResources(3, 2, "shared memory"))) == second
     kernel.reset()
     again = kernel.bind((X, Y))
-    found = verification.verdict_of(again.compiled)
+    found = verification.verdict_of(again.variant.compiled)
     assert found.config == second and "Required: 3" in found.rejected[0].reason
-    assert verification.give_up(again.compiled, second, "") == again.conservative_config()
-    assert verification.give_up(again.compiled, again.conservative_config(), "") is None
+    assert verification.give_up(again.variant.compiled, second, "") == again.conservative_config()
+    assert verification.give_up(again.variant.compiled, again.conservative_config(), "") is None
 
 
 # --- on disk -------------------------------------------------------------------------------------------------------------
@@ -416,11 +418,11 @@ def verdict_files(cache: pathlib.Path) -> list[pathlib.Path]:
 )
 def test_what_is_no_verdict_is_made_again(content: bytes, monkeypatch: pytest.MonkeyPatch, cache: pathlib.Path) -> None:
     bound = planted(monkeypatch, GOOD).bind((X, Y))
-    expected = verification.verdict_of(bound.compiled)
+    expected = verification.verdict_of(bound.variant.compiled)
     (file,) = verdict_files(cache)
     file.write_bytes(content)
-    bound.compiled.verdict = None
-    assert verification.verdict_of(bound.compiled) == expected
+    bound.variant.compiled.verdict = None
+    assert verification.verdict_of(bound.variant.compiled) == expected
     assert Verdict.from_dict(json.loads(file.read_text())) == expected
 
 
@@ -436,7 +438,7 @@ def test_a_disk_that_takes_nothing_costs_one_line(
 
     monkeypatch.setattr(files, "write_whole", fails)
     logs.say_once.cache_clear()
-    assert verification.verdict_of(bound.compiled).config["block_sizes"] == GOOD["block_sizes"]
+    assert verification.verdict_of(bound.variant.compiled).config["block_sizes"] == GOOD["block_sizes"]
     assert "other processes check their seeds again" in capsys.readouterr().err
     assert not verdict_files(cache) and expected is bound.compile_config(GOOD)
 
@@ -444,13 +446,13 @@ def test_a_disk_that_takes_nothing_costs_one_line(
 def test_no_cache_is_asked_for(monkeypatch: pytest.MonkeyPatch, cache: pathlib.Path, measured: list[Config]) -> None:
     monkeypatch.setenv("HELION_SKIP_CACHE", "1")
     for _ in range(2):
-        verification.verdict_of(planted(monkeypatch, GOOD).bind((X, Y)).compiled)
+        verification.verdict_of(planted(monkeypatch, GOOD).bind((X, Y)).variant.compiled)
     assert not verdict_files(cache) and len(measured) == 2
 
 
 def test_verdicts_are_apart_by_code_target_and_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def key(target: str, *args: torch.Tensor) -> str:
-        return verdicts._key(helion.kernel(product).bind(args, target=target)._of)
+        return verdicts._key(helion.kernel(product).bind(args, target=target).variant.of)
 
     keys = {
         key("sm_90", X, Y),
@@ -472,18 +474,18 @@ def test_readers_see_whole_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
         Verdict(config=first),
         Verdict(config=second, rejected=(Rejected(config=first, reason="spills " * 2000, fits=True),)),
     ]
-    verdicts.keep(bound._of, written[0])
+    verdicts.keep(bound.variant.of, written[0])
     done = threading.Event()
 
     def write() -> None:
         for each in itertools.islice(itertools.cycle(written), 200):
-            verdicts.keep(bound._of, each)
+            verdicts.keep(bound.variant.of, each)
         done.set()
 
     with ThreadPoolExecutor(2) as pool:
         writers = [pool.submit(write) for _ in range(2)]
         while not done.is_set():
-            assert verdicts.kept(bound._of, {first, second}) in written
+            assert verdicts.kept(bound.variant.of, {first, second}) in written
         for writer in writers:
             writer.result()
 
@@ -519,7 +521,7 @@ def test_products_of_the_cute_backend_are_checked_too(binaries: list[Audit | Exc
     configs = [seed.config for seed in bound.seeds]
     assert len(configs) > 2 and bound.default_config() == configs[0]
     binaries += [binary(100), CompilationFailed("ptxas gave up"), binary(3)]
-    found = verification.verdict_of(bound.compiled)
+    found = verification.verdict_of(bound.variant.compiled)
     assert found.config == configs[2]
     assert [each.reason for each in found.rejected] == [
         "spills 400 bytes per thread",
@@ -528,14 +530,14 @@ def test_products_of_the_cute_backend_are_checked_too(binaries: list[Audit | Exc
     assert not binaries
     kernel.reset()
     again = kernel.bind((a, a), target="h200")
-    assert verification.verdict_of(again.compiled) == found
+    assert verification.verdict_of(again.variant.compiled) == found
 
 
 def test_without_the_dsl_the_default_is_left_to_its_launch(binaries: list[Audit | Exception]) -> None:
     a = torch.empty(64, 64, dtype=torch.bfloat16, device="meta")
     bound = helion.kernel(products.matmul.fn, backend="cute").bind((a, a), target="h200")
     binaries += [ToolMissing("no DSL"), ToolMissing("no DSL")]
-    assert verification.verdict_of(bound.compiled) == Verdict(config=bound.default_config())
+    assert verification.verdict_of(bound.variant.compiled) == Verdict(config=bound.default_config())
     with pytest.raises(exc.BaseError):
         bound.resources()
 

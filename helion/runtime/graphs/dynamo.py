@@ -14,7 +14,7 @@ from torch._dynamo.variables.builder import SourcelessBuilder, VariableBuilder
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
 from ..._support import logs as _logging
-from ..remembered import mapped
+from ..signature import mapped
 from .outcome import tensors_of
 from .trees import Leaf, whole
 

@@ -7,20 +7,17 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from ...config import Config
 from ...settings import Settings
-from ..compiled import Compiled
+from ..variant import Variant
 
 
 class BoundKernel(Protocol):
     """A kernel for one specialization; ``specialized`` are paths into the arguments of numbers that its code depends on."""
 
+    variant: Variant
+
     @property
     def specialized(self) -> Mapping[str, Any]: ...
-    @property
-    def compiled(self) -> Compiled: ...
-    @property
-    def config(self) -> Config | None: ...
 
 
 class Kernel(Protocol):

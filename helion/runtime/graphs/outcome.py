@@ -26,8 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from ... import exc
 from ..._compiler.host.unlaunched import LAUNCHED, SOURCE_NAME, unlaunched
-from ..remembered import mapped
-from ..signature import pick
+from ..signature import mapped, pick
 from ..sources import source_module
 from .kernels import BoundKernel, Kernel
 from .trees import Apart, Leaf, whole
@@ -213,17 +212,17 @@ def _hint(value: Any) -> Any:
 
 
 def _program(bound: BoundKernel) -> Any:
-    return bound.compiled.specialized.analysis.program
+    return bound.variant.analysis.program
 
 
 def _host_function(bound: BoundKernel, launches: _Launches) -> Callable[..., Any]:
-    analysis = bound.compiled.specialized.analysis
-    host, configs = analysis.program.host, bound.compiled.specialized.kernel.configs
+    analysis = bound.variant.analysis
+    host, configs = analysis.program.host, bound.variant.kernel.configs
     sizes: Mapping[int, int] = {}
     values: Mapping[str, Any] = {}
     if host.registered or host.tunable_calls:
         fixed = configs[0] if len(configs) == 1 else analysis.default_config
-        decisions = analysis.space.decode(analysis.full_config(bound.config or fixed))
+        decisions = analysis.space.decode(analysis.full_config(bound.variant.config or fixed))
         sizes, values = decisions.sizes, decisions.values
     made = unlaunched(analysis.program, lambda block: sizes[block], values)
     namespace: dict[str, Any] = {LAUNCHED: launches}

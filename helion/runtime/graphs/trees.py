@@ -10,8 +10,7 @@ import torch
 
 from ... import exc
 from ...language.constants import ConstExpr
-from ..remembered import mapped
-from ..signature import Keys, Same, tensors_in
+from ..signature import Keys, Same, mapped, tensors_in
 from .kernels import Kernel
 
 #: Names that parts of torch change: inductor renames ``self`` to ``input``, which may be taken.

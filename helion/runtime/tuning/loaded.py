@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ... import exc
 from ..._support import logs as _logging
@@ -15,11 +15,9 @@ from ...config import Config
 if TYPE_CHECKING:
     from ...autotuner.cache import rows
     from ..specialized import Specialized
-    from . import keys
 else:
-    # importing the package needs none of these
+    # importing the package does not need it
     rows = lazy("helion.autotuner.cache.rows")
-    keys = lazy("helion.runtime.tuning.keys")
 
 #: Rows by kernel, in the order in which they were loaded.
 _LOADED: dict[str, list[rows.Row]] = {}
@@ -48,14 +46,15 @@ def load_configs(path: str | os.PathLike[str]) -> int:
     return len(entries)
 
 
-def loaded_config(of: Specialized, args: Sequence[Any]) -> Config | None:
-    """Return the full config that was loaded for a kernel and these arguments."""
-    known = _LOADED.get(of.kernel.name)
-    if known is None:
-        return None
-    wanted = [keys.key_of(of, args), keys.key_of(of, args, measured=True)]
-    subjects = [key.subject for key in wanted if key is not None]
-    row = next((row for row in reversed(known) if row.key.subject in subjects), None)
+def has_loaded(kernel: str) -> bool:
+    """Return whether configs were loaded for a kernel of this name."""
+    return kernel in _LOADED
+
+
+def loaded_config(of: Specialized, keys: Sequence[rows.Key | None]) -> Config | None:
+    """Return the full config that was loaded for one of the cache keys of a kernel's arguments."""
+    subjects = [key.subject for key in keys if key is not None]
+    row = next((row for row in reversed(_LOADED[of.kernel.name]) if row.key.subject in subjects), None)
     if row is None:
         return None
     try:
