@@ -160,10 +160,9 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         """
         if bind_times.ENABLED:
             with bind_times.measured(self.name):
-                found = self.variants.find(values, self.arguments_key(values), target, of_class=of_class)
+                bound: BoundKernel = self.variants.find(values, self.arguments_key(values), target, of_class).face
         else:
-            found = self.variants.find(values, self.arguments_key(values), target, of_class=of_class)
-        bound: BoundKernel = found.face
+            bound = self.variants.find(values, self.arguments_key(values), target, of_class).face
         return bound
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:

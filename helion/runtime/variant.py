@@ -147,7 +147,8 @@ class Variant:
 
     def has_numbers_of(self, values: tuple[Any, ...]) -> bool:
         """Return whether arguments have the numbers that the compiled code depends on, and sizes of the same bucket."""
-        return self.of.has_numbers_of(values) and self.of.is_of_bucket(values)
+        of = self.compiled.specialized
+        return of.has_numbers_of(values) and of.is_of_bucket(values)
 
     def serves(self, values: tuple[Any, ...]) -> bool:
         """Return whether the compiled code is right for the sizes and strides of arguments of its class."""
@@ -155,7 +156,7 @@ class Variant:
 
     def is_current(self) -> bool:
         """Return whether the globals that were compiled in are unchanged."""
-        return self.of.is_current()
+        return self.compiled.specialized.is_current()
 
     def numbers_in(self, values: tuple[Any, ...]) -> tuple[tuple[str, Any], ...]:
         """Return the values in these arguments of the numbers that the compiled code depends on, by host expression."""

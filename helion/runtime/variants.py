@@ -48,7 +48,6 @@ class Variants:
         values: tuple[Any, ...],
         arguments: Key,
         target: str | hardware.Target | None = None,
-        *,
         of_class: bool = False,
     ) -> Variant:
         """Return the variant for arguments with the key ``arguments``, and make it if there is none.
