@@ -88,9 +88,9 @@ INNER = {
     "runtime": (
         "bind_times",
         "output_code",
-        "remembered",
         "codecache",
         "signature",
+        "remembered",
         "size_buckets",
         "modelled",
         "sources",

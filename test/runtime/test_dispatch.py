@@ -57,14 +57,14 @@ def runs_straight(kernel: helion.Kernel) -> bool:
 
 
 @pytest.fixture
-def no_full_way(monkeypatch: pytest.MonkeyPatch) -> Callable[[helion.Kernel], None]:
+def no_slow_path(monkeypatch: pytest.MonkeyPatch) -> Callable[[helion.Kernel], None]:
     """Forbids a kernel to go the full way from now on."""
 
     def forbid(kernel: helion.Kernel) -> None:
         def refuse(*args: Any, **kwargs: Any) -> None:
             raise AssertionError("went the full way")
 
-        kernel.__dict__["_bind"] = refuse
+        kernel.variants.__dict__["find"] = refuse
 
     return forbid
 
@@ -140,11 +140,11 @@ def test_numbers_that_are_compiled_in_do_not_count(stub: StubDriver) -> None:
 # --- the straight line -------------------------------------------------------------------------------------------------
 
 
-def test_second_call_looks_nothing_up(stub: StubDriver, no_full_way: Any) -> None:
+def test_second_call_looks_nothing_up(stub: StubDriver, no_slow_path: Any) -> None:
     add = adder()
     add(torch.randn(100), torch.randn(100))
     assert runs_straight(add)
-    no_full_way(add)
+    no_slow_path(add)
     assert add(torch.randn(100), torch.randn(100)).shape == (100,)
     assert add(x=torch.randn(100), y=torch.randn(100)).shape == (100,)
     with pytest.raises(AssertionError, match="full way"):
@@ -152,12 +152,12 @@ def test_second_call_looks_nothing_up(stub: StubDriver, no_full_way: Any) -> Non
 
 
 @pytest.mark.parametrize("count", [2, 5, 20])
-def test_many_signatures_are_found_again(stub: StubDriver, no_full_way: Any, count: int) -> None:
+def test_many_signatures_are_found_again(stub: StubDriver, no_slow_path: Any, count: int) -> None:
     add = adder()
     sizes = [32 * (i + 1) for i in range(count)]
     for n in sizes:
         add(torch.randn(n), torch.randn(n))
-    no_full_way(add)
+    no_slow_path(add)
     stub.launches.clear()
     for n in [*sizes, *sizes[::-1]]:
         add(torch.randn(n), torch.randn(n))
@@ -183,7 +183,7 @@ def variants() -> list[torch.Tensor]:
 
 @settings(max_examples=15)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=12), st.booleans(), st.booleans())
-def test_same_launches_as_the_full_way(calls: list[tuple[int, int]], static: bool, inference: bool) -> None:
+def test_same_launches_as_the_slow_path(calls: list[tuple[int, int]], static: bool, inference: bool) -> None:
     x, y = variants(), variants()
     add = adder(static_shapes=static)
     with stub_driver() as entered, torch.inference_mode(inference):
@@ -264,7 +264,7 @@ def test_constants_count_by_value(stub: StubDriver, values: tuple[Any, ...]) -> 
         assert type(constant) is type(value)
 
 
-def test_zeros_and_nan_are_found_again(stub: StubDriver, no_full_way: Any) -> None:
+def test_zeros_and_nan_are_found_again(stub: StubDriver, no_slow_path: Any) -> None:
     @helion.kernel(config=CONFIG)
     def repeated(x: torch.Tensor, n: hl.constexpr) -> torch.Tensor:
         out = torch.empty_like(x)
@@ -276,14 +276,14 @@ def test_zeros_and_nan_are_found_again(stub: StubDriver, no_full_way: Any) -> No
     for value in (0.0, -0.0, float("nan")):
         repeated(x, value)
     assert len(repeated.variants) == 3
-    no_full_way(repeated)
+    no_slow_path(repeated)
     for value in (0.0, -0.0, float("nan"), 0.0, -float("-0.0")):
         repeated(x, value)
     with pytest.raises(AssertionError, match="full way"):
         repeated(x, -float("nan"))
 
 
-def test_functions_count_by_code(stub: StubDriver, no_full_way: Any) -> None:
+def test_functions_count_by_code(stub: StubDriver, no_slow_path: Any) -> None:
     @helion.kernel(config=CONFIG)
     def mapped(x: torch.Tensor, f: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         out = torch.empty_like(x)
@@ -296,7 +296,7 @@ def test_functions_count_by_code(stub: StubDriver, no_full_way: Any) -> None:
     for f in functions:
         mapped(x, f)
     assert len(mapped.variants) == 2
-    no_full_way(mapped)
+    no_slow_path(mapped)
     for f in functions:
         mapped(x, f)
     with pytest.raises(AssertionError, match="full way"):
@@ -304,7 +304,7 @@ def test_functions_count_by_code(stub: StubDriver, no_full_way: Any) -> None:
 
 
 @pytest.mark.parametrize("static", [True, False])
-def test_what_functions_close_over_counts_too(stub: StubDriver, no_full_way: Any, static: bool) -> None:
+def test_what_functions_close_over_counts_too(stub: StubDriver, no_slow_path: Any, static: bool) -> None:
     @helion.kernel(config=CONFIG, static_shapes=static)
     def mapped(x: torch.Tensor, f: Callable[..., torch.Tensor]) -> torch.Tensor:
         out = torch.empty_like(x)
@@ -318,7 +318,7 @@ def test_what_functions_close_over_counts_too(stub: StubDriver, no_full_way: Any
     x, bias = torch.randn(64), torch.randn(64)
     mapped(x, plus(bias, 2))
     mapped(x, plus(bias, 3))
-    no_full_way(mapped)
+    no_slow_path(mapped)
     mapped(x, plus(torch.randn(64), 2))
     mapped(x, plus(torch.randn(64), 3))
     for other in (
@@ -333,12 +333,12 @@ def test_what_functions_close_over_counts_too(stub: StubDriver, no_full_way: Any
     assert {launch.num_args for launch in stub.launches} == {stub.launches[0].num_args}
 
 
-def test_the_same_tensor_twice(stub: StubDriver, no_full_way: Any) -> None:
+def test_the_same_tensor_twice(stub: StubDriver, no_slow_path: Any) -> None:
     add = adder()
     x, y = torch.randn(64), torch.randn(64)
     add(x, x)
     add(x, y)
-    no_full_way(add)
+    no_slow_path(add)
     add(y, y)
     add(y, x)
 
@@ -366,7 +366,7 @@ class Subclass(torch.Tensor):
     pass
 
 
-def test_subclasses_go_the_full_way(stub: StubDriver) -> None:
+def test_subclasses_take_the_slow_path(stub: StubDriver) -> None:
     add = adder()
     x, y = torch.randn(64), torch.randn(64)
     add(x, y)
@@ -390,20 +390,20 @@ def test_vmapped_tensors_do_not_pass_the_guard(stub: StubDriver) -> None:
     assert seen == [True]
 
 
-def test_guards_without_torch_internals(stub: StubDriver, monkeypatch: pytest.MonkeyPatch, no_full_way: Any) -> None:
+def test_guards_without_torch_internals(stub: StubDriver, monkeypatch: pytest.MonkeyPatch, no_slow_path: Any) -> None:
     monkeypatch.setattr(dispatch, "TensorGuards", None)
     for static in (True, False):
         add = adder(static_shapes=static)
         good = [torch.randn(64), torch.randn(64)]
         add(*good)
-        no_full_way(add)
+        no_slow_path(add)
         add(*good)
         for bad in (good[0].double(), torch.randn(1), torch.randn(128)[::2], good[0].as_subclass(Subclass), 3):
             with pytest.raises(AssertionError, match="full way"):
                 add(good[0], bad)
 
 
-def test_parameters_with_names_of_builtins(stub: StubDriver, no_full_way: Any) -> None:
+def test_parameters_with_names_of_builtins(stub: StubDriver, no_slow_path: Any) -> None:
     @helion.kernel(config=CONFIG, static_shapes=False)
     def odd(type: torch.Tensor, len: torch.Tensor, int: int, hasattr: float) -> torch.Tensor:
         for tile in hl.tile(type.size(0)):
@@ -411,7 +411,7 @@ def test_parameters_with_names_of_builtins(stub: StubDriver, no_full_way: Any) -
         return type
 
     odd(torch.randn(64), torch.randn(64), 3, 0.5)
-    no_full_way(odd)
+    no_slow_path(odd)
     odd(torch.randn(64), torch.randn(64), 4, 0.25)
     odd(torch.randn(96), torch.randn(96), 4, 0.25)
     assert [launch.grid[0] for launch in stub.launches] == [2, 2, 3]

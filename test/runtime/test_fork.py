@@ -87,8 +87,10 @@ def test_a_lock_of_this_thread_stays_held() -> None:
     def work() -> bool:
         return _locks.is_held_here(_locks.TRITON_LOCK) and right()
 
-    with _locks.TRITON_LOCK, double._lock:
-        assert forked(lambda: _locks.is_held_here(double._lock) and _locks.is_held_here(_locks.TRITON_LOCK)) == 0
+    with _locks.TRITON_LOCK, double.variants._lock:
+        assert (
+            forked(lambda: _locks.is_held_here(double.variants._lock) and _locks.is_held_here(_locks.TRITON_LOCK)) == 0
+        )
     with _locks.TRITON_LOCK:
         assert forked(work) == 0
         assert not _locks.is_held_elsewhere(_locks.TRITON_LOCK)
