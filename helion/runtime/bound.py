@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ..autotuner.options import Options
     from ..autotuner.proposal import Seed
     from ..autotuner.space import ConfigSpace
-    from .definition import Definition
     from .tuning import autotune as tuning
     from .tuning import offline, requests
 else:
@@ -67,11 +66,10 @@ class BoundKernel(Views):
         )
 
     def __repr__(self) -> str:
-        kernel: Definition = self.variant.kernel
-        arguments = zip(kernel.signature.parameters, self.variant.of.remembered, strict=True)
+        arguments = zip(self.kernel.signature.parameters, self.variant.of.remembered, strict=True)
         shown = ", ".join(f"{name}={described(value)}" for name, value in arguments)
         numbers = "".join(f", {name} is {value}" for name, _, value in self.variant.of.numbers)
-        return f"<helion.BoundKernel {kernel.name}({shown}) for {self.target.name}{numbers}>"
+        return f"<helion.BoundKernel {self.kernel.name}({shown}) for {self.target.name}{numbers}>"
 
     # --- analysis -----------------------------------------------------------------------------------------------------
 
@@ -97,9 +95,8 @@ class BoundKernel(Views):
     @property
     def env(self) -> CompileContext:
         """The environment that the kernel is compiled for: ``device``, ``settings``, ``target``, ``index_dtype``."""
-        context = self._analysis.context
-        assert context is not None
-        return context
+        assert self._analysis.context is not None
+        return self._analysis.context
 
     @property
     def facts(self) -> KernelFacts:

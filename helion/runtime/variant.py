@@ -170,7 +170,7 @@ class Variant:
         return [member for member in self.family.members if member.leader is self]
 
     def lead(self, others: Sequence[Variant]) -> None:
-        """Lead a bucket of sizes of a class, whose other buckets ``others`` lead."""
+        """Register as the leader of a bucket of sizes of a class, whose other buckets ``others`` lead."""
         self.family = others[0].family if others else self.family
         self.family.members.add(self)
 
