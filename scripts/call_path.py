@@ -28,7 +28,7 @@ COMMON = frozenset(("add", "append", "get", "items", "keys", "values", "pop", "u
 
 @dataclass
 class Module:
-    """A parsed module: its functions by qualified name, tables of functions, and what its names stand for."""
+    """A parsed module: its functions by qualified name, tables of functions, and the paths of imported names."""
 
     name: str
     functions: dict[str, ast.FunctionDef] = field(default_factory=dict)

@@ -409,7 +409,7 @@ class ConfigSpace:
 
     def _check_computed(self, sizes: Mapping[int, int], values: Values) -> None:
         """Raise ``exc.InvalidConfig`` if tunables give a tile a size that is no power of two."""
-        for block in self.survey.blocks:
+        for block in self.shape.blocks:
             if block.kind == "tile" and isinstance(block.size, Expr) and block.base is None:
                 names = dict.fromkeys(leaf.args[0] for leaf in block.size.leaves())
                 named = {name: key for key, name in self._renamed.items()}
