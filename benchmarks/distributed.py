@@ -169,6 +169,7 @@ def examples(r: Rank) -> None:
         "matmul_reduce_scatter",
         "matmul_all_reduce",
         "all_gather_matmul",
+        "experts",
     ):
         error = __import__(name).on_rank()
         if r.rows is not None:

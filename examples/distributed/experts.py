@@ -3,8 +3,8 @@
 The first loop sends each token to a row in the inbox of its expert. The second one computes the rows that have arrived,
 and sends the results back to the same rows of each sender. The third one puts them into the order of the tokens.
 
-One inbox suffices: a rank sends the tokens of the next call after it has all results of this one, and an expert sends a
-result after it has read the token.
+One inbox suffices, since an expert sends a result after it has read the token. When a rank has all results of a call,
+it may send the tokens of the next one.
 
     python examples/distributed/experts.py
     torchrun --nproc-per-node 2 examples/distributed/experts.py
