@@ -33,6 +33,8 @@ _DEVICE = (
     "device-side assert",
 )
 _RESOURCES = ("out of resource", "OutOfResources", "too many resources", "Insufficient registers")
+#: Fragment of the error texts of kernels that the assembler is known to compile wrongly.
+_MISCOMPILED = "computes wrong addresses"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +177,8 @@ def attempt(action: Callable[[], Any]) -> Any:
 def _kind(text: str, otherwise: str) -> str:
     if any(part in text for part in _DEVICE):
         return "crashed"
+    if _MISCOMPILED in text:
+        return "refused"
     return "too_large" if any(part in text for part in _RESOURCES) else otherwise
 
 

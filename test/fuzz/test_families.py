@@ -11,7 +11,8 @@ from conftest import PROVE
 from fuzz import families, shrink
 from fuzz.cases import Draft
 from fuzz.families import BY_NAME, FAMILIES
-from fuzz.runner import Outcome, Runner
+from fuzz.runner import Outcome, Runner, attempt
+from helion import exc
 
 NAMES = [family.name for family in FAMILIES]
 
@@ -63,3 +64,19 @@ def test_sizes_of_a_gpu_are_larger() -> None:
 def test_weights_deal_seeds_out_to_all_families() -> None:
     assert {families.draw(seed, True).family for seed in range(40)} == set(NAMES)
     assert {families.draw(seed, True, ("scans", "rows")).family for seed in range(9)} == {"scans", "rows"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("ptxas 12.8 computes wrong addresses for the operands of two matmuls", "refused"),
+        ("(C7602) Insufficient registers (64) to compile instruction", "too_large"),
+        ("PassManager::run failed", "uncompiled"),
+        ("CUDA error: misaligned address", "crashed"),
+    ],
+)
+def test_errors_of_the_compiler_have_kinds(reason: str, kind: str) -> None:
+    def fail() -> None:
+        raise exc.TritonError(kernel="f", decorator="@helion.kernel()", reason=reason, path="f.py")
+
+    assert attempt(fail).kind == kind
