@@ -34,6 +34,13 @@ def centred(x: torch.Tensor, gain: torch.Tensor, shift: torch.Tensor, out: torch
         out[tile, :] = (row - row.mean(-1)[:, None] + shift[:].to(torch.float32)).to(out.dtype)
 
 
+def cross_entropy(x: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor) -> None:
+    flat = x.view(-1)
+    for tile in hl.tile(x.size(0)):
+        picked = hl.load(flat, [tile.index * x.size(1) + labels[tile]]).to(torch.float32)
+        loss[tile] = torch.logsumexp(x[tile, :].to(torch.float32), -1) - picked
+
+
 def added_in_place(x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor) -> None:
     for tile in hl.tile(x.size(0)):
         total = (x[tile, :].to(torch.float32) + residual[tile, :].to(torch.float32)).to(residual.dtype)
@@ -57,6 +64,9 @@ def cases(m: int, n: int) -> Iterator[tuple[str, Callable[..., None], tuple[Any,
     inside = mask & (torch.arange(n, device="cuda") < length[:, None])
     wanted = torch.logsumexp(torch.where(inside, x.double(), -1e30), -1)
     yield "masked", masked, (x, mask, length, total), lambda: near(total, wanted, 2e-5)
+    labels, loss = torch.randint(0, n, (m,), device="cuda"), torch.full((m,), 7.0, device="cuda")
+    lost = torch.logsumexp(x.double(), -1) - x.double().gather(1, labels[:, None])[:, 0]
+    yield "cross entropy", cross_entropy, (x, labels, loss), lambda: bool(((loss.double() - lost).abs() < 1e-5).all())
     half, low = numbers(m, n, dtype=torch.float16), torch.zeros(m, n, device="cuda", dtype=torch.int8)
     scale = torch.full((m,), 7.0, device="cuda")
     step = half.double().abs().amax(-1) / 127

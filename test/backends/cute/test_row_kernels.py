@@ -107,6 +107,22 @@ def argmax(x, place, top):
         top[tile] = torch.amax(row, -1)
 
 
+def cross_entropy(x, labels, weight, loss):
+    flat = x.view(-1)
+    for tile in hl.tile(x.size(0)):
+        picked = hl.load(flat, [tile.index * x.size(1) + labels[tile]]).to(torch.float32)
+        total = torch.logsumexp(x[tile, :].to(torch.float32), -1)
+        loss[tile] = (total - picked * 0.5) * weight[tile]
+
+
+def about_a_column(x, labels, out):
+    flat = x.view(-1)
+    for tile in hl.tile(x.size(0)):
+        picked = hl.load(flat, [tile.index * x.size(1) + labels[tile]]).to(torch.float32)
+        row = x[tile, :].to(torch.float32) - picked[:, None]
+        out[tile] = (row * row).sum(-1)
+
+
 def prepared(fn: Callable[..., None], arguments: Sequence[Any], choice: RowChoice) -> tuple[RowKernel, RowPlan]:
     given = [tensor(*each.shape, dtype=each.dtype) for each in arguments]
     kernel = rows_of(program_of(fn, *given))
@@ -123,7 +139,7 @@ def run(fn: Callable[..., None], arguments: Sequence[torch.Tensor], choice: RowC
     ]
     given = dict(zip(inspect.signature(fn).parameters, arguments, strict=True))
     outputs = [given[names[at]] for at in kernel.outputs]
-    operands = [given[names[at]] for at in kernel.operands if isinstance(at, int)]
+    operands = [given.get(names[at], arguments[0]) for at in kernel.operands if isinstance(at, int)]
     run_rows(plan, outputs, operands, plan.problem.m, clusters=2)
 
 
@@ -213,6 +229,22 @@ def test_dependent_reductions_have_an_exchange_each(n: int) -> None:
     schedule = schedule_of(kernel.problem)
     assert schedule.meetings == ((0,), (1,))
     assert schedule.kept and not schedule.held  # the rounded sum is kept, 2 bytes in place of 4
+
+
+@pytest.mark.parametrize("n, choice", [(1000, RowChoice(warps=4)), (4099, RowChoice(cluster=2)), (255, CHOICES[0])])
+def test_label_gathers(n: int, choice: RowChoice) -> None:
+    m = 7
+    x, weight = numbers(m, n), numbers(m, dtype=torch.float32, seed=3)
+    labels = torch.randint(0, n, (m,), generator=torch.Generator().manual_seed(5))
+    wide, picked = x.double(), x.double().gather(1, labels[:, None])
+    want = (torch.logsumexp(wide, -1) - picked[:, 0] * 0.5) * weight.double()
+    about = (wide - picked).square().sum(-1)
+    for run_it in (run, lambda fn, arguments, _: helion.kernel(fn, backend="cute")(*arguments)):
+        loss, out = torch.full((m,), 7.0), torch.full((m,), 7.0)
+        run_it(cross_entropy, (x, labels, weight, loss), choice)
+        run_it(about_a_column, (x, labels, out), choice)
+        assert close(loss, want)
+        assert close(out, about)
 
 
 def test_positions_of_maxima() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ...plan.dtypes import itemsize
+from ...plan.epilogue import EpilogueOperand
 from ...plan.joint import OwnPart
-from ...plan.rowwise.passes import Schedule, numbers_at, schedule_of
+from ...plan.rowwise.passes import Schedule, gathered, gathers_late, numbers_at, schedule_of
 from ...plan.rowwise.records import WORD_BYTES, RowPlan, RowProblem
 from ..epilogue import INFINITY, expression
 from ..rows import REDUCTIONS, found_at
@@ -52,6 +53,7 @@ def _print_fold(out: Writer, plan: RowPlan, schedule: Schedule, number: int) -> 
     problem = plan.problem
     out.lines(("", ""))
     with out.block(f"def reduce_{number}(cta, row):"):
+        out.lines(["gather(cta, row)"] if number == 0 and gathers_late(problem) else [])
         for value in schedule.reductions[number]:
             join, first = f"join_{_op(problem, value)}", first_term(schedule, value)
             terms = f"[row.terms[i] for i in range({first}, {first + CHAINS})]"
@@ -169,14 +171,16 @@ def _corrected(problem: RowProblem, part: OwnPart, places: dict[int, int], count
     ]
 
 
-def _numbers(problem: RowProblem, schedule: Schedule, level: int) -> list[str]:
+def _numbers(problem: RowProblem, schedule: Schedule, level: int, without: frozenset[int] = frozenset()) -> list[str]:
     """Return the code of per-row instructions after `level` reductions, and of reciprocals of divisors."""
     lines = [
         f"{value_name(problem, value)} = {expression(problem, value, lambda x: value_name(problem, x), position)}"
         for value in numbers_at(problem, level)
+        if value not in without
     ]
     for value in divisors(problem, schedule):
-        if problem.epilogue.levels[value] == level and not _is_launch_number(problem, value):
+        known = problem.epilogue.levels[value] == level and value not in without
+        if known and not _is_launch_number(problem, value):
             lines.append(f"{value_name(problem, value)}_inverse = reciprocal({value_name(problem, value)})")
     return lines
 
@@ -187,20 +191,39 @@ def _is_launch_number(problem: RowProblem, value: int) -> bool:
 
 
 def _print_numbers(out: Writer, problem: RowProblem, schedule: Schedule, level: int) -> None:
-    """Print the loads of a row's numbers, and what follows from them alone."""
+    """Print the loads of a row's numbers, and what follows from them alone; gathers have a function of their own."""
+    indices = dict(problem.gathers)
+    after = gathered(problem)
     out.lines(("", ""))
     with out.block("def begin(cta, row):"):
         for operand in problem.epilogue.of_kind("column"):
-            size = itemsize(operand.dtype)
-            step = operand.pitch * size
-            out.line(f"address = cta.{operand.label} + Int64(row.index) * {step}")
-            out.line(f"{operand.label}_word = load_global(address, {size}, row.live)")
-            out.line(f"row.{operand.label} = {_number(operand.dtype, f'{operand.label}_word')}")
-        out.lines(_numbers(problem, schedule, level))
+            if operand.label not in indices:
+                out.lines(_load_number(operand, ""))
+        out.lines(_numbers(problem, schedule, level, without=after))
         for value in divisors(problem, schedule):
             if _is_launch_number(problem, value):
                 out.line(f"{value_name(problem, value)}_inverse = reciprocal({value_name(problem, value)})")
+        out.lines(["gather(cta, row)"] if indices and not gathers_late(problem) else [])
         out.line("clear(row)")
+    if not indices:
+        return
+    out.lines(("", ""))
+    with out.block("def gather(cta, row):"):
+        for operand in problem.epilogue.of_kind("column"):
+            if operand.label in indices:
+                out.lines(_load_number(operand, f" + Int64(row.{indices[operand.label]}_word)"))
+        early = frozenset(numbers_at(problem, level)) - after
+        out.lines(_numbers(problem, schedule, level, without=early))
+
+
+def _load_number(operand: EpilogueOperand, place: str) -> list[str]:
+    size = itemsize(operand.dtype)
+    word = f"row.{operand.label}_word"
+    return [
+        f"address = cta.{operand.label} + (Int64(row.index) * {operand.pitch}{place}) * {size}",
+        f"{word} = load_global(address, {size}, row.live)",
+        f"row.{operand.label} = {_number(operand.dtype, word)}",
+    ]
 
 
 def _number(dtype: str, word: str) -> str:

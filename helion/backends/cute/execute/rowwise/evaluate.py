@@ -24,6 +24,11 @@ def evaluate_rows(kernel: GemmKernel, given: Sequence[Given]) -> None:
     values = [torch.zeros(())]
     for described, tensor in zip(problem.epilogue.operands, operands, strict=True):
         values.append(_operand(described, tensor, m, problem.n).float())
+    labels = [described.label for described in problem.epilogue.operands]
+    for gathered, index in problem.gathers:
+        at, tensor = labels.index(gathered), operands[labels.index(gathered)]
+        places = torch.arange(m)[:, None] * problem.epilogue.operands[at].pitch + values[1 + labels.index(index)].long()
+        values[1 + at] = tensor.flatten()[places].float()
     for instruction in problem.epilogue.instructions:
         arguments = [
             torch.tensor(float(x.text)) if isinstance(x, Constant) else values[x] for x in instruction.arguments

@@ -8,15 +8,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ....._compiler.ir.grammar import ForAttrs, Op, Program, Region, Root
+from ....._compiler.ir.grammar import (
+    ForAttrs,
+    IotaAttrs,
+    MemoryAttrs,
+    Op,
+    Operand,
+    PointwiseAttrs,
+    Program,
+    Region,
+    Root,
+)
 from ....._compiler.ir.ops import OPS
 from ....._shapes import Expr, dtype_name
 from ...plan.build import MAX_EXTENT
 from ...plan.dtypes import COLUMN_DTYPES, COLUMN_OUTPUT_DTYPES, EPILOGUE_DTYPES, OUTPUT_DTYPES
-from ...plan.epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, Epilogue, EpilogueOutput
+from ...plan.epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, Epilogue, EpilogueOperand, EpilogueOutput
 from ...plan.refusal import Refusal
 from ...plan.rowwise.records import RowProblem
-from ..chain import Chain, Written
+from ..chain import Chain, Reference, Written
 from ..frame import Frame, blocks_of
 from ..names import name_of
 from ..numbers import equal, example, size
@@ -59,6 +69,52 @@ class RowChain(Chain):
         self.read_from = []
         self.runtime = {}
         self.tiles = None
+        #: Names of operands that a gather reads, and of their indices.
+        self.gathers: dict[str, str] = {}
+
+    def _load(self, op: Op) -> Reference:
+        index = op.attributes(MemoryAttrs).indices[0] if len(op.attributes(MemoryAttrs).indices) == 1 else None
+        if index is None or index.kind != "tensor" or index.operand is None:
+            return super()._load(op)
+        return self._gather(op, op.operands[index.operand])
+
+    def _gather(self, op: Op, index: Operand) -> Reference:
+        """Read one element of each row: ``flat[row * pitch + number]``, with a loaded number. Raises ``Refusal``."""
+        tensor, attrs, found = self.frame.tensor(op), op.attributes(MemoryAttrs), self.frame.maker(index)
+        terms = found.operands if found is not None and found.attrs == PointwiseAttrs("add") else ()
+        pitches = [self._pitch_of_row(term) for term in terms]
+        known = [(pitch, other) for pitch, other in zip(pitches, terms[::-1], strict=True) if pitch is not None]
+        plain = attrs.mask is None and attrs.indices[0].shift == 0 and tuple(tensor.strides) == (1,)
+        if len(known) != 1 or not plain:
+            raise Refusal(f"a gather from {tensor.name} other than one element of each row is not implemented")
+        (pitch, place), size = known[0], tensor.shape[0]
+        number = self.read(place)
+        if not isinstance(number, str) or self.loads[number][0].dtype not in ("int32", "int64"):
+            raise Refusal(f"a gather from {tensor.name} needs an integer per row that is loaded from a tensor")
+        if not isinstance(size, int):
+            raise Refusal(f"a gather from {tensor.name}, of which the size is known only at launch, is not implemented")
+        name = f"{name_of(tensor)}_gathered"
+        if self.gathers.setdefault(name, number) != number or self.frame.columns != pitch:
+            raise Refusal(f"several gathers from {tensor.name} are not implemented")
+        operand = EpilogueOperand(name=name, kind="column", dtype=dtype_name(tensor.dtype))
+        return self._loaded(operand, tensor.id, pitch)
+
+    def _pitch_of_row(self, value: Operand) -> int | None:
+        """Return the factor of the index of a row; None for other values."""
+        made = self._uncast(value)
+        factors = made.operands if made is not None and made.attrs == PointwiseAttrs("mul") else ()
+        numbers = [factor for factor in factors if isinstance(factor, int)]
+        indices = [self._uncast(factor) for factor in factors if not isinstance(factor, int)]
+        if len(numbers) != 1 or len(indices) != 1 or indices[0] is None or indices[0].kind != "iota":
+            return None
+        attrs = indices[0].attributes(IotaAttrs)
+        return numbers[0] if self.frame.named(attrs.block) == self.frame.m and not attrs.relative else None
+
+    def _uncast(self, value: Operand) -> Op | None:
+        made = self.frame.maker(value)
+        while made is not None and (made.kind == "view" or made.attrs == PointwiseAttrs("cast")):
+            made = self.frame.maker(made.operands[0])
+        return made
 
     def epilogue(self) -> Epilogue:
         """Return the program with all outputs named."""
@@ -167,6 +223,7 @@ def _kernel(frame: Frame, chain: RowChain) -> RowKernel:
         n=frame.columns,
         epilogue=epilogue,
         runtime=("size_m",) if isinstance(rows, Expr) else (),
+        gathers=tuple((chain.loads[name][0].label, chain.loads[of][0].label) for name, of in chain.gathers.items()),
     )
     _check(problem)
     return RowKernel(

@@ -157,6 +157,24 @@ def numbers_at(problem: RowProblem, level: int) -> tuple[int, ...]:
     )
 
 
+def gathered(problem: RowProblem) -> frozenset[int]:
+    """Return the per-row values of level 0 that depend on a gather."""
+    epilogue, labels = problem.epilogue, {label for label, _ in problem.gathers}
+    found = {1 + at for at, operand in enumerate(epilogue.operands) if operand.label in labels}
+    for value in numbers_at(problem, 0):
+        if found.intersection(x for x in epilogue.instruction(value).arguments if not isinstance(x, Constant)):
+            found.add(value)
+    return frozenset(found)
+
+
+def gathers_late(problem: RowProblem) -> bool:
+    """Return whether the first pass needs no gather, which then runs after it: a warp waits for its index otherwise."""
+    epilogue, first = problem.epilogue, schedule_of(problem).passes[0]
+    read = {x for value in first.computes for x in epilogue.instruction(value).arguments if not isinstance(x, Constant)}
+    read |= {output.value for output in first.outputs}
+    return bool(problem.gathers) and not read & gathered(problem)
+
+
 def _pass_of(epilogue: Epilogue, output: EpilogueOutput, joint: bool) -> int:
     """Return the pass that stores an output matrix: the first that has all statistics it needs."""
     level = epilogue.levels[output.value]

@@ -32,6 +32,8 @@ class RowProblem:
     epilogue: Epilogue
     runtime: tuple[str, ...] = ()
     """Names of numbers that each launch passes, in order: ``size_m``, or nothing."""
+    gathers: tuple[tuple[str, str], ...] = ()
+    """Labels of ``column`` operands whose place in a row is an integer, and labels of these integers."""
 
     @property
     def argument_names(self) -> tuple[str, ...]:
