@@ -172,6 +172,29 @@ def test_planted_faults_are_found(name: str, own: bool) -> None:
         verify_attention(changed)
 
 
+def test_maxima_as_outputs_are_those_of_the_rows() -> None:
+    """Lazy rescaling leaves sums relative to smaller numbers than the maxima, which outputs must not show."""
+    with_maxima = dataclasses.replace(
+        problem(),
+        finish=r.Formula(starts=r.STARTS, instructions=(Instruction("div", (0, 1)), Instruction("exp", (2,)))),
+    )
+    lazy = r.AttentionChoice(groups=2, keys=64, lazy=True)
+    for given, restores in ((problem(), False), (with_maxima, True)):
+        made = plan_attention(given, lazy, HOPPER)
+        program = attention_program(made)
+        steps = [step for role in program.roles if role.name == "attend" for step in flat(role.program)]
+        assert made.restores_maxima == restores == (a.RestoreMaxima() in steps)
+        verify_attention(program)
+        text = "\n".join(line for lines in softmax.softmax_functions(made) for line in lines)
+        assert ("peaks[row] = " in text) == restores
+    assert not plan_attention(with_maxima, dataclasses.replace(lazy, lazy=False), HOPPER).restores_maxima
+
+
+def flat(steps: Sequence[g.Step]) -> list[g.Step]:
+    """Return all steps, nested ones included."""
+    return [each for step in steps for each in (step, *flat(getattr(step, "body", ())))]
+
+
 # Blocks of a tile ------------------------------------------------------------------------------------------------------
 
 

@@ -31,13 +31,23 @@ def softmax_call(plan: AttentionPlan, masked: bool, first: bool, axes: Sequence[
         lines.append(f"apply_formula({', '.join(given)})")
     if masked and has_masks(plan):
         lines.append("mask(scores, first_query, first_key)")
-    lines.append(f"softmax(scores, highest, total, factors, first={first}, guarded={guarded})")
+    lines.append(f"softmax({', '.join(_REGISTERS + _peaks(plan))}, first={first}, guarded={guarded})")
     return lines
+
+
+_REGISTERS = ["scores", "highest", "total", "factors"]
+
+
+def _peaks(plan: AttentionPlan) -> list[str]:
+    """Return the registers of the row maxima, where those that sums are relative to may be smaller."""
+    return ["peaks"] if plan.restores_maxima else []
 
 
 def softmax_functions(plan: AttentionPlan) -> list[list[str]]:
     """Return the functions of a block, as the DSL traces them: loops over elements are unrolled."""
     functions = [_exp2(), _softmax(plan), *_rescale(plan), _round(plan), _join()]
+    if plan.restores_maxima:
+        functions.append(_restore(plan))
     if has_masks(plan):
         functions.insert(0, _mask(plan))
     if has_formula(plan):
@@ -123,7 +133,7 @@ def _softmax(plan: AttentionPlan) -> list[str]:
     problem = plan.problem
     unit = problem.unit * problem.scale
     return [
-        "def softmax(scores, highest, total, factors, first, guarded):",
+        f"def softmax({', '.join(_REGISTERS + _peaks(plan))}, first, guarded):",
         "    chains = [scores[e] for e in range(4)]",
         f"    for e in range(4, {plan.keys // 2}):",
         "        chains[e % 4] = cute.arch.fmax(chains[e % 4], scores[e])",
@@ -135,6 +145,11 @@ def _softmax(plan: AttentionPlan) -> list[str]:
         "    moved = cutlass.Boolean(False)",
         "    for row in range(2):",
         "        raised = best[row]",
+        *(
+            ["        peaks[row] = raised if first else cute.arch.fmax(peaks[row], raised)"]
+            if plan.restores_maxima
+            else []
+        ),
         "        if not first:",
         "            former = highest[row]",
         *_raised(plan, unit),
@@ -212,6 +227,22 @@ def _round(plan: AttentionPlan) -> list[str]:
         "            write_only_types=[cutlass.Int32],",
         "            read_only_args=[scores[2 * e + 1], scores[2 * e]],",
         "        )",
+    ]
+
+
+def _restore(plan: AttentionPlan) -> list[str]:
+    unit = plan.problem.unit * plan.problem.scale
+    return [
+        "def restore_maxima(output, highest, total, peaks):",
+        "    scales = []",
+        "    for row in range(2):",
+        f"        scale = exp2((highest[row] - peaks[row]) * {unit!r})",
+        f"        scale = cutlass.select_(peaks[row] == {NEGATIVE_INFINITY}, cutlass.Float32(1.0), scale)",
+        "        total[row] = total[row] * scale",
+        "        highest[row] = peaks[row]",
+        "        scales.append(scale)",
+        f"    for e in range({plan.problem.v.columns // 2}):",
+        "        output[e] = output[e] * scales[e // 2 % 2]",
     ]
 
 

@@ -125,6 +125,7 @@ def _attend(plan: AttentionPlan) -> list[str]:
         "highest = cute.make_rmem_tensor(2, cutlass.Float32)",
         "total = cute.make_rmem_tensor(2, cutlass.Float32)",
         f"factors = cute.make_rmem_tensor({3 if plan.lazy else 2}, cutlass.Float32)",
+        *(["peaks = cute.make_rmem_tensor(2, cutlass.Float32)"] if plan.restores_maxima else []),
         "fragment_q = mma_of_scores.make_fragment_A(mma_of_scores.get_slice(0).partition_A(shared_q))",
         "fragment_k = mma_of_scores.make_fragment_B(mma_of_scores.get_slice(0).partition_B(shared_k))",
         "fragment_v = mma_of_output.make_fragment_B(mma_of_output.get_slice(0).partition_B(shared_v))",
@@ -290,6 +291,7 @@ RULES[g.FenceShared] = _text('cute.arch.fence_proxy("async.shared", space="cta")
 RULES[a.ClearOutput] = _text("output.fill(0.0)")
 RULES[a.RoundWeights] = _text("round_weights(scores, rounded_weights)")
 RULES[a.JoinTotals] = _text("join_totals(total)")
+RULES[a.RestoreMaxima] = _text("restore_maxima(output, highest, total, peaks)")
 RULES[a.GroupSync] = _text("cute.arch.barrier(barrier_id=1 + group, number_of_threads=128)")
 RULES[a.WriteOutput] = _text("cute.copy(stage_copy, stage_registers, stage_part[None, None, None, group])")
 

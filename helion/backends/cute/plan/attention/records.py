@@ -264,6 +264,13 @@ class AttentionPlan:
         return itemsize(self.problem.q.dtype)
 
     @property
+    def restores_maxima(self) -> bool:
+        """True if outputs need the maxima themselves: with lazy rescaling, sums are relative to smaller numbers."""
+        finish, outputs = self.problem.finish, self.problem.outputs
+        read = any(MAXIMUM in made.arguments for made in finish.instructions)
+        return self.lazy and (read or any(output.kind == "query" for output in outputs))
+
+    @property
     def orders_by_length(self) -> bool:
         """True if the tiles with the most keys come first within a band of heads."""
         return self.problem.band.last is not None

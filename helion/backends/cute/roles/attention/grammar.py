@@ -118,6 +118,11 @@ class JoinTotals(Step):
 
 
 @dataclass(frozen=True)
+class RestoreMaxima(Step):
+    """Make accumulator and sums relative to the row maxima, where lazy rescaling has left them relative to others."""
+
+
+@dataclass(frozen=True)
 class Finish(Step):
     """Compute the formula of outputs, store numbers per query, and round the output matrix in registers."""
 

@@ -50,6 +50,7 @@ from .grammar import (
     OutputMma,
     PassTurn,
     Rescale,
+    RestoreMaxima,
     RoundWeights,
     ScoreMma,
     Softmax,
@@ -210,6 +211,7 @@ def _last_output(plan: AttentionPlan) -> tuple[Step, ...]:
         Release("v_free"),
         Advance("v_free"),
         Advance("v_read"),
+        *((RestoreMaxima(),) if plan.restores_maxima else ()),
         *(_combined(finish) if plan.splits > 1 else finish),
         NextTile(),
     )

@@ -314,6 +314,12 @@ def _(machine: Machine, step: a.JoinTotals, warp: Warp) -> None:
     pass
 
 
+@_rule(a.RestoreMaxima)
+def _(machine: Machine, step: a.RestoreMaxima, warp: Warp) -> None:
+    if warp.in_flight("output"):
+        raise Fault("an accumulator is rescaled while MMAs add to it")
+
+
 @_rule(a.Finish)
 def _(machine: Machine, step: a.Finish, warp: Warp) -> None:
     assert warp.tile is not None
