@@ -14,7 +14,7 @@ from typing import ClassVar
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
-from ..plan.attention.build import KEY_STEP, LEAST_STAGES, MOST_KEYS, REGISTERS, registers_of
+from ..plan.attention.build import KEY_STEP, LEAST_STAGES, MOST_GROUPS, MOST_KEYS, REGISTERS, registers_of
 from ..plan.attention.records import AttentionChoice
 from ..plan.records import WGMMA_ROWS
 from ..proposal import CuteProposal
@@ -24,6 +24,8 @@ MASKED_REGISTERS = 18
 """Registers that masks of the diagonal add."""
 NARROW = 64
 """Heads of up to this many dimensions are faster with two stages: 431 TFLOP/s instead of 413 with four."""
+THREE_GROUPS_KEYS = 128
+"""The least keys of a block that three groups are tried for: shorter ones leave the MMAs waiting for shared memory."""
 WIDE_KEYS = 176
 """The longest blocks that were measured: longer ones leave more of the last block empty."""
 ALTERNATES, WITHIN = 3, 1.3
@@ -63,7 +65,7 @@ def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
     needed = -(-shape.queries // WGMMA_ROWS)
     for groups in (each for each in (3, 2, 1) if each <= needed):
         keys = longest_keys(shape, groups, target)
-        if not keys:
+        if not keys or (groups == MOST_GROUPS and keys < THREE_GROUPS_KEYS):
             continue
         for length in sorted({keys, *(each for each in (128, 64) if each < keys)}, reverse=True):
             choice = AttentionChoice(

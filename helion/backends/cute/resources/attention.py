@@ -1,7 +1,7 @@
 """An attention as its facts describe it, and the predicted time of a launch.
 
 An SM needs the time of the softmax, or that of the MMAs, for one score of one query, whichever is longer; both overlap.
-The rates are fitted to 14 timings on an H100 (2026-11-28, test/backends/cute/attention_on_gpu.py): head dimensions 64, 128
+The rates are fitted to 15 timings on an H100 (2026-11-28, test/backends/cute/attention_on_gpu.py): head dimensions 64, 128
 and 256, 1000 to 16384 queries, a formula with a hyperbolic tangent.
 """
 
@@ -30,9 +30,9 @@ MASK_OPS = 2
 class AttentionRates:
     """Rates of one SM of an H100 at its usual clock. Other GPUs are scaled by their matrix rate per SM."""
 
-    softmax_ns: float = 0.062
+    softmax_ns: float = 0.059
     """Time of the softmax of a score without a formula."""
-    column_ns: float = 0.00033
+    column_ns: float = 0.000315
     """Time of the MMAs of a score, for each dimension of q and of v."""
     overlap: float = 4.0
     """Exponent of the norm that combines both."""
@@ -45,7 +45,9 @@ class AttentionRates:
     """What remains of it where the tiles of a persistent CTA overlap."""
     single: float = 1.45
     """Factor of one consumer group, whose softmax overlaps with its own MMAs alone."""
-    wide: float = 0.04
+    triple: float = 0.89
+    """Factor of three groups, of which two compute exponentials while one multiplies."""
+    wide: float = 0.15
     """Loss where blocks of keys are short: the fraction for 64 keys, halved for 128."""
     launch_us: float = 5.0
     memory: float = 0.9
@@ -167,7 +169,7 @@ def predicted_us(
     softmax = rates.softmax_ns + rates.operation_ns * shape.operations + rates.special_ns * shape.special
     matmuls = rates.column_ns * (shape.qk_columns + shape.v_columns)
     element = (softmax**rates.overlap + matmuls**rates.overlap) ** (1 / rates.overlap)
-    element *= (1 + rates.wide * WGMMA_ROWS / choice.keys) * (rates.single if choice.groups == 1 else 1.0)
+    element *= (1 + rates.wide * WGMMA_ROWS / choice.keys) * {1: rates.single, 3: rates.triple}.get(choice.groups, 1.0)
     tile_us = rows * choice.keys * blocks * element / 1e3 / per_sm
     overhead = rates.dynamic_us if choice.scheduler == "dynamic" else rates.tile_us
     if choice.splits > 1:
