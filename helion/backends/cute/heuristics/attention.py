@@ -2,7 +2,8 @@
 
 Three consumer groups of 64 queries fit where heads have 64 dimensions, two elsewhere. Blocks of keys are as long as
 registers allow. Tiles of different lengths, as with causal masks, are handed out by a counter, longest first. An H100
-reaches 685 TFLOP/s with heads of 128 dimensions, 750 with 256 (2026-11-27, 4096 keys).
+reaches 718 TFLOP/s with heads of 128 dimensions, 737 with 256 (2026-11-28,
+benchmarks/results/cute/nvidia-h100-attention.jsonl).
 """
 
 from __future__ import annotations
