@@ -112,7 +112,7 @@ def test_every_fact_is_read() -> None:
     products = row_products.bind((rows, rows), target=TARGETS[0])
     with watched(*FACTS) as collecting:
         for each in (*bound, products):
-            assert each.facts and each.facts.apart.value
+            assert each.facts and each.facts.unfused
     with watched(*FACTS) as using:
         for each in bound:
             assert each.facts.summary() and each.seeds and each.default_config()

@@ -162,6 +162,6 @@ def test_facts_of_rewrites_are_computed_once_and_by_key(monkeypatch: pytest.Monk
     facts = collect.collect_facts(PROGRAM, ())
     assert set(facts.rewrites) == {"mine", *(rewrite.key for rewrite in REWRITES)} and not asked
     assert facts.rewrite("mine") == facts.rewrite("mine") == "mine" and len(asked) == 1
-    assert facts.rewrite("no_key") is None and not facts.hoistable and not facts.turnable
+    assert facts.rewrite("no_key") is None and not facts.precomputable and not facts.swappable_ab
     changed = facts.with_rewrites(fuse_loops=(1, 2))
-    assert (changed.joinable, facts.joinable, changed.rewrite("mine")) == ((1, 2), (), "mine")
+    assert (changed.fusible_axes, facts.fusible_axes, changed.rewrite("mine")) == ((1, 2), (), "mine")

@@ -256,7 +256,9 @@ def attention_gradient_facts(
                 continue
             (walk,) = both & walked
             if walk is not None and axes[held[0]].on_grid and (fact.region, walk) not in softmax:
-                found[fact.region] = AttentionGradientFact(region=fact.region, held_axis=held[0], walked_axis=walk)
+                found[fact.region] = AttentionGradientFact(
+                    region=fact.region, stationary_axis=held[0], streamed_axis=walk
+                )
     return tuple(found.values())
 
 

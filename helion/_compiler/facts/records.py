@@ -14,8 +14,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
-from ..rewrites.precompute_operands import HoistableFact as HoistableFact
-from ..rewrites.unfuse_matmul import ApartFact as ApartFact
+from ..rewrites.precompute_operands import PrecomputableFact as PrecomputableFact
+from ..rewrites.unfuse_matmul import UnfusedMatmulFact as UnfusedMatmulFact
 
 #: One tile in registers: the axes it spans and the bytes of one element. A dimension of constant size multiplies the
 #: bytes, so ``itemsize * product of the sizes of the axes`` is the tile's exact size.
@@ -374,13 +374,13 @@ class AttentionGradientFact:
     """One loop of a backward pass of attention.
 
     Two dots in the loop compute tiles of the same two axes, scores and their gradient. Another dot consumes a value
-    computed from both. A program keeps a tile of ``held_axis`` (queries for their gradient, keys for theirs) while the
-    loop runs over ``walked_axis``.
+    computed from both. A program keeps a tile of ``stationary_axis`` (queries for their gradient, keys for theirs) while the
+    loop runs over ``streamed_axis``.
     """
 
     region: int
-    held_axis: int
-    walked_axis: int
+    stationary_axis: int
+    streamed_axis: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -487,49 +487,49 @@ class KernelFacts:
         return replace(self, rewrites={**self.rewrites, **{key: Lazy.of(fact) for key, fact in facts.items()}})
 
     @property
-    def divisible(self) -> bool:
+    def splittable_k(self) -> bool:
         """True if programs can share the accumulation of the matmul (split-K)."""
         return self.rewrite("split_k") is not None
 
     @property
-    def spread(self) -> tuple[int, ...]:
+    def split_epilogue_loops(self) -> tuple[int, ...]:
         """Axes of loops after the split accumulation that the programs then also share."""
         return self.rewrite("split_k") or ()
 
     @property
-    def hoistable(self) -> tuple[HoistableFact, ...]:
+    def precomputable(self) -> tuple[PrecomputableFact, ...]:
         """Operands of matmuls that can be precomputed."""
         return self.rewrite("precompute_operands") or ()
 
     @property
-    def joinable(self) -> tuple[int, ...]:
+    def fusible_axes(self) -> tuple[int, ...]:
         """Axes of loops that can be fused, in their order."""
         return self.rewrite("fuse_loops") or ()
 
     @property
-    def turnable(self) -> bool:
+    def swappable_ab(self) -> bool:
         """True if A and B of every matmul can be swapped."""
         return bool(self.rewrite("swap_ab"))
 
     @property
-    def packable(self) -> bool:
+    def unaligned_operands(self) -> bool:
         """True if operands of matmuls have rows at unaligned addresses that can be copied."""
         return bool(self.rewrite("pack_operands"))
 
     @property
-    def crosswise(self) -> tuple[int, ...]:
+    def mn_major_slots(self) -> tuple[int, ...]:
         """Slots of MN-major operands that can be copied to K-major."""
         return self.rewrite("transpose_operands") or ()
 
     @property
-    def ahead(self) -> tuple[int, ...]:
+    def prefetchable_slots(self) -> tuple[int, ...]:
         """Slots of loads that loops over single indices can prefetch."""
         return self.rewrite("prefetch_distance") or ()
 
     @property
-    def apart(self) -> Lazy[ApartFact[KernelFacts] | str]:
+    def unfused(self) -> UnfusedMatmulFact[KernelFacts] | str:
         """Facts of the unfused matmuls and the rest, or the reason why matmuls cannot be computed first."""
-        return self.rewrites.get("unfuse_matmul", Lazy.of("the kernel has no matmul"))
+        return self.rewrite("unfuse_matmul") or "the kernel has no matmul"
 
     @property
     def tunable_axes(self) -> tuple[AxisFact, ...]:

@@ -323,7 +323,7 @@ class _Precomputer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HoistableFact:
+class PrecomputableFact:
     """An operand of dot number ``dot`` that an earlier grid loop may precompute.
 
     It has ``shape`` elements of ``dtype`` in tiles of ``axes``, with ``lanes`` of them for each element of an axis.
@@ -346,19 +346,19 @@ class HoistableFact:
         return self.shape[0] * self.shape[1]
 
 
-def _facts(context: FactContext) -> tuple[HoistableFact, ...]:
+def _facts(context: FactContext) -> tuple[PrecomputableFact, ...]:
     found = computed_operands(context.program) if context.dots else ()
     return tuple(_fact(each, context) for each in found)
 
 
-def _fact(each: Computed, context: FactContext) -> HoistableFact:
+def _fact(each: Computed, context: FactContext) -> PrecomputableFact:
     (row, column), dims = each.axes, each.value.dims
     own = (row.block, column.block)
     inner = [[context.padded[block] for block in dim.blocks if block not in own] for dim in dims]
     lanes = [math.prod(sizes, start=dim.const) for sizes, dim in zip(inner, dims, strict=True)]
     rows, columns = (context.extents[axis.block] or 1 for axis in each.axes)
     slots = dict.fromkeys(op.attrs.slot for op in each.ops if isinstance(op.attrs, MemoryAttrs))
-    return HoistableFact(
+    return PrecomputableFact(
         dot=context.dots[each.dot.number],
         role="rhs" if each.at else "lhs",
         dtype=each.value.dtype,

@@ -489,7 +489,7 @@ Facts = TypeVar("Facts")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ApartFact(Generic[Facts]):
+class UnfusedMatmulFact(Generic[Facts]):
     """A kernel whose matmuls are computed first, in separate grid loops: facts of the matmuls (``products``) and of the
     remaining kernel (``rest``).
 
@@ -503,7 +503,7 @@ class ApartFact(Generic[Facts]):
     depths: tuple[int, ...]
 
 
-def _fact(context: FactContext) -> ApartFact[Any] | str:
+def _fact(context: FactContext) -> UnfusedMatmulFact[Any] | str:
     """Return the facts of both parts, or the reason why matmuls cannot be computed first."""
     if not context.dots:
         return "the kernel has no matmul"
@@ -513,7 +513,7 @@ def _fact(context: FactContext) -> ApartFact[Any] | str:
         return str(declined)
     traced = len(context.program.roots)
     rest, first = (_alone(made, roots) for roots in (made.roots[:traced], made.roots[traced:]))
-    return ApartFact(
+    return UnfusedMatmulFact(
         products=context.collect(first),
         rest=context.collect(rest),
         rows=sides.rows,

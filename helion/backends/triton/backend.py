@@ -103,8 +103,8 @@ class Triton:
         return space.own_keys(shape, program, target, settings)
 
     def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
-        tile, apart = unfuse_matmul.matmul_tile(decisions), facts.apart
-        if tile is None or isinstance(apart.value, str):
+        tile, unfused = unfuse_matmul.matmul_tile(decisions), facts.unfused
+        if tile is None or isinstance(unfused, str):
             return self._predict(facts, decisions, target)
         warps, stages = unfuse_matmul.matmul_launch(decisions)
         launched = launch.launch_of(decisions)
@@ -118,9 +118,9 @@ class Triton:
             persistent=launched.persistent,
             per_sm=launched.per_sm,
         )
-        products = materialized.predict_products(apart.value, first, decisions.sizes, target)
-        sizes = materialized.product_sizes(apart.value, tile, decisions.sizes)
-        rest = self._predict(apart.value.rest, replace(decisions, sizes=sizes), target)
+        products = materialized.predict_products(unfused, first, decisions.sizes, target)
+        sizes = materialized.product_sizes(unfused, tile, decisions.sizes)
+        rest = self._predict(unfused.rest, replace(decisions, sizes=sizes), target)
         return materialized.one_after_the_other(products, rest)
 
     def _predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:

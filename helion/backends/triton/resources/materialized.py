@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ...._compiler.facts.records import ApartFact, KernelFacts
+from ...._compiler.facts.records import KernelFacts, UnfusedMatmulFact
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
 from . import rewritten
@@ -35,7 +35,7 @@ class ProductLaunch:
     per_sm: int | None = None
 
 
-def one_product(apart: ApartFact[KernelFacts]) -> KernelFacts:
+def one_product(apart: UnfusedMatmulFact[KernelFacts]) -> KernelFacts:
     """Return the facts of the matmul kernel with its first matmul alone, whose tiles are those of all, and without
     split-K.
     """
@@ -49,7 +49,7 @@ def one_product(apart: ApartFact[KernelFacts]) -> KernelFacts:
 
 
 def product_sizes(
-    apart: ApartFact[KernelFacts], tile: tuple[int, int, int], known: Mapping[int, int]
+    apart: UnfusedMatmulFact[KernelFacts], tile: tuple[int, int, int], known: Mapping[int, int]
 ) -> dict[int, int]:
     """Return the size of every axis of the matmul kernel; ``known`` are those of the kernel as written."""
     sizes = {axis.block_id: known.get(axis.block_id, axis.size or 1) for axis in apart.products.axes}
@@ -59,7 +59,7 @@ def product_sizes(
 
 
 def predict_products(
-    apart: ApartFact[KernelFacts], launch: ProductLaunch, known: Mapping[int, int], target: Target
+    apart: UnfusedMatmulFact[KernelFacts], launch: ProductLaunch, known: Mapping[int, int], target: Target
 ) -> Predicted:
     """Return the prediction of the matmul kernel alone."""
     facts, copied = apart.products, 0

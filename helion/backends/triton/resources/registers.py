@@ -164,7 +164,7 @@ def ahead_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int
     memory dtype.
     """
     threads = num_warps * target.warp_size
-    loads = (op for op in facts.memory_ops if op.kind == "load" and op.slot in facts.ahead)
+    loads = (op for op in facts.memory_ops if op.kind == "load" and op.slot in facts.prefetchable_slots)
     return sum(cdiv(cdiv(_product(sizes, op.tile_axes), threads) * op.itemsize, _REGISTER_BYTES) for op in loads)
 
 

@@ -15,12 +15,12 @@ from dataclasses import replace
 import torch
 
 from ...._compiler.facts.records import (
-    HoistableFact,
     KernelFacts,
     Layout,
     LiveTiles,
     MatmulFact,
     MemoryOpFact,
+    PrecomputableFact,
     StagedOperand,
 )
 from ...._shapes import cdiv, next_power_of_2
@@ -69,7 +69,7 @@ def transposed(facts: KernelFacts) -> KernelFacts:
 @functools.lru_cache(maxsize=64)
 def _transposed(same: Same) -> KernelFacts:
     facts = same.facts
-    slots = frozenset(facts.crosswise)
+    slots = frozenset(facts.mn_major_slots)
     return replace(
         facts,
         memory_ops=tuple(_exchanged(op) if op.slot in slots else op for op in facts.memory_ops),
@@ -85,7 +85,7 @@ def hoisted(facts: KernelFacts) -> KernelFacts:
 @functools.lru_cache(maxsize=64)
 def _hoisted(same: Same) -> KernelFacts:
     facts = same.facts
-    for each in facts.hoistable:
+    for each in facts.precomputable:
         facts = _loaded(facts, each)
     return facts.with_rewrites(precompute_operands=())
 
@@ -99,9 +99,9 @@ def joined(facts: KernelFacts) -> KernelFacts:
 
 @functools.lru_cache(maxsize=64)
 def _joined(same: Same) -> KernelFacts:
-    facts, (first, *others) = same.facts, same.facts.joinable
+    facts, (first, *others) = same.facts, same.facts.fusible_axes
     gone = {region.region for region in facts.regions if set(region.axes) & set(others)}
-    axis, count = facts.axes[first], len(facts.joinable)
+    axis, count = facts.axes[first], len(facts.fusible_axes)
     extent = count * (axis.extent or 1)
     longer = replace(axis, extent=extent, padded=next_power_of_2(extent))
     matmuls = tuple(replace(f, static_k=extent) if f.k_axis == first else f for f in facts.matmuls)
@@ -123,7 +123,7 @@ def _standing_for(facts: KernelFacts, gone: Set[int]) -> dict[int, int]:
     regions: dict[int, list[int]] = {}
     for fact in facts.matmuls:
         regions.setdefault(fact.region, []).append(fact.number)
-    kept = next(region.region for region in facts.regions if facts.joinable[0] in region.axes)
+    kept = next(region.region for region in facts.regions if facts.fusible_axes[0] in region.axes)
     pairs = [zip(regions[region], regions[kept], strict=True) for region in gone if region in regions]
     return {number: stands for pair in pairs for number, stands in pair}
 
@@ -148,7 +148,7 @@ def _renumbered(facts: KernelFacts, standing: Mapping[int, int]) -> KernelFacts:
         staged=tuple(replace(each, dot=at[each.dot], after=before(each.after)) for each in facts.staged),
         memory_ops=tuple(replace(op, after=before(op.after)) for op in facts.memory_ops),
     ).with_rewrites(
-        precompute_operands=tuple(replace(each, dot=at[each.dot]) for each in facts.hoistable if each.dot in left)
+        precompute_operands=tuple(replace(each, dot=at[each.dot]) for each in facts.precomputable if each.dot in left)
     )
 
 
@@ -157,11 +157,11 @@ def hoisted_bytes(facts: KernelFacts) -> int:
     same time.
     """
     read = {op.slot: op.accessed_numel * op.itemsize for op in facts.memory_ops}
-    made = {(each.main, each.along): each for each in facts.hoistable}.values()
+    made = {(each.main, each.along): each for each in facts.precomputable}.values()
     return sum(sum(read[slot] for slot in each.slots) + each.numel * each.dtype.itemsize for each in made) // 2
 
 
-def _loaded(facts: KernelFacts, each: HoistableFact) -> KernelFacts:
+def _loaded(facts: KernelFacts, each: PrecomputableFact) -> KernelFacts:
     """Return the facts with one operand as a load in place of its largest one."""
     fact = facts.matmuls[each.dot]
     itemsize = each.dtype.itemsize * math.prod(each.lanes)
@@ -193,7 +193,7 @@ def _loaded(facts: KernelFacts, each: HoistableFact) -> KernelFacts:
     )
 
 
-def _multiplied(fact: MatmulFact, each: HoistableFact) -> MatmulFact:
+def _multiplied(fact: MatmulFact, each: PrecomputableFact) -> MatmulFact:
     # K is the last dimension of the left operand and the first one of the right
     layout: Layout = "k_major" if (each.along == 1) == (each.role == "lhs") else "mn_major"
     if each.role == "lhs":
@@ -201,7 +201,7 @@ def _multiplied(fact: MatmulFact, each: HoistableFact) -> MatmulFact:
     return replace(fact, rhs_slot=each.main, rhs_layout=layout, rhs_prologue=False)
 
 
-def _access(op: MemoryOpFact, each: HoistableFact, region: int) -> MemoryOpFact:
+def _access(op: MemoryOpFact, each: PrecomputableFact, region: int) -> MemoryOpFact:
     """Return the load of an operand; lanes besides those of an axis are part of its elements."""
     return replace(
         op,

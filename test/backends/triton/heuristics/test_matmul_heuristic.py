@@ -196,5 +196,5 @@ def test_grids_that_fill_the_gpu_and_short_sums_are_left(m: int, n: int, k: int)
 def test_sums_that_cannot_be_shared_are_left() -> None:
     """The kernel splits K itself."""
     facts = facts_of(split_k, tensor(256, 65536), tensor(65536, 256))
-    assert not facts.divisible
+    assert not facts.splittable_k
     assert all("split_k" not in p.launch for p in proposed(TritonMatmulHeuristic(), facts, target("h200")))

@@ -106,10 +106,10 @@ def test_a_tile_of_another_tile_is_no_diagonal() -> None:
 
 def test_both_loops_of_a_backward_pass_are_found() -> None:
     facts = bound("causal_backward", "sm_90").facts
-    names = [(facts.axes[f.held_axis].name, facts.axes[f.walked_axis].name) for f in facts.attention_gradients]
+    names = [(facts.axes[f.stationary_axis].name, facts.axes[f.streamed_axis].name) for f in facts.attention_gradients]
     assert names == [("tile_m", "tile_n"), ("tile_n", "tile_m")] and facts.attention is None
     fused = bound("fused_backward", "sm_90").facts
-    assert [fused.axes[f.held_axis].name for f in fused.attention_gradients] == ["tile_n"]
+    assert [fused.axes[f.stationary_axis].name for f in fused.attention_gradients] == ["tile_n"]
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ class TritonStateRecurrenceHeuristic(Heuristic):
         if not facts.tunable_axes or any(not axis.on_grid for axis in facts.tunable_axes):
             return Declined("the tiles of the kernel are not those of its grid")
         loads = [op for op in facts.memory_ops if op.kind == "load" and op.region == loops[0].region]
-        if not loads or not {op.slot for op in loads} <= set(facts.ahead):
+        if not loads or not {op.slot for op in loads} <= set(facts.prefetchable_slots):
             return Declined("a load of a step cannot be prefetched")
         if extent_of(step) < _TUNED.unrolled * _TUNED.least_turns:
             return Declined("the loop has few steps")

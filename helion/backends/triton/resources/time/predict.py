@@ -65,7 +65,7 @@ def _adding_us(facts: KernelFacts, launch: Launch, parameters: Parameters, targe
         axes |= {fact.m_axis, fact.n_axis, *fact.batch_axes}
     numel = math.prod([facts.axes[axis].extent or 1 for axis in axes if axis is not None])
     # programs that share the code after the reduction read all partials each
-    kept, read = launch.parts * numel * _PART_BYTES, launch.parts if facts.spread else 1
+    kept, read = launch.parts * numel * _PART_BYTES, launch.parts if facts.split_epilogue_loops else 1
     rate = target.bandwidth_gb_per_s * 1e3 * parameters.memory_share
     rate *= parameters.cache_speedup if kept <= target.l2_bytes else 1.0
     # it starts after the last program of the first kernel, loads all partials at once and stores

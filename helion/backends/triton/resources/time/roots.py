@@ -250,4 +250,4 @@ def _divided(facts: KernelFacts) -> tuple[int, ...]:
     if facts.matmuls:
         return tuple(dict.fromkeys(fact.k_block_id for fact in facts.matmuls if fact.k_block_id is not None))
     summed = (fact.axis for fact in facts.reductions if fact.category == "user_tile")
-    return tuple(dict.fromkeys((*summed, *facts.spread)))
+    return tuple(dict.fromkeys((*summed, *facts.split_epilogue_loops)))

@@ -63,7 +63,7 @@ class TritonAttentionGradientHeuristic(Heuristic):
         loops = facts.attention_gradients
         if not loops:
             return Declined("no loop computes the scores of attention and their gradient")
-        if not all(facts.axes[a].tunable for fact in loops for a in (fact.held_axis, fact.walked_axis)):
+        if not all(facts.axes[a].tunable for fact in loops for a in (fact.stationary_axis, fact.streamed_axis)):
             return Declined("queries or keys are not tiles")
         first = _measured(facts, target)
         for percent in (safety.gradient(target), safety.ALL):
@@ -102,7 +102,7 @@ def _orders(facts: KernelFacts, target: Target) -> dict[int, tuple[int, ...]]:
     for fact in facts.attention_gradients:
         ops = [op for op in (*facts.memory_ops, *facts.atomics) if op.region == fact.region and op.kind != "store"]
         if sum(op.accessed_numel * op.itemsize for op in ops) > target.l2_bytes:
-            found |= neighbours_along(facts, facts.regions[fact.region].root, fact.held_axis)
+            found |= neighbours_along(facts, facts.regions[fact.region].root, fact.stationary_axis)
     return found
 
 
@@ -129,8 +129,8 @@ def _sizes_of(facts: KernelFacts, tile: Tile, tall: int = 1) -> Sizes:
     sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
     for fact in facts.attention_gradients:
         times = tall if _sums(facts, fact.region) == 1 else 1
-        sizes[fact.held_axis] = clamp(tile.held * times, facts.axes[fact.held_axis])
-        sizes[fact.walked_axis] = clamp(tile.walked // times, facts.axes[fact.walked_axis])
+        sizes[fact.stationary_axis] = clamp(tile.held * times, facts.axes[fact.stationary_axis])
+        sizes[fact.streamed_axis] = clamp(tile.walked // times, facts.axes[fact.streamed_axis])
     return sizes
 
 
@@ -154,7 +154,7 @@ def _feasible(facts: KernelFacts, target: Target, percent: int) -> Iterator[Trit
     def cost(tile: Tile) -> float:
         sizes = _sizes_of(facts, tile)
         loops = zip(facts.attention_gradients, _programs(facts, sizes), strict=True)
-        return sum(cost_of(tile, made, sizes[fact.held_axis], target) for fact, made in loops)
+        return sum(cost_of(tile, made, sizes[fact.stationary_axis], target) for fact, made in loops)
 
     for tile in sorted(_CANDIDATES, key=cost):
         sizes = _sizes_of(facts, tile)

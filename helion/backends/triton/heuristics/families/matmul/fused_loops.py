@@ -48,9 +48,9 @@ class TritonJoinedLoopsHeuristic(Heuristic):
     promote_seed_to_default: ClassVar[bool] = True
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
-        if not facts.joinable:
+        if not facts.fusible_axes:
             return Declined("no consecutive loops with matmuls differ only in constants")
-        channels = facts.axes[facts.joinable[0]]
+        channels = facts.axes[facts.fusible_axes[0]]
         loaded = rewritten.joined(facts)
         itemsize = max(max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) for fact in loaded.matmuls)
         line = _TUNED.line // itemsize
@@ -58,7 +58,7 @@ class TritonJoinedLoopsHeuristic(Heuristic):
         if k < max(channels.min_size, target.min_dot(itemsize)[2]):
             return Declined(f"no tile divides the {channels.extent} elements of the loops")
         stages = _TUNED.stages if k == line else _TUNED.stages + 1
-        feasible = _feasible(loaded, facts.joinable, k, stages, target)
+        feasible = _feasible(loaded, facts.fusible_axes, k, stages, target)
         best = full_first(feasible, lambda p: _programs(loaded, p), target)
         return Declined("no tile of the matmul fits without spilling") if best is None else (best,)
 

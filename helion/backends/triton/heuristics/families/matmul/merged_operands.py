@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ......_compiler.facts.records import HoistableFact, KernelFacts, MatmulFact
+from ......_compiler.facts.records import KernelFacts, MatmulFact, PrecomputableFact
 from ......_shapes import cdiv, previous_power_of_2
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
@@ -57,13 +57,13 @@ class TritonHoistedOperandsHeuristic(Heuristic):
     promote_seed_to_default: ClassVar[bool] = True
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
-        if not facts.hoistable or all(None not in _tiled(fact) for fact in facts.matmuls):
+        if not facts.precomputable or all(None not in _tiled(fact) for fact in facts.matmuls):
             return Declined("no operand over merged lanes can be precomputed")
         if why := unhoisted(facts, target):
             few = _few_rows(facts, target)
             return Declined(why) if few is None else (few,)
         loaded = rewritten.hoisted(facts)
-        feasible = _feasible(loaded, facts.hoistable, target)
+        feasible = _feasible(loaded, facts.precomputable, target)
         best = full_first(feasible, lambda p: _programs(loaded, p.block_sizes), target)
         return Declined("no tile of the matmul fits without spilling") if best is None else hoisting((best,))
 
@@ -72,7 +72,7 @@ def _tiled(fact: MatmulFact) -> tuple[int | None, ...]:
     return fact.m_block_id, fact.n_block_id, fact.k_block_id
 
 
-def _sizes(facts: KernelFacts, hoistable: tuple[HoistableFact, ...], m: int, n: int, k: int) -> dict[int, int]:
+def _sizes(facts: KernelFacts, hoistable: tuple[PrecomputableFact, ...], m: int, n: int, k: int) -> dict[int, int]:
     """Return block sizes with these sides, including tiles that a view merges into one side."""
     sizes = moderate_sizes(facts, {"m": m, "n": n, "k": k})
     for each in hoistable:
@@ -82,7 +82,7 @@ def _sizes(facts: KernelFacts, hoistable: tuple[HoistableFact, ...], m: int, n: 
     return sizes
 
 
-def _feasible(facts: KernelFacts, hoistable: tuple[HoistableFact, ...], target: Target) -> Iterator[TritonProposal]:
+def _feasible(facts: KernelFacts, hoistable: tuple[PrecomputableFact, ...], target: Target) -> Iterator[TritonProposal]:
     """Yield each tile with the deepest pipeline that fits."""
     k = _TUNED.line // max(each.dtype.itemsize for each in hoistable)
     for m, n, warps in _TUNED.sides:
@@ -107,16 +107,18 @@ def _few_rows(facts: KernelFacts, target: Target) -> TritonProposal | None:
     if any(fact.n_block_id is None for fact in facts.matmuls):
         return None
     rows = max(fact.static_m or _TUNED.most_rows + 1 for fact in facts.matmuls)
-    if rows > _TUNED.most_rows or not facts.divisible or not target.has("wgmma"):
+    if rows > _TUNED.most_rows or not facts.splittable_k or not target.has("wgmma"):
         return None
-    itemsize = max(each.dtype.itemsize for each in facts.hoistable)
+    itemsize = max(each.dtype.itemsize for each in facts.precomputable)
     sizes = moderate_sizes(
         facts, {"m": max(_TUNED.least_rows, rows), "n": _TUNED.columns, "k": 2 * _TUNED.line // itemsize}
     )
     predicted = estimate(facts, target, sizes, _TUNED.few_warps, _TUNED.few_stages)
     if not predicted.fits or predicted.spill_risk:
         return None
-    loops = {axis for each in facts.hoistable for axis in each.axes if not facts.axes[axis].on_grid and axis in sizes}
+    loops = {
+        axis for each in facts.precomputable for axis in each.axes if not facts.axes[axis].on_grid and axis in sizes
+    }
     steps = min((cdiv(facts.axes[axis].extent or 1, sizes[axis]) for axis in loops), default=1)
     most = min(
         _TUNED.filled * target.num_sms // max(1, _programs(facts, sizes)),

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ......_compiler.facts.records import HoistableFact, KernelFacts
+from ......_compiler.facts.records import KernelFacts, PrecomputableFact
 from ......hardware import Target
 from ....proposal import TritonProposal
 from ....resources import rewritten
@@ -41,9 +41,9 @@ _TUNED = tuned(_Numbers)
 
 def unhoisted(facts: KernelFacts, target: Target) -> str:
     """Return the reason not to precompute operands; empty where precomputing pays."""
-    if not facts.hoistable:
+    if not facts.precomputable:
         return "no operand of a matmul can be precomputed"
-    added = math.fsum(_added_us(facts, each, target) for each in facts.hoistable)
+    added = math.fsum(_added_us(facts, each, target) for each in facts.precomputable)
     first = 2e-3 * rewritten.hoisted_bytes(facts) / target.bandwidth_gb_per_s + _TUNED.launch_us
     return "" if first <= added else f"precomputed operands take {first:.0f} us, in the loop at least {added:.0f}"
 
@@ -53,7 +53,7 @@ def hoisting(proposals: Iterable[TritonProposal]) -> tuple[TritonProposal, ...]:
     return tuple(replace(each, launch={**each.launch, "precompute_operands": True}) for each in proposals)
 
 
-def _added_us(facts: KernelFacts, each: HoistableFact, target: Target) -> float:
+def _added_us(facts: KernelFacts, each: PrecomputableFact, target: Target) -> float:
     """Return the microseconds that an operand adds to its matmul's loop; unknown extents count as 1."""
     fact = facts.matmuls[each.dot]
     side = (fact.static_m if each.role == "rhs" else fact.static_n) or 1

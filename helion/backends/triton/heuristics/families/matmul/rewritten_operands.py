@@ -56,7 +56,7 @@ class TritonRewrittenMatmulHeuristic(Heuristic):
     promote_seed_to_default: ClassVar[bool] = True
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
-        if not (facts.packable or facts.turnable or facts.crosswise):
+        if not (facts.unaligned_operands or facts.swappable_ab or facts.mn_major_slots):
             return Declined("the matrix unit reads all operands in their layout, or they cannot be copied")
         extents = single_product(facts)
         if isinstance(extents, Declined):
@@ -67,7 +67,9 @@ class TritonRewrittenMatmulHeuristic(Heuristic):
             return Declined(
                 f"predicted times of rewritten operands were not compared with measured ones on {target.name}"
             )
-        before = ProductSizer(facts, extents, target).fastest()[1] * (_TUNED.unaligned if facts.packable else 1)
+        before = ProductSizer(facts, extents, target).fastest()[1] * (
+            _TUNED.unaligned if facts.unaligned_operands else 1
+        )
         found = [option for option in _options(facts, target) if option[1] <= _worth(option[0], target) * before]
         if not found:
             return Declined(f"no rewrite of the operands is predicted to take less than {before:.0f} us")
@@ -81,13 +83,13 @@ def _worth(proposal: TritonProposal, target: Target) -> float:
 
 def _options(facts: KernelFacts, target: Target) -> Iterator[Option]:
     """Yield the matmul with A and B swapped, with K-major copies, or with aligned rows."""
-    aligned, keys = (packed(facts), {"pack_operands": True}) if facts.packable else (facts, {})
-    if facts.turnable:
+    aligned, keys = (packed(facts), {"pack_operands": True}) if facts.unaligned_operands else (facts, {})
+    if facts.swappable_ab:
         options = _turned(facts, aligned, keys | {"swap_ab": True}, target)
         yield from sorted(options, key=lambda option: option[1])[:1]
-    if facts.crosswise and _is_tf32(facts):
+    if facts.mn_major_slots and _is_tf32(facts):
         yield from _fastest(facts, transposed(aligned), keys | {"transpose_operands": True}, target)
-    if facts.packable and not facts.crosswise:
+    if facts.unaligned_operands and not facts.mn_major_slots:
         yield from _fastest(facts, aligned, keys, target)
 
 

@@ -159,7 +159,7 @@ def _fastest(facts: KernelFacts, target: Target) -> TritonProposal | None:
         for line in _TUNED.lines[1:]:
             if (found := _deepest(facts, tile(each, line), target)) is not None:
                 timed.append((proposal_us(facts, found, target), each, found))
-    for _, each, found in timed[: _TUNED.leading] if facts.divisible else ():
+    for _, each, found in timed[: _TUNED.leading] if facts.splittable_k else ():
         for parts in _TUNED.parts:
             if parts * _programs(facts, found) <= _TUNED.most_rounds * target.num_sms and parts <= _steps(
                 facts, dict(found.block_sizes)

@@ -257,7 +257,7 @@ class ProductSizer:
             if not fits or m < _FRAGMENT_ROWS * given.warps or self.looped or self.span is not None:
                 continue
             few = (
-                self.facts.divisible
+                self.facts.splittable_k
                 and self.extents[2] >= self.tuned.long_k
                 and self.blocks(m, n) <= self.target.num_sms
             )
@@ -403,7 +403,7 @@ class ProductSizer:
         m, n = self.start()
         least = self.tuned.mma_v2_floor if self.mma_v2 else self.tuned.tile_floor
         few = 2 * self.blocks(m, n) <= self.target.num_sms * (self.tuned.mma_v2_programs if self.mma_v2 else 1)
-        if not self.facts.divisible or self.looped or not few or self.extents[2] < self.tuned.long_k:
+        if not self.facts.splittable_k or self.looped or not few or self.extents[2] < self.tuned.long_k:
             return ()
         options = [
             sizer.whole(*sides)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ......_compiler.facts.records import ApartFact, KernelFacts
+from ......_compiler.facts.records import KernelFacts, UnfusedMatmulFact
 from ......_shapes import cdiv
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
@@ -63,7 +63,7 @@ class TritonProductsFirstHeuristic(Heuristic):
             return Declined("a CPU keeps rows of any length")
         if facts.attention is not None or facts.attention_gradients:
             return Declined("scores of attention are larger than their operands")
-        apart = facts.apart.value
+        apart = facts.unfused
         if isinstance(apart, str):
             return Declined(apart)
         if apart.rest.primary_reduction is None:
@@ -72,9 +72,9 @@ class TritonProductsFirstHeuristic(Heuristic):
         return first if isinstance(first, Declined) else (_both(facts, apart.rest, first, target),)
 
 
-def _products(apart: ApartFact, target: Target) -> ProductLaunch | Declined:
+def _products(apart: UnfusedMatmulFact, target: Target) -> ProductLaunch | Declined:
     """Return the launch of the matmuls as a kernel of their own."""
-    if apart.products.turnable and target.has("wgmma"):
+    if apart.products.swappable_ab and target.has("wgmma"):
         turned, along = _turned(apart, target), _along_depth(apart, target)
         if along is None:
             return turned
@@ -93,7 +93,7 @@ def _products(apart: ApartFact, target: Target) -> ProductLaunch | Declined:
     )
 
 
-def _turned(apart: ApartFact, target: Target) -> ProductLaunch:
+def _turned(apart: UnfusedMatmulFact, target: Target) -> ProductLaunch:
     """Return the launch with A and B swapped: the largest tile with which the first wave of programs is full enough."""
     axes = apart.products.axes
     extents = [extent_of(axes[of[0]]) for of in (apart.rows, apart.columns)]
@@ -134,11 +134,11 @@ def _fewest_rows(rest: KernelFacts, target: Target) -> TritonProposal:
     return fastest[1] if fastest[0] <= trust(target).fewer_rows * before else first
 
 
-def _along_depth(apart: ApartFact, target: Target) -> ProductLaunch | None:
+def _along_depth(apart: UnfusedMatmulFact, target: Target) -> ProductLaunch | None:
     """Return the launch of the matmuls from K-major copies of operands; None where descriptors could not load the
     copies.
     """
-    if not apart.products.crosswise:
+    if not apart.products.mn_major_slots:
         return None
     copied = rewritten.transposed(one_product(apart))
     extents = single_product(copied)
@@ -148,7 +148,7 @@ def _along_depth(apart: ApartFact, target: Target) -> ProductLaunch | None:
     return ProductLaunch(tile=tile, warps=warps, stages=stages, crosswise=True, boxed=_boxed(apart))
 
 
-def _boxed(apart: ApartFact) -> frozenset[int]:
+def _boxed(apart: UnfusedMatmulFact) -> frozenset[int]:
     return frozenset(op.slot for op in apart.products.memory_ops if op.matmul_operand)
 
 

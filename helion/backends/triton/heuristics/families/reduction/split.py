@@ -59,7 +59,7 @@ class TritonSplitReductionHeuristic(Heuristic):
         primary = reduction_alone(facts)
         if isinstance(primary, Declined):
             return primary
-        if not facts.divisible:
+        if not facts.splittable_k:
             return Declined("no accumulation loop can be split")
         if primary.category != "user_tile" or not facts.axes[primary.axis].tunable:
             return Declined(f"the reduction over axis {primary.axis} is not over tiles of a loop")
@@ -69,7 +69,7 @@ class TritonSplitReductionHeuristic(Heuristic):
         if first is not None:
             return (first, *(other for other in others if other is not None))
         few = programs in range(target.num_sms, _TUNED.alone[1] * target.num_sms + 1)
-        if facts.spread and few and _lies_across(facts, primary):
+        if facts.split_epilogue_loops and few and _lies_across(facts, primary):
             return (_alone(facts, primary, target, sizes, programs),)
         return Declined("the grid has a program or two for each SM, or there are few rows")
 
@@ -88,7 +88,7 @@ def _proposal(
     rows = extent_of(facts.axes[primary.axis])
     chunk = _chunk(facts, primary, sizes, threads)
     parts = min(parts, next_power_of_2(cdiv(rows, _TUNED.least_chunks * chunk)))
-    if parts == 1 or rows < chunk * (_TUNED.least_rows if facts.spread else _TUNED.least_summed):
+    if parts == 1 or rows < chunk * (_TUNED.least_rows if facts.split_epilogue_loops else _TUNED.least_summed):
         return None
     sizes, warps = _fitting(facts, primary, target, sizes, chunk, threads)
     axes = _walked(facts, primary)
@@ -156,7 +156,7 @@ def _walked(facts: KernelFacts, primary: ReductionFact) -> list[int]:
     return [
         axis.block_id
         for axis in facts.tunable_axes
-        if not axis.on_grid and (axis.block_id in facts.spread or axis.extent == primary.extent)
+        if not axis.on_grid and (axis.block_id in facts.split_epilogue_loops or axis.extent == primary.extent)
     ]
 
 
