@@ -238,7 +238,7 @@ def test_rows_of_a_transposed_tensor_are_columns() -> None:
     bound = row_sums.bind((tensor(1024, 4096).t(),), target="sm_90")
     assert bound.seeds[0].heuristic == "TritonColumnReductionHeuristic"
     plain = row_sums.bind((tensor(4096, 1024),), target="sm_90")
-    assert plain.seeds[0].heuristic == "TritonReductionHeuristic"
+    assert plain.seeds[0].heuristic == "TritonStreamingReductionHeuristic"
     assert "contiguous" in dict(plain.declined)["TritonColumnReductionHeuristic"]
 
 
