@@ -76,12 +76,14 @@ _ORDERS: Mapping[str, Order] = MappingProxyType(
 def order_of(op: Op) -> Order:
     """Return the memory order that ``op`` itself imposes: that of an atomic's ``sem``.
 
-    The user's inline source that may touch memory, and assembly that is not pure, may contain any fence: they impose
-    both orders.
+    A wait for other GPUs is an acquire. The user's inline source that may touch memory, and assembly that is not pure,
+    may contain any fence: they impose both orders.
     """
     match op.attrs:
         case MemoryAttrs(sem=sem) if op.kind == "atomic":
             return _ORDERS[sem]
+        case InlineAttrs(waits=True):
+            return _ORDERS["acquire"]
         case InlineAttrs(effect="any") | AsmAttrs(is_pure=False):
             return _BOTH
     return _UNORDERED

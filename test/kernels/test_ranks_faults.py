@@ -1,0 +1,53 @@
+"""Faults planted in the examples of several GPUs: simulated ranks find each of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import helion.distributed as hd
+from helion import exc
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "distributed"
+FAULTS = {
+    "one half": (r"half = ch\.seen(\[.*\]) % 2", r"half = ch.seen\1 * 0"),
+    "no wait": (r"hl\.wait\(.*\)", "pass"),
+    "no signal": (r"hl\.signal\(.*\)", "pass"),
+    "signal of a wrong word": (r"hl\.signal\((\w+), \[(.*)\], to", r"hl.signal(\1, [\2 + 1], to"),
+    "signal to oneself": (r"hl\.signal\((.*), to=peer\)", r"hl.signal(\1, to=0)"),
+    "too many messages": (r"hl\.wait\((.*), sender=(\w+)(.*)\)", r"hl.wait(\1, sender=\2, count=2)"),
+}
+SMALL = {
+    "all_reduce": {"count": 300},
+    "all_reduce_rms_norm": {"rows": 5, "columns": 60},
+    "matmul_reduce_scatter": {"rows": 32, "columns": 32, "k": 40},
+    "matmul_all_reduce": {"rows": 20, "columns": 32, "k": 40},
+    "all_gather_matmul": {"rows": 140, "columns": 32, "k": 40},
+}
+
+
+def _changed(name: str, pattern: str, replacement: str, folder: Path) -> ModuleType:
+    """Return an example in which all matches of a pattern are replaced."""
+    text, count = re.subn(pattern, replacement, (EXAMPLES / f"{name}.py").read_text())
+    assert count
+    file = folder / f"{name}_with_a_fault.py"
+    file.write_text(text)
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "name", ["all_reduce", *(pytest.param(n, marks=pytest.mark.prove) for n in SMALL if n != "all_reduce")]
+)
+def test_faults_of_examples_are_found(name: str, fault: str, tmp_path: Path) -> None:
+    module = _changed(name, *FAULTS[fault], tmp_path)
+    with pytest.raises((exc.DataRace, exc.Deadlock, exc.ReadModifyWriteRace)):
+        hd.run(lambda: module.on_rank(**SMALL[name], calls=4), 2)
