@@ -33,7 +33,7 @@ class RowRates:
     """Bytes in flight of an SM that hide the latency of memory."""
     asking: float = 0.85
     """Fraction of the SMs that can use all of the bandwidth."""
-    launch_us: float = 4.0
+    launch_us: float = 4.8
     shared: float = 1.03
     """Factor of the time where a row is read again from shared memory."""
     overlap: float = 3.0
