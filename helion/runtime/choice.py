@@ -16,11 +16,11 @@ from ..config import Config
 from .compiled import Compiled, ConfigLike
 
 if TYPE_CHECKING:
-    from . import checked, repro, verification
+    from . import binary_check, checked, repro
 else:
     checked = lazy("helion.runtime.checked")
     repro = lazy("helion.runtime.repro")
-    verification = lazy("helion.runtime.verification")
+    binary_check = lazy("helion.runtime.binary_check")
 
 
 class Choice:
@@ -109,10 +109,10 @@ class Choice:
         if of.tabled is not None or not on_gpu or of.executor.inlining is None or of.analysis.is_empty:
             return of.default_config
         with self.compiled.lock:  # other threads wait here, and find the backend that works
-            config = verification.verdict_of(self.compiled).config
-            while of.analysis.slower and (reason := verification.compile_failure(self.compiled, config)):
+            config = binary_check.verdict_of(self.compiled).config
+            while of.analysis.slower and (reason := binary_check.compile_failure(self.compiled, config)):
                 self._leave_backend(reason)
-                config = verification.verdict_of(self.compiled).config
+                config = binary_check.verdict_of(self.compiled).config
         return config
 
     def _leave_backend(self, reason: str) -> None:
@@ -142,7 +142,7 @@ class Choice:
             with self.compiled.lock:
                 if self.run is run:
                     self._leave_backend(str(error.__cause__))
-                    self._install(verification.verdict_of(self.compiled).config)
+                    self._install(binary_check.verdict_of(self.compiled).config)
             return
         if exceeded is None or self.config is None or not self._is_repeatable(self.config):
             raise error
@@ -151,7 +151,7 @@ class Choice:
                 return
             if not self._by_default:  # it was requested
                 raise error
-            following = verification.give_up(self.compiled, self.config, str(error.__cause__))
+            following = binary_check.give_up(self.compiled, self.config, str(error.__cause__))
             if following is None:
                 raise of.analysis.space.nothing_fits(self._needs(self.config, exceeded)) from error
             _logging.say(

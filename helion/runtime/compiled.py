@@ -20,11 +20,11 @@ from . import codecache
 from .failures import Reporting
 from .signature import tensors_in
 from .specialized import Specialized
-from .verdict import Verdict
 
 if TYPE_CHECKING:
     from ..backends.execution import Resources
     from . import observed, repro
+    from .binary_check import Verdict
 else:
     observed = lazy("helion.runtime.observed")
     repro = lazy("helion.runtime.repro")

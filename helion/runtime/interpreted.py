@@ -5,24 +5,14 @@ The interpreter takes milliseconds for each program with any tile, so tiles that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from .. import knobs
 from ..autotuner.space.fields import BlockSizes
-from ..backends import stub
 from ..config import Config
 from ..fields import values_of
-from .signature import tensors_in
 from .specialized import Specialized
 
 #: Elements of the largest value of a program: arrays of this size stay in the cache of a CPU core.
 MOST_ELEMENTS = 2**17
-
-
-def is_interpreted(args: Sequence[Any]) -> bool:
-    """Return whether a call with these arguments runs in the interpreter."""
-    return not stub.active() and not any(map(stub.on_gpu, tensors_in(args)))
 
 
 def in_large_tiles(of: Specialized, config: Config) -> Config:

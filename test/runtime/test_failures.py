@@ -18,7 +18,7 @@ import helion.language as hl
 from helion import Config, exc
 from helion.backends.triton.execute import fast_launch
 from helion.backends.triton.execute.fast_launch import FastLauncher
-from helion.runtime import repro, stub_driver, verification
+from helion.runtime import binary_check, repro, stub_driver
 from helion.runtime.ref_mode import run_reference
 
 
@@ -276,7 +276,7 @@ def test_whole_rows_that_never_fit_are_refused_before_anything_is_compiled(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(verification, "decide", lambda *_: pytest.fail("a config is compiled to look at it"))
+    monkeypatch.setattr(binary_check, "decide", lambda *_: pytest.fail("a config is compiled to look at it"))
     args = wide(n)
     bound = helion.kernel(softmax_of_product).bind(args, target=target)
     assert not bound.seeds and bound.default_config() == bound.conservative_config()

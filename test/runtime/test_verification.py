@@ -34,10 +34,9 @@ from helion.backends.cute.toolchain.offline import ToolMissing
 from helion.backends.cute.toolchain.shared_object import CompilationFailed
 from helion.backends.triton.toolchain.chain import TritonToolchain
 from helion.backends.triton.toolchain.ending import ending_assembler
-from helion.runtime import compiled, stub_driver, verdicts, verification
+from helion.runtime import binary_check, compiled, stub_driver
+from helion.runtime.binary_check import ALLOWED_SPILL_BYTES, MORE_TRIES, MOST_SLOW, Rejected, Taken, Verdict, decide
 from helion.runtime.variant import Variant
-from helion.runtime.verdict import Rejected, Verdict
-from helion.runtime.verification import ALLOWED_SPILL_BYTES, MORE_TRIES, MOST_SLOW, Taken, decide
 
 
 @pytest.fixture(autouse=True)
@@ -220,7 +219,7 @@ def test_the_launch_finds_the_binary_that_was_looked_at(monkeypatch: pytest.Monk
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache / "triton"))
     kernel = planted(monkeypatch, GOOD)
     bound = kernel.bind((X, Y))
-    verification.verdict_of(bound.variant.compiled)
+    binary_check.verdict_of(bound.variant.compiled)
     made = set((cache / "triton").rglob("*.cubin"))
     with stub_driver():
         kernel(X, Y)
@@ -268,7 +267,7 @@ def test_a_compiler_that_refuses_a_seed_and_one_that_is_not_there(monkeypatch: p
 
     monkeypatch.setattr(TritonToolchain, "resources", resources)
     kernel = planted(monkeypatch, SPILLS, GOOD)
-    found = verification.verdict_of(kernel.bind((X, Y)).variant.compiled)
+    found = binary_check.verdict_of(kernel.bind((X, Y)).variant.compiled)
     assert found.config["block_sizes"] == GOOD["block_sizes"]
     assert found.rejected[0].reason == "does not compile: PassManager::run failed" and not found.rejected[0].fits
 
@@ -278,8 +277,10 @@ def test_a_compiler_that_refuses_a_seed_and_one_that_is_not_there(monkeypatch: p
     monkeypatch.setattr(TritonToolchain, "resources", missing)
     kernel = planted(monkeypatch, GOOD, SPILLS)
     bound = kernel.bind((X, Y))
-    assert verification.verdict_of(bound.variant.compiled) == Verdict(config=bound.default_config())
-    assert verdicts.kept(bound.variant.of, {bound.default_config()}) is None, "nothing is known for the next process"
+    assert binary_check.verdict_of(bound.variant.compiled) == Verdict(config=bound.default_config())
+    assert binary_check.kept(bound.variant.of, {bound.default_config()}) is None, (
+        "nothing is known for the next process"
+    )
 
 
 @pytest.fixture
@@ -317,11 +318,11 @@ def test_a_seed_that_compiles_too_long_is_given_up(
     assert time.monotonic() - began < 60 and calls.read_text().count("\n") >= 2
     bound = kernel.bind((X, Y))
     assert bound.config is not None and bound.config["block_sizes"] == GOOD["block_sizes"]
-    found = verification.verdict_of(bound.variant.compiled)
+    found = binary_check.verdict_of(bound.variant.compiled)
     assert [each.reason for each in found.rejected] == ["does not compile: ptxas was ended after 1 s"]
     assert "ptxas was ended after 1 s" in capsys.readouterr().err
     monkeypatch.setenv("HELION_COMPILE_LIMIT_SECONDS", "7")
-    assert verdicts.kept(bound.variant.of, {bound.config}) is None, "another limit has verdicts of its own"
+    assert binary_check.kept(bound.variant.of, {bound.config}) is None, "another limit has verdicts of its own"
 
 
 def test_after_two_that_are_given_up_the_last_one_compiles_as_long_as_it_takes(
@@ -339,7 +340,7 @@ def test_after_two_that_are_given_up_the_last_one_compiles_as_long_as_it_takes(
         return ordinary(self, config, **options)
 
     monkeypatch.setattr(compiled.Compiled, "resources", resources)
-    found = verification.verdict_of(bound.variant.compiled)
+    found = binary_check.verdict_of(bound.variant.compiled)
     assert found.config == bound.conservative_config() and given == [1, 1, None]
     reasons = [each.reason for each in found.rejected]
     assert reasons[:2] == ["does not compile: ptxas was ended after 1 s"] * 2
@@ -360,7 +361,7 @@ def test_without_a_limit_ptxas_is_waited_for(
 
     monkeypatch.setattr(compiled.Compiled, "resources", resources)
     bound = planted(monkeypatch, GOOD).bind((X, Y))
-    assert verification.verdict_of(bound.variant.compiled).config["block_sizes"] == GOOD["block_sizes"] and given == [
+    assert binary_check.verdict_of(bound.variant.compiled).config["block_sizes"] == GOOD["block_sizes"] and given == [
         None
     ]
 
@@ -387,13 +388,13 @@ def test_what_the_device_refuses_is_known_to_the_next_process(monkeypatch: pytes
     kernel = planted(monkeypatch, GOOD, SPILLS)
     bound = kernel.bind((X, Y))
     first, second = (seed.config for seed in bound.seeds)
-    assert verification.give_up(bound.variant.compiled, first, str(OutOfResources(3, 2, "shared memory"))) == second
+    assert binary_check.give_up(bound.variant.compiled, first, str(OutOfResources(3, 2, "shared memory"))) == second
     kernel.reset()
     again = kernel.bind((X, Y))
-    found = verification.verdict_of(again.variant.compiled)
+    found = binary_check.verdict_of(again.variant.compiled)
     assert found.config == second and "Required: 3" in found.rejected[0].reason
-    assert verification.give_up(again.variant.compiled, second, "") == again.conservative_config()
-    assert verification.give_up(again.variant.compiled, again.conservative_config(), "") is None
+    assert binary_check.give_up(again.variant.compiled, second, "") == again.conservative_config()
+    assert binary_check.give_up(again.variant.compiled, again.conservative_config(), "") is None
 
 
 # --- on disk -------------------------------------------------------------------------------------------------------------
@@ -418,11 +419,11 @@ def verdict_files(cache: pathlib.Path) -> list[pathlib.Path]:
 )
 def test_what_is_no_verdict_is_made_again(content: bytes, monkeypatch: pytest.MonkeyPatch, cache: pathlib.Path) -> None:
     bound = planted(monkeypatch, GOOD).bind((X, Y))
-    expected = verification.verdict_of(bound.variant.compiled)
+    expected = binary_check.verdict_of(bound.variant.compiled)
     (file,) = verdict_files(cache)
     file.write_bytes(content)
     bound.variant.compiled.verdict = None
-    assert verification.verdict_of(bound.variant.compiled) == expected
+    assert binary_check.verdict_of(bound.variant.compiled) == expected
     assert Verdict.from_dict(json.loads(file.read_text())) == expected
 
 
@@ -438,7 +439,7 @@ def test_a_disk_that_takes_nothing_costs_one_line(
 
     monkeypatch.setattr(files, "write_whole", fails)
     logs.say_once.cache_clear()
-    assert verification.verdict_of(bound.variant.compiled).config["block_sizes"] == GOOD["block_sizes"]
+    assert binary_check.verdict_of(bound.variant.compiled).config["block_sizes"] == GOOD["block_sizes"]
     assert "other processes check their seeds again" in capsys.readouterr().err
     assert not verdict_files(cache) and expected is bound.compile_config(GOOD)
 
@@ -446,13 +447,13 @@ def test_a_disk_that_takes_nothing_costs_one_line(
 def test_no_cache_is_asked_for(monkeypatch: pytest.MonkeyPatch, cache: pathlib.Path, measured: list[Config]) -> None:
     monkeypatch.setenv("HELION_SKIP_CACHE", "1")
     for _ in range(2):
-        verification.verdict_of(planted(monkeypatch, GOOD).bind((X, Y)).variant.compiled)
+        binary_check.verdict_of(planted(monkeypatch, GOOD).bind((X, Y)).variant.compiled)
     assert not verdict_files(cache) and len(measured) == 2
 
 
 def test_verdicts_are_apart_by_code_target_and_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def key(target: str, *args: torch.Tensor) -> str:
-        return verdicts._key(helion.kernel(product).bind(args, target=target).variant.of)
+        return binary_check._key(helion.kernel(product).bind(args, target=target).variant.of)
 
     keys = {
         key("sm_90", X, Y),
@@ -474,18 +475,18 @@ def test_readers_see_whole_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
         Verdict(config=first),
         Verdict(config=second, rejected=(Rejected(config=first, reason="spills " * 2000, fits=True),)),
     ]
-    verdicts.keep(bound.variant.of, written[0])
+    binary_check.keep(bound.variant.of, written[0])
     done = threading.Event()
 
     def write() -> None:
         for each in itertools.islice(itertools.cycle(written), 200):
-            verdicts.keep(bound.variant.of, each)
+            binary_check.keep(bound.variant.of, each)
         done.set()
 
     with ThreadPoolExecutor(2) as pool:
         writers = [pool.submit(write) for _ in range(2)]
         while not done.is_set():
-            assert verdicts.kept(bound.variant.of, {first, second}) in written
+            assert binary_check.kept(bound.variant.of, {first, second}) in written
         for writer in writers:
             writer.result()
 
@@ -521,7 +522,7 @@ def test_products_of_the_cute_backend_are_checked_too(binaries: list[Audit | Exc
     configs = [seed.config for seed in bound.seeds]
     assert len(configs) > 2 and bound.default_config() == configs[0]
     binaries += [binary(100), CompilationFailed("ptxas gave up"), binary(3)]
-    found = verification.verdict_of(bound.variant.compiled)
+    found = binary_check.verdict_of(bound.variant.compiled)
     assert found.config == configs[2]
     assert [each.reason for each in found.rejected] == [
         "spills 400 bytes per thread",
@@ -530,14 +531,14 @@ def test_products_of_the_cute_backend_are_checked_too(binaries: list[Audit | Exc
     assert not binaries
     kernel.reset()
     again = kernel.bind((a, a), target="h200")
-    assert verification.verdict_of(again.variant.compiled) == found
+    assert binary_check.verdict_of(again.variant.compiled) == found
 
 
 def test_without_the_dsl_the_default_is_left_to_its_launch(binaries: list[Audit | Exception]) -> None:
     a = torch.empty(64, 64, dtype=torch.bfloat16, device="meta")
     bound = helion.kernel(products.matmul.fn, backend="cute").bind((a, a), target="h200")
     binaries += [ToolMissing("no DSL"), ToolMissing("no DSL")]
-    assert verification.verdict_of(bound.variant.compiled) == Verdict(config=bound.default_config())
+    assert binary_check.verdict_of(bound.variant.compiled) == Verdict(config=bound.default_config())
     with pytest.raises(exc.BaseError):
         bound.resources()
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..._compiler.facts.records import KernelFacts
 from ...backends.execution import CompileError
+from ..binary_check import verdict_of
 from ..compiled import Compiled
-from ..verification import verdict_of
 from .roofline import roofline
 
 

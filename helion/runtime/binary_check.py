@@ -8,27 +8,29 @@ compiles only that one.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import pathlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import exc, knobs
+from .._shapes import hint_of
+from .._support import files as _files
 from .._support import logs as _logging
 from .._support.lazy import lazy
 from ..config import Config
 from .compiled import Compiled
 from .specialized import Specialized
-from .verdict import Rejected, Verdict
 
 if TYPE_CHECKING:
     from ..autotuner import margins
     from ..autotuner.proposal import Predicted
-    from . import verdicts
 else:
     margins = lazy("helion.autotuner.margins")
-    verdicts = lazy("helion.runtime.verdicts")
 
 _LOG = _logging.logger(__name__)
 
@@ -49,7 +51,47 @@ MOST_SLOW = 2
 #: with 452 bytes, and 190 us with none.
 DOUBLING_BYTES = 1024
 
+#: Part of every key: it changes when the rule of verdicts changes.
+_VERSION = 2
+
 Candidate = tuple[Config, "Predicted"]
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """A config that does not run, with the reason; ``fits`` if it could be launched."""
+
+    config: Config
+    reason: str
+    fits: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The config that runs if none was requested, and those that were compiled and rejected."""
+
+    config: Config
+    rejected: tuple[Rejected, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdict as JSON data."""
+        rejected = [{"config": r.config.to_dict(), "reason": r.reason, "fits": r.fits} for r in self.rejected]
+        return {"config": self.config.to_dict(), "rejected": rejected}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Verdict:
+        """Make a verdict from ``to_dict``'s data.
+
+        Raises KeyError, TypeError, ValueError or AttributeError for any other.
+        """
+        rejected = (
+            Rejected(config=Config.from_dict(each["config"]), reason=str(each["reason"]), fits=bool(each["fits"]))
+            for each in data["rejected"]
+        )
+        return cls(config=Config.from_dict(data["config"]), rejected=tuple(rejected))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +172,7 @@ def verdict_of(compiled: Compiled) -> Verdict:
     with compiled.lock:
         if compiled.verdict is None:
             of = compiled.specialized
-            known = verdicts.kept(of, frozenset(candidates(of)))
+            known = kept(of, frozenset(candidates(of)))
             compiled.verdict = known or _measured(compiled)
         return compiled.verdict
 
@@ -160,7 +202,7 @@ def _measured(compiled: Compiled) -> Verdict:
     )
     if found is None:
         return Verdict(config=of.analysis.default_config)
-    verdicts.keep(of, found)
+    keep(of, found)
     if _LOG.isEnabledFor(logging.INFO):
         elapsed = 1e3 * (time.perf_counter() - start)
         _LOG.info("verified %s in %.1f ms: %s", of.kernel.name, elapsed, found)
@@ -216,8 +258,61 @@ def give_up(compiled: Compiled, config: Config, reason: str) -> Config | None:
         if following is not None:
             left = tuple(each for each in rejected if each.config != following)
             compiled.verdict = Verdict(config=following, rejected=left)
-            verdicts.keep(compiled.specialized, compiled.verdict)
+            keep(compiled.specialized, compiled.verdict)
         return following
+
+
+# --- verdicts on disk -------------------------------------------------------------------------------------------------
+# A file for each kernel, specialization, target and compiler. Failures to read or write them are ignored.
+
+
+def kept(of: Specialized, candidates: Collection[Config]) -> Verdict | None:
+    """Return the cached verdict; None if there is none, or its config is no candidate any more."""
+    if knobs.SKIP_CACHE.read():
+        return None
+    try:
+        found = Verdict.from_dict(json.loads(_path(of).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # there is none, or half of one
+        return None
+    return found if found.config in candidates else None
+
+
+def keep(of: Specialized, verdict: Verdict) -> None:
+    """Keep a verdict for other processes, if that is possible."""
+    if knobs.SKIP_CACHE.read():
+        return
+    path = _path(of)
+    try:
+        _files.make_folder(path.parent, _files.cache_dir())
+        _files.write_whole(path, json.dumps(verdict.to_dict()), shared=True)
+    except OSError as error:
+        _logging.say_once(
+            f"helion: {path.parent.parent} cannot be written ({error.strerror}); other processes check their seeds again"
+        )
+
+
+def _path(of: Specialized) -> pathlib.Path:
+    digest = _key(of)
+    return _files.cache_dir() / "verdicts" / digest[:2] / f"{of.kernel.name[:100]}_{digest}.json"
+
+
+def _key(of: Specialized) -> str:
+    """Return the key: the code of the default config, which contains the kernel and its specialization.
+
+    Sizes of dimensions that differ from call to call are added.
+    """
+    analysis, target = of.analysis, of.target
+    limit = knobs.COMPILE_LIMIT_SECONDS
+    extents = [None if block.extent is None else hint_of(block.extent) for block in analysis.program.blocks]
+    parts = (
+        str(_VERSION),
+        analysis.code(analysis.default_config).text,
+        repr(extents),
+        repr(target),
+        analysis.backend.toolchain.compiler(target),
+        *([] if limit.read() == limit.default else [str(limit.read())]),
+    )
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 __all__ = [
@@ -226,10 +321,14 @@ __all__ = [
     "MORE_TRIES",
     "MOST_SLOW",
     "PATIENCE_SECONDS",
+    "Rejected",
     "Taken",
+    "Verdict",
     "candidates",
     "compile_failure",
     "decide",
     "give_up",
+    "keep",
+    "kept",
     "verdict_of",
 ]
