@@ -32,6 +32,21 @@ FEATURES = frozenset(
 DESCRIPTOR_RANKS = range(2, 6)
 """Ranks of the tensors that a tensor descriptor describes; CUDA's tensor maps support up to 5 dimensions."""
 
+# Numbers of the architecture that no row of the table changes. No other module defines one of these names.
+#: Bytes of the widest load or store of one thread.
+VECTOR_BYTES = 16
+REGISTER_BYTES = 4
+#: Threads of a warp of CUDA.
+WARP_THREADS = 32
+#: Rows of an accumulator that one warp of a matrix unit holds.
+WARP_ROWS = 16
+#: Warps of a warpgroup, which share a wgmma or tcgen05 instruction.
+GROUP_WARPS = 4
+#: Alignment of the base and of every pitch in a TMA descriptor (CUDA driver API, ``cuTensorMapEncodeTiled``).
+TMA_ALIGNMENT_BYTES = 16
+#: Shared memory of an SM that a CUDA driver reserves for each resident block (CUDA programming guide).
+RESERVED_SHARED_BYTES = 1024
+
 
 class UnknownTargetName(exc.UnknownTarget, ValueError):
     """Error for a name of no GPU in the table, nor of a later relative of one."""

@@ -85,7 +85,9 @@ def violations(path: Path) -> list[Violation]:
     text = path.read_text(encoding="utf-8")
     name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.as_posix()
     if path.suffix == ".py":
-        found = [*_opening_violations(name, text), *_passage_violations(_python_passages(name, text))]
+        nodes = list(ast.walk(ast.parse(text)))
+        passages = [*_python_passages(name, nodes), *_comments(name, text)]
+        found = [*_opening_violations(name, nodes), *_passage_violations(passages)]
     else:
         found = list(_passage_violations(_markdown_passages(name, text)))
     return sorted(found)
@@ -103,9 +105,8 @@ def files(places: Iterable[str | Path]) -> Iterator[Path]:
 # Openings of docstrings
 
 
-def _opening_violations(path: str, text: str) -> Iterator[Violation]:
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
+def _opening_violations(path: str, nodes: list[ast.AST]) -> Iterator[Violation]:
+    for node in nodes:
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         docstring = ast.get_docstring(node)
@@ -147,10 +148,9 @@ def _is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 # Passages
 
 
-def _python_passages(path: str, text: str) -> Iterator[Passage]:
-    tree = ast.parse(text)
+def _python_passages(path: str, nodes: list[ast.AST]) -> Iterator[Passage]:
     docstrings = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
             if (
@@ -160,12 +160,11 @@ def _python_passages(path: str, text: str) -> Iterator[Passage]:
             ):
                 docstrings.add(id(first.value))
                 yield from _paragraphs(path, first.lineno, first.value.value)
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in docstrings:
             continue
         if len(node.value.split()) >= 4 and "\n" not in node.value:
             yield Passage(path=path, line=node.lineno, text=node.value, is_message=True)
-    yield from _comments(path, text)
 
 
 def _comments(path: str, text: str) -> Iterator[Passage]:

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -155,12 +156,33 @@ IMPORTERS = frozenset({"import_module", "__import__", "lazy"})
 # The only file that imports what it is told to.
 COMPUTED_IMPORT_ROOMS = ("_support.lazy",)
 LARGEST_CIRCLE = 3
+# Modules of a folder, lines of a file, lines of a function.
+MOST_MODULES, MOST_LINES, LONGEST_FUNCTION = 20, 600, 60
+# Folders, files and functions (as ``path:name``) that are over a limit, and the limit of each. The numbers may only
+# sink; `make prove` reports entries that are not needed any more.
+OVER: Mapping[str, int] = {
+    "_compiler/facts/records.py": 640,
+    "_compiler/ir/grammar.py": 720,
+    "_compiler/passes/": 22,
+    "backends/cute/lower/attention/recognise.py": 680,
+    "backends/cute/verify/rules.py": 680,
+    "backends/triton/codegen/ops/pointwise.py": 893,
+    "backends/triton/heuristics/": 41,
+    "hardware.py": 645,
+    "runtime/": 35,
+    "runtime/bound.py": 830,
+    "runtime/dispatch.py": 660,
+    "runtime/dispatch.py:write_entry": 63,
+    "runtime/kernel.py": 660,
+}
 ENVIRONMENT_ROOM = "knobs"
 ENVIRONMENT_NAMES = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"})
 LOCK_ROOM = "_support.locks"  # whose locks a forked process makes anew
 LOCK_NAMES = frozenset({"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore"})
 DEVICE_ROOM = "hardware"
 # Shared memory per block and per SM in bytes, and SM counts: numbers that mean one device and hardly anything else.
+# Rooms that still have such numbers of their own.
+WITH_OWN_NUMBERS = ("backends.triton.heuristics",)
 DEVICE_NUMBERS = frozenset({101376, 102400, 166912, 167936, 232448, 233472, 132, 148})
 
 
@@ -477,6 +499,62 @@ def _is_name_of_ours(target: str, modules: Mapping[str, Module]) -> bool:
     return resolve(target, dict(modules)) is not None and not is_module
 
 
+def numbers_of(module: Module) -> Iterator[tuple[str, int]]:
+    """Yield the constants of a module that are numbers, without leading underscores, and their lines."""
+    for node in module.tree.body:
+        if isinstance(node, ast.Assign):
+            (target, *_), value = node.targets, node.value
+            pairs = (
+                zip(target.elts, value.elts, strict=False)
+                if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+                else [(target, value)]
+            )
+            for each, number in pairs:
+                if isinstance(each, ast.Name) and isinstance(number, ast.Constant) and type(number.value) is int:
+                    yield each.id.lstrip("_"), node.lineno
+
+
+def second_numbers(modules: Mapping[str, Module]) -> Iterator[Violation]:
+    """Numbers of the architecture that a second module defines under the same name."""
+    if DEVICE_ROOM not in modules:
+        return
+    once = {name for name, _ in numbers_of(modules[DEVICE_ROOM]) if name.isupper()}
+    for module in modules.values():
+        for name, line in numbers_of(module) if not module.inside(DEVICE_ROOM, *WITH_OWN_NUMBERS) else ():
+            if name in once:
+                yield Violation(path=module.path, line=line, kind="second number", detail=f"import {name}")
+
+
+def sizes(modules: Mapping[str, Module]) -> Iterator[tuple[str, int, int, int]]:
+    """Yield folders, files and functions as path and name, line, size and limit."""
+    folders = Counter(module.path.rpartition("/")[0] for module in modules.values())
+    for folder, count in folders.items():
+        yield f"{folder}/", 0, count, MOST_MODULES
+    for module in modules.values():
+        yield module.path, 0, module.text.count("\n"), MOST_LINES
+        for node in module.nodes:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None
+                length = node.end_lineno - node.lineno + 1
+                yield f"{module.path}:{node.name}", node.lineno, length, LONGEST_FUNCTION
+
+
+def too_large(modules: Mapping[str, Module], over: Mapping[str, int]) -> Iterator[Violation]:
+    """Report what is over its limit, or over its number in ``over``."""
+    for name, line, size, limit in sizes(modules):
+        most = max(limit, over.get(name, 0))
+        if size > most:
+            path = name.partition(":")[0]
+            yield Violation(
+                path=path, line=line, kind="too large", detail=f"{name} has {size} of at most {most}; split it"
+            )
+
+
+def no_exceptions(modules: Mapping[str, Module], over: Mapping[str, int]) -> list[str]:
+    """The entries of ``over`` whose subject is gone or within its limit."""
+    return sorted(over.keys() - {name for name, _, size, limit in sizes(modules) if size > limit})
+
+
 def backend_names(modules: dict[str, Module]) -> set[str]:
     depth = BACKENDS.count(".") + 2
     return {
@@ -498,7 +576,7 @@ def backend_mentions(modules: dict[str, Module]) -> Iterator[Violation]:
             yield Violation(path=module.path, line=min(lines), kind="backend mentioned", detail=backend)
 
 
-def violations(root: Path) -> list[Violation]:
+def violations(root: Path, over: Mapping[str, int] = {}) -> list[Violation]:
     """Everything under `root` that breaks a rule; a tree without a package in it breaks one too."""
     modules = read_modules(root)
     if "__init__" not in modules:
@@ -507,13 +585,19 @@ def violations(root: Path) -> list[Violation]:
     for module in modules.values():
         found += [*unlisted(module), *wrong_imports(module, modules)]
         found += [*environment_reads(module), *device_numbers(module), *deciding_printers(module), *other_locks(module)]
-    found += [*private_accesses(modules), *large_circles(modules), *backend_mentions(modules)]
+    found += [
+        *private_accesses(modules),
+        *large_circles(modules),
+        *backend_mentions(modules),
+        *too_large(modules, over),
+    ]
+    found += second_numbers(modules)
     return sorted(found, key=lambda v: (v.path, v.line, v.kind))
 
 
 def test_layering() -> None:
     root = Path(__file__).resolve().parents[1] / PACKAGE
-    found = violations(root)
+    found = violations(root, OVER)
     assert not found, "\n".join(["", *map(str, found)])
 
 
@@ -732,6 +816,47 @@ def test_private_names_of_a_module_are_its_own(tmp_path: Path) -> None:
         "settings.py": "class B:\n    __slots__ = ('_known',)\n    def same(self, other):\n        return other._known",
     }
     assert violations(plant(tmp_path, {**CLEAN, **free})) == []
+
+
+LINES = "x = 1\n" * MOST_LINES
+BODY = "def f():\n" + "    x = 1\n" * (LONGEST_FUNCTION - 1)
+FULL = {f"_compiler/ir/m{i}.py": "" for i in range(MOST_MODULES - 3)}  # the folder has three in CLEAN
+LARGE = [
+    ("_compiler/ir/", {**FULL, "_compiler/ir/one_more.py": ""}),
+    ("config.py", {"config.py": LINES + "y = 1\n"}),
+    ("config.py:f", {"config.py": BODY + "    y = 1\n"}),
+    ("config.py:g", {"config.py": "class A:\n    async def g(self):\n" + "        x = 1\n" * LONGEST_FUNCTION}),
+]
+
+
+def test_what_is_just_within_the_limits_is_fine(tmp_path: Path) -> None:
+    assert violations(plant(tmp_path, {**CLEAN, **FULL, "config.py": LINES, "knobs.py": BODY})) == []
+
+
+@pytest.mark.parametrize(("name", "files"), LARGE, ids=[name for name, _ in LARGE])
+def test_what_is_too_large_is_reported(tmp_path: Path, name: str, files: dict[str, str]) -> None:
+    (found,) = violations(plant(tmp_path, {**CLEAN, **files}))
+    assert found.kind == "too large" and found.detail.startswith(f"{name} has ")
+
+
+def test_exceptions_have_a_number_that_holds(tmp_path: Path) -> None:
+    root = plant(tmp_path, {**CLEAN, "config.py": LINES + "y = 1\n"})
+    assert violations(root, {"config.py": MOST_LINES + 1}) == []
+    assert [v.kind for v in violations(root, {"config.py": MOST_LINES})] == ["too large"]
+    over = {"config.py": MOST_LINES + 1, "knobs.py": MOST_LINES + 1, "gone.py": 700}
+    assert no_exceptions(read_modules(root), over) == ["gone.py", "knobs.py"]
+
+
+@pytest.mark.prove
+def test_all_exceptions_are_needed() -> None:
+    assert no_exceptions(read_modules(Path(__file__).resolve().parents[1] / PACKAGE), OVER) == []
+
+
+@pytest.mark.parametrize("text", ["VECTOR_BYTES = 16", "_VECTOR_BYTES = 8", "A, _VECTOR_BYTES = 1, 16"])
+def test_a_second_number_of_the_architecture_is_reported(tmp_path: Path, text: str) -> None:
+    files = {"hardware.py": "VECTOR_BYTES = 16", "config.py": text, "settings.py": "from .hardware import VECTOR_BYTES"}
+    (found,) = violations(plant(tmp_path, {**CLEAN, **files}))
+    assert str(found) == "config.py:1: second number: import VECTOR_BYTES"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..._shapes import Dim
-from ...hardware import Target
+from ...hardware import GROUP_WARPS, WARP_ROWS, Target
 from ..decisions import Decisions
 from ..ir.build import Builder, Numbers
 from ..ir.grammar import DotAttrs, ForAttrs, MemoryAttrs, Op, Operand, Program, Region, Value, ViewAttrs
@@ -194,10 +194,6 @@ def _fact(context: FactContext) -> bool:
     return 0 < len(context.dots) == len(swappable_matmuls(context.program))
 
 
-#: Rows per warp of wgmma, and the fewest warps that it takes.
-_WARP_ROWS, _GROUP_WARPS = 16, 4
-
-
 def _applies(program: Program, target: Target) -> str:
     if not target.has("wgmma"):
         return f"the matrix unit of {target} does not need K-major TF32 operands"
@@ -229,7 +225,7 @@ def _fit(context: RuleContext, value: bool, decisions: Decisions) -> bool:
     unrolled = any(
         flag for key in ("range_unroll_factors", "static_ranges") for flag in decisions.entries.get(key, {}).values()
     )
-    return not unrolled and warps >= _GROUP_WARPS and min(rows, default=0) >= _WARP_ROWS * warps
+    return not unrolled and warps >= GROUP_WARPS and min(rows, default=0) >= WARP_ROWS * warps
 
 
 SWAP_AB = Rewrite(

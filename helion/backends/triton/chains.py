@@ -14,9 +14,7 @@ from collections.abc import Iterable, Mapping
 
 from ..._compiler.ir.grammar import Op, Program, Region, accumulator_of
 from ..._compiler.ir.rewrite import Makers, nested_regions
-
-#: Rows of a warp, and the fewest warps that wgmma takes.
-_WARP_ROWS, _LEAST_WARPS = 16, 4
+from ...hardware import GROUP_WARPS, WARP_ROWS
 
 
 def rows_of(op: Op, sizes: Mapping[int, int]) -> int:
@@ -27,7 +25,7 @@ def rows_of(op: Op, sizes: Mapping[int, int]) -> int:
 
 def may_unroll(region: Region, sizes: Mapping[int, int], num_warps: int) -> bool:
     """Return whether a loop of ``region`` computes the same when it is unrolled."""
-    return all(rows_of(op, sizes) >= _WARP_ROWS * num_warps for op in _straight(region) if op.kind == "dot")
+    return all(rows_of(op, sizes) >= WARP_ROWS * num_warps for op in _straight(region) if op.kind == "dot")
 
 
 def chained_products(program: Program) -> tuple[Op, ...]:
@@ -43,7 +41,7 @@ def chained_products(program: Program) -> tuple[Op, ...]:
 def most_warps(chained: Iterable[Op], sizes: Mapping[int, int], num_warps: int) -> int:
     """Return ``num_warps``, or as many as the rows of chained dots allow."""
     rows = (rows_of(op, sizes) for op in chained)
-    return min((num_warps, *(n // _WARP_ROWS for n in rows if n >= _WARP_ROWS * _LEAST_WARPS)))
+    return min((num_warps, *(n // WARP_ROWS for n in rows if n >= WARP_ROWS * GROUP_WARPS)))
 
 
 def _straight(region: Region) -> list[Op]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ....hardware import Target
+from ....hardware import RESERVED_SHARED_BYTES, Target
 from . import workspace
 from .counts import counts
 from .dtypes import (
@@ -35,8 +35,6 @@ MAX_CLUSTER = 8
 """CTAs of a cluster that every device can schedule (CUDA programming guide)."""
 MAX_ROW_CLUSTER = 16
 """Non-portable cluster size of Hopper and Blackwell, for kernels that allow it (CUDA programming guide)."""
-RESERVED_SHARED_BYTES = 1024
-"""Reserved per resident CTA (CUDA programming guide, compute capability 9.0 and 10.0)."""
 MAX_SHARING_A = 8
 """CTAs along N that share loads of A through multicast."""
 FEW_K_TILES = 16

@@ -90,16 +90,7 @@ def counts(plan: GemmPlan) -> Counts:
         )
         if tcgen05
         else None,
-        residual=PipelineCounts(
-            stages=plan.residual_stages,
-            full_arrivals=1,
-            empty_arrivals=plan.consumer_warps,
-            transaction_bytes=sum(
-                subtile_bytes(plan, operand.dtype) for operand in plan.problem.epilogue.of_kind("exact")
-            ),
-        )
-        if plan.has_residual
-        else None,
+        residual=_residual_counts(plan) if plan.has_residual else None,
         parts=PipelineCounts(
             stages=1,
             full_arrivals=1,
@@ -124,6 +115,16 @@ def counts(plan: GemmPlan) -> Counts:
         consumer_threads=plan.consumer_warps * WARP_THREADS,
         tensor_memory_threads=(plan.consumer_warps + 1) * WARP_THREADS if tcgen05 else 0,
         tensor_memory_columns=_columns(plan.accumulator_stages * plan.sum_columns) if tcgen05 else 0,
+    )
+
+
+def _residual_counts(plan: GemmPlan) -> PipelineCounts:
+    operands = plan.problem.epilogue.of_kind("exact")
+    return PipelineCounts(
+        stages=plan.residual_stages,
+        full_arrivals=1,
+        empty_arrivals=plan.consumer_warps,
+        transaction_bytes=sum(subtile_bytes(plan, operand.dtype) for operand in operands),
     )
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 
+from ....hardware import REGISTER_BYTES, VECTOR_BYTES
 from .dtypes import itemsize
 from .epilogue import Constant, Epilogue, EpilogueOperand, EpilogueOutput, Instruction, constant
 from .passes import Pass, check_places, walks
@@ -21,13 +22,11 @@ from .refusal import Refusal
 
 STORED = {"round_bfloat16": "bfloat16", "round_float16": "float16"}
 """Rounded values, which are exact in a type of 16 bits."""
-VECTOR_BYTES = 16
-"""Bytes of one vectorized access to global memory."""
 KEPT_VALUES, KEPT_THREADS = 32, 512
 """Values of a row that a thread keeps besides the registers of its epilogue, and the most threads that can have as
 many. With 1024 threads, each has 64 registers in all."""
 THREADS = (128, 256, 512, 1024)
-EARLY_REGISTERS, REGISTER_BYTES = 16, 4
+EARLY_REGISTERS = 16
 """Registers of a thread for epilogue operands that it loads before the matmul ends."""
 ROWS_PER_CTA = 4
 """Rows per CTA of the kernel that combines tiles, one warp each."""

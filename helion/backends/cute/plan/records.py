@@ -7,6 +7,9 @@ import functools
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ....hardware import TMA_ALIGNMENT_BYTES as TMA_ALIGNMENT_BYTES
+from ....hardware import WARP_ROWS as WARP_ROWS
+from ....hardware import WARP_THREADS as WARP_THREADS
 from .dtypes import DTYPES, itemsize
 from .epilogue import Epilogue, EpilogueOutput, OutputKind
 from .scales import BlockScales, Scale, Side
@@ -17,13 +20,8 @@ RowsIn = Literal["cluster", "memory"]
 
 SWIZZLE_BYTES = 128
 """Width of the widest swizzle atom in shared memory, and of the tile of one TMA instruction."""
-TMA_ALIGNMENT_BYTES = 16
-"""Alignment of the base and of every pitch in a TMA descriptor (CUDA driver API, ``cuTensorMapEncodeTiled``)."""
-WARP_THREADS = 32
 WARPGROUP_THREADS = 128
 WGMMA_ROWS = 64
-WARP_ROWS = 16
-"""Accumulator rows of one warp, per 64 rows of a warpgroup."""
 SUM_BYTES = 4
 NAMES = ("A", "B", "D")
 

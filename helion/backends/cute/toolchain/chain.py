@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ....hardware import Target
+from ....hardware import REGISTER_BYTES, Target
 from ...binaries import tool
 from ...execution import Resources
 from ..plan.launch import LaunchPlan
@@ -68,5 +68,4 @@ def _overflow(shared_bytes: int, columns: int, target: Target) -> tuple[str, ...
     return tuple(f"{need} {what}, {target} has {limit}" for what, need, limit in demands if need > limit)
 
 
-REGISTER_BYTES = 4
 TOOLCHAIN = CuteToolchain()

@@ -6,6 +6,7 @@ import functools
 import random
 from dataclasses import dataclass, field
 
+from ....hardware import VECTOR_BYTES
 from ..plan.counts import counts
 from ..plan.dtypes import itemsize
 from ..plan.finish import loaded_early, part_slot, row_walks, rows_bytes, shared_words, threads_of
@@ -15,7 +16,6 @@ from ..plan.workspace import COUNTER_BYTES, MAX_COUNTERS, rows_offset, sums_byte
 from ..roles import finish as g
 from .cluster import Fault
 
-VECTOR_BYTES = 16
 MAX_THREADS = 1024
 SCHEDULES = 3
 

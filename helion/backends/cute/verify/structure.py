@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ....hardware import TMA_ALIGNMENT_BYTES
 from ..plan.counts import counts, subtile_bytes
 from ..plan.dtypes import itemsize
 from ..plan.records import WARP_THREADS, GemmPlan
@@ -13,7 +14,6 @@ from ..roles.registers import launched_registers
 from .cluster import Fault
 
 MAX_NAMED_BARRIERS = 15
-TMA_ALIGNMENT_BYTES = 16
 TMA_BOX_ALIGNMENT_BYTES = 128
 """Alignment of TMA destinations in shared memory."""
 MAX_BOX_BYTES = 2**20 - 1

@@ -41,14 +41,13 @@ from ...._compiler.ir.ops import OPS
 from ...._compiler.ir.rewrite import Makers, expand_ops
 from ...._compiler.rewrites.steps import StepInputs
 from ...._shapes import fixed_at
+from ....hardware import VECTOR_BYTES
 from .pin_reductions import is_moved
 
-#: Bytes of a vector.
-_VECTOR_BYTES = 16
 #: Least tiles of a row: the first and the last are slower.
 _LEAST_TILES = 4
 #: Least elements of a tile, so that the first one has lanes in range.
-_LEAST_TILE = 2 * _VECTOR_BYTES
+_LEAST_TILE = 2 * VECTOR_BYTES
 #: Kinds of ops that a loop may contain.
 _KINDS = frozenset(("number", "tile", "iota", "full", "load", "store", "pointwise", "reduce", "view", "mask"))
 
@@ -111,7 +110,7 @@ class _Aligner:
         accesses = [o for o in op.regions[0].ops if isinstance(o.attrs, MemoryAttrs) and _has(o, block)]
         if not accesses or not all(self.is_along(o, block, loop) for o in accesses):
             return None
-        vector = _VECTOR_BYTES // min(self.itemsize(o) for o in accesses)
+        vector = VECTOR_BYTES // min(self.itemsize(o) for o in accesses)
         rows = {self.row(o, block, vector) for o in accesses}
         if vector == 1 or len(rows) > 1 or all(_is_one(term) for row in rows for term in row):
             return None

@@ -15,9 +15,8 @@ from dataclasses import replace
 from ...._compiler.ir.grammar import LoopAxis, MemoryAttrs, Op, Program, Root
 from ...._compiler.rewrites.steps import StepInputs
 from ...._shapes import fixed_at
+from ....hardware import VECTOR_BYTES
 
-#: Bytes of a vector.
-_VECTOR_BYTES = 16
 #: Least tiles: of two, the last is half of the work.
 _LEAST_TILES = 4
 #: Most ops of a body: printing it twice doubles the instructions and the compile time.
@@ -45,7 +44,7 @@ def _parted(program: Program, inputs: StepInputs, root: Root) -> Root:
         return root
     along = [op for op in ops if isinstance(op.attrs, MemoryAttrs) and _is_along(program, op, axis.block)]
     itemsizes = {program.tensors[op.attributes(MemoryAttrs).tensor].dtype.itemsize for op in along}
-    lanes = [min(size, _VECTOR_BYTES // itemsize) for itemsize in itemsizes]
+    lanes = [min(size, VECTOR_BYTES // itemsize) for itemsize in itemsizes]
     if not any(axis.end % count for count in lanes):
         return root
     return replace(root, axes=(replace(axis, parted=True),))

@@ -9,7 +9,7 @@ import torch
 
 from ...._compiler.facts.records import KernelFacts, MatmulFact
 from ...._shapes import next_power_of_2
-from ....hardware import Target
+from ....hardware import GROUP_WARPS, Target
 from .layouts import fragment_warps
 
 #: ``mma``: operands go through registers. ``wgmma``: one warp group (4 warps) reads them from shared memory.
@@ -18,8 +18,6 @@ Unit = Literal["mma", "wgmma", "tcgen05"]
 
 #: Least rows of the asynchronous matrix units.
 ASYNC_ROWS = 64
-#: Warps of a warp group, and the most that Triton lets share one tcgen05 instruction.
-_GROUP_WARPS = 4
 _TCGEN05_WARPS = 8
 #: Elements along K of one asynchronous instruction with 8-bit operands.
 _ASYNC_DEPTH = 32
@@ -106,7 +104,7 @@ def unit_for(
 
 def _is_small(rows: int, warps: int) -> bool:
     """Return whether the asynchronous unit takes no matmul of so few rows or warps."""
-    return rows < ASYNC_ROWS or warps < _GROUP_WARPS
+    return rows < ASYNC_ROWS or warps < GROUP_WARPS
 
 
 def are_float8(dtypes: tuple[torch.dtype, torch.dtype]) -> bool:

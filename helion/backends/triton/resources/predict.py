@@ -8,14 +8,12 @@ from collections.abc import Mapping
 
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Predicted
-from ....hardware import Target
+from ....hardware import RESERVED_SHARED_BYTES, Target
 from .matrix import tensor_memory_columns
 from .registers import ahead_registers, pressure, register_limit
 from .shared import descriptor_bytes, prefetched_bytes, shared_bytes, stored_behind_loops
 from .traffic import Work, time_us, work
 
-#: Shared memory of an SM that a CUDA driver reserves for every resident block.
-_RESERVED_SHARED_BYTES = 1024
 #: Predicted shared memory is at most this times the real bytes, plus this many (checked by test_predict.py).
 _SHARED_FACTOR, _SHARED_BYTES = 1.10, 2048
 #: Estimated slowdown of a kernel that certainly spills.
@@ -131,7 +129,7 @@ def _unstaged(
 def _occupancy(registers: int, shared: int, columns: int, num_warps: int, target: Target) -> int:
     """Return the blocks that one SM runs at once; 0 when not even one fits."""
     rounded = -(-max(1, registers) // target.register_granularity) * target.register_granularity
-    reserved = _RESERVED_SHARED_BYTES if target.kind == "cuda" else 0
+    reserved = RESERVED_SHARED_BYTES if target.kind == "cuda" else 0
     limits = [
         target.registers_per_sm // (rounded * num_warps * target.warp_size),
         target.max_warps_per_sm // num_warps,

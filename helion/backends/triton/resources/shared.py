@@ -10,14 +10,12 @@ import torch
 
 from ...._compiler.facts.records import KernelFacts, MemoryOpFact, ReductionFact
 from ...._shapes import cdiv
-from ....hardware import DESCRIPTOR_RANKS, Target
+from ....hardware import DESCRIPTOR_RANKS, GROUP_WARPS, Target
 from .layouts import fragment_held, moved_at_once, rounds, rows_held, spread
 from .matrix import is_k_major, is_transposed, keeps_rows, tile_shape, unit_of
 from .operands import Exchange, operand_bytes, prefetched_sources
 from .tiles import VECTOR_BYTES, beyond, by_nearness, inner_axis, tile_bytes, vector_elements
 
-#: Warps of a warp group, which shares an asynchronous instruction.
-_GROUP_WARPS = 4
 #: Rows of tensor memory.
 _LANES = 128
 #: Bytes of an address.
@@ -194,7 +192,7 @@ def _sharing(fact: ReductionFact, facts: KernelFacts, sizes: Mapping[int, int], 
             continue
         rows, unit = tile_shape(dot, sizes)[0], unit_of(dot, sizes, num_warps, target)
         if unit == "wgmma" or (unit == "tcgen05" and rows >= _LANES):
-            sharing = cdiv(num_warps, _GROUP_WARPS)
+            sharing = cdiv(num_warps, GROUP_WARPS)
         else:
             consumers = [other for other in facts.matmuls if dot.number in other.consumes]
             own = all(keeps_rows(other, facts, sizes, num_warps, target) for other in consumers)

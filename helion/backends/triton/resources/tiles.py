@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from ...._compiler.facts.records import LiveTile, MemoryOpFact
+from ....hardware import VECTOR_BYTES
 
-#: Bytes of the widest load or store of one thread.
-VECTOR_BYTES = 16
 #: Of a stride passed at launch, Triton knows only whether it is a multiple of this.
 _KNOWN_MULTIPLE = 16
 

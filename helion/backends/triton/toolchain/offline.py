@@ -98,13 +98,7 @@ def compile_offline(
             f"compile_offline takes a function made by triton.jit, got {fn!r}; unset TRITON_INTERPRET if set."
         )
     if not isinstance(signature, Signature):
-        signature = Signature(
-            types=signature,
-            constexprs=constexprs or {},
-            divisible=frozenset(divisible),
-            equal_to_one=frozenset(equal_to_one),
-            small_pointers=frozenset(small_pointers),
-        )
+        signature = _signature(signature, constexprs or {}, divisible, equal_to_one, small_pointers)
     options = dict(options or {})
     refuse = functools.partial(OfflineCompileError, kernel=fn.__name__, target=str(target), options=options)
     if (reason := _no_compiler(target)) is not None:
@@ -130,6 +124,22 @@ def compile_offline(
             return compiled
     except Exception as error:
         raise refuse(detail=f"ptxas was ended after {seconds:g} s" if ending.ended else _tail(error)) from error
+
+
+def _signature(
+    types: Mapping[str, str],
+    constexprs: Mapping[str, object],
+    divisible: Iterable[str],
+    equal_to_one: Iterable[str],
+    small_pointers: Iterable[str],
+) -> Signature:
+    return Signature(
+        types=types,
+        constexprs=constexprs,
+        divisible=frozenset(divisible),
+        equal_to_one=frozenset(equal_to_one),
+        small_pointers=frozenset(small_pointers),
+    )
 
 
 def check(compiled: CompiledKernel | None, target: Target) -> None:

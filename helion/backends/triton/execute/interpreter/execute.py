@@ -13,8 +13,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ....._support import ranks as _ranks
 from ....._support.locks import TRITON_LOCK, recover
+from .....hardware import WARP_THREADS
 from .memory import Memory, Region
-from .races import WARP_LANES, RaceDetector, WatchedTensor, is_detecting
+from .races import RaceDetector, WatchedTensor, is_detecting
 from .ranks import RankWatch, programs_of
 from .rewrite import Interpreted, adapt, interpreted
 from .semantic import SEMANTIC
@@ -199,7 +200,7 @@ def _detector(
     warps = options.get("num_warps", 4)
     assert isinstance(warps, int)
     file = fn.fn.__code__.co_filename
-    return RaceDetector(fn.__name__, file, memory.regions, watched, threads=warps * WARP_LANES)
+    return RaceDetector(fn.__name__, file, memory.regions, watched, threads=warps * WARP_THREADS)
 
 
 def interpret(

@@ -42,13 +42,12 @@ import numpy as np
 import torch
 
 from ..... import exc
+from .....hardware import WARP_THREADS
 from .memory import Region
 from .values import Handle
 
 _DETECTING: ContextVar[bool] = ContextVar("helion_detect_races", default=False)
 _ORIGIN = re.compile(r"^\s*# (src\[.*)$")
-#: A program has this many threads times ``num_warps``.
-WARP_LANES = 32
 _OTHERS = -1
 
 
@@ -141,7 +140,7 @@ class RaceDetector:
     file: str
     regions: Sequence[Region]
     tensors: Sequence[WatchedTensor]
-    threads: int = 4 * WARP_LANES
+    threads: int = 4 * WARP_THREADS
     _now: int = 0
     _number: int = 0
     _program: tuple[int, int, int] = (0, 0, 0)

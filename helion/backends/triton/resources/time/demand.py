@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ....._compiler.facts.records import KernelFacts, MatmulFact, ReductionFact
 from .....autotuner.proposal import Predicted
-from .....hardware import Target
+from .....hardware import WARP_ROWS, Target
 from ..layouts import fragment_warps
 from ..matrix import rate_name, tile_shape, unit_of
 from .launch import Launch
@@ -27,8 +27,8 @@ _LEAST_COLUMNS = 8
 _ACCUMULATOR_BYTES = 4
 #: Bytes of an operand that one warp instruction (ldmatrix) loads to registers for the synchronous unit.
 _FRAGMENT_BYTES = 256
-#: Least rows and columns of an accumulator per warp.
-_FRAGMENT_ROWS, _FRAGMENT_COLUMNS = 16, 8
+#: Least columns of an accumulator per warp.
+_FRAGMENT_COLUMNS = 8
 #: Cost of an exchange within a warp, relative to a memory access.
 _SHUFFLE_ACCESSES = 0.5
 #: Bytes of the narrowest asynchronous copy.
@@ -352,7 +352,7 @@ class _Count:
         columns of threads.
         """
         rows, columns, _ = tile_shape(product, self.launch.sizes)
-        below = max(1, min(self.launch.warps, rows // _FRAGMENT_ROWS))
+        below = max(1, min(self.launch.warps, rows // WARP_ROWS))
         beside = max(1, min(self.launch.warps // below, columns // _FRAGMENT_COLUMNS))
         return (4 * beside, 4) if fact.axis == product.n_axis else (8 * below, 8)
 
@@ -380,7 +380,7 @@ class _Count:
         sums["operand_bytes"] += read
         if unit == "mma":
             sums["accesses"] += read / _FRAGMENT_BYTES
-        if fact.consumes and rows < _FRAGMENT_ROWS * launch.warps:
+        if fact.consumes and rows < WARP_ROWS * launch.warps:
             sums["turned_bytes"] += times * rows * depth * fact.lhs_dtype.itemsize
         sums["products"] += times
         if unit != "tcgen05":

@@ -6,19 +6,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from .....hardware import Target
+from .....hardware import REGISTER_BYTES, WARP_THREADS, Target
 from .demand import Demand
 from .parameters import Parameters
 
 #: A number, or an array with one element per demand.
 Value = Any
 
-_WARP_LANES = 32
 #: Schedulers of an SM; a warp belongs to one scheduler.
 _SCHEDULERS = 4
 #: Bytes per cycle of an SM's shared memory.
 _SHARED_BYTES_PER_CYCLE = 128
-_REGISTER_BYTES = 4
 #: Least registers per thread of a launch.
 _LEAST_REGISTERS = 16
 #: Warps that reach the matrix units of all schedulers.
@@ -85,7 +83,7 @@ def parts(demand: Demand, parameters: Parameters, target: Target, maths: Any = N
 
 def issue_rate(target: Target) -> float:
     """Return the warp instructions per microsecond of an SM, by its rate of fused multiply-adds."""
-    return target.fp32_tflops * 1e6 / 2 / _WARP_LANES / target.num_sms
+    return target.fp32_tflops * 1e6 / 2 / WARP_THREADS / target.num_sms
 
 
 class _Formula:
@@ -152,9 +150,9 @@ class _Formula:
         over = (few + 2 * over + many) / 4
         abandoned = self._ramp(d.needed / d.limit, *_ABANDONED)
         over = over + d.needed * p.abandoned * abandoned
-        spilled = over * _REGISTER_BYTES * self.target.warp_size * d.warps * d.largest_times * p.spill_cost
+        spilled = over * REGISTER_BYTES * self.target.warp_size * d.warps * d.largest_times * p.spill_cost
         shuttled = (d.straight_issue + d.looped_issue) * p.shuttled * abandoned
-        spilled = spilled + shuttled * self.target.warp_size * _REGISTER_BYTES
+        spilled = spilled + shuttled * self.target.warp_size * REGISTER_BYTES
         return (
             spilled + self._within(over / d.limit * _ALL_SPILLED, 0.0, 1.0) * d.accumulated_bytes * p.accumulator_spill
         )
