@@ -28,8 +28,11 @@ from helion._compiler.ir import pointwise
 from helion._compiler.ir.pointwise import POINTWISE, common_dtype, fold_cast, result_dtype
 from helion._support.locks import TRITON_LOCK
 from helion.backends.triton.codegen.expressions import LIBDEVICE, Expression, infix
+from helion.backends.triton.codegen.ops import forms, literals
 from helion.backends.triton.codegen.ops import pointwise as ops_pointwise
-from helion.backends.triton.codegen.ops.pointwise import SIGNATURE_DTYPES, TRITON_DTYPES, Operand, literal, render
+from helion.backends.triton.codegen.ops.forms import Operand
+from helion.backends.triton.codegen.ops.literals import SIGNATURE_DTYPES, TRITON_DTYPES, literal
+from helion.backends.triton.codegen.ops.pointwise import render
 from helion.backends.triton.execute.interpreter import interpret
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -230,7 +233,7 @@ def module_text(cases: Sequence[Case], inputs: Sequence[str], scalars: Sequence[
         "import triton.language as tl",
         "from triton.language.extra import libdevice",
         "",
-        *(text for name, text in ops_pointwise.HELPERS.items() if any(name in c.expression.needs for c in cases)),
+        *(text for name, text in literals.HELPERS.items() if any(name in c.expression.needs for c in cases)),
         "",
         "@triton.jit",
         f"def kernel({', '.join([*pointers, *numbers, *outputs, 'SIZE: tl.constexpr'])}):",
@@ -654,8 +657,8 @@ def test_numbers_alone(tmp_path: Path) -> None:
 
 
 def test_every_op_has_a_triton_form() -> None:
-    assert set(ops_pointwise._TABLE) | set(ops_pointwise._OWN_DTYPES) == set(POINTWISE)
-    assert not set(ops_pointwise._TABLE) & set(ops_pointwise._OWN_DTYPES)
+    assert set(forms.TABLE) | set(ops_pointwise._OWN_DTYPES) == set(POINTWISE)
+    assert not set(forms.TABLE) & set(ops_pointwise._OWN_DTYPES)
 
 
 def texts(*rows: tuple[str, str, Any]) -> Callable[..., None]:
@@ -702,14 +705,14 @@ def test_text(expected: str, name: str, operands: list[tuple[Operand, torch.dtyp
     kinds = [(d, 1) if d is not None else o for o, d in operands]
     made = render(name, [o for o, _ in operands], [d for _, d in operands], result_dtype(name, kinds))
     assert made.text == expected
-    called = {word for word in (LIBDEVICE, *ops_pointwise.HELPERS) if re.search(rf"\b{word}\b", expected)}
+    called = {word for word in (LIBDEVICE, *literals.HELPERS) if re.search(rf"\b{word}\b", expected)}
     assert made.needs == called
 
 
 def test_text_of_casts() -> None:
     fp8 = torch.float8_e4m3fn
     x, y = Expression("x"), Expression("y")
-    assert ops_pointwise.cast(x, F32, F32) is x
+    assert literals.cast(x, F32, F32) is x
     for operand, source, target, expected in (
         (x, F32, torch.bool, "x != 0.0"),
         (infix(x, "+", y), F32, BF16, "(x + y).to(tl.bfloat16)"),
@@ -718,8 +721,8 @@ def test_text_of_casts() -> None:
         (x, F32, fp8, "x.to(tl.float8e4nv)"),
         (x, fp8, I32, "x.to(tl.float32).to(tl.int32)"),
     ):
-        assert ops_pointwise.cast(operand, source, target).text == expected
-    assert ops_pointwise.bitcast(x, F32, I32).text == "x.to(tl.int32, bitcast=True)"
+        assert literals.cast(operand, source, target).text == expected
+    assert literals.bitcast(x, F32, I32).text == "x.to(tl.int32, bitcast=True)"
 
 
 def test_literals() -> None:

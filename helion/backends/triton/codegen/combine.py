@@ -8,7 +8,7 @@ from ...._compiler.ir.grammar import Op, PointwiseAttrs, Region, Value
 from ...._names import NameSpace
 from .expressions import Expression, call
 from .ops import pointwise as ops_pointwise
-from .ops.pointwise import TRITON_DTYPES, literal
+from .ops.literals import TRITON_DTYPES, literal
 from .printer import Names
 
 

@@ -15,7 +15,7 @@ from ..lower.kernels import Kernel
 from ..plan.records import Plan
 from .combine import Function
 from .expressions import Expression
-from .ops.pointwise import TRITON_DTYPES, literal
+from .ops.literals import TRITON_DTYPES, literal
 from .printer import Active, Lines, Names
 from .roundings import Roundings, roundings
 

@@ -8,7 +8,7 @@ from typing import Any
 from ...._compiler.ir.grammar import HostTensor
 from ...._shapes import hint_of
 from ....hardware import Target
-from ..codegen.ops.pointwise import SIGNATURE_DTYPES
+from ..codegen.ops.literals import SIGNATURE_DTYPES
 from ..plan.records import NumberArgument, Plan
 
 #: AMD's backend addresses smaller tensors with buffer instructions.

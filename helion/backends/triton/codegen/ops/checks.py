@@ -7,7 +7,7 @@ from ....._shapes import Dim
 from .....language._unwritten import PATTERNS
 from ..addresses import index_text
 from ..emission import Emission
-from .pointwise import TRITON_DTYPES
+from .literals import TRITON_DTYPES
 
 
 def check(e: Emission, op: Op) -> None:

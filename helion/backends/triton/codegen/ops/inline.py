@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ....._compiler.ir.grammar import AsmAttrs, Definition, InlineAttrs, Op, PrintAttrs
 from ..emission import Emission
-from .pointwise import TRITON_DTYPES
+from .literals import TRITON_DTYPES
 
 _WORD = re.compile(r"\w+")
 

@@ -7,7 +7,7 @@ import torch
 from ....._compiler.ir.grammar import DotAttrs, Op, Scaled, Value, accumulator_of
 from ..emission import Emission
 from ..expressions import Expression, helper
-from .pointwise import RENEW, SETTLE, TRITON_DTYPES
+from .literals import RENEW, SETTLE, TRITON_DTYPES
 
 
 def dot(e: Emission, op: Op) -> None:

@@ -9,7 +9,7 @@ from ....._shapes import Dims
 from .. import boxes
 from ..addresses import pointer
 from ..emission import Emission
-from .pointwise import TRITON_DTYPES
+from .literals import TRITON_DTYPES
 
 
 def _mask(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:

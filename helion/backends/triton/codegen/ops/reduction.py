@@ -8,7 +8,7 @@ import torch
 
 from ..expressions import Expression, call, helper, in_parentheses, infix, method
 from ..expressions import number as number_text
-from .pointwise import ROUND_TO_BF16, TRITON_DTYPES
+from .literals import ROUND_TO_BF16, TRITON_DTYPES
 
 #: ``tl.max`` drops nan and ``tl.argmax`` ignores it; torch propagates it and finds the first.
 HELPERS: Mapping[str, str] = {

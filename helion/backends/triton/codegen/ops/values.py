@@ -25,8 +25,8 @@ from ..expressions import Expression, infix, method
 from ..expressions import number as number_text
 from . import pointwise as ops_pointwise
 from . import reduction as ops_reduction
+from .literals import TRITON_DTYPES, is_negative_zero, literal
 from .matmul import settled
-from .pointwise import TRITON_DTYPES, is_negative_zero, literal
 
 
 def number(e: Emission, op: Op) -> None:

@@ -16,7 +16,7 @@ import triton.language as tl
 from triton._C.libtriton import ir
 
 from ..... import exc
-from ...codegen.ops.pointwise import RENEW_PTX, ROUND_PTX, SETTLE_PTX, ZERO_PTX
+from ...codegen.ops.literals import RENEW_PTX, ROUND_PTX, SETTLE_PTX, ZERO_PTX
 from ...lower.float_reads import FLOAT_READ_PTX
 from ...remote import WAIT_MARK
 from . import numerics
