@@ -331,15 +331,29 @@ def has_plot(results: Results) -> bool:
     return bool(goals.values_of(results.rows, goals.over_seed("compile")))
 
 
-def suite_section(suite: str, results: Results | None, copy: float | None, folder: str) -> list[str]:
+def pictures(results: Iterable[Results], folder: str) -> list[str]:
+    """The plots of all suites, by device, in front of the tables."""
+    lines: list[str] = []
+    for device, suites in by_device(results).items():
+        drawn = [suites[suite] for suite in SUITES if suite in suites and has_plot(suites[suite])]
+        lines += [f"## At a glance, {device}", ""] if drawn else []
+        if drawn:
+            lines += [
+                "Time of torch.compile over that of the seed, by kernel and dtype: above 1 the seed is faster.",
+                "",
+            ]
+        for each in drawn:
+            lines += [f"![torch.compile / seed by kernel and dtype, {each.suite}]({folder}/{each.slug}.svg)", ""]
+    return lines
+
+
+def suite_section(suite: str, results: Results | None, copy: float | None) -> list[str]:
     if results is None or not results.rows:
         return [f"### {suite}", "", "Not measured.", ""]
-    image = [f"![torch.compile / seed by kernel and dtype, {suite}]({folder}/{results.slug}.svg)", ""]
     return [
         f"### {suite}",
         "",
         *((results.environment["note"], "") if "note" in results.environment else ()),
-        *(image if has_plot(results) else []),
         *summary(results.rows, copy),
         *failures(results.rows),
         *defaults(results.rows),
@@ -488,6 +502,7 @@ def render(
         "the conservative config, and against the goals of the project, missed ones included. `make report` writes this",
         "page from `benchmarks/results/`.",
         "",
+        *pictures(results, folder),
         *method(),
         *machines(results, dispatches),
     ]
@@ -510,7 +525,7 @@ def render(
             "",
         ]
         for suite in SUITES:
-            lines += suite_section(suite, suites.get(suite), copy, folder)
+            lines += suite_section(suite, suites.get(suite), copy)
     lines += sweep_section(scores)
     for suites in by_device(results).values():
         if suites:

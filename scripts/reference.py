@@ -470,6 +470,14 @@ def allowed(field: Field) -> str:
     return in_words(widest) if widest is not None else code("pointer")
 
 
+def default_of(field: Field) -> str:
+    """Return the default of a key that says nothing: a value, or the entry of a list that all places have."""
+    if not isinstance(field, PerSlot):
+        return code(repr(field.default()))
+    entries = {repr(slot.initial) for slot in field.slots} or {repr("pointer")}
+    return code(entries.pop()) if len(entries) == 1 and field.key not in _SIZED else "from the kernel's loops"
+
+
 def in_words(fragment: Any) -> str:
     match fragment:
         case PowerOfTwoFragment(low, high):
@@ -485,21 +493,21 @@ def in_words(fragment: Any) -> str:
     raise TypeError(f"no values known of {fragment!r}")
 
 
-def config_rows() -> list[tuple[str, str, str, str]]:
-    """Return key, entries, values and meaning of every config key."""
+def config_rows() -> list[tuple[str, str, str, str, str]]:
+    """Return key, entries, values, default and meaning of every config key."""
     short = {plural: singular for singular, plural in SINGULAR.items()}
     rows = []
     for key, field in config_fields().items():
         names = code(key) + (f"<br>{code(short[key])}" if key in short else "")
         entries = f"one per {field.per}" if isinstance(field, PerSlot) else "one value"
-        rows.append((names, entries, allowed(field), KEYS[key]))
+        rows.append((names, entries, allowed(field), default_of(field), KEYS[key]))
     return rows
 
 
-def product_rows() -> list[tuple[str, str, str]]:
-    """Return key, values and meaning of every config key that only the cute backend has."""
+def product_rows() -> list[tuple[str, str, str, str]]:
+    """Return key, values, default and meaning of every config key that only the cute backend has."""
     return [
-        (code(key), allowed(field), PRODUCT_KEYS[key.split("_", 1)[1]])
+        (code(key), allowed(field), default_of(field), PRODUCT_KEYS[key.split("_", 1)[1]])
         for key, field in product_fields().items()
         if key not in KEYS
     ]
@@ -627,7 +635,7 @@ def package_page() -> str:
 
 
 def config_page() -> str:
-    head = ("key", "entries", "values", "meaning")
+    head = ("key", "entries", "values", "default", "meaning")
     return f"""# Config keys
 
 A `helion.Config` takes them by keyword. Keys that are left out take their defaults. The second spelling of a key takes a
@@ -640,7 +648,7 @@ the value and the allowed values. The values here are those of NVIDIA's and AMD'
 A kernel with `backend="cute"` has `block_sizes`, `loop_orders`, `l2_groupings` and `epilogue_subtile` of these. It also has its
 own keys, which depend on the GPU's tensor cores:
 
-{table(("key", "values", "meaning"), product_rows())}
+{table(("key", "values", "default", "meaning"), product_rows())}
 
 `hl.register_tunable` adds user-defined keys. Keys that begin with `_triton_config_` are passed to Triton as launch options,
 without the prefix.

@@ -16,12 +16,10 @@ from types import MappingProxyType
 
 from ...._compiler.facts.records import KernelFacts, LiveTile, LiveTiles, MatmulFact, MemoryOpFact, ReductionFact
 from ...._shapes import cdiv
-from ....hardware import Target
+from ....hardware import REGISTER_BYTES, WARP_ROWS, Target
 from .layouts import fragment_warps
 from .matrix import is_promoted, is_transposed, tile_shape, unit_of
 from .tiles import VECTOR_BYTES, tile_bytes, vector_elements
-
-_REGISTER_BYTES = 4
 
 #: Registers per random number of a thread: Philox works on four words, and ptxas computes all numbers of a tile at
 #: once. Offline for sm_90 and sm_100, with 4 to 32 of them a thread, 2 to 3.5.
@@ -121,8 +119,6 @@ _TWO, _TWO_SHARING = 2, 1.5
 _SEVERAL = 4
 #: Bytes of an element that is stored without narrowing.
 _WIDE_BYTES = 4
-#: Rows of an accumulator fragment; dots of fewer rows are padded.
-_FRAGMENT_ROWS = 16
 #: Ratio by which reordering can reduce resident registers, and wanted ones without matmuls. It is smaller for random
 #: numbers or indices, and for chunked rows; on AMD, 144 of 128 wanted spill 372 bytes, 278 of 256 spill 56.
 _SLACK, _TIGHT_SLACK, _AMD_WALKED_SLACK = 1.2, 1.05, 1.1
@@ -165,7 +161,7 @@ def ahead_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int
     """
     threads = num_warps * target.warp_size
     loads = (op for op in facts.memory_ops if op.kind == "load" and op.slot in facts.prefetchable_slots)
-    return sum(cdiv(cdiv(_product(sizes, op.tile_axes), threads) * op.itemsize, _REGISTER_BYTES) for op in loads)
+    return sum(cdiv(cdiv(_product(sizes, op.tile_axes), threads) * op.itemsize, REGISTER_BYTES) for op in loads)
 
 
 def _slack(facts: KernelFacts, sizes: Mapping[int, int], target: Target) -> float:
@@ -247,7 +243,7 @@ def _accesses(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> tup
         width = vector_elements(op, sizes, threads) if op.tile_axes else 1
         accesses[op.region] = accesses.get(op.region, 0.0) + max(1.0, each / width)
         if op.kind == "load":
-            loads[op.region] = loads.get(op.region, 0.0) + max(1.0, each * op.itemsize / _REGISTER_BYTES)
+            loads[op.region] = loads.get(op.region, 0.0) + max(1.0, each * op.itemsize / REGISTER_BYTES)
     return max(loads.values(), default=0.0), max(accesses.values(), default=0.0)
 
 
@@ -256,7 +252,7 @@ def _narrow_loads(facts: KernelFacts, sizes: Mapping[int, int], threads: int) ->
     found: dict[int, float] = {}
     for op in facts.memory_ops:
         if op.kind == "load" and op.itemsize == 1:
-            found[op.region] = found.get(op.region, 0.0) + _each(op, sizes, threads) / _REGISTER_BYTES
+            found[op.region] = found.get(op.region, 0.0) + _each(op, sizes, threads) / REGISTER_BYTES
     return max(found.values(), default=0.0)
 
 
@@ -325,7 +321,7 @@ def _tile_registers(
             found = max(found, _snapshot(tiles, sizes, threads, products, least_rows) + beside)
         return max(found, together)
 
-    return most(facts.resident_tiles, 1), most(facts.held_tiles, _FRAGMENT_ROWS)
+    return most(facts.resident_tiles, 1), most(facts.held_tiles, WARP_ROWS)
 
 
 def _added_at_once(tiles: LiveTiles, singles: Iterable[ReductionFact]) -> LiveTiles:
@@ -408,7 +404,7 @@ def _snapshot(
                 count *= thread_rows
         else:
             count = max(1.0, _numel((tile_axes, size), sizes) / threads)
-        sum_of += max(1.0, count * size / _REGISTER_BYTES)
+        sum_of += max(1.0, count * size / REGISTER_BYTES)
     return sum_of
 
 
@@ -427,7 +423,7 @@ def _fragment_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps:
             of_warp, (down, across) = fragment_warps((m, n), num_warps, target)
             rows, columns = max(of_warp[0], m // down), max(of_warp[1], n // across)
             of_k = rows * fact.lhs_dtype.itemsize + columns * fact.rhs_dtype.itemsize
-            most = max(most, of_k * k / target.warp_size / _REGISTER_BYTES)
+            most = max(most, of_k * k / target.warp_size / REGISTER_BYTES)
             continue
         most = max(most, min(_STEPS, _steps(fact, k)) * _step_registers((m, n), num_warps))
     return most
@@ -522,7 +518,7 @@ def _operand_loads(
 def _scan_registers(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
     """Return the registers per thread of the values that one scan combines."""
     scans = (tile_bytes((fact.tile, fact.itemsize), sizes) for fact in facts.scans if fact.kind == "scan")
-    return max(scans, default=0) / _REGISTER_BYTES / threads
+    return max(scans, default=0) / REGISTER_BYTES / threads
 
 
 def _combined_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
@@ -530,8 +526,8 @@ def _combined_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps:
     most = 0.0
     for fact in facts.scans:
         if fact.kind == "scan":
-            values = max(1, fact.itemsize // _REGISTER_BYTES)
-            each = tile_bytes((fact.tile, fact.itemsize), sizes) / _REGISTER_BYTES / (num_warps * target.warp_size)
+            values = max(1, fact.itemsize // REGISTER_BYTES)
+            each = tile_bytes((fact.tile, fact.itemsize), sizes) / REGISTER_BYTES / (num_warps * target.warp_size)
             most = max(most, each * (_COMBINED + _COMBINED_OP * max(0.0, fact.ops / values - 1)))
     return most
 
@@ -548,7 +544,7 @@ def _transposed_left_registers(facts: KernelFacts, sizes: Mapping[int, int], num
             m, n, k = tile_shape(fact, sizes)
             (of_warp, _), (down, _) = fragment_warps((m, n), num_warps, target)
             rows = max(of_warp, m // down)
-            most = max(most, rows * k * fact.lhs_dtype.itemsize / (target.warp_size * _REGISTER_BYTES))
+            most = max(most, rows * k * fact.lhs_dtype.itemsize / (target.warp_size * REGISTER_BYTES))
     return most
 
 
@@ -562,7 +558,7 @@ def _met_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int,
     ]
     met = [op for op in wide if any(axes <= set(op.tile_axes) for axes in products)]
     most = max((tile_bytes((op.tile_axes, op.itemsize), sizes) for op in met), default=0)
-    return most / _REGISTER_BYTES / (num_warps * target.warp_size)
+    return most / REGISTER_BYTES / (num_warps * target.warp_size)
 
 
 def _promoted_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
