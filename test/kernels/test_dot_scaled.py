@@ -11,7 +11,7 @@ import torch
 import helion
 import helion.language as hl
 from helion import exc
-from helion.backends.triton import scaled
+from helion.backends.triton import capabilities
 from helion.backends.triton.resources.matrix import tile_shape
 from helion.runtime.ref_mode import run_reference
 
@@ -311,7 +311,7 @@ def no_scale(x, y, left: hl.constexpr, right: hl.constexpr) -> torch.Tensor:
 @pytest.mark.parametrize("decodes", [False, True])
 def test_what_old_matrix_units_of_amd_take(decodes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton decodes one scaled operand for gfx942, and from 3.8 on both."""
-    monkeypatch.setattr(scaled, "_decodes_any_on_hip", lambda: decodes)
+    monkeypatch.setattr(capabilities, "_decodes_any_on_hip", lambda: decodes)
 
     def attempt(kernel: helion.Kernel, left: str, right: str, *used: int) -> str:
         args, _ = operands(64, 128, 64, left, right)
