@@ -121,7 +121,7 @@ KEYS: dict[str, str] = {
 #: Keys beyond those of the public API, which ``declare`` adds. A kernel may have a tunable of the same name: then the
 #: name is the user's, and the kernel lacks the key.
 OWN_KEYS: set[str] = set()
-#: Former names of keys, accepted in a config of a kernel that has no tunable of that name.
+#: Former names of keys. A kernel that has no tunable of that name accepts them, and a config can be read by them.
 RENAMED: Mapping[str, str] = {
     "turn_products": "swap_ab",
     "load_ahead": "prefetch_distance",
@@ -214,12 +214,14 @@ class Config(Mapping[str, Any]):
         self._hash: int | None = None
 
     def __getitem__(self, key: str) -> Any:
+        if key not in self.config and RENAMED.get(key) in self.config:
+            key = RENAMED[key]
         return self.config[key]
 
     def __getattr__(self, name: str) -> Any:
         """Return the value of a kernel's own key, such as a tunable, as an attribute."""
-        if name != "config" and name in self.config:
-            return self.config[name]
+        if name != "config" and name in self:
+            return self[name]
         raise AttributeError(f"helion.Config has no attribute {name!r}")
 
     def __iter__(self) -> Iterator[str]:

@@ -125,10 +125,13 @@ class Analysis:
         traced = replace(self.traced, specialized={**self.traced.specialized, **numbers})
         return replace(self, traced=traced, slower=slower)
 
-    def full_config(self, config: Config | Mapping[str, Any]) -> Config:
-        """Normalize a user's config. Values that the space changes are reported once per kernel and config."""
+    def full_config(self, config: Config | Mapping[str, Any], *, printed: bool = False) -> Config:
+        """Normalize a user's config. Values that the space changes are reported once per kernel and config.
+
+        Tiles that take minutes to compile are refused, unless the code is only ``printed``.
+        """
         asked = as_config(config)
-        full = self.space.worth_compiling(asked)
+        full = self.space.normalize(asked) if printed else self.space.worth_compiling(asked)
         if asked not in self.adjusted and any(full.get(key) != value for key, value in asked.items()):
             changes = self.adjusted[asked] = self.space.adjusted(asked)
             if changes and (self.name, asked) not in _SAID:
@@ -142,18 +145,18 @@ class Analysis:
         """Predict the time and resources of a launch with a normalized config."""
         return self.backend.predict(self.facts, self.space.decode(config), self.target)
 
-    def taking(self, config: Config | Mapping[str, Any]) -> tuple[Analysis, Config]:
+    def taking(self, config: Config | Mapping[str, Any], *, printed: bool = False) -> tuple[Analysis, Config]:
         """Return an analysis that accepts a user's config, with the normalized config.
 
         The analysis is this one, or the first of ``slower`` whose backend accepts the config. Raises this one's
         ``exc.InvalidConfig`` if none does.
         """
         try:
-            return self, self.full_config(config)
+            return self, self.full_config(config, printed=printed)
         except exc.InvalidConfig:
             for other in self.slower:
                 with contextlib.suppress(exc.InvalidConfig):
-                    return self.led_by(other.backend.name), other.full_config(config)
+                    return self.led_by(other.backend.name), other.full_config(config, printed=printed)
             raise
 
     def led_by(self, backend: str) -> Analysis:

@@ -213,26 +213,26 @@ class Variant:
         """Return a full config: the given one, else the one in use, the decorator's only one, or the default."""
         return self.choice.full(config)
 
-    def taking(self, config: ConfigLike) -> tuple[Compiled, Config]:
+    def taking(self, config: ConfigLike, *, printed: bool = False) -> tuple[Compiled, Config]:
         """Return the compiler of a config, and its full form.
 
         It is the backend in use, or another that accepts the config if the choice was left open.
         """
         if config is None:
             return self.compiled, self.full(None)
-        analysis, full = self.analysis.taking(config)
+        analysis, full = self.analysis.taking(config, printed=printed)
         return self._compiled_by(analysis), full
 
-    def of_backend(self, name: str, config: ConfigLike) -> tuple[Compiled, Config]:
-        """Return the result of ``taking`` for a backend by name, with its default for None.
+    def printed_by(self, name: str, config: ConfigLike) -> tuple[Compiled, Config]:
+        """Return the result of ``taking`` for the text of a backend by name, with its default for None.
 
         The backend in use serves if the named one refuses the kernel.
         """
         analysis = self.analysis.led_by(name)
-        if analysis is self.analysis:
-            return self.compiled, self.full(config)
         compiled = self._compiled_by(analysis)
-        return compiled, compiled.full(config)
+        if config is not None:
+            return compiled, analysis.full_config(config, printed=True)
+        return compiled, self.full(None) if analysis is self.analysis else compiled.full(None)
 
     def _compiled_by(self, analysis: pipeline.Analysis) -> Compiled:
         if analysis is self.analysis:

@@ -55,7 +55,8 @@ class Views:
         Raises:
             exc.InvalidConfig: the config is not legal for the kernel.
         """
-        return self._text(*self.variant.taking(config), options, emit_repro_caller, output_origin_lines)
+        taken = self.variant.taking(config, printed=True)
+        return self._text(*taken, options, emit_repro_caller, output_origin_lines)
 
     @short_errors
     def to_triton_code(
@@ -73,7 +74,7 @@ class Views:
 
         If Triton is not among the candidate backends, the text is that of the backend in use.
         """
-        found = self.variant.of_backend("triton", config)
+        found = self.variant.printed_by("triton", config)
         return self._text(*found, options, emit_repro_caller, output_origin_lines)
 
     @short_errors
@@ -90,7 +91,7 @@ class Views:
         Raises:
             exc.InvalidAPIUsage: the cute backend refuses the kernel, or is not a candidate.
         """
-        compiled, full = self.variant.of_backend("cute", config)
+        compiled, full = self.variant.printed_by("cute", config)
         backend = compiled.specialized.analysis.backend.name
         if backend != "cute":
             raise exc.InvalidAPIUsage(

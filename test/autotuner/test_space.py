@@ -552,6 +552,9 @@ def test_values_of_few_threads_are_refused() -> None:
         match="has 1048576 elements .*, 1024 for each thread of num_warps=32, .* use tiles of at most",
     ):
         space.worth_compiling(Config(block_sizes=[1024, 1024]))
+    bound = helion.kernel(add).bind((meta(2**14, 2**14), meta(2**14, 2**14)), target="sm_90")
+    for text in (bound.to_triton_code, bound.to_code):  # printed, not compiled
+        assert "tl.constexpr(1024)" in text(Config(block_sizes=[1024, 1024]))
     # warps that the config does not name, or that a search draws, follow the tiles
     open_warps = space.normalize(Config(block_sizes=[512, 256]))
     assert open_warps["num_warps"] == 16

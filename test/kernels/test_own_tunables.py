@@ -73,6 +73,10 @@ def test_former_names_of_keys_are_accepted(former: str, present: str) -> None:
     assert bound.config_spec.normalize(helion.Config(**{former: value})) == bound.config_spec.normalize(
         helion.Config(**{present: value})
     )
+    full = bound.config_spec.normalize(helion.Config(**{former: value}))
+    assert (former in full) == (present in full) and former not in list(full)
+    if present in full:
+        assert full[former] == getattr(full, former) == full[present]
     with pytest.raises(exc.InvalidConfig, match=f"{former!r} is the former name"):
         bound.config_spec.normalize(helion.Config(**{former: value, present: value}))
 
