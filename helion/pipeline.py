@@ -385,15 +385,25 @@ def _refused(found: Mapping[str, Analysis | str]) -> tuple[Contender, ...]:
 def _fastest(found: Mapping[str, Analysis | str], configs: Sequence[Config]) -> Analysis:
     """Return the analysis with the shortest predicted time, with all others attached.
 
-    In doubt, that is the general one. There is at least one.
+    In doubt, that is the general one. A backend that takes the kernel on request alone comes last. There is at least
+    one.
     """
-    timed = [(each.predicted_us(configs), each) for each in found.values() if isinstance(each, Analysis)]
-    timed.sort(key=lambda pair: pair[0] * (margins.BACKEND_RATIO if pair[1].backend.name == GENERAL else 1.0))
-    contenders = (*(Contender(each.backend.name, us=us) for us, each in timed), *_refused(found))
+
+    def rank(pair: tuple[Contender, Analysis]) -> tuple[bool, float]:
+        contender, us = pair[0], pair[0].us or 0.0
+        return bool(contender.reason), us * (margins.BACKEND_RATIO if contender.backend == GENERAL else 1.0)
+
+    timed = sorted(((_timed(each, configs), each) for each in found.values() if isinstance(each, Analysis)), key=rank)
+    contenders = (*(contender for contender, _ in timed), *_refused(found))
     for contender in contenders:
         _LOG.debug("%s: %s", timed[0][1].name, contender)
     first, *slower = (each for _, each in timed)
     return replace(first, contenders=contenders, slower=tuple(slower))
+
+
+def _timed(analysis: Analysis, configs: Sequence[Config]) -> Contender:
+    reason = analysis.backend.on_request(analysis.facts) if analysis.program.roots else ""
+    return Contender(analysis.backend.name, us=analysis.predicted_us(configs), reason=reason)
 
 
 def _unasked(device: torch.device) -> str:

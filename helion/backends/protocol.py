@@ -102,6 +102,10 @@ class Backend(Protocol[P]):
         """Return the predicted time of one launch."""
         ...
 
+    def on_request(self, facts: KernelFacts) -> str:
+        """Return why ``auto`` prefers another backend that takes the kernel, or an empty string."""
+        ...
+
     def with_less_smem(self, config: Config) -> Mapping[str, Any] | None:
         """Return keys that reduce the shared memory of ``config`` for the same tiles; None when no key is left to
         change."""

@@ -43,6 +43,8 @@ from .verify.attention.verify import verify_attention
 from .verify.rowwise.verify import verify_rows
 from .verify.verify import verify
 
+_REQUEST = "with backend='cute'"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
@@ -54,6 +56,7 @@ class Shape:
     - ``plan_type``: the class of its plans, which no other shape has.
     - ``pieces``: returns the work items of a launch in host code, of which each cluster takes several.
     - ``kernel``: returns the kernel of a plan; ``verify`` raises ``verify.Fault`` for a plan with a broken protocol.
+    - ``on_request``: returns why ``auto`` leaves such a kernel to other backends that take it, or an empty string.
     """
 
     name: str
@@ -68,6 +71,7 @@ class Shape:
     pieces: Callable[[Any, HostBuilder], str]
     kernel: Callable[[Any], GemmKernel]
     verify: Callable[[Any], None]
+    on_request: Callable[[KernelFacts], str] = lambda facts: ""
 
 
 def _verify_gemm(plan: CutePlan) -> None:
@@ -103,6 +107,7 @@ ROWS = Shape(
     pieces=rows.row_pieces,
     kernel=row_kernel_of,
     verify=verify_rows,
+    on_request=lambda facts: f"row kernels run on request, {_REQUEST}",
 )
 """Rows that a cluster reads once, reduces and maps, without a matmul."""
 
@@ -113,6 +118,13 @@ def _attention_kernel(plan: CuteAttentionPlan) -> GemmKernel:
 
 def _verify_attention(plan: CuteAttentionPlan) -> None:
     verify_attention(plan.roles)
+
+
+def _attention_on_request(facts: KernelFacts) -> str:
+    """Return a reason for scores whose formula loads a tensor."""
+    operands = {slot for fact in facts.matmuls for slot in (fact.lhs_slot, fact.rhs_slot)}
+    loads = [op for op in facts.memory_ops if op.kind == "load" and op.slot not in operands]
+    return f"attention that loads {loads[0].name} for its scores runs on request, {_REQUEST}" if loads else ""
 
 
 ATTENTION = Shape(
@@ -128,6 +140,7 @@ ATTENTION = Shape(
     pieces=attention_pieces,
     kernel=_attention_kernel,
     verify=_verify_attention,
+    on_request=_attention_on_request,
 )
 """Two chained matmuls with an online softmax between them."""
 

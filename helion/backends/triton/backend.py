@@ -102,6 +102,10 @@ class Triton:
     def keys(self, shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
         return space.own_keys(shape, program, target, settings)
 
+    def on_request(self, facts: KernelFacts) -> str:
+        """Return no reason: this is the general backend."""
+        return ""
+
     def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
         tile, unfused = unfuse_matmul.matmul_tile(decisions), facts.unfused
         if tile is None or isinstance(unfused, str):

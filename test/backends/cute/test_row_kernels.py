@@ -404,6 +404,20 @@ def test_refusals_say_why(fn: Any, shapes: Any, reason: str) -> None:
         helion.kernel(fn, backend="cute").bind(arguments, target="h100")
 
 
+def test_auto_leaves_row_kernels_to_triton() -> None:
+    def softmax(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size(0)):
+            out[tile, :] = torch.softmax(x[tile, :].float(), -1).to(x.dtype)
+        return out
+
+    x = torch.empty(4096, 32768, dtype=torch.bfloat16, device="meta")
+    bound = helion.kernel(backend="auto")(softmax).bind((x,), target="h100")
+    assert bound.backend == "triton"
+    assert "not cute: row kernels run on request, with backend='cute'" in bound.explain()
+    assert helion.kernel(backend="cute")(softmax).bind((x,), target="h100").backend == "cute"
+
+
 def test_a_config_that_does_not_fit_is_refused() -> None:
     arguments = tensor(64, 131072), tensor(64, 131072)
     config = helion.Config(cute_row_cluster=1, cute_row_warps=8)

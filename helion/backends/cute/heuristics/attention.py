@@ -1,6 +1,6 @@
 """Attention on Hopper: the tile and the variant with the least predicted time.
 
-Three consumer groups of 64 queries fit where heads have 64 dimensions, two elsewhere. Blocks of keys are as long as
+A tile has two consumer groups of 64 queries, or one where there are few queries. Blocks of keys are as long as
 registers allow. Tiles of different lengths, as with causal masks, are handed out by a counter, longest first. An H100
 reaches 718 TFLOP/s with heads of 128 dimensions, 737 with 256 (2026-11-28,
 benchmarks/results/cute/nvidia-h100-attention.jsonl).
@@ -15,7 +15,7 @@ from typing import ClassVar
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
-from ..plan.attention.build import KEY_STEP, LEAST_STAGES, MOST_GROUPS, MOST_KEYS, REGISTERS, registers_of
+from ..plan.attention.build import KEY_STEP, LEAST_STAGES, MOST_KEYS, REGISTERS, registers_of
 from ..plan.attention.records import AttentionChoice
 from ..plan.records import WGMMA_ROWS
 from ..proposal import CuteProposal
@@ -25,8 +25,8 @@ MASKED_REGISTERS = 18
 """Registers that masks of the diagonal add."""
 NARROW = 64
 """Heads of up to this many dimensions are faster with two stages: 431 TFLOP/s instead of 413 with four."""
-THREE_GROUPS_KEYS = 128
-"""The least keys of a block that three groups are tried for: shorter ones leave the MMAs waiting for shared memory."""
+GROUPS = (2, 1)
+"""Consumer groups of the seeds. Configs may have three, which no measurement supports."""
 WIDE_KEYS = 176
 """The longest blocks that were measured: longer ones leave more of the last block empty."""
 ALTERNATES, WITHIN = 3, 1.3
@@ -64,9 +64,9 @@ def _allows(shape: AttentionShape, choice: AttentionChoice) -> bool:
 def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
     """Yield choices that fit; among equally fast ones the first wins."""
     needed = -(-shape.queries // WGMMA_ROWS)
-    for groups in (each for each in (3, 2, 1) if each <= needed):
+    for groups in (each for each in GROUPS if each <= needed):
         keys = longest_keys(shape, groups, target)
-        if not keys or (groups == MOST_GROUPS and keys < THREE_GROUPS_KEYS):
+        if not keys:
             continue
         for length in sorted({keys, *(each for each in (128, 64) if each < keys)}, reverse=True):
             choice = AttentionChoice(
