@@ -55,7 +55,10 @@ def test_all_is_what_happens_and_plus_adds_why() -> None:
     assert info[0].startswith("[helion.runtime.variant] INFO: bound softmax for sm_90 in ")
     assert " key " in info[0] and ".py: helion.Config(" in info[2]
     debug = "\n".join(line for line in lines if "] DEBUG: " in line)
-    assert "facts of softmax: KernelFacts(" in debug and "seed 1 of softmax, by TritonReductionHeuristic (" in debug
+    assert (
+        "facts of softmax: KernelFacts(" in debug
+        and "seed 1 of softmax, by TritonStreamingReductionHeuristic (" in debug
+    )
     assert "no seed of softmax by " in debug
 
 

@@ -108,8 +108,11 @@ def has_small_sizes(key: Hashable) -> bool:
 def with_a_batch(values: Sequence[Any]) -> tuple[Any, ...] | None:
     """Return arguments like these, with a longer first dimension where it has one element or none; None if it never has.
 
-    Of such tensors only dtype, sizes, strides and device are like the given ones.
+    Of such tensors only dtype, sizes, strides and device are like the given ones. Tensors that share memory give None:
+    separate tensors would hide it.
     """
+    if aliasing(values) is not None:
+        return None
     taken = {n for tensor in tensors_in(values) for n in (*tensor.shape, *tensor.stride())}
     longer = next(n for n in itertools.count(SYMBOLIC) if n not in taken)
 

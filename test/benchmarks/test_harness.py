@@ -107,8 +107,9 @@ def test_cells_are_chosen_by_suite_kernel_dtype_and_extent() -> None:
 
 
 def cute(kernel: str) -> list[str]:
-    """The variant of the cute backend: where that is installed, of products and of those whose rows are reduced."""
-    taken = kernel in ("matmul", "matmul_layernorm")
+    """The variant of the cute backend: where that is installed, of matmuls and of kernels over whole rows."""
+    rows = ("cross_entropy", "kl_div", "welford", "fused_linear_jsd", "dynamic_quant", "gated_rms_norm")
+    taken = kernel in ("matmul", "matmul_layernorm", *rows, "row_probabilities")
     return ["cute"] * (taken and importlib.util.find_spec("cutlass") is not None)
 
 
@@ -265,7 +266,7 @@ def test_the_cute_backend_is_timed_where_it_takes_a_kernel(monkeypatch: pytest.M
     product = next(
         cell for (_, case), cell in cells.items() if case == "M=1024 K=1024 N=1024" and cell.suite == "matmul"
     )
-    other = next(cell for cell in cells.values() if cell.suite == "reductions")
+    other = next(cell for cell in cells.values() if cell.suite == "pointwise")
     kind = type(BACKENDS["cute"])
     monkeypatch.setattr(kind, "is_installed", True)
     used = product.function.bind(product.args)

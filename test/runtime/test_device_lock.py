@@ -43,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # a process that holds the lock: how often, for how many seconds, and what it does meanwhile
 HOLDER = """
 import json, pathlib, sys, time
-from helion import files
+from helion._support import files
 from helion.runtime.tuning.device_lock import DeviceLock
 folder, times, seconds = pathlib.Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 files.private_folder = lambda: folder

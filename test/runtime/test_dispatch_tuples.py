@@ -49,7 +49,7 @@ def _forbid_the_full_way(kernel: helion.Kernel) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("went the full way")
 
-    kernel.__dict__["_bind"] = refuse
+    kernel.__dict__["_call_slow"] = refuse
 
 
 @pytest.mark.parametrize("static", [True, False])

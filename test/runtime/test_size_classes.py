@@ -57,6 +57,35 @@ def by_stride(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@helion.kernel(static_shapes=False)
+def halves_after_sums(a: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    for tile in hl.tile(a.size(0)):
+        row = a[tile, :]
+        c[tile, :] = row + 1
+        a[tile, :] = row * 3
+        c[tile, :] = c[tile, :] + row
+    return c
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_a_batch_of_one_keeps_arguments_that_share_memory(rows: int) -> None:
+    """Each call has its own kernel: the first one decides which batches share code."""
+    for shared in (True, False, True):
+        a = torch.arange(rows * 19, dtype=torch.float32).view(rows, 19)
+        c = a if shared else a.clone()
+        row, expected = a.clone(), (a * 3 if shared else a + 1) + a
+        kernel = helion.kernel(halves_after_sums.fn, static_shapes=False)
+        for config in (None, Config(block_sizes=[1], reduction_loops=[8]), Config(block_sizes=[4])):
+            a.copy_(row)
+            c.copy_(row)
+            try:
+                run = kernel if config is None else kernel.bind((a, c)).compile_config(config)
+            except exc.InvalidConfig:  # a row that is held has no chunks
+                assert shared
+                continue
+            torch.testing.assert_close(run(a, c), expected)
+
+
 def strided(shape: tuple[int, int], layout: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     rows, columns = shape
     made = {

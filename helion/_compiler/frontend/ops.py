@@ -189,6 +189,8 @@ def promote(t: TraceState, name: str, operands: Sequence[Any]) -> torch.dtype:
             kinds.append(hint_of(number))  # type: ignore[arg-type]
     try:
         result = result_dtype(name, kinds)
+    except RecursionError:  # of the user's functions: reported as such where they are called
+        raise
     except (TypeError, RuntimeError) as error:
         raise exc.TorchOpTracingError(name=name, reason=str(error)) from error
     if result.is_floating_point and not any(type(k) is tuple and k[0].is_floating_point for k in kinds):

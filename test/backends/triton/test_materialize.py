@@ -372,7 +372,7 @@ def test_each_kernel_has_its_own_launch() -> None:
     assert not narrow["swap_ab"]  # 16 columns for each of 4 warps
     many = bound.config_spec.normalize({**config, "block_sizes": [128], "num_warps": 1})
     with pytest.raises(exc.InvalidConfig, match="65536 elements.*2048 for each thread of num_warps=1"):
-        bound.to_triton_code(many)
+        bound.compile_config(many)
 
 
 def test_what_both_kernels_take_is_predicted() -> None:
