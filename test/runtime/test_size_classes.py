@@ -58,13 +58,14 @@ def by_stride(x: torch.Tensor) -> torch.Tensor:
 
 
 @helion.kernel(static_shapes=False)
-def halves_after_sums(a: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+def stored_around_a_loop(a: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     for tile in hl.tile(a.size(0)):
         row = a[tile, :]
         c[tile, :] = row + 1
+        for columns in hl.tile(a.size(1)):
+            c[tile, columns] = c[tile, columns] * 2
         a[tile, :] = row * 3
-        c[tile, :] = c[tile, :] + row
-    return c
+    return a
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3])
@@ -73,9 +74,9 @@ def test_a_batch_of_one_keeps_arguments_that_share_memory(rows: int) -> None:
     for shared in (True, False, True):
         a = torch.arange(rows * 19, dtype=torch.float32).view(rows, 19)
         c = a if shared else a.clone()
-        row, expected = a.clone(), (a * 3 if shared else a + 1) + a
-        kernel = helion.kernel(halves_after_sums.fn, static_shapes=False)
-        for config in (None, Config(block_sizes=[1], reduction_loops=[8]), Config(block_sizes=[4])):
+        row, expected = a.clone(), a * 3
+        kernel = helion.kernel(stored_around_a_loop.fn, static_shapes=False)
+        for config in (None, Config(block_sizes=[1, 8], reduction_loops=[8]), Config(block_sizes=[4, 8])):
             a.copy_(row)
             c.copy_(row)
             try:
