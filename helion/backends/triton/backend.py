@@ -159,6 +159,8 @@ class Triton:
             ahead=0 if own_stages > 1 and target.kind == "cuda" else decisions.values.get("prefetch_distance", 0),
             descriptor_slots=descriptor_slots,
             once=bool(descriptor_slots) and decisions.values["pid_type"] == "flat",
+            fused=taken_by.fused,
+            parts=taken_by.parts,
         )
         found = time.timing(facts, taken_by, taken, target)
         return replace(taken, time_us=found.us, units=found.units)

@@ -64,6 +64,11 @@ def align_rows(program: Program, inputs: StepInputs) -> Program:
     return expand_ops(program, aligner.change)
 
 
+def is_long(extent: int, size: int) -> bool:
+    """Return whether rows of ``extent`` elements take enough tiles of ``size`` to be aligned."""
+    return size >= _LEAST_TILE and extent >= _LEAST_TILES * size
+
+
 def _is_ordered(program: Program) -> bool:
     """Return whether the assignment of lanes to threads matters: several places access memory that is written."""
     accesses = [op for op in program.walk() if OPS[op.kind].reads or OPS[op.kind].writes]
@@ -129,8 +134,7 @@ class _Aligner:
         if not _is_plain(axis) or any(block.part is not None for block in self.program.blocks):
             return None
         assert isinstance(axis.end, int)
-        size = self.sizes[axis.block]
-        if size < _LEAST_TILE or axis.end < _LEAST_TILES * size:
+        if not is_long(axis.end, self.sizes[axis.block]):
             return None
         ops = op.regions[0].ops
         makers = Makers.among(ops)

@@ -42,15 +42,17 @@ def operand_bytes(
     target: Target,
     exchanges: Sequence[Exchange],
     unrolled: int = 1,
+    fused: frozenset[int] = frozenset(),
 ) -> int:
     """Return the bytes per block for the operands of all dots, and for ``exchanges`` live at the same time.
 
-    Each grid loop is a kernel of its own. Loops have ``unrolled`` steps per iteration.
+    Each grid loop is a kernel of its own. Loops have ``unrolled`` steps per iteration. ``fused`` are the grid loops
+    that are one loop with those inside.
     """
     if not facts.matmuls:
         return 0
     units = tuple(unit_of(fact, sizes, num_warps, target) for fact in facts.matmuls)
-    tally = _Tally(facts, sizes, num_warps, num_stages, target, units, list(exchanges), unrolled=unrolled)
+    tally = _Tally(facts, sizes, num_warps, num_stages, target, units, list(exchanges), unrolled=unrolled, fused=fused)
     tally.staged()
     tally.computed()
     barriers = _BARRIER_BYTES if "tcgen05" in units else 0
@@ -71,11 +73,15 @@ def prefetched_sources(
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """Bytes of another use in ``region``, live after ``after`` dots, or with None anywhere in the region."""
+    """Bytes of another use in ``region``, live after ``after`` dots, or with None anywhere in the region.
+
+    ``boxed``: it is a store with a descriptor, whose own buffer needs no conversion.
+    """
 
     region: int
     size: int
     after: int | None = None
+    boxed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +120,8 @@ class _Tally:
     homes: list[int] = field(default_factory=list)
     #: Steps per iteration of a loop: each is prefetched into separate buffers.
     unrolled: int = 1
+    #: Grid loops whose tile loop is flattened with the loops inside.
+    fused: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         for region in self.facts.regions:  # parents come first
@@ -458,6 +466,9 @@ class _Tally:
         unrolled = [each for each in self.exchanged(first) if each.region != first]
         between = max(self.at_once(own, unrolled), self.turns.get(first, 0))
         nested = self.nested(first)
+        if nested and root in self.fused and self.num_stages > 1:
+            # the prefetched operands of the next tile are live while this one is stored
+            nested += max((each.size for each in self.exchanged(first) if not each.boxed), default=0)
         return max(between, self.held(own, first) + nested) if nested else between
 
     def nested(self, region: int) -> int:

@@ -11,7 +11,7 @@ from ....autotuner.proposal import Predicted
 from ....hardware import RESERVED_SHARED_BYTES, Target
 from .matrix import tensor_memory_columns
 from .registers import ahead_registers, pressure, register_limit
-from .shared import descriptor_bytes, prefetched_bytes, shared_bytes, stored_behind_loops
+from .shared import combined_bytes, descriptor_bytes, prefetched_bytes, shared_bytes, stored_behind_loops
 from .traffic import Work, time_us, work
 
 #: Predicted shared memory is at most this times the real bytes, plus this many (checked by test_predict.py).
@@ -32,6 +32,8 @@ def predict(
     prefetch_stages: int = 1,
     unrolled: int = 1,
     ahead: int = 0,
+    fused: frozenset[int] = frozenset(),
+    parts: int = 1,
 ) -> Predicted:
     """Return the prediction for ``sizes``, the elements of every block: tiles, fixed ones, and whole dimensions
     (padded, or a chunk).
@@ -39,7 +41,8 @@ def predict(
     ``prefetch_stages`` are those of a loop's own option, which Triton also gives loops without a dot. Each stage loads
     for ``unrolled`` steps, as do those of ``num_stages``. Loops over single indices prefetch ``ahead`` steps.
     ``descriptor_slots`` are the memory slots with tensor descriptors. ``once``: a program computes a single tile, so
-    stores after its loops may reuse the operands' memory. A repeated call returns the same object, because heuristics
+    stores after its loops may reuse the operands' memory. ``fused`` are the grid loops whose tile loop is flattened
+    with the loops inside. A split reduction has ``parts``. A repeated call returns the same object, because heuristics
     and the legalizer look at one launch several times.
     """
     return _predict(
@@ -53,6 +56,8 @@ def predict(
         prefetch_stages,
         unrolled,
         ahead,
+        fused,
+        parts,
     )
 
 
@@ -83,14 +88,17 @@ def _predict(
     prefetch_stages: int,
     unrolled: int,
     ahead: int,
+    fused: frozenset[int],
+    parts: int,
 ) -> Predicted:
     facts, sizes = same.facts, dict(sorted_sizes)
     registers, least, risk, done = _unstaged(same, sorted_sizes, num_warps, target)
     registers += ahead * ahead_registers(facts, sizes, num_warps, target)
     last = stored_behind_loops(facts) & descriptor_slots if once else frozenset()
-    shared = shared_bytes(facts, sizes, num_warps, num_stages, target, unrolled)
+    shared = shared_bytes(facts, sizes, num_warps, num_stages, target, unrolled, fused, descriptor_slots)
     shared += unrolled * descriptor_bytes(facts, sizes, descriptor_slots - last, num_stages)
     shared = max(shared, descriptor_bytes(facts, sizes, last, num_stages))
+    shared = max(shared, combined_bytes(facts, sizes, num_warps, prefetch_stages, target, parts))
     shared += unrolled * prefetched_bytes(facts, sizes, prefetch_stages, target)
     columns = tensor_memory_columns(facts, sizes, num_warps, target)
     limit = register_limit(num_warps, target)

@@ -11,6 +11,7 @@ import torch
 from ...._compiler.facts.records import KernelFacts, MemoryOpFact, ReductionFact
 from ...._shapes import cdiv
 from ....hardware import DESCRIPTOR_RANKS, GROUP_WARPS, Target
+from ..lower.align import is_long
 from .layouts import fragment_held, moved_at_once, rounds, rows_held, spread
 from .matrix import is_k_major, is_transposed, keeps_rows, tile_shape, unit_of
 from .operands import Exchange, operand_bytes, prefetched_sources
@@ -31,19 +32,27 @@ _BOX_ALIGNMENT = 128
 
 
 def shared_bytes(
-    facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, num_stages: int, target: Target, unrolled: int = 1
+    facts: KernelFacts,
+    sizes: Mapping[int, int],
+    num_warps: int,
+    num_stages: int,
+    target: Target,
+    unrolled: int = 1,
+    fused: frozenset[int] = frozenset(),
+    descriptor_slots: frozenset[int] = frozenset(),
 ) -> int:
     """Return the largest use of shared memory per block: dot operands with the exchanges between them, or any other
     conversion.
 
-    Loops prefetch operands of ``unrolled`` steps per stage.
+    Loops prefetch operands of ``unrolled`` steps per stage. ``fused`` are the grid loops that are one loop with those
+    inside.
     """
     results = _reduction_bytes(facts, sizes, num_warps, target)
     exchanges = [Exchange(region=region, size=size) for region, size in results.items()]
     prefetched = prefetched_sources(facts, sizes, num_warps, num_stages, target) if facts.matmuls else frozenset()
-    exchanges += _product_exchanges(facts, sizes, num_warps, target, prefetched)
+    exchanges += _product_exchanges(facts, sizes, num_warps, target, prefetched, descriptor_slots)
     return max(
-        operand_bytes(facts, sizes, num_warps, num_stages, target, exchanges, unrolled),
+        operand_bytes(facts, sizes, num_warps, num_stages, target, exchanges, unrolled, fused),
         max((each.size for each in exchanges), default=0),
         _narrow_bytes(facts, sizes, num_warps, target),
         _transposed_bytes(facts, sizes, num_warps, target),
@@ -326,7 +335,7 @@ def _transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: i
         inner = {inner_axis(op) for op in ops} - {None}
         # halves of a pair are separated within a thread
         pairs = any(sizes[op.tile_axes[-1]] == 2 and vector_elements(op, sizes, threads) < 2 for op in ops)
-        widths = _widths(ops, sizes, threads)
+        widths = _widths(ops, sizes, threads) | _aligned_widths(ops, facts, sizes, threads)
         orders = {by_nearness(op, sizes) for op in ops}
         if len(inner) > 1 or pairs or len(widths) > 1 or _are_permuted(ops, sizes, max(widths), threads):
             least = _FLOAT_BYTES if pairs else 1  # pairs are widened before
@@ -346,12 +355,45 @@ def _transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: i
                 elif len(orders) > 1 and not pairs and not _repeats(axes):
                     size //= _order_rounds(ops, orders, itemsize, sizes, threads)
                 most = max(most, size)
+        if _is_summary(axes, ops, facts):
+            # it has the layout of the tile whose reductions it is computed from
+            most = max(most, *(tile_bytes((axes, max(_FLOAT_BYTES, op.itemsize)), sizes) for op in ops))
         numel = math.prod(sizes[axis] for axis in axes)
         shared = any(not set(axes).isdisjoint(other) for other in groups if other != axes)
         if shared and numel < threads and any(op.kind == "store" for op in ops):
             # with fewer elements than threads it is computed in the layout of another tile
             most = max(most, *(numel * max(_FLOAT_BYTES, op.itemsize) for op in ops))
     return max(most, *(tile_bytes(tile, sizes) for tile in facts.transposed_squares), 0)
+
+
+def _aligned_widths(
+    ops: Sequence[MemoryOpFact], facts: KernelFacts, sizes: Mapping[int, int], threads: int
+) -> set[int]:
+    """Return the elements per thread of loads of one tile in loops that ``lower/align.py`` begins at a vector.
+
+    Those are chunks of a long row that begins anywhere. A loop that loads them again and stores is not aligned: it runs
+    backwards. Its loads are as wide as the others, its stores are not.
+    """
+    found = set()
+    stored = any(op.kind == "store" for op in ops)
+    for op in ops:
+        *others, axis = op.tile_axes
+        extent = facts.axes[axis].extent if facts.axes[axis].static else None
+        again = stored and op.kind == "load" and op.feeds_store and dict(op.looped).get(axis, 0) > 1
+        if not again or not op.static or op.gathered or inner_axis(op) != axis or any(sizes[o] > 1 for o in others):
+            continue
+        width = min(VECTOR_BYTES // op.itemsize, sizes[axis] // threads)
+        if extent is not None and is_long(extent, sizes[axis]) and width > vector_elements(op, sizes, threads):
+            found.add(width)
+    return found
+
+
+def _is_summary(axes: Sequence[int], ops: Sequence[MemoryOpFact], facts: KernelFacts) -> bool:
+    """Return whether a stored tile is not loaded, is reduced itself, and shares axes with another reduced tile."""
+    own = set(axes)
+    tiles = [set(fact.tile) for fact in facts.reductions]
+    reduced = own in tiles and any(tile != own and not tile.isdisjoint(own) for tile in tiles)
+    return reduced and all(op.kind == "store" for op in ops)
 
 
 def _are_permuted(ops: Sequence[MemoryOpFact], sizes: Mapping[int, int], vector: int, threads: int) -> bool:
@@ -397,12 +439,53 @@ def _order_rounds(
 
 
 def prefetched_bytes(facts: KernelFacts, sizes: Mapping[int, int], stages: int, target: Target) -> int:
-    """Return the bytes of prefetched loads in loops without a dot: a tile per stage except the last."""
+    """Return the bytes of prefetched loads in loops without a dot: a tile per stage except the last.
+
+    Loops that run one after the other use the same memory.
+    """
     if facts.matmuls or stages < 2 or target.kind != "cuda":
         return 0
+    held = dict.fromkeys((fact.region for fact in facts.regions), 0)
     loops = {fact.region for fact in facts.regions if fact.kind == "loop"}
-    loads = (op for op in facts.memory_ops if op.kind == "load" and op.region in loops and op.tile_axes)
-    return (stages - 1) * sum(tile_bytes((op.tile_axes, op.itemsize), sizes) for op in loads)
+    for op in facts.memory_ops:
+        if op.kind == "load" and op.region in loops and op.tile_axes:
+            held[op.region] += (stages - 1) * tile_bytes((op.tile_axes, op.itemsize), sizes)
+    nested = dict.fromkeys(held, 0)
+    for fact in reversed(facts.regions):  # parents come first
+        held[fact.region] += nested[fact.region]
+        if fact.parent is not None:
+            nested[fact.parent] = max(nested[fact.parent], held[fact.region])
+    return max(held.values(), default=0)
+
+
+def combined_bytes(
+    facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, stages: int, target: Target, parts: int
+) -> int:
+    """Return the bytes for stores in a loop of values computed with sums of ``parts`` partials.
+
+    They have the layout of the partials: prefetched loads are read from shared memory in any layout. Sums that are
+    reduced again have no such layout.
+    """
+    if facts.matmuls or stages < 2 or parts < 2 or target.kind != "cuda":
+        return 0
+    loops = {fact.region for fact in facts.regions if fact.kind == "loop"}
+    threads = num_warps * target.warp_size
+    most = 0
+    for fact in facts.reductions:
+        kept = [axis for axis in fact.tile if axis != fact.axis]
+        count = parts * math.prod(sizes[axis] for axis in kept)
+        width = max(1, min(VECTOR_BYTES // fact.itemsize, count // threads))
+        if not kept or any(other.axis in kept for other in facts.reductions):
+            continue
+        for op in facts.memory_ops:
+            if op.kind != "store" or op.region not in loops or not set(kept).issubset(op.tile_axes):
+                continue
+            own = vector_elements(op, sizes, threads)
+            if inner_axis(op) != kept[-1] or op.tile_axes[-1] != kept[-1] or own == width:
+                continue
+            size = tile_bytes((op.tile_axes, op.itemsize), sizes)
+            most = max(most, size // _width_rounds(op, {own, width}, op.itemsize, sizes, threads))
+    return most
 
 
 def _scan_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
@@ -434,7 +517,12 @@ def _passed_on(
 
 
 def _product_exchanges(
-    facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target, prefetched: Collection[int]
+    facts: KernelFacts,
+    sizes: Mapping[int, int],
+    num_warps: int,
+    target: Target,
+    prefetched: Collection[int],
+    descriptor_slots: Collection[int],
 ) -> Iterator[Exchange]:
     """Yield the exchanges of tiles of a kernel with dots that are stored, or loaded and combined with a matmul result.
 
@@ -461,7 +549,9 @@ def _product_exchanges(
         if transposed:
             size = tile_bytes((op.tile_axes, itemsize), sizes) // _product_rounds(op, facts, sizes, num_warps, target)
             # a loaded value converts its layout anywhere before its use
-            yield Exchange(region=op.region, size=size, after=None if op.kind == "load" else op.after)
+            after = None if op.kind == "load" else op.after
+            boxed = op.kind == "store" and op.slot in descriptor_slots and _may_use_descriptor(op, facts)
+            yield Exchange(region=op.region, size=size, after=after, boxed=boxed)
 
 
 def _product_rounds(

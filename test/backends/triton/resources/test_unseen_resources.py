@@ -131,6 +131,65 @@ def test_axes_in_another_order_change_the_layout(gpu: str, blocks: list[int], ex
     assert real <= taken and (taken > 0) == exchanged == (real > 0)
 
 
+def assert_is_close(bound: Any, config: dict[str, Any]) -> None:
+    """Compare the shared memory of a config with what the assembler takes."""
+    whole = helion.Config(**bound.config_spec.repair({**bound.seeds[0].config, **config}))
+    real = bound.resources(whole).shared_bytes
+    taken = Triton().predict(bound.facts, bound.config_spec.decode(whole), bound.target).shared_bytes
+    assert real <= taken <= 1.10 * real + 2048
+
+
+@pytest.mark.parametrize(
+    ("gpu", "chunk", "warps"), [("sm_90", 2048, 8), ("sm_80", 4096, 16), ("sm_100", 16384, 32), ("gfx942", 4096, 8)]
+)
+def test_stores_of_an_aligned_row_change_the_layout(gpu: str, chunk: int, warps: int) -> None:
+    """Loads of chunks that begin at a vector are wide, stores of the loop that runs backwards are not."""
+    cell = cells()["smoothed_loss_gradient", "1000x100003 float16"]
+    bound = cell.kernel.bind(cell.args, target=gpu)
+    assert_is_close(bound, {"reduction_loops": [chunk], "num_warps": warps})
+
+
+@helion.kernel()
+def shifted_product(x: torch.Tensor, y: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), y.size(1)], dtype=x.dtype, device=x.device)
+    for row, column in hl.tile(out.size()):
+        acc = hl.zeros([row, column], dtype=torch.float32)
+        for depth in hl.tile(x.size(1)):
+            acc = hl.dot(x[row, depth], y[depth, column], acc=acc)
+        out[row, column] = (acc + shift[column][None, :]).to(x.dtype)
+    return out
+
+
+@pytest.mark.parametrize("flattened", [True, False])
+@pytest.mark.parametrize(("gpu", "way"), [("sm_80", "pointer"), ("sm_90", "pointer"), ("sm_90", "tensor_descriptor")])
+def test_a_flattened_loop_stores_while_the_next_operands_arrive(gpu: str, way: str, flattened: bool) -> None:
+    x = torch.empty(1024, 1536, dtype=torch.bfloat16, device="meta")
+    bound = shifted_product.bind((x, x.T, torch.empty(1024, device="meta")), target=gpu)
+    config = {
+        "block_sizes": [64, 128, 64],
+        "num_warps": 4,
+        "num_stages": 3,
+        "pid_type": "persistent_interleaved",
+        "range_flattens": [flattened, None],
+        "indexing": way,
+    }
+    assert_is_close(bound, config)
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("batch_norm_columns", "401408 by 64"),
+        ("unit_columns", "2048 by 1000"),
+        ("group_norm_nhwc", "4 by 16384 by 32 by 8"),
+        ("routed_gates", "10000 by 60 by 6"),
+    ],
+)
+def test_loops_after_a_reduction_use_its_memory_and_layout(name: str, case: str) -> None:
+    (cell,) = (cell for cell in workload_cells() if cell.kernel == name and cell.case == case)
+    assert_is_close(cell.function.bind(cell.args, target="sm_90"), {})
+
+
 def test_rows_stay_for_a_product_that_is_computed_from_them() -> None:
     # 64 x 64 x 2 bytes of rows and of another operand; one turn at a time where nothing stays
     taken = predicted("state_update", "32x2048x64 bfloat16", "gfx942", num_stages=1).shared_bytes
