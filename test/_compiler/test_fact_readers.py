@@ -33,7 +33,6 @@ TARGETS = ("h200", "sm_100")
 AMD = "gfx942"
 #: What is read while other facts are made of it, and by nobody later.
 COMPOSED = {
-    "MemoryOpFact.feeds_store": "ReductionFact.re_read and store_only_re_read",
     "MemoryOpFact.reductions_fed": "ReductionFact.input_load_itemsize and re_read",
 }
 #: What only the whole of ``explain(format="json")`` shows.

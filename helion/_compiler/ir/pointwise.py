@@ -337,6 +337,8 @@ def result_dtype(name: str, operands: Sequence[Operand]) -> torch.dtype:
         raise TypeError(f"the result dtype of {name!r} does not follow from its operands; it is part of the operation")
     try:
         return _result_dtype(name, tuple(map(_key, operands)), torch.get_default_dtype())
+    except RecursionError:  # of the caller's own depth, not of the operands
+        raise
     except (RuntimeError, ValueError) as error:
         raise TypeError(str(error)) from error
 
@@ -350,5 +352,7 @@ def common_dtype(name: str, operands: Sequence[Operand]) -> torch.dtype:
     values = operands[1:] if name == "where" else operands
     try:
         return _common_dtype(tuple(map(_key, values)), torch.get_default_dtype())
+    except RecursionError:
+        raise
     except RuntimeError as error:
         raise TypeError(str(error)) from error
