@@ -71,8 +71,6 @@ class Views:
 
         If another backend is in use, None means Triton's default config. If Triton is not among the candidate backends,
         the text is that of the backend in use.
-
-        If Triton is not among the candidate backends, the text is that of the backend in use.
         """
         found = self.variant.printed_by("triton", config)
         return self._text(*found, options, emit_repro_caller, output_origin_lines)

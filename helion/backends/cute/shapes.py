@@ -121,7 +121,9 @@ def _verify_attention(plan: CuteAttentionPlan) -> None:
 
 
 def _attention_on_request(facts: KernelFacts) -> str:
-    """Return a reason for scores whose formula loads a tensor."""
+    """Return a reason for scores of computed queries, and for scores whose formula loads a tensor."""
+    if facts.matmuls[0].lhs_prologue:
+        return f"attention whose queries are computed in the kernel runs on request, {_REQUEST}"
     operands = {slot for fact in facts.matmuls for slot in (fact.lhs_slot, fact.rhs_slot)}
     loads = [op for op in facts.memory_ops if op.kind == "load" and op.slot not in operands]
     return f"attention that loads {loads[0].name} for its scores runs on request, {_REQUEST}" if loads else ""

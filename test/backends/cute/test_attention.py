@@ -45,12 +45,19 @@ def test_auto_selects_the_faster_backend_by_prediction() -> None:
     assert older.backend_on_gpu == "triton"
 
 
-def test_auto_leaves_scores_that_load_tensors_to_triton() -> None:
-    case, arguments = next(each for each in kernels.cases() if each[0].name.startswith("biased"))
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("biased", "attention that loads bias for its scores runs on request"),
+        ("scaled queries", "attention whose queries are computed in the kernel runs on request"),
+    ],
+)
+def test_auto_leaves_some_attention_to_triton(name: str, reason: str) -> None:
+    case, arguments = next(each for each in kernels.cases() if each[0].name.startswith(name))
     meta = tuple(each.to("meta") if torch.is_tensor(each) else each for each in arguments)
     bound = helion.kernel(backend="auto")(case.kernel).bind(meta, target="h100")
     assert bound.backend == "triton"
-    assert "not cute: attention that loads bias for its scores runs on request, with backend='cute'" in bound.explain()
+    assert f"not cute: {reason}, with backend='cute'" in bound.explain()
     assert helion.kernel(backend="cute")(case.kernel).bind(meta, target="h100").backend == "cute"
 
 
