@@ -24,6 +24,8 @@ from fuzz.session import Options, Session, unique
 from fuzz.shrink import Failure, Shrinker
 
 FAKE = Path(__file__).with_name("fake_worker.py")
+#: Seconds that a run may take. No run here ends by its deadline.
+DEADLINE = 600
 
 
 def options(work: Path, **changes: Any) -> Options:
@@ -31,16 +33,24 @@ def options(work: Path, **changes: Any) -> Options:
     return Options(**{**given, **changes})
 
 
+class Fake(Process):
+    """A process of the fake worker, which waits briefly for the configs that never answer and long for all others."""
+
+    def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        hangs = request["do"] == "run" and request["config"]["kind"] == "hang"
+        return super().ask(request, 0.2 if hangs else seconds)
+
+
 def fake(given: Options) -> Process:
-    return Process((sys.executable, str(FAKE)), given.work, environment_of(given.work))
+    return Fake((sys.executable, str(FAKE)), given.work, environment_of(given.work))
 
 
 def run_fake(tmp_path: Path, **changes: Any) -> Journal:
     given = options(tmp_path, **changes)
     journal = Journal(tmp_path / "out", given.settings)
-    session = Session(given, journal, start=fake, pair_seconds=0.4, say=lambda text: None)
+    session = Session(given, journal, start=fake, say=lambda text: None)
     try:
-        session.fuzz(time.monotonic() + 60)
+        session.fuzz(time.monotonic() + DEADLINE)
     finally:
         session.close()
     return journal
@@ -92,7 +102,7 @@ def test_workers_that_cannot_start_end_the_run_with_what_they_say(tmp_path: Path
     command = (sys.executable, "-c", "raise SystemExit('no such module')")
     session = Session(given, Journal(tmp_path, given.settings), start=lambda some: Process(command, some.work, environment_of(some.work)), say=lambda text: None)  # fmt: skip
     with pytest.raises(RuntimeError, match=r"no worker can load a kernel: .* status 1: no such module"):
-        session.fuzz(time.monotonic() + 60)
+        session.fuzz(time.monotonic() + DEADLINE)
 
 
 # --- shrinking ----------------------------------------------------------------------------------------------------------
@@ -113,7 +123,7 @@ def test_a_failure_is_made_as_small_as_it_fails() -> None:
     config = {"num_warps": 8, "num_stages": 5, "block_sizes": [16], "indexing": ["pointer", "block_ptr", "block_ptr"]}
     plain = {"num_warps": 4, "num_stages": 1, "block_sizes": [1], "indexing": ["pointer"] * 3}
     failure = Failure(draft=draft, backend="triton", config=config, kind="wrong")
-    found = Shrinker(failure, trial, time.monotonic() + 60).run(plain)
+    found = Shrinker(failure, trial, time.monotonic() + DEADLINE).run(plain)
     assert [step.op for step in found.draft.steps] == ["exp"]
     assert found.draft.sizes == {"m": 1, "n": 32} and found.draft.options["dtype"] == "float32"
     assert found.config == {**plain, "num_warps": 8, "indexing": ["pointer", "block_ptr", "pointer"]}
@@ -123,7 +133,7 @@ def test_a_failure_is_made_as_small_as_it_fails() -> None:
 def test_another_kind_of_failure_is_not_taken_for_it() -> None:
     draft = families.draw(3, False, ("rows",))
     failure = Failure(draft=draft, backend="triton", config={"num_warps": 8}, kind="wrong")
-    found = Shrinker(failure, lambda some, backend, config: ("hung", "", config), time.monotonic() + 60).run(
+    found = Shrinker(failure, lambda some, backend, config: ("hung", "", config), time.monotonic() + DEADLINE).run(
         {"num_warps": 4}
     )
     assert found.draft == draft and found.config == {"num_warps": 8}
@@ -162,8 +172,8 @@ def test_a_planted_fault_becomes_a_reproducer_that_runs(tmp_path: Path, capsys: 
     seed = next(n for n in range(200) if "tanh" in [step.op for step in families.draw(n, True, only).steps])
     given = options(tmp_path, workers=1, first=seed, pairs=2, only=only)
     session = Session(given, Journal(tmp_path / "out", given.settings), start=Planted, say=lambda text: None)
-    session.fuzz(time.monotonic() + 60)
-    (found,) = session.shrink(time.monotonic() + 60)
+    session.fuzz(time.monotonic() + DEADLINE)
+    (found,) = session.shrink(time.monotonic() + DEADLINE)
     assert found.kind == "wrong" and [step.op for step in found.draft.steps] == ["tanh"]
     assert set(found.draft.sizes.values()) == {1}
     reproducer.bundle([found], "cpu", tmp_path / "reproducers.zip")
@@ -208,7 +218,7 @@ def test_reports_of_the_sanitizer_are_read() -> None:
 
 def test_a_machine_without_the_sanitizer_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    report = sanitize.Sanitizer(1, tmp_path, time.monotonic() + 10).run(4)
+    report = sanitize.Sanitizer(1, tmp_path, time.monotonic() + DEADLINE).run(4)
     assert "not found" in report.text() and not report.pairs
 
 
@@ -218,7 +228,7 @@ def test_reports_name_the_kernels_of_their_process(tmp_path: Path, monkeypatch: 
     stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     command = (sys.executable, str(FAKE))
-    sanitizer = sanitize.Sanitizer(2, tmp_path / "work", time.monotonic() + 20, ("rows",), command, ("memcheck",))
+    sanitizer = sanitize.Sanitizer(2, tmp_path / "work", time.monotonic() + DEADLINE, ("rows",), command, ("memcheck",))
     report = sanitizer.run(2)
     (found,) = report.findings
     assert found.kernels == ("rows_1000000", "rows_1000001") and "Invalid __global__" in found.text
