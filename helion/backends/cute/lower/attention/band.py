@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ....._compiler.ir.grammar import NumberAttrs, Op, Operand, PointwiseAttrs, Value
+from ....._compiler.ir.grammar import ForAttrs, NumberAttrs, Op, Operand, OperandRef, PointwiseAttrs, Value
 from ....._shapes import Expr
 from ...plan.attention.records import Band
+from ...plan.refusal import Refusal
+from ..numbers import equal, size
 from .loops import Loops, is_position
 
 
@@ -205,3 +207,40 @@ def begin_of_loop(loops: Loops, begin: Operand) -> int | None:
 def _least(one: int | None, other: int | None) -> int | None:
     known = [each for each in (one, other) if each is not None]
     return min(known, default=None)
+
+
+def covered_keys(loops: Loops, band: Band, stored: int) -> int:
+    """Return the number of keys of the loop, of which tensors have ``stored``. Raises ``Refusal`` if the size of tiles
+    would change the result."""
+    (axis,) = loops.loop.attributes(ForAttrs).axes
+    block = loops.program.blocks[axis.block]
+    plain = block.kind == "tile" and not axis.scalar and axis.jagged is None and axis.split is None
+    begin = loops.loop.operands[axis.begin.at] if isinstance(axis.begin, OperandRef) else axis.begin
+    first = begin_of_loop(loops, begin) if isinstance(begin, (int, Value)) else None
+    if not plain or first is None or not equal(axis.step, 1):
+        raise Refusal("a loop over keys from 0, or from the first query of the tile plus a number, is implemented")
+    if first > EVERY_KEY and (band.first is None or band.first < first):
+        raise Refusal(
+            "the loop over keys begins with the tile of queries, and its mask lets a query see earlier keys: the result"
+            " would depend on the size of tiles"
+        )
+    end = axis.end
+    found = end_of_loop(loops, loops.loop.operands[end.at]) if isinstance(end, OperandRef) else _known(end)
+    if found is None:
+        raise Refusal("a loop over keys ends at a number, or at the end of the tile of queries")
+    if found.past is not None and (band.last is None or band.last > found.past):
+        raise Refusal(
+            "the loop over keys ends with the tile of queries, and its mask lets a query see later keys: the result would"
+            " depend on the size of tiles"
+        )
+    keys = stored if found.limit is None else found.limit
+    if keys > stored or (found.limit is None and loops.extent(loops.queries) + (found.past or 0) > stored):
+        raise Refusal(f"the loop over keys has more of them than the {stored} of k and v")
+    return keys
+
+
+def _known(end: object) -> End | None:
+    found = size(end)
+    if not isinstance(found, int):
+        raise Refusal("attention of sizes known only at launch is not implemented; use static_shapes=True")
+    return End(limit=found)

@@ -155,3 +155,17 @@ def check_reach(access: Access) -> None:
     last += sum(mode.stride * (mode.size - 1) for mode in access.modes)
     if last >= MOST_ELEMENTS:
         raise Refusal(f"{access.tensor.name} has offsets of {last} elements; below 2**31 are implemented")
+
+
+KINDS = ("number", "tile", "iota", "full", "load", "store", "pointwise", "reduce", "dot", "view", "mask", "for")
+
+
+def check_storage(loops: Loops) -> None:
+    """Check that the program only loads and stores, and does not read what it stores. Raises ``Refusal``."""
+    others = [op.kind for op in loops.program.walk() if op.kind not in KINDS]
+    if others:
+        raise Refusal(f"{others[0]} in attention is not implemented")
+    read = {loops.tensor(op).storage for op in loops.program.walk() if op.kind == "load"}
+    for op in loops.program.walk():
+        if op.kind == "store" and (loops.tensor(op).storage in read or op not in loops.root.body.ops):
+            raise Refusal(f"{loops.tensor(op).name} is stored in the loop over keys, or read by the kernel as well")

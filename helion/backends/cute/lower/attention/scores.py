@@ -1,0 +1,123 @@
+"""The formula of the scores, and the masks that are bands of keys."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from ....._compiler.ir.grammar import Op, Operand, Value
+from ...plan.attention.records import Band, Formula
+from ...plan.epilogue import Constant
+from ...plan.refusal import Refusal
+from ..chain import ROUNDED
+from .band import band_of, every_query_sees, joined
+from .formula import FormulaReader
+from .loops import Loops
+from .operands import stored_keys
+from .values import by_number, is_lowest, is_minus_infinity, name_of_op
+
+PRODUCT = "product"
+
+
+class Scores:
+    """The formula of the scores, without the masks by bands and without a factor of q @ k.T.
+
+    Masks set scores to minus infinity. The operations after a mask must keep that: products with positive numbers,
+    roundings, and sums.
+    """
+
+    def __init__(self, loops: Loops, scores: Operand) -> None:
+        self.loops, self.band = loops, Band()
+        self.reader = FormulaReader(loops, (PRODUCT,), loops.keys, "scores")
+        product = loops.first.result
+        self.reader.known[product.number] = self.reader.rounded(PRODUCT, product.dtype)
+        self.finite = False
+        """True if a mask is a number so low that its weights are zero where a query sees any key."""
+        self.hidden: dict[int, Operand] = {}
+        """By the number of a mask's result: the scores that it hides."""
+        self._find_masks(scores)
+        for number, value in reversed(self.hidden.items()):
+            self.reader.known[number] = self.reader.read(value)
+        self.scale = 1.0
+        self.scale, value = self._scaled(scores)
+        score = self.reader.read(value)
+        if isinstance(score, Constant) or not self.reader.reads(score, PRODUCT):
+            raise Refusal("scores that do not depend on q @ k.T are not implemented")
+        formula, numbers = self.reader.formula({"score": score})
+        self.formula = replace(formula, value=numbers["score"])
+
+    def _find_masks(self, value: Operand) -> None:
+        while True:
+            made = self.loops.stripped(value)
+            if made is None or made is self.loops.first:
+                return
+            following = self._masked(made) or self._kept(made)
+            if following is None:
+                return
+            value = following
+
+    def _masked(self, made: Op) -> Operand | None:
+        """Return the scores that a mask by a band hides, and add the band."""
+        if name_of_op(made) != "where":
+            return None
+        condition, one, other = made.operands
+        seen = not is_lowest(self.loops, one)
+        if not seen:
+            one, other = other, one
+        band = band_of(self.loops, condition, seen) if is_lowest(self.loops, other) else None
+        if band is None:
+            return None
+        if not is_minus_infinity(self.loops, other):
+            both = joined(self.band, band)
+            if not every_query_sees(both, self.loops.extent(self.loops.queries), stored_keys(self.loops)):
+                return None
+            self.finite = True
+        self.band = joined(self.band, band)
+        self.hidden[made.result.number] = one
+        return one
+
+    def _kept(self, made: Op) -> Operand | None:
+        """Return the operand whose minus infinity an operation keeps."""
+        name = name_of_op(made)
+        if name == "cast" and (made.result.dtype in ROUNDED or made.result.dtype == torch.float32):
+            return made.operands[0]
+        if name in ("mul", "div"):
+            one, number = by_number(made)
+            return one if not isinstance(number, Value) and number > 0 else None
+        if name in ("add", "sub"):
+            terms = made.operands[:1] if name == "sub" else made.operands
+            return next((each for each in terms if self._has_product(each)), None)
+        return None
+
+    def _has_product(self, value: Operand) -> bool:
+        made = self.loops.stripped(value)
+        return made is not None and (made is self.loops.first or any(map(self._has_product, made.operands)))
+
+    def _bare(self, value: Operand) -> Op | None:
+        """Return the op that makes a value, without views and the masks found."""
+        made = self.loops.stripped(value)
+        while made is not None and made.result.number in self.hidden:
+            made = self.loops.stripped(self.hidden[made.result.number])
+        return made
+
+    def _scaled(self, value: Operand) -> tuple[float, Operand]:
+        """Return the positive number that scores in fp32 are multiplied by at last, and the value without it."""
+        made = self._bare(value)
+        if made is None or made.result.dtype != torch.float32 or name_of_op(made) not in ("mul", "div"):
+            return 1.0, value
+        one, number = by_number(made)
+        if isinstance(number, Value) or not isinstance(one, Value) or not number > 0 or one.dtype != torch.float32:
+            return 1.0, value
+        return (float(number) if name_of_op(made) == "mul" else 1.0 / number), one
+
+
+def may_be_infinite(formula: Formula) -> bool:
+    """Return whether a formula may give minus infinity: it has selections, or reads numbers."""
+    infinite = any(
+        isinstance(each, Constant) and math.isinf(float(each.text))
+        for made in formula.instructions
+        for each in made.arguments
+    )
+    return infinite or any(source.kind != "number" for source in formula.sources)

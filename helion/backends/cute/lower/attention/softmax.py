@@ -1,0 +1,209 @@
+"""The online softmax of a loop over keys, each of its relations checked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from ....._compiler.ir.grammar import ForAttrs, Op, Operand, ReduceAttrs, Value
+from ....._shapes import dtype_name
+from ...plan.refusal import Refusal
+from .loops import Loops
+from .values import LOWEST, by_number, is_widening, name_of_op, same_value, terms_of
+
+LOG2E = math.log2(math.e)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Softmax:
+    """The values of the online softmax: scores, the weights and factors of a step, and the unit of the exponents in
+    powers of two."""
+
+    scores: Value
+    raised: Value
+    unit: float
+    maximum: int
+    """Position of the carried maximum; then of the sum and the accumulator."""
+    total: int
+    accumulator: int
+
+
+def softmax_of(loops: Loops) -> Softmax:
+    """Return the values of the online softmax, each relation checked. Raises ``Refusal``."""
+    loop, body = loops.loop, loops.loop.regions[0]
+    if loop.attributes(ForAttrs).carried != 3 or len(body.results) != 3:
+        raise Refusal("a loop over keys that carries maximum, sum and accumulator, and nothing else, is implemented")
+    power = _weights(loops)
+    exponent, unit = _exponent(loops, power)
+    scores, raised = exponent
+    maximum = _carried(loops, raised)
+    total = _position(loops, lambda at: _is_total(loops, at, power, maximum, unit))
+    accumulator = _position(loops, lambda at: _is_accumulated(loops, at, maximum, unit))
+    if {maximum, total, accumulator} != {0, 1, 2}:
+        raise Refusal(
+            "a loop over keys that carries its maximum, the sum l * c + sum(p) and the accumulator acc * c + p @ v is"
+            " implemented"
+        )
+    _check_maximum(loops, maximum, raised, scores)
+    return Softmax(scores=scores, raised=raised, unit=unit, maximum=maximum, total=total, accumulator=accumulator)
+
+
+def _weights(loops: Loops) -> Op:
+    """Return the exponential whose result, rounded to the type of v, is the left operand of the second dot."""
+    made = loops.stripped(loops.second.operands[0])
+    right = loops.second.operands[1]
+    if name_of_op(made) == "cast" and made is not None:
+        if isinstance(right, Value) and made.result.dtype not in (right.dtype, torch.float32):
+            raise Refusal("weights that are rounded to another type than that of v are not implemented")
+        made = loops.stripped(made.operands[0])
+    if name_of_op(made) not in ("exp", "exp2") or made is None:
+        raise Refusal("weights other than exponentials of scores, rounded to the type of v, are not implemented")
+    if made.result.dtype != torch.float32:
+        raise Refusal(f"exponentials in {dtype_name(made.result.dtype)} are not implemented; in float32 they are")
+    return made
+
+
+def _exponent(loops: Loops, power: Op) -> tuple[tuple[Value, Value], float]:
+    """Return the minuend and subtrahend of an exponent, and its unit in powers of two."""
+    unit = LOG2E if name_of_op(power) == "exp" else 1.0
+    made = loops.stripped(power.operands[0])
+    while name_of_op(made) in ("mul", "div") and made is not None:
+        value, number = made.operands
+        if isinstance(value, (int, float)):
+            value, number = number, value
+        if (
+            not isinstance(value, Value)
+            or isinstance(number, Value)
+            or (made.operands[0] is not value and name_of_op(made) == "div")
+        ):
+            break
+        unit = unit * number if name_of_op(made) == "mul" else unit / number
+        made = loops.stripped(value)
+    if (
+        name_of_op(made) != "sub"
+        or made is None
+        or not loops.is_aligned(made)
+        or not all(isinstance(each, Value) for each in made.operands)
+    ):
+        raise Refusal("exponents other than a score less the maximum, times a number, are not implemented")
+    if not unit > 0:
+        raise Refusal(f"exponents in units of {unit} are not implemented; units are positive")
+    one, other = made.operands
+    assert isinstance(one, Value) and isinstance(other, Value)
+    return (one, other), unit
+
+
+def _carried(loops: Loops, raised: Value) -> int:
+    """Return the position of the carried value that becomes ``raised``."""
+    body = loops.loop.regions[0]
+    for at, result in enumerate(body.results):
+        if same_value(loops, result, raised):
+            return at
+    raise Refusal("exponents less another value than the maximum that the loop carries are not implemented")
+
+
+def _position(loops: Loops, holds: object) -> int:
+    found = [at for at in range(3) if holds(at)]  # type: ignore[operator]
+    return found[0] if len(found) == 1 else -1
+
+
+def _is_shrunk(loops: Loops, value: Operand, at: int, maximum: int, unit: float) -> bool:
+    """Return whether a value is carried value ``at`` times the factor exp(unit * (m - m'))."""
+    body = loops.loop.regions[0]
+    terms = terms_of(loops, value, "mul")
+    for one, other in (terms, terms[::-1]) if terms else ():
+        if same_value(loops, one, body.params[at]) and _is_factor(loops, other, maximum, unit):
+            return True
+    return False
+
+
+def _is_factor(loops: Loops, value: Operand, maximum: int, unit: float) -> bool:
+    body, made = loops.loop.regions[0], loops.stripped(value)
+    if made is None or name_of_op(made) not in ("exp", "exp2"):
+        return False
+    (former, raised), found = _exponent(loops, made)
+    same = same_value(loops, former, body.params[maximum]) and same_value(loops, raised, body.results[maximum])
+    return same and math.isclose(found, unit, rel_tol=1e-12)
+
+
+def _is_total(loops: Loops, at: int, power: Op, maximum: int, unit: float) -> bool:
+    """Return whether carried value ``at`` becomes itself times the factor, plus the row sum of the weights."""
+    terms = terms_of(loops, loops.loop.regions[0].results[at], "add")
+    for one, other in (terms, terms[::-1]) if terms else ():
+        made = loops.stripped(other)
+        if not _is_shrunk(loops, one, at, maximum, unit) or made is None or made.kind != "reduce":
+            continue
+        if made.attributes(ReduceAttrs).name == "sum" and same_value(loops, made.operands[0], power.result):
+            return loops.blocks(made.result) == (loops.queries,)
+    return False
+
+
+def _is_accumulated(loops: Loops, at: int, maximum: int, unit: float) -> bool:
+    """Return whether carried value ``at`` becomes itself times the factor, plus the second dot."""
+    dot, made = loops.second, loops.stripped(loops.loop.regions[0].results[at])
+    if made is dot and len(dot.operands) == 3:
+        return _is_shrunk(loops, dot.operands[2], at, maximum, unit)
+    terms = terms_of(loops, loops.loop.regions[0].results[at], "add")
+    for one, other in (terms, terms[::-1]) if terms else ():
+        if _is_shrunk(loops, one, at, maximum, unit) and same_value(loops, other, dot.result):
+            if dot.result.dtype != torch.float32:
+                raise Refusal(
+                    f"p @ v is rounded to {dtype_name(dot.result.dtype)} before it is added;"
+                    " hl.dot(p, v, acc=acc) and torch.baddbmm(acc, p, v) add it as it is"
+                )
+            return len(dot.operands) == 2
+    return False
+
+
+def _check_maximum(loops: Loops, at: int, raised: Value, scores: Value) -> None:
+    """Check that carried value ``at`` becomes its maximum with the row maximum of the scores.
+
+    The row maximum may be taken before multiplications by positive numbers and roundings: these keep the order.
+    """
+    body = loops.loop.regions[0]
+    terms = terms_of(loops, raised, "maximum")
+    for one, other in (terms, terms[::-1]) if terms else ():
+        if same_value(loops, one, body.params[at]) and _is_row_maximum(loops, other, scores):
+            return
+    raise Refusal("a maximum other than that of the carried one and the row maximum of the scores is not implemented")
+
+
+def _is_row_maximum(loops: Loops, value: Operand, scores: Operand) -> bool:
+    made, scored = loops.stripped(value), loops.stripped(scores)
+    if made is None:
+        return False
+    if made.kind == "reduce":
+        named = made.attributes(ReduceAttrs).name in ("max", "amax")
+        return named and loops.blocks(made.result) == (loops.queries,) and same_value(loops, made.operands[0], scores)
+    if name_of_op(made) == "cast" and is_widening(made):
+        return _is_row_maximum(loops, made.operands[0], scores)
+    if scored is not None and name_of_op(scored) == "cast" and is_widening(scored):
+        return _is_row_maximum(loops, value, scored.operands[0])
+    if scored is None or name_of_op(made) != name_of_op(scored) or made.result.dtype != scored.result.dtype:
+        return False
+    if name_of_op(made) == "cast":
+        return _is_row_maximum(loops, made.operands[0], scored.operands[0])
+    if name_of_op(made) not in ("mul", "div"):
+        return False
+    (one, number), (other, again) = by_number(made), by_number(scored)
+    same = isinstance(number, (int, float)) and number == again and number > 0
+    return same and _is_row_maximum(loops, one, other)
+
+
+def start_of(loops: Loops, softmax: Softmax, sees: bool) -> float:
+    """Return the initial maximum. Raises ``Refusal`` for initial values that change the result."""
+    starts = [_initial(loops, softmax, at) for at in range(3)]
+    maximum, total, accumulator = (starts[at] for at in (softmax.maximum, softmax.total, softmax.accumulator))
+    if maximum is None or not (maximum == -math.inf or maximum <= LOWEST):
+        raise Refusal(f"an initial maximum of {maximum} is not implemented; use minus infinity or {LOWEST:g}")
+    if accumulator != 0 or total is None or (total != 0 and not (sees and math.isfinite(total))):
+        raise Refusal("an initial sum and accumulator other than 0 are not implemented")
+    return maximum
+
+
+def _initial(loops: Loops, softmax: Softmax, at: int) -> float | None:
+    made = loops.stripped(loops.loop.operands[at])
+    number = made.operands[0] if made is not None and made.kind == "full" else None
+    return float(number) if isinstance(number, (int, float)) else None
