@@ -402,7 +402,8 @@ def _fastest(found: Mapping[str, Analysis | str], configs: Sequence[Config]) -> 
 
 
 def _timed(analysis: Analysis, configs: Sequence[Config]) -> Contender:
-    reason = analysis.backend.on_request(analysis.facts) if analysis.program.roots else ""
+    program, facts, target = analysis.program, analysis.facts, analysis.target
+    reason = analysis.backend.on_request(program, facts, target) if program.roots else ""
     return Contender(analysis.backend.name, us=analysis.predicted_us(configs), reason=reason)
 
 

@@ -102,7 +102,7 @@ class Backend(Protocol[P]):
         """Return the predicted time of one launch."""
         ...
 
-    def on_request(self, facts: KernelFacts) -> str:
+    def on_request(self, program: Program, facts: KernelFacts, target: Target) -> str:
         """Return why ``auto`` prefers another backend that takes the kernel, or an empty string."""
         ...
 

@@ -159,7 +159,7 @@ class Toy:
             fits=True, bytes_moved=0, flops=0, time_us=1, register_limit=255,
         )  # fmt: skip
 
-    def on_request(self, facts: KernelFacts) -> str:
+    def on_request(self, program: Program, facts: KernelFacts, target: Target) -> str:
         return ""
 
     def with_less_smem(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -77,8 +77,8 @@ class Cute:
     def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
         return shapes.shape_of_facts(facts).predict(facts, decisions, target)
 
-    def on_request(self, facts: KernelFacts) -> str:
-        return shapes.shape_of_facts(facts).on_request(facts)
+    def on_request(self, program: Program, facts: KernelFacts, target: Target) -> str:
+        return shapes.shape_of_program(program).on_request(program, facts, target)
 
     def with_less_smem(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return None: legalizing a config has already shrunk its tiles' memory as far as possible."""

@@ -26,11 +26,13 @@ from .codegen.whole import gemm_kernel_of
 from .lower.attention.kernel import attention_pieces, build_attention
 from .lower.attention.loops import has_attention
 from .lower.host import gemm_pieces
-from .lower.kernel import build_plan
+from .lower.kernel import build_plan, known_product
 from .lower.rowwise import kernel as rows
 from .plan.attention.plan import CuteAttentionPlan
+from .plan.build import unit_of
 from .plan.kernel import CutePlan
 from .plan.launch import LaunchPlan
+from .plan.requests import unproven
 from .plan.rowwise.kernel import RowsPlan
 from .refusal import multiples, refusal
 from .resources.attention import describes, predict_attention
@@ -71,11 +73,17 @@ class Shape:
     pieces: Callable[[Any, HostBuilder], str]
     kernel: Callable[[Any], GemmKernel]
     verify: Callable[[Any], None]
-    on_request: Callable[[KernelFacts], str] = lambda facts: ""
+    on_request: Callable[[Program, KernelFacts, Target], str] = lambda program, facts, target: ""
 
 
 def _verify_gemm(plan: CutePlan) -> None:
     verify(plan.roles)
+
+
+def _matmul_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
+    """Return a reason for the parts of matmuls that have not run on a GPU."""
+    part = unproven(known_product(program).problem, unit_of(target))
+    return f"matmuls {part} run on request, {_REQUEST}" if part else ""
 
 
 MATMUL = Shape(
@@ -91,6 +99,7 @@ MATMUL = Shape(
     pieces=gemm_pieces,
     kernel=gemm_kernel_of,
     verify=_verify_gemm,
+    on_request=_matmul_on_request,
 )
 """One matmul with an epilogue. It claims every program, since its refusals say what is missing."""
 
@@ -107,7 +116,7 @@ ROWS = Shape(
     pieces=rows.row_pieces,
     kernel=row_kernel_of,
     verify=verify_rows,
-    on_request=lambda facts: f"row kernels run on request, {_REQUEST}",
+    on_request=lambda program, facts, target: f"row kernels run on request, {_REQUEST}",
 )
 """Rows that a cluster reads once, reduces and maps, without a matmul."""
 
@@ -120,7 +129,7 @@ def _verify_attention(plan: CuteAttentionPlan) -> None:
     verify_attention(plan.roles)
 
 
-def _attention_on_request(facts: KernelFacts) -> str:
+def _attention_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
     """Return a reason for scores of computed queries, and for scores whose formula loads a tensor."""
     if facts.matmuls[0].lhs_prologue:
         return f"attention whose queries are computed in the kernel runs on request, {_REQUEST}"

@@ -102,7 +102,7 @@ class Triton:
     def keys(self, shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
         return space.own_keys(shape, program, target, settings)
 
-    def on_request(self, facts: KernelFacts) -> str:
+    def on_request(self, program: Program, facts: KernelFacts, target: Target) -> str:
         """Return no reason: this is the general backend."""
         return ""
 

@@ -235,6 +235,12 @@ ON_HOPPER: dict[str, tuple[GemmProblem, Choice]] = {
     ),
     "fp8_to_fp32": (product(1000, 528, 2064, operands=E4M3, output="float32"), Choice(tile=(128, 64, 128))),
     "fp8_swiglu": (product(1000, 528, 144, operands=E4M3, epilogue=swiglu(144, E4M3)), Choice(tile=(128, 64, 128))),
+    "tf32": (product(operands="float32", output="float32"), Choice(tile=(128, 256, 32), cluster=(2, 1))),
+    "tf32_pingpong_odd": (
+        product(1000, 520, 136, operands="float32", epilogue=scaled_residual(520, "float32")),
+        Choice(tile=(64, 128, 32), pingpong=True),
+    ),
+    "tf32_splits": (product(63, 256, 1096, operands="float32"), Choice(tile=(64, 64, 64), splits=2, grid_splits=2)),
     "bf16_to_fp8": (product(1000, 528, 136, output=E4M3, epilogue=bias("silu")), PINGPONG),
     "fp8": (product(operands=E4M3), Choice(tile=(128, 128, 128))),
     "fp8_scales": (product(operands=E4M3, epilogue=row_and_column_scales()), Choice(tile=(128, 128, 128))),

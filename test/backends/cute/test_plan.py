@@ -117,6 +117,7 @@ def test_8_bit_sums_leave_the_matrix_unit_on_hopper_only() -> None:
 
 
 WIDE, SQUARE, PAIR = gemms.WIDE, gemms.SQUARE, gemms.PAIR
+TF32 = Choice(tile=(128, 128, 32))
 ROWS = EpilogueOperand(name="x", kind="row", dtype="float32")
 
 
@@ -124,7 +125,7 @@ ROWS = EpilogueOperand(name="x", kind="row", dtype="float32")
     ("target", "problem", "choice", "message"),
     [
         ("sm_80", gemms.product(), WIDE, "neither wgmma nor tcgen05"),
-        ("sm_90", gemms.product(operands="float32"), WIDE, "no instruction of wgmma"),
+        ("sm_90", gemms.product(operands="float32", b_major="mn"), TF32, "contiguous along K"),
         ("sm_100", gemms.product(operands="float32", b_major="mn"), SQUARE, "contiguous along K"),
         ("sm_90", gemms.product(operands="int8"), WIDE, "matmuls of int8"),
         ("sm_90", gemms.product(output="int16"), WIDE, "outputs of int16"),

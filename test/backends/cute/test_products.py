@@ -302,9 +302,20 @@ def test_a_backward_runs_on_what_takes_it() -> None:
     assert x.grad is not None and products.row_error(x.grad, exact) < BOUNDS[BF16]
 
 
-def test_float32_is_for_the_unit_that_has_it() -> None:
-    x, y = tensors((64, 64), (64, 64), dtype=FP32)
-    arguments = x, y.t()
-    with pytest.raises(exc.CuteUnsupported, match="float32"):
-        matmul.bind(arguments, target=HOPPER)
-    assert matmul.bind(arguments, target=BLACKWELL).plan().gemm.problem.operand_dtype == "float32"
+@pytest.mark.parametrize("target", [HOPPER, BLACKWELL])
+def test_float32_operands_are_multiplied_in_tf32(target: str) -> None:
+    x, y = (
+        products.values(*shape, dtype=FP32, device="cpu", seed=seed) for seed, shape in enumerate(((72, 40), (100, 40)))
+    )
+    bound = matmul.bind((x, y.t()), target=target)
+    problem = bound.plan().gemm.problem
+    assert (problem.operand_dtype, bound.plan().gemm.tile[2] % 32) == ("float32", 0)
+    assert products.row_error(bound(x, y.t()), x.double() @ y.double().t()) < BOUNDS[FP32]
+
+
+def test_auto_leaves_tf32_on_wgmma_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(BACKENDS["cute"]), "is_installed", True)
+    x, y = tensors((4096, 4096), (4096, 4096), dtype=FP32)
+    bound = helion.kernel(matmul.fn, backend="auto").bind((x, y.t()), target=HOPPER)
+    assert bound.backend == "triton"
+    assert "matmuls of float32 in TF32 on wgmma run on request" in bound.explain()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..plan.counts import counts
 from ..plan.records import GemmPlan
 from .numbers import extent, number
-from .setups import dsl, mma_arguments, operand_dsl, second_b
+from .setups import dsl, hopper_mma, mma_arguments, operand_dsl, second_b
 
 LARGEST_SIDE = 256
 """The largest tile extent along M and N."""
@@ -100,7 +100,7 @@ def _copy(multicast: int) -> str:
 
 def _wgmma(plan: GemmPlan) -> HostObjects:
     m, n, k = plan.tile
-    lines = [*_operands(plan), f"tiled_mma = hopper.make_trivial_tiled_mma({mma_arguments(plan, plan.sum_columns)})"]
+    lines = [*_operands(plan), f"tiled_mma = {hopper_mma(plan, plan.sum_columns)}"]
     lines += [
         f"layout_a = {_wgmma_layout(plan, 'a', n, 1)}",
         f"layout_b = {_wgmma_layout(plan, 'b', plan.sum_columns, 1)}",

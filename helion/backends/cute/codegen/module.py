@@ -12,7 +12,7 @@ from ..roles.programs import kernel_program
 from ..verify.verify import verify
 from . import exchange, finish, numbers, rows, scales, workspace
 from .host import HOST, HostObjects
-from .setups import dsl, operand_dsl
+from .setups import definitions, dsl, operand_dsl
 from .steps import print_steps
 from .writer import Writer
 
@@ -73,6 +73,7 @@ def render(program: KernelProgram) -> str:
     objects = [HOST[name](program.plan) for name in program.host]
     out = Writer()
     out.lines(IMPORTS[program.plan.unit])
+    out.lines(definitions(program.plan))
     _kernel(out, program, objects)
     if program.plan.finish is not None:
         finish.print_kernel(out, program.plan.finish)

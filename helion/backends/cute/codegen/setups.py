@@ -56,6 +56,35 @@ def mma_arguments(plan: GemmPlan, columns: int) -> str:
     return f"{operand}, {operand}, {majors}, cutlass.Float32, tcgen05.CtaGroup.{group}, ({plan.tile[0]}, {columns})"
 
 
+def hopper_mma(plan: GemmPlan, columns: int) -> str:
+    """Return the construction of a tiled MMA of wgmma with `columns`; that of TF32 is ``TF32_MMA``."""
+    if plan.problem.operand_dtype == "float32":
+        return f"tf32_mma({plan.warpgroups}, {columns})"
+    return f"hopper.make_trivial_tiled_mma({mma_arguments(plan, columns)})"
+
+
+TF32_MMA = (
+    "",
+    "",
+    "class Tf32Op(warpgroup.MmaF16BF16Op):",
+    "    def _verify(self) -> None:",
+    '        object.__setattr__(self, "shape_mnk", (*self.shape_mnk[:2], 8))',
+    "",
+    "",
+    "def tf32_mma(warpgroups, columns):",
+    "    shape, major = (64, columns, 8), OperandMajorMode.K",
+    "    source = warpgroup.OperandSource.SMEM",
+    "    op = Tf32Op(cutlass.TFloat32, cutlass.Float32, shape, source, major, major)",
+    "    return cute.make_tiled_mma(cute.make_mma_atom(op), (warpgroups, 1, 1))",
+)
+"""Definitions of wgmma in TF32, for which the DSL has an atom and no class: one instruction covers 8 elements of K."""
+
+
+def definitions(plan: GemmPlan) -> tuple[str, ...]:
+    """Return the definitions that a module needs after its imports."""
+    return TF32_MMA if plan.unit == "wgmma" and plan.problem.operand_dtype == "float32" else ()
+
+
 def major(name: str) -> str:
     return f"OperandMajorMode.{name.upper()}"
 
@@ -167,7 +196,7 @@ def _wgmma_sums(plan: GemmPlan, role: Role) -> list[str]:
         f"sums_shape = tiled_mma.partition_shape_C(({plan.tile[0]}, {plan.sum_columns}))",
         "sums = cute.make_rmem_tensor(sums_shape, cutlass.Float32)",
         *(["total = cute.make_rmem_tensor(sums_shape, cutlass.Float32)"] if plan.promote else []),
-        f"subtile_mma = hopper.make_trivial_tiled_mma({mma_arguments(plan, plan.epilogue_n)})",
+        f"subtile_mma = {hopper_mma(plan, plan.epilogue_n)}",
         f"subtile_shape = subtile_mma.partition_shape_C(({plan.cta_tile[0]}, {plan.epilogue_n}))",
         *(
             f"{name} = cute.make_rmem_tensor(subtile_shape, cutlass.Float32)"

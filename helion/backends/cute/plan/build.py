@@ -69,10 +69,6 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     check_problem(problem)
     if choice.rows_in == "memory":
         return _plan_with_finish(problem, choice, target)
-    if unit == "wgmma" and problem.operand_dtype == "float32":
-        raise Refusal(
-            "matmuls of float32 are implemented on tcgen05; the CuTe DSL has no instruction of wgmma for them"
-        )
     plan = GemmPlan(
         problem=problem,
         unit=unit,
