@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.cells import Cell  # noqa: E402
 from benchmarks.cells import table_cells as cells  # noqa: E402
 from helion import exc  # noqa: E402
+from helion._compiler.facts.summary import summarize  # noqa: E402
 
 if TYPE_CHECKING:
     from helion.runtime.bound import BoundKernel
@@ -51,7 +52,7 @@ def line(cell: Cell, target: str) -> tuple[str, ...]:
     start = (*cell.key, target)
     try:
         bound = bind(cell, target)
-        facts, seeds = bound.facts.summary(), bound.seeds
+        facts, seeds = summarize(bound.facts), bound.seeds
     except exc.BackendUnsupported as refusal:
         return *start, "", "refused", refusal.message, "", ""
     if not seeds:

@@ -144,7 +144,7 @@ DECIDING = (
     "_compiler.passes",
     "_compiler.pipeline",
     "_compiler.rewrites",
-    "_compiler.ir.grammar.HostModule",
+    "_compiler.ir.host_module",
     "_compiler.ir.grammar.Program",
     "autotuner",
     "pipeline",
@@ -161,13 +161,7 @@ MOST_MODULES, MOST_LINES, LONGEST_FUNCTION = 20, 600, 60
 # Folders, files and functions (as ``path:name``) that are over a limit, and the limit of each. The numbers may only
 # sink; `make prove` reports entries that are not needed any more.
 OVER: Mapping[str, int] = {
-    "_compiler/facts/records.py": 640,
-    "_compiler/ir/grammar.py": 720,
-    "_compiler/rewrites/unfuse_matmul.py": 620,
     "backends/cute/verify/rules.py": 680,
-    "backends/triton/heuristics/": 41,
-    "backends/triton/heuristics/families/matmul/tiles.py": 680,
-    "backends/triton/heuristics/families/matmul/tiles.py:__init__": 75,
     "hardware.py": 645,
     "runtime/": 40,
     "runtime/bound.py": 830,

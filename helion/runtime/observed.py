@@ -17,7 +17,7 @@ import torch
 
 from .. import exc, pipeline
 from .._compiler.context import Observed
-from .._compiler.ir.grammar import Check
+from .._compiler.ir.host_module import Check
 from .._shapes import dtype_name
 from .._support.locks import new_lock
 from ..config import Config

@@ -22,6 +22,7 @@ import helion.language as hl
 from benchmarks.unseen.table import ALL, Maker
 from examples.matmul import matmul
 from helion._compiler.facts import records
+from helion._compiler.facts.summary import summarize
 from helion._testing import EXAMPLES_DIR, import_path
 from helion.runtime.bound import BoundKernel
 
@@ -114,7 +115,7 @@ def test_every_fact_is_read() -> None:
             assert each.facts and each.facts.unfused
     with watched(*FACTS) as using:
         for each in bound:
-            assert each.facts.summary() and each.seeds and each.default_config()
+            assert summarize(each.facts) and each.seeds and each.default_config()
         # what is left of a kernel whose products are computed first is predicted by itself
         config = products.config_spec.normalize({"block_sizes": [1], "unfuse_matmul": [64, 64, 32]})
         assert products._analysis.predict(config).fits

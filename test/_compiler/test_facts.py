@@ -15,6 +15,7 @@ import helion.language as hl
 from helion._compiler.facts.collect import collect_facts
 from helion._compiler.facts.liveness import maximal
 from helion._compiler.facts.records import KernelFacts, MatmulFact, ReductionFact
+from helion._compiler.facts.summary import summarize
 from helion._compiler.rewrites.reduction_loops.roll import rollable_blocks
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -417,7 +418,7 @@ def test_reduction_epilogue_over_tiles() -> None:
     assert fact is not None and facts.matmul_with_reduction_epilogue is None
     assert fact.matmuls == facts.matmuls and fact.reductions == facts.reductions
     assert (fact.m_block_id, fact.n_block_ids, fact.k_block_ids, fact.apply_axes) == (0, (1,), (2,), (3,))
-    assert facts.summary().endswith(
+    assert summarize(facts).endswith(
         "matmul with reduction epilogue over tiles of axis 1, applied over 3; 3 loads, 2 stores"
     )
     for kernel, args in (
@@ -520,8 +521,8 @@ def test_what_is_held_across_reductions() -> None:
 
 def test_summary_is_one_line() -> None:
     for fn, args in ((softmax, (tensor(64, 1000),)), (matmul, (tensor(64, 64), tensor(64, 64)))):
-        assert "\n" not in facts_of(fn, *args).summary()
-    text = facts_of(softmax, tensor(64, 1000)).summary()
+        assert "\n" not in summarize(facts_of(fn, *args))
+    text = summarize(facts_of(softmax, tensor(64, 1000)))
     assert text == (
         "axes 0:tile grid 64, 1:r0 rolled 1000; "
         "max+sum over axis 1 (full_slice of 1000, 2 live, re-read); 1 loads, 1 stores"

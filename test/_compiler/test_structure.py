@@ -16,7 +16,8 @@ import torch
 
 import helion
 import helion.language as hl
-from helion._compiler.ir.grammar import Launch, Program
+from helion._compiler.ir.grammar import Program
+from helion._compiler.ir.host_module import Launch
 from helion._compiler.ir.printer import print_program
 from helion._compiler.ir.structure import structure
 from helion._compiler.ir.verifier import verify

@@ -24,8 +24,8 @@ from ..ir.grammar import (
     Value,
     ViewAttrs,
     VjpAttrs,
-    accumulator_of,
 )
+from ..ir.operands import accumulator_of
 from .adjoint import Rule, Sweep
 from .functions import FUNCTIONS
 from .pointwise import POINTWISE, share

@@ -34,8 +34,8 @@ from ..ir.grammar import (
     TileAttrs,
     Value,
     ViewAttrs,
-    accumulator_of,
 )
+from ..ir.operands import accumulator_of
 from ..ir.pointwise import POINTWISE, result_dtype
 from .refusal import not_supported
 from .statements import Cost

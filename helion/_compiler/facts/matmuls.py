@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from ..._shapes import Dim
-from ..ir.grammar import DotAttrs, Index, MemoryAttrs, Op, Operand, PointwiseAttrs, Value, accumulator_of
+from ..ir.grammar import DotAttrs, Index, MemoryAttrs, Op, Operand, PointwiseAttrs, Value
+from ..ir.operands import accumulator_of
 from ..ir.ops import OPS
 from .axes import count
 from .flow import Flow

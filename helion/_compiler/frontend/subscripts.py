@@ -9,7 +9,8 @@ import torch
 
 from ... import exc
 from ..._shapes import ONE, Dim, Dims, Expr, Number, broadcast_dims, number_key, positive_part
-from ..ir.grammar import Index, Operand, unaddressed
+from ..ir.grammar import Index, Operand
+from ..ir.operands import unaddressed
 from . import ops
 from .state import TraceState
 from .values import DeviceValue, HostTensorValue, Tile, TileTuple, describe, source_name

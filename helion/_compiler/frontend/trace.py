@@ -14,7 +14,8 @@ import torch
 from ... import exc
 from ..._shapes import WIDE, hint_of
 from ..context import CompileContext
-from ..ir.grammar import ForAttrs, HostModule, OperandRef, Program
+from ..ir.grammar import ForAttrs, OperandRef, Program
+from ..ir.host_module import HostModule
 from ..source import FunctionSource, Location, parse_kernel
 from . import lost_results
 from .arguments import Arguments

@@ -7,7 +7,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ..ir.grammar import HostTensor, InlineAttrs, Launch, MemoryAttrs, Program
+from ..ir.grammar import HostTensor, InlineAttrs, MemoryAttrs, Program
+from ..ir.host_module import Launch
 from ..ir.ops import OPS
 
 _ALLOCATORS = frozenset(f"{name}{like}" for name in ("empty", "zeros", "ones", "full") for like in ("", "_like"))

@@ -14,7 +14,7 @@ from typing import Any
 from ... import exc
 from ..._names import RESERVED, SHARED_MODULES
 from ..._shapes import Expr, Number, dtype_name
-from ..ir.grammar import HostModule, Keep, Launch
+from ..ir.host_module import HostModule, Keep, Launch
 from ..source import Place, place_of
 from .program import LAUNCHER as LAUNCHER_NAME
 from .program import OTHERWISE, HostProgram, Import, KernelLaunch

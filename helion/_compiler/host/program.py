@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..ir.grammar import HostModule
+from ..ir.host_module import HostModule
 from ..source import Location
 from .analysis import fresh_names, launches_once, writes_before_launch
 from .trees import Rewriter

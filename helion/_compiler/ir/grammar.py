@@ -50,8 +50,7 @@ object represents each value, so ``is`` also distinguishes values.
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, Union
 
@@ -59,7 +58,8 @@ import torch
 
 from ..._shapes import Dim, Dims, Expr, Number
 from ...fields import Fragment
-from ..source import Location, Place
+from ..source import Location
+from .host_module import HostModule
 from .structure import Structural
 
 
@@ -168,19 +168,6 @@ class AddressAttrs:
 
 #: The ``storage`` of memory that belongs to no known tensor of a program; those of tensors count from 1.
 ELSEWHERE = 0
-
-
-def unaddressed(indices: tuple[Index, ...], operands: Sequence[Operand | None], dims: Dims) -> tuple[int, ...]:
-    """Return the dimensions of an accessed tile that no index covers: those of indices into dimensions of size 1."""
-    walked: set[int] = set()
-    for index in indices:
-        value = operands[index.operand] if index.kind == "tensor" and index.operand is not None else None
-        if isinstance(value, Value):
-            pairs = zip(index.positions[::-1], value.dims[::-1], strict=False)
-            walked.update(position for position, dim in pairs if not dim.is_one)
-        else:
-            walked.update(index.positions)
-    return tuple(at for at, dim in enumerate(dims) if at not in walked and not dim.is_one)
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,15 +481,6 @@ class Region:
             yield from op.walk()
 
 
-def accumulator_of(op: Op) -> Value | None:
-    """Return the accumulator of a dot, if it has one."""
-    scaled = op.attrs.scaled if isinstance(op.attrs, DotAttrs) else None
-    scales = scaled.scales if scaled is not None else ()
-    rest = [operand for at, operand in enumerate(op.operands) if at >= 2 and at not in scales]
-    assert all(isinstance(operand, Value) for operand in rest) and len(rest) <= 1
-    return rest[0] if rest else None  # type: ignore[return-value]
-
-
 # --- the program ------------------------------------------------------------------------------------------------------
 
 BlockKind = Literal["tile", "grid", "full"]
@@ -591,22 +569,6 @@ class HostTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """Assumptions of a launch on a tensor that host code made. The host expression ``source`` evaluates to the tensor.
-
-    ``shape`` and ``strides`` count elements; None for those that the launch reads at run time. ``device`` is None for
-    that of the arguments. ``made`` names the tensor in every variant of the program.
-    """
-
-    source: str
-    made: str
-    dtype: torch.dtype
-    shape: tuple[Number | None, ...]
-    strides: tuple[Number | None, ...]
-    device: torch.device | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Root:
     """One grid loop: the axes it distributes over programs, and the body that each program runs."""
 
@@ -617,66 +579,6 @@ class Root:
     phase: int = 0
     #: Roots of one launch have one position in the host code, and their kernels take the same arguments.
     launch: int = 0
-
-
-class Launch(ast.stmt):
-    """A statement of the host code in place of grid loops, which launches kernels. ``number`` is the launch of their
-    roots."""
-
-    _fields = ("number",)
-
-    def __init__(self, number: int = 0) -> None:
-        super().__init__()
-        self.number = number
-
-
-class Keep(ast.stmt):
-    """An assignment ``name = value`` in host code, present if a launch needs ``name``."""
-
-    _fields = ("name", "value")
-
-    def __init__(self, name: str = "", value: ast.expr | None = None) -> None:
-        super().__init__()
-        self.name, self.value = name, value or ast.Constant(None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HostModule(Structural):
-    """The user's function around the device loops.
-
-    - ``function``: its syntax tree, with a ``Launch`` in place of grid loops, which may be inside a loop.
-    - ``registered``: block ids by the calls of ``hl.register_block_size`` (by line and column).
-    - ``tunable_calls``: names by the calls of ``hl.register_tunable``.
-    - ``specialized_calls``: calls of ``hl.specialize``.
-    - ``placed_calls``: calls of factories that get the device of the tensor ``placed_by``.
-    - ``symbols``: the host expression of every run-time number, by name.
-    - ``deferred_symbols``: the numbers that are known only right before the launch.
-    - ``captures``: names of the results that launches may need, by expression (by first and last line and column).
-      There is one name for each evaluation of the expression. In a loop around a launch, evaluations count from the
-      beginning of an iteration.
-    - ``source_globals``: the globals of the user's module that the function names. The value is the name of the module
-      if the global is one, "" otherwise.
-    """
-
-    name: str
-    function: ast.FunctionDef
-    source_module: str
-    device_source: str
-    registered: Mapping[tuple[int, int], int]
-    tunable_calls: Mapping[tuple[int, int], str]
-    specialized_calls: frozenset[tuple[int, int]]
-    symbols: Mapping[str, str]
-    deferred_symbols: Mapping[str, str]
-    captures: Mapping[Place, tuple[str, ...]]
-    source_globals: Mapping[str, str]
-    #: Assumptions that are checked before each launch.
-    checks: tuple[tuple[Check, ...], ...] = ()
-    #: A parameter that holds a tensor from the first statement to the last, if such a parameter exists.
-    reference: str = ""
-    #: With dynamic shapes: assumptions of the code on sizes and strides of the arguments.
-    argument_checks: tuple[str, ...] = ()
-    placed_calls: frozenset[tuple[int, int]] = frozenset()
-    placed_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

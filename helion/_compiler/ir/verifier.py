@@ -28,8 +28,8 @@ from .grammar import (
     Variables,
     ViewAttrs,
     WhileAttrs,
-    accumulator_of,
 )
+from .operands import accumulator_of
 from .ops import OPS
 from .pointwise import POINTWISE
 from .printer import type_text

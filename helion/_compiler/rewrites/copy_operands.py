@@ -54,7 +54,8 @@ from ..ir.rewrite import Declined, Makers, map_ops
 from ..passes.always.phases import insert_before
 from .record import FactContext, Rewrite, RuleContext, has_matmul
 from .steps import StepInputs
-from .unfuse_matmul import matmul_tile, unfuse_matmul
+from .unfuse_matmul import matmul_tile
+from .unfuse_matmul.loops import unfuse_matmul
 
 #: Alignment of rows in bytes: the widest access of one thread.
 _ALIGNMENT = 16

@@ -32,7 +32,8 @@ from ..ir.build import Builder, Numbers
 from ..ir.grammar import DotAttrs, ForAttrs, MemoryAttrs, Op, Operand, Program, Region, Value, ViewAttrs
 from ..ir.rewrite import Declined, Makers, map_regions
 from .record import FactContext, Rewrite, RuleContext, has_matmul
-from .unfuse_matmul import matmul_launch, matmul_tile, unfuse_matmul
+from .unfuse_matmul import matmul_launch, matmul_tile
+from .unfuse_matmul.loops import unfuse_matmul
 
 _TRANSPOSE = ViewAttrs("permute", (1, 0))
 

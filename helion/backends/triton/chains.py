@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from ..._compiler.ir.grammar import Op, Program, Region, accumulator_of
+from ..._compiler.ir.grammar import Op, Program, Region
+from ..._compiler.ir.operands import accumulator_of
 from ..._compiler.ir.rewrite import Makers, nested_regions
 from ...hardware import GROUP_WARPS, WARP_ROWS
 

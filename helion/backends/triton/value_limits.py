@@ -6,7 +6,8 @@ from ... import exc
 from ..._compiler.decisions import Decisions
 from ..._compiler.ir.grammar import Program
 from ..._compiler.ir.rewrite import remembered
-from ..._compiler.rewrites.unfuse_matmul import matmul_tile, unfuse_matmul
+from ..._compiler.rewrites.unfuse_matmul import matmul_tile
+from ..._compiler.rewrites.unfuse_matmul.loops import unfuse_matmul
 from ..._shapes import previous_power_of_2
 from ...autotuner.space.program_shape import ProgramShape, Volume, program_shape
 from ...hardware import Target

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from ..._compiler.facts.records import KernelFacts
+from ..._compiler.facts.summary import summarize
 from ...backends.execution import CompileError
 from ..binary_check import verdict_of
 from ..compiled import Compiled
@@ -29,7 +30,7 @@ def collect(compiled: Compiled) -> dict[str, Any]:
         "sizes": _sizes(compiled),
         "roofline": _plain(roofline(analysis.facts, runs, analysis.target)),
         "facts": _plain(analysis.facts),
-        "summary": analysis.facts.summary(),
+        "summary": summarize(analysis.facts),
         "seeds": [_seed(compiled, seed) for seed in analysis.seeds.seeds],
         "declined": [{"heuristic": name, "reason": reason} for name, reason in analysis.seeds.declined],
         "refusal": None if refusal is None else refusal.message,

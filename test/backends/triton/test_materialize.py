@@ -14,7 +14,7 @@ import helion.language as hl
 from helion import exc
 from helion._compiler.ir.grammar import DotAttrs
 from helion._compiler.ir.rewrite import Declined
-from helion._compiler.rewrites.unfuse_matmul import unfuse_matmul
+from helion._compiler.rewrites.unfuse_matmul.loops import unfuse_matmul
 from helion.backends.triton.execute.interpreter.races import detect_races
 
 

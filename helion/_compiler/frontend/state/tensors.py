@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from ...._shapes import Expr, Number, shared_memory
-from ...ir.grammar import Check, HostTensor
+from ...ir.grammar import HostTensor
+from ...ir.host_module import Check
 from ..journal import Part
 from ..values import HostTensorValue
 from .host_numbers import HostNumbers

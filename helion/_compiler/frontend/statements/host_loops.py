@@ -21,7 +21,7 @@ from typing import Any
 from .... import exc
 from ...._shapes import Expr, hint_of, number_key
 from ...._support.syntax import parse
-from ...ir.grammar import Keep
+from ...ir.host_module import Keep
 from ..expressions.comprehensions import iterate
 from ..frames import assigned_names
 from ..values import HostTensorValue, Missing, describe

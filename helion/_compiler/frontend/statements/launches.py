@@ -7,7 +7,7 @@ import ast
 from .... import exc
 from .... import language as hl
 from ...._shapes import Expr
-from ...ir.grammar import Keep, Launch
+from ...ir.host_module import Keep, Launch
 from ...source import place_of
 from ..captures import UNNAMED, keep_tensor
 from ..expressions.conditions import truth_on_host

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .... import exc
-from ...ir.grammar import Keep
+from ...ir.host_module import Keep
 from .. import memory, ops
 from ..host import tensors as host_tensors
 from ..runtime_values import refuse_opaque

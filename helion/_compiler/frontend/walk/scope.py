@@ -14,7 +14,8 @@ from typing import Any
 
 from .... import exc
 from ...._shapes import NeedsValue
-from ...ir.grammar import Keep, Root
+from ...ir.grammar import Root
+from ...ir.host_module import Keep
 from ...source import Location, place_of
 from ..captures import capture
 from ..frames import Frame

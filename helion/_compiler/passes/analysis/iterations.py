@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 
 from ...ir.effects import apart_along, effects_of, ordered, scalar_indices
-from ...ir.grammar import ForAttrs, MaskAttrs, Op, Operand, PointwiseAttrs, Program, Region, Value, accumulator_of
+from ...ir.grammar import ForAttrs, MaskAttrs, Op, Operand, PointwiseAttrs, Program, Region, Value
+from ...ir.operands import accumulator_of
 from ...ir.rewrite import Makers
 
 #: Elementwise functions with results that do not depend on the order of combination.

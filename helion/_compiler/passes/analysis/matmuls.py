@@ -8,18 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from ...._shapes import Expr, fixed_at
-from ...ir.grammar import (
-    DotAttrs,
-    ForAttrs,
-    LoopAxis,
-    Op,
-    Operand,
-    PointwiseAttrs,
-    Program,
-    Region,
-    Value,
-    accumulator_of,
-)
+from ...ir.grammar import DotAttrs, ForAttrs, LoopAxis, Op, Operand, PointwiseAttrs, Program, Region, Value
+from ...ir.operands import accumulator_of
 from ...ir.rewrite import Declined, Makers
 
 

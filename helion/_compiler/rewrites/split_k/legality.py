@@ -7,18 +7,8 @@ import itertools
 import torch
 
 from ...._shapes import fixed_at
-from ...ir.grammar import (
-    DotAttrs,
-    ForAttrs,
-    Op,
-    Operand,
-    PointwiseAttrs,
-    Program,
-    Region,
-    TileAttrs,
-    Value,
-    accumulator_of,
-)
+from ...ir.grammar import DotAttrs, ForAttrs, Op, Operand, PointwiseAttrs, Program, Region, TileAttrs, Value
+from ...ir.operands import accumulator_of
 from ...ir.ops import OPS
 from ...ir.rewrite import Declined, remembered
 from .loops import check_split_loops, split_loop_blocks

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ...._compiler.ir.grammar import Index, MemoryAttrs, Op, Value, unaddressed
+from ...._compiler.ir.grammar import Index, MemoryAttrs, Op, Value
+from ...._compiler.ir.operands import unaddressed
 from ...._shapes import Dims, Expr
 from .emission import Emission
 

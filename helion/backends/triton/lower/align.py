@@ -35,8 +35,8 @@ from ...._compiler.ir.grammar import (
     Program,
     TileAttrs,
     Value,
-    unaddressed,
 )
+from ...._compiler.ir.operands import unaddressed
 from ...._compiler.ir.ops import OPS
 from ...._compiler.ir.rewrite import Makers, expand_ops
 from ...._compiler.rewrites.steps import StepInputs

@@ -26,8 +26,8 @@ from ...._compiler.ir.grammar import (
     Program,
     Region,
     Root,
-    unaddressed,
 )
+from ...._compiler.ir.operands import unaddressed
 from ...._compiler.ir.ops import OPS
 from ...._compiler.passes.always.order_memory import overlapping_storages
 from ...._compiler.passes.analysis.accesses import Launched

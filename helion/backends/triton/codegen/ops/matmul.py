@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ....._compiler.ir.grammar import DotAttrs, Op, Scaled, Value, accumulator_of
+from ....._compiler.ir.grammar import DotAttrs, Op, Scaled, Value
+from ....._compiler.ir.operands import accumulator_of
 from ..emission import Emission
 from ..expressions import Expression, helper
 from .literals import RENEW, SETTLE, TRITON_DTYPES

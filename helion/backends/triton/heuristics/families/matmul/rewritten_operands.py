@@ -111,5 +111,5 @@ def _turned(facts: KernelFacts, aligned: KernelFacts, keys: dict[str, bool], tar
         return
     rewriting = Rewriting(keys=keys, copied_bytes=changed_bytes(facts, changed), use_descriptors=True)
     sizer = ProductSizer(changed, extents, target, rewriting=rewriting)
-    if sizer.descriptors_fit:
+    if sizer.access.descriptors_fit:
         yield from sizer.options(_TURNED)

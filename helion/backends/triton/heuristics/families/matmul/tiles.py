@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from ......_compiler.facts.records import KernelFacts, MatmulFact
 from ......_shapes import cdiv, next_power_of_2, previous_power_of_2
@@ -19,112 +19,14 @@ from ....resources.time.launch import Launch
 from ....resources.time.predict import timing
 from ...choose import trust
 from ...sizing import all_sizes, clamp, estimate, nearest_size, tiles, tunables, wave_efficiency
-from ...tuned import Tuned, tuned
+from ...tuned import tuned
 from .extents import Extents, product_extents
-
-
-@dataclass(frozen=True)
-class _Numbers(Tuned):
-    rule: ClassVar[str] = "product_tiles"
-
-    #: Caps of the starting tile, and of K.
-    start_m: int
-    start_n: int
-    max_k: int
-    #: Columns to start from where each accumulator has an fp32 partial next to it.
-    promoted_n: int
-    #: Fraction of the register file for fp32 accumulators.
-    accumulator_share: int
-    #: Stages that the K tile is chosen for, and the most stages.
-    pipeline: int
-    max_stages: int
-    #: Waves are full enough at this efficiency; tiles do not shrink below the floor for it, less for few rows.
-    tile_floor: int
-    narrow_floor: int
-    narrow_rows: int
-    #: Elements of the tile from which 8 warps share it.
-    wide_tile: int
-    wide_warps: int
-    warps: int
-    #: With this many matmuls per SM, one tile per matmul is enough: small tiles, a short pipeline.
-    many_batches: int
-    many_batches_tile: tuple[int, int]
-    many_batches_stages: int
-    #: With accumulators in tensor memory from 64 rows on, small matmuls stay below that, with one warp.
-    many_batches_mma_tile: tuple[int, int]
-    many_batches_mma_warps: int
-    #: Blocks of rows are grouped for the L2 cache when the grid is this much taller than wide.
-    tall: int
-    group: int
-    #: Least bytes of a tile along K, as far as K has them for each stage. Where shared memory has no room for them, a
-    #: smaller tile uses it better (64 KiB of MI300X, 99 KiB of L40S).
-    least_line: int
-    #: Smallest transposed alternate.
-    smallest_alternate: int
-    #: A side that a program loops over between bounds from data: masks and addresses of each stage's rows need
-    #: registers as well.
-    looped_side: int
-    looped_stages: int
-    #: The synchronous matrix unit (mma.sync) multiplies fp32 that wgmma cannot read, which is not K-major; and M, N,
-    #: K, warps and stages for that.
-    mma_v2_for_tf32: bool
-    mma_v2_tile: tuple[int, int, int, int, int]
-    #: Smallest side of such tiles with split-K, and programs of whole tiles that an SM runs at once.
-    mma_v2_floor: int
-    mma_v2_programs: int
-    #: K tiles of a separate loop over K, relative to those of the matmul.
-    beside: int
-    #: Columns and warps where rows of an operand are not aligned to this many bytes. Strides passed at launch are
-    #: known multiples of as many elements, or unknown.
-    unaligned_columns: int
-    unaligned_warps: int
-    unaligned_tile: int
-    #: A persistent grid pays from this many waves on. Descriptors stage the output as well, which leaves room for
-    #: three stages of the largest tiles.
-    persistent_waves: int
-    persistent_group: int
-    persistent_stages: int
-    persistent_least_stages: int
-    #: Stages where the matmul's loop also reduces its operands.
-    summed_stages: int
-    #: Least waves and least elements of tiles for which K-major TF32 operands use descriptors.
-    tf32_waves: int
-    tf32_tile: int
-    #: Up to this K the output has as many bytes as the operands: smaller tiles, of which more run at once.
-    short_k: int
-    short_tile: tuple[int, int]
-    #: From this K on, a matmul with fewer tiles than half of the SMs is bound by the L2 bandwidth of one SM.
-    #: L2 serves so many SMs at full rate.
-    long_k: int
-    fed_sms: int
-    #: Least elements of K that a program accumulates, when K is split.
-    least_span: int
-    #: Largest split-K factor.
-    most_parts: int
-    #: Number of split-K factors, powers of two, that are compared: small programs that share an SM hide each other's
-    #: latency.
-    rounds: int
-    #: Wider tiles along K where several matmuls read one operand, which is staged once.
-    operands_once: bool
-    #: 8-bit integers whose right operand wgmma takes transposed: more rows than columns.
-    tall_transposed: bool
-    #: The order of proposals: the tile for a long K, split-K, and the persistent grid with descriptors come first.
-    long_k_first: bool
-    split_k_first: bool
-    persistent_first: bool
-    #: Descriptors load K-major right operands, operands whose rows end within a vector, and K-major TF32 operands.
-    descriptors_along_k: bool
-    descriptors_for_ragged: bool
-    descriptors_for_tf32: bool
-    #: Elements of the tiles of other grid loops, such as one that reduces split-K partials.
-    rest_elements: int
-
+from .operand_access import WIDE_ITEMSIZE, are_k_major, operand_access
+from .tile_numbers import TileNumbers
 
 _MIN_SIDE = 16
 #: Rows per warp of the asynchronous unit.
 _FRAGMENT_ROWS = 16
-_WIDE_ITEMSIZE = 4
-_ALIGNED_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +88,7 @@ class ProductSizer:
     ) -> None:
         self.facts, self.found, self.target, self.parts = facts, found, target, parts
         self.rewriting = rewriting
-        self.tuned = tuned(_Numbers, target)
+        self.tuned = tuned(TileNumbers, target)
         self.fact: MatmulFact = facts.matmuls[0]
         fact = self.fact
         self.extents = (found.m, found.n, found.k)
@@ -204,48 +106,18 @@ class ProductSizer:
         #: wider tiles along K that this allows spill up to 392 bytes on sm_80 to sm_120, and none on sm_90.
         self.operands = _count_operands(facts) if self.tuned.operands_once else (len(facts.matmuls),) * 2
         self.many_batches = self.batch >= self.tuned.many_batches * target.num_sms
-        operands = [op for op in facts.memory_ops if op.load_slot in (fact.lhs_slot, fact.rhs_slot)]
-        self.aligned = not any(
-            stride != 1 and (stride * op.itemsize % _ALIGNED_BYTES or not (op.static or stride % _ALIGNED_BYTES == 0))
-            for op in operands
-            for stride in op.strides
-        )
-        k_major = (fact.lhs_layout, fact.rhs_layout) == ("k_major", "k_major")
-        self.mma_v2 = self.tuned.mma_v2_for_tf32 and self.itemsize == _WIDE_ITEMSIZE and not k_major
-        plain = self.batch == 1 and self.span is None and not self.looped and len(facts.matmuls) == facts.num_roots == 1
-        computed = fact.lhs_prologue or fact.rhs_prologue or "strided" in (fact.lhs_layout, fact.rhs_layout)
-        narrow = self.itemsize < _WIDE_ITEMSIZE
-        #: Descriptors may load the operands, and are faster than pointers on any grid.
-        static = all(op.static and not op.gathered for op in operands) and target.has("tensor_descriptor")
-        self.descriptors_fit = static and self.aligned
-        self.plain_descriptors = plain and self.descriptors_fit and narrow and not computed
-        self.descriptors_pay = (
-            self.tuned.descriptors_along_k and self.plain_descriptors and fact.rhs_layout == "k_major"
-        )
+        self.mma_v2 = self.tuned.mma_v2_for_tf32 and self.itemsize == WIDE_ITEMSIZE and not are_k_major(fact)
         #: The matmul's loop also reduces elements of operands, for which they go to registers as well.
         self.summed = any(reduction.region == fact.region for reduction in facts.reductions)
-        read = narrow or k_major
-        #: Rows are aligned, and end within a vector: pointers mask single elements, descriptors do not.
-        ragged = not rewriting.keys and any(
-            stride == 1 and extent * op.itemsize % _ALIGNED_BYTES
-            for op in operands
-            for stride, extent in zip(op.strides, op.extents, strict=True)
+        plain = self.batch == 1 and self.span is None and not self.looped and len(facts.matmuls) == facts.num_roots == 1
+        self.access = operand_access(
+            facts,
+            target,
+            plain=plain,
+            narrow=self.itemsize < WIDE_ITEMSIZE,
+            rewritten=bool(rewriting.keys),
+            use_descriptors=rewriting.use_descriptors,
         )
-        use_descriptors = rewriting.use_descriptors or (
-            self.tuned.descriptors_for_ragged and ragged and self.descriptors_fit and read and not computed
-        )
-        slots = frozenset(op.slot for op in operands)
-        self.descriptor_slots = slots if use_descriptors else frozenset[int]()
-        tf32 = (
-            self.tuned.descriptors_for_tf32
-            and plain
-            and self.descriptors_fit
-            and not computed
-            and k_major
-            and not narrow
-        )
-        #: Operands that descriptors load where there are many large tiles.
-        self.wide_slots = slots if tf32 else frozenset[int]()
 
     def options(self, several: Iterable[ProductTile]) -> Iterator[tuple[TritonProposal, float]]:
         """Yield the proposal and predicted time of each given tile, alone and with split-K."""
@@ -319,7 +191,7 @@ class ProductSizer:
             m, n = min(self.tuned.start_n, cap_m), min(self.tuned.start_m, cap_n)
         if self.mma_v2:
             return min(self.tuned.mma_v2_tile[0], cap_m), min(self.tuned.mma_v2_tile[1], cap_n)
-        if not self.aligned:
+        if not self.access.aligned:
             return m, min(n, self.tuned.unaligned_columns)
         if not self.looped and self.extents[2] <= self.tuned.short_k:
             return min(self.tuned.short_tile[0], cap_m), min(self.tuned.short_tile[1], cap_n)
@@ -435,7 +307,7 @@ class ProductSizer:
             sizes=sizes,
             warps=tile.warps,
             stages=tile.stages,
-            boxed=self.descriptor_slots,
+            boxed=self.access.slots,
             parts=self.parts,
             copied_bytes=copied,
         )
@@ -446,7 +318,7 @@ class ProductSizer:
             return self.tuned.many_batches_mma_warps
         if self.mma_v2:
             return self.tuned.mma_v2_tile[3]
-        if not self.aligned and m * n >= self.tuned.unaligned_tile:
+        if not self.access.aligned and m * n >= self.tuned.unaligned_tile:
             return self.tuned.unaligned_warps
         return self.tuned.wide_warps if m * n >= self.tuned.wide_tile else self.tuned.warps
 
@@ -483,11 +355,11 @@ class ProductSizer:
         return k, next((s for s in range(most, 1, -1) if fits(k, s)), 2)
 
     def predict(self, tile: ProductTile) -> Predicted:
-        if not self.descriptor_slots:
+        if not self.access.slots:
             return estimate(self.facts, self.target, self.sizes(tile), tile.warps, tile.stages)
         sizes = all_sizes(self.facts, self.sizes(tile))
         return predict(
-            self.facts, sizes, tile.warps, tile.stages, self.target, descriptor_slots=self.descriptor_slots, once=True
+            self.facts, sizes, tile.warps, tile.stages, self.target, descriptor_slots=self.access.slots, once=True
         )
 
     def sizes(self, tile: ProductTile) -> dict[int, int]:
@@ -519,7 +391,7 @@ class ProductSizer:
         not measured.
         """
         fact, facts = self.fact, self.facts
-        if not self.plain_descriptors:
+        if not self.access.plain:
             return None
         if self.blocks(tile.m, tile.n) < self.tuned.persistent_waves * self.target.num_sms:
             return None
@@ -603,7 +475,7 @@ class ProductSizer:
             self.blocks(tile.m, tile.n) >= self.tuned.tf32_waves * self.target.num_sms
             and tile.m * tile.n >= self.tuned.tf32_tile
         )
-        return self.wide_slots if many else frozenset()
+        return self.access.wide_slots if many else frozenset()
 
     def proposal(self, tile: ProductTile, *, grouped: bool) -> TritonProposal:
         grid_m, grid_n = cdiv(self.spread[0], tile.m), cdiv(self.spread[1], tile.n)
@@ -614,7 +486,7 @@ class ProductSizer:
         parts = f"split-K by {splits}, " if splits > 1 else ""
         filled = f"{100 * self.efficiency(tile.m, tile.n):.0f} % of {self.target.num_sms} SMs busy"
         sizes = self.sizes(tile)
-        descriptors = {"indexing": "tensor_descriptor"} if self.descriptors_pay and tile.m >= ASYNC_ROWS else {}
+        descriptors = {"indexing": "tensor_descriptor"} if self.access.descriptors_pay and tile.m >= ASYNC_ROWS else {}
         parted = {"split_k": self.parts} if self.parts > 1 else {}
         return TritonProposal(
             reason=f"{tile.m} x {tile.n} x {tile.k} tiles, {tile.stages} stages, {parts}{filled}",
@@ -622,7 +494,7 @@ class ProductSizer:
             l2_groupings=group,
             num_warps=tile.warps,
             num_stages=tile.stages,
-            indexing=dict.fromkeys(self.descriptor_slots or self.tf32_slots(tile), "tensor_descriptor"),
+            indexing=dict.fromkeys(self.access.slots or self.tf32_slots(tile), "tensor_descriptor"),
             launch=tunables(self.facts, sizes) | descriptors | parted | dict(self.rewriting.keys),
         )
 

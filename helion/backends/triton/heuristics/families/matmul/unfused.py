@@ -142,7 +142,7 @@ def _along_depth(apart: UnfusedMatmulFact, target: Target) -> ProductLaunch | No
         return None
     copied = rewritten.transposed(one_product(apart))
     extents = single_product(copied)
-    if isinstance(extents, Declined) or not ProductSizer(copied, extents, target).descriptors_fit:
+    if isinstance(extents, Declined) or not ProductSizer(copied, extents, target).access.descriptors_fit:
         return None
     tile, warps, stages = _TUNED.copied
     return ProductLaunch(tile=tile, warps=warps, stages=stages, crosswise=True, boxed=_boxed(apart))

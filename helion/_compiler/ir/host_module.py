@@ -1,0 +1,89 @@
+"""The host code of a program: the user's function around its device loops."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ..._shapes import Number
+from ..source import Place
+from .structure import Structural
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Assumptions of a launch on a tensor that host code made. The host expression ``source`` evaluates to the tensor.
+
+    ``shape`` and ``strides`` count elements; None for those that the launch reads at run time. ``device`` is None for
+    that of the arguments. ``made`` names the tensor in every variant of the program.
+    """
+
+    source: str
+    made: str
+    dtype: torch.dtype
+    shape: tuple[Number | None, ...]
+    strides: tuple[Number | None, ...]
+    device: torch.device | None
+
+
+class Launch(ast.stmt):
+    """A statement of the host code in place of grid loops, which launches kernels. ``number`` is the launch of their
+    roots."""
+
+    _fields = ("number",)
+
+    def __init__(self, number: int = 0) -> None:
+        super().__init__()
+        self.number = number
+
+
+class Keep(ast.stmt):
+    """An assignment ``name = value`` in host code, present if a launch needs ``name``."""
+
+    _fields = ("name", "value")
+
+    def __init__(self, name: str = "", value: ast.expr | None = None) -> None:
+        super().__init__()
+        self.name, self.value = name, value or ast.Constant(None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HostModule(Structural):
+    """The user's function around the device loops.
+
+    - ``function``: its syntax tree, with a ``Launch`` in place of grid loops, which may be inside a loop.
+    - ``registered``: block ids by the calls of ``hl.register_block_size`` (by line and column).
+    - ``tunable_calls``: names by the calls of ``hl.register_tunable``.
+    - ``specialized_calls``: calls of ``hl.specialize``.
+    - ``placed_calls``: calls of factories that get the device of the tensor ``placed_by``.
+    - ``symbols``: the host expression of every run-time number, by name.
+    - ``deferred_symbols``: the numbers that are known only right before the launch.
+    - ``captures``: names of the results that launches may need, by expression (by first and last line and column).
+      There is one name for each evaluation of the expression. In a loop around a launch, evaluations count from the
+      beginning of an iteration.
+    - ``source_globals``: the globals of the user's module that the function names. The value is the name of the module
+      if the global is one, "" otherwise.
+    """
+
+    name: str
+    function: ast.FunctionDef
+    source_module: str
+    device_source: str
+    registered: Mapping[tuple[int, int], int]
+    tunable_calls: Mapping[tuple[int, int], str]
+    specialized_calls: frozenset[tuple[int, int]]
+    symbols: Mapping[str, str]
+    deferred_symbols: Mapping[str, str]
+    captures: Mapping[Place, tuple[str, ...]]
+    source_globals: Mapping[str, str]
+    #: Assumptions that are checked before each launch.
+    checks: tuple[tuple[Check, ...], ...] = ()
+    #: A parameter that holds a tensor from the first statement to the last, if such a parameter exists.
+    reference: str = ""
+    #: With dynamic shapes: assumptions of the code on sizes and strides of the arguments.
+    argument_checks: tuple[str, ...] = ()
+    placed_calls: frozenset[tuple[int, int]] = frozenset()
+    placed_by: str = ""

@@ -1,0 +1,86 @@
+"""Ways to load the operands of a matmul: pointers or tensor descriptors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ......_compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact
+from ......hardware import Target
+from ...tuned import tuned
+from .tile_numbers import TileNumbers
+
+#: Bytes of an element from which wgmma reads K-major operands alone.
+WIDE_ITEMSIZE = 4
+_ALIGNED_BYTES = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperandAccess:
+    """Ways to load the operands of a matmul.
+
+    - ``aligned``: rows are aligned to the bytes of one vector.
+    - ``descriptors_fit``: tensor descriptors may load the operands.
+    - ``plain``: descriptors may load them, and are faster than pointers on a persistent grid.
+    - ``descriptors_pay``: descriptors are faster than pointers on any grid.
+    - ``slots``: the memory slots that descriptors load, whatever the tile.
+    - ``wide_slots``: those that descriptors load where there are many large tiles.
+    """
+
+    aligned: bool
+    descriptors_fit: bool
+    plain: bool
+    descriptors_pay: bool
+    slots: frozenset[int]
+    wide_slots: frozenset[int]
+
+
+def operand_access(
+    facts: KernelFacts, target: Target, *, plain: bool, narrow: bool, rewritten: bool, use_descriptors: bool
+) -> OperandAccess:
+    """Return the ways to load the operands of the kernel's first matmul.
+
+    ``plain``: the kernel has this matmul alone, between constant bounds. ``narrow``: elements have less than
+    ``WIDE_ITEMSIZE`` bytes. ``rewritten``: the facts are those of rewritten operands, which ``use_descriptors`` loads
+    with descriptors.
+    """
+    numbers, fact = tuned(TileNumbers, target), facts.matmuls[0]
+    operands = [op for op in facts.memory_ops if op.load_slot in (fact.lhs_slot, fact.rhs_slot)]
+    aligned = not any(_is_unaligned(op) for op in operands)
+    static = all(op.static and not op.gathered for op in operands) and target.has("tensor_descriptor")
+    fit = static and aligned
+    computed = fact.lhs_prologue or fact.rhs_prologue or "strided" in (fact.lhs_layout, fact.rhs_layout)
+    simple = plain and fit and not computed
+    ragged = numbers.descriptors_for_ragged and not rewritten and _is_ragged(operands)
+    masked = ragged and fit and (narrow or are_k_major(fact)) and not computed
+    slots = frozenset(op.slot for op in operands)
+    tf32 = numbers.descriptors_for_tf32 and simple and are_k_major(fact) and not narrow
+    return OperandAccess(
+        aligned=aligned,
+        descriptors_fit=fit,
+        plain=simple and narrow,
+        descriptors_pay=numbers.descriptors_along_k and simple and narrow and fact.rhs_layout == "k_major",
+        slots=slots if use_descriptors or masked else frozenset(),
+        wide_slots=slots if tf32 else frozenset(),
+    )
+
+
+def are_k_major(fact: MatmulFact) -> bool:
+    """Return whether both operands are K-major."""
+    return (fact.lhs_layout, fact.rhs_layout) == ("k_major", "k_major")
+
+
+def _is_unaligned(op: MemoryOpFact) -> bool:
+    return any(
+        stride != 1 and (stride * op.itemsize % _ALIGNED_BYTES or not (op.static or stride % _ALIGNED_BYTES == 0))
+        for stride in op.strides
+    )
+
+
+def _is_ragged(operands: Sequence[MemoryOpFact]) -> bool:
+    """Return whether rows end within a vector: pointers mask single elements there, descriptors do not."""
+    return any(
+        stride == 1 and extent * op.itemsize % _ALIGNED_BYTES
+        for op in operands
+        for stride, extent in zip(op.strides, op.extents, strict=True)
+    )
