@@ -17,6 +17,9 @@ from hypothesis import HealthCheck, settings
 PROVE = os.environ.get("HELION_PROVE", "0") not in ("", "0")
 XDIST_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
+# Modules and test cases are made to last: until all are there, looking for garbage among them finds none.
+gc.disable()
+
 # helion and triton are not imported yet, here or in a worker. A worker keeps the folders that its parent chose below.
 KEEP = {"HELION_PROVE", "HELION_CACHE_DIR"} if XDIST_WORKER else {"HELION_PROVE"}
 for name in [n for n in os.environ if n.startswith("HELION_") and n not in KEEP]:
@@ -68,6 +71,15 @@ SAMPLED = frozenset(
         "test_dot_scaled.py::test_compiles_offline", "test_dot_scaled.py::test_values",
         "test_examples.py::test_binds_to_an_absent_gpu_on_meta_tensors",
         "test_small_dots.py::test_no_rows_or_columns", "test_small_dots.py::test_tiles_of_few_lanes",
+        "cute/test_verify.py::test_every_plan_is_verified", "test_pointwise.py::test_binary_ops_on_a_tensor_and_a_number",
+        "test_pointwise.py::test_binary_ops_on_tensors", "test_pointwise.py::test_operands_without_dimensions",
+        "test_batches.py::test_all_that_is_of_one_product_has_three_coordinates",
+        "test_partitions.py::test_threads_hold_the_rows_and_columns_that_the_epilogue_takes_them_for",
+        "test_structure.py::test_programs_and_plans_survive_pickling", "test_matmul_heuristic.py::test_matmul_fits_everywhere",
+        "test_matmul_tiled_reduction_epilogue_heuristic.py::test_tiled_epilogue_fits_everywhere",
+        "test_products_first.py::test_both_kernels_fit_everywhere", "test_effects.py::test_rows_in_chunks",
+        "test_order_memory.py::test_layouts_that_are_trusted_agree",
+        "test_row_kernels.py::test_norms_and_softmax_are_right_for_any_length",
     )
 )  # fmt: skip
 _EVERY = 4
@@ -102,6 +114,16 @@ def _leave_out_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Exempt what all modules have made from garbage collections, which would visit it again and again."""
     gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    """Make the garbage collections at the end of a process cheap: pytest asks for five of them.
+
+    execnet sends SIGINT to a worker that has not ended five seconds after its last test.
+    """
     gc.freeze()
 
 

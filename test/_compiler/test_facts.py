@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from costs import calls
 from harness import facts_of, program_of, tensor
 from sample_kernels import add, attention, bmm, matmul, row_sum, scan, softmax, transpose
-from timing import seconds
 
 import helion.language as hl
 from helion._compiler.facts.collect import collect_facts
@@ -534,8 +534,8 @@ def test_facts_are_values() -> None:
     assert facts_of(softmax, tensor(64, 1000)) != facts_of(softmax, tensor(64, 1001))
 
 
-def test_collecting_takes_less_than_a_millisecond() -> None:
+def test_collecting_costs_little() -> None:
     for fn, args in ((softmax, (tensor(64, 1000),)), (matmul, (tensor(64, 64), tensor(64, 64)))):
         program = program_of(fn, *args)
         rollable = rollable_blocks(program)[0]
-        assert seconds(functools.partial(collect_facts, program, rollable), 1e-3, repeats=400) <= 1e-3
+        assert calls(functools.partial(collect_facts, program, rollable)) <= 12_000

@@ -118,7 +118,7 @@ def test_the_page_is_seen_in_a_browser(tmp_path: pathlib.Path) -> None:
         [*command, f"--screenshot={picture}", "--window-size=1100,1600", page],
         check=True,
         capture_output=True,
-        timeout=120,
+        timeout=600,
     )
     image = plt_image.imread(picture)
     assert image.shape[0] == 1600

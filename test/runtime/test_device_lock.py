@@ -40,14 +40,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-# a process that holds the lock: how often, for how many seconds, and what it does meanwhile
+# a process that holds the lock: at most how often, until it has changed hands five times, and for how many seconds
 HOLDER = """
-import json, pathlib, sys, time
+import itertools, json, os, pathlib, sys, time
 from helion._support import files
 from helion.runtime.tuning.device_lock import DeviceLock
 folder, times, seconds = pathlib.Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 files.private_folder = lambda: folder
-lock, held = DeviceLock("GPU-of-this-test", 60.0), []
+lock, held, turns = DeviceLock("GPU-of-this-test", 600.0), [], folder / "turns"
 print("imported", flush=True)
 sys.stdin.readline()
 for _ in range(times):
@@ -55,8 +55,13 @@ for _ in range(times):
         held.append([time.monotonic()])
         if seconds > 1:
             print("held", flush=True)
+        with turns.open("a") as file:
+            print(os.getpid(), file=file)
         time.sleep(seconds)
         held[-1].append(time.monotonic())
+        holders = turns.read_text().split()
+    if sum(before != after for before, after in itertools.pairwise(holders)) >= 5:
+        break
 print(json.dumps(held))
 """
 
@@ -92,23 +97,28 @@ def holding(process: subprocess.Popen[str]) -> subprocess.Popen[str]:
 
 def test_processes_hold_it_one_after_the_other(folder: Path) -> None:
     """And nobody waits until another one has finished."""
-    with holder(folder, 30, 0.01) as one, holder(folder, 30, 0.01) as other:
+    with holder(folder, 2000, 0.01) as one, holder(folder, 2000, 0.01) as other:
         begun(one), begun(other)
-        held = [json.loads(process.communicate(timeout=60)[0]) for process in (one, other)]
+        held = [json.loads(process.communicate(timeout=600)[0]) for process in (one, other)]
     spans = sorted((*span, at) for at, each in enumerate(held) for span in each)
-    assert len(spans) == 60
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
     changes = sum(before[2] != after[2] for before, after in itertools.pairwise(spans))
     assert changes >= 5
 
 
 def test_a_holder_that_is_killed_holds_no_longer(folder: Path) -> None:
-    lock = DeviceLock(UUID, 60.0)
+    lock, killed = DeviceLock(UUID, 600.0), []
+
+    def kill() -> None:
+        killed.append(True)
+        os.kill(process.pid, signal.SIGKILL)
+
     with holder(folder, 1, 1000.0) as process:
         holding(process)
-        threading.Timer(0.2, lambda: os.kill(process.pid, signal.SIGKILL)).start()
+        threading.Timer(0.2, kill).start()
         with lock.held():
-            assert 0.1 < lock.waited < 30
+            assert killed and lock.waited
+    assert not device_lock._IN_VAIN
 
 
 def test_a_holder_that_never_lets_go_is_waited_for_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,29 +126,28 @@ def test_a_holder_that_never_lets_go_is_waited_for_once(folder: Path, capsys: py
     with holder(folder, 1, 1000.0) as process:
         os.kill(holding(process).pid, signal.SIGSTOP)
         with lock.held():
-            assert 0.5 <= lock.waited < 5
+            assert 0.5 <= lock.waited
         began = lock.waited
         with lock.held():
             assert lock.waited - began >= device_lock._AGAIN - 0.01
     assert capsys.readouterr().err.count("another process has measured on GPU GPU-of-this-test for 0.5 s") == 1
-    began = lock.waited
     with lock.held():  # it has ended
-        assert lock.waited - began < 0.2 and not device_lock._IN_VAIN
+        assert not device_lock._IN_VAIN
 
 
 def test_threads_take_turns_and_a_thread_that_holds_it_has_it(folder: Path) -> None:
-    lock, entered = DeviceLock(UUID, 60.0), []
+    lock, entered = DeviceLock(UUID, 600.0), []
 
     def other() -> None:
-        with DeviceLock(UUID, 60.0).held():
+        with DeviceLock(UUID, 600.0).held():
             entered.append("other")
 
     thread = threading.Thread(target=other)
-    with lock.held(), DeviceLock(UUID, 60.0).held():
+    with lock.held(), DeviceLock(UUID, 600.0).held():
         thread.start()
         time.sleep(0.05)
         assert entered == []
-    thread.join(60)
+    thread.join(600)
     assert entered == ["other"]
     with pytest.raises(KeyError), lock.held():
         raise KeyError
@@ -147,7 +156,7 @@ def test_threads_take_turns_and_a_thread_that_holds_it_has_it(folder: Path) -> N
 
 
 def test_a_process_forked_by_a_holder_does_not_hold_it(folder: Path) -> None:
-    with DeviceLock(UUID, 60.0).held():
+    with DeviceLock(UUID, 600.0).held():
         child = os.fork()
         if child == 0:
             time.sleep(1000)
@@ -166,11 +175,11 @@ def test_where_no_file_can_be_made_there_is_no_lock(
     (tmp_path / "file").touch()
     monkeypatch.setattr(files, "private_folder", lambda: tmp_path / "file")
     device_lock._say_without.cache_clear()
-    lock = DeviceLock(UUID, 60.0)
+    lock = DeviceLock(UUID, 600.0)
     with caplog.at_level("DEBUG", device_lock.__name__):
         for _ in range(2):
             with lock.held():
-                assert lock.waited < 10
+                assert not device_lock._IN_VAIN
     assert len(caplog.records) == 1 and "without a lock: NotADirectoryError" in caplog.text
     monkeypatch.setitem(sys.modules, "fcntl", None)
     with caplog.at_level("DEBUG", device_lock.__name__), lock.held():

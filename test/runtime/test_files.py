@@ -322,7 +322,7 @@ def test_tritons_interpreter_in_the_environment(tmp_path: Path) -> None:
     script.write_text(INTERPRETED)
     root = Path(helion.__file__).parents[1]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
-    subprocess.run([sys.executable, str(script)], env=environment, check=True, timeout=300)
+    subprocess.run([sys.executable, str(script)], env=environment, check=True, timeout=600)
 
 
 STOPPED = """
@@ -350,7 +350,7 @@ def test_a_breakpoint_in_device_code_stops_in_tritons_interpreter(tmp_path: Path
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
     commands = "p doubled\ncontinue\np doubled.shape\ncontinue\n"
     found = subprocess.run(
-        [sys.executable, str(script)], env=environment, input=commands, capture_output=True, text=True, timeout=300
+        [sys.executable, str(script)], env=environment, input=commands, capture_output=True, text=True, timeout=600
     )
     assert found.returncode == 0, found.stderr
     assert found.stdout.count("-> tl.store(") == 2 and "right: True" in found.stdout

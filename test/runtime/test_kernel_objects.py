@@ -192,7 +192,7 @@ def test_threads_with_kernels_that_call_each_other_do_not_wait_for_each_other() 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
     assert not any(thread.is_alive() for thread in threads)
 
 

@@ -89,7 +89,7 @@ def members(session: int) -> list[int]:
 
 
 def all_gone(pids: list[int]) -> bool:
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         if not any(Path(f"/proc/{pid}").exists() and _runs(pid) for pid in pids):
             return True
@@ -110,7 +110,7 @@ def test_an_interrupt_ends_the_search_and_the_call_is_right(tmp_path: Path) -> N
         wait_for(tmp_path, process, 3)
         pids = members(process.pid)
         os.kill(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=600)
     assert process.returncode == 0 and out.startswith("right {"), err
     end = events(tmp_path)[-1]
     assert end["event"] == "end" and end["why"] == "interrupted"
@@ -129,7 +129,7 @@ def test_what_was_killed_leaves_nothing_and_can_be_started_again(tmp_path: Path)
     assert kept  # what it had tried
     (tmp_path / "log").unlink()
     with started(tmp_path, 12) as process:
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=600)
     assert process.returncode == 0 and out.startswith("right {"), err
     again = [event["config"] for event in events(tmp_path) if event["event"] == "tried"]
     assert any(config in kept for config in again)
@@ -144,7 +144,7 @@ def test_a_full_disk_costs_what_would_be_kept_and_no_more(tmp_path: Path) -> Non
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 
     with started(tmp_path, 12, preexec_fn=limited) as process:
-        out, err = process.communicate(timeout=200)
+        out, err = process.communicate(timeout=600)
     assert process.returncode == 0 and out.startswith("right {"), err
 
 

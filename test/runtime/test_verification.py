@@ -7,11 +7,11 @@ import errno
 import inspect
 import itertools
 import json
+import os
 import pathlib
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -32,6 +32,7 @@ from helion.backends.cute.toolchain import chain
 from helion.backends.cute.toolchain.audit import Audit
 from helion.backends.cute.toolchain.offline import ToolMissing
 from helion.backends.cute.toolchain.shared_object import CompilationFailed
+from helion.backends.triton.toolchain import offline
 from helion.backends.triton.toolchain.chain import TritonToolchain
 from helion.backends.triton.toolchain.ending import ending_assembler
 from helion.runtime import binary_check, compiled, stub_driver
@@ -285,8 +286,10 @@ def test_a_compiler_that_refuses_a_seed_and_one_that_is_not_there(monkeypatch: p
 
 @pytest.fixture
 def slow_assembler(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Callable[[int], pathlib.Path]:
-    """Make ptxas take five seconds for some compilations, the first ones, and fail then; gives the file with a line for each."""
+    """Make the first compilations by ptxas never end, and the limit reach only these; gives the file with a line for each."""
     real, calls, script = get_ptxas(90), tmp_path / "calls", tmp_path / "bin" / "ptxas"
+    never = tmp_path / "never"
+    os.mkfifo(never)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
 
     def make(slow: int) -> pathlib.Path:
@@ -295,13 +298,21 @@ def slow_assembler(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> C
             "#!/bin/sh\n"
             f'case "$*" in *--version*|*--help*) exec {real.path} "$@";; esac\n'
             f'echo "$*" >> {calls}\n'
-            f'if [ "$(wc -l < {calls})" -le {slow} ]; then sleep 5; exit 1; fi\n'
+            f'if [ "$(wc -l < {calls})" -le {slow} ]; then read line < {never}; fi\n'
             f'exec {real.path} "$@"\n'
         )
         script.chmod(0o755)
         tool = type(real)(str(script), real.version)
         monkeypatch.setattr("triton.backends.nvidia.compiler.get_ptxas", lambda arch: tool)
+        monkeypatch.setattr(
+            offline, "ending_assembler", lambda path, seconds: ending_assembler(path, only(slow, seconds))
+        )
         return calls
+
+    def only(slow: int, seconds: float | None) -> float | None:
+        """Compilations that end have no limit, since a machine may be busy."""
+        made = len(calls.read_text().splitlines()) if calls.exists() else 0
+        return seconds if made < slow else None
 
     return make
 
@@ -312,10 +323,9 @@ def test_a_seed_that_compiles_too_long_is_given_up(
     calls = slow_assembler(1)
     monkeypatch.setenv("HELION_COMPILE_LIMIT_SECONDS", "1")
     kernel = planted(monkeypatch, SPILLS, GOOD)
-    began = time.monotonic()
     with stub_driver():
         kernel(X, Y)
-    assert time.monotonic() - began < 60 and calls.read_text().count("\n") >= 2
+    assert calls.read_text().count("\n") >= 2
     bound = kernel.bind((X, Y))
     assert bound.config is not None and bound.config["block_sizes"] == GOOD["block_sizes"]
     found = binary_check.verdict_of(bound.variant.compiled)
@@ -367,12 +377,11 @@ def test_without_a_limit_ptxas_is_waited_for(
 
 
 def test_only_processes_of_the_assembler_are_ended(tmp_path: pathlib.Path) -> None:
-    other = subprocess.Popen(["sleep", "30"])  # of this thread, as servers and loaders of the user's are
+    other = subprocess.Popen(["sleep", "1000"])  # of this thread, as servers and loaders of the user's are
     try:
         with ending_assembler("/somewhere/sleep", 0.1) as ending:
-            began = time.monotonic()
-            assert subprocess.run(["sleep", "30"], check=False).returncode == -signal.SIGKILL
-        assert ending.ended and time.monotonic() - began < 20 and other.poll() is None
+            assert subprocess.run(["sleep", "1000"], check=False).returncode == -signal.SIGKILL
+        assert ending.ended and other.poll() is None
         with ending_assembler("/somewhere/ptxas", 0.1) as ending:
             assert subprocess.run(["sleep", "0.5"], check=False).returncode == 0
         assert not ending.ended and other.poll() is None

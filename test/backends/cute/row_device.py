@@ -21,7 +21,7 @@ from helion.backends.cute.codegen.rowwise.module import render
 from helion.backends.cute.plan.rowwise.records import RowPlan
 from helion.backends.cute.roles.rowwise.program import row_program
 
-SECONDS = 20
+SECONDS = 200
 SHARED_BASE = 1024
 
 

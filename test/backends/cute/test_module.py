@@ -7,12 +7,11 @@ import builtins
 import dataclasses
 import itertools
 import re
-import subprocess
 import sys
 
 import pytest
 from backends.cute import gemms
-from timing import seconds
+from costs import calls
 
 from helion import exc
 from helion.backends.cute.codegen.module import build, render
@@ -186,7 +185,7 @@ def test_building_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
         build(gemms.hopper("bf16"))
 
 
-def test_printing_takes_milliseconds() -> None:
+def test_printing_another_extent_costs_little() -> None:
     """Once the protocol of a plan is known to be sound, other extents of the same tile cost the printing alone."""
     problem, choice = gemms.ON_BLACKWELL["fp8_pair_scales"]
     build(gemms.plan_gemm(problem, choice, gemms.BLACKWELL))
@@ -195,16 +194,7 @@ def test_printing_takes_milliseconds() -> None:
     def another() -> None:
         build(gemms.plan_gemm(dataclasses.replace(problem, m=next(rows)), choice, gemms.BLACKWELL))
 
-    assert seconds(another, 0.02) <= 0.02
-
-
-def test_the_dsl_is_not_imported() -> None:
-    """Neither by helion nor by planning and printing."""
-    script = (
-        "import sys, helion, helion.backends.cute.codegen.module, helion.backends.cute.plan.build\n"
-        "assert 'cutlass' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)
+    assert calls(another) <= 13_000
 
 
 def test_a_machine_without_the_dsl_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from backends.cute.combinations import random_row_plans
 from backends.cute.rows import ROWS, Chain
 from backends.cute.test_module import undefined
 from backends.cute.test_verify import drop, drop_kind, first_fault, is_found_at_once, with_counts
-from timing import seconds
+from costs import calls
 
 from helion.backends.cute.codegen.epilogue import dealt, dealt_columns, fragment
 from helion.backends.cute.codegen.module import render
@@ -723,14 +723,14 @@ def test_a_wrong_count_of_eight_ctas_is_found_with_few(name: str, field: str, by
         assert is_found_at_once(with_counts(of_eight(), name, **{field: right + by}))
 
 
-def test_large_clusters_are_verified_in_milliseconds() -> None:
+def test_verifying_a_large_cluster_costs_little() -> None:
     kernel = kernel_program(gemms.hopper("rows_softmax"))
 
     def first() -> None:
         _simulate.cache_clear()
         verify(kernel)
 
-    assert seconds(first, 0.02) <= 0.02
+    assert calls(first) <= 100_000
 
 
 RANDOM = random_row_plans(60 if PROVE else 12)

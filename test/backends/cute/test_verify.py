@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from backends.cute import gemms
 from backends.cute.combinations import random_plans
-from timing import seconds
+from costs import calls
 
 from helion.backends.cute.codegen.module import build, render
 from helion.backends.cute.plan.build import plan_gemm
@@ -429,14 +429,14 @@ def test_a_wrong_count_of_many_parts_is_found_with_few(field: str, by: int) -> N
         "sm_100/rows_rms_norm",
     ],
 )
-def test_a_plan_is_verified_and_printed_in_milliseconds(name: str) -> None:
+def test_verifying_and_printing_a_plan_costs_little(name: str) -> None:
     plan = gemms.all_plans()[name]
 
     def first_print() -> None:
         _simulate.cache_clear()
         build(plan)
 
-    assert seconds(first_print, 0.02) <= 0.02
+    assert calls(first_print) <= 230_000
 
 
 # Structure ---------------------------------------------------------------------------------------------------------------

@@ -230,7 +230,7 @@ def test_the_page_in_a_browser(name: str, tmp_path: Path) -> None:
         f"--user-data-dir={tmp_path}/b",
     )
     run = subprocess.run(
-        [browser, *options, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120, check=True
+        [browser, *options, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=600, check=True
     )
     match = re.search(r'<pre id="found">(.*?)</pre>', run.stdout, re.DOTALL)
     assert match is not None, run.stderr

@@ -15,7 +15,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from timing import seconds
+from costs import calls
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.language.extra import libdevice
@@ -386,7 +386,7 @@ def empty_kernel(x):
 def test_a_launch_costs_little() -> None:
     x = torch.empty(1)
     interpret(empty_kernel, (1,), (x,), {})
-    assert seconds(lambda: interpret(empty_kernel, (1,), (x,), {}), 0.5e-3) <= 0.5e-3
+    assert calls(lambda: interpret(empty_kernel, (1,), (x,), {})) <= 170
 
 
 def test_nothing_heavy_is_imported(tmp_path) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import sample_kernels
 import torch
+from costs import calls
 from harness import tensor
-from timing import seconds
 
 import helion
 import helion.language as hl
@@ -230,9 +230,8 @@ def test_parameters_are_data_that_names_where_they_come_from() -> None:
         assert all(value > 0 for value in dataclasses.astuple(each))
 
 
-def test_a_prediction_takes_microseconds() -> None:
-    """60 µs beside 150 µs for registers and shared memory."""
+def test_a_prediction_costs_little() -> None:
     bound = product()
     full = bound.config_spec.normalize(TILES)
     decisions, taken, facts = bound.config_spec.decode(full), bound._analysis.predict(full), bound._analysis.facts
-    assert seconds(lambda: timing(facts, launch_of(decisions), taken, H200), 250e-6) <= 250e-6
+    assert calls(lambda: timing(facts, launch_of(decisions), taken, H200)) <= 650
