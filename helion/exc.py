@@ -77,6 +77,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("UnsupportedTensor", "BaseError, TypeError", "Kernel {kernel!r}: argument {name!r} is {what}; {remedy}."),
     ("UnsupportedTracer", "BaseError", "Kernel {kernel!r} was called {where}, where its effects would not be recorded. Wrap the call in {remedy}, and call that."),
     ("InPlaceOnGradient", "BaseError", "Kernel {kernel!r} writes into {name!r}, {what}, and autograd would not see the write. Call it under torch.no_grad(), pass {name}.detach(), or wrap it in a torch.autograd.Function that calls mark_dirty."),
+    ("WrongOpArgument", "BaseError, ValueError", "helion.ops.{op}: argument {argument!r} must be {expected}, got {got}."),
     ("NoPlaceInGraph", "UnsupportedTracer", "Kernel {kernel!r} cannot be part of a torch graph (torch.compile, torch.export, make_fx, vmap): {why}; {remedy}."),
     ("NoGradient", "BaseError", "A gradient of kernel {kernel!r} with respect to {name!r} is wanted, but the kernel has no backward. Give it one with {remedies}, or run it under torch.no_grad() or on {name}.detach()."),
     ("WriteUnknownToGraph", "BaseError", "Kernel {kernel!r} wrote into {name!r}, but did not write it when the surrounding graph was compiled: a value that this depends on has changed since, such as a global. Compile again, after torch.compiler.reset()."),

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 import helion
 import helion.language as hl
-from helion import _compatibility, autotuner, exc, knobs, testing
+from helion import _compatibility, autotuner, exc, knobs, ops, testing
 from helion.__main__ import parser
 from helion._compiler.frontend.torch import functions as torch_functions
 from helion.autotuner.space.fields import Field, PerSlot, Scalar
@@ -242,6 +242,11 @@ def modules() -> list[tuple[types.ModuleType, list[Entry]]]:
         for module in values
         if isinstance(module, types.ModuleType) and module not in (hl, exc)
     ]
+
+
+def operators() -> list[Entry]:
+    """Return all of ``helion.ops``."""
+    return [entry(f"helion.ops.{name}", getattr(ops, name)) for name in exported(ops)]
 
 
 def _defined(module: types.ModuleType) -> list[tuple[str, Any]]:
@@ -634,6 +639,17 @@ def package_page() -> str:
     return "\n\n".join(parts)
 
 
+def operators_page() -> str:
+    return f"""# helion.ops
+
+{markdown(ops.__doc__ or "")}
+
+[Operators for models](../guide/ops.md) shows how they are used. The kernels are in `helion/ops/`, a file for each
+kind.
+
+{listing(operators())}"""
+
+
 def config_page() -> str:
     head = ("key", "entries", "values", "default", "meaning")
     return f"""# Config keys
@@ -729,6 +745,7 @@ def _usage(each: argparse.ArgumentParser) -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "reference/language.md": language_page,
     "reference/package.md": package_page,
+    "reference/ops.md": operators_page,
     "reference/configs.md": config_page,
     "reference/settings.md": settings_page,
     "reference/torch.md": torch_page,

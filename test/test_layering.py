@@ -42,6 +42,7 @@ LAYERS = (
     "experimental",
     "__init__",
     "testing",
+    "ops",  # a client of the public names
     "_compat",  # names that users' kernels import
     "_testing_unittest",
     "_testing",  # a client of the public names, as users' tests are

@@ -34,7 +34,8 @@ def _load() -> types.ModuleType:
 
 
 reference = _load()
-ENTRIES = [*reference.language(), *reference.package(), *(each for _, found in reference.modules() for each in found)]
+MODULES = [each for _, found in reference.modules() for each in found]
+ENTRIES = [*reference.language(), *reference.package(), *MODULES, *reference.operators()]
 
 
 def unknown(entry: Any) -> list[str]:

@@ -1,0 +1,19 @@
+"""Operators for models, each a short kernel in the language of this package: ``helion.ops.rms_norm(x, weight)``.
+
+All are operators of ``torch.library``: they work in ``torch.compile(fullgraph=True)``, export and CUDA graphs, with any
+batch size, and have gradients unless their documentation says otherwise. ``import helion`` does not import them.
+"""
+
+from .cross_entropy import cross_entropy as cross_entropy
+from .dropout import bias_dropout_residual as bias_dropout_residual
+from .fp8 import quantize_fp8 as quantize_fp8
+from .fp8 import rms_norm_fp8 as rms_norm_fp8
+from .fp8 import scaled_matmul as scaled_matmul
+from .gated import geglu as geglu
+from .gated import swiglu as swiglu
+from .layer_norm import add_layer_norm as add_layer_norm
+from .layer_norm import layer_norm as layer_norm
+from .rms_norm import add_rms_norm as add_rms_norm
+from .rms_norm import rms_norm as rms_norm
+from .rope import rope as rope
+from .softmax import softmax as softmax

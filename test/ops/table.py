@@ -1,0 +1,177 @@
+"""Cases of ``helion.ops``: a call, and the same in plain torch, which the tests run in fp64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+import helion.ops as ops
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call ``op(*args)``; the arguments at ``differentiated`` have gradients."""
+
+    name: str
+    op: Callable[..., Any]
+    reference: Callable[..., Any]
+    args: tuple[Any, ...]
+    differentiated: tuple[int, ...] = ()
+
+
+def _normal(*shape: int, dtype: torch.dtype = F32, mean: float = 0.5) -> torch.Tensor:
+    return (torch.randn(shape) + mean).to(dtype)
+
+
+def _rms(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    return F.rms_norm(x, [x.size(-1)], weight, eps)
+
+
+def _add_rms(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return _rms(x + residual, weight), x + residual
+
+
+def _layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return F.layer_norm(x, [x.size(-1)], weight, bias)
+
+
+def _add_layer(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _layer(x + residual, weight, bias), x + residual
+
+
+def norms() -> list[Case]:
+    x, w, b = _normal(3, 5, 67), _normal(67, mean=1), _normal(67)
+    strided = _normal(9, 2 * 67, dtype=BF16)[:, 67:]
+    return [
+        Case("rms_norm, fp32", ops.rms_norm, _rms, (x, w, 0.1), (0, 1)),
+        Case("rms_norm, strided bf16", ops.rms_norm, _rms, (strided, w), (0, 1)),
+        Case("rms_norm, no rows", ops.rms_norm, _rms, (x[:0], w), (0, 1)),
+        Case("rms_norm, one row", ops.rms_norm, _rms, (x[0, 0], w), (0, 1)),
+        Case("add_rms_norm, fp32", ops.add_rms_norm, _add_rms, (x, x + 1, w), (0, 1, 2)),
+        Case("add_rms_norm, fp16 and fp32", ops.add_rms_norm, _add_rms, (x.half(), x + 1, w.half()), (0, 1, 2)),
+        Case("layer_norm, fp32", ops.layer_norm, _layer, (x, w, b), (0, 1, 2)),
+        Case("layer_norm, no bias, bf16", ops.layer_norm, _layer, (x.bfloat16(), w.bfloat16()), (0, 1)),
+        Case("layer_norm, no rows", ops.layer_norm, _layer, (x[:0], w, b), (0, 1, 2)),
+        Case("add_layer_norm, fp32", ops.add_layer_norm, _add_layer, (x, x + 1, w, b), (0, 1, 2, 3)),
+        Case("add_layer_norm, no bias, bf16", ops.add_layer_norm, _add_layer, (strided, strided + 1, w), (0, 1, 2)),
+    ]
+
+
+def losses() -> list[Case]:
+    x = _normal(3, 7, 101) * 3
+    labels = torch.randint(0, 101, [3, 7])
+    labels[1, 2:5] = -100
+
+    def cross_entropy(**options: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        def reference(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            found = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), **options)
+            return found.view(labels.shape) if options.get("reduction") == "none" else found
+
+        return lambda logits, labels: ops.cross_entropy(logits, labels, **options), reference
+
+    smoothed = cross_entropy(label_smoothing=0.2, reduction="sum")
+    return [
+        Case("softmax, fp32", ops.softmax, lambda x: x.softmax(-1), (x,), (0,)),
+        Case("softmax, bf16", ops.softmax, lambda x: x.softmax(-1), (x.bfloat16(),), (0,)),
+        Case("softmax, no rows", ops.softmax, lambda x: x.softmax(-1), (x[:0],), (0,)),
+        Case("cross_entropy, fp32", *cross_entropy(), (x, labels), (0,)),
+        Case("cross_entropy, none, fp16", *cross_entropy(reduction="none"), (x.half(), labels), (0,)),
+        Case("cross_entropy, smoothed, ignored 3", *smoothed, (x, labels.abs().int().long() % 101), (0,)),
+    ]
+
+
+def pointwise() -> list[Case]:
+    gate, up = (_normal(4, 2 * 33) * 2).chunk(2, dim=-1)
+
+    def gelu(approximate: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        return (
+            lambda gate, up: ops.geglu(gate, up, approximate=approximate),
+            lambda gate, up: F.gelu(gate, approximate=approximate) * up,
+        )
+
+    return [
+        Case("swiglu, fp32", ops.swiglu, lambda gate, up: F.silu(gate) * up, (gate, up), (0, 1)),
+        Case("swiglu, bf16", ops.swiglu, lambda g, u: F.silu(g) * u, (gate.bfloat16(), up.bfloat16()), (0, 1)),
+        Case("geglu, fp32", *gelu("none"), (gate, up), (0, 1)),
+        Case("geglu, tanh, fp16", *gelu("tanh"), (gate.half(), up.half()), (0, 1)),
+        Case("geglu, no rows", *gelu("none"), (torch.empty(0, 33), torch.empty(0, 33)), (0, 1)),
+    ]
+
+
+def _rotated(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None = None, apart: bool = True
+) -> torch.Tensor:
+    at = torch.arange(x.size(-3)) if positions is None else positions
+    cos, sin = cos[at].unsqueeze(-2), sin[at].unsqueeze(-2)
+    first, second = x.chunk(2, dim=-1) if apart else (x[..., ::2], x[..., 1::2])
+    turned = first * cos - second * sin, second * cos + first * sin
+    return torch.cat(turned, dim=-1) if apart else torch.stack(turned, dim=-1).flatten(-2)
+
+
+def rotations() -> list[Case]:
+    x = _normal(2, 9, 3, 12)
+    angles = torch.arange(17)[:, None] * 10000.0 ** -torch.linspace(0, 1, 6)
+    cos, sin = angles.cos(), angles.sin()
+    positions = torch.randint(0, 17, [2, 9])
+    return [
+        Case("rope, fp32", ops.rope, _rotated, (x, cos, sin), (0,)),
+        Case("rope, bf16, positions", ops.rope, _rotated, (x.bfloat16(), cos, sin, positions.int()), (0,)),
+        Case(
+            "rope, interleaved, transposed",
+            lambda *args: ops.rope(*args, interleaved=True),
+            lambda *args: _rotated(*args, apart=False),
+            (x.transpose(0, 1), cos, sin, positions.t()),
+            (0,),
+        ),
+        Case("rope, no tokens", ops.rope, _rotated, (x[:0], cos, sin), (0,)),
+    ]
+
+
+def quantized() -> list[Case]:
+    x, w = _normal(9, 70), _normal(70, mean=1)
+    x[3] = 0
+
+    def scales(x: torch.Tensor, largest: float) -> torch.Tensor:
+        highest = x.abs().amax(-1)
+        return torch.where(highest > 0, highest / largest, 1.0)
+
+    def quantize(x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[torch.Tensor, torch.Tensor]:
+        scale = scales(x, torch.finfo(dtype).max)
+        return x / scale[:, None], scale
+
+    x8, x_scale = ops.quantize_fp8(x)
+    w8, w_scale = ops.quantize_fp8(_normal(21, 70))
+
+    def product(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return (x * x_scale[..., None]) @ (weight * scale[:, None]).T
+
+    return [
+        Case("quantize_fp8, fp32", ops.quantize_fp8, quantize, (x,)),
+        Case("quantize_fp8, e5m2, bf16", ops.quantize_fp8, quantize, (x.bfloat16(), torch.float8_e5m2)),
+        Case("rms_norm_fp8, bf16", ops.rms_norm_fp8, lambda x, w: quantize(_rms(x, w)), (x.bfloat16(), w)),
+        Case("scaled_matmul", ops.scaled_matmul, product, (x8, w8, x_scale, w_scale)),
+        Case(
+            "scaled_matmul, batches",
+            lambda *args: ops.scaled_matmul(*args, dtype=F32),
+            product,
+            (x8.view(3, 3, 70), w8, x_scale.view(3, 3), w_scale),
+        ),
+        Case("scaled_matmul, no rows", ops.scaled_matmul, product, (x8[:0], w8, x_scale[:0], w_scale)),
+    ]
+
+
+FAMILIES = (norms, losses, pointwise, rotations, quantized)
+
+
+def cases() -> list[Case]:
+    """Make the arguments of all cases, the same each time."""
+    torch.manual_seed(0)
+    return [case for family in FAMILIES for case in family()]

@@ -1,0 +1,192 @@
+"""The operators of ``helion.ops`` in graphs, under transformations, and with wrong arguments."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from ops.table import Case, cases
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from helion import exc, ops
+
+NAMES = [case.name for case in cases()]
+FIRST = ("rms_norm, fp32", "cross_entropy, fp32", "rope, bf16, positions")
+
+
+@functools.cache
+def _cases() -> dict[str, Case]:
+    return {case.name: case for case in cases()}
+
+
+def _sampled(names: list[str]) -> list[Any]:
+    return [name if name in FIRST else pytest.param(name, marks=pytest.mark.prove) for name in names]
+
+
+class _Calls(TorchDispatchMode):
+    """The calls of the library's operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "helion_ops":
+            self.calls.append((func, args))
+        return func(*args, **(kwargs or {}))
+
+
+def _leaves(case: Case) -> list[Any]:
+    return [a.detach().requires_grad_() if at in case.differentiated else a for at, a in enumerate(case.args)]
+
+
+def _utilities(args: tuple[Any, ...]) -> Any:
+    """Return the tests that torch can run: its test of schemas multiplies the arguments, and copies them by strides."""
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    if all("float8" not in str(t.dtype) and t.numel() for t in tensors):
+        return "ALL"
+    return ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", NAMES)
+def test_opcheck(name: str) -> None:
+    """Schema, fake results, autograd registration and dynamic shapes of every operator, its backward among them."""
+    case = _cases()[name]
+    with _Calls() as seen:
+        result = case.op(*_leaves(case))
+        results = result if isinstance(result, tuple) else (result,)
+        if case.differentiated:
+            torch.autograd.backward(results, [torch.ones_like(r) for r in results])
+    assert seen.calls
+    for operator, args in seen.calls:
+        if "_backward" in operator.name():  # has no gradients of its own
+            args = tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in args)
+        torch.library.opcheck(operator, args, test_utils=_utilities(args))
+
+
+@pytest.mark.parametrize("name", _sampled(NAMES))
+def test_one_graph(name: str) -> None:
+    """A compiled function without graph breaks gives the same results and gradients."""
+    case = _cases()[name]
+    compiled = torch.compile(case.op, fullgraph=True, dynamic=True, backend="aot_eager")
+    found: list[list[torch.Tensor]] = []
+    for function in (case.op, compiled):
+        leaves = _leaves(case)
+        result = function(*leaves)
+        results = list(result if isinstance(result, tuple) else (result,))
+        if case.differentiated:
+            wanted = [leaves[at] for at in case.differentiated]
+            results += torch.autograd.grad(results, wanted, [torch.ones_like(r) for r in results])
+        found.append(results)
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+
+
+def test_any_batch_size_is_one_graph() -> None:
+    graphs = 0
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        nonlocal graphs
+        graphs += 1
+        return graph.forward
+
+    compiled = torch.compile(ops.softmax, fullgraph=True, dynamic=True, backend=backend)
+    for batch in (3, 5, 8):
+        x = torch.randn(batch, 2, 33)
+        torch.testing.assert_close(compiled(x), x.softmax(-1))
+    assert graphs == 1
+
+
+def test_export() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return ops.rms_norm(x, weight)
+
+    x, weight = torch.randn(4, 33), torch.randn(33)
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(Model(), (x, weight), dynamic_shapes=({0: batch}, None))
+    x = torch.randn(7, 33)
+    torch.testing.assert_close(program.module()(x, weight), ops.rms_norm(x, weight))
+
+
+def test_second_derivatives_are_refused() -> None:
+    x = torch.randn(3, 33, requires_grad=True)
+    (grad,) = torch.autograd.grad(ops.softmax(x).square().sum(), x, create_graph=True)
+    with pytest.raises(exc.AutodiffNotSupported, match="softmax_backward computes; an op can be differentiated once"):
+        grad.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_runs_the_op_for_each_element() -> None:
+    x, weight = torch.randn(3, 4, 33), torch.randn(33)
+    torch.testing.assert_close(torch.vmap(ops.rms_norm, in_dims=(0, None))(x, weight), ops.rms_norm(x, weight))
+
+
+def test_dropout() -> None:
+    x, residual = torch.randn(40, 31).add(2).requires_grad_(), torch.randn(40, 31)
+    bias = torch.randn(31)
+    torch.manual_seed(3)
+    out = ops.bias_dropout_residual(x, bias, residual, p=0.25)
+    kept = (out - residual).abs() > 1e-6
+    assert 0.68 < kept.double().mean() < 0.82
+    torch.testing.assert_close(out, residual + torch.where(kept, (x + bias) / 0.75, 0))
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(grad, torch.where(kept, 1 / 0.75, 0))
+    torch.manual_seed(3)
+    assert torch.equal(ops.bias_dropout_residual(x, bias, residual, p=0.25), out)
+    assert not torch.equal(ops.bias_dropout_residual(x, bias, residual, p=0.25), out)
+    torch.testing.assert_close(ops.bias_dropout_residual(x, None, residual, p=0.5, training=False), x + residual)
+
+
+def test_a_label_that_is_no_class_gives_nan() -> None:
+    losses = ops.cross_entropy(torch.randn(3, 7), torch.tensor([0, 7, -1]), reduction="none")
+    assert losses.isnan().tolist() == [False, True, True]
+
+
+def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    ops.layer_norm(torch.randn(3, 19), torch.randn(19))
+    assert capfd.readouterr() == ("", "")
+
+
+X, W = torch.randn(4, 33), torch.randn(33)
+COS = torch.randn(9, 4)
+HEADS = torch.randn(9, 2, 8)
+LABELS = torch.zeros(4, dtype=torch.int64)
+F8 = X.to(torch.float8_e4m3fn)
+WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
+    (ops.rms_norm, (X.double(), W), "rms_norm: argument 'x' must be of dtype bfloat16, float16, float32, got float64"),
+    (ops.rms_norm, (X, W[:5]), r"rms_norm: argument 'weight' must be of shape \[33\], got shape \[5\]"),
+    (ops.rms_norm, (X, 1.0), "rms_norm: argument 'weight' must be a tensor, got float"),
+    (ops.rms_norm, (X, W.to("meta")), "rms_norm: argument 'weight' must be on cpu, got a tensor on meta"),
+    (ops.rms_norm, (X[0, 0], W), r"'x' must be of at least 1 dimension, got shape \[\]"),
+    (ops.rms_norm, (X[:, :0], W[:0]), r"'x' must be of at least one column, got shape \[4, 0\]"),
+    (ops.add_rms_norm, (X, X[:2], W), r"'residual' must be of shape \[4, 33\], got shape \[2, 33\]"),
+    (ops.layer_norm, (X, W, W.int()), "layer_norm: argument 'bias' must be of dtype .* got int32"),
+    (ops.add_layer_norm, (X, X.T, W, W), r"'residual' must be of shape \[4, 33\], got shape \[33, 4\]"),
+    (ops.softmax, (X.int(),), "softmax: argument 'x' must be of dtype .* got int32"),
+    (ops.cross_entropy, (X, LABELS[:3]), r"'labels' must be of shape \[4\], got shape \[3\]"),
+    (ops.cross_entropy, (X, LABELS.float()), "'labels' must be of dtype int32, int64, got float32"),
+    (functools.partial(ops.cross_entropy, reduction="max"), (X, LABELS), "'mean', 'sum' or 'none', got 'max'"),
+    (functools.partial(ops.cross_entropy, label_smoothing=2), (X, LABELS), "must be from 0 to 1, got 2"),
+    (ops.swiglu, (X, X[:, :5]), r"swiglu: argument 'up' must be of shape \[4, 33\], got shape \[4, 5\]"),
+    (functools.partial(ops.geglu, approximate="x"), (X, X), "'approximate' must be 'none' or 'tanh', got 'x'"),
+    (ops.rope, (HEADS[..., :7], COS, COS), "'x' must be of an even number of features, got 7 features"),
+    (ops.rope, (HEADS, COS[:5], COS[:5]), "'cos' must be of at least 9 rows, one per token, got 5 rows"),
+    (ops.rope, (HEADS, COS, COS[:, :2]), r"'sin' must be of shape \[9, 4\], got shape \[9, 2\]"),
+    (ops.rope, (HEADS, COS, COS, LABELS), r"'positions' must be of shape \[9\], got shape \[4\]"),
+    (functools.partial(ops.bias_dropout_residual, p=1.0), (X, W, X), "'p' must be from 0 to less than 1, got 1.0"),
+    (ops.quantize_fp8, (X, torch.int8), "'dtype' must be torch.float8_e4m3fn or torch.float8_e5m2, got torch.int8"),
+    (ops.rms_norm_fp8, (X, W[None]), r"'weight' must be of shape \[33\], got shape \[1, 33\]"),
+    (ops.scaled_matmul, (X, F8, W, W), "'x' must be of dtype float8_e4m3fn, float8_e5m2, got float32"),
+    (ops.scaled_matmul, (F8, F8[:, :5], X[:, 0], X[:, 0]), r"'weight' must be of shape \[4, 33\], got shape \[4, 5\]"),
+    (ops.scaled_matmul, (F8, F8, X[:, 0], W), r"'weight_scale' must be of shape \[4\], got shape \[33\]"),
+]
+
+
+@pytest.mark.parametrize("op, args, message", WRONG)
+def test_wrong_arguments(op: Callable[..., Any], args: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(exc.WrongOpArgument, match=message):
+        op(*args)
