@@ -1,4 +1,4 @@
-"""What seeds that are measured at the first call gain and cost, where nobody asked for tuning (`helion/runtime/tuning/unasked.py`).
+"""What seeds that are measured at the first call gain and cost, where nobody asked for tuning (`helion/runtime/tuning/first_call.py`).
 
     python benchmarks/first_call.py [--out FILE.json] [--cells N] [--seconds S]
 
@@ -31,7 +31,7 @@ import torch  # noqa: E402
 import helion  # noqa: E402
 from benchmarks.cells import Cell, inputs, timed_cells  # noqa: E402
 from benchmarks.timing import GraphTimer, reason  # noqa: E402
-from helion.runtime.tuning import unasked  # noqa: E402
+from helion.runtime.tuning import first_call  # noqa: E402
 from helion.settings import Settings  # noqa: E402
 
 OUT = ROOT / "build" / "first-call.json"
@@ -42,7 +42,7 @@ def doubted(cells: Sequence[Cell], target: str | None = None) -> Iterator[Cell]:
     found: dict[str, list[Cell]] = {}
     for cell in cells:
         bound = cell.function.bind(cell.args, target=target)
-        if unasked.contenders(bound.variant.of, bound.default_config()):
+        if first_call.contenders(bound.variant.of, bound.default_config()):
             found.setdefault(cell.kernel, []).append(cell)
     for at in range(max(map(len, found.values()), default=0)):
         yield from (each[at] for each in found.values() if at < len(each))
@@ -63,7 +63,7 @@ def measured(cell: Cell, timer: GraphTimer) -> dict[str, Any]:
         row["seconds"][name] = time.perf_counter() - began
         bound = kernel.bind(args)
         configs[name] = bound.config
-    row["seeds"] = 1 + len(unasked.contenders(bound.variant.of, bound.default_config()))
+    row["seeds"] = 1 + len(first_call.contenders(bound.variant.of, bound.default_config()))
     row["configs"] = {name: bound.short_config(configs[name]).to_dict() for name in ("none", "unset")}
     functions = {name: functools.partial(bound.compile_config(configs[name]), *args) for name in ("none", "unset")}
     times, failures = timer.time(functions)

@@ -159,6 +159,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture
 def seeds_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU tests see the config that would run untuned; those of tuning say which seeds contend."""
-    from helion.runtime.tuning import unasked
+    from helion.runtime.tuning import first_call
 
-    monkeypatch.setattr(unasked, "MOST", 0)
+    monkeypatch.setattr(first_call, "MOST", 0)

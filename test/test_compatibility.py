@@ -16,7 +16,14 @@ from helion import _compatibility, exc, knobs
 
 ROOT = Path(helion.__file__).parent
 #: Where a setting's name decides nothing: its own table, what shows it, and what tests import.
-SHOWING = ("_compatibility.py", "knobs.py", "settings.py", "runtime/repro.py", "_testing.py", "_testing_unittest.py")
+SHOWING = (
+    "_compatibility.py",
+    "knobs.py",
+    "settings.py",
+    "runtime/specialization/repro.py",
+    "_testing.py",
+    "_testing_unittest.py",
+)
 ERRORS = tuple(name for name, _, _ in exc._TABLE)
 
 

@@ -52,7 +52,7 @@ def test_all_is_what_happens_and_plus_adds_why() -> None:
     assert stdout == "1 False 0"
     info = [line for line in lines if "] INFO: " in line]
     assert [line.split(": ", 1)[1].split()[0] for line in info] == ["bound", "default", "compiled"]
-    assert info[0].startswith("[helion.runtime.variant] INFO: bound softmax for sm_90 in ")
+    assert info[0].startswith("[helion.runtime.variants.variant] INFO: bound softmax for sm_90 in ")
     assert " key " in info[0] and ".py: helion.Config(" in info[2]
     debug = "\n".join(line for line in lines if "] DEBUG: " in line)
     assert (
@@ -78,7 +78,7 @@ def test_an_application_hears_the_loggers_too(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.INFO, logger="helion"):
         add_one(torch.ones(3))
     assert [record.name for record in caplog.records if record.name != "helion.notices"] == [
-        "helion.runtime.variant",
+        "helion.runtime.variants.variant",
         "helion.pipeline",
-        "helion.runtime.compiled",
+        "helion.runtime.specialization.compiled",
     ]

@@ -12,10 +12,10 @@ from .._support.tracebacks import short_errors
 from ..runtime.kernel import aot_kernel
 
 if TYPE_CHECKING:
-    from ..runtime import gradients
     from ..runtime.kernel import Kernel
+    from ..runtime.torch_interop import gradients
 else:
-    gradients = lazy("helion.runtime.gradients")
+    gradients = lazy("helion.runtime.torch_interop.gradients")
 
 
 @short_errors

@@ -9,8 +9,9 @@ from ..backends.modules import set_triton_allocator as set_triton_allocator
 from ..backends.stub import stub_driver as stub_driver
 from ..language._words import flat_bytes as flat_bytes
 from ..language._words import flat_words as flat_words
-from .inputs import overwrites as overwrites
-from .modelled import mismatch as mismatch
-from .modelled import modelled as modelled
-from .sources import Elsewhere as Elsewhere
-from .sources import source_module as source_module
+from .call.argument_checks import overwrites as overwrites
+from .generated.result_guards import expected_tensors as expected_tensors
+from .generated.result_guards import mismatch as mismatch
+from .generated.sources import Elsewhere as Elsewhere
+from .generated.sources import register_source as register_source
+from .generated.sources import source_module as source_module

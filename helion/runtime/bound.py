@@ -12,11 +12,11 @@ from .._support.tracebacks import short_errors, shortened
 from ..config import Config
 from ..hardware import Target
 from ..settings import Settings
-from .compiled import ConfigLike
-from .inputs import check_call
-from .remembered import described
-from .size_buckets import Bucket
-from .variant import Variant
+from .call.arg_snapshot import described
+from .call.argument_checks import check_call
+from .call.size_buckets import Bucket
+from .specialization.compiled import ConfigLike
+from .variants.variant import Variant
 from .views import Views
 
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ from .._support import logs as _logging
 from ..backends import stub
 from ..backends.execution import Executor
 from ..language._unwritten import mark_unwritten, unwritten
-from . import codecache
-from .definition import Definition
-from .signature import tensors_in
+from .call.definition import Definition
+from .call.signature import tensors_in
+from .generated import codecache
 
 _ALLOCATORS = frozenset(
     getattr(owner, name)

@@ -26,22 +26,23 @@ from .._support.tracebacks import short_errors, shortened
 from ..config import Config, as_config
 from ..settings import RefMode, Settings
 from . import bind_times
-from .aot_options import AotOptions
 from .bound import BoundKernel
-from .definition import Definition
-from .dispatch import Calls, dispatchable, leave_untraced
-from .inputs import check_bound, check_call
-from .signature import class_of
-from .sources import register_kernel, register_source
-from .variants import Variants
+from .call.argument_checks import check_bound, check_call
+from .call.definition import AotOptions, Definition
+from .call.signature import class_of
+from .dispatch.calls import Calls, dispatchable
+from .dispatch.entries import leave_untraced
+from .generated.sources import register_kernel, register_source
+from .variants.lookup import Variants
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec, TypeVar
 
     from ..autotuner import options as search_options
-    from . import aot, differentiable, ref_mode
-    from .graphs import calls as graph_calls
-    from .graphs import dynamo
+    from . import ref_mode
+    from .specialization import aot
+    from .torch_interop import calls as graph_calls
+    from .torch_interop import differentiable, dynamo
     from .tuning import requests, several
 
     # a bare `helion.Kernel` in an annotation is a kernel of any function
@@ -53,10 +54,10 @@ else:
     several = lazy("helion.runtime.tuning.several")
     from typing import ParamSpec, TypeVar
 
-    dynamo = lazy("helion.runtime.graphs.dynamo")
-    graph_calls = lazy("helion.runtime.graphs.calls")
-    differentiable = lazy("helion.runtime.differentiable")
-    aot = lazy("helion.runtime.aot")
+    dynamo = lazy("helion.runtime.torch_interop.dynamo")
+    graph_calls = lazy("helion.runtime.torch_interop.calls")
+    differentiable = lazy("helion.runtime.torch_interop.differentiable")
+    aot = lazy("helion.runtime.specialization.aot")
     ref_mode = lazy("helion.runtime.ref_mode")
     _Parameters, _Result = ParamSpec("_Parameters"), TypeVar("_Result")
 

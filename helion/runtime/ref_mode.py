@@ -30,9 +30,9 @@ from ..language.constants import ConstExpr
 from ..language.creation import lanes_axes
 from ..language.loops import jagged_tile
 from ..language.matmul import FLOAT8, accumulator_dtype, product
+from .call.definition import Definition
+from .call.signature import target_of, tensors_in
 from .checked import checking
-from .definition import Definition
-from .signature import target_of, tensors_in
 
 if TYPE_CHECKING:
     from .. import pipeline

@@ -10,20 +10,20 @@ from .. import exc
 from .._support.lazy import lazy
 from .._support.tracebacks import short_errors
 from ..config import Config
-from . import codecache
-from .compiled import Compiled, ConfigLike
-from .output_code import OutputCodeOptions
-from .variant import Variant
+from .generated import codecache
+from .generated.output_code import OutputCodeOptions
+from .specialization.compiled import Compiled, ConfigLike
+from .variants.variant import Variant
 
 if TYPE_CHECKING:
     from .._compiler.host import program as host_program
     from ..backends.execution import Resources
-    from . import repro
     from .explanation import explain
+    from .specialization import repro
 else:
     host_program = lazy("helion._compiler.host.program")
     explain = lazy("helion.runtime.explanation.explain")
-    repro = lazy("helion.runtime.repro")
+    repro = lazy("helion.runtime.specialization.repro")
 
 
 class Views:

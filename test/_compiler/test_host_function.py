@@ -169,7 +169,7 @@ def test_what_is_checked_stands_behind_its_condition() -> None:
 
     host = host_of(derived)
     statement = host.checked_launch(0)
-    assert isinstance(statement, ast.If) and "_modelled_0(y, x)" in ast.unparse(statement.test)
+    assert isinstance(statement, ast.If) and "_expected_0(y, x)" in ast.unparse(statement.test)
     assert "_launcher(_helion_derived" in ast.unparse(statement)
     assert host.checked_launch(1) is None and host_of(fresh).checked_launch(0) is None
 

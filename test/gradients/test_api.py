@@ -17,7 +17,7 @@ from gradients import kernels
 import helion
 import helion.language as hl
 from helion.experimental import backward
-from helion.runtime import gradients
+from helion.runtime.torch_interop import gradients
 
 
 @helion.kernel

@@ -10,7 +10,7 @@ from gradients.kernels import CASES, Case
 from gradients.test_backward import incoming
 
 import helion
-from helion.runtime.gradients import BackwardKernel
+from helion.runtime.torch_interop.gradients import BackwardKernel
 
 TARGETS = ("h200", "sm_80", "sm_100", "gfx942")
 

@@ -29,7 +29,7 @@ import helion.language as hl
 from helion import exc
 from helion._compiler.frontend.host.elementwise_layout import result_layout
 from helion.runtime import stub_driver
-from helion.runtime.modelled import Modelled, modelled
+from helion.runtime.generated.result_guards import ExpectedTensor, expected_tensors
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -337,7 +337,7 @@ def test_operands_that_do_not_broadcast_have_no_layout() -> None:
     assert result_layout([((2, 3), (3, 1)), ((4,), (1,))]) is None
 
 
-# --- tensors that are not as modelled ----------------------------------------------------------------------------------
+# --- tensors that are not as expected ----------------------------------------------------------------------------------
 
 CONFIG = helion.Config(block_sizes=[4, 4])
 ARRAY = np.zeros((2, 3), dtype=np.float32)
@@ -410,17 +410,17 @@ def test_host_tensors_in_host_loops(static: bool) -> None:
             torch.testing.assert_close(result, wanted)
 
 
-def test_modelled_says_what_differs() -> None:
+def test_expected_tensors_say_what_differs() -> None:
     x = grid(4, 6)
-    expected = Modelled("float32", (4, None), (None, 1))
+    expected = ExpectedTensor("float32", (4, None), (None, 1))
     assert not expected.differs(x, x)
     assert "strides are (1, 4), expected (any, 1)" in expected.differs(grid(6, 4).t(), x)
     assert "shape is (3, 6), expected (4, any)" in expected.differs(x[:3], x)
     assert "dtype is torch.float64" in expected.differs(x.double(), x)
     assert "expected a tensor" in expected.differs(3, x)
     assert "it is on meta, expected cpu" in expected.differs(torch.empty(4, 6, device="meta"), x)
-    assert not Modelled("float32", (1, 6), (77, 1)).differs(x[:1], None)  # no element needs that stride
-    check = modelled(("float32", (4, 6), (6, 1)))
+    assert not ExpectedTensor("float32", (1, 6), (77, 1)).differs(x[:1], None)  # no element needs that stride
+    check = expected_tensors(("float32", (4, 6), (6, 1)))
     assert all(check(x, other) for other in (x, x.clone(), x.t()))
     assert not check(x.t(), x) and not check(x[:, :5], x) and check(x, x)
 

@@ -14,7 +14,7 @@ import torch
 
 import helion
 from helion import Config
-from helion.runtime import aot
+from helion.runtime.specialization import aot
 
 SOURCE = """
 import torch, helion, helion.language as hl

@@ -19,7 +19,11 @@ import helion
 import helion.language as hl
 from helion._testing import import_path
 from helion.backends.stub import Launch, StubDriver
-from helion.runtime import bind_times, dispatch, signature, stub_driver
+from helion.runtime import bind_times, stub_driver
+from helion.runtime.call import signature
+from helion.runtime.dispatch import guards
+from helion.runtime.dispatch.calls import MAX_VERSIONS
+from helion.runtime.dispatch.entries import MISSED
 
 WIDTH = 64
 CONFIG = helion.Config(block_sizes=[32])
@@ -358,7 +362,7 @@ def test_aliases_of_written_tensors_are_told_apart(stub: StubDriver) -> None:
     lines = list(increment.calls._lines.values())
     assert len(lines) == 2
     for pair in pairs:
-        accepted = [line.probe(*pair) is not dispatch.MISSED for line in lines]
+        accepted = [line.probe(*pair) is not MISSED for line in lines]
         assert accepted.count(True) == 1
 
 
@@ -371,8 +375,8 @@ def test_subclasses_take_the_slow_path(stub: StubDriver) -> None:
     x, y = torch.randn(64), torch.randn(64)
     add(x, y)
     line = next(iter(add.calls._lines.values()))
-    assert line.probe(x.as_subclass(Subclass), y) is dispatch.MISSED
-    assert line.probe(x, y) is not dispatch.MISSED
+    assert line.probe(x.as_subclass(Subclass), y) is MISSED
+    assert line.probe(x, y) is not MISSED
 
 
 def test_vmapped_tensors_do_not_pass_the_guard(stub: StubDriver) -> None:
@@ -383,7 +387,7 @@ def test_vmapped_tensors_do_not_pass_the_guard(stub: StubDriver) -> None:
     seen: list[bool] = []
 
     def inner(v: torch.Tensor) -> torch.Tensor:
-        seen.append(line.probe(v, y) is dispatch.MISSED)
+        seen.append(line.probe(v, y) is MISSED)
         return v
 
     torch.vmap(inner)(torch.randn(3, 64))
@@ -391,7 +395,7 @@ def test_vmapped_tensors_do_not_pass_the_guard(stub: StubDriver) -> None:
 
 
 def test_guards_without_torch_internals(stub: StubDriver, monkeypatch: pytest.MonkeyPatch, no_slow_path: Any) -> None:
-    monkeypatch.setattr(dispatch, "TensorGuards", None)
+    monkeypatch.setattr(guards, "TensorGuards", None)
     for static in (True, False):
         add = adder(static_shapes=static)
         good = [torch.randn(64), torch.randn(64)]
@@ -463,7 +467,7 @@ def test_changed_globals(stub: StubDriver, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_global_that_alternates_for_ever(stub: StubDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(256)
-    for i in range(3 * dispatch.MAX_VERSIONS):
+    for i in range(3 * MAX_VERSIONS):
         length = 32 * (1 + i % 5)
         monkeypatch.setitem(up_to_length.fn.__globals__, "LENGTH", length)
         up_to_length(x)

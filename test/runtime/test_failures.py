@@ -18,8 +18,9 @@ import helion.language as hl
 from helion import Config, exc
 from helion.backends.triton.execute import fast_launch
 from helion.backends.triton.execute.fast_launch import FastLauncher
-from helion.runtime import binary_check, repro, stub_driver
+from helion.runtime import stub_driver
 from helion.runtime.ref_mode import run_reference
+from helion.runtime.specialization import binary_check, repro
 
 
 def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

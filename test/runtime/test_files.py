@@ -17,7 +17,7 @@ import helion.language as hl
 from helion import knobs
 from helion._support import files as _files
 from helion._support import logs
-from helion.runtime import codecache
+from helion.runtime.generated import codecache
 
 
 @helion.kernel(config=helion.Config(block_sizes=[4]))

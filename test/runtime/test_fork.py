@@ -19,9 +19,9 @@ import helion.language as hl
 from helion import exc
 from helion._support import lazy
 from helion._support import locks as _locks
+from helion.backends import stub
 from helion.backends.triton.execute.interpreter.semantic import SEMANTIC
 from helion.backends.triton.toolchain import offline
-from helion.runtime import inputs
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
 
@@ -214,7 +214,7 @@ def test_forks_beside_threads_that_work(count: int) -> None:
 def test_a_child_without_cuda_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
     assert right()  # CPU tensors need none
-    monkeypatch.setattr(inputs.stub, "on_gpu", lambda value: isinstance(value, torch.Tensor))
+    monkeypatch.setattr(stub, "on_gpu", lambda value: isinstance(value, torch.Tensor))
     with pytest.raises(exc.CudaInForkedProcess, match=r"Kernel 'double'.*spawn"):
         double(torch.ones(3))
     with pytest.raises(exc.CudaInForkedProcess):

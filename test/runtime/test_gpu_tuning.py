@@ -17,8 +17,8 @@ from helion.autotuner.measure.comparison import log_ratios, median_interval
 from helion.autotuner.outcome import Status
 from helion.autotuner.pool.children import ForkServer
 from helion.runtime.bound import kept_entry
-from helion.runtime.choice import Choice
-from helion.runtime.tuning import unasked
+from helion.runtime.specialization.choice import Choice
+from helion.runtime.tuning import first_call
 from helion.runtime.tuning.bench import Bench
 from helion.runtime.tuning.clocks import DeviceClock
 from helion.runtime.tuning.device_lock import DeviceLock, lock_of
@@ -104,7 +104,7 @@ def seeded(monkeypatch: pytest.MonkeyPatch, x: torch.Tensor) -> tuple[helion.run
     kernel = helion.kernel(shifted)
     bound = kernel.bind((x,))
     seed, slow = bound.default_config(), bound.config_spec.normalize(SLOW)
-    monkeypatch.setattr(unasked, "contenders", lambda of, config: [seed])
+    monkeypatch.setattr(first_call, "contenders", lambda of, config: [seed])
     monkeypatch.setattr(Choice, "verified", lambda self, args: slow)
     return kernel, seed
 
@@ -124,7 +124,7 @@ def test_a_seed_in_doubt_is_measured_at_the_first_call(monkeypatch: pytest.Monke
 
 def test_a_first_call_that_is_captured_or_compiled_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(1024, 4096, device="cuda")
-    monkeypatch.setattr(unasked.autotune, "tuned", None)
+    monkeypatch.setattr(first_call.autotune, "tuned", None)
     kernel, seed = seeded(monkeypatch, x)
     kernel.bind((x,)).compile_config(SLOW)(x)
     graph = torch.cuda.CUDAGraph()

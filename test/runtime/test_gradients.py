@@ -19,7 +19,7 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion.runtime import stub_driver
-from helion.runtime.inputs import overwrites
+from helion.runtime.call.argument_checks import overwrites
 
 CONFIG = helion.Config(block_sizes=[16])
 N = 11
@@ -410,11 +410,11 @@ def test_parameters_buffers_and_named_subclasses_are_tensors() -> None:
 
 def test_calls_import_no_tracer() -> None:
     code = (
-        "import sys, torch\nimport helion\nfrom helion.runtime import inputs, signature\n"
+        "import sys, torch\nimport helion\nfrom helion.runtime.call import argument_checks, signature\n"
         "class K: name, signature, told_about_gradients = 'k', type('S', (), {'parameters': ['x']}), False\n"
         "K.settings, K.usual_inputs = helion.Settings(), signature.UsualInputs()\n"
-        "inputs.check_call(K, (torch.ones(3, requires_grad=True),))\n"
-        "inputs.overwrites('k', ('x',), torch.ones(3))\n"
+        "argument_checks.check_call(K, (torch.ones(3, requires_grad=True),))\n"
+        "argument_checks.overwrites('k', ('x',), torch.ones(3))\n"
         "print([m for m in ('torch._dynamo', 'torch._inductor', 'helion.pipeline') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

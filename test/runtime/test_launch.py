@@ -30,7 +30,7 @@ from helion.backends import stub
 from helion.backends.triton.execute import fast_launch, launcher, native
 from helion.backends.triton.toolchain import offline
 from helion.backends.triton.toolchain.descriptors import MiscompiledError
-from helion.runtime import dispatch
+from helion.runtime.dispatch.calls import dispatchable
 
 N = 300
 
@@ -412,7 +412,7 @@ def test_entries_keep_no_tensor(device: Device) -> None:
         .inner.site(add.bind((x, y)).compile_config().__globals__["_helion_add"])
     )
     assert site.last[1] == (None, None, None)
-    assert dispatch.dispatchable((x,))
+    assert dispatchable((x,))
 
 
 def softmax_of_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 import helion
 import helion.language as hl
 from helion import exc
-from helion.runtime import repro
+from helion.runtime.specialization import repro
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 4

@@ -16,7 +16,7 @@ from helion import Config, exc
 from helion._compiler.ir.hints import sizes_of_blocks, with_hints
 from helion._compiler.ir.printer import print_program
 from helion.runtime import stub_driver
-from helion.runtime.size_buckets import Bucket, bucket_of
+from helion.runtime.call.size_buckets import Bucket, bucket_of
 from helion.settings import Settings
 
 HINTS = (64, 256, 4096)

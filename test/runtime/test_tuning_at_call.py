@@ -18,9 +18,9 @@ from helion import exc
 from helion.autotuner.cache.store import default_store
 from helion.autotuner.options import GENERATION, Options
 from helion.backends.stub import stub_driver
-from helion.runtime import policies
-from helion.runtime.tuning import autotune, evaluator, loaded, session, unasked
+from helion.runtime.tuning import autotune, evaluator, first_call, loaded, session
 from helion.runtime.tuning.session import Candidate
+from helion.runtime.variants import policies
 from helion.settings import Settings
 
 
@@ -158,7 +158,7 @@ def doubted(monkeypatch: pytest.MonkeyPatch) -> helion.Config:
     """A seed that is said to be predicted to be faster than the config that would run, and is simulated to be."""
     bound = kernel().bind((ROWS,))
     other = bound.config_spec.normalize({**bound.default_config(), "num_warps": 16})
-    monkeypatch.setattr(unasked, "contenders", lambda of, config: [other])
+    monkeypatch.setattr(first_call, "contenders", lambda of, config: [other])
     monkeypatch.setattr(evaluator.Evaluator, "_candidate", as_predicted(other))
     return other
 
@@ -231,8 +231,8 @@ def test_calls_that_must_be_the_same_everywhere_or_are_recorded_measure_nothing(
         patched.setenv("HELION_DISALLOW_AUTOTUNING", "1")
         untuned(8)
     with monkeypatch.context() as patched:  # as while another thread measures
-        patched.setattr(unasked, "_UNDER_WAY", threading.Lock())
-        with unasked._UNDER_WAY:
+        patched.setattr(first_call, "_UNDER_WAY", threading.Lock())
+        with first_call._UNDER_WAY:
             untuned(9)
     recorded = kernel()
     torch.compile(recorded, backend="eager", fullgraph=True)(ROWS)
@@ -259,15 +259,15 @@ def interrupted(*args: Any) -> Any:
 
 
 def test_seeds_that_are_predicted_to_be_faster_contend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unasked, "MOST", 2)
+    monkeypatch.setattr(first_call, "MOST", 2)
     bound = kernel().bind((torch.empty(4096, 5000, device="meta"),), target="h200")
     seeds, of = bound.seeds, bound.variant.of
     by_time = sorted(seeds, key=lambda seed: seed.predicted.time_us)
     fastest, slowest = by_time[0], by_time[-1]
     assert len(seeds) > 1 and fastest.predicted.time_us < slowest.predicted.time_us
-    assert unasked.contenders(of, fastest.config) == []
-    found = unasked.contenders(of, slowest.config)
-    assert found[0] == fastest.config and len(found) <= unasked.MOST and slowest.config not in found
+    assert first_call.contenders(of, fastest.config) == []
+    found = first_call.contenders(of, slowest.config)
+    assert found[0] == fastest.config and len(found) <= first_call.MOST and slowest.config not in found
 
 
 def test_what_is_captured_into_a_graph_is_not_tuned(

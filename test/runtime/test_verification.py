@@ -35,9 +35,18 @@ from helion.backends.cute.toolchain.shared_object import CompilationFailed
 from helion.backends.triton.toolchain import offline
 from helion.backends.triton.toolchain.chain import TritonToolchain
 from helion.backends.triton.toolchain.ending import ending_assembler
-from helion.runtime import binary_check, compiled, stub_driver
-from helion.runtime.binary_check import ALLOWED_SPILL_BYTES, MORE_TRIES, MOST_SLOW, Rejected, Taken, Verdict, decide
-from helion.runtime.variant import Variant
+from helion.runtime import stub_driver
+from helion.runtime.specialization import binary_check, compiled
+from helion.runtime.specialization.binary_check import (
+    ALLOWED_SPILL_BYTES,
+    MORE_TRIES,
+    MOST_SLOW,
+    Rejected,
+    Taken,
+    Verdict,
+    decide,
+)
+from helion.runtime.variants.variant import Variant
 
 
 @pytest.fixture(autouse=True)

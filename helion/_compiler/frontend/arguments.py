@@ -2,7 +2,7 @@
 
 With static shapes, sizes and strides are integers. With dynamic shapes they are symbols that the generated host code
 reads from the tensors; 0 and 1 stay integers, and equal numbers share one symbol. Both are part of the specialization
-key (``runtime/signature.py`` makes the same distinctions).
+key (``runtime/call/signature.py`` makes the same distinctions).
 """
 
 from __future__ import annotations

@@ -270,7 +270,7 @@ class HostBuilder:
 
 def comparison_name(number: int) -> str:
     """Return the name of the function of a module that compares tensors of one launch."""
-    return f"_modelled_{number}"
+    return f"_expected_{number}"
 
 
 def _launch(call: KernelCall) -> ast.stmt:

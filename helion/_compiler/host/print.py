@@ -20,7 +20,7 @@ def print_host(host: HostProgram) -> str:
 def print_comparisons(host: HostProgram) -> list[str]:
     """Return lines that define the comparisons of tensors before launches."""
     return [
-        f"{comparison_name(at)} = {RUNTIME_NAME}.modelled({', '.join(map(repr, expected))})"
+        f"{comparison_name(at)} = {RUNTIME_NAME}.expected_tensors({', '.join(map(repr, expected))})"
         for at, expected in enumerate(host.comparisons)
     ]
 
@@ -34,7 +34,7 @@ def print_source(host: HostProgram, form: Form) -> list[str]:
         name, file = form.source
         load = [
             "import runpy",
-            "from helion.runtime.sources import register_source",
+            "from helion.runtime import register_source",
             "",
             f"register_source({name!r}, {file!r}, runpy.run_path({file!r}))",
         ]

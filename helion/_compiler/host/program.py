@@ -70,7 +70,7 @@ class HostProgram:
     imports: tuple[Import, ...]
     #: It reads globals of the user's module.
     reads_source: bool
-    #: Reference for tensors that host code made: the arguments of ``modelled`` for each launch that compares.
+    #: Reference for tensors that host code made: the arguments of ``expected_tensors`` for each launch that compares.
     comparisons: tuple[tuple[Any, ...], ...]
     #: Host expressions of the tensors that the kernels may write; None where that is not known.
     written: frozenset[str] | None

@@ -8,8 +8,8 @@ from typing import Any
 from ..._compiler.facts.records import KernelFacts
 from ..._compiler.facts.summary import summarize
 from ...backends.execution import CompileError
-from ..binary_check import verdict_of
-from ..compiled import Compiled
+from ..specialization.binary_check import verdict_of
+from ..specialization.compiled import Compiled
 from .roofline import roofline
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import exc
 from ..._support.lazy import lazy
-from ..compiled import Compiled
+from ..specialization.compiled import Compiled
 from .collect import collect
 from .text import render_facts, render_text
 

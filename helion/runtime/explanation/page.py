@@ -11,8 +11,8 @@ from typing import Any
 from ..._compiler.ir.printer import print_program
 from ..._compiler.source import parse_kernel
 from ...config import Config
-from ..binary_check import verdict_of
-from ..compiled import Compiled
+from ..specialization.binary_check import verdict_of
+from ..specialization.compiled import Compiled
 from .pictures import accesses, roofline_picture
 from .roofline import roofline
 from .text import HEADINGS, overview, row

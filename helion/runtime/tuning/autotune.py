@@ -31,8 +31,8 @@ from ...autotuner.search.strategy import search_of
 from ...autotuner.tuner import Budget, Listener, Result, tune
 from ...config import Config
 from .. import ref_mode
-from ..signature import tensors_in
-from ..specialized import Specialized
+from ..call.signature import tensors_in
+from ..specialization.specialized import Specialized
 from .bench import AnyBench, Bench, DirectBench
 from .candidates import admitted, domain_of, legal, start_configs
 from .device_lock import DeviceLock, lock_of

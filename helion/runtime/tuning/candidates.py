@@ -13,7 +13,7 @@ from ...autotuner.options import Options
 from ...autotuner.search.domain import Domain, ListedDomain, SpaceDomain
 from ...autotuner.search.time_model import PredictedTime
 from ...config import Config, as_config
-from ..specialized import Specialized
+from ..specialization.specialized import Specialized
 
 #: Number of rows of other shapes or versions, and number of configs of an interrupted sweep, that a search begins with.
 _RELATED, _RESUMED = 4, 4

@@ -12,7 +12,7 @@ from ...autotuner.outcome import Outcome, Status
 from ...autotuner.pool.compiling import Built, CompilePool
 from ...backends.execution import Resources
 from ...config import Config
-from ..specialized import Specialized
+from ..specialization.specialized import Specialized
 from .bench import AnyBench
 from .device_lock import DeviceLock
 from .session import Candidate, OfflineJob

@@ -13,8 +13,8 @@ import torch
 from ..._compiler.ir.grammar import InlineAttrs
 from ...autotuner.cache.rows import Key
 from ...backends import BACKENDS
-from ..signature import any_device, tensors_in
-from ..specialized import Specialized
+from ..call.signature import any_device, tensors_in
+from ..specialization.specialized import Specialized
 
 #: Parts of an object's text that differ between processes.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

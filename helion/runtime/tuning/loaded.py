@@ -14,7 +14,7 @@ from ...config import Config
 
 if TYPE_CHECKING:
     from ...autotuner.cache import rows
-    from ..specialized import Specialized
+    from ..specialization.specialized import Specialized
 else:
     # importing the package does not need it
     rows = lazy("helion.autotuner.cache.rows")

@@ -18,7 +18,7 @@ from ...autotuner.search.domain import SpaceDomain
 from ...autotuner.search.time_model import PredictedTime
 from ...backends.execution import Resources
 from ...config import Config
-from ..specialized import Specialized
+from ..specialization.specialized import Specialized
 from .candidates import admission, start_configs
 from .evaluator import job_of
 from .keys import key_of

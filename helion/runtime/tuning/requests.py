@@ -12,11 +12,11 @@ from ..._support import logs as _logging
 from ..._support.lazy import lazy
 from ...autotuner.options import Options
 from ...config import Config, as_config
-from ..inputs import launches_on_gpu
+from ..call.argument_checks import launches_on_gpu
 
 if TYPE_CHECKING:
     from ..._compiler.ir import effects
-    from ..variant import Variant
+    from ..variants.variant import Variant
     from . import autotune as tuning
     from . import several
 else:

@@ -19,7 +19,7 @@ from ...autotuner.outcome import Status
 from ...autotuner.pool.children import ForkServer, shared_fork_server
 from ...backends import BACKENDS
 from ...backends.execution import Resources
-from .. import codecache
+from ..generated import codecache
 from .clocks import clock_of
 
 

@@ -17,8 +17,8 @@ from ...autotuner.measure.several import AGGREGATIONS, SeveralSets
 from ...autotuner.options import Options
 from ...config import Config
 from .. import ref_mode
-from ..signature import tensors_in
-from ..specialized import Specialized
+from ..call.signature import tensors_in
+from ..specialization.specialized import Specialized
 from .autotune import evaluator_of, keep, searched
 from .candidates import admitted, domain_of, legal, start_configs
 from .clocks import clock_of

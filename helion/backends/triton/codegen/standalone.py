@@ -26,7 +26,7 @@ class _helion_runtime:
         triton.set_allocator(lambda size, alignment, stream: torch.empty(size, device="cuda", dtype=torch.int8))
 
     @staticmethod
-    def modelled(*expected):
+    def expected_tensors(*expected):
         def agree(numbers, wanted, sizes):
             return all(w is None or n == w or size == 1 for n, w, size in zip(numbers, wanted, sizes))
 

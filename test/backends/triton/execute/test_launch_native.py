@@ -27,7 +27,8 @@ from helion._shapes import WIDE, SizeClasses
 from helion._support import files
 from helion.backends.triton.execute import native
 from helion.backends.triton.execute.native import Argument, Binary, build
-from helion.runtime import dispatch, signature, stub_driver
+from helion.runtime import stub_driver
+from helion.runtime.call import signature
 
 pytestmark = pytest.mark.cxx
 
@@ -106,7 +107,7 @@ def both_guards(
 ) -> tuple[Callable[..., bool], Callable[..., bool]]:
     native_guard = native.guard(sample, sizes, strides)
     assert native_guard is not None
-    theirs = dispatch.TensorGuards(*sample, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    theirs = signature.TensorGuards(*sample, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     return native_guard, theirs.check
 
 

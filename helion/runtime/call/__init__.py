@@ -1,0 +1,1 @@
+"""A kernel's definition and the arguments of its calls, before anything is compiled."""

@@ -1,0 +1,1 @@
+"""Written functions for calls, which skip the look-ups of the slow path."""

@@ -1,0 +1,1 @@
+"""Generated modules: their files, and what they import from here."""

@@ -1,1 +1,0 @@
-"""Calls of kernels that torch records instead of running: each becomes an operator of ``torch.library``."""

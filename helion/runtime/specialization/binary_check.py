@@ -1,0 +1,334 @@
+"""Check of the default seed by the resources of its binary, before it is launched.
+
+The first call on a GPU compiles a kernel anyway. If the binary spills more than ``ALLOWED_SPILL_BYTES``, or cannot be
+launched, the next seeds are compiled, and the best of them runs. One that can be launched is better than one that
+cannot, then fewer spilled bytes, then the order of the seeds. The verdict is cached on disk, so that the next process
+compiles only that one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import pathlib
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ... import exc, knobs
+from ..._shapes import hint_of
+from ..._support import files as _files
+from ..._support import logs as _logging
+from ..._support.lazy import lazy
+from ...config import Config
+from .compiled import Compiled
+from .specialized import Specialized
+
+if TYPE_CHECKING:
+    from ...autotuner import margins
+    from ...autotuner.proposal import Predicted
+else:
+    margins = lazy("helion.autotuner.margins")
+
+_LOG = _logging.logger(__name__)
+
+#: Bytes per thread that a kernel may spill without being rejected. The data are 169 configs with registers near their
+#: limit from sweeps of an H200 (benchmarks/results). The rates of configs within 5 % of the best of their cell are: 19
+#: % without spills, 17 % with up to 64 bytes, 2 % with more.
+ALLOWED_SPILL_BYTES = 64
+#: Further seeds that are compiled if the first one can be launched, and seconds after which no other is begun. A kernel
+#: compiles in 0.1 to 3 s, and the caller waits.
+MORE_TRIES, PATIENCE_SECONDS = 3, 10.0
+
+#: Configs that may compile longer than ``HELION_COMPILE_LIMIT_SECONDS``: after them only the last one is compiled.
+MOST_SLOW = 2
+
+#: Spilled bytes at which a kernel with matmuls is estimated to take twice as long. Its accumulators stay in registers,
+#: and spilled values are mostly read before and after the mainloop. Gradients of attention on an H200 (2026-11-23):
+#: heads of 128 take 53 us with 184 bytes spilled, and 75 us in the next config without spills. Heads of 256 take 154 us
+#: with 452 bytes, and 190 us with none.
+DOUBLING_BYTES = 1024
+
+#: Part of every key: it changes when the rule of verdicts changes.
+_VERSION = 2
+
+Candidate = tuple[Config, "Predicted"]
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """A config that does not run, with the reason; ``fits`` if it could be launched."""
+
+    config: Config
+    reason: str
+    fits: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The config that runs if none was requested, and those that were compiled and rejected."""
+
+    config: Config
+    rejected: tuple[Rejected, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdict as JSON data."""
+        rejected = [{"config": r.config.to_dict(), "reason": r.reason, "fits": r.fits} for r in self.rejected]
+        return {"config": self.config.to_dict(), "rejected": rejected}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Verdict:
+        """Make a verdict from ``to_dict``'s data.
+
+        Raises KeyError, TypeError, ValueError or AttributeError for any other.
+        """
+        rejected = (
+            Rejected(config=Config.from_dict(each["config"]), reason=str(each["reason"]), fits=bool(each["fits"]))
+            for each in data["rejected"]
+        )
+        return cls(config=Config.from_dict(data["config"]), rejected=tuple(rejected))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """Resources of a config's binary: spilled bytes per thread, and the reason why it cannot be launched, "" if it can."""
+
+    spill_bytes: int = 0
+    refusal: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        """True if no other config is needed."""
+        return not self.refusal and self.spill_bytes <= ALLOWED_SPILL_BYTES
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """The sort key; the least is the best."""
+        return bool(self.refusal), 0 if self.is_good else self.spill_bytes
+
+    def worth(self, multiplies: bool) -> float:
+        """Return the predicted slowdown up to which a config with fewer spills is still worth compiling."""
+        return (
+            min(margins.SPILLING_RATIO, 1 + self.spill_bytes / DOUBLING_BYTES) if multiplies else margins.SPILLING_RATIO
+        )
+
+    def __str__(self) -> str:
+        return self.refusal or f"spills {self.spill_bytes} bytes per thread"
+
+
+def candidates(of: Specialized) -> Iterator[Config]:
+    """Yield the configs that may run if none was requested: the default, the seeds, the conservative one."""
+    analysis = of.analysis
+    others = (*(seed.config for seed in analysis.seeds.seeds), analysis.space.conservative())
+    yield from dict.fromkeys((analysis.default_config, *others))
+
+
+def decide(
+    options: Iterable[Candidate],
+    measure: Callable[[Config], Taken | None],
+    has_time: Callable[[], bool],
+    *,
+    multiplies: bool = False,
+) -> Verdict | None:
+    """Return the best of ``options``, which are in order, by ``measure``; None if the first cannot be measured.
+
+    While none can be launched, all are measured in turn. Then up to ``MORE_TRIES`` more are measured while it
+    ``has_time``. They must not be predicted to take longer by more than a factor, which is smaller if a kernel
+    ``multiplies`` matrices.
+    """
+    tried: list[tuple[Candidate, Taken]] = []
+    best: tuple[Candidate, Taken] | None = None
+    for config, predicted in options:
+        if best is not None and not best[1].refusal:
+            if len(tried) > MORE_TRIES or not has_time():
+                break
+            if predicted.time_us > best[1].worth(multiplies) * best[0][1].time_us:
+                continue
+        taken = measure(config)
+        if taken is None and not tried:
+            return None
+        if taken is not None:
+            tried.append(((config, predicted), taken))
+            best = min(tried, key=lambda each: each[1].rank)
+            if taken.is_good:
+                break
+    if best is None:
+        return None
+    chosen = best[0][0]
+    rejected = (Rejected(config=c, reason=str(t), fits=not t.refusal) for (c, _), t in tried if t.rank > best[1].rank)
+    return Verdict(config=chosen, rejected=tuple(rejected))
+
+
+def verdict_of(compiled: Compiled) -> Verdict:
+    """Return the verdict that is known here, cached on disk, or measured now.
+
+    Errors are not raised; the default config runs then.
+    """
+    with compiled.lock:
+        if compiled.verdict is None:
+            of = compiled.specialized
+            known = kept(of, frozenset(candidates(of)))
+            compiled.verdict = known or _measured(compiled)
+        return compiled.verdict
+
+
+def _measured(compiled: Compiled) -> Verdict:
+    of, start = compiled.specialized, time.perf_counter()
+    if of.analysis.refusal() is not None:  # none will be launched
+        return Verdict(config=of.analysis.default_config)
+    last, limit = of.analysis.space.conservative(), knobs.COMPILE_LIMIT_SECONDS.read() or None
+    slow: set[Config] = set()
+
+    def measure(config: Config) -> Taken | None:
+        if config != last and len(slow) == MOST_SLOW:
+            return Taken(refusal=f"was not compiled: {MOST_SLOW} configs before it took longer than {limit} s")
+        began = time.perf_counter()
+        taken = _taken(compiled, config, None if config == last else limit)
+        if limit is not None and time.perf_counter() - began >= limit and (taken is None or taken.refusal):
+            slow.add(config)
+        return taken
+
+    options = ((config, of.analysis.predict(config)) for config in candidates(of))
+    found = decide(
+        options,
+        measure,
+        lambda: time.perf_counter() - start < PATIENCE_SECONDS,
+        multiplies=bool(of.analysis.facts.matmuls),
+    )
+    if found is None:
+        return Verdict(config=of.analysis.default_config)
+    keep(of, found)
+    if _LOG.isEnabledFor(logging.INFO):
+        elapsed = 1e3 * (time.perf_counter() - start)
+        _LOG.info("verified %s in %.1f ms: %s", of.kernel.name, elapsed, found)
+    return found
+
+
+def _taken(compiled: Compiled, config: Config, seconds: float | None) -> Taken | None:
+    """Return the resources of a config, None if they are unknown.
+
+    A config that compiles longer than ``seconds`` is refused.
+    """
+    of = compiled.specialized
+    try:
+        found = compiled.resources(config, count_opcodes=False, seconds=seconds)
+    except Exception as error:  # a call does not fail for want of a better config
+        if _is_failure(of, error):
+            return Taken(refusal=f"does not compile: {str(error).splitlines()[-1]}")
+        _LOG.info("%s cannot be measured: %s: %s", of.kernel.name, type(error).__name__, error)
+        return None
+    refusal = f"does not fit: {'; '.join(found.overflow)}" if found.overflow else ""
+    return Taken(spill_bytes=found.spill_bytes, refusal=refusal)
+
+
+def compile_failure(compiled: Compiled, config: Config) -> str:
+    """Return the compiler's error for a config in one line; "" if it compiles, or that is unknown."""
+    of = compiled.specialized
+    try:
+        compiled.resources(config, count_opcodes=False)
+    except exc.BackendUnsupported as error:  # the toolchain is incomplete
+        return str(error).splitlines()[0]
+    except Exception as error:  # a call does not fail for want of a better backend
+        if _is_failure(of, error):
+            return str(error).splitlines()[0]
+        _LOG.info("%s cannot be measured: %s: %s", of.kernel.name, type(error).__name__, error)
+    return ""
+
+
+def _is_failure(of: Specialized, error: Exception) -> bool:
+    """Return whether the compiler refuses the kernel."""
+    return any(isinstance(each, Exception) and of.executor.is_failure(each) for each in (error, error.__cause__))
+
+
+def give_up(compiled: Compiled, config: Config, reason: str) -> Config | None:
+    """Replace a config that the device refused, and return the next one; None if it was the last.
+
+    The choice is cached on disk.
+    """
+    with compiled.lock:
+        former = compiled.verdict or Verdict(config=config)
+        rejected = (*former.rejected, Rejected(config=config, reason=f"does not fit: {reason}", fits=False))
+        unfit = {each.config for each in rejected if not each.fits}
+        following = next((c for c in candidates(compiled.specialized) if c not in unfit), None)
+        if following is not None:
+            left = tuple(each for each in rejected if each.config != following)
+            compiled.verdict = Verdict(config=following, rejected=left)
+            keep(compiled.specialized, compiled.verdict)
+        return following
+
+
+# --- verdicts on disk -------------------------------------------------------------------------------------------------
+# A file for each kernel, specialization, target and compiler. Failures to read or write them are ignored.
+
+
+def kept(of: Specialized, candidates: Collection[Config]) -> Verdict | None:
+    """Return the cached verdict; None if there is none, or its config is no candidate any more."""
+    if knobs.SKIP_CACHE.read():
+        return None
+    try:
+        found = Verdict.from_dict(json.loads(_path(of).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # there is none, or half of one
+        return None
+    return found if found.config in candidates else None
+
+
+def keep(of: Specialized, verdict: Verdict) -> None:
+    """Keep a verdict for other processes, if that is possible."""
+    if knobs.SKIP_CACHE.read():
+        return
+    path = _path(of)
+    try:
+        _files.make_folder(path.parent, _files.cache_dir())
+        _files.write_whole(path, json.dumps(verdict.to_dict()), shared=True)
+    except OSError as error:
+        _logging.say_once(
+            f"helion: {path.parent.parent} cannot be written ({error.strerror}); other processes check their seeds again"
+        )
+
+
+def _path(of: Specialized) -> pathlib.Path:
+    digest = _key(of)
+    return _files.cache_dir() / "verdicts" / digest[:2] / f"{of.kernel.name[:100]}_{digest}.json"
+
+
+def _key(of: Specialized) -> str:
+    """Return the key: the code of the default config, which contains the kernel and its specialization.
+
+    Sizes of dimensions that differ from call to call are added.
+    """
+    analysis, target = of.analysis, of.target
+    limit = knobs.COMPILE_LIMIT_SECONDS
+    extents = [None if block.extent is None else hint_of(block.extent) for block in analysis.program.blocks]
+    parts = (
+        str(_VERSION),
+        analysis.code(analysis.default_config).text,
+        repr(extents),
+        repr(target),
+        analysis.backend.toolchain.compiler(target),
+        *([] if limit.read() == limit.default else [str(limit.read())]),
+    )
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+__all__ = [
+    "ALLOWED_SPILL_BYTES",
+    "DOUBLING_BYTES",
+    "MORE_TRIES",
+    "MOST_SLOW",
+    "PATIENCE_SECONDS",
+    "Rejected",
+    "Taken",
+    "Verdict",
+    "candidates",
+    "compile_failure",
+    "decide",
+    "give_up",
+    "keep",
+    "kept",
+    "verdict_of",
+]

@@ -1,0 +1,376 @@
+"""Gradients of kernels: backward kernels, made once per specialization, and their connection to autograd."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+import linecache
+import types
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from ... import exc
+from ..._compiler.autodiff.adjoint import DIFFERENTIABLE
+from ..._compiler.autodiff.transform import Backward, check_accesses, differentiate
+from ..._compiler.ir.grammar import Program
+from ..._support.locks import new_lock
+from ...backends import GENERAL
+from ...config import Config
+from ...settings import RefMode, Settings
+from ..generated.sources import forget_source
+from ..variants.variant import Variant
+from .recording import Bound, Recorder, Recording, Step
+
+#: First lines of a module with backward kernels.
+_IMPORTS = ("import torch", "", "import helion", "import helion.language as hl")
+_NAMES = itertools.count()
+_MADE = new_lock()
+
+
+class Kernel(Protocol):
+    """Protocol of a kernel."""
+
+    name: str
+    fn: types.FunctionType
+    configs: list[Config]
+    settings: Settings
+    key: Callable[..., Hashable] | None
+    signature: inspect.Signature
+    announced: bool
+    static_twin: Any
+
+    @property
+    def __call__(self) -> Callable[..., Any]: ...
+    def normalize_args(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]: ...
+    def bind(self, args: Sequence[Any]) -> Bound: ...
+    def autotune(self, args: Sequence[Any]) -> Config: ...
+
+
+# --- backward kernels ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BackwardKernel:
+    """The backward of one grid loop, ready to run."""
+
+    root: int
+    of: Backward
+    kernel: Kernel
+    text: str
+
+    def arguments(self, step: Step, gradients: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
+        """Return the arguments for a recorded grid loop and the gradients of its outputs."""
+        found: list[Any] = []
+        for parameter in self.of.parameters:
+            if parameter.kind == "gradient":
+                found.append(gradients[parameter.tensor])
+            elif parameter.kind == "tensor":
+                found.append(step.reads[parameter.tensor].detach())
+            elif parameter.name in step.numbers:
+                found.append(step.numbers[parameter.name])
+            else:
+                raise exc.AutodiffNotSupported(
+                    what=f"a kernel that depends on {parameter.name!r}, a number of its host code that no launch takes",
+                    remedy="pass it as an argument",
+                )
+        return tuple(found)
+
+    def __call__(self, step: Step, gradients: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Compute the gradients of the grid loop's inputs, by number of the tensor."""
+        made = self.kernel(*self.arguments(step, gradients))
+        results = made if isinstance(made, tuple) else (made,)
+        return dict(zip(self.of.results, results, strict=True))
+
+
+def _decorator(settings: Settings) -> str:
+    """Return the decorator of a backward kernel, with the settings that change results or code."""
+    options = ["static_shapes=True", f"dot_precision={settings.dot_precision!r}"]
+    if settings.index_dtype_name != "auto":
+        options.append(f"index_dtype=torch.{settings.index_dtype_name}")
+    if settings.backend is not None:  # a backend that supports a kernel may not support its backward
+        options.append(f"backend={settings.backend if settings.backend == GENERAL else 'auto'!r}")
+    options.append("ignore_warnings=[helion.exc.TensorOperationInWrapper]")
+    return f"@helion.kernel({', '.join(options)})"
+
+
+def _load(kernel: Kernel, backward: Backward, name: str, root: int) -> BackwardKernel:
+    """Run the source of a backward kernel as a module of its own."""
+    lines = [_decorator(kernel.settings), *backward.lines]
+    text = "\n".join([*_IMPORTS, "", "", *lines, ""])
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    file = f"<helion: {name} of {kernel.name}, {digest}-{next(_NAMES)}>"
+    # entries without a time are never compared with a file
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    namespace: dict[str, Any] = {"__name__": f"helion_{name}_of_{kernel.name}_{digest}"}
+    exec(compile(text, file, "exec"), namespace)
+    made: Kernel = namespace[name]
+    made.announced = True
+    loaded = BackwardKernel(root, backward, made, "\n".join(lines) + "\n")
+    weakref.finalize(loaded, _release, namespace["__name__"], file)
+    return loaded
+
+
+def _release(module: str, file: str) -> None:
+    """Forget the source of a backward kernel that is gone."""
+    linecache.cache.pop(file, None)
+    forget_source(module, file)
+
+
+# --- what a kernel has, per specialization -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Direct:
+    """A call whose launch reads arguments and writes results, with no other host code.
+
+    Each parameter of the backward kernel has a source ``(kind, position)``. Each of its results has the argument that
+    it is the gradient of.
+    """
+
+    kernel: BackwardKernel
+    sources: tuple[tuple[str, int], ...]
+    targets: tuple[int, ...]
+
+
+@dataclass
+class Differentiation:
+    """The backward kernels of a bound kernel, by grid loop and by what has gradients."""
+
+    kernel: Kernel
+    variant: Variant
+    recorder: Recorder
+    kernels: dict[tuple[Any, ...], BackwardKernel] = field(default_factory=dict)
+    direct: dict[tuple[bool, ...], Direct | None] = field(default_factory=dict)
+
+    @property
+    def program(self) -> Program:
+        return self.recorder.program
+
+    def backward(self, step: Step) -> BackwardKernel | None:
+        """Return the backward of a recorded grid loop; None if no tensor that it read requires a gradient."""
+        wanted = tuple(
+            at for at, tensor in step.reads.items() if tensor.requires_grad and tensor.dtype in DIFFERENTIABLE
+        )
+        if not wanted or not step.written:
+            return None
+        key = (step.root, wanted)
+        found = self.kernels.get(key)
+        if found is None:
+            with _MADE:
+                found = self.kernels.get(key) or self._derived(key, step)
+                self.kernels[key] = found
+        return found
+
+    def _derived(self, key: tuple[int, tuple[int, ...]], step: Step) -> BackwardKernel:
+        root, wanted = key
+        order = tuple(self.kernel.signature.parameters)
+        name = "backward_kernel" if root == 0 else f"backward_kernel_{root}"
+        backward = differentiate(self.program, root, wanted, step.written, name, order)
+        return _load(self.kernel, backward, name, root)
+
+
+def differentiation(kernel: Kernel, values: tuple[Any, ...]) -> Differentiation:
+    """Return the backward kernels for arguments like these; made once."""
+    static = _static(kernel)
+    variant = static.bind(values).variant
+    if variant.differentiation is None:
+        with _MADE:
+            if variant.differentiation is None:
+                _refuse_host(kernel, variant)
+                variant.differentiation = Differentiation(static, variant, Recorder(variant))
+    found: Differentiation = variant.differentiation
+    return found
+
+
+def _static(kernel: Kernel) -> Kernel:
+    """Return the kernel itself, or a static, compiled one if it has dynamic shapes or runs eagerly."""
+    settings = kernel.settings
+    if settings.static_shapes and settings.ref_mode is RefMode.OFF and not settings.checked:
+        return kernel
+    with _MADE:
+        twin: Kernel = kernel.static_twin
+        if kernel.static_twin is None:
+            fields = {**settings.to_dict(), "static_shapes": True, "ref_mode": RefMode.OFF, "checked": False}
+            make: Any = type(kernel)
+            twin = make(kernel.fn, configs=kernel.configs, settings=Settings(**fields), key=kernel.key)
+            twin.announced = True
+            kernel.static_twin = twin
+    return twin
+
+
+def _refuse_host(kernel: Kernel, variant: Variant) -> None:
+    traced = variant.analysis.traced
+    if not traced.program.roots:
+        raise exc.NoDeviceLoopsInKernel(kernel=kernel.name)
+    check_accesses(traced.program)
+    if traced.detached is not None:
+        raise exc.AutodiffNotSupported(
+            what="detach() in device code", remedy="detach the tensor in host code, or pass it detached"
+        ).at(traced.detached)
+
+
+# --- from results to arguments -----------------------------------------------------------------------------------------------
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in an argument or result, in order, including those in tuples, lists and dictionaries."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_of(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_of(item)
+
+
+def with_tensors(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
+    """Replace the tensors of ``value`` by other tensors."""
+    if isinstance(value, torch.Tensor):
+        return next(tensors)
+    if isinstance(value, (tuple, list)):
+        items = [with_tensors(item, tensors) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {key: with_tensors(item, tensors) for key, item in value.items()}
+    return value
+
+
+def leaves(values: tuple[Any, ...], wanted: Sequence[bool]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
+    """Detach arguments so that their tensors are leaves, and return both.
+
+    ``wanted`` selects the tensors with gradients.
+    """
+    pairs = zip(tensors_of(values), wanted, strict=True)
+    made = [tensor.detach().requires_grad_(want) for tensor, want in pairs]
+    return with_tensors(values, iter(made)), made
+
+
+def pulled_back(
+    of: Differentiation,
+    recording: Recording,
+    outputs: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor | None],
+    inputs: Sequence[torch.Tensor],
+    used: Callable[[BackwardKernel, Step, Mapping[int, torch.Tensor]], None] | None = None,
+) -> list[torch.Tensor | None]:
+    """Compute gradients of ``inputs`` from those of ``outputs``.
+
+    They pass through torch's graph of the host code and the backward kernels of the launches. ``used`` is called with
+    each of these before it runs.
+    """
+    ends = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None and o.requires_grad]
+    for step in reversed(recording.steps):
+        kernel = of.backward(step)
+        if kernel is None:
+            continue
+        step.check_versions(of.kernel.name, of.program)
+        incoming = dict(zip(step.written, _gradients(ends, list(step.written.values())), strict=True))
+        if all(g is None for g in incoming.values()):
+            continue
+        filled = {at: g if g is not None else torch.zeros_like(step.written[at]) for at, g in incoming.items()}
+        if used is not None:
+            used(kernel, step, filled)
+        ends += [(step.reads[at], g) for at, g in kernel(step, filled).items()]
+    return _gradients(ends, inputs)
+
+
+def _gradients(
+    ends: Sequence[tuple[torch.Tensor, torch.Tensor]], inputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    if not ends or not inputs:
+        return [None] * len(inputs)
+    outputs, gradients = zip(*ends, strict=True)
+    return list(torch.autograd.grad(outputs, inputs, gradients, allow_unused=True, retain_graph=True))
+
+
+# --- helion.experimental.backward --------------------------------------------------------------------------------------------
+
+
+def backward(
+    kernel: Kernel,
+    grad_out: torch.Tensor | Sequence[torch.Tensor | None],
+    *inputs: Any,
+    return_code: bool = False,
+    autotune: bool = False,
+    autotune_effort: str | None = None,
+) -> Any:
+    """Compute gradients; see ``helion.experimental.backward``."""
+    _check_arguments(kernel, autotune_effort)
+    values = kernel.normalize_args(*inputs)
+    wanted = [t.dtype in DIFFERENTIABLE for t in tensors_of(values)]
+    of = differentiation(kernel, values)
+    _refuse_drawn(of)
+    given, made = leaves(values, wanted)
+    recording = of.recorder(given)
+    outputs = list(tensors_of(recording.result))
+    gradients = _matched(kernel.name, grad_out, outputs)
+    texts: dict[str, tuple[str, str]] = {}
+
+    def used(backward: BackwardKernel, step: Step, incoming: Mapping[int, torch.Tensor]) -> None:
+        arguments = backward.arguments(step, incoming)
+        if autotune:
+            if autotune_effort is not None:
+                backward.kernel.settings.autotune_effort = autotune_effort
+            backward.kernel.autotune(arguments)
+        if return_code:
+            texts[backward.text] = ("", backward.kernel.bind(arguments).to_code())
+
+    asked = [t for t in made if t.requires_grad]
+    found = iter(pulled_back(of, recording, outputs, gradients, asked, used))
+    result = tuple(
+        (g if (g := next(found)) is not None else torch.zeros_like(t)) if t.requires_grad else None for t in made
+    )
+    answer = result[0] if len(result) == 1 else result
+    if not return_code:
+        return answer
+    source = "\n\n".join(["\n".join(_IMPORTS) + "\n", *texts])
+    return answer, source, "\n\n".join(code for _, code in texts.values())
+
+
+def _check_arguments(kernel: Any, autotune_effort: str | None) -> None:
+    if not getattr(kernel, "_is_helion_kernel", False):
+        raise TypeError(
+            f"backward takes a kernel, what @helion.kernel makes of a function, got {type(kernel).__name__}"
+        )
+    if autotune_effort is not None:
+        Settings(autotune_effort=autotune_effort)  # refuses what is none
+
+
+def _refuse_drawn(of: Differentiation) -> None:
+    if of.variant.analysis.traced.seeds:
+        raise exc.AutodiffNotSupported(
+            what=f"kernel {of.kernel.name!r}, which draws random numbers, after the call",
+            remedy="use kernel.differentiable(), which keeps the seed, or hl.rand with a seed that is an argument",
+        )
+
+
+def _matched(
+    kernel: str, grad_out: torch.Tensor | Sequence[torch.Tensor | None], outputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Return one gradient per output. Raises ``exc.InvalidAPIUsage`` if they do not fit."""
+    given = [grad_out] if isinstance(grad_out, torch.Tensor) else list(grad_out)
+    floats = [o for o in outputs if o.is_floating_point()]
+    if len(given) == len(floats) < len(outputs):
+        each = iter(given)
+        given = [next(each) if o.is_floating_point() else None for o in outputs]
+    if len(given) != len(outputs):
+        raise exc.InvalidAPIUsage(
+            f"backward of kernel {kernel!r}: grad_out has {len(given)} gradients, the kernel returns {len(outputs)} tensors; "
+            "pass a tuple of one for each."
+        )
+    for at, (gradient, output) in enumerate(zip(given, outputs, strict=True)):
+        if gradient is not None and gradient.shape != output.shape:
+            raise exc.InvalidAPIUsage(
+                f"backward of kernel {kernel!r}: gradient {at} has the shape {list(gradient.shape)}, the output "
+                f"{list(output.shape)}; it must have one element for each of the output."
+            )
+    return [
+        None if g is None or not o.is_floating_point() else g.detach().to(o.dtype)
+        for g, o in zip(given, outputs, strict=True)
+    ]

@@ -1,0 +1,45 @@
+"""The config of untuned calls with CPU tensors: the default one in larger tiles.
+
+The interpreter takes milliseconds for each program with any tile, so tiles that suit a GPU make it slow.
+"""
+
+from __future__ import annotations
+
+from ... import knobs
+from ...autotuner.space.fields import BlockSizes
+from ...config import Config
+from ...fields import values_of
+from ..specialization.specialized import Specialized
+
+#: Elements of the largest value of a program: arrays of this size stay in the cache of a CPU core.
+MOST_ELEMENTS = 2**17
+
+
+def in_large_tiles(of: Specialized, config: Config) -> Config:
+    """Return a full config with its tiles doubled, the smallest first, as long as no value has more than ``MOST_ELEMENTS``.
+
+    The config stays unchanged with ``HELION_CPU_CONFIG=target``, and in checked mode, which detects races between
+    programs.
+    """
+    space = of.analysis.space
+    if knobs.CPU_CONFIG.read() == "target" or of.settings.checked or of.tabled is not None:
+        return config
+    tiles = space.field("block_sizes")
+    assert isinstance(tiles, BlockSizes)
+    slots = {slot.at: values_of(slot.fragment) for slot in tiles.slots}
+    sizes = {block: size for block, size in space.sizes(config).items() if block in slots}
+    growing = set(sizes)
+    while growing:
+        block = min(growing, key=lambda b: (sizes[b], -b))
+        larger = {**sizes, block: 2 * sizes[block]}
+        if 2 * sizes[block] in slots[block] and _fits(of, config, larger):
+            sizes = larger
+        else:
+            growing.discard(block)
+    return space.resized(config, sizes)
+
+
+def _fits(of: Specialized, config: Config, sizes: dict[int, int]) -> bool:
+    space = of.analysis.space
+    known = {**space.sizes(config), **sizes}
+    return all(volume.numel(known) <= MOST_ELEMENTS for volume in space.shape.volumes)

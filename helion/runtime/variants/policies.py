@@ -1,0 +1,259 @@
+"""The config that runs at the first call of a variant: the first of ``POLICIES`` that has one decides."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import exc, knobs
+from ..._support import logs as _logging
+from ..._support.lazy import lazy
+from ...backends import stub
+from ...config import Config
+from ..call.argument_checks import launches_on_gpu
+from ..call.signature import tensors_in
+from ..tuning.loaded import has_loaded, loaded_config
+
+if TYPE_CHECKING:
+    from ...autotuner import options as search_options
+    from ...autotuner.cache import rows, store
+    from ..specialization import aot
+    from ..tuning import autotune, candidates, first_call, keys, requests
+    from . import interpreted
+    from .variant import Variant
+else:
+    # most calls need no tuner
+    rows = lazy("helion.autotuner.cache.rows")
+    store = lazy("helion.autotuner.cache.store")
+    aot = lazy("helion.runtime.specialization.aot")
+    interpreted = lazy("helion.runtime.variants.interpreted")
+    search_options = lazy("helion.autotuner.options")
+    autotune = lazy("helion.runtime.tuning.autotune")
+    candidates = lazy("helion.runtime.tuning.candidates")
+    keys = lazy("helion.runtime.tuning.keys")
+    requests = lazy("helion.runtime.tuning.requests")
+    first_call = lazy("helion.runtime.tuning.first_call")
+
+_LOG = _logging.logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The place of a call: tensors ``on_gpu``, or launches there or on its stub. ``forced``: it must be tuned now."""
+
+    on_gpu: bool
+    launches: bool
+    forced: bool
+
+
+#: Policy: uses a config for a first call, and returns True, or returns False for the next policy.
+Policy = Callable[["Variant", Sequence[Any], Place], bool]
+
+
+def choose(variant: Variant, args: Sequence[Any]) -> None:
+    """Use a config for the first call of a variant, with these arguments.
+
+    Raises ``exc.NoFeasibleConfig`` if no config is given, and none can fit the GPU. Raises ``exc.NoConfigFound`` if no
+    given one is legal, and ``exc.CacheAssertionError`` with ``HELION_ASSERT_CACHE_HIT`` if nothing was tuned before.
+    """
+    settings = variant.of.settings
+    on_gpu = any(map(stub.on_gpu, tensors_in(args)))
+    forced = bool(settings.force_autotune) and settings.autotune_effort != "none" and on_gpu
+    place = Place(on_gpu=on_gpu, launches=launches_on_gpu(args), forced=forced)
+    for policy in POLICIES:
+        if policy(variant, args, place):
+            return
+
+
+# --- configs that were asked for --------------------------------------------------------------------------------------
+
+
+def set_for_the_class(variant: Variant, args: Sequence[Any], place: Place) -> bool:
+    """Use the config that was set for other sizes or strides of the class."""
+    return variant.asked is not None and variant.adopt(variant.asked)
+
+
+def collected_for_a_table(variant: Variant, args: Sequence[Any], place: Place) -> bool:
+    """Tune, and write the config into the kernel's table, with ``HELION_AOT_MODE=collect``."""
+    kernel = variant.kernel
+    if kernel.configs or kernel.aot is None or not aot.collecting(kernel):
+        return False
+    config = requests.autotune(variant, args)
+    aot.record(kernel, variant.target, args, variant.of.short_config(config).to_dict())
+    for others in aot.others(kernel):
+        values = kernel.normalize_args(*others)
+        variant.siblings.exact(values, variant.target).ensure_config_exists(values)
+    return True
+
+
+def given(variant: Variant, args: Sequence[Any], place: Place) -> bool:
+    """Use the decorator's only config."""
+    configs = variant.kernel.configs
+    if len(configs) != 1 or (place.forced and variant.of.settings.autotuner_fn is None):
+        return False
+    variant.set_config(configs[0])
+    return True
+
+
+def found_by_the_user(variant: Variant, args: Sequence[Any], place: Place) -> bool:
+    """Use the fastest of the decorator's configs, or the one that ``autotuner_fn`` finds."""
+    several = bool(variant.kernel.configs) and not place.forced
+    if variant.of.settings.autotuner_fn is None and not several:
+        return False
+    requests.autotune(variant, args, force=False)
+    return True
+
+
+# --- configs that were tuned ------------------------------------------------------------------------------------------
+
+
+def is_infeasible(variant: Variant, args: Sequence[Any], place: Place) -> bool:
+    """Raise ``exc.NoFeasibleConfig`` if no config can launch. The interpreter has no limits."""
+    if place.launches and not variant.kernel.configs:
+        variant.choice.check_feasible()
+    return False
+
+
+def loaded(variant: Variant, args: Sequence[Any], place: Place) -> bool:
+    """Use a config of ``helion.load_configs``."""
+    if place.forced or not has_loaded(variant.kernel.name):
+        return False
+    known = [keys.key_of(variant.of, args), keys.key_of(variant.of, args, measured=True)]
+    return _used(variant, loaded_config(variant.of, known))
+
+
+def cached(variant: Variant, args: Sequence[Any], place: Place) -> bool:
+    """Use the config that a former search has written to the cache."""
+    settings = variant.of.settings
+    if place.forced or not place.on_gpu or settings.autotune_effort == "none":
+        return False
+    kept, asserted = store.default_store(), knobs.ASSERT_CACHE_HIT.read()
+    if kept is None and asserted:
+        raise exc.CacheAssertionError(
+            "HELION_ASSERT_CACHE_HIT and HELION_SKIP_CACHE are both set: nothing is looked up."
+        )
+    if kept is None or not (kept.has_any or asserted):
+        return False
+    key = keys.key_of(variant.of, args)
+    row = None if key is None else kept.get(key)
+    config = None if row is None else candidates.legal(variant.of, row.config)
+    if config is None and asserted:
+        raise exc.CacheAssertionError(_missing(variant.kernel.name, kept, key))
+    return _used(variant, config)
+
+
+def tuned_now(variant: Variant, args: Sequence[Any], place: Place) -> bool:
+    """Search now, if ``force_autotune`` or an effort requests it.
+
+    Failures are reported, and the call continues. Nothing can be measured during CUDA graph capture.
+    """
+    of = variant.of
+    effort = "full" if place.forced else of.settings.autotune_effort
+    if not place.on_gpu or effort in (None, "none"):
+        return False
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        _logging.say_once(f"helion: {of.kernel.name} is not tuned: it is first called while a CUDA graph is captured")
+        return False
+    try:
+        options = search_options.Options.of(of.settings, effort, {})
+        found = autotune.tuned(of, args, options, requests.legal_configs(variant, of.kernel.configs), only=False)
+    except exc.AutotuningDisallowedInEnvironment:
+        raise
+    except Exception as error:  # a call does not fail for want of a better config
+        _logging.say_once(f"helion: {of.kernel.name} is not tuned: {type(error).__name__}: {error}")
+        return False
+    return _used(variant, found.config)
+
+
+# --- configs that were not asked for ----------------------------------------------------------------------------------
+
+
+def first_given(variant: Variant, args: Sequence[Any], place: Place) -> bool:
+    """Use the first legal config of the decorator, where tuning was forced and failed."""
+    configs = requests.legal_configs(variant, variant.kernel.configs) if variant.kernel.configs else []
+    return _used(variant, configs[0] if configs else None)
+
+
+def by_default(variant: Variant, args: Sequence[Any], place: Place) -> bool:
+    """Use the config of the kernel's table, else the compiler's choice.
+
+    On a GPU the compiler's choice is checked by its binary, and seeds that are predicted to be faster are measured. For
+    CPU tensors its tiles are larger.
+    """
+    config = variant.choice.verified(place.launches)
+    if place.on_gpu and variant.of.settings.autotune_effort is None:
+        config = _measured(variant, args, config)
+    used = config if place.launches else interpreted.in_large_tiles(variant.of, config)
+    _announce(variant, config, used)
+    return _used(variant, used)
+
+
+#: From what was asked for to what was not.
+POLICIES: tuple[Policy, ...] = (
+    set_for_the_class,
+    collected_for_a_table,
+    given,
+    found_by_the_user,
+    is_infeasible,
+    loaded,
+    cached,
+    tuned_now,
+    first_given,
+    by_default,
+)
+
+
+def _used(variant: Variant, config: Config | None) -> bool:
+    """Use a config that was not requested by the user, and may be replaced if it does not fit."""
+    if config is not None:
+        variant.choice.use(config, by_default=True)
+    return config is not None
+
+
+def _missing(kernel: str, kept: store.Store, key: rows.Key | None) -> str:
+    """Describe why there is no tuned config, by comparison with the nearest one."""
+    text = f"HELION_ASSERT_CACHE_HIT is set, and kernel {kernel!r} has no tuned config in {kept.path}"
+    known = kept.all(kernel)
+    if key is None or not known:
+        return f"{text}; no config of it was kept at all."
+    names = [each.name for each in dataclasses.fields(rows.Key)]
+    nearest = min(known, key=lambda row: sum(getattr(row.key, name) != getattr(key, name) for name in names))
+    differing = [name for name in names if getattr(nearest.key, name) != getattr(key, name)]
+    parts = (f"{name} is {getattr(key, name)!r}, kept is {getattr(nearest.key, name)!r}" for name in differing)
+    return f"{text}; the nearest differs: {'; '.join(parts)}."
+
+
+def _measured(variant: Variant, args: Sequence[Any], config: Config) -> Config:
+    """Return ``config``, unless another seed is predicted and measured to be faster."""
+    try:
+        return first_call.measured(variant.of, args, config)
+    except Exception as error:  # the measurement is optional
+        _LOG.debug("%s: seeds are not measured: %s: %s", variant.kernel.name, type(error).__name__, error)
+        return config
+
+
+def _announce(variant: Variant, config: Config, used: Config) -> None:
+    """Print once which config runs: ``used``, which may have larger tiles than ``config`` in the interpreter."""
+    kernel, of = variant.kernel, variant.of
+    if kernel.announced or _logging.is_silent("default"):
+        return
+    kernel.announced = True
+    if config == of.tabled:
+        return
+    seeds = of.analysis.seeds.seeds
+    at, seed = next(((at, s) for at, s in enumerate(seeds, 1) if s.config == config), (0, None))
+    which = f"seed {at} of {len(seeds)}, by {seed.heuristic}" if seed else "the conservative config"
+    verdict = variant.compiled.verdict
+    others = () if verdict is None else (f"; {of.short_config(r.config)!r} {r.reason}" for r in verdict.rejected)
+    if used != config:
+        which += " in larger tiles for CPU tensors (HELION_CPU_CONFIG=target keeps those of the target)"
+    _logging.say(
+        f"helion: {kernel.name}: no config given, using {which}: {of.decorator(variant.full(used))}{''.join(others)}"
+    )
+
+
+__all__ = ["POLICIES", "choose"]
