@@ -22,6 +22,7 @@ from .passes.always.vjps import erase_vjps
 from .passes.analysis.dependencies import check_dependencies
 from .passes.analysis.jagged import check_jagged
 from .passes.analysis.overlaps import check_overlaps
+from .passes.analysis.protocol import between_calls, check_messages
 from .rewrites.steps import Step
 
 Pass = Callable[[Program], Program]
@@ -32,6 +33,7 @@ PASSES: tuple[Pass, ...] = (
     drop_dead,
     check_dependencies,
     check_overlaps,
+    check_messages,
     mask_tails,
     check_jagged,
 )
@@ -72,7 +74,11 @@ def front_end(
 ) -> Traced:
     """Trace a kernel with its arguments and run PASSES on the program. ``steps`` are those of the backends."""
     traced = trace(fn, arguments, context, constants)
-    return replace(traced, program=run_passes(erase_vjps(traced.program), steps), recorded=traced.program)
+    program = run_passes(erase_vjps(traced.program), steps)
+    for error in between_calls(program):
+        if type(error).__name__ not in context.settings.ignore_warnings:
+            raise error
+    return replace(traced, program=program, recorded=traced.program)
 
 
 def differentiable(traced: Traced) -> Program:

@@ -16,6 +16,7 @@ import torch
 from ..._names import identifier
 from ..._shapes import Expr, Number, SizeClasses, static_dims
 from ...language.constants import ConstExpr
+from ..ir.host_module import Member
 from .frames import lift_object
 from .state import Origin, TraceState
 from .values import HostTensorValue
@@ -47,7 +48,11 @@ class Arguments:
             items = zip(value._fields, value, strict=True)
             return type(value)(*(self.value(v, f"{source}.{n}", (*origin, n)) for n, v in items))
         if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
-            return type(value)(self.value(v, f"{source}[{i}]", (*origin, i)) for i, v in enumerate(value))
+            found = [self.value(v, f"{source}[{i}]", (*origin, i)) for i, v in enumerate(value)]
+            if isinstance(value, tuple) and all(isinstance(each, HostTensorValue) for each in found):
+                for number, each in enumerate(found):
+                    each.member = Member(of=source, number=number, count=len(found))
+            return type(value)(found)
         if type(value) is dict:
             return {k: self.value(v, f"{source}[{k!r}]", (*origin, k)) for k, v in value.items()}
         if dataclasses.is_dataclass(value) and not isinstance(value, type):

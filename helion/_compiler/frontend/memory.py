@@ -52,6 +52,7 @@ def tensor_id(t: TraceState, tensor: HostTensorValue) -> int:
             strides=tuple(map(t.numbers.known, tensor.strides)),
             storage=tensor.storage,
             aligned=tensor.aligned,
+            member=tensor.member,
         )
     )
     return len(t.tensors.program) - 1

@@ -17,6 +17,7 @@ import torch
 from ... import exc
 from ..._shapes import Dim, Dims, Expr, Number, hint_of, number_key
 from ..ir.grammar import Block, TileField, Value
+from ..ir.host_module import Member
 from ..ir.printer import dim_text
 
 
@@ -157,6 +158,8 @@ class HostTensorValue(_Operators):
     origin: tuple[Any, ...] = ()
     #: Its storage offset at bind time, in elements, if it comes from outside of the kernel.
     offset: int = 0
+    #: Its place in a tuple of tensors among the arguments.
+    member: Member | None = None
     _meta: torch.Tensor | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:

@@ -59,7 +59,7 @@ import torch
 from ..._shapes import Dim, Dims, Expr, Number
 from ...fields import Fragment
 from ..source import Location
-from .host_module import HostModule
+from .host_module import HostModule, Member
 from .structure import Structural
 
 
@@ -429,8 +429,7 @@ class WhileAttrs:
     variables: Variables | None = None
 
 
-#: The key of a row of ``ops.OPS``.
-Kind = str
+Kind = str  #: The key of a row of ``ops.OPS``.
 A = TypeVar("A")
 
 
@@ -562,6 +561,7 @@ class HostTensor:
     aligned: bool = True
     #: True if it is allocated, uninitialized, right before the launch; ``source`` is then the variable that holds it.
     made: bool = False
+    member: Member | None = None
 
     @property
     def ndim(self) -> int:

@@ -29,6 +29,15 @@ class Check:
     device: torch.device | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """Item ``number`` of the ``count`` tensors in the tuple ``of``, an argument. A host loop may count ``number``."""
+
+    of: str
+    number: Number
+    count: int
+
+
 class Launch(ast.stmt):
     """A statement of the host code in place of grid loops, which launches kernels. ``number`` is the launch of their
     roots."""

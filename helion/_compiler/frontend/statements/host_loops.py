@@ -152,7 +152,8 @@ def _changed(
     for _, what, dim in sorted(key for key in changing.extents if key[0] == name):
         source, hint = f"{name}.{what}({dim})", hint_of(extents[what][dim])
         extents[what][dim] = _kept_number(s, f"{name}_{what}_{dim}", source, hint, made)
-    return replace(tensor, shape=tuple(extents["size"]), strides=tuple(extents["stride"]), source=name, made="")
+    shape, strides = tuple(extents["size"]), tuple(extents["stride"])
+    return replace(tensor, shape=shape, strides=strides, source=name, made="", member=None)
 
 
 def _loop_item(s: Scope, target: ast.expr, item: Any, assigned: frozenset[str], made: list[ast.stmt]) -> Any:

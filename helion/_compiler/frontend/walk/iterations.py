@@ -37,7 +37,8 @@ def merged_items(s: Scope, items: list[Any], name: str) -> Any:
         storage = s.t.tensors.new_storage()
         for tensor in items:
             unite(s.walk, storage, tensor.storage)
-        return replace(first, storage=storage, source="", made="", aligned=all(tensor.aligned for tensor in items))
+        aligned = all(tensor.aligned for tensor in items)
+        return replace(first, storage=storage, source="", made="", aligned=aligned, member=None)
     return first
 
 
@@ -52,7 +53,8 @@ def item_of(s: Scope, items: Any, index: Expr, node: ast.expr) -> Any:
         if source.startswith("["):
             raise exc.InvalidSequenceSubscription(got=describe(index))
     if isinstance(item, HostTensorValue):
-        return replace(item, source=source)
+        place = items[0].member
+        return replace(item, source=source, member=None if place is None else replace(place, number=index))
     name = s.t.numbers.fresh_name("host_item", len(s.t.numbers.drawn))
     s.t.numbers.drawn[name] = source or UNNAMED
     return Expr("host", (name,), item.hint)

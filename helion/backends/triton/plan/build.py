@@ -26,6 +26,7 @@ from ...._compiler.ir.loops import loops_of, tile_of_bound
 from ...._compiler.ir.rewrite import Makers
 from ...._compiler.passes.analysis.overlaps import overlapping_stores
 from ...._compiler.passes.analysis.programs import check_programs
+from ...._compiler.passes.analysis.protocol import check_messages_under
 from ...._compiler.rewrites.copy_operands import multiplies
 from ...._compiler.rewrites.steps import Step
 from ...._compiler.rewrites.unfuse_matmul import matmul_launch, matmul_tile
@@ -62,6 +63,7 @@ def build_plan(
 ) -> Plan:
     """Return the plan of a normalized config's ``decisions`` for ``program``. ``steps`` are the backend's rewrites."""
     lowered = lower(program, decisions, target, settings, steps)
+    check_messages_under(program, lowered.sizes)
     plan = _Planner(program, lowered, decisions, settings, target).plan()
     found = (*check_programs(program, lowered.sizes), *overlapping_stores(program))
     warnings = (w for w in found if type(w).__name__ not in settings.ignore_warnings)
