@@ -13,10 +13,9 @@ import linecache
 import os
 import sys
 import time
-import tokenize
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,33 +100,59 @@ def _parsed(code: types.CodeType) -> FunctionSource | None:
 
 
 def _parse(code: types.CodeType) -> FunctionSource | None:
-    try:
-        lines, first = inspect.getsourcelines(code)
-    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
-        lines, first = [], 0
-    file = code.co_filename
-    now = code.co_firstlineno
+    file, line = code.co_filename, code.co_firstlineno
     if _may_have_changed(file):
         found = _first_line_now(code)
         if found is None:
             raise exc.SourceChanged(name=code.co_name, file=file)
-        if found != now:
-            lines, first = inspect.getblock(linecache.getlines(file)[found - 1 :]), found
-            now = found
-    if not lines:
-        return None
-    if code.co_name == "<lambda>":
-        found_lambda = _find_lambda(code, now)
-        return None if found_lambda is None else FunctionSource(found_lambda, file, "<lambda>")
-    text = "".join(lines)
-    # An indented function is a block of its own. Removing the indentation would change strings over many lines.
-    indented = text[:1].isspace()
-    tree = parse(f"if True:\n{text}" if indented else text)
-    ast.increment_lineno(tree, first - 1 - indented)
-    block = tree.body[0]
-    if indented and isinstance(block, ast.If):
-        block = block.body[0]
-    return FunctionSource(block, file, code.co_name) if isinstance(block, ast.FunctionDef) else None
+        line = found
+    nodes = [node for node in _definitions(_text_around(code)).get(line, ()) if _may_be(node, code)]
+    if len(nodes) > 1:
+        nodes = [node for node in nodes if _is_at_columns_of(node, code)]
+    return FunctionSource(nodes[0], file, code.co_name) if len(nodes) == 1 else None
+
+
+def _text_around(code: types.CodeType) -> str:
+    """Return the text of the file of a code object, empty if there is none."""
+    lines = linecache.getlines(code.co_filename)
+    if not lines:  # a module of an archive, for one
+        try:
+            lines, _ = inspect.findsource(code)
+        except OSError:
+            return ""
+    return "".join(lines)
+
+
+@functools.lru_cache(maxsize=8)
+def _definitions(text: str) -> Mapping[int, Sequence[ast.FunctionDef | ast.Lambda]]:
+    """Return the functions of a file by their first line, that of the first decorator; none for text that is no Python."""
+    found = collections.defaultdict(list)
+    try:
+        tree = parse(text)
+    except SyntaxError:
+        return found
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            found[min(each.lineno for each in (node, *node.decorator_list))].append(node)
+        elif isinstance(node, ast.Lambda):
+            found[node.lineno].append(node)
+    return found
+
+
+def _may_be(node: ast.FunctionDef | ast.Lambda, code: types.CodeType) -> bool:
+    """Return whether a function that begins on the line of ``code`` has its name, and a lambda its parameters."""
+    if isinstance(node, ast.FunctionDef):
+        return node.name == code.co_name
+    parameters = list(code.co_varnames[: code.co_argcount])
+    return code.co_name == "<lambda>" and [each.arg for each in node.args.args] == parameters
+
+
+def _is_at_columns_of(node: ast.FunctionDef | ast.Lambda, code: types.CodeType) -> bool:
+    """Return whether an expression of a lambda begins where an instruction of ``code`` does; True before Python 3.11."""
+    if not hasattr(code, "co_positions") or not isinstance(node, ast.Lambda):
+        return True
+    spots = {(line, column) for line, _, column, _ in code.co_positions()}
+    return any((getattr(each, "lineno", 0), getattr(each, "col_offset", -1)) in spots for each in ast.walk(node.body))
 
 
 def _may_have_changed(file: str) -> bool:
@@ -200,29 +225,6 @@ def _reads(code: types.CodeType) -> collections.Counter[Any]:
         for i in dis.get_instructions(code)
         if i.opname.startswith(("BINARY", "LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_FAST", "STORE_FAST"))
     )
-
-
-def _find_lambda(code: types.CodeType, first: int) -> ast.Lambda | None:
-    """Return the lambda of ``code``: the only one on its line with the same parameters, or the one at the same
-    columns."""
-    try:
-        tree = parse("".join(linecache.getlines(code.co_filename)))
-    except SyntaxError:
-        return None
-    parameters = list(code.co_varnames[: code.co_argcount])
-    found = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Lambda) and node.lineno == first and [a.arg for a in node.args.args] == parameters
-    ]
-    if len(found) > 1 and hasattr(code, "co_positions"):
-        spots = {(line, column) for line, _, column, _ in code.co_positions()}
-        found = [
-            n
-            for n in found
-            if any((getattr(x, "lineno", 0), getattr(x, "col_offset", -1)) in spots for x in ast.walk(n.body))
-        ]
-    return found[0] if len(found) == 1 else None
 
 
 def parse_function(fn: Callable[..., Any]) -> FunctionSource | None:

@@ -251,7 +251,7 @@ def run(seed: int, directory: Path, static: bool = True) -> None:
             assert close, f"{program.source(True)}\nseed {seed}, {program.arguments}, {name} with {config}"
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.prove)])
+@pytest.mark.parametrize("count", [30, pytest.param(2000, marks=pytest.mark.prove)])
 def test_effects_keep_their_order(count: int, tmp_path: Path) -> None:
     for seed in range(count):
         run(seed, tmp_path, static=seed % 4 != 0)

@@ -185,7 +185,7 @@ def variants() -> list[torch.Tensor]:
     ]
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=12), st.booleans(), st.booleans())
 def test_same_launches_as_the_slow_path(calls: list[tuple[int, int]], static: bool, inference: bool) -> None:
     x, y = variants(), variants()

@@ -22,6 +22,8 @@ import torch
 import helion
 import helion.language as hl
 from helion import exc
+from helion._compiler import source
+from helion._support.syntax import parse
 from helion.hardware import UnknownTargetName
 
 
@@ -280,6 +282,41 @@ def test_a_kernel_keeps_the_source_it_was_decorated_with(tmp_path: Path) -> None
     module = _module(tmp_path / "kept_kernel.py", text.format(1))
     (tmp_path / "kept_kernel.py").write_text(text.format(2))
     assert module.kept(torch.ones(5)).tolist() == [2.0] * 5
+
+
+MANY = """
+import torch, helion, helion.language as hl
+from collections.abc import Callable
+
+class Holder:
+    @helion.kernel(
+        config=helion.Config(block_sizes=[8]),
+    )
+    def inner(x: torch.Tensor, f: Callable) -> torch.Tensor:
+        '''Text of
+several lines, which are not indented.'''
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size(0)):
+            out[tile] = f(x[tile])
+        return out
+
+one, other = lambda v: v + 1, lambda w: w - 1
+two = lambda v: v * 3
+def same(v): return v - 3
+if True:
+    def same(v):
+        return v * 7
+"""
+
+
+def test_a_file_is_parsed_once_for_all_of_its_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    monkeypatch.setattr(source, "parse", lambda text: [parsed.append(text), parse(text)][1])
+    module = _module(tmp_path / "many_functions.py", MANY)
+    values = (module.one, 2.0), (module.two, 3.0), (module.other, 0.0), (module.same, 7.0)
+    for function, expected in values:
+        assert module.Holder.inner(torch.ones(5), function).tolist() == [expected] * 5
+    assert len(parsed) == 1
 
 
 def test_a_source_that_was_not_found_is_looked_for_again(tmp_path: Path) -> None:
