@@ -126,14 +126,14 @@ def _text_around(code: types.CodeType) -> str:
 @functools.lru_cache(maxsize=8)
 def _definitions(text: str) -> Mapping[int, Sequence[ast.FunctionDef | ast.Lambda]]:
     """Return the functions of a file by their first line, that of the first decorator; none for text that is no Python."""
-    found = collections.defaultdict(list)
+    found: dict[int, list[ast.FunctionDef | ast.Lambda]] = collections.defaultdict(list)
     try:
         tree = parse(text)
     except SyntaxError:
         return found
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            found[min(each.lineno for each in (node, *node.decorator_list))].append(node)
+            found[min([node.lineno, *(each.lineno for each in node.decorator_list)])].append(node)
         elif isinstance(node, ast.Lambda):
             found[node.lineno].append(node)
     return found
