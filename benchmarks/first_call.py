@@ -1,25 +1,27 @@
-"""What seeds that are measured at the first call gain and cost, where nobody asked for tuning (`helion/runtime/tuning/first_call.py`).
+"""Gain and cost of the first call's measurements (`helion/runtime/tuning/first_call.py`) on a GPU.
 
     python benchmarks/first_call.py [--out FILE.json] [--cells N] [--seconds S]
 
-Of the cells that `benchmarks/cells.py` times, those with a seed that is predicted to be faster than the one that would run;
-no more than N, and as many of each kernel as of others. Each is called for the first time with the effort ``none``, again
-with its binary on disk, with no effort, and with no effort and all binaries on disk: the differences are what measuring
-takes with and without compiling. The configs with and without it are timed in turn. Each row is written when it is there.
+Takes kernels of the kept samples, one cell of each. Each is called for the first time without and with measurements,
+both with empty caches. Another process then calls all of them with what the second calls have cached. The default
+config, the one that the first call chose and the best of the kept sample are timed in turns. Each row is written when
+it is there.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import math
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,88 +31,142 @@ sys.path[:0] = [str(ROOT)]
 import torch  # noqa: E402
 
 import helion  # noqa: E402
-from benchmarks.cells import Cell, inputs, timed_cells  # noqa: E402
+from benchmarks.cells import Cell, inputs, swept_cells  # noqa: E402
+from benchmarks.sweep import OTHER_SAMPLES, Timed, parse  # noqa: E402
 from benchmarks.timing import GraphTimer, reason  # noqa: E402
-from helion.runtime.tuning import first_call  # noqa: E402
 from helion.settings import Settings  # noqa: E402
 
 OUT = ROOT / "build" / "first-call.json"
+#: The configs that are timed, and the one that others are compared with.
+NAMES, BEST = ("default", "first call", "best of the sample"), "best of the sample"
 
 
-def doubted(cells: Sequence[Cell], target: str | None = None) -> Iterator[Cell]:
-    """Cells whose first call would measure seeds, the first of each kernel before the second ones."""
-    found: dict[str, list[Cell]] = {}
-    for cell in cells:
-        bound = cell.function.bind(cell.args, target=target)
-        if first_call.contenders(bound.variant.of, bound.default_config()):
-            found.setdefault(cell.kernel, []).append(cell)
-    for at in range(max(map(len, found.values()), default=0)):
-        yield from (each[at] for each in found.values() if at < len(each))
+def chosen(cells: Sequence[Cell], rows: Iterable[Timed], count: int) -> list[tuple[Cell, Mapping[str, Any]]]:
+    """Return ``count`` cells with rows, evenly among kernels, each with its best config."""
+    best: dict[tuple[str, str, str], Timed] = {}
+    for row in rows:
+        known = best.setdefault(row.key, row)
+        best[row.key] = min(known, row, key=lambda each: each.microseconds)
+    by_kernel = {cell.kernel: cell for cell in reversed(cells) if cell.key[1:] in best}
+    found = sorted(by_kernel.values(), key=lambda cell: cell.kernel)
+    places = [at * len(found) // count for at in range(count)] if count < len(found) else range(len(found))
+    return [(found[at], best[found[at].key[1:]].config) for at in places]
 
 
-def measured(cell: Cell, timer: GraphTimer) -> dict[str, Any]:
-    """Seconds of first calls, and microseconds of the configs that they chose."""
+@contextlib.contextmanager
+def caches(folder: Path) -> Iterator[None]:
+    """Keep all that calls cache in a folder."""
+    names = {"HELION_CACHE_DIR": str(folder / "helion"), "TRITON_CACHE_DIR": str(folder / "triton")}
+    former = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name, value in former.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
+
+
+def called(cell: Cell, args: tuple[Any, ...], seconds: float) -> tuple[float, Any]:
+    """Return the seconds of a first call, and the bound kernel."""
+    settings = Settings(**{**cell.function.settings.to_dict(), "first_call_seconds": seconds})
+    kernel = helion.kernel(cell.function.fn, settings=settings)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    kernel(*args)
+    torch.cuda.synchronize()
+    return time.perf_counter() - began, kernel.bind(args)
+
+
+def measured(cell: Cell, best: Mapping[str, Any], folder: Path, timer: GraphTimer) -> dict[str, Any]:
+    """Return seconds of first calls, and microseconds of the configs by their names."""
     args = inputs(cell, "cuda")
     row: dict[str, Any] = {"kernel": cell.kernel, "case": cell.case, "dtype": cell.dtype, "seconds": {}}
-    configs = {}
-    for name, effort in (("first", "none"), ("none", "none"), ("unset", None), ("unset, compiled", None)):
-        settings = Settings(**{**cell.function.settings.to_dict(), "autotune_effort": effort})
-        kernel = helion.kernel(cell.function.fn, settings=settings)
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        kernel(*args)
-        torch.cuda.synchronize()
-        row["seconds"][name] = time.perf_counter() - began
-        bound = kernel.bind(args)
-        configs[name] = bound.config
-    row["seeds"] = 1 + len(first_call.contenders(bound.variant.of, bound.default_config()))
-    row["configs"] = {name: bound.short_config(configs[name]).to_dict() for name in ("none", "unset")}
-    functions = {name: functools.partial(bound.compile_config(configs[name]), *args) for name in ("none", "unset")}
+    with caches(folder / "without"):
+        row["seconds"]["default"], bound = called(cell, args, 0.0)
+    with caches(folder / "with"):
+        row["seconds"]["first call"], chose = called(cell, args, Settings().first_call_seconds)
+        row["timed"] = json.loads(chose.explain("json"))["timed"]
+    configs = dict(zip(NAMES, (bound.config, chose.config, bound.config_spec.normalize(best)), strict=True))
+    row["configs"] = {name: bound.short_config(config).to_dict() for name, config in configs.items()}
+    functions = {name: functools.partial(bound.compile_config(config), *args) for name, config in configs.items()}
     times, failures = timer.time(functions)
     row["microseconds"] = {name: each.median for name, each in times.items()}
     return {**row, **({"failures": failures} if failures else {})}
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Lines about all of them: how many times as fast, and the seconds that measuring took."""
-    timed = [row for row in rows if len(row.get("microseconds", {})) == 2]
-    if not timed:
+def again(folder: Path, names: Sequence[str]) -> dict[str, float]:
+    """Return the seconds of the first call of each cell in this process, with what another one has cached."""
+    by_name = {" ".join(cell.key): cell for cell in swept_cells()}
+    with caches(folder / "with"):
+        torch.ones(1, device="cuda").add_(1)
+        args = {name: inputs(by_name[name], "cuda") for name in names}
+        called(by_name[names[0]], args[names[0]], Settings().first_call_seconds)  # imports
+        return {name: called(by_name[name], args[name], Settings().first_call_seconds)[0] for name in names}
+
+
+def ratios(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    """Return the times of a config over the best one, of the cells that have both."""
+    timed = [row["microseconds"] for row in rows if {name, BEST} <= set(row.get("microseconds", ()))]
+    return [times[name] / times[BEST] for times in timed]
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Format lines about all cells: times over the best of the sample, and seconds."""
+    if not any("microseconds" in row for row in rows):
         return ["nothing was timed"]
-    other = [row for row in timed if row["configs"]["none"] != row["configs"]["unset"]]
-    ratios = [row["microseconds"]["none"] / row["microseconds"]["unset"] for row in other]
-    gain = math.exp(sum(map(math.log, ratios)) / len(timed))
-    least = min(ratios, default=1.0)
-    lines = [f"{len(timed)} cells, {len(other)} run another seed: geometric mean {gain:.3f}, least {least:.3f}"]
-    for name, than in (("unset", "none"), ("unset, compiled", "none")):
-        taken = [row["seconds"][name] - row["seconds"][than] for row in timed]
-        lines.append(f"seconds more with {name}: median {statistics.median(taken):.2f}, at most {max(taken):.2f}")
+    lines = []
+    for name in NAMES[:2]:
+        found = ratios(rows, name)
+        mean = math.exp(sum(map(math.log, found)) / len(found))
+        lines.append(f"{name} / {BEST}: geometric mean {mean:.3f}, worst {max(found):.2f} of {len(found)} cells")
+    for name in ("default", "first call", "second process"):
+        taken = [row["seconds"][name] for row in rows if name in row.get("seconds", ())]
+        if taken:
+            lines.append(f"seconds, {name}: median {statistics.median(taken):.2f}, at most {max(taken):.2f}")
     return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status."""
+    """Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--cells", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no other cell is begun")
+    parser.add_argument("--cells", type=int, default=24)
+    parser.add_argument("--seconds", type=float, default=180.0, help="after which no other cell is begun")
+    parser.add_argument("--again", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--names", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    os.environ["HELION_SKIP_CACHE"] = "1"  # each call measures
+    if options.again is not None:
+        print(json.dumps(again(options.again, options.names)))
+        return 0
     began, rows, timer = time.monotonic(), list[dict[str, Any]](), GraphTimer(51)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["TRITON_CACHE_DIR"] = folder  # nothing is compiled beforehand
-        for cell, _ in zip(doubted(timed_cells(), "h200"), range(options.cells), strict=False):
+        named: dict[str, dict[str, Any]] = {}
+        for cell, best in chosen(swept_cells(), parse(OTHER_SAMPLES.read_text()), options.cells):
             if time.monotonic() - began > options.seconds:
                 break
             try:
-                rows.append(measured(cell, timer))
+                rows.append(measured(cell, best, Path(folder), timer))
+                named[" ".join(cell.key)] = rows[-1]
             except Exception as error:  # it belongs into the table
                 rows.append({"kernel": cell.kernel, "case": cell.case, "dtype": cell.dtype, "failure": reason(error)})
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            found = {"device": torch.cuda.get_device_name(), "cells": rows}
-            options.out.write_text(json.dumps(found, indent=1) + "\n")
+            _write(options.out, rows)
             print(json.dumps(rows[-1]), flush=True)
+        command = [sys.executable, __file__, "--again", folder, "--names", json.dumps(list(named))]
+        found = subprocess.run(command, capture_output=True, text=True)
+        if found.returncode:
+            print(found.stderr[-2000:], file=sys.stderr)
+        else:
+            for name, seconds in json.loads(found.stdout.splitlines()[-1]).items():
+                named[name]["seconds"]["second process"] = seconds
+    _write(options.out, rows)
     print("\n".join(summary(rows)))
-    return 0
+    return found.returncode
+
+
+def _write(out: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    out.write_text(json.dumps({"device": torch.cuda.get_device_name(), "cells": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

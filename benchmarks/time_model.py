@@ -377,17 +377,6 @@ def _tables(cells: Sequence[Swept], found: Fitted, on: str) -> Iterator[tuple[Ta
             yield Table(group, on), parameters
 
 
-def timed_leaders(cells: Sequence[Swept], found: Fitted, leaders: int, on: str = KEPT_TARGET) -> list[float]:
-    """Return, for each cell, the time of the best of the first seed and the ``leaders`` by prediction, over the best."""
-    ratios = []
-    for table, parameters in _tables(cells, found, on):
-        for cell, predicted in zip(table.cells, table.by_cell(table.times(parameters)), strict=True):
-            first = [] if cell.seed is None else [cell.seed]
-            chosen = [*np.argsort(predicted, kind="stable")[:leaders], *first]
-            ratios.append(float(cell.us[chosen].min() / cell.us.min()))
-    return ratios
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="score predicted times on the kept sweep")
     parser.add_argument("--fit", action="store_true", help="write the parameters that the product has")
@@ -406,7 +395,7 @@ def main() -> int:
     }
     if options.fit:
         products, others = (fit(Table(group), measured) for group in groups.values())
-        FITTED.write_text(write(Fitted(**MEASURED, products=products, others=others)))
+        FITTED.write_text(write(dataclasses.replace(fitted(), **MEASURED, products=products, others=others)))
         fitted.cache_clear()
     everything = []
     for split in range(SPLITS):
@@ -430,11 +419,6 @@ def main() -> int:
     print(f"kernels that nothing is fitted to, parameters of the product: {summary(unfitted)}")
     other = swept(parse(OTHER_SAMPLES.read_text()), swept_cells(), OTHER_TARGET)
     print(f"{OTHER_TARGET}, which nothing is fitted to: {summary(as_is(other, fitted(), OTHER_TARGET))}")
-    for leaders in range(4):
-        ratios = timed_leaders(other, fitted(), leaders, OTHER_TARGET)
-        print(
-            f"{OTHER_TARGET}, best of first seed and {leaders} leaders: {mean_of(ratios):.3f}, worst {max(ratios):.2f}"
-        )
     print("", "kernels that nothing is fitted to:", *comparison(unfitted), sep="\n")
     print("", "held out, by kernel, all splits:", *comparison(everything), sep="\n")
     return 0

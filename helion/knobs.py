@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import enum
 import json
+import math
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -34,6 +35,13 @@ def _natural(text: str) -> int:
     if (number := int(text)) < 0:
         raise ValueError("expected a number that is not negative")
     return number
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < math.inf:
+        raise ValueError("expected a number of seconds that is not negative")
+    return seconds
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -110,6 +118,8 @@ class Knob:
             return isinstance(value, bool)
         if self.parse is _natural:
             return isinstance(value, int) and not isinstance(value, bool)
+        if self.parse is _seconds:
+            return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
         if self.parse in (int, float):
             return isinstance(value, (int, self.parse)) and not isinstance(value, bool)
         if self.parse is str:
@@ -136,6 +146,7 @@ class Knob:
             int: "an int",
             _natural: "an int",
             float: "a number",
+            _seconds: "a number of seconds that is not negative",
             str: "a string",
             _names: "a list of names",
             _sizes: "a list of sizes",
@@ -292,7 +303,8 @@ SETTINGS: dict[str, Knob] = {
     "debug_dtype_asserts": Knob("HELION_DEBUG_DTYPE_ASSERTS", _bool, False, "assert the dtype of every value in generated code"),
     "triton_do_not_specialize": Knob("HELION_TRITON_DO_NOT_SPECIALIZE", _bool, False, "no Triton specialization on integer arguments"),
     "force_autotune": Knob("HELION_FORCE_AUTOTUNE", _bool, False, "tune even when configs or a cached answer exist"),
-    "autotune_effort": Knob("HELION_AUTOTUNE_EFFORT", _choice("none", "minimal", "quick", "full"), None, "search effort for a kernel on a GPU without a config: none, minimal (times the seeds), quick (about 30 s), full; unset, the first call times only seeds predicted to be faster than the default config, and kernel.autotune(...) searches as with full"),
+    "autotune_effort": Knob("HELION_AUTOTUNE_EFFORT", _choice("none", "minimal", "quick", "full"), None, "search effort for a kernel on a GPU without a config: none, minimal (times the seeds), quick (about 30 s), full; unset, the first call times a few configs within first_call_seconds, and kernel.autotune(...) searches as with full"),
+    "first_call_seconds": Knob("HELION_FIRST_CALL_SECONDS", _seconds, 1.0, "seconds for which the first call on a GPU of a kernel without a config times a few configs that may be faster than the default; 0 times none"),
     "autotune_force_persistent": Knob("HELION_AUTOTUNE_FORCE_PERSISTENT", _bool, False, "search persistent grids only"),
     "distributed": Knob("HELION_DISTRIBUTED", _bool, False, "keep ranks on one config"),
     "autotune_log_level": Knob("HELION_AUTOTUNE_LOG_LEVEL", str, "INFO", "log level of the search"),

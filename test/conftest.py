@@ -161,12 +161,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs a GPU: torch.cuda.is_available() is False"))
         return
     for item in on_gpu:
-        item.fixturenames.insert(0, "seeds_are_not_measured")
+        item.fixturenames.insert(0, "nothing_is_measured_unasked")
 
 
 @pytest.fixture
-def seeds_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU tests see the config that would run untuned; those of tuning say which seeds contend."""
+def nothing_is_measured_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU tests see the config that would run untuned; those of tuning say which configs contend."""
     from helion.runtime.tuning import first_call
 
-    monkeypatch.setattr(first_call, "MOST", 0)
+    monkeypatch.setattr(first_call, "contenders", lambda of, config, until: [])

@@ -72,7 +72,8 @@ class Predicted:
     prediction. ``waves`` is blocks over the number that run at once. ``fits``: the launch is possible (shared memory,
     tensor memory, threads, tile size); if not, ``reason`` names the need and the limit. ``bytes_moved`` counts memory
     traffic, ``flops`` dots and elementwise ops. ``time_us`` is a roofline without a better model. ``units`` has the
-    microseconds that each unit of the GPU needs by itself, by name; units work in parallel.
+    microseconds that each unit of the GPU needs by itself, by name; units work in parallel. ``error`` is the standard
+    deviation of the logarithm of ``time_us``, within the configs of one kernel.
     """
 
     registers_per_thread: int
@@ -90,6 +91,7 @@ class Predicted:
     least_registers: int = 0
     reason: str = ""
     units: tuple[tuple[str, float], ...] = ()
+    error: float = 0.3
 
     @property
     def spills(self) -> bool:

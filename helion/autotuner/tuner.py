@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..config import Config
-from .measure.comparison import compared, ranked
+from .measure.comparison import COMPARING_SECONDS, RANKING_SECONDS, compared, ranked
 from .measure.protocol import Evaluator
 from .options import CLOSE
 from .outcome import Outcome, Status
@@ -27,6 +27,20 @@ class Budget:
 
     seconds: float
     configs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measuring:
+    """Precision of measurements.
+
+    Configs within ``close`` times the least time are ranked for ``ranking_seconds``. The fastest of them is compared
+    with the untuned config for ``comparing_seconds``. ``brief``: before the ranking each config runs a few times only.
+    """
+
+    close: float = CLOSE
+    ranking_seconds: float = RANKING_SECONDS
+    comparing_seconds: float = COMPARING_SECONDS
+    brief: bool = False
 
 
 class Listener(Protocol):
@@ -74,12 +88,12 @@ def tune(
     *,
     clock: Callable[[], float] = time.monotonic,
     again: Sequence[Search] = (),
-    close: float = CLOSE,
+    measuring: Measuring = Measuring(),
 ) -> Result:
     """Return the fastest config that ``search`` finds within ``budget``, never one slower than ``baseline``.
 
-    ``again`` are more searches, each with its own budget; configs tried before are not tried again. Configs within
-    ``close`` times the least time are measured again before one is chosen.
+    ``again`` are more searches, each with its own budget; configs tried before are not tried again. The fastest configs
+    are measured again before one is chosen.
 
     A keyboard interrupt ends only the search: the best config so far is the answer.
     """
@@ -90,14 +104,14 @@ def tune(
             why = _searched(each, evaluator, budget, listeners, outcomes, clock)
     except KeyboardInterrupt:
         why = "interrupted"
-    leaders = _leaders(outcomes, baseline, close)
+    leaders = _leaders(outcomes, baseline, measuring.close)
 
-    def measuring() -> float:
+    def working() -> float:
         """Return the time without waiting, which makes nothing more certain."""
         return clock() - evaluator.waited
 
     try:
-        choice = _chosen(leaders, baseline, evaluator, measuring) or _uncompared(outcomes, baseline, 0.0)
+        choice = _chosen(leaders, baseline, evaluator, measuring, working) or _uncompared(outcomes, baseline, 0.0)
     except KeyboardInterrupt:
         why, choice = "interrupted", _uncompared(outcomes, baseline, _UNCOMPARED)
     result = Result(
@@ -174,19 +188,23 @@ class _Choice:
 
 
 def _chosen(
-    leaders: Sequence[Config], baseline: Config, evaluator: Evaluator, clock: Callable[[], float]
+    leaders: Sequence[Config],
+    baseline: Config,
+    evaluator: Evaluator,
+    measuring: Measuring,
+    clock: Callable[[], float],
 ) -> _Choice | None:
     """Return the baseline, unless the fastest of the leaders certainly beats it; None if nothing can be measured."""
-    times = ranked(leaders, evaluator.rounds, clock)
+    times = ranked(leaders, evaluator.rounds, clock, measuring.ranking_seconds)
     if not times:  # one of them spoils it for all
         working = [config for config in leaders if evaluator.rounds([config], 1)]
-        times = ranked(working, evaluator.rounds, clock)
+        times = ranked(working, evaluator.rounds, clock, measuring.ranking_seconds)
     best = next(iter(times), None)
     if best is None:
         return None
     if best == baseline or baseline not in leaders:
         return _Choice(best, times)
-    verdict = compared(best, baseline, evaluator.rounds, clock)
+    verdict = compared(best, baseline, evaluator.rounds, clock, measuring.comparing_seconds)
     if baseline not in verdict.times and best in verdict.times:  # it does not work any more
         return _Choice(best, verdict.times)
     return _Choice(best if verdict.replaces else baseline, verdict.times)

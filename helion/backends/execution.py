@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
@@ -17,6 +17,8 @@ from ..hardware import Target
 if TYPE_CHECKING:
     # `import helion` loads no compiler
     from .._compiler.host.program import HostProgram
+
+T = TypeVar("T")
 
 #: Called as ``(kernel, grid, *arguments, **options)``.
 Launcher = Callable[..., Any]
@@ -206,6 +208,13 @@ class Toolchain(Protocol):
 
     def prepare(self, target: Target) -> None:
         """Load what every compilation for ``target`` needs, so that processes forked later share it."""
+        ...
+
+    def together(self) -> AbstractContextManager[Callable[[Callable[[], T]], T]] | None:
+        """Enter a context whose value calls a function in any thread; compilations inside run at the same time.
+
+        The thread that enters it waits for the others. None if compilations run one at a time.
+        """
         ...
 
     def versions(self) -> Sequence[tuple[str, str]]:

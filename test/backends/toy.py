@@ -111,6 +111,9 @@ class ToyToolchain:
     def compiler(self, target: Target) -> str:
         return "toy 1"
 
+    def together(self) -> None:
+        pass
+
     def versions(self) -> tuple[tuple[str, str], ...]:
         return (("toy", "1"),)
 

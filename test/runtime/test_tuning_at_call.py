@@ -3,7 +3,6 @@ whose times are simulated."""
 
 from __future__ import annotations
 
-import threading
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,9 +16,7 @@ import helion.language as hl
 from helion import exc
 from helion.autotuner.cache.store import default_store
 from helion.autotuner.options import GENERATION, Options
-from helion.backends.stub import stub_driver
-from helion.runtime.tuning import autotune, evaluator, first_call, loaded, session
-from helion.runtime.tuning.session import Candidate
+from helion.runtime.tuning import autotune, loaded
 from helion.runtime.variants import policies
 from helion.settings import Settings
 
@@ -64,6 +61,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 ROWS = torch.randn(3, 130) + 5.0
 QUIET = {"autotune_progress_bar": False, "autotune_benchmark_subprocess": False, "autotune_random_seed": 1}
+QUIET |= {"first_call_seconds": 0}
 
 
 def kernel(**settings: Any) -> helion.runtime.kernel.Kernel:
@@ -151,123 +149,6 @@ def test_a_search_that_breaks_costs_the_call_nothing(
     monkeypatch.setattr(autotune, "search_of", broken)
     check(kernel(autotune_effort="quick")(ROWS), ROWS)
     assert "shifted_rows is not tuned: OSError: no space left on device" in capsys.readouterr().err
-
-
-@pytest.fixture
-def doubted(monkeypatch: pytest.MonkeyPatch) -> helion.Config:
-    """A seed that is said to be predicted to be faster than the config that would run, and is simulated to be."""
-    bound = kernel().bind((ROWS,))
-    other = bound.config_spec.normalize({**bound.default_config(), "num_warps": 16})
-    monkeypatch.setattr(first_call, "contenders", lambda of, config: [other])
-    monkeypatch.setattr(evaluator.Evaluator, "_candidate", as_predicted(other))
-    return other
-
-
-def as_predicted(fast: helion.Config) -> Callable[[evaluator.Evaluator, helion.Config], Candidate]:
-    def made(self: evaluator.Evaluator, config: helion.Config) -> Candidate:
-        return Candidate(text=self._of.analysis.code(config).text, expected=5.0 if config == fast else 10.0)
-
-    return made
-
-
-def test_seeds_in_doubt_are_measured_at_a_call_that_nobody_tuned(
-    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = kernel()
-    check(first(ROWS), ROWS)
-    assert first.bind((ROWS,)).config == doubted and searches == [2]
-    again = kernel()
-    check(again(ROWS), ROWS)  # another process takes what was kept
-    assert again.bind((ROWS,)).config == doubted and searches == [2]
-    monkeypatch.setenv("HELION_ASSERT_CACHE_HIT", "1")  # it is no config that somebody tuned
-    with pytest.raises(exc.CacheAssertionError):
-        kernel()(ROWS)
-    monkeypatch.delenv("HELION_ASSERT_CACHE_HIT")
-    check(kernel(autotune_effort="minimal")(ROWS), ROWS)
-    assert len(searches) == 2
-
-
-LEFT_ALONE = {
-    "effort none": {"autotune_effort": "none"},
-    "a filter": {"autotune_config_filter": lambda config: True},
-    "a baseline": {"autotune_baseline_fn": lambda x: x},
-}
-
-
-@pytest.mark.parametrize("settings", LEFT_ALONE.values(), ids=list(LEFT_ALONE))
-def test_what_users_decide_is_left_to_them(
-    searches: list[int], doubted: helion.Config, settings: dict[str, Any]
-) -> None:
-    check(kernel(**settings)(ROWS), ROWS)
-    assert searches == []
-
-
-def test_calls_that_must_be_the_same_everywhere_or_are_recorded_measure_nothing(
-    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def untuned(at: int) -> None:
-        x = ROWS[:, :at].clone()
-        check(kernel()(x), x)
-        assert searches == []
-
-    with torch.inference_mode():
-        untuned(3)
-    with stub_driver():
-        kernel()(ROWS[:, :4].clone())
-    torch.use_deterministic_algorithms(True)
-    try:
-        untuned(5)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    with monkeypatch.context() as patched:
-        patched.setattr(torch.distributed, "is_initialized", lambda: True)
-        patched.setattr(torch.distributed, "get_world_size", lambda: 2)
-        untuned(6)
-    with monkeypatch.context() as patched:
-        for name in ("is_initialized", "is_current_stream_capturing"):
-            patched.setattr(torch.cuda, name, lambda: True)
-        untuned(7)
-    with monkeypatch.context() as patched:
-        patched.setenv("HELION_DISALLOW_AUTOTUNING", "1")
-        untuned(8)
-    with monkeypatch.context() as patched:  # as while another thread measures
-        patched.setattr(first_call, "_UNDER_WAY", threading.Lock())
-        with first_call._UNDER_WAY:
-            untuned(9)
-    recorded = kernel()
-    torch.compile(recorded, backend="eager", fullgraph=True)(ROWS)
-    assert searches == [] and recorded.is_in_graphs
-
-
-def test_measuring_that_goes_wrong_costs_the_call_nothing(
-    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def broken(*args: Any) -> Any:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(autotune, "copied", broken)
-    check(kernel()(ROWS), ROWS)
-    assert "no space left" not in capsys.readouterr().err
-    monkeypatch.setattr(autotune, "copied", session.copied)
-    monkeypatch.setattr(evaluator.Evaluator, "finish", interrupted)
-    with pytest.raises(KeyboardInterrupt):  # it was meant for the program
-        kernel()(ROWS)
-
-
-def interrupted(*args: Any) -> Any:
-    raise KeyboardInterrupt
-
-
-def test_seeds_that_are_predicted_to_be_faster_contend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_call, "MOST", 2)
-    bound = kernel().bind((torch.empty(4096, 5000, device="meta"),), target="h200")
-    seeds, of = bound.seeds, bound.variant.of
-    by_time = sorted(seeds, key=lambda seed: seed.predicted.time_us)
-    fastest, slowest = by_time[0], by_time[-1]
-    assert len(seeds) > 1 and fastest.predicted.time_us < slowest.predicted.time_us
-    assert first_call.contenders(of, fastest.config) == []
-    found = first_call.contenders(of, slowest.config)
-    assert found[0] == fastest.config and len(found) <= first_call.MOST and slowest.config not in found
 
 
 def test_what_is_captured_into_a_graph_is_not_tuned(

@@ -29,10 +29,10 @@ MARGIN = 0.995
 #: Resolution of device events in microseconds: two of the steps in which an H200 counts.
 RESOLUTION = 0.064
 #: Rounds per block, maximum of blocks and of seconds, to compare leaders.
-_ROUNDS, _BLOCKS, _SECONDS = 20, 8, 0.25
+_ROUNDS, _BLOCKS, RANKING_SECONDS = 20, 8, 0.25
 #: The same to compare the fastest with the untuned config. Each block is prepared and warmed up again, and this many
 #: must agree.
-_FINAL_ROUNDS, _FINAL_BLOCKS, _FINAL_SECONDS, _AGREEING = 40, 10, 0.4, 4
+_FINAL_ROUNDS, _FINAL_BLOCKS, COMPARING_SECONDS, _AGREEING = 40, 10, 0.4, 4
 
 
 @functools.cache
@@ -73,17 +73,17 @@ def medians(rounds: Rounds[T]) -> dict[T, float]:
     return dict(sorted(((c, statistics.median(t)) for c, t in times.items()), key=lambda item: item[1]))
 
 
-def ranked(configs: Sequence[T], measure: Measure[T], clock: Clock) -> dict[T, float]:
+def ranked(configs: Sequence[T], measure: Measure[T], clock: Clock, seconds: float = RANKING_SECONDS) -> dict[T, float]:
     """Return median microseconds of those of ``configs`` that may be the fastest, the fastest first.
 
-    A config that is certainly slower than another one is dropped early.
+    A config that is certainly slower than another one is dropped early. After ``seconds`` no block of rounds begins.
     """
     began = clock()
     running, rounds = list(configs), list[Mapping[T, float]]()
     for _ in range(_BLOCKS if running else 0):
         rounds += measure(running, _ROUNDS)
         running = _undecided(running, rounds)
-        if len(running) < 2 or clock() - began >= _SECONDS:
+        if len(running) < 2 or clock() - began >= seconds:
             break
     return medians([{config: times[config] for config in running if config in times} for times in rounds])
 
@@ -110,11 +110,13 @@ class Verdict(Generic[T]):
     times: Mapping[T, float]
 
 
-def compared(challenger: T, baseline: T, measure: Measure[T], clock: Clock) -> Verdict[T]:
+def compared(
+    challenger: T, baseline: T, measure: Measure[T], clock: Clock, seconds: float = COMPARING_SECONDS
+) -> Verdict[T]:
     """Compare two configs in blocks of rounds until it is certain which is faster; in doubt, take the baseline.
 
     Each block is prepared again, so that addresses and the device's history differ between blocks. The challenger must
-    be faster in every one of them.
+    be faster in every one of them. After ``seconds`` only the blocks begin that must agree.
     """
     began = clock()
     rounds: list[Mapping[T, float]] = []
@@ -130,6 +132,6 @@ def compared(challenger: T, baseline: T, measure: Measure[T], clock: Clock) -> V
         times = medians(rounds)
         if blocks >= _AGREEING and high < math.log(MARGIN) and times[baseline] - times[challenger] > RESOLUTION:
             return Verdict(replaces=True, times=times)
-        if blocks >= _AGREEING and clock() - began >= _FINAL_SECONDS:
+        if blocks >= _AGREEING and clock() - began >= seconds:
             break
     return Verdict(replaces=False, times=medians(rounds))

@@ -82,7 +82,8 @@ def coordinates(fields: Sequence[Field], config: Mapping[str, Any]) -> list[floa
 class SpaceDomain:
     """The space of a kernel, without configs that are predicted not to fit; ``overrides`` are fixed.
 
-    ``admit`` filters or replaces a full config, None drops it. ``seeds`` are used unchanged.
+    ``admit`` filters or replaces a full config, None drops it. ``seeds`` are used unchanged. Steps change only fields
+    that ``moves`` accepts.
     """
 
     configs = None
@@ -94,13 +95,15 @@ class SpaceDomain:
         seeds: Sequence[Config] = (),
         overrides: Mapping[str, Any] | None = None,
         admit: Callable[[Config], Config | None] = lambda config: config,
+        moves: Callable[[Field], bool] = lambda field: True,
     ) -> None:
         self.seeds = tuple(dict.fromkeys(seeds))
         self._admit = admit
         self._space = space
         self._model = model
         self._overrides = dict(overrides or {})
-        self._movable = [field for field in space.fields if field.key not in self._overrides and field.default() != []]
+        free = (field for field in space.fields if field.key not in self._overrides and field.default() != [])
+        self._movable = [field for field in free if moves(field)]
         self._weights = [_often(field) for field in self._movable]
 
     def random(self, rng: Random) -> Config | None:

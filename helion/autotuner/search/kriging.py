@@ -56,14 +56,13 @@ class Kriging:
         spread = max(float(errors.std()) if len(errors) > 2 else _FIRST_SPREAD, _LEAST_SPREAD)
         middle = float(predicted.mean())
         seen = float(((predicted - middle) ** 2).sum()) / spread**2
-        covariance = _covariance(features, features) + _NUGGET * np.eye(len(errors))
-        inverse = np.linalg.inv(covariance)
+        inverse = np.linalg.inv(covariance(features, features) + _NUGGET * np.eye(len(errors)))
         deviation = 1.0 / math.sqrt(1.0 / _DOUBT**2 + seen)
         return cls(features, slope, deviation, middle, offset, spread, inverse, inverse @ (errors - offset))
 
     def at(self, features: Array, predicted: Array) -> tuple[Array, Array]:
         """Return mean and standard deviation of the logarithms of times, a number per row."""
-        across = _covariance(features, self.features)
+        across = covariance(features, self.features)
         mean = self.slope * predicted + self.offset + across @ self.weights
         explained = np.einsum("ij,jk,ik->i", across, self.inverse, across, optimize=True)
         return mean, self.spread * np.sqrt(np.maximum(1.0 - explained, 1e-9))
@@ -80,7 +79,8 @@ def _slope(predicted: Array, observed: Array) -> float:
     return min(max((seen + _TRUST) / (float(about @ about) + _TRUST), 0.0), 1.0)
 
 
-def _covariance(a: Array, b: Array) -> Array:
+def covariance(a: Array, b: Array) -> Array:
+    """Return the correlation of errors of predicted times between rows of features: 1 for equal rows."""
     squared = (a * a).sum(1)[:, None] + (b * b).sum(1)[None, :] - 2.0 * a @ b.T
     distance = np.sqrt(np.maximum(squared, 0.0))
     parts = [np.exp(-distance / length) for length in _LENGTHS]

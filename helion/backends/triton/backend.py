@@ -163,7 +163,7 @@ class Triton:
             parts=taken_by.parts,
         )
         found = time.timing(facts, taken_by, taken, target)
-        return replace(taken, time_us=found.us, units=found.units)
+        return replace(taken, time_us=found.us, units=found.units, error=found.error)
 
     def with_less_smem(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return one pipeline stage less: for unfused matmuls first, else for the launch and the loops with stages of

@@ -10,11 +10,15 @@ from ..._compiler.facts.summary import summarize
 from ...backends.execution import CompileError
 from ..specialization.binary_check import verdict_of
 from ..specialization.compiled import Compiled
+from ..tuning import first_call
 from .roofline import roofline
 
 
 def collect(compiled: Compiled) -> dict[str, Any]:
-    """Collect facts, verdicts, seeds with predicted and measured resources, the default config, and any refusal."""
+    """Collect facts, verdicts, seeds with predicted and measured resources, the default config, and any refusal.
+
+    ``timed`` are the configs that a first call on the target has measured, as far as this machine remembers.
+    """
     analysis = compiled.specialized.analysis
     refusal = analysis.refusal()
     verdict = _verdict(compiled)
@@ -37,6 +41,7 @@ def collect(compiled: Compiled) -> dict[str, Any]:
         "default_config": analysis.default_config.to_dict(),
         "verdict": verdict,
         "adjusted": _adjusted(compiled),
+        "timed": _timed(compiled),
         "conservative_config": analysis.space.conservative().to_dict(),
     }
 
@@ -96,6 +101,13 @@ def _verdict(compiled: Compiled) -> dict[str, Any]:
     found = verdict.to_dict()
     rejected = [{**r, "decorator": text} for r, text in zip(found["rejected"], decorators, strict=True)]
     return {**found, "rejected": rejected}
+
+
+def _timed(compiled: Compiled) -> list[dict[str, Any]]:
+    """List the outcomes of the first call, the fastest first."""
+    of = compiled.specialized
+    outcomes = sorted(first_call.timed(of, of.sample()), key=lambda outcome: outcome.time)
+    return [{**each.to_dict(), "decorator": of.decorator(each.config)} for each in outcomes]
 
 
 def _seed(compiled: Compiled, seed: Any) -> dict[str, Any]:

@@ -47,8 +47,15 @@ def render_facts(data: Data) -> str:
 
 def _rest(data: Data) -> list[str]:
     lines = ["", f"refused on a GPU: {data['refusal']}"] if data["refusal"] else []
+    lines += ["", "timed at the first call:", *map(_outcome, data["timed"])] if data["timed"] else []
     lines += ["", "adjusted:", *(f"  {change}" for change in data["adjusted"])] if data["adjusted"] else []
     return [*lines, "", "declined:", *(f"  {entry['heuristic']}: {entry['reason']}" for entry in data["declined"])]
+
+
+def _outcome(entry: Data) -> str:
+    microseconds = entry["microseconds"]
+    found = f"{entry['status']}: {entry['detail']}" if microseconds is None else _time(microseconds)
+    return f"  {found}: {entry['decorator']}"
 
 
 # --- parts that the table in a terminal and the page have, too --------------------------------------------------------

@@ -23,12 +23,13 @@ from ...autotuner.options import Options
 from ...autotuner.outcome import Outcome, Status
 from ...autotuner.pool.children import ForkServer
 from ...autotuner.pool.compiling import CompilePool, Patience
+from ...autotuner.pool.threads import ThreadPool
 from ...autotuner.progress import listeners
 from ...autotuner.search.domain import Domain
 from ...autotuner.search.finite import FiniteSearch
 from ...autotuner.search.protocol import Search
 from ...autotuner.search.strategy import search_of
-from ...autotuner.tuner import Budget, Listener, Result, tune
+from ...autotuner.tuner import Budget, Listener, Measuring, Result, tune
 from ...config import Config
 from .. import ref_mode
 from ..call.signature import tensors_in
@@ -57,17 +58,22 @@ def tuned(
     *,
     force: bool = True,
     only: bool = True,
+    tag: str | None = None,
+    pool: ThreadPool | None = None,
+    measuring: Measuring | None = None,
 ) -> Tuned:
     """Find the fastest config for ``args``, beginning with ``given``, or among these if ``only`` is set.
 
-    Writes its result to the cache.
+    Writes its result to the cache, under ``tag``, or one made from ``given`` if the search is limited to them. ``pool``
+    compiles, if it is not done by processes. ``measuring`` is the precision, that of ``options`` by default.
 
     Without ``force`` a cached answer is used. Raises ``exc.AutotuningDisallowedInEnvironment``, ``exc.NoConfigFound``
     if no config works, and errors of reference mode.
     """
     store = default_store()
     listed = bool(given) and only
-    tag = _tag(given) if listed else ""
+    if tag is None:
+        tag = _tag(given) if listed else ""
     key = None if store is None else key_of(of, args, tag)
     if not force and store is not None and key is not None:
         row = store.get(key)
@@ -81,9 +87,10 @@ def tuned(
         raise exc.NoConfigFound(kernel=of.kernel.name, reason="autotune_config_filter lets none of those given pass")
     domain = domain_of(of, options, starts if listed else (), starts)
     keeping = [] if store is None or key is None else [SweepKeeper(store, key)]
-    with evaluator_of(of, args, options) as evaluator:
+    measuring = measuring or Measuring(close=options.close)
+    with evaluator_of(of, args, options, pool, brief=measuring.brief) as evaluator:
         name = f"{of.kernel.name} on {of.target.name}"
-        result = searched(of, options, domain, evaluator, name, starts[0], keeping)
+        result = searched(of, options, domain, evaluator, name, starts[0], keeping, measuring)
     if result.outcomes and not any(o.status is Status.OK for o in result.outcomes):
         reasons = dict.fromkeys(o.detail for o in result.outcomes if o.detail)
         raise exc.NoConfigFound(kernel=of.kernel.name, reason="; ".join(list(reasons)[:5]) or result.why)
@@ -128,8 +135,10 @@ def searched(
     name: str,
     baseline: Config,
     keeping: Sequence[Listener] = (),
+    measuring: Measuring | None = None,
 ) -> Result:
     """Run as many searches as the options request; ``name`` is shown to users."""
+    measuring = measuring or Measuring(close=options.close)
     if domain.configs is not None:
         searches: list[Search] = [FiniteSearch(domain.configs)]
     else:
@@ -137,7 +146,7 @@ def searched(
     budget = Budget(seconds=options.seconds, configs=options.configs)
     whole = Budget(seconds=options.seconds * len(searches), configs=options.configs * len(searches))
     told = [*keeping, *listeners(name, whole, options, baseline, of.decorator)]
-    return tune(searches[0], evaluator, budget, baseline, told, again=searches[1:], close=options.close)
+    return tune(searches[0], evaluator, budget, baseline, told, again=searches[1:], measuring=measuring)
 
 
 def kept_entry(of: Specialized, args: Sequence[Any]) -> Entry | None:
@@ -164,8 +173,13 @@ def keep(store: Store, key: Key, result: Result, options: Options) -> None:
 
 
 @contextlib.contextmanager
-def evaluator_of(of: Specialized, args: Sequence[Any], options: Options) -> Iterator[Evaluator]:
-    """Yield an evaluator of configs on ``args``, and end its processes afterwards, also on interrupts."""
+def evaluator_of(
+    of: Specialized, args: Sequence[Any], options: Options, threads: ThreadPool | None = None, *, brief: bool = False
+) -> Iterator[Evaluator]:
+    """Yield an evaluator of configs on ``args``, and end its processes afterwards, also on interrupts.
+
+    A search within this process may compile in ``threads``. ``brief`` as in ``Measuring``.
+    """
     direct = not options.isolated or options.effort == "minimal" or _needs_its_module(of)
     fork_server = functools.partial(fork_server_of, of.analysis.backend.name, of.target)
     if not direct:
@@ -176,14 +190,15 @@ def evaluator_of(of: Specialized, args: Sequence[Any], options: Options) -> Iter
     lock = lock_of(task.device, options.lock_seconds)
     with contextlib.ExitStack() as stack:
         stack.enter_context(kept_random_numbers(task.device))
-        pool, bench = None, None
+        pool: CompilePool | ThreadPool | None = threads
+        bench = None
         if not direct:
             patience = Patience(most=options.compile_seconds, adaptive=options.adaptive)
             pool = CompilePool(fork_server, options.workers, patience)
             # functions of the user's may need what only this process has
             own = task.check is not None or task.benchmark is not None
             bench = None if own else _isolated(fork_server, task, options, lock)
-        evaluator = Evaluator(of, bench or DirectBench(task, lock), pool, options.workers, lock)
+        evaluator = Evaluator(of, bench or DirectBench(task, lock), pool, options.workers, lock, brief=brief)
         stack.callback(evaluator.close)
         yield evaluator
 

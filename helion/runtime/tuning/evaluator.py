@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from ... import exc
 from ...autotuner.outcome import Outcome, Status
 from ...autotuner.pool.compiling import Built, CompilePool
+from ...autotuner.pool.threads import ThreadPool
 from ...backends.execution import Resources
 from ...config import Config
 from ..specialization.specialized import Specialized
@@ -30,16 +31,18 @@ class Evaluator:
     """Evaluator of configs.
 
     ``pool`` is None if nothing is precompiled: each config is then compiled when it runs. ``lock`` is the one under
-    which ``bench`` runs candidates.
+    which ``bench`` runs candidates. ``brief``: each runs a few times only.
     """
 
     def __init__(
         self,
         of: Specialized,
         bench: AnyBench,
-        pool: CompilePool | None,
+        pool: CompilePool | ThreadPool | None,
         workers: int,
         lock: DeviceLock,
+        *,
+        brief: bool = False,
     ) -> None:
         self.capacity = 1 if pool is None else 2 * workers
         self._of = of
@@ -49,7 +52,7 @@ class Evaluator:
         self._order: deque[Config] = deque()
         self._compiled: deque[tuple[Config, float]] = deque()
         self._done: dict[Config, Outcome] = {}
-        self._best = float("inf")
+        self._best = 0.0 if brief else float("inf")  # a config far from the best runs a few times
 
     @property
     def waited(self) -> float:

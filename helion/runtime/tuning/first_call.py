@@ -1,36 +1,58 @@
-"""Seeds that the first call on a GPU measures without a request for tuning, because predictions favor them."""
+"""Configs that the first call on a GPU measures without a request for tuning, within ``first_call_seconds``.
+
+They are the *leaders*: seeds, and configs near them, that may be faster than the default within the error of
+predictions. Threads compile them at the same time. They are checked against the results of the default, then timed in
+turns with it. The choice is kept on disk for later processes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from ... import knobs
+from ... import exc, knobs
 from ..._compiler.ir.effects import meets_other_gpus
 from ..._support.locks import is_held_here, new_lock
+from ...autotuner import leaders
+from ...autotuner.cache.store import default_store
 from ...autotuner.options import Options
+from ...autotuner.outcome import Outcome
+from ...autotuner.pool.threads import ThreadPool
+from ...autotuner.search.domain import SpaceDomain
+from ...autotuner.search.time_model import PredictedTime
+from ...autotuner.tuner import Measuring
 from ...backends import BACKENDS, stub
 from ...config import Config
 from ..call.signature import tensors_in
 from ..generated import codecache
 from ..specialization.specialized import Specialized
 from . import autotune
+from .candidates import legal
 from .evaluator import job_of
+from .keys import key_of
 
-#: Maximum of seeds that are measured with the default config, the fastest by prediction first.
-MOST = 2
-#: Ratio of a seed's predicted time to that of the default config, below which it is measured. Closer predictions do not
-#: tell which is faster.
-_LESS = 0.97
-#: Seconds after which no further one is compiled.
-SECONDS = 1.0
+#: Configs that are measured with the default one.
+MOST = 4
+#: The same where a backend compiles one config at a time. They are seeds, predicted to take less than this ratio of the
+#: default's time: closer predictions do not tell which is faster.
+_MOST_SEEDS, _LESS = 2, 0.97
+#: Parts of ``first_call_seconds`` after which no further config is predicted, and after which compilations end.
+_PREDICTING, _COMPILING = 0.15, 0.6
+#: Configs within this ratio of the least time of a few runs are ranked, and the fastest is compared with the default.
+#: Both take a part of ``first_call_seconds``.
+_CLOSE, _RANKING, _COMPARING = 1.3, 0.1, 0.15
 #: Timeout in seconds to wait for other processes' measurements: the call should not take long.
 _LOCK_SECONDS = 5.0
 #: Memory needed to measure, as a multiple of that of the arguments: copies to restore and compare, and results of two
 #: configs. Then the memory that flushes the caches.
 _COPIES, _FLUSHED = 6, 1 << 30
+#: The tag of results on disk, which separates them from those of requested tuning. Its number changes with the rules.
+_TAG = "first call 1"
 #: Tuning options, each of which means that the user decides when to tune.
 _DECIDED = (
     "autotune_baseline_fn",
@@ -44,34 +66,19 @@ _DECIDED = (
 _UNDER_WAY = new_lock()
 
 
-def contenders(of: Specialized, config: Config) -> list[Config]:
-    """List the seeds that are predicted to be clearly faster than ``config``, and to fit without spilling."""
-    known = (seed.predicted for seed in of.analysis.seeds.seeds if seed.config == config)
-    least = (next(known, None) or of.analysis.predict(config)).time_us
-    seeds = [seed for seed in of.analysis.seeds.seeds if seed.predicted.fits and not seed.predicted.spills]
-    faster = [seed for seed in seeds if seed.predicted.time_us < _LESS * least and seed.config != config]
-    return [seed.config for seed in sorted(faster, key=lambda seed: seed.predicted.time_us)][:MOST]
+def remembered(of: Specialized, args: Sequence[Any]) -> Config | None:
+    """Return the config that the first call of another process has chosen; None if there is none."""
+    if not of.settings.first_call_seconds or is_decided(of):
+        return None
+    store, key = default_store(), key_of(of, args, _TAG)
+    row = None if store is None or key is None else store.get(key)
+    return None if row is None else legal(of, row.config)
 
 
-def is_left_alone(of: Specialized, args: Sequence[Any]) -> bool:
-    """Return whether a call runs its default config without measuring.
-
-    Reasons: tuning is switched off or decided by the user, or a graph may be recorded. Results may have to be the same
-    in every run or on every machine, or memory is short.
-    """
-    return (
-        any(getattr(of.settings, name) for name in _DECIDED)
-        or knobs.DISALLOW_AUTOTUNING.read()
-        or of.tabled is not None
-        or stub.active()
-        or torch.is_inference_mode_enabled()
-        or torch.are_deterministic_algorithms_enabled()
-        or _is_one_of_many()
-        or meets_other_gpus(of.analysis.program)
-        or of.kernel.is_in_graphs
-        or _is_captured()
-        or not _has_memory(args)
-    )
+def timed(of: Specialized, args: Sequence[Any]) -> tuple[Outcome, ...]:
+    """Return the outcomes of the configs that the first call for such arguments on the target has tried."""
+    store, key = default_store(), key_of(of, args, _TAG, measured=True)
+    return () if store is None or key is None else tuple(store.sweep(key))
 
 
 def measured(of: Specialized, args: Sequence[Any], config: Config) -> Config:
@@ -80,24 +87,113 @@ def measured(of: Specialized, args: Sequence[Any], config: Config) -> Config:
     Another config must be certainly faster and give the same results. Writes its result to the cache. Raises every
     error.
     """
-    seeds = contenders(of, config)
-    if not seeds or is_left_alone(of, args) or not _begun():
+    seconds = of.settings.first_call_seconds
+    if not seconds or is_left_alone(of, args) or not _begun():
         return config
     try:
-        asked = {
-            "progress": False,
-            "seconds": SECONDS,
-            "lock_seconds": _LOCK_SECONDS,
-            "baseline": _function(of, config),
-        }
-        options = Options.of(of.settings, "minimal", asked)
-        # the tag separates it from requested tuning
-        found = autotune.tuned(of, args, options, [config, *seeds], force=False)
+        return _fastest(of, args, config, seconds)
     finally:
         _UNDER_WAY.release()
+
+
+def _fastest(of: Specialized, args: Sequence[Any], config: Config, seconds: float) -> Config:
+    began = time.monotonic()
+    others = contenders(of, config, began + _PREDICTING * seconds)
+    if not others:
+        return config
+    asked = {
+        "progress": False,
+        "seconds": seconds,
+        "lock_seconds": _LOCK_SECONDS,
+        "baseline": _function(of, config),
+        "workers": 1 + len(others),
+    }
+    options = Options.of(of.settings, "minimal", asked)
+    measuring = Measuring(
+        close=_CLOSE, ranking_seconds=_RANKING * seconds, comparing_seconds=_COMPARING * seconds, brief=True
+    )
+    with _threads(of, options.workers, began + _COMPILING * seconds) as pool:
+        found = autotune.tuned(of, args, options, [config, *others], tag=_TAG, pool=pool, measuring=measuring)
     if found.result is not None and found.result.why == "interrupted":
         raise KeyboardInterrupt  # it was meant for the program, which requested no search
     return found.config
+
+
+def contenders(of: Specialized, config: Config, until: float) -> list[Config]:
+    """List the configs to measure with ``config``, whose code differs, the most promising first.
+
+    Seeds and near configs are predicted until the time ``until`` of ``time.monotonic``.
+    """
+    if of.analysis.backend.toolchain.together() is None:
+        return _faster_seeds(of, config)
+    model = PredictedTime(of.analysis.predict)
+    seeds = [seed.config for seed in of.analysis.seeds.seeds]
+    domain = SpaceDomain(of.analysis.space, model, seeds, moves=leaders.is_moved)
+
+    def allowed(other: Config) -> bool:
+        return model.fits(other) and not model.predicted(other).spills
+
+    error = model.predicted(config).error
+    found = leaders.leaders(domain, config, error, allowed, lambda: time.monotonic() < until)
+    return list(itertools.islice(_differing(of, config, found), MOST))
+
+
+def _differing(of: Specialized, config: Config, others: Iterator[Config]) -> Iterator[Config]:
+    """Yield the configs whose generated code differs from that of ``config`` and of those before."""
+    texts = {of.analysis.code(config).text}
+    for other in others:
+        with contextlib.suppress(exc.Base):  # no code can be generated, or it takes minutes to compile
+            text = of.analysis.code(of.analysis.space.worth_compiling(other)).text
+            if text not in texts:
+                texts.add(text)
+                yield other
+
+
+def _faster_seeds(of: Specialized, config: Config) -> list[Config]:
+    """List the seeds that are predicted to be clearly faster than ``config``, and to fit without spilling."""
+    known = (seed.predicted for seed in of.analysis.seeds.seeds if seed.config == config)
+    least = (next(known, None) or of.analysis.predict(config)).time_us
+    seeds = [seed for seed in of.analysis.seeds.seeds if seed.predicted.fits and not seed.predicted.spills]
+    faster = [seed for seed in seeds if seed.predicted.time_us < _LESS * least and seed.config != config]
+    return [seed.config for seed in sorted(faster, key=lambda seed: seed.predicted.time_us)][:_MOST_SEEDS]
+
+
+@contextlib.contextmanager
+def _threads(of: Specialized, workers: int, until: float) -> Iterator[ThreadPool | None]:
+    """Yield a pool of threads that compile; None if the backend compiles one config at a time."""
+    together = of.analysis.backend.toolchain.together()
+    if together is None:
+        yield None
+        return
+    with together as run:
+        yield ThreadPool(run, workers, until)
+
+
+def is_decided(of: Specialized) -> bool:
+    """Return whether the user decides on configs, or results have to be the same in every run or on every machine."""
+    return (
+        any(getattr(of.settings, name) for name in _DECIDED)
+        or of.tabled is not None
+        or torch.are_deterministic_algorithms_enabled()
+        or _is_one_of_many()
+        or meets_other_gpus(of.analysis.program)
+        or of.kernel.is_in_graphs
+    )
+
+
+def is_left_alone(of: Specialized, args: Sequence[Any]) -> bool:
+    """Return whether a call runs its default config without measuring.
+
+    Reasons are those of ``is_decided``, that tuning is switched off, that a graph may be recorded, and too little memory.
+    """
+    return (
+        is_decided(of)
+        or knobs.DISALLOW_AUTOTUNING.read()
+        or stub.active()
+        or torch.is_inference_mode_enabled()
+        or _is_captured()
+        or not _has_memory(args)
+    )
 
 
 def _begun() -> bool:

@@ -241,9 +241,13 @@ class OfflineJob:
 
     def run(self) -> Resources:
         """Compile the module and return its resources. Raises the compiler's errors."""
+        return self.run_within(None)
+
+    def run_within(self, seconds: float | None) -> Resources:
+        """Run without counting opcodes, and end the assembler after ``seconds``; None sets no limit."""
         backend = BACKENDS[self.backend]
         module: types.ModuleType = codecache.load(self.text, self.name, backend.executor.prepare)
-        return backend.toolchain.resources(vars(module), self.plan, self.target)
+        return backend.toolchain.resources(vars(module), self.plan, self.target, count_opcodes=False, seconds=seconds)
 
 
 def prepare(backend: str, target: Any) -> None:

@@ -34,9 +34,9 @@ else:
     search_options = lazy("helion.autotuner.options")
     autotune = lazy("helion.runtime.tuning.autotune")
     candidates = lazy("helion.runtime.tuning.candidates")
+    first_call = lazy("helion.runtime.tuning.first_call")
     keys = lazy("helion.runtime.tuning.keys")
     requests = lazy("helion.runtime.tuning.requests")
-    first_call = lazy("helion.runtime.tuning.first_call")
 
 _LOG = _logging.logger(__name__)
 
@@ -178,17 +178,24 @@ def first_given(variant: Variant, args: Sequence[Any], place: Place) -> bool:
     return _used(variant, configs[0] if configs else None)
 
 
+def measured_before(variant: Variant, args: Sequence[Any], place: Place) -> bool:
+    """Use the config that the first call of a former process has measured to be the fastest."""
+    if not place.on_gpu or variant.of.settings.autotune_effort is not None:
+        return False
+    return _used(variant, first_call.remembered(variant.of, args))
+
+
 def by_default(variant: Variant, args: Sequence[Any], place: Place) -> bool:
     """Use the config of the kernel's table, else the compiler's choice.
 
-    On a GPU the compiler's choice is checked by its binary, and seeds that are predicted to be faster are measured. For
-    CPU tensors its tiles are larger.
+    On a GPU the compiler's choice is checked by its binary, and configs that may be faster are measured. For CPU tensors
+    its tiles are larger.
     """
-    config = variant.choice.verified(place.launches)
+    default = config = variant.choice.verified(place.launches)
     if place.on_gpu and variant.of.settings.autotune_effort is None:
-        config = _measured(variant, args, config)
+        config = _measured(variant, args, default)
     used = config if place.launches else interpreted.in_large_tiles(variant.of, config)
-    _announce(variant, config, used)
+    _announce(variant, config, used, is_faster=config != default)
     return _used(variant, used)
 
 
@@ -203,6 +210,7 @@ POLICIES: tuple[Policy, ...] = (
     cached,
     tuned_now,
     first_given,
+    measured_before,
     by_default,
 )
 
@@ -228,16 +236,19 @@ def _missing(kernel: str, kept: store.Store, key: rows.Key | None) -> str:
 
 
 def _measured(variant: Variant, args: Sequence[Any], config: Config) -> Config:
-    """Return ``config``, unless another seed is predicted and measured to be faster."""
+    """Return ``config``, unless another one is measured to be faster."""
     try:
         return first_call.measured(variant.of, args, config)
     except Exception as error:  # the measurement is optional
-        _LOG.debug("%s: seeds are not measured: %s: %s", variant.kernel.name, type(error).__name__, error)
+        _LOG.debug("%s: nothing is measured: %s: %s", variant.kernel.name, type(error).__name__, error)
         return config
 
 
-def _announce(variant: Variant, config: Config, used: Config) -> None:
-    """Print once which config runs: ``used``, which may have larger tiles than ``config`` in the interpreter."""
+def _announce(variant: Variant, config: Config, used: Config, *, is_faster: bool) -> None:
+    """Print once which config runs: ``used``, which may have larger tiles than ``config`` in the interpreter.
+
+    ``is_faster``: it was measured to be faster than the default.
+    """
     kernel, of = variant.kernel, variant.of
     if kernel.announced or _logging.is_silent("default"):
         return
@@ -246,7 +257,9 @@ def _announce(variant: Variant, config: Config, used: Config) -> None:
         return
     seeds = of.analysis.seeds.seeds
     at, seed = next(((at, s) for at, s in enumerate(seeds, 1) if s.config == config), (0, None))
-    which = f"seed {at} of {len(seeds)}, by {seed.heuristic}" if seed else "the conservative config"
+    other = "a config near the seeds" if is_faster else "the conservative config"
+    which = f"seed {at} of {len(seeds)}, by {seed.heuristic}" if seed else other
+    which += ", which this call measured to be faster than the default" if is_faster else ""
     verdict = variant.compiled.verdict
     others = () if verdict is None else (f"; {of.short_config(r.config)!r} {r.reason}" for r in verdict.rejected)
     if used != config:

@@ -56,6 +56,9 @@ class CuteToolchain:
     def prepare(self, target: Target) -> None:
         """Defer the import of the DSL: it starts threads, which forked processes do not inherit."""
 
+    def together(self) -> None:
+        """Return None: the DSL compiles one kernel at a time."""
+
     def versions(self) -> tuple[tuple[str, str], ...]:
         return (("CuTe DSL", installed_version() or "not installed: pip install 'helion-tiles[cute]'"),)
 

@@ -100,7 +100,7 @@ def predict_products(
         taken,
         target,
     )
-    return replace(taken, time_us=found.us, units=found.units)
+    return replace(taken, time_us=found.us, units=found.units, error=found.error)
 
 
 def one_after_the_other(first: Predicted, second: Predicted) -> Predicted:
@@ -121,4 +121,5 @@ def one_after_the_other(first: Predicted, second: Predicted) -> Predicted:
         time_us=first.time_us + second.time_us,
         reason=first.reason or second.reason,
         units=tuple((name, us + more) for (name, us), (_, more) in zip(first.units, second.units, strict=True)),
+        error=max(first.error, second.error),
     )

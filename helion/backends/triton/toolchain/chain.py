@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 import triton
 
@@ -11,9 +12,11 @@ from .... import exc
 from ....hardware import Target
 from ...execution import Resources
 from ..plan.records import Plan
-from .offline import compile_offline, compiler_of, prepare, ptxas_version
+from .offline import compile_offline, compiler_of, prepare, ptxas_version, together
 from .report import measure
 from .signature import offline_signature
+
+T = TypeVar("T")
 
 
 class TritonToolchain:
@@ -44,6 +47,9 @@ class TritonToolchain:
 
     def prepare(self, target: Target) -> None:
         prepare(target)
+
+    def together(self) -> AbstractContextManager[Callable[[Callable[[], T]], T]]:
+        return together()
 
     def versions(self) -> tuple[tuple[str, str], ...]:
         return (("triton", triton.__version__), ("ptxas", ptxas_version().strip().splitlines()[-1]))

@@ -1,6 +1,7 @@
 """Compile a Triton kernel for a GPU that is not present, with Triton's own compiler and the real ``ptxas`` or LLVM.
 
-No driver is used and nothing is launched. Compilations run one at a time, under the process's Triton lock.
+No driver is used and nothing is launched. Compilations run one at a time, under the process's Triton lock, except those
+of ``together``.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .... import knobs
 from ...._support import files as _files
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
 
 _DETAIL_LINES = 10
+
+T = TypeVar("T")
 
 
 class OfflineCompileError(CompileError):
@@ -114,8 +117,7 @@ def compile_offline(
     limit = seconds if assembler else None
     try:
         with (
-            TRITON_LOCK,
-            _without_ptx_dump(),
+            _alone(),
             said_when_slow(fn, options),
             ending_assembler(assembler, limit) as ending,
         ):
@@ -124,6 +126,39 @@ def compile_offline(
             return compiled
     except Exception as error:
         raise refuse(detail=f"ptxas was ended after {seconds:g} s" if ending.ended else _tail(error)) from error
+
+
+#: True in a thread whose compilations are under the lock that another thread holds for it.
+_TOGETHER = threading.local()
+
+
+@contextlib.contextmanager
+def together() -> Iterator[Callable[[Callable[[], T]], T]]:
+    """Yield a function that calls another one, whose compilations run at the same time as those of other threads.
+
+    This thread holds Triton's lock for all of them, and must wait for their end. Triton compiles in threads by itself
+    (``triton.AsyncCompileMode``): a compilation has its own context of MLIR, and most of it runs outside of Python.
+    """
+
+    def run(function: Callable[[], T]) -> T:
+        _TOGETHER.inside = True
+        try:
+            return function()
+        finally:
+            _TOGETHER.inside = False
+
+    with TRITON_LOCK, _without_ptx_dump():
+        yield run
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Exclude other compilations, unless this one is ``together`` with others."""
+    if getattr(_TOGETHER, "inside", False):
+        yield
+        return
+    with TRITON_LOCK, _without_ptx_dump():
+        yield
 
 
 def _signature(
@@ -330,7 +365,8 @@ def _without_ptx_dump() -> Iterator[None]:
     """Drop the whole-PTX dump that Triton prints before a PTXASError, and print everything else as before.
 
     Redirecting ``sys.stdout`` would capture other threads' output too. This shadows ``print`` in the one module of
-    Triton that dumps. It drops a text only if it comes from this thread and ends in that dump's last sentence.
+    Triton that dumps. It drops a text only if it comes from this thread, or one ``together`` with others, and ends in
+    that dump's last sentence.
     """
     from triton.backends.nvidia import compiler as nvidia
 
@@ -339,7 +375,8 @@ def _without_ptx_dump() -> Iterator[None]:
 
     def print_but_no_dump(*values: Any, **kwargs: Any) -> None:
         dump = any("please share the reproducer above" in str(value)[-200:] for value in values)
-        if not (dump and threading.get_ident() == me):
+        ours = threading.get_ident() == me or getattr(_TOGETHER, "inside", False)
+        if not (dump and ours):
             (outer or builtins.print)(*values, **kwargs)
 
     vars(nvidia)["print"] = print_but_no_dump

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 #: Written by ``python benchmarks/time_model.py --fit`` from benchmarks/results/nvidia-h200-sweeps.tsv.
@@ -131,13 +132,26 @@ class Parameters:
 class Fitted:
     """Parameters of kernels with matmuls (``products``) and without (``others``), and the device they were
     measured on.
+
+    ``errors`` has the error of predicted times (``Predicted.error``) by the unit that a launch waits for most; "" is
+    any other unit. They are fitted to the samples of all GPUs.
     """
 
     device: str
     date: str
     versions: str
+    errors: Mapping[str, float]
     products: Parameters
     others: Parameters
+
+    def error_of(self, units: Sequence[tuple[str, float]]) -> float:
+        """Return the error of a predicted time, from the microseconds of each unit."""
+        return self.errors.get(limiting(units), self.errors[""])
+
+
+def limiting(units: Sequence[tuple[str, float]]) -> str:
+    """Return the unit that a launch waits for most; "" without any."""
+    return max(units, key=lambda pair: pair[1], default=("", 0.0))[0]
 
 
 @functools.cache
@@ -156,6 +170,6 @@ def read(text: str) -> Fitted:
 def write(found: Fitted) -> str:
     """Return the text that ``read`` parses, with four digits of each number."""
     data = dataclasses.asdict(found)
-    for name in ("products", "others"):
+    for name in ("errors", "products", "others"):
         data[name] = {key: float(f"{value:.4g}") for key, value in data[name].items()}
     return json.dumps(data, indent=2) + "\n"

@@ -30,13 +30,14 @@ _UNITS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Microseconds of a launch, and of each unit if nothing else took time.
+    """Microseconds of a launch, and of each unit if nothing else took time; ``error`` as in ``Predicted``.
 
     ``latency`` is the dependent chain of a program while an SM runs as many as it can.
     """
 
     us: float
     units: tuple[tuple[str, float], ...]
+    error: float
 
 
 def timing(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Target) -> Timing:
@@ -45,7 +46,8 @@ def timing(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Tar
     found = [parts(each, parameters, target) for each in demands(facts, launch, predicted, target)]
     *units, total = map(sum, zip(*found, strict=True))
     beside = _adding_us(facts, launch, parameters, target) + _copying_us(launch, parameters, target)
-    return Timing(us=total + beside, units=tuple(zip(_UNITS, units, strict=True)))
+    named = tuple(zip(_UNITS, units, strict=True))
+    return Timing(us=total + beside, units=named, error=fitted().error_of(named))
 
 
 def _copying_us(launch: Launch, parameters: Parameters, target: Target) -> float:

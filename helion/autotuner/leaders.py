@@ -1,0 +1,92 @@
+"""Configs that a few measurements choose from: those that may be the fastest, within the error of predicted times."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..config import Config
+from .search.domain import Domain
+from .search.kriging import covariance
+from .space import Field
+
+#: Configs whose neighbors are candidates, and neighbors of each. A config takes 1 to 4 ms to predict.
+_CENTRES, _NEIGHBOURS = 3, 24
+#: Keys of weight 1 that leaders differ in from seeds, besides all of a larger weight. They order the grid, or choose how
+#: memory is accessed; persistent grids and options of loops are left to searches.
+_KEYS = frozenset({"loop_orders", "l2_groupings", "indexing", "load_eviction_policies"})
+#: Draws of the errors of all candidates. The same seed gives the same leaders in every process.
+_DRAWS, _SEED = 512, 0
+#: Least expected gain of one more leader, as a part of the time. Above it, leaders of the kept samples get lost
+#: (benchmarks/time_model.py).
+_LEAST_GAIN = 0.01
+#: Variance of independent errors, relative to that of correlated ones.
+NUGGET = 1e-3
+
+Array = Any
+
+
+def is_moved(field: Field) -> bool:
+    """Return whether leaders may differ from seeds in a field."""
+    return field.weight > 1 or field.key in _KEYS
+
+
+def candidates(
+    domain: Domain, first: Config, allowed: Callable[[Config], bool], has_time: Callable[[], bool]
+) -> list[Config]:
+    """List ``first``, the seeds, and neighbors of ``first`` and of the fastest by prediction, as far as ``allowed``.
+
+    Without time no further neighbor is predicted.
+    """
+    found = dict.fromkeys([first, *filter(allowed, domain.seeds)])
+    centre = first
+    centres = {first}
+    for _ in range(_CENTRES):
+        near = itertools.takewhile(lambda _: has_time(), itertools.islice(domain.neighbours(centre), _NEIGHBOURS))
+        found.update(dict.fromkeys(filter(allowed, near)))
+        left = [config for config in found if config not in centres]
+        if not left or not has_time():
+            break
+        centre = min(left, key=domain.log_time)
+        centres.add(centre)
+    return list(found)
+
+
+def leaders(
+    domain: Domain,
+    first: Config,
+    error: float,
+    allowed: Callable[[Config], bool],
+    has_time: Callable[[], bool] = lambda: True,
+) -> Iterator[Config]:
+    """Yield the configs to measure after ``first``, the most promising first.
+
+    ``error`` is the standard deviation of the logarithms of predicted times.
+    """
+    configs = candidates(domain, first, allowed, has_time)
+    features = np.array([domain.features(config) for config in configs])
+    log_times = np.array([domain.log_time(config) for config in configs])
+    for at in promising(features, log_times, 0, error):
+        yield configs[at]
+
+
+def promising(features: Array, log_times: Array, first: int, error: float) -> Iterator[int]:
+    """Yield the rows that lower the expected least time most, given that ``first`` and those before are measured.
+
+    Errors of predictions are Gaussian with the deviation ``error``, and correlated by the distance of ``features``.
+    """
+    count = len(log_times)
+    deviation = np.linalg.cholesky(covariance(features, features) + NUGGET * np.eye(count))
+    drawn = np.random.default_rng(_SEED).standard_normal((count, _DRAWS))
+    times = log_times[:, None] + error * (deviation @ drawn)
+    least = times[first]
+    while True:
+        gains = np.maximum(least - times, 0.0).mean(1)
+        at = int(np.argmax(gains))
+        if gains[at] < _LEAST_GAIN:
+            return
+        yield at
+        least = np.minimum(least, times[at])

@@ -1,0 +1,50 @@
+"""The script that measures first calls on a GPU: the choice of cells, and the summary."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from benchmarks.cells import swept_cells
+from benchmarks.first_call import caches, chosen, summary
+from benchmarks.sweep import OTHER_SAMPLES, parse
+
+
+def test_cells_are_of_different_kernels_and_have_the_best_config() -> None:
+    rows = parse(OTHER_SAMPLES.read_text())
+    found = chosen(swept_cells(), rows, 24)
+    assert len(found) == len({cell.kernel for cell, _ in found}) == 24
+    for cell, best in found:
+        mine = [row for row in rows if row.key == cell.key[1:]]
+        assert min(mine, key=lambda row: row.microseconds).config == best
+    assert len(chosen(swept_cells(), rows, 1000)) == len({row.kernel for row in rows})
+
+
+def test_summary_compares_with_the_best_of_the_sample() -> None:
+    rows = [
+        {
+            "microseconds": {"default": 12.0, "first call": 10.0, "best of the sample": 10.0},
+            "seconds": {"default": 0.5, "first call": 1.5, "second process": 0.1},
+        },
+        {
+            "microseconds": {"default": 30.0, "first call": 22.0, "best of the sample": 20.0},
+            "seconds": {"default": 0.7, "first call": 1.1},
+        },
+        {"failure": "out of memory"},
+    ]
+    assert summary(rows) == [
+        "default / best of the sample: geometric mean 1.342, worst 1.50 of 2 cells",
+        "first call / best of the sample: geometric mean 1.049, worst 1.10 of 2 cells",
+        "seconds, default: median 0.60, at most 0.70",
+        "seconds, first call: median 1.30, at most 1.50",
+        "seconds, second process: median 0.10, at most 0.10",
+    ]
+    assert summary(rows[2:]) == ["nothing was timed"]
+
+
+def test_caches_are_in_the_folder_and_then_as_before(tmp_path: Path) -> None:
+    before = dict(os.environ)
+    with caches(tmp_path):
+        assert os.environ["HELION_CACHE_DIR"] == str(tmp_path / "helion")
+        assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
+    assert dict(os.environ) == before

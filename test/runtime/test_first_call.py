@@ -1,0 +1,317 @@
+"""The first call of a kernel without a config on a GPU: CPU tensors stand for those of a GPU, whose times are simulated."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import helion
+import helion.language as hl
+from helion import exc
+from helion.autotuner.cache.store import default_store
+from helion.autotuner.outcome import Status
+from helion.backends.stub import stub_driver
+from helion.backends.triton.toolchain.chain import TritonToolchain
+from helion.runtime.tuning import autotune, evaluator, first_call, loaded, session
+from helion.runtime.tuning.session import Candidate, OfflineJob
+from helion.runtime.variants import policies
+from helion.settings import Settings
+
+#: Long enough that no deadline passes on a busy machine.
+LONG = 1e4
+ROWS = torch.randn(3, 130) + 5.0
+
+
+def shifted_rows(x: torch.Tensor) -> torch.Tensor:
+    """Each row less its largest element."""
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = x[tile, :] - torch.amax(x[tile, :], dim=-1, keepdim=True)
+    return out
+
+
+def added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A kernel that changes its second argument."""
+    for tile in hl.tile(x.size(0)):
+        y[tile, :] += x[tile, :]
+    return y
+
+
+def check(found: torch.Tensor, x: torch.Tensor) -> None:
+    torch.testing.assert_close(found, x - x.amax(-1, keepdim=True))
+
+
+def kernel(function: Callable[..., Any] = shifted_rows, **settings: Any) -> Any:
+    asked = {"autotune_progress_bar": False, "autotune_random_seed": 1, "first_call_seconds": LONG, **settings}
+    return helion.kernel(function, settings=Settings(**asked))
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HELION_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(policies, "stub", types.SimpleNamespace(on_gpu=lambda value: isinstance(value, torch.Tensor)))
+    loaded.forget_loaded()
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many configs each first call measured."""
+    found: list[int] = []
+    original = autotune.tune
+
+    def counted(*args: Any, **options: Any) -> Any:
+        result = original(*args, **options)
+        found.append(len(result.outcomes))
+        return result
+
+    monkeypatch.setattr(autotune, "tune", counted)
+    return found
+
+
+def as_predicted(fast: helion.Config) -> Callable[[evaluator.Evaluator, helion.Config], Candidate]:
+    def made(self: evaluator.Evaluator, config: helion.Config) -> Candidate:
+        return Candidate(text=self._of.analysis.code(config).text, expected=5.0 if config == fast else 10.0)
+
+    return made
+
+
+def contending(monkeypatch: pytest.MonkeyPatch, of: Any, args: tuple[Any, ...], **other: Any) -> helion.Config:
+    """Let one config contend that is simulated to be the fastest, and compile nothing."""
+    bound = of.bind(args)
+    config = bound.config_spec.normalize({**bound.default_config(), "num_warps": 16, **other})
+    monkeypatch.setattr(first_call, "contenders", lambda of, default, until: [config])
+    monkeypatch.setattr(first_call, "_threads", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(evaluator.Evaluator, "_candidate", as_predicted(config))
+    return config
+
+
+@pytest.fixture
+def doubted(monkeypatch: pytest.MonkeyPatch) -> helion.Config:
+    return contending(monkeypatch, kernel(), (ROWS,))
+
+
+# --- the choice -------------------------------------------------------------------------------------------------------
+
+
+def test_the_fastest_contender_runs_and_later_processes_remember_it(
+    searches: list[int],
+    doubted: helion.Config,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first = kernel()
+    check(first(ROWS), ROWS)
+    assert first.bind((ROWS,)).config == doubted and searches == [2]
+    assert "using a config near the seeds, which this call measured to be faster" in capsys.readouterr().err
+    again = kernel()
+    with monkeypatch.context() as patched:  # another process predicts nothing
+        patched.setattr(first_call, "contenders", None)
+        check(again(ROWS), ROWS)
+    assert again.bind((ROWS,)).config == doubted and searches == [2]
+    assert "seeds" not in vars(again.bind((ROWS,)).variant.analysis)
+    monkeypatch.setenv("HELION_ASSERT_CACHE_HIT", "1")  # it is no config that somebody tuned
+    with pytest.raises(exc.CacheAssertionError):
+        kernel()(ROWS)
+    monkeypatch.delenv("HELION_ASSERT_CACHE_HIT")
+    check(kernel(autotune_effort="minimal")(ROWS), ROWS)
+    assert len(searches) == 2
+
+
+def test_the_default_runs_and_is_remembered_where_no_other_is_faster(
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default = kernel().bind((ROWS,)).default_config()
+    monkeypatch.setattr(evaluator.Evaluator, "_candidate", as_predicted(default))
+    for _ in range(2):
+        one = kernel()
+        check(one(ROWS), ROWS)
+        assert one.bind((ROWS,)).config == default
+    assert searches == [2]
+
+
+def test_a_faster_config_with_other_results_is_refused(
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = session.Session._loaded
+
+    def wrong(self: session.Session, text: str) -> Callable[..., Any]:
+        function = original(self, text)
+        return (lambda x: function(x) + 1) if "num_warps=16" in text else function
+
+    monkeypatch.setattr(session.Session, "_loaded", wrong)
+    one = kernel()
+    check(one(ROWS), ROWS)
+    assert one.bind((ROWS,)).config == one.bind((ROWS,)).default_config() and searches == [2]
+    store = default_store()
+    assert store is not None
+    (refused,) = [outcome for outcome in store.sweep(store.all()[0].key) if outcome.config == doubted]
+    assert refused.status is Status.INACCURATE
+
+
+def test_arguments_that_a_kernel_changes_are_changed_once(searches: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = torch.randn(5, 33), torch.randn(5, 33)
+    one, expected = kernel(added), x + y
+    config = contending(monkeypatch, one, (x, y))
+    torch.testing.assert_close(one(x, y), expected)
+    torch.testing.assert_close(y, expected)
+    assert one.bind((x, y)).config == config and searches == [2]
+
+
+def test_explanations_show_the_times_of_the_first_call(doubted: helion.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = kernel()
+    assert "timed at the first call" not in one.bind((ROWS,)).explain()
+    original = first_call.key_of  # tensors of a CPU have simulated times
+    monkeypatch.setattr(first_call, "key_of", lambda of, args, tag, measured=None: original(of, args, tag))
+    one(ROWS)
+    bound = one.bind((ROWS,))
+    text = bound.explain()
+    assert "timed at the first call:\n  5 µs: @helion.kernel" in text and "\n  10 µs: @helion.kernel" in text
+    timed = json.loads(bound.explain("json"))["timed"]
+    assert [each["microseconds"] for each in timed] == pytest.approx([5.0, 10.0], rel=0.05)
+    assert timed[0]["config"]["num_warps"] == 16
+
+
+# --- calls that measure nothing ---------------------------------------------------------------------------------------
+
+LEFT_ALONE = {
+    "effort none": {"autotune_effort": "none"},
+    "no seconds": {"first_call_seconds": 0},
+    "a filter": {"autotune_config_filter": lambda config: True},
+    "a baseline": {"autotune_baseline_fn": lambda x: x},
+}
+
+
+@pytest.mark.parametrize("settings", LEFT_ALONE.values(), ids=list(LEFT_ALONE))
+def test_what_users_decide_is_left_to_them(
+    searches: list[int], doubted: helion.Config, settings: dict[str, Any]
+) -> None:
+    check(kernel()(ROWS), ROWS)
+    one = kernel(**settings)
+    check(one(ROWS), ROWS)
+    assert searches == [2]  # nothing is remembered for it either
+    assert one.bind((ROWS,)).config == one.bind((ROWS,)).default_config()
+
+
+def test_the_seconds_are_a_variable_and_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings().first_call_seconds == 1.0
+    monkeypatch.setenv("HELION_FIRST_CALL_SECONDS", "0.25")
+    assert Settings().first_call_seconds == 0.25
+    monkeypatch.setenv("HELION_FIRST_CALL_SECONDS", "-1")
+    with pytest.raises(ValueError, match="HELION_FIRST_CALL_SECONDS='-1': expected a number of seconds"):
+        Settings()
+    monkeypatch.delenv("HELION_FIRST_CALL_SECONDS")
+    for wrong in (-1, float("nan"), float("inf"), True, "1"):
+        with pytest.raises(TypeError, match="first_call_seconds must be a number of seconds that is not negative"):
+            Settings(first_call_seconds=wrong)
+
+
+def test_calls_that_must_be_the_same_everywhere_or_are_recorded_measure_nothing(
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def untuned(at: int) -> None:
+        x = ROWS[:, :at].clone()
+        check(kernel()(x), x)
+        assert searches == []
+
+    with torch.inference_mode():
+        untuned(3)
+    with stub_driver():
+        kernel()(ROWS[:, :4].clone())
+    torch.use_deterministic_algorithms(True)
+    try:
+        untuned(5)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.distributed, "is_initialized", lambda: True)
+        patched.setattr(torch.distributed, "get_world_size", lambda: 2)
+        untuned(6)
+    with monkeypatch.context() as patched:
+        for name in ("is_initialized", "is_current_stream_capturing"):
+            patched.setattr(torch.cuda, name, lambda: True)
+        untuned(7)
+    with monkeypatch.context() as patched:
+        patched.setenv("HELION_DISALLOW_AUTOTUNING", "1")
+        untuned(8)
+    with monkeypatch.context() as patched:  # as while another thread measures
+        patched.setattr(first_call, "_UNDER_WAY", threading.Lock())
+        with first_call._UNDER_WAY:
+            untuned(9)
+    recorded = kernel()
+    torch.compile(recorded, backend="eager", fullgraph=True)(ROWS)
+    assert searches == [] and recorded.is_in_graphs
+
+
+def test_measuring_that_goes_wrong_costs_the_call_nothing(
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*args: Any) -> Any:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(autotune, "copied", broken)
+    check(kernel()(ROWS), ROWS)
+    assert "no space left" not in capsys.readouterr().err
+    monkeypatch.setattr(autotune, "copied", session.copied)
+    monkeypatch.setattr(evaluator.Evaluator, "finish", interrupted)
+    with pytest.raises(KeyboardInterrupt):  # it was meant for the program
+        kernel()(ROWS)
+
+
+def interrupted(*args: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+# --- the contenders ---------------------------------------------------------------------------------------------------
+
+
+def test_contenders_have_other_code_and_are_predicted_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = kernel().bind((torch.empty(4096, 5000, device="meta"),), target="h200")
+    of, default = bound.variant.of, bound.default_config()
+    found = first_call.contenders(of, default, float("inf"))
+    assert len(found) == first_call.MOST and default not in found
+    texts = [of.analysis.code(config).text for config in (default, *found)]
+    assert len(set(texts)) == len(texts)
+    assert all(of.analysis.predict(config).fits and not of.analysis.predict(config).spills for config in found)
+    assert first_call.contenders(of, default, float("inf")) == found  # the same in every process
+    seeds = {seed.config for seed in bound.seeds}
+    assert not seeds.issuperset(found)
+    late = first_call.contenders(of, default, 0.0)  # no time to predict others
+    assert seeds.issuperset(late)
+
+
+def test_a_backend_that_compiles_one_at_a_time_has_seeds_that_are_predicted_to_be_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TritonToolchain, "together", lambda self: None)
+    bound = kernel().bind((torch.empty(4096, 5000, device="meta"),), target="h200")
+    seeds, of = bound.seeds, bound.variant.of
+    by_time = sorted(seeds, key=lambda seed: seed.predicted.time_us)
+    fastest, slowest = by_time[0], by_time[-1]
+    assert len(seeds) > 1 and fastest.predicted.time_us < slowest.predicted.time_us
+    assert first_call.contenders(of, fastest.config, float("inf")) == []
+    found = first_call.contenders(of, slowest.config, float("inf"))
+    assert found[0] == fastest.config and len(found) <= 2 and slowest.config not in found
+
+
+def test_contenders_are_compiled_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each compilation waits for all others to have begun."""
+    meeting = threading.Barrier(1 + first_call.MOST, timeout=600.0)
+    original, compiled = OfflineJob.run_within, []
+
+    def met(self: OfflineJob, seconds: float | None) -> Any:
+        meeting.wait()
+        compiled.append(original(self, seconds))
+        return compiled[-1]
+
+    monkeypatch.setattr(OfflineJob, "run_within", met)
+    one = kernel()
+    check(one(ROWS), ROWS)
+    assert len(compiled) == 1 + first_call.MOST and all(resources.fits for resources in compiled)
