@@ -312,6 +312,7 @@ def test_contenders_are_compiled_at_the_same_time(monkeypatch: pytest.MonkeyPatc
         return compiled[-1]
 
     monkeypatch.setattr(OfflineJob, "run_within", met)
+    monkeypatch.setattr(first_call, "cpus", lambda: 16)
     one = kernel()
     check(one(ROWS), ROWS)
     assert len(compiled) == 1 + first_call.MOST and all(resources.fits for resources in compiled)

@@ -52,13 +52,19 @@ class ThreadPool:
                 yield job.result()
             else:
                 job.cancel()
-                yield Built(key=key, seconds=0.0, failure="not compiled before the deadline", timed_out=True)
+                yield _late(key)
 
     def _built(self, key: Hashable, job: LimitedJob) -> Built:
         began = time.monotonic()
+        if began >= self._until:
+            return _late(key)
         try:
-            answer = job.run_within(max(0.0, self._until - began))
+            answer = job.run_within(self._until - began)
         except Exception as error:  # whatever compilers raise
             late = time.monotonic() >= self._until
             return Built(key=key, seconds=time.monotonic() - began, failure=str(error), timed_out=late)
         return Built(key=key, seconds=time.monotonic() - began, answer=answer)
+
+
+def _late(key: Hashable) -> Built:
+    return Built(key=key, seconds=0.0, failure="not compiled before the deadline", timed_out=True)

@@ -20,7 +20,7 @@ from ..._compiler.ir.effects import meets_other_gpus
 from ..._support.locks import is_held_here, new_lock
 from ...autotuner import leaders
 from ...autotuner.cache.store import default_store
-from ...autotuner.options import Options
+from ...autotuner.options import Options, cpus
 from ...autotuner.outcome import Outcome
 from ...autotuner.pool.threads import ThreadPool
 from ...autotuner.search.domain import SpaceDomain
@@ -112,7 +112,7 @@ def _fastest(of: Specialized, args: Sequence[Any], config: Config, seconds: floa
     measuring = Measuring(
         close=_CLOSE, ranking_seconds=_RANKING * seconds, comparing_seconds=_COMPARING * seconds, brief=True
     )
-    with _threads(of, options.workers, began + _COMPILING * seconds) as pool:
+    with _threads(of, min(options.workers, cpus()), began + _COMPILING * seconds) as pool:
         found = autotune.tuned(of, args, options, [config, *others], tag=_TAG, pool=pool, measuring=measuring)
     if found.result is not None and found.result.why == "interrupted":
         raise KeyboardInterrupt  # it was meant for the program, which requested no search

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import pickle
@@ -9,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -29,7 +31,7 @@ from helion.backends.triton.toolchain import (
     opcode_counts,
     ptxas_version,
 )
-from helion.backends.triton.toolchain.offline import _without_ptx_dump
+from helion.backends.triton.toolchain.offline import _without_ptx_dump, together
 from helion.hardware import target
 
 
@@ -171,6 +173,35 @@ def test_too_many_threads_is_an_answer() -> None:
     few = measure(compiled, type(target("sm_80"))(**{**vars(target("sm_80")), "max_threads_per_block": 64}))
     assert got.fits
     assert few.overflow == ("128 threads per block, sm_80 (A100 SXM 80 GB) has 64",)
+
+
+def test_compilations_together_overlap_and_give_the_binaries_of_single_ones(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each waits inside of Triton's compiler until all others are there. One of them is refused."""
+    widths, meeting = (16, 32, 64), threading.Barrier(4, timeout=600.0)
+    original = triton.compile
+
+    def met(*args: Any, **options: Any) -> Any:
+        meeting.wait()
+        return original(*args, **options)
+
+    def compiled(width: int) -> bytes:
+        found: bytes = compile_matmul("sm_90", "fp16", 64, width, 32).asm["cubin"]
+        return found
+
+    def refused() -> Any:
+        with pytest.raises(OfflineCompileError):
+            compile_offline(wrong, signature={"x": "*fp32"}, constexprs={"BLOCK": 64}, target=target("sm_90"))
+
+    with monkeypatch.context() as patched, ThreadPoolExecutor(4) as threads, together() as run:
+        patched.setattr(triton, "compile", met)
+        jobs = [threads.submit(run, functools.partial(compiled, width)) for width in widths]
+        threads.submit(run, refused).result()
+        found = [job.result() for job in jobs]
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    assert found == [compiled(width) for width in widths] and len(set(found)) == 3
+    assert "print" not in vars(nvidia_compiler) and "reproducer" not in capsys.readouterr().out
 
 
 def test_two_threads_get_their_own_answers() -> None:

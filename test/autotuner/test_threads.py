@@ -1,0 +1,78 @@
+"""Compilations in threads: results, errors and the deadline."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from helion.autotuner.pool.threads import ThreadPool
+
+
+@dataclass(frozen=True)
+class Job:
+    work: Callable[[], Any]
+
+    def run_within(self, seconds: float) -> Any:
+        assert seconds > 0
+        return self.work()
+
+
+def failing() -> None:
+    raise ValueError("no such instruction")
+
+
+def here(function: Callable[[], Any]) -> Any:
+    return function()
+
+
+def test_results_and_errors_come_with_their_keys() -> None:
+    pool = ThreadPool(here, 2, time.monotonic() + 1e4)
+    for key, work in (("right", lambda: 7), ("wrong", failing), ("also right", lambda: 8)):
+        pool.submit(key, Job(work))
+    found = {built.key: built for built in pool.poll(0.0)}
+    pool.close()
+    assert [found[key].answer for key in ("right", "also right")] == [7, 8]
+    assert found["wrong"].failure == "no such instruction" and not found["wrong"].timed_out
+    assert pool.poll(0.0) == []
+
+
+def test_every_job_runs_in_the_given_function() -> None:
+    inside: list[int] = []
+
+    def run(function: Callable[[], Any]) -> Any:
+        inside.append(threading.get_ident())
+        return function()
+
+    pool = ThreadPool(run, 1, time.monotonic() + 1e4)
+    pool.submit("a", Job(threading.get_ident))
+    (built,) = pool.poll(0.0)
+    pool.close()
+    assert inside == [built.answer] != [threading.get_ident()]
+
+
+def test_what_is_not_done_at_the_deadline_is_late_and_what_waits_never_begins() -> None:
+    begun, go = [], threading.Event()
+
+    def slow() -> None:
+        begun.append(True)
+        go.wait()
+
+    pool = ThreadPool(here, 1, time.monotonic() + 0.2)
+    for key in ("first", "second"):
+        pool.submit(key, Job(slow))
+    late = pool.poll(0.0)
+    go.set()
+    pool.close()
+    assert [(built.key, built.timed_out) for built in late] == [("first", True), ("second", True)]
+    assert len(begun) <= 1
+
+
+def test_after_the_deadline_nothing_is_compiled() -> None:
+    pool = ThreadPool(here, 2, time.monotonic())
+    pool.submit("a", Job(failing))
+    (built,) = pool.poll(0.0)
+    pool.close()
+    assert built.timed_out and built.failure == "not compiled before the deadline"
