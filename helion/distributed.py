@@ -15,11 +15,10 @@ import torch
 
 from . import exc
 from ._support import ranks as _ranks
-from .language.several_gpus import Channel
+from ._support import symmetric
+from .language.several_gpus import Channel, Mailbox
 
 _R = TypeVar("_R")
-#: Memory that other processes have mapped: it stays allocated until the process ends.
-_MAPPED: list[Any] = []
 _MOST_NAMED = 8
 
 
@@ -77,7 +76,7 @@ def _remote_tensors(local: torch.Tensor, group_name: str) -> tuple[torch.Tensor,
             "torch.ops.symm_mem.get_remote_tensors was called with a CPU tensor outside of simulated ranks; call it in a "
             "function that helion.distributed.run runs on each rank."
         )
-    return tuple(here[0].gather(here[1], local))
+    return tuple(here[0].gather(here[1], local, ordered=False))
 
 
 def _start() -> None:
@@ -160,9 +159,9 @@ def empty(
         return tuple(torch.empty(sizes, dtype=dtype, device="meta") for _ in range(count))
     if ranks is not None:
         raise exc.InvalidAPIUsage(f"ranks={ranks} is for device='meta'; on {device} the ranks are those of the group.")
-    here = _ranks.current()
-    if here is not None:
-        return _relative(here[0].gather(here[1], _unwritten(sizes, dtype)), here[1].rank)
+    made = symmetric.simulated(sizes, dtype)
+    if made is not None:
+        return _relative(made, rank())
     count, me = world_size(group), rank(group)
     if count == 1:
         return (torch.empty(sizes, dtype=dtype, device=device),)
@@ -172,63 +171,11 @@ def empty(
             f"A symmetric tensor of {count} processes needs GPUs, got device {where}; simulate ranks on the CPU with "
             "helion.distributed.run, without torchrun."
         )
-    return _relative(_mapped(sizes, dtype, where, _group(group) or torch.distributed.group.WORLD), me)
+    return _relative(symmetric.mapped(sizes, dtype, where, _group(group) or torch.distributed.group.WORLD), me)
 
 
 def _relative(by_rank: Sequence[torch.Tensor], me: int) -> tuple[torch.Tensor, ...]:
     return tuple(by_rank[(me + peer) % len(by_rank)] for peer in range(len(by_rank)))
-
-
-def _unwritten(sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return CPU memory whose content no kernel may rely on: NaN, or a large number."""
-    fill = float("nan") if dtype.is_floating_point else 0 if dtype == torch.bool else torch.iinfo(dtype).max
-    return torch.full(sizes, fill, dtype=dtype)
-
-
-def _mapped(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device, group: Any) -> list[torch.Tensor]:
-    """Return GPU memory of all ranks, by rank."""
-    found, problem = _by_symmetric_memory(sizes, dtype, device, group)
-    problems: list[Any] = [None] * group.size()
-    torch.distributed.all_gather_object(problems, problem, group=group)
-    return found if not any(problems) else _by_ipc(sizes, dtype, device, group)
-
-
-def _by_symmetric_memory(
-    sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device, group: Any
-) -> tuple[list[torch.Tensor], str]:
-    """Return torch's symmetric memory of all ranks, or the reason why there is none."""
-    from torch.distributed import _symmetric_memory as symmetric
-
-    try:
-        mine = symmetric.empty(sizes, dtype=dtype, device=device)
-        handle = symmetric.rendezvous(mine, group.group_name)
-        found = [mine if r == group.rank() else handle.get_buffer(r, sizes, dtype, 0) for r in range(group.size())]
-    except RuntimeError as error:  # no fabric handles, a container without the needed capabilities ...
-        return [], str(error).partition("\n")[0] or "refused"
-    _MAPPED.append((mine, handle))
-    return found, ""
-
-
-def _contiguous(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(sizes[at + 1 :]) for at in range(len(sizes)))
-
-
-def _by_ipc(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device, group: Any) -> list[torch.Tensor]:
-    """Return memory of all ranks that processes of one host map into each other by CUDA IPC."""
-    mine = torch.empty(sizes, dtype=dtype, device=device)
-    handles: list[Any] = [None] * group.size()
-    torch.distributed.all_gather_object(handles, mine.untyped_storage()._share_cuda_(), group=group)
-    found = []
-    for other, handle in enumerate(handles):
-        if other == group.rank():
-            found.append(mine)
-            continue
-        storage = torch.UntypedStorage._new_shared_cuda(*handle)
-        peer = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, sizes, _contiguous(sizes))
-        torch.empty(1, dtype=dtype, device=device).copy_(peer.reshape(-1)[:1])  # enables access to the peer
-        found.append(peer)
-    _MAPPED.append((mine, found))
-    return found
 
 
 def channel(shape: Sequence[int], *, group: Any = None, device: Any = None, ranks: int | None = None) -> Channel:
@@ -259,42 +206,92 @@ def channel(shape: Sequence[int], *, group: Any = None, device: Any = None, rank
     return found
 
 
-def check(found: Channel, group: Any = None) -> None:
+#: Most words of the channel of a mailbox, for each peer.
+_MAIL_WORDS = 2**18
+
+
+def mailbox(
+    shape: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    *,
+    group: Any = None,
+    device: Any = None,
+    ranks: int | None = None,
+) -> Mailbox:
+    """Allocate memory for tiles that ranks send to each other, with ``mail.send`` and ``mail.receive`` in kernels.
+
+    All ranks call it, as :func:`empty`. One mailbox serves all calls of a kernel, in the order of one stream.
+
+    Args:
+        shape: the shape of all data from one rank in one call of a kernel.
+        dtype: the dtype.
+        group: as for :func:`empty`.
+        device: as for :func:`empty`.
+        ranks: as for :func:`empty`.
+
+    Returns:
+        The mailbox, an argument of kernels.
+
+    Raises:
+        exc.InvalidAPIUsage: as for :func:`empty`.
+    """
+    sizes = [int(size) for size in shape]
+    count = world_size(group) if ranks is None else ranks
+    inbox = empty((2, count, *sizes), dtype, group=group, device=device, ranks=ranks)
+    words = list(sizes)
+    while math.prod(words) > _MAIL_WORDS:
+        words[words.index(max(words))] //= 2
+    found = channel(words, group=group, device=device, ranks=ranks)
+    return Mailbox(inbox, found, torch.zeros_like(found.seen))
+
+
+def check(found: Channel | Mailbox | None = None, group: Any = None) -> None:
     """Raise an error if a wait of a channel has timed out. Waits for the GPU.
 
     Args:
-        found: the channel.
+        found: the channel or mailbox; None is all channels of ``hl.remote_barrier`` and ``hl.make_async_remote_copy``.
         group: the group of the channel.
 
     Raises:
         exc.PeerLost: names the words and the ranks whose messages did not come. The channel is unusable until all ranks
             call :func:`reset`.
     """
-    notes = found.words[0][-1]
+    if found is None:
+        for hidden in symmetric.all_hidden():
+            _check_notes(hidden.words[hidden.me][-1], hidden.me, len(hidden.words))
+        return
+    words = (found.channel if isinstance(found, Mailbox) else found).words
+    _check_notes(words[0][-1], rank(group), len(words))
+
+
+def _check_notes(notes: torch.Tensor, me: int, count: int) -> None:
+    """Raise an error if waits of this rank, one of ``count``, have noted the peers that did not send."""
     if not bool(notes.any()):
         return
-    me, count = rank(group), len(found.words)
     late = notes.nonzero()[:_MOST_NAMED].tolist()
-    peers = {(me + int(notes[tuple(at)]) - 1) % count for at in late}
+    peers = {_ranks.sender_of(int(notes[tuple(at)]), me, count) for at in late}
     places = ", ".join(str(at) for at in late)
     raise exc.PeerLost(
-        f"rank {me} waited longer than HELION_WAIT_TIMEOUT for messages of rank {', '.join(map(str, sorted(peers)))}, in words "
+        f"rank {me} waited longer than HELION_WAIT_TIMEOUT for messages of {', '.join(sorted(peers))}, in words "
         f"{places} of a channel (the first word is noted for all others, too). Results since then are wrong; stop, or call "
         "helion.distributed.reset on all ranks."
     )
 
 
-def reset(found: Channel, group: Any = None) -> None:
+def reset(found: Channel | Mailbox, group: Any = None) -> None:
     """Set the counters of a channel back to zero, on all ranks, which all call it.
 
     Args:
-        found: the channel.
+        found: the channel or mailbox.
         group: the group of the channel.
     """
     barrier(group)
-    found.words[0].zero_()
-    found.seen.zero_()
+    counters = found.channel if isinstance(found, Mailbox) else found
+    counters.words[0].zero_()
+    counters.seen.zero_()
+    if isinstance(found, Mailbox):
+        found.sent.zero_()
     barrier(group)
 
 
-__all__ = ["barrier", "channel", "check", "empty", "rank", "reset", "run", "world_size"]
+__all__ = ["barrier", "channel", "check", "empty", "mailbox", "rank", "reset", "run", "world_size"]

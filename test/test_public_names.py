@@ -105,13 +105,12 @@ def waiting(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", [copied, waiting], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("mode", helion.RefMode)
-def test_kernels_over_several_gpus_are_refused(function: Any, mode: helion.RefMode) -> None:
-    with pytest.raises(
-        exc.SeveralGpusUnsupported, match=r"hl\.(make_async_remote_copy|remote_barrier) is not supported; allocate"
-    ) as caught:
-        helion.kernel(function, ref_mode=mode)(torch.ones(5))
-    assert mode is helion.RefMode.EAGER or "# here" in str(caught.value)
+def test_kernels_over_several_gpus_need_ranks(function: Any) -> None:
+    with pytest.raises(exc.InvalidAPIUsage, match=r"number of ranks of hl\.\w+ is not known: .*world_size=") as caught:
+        helion.kernel(function)(torch.ones(5))
+    assert "# here" in str(caught.value)
+    with pytest.raises(exc.SeveralGpusUnsupported, match=r"hl\.\w+ is not supported in eager mode"):
+        helion.kernel(function, ref_mode=helion.RefMode.EAGER)(torch.ones(5))
 
 
 # --- times -----------------------------------------------------------------------------------------------------------

@@ -43,7 +43,8 @@ class Task:
     """The host code of a rank, or one program of a launch.
 
     ``clock`` has, by number of a task, the time until which this task knows what that one has done.
-    ``ready`` says if it can run, ``waiting`` what it waits for.
+    ``observed`` is what relaxed reads have seen of others: the end of the launch acquires it. ``ready`` says if it can
+    run, ``waiting`` what it waits for.
     """
 
     number: int
@@ -52,6 +53,7 @@ class Task:
     body: Callable[[], Any]
     clock: dict[int, int]
     launch: int = 0
+    observed: dict[int, int] = field(default_factory=dict)
     ready: Callable[[], bool] = _always
     waiting: Callable[[], str] = str
     result: Any = None
@@ -189,6 +191,7 @@ class World:
         rank.launches += 1
         for task in ended:
             self.join(rank.clock, task.clock)
+            self.join(rank.clock, task.observed)
         rank.clock[-host.rank - 1] = rank.launches
         kept = {key: time for key, time in rank.clock.items() if key < 0 or not self._is_complete(key, rank.clock)}
         rank.clock = kept
@@ -218,13 +221,14 @@ class World:
 
     # --- collective calls -----------------------------------------------------------------------------------------------
 
-    def gather(self, task: Task, value: Any) -> list[Any]:
-        """Return the values that all ranks give in their calls of this turn, by rank."""
+    def gather(self, task: Task, value: Any, *, ordered: bool = True) -> list[Any]:
+        """Return the values that all ranks give in their calls of this turn, by rank. ``ordered``: each rank then knows of
+        the launches that the others had completed."""
         call = next(self._calls[task.rank])
         found = self._shared.setdefault(call, [None] * self.size)
         found[task.rank] = (value, dict(task.clock))
         self.pause(task, lambda: all(each is not None for each in found), lambda: "waits for a call of all ranks")
-        for _, clock in found:
+        for _, clock in found if ordered else ():
             self.join(self.ranks[task.rank].clock, {key: time for key, time in clock.items() if key < 0})
         return [each for each, _ in found]
 
@@ -252,6 +256,14 @@ def assumed_size() -> int | None:
     return _BOUND.get() if here is None or _BOUND.get() is not None else here[0].size
 
 
+def size_of_all() -> int | None:
+    """Return the number of all ranks; None if it is not known."""
+    assumed, distributed = assumed_size(), torch.distributed
+    if assumed is None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_world_size()
+    return assumed
+
+
 def size_of(group: str) -> int | None:
     """Return the number of ranks of a process group, given by name; None if there is no such group."""
     assumed = assumed_size()
@@ -260,6 +272,17 @@ def size_of(group: str) -> int | None:
         return assumed
     named = distributed.distributed_c10d._world.pg_names.items()
     return next((each.size() for each, name in named if name == group), None)
+
+
+#: The note of a wait for messages of any rank.
+ANY_RANK = 2**20
+
+
+def sender_of(note: int, me: int, size: int) -> str:
+    """Return the rank that a late wait of rank ``me`` has noted: peer plus 1, or below 0 a rank plus 1."""
+    if note == ANY_RANK:
+        return "any rank"
+    return f"rank {-note - 1 if note < 0 else (me + note - 1) % size}"
 
 
 _CURRENT: contextvars.ContextVar[tuple[World, Task] | None] = contextvars.ContextVar("helion_rank", default=None)

@@ -42,6 +42,8 @@ from .scans import cumprod as cumprod
 from .scans import cumsum as cumsum
 from .scans import reduce as reduce
 from .several_gpus import Channel as Channel
+from .several_gpus import Mailbox as Mailbox
+from .several_gpus import RemoteCopy as RemoteCopy
 from .several_gpus import make_async_remote_copy as make_async_remote_copy
 from .several_gpus import remote_barrier as remote_barrier
 from .several_gpus import signal as signal

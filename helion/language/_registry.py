@@ -37,7 +37,7 @@ def declare(where: Where, *, takes_function: bool = False) -> Callable[[_F], _F]
         def outside(*args: Any, **kwargs: Any) -> Any:
             session = ACTIVE.get()
             if session is None:
-                raise exc.NotInsideKernel(name=f"hl.{fn.__name__}")
+                raise exc.NotInsideKernel(name=f"hl.{fn.__qualname__}")
             return session.call_declared(outside, where, args, kwargs)
 
         DECLARED[outside] = where

@@ -65,7 +65,7 @@ def test_public_names_are_documented(entry: Any) -> None:
 
 #: The public names of ``hl`` without an example: unsupported ones, aliases, and types that others return.
 _WITHOUT_EXAMPLE = {
-    "hl.Channel", "hl.ProcessGroupName", "hl.StackTensor", "hl.constexpr", "hl.make_async_remote_copy", "hl.remote_barrier",
+    "hl.Channel", "hl.ProcessGroupName", "hl.StackTensor", "hl.constexpr", "hl.RemoteCopy",
 }  # fmt: skip
 _LANGUAGE = {each.name: each for each in reference.language()}
 

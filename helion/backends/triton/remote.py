@@ -78,7 +78,8 @@ def _wait(t: Tracer, channel: Any, index: Any, sender: Any, count: Any = 1, keep
         raise exc.BackendUnsupported(
             what="hl.wait", backend="triton", remedy=f" on {t.context.target.name}; it needs an NVIDIA GPU"
         )
-    at = hl_remote.word(t, "hl.wait", channel, index, sender, "sender")
+    whole = isinstance(channel, hl_remote.Word)
+    at = channel if whole else hl_remote.word(t, "hl.wait", channel, index, sender, "sender")
     if not isinstance(keep, bool):
         raise exc.InvalidAPIUsage(f"keep of hl.wait must be True or False, got {describe(keep)}.")
     want = hl_remote.take(t, at, count, keep=keep)
@@ -87,7 +88,7 @@ def _wait(t: Tracer, channel: Any, index: Any, sender: Any, count: Any = 1, keep
     for place, stride in zip(at.index, words.strides[1:], strict=True):
         lanes = lanes + (place if isinstance(stride, int) and stride == 1 else place * stride)
     word, first = (row * words.strides[0] for row in (at.peer, at.ranks))
-    places = (lanes + word, first, lanes + first, want, at.peer + 1)
+    places = (lanes + word, first, lanes + first, want, at.note)
     operands = [ops.operand(t, each) for each in places]
     text = ", ".join(f"{{{number}}}" for number in range(len(operands)))
     line = f"{{{len(operands) + 1}}}({{{len(operands)}}}, {text})"

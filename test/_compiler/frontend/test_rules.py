@@ -27,6 +27,9 @@ from helion._compiler.frontend.hl import (
     remote as hl_remote,
 )
 from helion._compiler.frontend.hl import (
+    remote_copies as hl_remote_copies,
+)
+from helion._compiler.frontend.hl import (
     stack as hl_stack,
 )
 from helion._compiler.frontend.hl.rules import HL_RULES
@@ -64,7 +67,13 @@ def test_relu6_takes_no_bounds() -> None:
 
 def test_every_function_of_the_language_has_a_rule() -> None:
     known = union(
-        hl_functions.RULES, hl_escape.RULES, hl_quantized.RULES, hl_random.RULES, hl_remote.RULES, hl_stack.RULES
+        hl_functions.RULES,
+        hl_escape.RULES,
+        hl_quantized.RULES,
+        hl_random.RULES,
+        hl_remote.RULES,
+        hl_remote_copies.RULES,
+        hl_stack.RULES,
     ).keys()
     of_backends = {function for backend in BACKENDS.values() for function in backend.rules}
     assert {function for function, where in DECLARED.items() if where != "loop"} == known | of_backends

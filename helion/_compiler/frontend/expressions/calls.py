@@ -6,6 +6,7 @@ import ast
 import builtins
 import collections.abc
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -83,6 +84,8 @@ def call_value(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str,
         return unknown(s, function, (args, kwargs), function.error)
     if is_hashable(function) and function in DECLARED:
         return call_hl(s, function, args, kwargs, node)
+    if isinstance(function, types.MethodType) and function.__func__ in DECLARED:
+        return call_hl(s, function.__func__, (function.__self__, *args), kwargs, node)
     if function is ConstExpr:
         s.t.registered.specialized_calls.add((getattr(node, "lineno", 0), getattr(node, "col_offset", 0)))
         return _constant(s, *args, **kwargs)

@@ -22,7 +22,7 @@ def call_hl(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, An
     """Call the rule of an ``hl`` function; refuse it in code where it is not allowed."""
     refuse_opaque((args, kwargs))
     where = DECLARED[function]
-    name = f"hl.{function.__name__}"
+    name = f"hl.{function.__qualname__}"
     if where == "loop":
         raise exc.LoopFunctionNotInFor(name=name)
     if where == "device" and not s.t.on_device:
@@ -43,23 +43,28 @@ def call_hl(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, An
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:
         raise exc.TypeInferenceError(f"{name}: {error}.") from error
-    if function is hl.signal:
-        args, kwargs = _at_changing_peer(s, args, kwargs, node)
+    if function is hl.signal or function is hl.Mailbox.send:
+        args, kwargs = _at_changing_peer(s, function, args, kwargs, node)
     result = HL_RULES[function](s.t, *args, **kwargs)
     _note_compile_time_call(s, function, result, node)
     return result
 
 
 def _at_changing_peer(
-    s: Scope, args: tuple[Any, ...], kwargs: dict[str, Any], node: ast.AST
+    s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], node: ast.AST
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of ``hl.signal``, with the words of a peer that a host loop around the grid loop counts."""
-    given = inspect.signature(hl.signal).bind(*args, **kwargs).arguments
-    channel, to = given["channel"], given["to"]
-    if isinstance(channel, hl.Channel) and s.t.numbers.changes(to) and isinstance(node, ast.expr):
-        words = item_of(s, channel.words, to, node)
-        name_tensor(s, words)
-        given["to"] = ChangingPeer(number=to, words=words)
+    """Return the arguments of ``hl.signal`` or ``send``, with the tensors of a peer that a host loop around the grid
+    loop counts."""
+    given = inspect.signature(function).bind(*args, **kwargs).arguments
+    name = "to" if function is hl.signal else "peer"
+    mail = given.get("self")
+    channel, peer = given["channel"] if mail is None else mail.channel, given[name]
+    if isinstance(channel, hl.Channel) and s.t.numbers.changes(peer) and isinstance(node, ast.expr):
+        words = item_of(s, channel.words, peer, node)
+        inbox = None if mail is None else item_of(s, mail.inbox, peer, node)
+        for tensor in (words, *([] if inbox is None else [inbox])):
+            name_tensor(s, tensor)
+        given[name] = ChangingPeer(number=peer, words=words, inbox=inbox)
     return (), given
 
 

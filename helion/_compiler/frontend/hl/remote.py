@@ -1,42 +1,47 @@
-"""Rules for signals between ranks, and the arguments that they share with waits."""
+"""Rules for signals and mail between ranks, and the arguments that they share with waits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from .... import exc
 from .... import language as hl
 from ...._shapes import Expr
-from ....language.several_gpus import Channel, refusing
-from .. import memory
+from ....language.several_gpus import Channel, Mailbox
+from .. import memory, ops
 from ..rules import Rules
 from ..tracer import Tracer
-from ..values import DeviceValue, HostTensorValue, describe
+from ..values import DeviceValue, HostTensorValue, Tile, describe
 
 RULES = Rules()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Word:
-    """A word of a channel as the front end sees it: its peer, and the numbers that select it."""
+    """A word of a channel as the front end sees it: its peer, and the numbers that select it.
+
+    ``note`` is what a late wait writes: the peer plus 1, or less than 0 for a rank minus its number plus 1.
+    """
 
     own: HostTensorValue
     seen: HostTensorValue
     ranks: int
     peer: int | Expr
     index: tuple[Any, ...]
+    note: int | Expr
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangingPeer:
-    """A peer that changes from one iteration of a host loop to the next, and its words."""
+    """A peer that changes from one iteration of a host loop to the next, with its words, and its inbox if it gets mail."""
 
     number: Expr
     words: HostTensorValue
+    inbox: HostTensorValue | None = None
 
 
 def word(t: Tracer, function: str, channel: Any, index: Any, peer: Any, name: str) -> Word:
@@ -71,7 +76,7 @@ def word(t: Tracer, function: str, channel: Any, index: Any, peer: Any, name: st
             f"{len(places)}: {got}. Use tile.id or tile.begin for a tile."
         )
     which = int(peer) if changing is None else changing
-    return Word(own=words[0], seen=seen, ranks=ranks, peer=which, index=places)
+    return Word(own=words[0], seen=seen, ranks=ranks, peer=which, index=places, note=which + 1)
 
 
 def _is_words(value: Any) -> bool:
@@ -103,5 +108,61 @@ def _signal(t: Tracer, channel: Any, index: Any, to: Any) -> None:
     memory.atomic(t, "add", words, tuple(sender), (1,), "release", "sys")
 
 
-RULES.register(hl.make_async_remote_copy)(refusing("hl.make_async_remote_copy"))
-RULES.register(hl.remote_barrier)(refusing("hl.remote_barrier"))
+def wait_at(t: Tracer, at: Word, count: Any = 1, keep: bool = False) -> None:
+    """Wait for messages in a word, by the rule of the backend."""
+    rule = t.context.rules.get(hl.wait)
+    if rule is None:
+        raise exc.BackendUnsupported(what="hl.wait", backend=t.context.limits.backend, remedy="")
+    rule(t, at, (), None, count, keep)
+
+
+# --- mail -------------------------------------------------------------------------------------------------------------
+
+_PARTS = 2
+
+
+def _listed(index: Any) -> tuple[Any, ...]:
+    return tuple(index) if isinstance(index, (list, tuple)) else (index,)
+
+
+def _words_of(name: str, index: Any) -> tuple[Any, ...]:
+    """Return the indices of the word for a tile of mail."""
+    places = _listed(index)
+    if not all(isinstance(each, Tile) or (isinstance(each, slice) and each == slice(None)) for each in places):
+        raise exc.InvalidAPIUsage(
+            f"index of {name} must be a tile or ':' for each dimension, got {', '.join(map(describe, places))}."
+        )
+    return tuple(each.id if isinstance(each, Tile) else 0 for each in places)
+
+
+def _parts_of(name: str, mail: Any) -> tuple[tuple[HostTensorValue, ...], Channel, HostTensorValue]:
+    """Return the inbox, the channel and the counter of a mailbox."""
+    if not isinstance(mail, Mailbox) or not isinstance(mail.channel, Channel):
+        raise exc.InvalidAPIUsage(f"{name} takes a mailbox of helion.distributed.mailbox, got {describe(mail)}.")
+    inbox, channel, sent = cast("tuple[Any, Any, Any]", mail)
+    return inbox, channel, sent
+
+
+@RULES.register(Mailbox.send)
+def _send(t: Tracer, self: Any, peer: Any, index: Any, value: Any) -> None:
+    inboxes, channel, counter = _parts_of("hl.Mailbox.send", self)
+    words = _words_of("hl.Mailbox.send", index)
+    at = word(t, "hl.Mailbox.send", channel, words, peer, "peer")
+    number = peer.number if isinstance(peer, ChangingPeer) else at.peer
+    inbox = peer.inbox if isinstance(peer, ChangingPeer) else inboxes[at.peer]
+    assert isinstance(inbox, HostTensorValue)
+    sent = memory.load(t, counter, (number, *words))
+    place = (sent % _PARTS, (at.ranks - number) % at.ranks, *_listed(index))
+    memory.store(t, inbox, place, ops.cast(t, value, inbox.dtype) if isinstance(value, DeviceValue) else value)
+    memory.store(t, counter, (number, *words), sent + 1)
+    _signal(t, channel, words, peer)
+
+
+@RULES.register(Mailbox.receive)
+def _receive(t: Tracer, self: Any, peer: Any, index: Any, keep: Any = False) -> DeviceValue:
+    inboxes, channel, _ = _parts_of("hl.Mailbox.receive", self)
+    words = _words_of("hl.Mailbox.receive", index)
+    at = word(t, "hl.Mailbox.receive", channel, words, peer, "peer")
+    part = memory.load(t, at.seen, (at.peer, *words)) % _PARTS
+    wait_at(t, at, keep=keep)
+    return memory.load(t, inboxes[0], (part, at.peer, *_listed(index)))

@@ -8,9 +8,11 @@ from .... import exc
 from ....language._registry import DECLARED
 from ..rules import Rule, union
 from ..tracer import Tracer
-from . import escape, functions, quantized, random, remote, stack
+from . import escape, functions, quantized, random, remote, remote_copies, stack
 
-HL_RULES = union(functions.RULES, escape.RULES, quantized.RULES, random.RULES, remote.RULES, stack.RULES)
+HL_RULES = union(
+    functions.RULES, escape.RULES, quantized.RULES, random.RULES, remote.RULES, remote_copies.RULES, stack.RULES
+)
 
 
 def _of_backend(function: Any) -> Rule:

@@ -404,7 +404,11 @@ class Forms:
         if op is None or op.kind != "load":
             return None
         source = self.program.tensors[op.attributes(MemoryAttrs).tensor].source
-        return next((name for name in self.channels if source == f"{name.removesuffix('words')}seen"), None)
+        names = (
+            (name, f"{name.removesuffix('words')}seen", f"{name.removesuffix('channel.words')}sent")
+            for name in self.channels
+        )
+        return next((name for name, *counters in names if source in counters), None)
 
 
 def walked(event: Message) -> Iterator[LoopAxis]:

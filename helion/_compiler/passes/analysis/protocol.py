@@ -35,10 +35,35 @@ def check_messages(program: Program) -> Program:
 
 def check_messages_under(program: Program, sizes: Mapping[int, int]) -> None:
     """Raise an error if messages are wrong under the block ``sizes`` of a config, or a channel has too few words."""
+    _check_hidden(program, sizes)
     found = messages_of(program, sizes)
     _check(found)
     if found is not None:
         _check_words(found)
+
+
+def _check_hidden(program: Program, sizes: Mapping[int, int]) -> None:
+    """Refuse more programs than a channel has words, for barriers and copies, which count tiles over all axes."""
+    hidden = {t.id for t in program.tensors if t.source.startswith("_helion_runtime.remote_words(")}
+    for root in program.roots if hidden else ():
+        used = [op for op in root.body.walk() if op.kind == "atomic" and op.attrs.tensor in hidden]
+        bounds = [(a.begin, a.end, sizes[a.block]) for a in root.axes]
+        counts = [
+            cdiv(int(hint_of(end) - hint_of(begin)), size)
+            for begin, end, size in bounds
+            if not isinstance(begin, OperandRef) and not isinstance(end, OperandRef)
+        ]
+        words = program.tensors[used[0].attrs.tensor].shape[-1] if used else 0
+        if used and math.prod(counts) > int(hint_of(words)):
+            raise exc.ChannelTooSmall(
+                channel="of the kernel itself",
+                words=words,
+                dim=0,
+                axis=program.blocks[root.axes[0].block].name,
+                tiles=math.prod(counts),
+                size=sizes[root.axes[0].block],
+                location=used[0].location,
+            )
 
 
 def _check(found: Messages | None) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .... import exc
 from ...._compiler.host.print import (
     LAUNCHER_IMPORT,
     SOURCE_IMPORT,
@@ -54,7 +55,12 @@ def render_module(plan: Plan, kernels: Sequence[Kernel], host: HostProgram, form
         origins += [(len(lines) + at + 1, location) for at, location in text.origins]
         lines += [*text.lines, ""]
         origins.append((len(lines), None))
-    return Module(text="\n".join([*lines, "", print_host(host), ""]), host=host, origins=tuple(origins))
+    host_text = print_host(host)
+    if form.alone and "_helion_runtime.own_words(" in host_text:
+        raise exc.InvalidAPIUsage(
+            "A kernel with hl.remote_barrier or hl.make_async_remote_copy uses helion's runtime; keep allow_helion_deps=True."
+        )
+    return Module(text="\n".join([*lines, "", host_text, ""]), host=host, origins=tuple(origins))
 
 
 def _imports(host: HostProgram, libdevice: bool, form: Form) -> list[str]:

@@ -278,8 +278,8 @@ class Builder(Elementwise, Access):
                 name="hl.wait on CPU tensors outside of simulated ranks",
                 remedy="; call the kernel in a function that helion.distributed.run runs on each rank",
             )
-        at, count, sender = (int(each.data.reshape(-1)[0]) for each in (word, want, peer))
-        self.races.wait(at, count, sender - 1)
+        at, count, note = (int(each.data.reshape(-1)[0]) for each in (word, want, peer))
+        self.races.wait(at, count, note)
         return AssemblyResults(Handle(np.zeros(1, np.int32), tl.int32, ()))
 
     def create_print(self, prefix: str, hexadecimal: bool, values: Sequence[Handle], _signs: Any) -> None:

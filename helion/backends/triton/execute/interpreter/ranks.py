@@ -96,9 +96,9 @@ class RankWatch:
         task = self._task()
         rank = -1 if _word(scope) == "SYSTEM" else task.rank
         addresses = pointers.reshape(-1)
-        if _word(sem) in _ACQUIRES or sem is None:
-            for address in addresses:
-                self._acquire(task, int(address))
+        known = task.clock if _word(sem) in _ACQUIRES or sem is None else task.observed
+        for address in addresses:
+            self._acquire(task, int(address), known)
         changes = bool((old != new).any())
         for address, value in zip(addresses, new, strict=True):
             self._release(task, int(address), int(value), rank, releases=sem is None or _word(sem) in _RELEASES)
@@ -113,15 +113,15 @@ class RankWatch:
         if not self._spin(task, f"polls {self.run.shadows.name(address)}", address, int(values.reshape(-1)[0])):
             self._hand_over(task)
 
-    def wait(self, word: int, want: int, sender: int) -> None:
-        """Hand over until a word has reached a count, and acquire what its messages released."""
+    def wait(self, word: int, want: int, note: int) -> None:
+        """Hand over until a word has reached a count, and acquire what its messages released. ``note`` is the sender."""
         task, line, read = self._task(), self._line(), self._reader(word)
 
         def waiting() -> str:
             name = self.run.shadows.name(word)
             missing = want - read()
-            rank = (task.rank + sender) % self.world.size
-            return f"waits for {missing} more message{'s' * (missing != 1)} of rank {rank} in {name} ({line})"
+            sender = _ranks.sender_of(note, task.rank, self.world.size)
+            return f"waits for {missing} more message{'s' * (missing != 1)} of {sender} in {name} ({line})"
 
         self._hand_over(task, lambda: _reached(read(), want), waiting)
         for release in self.run.releases.get(word, ()):
@@ -133,10 +133,10 @@ class RankWatch:
 
     # --- order ----------------------------------------------------------------------------------------------------------
 
-    def _acquire(self, task: _ranks.Task, address: int) -> None:
+    def _acquire(self, task: _ranks.Task, address: int, known: dict[int, int]) -> None:
         for release in self.run.releases.get(address, ()):
             if release.rank in (-1, task.rank):
-                _ranks.World.join(task.clock, release.clock)
+                _ranks.World.join(known, release.clock)
 
     def _release(self, task: _ranks.Task, address: int, value: int, rank: int, *, releases: bool) -> None:
         """Record the word after an update; what earlier updates released stays released."""
