@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,11 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
     sizes = {loops.queries: (WGMMA_ROWS, MOST_GROUPS * WGMMA_ROWS), loops.keys: (KEY_STEP, MOST_KEYS)}
     sizes |= {block: (1, 1) for block in loops.heads if program.blocks[block].kind == "tile"}
     stages = EnumFragment((None, *range(LEAST_STAGES, MOST_STAGES + 1)))
+
+    def planned(decisions: Decisions) -> dict[str, Any]:
+        plan = plan_attention(found.problem, choice_of(decisions, (loops.queries, loops.keys)), target)
+        return {"wgmma_kv_stages": plan.stages, "wgmma_pingpong": plan.pingpong}
+
     return OwnKeys(
         fields=(
             Scalar(key="wgmma_kv_stages", fragment=stages, initial=None),
@@ -97,9 +102,9 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
             Scalar(key="wgmma_key_splits", fragment=EnumFragment(KEY_SPLITS), initial=1),
             Scalar(key="wgmma_tile_scheduler", fragment=EnumFragment(("static", "dynamic")), initial="static"),
         ),
-        absent=_absent(),
+        absent=absent_keys(),
         verbatim=VERBATIM_PREFIX,
-        rules=_AttentionRules(program.host.name, found, target).rules(),
+        rules=ScoreRules(program.host.name, target, planned, _SIMPLER).rules(),
         sizes=sizes,
         initial={loops.queries: 2 * WGMMA_ROWS, loops.keys: FIRST_KEYS},
         multiples={loops.queries: WGMMA_ROWS, loops.keys: KEY_STEP},
@@ -108,7 +113,8 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
     )
 
 
-def _absent() -> dict[str, str]:
+def absent_keys() -> dict[str, str]:
+    """Return the keys of matmuls, with the reason why attention has none of them."""
     why = "is for matmuls; attention has wgmma_kv_stages, wgmma_pingpong, wgmma_lazy_rescale and wgmma_tile_scheduler"
     of_matmul = {f"{unit}_{name}": f"it {why}" for unit in ("wgmma", "tcgen05") for name in DOCS if name != "pingpong"}
     elsewhere = {name: reason.format(unit="wgmma") for name, reason in ELSEWHERE.items()}
@@ -116,12 +122,17 @@ def _absent() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class _AttentionRules:
-    """The rules of one attention on one target."""
+class ScoreRules:
+    """The rules of one attention, or of its gradients, on one target.
+
+    ``planned`` returns the values of keys that a plan has filled in, or raises ``Refusal``. ``simpler`` are changes that
+    make a config legal, in order.
+    """
 
     kernel: str
-    found: Attention
     target: Target
+    planned: Callable[[Decisions], dict[str, Any]]
+    simpler: tuple[dict[str, Any], ...]
 
     def rules(self) -> tuple[Rule, ...]:
         return (
@@ -142,18 +153,17 @@ class _AttentionRules:
         refusal: Refusal | None = None
         for tried in self._simpler(decisions) if repair else [decisions]:
             try:
-                blocks = self.found.loops.queries, self.found.loops.keys
-                plan = plan_attention(self.found.problem, choice_of(tried, blocks), self.target)
+                values = self.planned(tried)
             except Refusal as error:
                 refusal = refusal or error
                 continue
-            return tried.with_values(wgmma_kv_stages=plan.stages, wgmma_pingpong=plan.pingpong)
+            return tried.with_values(**values)
         if repair:  # the tile is too large; the caller checks the needed resources
             return tried
         raise exc.InvalidConfig(f"{self.kernel} on {self.target}: {refusal}.")
 
     def _simpler(self, decisions: Decisions) -> Iterator[Decisions]:
         yield decisions
-        for changes in _SIMPLER:
+        for changes in self.simpler:
             decisions = decisions.with_values(**changes)
             yield decisions

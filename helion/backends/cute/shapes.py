@@ -20,15 +20,18 @@ from ...autotuner.space.program_shape import ProgramShape
 from ...hardware import Target
 from ...settings import Settings
 from .attention_space import attention_keys, attention_multiples, attention_refusal
+from .backward_space import backward_keys, backward_refusal
+from .codegen.attention.backward_kernel import backward_kernel
 from .codegen.attention.kernel import attention_kernel
 from .codegen.rowwise.module import row_kernel_of
 from .codegen.whole import gemm_kernel_of
-from .lower.attention.kernel import attention_pieces, build_attention
+from .lower.attention.backward import has_backward
+from .lower.attention.kernel import attention_pieces, backward_pieces, build_attention, build_backward
 from .lower.attention.loops import has_attention
 from .lower.host import gemm_pieces
 from .lower.kernel import build_plan, known_product
 from .lower.rowwise import kernel as rows
-from .plan.attention.plan import CuteAttentionPlan
+from .plan.attention.plan import CuteAttentionPlan, CuteBackwardPlan
 from .plan.build import unit_of
 from .plan.kernel import CutePlan
 from .plan.launch import LaunchPlan
@@ -36,12 +39,13 @@ from .plan.requests import unproven
 from .plan.rowwise.kernel import RowsPlan
 from .refusal import multiples, refusal
 from .resources.attention import describes, predict_attention
+from .resources.backward import describes_backward, predict_backward
 from .resources.predict import predict
 from .resources.rowwise.predict import describes_rows, predict_rows
 from .row_space import own_keys as row_keys
 from .space import own_keys
 from .toolchain.kernel import GemmKernel
-from .verify.attention.verify import verify_attention
+from .verify.attention.verify import verify_attention, verify_backward
 from .verify.rowwise.verify import verify_rows
 from .verify.verify import verify
 
@@ -155,7 +159,33 @@ ATTENTION = Shape(
 )
 """Two chained matmuls with an online softmax between them."""
 
-SHAPES: tuple[Shape, ...] = (ATTENTION, ROWS, MATMUL)
+
+def _backward_kernel(plan: CuteBackwardPlan) -> GemmKernel:
+    return backward_kernel(plan.kernel_names[0], plan.roles)
+
+
+def _verify_backward(plan: CuteBackwardPlan) -> None:
+    verify_backward(plan.roles)
+
+
+BACKWARD = Shape(
+    name="gradients of attention",
+    claims=has_backward,
+    describes=describes_backward,
+    refusal=backward_refusal,
+    multiples=attention_multiples,
+    keys=backward_keys,
+    predict=predict_backward,
+    plan=build_backward,
+    plan_type=CuteBackwardPlan,
+    pieces=backward_pieces,
+    kernel=_backward_kernel,
+    verify=_verify_backward,
+    on_request=lambda program, facts, target: f"gradients of attention run on request, {_REQUEST}",
+)
+"""Gradients of attention: two products of a tile with a block, and sums of what is computed from them @ the block."""
+
+SHAPES: tuple[Shape, ...] = (BACKWARD, ATTENTION, ROWS, MATMUL)
 """Most specific first; the last one claims every program."""
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from backends.cute.edited_roles import edited, without
+from backends.cute.printed_blocks import function, visited
 
 from helion.backends.cute.codegen.attention import bounds, softmax
 from helion.backends.cute.plan.attention import records as r
@@ -79,30 +81,6 @@ def test_programs_are_right_under_many_schedules(groups: int) -> None:
         for own, seed in itertools.product((False, True), range(20)):
             program = attention_program(dataclasses.replace(made, own_output=own))
             Machine(program, tiles=seed % 6, seed=seed).run(execute)
-
-
-Edit = Callable[[Sequence[g.Step]], list[g.Step]]
-
-
-def edited(program: a.AttentionProgram, role: str, edit: Callable[[g.Step], Sequence[g.Step]]) -> a.AttentionProgram:
-    """Replace steps of one role, nested ones included."""
-
-    def inside(steps: Sequence[g.Step]) -> tuple[g.Step, ...]:
-        found: list[g.Step] = []
-        for step in steps:
-            if hasattr(step, "body"):
-                step = dataclasses.replace(step, body=inside(step.body))  # type: ignore[call-arg]
-            found.extend(edit(step))
-        return tuple(found)
-
-    roles = tuple(
-        dataclasses.replace(each, program=inside(each.program)) if each.name == role else each for each in program.roles
-    )
-    return dataclasses.replace(program, roles=roles)
-
-
-def without(step: g.Step) -> Callable[[g.Step], Sequence[g.Step]]:
-    return lambda each: () if each == step else (each,)
 
 
 SPLIT_FAULTS = {
@@ -196,33 +174,6 @@ def flat(steps: Sequence[g.Step]) -> list[g.Step]:
 
 
 # Blocks of a tile ------------------------------------------------------------------------------------------------------
-
-
-def function(lines: list[str], name: str) -> Callable[..., Any]:
-    """Return a printed function of integers, with the DSL's names as Python's."""
-    names: dict[str, Any] = {"cutlass": SimpleNamespace(Int32=int, min=min, max=max)}
-    exec("\n".join(lines), names)
-    return names[name]
-
-
-def visited(made: r.AttentionPlan, tile_m: int) -> list[tuple[int, bool]]:
-    """Return the blocks of a tile as the printed code visits them, and whether each is masked."""
-    begin, end, whole, edge = function(bounds.bounds_function(made), "blocks_of")(tile_m)
-    names: dict[str, Any] = {
-        "cutlass": SimpleNamespace(min=min, max=max),
-        "begin": begin,
-        "end": end,
-        "whole": whole,
-        "edge": edge,
-    }
-    exec("\n".join(bounds.part_lengths(made)), names)
-    found = [(end - 1, True)]
-    for part in made.parts:
-        assert names[f"{part}_blocks"] >= 0
-        for at in range(names[f"{part}_blocks"]):
-            found.append((eval(bounds.block_index(made, part), {**names, "at": at}), part != "free"))
-    assert [block for block, _ in found] == [*reversed(range(begin, end))], "the loading warp visits these"
-    return found
 
 
 BANDS = (r.Band(), CAUSAL, WINDOW, r.Band(last=37), r.Band(last=-20), r.Band(first=-5), r.Band(first=-300, last=40))

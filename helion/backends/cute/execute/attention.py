@@ -1,4 +1,4 @@
-"""Evaluation of attention on CPU tensors in fp32."""
+"""Evaluation of attention and of its gradients on CPU tensors in fp32."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..plan.attention.backward import BackwardProblem
 from ..plan.attention.records import (
     INTEGERS,
     KEY_INDEX,
@@ -17,6 +18,7 @@ from ..plan.attention.records import (
     Matrix,
     Mode,
     Place,
+    ScoreProblem,
     Source,
 )
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant
@@ -61,7 +63,44 @@ def _evaluate(problem: AttentionProblem, head: tuple[int, ...], tensors: Sequenc
         result.copy_(found[output.value].expand(rows, output.matrix.columns))
 
 
-def _seen(problem: AttentionProblem) -> torch.Tensor:
+def evaluate_backward(kernel: GemmKernel, given: Sequence[Given]) -> None:
+    """Run gradients of attention on the arguments of a launch: owned and streamed matrices, outputs, and sources."""
+    problem = problem_of(kernel.problem)
+    assert isinstance(problem, BackwardProblem)
+    tensors = [each if isinstance(each, torch.Tensor) else torch.tensor(float(each)) for each in given]
+    for head in itertools.product(*map(range, problem.heads)):
+        _evaluate_gradients(problem, head, tensors)
+
+
+def _evaluate_gradients(problem: BackwardProblem, head: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> None:
+    """Evaluate one head. Left operands are rounded, as the kernel does."""
+    pairs, gradients = len(problem.owned), problem.gradients
+    owned = [_matrix(m, t, head, problem.queries).float() for m, t in zip(problem.owned, tensors[:pairs], strict=True)]
+    of_streamed, rest = tensors[pairs : 2 * pairs], tensors[2 * pairs :]
+    outputs, sources = rest[: len(gradients)], rest[len(gradients) :]
+    of_formula, sources = sources[: len(problem.formula.sources)], sources[len(problem.formula.sources) :]
+    sums = [torch.zeros(problem.queries, each.output.matrix.columns) for each in gradients]
+    for repeat in range(problem.repeats):
+        place = (*head, repeat) if problem.repeats > 1 else head
+        blocks = [
+            _matrix(matrix, tensor, place, problem.keys).float()
+            for matrix, tensor in zip(problem.streamed, of_streamed, strict=True)
+        ]
+        products = [left @ right.t() for left, right in zip(owned, blocks, strict=True)]
+        read = _sources(problem, problem.formula, of_formula, place, problem.keys)
+        found = _computed(problem.formula, [*products, *read])
+        for total, each in zip(sums, gradients, strict=True):
+            left = found[each.left].expand(problem.queries, problem.keys).masked_fill(~_seen(problem), 0.0)
+            total += left.to(tensors[0].dtype).float() @ blocks[each.right]
+    for total, each, output in zip(sums, gradients, outputs, strict=True):
+        columns = each.output.matrix.columns
+        read = _sources(problem, each.finish, sources[: len(each.finish.sources)], head, columns)
+        sources = sources[len(each.finish.sources) :]
+        found = _computed(each.finish, [total, *read])
+        _matrix(each.output.matrix, output, head, problem.queries).copy_(found[each.finish.value])
+
+
+def _seen(problem: ScoreProblem) -> torch.Tensor:
     distance = torch.arange(problem.keys) - torch.arange(problem.queries)[:, None]
     seen = torch.ones_like(distance, dtype=torch.bool)
     if problem.band.first is not None:
@@ -89,7 +128,7 @@ def _computed(formula: Formula, values: list[torch.Tensor]) -> list[torch.Tensor
 
 
 def _sources(
-    problem: AttentionProblem, formula: Formula, tensors: Sequence[torch.Tensor], head: tuple[int, ...], columns: int
+    problem: ScoreProblem, formula: Formula, tensors: Sequence[torch.Tensor], head: tuple[int, ...], columns: int
 ) -> list[torch.Tensor]:
     return [
         tensor.float() if source.kind == "number" else _read(problem, source, tensor, head, columns)
@@ -98,7 +137,7 @@ def _sources(
 
 
 def _read(
-    problem: AttentionProblem, source: Source, tensor: torch.Tensor, head: tuple[int, ...], columns: int
+    problem: ScoreProblem, source: Source, tensor: torch.Tensor, head: tuple[int, ...], columns: int
 ) -> torch.Tensor:
     """Return a source in fp32, integers as they are."""
     found = _source(problem, source, tensor, head, columns)
@@ -106,7 +145,7 @@ def _read(
 
 
 def _source(
-    problem: AttentionProblem, source: Source, tensor: torch.Tensor, head: tuple[int, ...], columns: int
+    problem: ScoreProblem, source: Source, tensor: torch.Tensor, head: tuple[int, ...], columns: int
 ) -> torch.Tensor:
     shape = (
         problem.queries if source.kind in ("exact", "query") else 1,

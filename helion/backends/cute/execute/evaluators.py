@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..plan.attention.backward import BackwardProblem
 from ..plan.attention.records import AttentionProblem
 from ..plan.records import GemmProblem
 from ..plan.rowwise.records import RowProblem
 from ..toolchain.kernel import GemmKernel
-from .attention import evaluate_attention
+from .attention import evaluate_attention, evaluate_backward
 from .evaluate import evaluate_gemm
 from .problems import Given, problem_of
 from .rowwise.evaluate import evaluate_rows
@@ -17,6 +18,7 @@ from .rowwise.evaluate import evaluate_rows
 EVALUATORS: Mapping[type[Any], Callable[[GemmKernel, Sequence[Given]], None]] = {
     GemmProblem: evaluate_gemm,
     AttentionProblem: evaluate_attention,
+    BackwardProblem: evaluate_backward,
     RowProblem: evaluate_rows,
 }
 """Evaluations by the class of the kernel's problem."""

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from ..plan import epilogue, records
+from ..plan.attention import backward
 from ..plan.attention import records as attention
 from ..plan.build import check_problem
 from ..plan.records import GemmProblem
@@ -36,7 +37,7 @@ class Problem(Protocol):
 #: Names in the text of a problem.
 _RECORDS: dict[str, object] = {"inf": math.inf} | {
     name: value
-    for module in (records, epilogue, attention, row_records)
+    for module in (records, epilogue, attention, backward, row_records)
     for name, value in vars(module).items()
     if isinstance(value, type)
 }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from ....autotuner.proposal import Heuristic
 from .attention import CuteAttentionHeuristic
+from .attention_backward import CuteAttentionBackwardHeuristic
 from .cluster_epilogue import CuteClusterEpilogueHeuristic
 from .row_kernels import CuteRowKernelHeuristic
 from .tcgen05_matmul import CuteTcgen05MatmulHeuristic
 from .wgmma_matmul import CuteWgmmaMatmulHeuristic
 
 HEURISTICS: tuple[Heuristic, ...] = (
+    CuteAttentionBackwardHeuristic(),
     CuteAttentionHeuristic(),
     CuteRowKernelHeuristic(),
     CuteClusterEpilogueHeuristic(),

@@ -195,13 +195,13 @@ def predict_attention(facts: KernelFacts, decisions: Decisions, target: Target) 
     """Return the predicted resources and time of one launch."""
     shape = shape_of(facts)
     if isinstance(shape, str):
-        return _predicted(target, math.inf, reason=shape)
+        return predicted(target, math.inf, reason=shape)
     choice = choice_of(decisions, shape.blocks)
     rows, most = WGMMA_ROWS * choice.groups, REGISTERS.get(choice.groups, (0, 0))[1]
     shared = 2 * rows * shape.qk_columns + 2 * (choice.stages or 2) * choice.keys * (shape.qk_columns + shape.v_columns)
     registers = registers_of(shape.v_columns, choice.keys)
     fits = shared <= target.smem_per_block_bytes and registers <= most and target.has("wgmma")
-    return _predicted(
+    return predicted(
         target,
         predicted_us(shape, choice, target),
         registers=registers,
@@ -229,7 +229,7 @@ def choice_of(decisions: Decisions, blocks: tuple[int, int]) -> AttentionChoice:
     )
 
 
-def _predicted(
+def predicted(
     target: Target,
     time_us: float,
     *,

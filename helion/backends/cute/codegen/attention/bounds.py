@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ...plan.attention.records import AttentionPlan, Part
+from ...plan.attention.records import Part, ScorePlan
 
 
-def query_tiles(plan: AttentionPlan) -> int:
+def query_tiles(plan: ScorePlan) -> int:
     return -(-plan.problem.queries // plan.rows)
 
 
-def place_function(plan: AttentionPlan) -> list[str]:
+def place_function(plan: ScorePlan) -> list[str]:
     """Return the function from the number of a tile to (tile of queries, head).
 
     Heads are in bands whose K and V stay in the L2 cache. Where tiles differ in length, those of all heads of a band
@@ -19,7 +19,7 @@ def place_function(plan: AttentionPlan) -> list[str]:
     lines = ["def place(work):"]
     if not plan.orders_by_length:
         return [*lines, f"    return work % {tiles}, work // {tiles}"]
-    band = plan.heads_per_band
+    band, last = plan.heads_per_band, f"{tiles - 1} - " if plan.problem.band.last is not None else ""
     if heads % band == 0:
         width = str(band)
         lines += [f"    first = work // {band * tiles} * {band}"]
@@ -32,11 +32,11 @@ def place_function(plan: AttentionPlan) -> list[str]:
     return [
         *lines,
         f"    within = work % {band * tiles}",
-        f"    return {tiles - 1} - within // {width}, first + within % {width}",
+        f"    return {last}within // {width}, first + within % {width}",
     ]
 
 
-def bounds_function(plan: AttentionPlan) -> list[str]:
+def bounds_function(plan: ScorePlan) -> list[str]:
     """Return the function from the tile of queries to its blocks of keys.
 
     They are blocks ``begin`` to ``end``, at least one. Those from ``whole`` on are masked by the upper bound of the
@@ -63,7 +63,7 @@ def bounds_function(plan: AttentionPlan) -> list[str]:
     return [*lines, f"    return {begin}, end, {whole}, {edge}"]
 
 
-def part_lengths(plan: AttentionPlan) -> list[str]:
+def part_lengths(plan: ScorePlan) -> list[str]:
     """Return the definitions of the number of blocks of each part, after those of the blocks."""
     parts = plan.parts
     lines, left = [], "end - 1"
@@ -78,7 +78,9 @@ def part_lengths(plan: AttentionPlan) -> list[str]:
     return lines
 
 
-def block_index(plan: AttentionPlan, part: Part) -> str:
+def block_index(plan: ScorePlan, part: Part) -> str:
     """Return the index of a part's block from the loop variable ``at``."""
+    if part == "again":
+        return "end - 1"
     passed = [f" - {name}_blocks" for name in plan.parts[: plan.parts.index(part)]]
     return f"end - 2{''.join(passed)} - at"

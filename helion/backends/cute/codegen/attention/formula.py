@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ...plan.attention.records import INTEGERS, KEY_INDEX, QUERY_INDEX, AttentionPlan, Formula, Source
+from ...plan.attention.records import INTEGERS, KEY_INDEX, QUERY_INDEX, Formula, ScorePlan, ScoreProblem, Source
 from ...plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, Instruction
 from ..epilogue import EXPRESSIONS, SHORT, literal
 
 Names = Callable[[int], str]
 
 
-def computed(formula: Formula, value: int, names: Names, positions: Sequence[str]) -> str:
+def computed(
+    formula: Formula, value: int, names: Names, positions: Sequence[str], own: Mapping[str, Callable[..., str]] = {}
+) -> str:
     """Return the expression of instruction number ``value``. ``positions`` are the indices of the query and of the key
-    or column."""
+    or column, ``own`` operations that are spelled in another way."""
     made = formula.instructions[value - formula.computed]
     if made.op in (QUERY_INDEX, KEY_INDEX):
         return positions[0 if made.op == QUERY_INDEX else 1]
@@ -27,7 +29,7 @@ def computed(formula: Formula, value: int, names: Names, positions: Sequence[str
         whole = [str(int(float(each.text))) if isinstance(each, Constant) else names(each) for each in made.arguments]
         return EXPRESSIONS[made.op](*whole)
     arguments = [literal(each) if isinstance(each, Constant) else names(each) for each in made.arguments]
-    return {**EXPRESSIONS, **SHORT, **_ABSOLUTE}[made.op](*arguments)
+    return {**EXPRESSIONS, **SHORT, **_ABSOLUTE, **own}[made.op](*arguments)
 
 
 def _tanh(x: str) -> str:
@@ -38,7 +40,12 @@ def _tanh(x: str) -> str:
 _ABSOLUTE: Mapping[str, Callable[..., str]] = {"tanh": _tanh}
 
 
-def read(plan: AttentionPlan, source: Source, axes: Sequence[str], query: str, key: str, columns: int) -> str:
+def head_axes(problem: ScoreProblem) -> tuple[str, ...]:
+    """Return the names of the coordinates of a head."""
+    return tuple(f"head_{at}" for at in range(len(problem.coordinates)))
+
+
+def read(plan: ScorePlan, source: Source, axes: Sequence[str], query: str, key: str, columns: int) -> str:
     """Return the read of a source. Indices past the end, whose results are not used, read the last element."""
     if source.kind == "number":
         return source.label

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...plan.attention.records import AttentionOutput, AttentionPlan, Matrix, Mode, Source
+from ...plan.attention.backward import BackwardPlan
+from ...plan.attention.records import AttentionOutput, AttentionPlan, Matrix, Mode, ScorePlan, ScoreProblem, Source
 from ...plan.records import WGMMA_ROWS
 from ..setups import dsl
 from . import splits
@@ -33,6 +34,34 @@ def matrices(plan: AttentionPlan) -> list[str]:
         *_descriptor("v", "G2S", (columns, keys)),
         *_descriptor("o", "S2G", (rows, columns)),
     ]
+
+
+def backward_matrices(plan: BackwardPlan) -> list[str]:
+    """Return the same of owned and streamed matrices and of gradients, which take the shared memory of owned ones."""
+    problem, dtype = plan.problem, dsl(plan.problem.owned[0].dtype)
+    layout = "hopper.make_smem_layout_{side}(LayoutEnum.ROW_MAJOR, ({rows}, {keys}, {columns}), {dtype}, {stages})"
+    lines = []
+    for at, matrix in enumerate(problem.owned):
+        name, columns = f"own_{at}", matrix.columns
+        text = layout.format(
+            side="a", rows=WGMMA_ROWS, keys=plan.keys, columns=columns, dtype=dtype, stages=plan.groups
+        )
+        lines += [*_matrix(name, name, matrix, problem.queries), f"layout_{name} = {text}"]
+        lines += _descriptor(name, "G2S", (WGMMA_ROWS, columns))
+    for name, matrix in problem.blocks.items():
+        text = layout.format(
+            side="b", rows=WGMMA_ROWS, keys=plan.keys, columns=matrix.columns, dtype=dtype, stages=plan.stages
+        )
+        lines += [*_matrix(name, name, matrix, problem.keys), f"layout_{name} = {text}"]
+        lines += _descriptor(name, "G2S", (plan.keys, matrix.columns))
+    for at, gradient in enumerate(problem.gradients):
+        name, output = f"gradient_{at}", gradient.output
+        lines += [
+            *_matrix(name, output.label, output.matrix, problem.queries),
+            f"layout_{name} = layout_own_{gradient.right}",
+        ]
+        lines += _descriptor(name, "S2G", (WGMMA_ROWS, output.matrix.columns))
+    return lines
 
 
 def _matrix(name: str, pointer: str, matrix: Matrix, rows: int, transposed: bool = False) -> list[str]:
@@ -74,16 +103,25 @@ def tensors(plan: AttentionPlan) -> list[tuple[str, str, str]]:
         if output.kind == "query"
     ]
     for source in problem.sources:
-        if source.kind == "number":
-            found.append((source.label, "cutlass.Float32", source.label))
-        else:
-            found.append((f"vector_{source.label}", "cute.Tensor", _source(plan, source)))
+        columns = problem.keys if source in problem.score.sources else problem.v.columns
+        found.append(_source(problem, source, columns))
     if plan.splits > 1:
         found += splits.tensors(plan)
-    if plan.scheduler == "dynamic":
-        counter = "cute.make_tensor(cute.recast_ptr(workspace, dtype=cutlass.Int32), cute.make_layout(1))"
-        found.append(("ticket_counter", "cute.Tensor", counter))
-    return found
+    return found + _ticket(plan)
+
+
+def backward_tensors(plan: BackwardPlan) -> list[tuple[str, str, str]]:
+    """Return the same of gradients of attention."""
+    problem = plan.problem
+    found = [_source(problem, source, problem.keys) for source in problem.formula.sources]
+    for gradient in problem.gradients:
+        found += [_source(problem, source, gradient.output.matrix.columns) for source in gradient.finish.sources]
+    return found + _ticket(plan)
+
+
+def _ticket(plan: ScorePlan) -> list[tuple[str, str, str]]:
+    counter = "cute.make_tensor(cute.recast_ptr(workspace, dtype=cutlass.Int32), cute.make_layout(1))"
+    return [("ticket_counter", "cute.Tensor", counter)] if plan.scheduler == "dynamic" else []
 
 
 def _vector(output: AttentionOutput, queries: int) -> str:
@@ -91,14 +129,16 @@ def _vector(output: AttentionOutput, queries: int) -> str:
     return f"cute.make_tensor({_moved(output.label, output.matrix.offset)}, {layout})"
 
 
-def _source(plan: AttentionPlan, source: Source) -> str:
-    """Return the tensor of a source: queries, keys (or columns of the output), then its own dimensions."""
+def _source(problem: ScoreProblem, source: Source, columns: int) -> tuple[str, str, str]:
+    """Return a source: a number, or a tensor of queries, keys (or ``columns`` of the output), then its own dimensions."""
+    if source.kind == "number":
+        return source.label, "cutlass.Float32", source.label
     extents, strides = ["1"], ["0"]
     if source.kind in ("exact", "query"):
-        extents, strides = [str(plan.problem.queries)], [str(source.pitches[0])]
+        extents, strides = [str(problem.queries)], [str(source.pitches[0])]
     if source.kind in ("exact", "key"):
-        columns = plan.problem.keys if source in plan.problem.score.sources else plan.problem.v.columns
         extents, strides = [*extents, str(columns)], [*strides, str(source.pitches[1])]
     else:
         extents, strides = [*extents, "1"], [*strides, "0"]
-    return f"cute.make_tensor({_moved(source.label, source.offset)}, {_layout(extents, strides, source.modes)})"
+    tensor = f"cute.make_tensor({_moved(source.label, source.offset)}, {_layout(extents, strides, source.modes)})"
+    return f"vector_{source.label}", "cute.Tensor", tensor

@@ -8,7 +8,7 @@ from ...plan.dtypes import NUMBER
 from ...plan.records import WARP_THREADS
 from ...roles.attention.grammar import AttentionProgram
 from ...toolchain.kernel import GemmKernel
-from .module import ENTRY, render
+from .module import ENTRY, attention_pieces, render
 
 
 def pointer_dtypes(plan: AttentionPlan) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ def attention_kernel(name: str, program: AttentionProgram) -> GemmKernel:
         threads=program.warps * WARP_THREADS,
         shared_bytes=shared_bytes(plan),
         problem=repr(plan.problem),
-        source=render(program),
+        source=render(program, attention_pieces(plan)),
         entry=ENTRY,
         workspace_bytes=workspace_bytes(plan),
         counter_bytes=counter_bytes(plan),

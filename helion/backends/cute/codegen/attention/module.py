@@ -1,12 +1,15 @@
-"""``render``: print the module of an attention plan."""
+"""``render``: print the module of a plan of attention, or of its gradients."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from ...plan.attention.build import shared_bytes, shared_memory, workspace_bytes
-from ...plan.attention.records import AttentionPlan
+from ...plan.attention.records import AttentionPlan, Source
 from ...plan.records import WARP_THREADS
 from ...plan.shared import Allocation
-from ...roles.attention.grammar import AttentionProgram
+from ...roles.attention.grammar import ScoreProgram
 from ...roles.grammar import Pipeline, Role
 from ..module import CLASSES, warps_text
 from ..setups import dsl
@@ -32,23 +35,64 @@ IMPORTS = (
 )
 
 
-def render(program: AttentionProgram) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """The parts of a module that depend on the kind of its program.
+
+    - ``functions``: those that the kernel calls.
+    - ``matrices``: names of the matrices with a TMA descriptor; ``objects``: lines of the host that make them.
+    - ``tensors``: other tensors and scalars of the kernel, as ``host.tensors`` returns them.
+    - ``pointers`` and ``sources``: arguments of the host function.
+    - ``memory``: shared memory, with the dtype of each matrix in ``dtypes``; ``shared_bytes`` are its bytes.
+    """
+
+    functions: tuple[list[str], ...]
+    matrices: tuple[str, ...]
+    objects: list[str]
+    tensors: list[tuple[str, str, str]]
+    pointers: tuple[str, ...]
+    sources: tuple[Source, ...]
+    memory: tuple[Allocation, ...]
+    dtypes: Mapping[str, str]
+    shared_bytes: int
+    workspace_bytes: int
+    ctas_per_sm: int = 0
+    """CTAs that the assembler is told to fit on an SM; 0 leaves that to it."""
+
+
+def render(program: ScoreProgram, pieces: Pieces) -> str:
     """Print the module of ``program`` without verification."""
-    plan = program.plan
     out = Writer()
     out.lines(IMPORTS)
-    for function in (
-        *_matmul_functions(plan),
-        place_function(plan),
-        bounds_function(plan),
-        *queries_functions(plan),
-        *softmax_functions(plan),
-        *finish_functions(plan),
-    ):
+    for function in pieces.functions:
         out.lines(("", "", *function))
-    _kernel(out, program)
-    _host(out, program)
+    _kernel(out, program, pieces)
+    _host(out, program, pieces)
     return out.text()
+
+
+def attention_pieces(plan: AttentionPlan) -> Pieces:
+    """Return the pieces of a plan of attention."""
+    problem = plan.problem
+    return Pieces(
+        functions=(
+            *_matmul_functions(plan),
+            place_function(plan),
+            bounds_function(plan),
+            *queries_functions(plan),
+            *softmax_functions(plan),
+            *finish_functions(plan),
+        ),
+        matrices=("q", "k", "v", "o"),
+        objects=matrices(plan),
+        tensors=tensors(plan),
+        pointers=("q", "k", "v", *(output.label for output in problem.outputs)),
+        sources=problem.sources,
+        memory=shared_memory(plan),
+        dtypes={"o": problem.matrix.dtype, **dict.fromkeys("qkv", problem.q.dtype)},
+        shared_bytes=shared_bytes(plan),
+        workspace_bytes=workspace_bytes(plan),
+    )
 
 
 def _matmul_functions(plan: AttentionPlan) -> list[list[str]]:
@@ -85,23 +129,21 @@ def _matmul_functions(plan: AttentionPlan) -> list[list[str]]:
     return functions
 
 
-def _kernel(out: Writer, program: AttentionProgram) -> None:
-    plan = program.plan
-    parameters = [(f"{kind}_{name}", annotation) for name in "qkvo" for kind, annotation in _OF_MATRIX]
-    parameters += [(name, annotation) for name, annotation, _ in tensors(plan)]
+def _kernel(out: Writer, program: ScoreProgram, pieces: Pieces) -> None:
+    parameters = [(f"{kind}_{name}", annotation) for name in pieces.matrices for kind, annotation in _OF_MATRIX]
+    parameters += [(name, annotation) for name, annotation, _ in pieces.tensors]
     out.lines(("", "", "@cute.kernel", "def kernel("))
     out.lines(f"    {name}: {annotation}," for name, annotation in parameters)
     with out.block(") -> None:"):
-        _prologue(out, program)
+        _prologue(out, program, pieces)
         _roles(out, program)
 
 
 _OF_MATRIX = (("tma", "cute.CopyAtom"), ("tensor", "cute.Tensor"), ("layout", "cute.ComposedLayout"))
 
 
-def _prologue(out: Writer, program: AttentionProgram) -> None:
+def _prologue(out: Writer, program: ScoreProgram, pieces: Pieces) -> None:
     """Print the thread indices, shared memory and barriers."""
-    plan = program.plan
     out.lines(
         (
             "thread, _, _ = cute.arch.thread_idx()",
@@ -112,11 +154,12 @@ def _prologue(out: Writer, program: AttentionProgram) -> None:
         )
     )
     with out.block("if warp == 0:"):
-        out.lines(f"cpasync.prefetch_descriptor(tma_{name})" for name in "qkvo")
+        out.lines(f"cpasync.prefetch_descriptor(tma_{name})" for name in pieces.matrices)
     out.line("memory = cutlass.memory.SmemAllocator()")
-    for allocation in shared_memory(plan):
-        out.line(_allocation(plan, allocation))
-    if not plan.own_output:
+    held = {allocation.name for allocation in pieces.memory}
+    for allocation in pieces.memory:
+        out.line(_allocation(pieces.dtypes, allocation))
+    if "o" in pieces.dtypes and "shared_o" not in held:
         out.line("shared_o = shared_q")
     for pipeline in program.pipelines:
         _pipeline(out, pipeline)
@@ -126,7 +169,7 @@ def _prologue(out: Writer, program: AttentionProgram) -> None:
     out.lines(("cute.arch.mbarrier_init_fence()", "cute.arch.sync_threads()"))
 
 
-def _allocation(plan: AttentionPlan, allocation: Allocation) -> str:
+def _allocation(dtypes: Mapping[str, str], allocation: Allocation) -> str:
     name, alignment = allocation.name, allocation.alignment_bytes
     if name.endswith("_barriers"):
         return (
@@ -135,8 +178,9 @@ def _allocation(plan: AttentionPlan, allocation: Allocation) -> str:
     if name in ("tile_slots", "shared_counts"):
         return f"{name} = memory.allocate_tensor(cutlass.Int32, cute.make_layout({allocation.size_bytes // 4}), {alignment})"
     held = name.removeprefix("shared_")
-    dtype = plan.problem.matrix.dtype if held == "o" else plan.problem.q.dtype
-    return f"{name} = memory.allocate_tensor({dsl(dtype)}, layout_{held}.outer, {alignment}, layout_{held}.inner)"
+    return (
+        f"{name} = memory.allocate_tensor({dsl(dtypes[held])}, layout_{held}.outer, {alignment}, layout_{held}.inner)"
+    )
 
 
 def _pipeline(out: Writer, pipeline: Pipeline) -> None:
@@ -162,7 +206,7 @@ def _barriers(pipeline: Pipeline) -> list[str]:
     return [f"cute.arch.mbarrier_init({name} + {at}, {count})" for at, count in enumerate(counts)]
 
 
-def _roles(out: Writer, program: AttentionProgram) -> None:
+def _roles(out: Writer, program: ScoreProgram) -> None:
     left = list(program.roles)
     for limit in program.registers:
         with out.block(f"if {warps_text(limit.first_warp, limit.warps, program.warps)}:"):
@@ -175,33 +219,32 @@ def _roles(out: Writer, program: AttentionProgram) -> None:
         _role(out, program, role)
 
 
-def _role(out: Writer, program: AttentionProgram, role: Role) -> None:
+def _role(out: Writer, program: ScoreProgram, role: Role) -> None:
     out.line(f"# {role.name}")
     with out.block(f"if {warps_text(role.first_warp, role.warps, program.warps)}:"):
         print_steps(out, program, role.program)
 
 
-def _host(out: Writer, program: AttentionProgram) -> None:
-    plan, problem = program.plan, program.plan.problem
-    pointers = ["q", "k", "v", *(output.label for output in problem.outputs)]
+def _host(out: Writer, program: ScoreProgram, pieces: Pieces) -> None:
     out.lines(("", "", "@cute.jit", f"def {ENTRY}("))
-    out.lines(f"    {name}: cute.Pointer," for name in pointers)
-    for source in problem.sources:
+    out.lines(f"    {name}: cute.Pointer," for name in pieces.pointers)
+    for source in pieces.sources:
         out.line(f"    {source.label}: {'cutlass.Float32' if source.kind == 'number' else 'cute.Pointer'},")
-    out.lines(["    workspace: cute.Pointer,"] if workspace_bytes(plan) else [])
+    out.lines(["    workspace: cute.Pointer,"] if pieces.workspace_bytes else [])
     out.lines(("    ctas: cutlass.Int32,", "    stream: CUstream,"))
     with out.block(") -> None:"):
-        out.lines(matrices(plan))
-        arguments = [f"{kind}_{name}" for name in "qkvo" for kind, _ in _OF_MATRIX]
-        for name, _, tensor in tensors(plan):
+        out.lines(pieces.objects)
+        arguments = [f"{kind}_{name}" for name in pieces.matrices for kind, _ in _OF_MATRIX]
+        for name, _, tensor in pieces.tensors:
             if tensor != name:
                 out.line(f"{name} = {tensor}")
             arguments.append(name)
         out.line("kernel(")
         out.lines(f"    {name}," for name in arguments)
         with out.block(").launch("):
-            out.line(f"grid=(1, cutlass.min(ctas, {plan.pieces}), 1),")
+            out.line(f"grid=(1, cutlass.min(ctas, {program.plan.pieces}), 1),")
             out.line(f"block=({program.warps * WARP_THREADS}, 1, 1),")
-            out.line(f"smem={shared_bytes(plan)},")
+            out.line(f"smem={pieces.shared_bytes},")
             out.line("stream=stream,")
+            out.lines([f"min_blocks_per_mp={pieces.ctas_per_sm},"] if pieces.ctas_per_sm else [])
         out.line(")")

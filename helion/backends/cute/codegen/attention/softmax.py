@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...plan.attention.records import LAZY, PRODUCT, AttentionPlan
+from ...plan.attention.records import LAZY, PRODUCT, AttentionPlan, ScorePlan
 from .formula import arguments_of, computed, read
 
 NEGATIVE_INFINITY = 'cutlass.Float32(float("-inf"))'
@@ -15,7 +15,7 @@ def has_formula(plan: AttentionPlan) -> bool:
     return bool(plan.problem.score.instructions)
 
 
-def has_masks(plan: AttentionPlan) -> bool:
+def has_masks(plan: ScorePlan) -> bool:
     return not plan.problem.band.is_whole or plan.problem.keys % plan.keys != 0
 
 
@@ -45,7 +45,7 @@ def _peaks(plan: AttentionPlan) -> list[str]:
 
 def softmax_functions(plan: AttentionPlan) -> list[list[str]]:
     """Return the functions of a block, as the DSL traces them: loops over elements are unrolled."""
-    functions = [_exp2(), _softmax(plan), *_rescale(plan), _round(plan), _join()]
+    functions = [exp2_function(), _softmax(plan), *_rescale(plan), _round(plan), _join()]
     if plan.restores_maxima:
         functions.append(_restore(plan))
     if has_masks(plan):
@@ -121,7 +121,8 @@ def _mask(plan: AttentionPlan) -> list[str]:
     return lines
 
 
-def _exp2() -> list[str]:
+def exp2_function() -> list[str]:
+    """Return the function of powers of two, in one instruction."""
     return ["def exp2(x):", "    return cute.math.exp2(x, approx=True, ftz=True)"]
 
 

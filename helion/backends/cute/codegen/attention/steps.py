@@ -4,49 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ...plan.attention.build import counts
-from ...plan.attention.records import AttentionPlan, Matrix
+from ...plan.attention.records import AttentionPlan, Matrix, ScorePlan
 from ...plan.records import WGMMA_ROWS
 from ...roles import grammar as g
 from ...roles.attention import grammar as a
-from ...roles.attention.grammar import AttentionProgram
+from ...roles.attention.grammar import AttentionProgram, ScoreProgram
 from ..setups import dsl
 from ..writer import Writer
 from . import splits
 from .bounds import block_index, part_lengths
 from .finish import finish_call
-from .formula import arguments_of
+from .formula import arguments_of, head_axes
 from .softmax import softmax_call
 
 
-def head_axes(plan: AttentionPlan) -> tuple[str, ...]:
-    """Return the names of the coordinates of a head."""
-    return tuple(f"head_{at}" for at in range(len(plan.problem.heads)))
-
-
-def coordinates(plan: AttentionPlan) -> list[str]:
+def coordinates(plan: ScorePlan) -> list[str]:
     """Return the definitions of the coordinates of ``head``, the last of which varies fastest."""
     lines, rest = [], "head"
     sizes = plan.problem.heads
     for at in reversed(range(len(sizes))):
         lines.append(f"head_{at} = {rest} % {sizes[at]}" if at else f"head_{at} = {rest}")
         rest = f"{rest} // {sizes[at]}"
-    return lines
+    return [*lines, *(f"head_{at} = cutlass.Int32(0)" for at in range(len(sizes), len(plan.problem.coordinates)))]
 
 
-def indexed(plan: AttentionPlan, matrix: Matrix, block: str) -> str:
+def indexed(plan: ScorePlan, matrix: Matrix, block: str) -> str:
     """Return the index of block number ``block`` of the current head's matrix."""
-    places = [mode.at.text(head_axes(plan)) for mode in matrix.modes]
+    places = [mode.at.text(head_axes(plan.problem)) for mode in matrix.modes]
     return ", ".join(["None", block, *places])
 
 
-def print_steps(out: Writer, program: AttentionProgram, steps: Sequence[g.Step]) -> None:
+def print_steps(out: Writer, program: ScoreProgram, steps: Sequence[g.Step]) -> None:
+    own = OWN_RULES.get(type(program), RULES)
     for step in steps:
-        RULES[type(step)](out, program, step)
+        (own.get(type(step)) or RULES[type(step)])(out, program, step)
 
 
-Rule = Callable[[Writer, AttentionProgram, "g.Step"], None]
+Rule = Callable[..., None]
 RULES: dict[type[g.Step], Rule] = {}
+OWN_RULES: dict[type[ScoreProgram], dict[type[g.Step], Rule]] = {}
+"""Rules that a kind of programs has instead."""
 
 
 def _rule(kind: type[g.Step]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -57,10 +54,10 @@ def _rule(kind: type[g.Step]) -> Callable[[Callable[..., None]], Callable[..., N
     return register
 
 
-def _block(head: str, body: Callable[[Writer, AttentionProgram, g.Step], Sequence[str]]) -> Rule:
+def _block(head: str, body: Callable[[Writer, ScoreProgram, g.Step], Sequence[str]]) -> Rule:
     """Return the rule of a step with a body: definitions before it in the block, and the loop or predicate."""
 
-    def rule(out: Writer, program: AttentionProgram, step: g.Step) -> None:
+    def rule(out: Writer, program: ScoreProgram, step: g.Step) -> None:
         with out.block(head):
             out.lines(body(out, program, step))
             print_steps(out, program, step.body)  # type: ignore[attr-defined]
@@ -80,7 +77,8 @@ def _(out: Writer, program: AttentionProgram, step: g.SetUp) -> None:
     out.lines(_SETUPS[step.name](program.plan))
 
 
-def _partition(name: str, matrix: Matrix, box: tuple[int, int], transposed: bool = False) -> list[str]:
+def partition(name: str, matrix: Matrix, box: tuple[int, int], transposed: bool = False) -> list[str]:
+    """Return the partition of a matrix in global and shared memory for its TMA loads."""
     modes = ["0", "None"] if transposed else ["None", "0"]
     places = ", ".join([*modes, *("None" for _ in matrix.modes)])
     return [
@@ -94,13 +92,13 @@ def _partition(name: str, matrix: Matrix, box: tuple[int, int], transposed: bool
 def _load_blocks(plan: AttentionPlan) -> list[str]:
     problem = plan.problem
     return [
-        *_partition("k", problem.k, (plan.keys, problem.k.columns)),
-        *_partition("v", problem.v, (problem.v.columns, plan.keys), transposed=True),
+        *partition("k", problem.k, (plan.keys, problem.k.columns)),
+        *partition("v", problem.v, (problem.v.columns, plan.keys), transposed=True),
     ]
 
 
 def _load_rows(plan: AttentionPlan) -> list[str]:
-    return _partition("q", plan.problem.q, (WGMMA_ROWS, plan.problem.q.columns))
+    return partition("q", plan.problem.q, (WGMMA_ROWS, plan.problem.q.columns))
 
 
 def _attend(plan: AttentionPlan) -> list[str]:
@@ -154,14 +152,14 @@ _SETUPS: Mapping[str, Callable[[AttentionPlan], list[str]]] = {
 
 
 @_rule(a.WorkLoop)
-def _(out: Writer, program: AttentionProgram, step: a.WorkLoop) -> None:
+def _(out: Writer, program: ScoreProgram, step: a.WorkLoop) -> None:
     plan = program.plan
     out.lines(("visited = cutlass.Int32(0)", "work = cutlass.Int32(first_work)"))
     with out.block(f"while work < {plan.pieces}:"):
         item = "work" if plan.splits == 1 else f"work // {plan.splits}"
         out.lines((f"tile_m, head = place({item})", *coordinates(plan), "begin, end, whole, edge = blocks_of(tile_m)"))
-        out.lines(splits.part_of_keys(plan) if plan.splits > 1 else ())
-        if any(isinstance(each, a.BlockLoop) for each in step.body):
+        out.lines(splits.part_of_keys(plan) if isinstance(plan, AttentionPlan) and plan.splits > 1 else ())
+        if _has(step.body, a.BlockLoop):
             out.lines(part_lengths(plan))
             out.line(f"first_query = tile_m * {plan.rows} + group * 64 + group_warp * 16 + lane // 4")
         if any(isinstance(each, a.LoadBlock) for each in step.body):
@@ -170,15 +168,19 @@ def _(out: Writer, program: AttentionProgram, step: a.WorkLoop) -> None:
         out.line("visited += 1")
 
 
+def _has(steps: Sequence[g.Step], kind: type[g.Step]) -> bool:
+    return any(isinstance(each, kind) or _has(getattr(each, "body", ()), kind) for each in steps)
+
+
 @_rule(a.BlockLoop)
-def _(out: Writer, program: AttentionProgram, step: a.BlockLoop) -> None:
+def _(out: Writer, program: ScoreProgram, step: a.BlockLoop) -> None:
     with out.block(f"for at in cutlass.range({step.part}_blocks, unroll=1):"):
         out.line(f"block = {block_index(program.plan, step.part)}")
         print_steps(out, program, step.body)
 
 
 @_rule(a.LoadLoop)
-def _(out: Writer, program: AttentionProgram, step: a.LoadLoop) -> None:
+def _(out: Writer, program: ScoreProgram, step: a.LoadLoop) -> None:
     with out.block("for at in cutlass.range(end - 1 - begin, unroll=1):"):
         out.line("block = end - 2 - at")
         print_steps(out, program, step.body)
@@ -188,7 +190,7 @@ def _(out: Writer, program: AttentionProgram, step: a.LoadLoop) -> None:
 RULES[a.GroupLoop] = lambda out, program, step: _group_loop(out, program, step)
 
 
-def _group_loop(out: Writer, program: AttentionProgram, step: g.Step) -> None:
+def _group_loop(out: Writer, program: ScoreProgram, step: g.Step) -> None:
     assert isinstance(step, a.GroupLoop)
     with out.block(f"for group in cutlass.range_constexpr({program.plan.groups}):"):
         print_steps(out, program, step.body)
@@ -201,7 +203,7 @@ RULES[a.FirstWarp] = _block("if group_warp == 0:", lambda out, program, step: ()
 
 
 @_rule(g.Cursor)
-def _(out: Writer, program: AttentionProgram, step: g.Cursor) -> None:
+def _(out: Writer, program: ScoreProgram, step: g.Cursor) -> None:
     stages = program.plan.stages
     out.line(
         f"{step.name} = pipeline.make_pipeline_state(pipeline.PipelineUserType.{step.side.capitalize()}, {stages})"
@@ -213,54 +215,63 @@ def _pipeline_of(cursor: str) -> str:
 
 
 @_rule(g.Acquire)
-def _(out: Writer, program: AttentionProgram, step: g.Acquire) -> None:
-    if step.cursor == "q_fill":
-        out.lines(_wait_for_rows(program.plan))
+def _(out: Writer, program: ScoreProgram, step: g.Acquire) -> None:
+    rows = rows_pipeline(program)
+    if _pipeline_of(step.cursor) == rows.name:
+        out.lines(_wait_for_rows(rows))
         with out.block("with cute.arch.elect_one():"):
             out.line(
-                f"cute.arch.mbarrier_arrive_and_expect_tx(q_barriers + group, {counts(program.plan).q.transaction_bytes})"
+                f"cute.arch.mbarrier_arrive_and_expect_tx({rows.barriers} + group, {rows.counts.transaction_bytes})"
             )
         return
     out.line(f"{_pipeline_of(step.cursor)}.producer_acquire({step.cursor})")
 
 
-def _wait_for_rows(plan: AttentionPlan) -> list[str]:
-    """Return the wait until the group's stage of Q is empty."""
-    return [f"cute.arch.mbarrier_wait(q_barriers + {plan.groups} + group, (visited & 1) ^ 1)"]
+def rows_pipeline(program: ScoreProgram) -> g.Pipeline:
+    """Return the pipeline of the tile's rows, which has a stage for each group."""
+    return next(each for each in program.pipelines if each.kind == "tma_rows")
+
+
+def _wait_for_rows(rows: g.Pipeline) -> list[str]:
+    """Return the wait until the group's stage is empty."""
+    return [f"cute.arch.mbarrier_wait({rows.barriers} + {rows.counts.stages} + group, (visited & 1) ^ 1)"]
 
 
 @_rule(g.Commit)
-def _(out: Writer, program: AttentionProgram, step: g.Commit) -> None:
+def _(out: Writer, program: ScoreProgram, step: g.Commit) -> None:
     out.line(f"{_pipeline_of(step.cursor)}.producer_commit({step.cursor})")
 
 
 @_rule(g.Wait)
-def _(out: Writer, program: AttentionProgram, step: g.Wait) -> None:
-    if step.cursor == "q_read":
-        out.line("cute.arch.mbarrier_wait(q_barriers + group, visited & 1)")
+def _(out: Writer, program: ScoreProgram, step: g.Wait) -> None:
+    rows = rows_pipeline(program)
+    if _pipeline_of(step.cursor) == rows.name:
+        out.line(f"cute.arch.mbarrier_wait({rows.barriers} + group, visited & 1)")
         return
     out.line(f"{_pipeline_of(step.cursor)}.consumer_wait({step.cursor})")
 
 
 @_rule(g.Release)
-def _(out: Writer, program: AttentionProgram, step: g.Release) -> None:
-    if step.cursor == "q_read":
+def _(out: Writer, program: ScoreProgram, step: g.Release) -> None:
+    rows = rows_pipeline(program)
+    if _pipeline_of(step.cursor) == rows.name:
         with out.block("with cute.arch.elect_one():"):
-            out.line(f"cute.arch.mbarrier_arrive(q_barriers + {program.plan.groups} + group)")
+            out.line(f"cute.arch.mbarrier_arrive({rows.barriers} + {rows.counts.stages} + group)")
         return
     out.line(f"{_pipeline_of(step.cursor)}.consumer_release({step.cursor})")
 
 
 @_rule(g.Advance)
-def _(out: Writer, program: AttentionProgram, step: g.Advance) -> None:
+def _(out: Writer, program: ScoreProgram, step: g.Advance) -> None:
     out.line(f"{step.cursor}.advance()")
 
 
 @_rule(g.Tail)
-def _(out: Writer, program: AttentionProgram, step: g.Tail) -> None:
-    if step.cursor == "q_fill":
+def _(out: Writer, program: ScoreProgram, step: g.Tail) -> None:
+    rows = rows_pipeline(program)
+    if _pipeline_of(step.cursor) == rows.name:
         with out.block(f"for group in cutlass.range_constexpr({program.plan.groups}):"):
-            out.lines(_wait_for_rows(program.plan))
+            out.lines(_wait_for_rows(rows))
         return
     out.line(f"{_pipeline_of(step.cursor)}.producer_tail({step.cursor})")
 
@@ -276,9 +287,9 @@ def _(out: Writer, program: AttentionProgram, step: a.LoadRows) -> None:
 
 
 @_rule(a.LoadBlock)
-def _(out: Writer, program: AttentionProgram, step: a.LoadBlock) -> None:
+def _(out: Writer, program: ScoreProgram, step: a.LoadBlock) -> None:
     plan, name = program.plan, step.operand
-    source = indexed(plan, getattr(plan.problem, name), "block + 1" if step.behind else "block")
+    source = indexed(plan, plan.problem.blocks[name], "block + 1" if step.behind else "block")
     out.line(
         f"cute.copy(tma_{name}, from_{name}[{source}], to_{name}[None, {step.cursor}.index],"
         f" tma_bar_ptr={name}.producer_get_barrier({step.cursor}))"
@@ -297,12 +308,12 @@ RULES[a.WriteOutput] = _text("cute.copy(stage_copy, stage_registers, stage_part[
 
 
 @_rule(g.WgmmaWait)
-def _(out: Writer, program: AttentionProgram, step: g.WgmmaWait) -> None:
+def _(out: Writer, program: ScoreProgram, step: g.WgmmaWait) -> None:
     out.line(f"warpgroup.wait_group({step.pending})")
 
 
 @_rule(g.StoreWait)
-def _(out: Writer, program: AttentionProgram, step: g.StoreWait) -> None:
+def _(out: Writer, program: ScoreProgram, step: g.StoreWait) -> None:
     out.line(f"cute.arch.cp_async_bulk_wait_group({step.pending}, read=True)")
 
 
@@ -313,22 +324,22 @@ def _(out: Writer, program: AttentionProgram, step: a.TransformQueries) -> None:
 
 
 @_rule(a.ScoreMma)
-def _(out: Writer, program: AttentionProgram, step: a.ScoreMma) -> None:
+def _(out: Writer, program: ScoreProgram, step: a.ScoreMma) -> None:
     out.line(f"multiply_scores(scores, fragment_q, fragment_k, group, {step.cursor}.index)")
 
 
 @_rule(a.OutputMma)
-def _(out: Writer, program: AttentionProgram, step: a.OutputMma) -> None:
+def _(out: Writer, program: ScoreProgram, step: a.OutputMma) -> None:
     out.line(f"multiply_output(output, weights, fragment_v, {step.cursor}.index)")
 
 
 @_rule(a.TakeTurn)
-def _(out: Writer, program: AttentionProgram, step: a.TakeTurn) -> None:
+def _(out: Writer, program: ScoreProgram, step: a.TakeTurn) -> None:
     _turn(out, "group == 0" if step.last else "", f"barrier(barrier_id={1 + program.plan.groups} + group")
 
 
 @_rule(a.PassTurn)
-def _(out: Writer, program: AttentionProgram, step: a.PassTurn) -> None:
+def _(out: Writer, program: ScoreProgram, step: a.PassTurn) -> None:
     groups = program.plan.groups
     if step.first:
         _turn(out, f"group == {groups - 1}", f"barrier_arrive(barrier_id={1 + groups}")
@@ -348,17 +359,17 @@ def _turn(out: Writer, predicate: str, call: str) -> None:
 
 @_rule(a.Softmax)
 def _(out: Writer, program: AttentionProgram, step: a.Softmax) -> None:
-    out.lines(softmax_call(program.plan, step.masked, step.first, head_axes(program.plan)))
+    out.lines(softmax_call(program.plan, step.masked, step.first, head_axes(program.plan.problem)))
 
 
 @_rule(a.Rescale)
-def _(out: Writer, program: AttentionProgram, step: a.Rescale) -> None:
+def _(out: Writer, program: ScoreProgram, step: a.Rescale) -> None:
     out.line("rescale(output, factors)")
 
 
 @_rule(a.Finish)
 def _(out: Writer, program: AttentionProgram, step: a.Finish) -> None:
-    out.lines(finish_call(program.plan, head_axes(program.plan)))
+    out.lines(finish_call(program.plan, head_axes(program.plan.problem)))
 
 
 @_rule(a.StoreOutput)
@@ -380,7 +391,7 @@ RULES[a.CombinePartials] = lambda out, program, step: out.lines(splits.combine(p
 
 
 @_rule(a.LastSplit)
-def _(out: Writer, program: AttentionProgram, step: a.LastSplit) -> None:
+def _(out: Writer, program: ScoreProgram, step: a.LastSplit) -> None:
     with out.block(f"if shared_counts[group] == {program.plan.splits - 1}:"):
         print_steps(out, program, step.body)
 
@@ -389,7 +400,7 @@ def _(out: Writer, program: AttentionProgram, step: a.LastSplit) -> None:
 
 
 @_rule(a.TakeTicket)
-def _(out: Writer, program: AttentionProgram, step: a.TakeTicket) -> None:
+def _(out: Writer, program: ScoreProgram, step: a.TakeTicket) -> None:
     out.line("ticket = cutlass.Int32(0)")
     with out.block("if lane == 0:"):
         out.line(
@@ -398,7 +409,7 @@ def _(out: Writer, program: AttentionProgram, step: a.TakeTicket) -> None:
 
 
 @_rule(a.HandOut)
-def _(out: Writer, program: AttentionProgram, step: a.HandOut) -> None:
+def _(out: Writer, program: ScoreProgram, step: a.HandOut) -> None:
     if program.plan.scheduler != "dynamic":
         out.line("work += work_step")
         return
@@ -416,7 +427,7 @@ def _(out: Writer, program: AttentionProgram, step: a.HandOut) -> None:
 
 
 @_rule(a.NextTile)
-def _(out: Writer, program: AttentionProgram, step: a.NextTile) -> None:
+def _(out: Writer, program: ScoreProgram, step: a.NextTile) -> None:
     if program.plan.scheduler != "dynamic":
         out.line("work += work_step")
         return

@@ -224,10 +224,7 @@ def covered_keys(loops: Loops, band: Band, stored: int) -> int:
             "the loop over keys begins with the tile of queries, and its mask lets a query see earlier keys: the result"
             " would depend on the size of tiles"
         )
-    end = axis.end
-    found = end_of_loop(loops, loops.loop.operands[end.at]) if isinstance(end, OperandRef) else _known(end)
-    if found is None:
-        raise Refusal("a loop over keys ends at a number, or at the end of the tile of queries")
+    found = _end(loops)
     if found.past is not None and (band.last is None or band.last > found.past):
         raise Refusal(
             "the loop over keys ends with the tile of queries, and its mask lets a query see later keys: the result would"
@@ -237,6 +234,21 @@ def covered_keys(loops: Loops, band: Band, stored: int) -> int:
     if keys > stored or (found.limit is None and loops.extent(loops.queries) + (found.past or 0) > stored):
         raise Refusal(f"the loop over keys has more of them than the {stored} of k and v")
     return keys
+
+
+def last_key(loops: Loops) -> int:
+    """Return the keys up to the last one that the loop reaches for any tile. Raises ``Refusal``."""
+    end = _end(loops)
+    return end.limit if end.limit is not None else loops.extent(loops.queries) + (end.past or 0)
+
+
+def _end(loops: Loops) -> End:
+    (axis,) = loops.loop.attributes(ForAttrs).axes
+    end = axis.end
+    found = end_of_loop(loops, loops.loop.operands[end.at]) if isinstance(end, OperandRef) else _known(end)
+    if found is None:
+        raise Refusal("a loop over keys ends at a number, or at the end of the tile of queries")
+    return found
 
 
 def _known(end: object) -> End | None:

@@ -16,6 +16,7 @@ from ...plan.epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, Constant, 
 from ...plan.refusal import Refusal
 from ..chain import ARITHMETIC, COMPARISONS, ROUNDED, SPELLED, TRUTH, Reference, constant_of
 from ..names import name_of
+from .band import last_key
 from .loops import Loops
 from .places import access_of, check_reach, place_of_value
 
@@ -55,11 +56,12 @@ class FormulaReader:
         return self.known[value.number]
 
     def _check_dims(self, value: Value) -> None:
-        """Check that dimensions are those of the formula, in their order, so that element meets element."""
+        """Check that dimensions are those of the formula. Elements meet by block, so that their order is free."""
         blocks = self.loops.blocks(value)
         if self.columns is None:
             return
-        if blocks not in ((), (self.loops.queries,), (self.columns,), (self.loops.queries, self.columns)):
+        both = (self.loops.queries, self.columns)
+        if blocks not in ((), both[:1], both[1:], both, both[::-1]):
             raise Refusal(f"{self.rest} with values of other dimensions than queries and keys are not implemented")
 
     def _made(self, value: Value) -> Reference:
@@ -111,7 +113,8 @@ class FormulaReader:
         if any(block not in (self.loops.queries, self.columns) for block in along):
             raise Refusal(f"{access.tensor.name} is indexed by more than queries and keys")
         for block in along:
-            if access.extents[block] < self.loops.extent(block):
+            needed = last_key(self.loops) if block == self.loops.keys else self.loops.extent(block)
+            if access.extents[block] < needed:
                 raise Refusal(f"{access.tensor.name} has fewer elements than the loop over it")
         kind = "exact" if row and column else "query" if row else "key" if column else "head"
         pitches = access.strides.get(self.loops.queries, 0), access.strides.get(self.columns or -1, 0)

@@ -1,6 +1,9 @@
-"""The lowering from a program with attention and the decisions of a config to the plan of its kernel."""
+"""The lowering from a program with attention, or its gradients, and the decisions of a config to the plan of its kernel."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ..... import exc
 from ....._compiler.decisions import Decisions
@@ -10,24 +13,39 @@ from ....._compiler.ir.grammar import Program
 from ....._shapes import Expr
 from .....hardware import Target
 from .....settings import Settings
+from ...plan.attention.backward import plan_backward
 from ...plan.attention.build import plan_attention
-from ...plan.attention.plan import CuteAttentionPlan
+from ...plan.attention.plan import CuteAttentionPlan, CuteBackwardPlan
 from ...plan.refusal import Refusal
 from ...resources.attention import choice_of
+from ...resources.backward import backward_choice
 from ..names import as_written
+from .backward import Backward, backward_of
 from .recognise import Attention, attention_of
 
+T = TypeVar("T")
+
 KEPT = 64
-_KNOWN: dict[int, tuple[Program, Attention]] = {}
+_ATTENTION: dict[int, tuple[Program, Attention]] = {}
+_BACKWARD: dict[int, tuple[Program, Backward]] = {}
 
 
 def known_attention(program: Program) -> Attention:
     """Return ``attention_of``, cached per program by identity. Raises ``Refusal``."""
-    known = _KNOWN.get(id(program))
+    return _known(program, _ATTENTION, attention_of)
+
+
+def known_backward(program: Program) -> Backward:
+    """Return ``backward_of``, cached per program by identity. Raises ``Refusal``."""
+    return _known(program, _BACKWARD, backward_of)
+
+
+def _known(program: Program, kept: dict[int, tuple[Program, T]], found: Callable[[Program], T]) -> T:
+    known = kept.get(id(program))
     if known is None or known[0] is not program:
-        if len(_KNOWN) >= KEPT:
-            _KNOWN.clear()
-        known = _KNOWN[id(program)] = (program, attention_of(program))
+        if len(kept) >= KEPT:
+            kept.clear()
+        known = kept[id(program)] = (program, found(program))
     return known[1]
 
 
@@ -39,17 +57,37 @@ def build_attention(program: Program, decisions: Decisions, target: Target, sett
         plan = plan_attention(found.problem, choice_of(decisions, blocks), target)
     except Refusal as refusal:
         raise exc.InvalidConfig(f"{program.host.name} on {target}: {as_written(program, refusal)}.") from refusal
-    return CuteAttentionPlan(
-        program=program,
-        attention=plan,
-        arguments=tuple(at if isinstance(at, Expr) else program.tensors[at] for at in found.arguments),
-        is_empty=0 in (found.problem.queries, found.problem.batches),
-        sizes=tuple(decisions.sizes[block.id] for block in program.blocks),
-        overwritten=tuple(dict.fromkeys(tensor.source for tensor in overwritten(program, program))),
-        origin_lines=settings.output_origin_lines,
-    )
+    return CuteAttentionPlan(attention=plan, **_launch(program, decisions, settings, found))
+
+
+def build_backward(program: Program, decisions: Decisions, target: Target, settings: Settings) -> CuteBackwardPlan:
+    """Build the plan of gradients. Raises ``exc.InvalidConfig`` for decisions that the planner refuses."""
+    found = known_backward(program)
+    blocks = found.loops.queries, found.loops.keys
+    try:
+        plan = plan_backward(found.problem, backward_choice(decisions, blocks), target)
+    except Refusal as refusal:
+        raise exc.InvalidConfig(f"{program.host.name} on {target}: {as_written(program, refusal)}.") from refusal
+    return CuteBackwardPlan(backward=plan, **_launch(program, decisions, settings, found))
+
+
+def _launch(program: Program, decisions: Decisions, settings: Settings, found: Attention | Backward) -> dict[str, Any]:
+    """Return the fields of every plan of a launch."""
+    return {
+        "program": program,
+        "arguments": tuple(at if isinstance(at, Expr) else program.tensors[at] for at in found.arguments),
+        "is_empty": 0 in (found.problem.queries, found.problem.batches),
+        "sizes": tuple(decisions.sizes[block.id] for block in program.blocks),
+        "overwritten": tuple(dict.fromkeys(tensor.source for tensor in overwritten(program, program))),
+        "origin_lines": settings.output_origin_lines,
+    }
 
 
 def attention_pieces(plan: CuteAttentionPlan, host: HostBuilder) -> str:
     """Return the number of tiles in host code."""
     return host.number(plan.attention.pieces)
+
+
+def backward_pieces(plan: CuteBackwardPlan, host: HostBuilder) -> str:
+    """Return the number of tiles in host code."""
+    return host.number(plan.backward.pieces)

@@ -122,12 +122,12 @@ def loops_of(program: Program) -> Loops:
     keys = axes[0].block
     blocks = [axis.block for axis in root.axes]
     queries = [dim.block for dim in first.results[0].dims if dim.block in blocks and not dim.is_one]
-    rows = [block for block in queries if _is_tile(program, block)]
+    rows = [block for block in queries if is_tile(program, block)]
     if not rows:
         raise Refusal("attention needs a tile of queries in its grid")
     (tile,) = rows[-1:]
     for axis in root.axes:
-        _check_axis(program, axis, axis.block == tile)
+        check_axis(program, axis, axis.block == tile)
     assert tile is not None
     return Loops(
         program=program,
@@ -142,11 +142,11 @@ def loops_of(program: Program) -> Loops:
     )
 
 
-def _is_tile(program: Program, block: int | None) -> bool:
+def is_tile(program: Program, block: int | None) -> bool:
     return block is not None and program.blocks[block].kind == "tile"
 
 
-def _check_axis(program: Program, axis: LoopAxis, is_query: bool) -> None:
+def check_axis(program: Program, axis: LoopAxis, is_query: bool) -> None:
     """Check that an axis covers all of its dimension, and that one of heads may take a single one at a time."""
     block = program.blocks[axis.block]
     name = block.name or block.id

@@ -38,19 +38,12 @@ class Finish:
         """Return the outputs, the matrix first, and set the formula and the ids of their tensors."""
         stored = [op for op in self.loops.root.body.ops if op.kind == "store"]
         stores = sorted(stored, key=lambda op: -len(access_of(self.loops, op).strides))
-        values = {name_of(self.loops.tensor(op)): self.reader.read(self._unrounded(op)) for op in stores}
+        values = {name_of(self.loops.tensor(op)): self.reader.read(unrounded(self.loops, op)) for op in stores}
         if len(values) < len(stores):
             raise Refusal("a tensor that is stored twice is not implemented")
         self.formula, numbers = self.reader.formula(values)
         self.tensors = tuple(self.loops.tensor(op).id for op in stores)
         return tuple(self._output(op, numbers) for op in stores)
-
-    def _unrounded(self, store: Op) -> Operand:
-        """Return the stored value without a cast that the store makes redundant."""
-        made = self.loops.maker(store.operands[0])
-        if made is not None and name_of_op(made) == "cast" and made.result.dtype == self.loops.tensor(store).dtype:
-            return made.operands[0]
-        return store.operands[0]
 
     def _output(self, op: Op, numbers: dict[str, int]) -> AttentionOutput:
         access, name = access_of(self.loops, op), name_of(self.loops.tensor(op))
@@ -74,3 +67,11 @@ class Finish:
             modes=access.modes,
         )
         return AttentionOutput(name=name, value=numbers[name], kind="query", dtype=dtype, matrix=matrix)
+
+
+def unrounded(loops: Loops, store: Op) -> Operand:
+    """Return the stored value without a cast that the store makes redundant."""
+    made = loops.maker(store.operands[0])
+    if made is not None and name_of_op(made) == "cast" and made.result.dtype == loops.tensor(store).dtype:
+        return made.operands[0]
+    return store.operands[0]

@@ -61,6 +61,13 @@ def is_lowest(loops: Loops, value: Operand) -> bool:
     return isinstance(number, (int, float)) and number <= LOWEST
 
 
+def is_number(loops: Loops, value: Operand, wanted: float) -> bool:
+    """Return whether a value is the number ``wanted`` in all of its elements."""
+    made = loops.stripped(value)
+    number = made.operands[0] if made is not None and made.kind == "full" else value
+    return isinstance(number, (int, float)) and number == wanted
+
+
 def is_minus_infinity(loops: Loops, value: Operand) -> bool:
     made = loops.stripped(value)
     number = made.operands[0] if made is not None and made.kind == "full" else value

@@ -12,7 +12,7 @@ from ..records import SUM_BYTES, TMA_ALIGNMENT_BYTES, WARPGROUP_THREADS, WGMMA_R
 from ..refusal import Refusal
 from ..shared import RING_ALIGNMENT_BYTES, WORD_BYTES, Allocation, placed
 from ..workspace import COUNTER_BYTES, MAX_COUNTERS
-from .records import AttentionChoice, AttentionPlan, AttentionProblem, Matrix
+from .records import AttentionChoice, AttentionPlan, AttentionProblem, Matrix, ScorePlan
 
 MOST_GROUPS, MOST_KEYS, KEY_STEP = 3, 256, 16
 LEAST_STAGES, MOST_STAGES = 2, 4
@@ -137,7 +137,7 @@ def check_problem(problem: AttentionProblem) -> None:
             raise Refusal(
                 f"attention of bfloat16 or float16 tensors is implemented, not {matrix.name} in {matrix.dtype}"
             )
-        _check_matrix(matrix)
+        check_matrix(matrix)
         if matrix.columns % COLUMN_STEP or not COLUMN_STEP <= matrix.columns <= MOST_COLUMNS:
             raise Refusal(
                 f"heads of {matrix.columns} dimensions; multiples of {COLUMN_STEP} up to {MOST_COLUMNS} are implemented"
@@ -148,10 +148,11 @@ def check_problem(problem: AttentionProblem) -> None:
     (output,) = matrices
     if output.dtype not in ("bfloat16", "float16"):
         raise Refusal(f"outputs in bfloat16 or float16 are implemented, not {output.name} in {output.dtype}")
-    _check_matrix(output.matrix)
+    check_matrix(output.matrix)
 
 
-def _check_matrix(matrix: Matrix) -> None:
+def check_matrix(matrix: Matrix) -> None:
+    """Check that TMA takes a matrix. Raises ``Refusal``."""
     width = itemsize(matrix.dtype)
     for pitch in (matrix.pitch, matrix.offset, *(mode.stride for mode in matrix.modes)):
         if pitch * width % TMA_ALIGNMENT_BYTES:
@@ -186,7 +187,6 @@ def _key_heads(problem: AttentionProblem) -> int:
 @functools.lru_cache(maxsize=1024)
 def counts(plan: AttentionPlan) -> AttentionCounts:
     """Return the counts of ``plan``."""
-    warps = plan.consumer_warps
     return AttentionCounts(
         q=PipelineCounts(
             stages=plan.groups,
@@ -194,19 +194,20 @@ def counts(plan: AttentionPlan) -> AttentionCounts:
             empty_arrivals=4 if plan.own_output else 1,
             transaction_bytes=WGMMA_ROWS * plan.problem.q.columns * plan.operand_bytes,
         ),
-        k=_blocks(plan, plan.problem.k.columns, warps),
-        v=_blocks(plan, plan.problem.v.columns, warps),
-        tile=PipelineCounts(stages=TILE_SLOTS, full_arrivals=1, empty_arrivals=1 + warps)
+        k=blocks_counts(plan, plan.problem.k.columns),
+        v=blocks_counts(plan, plan.problem.v.columns),
+        tile=PipelineCounts(stages=TILE_SLOTS, full_arrivals=1, empty_arrivals=1 + plan.consumer_warps)
         if plan.scheduler == "dynamic"
         else None,
     )
 
 
-def _blocks(plan: AttentionPlan, columns: int, warps: int) -> PipelineCounts:
+def blocks_counts(plan: ScorePlan, columns: int) -> PipelineCounts:
+    """Return the counts of the pipeline of blocks of a matrix, each of which every consumer warp reads."""
     return PipelineCounts(
         stages=plan.stages,
         full_arrivals=1,
-        empty_arrivals=warps,
+        empty_arrivals=plan.consumer_warps,
         transaction_bytes=plan.keys * columns * plan.operand_bytes,
     )
 

@@ -1,16 +1,19 @@
-"""The plan of one user kernel that is attention, and a printable report."""
+"""The plan of one user kernel that is attention, or computes its gradients, and a printable report."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
 
-from ...roles.attention.grammar import AttentionProgram
+from ...roles.attention.backward import backward_program
+from ...roles.attention.grammar import AttentionProgram, BackwardProgram, ScoreProgram
 from ...roles.attention.programs import attention_program
 from ..launch import LaunchPlan
 from ..report import memory_lines, pipeline_lines, role_lines
+from ..shared import Allocation
+from .backward import BackwardPlan, backward_bytes, backward_memory
 from .build import shared_bytes, shared_memory
-from .records import AttentionPlan
+from .records import AttentionPlan, ScorePlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,22 +33,68 @@ class CuteAttentionPlan(LaunchPlan):
         return shared_bytes(self.attention)
 
     def __str__(self) -> str:
-        plan, program = self.attention, self.roles
-        return "\n".join(
-            [
-                *_attention_lines(self.kernel_names[0], plan),
-                *role_lines(program.warps, program.roles, program.registers),
-                *pipeline_lines(program.pipelines),
-                *memory_lines(shared_memory(plan), plan.shared_limit_bytes),
-            ]
-        )
+        lines = _attention_lines(self.kernel_names[0], self.attention)
+        return "\n".join([*lines, *_program_lines(self.roles, shared_memory(self.attention))])
+
+
+@dataclass(frozen=True, kw_only=True)
+class CuteBackwardPlan(LaunchPlan):
+    """The plan of a kernel whose gradients of attention have the plan ``backward``."""
+
+    backward: BackwardPlan
+
+    @functools.cached_property
+    def roles(self) -> BackwardProgram:
+        """The programs of the warps, the pipelines between them and their barriers."""
+        return backward_program(self.backward)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of one CTA."""
+        return backward_bytes(self.backward)
+
+    def __str__(self) -> str:
+        lines = _backward_lines(self.kernel_names[0], self.backward)
+        return "\n".join([*lines, *_program_lines(self.roles, backward_memory(self.backward))])
+
+
+def _program_lines(program: ScoreProgram, memory: tuple[Allocation, ...]) -> list[str]:
+    return [
+        *role_lines(program.warps, program.roles, program.registers),
+        *pipeline_lines(program.pipelines),
+        *memory_lines(memory, program.plan.shared_limit_bytes),
+    ]
+
+
+def _band_lines(plan: ScorePlan, row: str, streamed: str) -> list[str]:
+    band = plan.problem.band
+    sees = [f"{streamed} <= {row} + {band.last}"] * (band.last is not None)
+    sees += [f"{streamed} >= {row} + {band.first}"] * (band.first is not None)
+    return [f"  a {row} sees {' and '.join(sees)}: blocks {', '.join(('first', *plan.parts))}"] if sees else []
+
+
+def _backward_lines(name: str, plan: BackwardPlan) -> list[str]:
+    problem = plan.problem
+    heads = " x ".join(map(str, problem.heads))
+    repeats = f", streamed for {problem.repeats} heads each" if problem.repeats > 1 else ""
+    owned, streamed = (", ".join(each.name for each in matrices) for matrices in (problem.owned, problem.streamed))
+    columns = " and ".join(str(matrix.columns) for matrix in problem.owned)
+    formula = problem.formula
+    read = ", ".join(f"{each.name} ({each.kind}, {each.dtype})" for each in formula.sources) or "none"
+    outputs = (f"{each.output.name} (of {problem.streamed[each.right].name})" for each in problem.gradients)
+    return [
+        f"{name}: gradients of attention, {heads} heads, {problem.queries} rows of {owned} x {problem.keys} of {streamed},"
+        f" dimensions {columns}, {problem.owned[0].dtype}",
+        f"  wgmma, {plan.tiles} tiles of {plan.rows} rows, blocks of {plan.keys}, {plan.stages} stages of {streamed}{repeats};"
+        f" {plan.scheduler} tile scheduler",
+        *_band_lines(plan, "row", "streamed"),
+        f"  left operands: {', '.join(made.op for made in formula.instructions)}; operands: {read}",
+        f"  outputs: {', '.join(outputs)}",
+    ]
 
 
 def _attention_lines(name: str, plan: AttentionPlan) -> list[str]:
     problem = plan.problem
-    band = problem.band
-    sees = [f"key <= query + {band.last}"] * (band.last is not None)
-    sees += [f"key >= query + {band.first}"] * (band.first is not None)
     heads = " x ".join(map(str, problem.heads))
     chosen = [name for name, on in (("ping-pong", plan.pingpong), ("lazy rescaling", plan.lazy)) if on]
     chosen += [f"keys split among {plan.splits} CTAs"] * (plan.splits > 1)
@@ -56,8 +105,7 @@ def _attention_lines(name: str, plan: AttentionPlan) -> list[str]:
         f"  wgmma, {plan.tiles} tiles of {plan.rows} queries, blocks of {plan.keys} keys, {plan.stages} stages of K and V;"
         f" {', '.join(chosen)}",
     ]
-    if sees:
-        lines.append(f"  a query sees {' and '.join(sees)}: blocks {', '.join(('first', *plan.parts))}")
+    lines += _band_lines(plan, "query", "key")
     if problem.score.instructions:
         read = ", ".join(f"{each.name} ({each.kind}, {each.dtype})" for each in problem.score.sources) or "none"
         lines.append(f"  scores: {', '.join(made.op for made in problem.score.instructions)}; operands: {read}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +14,7 @@ from ..records import WGMMA_ROWS
 
 Scheduler = Literal["static", "dynamic"]
 SourceKind = Literal["exact", "query", "key", "head", "number"]
-Part = Literal["diagonal", "free", "edge"]
+Part = Literal["again", "diagonal", "free", "edge"]
 
 INTEGERS = ("int32", "int64")
 """Types of sources that are compared as integers, and not computed with."""
@@ -139,8 +140,41 @@ class AttentionOutput:
         return f"{self.name}_output"
 
 
+class ScoreProblem:
+    """Scores of rows that CTAs own with rows that they stream in blocks, for each head.
+
+    In attention, and the gradient of its queries, queries are owned and keys streamed. The gradients of keys exchange
+    both: ``queries`` counts owned rows and ``keys`` streamed ones there, and the band is that of streamed rows.
+    """
+
+    heads: tuple[int, ...]
+    queries: int
+    keys: int
+    band: Band
+
+    @property
+    def runtime(self) -> tuple[str, ...]:
+        """Names of launch-time integers: there are none."""
+        return ()
+
+    @property
+    def coordinates(self) -> tuple[int, ...]:
+        """Sizes of the coordinates of a head."""
+        return self.heads
+
+    @property
+    def blocks(self) -> dict[str, Matrix]:
+        """Streamed matrices by the names of their pipelines."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    def batches(self) -> int:
+        """Heads of all coordinates of the grid."""
+        return math.prod(self.heads)
+
+
 @dataclass(frozen=True, kw_only=True)
-class AttentionProblem:
+class AttentionProblem(ScoreProblem):
     """For each head and query: the sum of exp2(``unit`` * (score - maximum)) @ v over the keys of its band, and outputs
     computed from it.
 
@@ -168,9 +202,8 @@ class AttentionProblem:
     names: tuple[str, str, str] = dataclasses.field(default=("q", "k", "v"), compare=False)
 
     @property
-    def runtime(self) -> tuple[str, ...]:
-        """Names of launch-time integers: there are none."""
-        return ()
+    def blocks(self) -> dict[str, Matrix]:
+        return {"k": self.k, "v": self.v}
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -180,14 +213,6 @@ class AttentionProblem:
     @property
     def argument_names(self) -> tuple[str, ...]:
         return (*self.names, *(each.name for each in self.outputs), *(each.name for each in self.sources))
-
-    @functools.cached_property
-    def batches(self) -> int:
-        """Heads of all coordinates."""
-        size = 1
-        for extent in self.heads:
-            size *= extent
-        return size
 
     @property
     def matrix(self) -> AttentionOutput:
@@ -211,8 +236,67 @@ class AttentionChoice:
     """CTAs that share the keys of a tile; the last one to arrive combines their partials."""
 
 
+class ScorePlan:
+    """The decisions that plans of attention and of its gradients share, with the names of attention's."""
+
+    problem: ScoreProblem
+    groups: int
+    keys: int
+    stages: int
+    scheduler: Scheduler
+    splits: int
+    own_output: bool
+    heads_per_band: int
+    shared_limit_bytes: int
+    registers_per_sm: int
+    registers_per_thread: int
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, each.name) for each in dataclasses.fields(self)))  # type: ignore[arg-type]
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile."""
+        return WGMMA_ROWS * self.groups
+
+    @property
+    def consumer_warps(self) -> int:
+        return 4 * self.groups
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.problem.queries // self.rows) * self.problem.batches
+
+    @property
+    def pieces(self) -> int:
+        """Work items: parts of the blocks of each tile."""
+        return self.tiles * self.splits
+
+    @property
+    def operand_bytes(self) -> int:
+        """Bytes of an element of the operands."""
+        raise NotImplementedError
+
+    @property
+    def orders_by_length(self) -> bool:
+        """True if the tiles with the most blocks come first within a band of heads."""
+        raise NotImplementedError
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Parts of the loop over blocks, after the first block: from the right to the left."""
+        band = self.problem.band
+        right: tuple[Part, ...] = ("diagonal",) if band.last is not None else ()
+        left: tuple[Part, ...] = ("edge",) if band.first is not None else ()
+        return (*right, "free", *left)
+
+
 @dataclass(frozen=True, kw_only=True)
-class AttentionPlan:
+class AttentionPlan(ScorePlan):
     """An attention with every decision made. Immutable and hashable; contains no generated text."""
 
     problem: AttentionProblem
@@ -234,30 +318,7 @@ class AttentionPlan:
     registers_per_sm: int
     registers_per_thread: int
 
-    def __hash__(self) -> int:
-        return self._hash
-
-    @functools.cached_property
-    def _hash(self) -> int:
-        return hash(tuple(getattr(self, each.name) for each in dataclasses.fields(self)))
-
-    @property
-    def rows(self) -> int:
-        """Queries of a tile."""
-        return WGMMA_ROWS * self.groups
-
-    @property
-    def consumer_warps(self) -> int:
-        return 4 * self.groups
-
-    @property
-    def tiles(self) -> int:
-        return -(-self.problem.queries // self.rows) * self.problem.batches
-
-    @property
-    def pieces(self) -> int:
-        """Work items: parts of the keys of each tile."""
-        return self.tiles * self.splits
+    __hash__ = ScorePlan.__hash__
 
     @property
     def operand_bytes(self) -> int:
@@ -272,16 +333,7 @@ class AttentionPlan:
 
     @property
     def orders_by_length(self) -> bool:
-        """True if the tiles with the most keys come first within a band of heads."""
         return self.problem.band.last is not None
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """Parts of the loop over blocks of keys, after the first block: from the right to the left."""
-        band = self.problem.band
-        right: tuple[Part, ...] = ("diagonal",) if band.last is not None else ()
-        left: tuple[Part, ...] = ("edge",) if band.first is not None else ()
-        return (*right, "free", *left)
 
 
 LAZY = 8.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...plan.attention.records import AttentionPlan, Part
+from ...plan.attention.backward import BackwardPlan
+from ...plan.attention.records import AttentionPlan, Part, ScorePlan
 from ..grammar import NamedBarrier, Pipeline, RegisterLimit, Role, Step
 
 
@@ -124,17 +125,23 @@ class RestoreMaxima(Step):
 
 @dataclass(frozen=True)
 class Finish(Step):
-    """Compute the formula of outputs, store numbers per query, and round the output matrix in registers."""
+    """Compute the formula of outputs, store numbers per query, and round output matrix number ``output`` in registers."""
+
+    output: int = 0
 
 
 @dataclass(frozen=True)
 class WriteOutput(Step):
-    """Store the rounded output to the group's shared memory."""
+    """Store a rounded output to the group's shared memory."""
+
+    output: int = 0
 
 
 @dataclass(frozen=True)
 class StoreOutput(Step):
     """Store that shared memory to global memory through TMA, as one bulk group."""
+
+    output: int = 0
 
 
 @dataclass(frozen=True)
@@ -176,11 +183,58 @@ class NextTile(Step):
     """Read the next tile from the mailbox. Without one, advance."""
 
 
+# Gradients -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RepeatLoop(Step):
+    """Loop over the repetitions of a tile's blocks. Each begins with its first block."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class ProductMma(Step):
+    """Issue the MMAs of product number ``product`` of the tile's rows with the stage of ``cursor``; they overwrite it."""
+
+    product: int
+    cursor: str
+
+
+@dataclass(frozen=True)
+class Weights(Step):
+    """Compute what the first product suffices for: held values, and left operands, rounded. With ``masked``, left operands
+    are 0 out of the band. The ``first`` block is that of a tile."""
+
+    masked: bool
+    first: bool = False
+
+
+@dataclass(frozen=True)
+class Differences(Step):
+    """Compute the left operands that both products are needed for, as ``Weights`` does."""
+
+    masked: bool
+    first: bool = False
+
+
+@dataclass(frozen=True)
+class GradientMma(Step):
+    """Issue the MMAs of gradient number ``gradient`` with the stage of ``cursor``; with ``first``, they begin its sum."""
+
+    gradient: int
+    cursor: str
+    first: bool = False
+
+
+# Programs --------------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, kw_only=True)
-class AttentionProgram:
+class ScoreProgram:
     """A kernel. ``warps`` counts the launched warps."""
 
-    plan: AttentionPlan
+    plan: ScorePlan
     warps: int
     pipelines: tuple[Pipeline, ...]
     barriers: tuple[NamedBarrier, ...]
@@ -189,3 +243,17 @@ class AttentionProgram:
 
     def role(self, name: str) -> Role:
         return next(role for role in self.roles if role.name == name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionProgram(ScoreProgram):
+    """A kernel of attention."""
+
+    plan: AttentionPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackwardProgram(ScoreProgram):
+    """A kernel of gradients of attention."""
+
+    plan: BackwardPlan

@@ -4,7 +4,7 @@ multiplies and stores 64 queries."""
 from __future__ import annotations
 
 from ...plan.attention.build import REGISTERS, counts
-from ...plan.attention.records import AttentionPlan
+from ...plan.attention.records import AttentionPlan, ScorePlan
 from ...plan.records import WARPGROUP_THREADS
 from ..grammar import (
     Acquire,
@@ -87,11 +87,12 @@ def attention_program(plan: AttentionPlan) -> AttentionProgram:
         pipelines=tuple(pipelines),
         barriers=tuple(barriers),
         roles=(_load_blocks(plan), _load_rows(plan), _attend(plan)),
-        registers=_registers(plan) if plan.groups > 1 else (),
+        registers=registers_of_roles(plan) if plan.groups > 1 else (),
     )
 
 
-def _registers(plan: AttentionPlan) -> tuple[RegisterLimit, ...]:
+def registers_of_roles(plan: ScorePlan) -> tuple[RegisterLimit, ...]:
+    """Return the registers that loading and consumer warps change to."""
     loading, consuming = REGISTERS[plan.groups]
     loads = RegisterLimit(first_warp=0, warps=LOADING_WARPS, registers=loading, change="decrease")
     warps = plan.consumer_warps

@@ -6,22 +6,26 @@ It finds deadlocks, overruns, stale reads, registers that change under an MMA, a
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from ...plan.attention.backward import BackwardProblem
 from ...plan.attention.records import Part
 from ...plan.records import WARP_THREADS
 from ...roles import grammar as g
-from ...roles.attention.grammar import AttentionProgram
+from ...roles.attention.grammar import ScoreProgram
 from ..cluster import Barrier, Fault
 
 BURST = 8
 """The most waits that a warp passes at a time."""
 DELIVERIES = (0.01, 0.1, 0.5)
 """Probabilities that a transfer lands before the next waits of a warp."""
-Tag = tuple[int, int]
-"""Contents of a stage of K or V: (tile, block of keys)."""
+Place = tuple[int, int]
+"""A block of a tile: (repetition, number). There are repetitions in gradients of attention alone."""
+MOST_REPEATS = 3
+"""Simulated repetitions of a tile's blocks."""
 Ready = Callable[[], bool]
 Running = Iterator[Ready | None]
 
@@ -101,6 +105,7 @@ class Warp:
     tile: int | None = 0
     visited: int = 0
     group: int = 0
+    repeat: int = 0
     block: int = 0
     part: Part | None = None
     ticket: int | None = None
@@ -113,27 +118,39 @@ class Warp:
     """The block whose rounded weights are in registers."""
     factors: int | None = None
     """The block whose factors the accumulator needs next; None after it was rescaled."""
-    added: list[int] = field(default_factory=list)
-    """Blocks whose output the accumulator has."""
-    finished: int | None = None
+    products: dict[int, tuple[str, Place]] = field(default_factory=dict)
+    """State of the registers of each product, and its block: ``mma``, ``ready`` or ``used``."""
+    weighed: Place | None = None
+    """The block whose held values are in registers."""
+    lefts: dict[int, Place] = field(default_factory=dict)
+    """By gradient: the block whose left operand is in registers."""
+    added: dict[int, list[Place]] = field(default_factory=dict)
+    """By output: the blocks whose products the accumulator has."""
+    finished: dict[int, int] = field(default_factory=dict)
+    """By output: the tile that is computed."""
     put: int | None = None
     """The work item whose partial it has stored."""
     combined: int | None = None
     stores: list[Store] = field(default_factory=list)
+
+    @property
+    def place(self) -> Place:
+        """The current block."""
+        return self.repeat, self.block
 
     def reads(self, stage: Stage) -> bool:
         """Return whether MMAs of the warp that may be in flight read a stage."""
         return any(each is stage for group in (*self.groups, self.open_group) for _, each in group)
 
     def in_flight(self, kind: str) -> bool:
-        """Return whether MMAs of a kind, ``scores`` or ``output``, may be in flight."""
+        """Return whether MMAs of a kind may be in flight: ``scores``, ``product n`` or ``output n``."""
         return any(each == kind for group in (*self.groups, self.open_group) for each, _ in group)
 
 
 class Machine:
     """The state of one CTA, and its warps."""
 
-    def __init__(self, program: AttentionProgram, tiles: int, seed: int) -> None:
+    def __init__(self, program: ScoreProgram, tiles: int, seed: int) -> None:
         self.program, self.plan, self.seed = program, program.plan, seed
         self.random = random.Random(seed)
         parts = self.plan.parts
@@ -148,12 +165,19 @@ class Machine:
         """By group: the work item and the count before it, in shared memory."""
         self.rings = {pipeline.name: self._ring(pipeline) for pipeline in program.pipelines}
         self.meetings = {each.name: Meeting(each.name, each.threads) for each in program.barriers}
-        self.buffers = [Buffer() for _ in range(self.plan.groups)]
+        problem = self.plan.problem
+        self.repeats = min(problem.repeats, MOST_REPEATS) if isinstance(problem, BackwardProblem) else 1
+        self.outputs = len(problem.gradients) if isinstance(problem, BackwardProblem) else 1
+        self.rows = next(each.name for each in program.pipelines if each.kind == "tma_rows")
+        """Name of the pipeline of the tile's rows."""
+        places = itertools.product(range(self.plan.groups), range(self.outputs))
+        self.buffers = {place: Buffer() for place in places}
+        """By group and output."""
         self.messages: list[Callable[[], None]] = []
         self.counter = 0
-        self.finished: dict[tuple[int, int], int] = {}
-        """By tile and group: the warps that have computed its outputs."""
-        self.stored: dict[tuple[int, int], int] = {}
+        self.finished: dict[tuple[int, int, int], int] = {}
+        """By tile, group and output: the warps that have computed it."""
+        self.stored: dict[tuple[int, int, int], int] = {}
 
     @property
     def shares_memory(self) -> bool:
@@ -169,6 +193,10 @@ class Machine:
             )
             for _ in range(numbers.stages)
         ]
+
+    def visits(self, tile: int) -> list[Place]:
+        """Return the blocks of a tile in the order of their visits."""
+        return [*itertools.product(range(self.repeats), reversed(range(self.tiles[tile].blocks)))]
 
     def first_tile(self) -> int | None:
         return 0 if self.tiles else None
@@ -240,6 +268,7 @@ class Machine:
         if any(self.counters.values()):
             raise Fault(f"counters are left at {self.counters}")
         for tile in range(len(self.tiles) // self.plan.splits):
-            for group in range(self.plan.groups):
-                if self.stored.get((tile, group)) != 1 or self.finished.get((tile, group)) != 4:
+            for group, output in self.buffers:
+                key = tile, group, output
+                if self.stored.get(key) != 1 or self.finished.get(key) != 4:
                     raise Fault(f"tile {tile} of group {group} is not stored once")

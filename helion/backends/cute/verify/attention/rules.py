@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ...plan.attention.records import AttentionProblem
 from ...roles import grammar as g
 from ...roles.attention import grammar as a
 from ..cluster import Fault
@@ -29,10 +30,10 @@ def execute(machine: Machine, warp: Warp) -> Running:
 
 def run_steps(machine: Machine, warp: Warp, steps: Sequence[g.Step]) -> Running:
     for step in steps:
-        rule = RULES.get(type(step))
-        if rule is None:
+        simulated = RULES.get(type(step))
+        if simulated is None:
             raise NotImplementedError(f"no rule simulates {type(step).__name__}")
-        waits = rule(machine, step, warp)
+        waits = simulated(machine, step, warp)
         if waits is not None:
             yield from waits
 
@@ -43,7 +44,7 @@ def run_steps(machine: Machine, warp: Warp, steps: Sequence[g.Step]) -> Running:
 @_rule(a.WorkLoop)
 def _(machine: Machine, step: a.WorkLoop, warp: Warp) -> Running:
     while warp.tile is not None:
-        warp.block = machine.tiles[warp.tile].blocks - 1
+        warp.repeat, warp.block = 0, machine.tiles[warp.tile].blocks - 1
         warp.part = None
         yield from run_steps(machine, warp, step.body)
         warp.visited += 1
@@ -52,9 +53,18 @@ def _(machine: Machine, step: a.WorkLoop, warp: Warp) -> Running:
 @_rule(a.BlockLoop)
 def _(machine: Machine, step: a.BlockLoop, warp: Warp) -> Running:
     assert warp.tile is not None
-    for _ in range(machine.tiles[warp.tile].parts.get(step.part, 0)):
-        warp.block -= 1
+    again = step.part == "again"
+    for _ in range(min(warp.repeat, 1) if again else machine.tiles[warp.tile].parts.get(step.part, 0)):
+        warp.block -= 0 if again else 1
         warp.part = step.part
+        yield from run_steps(machine, warp, step.body)
+
+
+@_rule(a.RepeatLoop)
+def _(machine: Machine, step: a.RepeatLoop, warp: Warp) -> Running:
+    assert warp.tile is not None
+    for repeat in range(machine.repeats):
+        warp.repeat, warp.block = repeat, machine.tiles[warp.tile].blocks - 1
         yield from run_steps(machine, warp, step.body)
 
 
@@ -92,17 +102,17 @@ def _(machine: Machine, step: g.Cursor, warp: Warp) -> None:
     warp.cursors[step.name] = (step.pipeline, 0, 1 if step.side == "producer" else 0)
 
 
-def _stage(machine: Machine, warp: Warp, cursor: str) -> tuple[Stage, int]:
+def stage_of(machine: Machine, warp: Warp, cursor: str) -> tuple[Stage, int]:
     """Return the stage of a cursor, and the parity of the phase to wait for. That of Q is the group's own."""
-    if cursor in ("q_fill", "q_read"):
-        return machine.rings["q"][warp.group], (warp.visited & 1) ^ (1 if cursor == "q_fill" else 0)
+    if cursor.partition("_")[0] == machine.rows:
+        return machine.rings[machine.rows][warp.group], (warp.visited & 1) ^ (1 if cursor.endswith("_fill") else 0)
     name, index, parity = warp.cursors[cursor]
     return machine.rings[name][index], parity
 
 
 @_rule(g.Acquire)
 def _(machine: Machine, step: g.Acquire, warp: Warp) -> Running:
-    stage, parity = _stage(machine, warp, step.cursor)
+    stage, parity = stage_of(machine, warp, step.cursor)
     yield lambda: stage.empty.passed(parity)
     stage.full.arrive(machine.bytes_of(step.cursor.partition("_")[0]))
     yield None
@@ -115,13 +125,13 @@ def _(machine: Machine, step: g.Commit, warp: Warp) -> None:
 
 @_rule(g.Wait)
 def _(machine: Machine, step: g.Wait, warp: Warp) -> Running:
-    stage, parity = _stage(machine, warp, step.cursor)
+    stage, parity = stage_of(machine, warp, step.cursor)
     yield lambda: stage.full.passed(parity)
 
 
 @_rule(g.Release)
 def _(machine: Machine, step: g.Release, warp: Warp) -> None:
-    stage, _ = _stage(machine, warp, step.cursor)
+    stage, _ = stage_of(machine, warp, step.cursor)
     if warp.reads(stage):
         raise Fault(f"{step.cursor}: a stage is released while MMAs read it")
     stage.empty.arrive()
@@ -138,13 +148,13 @@ def _(machine: Machine, step: g.Advance, warp: Warp) -> None:
 
 @_rule(g.Tail)
 def _(machine: Machine, step: g.Tail, warp: Warp) -> Running:
-    if step.cursor == "q_fill":
+    if step.cursor.partition("_")[0] == machine.rows:
         for group in range(machine.plan.groups):
-            stage = machine.rings["q"][group]
+            stage = machine.rings[machine.rows][group]
             yield lambda stage=stage: stage.empty.passed((warp.visited & 1) ^ 1)  # type: ignore[misc]
         return
     for _ in machine.rings[warp.cursors[step.cursor][0]]:
-        stage, parity = _stage(machine, warp, step.cursor)
+        stage, parity = stage_of(machine, warp, step.cursor)
         yield lambda stage=stage, parity=parity: stage.empty.passed(parity)  # type: ignore[misc]
         RULES[g.Advance](machine, g.Advance(step.cursor), warp)
 
@@ -168,16 +178,17 @@ def _fill(machine: Machine, stage: Stage, name: str, tag: object) -> None:
 
 @_rule(a.LoadRows)
 def _(machine: Machine, step: a.LoadRows, warp: Warp) -> None:
-    stage, _ = _stage(machine, warp, step.cursor)
-    if machine.shares_memory and not machine.buffers[warp.group].last.done:
+    stage, _ = stage_of(machine, warp, step.cursor)
+    buffers = (machine.buffers[warp.group, output] for output in range(machine.outputs))
+    if machine.shares_memory and not all(buffer.last.done for buffer in buffers):
         raise Fault("queries are loaded to shared memory whose output is being stored")
-    _fill(machine, stage, "q", warp.tile)
+    _fill(machine, stage, machine.rows, warp.tile)
 
 
 @_rule(a.LoadBlock)
 def _(machine: Machine, step: a.LoadBlock, warp: Warp) -> None:
-    stage, _ = _stage(machine, warp, step.cursor)
-    _fill(machine, stage, step.operand, (warp.tile, warp.block + 1 if step.behind else warp.block))
+    stage, _ = stage_of(machine, warp, step.cursor)
+    _fill(machine, stage, step.operand, (warp.tile, (warp.repeat, warp.block + 1 if step.behind else warp.block)))
 
 
 # MMAs ------------------------------------------------------------------------------------------------------------------
@@ -188,7 +199,7 @@ def _(machine: Machine, step: g.WgmmaFence, warp: Warp) -> None:
     warp.fenced = True
 
 
-def _issue(warp: Warp, kind: str, *stages: Stage) -> None:
+def issue(warp: Warp, kind: str, *stages: Stage) -> None:
     if not warp.fenced:
         raise Fault(f"MMAs of the {kind} are issued without a fence after accesses of their registers")
     for stage in stages:
@@ -208,28 +219,30 @@ def _(machine: Machine, step: a.TransformQueries, warp: Warp) -> None:
 
 @_rule(a.ScoreMma)
 def _(machine: Machine, step: a.ScoreMma, warp: Warp) -> None:
-    stage, _ = _stage(machine, warp, step.cursor)
-    rows, tag = machine.rings["q"][warp.group], (warp.tile, warp.block)
+    stage, _ = stage_of(machine, warp, step.cursor)
+    rows, tag = machine.rings["q"][warp.group], (warp.tile, warp.place)
     if stage.held != tag or rows.held != warp.tile:
         raise Fault(f"stale operands: stages hold {stage.held} and queries of {rows.held}, to be multiplied are {tag}")
-    if machine.plan.problem.query.instructions and rows.changed != dict.fromkeys(range(4), True):
+    problem = machine.plan.problem
+    computed = isinstance(problem, AttentionProblem) and problem.query.instructions
+    if computed and rows.changed != dict.fromkeys(range(4), True):
         raise Fault(f"queries of tile {warp.tile} are multiplied before all warps have computed and fenced theirs")
     if warp.scores is not None and warp.scores[0] != "rounded":
         raise Fault(f"scores of block {warp.block} overwrite {warp.scores}")
     warp.scores = ("mma", warp.block)
-    _issue(warp, "scores", stage, rows)
+    issue(warp, "scores", stage, rows)
 
 
 @_rule(a.OutputMma)
 def _(machine: Machine, step: a.OutputMma, warp: Warp) -> None:
-    stage, _ = _stage(machine, warp, step.cursor)
-    tag = (warp.tile, warp.weights)
+    stage, _ = stage_of(machine, warp, step.cursor)
+    tag = (warp.tile, (0, warp.weights))
     if warp.weights is None or stage.held != tag:
         raise Fault(f"stale operands: a stage of V holds {stage.held}, to be multiplied is {tag}")
     if warp.factors is not None:
         raise Fault(f"the output of block {warp.weights} is added to an accumulator that has not been rescaled")
-    warp.added.append(warp.weights)
-    _issue(warp, "output", stage)
+    warp.added.setdefault(0, []).append((0, warp.weights))
+    issue(warp, "output 0", stage)
 
 
 @_rule(g.WgmmaCommit)
@@ -246,6 +259,9 @@ def _(machine: Machine, step: g.WgmmaWait, warp: Warp) -> Running:
             stage.readers -= 1
             if kind == "scores" and warp.scores is not None:
                 warp.scores = ("scores", warp.scores[1])
+            if kind.startswith("product"):
+                product = int(kind.split()[1])
+                warp.products[product] = ("ready", warp.products[product][1])
     warp.fenced = False
     yield None
 
@@ -286,7 +302,7 @@ def _(machine: Machine, step: a.Softmax, warp: Warp) -> None:
 
 @_rule(a.Rescale)
 def _(machine: Machine, step: a.Rescale, warp: Warp) -> None:
-    if warp.in_flight("output"):
+    if warp.in_flight("output 0"):
         raise Fault("an accumulator is rescaled while MMAs add to it")
     if warp.factors != warp.block:
         raise Fault(f"an accumulator is rescaled by the factors of block {warp.factors}")
@@ -295,7 +311,7 @@ def _(machine: Machine, step: a.Rescale, warp: Warp) -> None:
 
 @_rule(a.RoundWeights)
 def _(machine: Machine, step: a.RoundWeights, warp: Warp) -> None:
-    if warp.in_flight("output"):
+    if warp.in_flight("output 0"):
         raise Fault("weights are overwritten while MMAs read them")
     if warp.scores != ("weights", warp.block):
         raise Fault(f"registers in state {warp.scores} are rounded as weights of block {warp.block}")
@@ -304,9 +320,9 @@ def _(machine: Machine, step: a.RoundWeights, warp: Warp) -> None:
 
 @_rule(a.ClearOutput)
 def _(machine: Machine, step: a.ClearOutput, warp: Warp) -> None:
-    if warp.in_flight("output"):
+    if warp.in_flight("output 0"):
         raise Fault("an accumulator is cleared while MMAs add to it")
-    warp.added, warp.weights, warp.factors = [], None, None
+    warp.added, warp.weights, warp.factors = {}, None, None
 
 
 @_rule(a.JoinTotals)
@@ -316,20 +332,20 @@ def _(machine: Machine, step: a.JoinTotals, warp: Warp) -> None:
 
 @_rule(a.RestoreMaxima)
 def _(machine: Machine, step: a.RestoreMaxima, warp: Warp) -> None:
-    if warp.in_flight("output"):
+    if warp.in_flight("output 0"):
         raise Fault("an accumulator is rescaled while MMAs add to it")
 
 
 @_rule(a.Finish)
 def _(machine: Machine, step: a.Finish, warp: Warp) -> None:
     assert warp.tile is not None
-    blocks = [*reversed(range(machine.tiles[warp.tile].blocks))]
-    if warp.in_flight("output") or warp.added != blocks:
-        raise Fault(f"the output of tile {warp.tile} has blocks {warp.added} of {blocks}, or MMAs add to it")
-    warp.finished = warp.tile
+    blocks, added = machine.visits(warp.tile), warp.added.get(step.output)
+    if warp.in_flight(f"output {step.output}") or added != blocks:
+        raise Fault(f"output {step.output} of tile {warp.tile} has blocks {added} of {blocks}, or MMAs add to it")
+    warp.finished[step.output] = warp.tile
     if machine.plan.splits > 1 and warp.combined != warp.tile:
         raise Fault(f"the outputs of item {warp.tile} are computed from its own keys alone")
-    key = (warp.tile // machine.plan.splits, warp.group)
+    key = (warp.tile // machine.plan.splits, warp.group, step.output)
     machine.finished[key] = machine.finished.get(key, 0) + 1
 
 
@@ -343,14 +359,14 @@ def _(machine: Machine, step: a.GroupSync, warp: Warp) -> Running:
 
 @_rule(a.WriteOutput)
 def _(machine: Machine, step: a.WriteOutput, warp: Warp) -> None:
-    buffer, rows = machine.buffers[warp.group], machine.rings["q"][warp.group]
+    buffer, rows = machine.buffers[warp.group, step.output], machine.rings[machine.rows][warp.group]
     if not buffer.last.done:
         raise Fault(f"the output of tile {warp.tile} overwrites one that is being stored")
     if machine.shares_memory:
         if rows.readers or rows.held not in (warp.tile, "overwritten"):
             raise Fault(f"the output of tile {warp.tile} overwrites queries that MMAs read")
         rows.held = "overwritten"
-    if warp.finished != warp.tile or warp.tile is None:
+    if warp.finished.get(step.output) != warp.tile or warp.tile is None:
         raise Fault(f"the output of tile {warp.tile} is written before it is computed")
     buffer.written[warp.number % 4] = warp.tile
     buffer.fenced.discard(warp.number % 4)
@@ -358,21 +374,22 @@ def _(machine: Machine, step: a.WriteOutput, warp: Warp) -> None:
 
 @_rule(g.FenceShared)
 def _(machine: Machine, step: g.FenceShared, warp: Warp) -> None:
-    machine.buffers[warp.group].fenced.add(warp.number % 4)
-    changed = machine.rings["q"][warp.group].changed
+    for output in range(machine.outputs):
+        machine.buffers[warp.group, output].fenced.add(warp.number % 4)
+    changed = machine.rings[machine.rows][warp.group].changed
     if warp.number % 4 in changed:
         changed[warp.number % 4] = True
 
 
 @_rule(a.StoreOutput)
 def _(machine: Machine, step: a.StoreOutput, warp: Warp) -> None:
-    buffer = machine.buffers[warp.group]
+    buffer = machine.buffers[warp.group, step.output]
     assert warp.tile is not None
     if buffer.written != dict.fromkeys(range(4), warp.tile) or len(buffer.fenced) < 4:
         raise Fault(f"tile {warp.tile} is stored while its buffer holds {buffer.written}, or without a fence")
     store = buffer.last = Store()
     warp.stores.append(store)
-    key = (warp.tile // machine.plan.splits, warp.group)
+    key = (warp.tile // machine.plan.splits, warp.group, step.output)
     machine.stored[key] = machine.stored.get(key, 0) + 1
 
     def read() -> None:
@@ -393,7 +410,7 @@ def _(machine: Machine, step: g.StoreWait, warp: Warp) -> Running:
 @_rule(g.StorePartials)
 def _(machine: Machine, step: g.StorePartials, warp: Warp) -> None:
     assert warp.tile is not None
-    if warp.in_flight("output") or len(warp.added) != machine.tiles[warp.tile].blocks:
+    if warp.in_flight("output 0") or len(warp.added.get(0, ())) != machine.tiles[warp.tile].blocks:
         raise Fault(f"the partial of item {warp.tile} has blocks {warp.added}, or MMAs add to it")
     warp.put = warp.tile
 

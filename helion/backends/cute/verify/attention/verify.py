@@ -1,19 +1,23 @@
-"""``verify_attention``: all checks of a kernel of attention without running it."""
+"""``verify_attention`` and ``verify_backward``: all checks of a kernel of attention, or of its gradients, without running it."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
-from ...plan.attention.build import counts, shared_bytes, shared_memory
-from ...plan.attention.records import AttentionPlan
+from ...plan.attention.backward import backward_memory
+from ...plan.attention.build import shared_memory
 from ...plan.records import WARP_THREADS
-from ...plan.shared import WORD_BYTES
-from ...roles.attention.grammar import AttentionProgram
+from ...plan.shared import WORD_BYTES, Allocation
+from ...roles.attention.grammar import AttentionProgram, BackwardProgram, ScoreProgram
 from ..cluster import Fault
 from ..structure import MAX_BOX_BYTES, MAX_NAMED_BARRIERS
+from . import backward
 from .machine import Machine
-from .rules import execute
+from .rules import RULES, execute
+
+RULES.update(backward.RULES)
 
 SCHEDULES = ((0, 0), (3, 2))
 """Simulated (tiles, seed). They expose each of the faults that tests plant (test_attention_verify.py)."""
@@ -25,39 +29,44 @@ def verify_attention(program: AttentionProgram) -> None:
 
     The result is cached by everything that the protocol depends on, which excludes the tensors.
     """
-    _check_memory(program.plan)
+    small = dataclasses.replace(program.plan.problem, heads=(1,), queries=1, keys=1, names=("q", "k", "v"))
+    _check_structure(program, shared_memory(program.plan))
+    _simulate(dataclasses.replace(program, plan=dataclasses.replace(program.plan, problem=small)))
+
+
+def verify_backward(program: BackwardProgram) -> None:
+    """Check the same of gradients of attention. Raises ``Fault``."""
+    small = dataclasses.replace(program.plan.problem, heads=(1,), queries=1, keys=1, names=())
+    _check_structure(program, backward_memory(program.plan))
+    _simulate(dataclasses.replace(program, plan=dataclasses.replace(program.plan, problem=small)))
+
+
+def _check_structure(program: ScoreProgram, memory: Sequence[Allocation]) -> None:
+    _check_memory(program, memory)
     _check_warps(program)
-    _check_barriers(program)
-    _simulate(dataclasses.replace(program, plan=_without_tensors(program.plan)))
-
-
-def _without_tensors(plan: AttentionPlan) -> AttentionPlan:
-    """Return a plan with the sizes of one tile and no names."""
-    problem = plan.problem
-    small = dataclasses.replace(problem, heads=(1,), queries=1, keys=1, names=("q", "k", "v"))
-    return dataclasses.replace(plan, problem=small)
+    _check_barriers(program, memory)
 
 
 @functools.lru_cache(maxsize=256)
-def _simulate(program: AttentionProgram) -> None:
+def _simulate(program: ScoreProgram) -> None:
     for tiles, seed in SCHEDULES:
         Machine(program, tiles=tiles, seed=seed).run(execute)
 
 
-def _check_memory(plan: AttentionPlan) -> None:
-    if shared_bytes(plan) > plan.shared_limit_bytes:
-        raise Fault(f"{shared_bytes(plan)} bytes of shared memory; a CTA has {plan.shared_limit_bytes}")
-    end = 0
-    for allocation in shared_memory(plan):
+def _check_memory(program: ScoreProgram, memory: Sequence[Allocation]) -> None:
+    end, limit = 0, program.plan.shared_limit_bytes
+    for allocation in memory:
         if allocation.offset_bytes < end or allocation.offset_bytes % allocation.alignment_bytes:
             raise Fault(f"{allocation.name} overlaps the allocation before it, or is not aligned")
         end = allocation.offset_bytes + allocation.size_bytes
-    for pipeline in (counts(plan).q, counts(plan).k, counts(plan).v):
-        if pipeline.transaction_bytes > MAX_BOX_BYTES or pipeline.transaction_bytes % 128:
-            raise Fault(f"a stage of {pipeline.transaction_bytes} bytes")
+    if end > limit:
+        raise Fault(f"{end} bytes of shared memory; a CTA has {limit}")
+    for pipeline in program.pipelines:
+        if pipeline.counts.transaction_bytes > MAX_BOX_BYTES or pipeline.counts.transaction_bytes % 128:
+            raise Fault(f"a stage of {pipeline.counts.transaction_bytes} bytes")
 
 
-def _check_warps(program: AttentionProgram) -> None:
+def _check_warps(program: ScoreProgram) -> None:
     taken: set[int] = set()
     for role in program.roles:
         warps = set(range(role.first_warp, role.first_warp + role.warps))
@@ -73,11 +82,11 @@ def _check_warps(program: AttentionProgram) -> None:
             raise Fault(f"{limit.change} to {limit.registers} registers of warps that start with {launched}")
 
 
-def _check_barriers(program: AttentionProgram) -> None:
+def _check_barriers(program: ScoreProgram, memory: Sequence[Allocation]) -> None:
     numbers = [barrier.number for barrier in program.barriers]
     if numbers != [*range(1, 1 + len(numbers))] or len(numbers) > MAX_NAMED_BARRIERS:
         raise Fault(f"named barriers {numbers}: the printed code has numbers from 1, groups first, then turns")
-    words = {each.name: each.size_bytes // WORD_BYTES for each in shared_memory(program.plan)}
+    words = {each.name: each.size_bytes // WORD_BYTES for each in memory}
     for pipeline in program.pipelines:
         if words.get(pipeline.barriers) != pipeline.counts.barrier_words:
             raise Fault(

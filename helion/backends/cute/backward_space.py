@@ -1,0 +1,85 @@
+"""The config keys of attention's gradients, and the rules that legalize a config before the plan checks it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ... import exc
+from ..._compiler.decisions import Decisions
+from ..._compiler.ir.grammar import Program
+from ..._shapes import NeedsValue
+from ...autotuner.space.fields import Scalar
+from ...autotuner.space.own import OwnKeys
+from ...autotuner.space.program_shape import ProgramShape
+from ...fields import EnumFragment
+from ...hardware import Target
+from ...settings import Settings
+from .attention_space import FIRST_KEYS, ScoreRules, absent_keys
+from .lower.attention.kernel import known_backward
+from .lower.names import as_written
+from .plan.attention.backward import BackwardChoice, plan_backward
+from .plan.attention.build import KEY_STEP, LEAST_STAGES, MOST_GROUPS, MOST_KEYS, MOST_STAGES
+from .plan.records import WGMMA_ROWS
+from .plan.refusal import Refusal
+from .resources.backward import backward_choice
+from .space import VERBATIM_PREFIX
+
+_SIMPLER: tuple[dict[str, Any], ...] = ({"wgmma_kv_stages": None}, {"wgmma_tile_scheduler": "static"})
+
+
+def backward_refusal(program: Program, target: Target) -> exc.Base | None:
+    """Return why the backend cannot run gradients of attention on a target, or None."""
+    try:
+        if program.tunables:
+            raise Refusal(f"it has tunables of its own: {', '.join(name for name, _ in program.tunables)}")
+        found = known_backward(program)
+        rows, keys = (program.blocks[at].size for at in (found.loops.queries, found.loops.keys))
+        if isinstance(rows, int) and (rows % WGMMA_ROWS or not 0 < rows <= MOST_GROUPS * WGMMA_ROWS):
+            raise Refusal(f"the kernel sets tiles of {rows} rows; 64, 128 and 192 are implemented")
+        groups = rows // WGMMA_ROWS if isinstance(rows, int) else 1
+        plan_backward(
+            found.problem, BackwardChoice(groups=groups, keys=keys if isinstance(keys, int) else KEY_STEP), target
+        )
+    except Refusal as error:
+        return exc.CuteUnsupported(kernel=program.host.name, target=target, reason=as_written(program, error))
+    except NeedsValue as error:
+        reason = Refusal(f"a size that gradients of attention depend on is known only when they run ({error})")
+        return exc.CuteUnsupported(kernel=program.host.name, target=target, reason=as_written(program, reason))
+    return None
+
+
+def backward_keys(shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
+    """Return the keys of gradients of attention, the bounds of their tiles, and the rules that legalize a config."""
+    found = known_backward(program)
+    loops = found.loops
+    sizes = {loops.queries: (WGMMA_ROWS, MOST_GROUPS * WGMMA_ROWS), loops.keys: (KEY_STEP, MOST_KEYS)}
+    sizes |= {block: (1, 1) for block in loops.heads if program.blocks[block].kind == "tile"}
+
+    def planned(decisions: Decisions) -> dict[str, Any]:
+        choice = backward_choice(decisions, (loops.queries, loops.keys))
+        return {"wgmma_kv_stages": plan_backward(found.problem, choice, target).stages}
+
+    others = {
+        f"wgmma_{name}": "it is for attention itself; this kernel computes its gradients" for name in _OF_ATTENTION
+    }
+    return OwnKeys(
+        fields=(
+            Scalar(
+                key="wgmma_kv_stages",
+                fragment=EnumFragment((None, *range(LEAST_STAGES, MOST_STAGES + 1))),
+                initial=None,
+            ),
+            Scalar(key="wgmma_tile_scheduler", fragment=EnumFragment(("static", "dynamic")), initial="static"),
+        ),
+        absent={**absent_keys(), **others},
+        verbatim=VERBATIM_PREFIX,
+        rules=ScoreRules(program.host.name, target, planned, _SIMPLER).rules(),
+        sizes=sizes,
+        initial={loops.queries: 2 * WGMMA_ROWS, loops.keys: FIRST_KEYS},
+        multiples={loops.queries: WGMMA_ROWS, loops.keys: KEY_STEP},
+        holds_values=False,
+        planned=True,
+    )
+
+
+_OF_ATTENTION = ("pingpong", "lazy_rescale", "key_splits")

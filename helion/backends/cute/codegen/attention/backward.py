@@ -1,0 +1,287 @@
+"""The functions of attention's gradients in a generated module: MMAs, left operands from both products, and outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from ...plan.attention.backward import PRODUCTS, STREAMED, BackwardPlan
+from ...plan.attention.records import Formula, Source
+from ...plan.epilogue import Constant
+from ..setups import dsl
+from .formula import arguments_of, computed, head_axes, read
+from .softmax import exp2_function, has_masks
+
+
+def backward_functions(plan: BackwardPlan) -> list[list[str]]:
+    """Return the functions of a block and of a tile's end, as the DSL traces them: loops over elements are unrolled."""
+    functions = [*_mmas(plan), exp2_function(), _pack(plan)]
+    if has_masks(plan):
+        functions.append(_seen(plan))
+    functions += [_values(plan, late) for late in (False, True)]
+    return [*functions, *(_finish(plan, at) for at in range(len(plan.problem.gradients)))]
+
+
+def _mmas(plan: BackwardPlan) -> list[list[str]]:
+    """Return the functions of MMAs. Atoms are made where they are used, so that loops carry no flag of theirs."""
+    problem, dtype = plan.problem, dsl(plan.problem.owned[0].dtype)
+    mma = f"hopper.make_trivial_tiled_mma({dtype}, {dtype}, OperandMajorMode.K"
+    found = [
+        [
+            "def product_mma():",
+            f"    return {mma}, OperandMajorMode.K, cutlass.Float32, (1, 1, 1), (64, {plan.keys}))",
+        ]
+    ]
+    for at, gradient in enumerate(problem.gradients):
+        columns = problem.streamed[gradient.right].columns
+        found.append(
+            [
+                f"def gradient_mma_{at}():",
+                f"    return {mma}, OperandMajorMode.MN, cutlass.Float32, (1, 1, 1), (64, {columns}), warpgroup.OperandSource.RMEM)",
+            ]
+        )
+    found.append(
+        [
+            "def multiply(mma, accumulator, left, right, steps, first):",
+            "    for step in range(steps):",
+            "        mma.set(warpgroup.Field.ACCUMULATE, step > 0 or not first)",
+            "        cute.gemm(mma, accumulator, left[None, None, step], right[None, None, step], accumulator)",
+        ]
+    )
+    return found
+
+
+def _pack(plan: BackwardPlan) -> list[str]:
+    """Return the function that rounds two numbers by a named instruction, which LLVM does not move."""
+    name = "bf16x2" if plan.problem.owned[0].dtype == "bfloat16" else "f16x2"
+    return [
+        "def pack(low, high):",
+        "    return cute.arch.inline_ptx(",
+        f'        "cvt.rn.{name}.f32 {{$w0}}, {{$r0}}, {{$r1}};",',
+        "        write_only_types=[cutlass.Int32],",
+        "        read_only_args=[high, low],",
+        "    )",
+    ]
+
+
+def _seen(plan: BackwardPlan) -> list[str]:
+    """Return the function of the first and last element of a block that a row sees, less the first of the thread."""
+    band = plan.problem.band
+    last, first = f"{plan.problem.keys - 1} - first_key", "cutlass.Int32(0)"
+    if band.last is not None:
+        last = f"cutlass.min({last}, query + {band.last} - first_key)"
+    if band.first is not None:
+        first = f"query + {band.first} - first_key"
+    return ["def seen(query, first_key):", f"    return {first}, {last}"]
+
+
+_FAST: dict[str, Callable[..., str]] = {
+    "exp2": lambda x: f"exp2({x})",
+    "exp": lambda x: f"exp2(({x}) * {math.log2(math.e)!r})",
+}
+"""Exponentials in one instruction, which gives 0 for results below the normal numbers."""
+
+# Left operands ---------------------------------------------------------------------------------------------------------
+
+
+def values_name(late: bool) -> str:
+    """Return the name of the function of a block's values, before or after its second product."""
+    return "differences" if late else "weights"
+
+
+def lefts(plan: BackwardPlan, late: bool) -> list[int]:
+    """Return the gradients whose left operands are computed before, or after, the second product."""
+    return [at for at, each in enumerate(plan.problem.gradients) if plan.problem.late[each.left] == late]
+
+
+def values_arguments(plan: BackwardPlan, late: bool) -> list[str]:
+    """Return the names that the function of a block's values takes, in the kernel as in the function."""
+    held = [f"held_{value}" for value in plan.problem.held]
+    products = [f"product_{at}" for at in range(PRODUCTS if late else 1)]
+    written = [f"left_{at}" for at in lefts(plan, late)]
+    positions = ["first_query", "first_key", *head_axes(plan.problem)]
+    return [*products, *held, *written, *positions, *arguments_of(plan.problem.formula)]
+
+
+def _values(plan: BackwardPlan, late: bool) -> list[str]:
+    """Return the function that computes held values and left operands from one product, or from both.
+
+    It takes the elements of a thread in pairs, which are rounded together. Left operands of elements that a row does not
+    see, and of those past the end, are 0.
+    """
+    formula, needed = plan.problem.formula, [*_needed(plan, late)]
+    read_sources = {each for at, each in enumerate(formula.sources) if formula.starts + at in needed}
+    lines = [f"def {values_name(late)}({', '.join([*values_arguments(plan, late), 'masked'])}):"]
+    lines += [f"    packed_{at} = cute.recast_tensor(left_{at}, cutlass.Int32)" for at in lefts(plan, late)]
+    if has_masks(plan):
+        lines.append("    limits = [seen(first_query + 8 * row, first_key) if masked else (0, 0) for row in range(2)]")
+    lines += [f"    {line}" for line in _reads(plan, read_sources, ("query", "head", "number"))]
+    lines.append(f"    for column in range({plan.keys // 8}):")
+    lines += [f"        {line}" for line in _reads(plan, read_sources, ("key",))]
+    lines += ["        for row in range(2):", *(f"            pair_{at} = []" for at in lefts(plan, late))]
+    lines += ["            for i in range(2):", *(f"                {line}" for line in _element(plan, late, needed))]
+    lines += [f"            packed_{at}[2 * column + row] = pack(*pair_{at})" for at in lefts(plan, late)]
+    return lines
+
+
+def _needed(plan: BackwardPlan, late: bool) -> Iterator[int]:
+    """Yield the values that the function computes or reads, in order. Held values are computed once."""
+    problem, formula = plan.problem, plan.problem.formula
+    waiting = [problem.gradients[at].left for at in lefts(plan, late)]
+    found = set[int]()
+    waiting += [] if late else problem.held
+    while waiting:
+        value = waiting.pop()
+        if value in found:
+            continue
+        found.add(value)
+        if value >= formula.computed and not (late and value in problem.held):
+            made = formula.instructions[value - formula.computed]
+            waiting += [each for each in made.arguments if not isinstance(each, Constant)]
+    yield from sorted(found)
+
+
+def _reads(plan: BackwardPlan, sources: set[Source], kinds: tuple[str, ...]) -> list[str]:
+    """Return the reads of sources of some kinds: lists by row or by element of a pair, or single values."""
+    lines = []
+    for source in plan.problem.formula.sources:
+        if source not in sources or source.kind not in kinds:
+            continue
+        positions = {"query": ("first_query + 8 * row", "0"), "key": ("0", "first_key + 8 * column + i")}
+        query, key = positions.get(source.kind, ("0", "0"))
+        text = read(plan, source, head_axes(plan.problem), query, key, plan.problem.keys)
+        index = {"query": "row", "key": "i"}.get(source.kind)
+        lines.append(
+            f"{source.label}_value = {text}"
+            if index is None
+            else f"{source.label}_values = [{text} for {index} in range(2)]"
+        )
+    return lines
+
+
+def _names(plan: BackwardPlan, late: bool, value: int) -> str:
+    """Return the name of a value of an element."""
+    formula = plan.problem.formula
+    if value < formula.starts:
+        return f"x{value}"
+    if value < formula.computed:
+        source = formula.sources[value - formula.starts]
+        index = {"query": "s[row]", "key": "s[i]"}.get(source.kind, "")
+        return f"{source.label}_value{index}"
+    return f"held_{value}[e]" if late and value in plan.problem.held else f"y{value}"
+
+
+def _element(plan: BackwardPlan, late: bool, needed: list[int]) -> list[str]:
+    """Return the lines of one element."""
+    problem, formula = plan.problem, plan.problem.formula
+    lines = [
+        "e = 4 * column + 2 * row + i",
+        "query, key = first_query + 8 * row, first_key + 8 * column + i",
+        *(f"x{at} = product_{at}[e]" for at in range(PRODUCTS) if at in needed),
+    ]
+    for value in needed:
+        if formula.starts <= value < formula.computed:
+            source = formula.sources[value - formula.starts]
+            if source.kind == "exact":
+                text = read(plan, source, head_axes(problem), "query", "key", problem.keys)
+                lines.append(f"{source.label}_value = {text}")
+        elif value >= formula.computed and not (late and value in problem.held):
+            text = computed(formula, value, lambda each: _names(plan, late, each), ("query", "key"), _FAST)
+            lines.append(f"y{value} = {text}")
+    lines += [] if late else [f"held_{value}[e] = y{value}" for value in problem.held]
+    for at in lefts(plan, late):
+        name = _names(plan, late, problem.gradients[at].left)
+        if has_masks(plan):
+            lines += [
+                f"left = {name}",
+                "if masked:",
+                "    inside = (limits[row][0] <= 8 * column + i) & (limits[row][1] >= 8 * column + i)",
+                "    left = cutlass.select_(inside, left, cutlass.Float32(0.0))",
+            ]
+            name = "left"
+        lines.append(f"pair_{at}.append({name})")
+    return lines
+
+
+# Outputs ---------------------------------------------------------------------------------------------------------------
+
+
+def finish_arguments(plan: BackwardPlan, at: int) -> list[str]:
+    """Return the names that the function of output number ``at`` takes, in the kernel as in the function."""
+    positions = ["first_query", "lane", *head_axes(plan.problem)]
+    return [f"gradient_{at}", f"rounded_{at}", *positions, *arguments_of(plan.problem.gradients[at].finish)]
+
+
+def _finish(plan: BackwardPlan, at: int) -> list[str]:
+    """Return the function that computes an output from its accumulator, and rounds it."""
+    gradient = plan.problem.gradients[at]
+    formula, columns = gradient.finish, gradient.output.matrix.columns
+    lines = [f"def finish_{at}({', '.join(finish_arguments(plan, at))}):"]
+    if formula.instructions:
+        lines += [
+            f"    for e in range({columns // 2}):",
+            "        query = first_query + e // 2 % 2 * 8",
+            "        column = lane % 4 * 2 + e // 4 * 8 + e % 2",
+            f"        x0 = gradient_{at}[e]",
+        ]
+        for source in formula.sources:
+            text = read(plan, source, head_axes(plan.problem), "query", "column", columns)
+            lines.append(f"        {source.label}_value = {text}")
+        for number in range(len(formula.instructions)):
+            value = formula.computed + number
+            text = computed(formula, value, lambda each: _finish_name(formula, each), ("query", "column"))
+            lines.append(f"        y{value} = {text}")
+        lines.append(f"        gradient_{at}[e] = {_finish_name(formula, formula.value)}")
+    lines.append(f"    rounded_{at}.store(gradient_{at}.load().to({dsl(gradient.output.dtype)}))")
+    return lines
+
+
+def _finish_name(formula: Formula, value: int) -> str:
+    if value < formula.starts:
+        return "x0"
+    return f"{formula.sources[value - formula.starts].label}_value" if value < formula.computed else f"y{value}"
+
+
+# Set-up ----------------------------------------------------------------------------------------------------------------
+
+
+def registers(plan: BackwardPlan) -> list[str]:
+    """Return the registers and views of a consumer thread.
+
+    Streamed blocks are operand B of both kinds of products. The gradients' own see them transposed: dimensions of a head as
+    columns, rows as K. Both views have the same swizzle and addresses.
+    """
+    problem, dtype = plan.problem, dsl(plan.problem.owned[0].dtype)
+    lines = [
+        "consumer_thread = thread - 128",
+        "group = cute.arch.make_warp_uniform(consumer_thread // 128)",
+        "group_thread = consumer_thread % 128",
+        "group_warp = cute.arch.make_warp_uniform(group_thread // 32)",
+        "part_of_product = product_mma().get_slice(0)",
+    ]
+    for at, name in enumerate(STREAMED):
+        lines += [
+            f"product_{at} = cute.make_rmem_tensor(product_mma().partition_shape_C((64, {plan.keys})), cutlass.Float32)",
+            f"fragment_own_{at} = product_mma().make_fragment_A(part_of_product.partition_A(shared_own_{at}))",
+            f"fragment_{name} = product_mma().make_fragment_B(part_of_product.partition_B(shared_{name}))",
+        ]
+    lines += [f"held_{value} = cute.make_rmem_tensor({plan.keys // 2}, cutlass.Float32)" for value in problem.held]
+    for at, gradient in enumerate(problem.gradients):
+        name, columns = STREAMED[gradient.right], problem.streamed[gradient.right].columns
+        shape = f"(64, {columns}, {plan.keys}), {dtype}, {plan.stages}"
+        lines += [
+            f"transposed_{at} = hopper.make_smem_layout_b(LayoutEnum.COL_MAJOR, {shape})",
+            f"transposed_{at} = cute.make_tensor(shared_{name}.iterator, transposed_{at}.outer)",
+            f"mma_{at} = gradient_mma_{at}()",
+            f"right_{at} = mma_{at}.make_fragment_B(mma_{at}.get_slice(0).partition_B(transposed_{at}))",
+            f"gradient_{at} = cute.make_rmem_tensor(mma_{at}.partition_shape_C((64, {columns})), cutlass.Float32)",
+            f"left_{at} = cute.make_rmem_tensor(product_0.shape, {dtype})",
+            f"operand_{at} = cute.make_tensor(left_{at}.iterator, cute.make_layout(((2, 2, 2), 1, {plan.keys // 16})))",
+            f"rounded_{at} = cute.make_rmem_tensor(gradient_{at}.shape, {dtype})",
+            f"stage_copy_{at} = cute.make_tiled_copy_C(",
+            f"    cute.make_copy_atom(warp_level.StMatrix8x8x16bOp(False, 4), {dtype}), mma_{at}",
+            ")",
+            f"stage_part_{at} = stage_copy_{at}.get_slice(group_thread).partition_D(shared_own_{gradient.right})",
+            f"stage_registers_{at} = stage_copy_{at}.retile(rounded_{at})",
+        ]
+    return lines

@@ -1,0 +1,64 @@
+"""The kernel of a plan of attention's gradients in its generated module."""
+
+from __future__ import annotations
+
+from ...plan.attention.backward import BackwardPlan, backward_bytes, backward_memory
+from ...plan.dtypes import NUMBER
+from ...plan.records import WARP_THREADS
+from ...plan.workspace import COUNTER_BYTES, MAX_COUNTERS
+from ...roles.attention.grammar import BackwardProgram
+from ...toolchain.kernel import GemmKernel
+from . import backward_steps
+from .backward import backward_functions
+from .bounds import bounds_function, place_function
+from .host import backward_matrices, backward_tensors
+from .module import ENTRY, Pieces, render
+from .steps import OWN_RULES
+
+OWN_RULES[BackwardProgram] = backward_steps.RULES
+
+
+def backward_pieces(plan: BackwardPlan) -> Pieces:
+    """Return the pieces of a plan of gradients."""
+    problem = plan.problem
+    owned = tuple(f"own_{at}" for at in range(len(problem.owned)))
+    outputs = tuple(each.output for each in problem.gradients)
+    return Pieces(
+        functions=(place_function(plan), bounds_function(plan), *backward_functions(plan)),
+        matrices=(*owned, *problem.blocks, *(f"gradient_{at}" for at in range(len(outputs)))),
+        objects=backward_matrices(plan),
+        tensors=backward_tensors(plan),
+        pointers=(*owned, *problem.blocks, *(output.label for output in outputs)),
+        sources=problem.sources,
+        memory=backward_memory(plan),
+        dtypes=dict.fromkeys((*owned, *problem.blocks), problem.owned[0].dtype),
+        shared_bytes=backward_bytes(plan),
+        workspace_bytes=_workspace_bytes(plan),
+        ctas_per_sm=1,  # else ptxas may ignore changes of register counts
+    )
+
+
+def _workspace_bytes(plan: BackwardPlan) -> int:
+    """Return the bytes of the workspace, for the counter that hands out tiles."""
+    return MAX_COUNTERS * COUNTER_BYTES if plan.scheduler == "dynamic" else 0
+
+
+def backward_kernel(name: str, program: BackwardProgram) -> GemmKernel:
+    """Return the kernel named ``name`` of a program."""
+    plan, problem = program.plan, program.plan.problem
+    pieces = backward_pieces(plan)
+    matrices = (*problem.owned, *problem.streamed, *(each.output.matrix for each in problem.gradients))
+    sources = (NUMBER if source.kind == "number" else source.dtype for source in problem.sources)
+    return GemmKernel(
+        name=name,
+        unit="wgmma",
+        pointers=(*(each.dtype for each in matrices), *sources, *(("float32",) if pieces.workspace_bytes else ())),
+        ctas=1,
+        threads=program.warps * WARP_THREADS,
+        shared_bytes=pieces.shared_bytes,
+        problem=repr(problem),
+        source=render(program, pieces),
+        entry=ENTRY,
+        workspace_bytes=pieces.workspace_bytes,
+        counter_bytes=COUNTER_BYTES if plan.scheduler == "dynamic" else 0,
+    )

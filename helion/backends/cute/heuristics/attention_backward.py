@@ -1,0 +1,84 @@
+"""Gradients of attention on Hopper: the longest blocks that registers and shared memory hold.
+
+A tile has two consumer groups of 64 rows, or one where there are few. Shorter blocks follow, for formulas that hold more
+values between both products than facts show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from ...._compiler.facts.records import KernelFacts
+from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....hardware import Target
+from ..plan.attention.backward import BackwardChoice
+from ..plan.attention.build import KEY_STEP, REGISTERS
+from ..plan.records import WGMMA_ROWS
+from ..proposal import CuteProposal
+from ..resources.backward import (
+    BackwardShape,
+    backward_shape,
+    describes_backward,
+    predicted_us,
+    shape_bytes,
+    shape_registers,
+)
+
+MOST = {1: 128, 2: 64}
+"""The longest blocks, by number of gradients: those of 96 and 64 rows were timed in a prototype."""
+LEAST = 64
+GROUPS = (2, 1)
+ALTERNATES = 3
+
+
+class CuteAttentionBackwardHeuristic(Heuristic):
+    name: ClassVar[str] = "CuteAttentionBackwardHeuristic"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+        if not describes_backward(facts):
+            return Declined("the kernel computes no gradients of attention")
+        if not target.has("wgmma"):
+            return Declined(f"{target} has no wgmma")
+        shape = backward_shape(facts)
+        if isinstance(shape, str):
+            return Declined(shape)
+        found = [each for each in choices(shape, target) if _allows(shape, each)]
+        ranked = sorted(found, key=lambda choice: predicted_us(shape, choice, target))
+        if not ranked:
+            return Declined("no tile of the gradients fits")
+        return tuple(_proposal(shape, choice, target) for choice in ranked[:ALTERNATES])
+
+
+def _allows(shape: BackwardShape, choice: BackwardChoice) -> bool:
+    sizes = zip(shape.blocks, (WGMMA_ROWS * choice.groups, choice.keys), strict=True)
+    return all(shape.fixed.get(block, size) == size for block, size in sizes)
+
+
+def choices(shape: BackwardShape, target: Target) -> Iterator[BackwardChoice]:
+    """Yield choices that fit; among equally fast ones the first wins."""
+    needed = -(-shape.rows // WGMMA_ROWS)
+    for groups in (each for each in GROUPS if each <= needed):
+        for keys in range(MOST[len(shape.gradients)], LEAST - 1, -KEY_STEP):
+            choice = BackwardChoice(groups=groups, keys=keys)
+            if (
+                shape_registers(shape, keys) <= REGISTERS[groups][1]
+                and shape_bytes(shape, choice) <= target.smem_per_block_bytes
+            ):
+                yield choice
+
+
+def _proposal(shape: BackwardShape, choice: BackwardChoice, target: Target) -> CuteProposal:
+    rows = WGMMA_ROWS * choice.groups
+    blocks = dict(zip(shape.blocks, (rows, choice.keys), strict=True))
+    sizes = {block: size for block, size in blocks.items() if block not in shape.fixed}
+    tiles = -(-shape.rows // rows) * shape.heads
+    return CuteProposal(
+        reason=(
+            f"{tiles} tiles of {rows} rows and blocks of {choice.keys} streamed rows on {target.num_sms} SMs:"
+            f" {predicted_us(shape, choice, target):.0f} us"
+        ),
+        block_sizes={**sizes, **dict.fromkeys(shape.head_blocks, 1)},
+        unit={"wgmma_tile_scheduler": choice.scheduler},
+    )

@@ -1,0 +1,303 @@
+"""The records of attention's gradients, and ``plan_backward``: the plan of one choice, its pipelines and shared memory.
+
+A CTA owns a tile of rows and streams blocks of other rows. For the gradient of queries it owns ``q`` and that of the output,
+and streams ``k`` and ``v``; for those of keys and values it is the other way round. Of the tile and a block, it needs two
+products, from which a formula computes the left operands of the gradients' own products.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+
+from .....hardware import Target
+from ..counts import PipelineCounts
+from ..dtypes import itemsize
+from ..epilogue import Constant
+from ..records import WGMMA_ROWS
+from ..refusal import Refusal
+from ..shared import RING_ALIGNMENT_BYTES, WORD_BYTES, Allocation, placed
+from .build import (
+    COLUMN_STEP,
+    KEY_STEP,
+    LEAST_STAGES,
+    MOST_COLUMNS,
+    MOST_GROUPS,
+    MOST_KEYS,
+    MOST_STAGES,
+    REGISTERS,
+    TILE_SLOTS,
+    blocks_counts,
+    check_matrix,
+)
+from .records import AttentionOutput, Band, Formula, Matrix, Scheduler, ScorePlan, ScoreProblem, Source
+
+PRODUCTS = 2
+"""Products of a tile and a block: scores, and the gradients of weights."""
+FIXED_REGISTERS = 8
+"""Registers besides accumulators, products, held values and left operands."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradient:
+    """The sum over all blocks of a left operand, value ``left`` of the formula, @ streamed matrix number ``right``.
+
+    ``finish`` is the formula of its ``output``, which is stored in the shared memory of owned matrix ``right``: both have the
+    same columns.
+    """
+
+    left: int
+    right: int
+    finish: Formula
+    output: AttentionOutput
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackwardProblem(ScoreProblem):
+    """Gradients of attention for each head: sums of a formula of ``owned[0] @ streamed[0].T`` and ``owned[1] @
+    streamed[1].T``, rounded, @ streamed matrices.
+
+    ``queries`` counts owned rows, ``keys`` streamed ones. Left operands are 0 out of the band. The blocks are streamed
+    ``repeats`` times, as for several heads that share keys. The number of the repetition is the last coordinate of a head
+    then.
+    """
+
+    heads: tuple[int, ...]
+    repeats: int
+    queries: int
+    keys: int
+    band: Band
+    owned: tuple[Matrix, Matrix]
+    streamed: tuple[Matrix, Matrix]
+    formula: Formula
+    gradients: tuple[Gradient, ...]
+    names: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+
+    @property
+    def coordinates(self) -> tuple[int, ...]:
+        """Sizes of the coordinates of a head, the repetition included."""
+        return (*self.heads, self.repeats) if self.repeats > 1 else self.heads
+
+    @property
+    def blocks(self) -> dict[str, Matrix]:
+        return dict(zip(STREAMED, self.streamed, strict=True))
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Inputs other than the matrices, in the order of a launch."""
+        return (*self.formula.sources, *(each for gradient in self.gradients for each in gradient.finish.sources))
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        return (*self.names, *(each.output.name for each in self.gradients), *(each.name for each in self.sources))
+
+    @functools.cached_property
+    def late(self) -> tuple[bool, ...]:
+        """Flags by value of the formula, true for values that the second product is needed for."""
+        return _depending(self.formula, (1,))
+
+    @functools.cached_property
+    def held(self) -> tuple[int, ...]:
+        """Values computed from the first product that those of the second one are computed from."""
+        early, formula = _depending(self.formula, (0,)), self.formula
+        return tuple(
+            value
+            for value in range(formula.computed, formula.computed + len(formula.instructions))
+            if early[value] and not self.late[value] and self._feeds_late(value)
+        )
+
+    def _feeds_late(self, value: int) -> bool:
+        """Return whether an instruction that needs the second product reads a value."""
+        formula = self.formula
+        return any(
+            self.late[formula.computed + at] and value in made.arguments for at, made in enumerate(formula.instructions)
+        )
+
+
+STREAMED = ("first", "second")
+"""Names of the pipelines of streamed blocks."""
+
+
+def _depending(formula: Formula, starts: tuple[int, ...]) -> tuple[bool, ...]:
+    """Return flags by value, true for values that depend on one of the starting values ``starts``."""
+    found = [at in starts for at in range(formula.computed)]
+    for made in formula.instructions:
+        found.append(any(not isinstance(each, Constant) and found[each] for each in made.arguments))
+    return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackwardChoice:
+    """The tunable decisions of a config; None means the most that fits."""
+
+    groups: int
+    """Consumer warpgroups, of 64 owned rows each."""
+    keys: int
+    """Streamed rows of a block."""
+    stages: int | None = None
+    scheduler: Scheduler = "static"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackwardPlan(ScorePlan):
+    """Gradients of attention with every decision made. Immutable and hashable; contains no generated text."""
+
+    problem: BackwardProblem
+    groups: int
+    keys: int
+    stages: int
+    """Pipeline stages of each streamed matrix."""
+    scheduler: Scheduler
+    heads_per_band: int
+    shared_limit_bytes: int
+    registers_per_sm: int
+    registers_per_thread: int
+    splits: int = 1
+    own_output: bool = False
+
+    __hash__ = ScorePlan.__hash__
+
+    @property
+    def operand_bytes(self) -> int:
+        return itemsize(self.problem.owned[0].dtype)
+
+    @property
+    def orders_by_length(self) -> bool:
+        return not self.problem.band.is_whole
+
+    @property
+    def overlap(self) -> bool:
+        """True if the MMAs of a block's gradient are in flight while the next block's first product is issued. Those of two
+        gradients are not, since ptxas serializes MMAs with two accumulators in flight at a loop's edge."""
+        return len(self.problem.gradients) == 1
+
+
+def plan_backward(problem: BackwardProblem, choice: BackwardChoice, target: Target) -> BackwardPlan:
+    """Return the plan. Raises ``Refusal`` for a choice that is not implemented or does not fit."""
+    check_backward(problem)
+    if not target.has("wgmma"):
+        raise Refusal(f"gradients of attention are implemented for wgmma, which {target} does not have")
+    _check_choice(problem, choice)
+    stages = range(MOST_STAGES, LEAST_STAGES - 1, -1) if choice.stages is None else (choice.stages,)
+    for number in stages:
+        found = BackwardPlan(
+            problem=problem,
+            groups=choice.groups,
+            keys=choice.keys,
+            stages=number,
+            scheduler=choice.scheduler,
+            heads_per_band=_heads_per_band(problem, target),
+            shared_limit_bytes=target.smem_per_block_bytes,
+            registers_per_sm=target.registers_per_sm,
+            registers_per_thread=target.max_registers_per_thread,
+        )
+        if backward_bytes(found) <= found.shared_limit_bytes:
+            return found
+    raise Refusal(
+        f"tiles of {found.rows} rows and blocks of {found.keys} with {found.stages} stages need {backward_bytes(found)}"
+        f" bytes of shared memory; a CTA has {found.shared_limit_bytes}"
+    )
+
+
+def _check_choice(problem: BackwardProblem, choice: BackwardChoice) -> None:
+    if not 1 <= choice.groups <= MOST_GROUPS:
+        raise Refusal(f"tiles of {WGMMA_ROWS * choice.groups} rows; 64, 128 and 192 are implemented")
+    if choice.keys % KEY_STEP or not KEY_STEP <= choice.keys <= MOST_KEYS:
+        raise Refusal(f"blocks of {choice.keys} rows; multiples of {KEY_STEP} up to {MOST_KEYS} are implemented")
+    if choice.stages is not None and not LEAST_STAGES <= choice.stages <= MOST_STAGES:
+        raise Refusal(f"{choice.stages} stages of blocks; {LEAST_STAGES} to {MOST_STAGES} are implemented")
+    needed, most = backward_registers(problem, choice.keys), REGISTERS[choice.groups][1]
+    if needed > most:
+        raise Refusal(
+            f"{choice.groups} consumer groups with blocks of {choice.keys} rows need {needed} registers per thread; they"
+            f" have {most}"
+        )
+
+
+def backward_registers(problem: BackwardProblem, keys: int) -> int:
+    """Return the estimated registers of a consumer thread: accumulators and products in fp32, held values, and left operands
+    of 16 bits.
+
+    The first product and the values that are computed from it share registers.
+    """
+    columns = sum(problem.streamed[each.right].columns for each in problem.gradients)
+    values = max(1, len(problem.held)) + 1
+    return columns // 2 + values * keys // 2 + len(problem.gradients) * keys // 4 + FIXED_REGISTERS
+
+
+def check_backward(problem: BackwardProblem) -> None:
+    """Check that the tensors can be loaded and multiplied. Raises ``Refusal``."""
+    if not problem.keys:
+        raise Refusal("gradients of attention over no rows are not implemented")
+    for one, other in zip(problem.owned, problem.streamed, strict=True):
+        if one.columns != other.columns:
+            raise Refusal(f"heads of {one.name} and {other.name} have {one.columns} and {other.columns} dimensions")
+    dtype = problem.owned[0].dtype
+    for matrix in (*problem.owned, *problem.streamed):
+        if matrix.dtype != dtype or dtype not in ("bfloat16", "float16"):
+            raise Refusal(
+                f"gradients of bfloat16 or float16 tensors of one type are implemented, not {matrix.name} in {matrix.dtype}"
+            )
+        check_matrix(matrix)
+        if matrix.columns % COLUMN_STEP or not COLUMN_STEP <= matrix.columns <= MOST_COLUMNS:
+            raise Refusal(
+                f"heads of {matrix.columns} dimensions; multiples of {COLUMN_STEP} up to {MOST_COLUMNS} are implemented"
+            )
+    rights = [each.right for each in problem.gradients]
+    if len(set(rights)) < len(rights):
+        raise Refusal("several gradients that multiply the same matrix are not implemented")
+    for gradient in problem.gradients:
+        output = gradient.output
+        if output.dtype != dtype:
+            raise Refusal(f"gradients in the type of the operands are implemented, not {output.name} in {output.dtype}")
+        check_matrix(output.matrix)
+
+
+def _heads_per_band(problem: BackwardProblem, target: Target) -> int:
+    """Return the heads whose streamed matrices stay in the L2 cache together."""
+    columns = sum(matrix.columns for matrix in problem.streamed)
+    per_head = problem.repeats * problem.keys * columns * itemsize(problem.streamed[0].dtype)
+    return max(1, min(problem.batches, target.l2_bytes // (2 * max(1, per_head))))
+
+
+@functools.lru_cache(maxsize=1024)
+def backward_counts(plan: BackwardPlan) -> dict[str, PipelineCounts]:
+    """Return the counts of the pipelines of ``plan``, by name."""
+    columns = sum(matrix.columns for matrix in plan.problem.owned)
+    found = {
+        "rows": PipelineCounts(
+            stages=plan.groups,
+            full_arrivals=1,
+            empty_arrivals=1,
+            transaction_bytes=WGMMA_ROWS * columns * plan.operand_bytes,
+        )
+    }
+    for name, matrix in plan.problem.blocks.items():
+        found[name] = blocks_counts(plan, matrix.columns)
+    if plan.scheduler == "dynamic":
+        found["tile"] = PipelineCounts(stages=TILE_SLOTS, full_arrivals=1, empty_arrivals=1 + plan.consumer_warps)
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def backward_memory(plan: BackwardPlan) -> tuple[Allocation, ...]:
+    """Return every allocation of ``plan``, by offset."""
+    numbers, width = backward_counts(plan), plan.operand_bytes
+    wanted = [
+        (f"shared_own_{at}", plan.rows * matrix.columns * width, RING_ALIGNMENT_BYTES)
+        for at, matrix in enumerate(plan.problem.owned)
+    ]
+    wanted += [
+        (f"shared_{name}", plan.stages * numbers[name].transaction_bytes, RING_ALIGNMENT_BYTES) for name in STREAMED
+    ]
+    wanted += [(f"{name}_barriers", each.barrier_words * WORD_BYTES, WORD_BYTES) for name, each in numbers.items()]
+    if plan.scheduler == "dynamic":
+        wanted.append(("tile_slots", 4 * TILE_SLOTS, WORD_BYTES))
+    return tuple(placed(wanted))
+
+
+def backward_bytes(plan: BackwardPlan) -> int:
+    """Return the total bytes of shared memory, which the launch requests."""
+    last = backward_memory(plan)[-1]
+    return last.offset_bytes + last.size_bytes

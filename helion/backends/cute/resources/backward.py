@@ -1,0 +1,154 @@
+"""Gradients of attention as facts describe them, and the predicted time of a launch.
+
+No launch was timed: the fraction of the matrix rate is that of a prototype of the same kernels on an H100.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ...._compiler.decisions import Decisions
+from ...._compiler.facts.records import KernelFacts, MatmulFact
+from ....autotuner.proposal import Predicted
+from ....hardware import Target
+from ..plan.attention.backward import FIXED_REGISTERS, BackwardChoice
+from ..plan.attention.build import REGISTERS
+from ..plan.records import WGMMA_ROWS
+from .attention import predicted
+
+MATRIX_FRACTION = 0.6
+"""Fraction of the GPU's matrix rate."""
+LAUNCH_US, TILE_US = 5.0, 2.0
+"""Times of a launch, and of the prologue and epilogue of a tile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackwardShape:
+    """Gradients of attention from facts: rows of tiles, streamed rows, and the columns of each product."""
+
+    heads: int
+    rows: int
+    streamed: int
+    products: tuple[int, ...]
+    """Dimensions of a head in products of a tile with a block."""
+    gradients: tuple[int, ...]
+    """Columns of the gradients."""
+    blocks: tuple[int, int]
+    """Blocks of owned and of streamed rows."""
+    head_blocks: tuple[int, ...]
+    fixed: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.heads * self.rows * self.streamed * (sum(self.products) + sum(self.gradients))
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that are loaded once and stored, in operands of 16 bits."""
+        each = self.rows * (sum(self.products) + sum(self.gradients)) + self.streamed * sum(self.products)
+        return 2 * self.heads * each
+
+
+def describes_backward(facts: KernelFacts) -> bool:
+    """Return whether facts describe gradients of attention in one loop."""
+    return len(facts.attention_gradients) == 1 and facts.attention is None
+
+
+def backward_shape(facts: KernelFacts) -> BackwardShape | str:
+    """Return the shape, or the reason why facts do not show one."""
+    if not describes_backward(facts):
+        return "the kernel computes no gradients of attention in one loop"
+    (fact,) = facts.attention_gradients
+    inside = [each for each in facts.matmuls if each.region == fact.region]
+    gradients = [each for each in inside if each.k_axis == fact.streamed_axis]
+    products = [each for each in inside if each not in gradients]
+    rows, streamed = (facts.axes[at].extent for at in (fact.stationary_axis, fact.streamed_axis))
+    dims, columns = (
+        [_k(facts, each) for each in products],
+        [_n(facts, each, fact.stationary_axis) for each in gradients],
+    )
+    others = [axis for axis in facts.axes if axis.on_grid and axis.block_id != fact.stationary_axis]
+    if rows is None or streamed is None or None in dims or None in columns:
+        return "an extent of the gradients depends on data"
+    return BackwardShape(
+        heads=math.prod(axis.extent or 1 for axis in others),
+        rows=rows,
+        streamed=streamed,
+        products=tuple(each for each in dims if each is not None),
+        gradients=tuple(each for each in columns if each is not None),
+        blocks=(fact.stationary_axis, fact.streamed_axis),
+        head_blocks=tuple(axis.block_id for axis in others if axis.kind == "tile"),
+        fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
+    )
+
+
+def _k(facts: KernelFacts, matmul: MatmulFact) -> int | None:
+    return matmul.static_k if matmul.static_k is not None else _axis(facts, matmul.k_axis)
+
+
+def _n(facts: KernelFacts, matmul: MatmulFact, rows: int) -> int | None:
+    """Return the columns of a gradient."""
+    return matmul.static_n if matmul.static_n is not None else _axis(facts, matmul.n_axis)
+
+
+def _axis(facts: KernelFacts, axis: int | None) -> int | None:
+    return None if axis is None else facts.axes[axis].extent
+
+
+def shape_registers(shape: BackwardShape, keys: int) -> int:
+    """Return ``plan.attention.backward.backward_registers`` with one held value."""
+    return sum(shape.gradients) // 2 + keys + len(shape.gradients) * keys // 4 + FIXED_REGISTERS
+
+
+def shape_bytes(shape: BackwardShape, choice: BackwardChoice) -> int:
+    """Return the shared memory of a tile, barriers included."""
+    rows, stages = WGMMA_ROWS * choice.groups, choice.stages or 2
+    return 2 * (rows + stages * choice.keys) * sum(shape.products) + 1024
+
+
+def predicted_us(shape: BackwardShape, choice: BackwardChoice, target: Target) -> float:
+    """Return the predicted time of a launch in microseconds."""
+    rows = WGMMA_ROWS * choice.groups
+    tiles = -(-shape.rows // rows) * shape.heads
+    rate = MATRIX_FRACTION * target.matrix_tflops_for("bfloat16") * 1e6 / target.num_sms
+    blocks = -(-shape.streamed // choice.keys) * choice.keys
+    columns = sum(shape.products) + sum(shape.gradients)
+    short = 1 + WGMMA_ROWS / 4 / choice.keys + (0.3 if choice.groups == 1 else 0)
+    tile_us = 2 * rows * blocks * columns / rate * short + TILE_US
+    memory_us = shape.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
+    return LAUNCH_US + max(-(-tiles // target.num_sms) * tile_us, memory_us)
+
+
+def predict_backward(facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
+    """Return the predicted resources and time of one launch."""
+    shape = backward_shape(facts)
+    if isinstance(shape, str):
+        return predicted(target, math.inf, reason=shape)
+    choice = backward_choice(decisions, shape.blocks)
+    registers, shared = shape_registers(shape, choice.keys), shape_bytes(shape, choice)
+    most = REGISTERS.get(choice.groups, (0, 0))[1]
+    fits = shared <= target.smem_per_block_bytes and registers <= most and target.has("wgmma")
+    return predicted(
+        target,
+        predicted_us(shape, choice, target),
+        registers=registers,
+        shared=shared,
+        waves=-(-shape.rows // (WGMMA_ROWS * choice.groups)) * shape.heads / target.num_sms,
+        fits=fits,
+        reason="" if fits else f"{registers} registers and {shared} bytes of shared memory do not fit",
+        bytes_moved=shape.bytes_moved,
+        flops=shape.flops,
+    )
+
+
+def backward_choice(decisions: Decisions, blocks: tuple[int, int]) -> BackwardChoice:
+    """Return the decisions of a config as the planner's choice; ``blocks`` are those of owned and of streamed rows."""
+    rows, keys = (decisions.sizes[block] for block in blocks)
+    return BackwardChoice(
+        groups=max(1, rows // WGMMA_ROWS),
+        keys=keys,
+        stages=decisions.values.get("wgmma_kv_stages"),
+        scheduler=decisions.values.get("wgmma_tile_scheduler", "static"),
+    )

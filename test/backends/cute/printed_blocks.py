@@ -1,0 +1,37 @@
+"""The printed tiles and blocks of attention and of its gradients, as Python executes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from helion.backends.cute.codegen.attention import bounds
+from helion.backends.cute.plan.attention.records import ScorePlan
+
+
+def function(lines: list[str], name: str) -> Callable[..., Any]:
+    """Return a printed function of integers, with the DSL's names as Python's."""
+    names: dict[str, Any] = {"cutlass": SimpleNamespace(Int32=int, min=min, max=max)}
+    exec("\n".join(lines), names)
+    return names[name]
+
+
+def visited(made: ScorePlan, tile_m: int) -> list[tuple[int, bool]]:
+    """Return the blocks of a tile as the printed code visits them, and whether each is masked."""
+    begin, end, whole, edge = function(bounds.bounds_function(made), "blocks_of")(tile_m)
+    names: dict[str, Any] = {
+        "cutlass": SimpleNamespace(min=min, max=max),
+        "begin": begin,
+        "end": end,
+        "whole": whole,
+        "edge": edge,
+    }
+    exec("\n".join(bounds.part_lengths(made)), names)
+    found = [(end - 1, True)]
+    for part in made.parts:
+        assert names[f"{part}_blocks"] >= 0
+        for at in range(names[f"{part}_blocks"]):
+            found.append((eval(bounds.block_index(made, part), {**names, "at": at}), part != "free"))
+    assert [block for block, _ in found] == [*reversed(range(begin, end))], "the loading warp visits these"
+    return found

@@ -1,0 +1,182 @@
+"""The printed functions of attention's gradients, executed for all threads of a consumer group at once.
+
+MMAs and loads are torch's; all else is the printed text: the tiles and their order, blocks and parts, masks, formulas, and
+the elements that threads hold.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from backends.cute.printed_blocks import function, visited
+
+from helion.backends.cute.codegen.attention import backward as printed
+from helion.backends.cute.codegen.attention import bounds
+from helion.backends.cute.plan.attention.backward import BackwardPlan
+from helion.backends.cute.plan.attention.records import Matrix, Mode, Source
+
+THREADS = torch.arange(128)
+LANE, WARP = THREADS % 32, THREADS // 32
+
+
+class Lanes(torch.Tensor):
+    """One number for each thread, of which a conversion to a type of the DSL is itself."""
+
+    def to(self, *kind: Any) -> Any:  # type: ignore[override]
+        return self
+
+
+def _lanes(value: Any) -> Lanes:
+    return torch.as_tensor(value).as_subclass(Lanes)
+
+
+def _wide(one: Any, other: Any, function: Callable[..., torch.Tensor]) -> Lanes:
+    return _lanes(function(torch.as_tensor(one), torch.as_tensor(other)))
+
+
+CUTLASS = SimpleNamespace(
+    Int32=lambda value: value,
+    Float32=lambda value: value,
+    min=lambda *values: functools.reduce(lambda x, y: _wide(x, y, torch.minimum), values),
+    max=lambda *values: functools.reduce(lambda x, y: _wide(x, y, torch.maximum), values),
+    select_=lambda condition, one, other: _lanes(torch.where(torch.as_tensor(condition), one, other)),
+    BFloat16=torch.bfloat16,
+    Float16=torch.float16,
+)
+CUTE = SimpleNamespace(
+    recast_tensor=lambda tensor, kind: tensor,
+    math=SimpleNamespace(exp2=lambda x, **given: _lanes(torch.exp2(x))),
+    arch=SimpleNamespace(rcp_approx=lambda x: _lanes(1 / x)),
+)
+
+
+class Held(list):
+    """A tensor in registers: its elements, or the pairs of a packed one."""
+
+    def load(self) -> Held:
+        return self
+
+    def to(self, kind: torch.dtype) -> Held:
+        return Held(each.as_subclass(torch.Tensor).to(kind) for each in self)
+
+    def store(self, other: Held) -> None:
+        self[:] = other
+
+
+def _elements(columns: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return row and column of each element of a thread in an accumulator of 64 rows."""
+    return [(WARP * 16 + LANE // 4 + e // 2 % 2 * 8, e // 4 * 8 + LANE % 4 * 2 + e % 2) for e in range(columns // 2)]
+
+
+def _place(modes: Sequence[Mode], head: Sequence[int]) -> int:
+    axes = {f"head_{at}": number for at, number in enumerate(head)}
+    return sum(mode.stride * int(eval(mode.at.text(tuple(axes)), {}, axes)) for mode in modes)
+
+
+def _matrix(matrix: Matrix, tensor: torch.Tensor, head: Sequence[int], rows: int) -> torch.Tensor:
+    start = matrix.offset + _place(matrix.modes, head)
+    return torch.as_strided(tensor, (rows, matrix.columns), (matrix.pitch, 1), start)
+
+
+class Vector:
+    """A source in global memory, indexed as the kernel does."""
+
+    def __init__(self, source: Source, tensor: torch.Tensor) -> None:
+        self.source, self.flat = source, torch.as_strided(tensor, (tensor.numel(),), (1,))
+
+    def __getitem__(self, places: tuple[Any, ...]) -> Lanes:
+        strides = (*self.source.pitches, *(mode.stride for mode in self.source.modes))
+        at = self.source.offset + sum(
+            torch.as_tensor(place) * stride for place, stride in zip(places, strides, strict=True)
+        )
+        found = self.flat[at]
+        return _lanes(found if found.dtype == torch.int32 else found.float())
+
+
+def _block(rows: torch.Tensor, first: int, count: int) -> torch.Tensor:
+    """Return rows of a matrix in fp32, with zeros past the end, as TMA loads them."""
+    found = torch.zeros(count, rows.shape[1])
+    part = rows[first : first + count].float()
+    found[: len(part)] = part
+    return found
+
+
+def computed_as_printed(plan: BackwardPlan, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the outputs of the printed text for the arguments of a launch."""
+    problem = plan.problem
+    names: dict[str, Any] = {"cutlass": CUTLASS, "cute": CUTE}
+    for lines in printed.backward_functions(plan):
+        exec("\n".join(lines), names)
+    dtype = tensors[0].dtype
+    names["exp2"] = lambda x: _lanes(torch.exp2(x))
+    names["pack"] = lambda low, high: (low.as_subclass(torch.Tensor), high.as_subclass(torch.Tensor))
+    owned, streamed, rest = tensors[:2], tensors[2:4], tensors[4:]
+    outputs = [torch.full_like(each, float("nan")) for each in rest[: len(problem.gradients)]]
+    for source, tensor in zip(problem.sources, rest[len(outputs) :], strict=True):
+        names[f"vector_{source.label}"] = Vector(source, tensor)
+    place = function(bounds.place_function(plan), "place")
+    for work in range(plan.tiles):
+        tile, head = place(work)
+        coordinates = []
+        for size in reversed(problem.heads):
+            coordinates.insert(0, head % size)
+            head //= size
+        for group in range(plan.groups):
+            _run(plan, names, owned, streamed, outputs, tile, group, coordinates, dtype)
+    return outputs
+
+
+def _run(plan, names, owned, streamed, outputs, tile, group, head, dtype) -> None:  # type: ignore[no-untyped-def]
+    problem, rows = plan.problem, tile * plan.rows + group * 64
+    own = [
+        _block(_matrix(matrix, tensor, head, problem.queries), rows, 64)
+        for matrix, tensor in zip(problem.owned, owned, strict=True)
+    ]
+    sums = [torch.zeros(64, each.output.matrix.columns) for each in problem.gradients]
+    thread = {"first_query": rows + WARP * 16 + LANE // 4, "lane": LANE}
+    for repeat, (block, masked) in itertools.product(range(problem.repeats), visited(plan, tile)):
+        place = [*head, repeat] if problem.repeats > 1 else head
+        thread |= {f"head_{at}": number for at, number in enumerate(place)}
+        blocks = [
+            _block(_matrix(matrix, tensor, place, problem.keys), block * plan.keys, plan.keys)
+            for matrix, tensor in zip(problem.streamed, streamed, strict=True)
+        ]
+        products = [left @ right.t() for left, right in zip(own, blocks, strict=True)]
+        lefts = _lefts(plan, names, thread, products, block, masked)
+        for total, left, each in zip(sums, lefts, problem.gradients, strict=True):
+            total += left.to(dtype).float() @ blocks[each.right]
+    for at, (total, each) in enumerate(zip(sums, problem.gradients, strict=True)):
+        elements = _elements(total.shape[1])
+        thread |= {f"gradient_{at}": Held(_lanes(total[place]) for place in elements), f"rounded_{at}": Held()}
+        given = [{**names, **thread}[name] for name in printed.finish_arguments(plan, at)]
+        names[f"finish_{at}"](*given)
+        stored = torch.zeros(64, total.shape[1], dtype=dtype)
+        for place, value in zip(elements, thread[f"rounded_{at}"], strict=True):
+            stored[place] = value
+        target = _matrix(each.output.matrix, outputs[at], head, problem.queries)
+        left = max(0, min(64, problem.queries - rows))
+        target[rows : rows + left] = stored[:left]
+
+
+def _lefts(plan, names, thread, products, block, masked) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
+    """Return the left operands of a block, as the printed functions leave them in registers."""
+    elements = _elements(plan.keys)
+    held = {f"held_{value}": Held([None] * len(elements)) for value in plan.problem.held}
+    packed = {f"left_{at}": Held([None] * (len(elements) // 2)) for at in range(len(plan.problem.gradients))}
+    taken = {f"product_{at}": [_lanes(product[place]) for place in elements] for at, product in enumerate(products)}
+    given = {**names, **thread, **held, **packed, **taken, "first_key": block * plan.keys + LANE % 4 * 2}
+    for late in (False, True):
+        arguments = [given[name] for name in printed.values_arguments(plan, late)]
+        names[printed.values_name(late)](*arguments, masked)
+    found = []
+    for pairs in packed.values():
+        left = torch.zeros(64, plan.keys)
+        for place, value in zip(elements, itertools.chain.from_iterable(pairs), strict=True):
+            left[place] = value
+        found.append(left)
+    return found

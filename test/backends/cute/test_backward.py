@@ -1,0 +1,124 @@
+"""Gradients of attention of the cute backend: recognition, evaluation on CPU tensors, printed text and configs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+
+import pytest
+import torch
+from backends.cute import backward_kernels as kernels
+from backends.cute.printed_gradients import computed_as_printed
+
+import helion
+from helion._compiler.ir.grammar import HostTensor
+from helion.backends.cute.backend import Cute
+from helion.backends.cute.plan.attention.backward import BackwardChoice, plan_backward
+from helion.backends.cute.plan.attention.plan import CuteBackwardPlan
+from helion.hardware import target
+
+HOPPER = target("sm_90")
+
+
+@functools.cache
+def cases() -> list[kernels.Case]:
+    torch.manual_seed(0)
+    return kernels.cases()
+
+
+NAMES = (
+    "queries",
+    "queries, causal",
+    "queries, 96 and 64 dimensions",
+    "queries, capped in a window",
+    "keys",
+    "keys, 96 and 64 dimensions",
+    "keys, causal",
+    "shared keys",
+    "shared keys, causal",
+    "keys, documents",
+)
+
+
+def case_of(name: str) -> kernels.Case:
+    return next(case for case in cases() if case.name == name)
+
+
+def bound_of(case: kernels.Case, gpu: str = "h100") -> helion.BoundKernel:
+    meta = tuple(each.to("meta") if torch.is_tensor(each) else each for each in case.arguments)
+    return helion.kernel(backend="cute")(case.kernel).bind(meta, target=gpu)
+
+
+def _arguments(case: kernels.Case, plan: CuteBackwardPlan) -> list[torch.Tensor]:
+    """Return the tensors of a launch: arguments of the kernel by name, and outputs of the shapes of the gradients."""
+    names = inspect.signature(case.kernel).parameters
+    given = dict(zip(names, case.arguments, strict=True))
+    by_name = {
+        each.name: given[each.name]
+        if each.name in given
+        else torch.empty_strided(each.shape, each.strides, dtype=each.dtype)
+        for each in sorted(plan.program.tensors, key=lambda tensor: tensor.name)
+    }
+    return [by_name[each.name] for each in plan.arguments if isinstance(each, HostTensor)]
+
+
+def test_names_are_those_of_the_cases() -> None:
+    assert NAMES == tuple(case.name for case in cases())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_on_cpu_tensors(name: str) -> None:
+    """Evaluate a kernel, whose problem is all that is read of the program, against fp64."""
+    case = case_of(name)
+    found = helion.kernel(backend="cute")(case.kernel)(*case.arguments)
+    for one, other in zip((found,) if torch.is_tensor(found) else found, case.wanted, strict=True):
+        assert (one.double() - other).norm() < 6e-3 * other.norm()
+
+
+@pytest.mark.parametrize("at", range(len(NAMES)), ids=NAMES)
+def test_printed_text_computes_the_gradients(at: int) -> None:
+    """Run the printed functions for every thread: tiles, blocks, masks, left operands and outputs, against fp64."""
+    case = case_of(NAMES[at])
+    plan = bound_of(case).plan()
+    choice = BackwardChoice(groups=1 + at % 2, keys=(48, 64, 80)[at % 3])
+    made = plan_backward(plan.backward.problem, choice, HOPPER)
+    outputs = [each.output.name for each in made.problem.gradients]
+    found = dict(zip(outputs, computed_as_printed(made, _arguments(case, plan)), strict=True))
+    for name, other in zip(sorted(found), case.wanted, strict=True):
+        assert (found[name].double() - other).norm() < 6e-3 * other.norm()
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", NAMES)
+def test_binaries_are_neither_spilled_nor_serialized(name: str) -> None:
+    """Compile each seed of more rows. ptxas serializes MMAs, with an arrival for each, where registers are short."""
+    torch.manual_seed(0)
+    case = next(each for each in kernels.cases(scale=5) if each.name == name)
+    bound = bound_of(case)
+    for seed in bound.seeds:
+        found, plan = bound.resources(seed.config), bound.plan(seed.config)
+        fences = 1 + len(plan.backward.parts) + (plan.backward.problem.repeats > 1)
+        assert found.spill_bytes == 0
+        assert found.sass_counts["USETMAXREG"] == 2 or plan.backward.groups == 1
+        assert found.sass_counts["WARPGROUP"] <= 7 * fences, "4 fences of a block, and waits"
+
+
+def test_auto_leaves_gradients_to_other_backends() -> None:
+    bound = bound_of(case_of("queries, causal"))
+    reason = Cute().on_request(bound.plan().program, bound.facts, HOPPER)
+    assert reason == "gradients of attention run on request, with backend='cute'"
+
+
+@pytest.mark.parametrize("name", ["queries, causal", "shared keys"])
+def test_random_configs_have_a_plan(name: str) -> None:
+    bound = bound_of(case_of(name))
+    space, rng = bound.config_spec, random.Random(0)
+    seen = set()
+    for _ in range(12):
+        drawn = {field.key: field.random(rng) for field in space.fields}
+        for config in (space.random(rng), space.repair(drawn)):
+            assert space.normalize(config) == config
+            plan = bound.plan(config).backward
+            seen.add((plan.groups, plan.keys, plan.scheduler))
+    assert len(seen) >= 6

@@ -1,0 +1,97 @@
+"""Loops that differ from gradients of attention in one place: each is refused by name, or gives the values of eager torch."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import helion
+from helion import exc
+
+TEXT = """
+import torch
+import helion
+import helion.language as hl
+
+
+def gradients(q, k, v, do, logsum, delta, extra):
+    heads, m, _ = q.size()
+    n = k.size(1)
+    dims = hl.specialize(q.size(2))
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
+    for tile_h, tile_n in hl.tile([heads, n], block_size=[1, None]):
+        h = tile_h.begin
+        key_sum = hl.zeros([tile_n, dims], dtype=torch.float32)
+        value_sum = hl.zeros([tile_n, dims], dtype=torch.float32)
+        for tile_m in hl.tile(m):
+            scores = hl.dot(q[h, tile_m, :], k[h, tile_n, :].T) * 0.125
+            scores = torch.where(tile_m.index[:, None] >= tile_n.index[None, :], scores, float("-inf"))
+            weights = torch.exp(scores - logsum[h, tile_m][:, None])
+            value_sum = hl.dot(weights.to(do.dtype).T, do[h, tile_m, :], acc=value_sum)
+            changes = hl.dot(do[h, tile_m, :], v[h, tile_n, :].T)
+            differences = weights * (changes - delta[h, tile_m][:, None])
+            key_sum = hl.dot(differences.to(q.dtype).T, q[h, tile_m, :], acc=key_sum)
+        dk[h, tile_n, :] = (key_sum * 0.125).to(dk.dtype)
+        dv[h, tile_n, :] = value_sum.to(dv.dtype)
+    return dk, dv
+"""
+CHANGES = {
+    "no mask": ('torch.where(tile_m.index[:, None] >= tile_n.index[None, :], scores, float("-inf"))', "scores", None),
+    "a low number as mask": ('float("-inf")', "-1e30", None),
+    "a mask that changes scores": ('float("-inf")', "-0.5", None),
+    "masks of weights alone": ("weights.to(do.dtype).T", "torch.where(tile_m.index[:, None] > 9, weights, 0.0).to(do.dtype).T", None),
+    "a loop from the tile on": ("hl.tile(m)", "hl.tile(tile_n.begin, m)", None),
+    "a loop from the end of the tile": ("hl.tile(m)", "hl.tile(tile_n.end, m)", "from 0"),
+    "a loop to the tile": ("hl.tile(m)", "hl.tile(tile_n.end)", "size of tiles"),
+    "fewer queries": ("hl.tile(m)", "hl.tile(m - 7)", None),
+    "a tensor per query": ("* (changes - delta", "* extra[tile_m][:, None] * (changes - delta", None),
+    "scores of the sum": ("* (changes - delta", "* value_sum.sum(-1)[None, :] * (changes - delta", "other values of the loop|reduce"),
+    "sums of squares": ("hl.dot(differences.to(q.dtype).T, q[h, tile_m, :], acc=key_sum)",
+                        "hl.dot(differences.to(q.dtype).T, q[h, tile_m, :], acc=key_sum * 2.0)", "acc \\+ x @ y"),
+    "another first number": ("key_sum = hl.zeros([tile_n, dims], dtype=torch.float32)",
+                             "key_sum = hl.full([tile_n, dims], 1.0, dtype=torch.float32)", "begin with another"),
+    "another right operand": ("q[h, tile_m, :], acc=key_sum", "q[h, tile_m, :] * 2, acc=key_sum", "computed from its tensor"),
+    "another head": ("q[h, tile_m, :], acc=key_sum", "q[0, tile_m, :], acc=key_sum", "no product before"),
+    "a rounded sum": ("hl.dot(differences.to(q.dtype).T, q[h, tile_m, :], acc=key_sum)",
+                      "key_sum + torch.mm(differences.to(q.dtype).T, q[h, tile_m, :])", r"acc \+ x @ y"),
+    "a plain sum": ("hl.dot(differences.to(q.dtype).T, q[h, tile_m, :], acc=key_sum)",
+                    "key_sum + hl.dot(differences.to(q.dtype).T, q[h, tile_m, :])", None),
+    "a store in the loop": ("            changes = hl", "            dv[h, tile_n, :] = value_sum.to(dv.dtype)\n            changes = hl", "stored in the loop"),
+    "outputs in fp32": ("dk, dv = torch.empty_like(k), torch.empty_like(v)", "dk, dv = k.new_empty(k.size(), dtype=torch.float32), torch.empty_like(v)", "in the type of the operands"),
+    "queries as output": ("dk, dv = torch.empty_like(k), torch.empty_like(v)", "dk, dv = k, torch.empty_like(v)", "read by the kernel"),
+    "powers of two": ("torch.exp(scores - logsum", "torch.exp2(scores - logsum", None),
+    "exponentials of both": ("weights * (changes", "torch.exp(changes * 0.01) * weights * (changes", "of which exponentials depend on one"),
+}  # fmt: skip
+
+
+def changed(name: str, folder: Path) -> Any:
+    old, new, _ = CHANGES[name]
+    assert TEXT.count(old) == 1, name
+    path = folder / f"gradients_{abs(hash(name))}.py"
+    path.write_text(TEXT.replace(old, new))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.gradients
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_loop_is_refused_or_right(name: str, tmp_path: Path) -> None:
+    """Compare a changed loop with eager torch, whose blocks are all rows."""
+    torch.manual_seed(1)
+    function, message = changed(name, tmp_path), CHANGES[name][2]
+    q, k, v, do = (torch.randn(2, 150, 64).bfloat16() + 0.1 for _ in range(4))
+    more = torch.rand(2, 150) + 3, torch.rand(2, 150), torch.rand(150) - 0.2
+    gradients = helion.kernel(backend="cute")(function)
+    if message is not None:
+        with pytest.raises(exc.CuteUnsupported, match=message):
+            gradients.bind((q, k, v, do, *more))
+        return
+    wanted = helion.kernel(backend="triton", ref_mode=helion.RefMode.EAGER)(function)(q, k, v, do, *more)
+    for one, other in zip(gradients(q, k, v, do, *more), wanted, strict=True):
+        assert (one.double() - other.double()).norm() < 6e-3 * other.double().norm()

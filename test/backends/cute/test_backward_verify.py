@@ -1,0 +1,106 @@
+"""The simulation of the roles of attention's gradients: right programs pass, planted faults are found."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+
+import pytest
+from backends.cute.edited_roles import edited, without
+from backends.cute.test_backward import bound_of, case_of
+
+from helion.backends.cute.plan.attention.backward import BackwardChoice, BackwardPlan, BackwardProblem, plan_backward
+from helion.backends.cute.plan.refusal import Refusal
+from helion.backends.cute.roles import grammar as g
+from helion.backends.cute.roles.attention import grammar as a
+from helion.backends.cute.roles.attention.backward import backward_program
+from helion.backends.cute.verify.attention.verify import verify_backward
+from helion.backends.cute.verify.cluster import Fault
+from helion.hardware import target
+
+HOPPER = target("sm_90")
+QUERIES, KEYS = "queries, causal", "shared keys, causal"
+
+
+@functools.cache
+def problem(name: str) -> BackwardProblem:
+    return bound_of(case_of(name)).plan().backward.problem
+
+
+def plan(name: str, groups: int = 2, **changes: object) -> BackwardPlan:
+    return plan_backward(problem(name), BackwardChoice(groups=groups, keys=64, **changes), HOPPER)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [QUERIES, KEYS, "keys", "queries, capped in a window"])
+def test_programs_are_right(name: str) -> None:
+    for groups, stages, scheduler in itertools.product((1, 2), (2, 3), ("static", "dynamic")):
+        verify_backward(backward_program(plan(name, groups, stages=stages, scheduler=scheduler)))
+
+
+def masked_as_free(step: g.Step) -> tuple[g.Step, ...]:
+    return (dataclasses.replace(step, masked=False),) if isinstance(step, a.Weights) else (step,)
+
+
+def without_first(step: g.Step) -> tuple[g.Step, ...]:
+    return (dataclasses.replace(step, first=False),) if isinstance(step, a.GradientMma) else (step,)
+
+
+FAULTS = {
+    "no wait for blocks": ("multiply", without(g.Wait("first_read")), "stale"),
+    "no wait for other blocks": ("multiply", without(g.Wait("second_read")), "stale"),
+    "no wait for rows": ("multiply", without(g.Wait("rows_read")), "stale"),
+    "blocks are not released": ("multiply", without(g.Release("first_free")), "deadlock"),
+    "other blocks are not released": ("multiply", without(g.Release("second_free")), "deadlock"),
+    "rows are not released": ("multiply", without(g.Release("rows_read")), "deadlock"),
+    "no wait for a product": ("multiply", without(g.WgmmaWait(1)), "in state|released while|overwritten while"),
+    "no wait for all": ("multiply", without(g.WgmmaWait(0)), "in state|released while|or MMAs|leaves with"),
+    "no fence": ("multiply", without(g.WgmmaFence()), "without a fence"),
+    "no weights": ("multiply", without(a.Weights(masked=False)), "or others held|stale"),
+    "no differences": ("multiply", without(a.Differences(masked=False)), "overwrites|stale"),
+    "unmasked blocks": ("multiply", masked_as_free, "is not masked"),
+    "sums go on from the former tile": ("multiply", without_first, "has blocks"),
+    "no group barrier": ("multiply", without(a.GroupSync()), "is stored while|overwrites|stale"),
+    "no proxy fence": ("multiply", without(g.FenceShared()), "without a fence"),
+    "no wait for stores": ("multiply", without(g.StoreWait(0)), "being stored|leaves while"),
+    "blocks are loaded early": ("load", without(g.Acquire("first_fill")), "filled while|stale|negative|deadlock"),
+    "rows are loaded early": ("load_rows", without(g.Acquire("rows_fill")), "being stored|filled while|stale|negative|deadlock"),
+    "no ticket": ("load", without(a.TakeTicket()), "not drawn"),
+    "tiles are not handed out": ("load", without(a.HandOut()), "deadlock|stale|is not stored once"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", [QUERIES, KEYS])
+def test_planted_faults_are_found(name: str, fault: str) -> None:
+    role, edit, message = FAULTS[fault]
+    program = backward_program(plan(name, scheduler="dynamic"))
+    changed = edited(program, role, edit)
+    assert changed != program, "the fault changes nothing"
+    with pytest.raises(Fault, match=message):
+        verify_backward(changed)
+
+
+def test_repetitions_begin_with_the_first_block() -> None:
+    program = backward_program(plan(KEYS))
+
+    def skipped(step: g.Step) -> tuple[g.Step, ...]:
+        return () if isinstance(step, a.BlockLoop) and step.part == "again" else (step,)
+
+    with pytest.raises(Fault, match="stale|deadlock|has blocks"):
+        verify_backward(edited(program, "multiply", skipped))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"groups": 4}, "tiles of 256 rows; 64, 128 and 192 are implemented"),
+        ({"keys": 40}, "blocks of 40 rows; multiples of 16 up to 256 are implemented"),
+        ({"stages": 5}, "5 stages of blocks; 2 to 4 are implemented"),
+        ({"keys": 256}, "need 456 registers per thread; they have 240"),
+    ],
+)
+def test_choices_that_do_not_fit_are_refused(changes: dict[str, int], message: str) -> None:
+    choice = dataclasses.replace(BackwardChoice(groups=2, keys=64), **changes)
+    with pytest.raises(Refusal, match=message):
+        plan_backward(problem(KEYS), choice, HOPPER)
