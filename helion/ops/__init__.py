@@ -4,6 +4,7 @@ All are operators of ``torch.library``: they work in ``torch.compile(fullgraph=T
 batch size, and have gradients unless their documentation says otherwise. ``import helion`` does not import them.
 """
 
+from .attention import attention as attention
 from .cross_entropy import cross_entropy as cross_entropy
 from .dropout import bias_dropout_residual as bias_dropout_residual
 from .fp8 import quantize_fp8 as quantize_fp8
@@ -13,6 +14,8 @@ from .gated import geglu as geglu
 from .gated import swiglu as swiglu
 from .layer_norm import add_layer_norm as add_layer_norm
 from .layer_norm import layer_norm as layer_norm
+from .linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+from .qk_norm_rope import qk_norm_rope as qk_norm_rope
 from .rms_norm import add_rms_norm as add_rms_norm
 from .rms_norm import rms_norm as rms_norm
 from .rope import rope as rope

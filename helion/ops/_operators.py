@@ -92,6 +92,7 @@ def check_tensor(
     *,
     dtypes: Sequence[torch.dtype] = FLOATS,
     shape: Sequence[int] | None = None,
+    dims: int | None = None,
     least_dims: int = 0,
     like: torch.Tensor | None = None,
 ) -> None:
@@ -103,6 +104,7 @@ def check_tensor(
         tensor: its value.
         dtypes: the dtypes that it may have.
         shape: the shape that it must have; None allows any.
+        dims: the number of dimensions that it must have; None allows any.
         least_dims: the least number of dimensions; if it is not 0, the last dimension must not be empty.
         like: a tensor whose device it must share.
 
@@ -119,6 +121,10 @@ def check_tensor(
     if shape is not None and tuple(tensor.shape) != tuple(shape):
         raise exc.WrongOpArgument(
             op=op, argument=argument, expected=f"of shape {list(shape)}", got=f"shape {list(tensor.shape)}"
+        )
+    if dims is not None and tensor.dim() != dims:
+        raise exc.WrongOpArgument(
+            op=op, argument=argument, expected=f"of {dims} dimensions", got=f"shape {list(tensor.shape)}"
         )
     if tensor.dim() < least_dims:
         plural = "s" if least_dims > 1 else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ class Case:
     reference: Callable[..., Any]
     args: tuple[Any, ...]
     differentiated: tuple[int, ...] = ()
+    #: Factor on the tolerance of gradients, for matmuls of values that were rounded.
+    slack: float = 1
 
 
 def _normal(*shape: int, dtype: torch.dtype = F32, mean: float = 0.5) -> torch.Tensor:
@@ -135,6 +138,85 @@ def rotations() -> list[Case]:
     ]
 
 
+def _normed_and_rotated(
+    q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, *angles: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _rotated(_rms(q, q_weight), *angles), _rotated(_rms(k, k_weight), *angles)
+
+
+def heads() -> list[Case]:
+    q, k = _normal(2, 9, 4, 12), _normal(2, 9, 2, 12)
+    weights = _normal(12, mean=1), _normal(12, mean=1)
+    angles = torch.arange(17)[:, None] * 10000.0 ** -torch.linspace(0, 1, 6)
+    cos, sin = angles.cos(), angles.sin()
+    half = (q.bfloat16(), k.bfloat16(), *weights, cos, sin, torch.randint(0, 17, [2, 9]))
+    wanted = (0, 1, 2, 3)
+    return [
+        Case("qk_norm_rope, fp32", ops.qk_norm_rope, _normed_and_rotated, (q, k, *weights, cos, sin), wanted),
+        Case("qk_norm_rope, bf16, positions", ops.qk_norm_rope, _normed_and_rotated, half, wanted),
+        Case("qk_norm_rope, no tokens", ops.qk_norm_rope, _normed_and_rotated, (q[:0], k[:0], *half[2:6]), wanted),
+    ]
+
+
+def linear_losses() -> list[Case]:
+    x, weight = _normal(2, 11, 30, mean=0.2), _normal(157, 30, mean=0.1)
+    labels = torch.randint(0, 157, [2, 11])
+    labels[1, 2:5] = -100
+
+    def reference(x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy((x @ weight.T).flatten(0, -2), labels.flatten())
+
+    def by_row(x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy((x @ weight.T).flatten(0, -2), labels.flatten(), reduction="none").view(labels.shape)
+
+    half = (x.bfloat16(), weight.bfloat16(), labels.int())
+    rowwise = lambda *args: ops.linear_cross_entropy(*args, reduction="none")  # noqa: E731
+    return [
+        Case("linear_cross_entropy, fp32", ops.linear_cross_entropy, reference, (x, weight, labels), (0, 1)),
+        Case("linear_cross_entropy, none, bf16", rowwise, lambda x, w, i: by_row(x, w, i.long()), half, (0, 1), 4),
+        Case("linear_cross_entropy, no rows", rowwise, by_row, (x[:0], weight, labels[:0]), (0, 1)),
+    ]
+
+
+def _attended(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    shared = q.size(1) // k.size(1)
+    k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+    scores = q @ k.transpose(-1, -2) * (scale or q.size(-1) ** -0.5)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    ahead = torch.arange(q.size(2))[:, None] + k.size(2) - q.size(2) - torch.arange(k.size(2))
+    seen = (ahead >= 0) & (ahead < (window or k.size(2))) if causal else ahead == ahead
+    return scores.masked_fill(~seen, float("-inf")).softmax(-1) @ v
+
+
+def attentions() -> list[Case]:
+    q, k, v = _normal(2, 4, 150, 24), _normal(2, 2, 170, 24), _normal(2, 2, 170, 16, mean=1)
+
+    def case(name: str, args: tuple[torch.Tensor, ...], **options: Any) -> Case:
+        op, reference = (functools.partial(f, **options) for f in (ops.attention, _attended))
+        return Case(f"attention, {name}", op, reference, args, (0, 1, 2), 4)
+
+    square = q[:1, :, :65], k[:1, :, :65], v[:1, :, :65]
+    token_major = tuple(t.transpose(1, 2).contiguous().transpose(1, 2).bfloat16() for t in square)
+    return [
+        case("fp32", square, scale=0.3),
+        case("causal, bf16, token-major", token_major, causal=True),
+        case("window", (q, k, v), causal=True, window=40),
+        case("softcap, fp16", (square[0].half(), square[1].half(), square[2].half()), softcap=2.0),
+        case("window, softcap", square, causal=True, window=7, softcap=3.0),
+        case("one query", (q[:, :, :1], k, v), causal=True),
+        case("no batch", (q[:0], k[:0], v[:0])),
+    ]
+
+
 def quantized() -> list[Case]:
     x, w = _normal(9, 70), _normal(70, mean=1)
     x[3] = 0
@@ -168,7 +250,7 @@ def quantized() -> list[Case]:
     ]
 
 
-FAMILIES = (norms, losses, pointwise, rotations, quantized)
+FAMILIES = (norms, losses, pointwise, rotations, heads, linear_losses, attentions, quantized)
 
 
 def cases() -> list[Case]:

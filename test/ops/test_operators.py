@@ -155,6 +155,7 @@ X, W = torch.randn(4, 33), torch.randn(33)
 COS = torch.randn(9, 4)
 HEADS = torch.randn(9, 2, 8)
 LABELS = torch.zeros(4, dtype=torch.int64)
+QKV = torch.randn(1, 2, 9, 8)
 F8 = X.to(torch.float8_e4m3fn)
 WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (ops.rms_norm, (X.double(), W), "rms_norm: argument 'x' must be of dtype bfloat16, float16, float32, got float64"),
@@ -178,6 +179,18 @@ WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (ops.rope, (HEADS, COS, COS[:, :2]), r"'sin' must be of shape \[9, 4\], got shape \[9, 2\]"),
     (ops.rope, (HEADS, COS, COS, LABELS), r"'positions' must be of shape \[9\], got shape \[4\]"),
     (functools.partial(ops.bias_dropout_residual, p=1.0), (X, W, X), "'p' must be from 0 to less than 1, got 1.0"),
+    (ops.attention, (QKV, QKV[0], QKV), r"'k' must be of 4 dimensions, got shape \[2, 9, 8\]"),
+    (ops.attention, (QKV, QKV[..., :5], QKV), r"'k' must be of shape \[1, 2, 9, 8\], got shape \[1, 2, 9, 5\]"),
+    (ops.attention, (QKV, QKV.half(), QKV), "'k' must be of dtype float32, got float16"),
+    (ops.attention, (QKV[:, :1], QKV, QKV), "'k' must be of a number of heads that divides 1, got 2 heads"),
+    (ops.attention, (QKV, QKV[:, :, :0], QKV[:, :, :0]), "'k' must be of at least one key"),
+    (functools.partial(ops.attention, window=3), (QKV, QKV, QKV), "'window' must be above 0, and only with causal"),
+    (functools.partial(ops.attention, causal=True), (QKV, *(QKV[:, :, :5],) * 2), "at most 5 queries if .* got 9"),
+    (functools.partial(ops.attention, softcap=0.0), (QKV, QKV, QKV), "'softcap' must be above 0, got 0.0"),
+    (ops.qk_norm_rope, (HEADS, HEADS[:5], W, W, COS, COS), r"'k' must be of shape \[9, 2, 8\], got shape \[5, 2, 8\]"),
+    (ops.qk_norm_rope, (HEADS, HEADS, W, W, COS, COS), r"'q_weight' must be of shape \[8\], got shape \[33\]"),
+    (ops.linear_cross_entropy, (X, W, LABELS), r"'weight' must be of 2 dimensions, got shape \[33\]"),
+    (ops.linear_cross_entropy, (X, X[:, :4], LABELS), r"'weight' must be of shape \[4, 33\], got shape \[4, 4\]"),
     (ops.quantize_fp8, (X, torch.int8), "'dtype' must be torch.float8_e4m3fn or torch.float8_e5m2, got torch.int8"),
     (ops.rms_norm_fp8, (X, W[None]), r"'weight' must be of shape \[33\], got shape \[1, 33\]"),
     (ops.scaled_matmul, (X, F8, W, W), "'x' must be of dtype float8_e4m3fn, float8_e5m2, got float32"),

@@ -1,0 +1,274 @@
+"""Attention in one pass over the keys: full, causal, in a window, with soft-capped scores and grouped heads.
+
+Scores never reach memory. A tile of keys may raise the running maximum of a row, and the accumulator is rescaled. The
+forward pass keeps one number per row, the logarithm of the sum of exponentials. Two backward kernels compute the
+weights again from it: one loops over queries for the gradients of keys and values, one over keys for that of queries.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+import helion
+import helion.language as hl
+
+from ._operators import Operator, check, check_tensor, rows
+
+#: Score of a masked key. It is finite, so that a row whose first tiles are masked has no NaN; the first key that it
+#: sees scales what was added before by 0.
+MASKED = -1e30
+
+
+@helion.kernel(static_shapes=False)
+def attention_kernel(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    shared: int,
+    scale: float,
+    causal: hl.constexpr,
+    window: hl.constexpr,
+    softcap: hl.constexpr,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend from `q[H, M, D]` to `k[G, N, D]` and `v[G, N, E]`; return the result and the log-sum-exp of each row.
+
+    Consecutive `shared` heads of `q` share a head of `k`. Query i has the position i + N - M. With `causal` it sees the
+    keys up to that position, with `window` only the last `window` of these. Log-sum-exp and scores are in base 2.
+    """
+    heads, m = q.size(0), q.size(1)
+    n = k.size(1)
+    width = hl.specialize(v.size(2))
+    later = n - m
+    out = torch.empty([heads, m, width], dtype=q.dtype, device=q.device)
+    normalizers = torch.empty([heads, m], dtype=torch.float32, device=q.device)
+    for tile_h, tile_m in hl.tile([heads, m], block_size=[1, None]):
+        head = tile_h.begin
+        group = head // shared
+        query = q[head, tile_m, :]
+        highest = hl.full([tile_m], MASKED, dtype=torch.float32)
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        acc = hl.zeros([tile_m, width], dtype=torch.float32)
+        begin = max(tile_m.begin + later - window + 1, 0) if window else 0
+        end = min(tile_m.end + later, n) if causal else n
+        for tile_n in hl.tile(begin, end):
+            scores = hl.dot(query, k[group, tile_n, :].T)
+            if softcap:
+                scores = softcap * torch.tanh(scores * (scale / softcap)) * math.log2(math.e)
+            else:
+                scores = scores * (scale * math.log2(math.e))
+            if causal:
+                ahead = tile_m.index[:, None] + later - tile_n.index[None, :]
+                seen = (ahead >= 0) & (ahead < window) if window else ahead >= 0
+                scores = torch.where(seen, scores, MASKED)
+            raised = torch.maximum(highest, torch.amax(scores, dim=-1))
+            weights = torch.exp2(scores - raised[:, None])
+            shrink = torch.exp2(highest - raised)
+            total = total * shrink + torch.sum(weights, dim=-1)
+            acc = hl.dot(weights.to(v.dtype), v[group, tile_n, :], acc=acc * shrink[:, None])
+            highest = raised
+        out[head, tile_m, :] = acc / total[:, None]
+        normalizers[head, tile_m] = highest + torch.log2(total)
+    return out, normalizers
+
+
+@helion.kernel(static_shapes=False)
+def attention_keys_backward_kernel(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    normalizers: torch.Tensor,
+    along: torch.Tensor,
+    shared: int,
+    scale: float,
+    causal: hl.constexpr,
+    window: hl.constexpr,
+    softcap: hl.constexpr,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the gradients of `k[G, N, D]` and `v[G, N, E]`; `along[H, M]` is the sum of `grad * out` of each row."""
+    m = q.size(1)
+    groups, n = k.size(0), k.size(1)
+    depth, width = hl.specialize(q.size(2)), hl.specialize(v.size(2))
+    later = n - m
+    grad_k = torch.empty([groups, n, depth], dtype=k.dtype, device=k.device)
+    grad_v = torch.empty([groups, n, width], dtype=v.dtype, device=v.device)
+    for tile_g, tile_n in hl.tile([groups, n], block_size=[1, None]):
+        group = tile_g.begin
+        key, value = k[group, tile_n, :], v[group, tile_n, :]
+        acc_k = hl.zeros([tile_n, depth], dtype=torch.float32)
+        acc_v = hl.zeros([tile_n, width], dtype=torch.float32)
+        begin = max(tile_n.begin - later, 0) if causal else 0
+        end = min(tile_n.end - later + window - 1, m) if window else m
+        for member in hl.grid(shared):
+            head = group * shared + member
+            for tile_m in hl.tile(begin, end):
+                query, given = q[head, tile_m, :], grad[head, tile_m, :]
+                scores = hl.dot(key, query.T)
+                slope = scale
+                if softcap:
+                    tangent = torch.tanh(scores * (scale / softcap))
+                    scores = softcap * tangent * math.log2(math.e)
+                    slope = scale * (1 - tangent * tangent)
+                else:
+                    scores = scores * (scale * math.log2(math.e))
+                weights = torch.exp2(scores - normalizers[head, tile_m][None, :])
+                if causal:
+                    ahead = tile_m.index[None, :] + later - tile_n.index[:, None]
+                    seen = (ahead >= 0) & (ahead < window) if window else ahead >= 0
+                    weights = torch.where(seen, weights, 0.0)
+                acc_v = hl.dot(weights.to(given.dtype), given, acc=acc_v)
+                grad_scores = weights * (hl.dot(value, given.T) - along[head, tile_m][None, :]) * slope
+                acc_k = hl.dot(grad_scores.to(query.dtype), query, acc=acc_k)
+        grad_k[group, tile_n, :] = acc_k
+        grad_v[group, tile_n, :] = acc_v
+    return grad_k, grad_v
+
+
+@helion.kernel(static_shapes=False)
+def attention_queries_backward_kernel(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    normalizers: torch.Tensor,
+    along: torch.Tensor,
+    shared: int,
+    scale: float,
+    causal: hl.constexpr,
+    window: hl.constexpr,
+    softcap: hl.constexpr,
+) -> torch.Tensor:
+    """Compute the gradient of `q[H, M, D]`."""
+    heads, m = q.size(0), q.size(1)
+    n = k.size(1)
+    depth = hl.specialize(q.size(2))
+    later = n - m
+    grad_q = torch.empty([heads, m, depth], dtype=q.dtype, device=q.device)
+    for tile_h, tile_m in hl.tile([heads, m], block_size=[1, None]):
+        head = tile_h.begin
+        group = head // shared
+        query, given = q[head, tile_m, :], grad[head, tile_m, :]
+        normalizer, total = normalizers[head, tile_m], along[head, tile_m]
+        acc = hl.zeros([tile_m, depth], dtype=torch.float32)
+        begin = max(tile_m.begin + later - window + 1, 0) if window else 0
+        end = min(tile_m.end + later, n) if causal else n
+        for tile_n in hl.tile(begin, end):
+            key = k[group, tile_n, :]
+            scores = hl.dot(query, key.T)
+            slope = scale
+            if softcap:
+                tangent = torch.tanh(scores * (scale / softcap))
+                scores = softcap * tangent * math.log2(math.e)
+                slope = scale * (1 - tangent * tangent)
+            else:
+                scores = scores * (scale * math.log2(math.e))
+            weights = torch.exp2(scores - normalizer[:, None])
+            if causal:
+                ahead = tile_m.index[:, None] + later - tile_n.index[None, :]
+                seen = (ahead >= 0) & (ahead < window) if window else ahead >= 0
+                weights = torch.where(seen, weights, 0.0)
+            grad_scores = weights * (hl.dot(given, v[group, tile_n, :].T) - total[:, None]) * slope
+            acc = hl.dot(grad_scores.to(key.dtype), key, acc=acc)
+        grad_q[head, tile_m, :] = acc
+    return grad_q
+
+
+def _run_backward(
+    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, *others: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    normalizers, *options = others
+    along = (grad.float() * out.float()).sum(-1)
+    args = (grad, q, k, v, normalizers, along, *options)
+    return attention_queries_backward_kernel(*args), *attention_keys_backward_kernel(*args)
+
+
+_OPTIONS = "SymInt shared, float scale, bool causal, int window, float softcap"
+_attention = Operator(
+    f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
+    attention_kernel,
+    fake=lambda q, k, v, *options: (
+        q.new_empty(*q.shape[:2], v.size(2)),
+        q.new_empty(q.shape[:2], dtype=torch.float32),
+    ),
+)
+_backward = Operator(
+    f"attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor normalizers, {_OPTIONS}) "
+    "-> (Tensor, Tensor, Tensor)",
+    attention_queries_backward_kernel,
+    attention_keys_backward_kernel,
+    run=_run_backward,
+    fake=lambda grad, q, k, v, *others: (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)),
+)
+_backward.differentiate_once()
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    q, k, v, *ctx.options = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(q, k, v, *output)
+
+
+def _gradients(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
+    return (*_backward(grad, *ctx.saved_tensors, *ctx.options), *(None,) * 5)
+
+
+_attention.differentiate(_save, _gradients)
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Compute `softmax(scale * q @ k.T) @ v` per head.
+
+    Query i has the position i + N - M, so that the last query is at the last key. fp32 tensors are multiplied in
+    TF32 on a GPU.
+
+    Args:
+        q: `[B, H, M, D]`; float32, bfloat16 or float16.
+        k: `[B, G, N, D]` of the same dtype, N at least 1. G divides H: consecutive heads of `q` share a head of `k`.
+        v: `[B, G, N, E]` of the same dtype.
+        causal: a query sees the keys up to its own position; needs M at most N.
+        window: with `causal`, the number of last keys that a query sees, its own among them; None: all.
+        softcap: limit of the scores: each score s becomes `softcap * tanh(s / softcap)`; None: no limit.
+        scale: factor of the scores; None means `1 / sqrt(D)`.
+
+    Returns:
+        `[B, H, M, E]` in the dtype of `q`.
+
+    Raises:
+        exc.WrongOpArgument: an argument has another dtype, shape, device or value.
+    """
+    op = "attention"
+    check_tensor(op, "q", q, dims=4)
+    batch, heads, m, depth = q.shape
+    check_tensor(op, "k", k, dtypes=(q.dtype,), dims=4, like=q)
+    groups, n = k.shape[1:3]
+    check_tensor(op, "k", k, dtypes=(q.dtype,), shape=(batch, groups, n, depth))
+    check_tensor(op, "v", v, dtypes=(q.dtype,), dims=4, like=q)
+    check_tensor(op, "v", v, dtypes=(q.dtype,), shape=(batch, groups, n, v.size(3)))
+    check(op, "k", n > 0, "of at least one key", f"shape {list(k.shape)}")
+    check(
+        op,
+        "k",
+        groups > 0 and heads > 0 and heads % groups == 0,
+        f"of a number of heads that divides {heads}",
+        f"{groups} heads",
+    )
+    check(op, "q", not causal or m <= n, f"of at most {n} queries if attention is causal", f"{m} queries")
+    check(op, "window", window is None or (causal and window > 0), "above 0, and only with causal=True", window)
+    check(op, "softcap", softcap is None or softcap > 0, "above 0", softcap)
+    factor = 1 / math.sqrt(depth) if scale is None else float(scale)
+    flat = (rows(tensor, kept=2) for tensor in (q, k, v))
+    out: torch.Tensor
+    out, _ = _attention(*flat, heads // groups, factor, causal, window or 0, float(softcap or 0))
+    return out.view(batch, heads, m, v.size(3))
