@@ -33,7 +33,7 @@ def attention_kernel(
     window: hl.constexpr,
     softcap: hl.constexpr,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attend from `q[H, M, D]` to `k[G, N, D]` and `v[G, N, E]`; return the result and the log-sum-exp of each row.
+    """Compute the attention of `q[H, M, D]` to `k[G, N, D]` and `v[G, N, E]`; return the result and the log-sum-exp of each row.
 
     Consecutive `shared` heads of `q` share a head of `k`. Query i has the position i + N - M. With `causal` it sees the
     keys up to that position, with `window` only the last `window` of these. Log-sum-exp and scores are in base 2.

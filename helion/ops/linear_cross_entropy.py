@@ -1,6 +1,6 @@
 """Cross-entropy of the logits of a linear layer, which are never stored as a whole.
 
-In the forward pass a program multiplies a tile of tokens by a tile of classes, and keeps the maximum and the sum of
+In the forward pass a program multiplies a tile of tokens by a tile of classes. It keeps the maximum and the sum of
 exponentials of each row. The host combines these per row. The backward pass computes logits again for some tokens at a
 time, and turns them into their gradient.
 """

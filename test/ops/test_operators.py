@@ -54,7 +54,7 @@ def _utilities(args: tuple[Any, ...]) -> Any:
 @pytest.mark.prove
 @pytest.mark.parametrize("name", NAMES)
 def test_opcheck(name: str) -> None:
-    """Schema, fake results, autograd registration and dynamic shapes of every operator, its backward among them."""
+    """Check schema, fake results, autograd and dynamic shapes of every operator, its backward among them."""
     case = _cases()[name]
     with _Calls() as seen:
         result = case.op(*_leaves(case))
@@ -70,7 +70,7 @@ def test_opcheck(name: str) -> None:
 
 @pytest.mark.parametrize("name", _sampled(NAMES))
 def test_one_graph(name: str) -> None:
-    """A compiled function without graph breaks gives the same results and gradients."""
+    """Compile without graph breaks, and get the same results and gradients."""
     case = _cases()[name]
     compiled = torch.compile(case.op, fullgraph=True, dynamic=True, backend="aot_eager")
     found: list[list[torch.Tensor]] = []
