@@ -107,11 +107,9 @@ def attention_keys_backward_kernel(
             for tile_m in hl.tile(begin, end):
                 query, given = q[head, tile_m, :], grad[head, tile_m, :]
                 scores = hl.dot(key, query.T)
-                slope = scale
                 if softcap:
                     tangent = torch.tanh(scores * (scale / softcap))
                     scores = softcap * tangent * math.log2(math.e)
-                    slope = scale * (1 - tangent * tangent)
                 else:
                     scores = scores * (scale * math.log2(math.e))
                 weights = torch.exp2(scores - normalizers[head, tile_m][None, :])
@@ -120,9 +118,11 @@ def attention_keys_backward_kernel(
                     seen = (ahead >= 0) & (ahead < window) if window else ahead >= 0
                     weights = torch.where(seen, weights, 0.0)
                 acc_v = hl.dot(weights.to(given.dtype), given, acc=acc_v)
-                grad_scores = weights * (hl.dot(value, given.T) - along[head, tile_m][None, :]) * slope
+                grad_scores = weights * (hl.dot(value, given.T) - along[head, tile_m][None, :])
+                if softcap:
+                    grad_scores = grad_scores * (1 - tangent * tangent)
                 acc_k = hl.dot(grad_scores.to(query.dtype), query, acc=acc_k)
-        grad_k[group, tile_n, :] = acc_k
+        grad_k[group, tile_n, :] = acc_k * scale
         grad_v[group, tile_n, :] = acc_v
     return grad_k, grad_v
 
@@ -158,11 +158,9 @@ def attention_queries_backward_kernel(
         for tile_n in hl.tile(begin, end):
             key = k[group, tile_n, :]
             scores = hl.dot(query, key.T)
-            slope = scale
             if softcap:
                 tangent = torch.tanh(scores * (scale / softcap))
                 scores = softcap * tangent * math.log2(math.e)
-                slope = scale * (1 - tangent * tangent)
             else:
                 scores = scores * (scale * math.log2(math.e))
             weights = torch.exp2(scores - normalizer[:, None])
@@ -170,9 +168,11 @@ def attention_queries_backward_kernel(
                 ahead = tile_m.index[:, None] + later - tile_n.index[None, :]
                 seen = (ahead >= 0) & (ahead < window) if window else ahead >= 0
                 weights = torch.where(seen, weights, 0.0)
-            grad_scores = weights * (hl.dot(given, v[group, tile_n, :].T) - total[:, None]) * slope
+            grad_scores = weights * (hl.dot(given, v[group, tile_n, :].T) - total[:, None])
+            if softcap:
+                grad_scores = grad_scores * (1 - tangent * tangent)
             acc = hl.dot(grad_scores.to(key.dtype), key, acc=acc)
-        grad_q[head, tile_m, :] = acc
+        grad_q[head, tile_m, :] = acc * scale
     return grad_q
 
 

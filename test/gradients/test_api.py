@@ -36,6 +36,14 @@ def weighted(x: torch.Tensor, mask: torch.Tensor, scale: float, w: torch.Tensor)
     return out
 
 
+@helion.kernel
+def halved_cube(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size()):
+        out[tile] = x[tile] * x[tile] * x[tile]
+    return out / 2
+
+
 def arguments() -> tuple[torch.Tensor, torch.Tensor, float, torch.Tensor]:
     return torch.randn(5, 6), torch.randint(0, 2, (5, 6)), 1.5, torch.randn(6)
 
@@ -143,6 +151,26 @@ def test_gradients_of_several_results() -> None:
 def test_gradients_that_do_not_fit(grad: Any, text: str) -> None:
     with pytest.raises(helion.exc.InvalidAPIUsage, match=text):
         backward(square, grad, torch.ones(4, 3))
+
+
+def test_in_the_backward_of_an_operator() -> None:
+    """Derive gradients in an operator, which torch runs without autograd."""
+
+    @torch.library.custom_op("test_gradients::halved_cube_backward", mutates_args=())
+    def of_cube(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return backward(halved_cube, grad, x)
+
+    @torch.library.custom_op("test_gradients::halved_cube", mutates_args=())
+    def cube(x: torch.Tensor) -> torch.Tensor:
+        return halved_cube(x)
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    cube.register_autograd(lambda ctx, grad: of_cube(grad, *ctx.saved_tensors), setup_context=save)
+    x = torch.randn(5, 7, requires_grad=True)
+    cube(x).sum().backward()
+    torch.testing.assert_close(x.grad, 1.5 * x.detach() ** 2)
 
 
 def test_not_a_kernel() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -217,6 +218,172 @@ def attentions() -> list[Case]:
     ]
 
 
+def integers() -> list[Case]:
+    x, bias = _normal(3, 5, 70), _normal(21)
+    weight, scale = torch.randint(-127, 128, [21, 70], dtype=torch.int8), torch.rand(21) * 0.01 + 0.01
+
+    def reference(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: Any = None) -> torch.Tensor:
+        return F.linear(x, weight.to(x.dtype) * scale[:, None], bias)
+
+    half = x.bfloat16(), weight, scale
+    return [
+        Case("int8_linear, fp32", ops.int8_linear, reference, (x, weight, scale, bias), (0, 3)),
+        Case("int8_linear, no bias, bf16", ops.int8_linear, reference, half, (0,), 4),
+        Case("int8_linear, no rows", ops.int8_linear, reference, (x[:0], weight, scale, bias), (0, 3)),
+    ]
+
+
+def _routed(logits: torch.Tensor, count: int, renormalize: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    weights, indices = logits.softmax(-1).topk(count)
+    return weights / weights.sum(-1, keepdim=True) if renormalize else weights, indices
+
+
+def _grouped(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    begins, *others = offsets.tolist()
+    parts = [x[:begins] @ weight[0] * 0]
+    for group, end in enumerate(others):
+        parts.append(x[begins:end] @ weight[group])
+        begins = end
+    return torch.cat([*parts, x[begins:] @ weight[0] * 0])
+
+
+def _moe(
+    x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    gate, up = torch.einsum("...k,ekn->...en", x, gate_up).chunk(2, dim=-1)
+    found = torch.einsum("...en,enk->...ek", F.silu(gate) * up, down)
+    return (found.gather(-2, indices.long()[..., None].expand(*indices.shape, x.size(-1))) * weights[..., None]).sum(-2)
+
+
+def mixtures() -> list[Case]:
+    logits = _normal(2, 19, 13)
+    x, weight = _normal(40, 24), _normal(5, 24, 18, mean=0.1)
+    offsets = torch.tensor([2, 9, 9, 30, 31, 37])
+    tokens = _normal(2, 9, 24)
+    gate_up, down = _normal(13, 24, 20, mean=0.1) * 0.2, _normal(13, 10, 24, mean=0.1)
+    weights, indices = _routed(logits[:, :9], 3)
+    indices = indices.int()
+    all_of = functools.partial(ops.route, renormalize=False), functools.partial(_routed, renormalize=False)
+    transposed = weight.transpose(1, 2).contiguous().transpose(1, 2)
+    half = x.bfloat16(), transposed.bfloat16(), offsets.int()
+    return [
+        Case("route, fp32", _first(ops.route), _first(_routed), (logits, 3), (0,)),
+        Case("route, shares of all, bf16", *map(_first, all_of), (logits.bfloat16(), 4), (0,)),
+        Case("route, indices", ops.route, _routed, (logits, 5)),
+        Case("route, no rows", ops.route, _routed, (logits[:0], 5)),
+        Case("grouped_matmul, fp32", ops.grouped_matmul, _grouped, (x, weight, offsets), (0, 1)),
+        Case("grouped_matmul, transposed bf16", ops.grouped_matmul, _grouped, half, (0, 1), 4),
+        Case("grouped_matmul, no rows", ops.grouped_matmul, _grouped, (x[:0], weight, offsets * 0), (0, 1)),
+        Case("moe, fp32", ops.moe, _moe, (tokens, weights, indices, gate_up, down), (0, 1, 3, 4), 2),
+    ]
+
+
+def _first(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: function(*args)[0]
+
+
+def _segments(function: Callable[[torch.Tensor], torch.Tensor], whole: bool) -> Callable[..., torch.Tensor]:
+    """Return the function of each segment; ``whole`` if it gives a row per row, which are all that there are."""
+
+    def reference(x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        bounds = offsets.tolist()
+        parts = [function(x[begin:end]) for begin, end in itertools.pairwise(bounds)]
+        if whole:
+            return torch.cat([x[: bounds[0]] * 0, *parts, x[bounds[-1] :] * 0])
+        return torch.stack(parts) if parts else x.new_empty(0, x.size(1))
+
+    return reference
+
+
+def bags() -> list[Case]:
+    x, table = _normal(40, 37), _normal(23, 37)
+    offsets, indices = torch.tensor([2, 9, 9, 30, 31, 37]), torch.randint(0, 23, [40])
+    mean = _segments(lambda rows: rows.sum(0) / max(len(rows), 1), False)
+    softmax = _segments(lambda rows: rows.softmax(0), True)
+    averaged = functools.partial(ops.embedding_bag, mode="mean")
+
+    def bag(table: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        return _segments(lambda rows: rows.sum(0), False)(table[indices], offsets)
+
+    def averaged_bag(table: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        return mean(table[indices], offsets)
+
+    half = x.bfloat16(), offsets.int()
+    return [
+        Case("jagged_mean, fp32", ops.jagged_mean, mean, (x, offsets), (0,)),
+        Case("jagged_mean, bf16", ops.jagged_mean, mean, half, (0,)),
+        Case("jagged_softmax, fp32", ops.jagged_softmax, softmax, (x, offsets), (0,)),
+        Case("jagged_softmax, bf16", ops.jagged_softmax, softmax, half, (0,)),
+        Case("jagged_softmax, no rows", ops.jagged_softmax, softmax, (x[:0], offsets * 0), (0,)),
+        Case("embedding_bag, fp32", ops.embedding_bag, bag, (table, indices, offsets), (0,)),
+        Case("embedding_bag, mean, bf16", averaged, averaged_bag, (table.bfloat16(), indices.int(), offsets), (0,)),
+    ]
+
+
+def _decoded(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, scale: float | None = None
+) -> torch.Tensor:
+    shared = q.size(1) // k.size(2)
+    k, v = k.repeat_interleave(shared, 2), v.repeat_interleave(shared, 2)
+    scores = torch.einsum("bhd,bnhd->bhn", q, k) * (scale or q.size(-1) ** -0.5)
+    scores = scores.masked_fill(torch.arange(k.size(1)) >= lengths[:, None, None], float("-inf"))
+    return torch.einsum("bhn,bnhe->bhe", scores.softmax(-1).nan_to_num(0), v)
+
+
+def _paged(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor
+) -> torch.Tensor:
+    return _decoded(q, k[table.long()].flatten(1, 2), v[table.long()].flatten(1, 2), lengths)
+
+
+def caches() -> list[Case]:
+    q, k, v = _normal(3, 6, 24), _normal(3, 50, 2, 24), _normal(3, 50, 2, 17, mean=1)
+    lengths = torch.tensor([50, 0, 13])
+    pages = _normal(40, 16, 2, 24), _normal(40, 16, 2, 17, mean=1)
+    table = torch.randperm(40)[:36].view(1, 36).int()
+    half = q[:1].bfloat16(), *(t.bfloat16() for t in pages), table, torch.tensor([570], dtype=torch.int32)
+    return [
+        Case("decode, fp32", ops.decode, _decoded, (q, k, v, lengths)),
+        Case("decode, no batch", ops.decode, _decoded, (q[:0], k[:0], v[:0], lengths[:0])),
+        Case("paged_decode, in two parts, bf16", ops.paged_decode, _paged, half),
+    ]
+
+
+def _attended_linearly(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, scale: float | None = None
+) -> torch.Tensor:
+    since = decay.cumsum(-1)
+    between = (since[..., :, None] - since[..., None, :]).tril().exp().tril()
+    return (scale or q.size(-1) ** -0.5) * (q @ k.transpose(-1, -2) * between) @ v
+
+
+def _scanned(
+    x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, skip: torch.Tensor
+) -> torch.Tensor:
+    state, found = x.new_zeros(x.size(0), *a.shape), []
+    for t in range(x.size(1)):
+        state = state * torch.exp(dt[:, t, :, None] * a) + (dt[:, t] * x[:, t])[..., None] * b[:, t, None]
+        found.append((state * c[:, t, None]).sum(-1) + skip * x[:, t])
+    return torch.stack(found, 1) if found else x * skip
+
+
+def recurrences() -> list[Case]:
+    q, k, v = _normal(2, 2, 77, 12, mean=0.2), _normal(2, 2, 77, 12, mean=0), _normal(2, 2, 77, 10)
+    decay = -torch.rand(2, 2, 77) * 0.3
+    x, dt, a = _normal(2, 7, 13), torch.rand(2, 7, 13), -torch.rand(13, 5)
+    b, c, skip = _normal(2, 7, 5), _normal(2, 7, 5), _normal(13)
+    half = q.bfloat16(), k.bfloat16(), v.bfloat16(), decay
+    every = (0, 1, 2, 3, 4, 5)
+    mixed = x.bfloat16(), dt.bfloat16(), a, b.bfloat16(), c.bfloat16(), skip
+    return [
+        Case("linear_attention, fp32", ops.linear_attention, _attended_linearly, (q, k, v, decay), (0, 1, 2, 3), 4),
+        Case("linear_attention, bf16", ops.linear_attention, _attended_linearly, half, (0, 1, 2, 3), 4),
+        Case("selective_scan, fp32", ops.selective_scan, _scanned, (x, dt, a, b, c, skip), every),
+        Case("selective_scan, bf16", ops.selective_scan, _scanned, mixed, every),
+        Case("selective_scan, no batch", ops.selective_scan, _scanned, (x[:0], dt[:0], a, b[:0], c[:0], skip)),
+    ]
+
+
 def quantized() -> list[Case]:
     x, w = _normal(9, 70), _normal(70, mean=1)
     x[3] = 0
@@ -250,7 +417,10 @@ def quantized() -> list[Case]:
     ]
 
 
-FAMILIES = (norms, losses, pointwise, rotations, heads, linear_losses, attentions, quantized)
+FAMILIES = (
+    *(norms, losses, pointwise, rotations, heads, linear_losses, attentions, integers, mixtures, bags, caches),
+    *(recurrences, quantized),
+)
 
 
 def cases() -> list[Case]:

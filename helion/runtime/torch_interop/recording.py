@@ -7,8 +7,9 @@ step in between: the tensors that it reads end a part of torch's graph, and thos
 from __future__ import annotations
 
 import ast
+import contextlib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -148,7 +149,7 @@ class Recorder:
             with torch.no_grad():
                 return self._launch(*(a.detach() if isinstance(a, torch.Tensor) else a for a in args), **options)
 
-        with torch.enable_grad():
+        with _autograd():
             recording.result = self._run(*values, **{LAUNCHER: launch, _BEFORE: before_launch, _AFTER: after_launch})
         return recording
 
@@ -191,11 +192,25 @@ class Recorder:
             tensor = named[at]
             if not tensor.is_floating_point():
                 continue
-            with torch.enable_grad():
+            with _autograd():
                 written[at] = self._written(root, at, tensor)
             nodes[at] = tensor.grad_fn
         versions = {at: tensor._version for at, tensor in reads.items()}
         return Step(root, reads, written, numbers, versions, nodes)
+
+
+_KEYS = torch._C.DispatchKey
+_AUTOGRAD = (_KEYS.AutogradFunctionality, _KEYS.AutogradOther, _KEYS.AutogradNestedTensor)
+
+
+@contextlib.contextmanager
+def _autograd() -> Iterator[None]:
+    """Record torch's graph, also in the implementation of an operator, for which torch turns autograd off."""
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    for key in _AUTOGRAD:
+        excluded = excluded.remove(key)
+    with torch._C._ForceDispatchKeyGuard(included, excluded), torch.enable_grad():
+        yield
 
 
 class _Runtime:

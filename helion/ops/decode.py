@@ -1,0 +1,179 @@
+"""Attention of one new token per sequence to cached keys and values, which may be in pages.
+
+A program takes the heads that share keys, and a part of the sequence: with few sequences, parts keep all SMs busy. A
+second kernel combines the parts. Lengths are known on the device only.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+import helion
+import helion.language as hl
+
+from ._operators import INDICES, Operator, check, check_tensor
+from .attention import MASKED
+
+#: Programs that a call should have: some for each SM of a large GPU.
+PROGRAMS = 512
+#: The fewest keys for which a sequence is split once more.
+LEAST_KEYS = 256
+
+
+@helion.kernel(static_shapes=False)
+def decode_parts_kernel(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    page: int,
+    parts: hl.constexpr,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the attention of `q[B, G, R, D]` to the rows of `k[P * page, G, D]` and `v[P * page, G, E]` that `table` names.
+
+    Returns the result of each part of a sequence, and the log-sum-exp of its scores in base 2.
+    """
+    batch, groups = q.size(0), q.size(1)
+    shared, width = hl.specialize(q.size(2)), hl.specialize(v.size(2))
+    out = torch.empty([batch, groups, parts, shared, width], dtype=torch.float32, device=q.device)
+    normalizers = torch.empty([batch, groups, parts, shared], dtype=torch.float32, device=q.device)
+    for tile_b, tile_g, tile_p in hl.tile([batch, groups, parts], block_size=[1, 1, 1]):
+        sequence, group, part = tile_b.begin, tile_g.begin, tile_p.begin
+        query = q[sequence, group, :, :]
+        length = lengths[sequence]
+        step = (length + parts - 1) // parts
+        highest = hl.full([shared], MASKED, dtype=torch.float32)
+        total = hl.zeros([shared], dtype=torch.float32)
+        acc = hl.zeros([shared, width], dtype=torch.float32)
+        for tile in hl.tile(torch.minimum(part * step, length), torch.minimum(part * step + step, length)):
+            row = table[sequence, tile.index // page] * page + tile.index % page
+            scores = hl.dot(query, k[row, group, :].T) * (scale * math.log2(math.e))
+            raised = torch.maximum(highest, torch.amax(scores, dim=-1))
+            weights = torch.exp2(scores - raised[:, None])
+            shrink = torch.exp2(highest - raised)
+            total = total * shrink + torch.sum(weights, dim=-1)
+            acc = hl.dot(weights.to(v.dtype), v[row, group, :], acc=acc * shrink[:, None])
+            highest = raised
+        out[sequence, group, part, :, :] = acc / torch.where(total > 0, total, 1.0)[:, None]
+        normalizers[sequence, group, part, :] = highest + torch.log2(total)
+    return out, normalizers
+
+
+@helion.kernel(static_shapes=False)
+def decode_combine_kernel(parts: torch.Tensor, normalizers: torch.Tensor, dtype: hl.constexpr) -> torch.Tensor:
+    """Combine the results `parts[M, P, R, E]` of the parts; a sequence without keys gives 0."""
+    m = parts.size(0)
+    shared, width = hl.specialize(parts.size(2)), hl.specialize(parts.size(3))
+    out = torch.empty([m, shared, width], dtype=dtype, device=parts.device)
+    for tile, tile_r in hl.tile([m, shared], block_size=[1, 1]):
+        normalizer = normalizers[tile.begin, :, tile_r.begin]
+        highest = torch.clamp(torch.amax(normalizer, dim=0), min=MASKED)
+        weights = torch.exp2(normalizer - highest)
+        total = torch.sum(weights, dim=0)
+        result = torch.sum(parts[tile.begin, :, tile_r.begin, :] * weights[:, None], dim=0)
+        out[tile.begin, tile_r.begin, :] = result / torch.where(total > 0, total, 1.0)
+    return out
+
+
+def _run(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, *options: Any
+) -> torch.Tensor:
+    page, scale = options
+    batch, groups, shared, _ = q.shape
+    wanted = min(PROGRAMS // max(batch * groups, 1), table.size(1) * page // LEAST_KEYS)
+    parts = 1 << max(wanted, 1).bit_length() - 1  # a power of two, so that few kernels are compiled
+    out, normalizers = decode_parts_kernel(q, k, v, table, lengths, page, parts, scale)
+    found = decode_combine_kernel(out.flatten(0, 1), normalizers.flatten(0, 1), q.dtype)
+    return found.view(batch, groups, shared, v.size(2))
+
+
+_decode = Operator(
+    "decode(Tensor q, Tensor k, Tensor v, Tensor table, Tensor lengths, SymInt page, float scale) -> Tensor",
+    decode_parts_kernel,
+    decode_combine_kernel,
+    run=_run,
+    fake=lambda q, k, v, *others: q.new_empty(*q.shape[:3], v.size(2)),
+)
+
+
+def paged_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Compute the attention of one query per sequence to keys and values in pages. There is no gradient.
+
+    fp32 tensors are multiplied in TF32 on a GPU.
+
+    Args:
+        q: `[B, H, D]`; float32, bfloat16 or float16.
+        k_cache: contiguous `[P, page, G, D]` of the same dtype. G divides H: consecutive heads of `q` share a head.
+        v_cache: contiguous `[P, page, G, E]` of the same dtype.
+        table: `[B, pages]`, the pages of each sequence in order, from 0 to P - 1; int32 or int64. Pages that a sequence
+            does not reach are not read.
+        lengths: `[B]`, keys per sequence, from 0 to `pages * page`; int32 or int64.
+        scale: factor of the scores; None means `1 / sqrt(D)`.
+
+    Returns:
+        `[B, H, E]` in the dtype of `q`; 0 for a sequence without keys.
+
+    Raises:
+        exc.WrongOpArgument: an argument has another dtype, shape, device or value.
+    """
+    op = "paged_decode"
+    check_tensor(op, "q", q, dims=3)
+    batch, heads, depth = q.shape
+    check_tensor(op, "k_cache", k_cache, dtypes=(q.dtype,), dims=4, like=q)
+    pages, page, groups = k_cache.shape[:3]
+    check_tensor(op, "k_cache", k_cache, dtypes=(q.dtype,), shape=(pages, page, groups, depth))
+    check_tensor(op, "v_cache", v_cache, dtypes=(q.dtype,), dims=4, like=q)
+    check_tensor(op, "v_cache", v_cache, dtypes=(q.dtype,), shape=(pages, page, groups, v_cache.size(3)))
+    check(op, "k_cache", k_cache.is_contiguous(), "contiguous", f"strides {k_cache.stride()}")
+    check(op, "v_cache", v_cache.is_contiguous(), "contiguous", f"strides {v_cache.stride()}")
+    divides = groups > 0 and heads > 0 and heads % groups == 0
+    check(op, "k_cache", divides, f"of a number of heads that divides {heads}", f"{groups} heads")
+    check(op, "k_cache", page > 0, "of pages with at least one key", f"shape {list(k_cache.shape)}")
+    check_tensor(op, "table", table, dtypes=INDICES, dims=2, like=q)
+    check_tensor(op, "table", table, dtypes=INDICES, shape=(batch, table.size(1)))
+    check_tensor(op, "lengths", lengths, dtypes=INDICES, shape=(batch,), like=q)
+    factor = 1 / math.sqrt(depth) if scale is None else float(scale)
+    grouped = q.reshape(batch, groups, heads // groups, depth).detach()
+    flat = k_cache.detach().flatten(0, 1), v_cache.detach().flatten(0, 1)
+    out: torch.Tensor = _decode(grouped, *flat, table, lengths, page, factor)
+    return out.view(batch, heads, v_cache.size(3))
+
+
+def decode(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, *, scale: float | None = None
+) -> torch.Tensor:
+    """Compute the attention of one query per sequence to cached keys and values. There is no gradient.
+
+    fp32 tensors are multiplied in TF32 on a GPU.
+
+    Args:
+        q: `[B, H, D]`; float32, bfloat16 or float16.
+        k: contiguous `[B, N, G, D]` of the same dtype, N at least 1. G divides H: consecutive heads of `q` share a head.
+        v: contiguous `[B, N, G, E]` of the same dtype.
+        lengths: `[B]`, keys per sequence, from 0 to N; int32 or int64.
+        scale: factor of the scores; None means `1 / sqrt(D)`.
+
+    Returns:
+        `[B, H, E]` in the dtype of `q`; 0 for a sequence without keys.
+
+    Raises:
+        exc.WrongOpArgument: an argument has another dtype, shape, device or value.
+    """
+    check_tensor("decode", "q", q, dims=3)
+    check_tensor("decode", "k", k, dtypes=(q.dtype,), dims=4, like=q)
+    check_tensor("decode", "k", k, dtypes=(q.dtype,), shape=(q.size(0), *k.shape[1:3], q.size(2)))
+    sequences = torch.arange(q.size(0), dtype=torch.int32, device=q.device)
+    return paged_decode(q, k, v, sequences[:, None], lengths, scale=scale)

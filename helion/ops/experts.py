@@ -1,0 +1,237 @@
+"""Mixture of experts: the choice of experts for each token, and the matmuls of tokens with their experts.
+
+Tokens are sorted by expert, so that those of an expert are consecutive rows. The number of rows per expert is known on
+the device only: kernels load the bounds of their loops.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import helion
+import helion.language as hl
+
+from ._operators import FLOATS, INDICES, Operator, check, check_tensor, rows
+from .gated import swiglu
+
+
+@helion.kernel(static_shapes=False)
+def route_kernel(
+    logits: torch.Tensor, count: hl.constexpr, renormalize: hl.constexpr
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the `count` largest probabilities of each row of `logits[M, E]`, and their experts, largest first."""
+    m = logits.size(0)
+    experts = hl.specialize(logits.size(1))
+    weights = torch.empty([m, count], dtype=torch.float32, device=logits.device)
+    indices = torch.empty([m, count], dtype=torch.int32, device=logits.device)
+    for tile in hl.tile(m):
+        row = torch.softmax(logits[tile, :experts].to(torch.float32), dim=-1)
+        chosen, expert = torch.topk(row, count, dim=-1)
+        if renormalize:
+            chosen = chosen / torch.sum(chosen, dim=-1, keepdim=True)
+        weights[tile, :] = chosen
+        indices[tile, :] = expert.to(torch.int32)
+    return weights, indices
+
+
+@helion.kernel(static_shapes=False)
+def route_backward_kernel(
+    grad: torch.Tensor,
+    logits: torch.Tensor,
+    weights: torch.Tensor,
+    indices: torch.Tensor,
+    count: hl.constexpr,
+    renormalize: hl.constexpr,
+) -> torch.Tensor:
+    """Compute the gradient of `logits[M, E]` from that of the weights, `grad[M, count]`."""
+    m = logits.size(0)
+    experts = hl.specialize(logits.size(1))
+    out = torch.empty([m, experts], dtype=logits.dtype, device=logits.device)
+    for tile in hl.tile(m):
+        along = hl.zeros([tile], dtype=torch.float32)
+        given = hl.zeros([tile, experts], dtype=torch.float32)
+        chosen = hl.zeros([tile, experts], dtype=torch.float32)
+        for at in hl.static_range(count):
+            own = hl.arange(experts)[None, :] == indices[tile, at][:, None]
+            along = along + grad[tile, at] * weights[tile, at]
+            given = given + torch.where(own, grad[tile, at][:, None], 0.0)
+            chosen = chosen + torch.where(own, weights[tile, at][:, None], 0.0)
+        p = chosen if renormalize else torch.softmax(logits[tile, :].to(torch.float32), dim=-1)
+        out[tile, :] = p * (given - along[:, None])
+    return out
+
+
+@helion.kernel(static_shapes=False)
+def grouped_matmul_kernel(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Compute `x[offsets[g] : offsets[g + 1]] @ weight[g]` of `x[T, K]` and `weight[G, K, N]`; other rows are 0."""
+    groups = weight.size(0)
+    k, n = hl.specialize(weight.size(1)), hl.specialize(weight.size(2))
+    out = torch.zeros([x.size(0), n], dtype=x.dtype, device=x.device)
+    for tile_g, tile_n in hl.tile([groups, n], block_size=[1, None]):
+        group = tile_g.begin
+        for tile_m in hl.tile(offsets[group], offsets[group + 1]):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = hl.dot(x[tile_m, tile_k], weight[group, tile_k, tile_n], acc=acc)
+            out[tile_m, tile_n] = acc
+    return out
+
+
+@helion.kernel(static_shapes=False)
+def grouped_matmul_weight_kernel(
+    grad: torch.Tensor, x: torch.Tensor, offsets: torch.Tensor, dtype: hl.constexpr
+) -> torch.Tensor:
+    """Compute the gradient of `weight[G, K, N]` from that of the result, `grad[T, N]`."""
+    groups = offsets.size(0) - 1
+    k, n = hl.specialize(x.size(1)), hl.specialize(grad.size(1))
+    out = torch.empty([groups, k, n], dtype=dtype, device=x.device)
+    for tile_g, tile_k, tile_n in hl.tile([groups, k, n], block_size=[1, None, None]):
+        group = tile_g.begin
+        acc = hl.zeros([tile_k, tile_n], dtype=torch.float32)
+        for tile_m in hl.tile(offsets[group], offsets[group + 1]):
+            acc = hl.dot(x[tile_m, tile_k].T, grad[tile_m, tile_n], acc=acc)
+        out[group, tile_k, tile_n] = acc
+    return out
+
+
+_route_backward = Operator(
+    "route_backward(Tensor grad, Tensor logits, Tensor weights, Tensor indices, int count, bool renormalize) -> Tensor",
+    route_backward_kernel,
+    fake=lambda grad, logits, *others: logits.new_empty(logits.shape),
+)
+_route_backward.differentiate_once()
+_route = Operator(
+    "route(Tensor logits, int count, bool renormalize) -> (Tensor, Tensor)",
+    route_kernel,
+    fake=lambda logits, count, renormalize: (
+        logits.new_empty(logits.size(0), count, dtype=torch.float32),
+        logits.new_empty(logits.size(0), count, dtype=torch.int32),
+    ),
+)
+
+
+def _save_route(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    logits, ctx.count, ctx.renormalize = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(logits, *output)
+
+
+def _gradients_of_route(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
+    return _route_backward(grad, *ctx.saved_tensors, ctx.count, ctx.renormalize), None, None
+
+
+_route.differentiate(_save_route, _gradients_of_route)
+
+_grouped_weight = Operator(
+    "grouped_matmul_weight(Tensor grad, Tensor x, Tensor offsets, ScalarType dtype) -> Tensor",
+    grouped_matmul_weight_kernel,
+    fake=lambda grad, x, offsets, dtype: x.new_empty(offsets.size(0) - 1, x.size(1), grad.size(1), dtype=dtype),
+)
+_grouped_weight.differentiate_once()
+_grouped = Operator(
+    "grouped_matmul(Tensor x, Tensor weight, Tensor offsets) -> Tensor",
+    grouped_matmul_kernel,
+    fake=lambda x, weight, offsets: x.new_empty(x.size(0), weight.size(2)),
+)
+
+
+def _save_grouped(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients_of_grouped(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    x, weight, offsets = ctx.saved_tensors
+    of_x = _grouped(grad, weight.transpose(1, 2), offsets) if ctx.needs_input_grad[0] else None
+    of_weight = _grouped_weight(grad, x, offsets, weight.dtype) if ctx.needs_input_grad[1] else None
+    return of_x, of_weight, None
+
+
+_grouped.differentiate(_save_grouped, _gradients_of_grouped)
+
+
+def route(logits: torch.Tensor, count: int, *, renormalize: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose the experts with the largest probabilities of each token.
+
+    Args:
+        logits: `[..., E]`; float32, bfloat16 or float16.
+        count: number of experts per token, from 1 to E.
+        renormalize: divide the weights of a token by their sum.
+
+    Returns:
+        fp32 weights and int32 experts, both `[..., count]`, largest weight first. The weights have a gradient.
+
+    Raises:
+        exc.WrongOpArgument: an argument has another dtype, shape or value.
+    """
+    check_tensor("route", "logits", logits, least_dims=1)
+    check("route", "count", 0 < count <= logits.size(-1), f"from 1 to {logits.size(-1)}", count)
+    weights, indices = _route(rows(logits), count, renormalize)
+    shape = (*logits.shape[:-1], count)
+    return weights.view(shape), indices.view(shape)
+
+
+def grouped_matmul(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Multiply consecutive groups of rows, each with a matrix of its own.
+
+    fp32 tensors are multiplied in TF32 on a GPU.
+
+    Args:
+        x: `[T, K]`; float32, bfloat16 or float16.
+        weight: `[G, K, N]` of the same dtype, of any strides.
+        offsets: `[G + 1]`; int32 or int64. Group g has the rows from `offsets[g]` to `offsets[g + 1] - 1`; offsets do
+            not decrease, and are from 0 to T.
+
+    Returns:
+        `[T, N]` in the dtype of `x`; rows of no group are 0.
+
+    Raises:
+        exc.WrongOpArgument: an argument has another dtype, shape or device.
+    """
+    op = "grouped_matmul"
+    check_tensor(op, "x", x, dims=2)
+    check_tensor(op, "weight", weight, dtypes=(x.dtype,), dims=3, like=x)
+    check_tensor(op, "weight", weight, dtypes=(x.dtype,), shape=(weight.size(0), x.size(1), weight.size(2)))
+    check_tensor(op, "offsets", offsets, dtypes=INDICES, shape=(weight.size(0) + 1,), like=x)
+    out: torch.Tensor = _grouped(x, weight, offsets)
+    return out
+
+
+def moe(
+    x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """Apply to each token the feed-forward layers of its experts, and add their results by weight.
+
+    A layer is `swiglu` between two matmuls. Tokens are sorted by expert without a synchronization of the host.
+
+    Args:
+        x: `[..., K]`; float32, bfloat16 or float16.
+        weights: `[..., count]`, as from `route`; any of these dtypes.
+        indices: `[..., count]`, the experts, from 0 to E - 1; int32 or int64.
+        gate_up: `[E, K, 2 * N]` in the dtype of `x`, the gate in the first half.
+        down: `[E, N, K]` in the dtype of `x`.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        exc.WrongOpArgument: an argument has another dtype, shape or device.
+    """
+    op = "moe"
+    check_tensor(op, "x", x, dtypes=FLOATS, least_dims=1)
+    check_tensor(op, "weights", weights, least_dims=1, like=x)
+    check_tensor(op, "weights", weights, shape=(*x.shape[:-1], weights.size(-1)))
+    check_tensor(op, "indices", indices, dtypes=INDICES, shape=weights.shape, like=x)
+    check_tensor(op, "down", down, dtypes=(x.dtype,), dims=3, like=x)
+    experts, width = down.shape[:2]
+    check_tensor(op, "down", down, dtypes=(x.dtype,), shape=(experts, width, x.size(-1)))
+    check_tensor(op, "gate_up", gate_up, dtypes=(x.dtype,), shape=(experts, x.size(-1), 2 * width), like=x)
+    flat, count = rows(x), weights.size(-1)
+    by_expert, order = torch.sort(indices.reshape(-1), stable=True)
+    offsets = torch.searchsorted(by_expert, torch.arange(experts + 1, dtype=by_expert.dtype, device=x.device))
+    token = order // count
+    gate, up = grouped_matmul(flat[token], gate_up, offsets).chunk(2, dim=-1)
+    found = grouped_matmul(swiglu(gate, up), down, offsets).float() * weights.reshape(-1)[order, None]
+    total = torch.zeros(flat.shape, dtype=torch.float32, device=x.device).index_add(0, token, found)
+    return total.to(x.dtype).view(x.shape)

@@ -1,0 +1,107 @@
+"""Linear layer with an int8 weight and a scale per row of it.
+
+The integers become the dtype of the activations as operands of the matmul; the scale is applied once, to the
+accumulator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import helion
+import helion.language as hl
+
+from ._operators import Operator, check_tensor, rows
+
+
+@helion.kernel(static_shapes=False)
+def int8_linear_kernel(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Compute `x[M, K] @ (weight[N, K] * scale[N, None]).T + bias[N]`."""
+    m = x.size(0)
+    n, k = hl.specialize(weight.size())
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_m, tile_k], weight[tile_n, tile_k].to(x.dtype).T, acc=acc)
+        result = acc * scale[tile_n].to(torch.float32)[None, :]
+        if bias is not None:
+            result = result + bias[tile_n].to(torch.float32)[None, :]
+        out[tile_m, tile_n] = result
+    return out
+
+
+@helion.kernel(static_shapes=False)
+def int8_linear_backward_kernel(grad: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Compute the gradient of `x`, `(grad[M, N] * scale[N]) @ weight[N, K]`."""
+    m = grad.size(0)
+    n, k = hl.specialize(weight.size())
+    out = torch.empty([m, k], dtype=grad.dtype, device=grad.device)
+    for tile_m, tile_k in hl.tile([m, k]):
+        acc = hl.zeros([tile_m, tile_k], dtype=torch.float32)
+        for tile_n in hl.tile(n):
+            scaled = grad[tile_m, tile_n].to(torch.float32) * scale[tile_n].to(torch.float32)[None, :]
+            acc = hl.dot(scaled.to(grad.dtype), weight[tile_n, tile_k].to(grad.dtype), acc=acc)
+        out[tile_m, tile_k] = acc
+    return out
+
+
+_backward = Operator(
+    "int8_linear_backward(Tensor grad, Tensor weight, Tensor scale) -> Tensor",
+    int8_linear_backward_kernel,
+    fake=lambda grad, weight, scale: grad.new_empty(grad.size(0), weight.size(1)),
+)
+_backward.differentiate_once()
+_int8_linear = Operator(
+    "int8_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias) -> Tensor",
+    int8_linear_kernel,
+    fake=lambda x, weight, scale, bias: x.new_empty(x.size(0), weight.size(0)),
+)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, weight, scale, bias = inputs
+    ctx.bias_dtype = None if bias is None else bias.dtype
+    ctx.save_for_backward(weight, scale)
+
+
+def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    of_bias = None if ctx.bias_dtype is None else grad.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
+    return _backward(grad, *ctx.saved_tensors), None, None, of_bias
+
+
+_int8_linear.differentiate(_save, _gradients)
+
+
+def int8_linear(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Apply a linear layer with a quantized weight: `x @ (weight * scale[:, None]).T + bias`.
+
+    There are gradients with respect to `x` and `bias`; the weight and its scale are constants.
+
+    Args:
+        x: `[..., K]`; float32, bfloat16 or float16.
+        weight: `[N, K]`; int8.
+        scale: `[N]`; float32, bfloat16 or float16.
+        bias: `[N]`, or None; any of these dtypes.
+
+    Returns:
+        `[..., N]` in the dtype of `x`.
+
+    Raises:
+        exc.WrongOpArgument: an argument has another dtype, shape or device.
+    """
+    op = "int8_linear"
+    check_tensor(op, "x", x, least_dims=1)
+    check_tensor(op, "weight", weight, dtypes=(torch.int8,), dims=2, like=x)
+    check_tensor(op, "weight", weight, dtypes=(torch.int8,), shape=(weight.size(0), x.size(-1)))
+    check_tensor(op, "scale", scale, shape=weight.shape[:1], like=x)
+    if bias is not None:
+        check_tensor(op, "bias", bias, shape=weight.shape[:1], like=x)
+    out: torch.Tensor = _int8_linear(rows(x), weight, scale.detach(), bias)
+    return out.view(*x.shape[:-1], weight.size(0))

@@ -1,0 +1,194 @@
+"""Linear recurrences over a sequence: linear attention with decay, and the selective scan of state-space models.
+
+The state of a recurrence stays in registers. Linear attention advances it by a chunk of the sequence at a time, with
+matmuls; the size of a chunk is a value of the config. The selective scan advances it by one position at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import helion
+import helion.experimental
+import helion.language as hl
+
+from ._operators import Operator, check_tensor, rows
+
+
+@helion.kernel(static_shapes=False)
+def linear_attention_kernel(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Compute `scale * q[t] @ state[t]`, with `state[t] = exp(decay[t]) * state[t - 1] + outer(k[t], v[t])`.
+
+    The tensors are `q[H, S, D]`, `k[H, S, D]`, `v[H, S, E]` and fp32 `decay[H, S]`.
+    """
+    heads, length = q.size(0), q.size(1)
+    depth, width = hl.specialize(q.size(2)), hl.specialize(v.size(2))
+    out = torch.empty([heads, length, width], dtype=v.dtype, device=q.device)
+    for tile_h, tile_e in hl.tile([heads, width], block_size=[1, None]):
+        head = tile_h.begin
+        state = hl.zeros([depth, tile_e], dtype=torch.float32)
+        for chunk in hl.tile(length):
+            query, key, value = q[head, chunk, :], k[head, chunk, :], v[head, chunk, tile_e]
+            steps = decay[head, chunk]
+            since = hl.cumsum(steps, dim=0)  # decay from the beginning of the chunk up to each position
+            until = torch.sum(steps, dim=0) - since
+            earlier = chunk.index[:, None] >= chunk.index[None, :]
+            between = torch.where(earlier, since[:, None] - since[None, :], float("-inf"))
+            scores = hl.dot(query, key.T) * torch.exp(between)
+            result = hl.dot(scores.to(v.dtype), value)
+            result = result + hl.dot(query, state.to(q.dtype)) * torch.exp(since)[:, None]
+            out[head, chunk, tile_e] = result * scale
+            decayed = (key.to(torch.float32) * torch.exp(until)[:, None]).to(k.dtype)
+            state = state * torch.exp(torch.sum(steps, dim=0)) + hl.dot(decayed.T, value)
+    return out
+
+
+@helion.kernel(static_shapes=False)
+def selective_scan_kernel(
+    x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, skip: torch.Tensor
+) -> torch.Tensor:
+    """Compute `sum(state[t] * c[t]) + skip * x[t]`, with `state[t] = exp(dt[t] * a) * state[t - 1] + dt[t] * b[t] * x[t]`.
+
+    The tensors are `x[B, L, C]`, `dt[B, L, C]`, `a[C, N]`, `b[B, L, N]`, `c[B, L, N]` and `skip[C]`.
+    """
+    batch, length, channels = x.size()
+    states = hl.specialize(a.size(1))
+    out = torch.empty([batch, length, channels], dtype=x.dtype, device=x.device)
+    for tile_b, tile_c in hl.tile([batch, channels], block_size=[1, None]):
+        sequence = tile_b.begin
+        rate = a[tile_c, :states].to(torch.float32)
+        through = skip[tile_c].to(torch.float32)
+        state = hl.zeros([tile_c, states], dtype=torch.float32)
+        for t in hl.grid(length):
+            value = x[sequence, t, tile_c].to(torch.float32)
+            step = dt[sequence, t, tile_c].to(torch.float32)
+            entering = (step * value)[:, None] * b[sequence, t, :states].to(torch.float32)[None, :]
+            state = state * torch.exp(step[:, None] * rate) + entering
+            read = torch.sum(state * c[sequence, t, :states].to(torch.float32)[None, :], dim=-1)
+            out[sequence, t, tile_c] = read + through * value
+    return out
+
+
+def _derived(
+    kernel: helion.Kernel, grad: torch.Tensor, inputs: tuple[torch.Tensor, ...], *numbers: float
+) -> tuple[torch.Tensor, ...]:
+    """Run the backward kernel that the compiler derives from a kernel."""
+    found = helion.experimental.backward(kernel, grad, *inputs, *numbers)
+    return tuple(g.contiguous() for g in found)
+
+
+_attention_backward = Operator(
+    "linear_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor decay, float scale) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    linear_attention_kernel,
+    run=lambda grad, *args: _derived(linear_attention_kernel, grad, args[:4], args[4]),
+    fake=lambda grad, *args: tuple(t.new_empty(t.shape) for t in args[:4]),
+)
+_scan_backward = Operator(
+    "selective_scan_backward(Tensor grad, Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor skip) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    selective_scan_kernel,
+    run=lambda grad, *args: _derived(selective_scan_kernel, grad, args),
+    fake=lambda grad, *args: tuple(t.new_empty(t.shape) for t in args),
+)
+_attention_backward.differentiate_once()
+_scan_backward.differentiate_once()
+_attention = Operator(
+    "linear_attention(Tensor q, Tensor k, Tensor v, Tensor decay, float scale) -> Tensor",
+    linear_attention_kernel,
+    fake=lambda q, k, v, decay, scale: v.new_empty(v.shape),
+)
+_scan = Operator(
+    "selective_scan(Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor skip) -> Tensor",
+    selective_scan_kernel,
+    fake=lambda x, *others: x.new_empty(x.shape),
+)
+
+
+def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    *tensors, ctx.scale = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _save_scan(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+_attention.differentiate(
+    _save_attention, lambda ctx, grad: (*_attention_backward(grad, *ctx.saved_tensors, ctx.scale), None)
+)
+_scan.differentiate(_save_scan, lambda ctx, grad: tuple(_scan_backward(grad, *ctx.saved_tensors)))
+
+
+def linear_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, *, scale: float | None = None
+) -> torch.Tensor:
+    """Compute causal linear attention with a decay per head and position.
+
+    The state of a head is a matrix: `state[t] = exp(decay[t]) * state[t - 1] + outer(k[t], v[t])`, and the result
+    `scale * q[t] @ state[t]`. Sums are in fp32. fp32 tensors are multiplied in TF32 on a GPU. The backward kernel is
+    derived by the compiler.
+
+    Args:
+        q: `[B, H, S, D]`; float32, bfloat16 or float16.
+        k: `[B, H, S, D]` of the same dtype.
+        v: `[B, H, S, E]` of the same dtype.
+        decay: fp32 `[B, H, S]`, logarithms of the factors of the state, at most 0.
+        scale: factor of the result; None means `1 / sqrt(D)`.
+
+    Returns:
+        `[B, H, S, E]` in the dtype of `v`.
+
+    Raises:
+        exc.WrongOpArgument: an argument has another dtype, shape or device.
+    """
+    op = "linear_attention"
+    check_tensor(op, "q", q, dims=4, least_dims=1)
+    check_tensor(op, "k", k, dtypes=(q.dtype,), shape=q.shape, like=q)
+    check_tensor(op, "v", v, dtypes=(q.dtype,), dims=4, least_dims=1, like=q)
+    check_tensor(op, "v", v, dtypes=(q.dtype,), shape=(*q.shape[:3], v.size(3)))
+    check_tensor(op, "decay", decay, dtypes=(torch.float32,), shape=q.shape[:3], like=q)
+    factor = q.size(3) ** -0.5 if scale is None else float(scale)
+    flat = (*(rows(t, kept=2) for t in (q, k, v)), rows(decay))
+    out: torch.Tensor = _attention(*flat, factor)
+    return out.view(v.shape)
+
+
+def selective_scan(
+    x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, skip: torch.Tensor
+) -> torch.Tensor:
+    """Compute the scan of a selective state-space model, as in Mamba, in fp32.
+
+    The state of a channel is a vector: `state[t] = exp(dt[t] * a) * state[t - 1] + dt[t] * b[t] * x[t]`, and the result
+    `sum(state[t] * c[t]) + skip * x[t]`. The backward kernel is derived by the compiler, and stores the states of all
+    positions.
+
+    Args:
+        x: `[B, L, C]`; float32, bfloat16 or float16.
+        dt: `[B, L, C]`, the step of each position; any of these dtypes.
+        a: `[C, N]`; any of these dtypes.
+        b: `[B, L, N]`; any of these dtypes.
+        c: `[B, L, N]`; any of these dtypes.
+        skip: `[C]`; any of these dtypes.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        exc.WrongOpArgument: an argument has another dtype, shape or device.
+    """
+    op = "selective_scan"
+    check_tensor(op, "x", x, dims=3, least_dims=1)
+    batch, length, channels = x.shape
+    check_tensor(op, "dt", dt, shape=x.shape, like=x)
+    check_tensor(op, "a", a, dims=2, least_dims=1, like=x)
+    check_tensor(op, "a", a, shape=(channels, a.size(1)))
+    check_tensor(op, "b", b, shape=(batch, length, a.size(1)), like=x)
+    check_tensor(op, "c", c, shape=b.shape, like=x)
+    check_tensor(op, "skip", skip, shape=(channels,), like=x)
+    out: torch.Tensor = _scan(x, dt, a, b, c, skip)
+    return out
