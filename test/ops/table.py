@@ -12,7 +12,10 @@ import torch
 from torch.nn import functional as F
 
 import helion.ops as ops
+from helion.testing import outputs
 
+#: Relative errors of sums of values that were rounded to a dtype.
+ROUNDED = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 4e-5}
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 
@@ -193,7 +196,8 @@ def _attended(
     scores = q @ k.transpose(-1, -2) * (scale or q.size(-1) ** -0.5)
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    ahead = torch.arange(q.size(2))[:, None] + k.size(2) - q.size(2) - torch.arange(k.size(2))
+    queries, keys = (torch.arange(n, device=q.device) for n in (q.size(2), k.size(2)))
+    ahead = queries[:, None] + k.size(2) - q.size(2) - keys
     seen = (ahead >= 0) & (ahead < (window or k.size(2))) if causal else ahead == ahead
     return scores.masked_fill(~seen, float("-inf")).softmax(-1) @ v
 
@@ -326,7 +330,7 @@ def _decoded(
     shared = q.size(1) // k.size(2)
     k, v = k.repeat_interleave(shared, 2), v.repeat_interleave(shared, 2)
     scores = torch.einsum("bhd,bnhd->bhn", q, k) * (scale or q.size(-1) ** -0.5)
-    scores = scores.masked_fill(torch.arange(k.size(1)) >= lengths[:, None, None], float("-inf"))
+    scores = scores.masked_fill(torch.arange(k.size(1), device=q.device) >= lengths[:, None, None], float("-inf"))
     return torch.einsum("bhn,bnhe->bhe", scores.softmax(-1).nan_to_num(0), v)
 
 
@@ -427,3 +431,21 @@ def cases() -> list[Case]:
     """Make the arguments of all cases, the same each time."""
     torch.manual_seed(0)
     return [case for family in FAMILIES for case in family()]
+
+
+def gradients(case: Case) -> tuple[Any, Any]:
+    """Return functions of the same arguments that give the gradients of the op and of its reference."""
+
+    def of(function: Any) -> Any:
+        def found(*args: Any) -> tuple[torch.Tensor, ...]:
+            leaves = list(args)
+            for at in case.differentiated:
+                leaves[at] = args[at].detach().requires_grad_()
+            results = outputs(function(*leaves))
+            generator = torch.Generator().manual_seed(1)
+            given = [torch.randn(r.shape, generator=generator, device="cpu").add(0.5).bfloat16().to(r) for r in results]
+            return torch.autograd.grad(results, [leaves[at] for at in case.differentiated], given)
+
+        return found
+
+    return of(case.op), of(case.reference)

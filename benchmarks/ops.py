@@ -1,0 +1,459 @@
+"""``helion.ops`` on a GPU: all cases of its tests against fp64, then times of each operator beside torch.compile and eager.
+
+    python benchmarks/ops.py [--out FILE.json] [--seconds S] [--workers N] [--no-check] [NAME ...]
+
+Each operator has two shapes of models in use. Workers compile first, each cell in a process of its own, and note the time
+of the first call. Then one process times all variants in turn, with a cold L2: device time of a forward pass, and with
+gradients that of both passes. For few rows it also takes the host's time of a call. What the time does not suffice for is
+listed. A variant that fails has no time but a reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import datetime
+import json
+import math
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "test")]
+
+import torch  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from benchmarks.timing import GraphTimer, reason  # noqa: E402
+from helion import ops  # noqa: E402
+
+OUT = ROOT / "build" / "ops.json"
+DEVICE = "cuda"
+BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
+#: Operators that multiply fp32 matrices in TF32 on a GPU: 10 bits of mantissa, so 2^-11 an operand, with sums of some.
+IN_TF32 = (
+    "attention",
+    "linear_cross_entropy",
+    "int8_linear",
+    "grouped_matmul",
+    "moe",
+    "decode",
+    "paged_decode",
+    "linear_attention",
+)
+TF32_TOLERANCE = 1e-2
+#: Host time is taken where there are at most so many rows.
+FEW_ROWS = 64
+CALLS = 200
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An operator at one shape; ``eager`` takes the same arguments, and gradients are those of ``differentiated``."""
+
+    name: str
+    shape: str
+    op: Callable[..., Any]
+    eager: Callable[..., Any]
+    make: Callable[[], tuple[Any, ...]]
+    differentiated: tuple[int, ...] = ()
+    rows: int = 1 << 30
+
+    @property
+    def key(self) -> str:
+        return f"{self.name} {self.shape}"
+
+
+def normal(*shape: int, dtype: torch.dtype = BF16, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(shape, device=DEVICE) * scale).to(dtype)
+
+
+def integers(high: int, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.randint(0, high, shape, device=DEVICE, dtype=dtype)
+
+
+def bounds(segments: int, rows: int) -> torch.Tensor:
+    """Return `segments + 1` offsets from 0 to `rows`."""
+    inner = integers(rows, segments - 1).sort().values
+    return torch.cat((inner.new_zeros(1), inner, inner.new_full([1], rows)))
+
+
+def angles(length: int, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+    at = torch.arange(length, device=DEVICE)[:, None] * 1e4 ** -torch.linspace(0, 1, depth // 2, device=DEVICE)
+    return at.cos(), at.sin()
+
+
+# --- eager PyTorch -------------------------------------------------------------------------------------------------------
+
+
+def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(x, [x.size(-1)], weight, 1e-6)
+
+
+def add_rms(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return rms(x + residual, weight), x + residual
+
+
+def layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, [x.size(-1)], weight, bias)
+
+
+def add_layer(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return layer(x + residual, weight, bias), x + residual
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = x.float().chunk(2, dim=-1)
+    cos, sin = cos[: x.size(-3), None], sin[: x.size(-3), None]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def normed_heads(q: torch.Tensor, k: torch.Tensor, qw: torch.Tensor, kw: torch.Tensor, *at: torch.Tensor) -> Any:
+    return rotate(rms(q, qw), *at), rotate(rms(k, kw), *at)
+
+
+def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    scale = (x.float().abs().amax(-1) / torch.finfo(E4M3).max).clamp(min=1e-12)
+    return (x.float() / scale[:, None]).to(E4M3), scale
+
+
+def scaled_matmul(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return torch._scaled_mm(x, weight.T, x_scale[:, None], scale[None, :], out_dtype=BF16, use_fast_accum=True)
+
+
+def linear_loss(x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy((x @ weight.T).float(), labels)
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    seen = torch.arange(k.size(1), device=q.device) < lengths[:, None]
+    keys, values = k.transpose(1, 2), v.transpose(1, 2)
+    return F.scaled_dot_product_attention(q[:, :, None], keys, values, seen[:, None, None], enable_gqa=True)[:, :, 0]
+
+
+def paged(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor
+) -> torch.Tensor:
+    return decode(q, k[table].flatten(1, 2), v[table].flatten(1, 2), lengths)
+
+
+def routed(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    weights, indices = logits.float().softmax(-1).topk(count)
+    return weights / weights.sum(-1, keepdim=True), indices
+
+
+def grouped(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    return torch._grouped_mm(x, weight, offs=offsets[1:].to(torch.int32))
+
+
+def int8_linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, weight.to(x.dtype)) * scale
+
+
+def bag(table: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    return F.embedding_bag(indices, table, offsets, mode="sum", include_last_offset=True)
+
+
+def segment_mean(x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    return torch.segment_reduce(x.float(), "mean", offsets=offsets, axis=0).to(x.dtype)
+
+
+def linear_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
+    since = decay.cumsum(-1)
+    between = (since[..., :, None] - since[..., None, :]).tril().exp().tril()
+    return q.size(-1) ** -0.5 * ((q @ k.transpose(-1, -2)).float() * between).to(v.dtype) @ v
+
+
+# --- cells -----------------------------------------------------------------------------------------------------------------
+
+
+def cells() -> Iterator[Cell]:
+    for m, n in ((8192, 4096), (32, 8192)):
+        yield from _row_cells(m, n)
+    for m, n in ((4096, 128256), (8192, 32000)):
+        made = lambda m=m, n=n: (normal(m, n), integers(n, m))  # noqa: E731
+        yield Cell("cross_entropy", f"{m}x{n}", ops.cross_entropy, F.cross_entropy, made, (0,), m)
+    for m, k, n in ((4096, 4096, 128256), (8192, 2048, 32000)):
+        made = lambda m=m, k=k, n=n: (normal(m, k), normal(n, k, scale=0.02), integers(n, m))  # noqa: E731
+        yield Cell("linear_cross_entropy", f"{m}x{k}x{n}", ops.linear_cross_entropy, linear_loss, made, (0, 1), m)
+    yield from _head_cells()
+    yield from _matmul_cells()
+    yield from _sequence_cells()
+
+
+def _row_cells(m: int, n: int) -> Iterator[Cell]:
+    shape = f"{m}x{n}"
+
+    def row(*counts: int) -> Callable[[], tuple[torch.Tensor, ...]]:
+        return lambda: (*(normal(m, n) for _ in range(counts[0])), *(normal(n) for _ in range(counts[1])))
+
+    yield Cell("rms_norm", shape, ops.rms_norm, rms, row(1, 1), (0, 1), m)
+    yield Cell("add_rms_norm", shape, ops.add_rms_norm, add_rms, row(2, 1), (0, 1, 2), m)
+    yield Cell("layer_norm", shape, ops.layer_norm, layer, row(1, 2), (0, 1, 2), m)
+    yield Cell("add_layer_norm", shape, ops.add_layer_norm, add_layer, row(2, 2), (0, 1, 2, 3), m)
+    yield Cell("softmax", shape, ops.softmax, lambda x: x.softmax(-1), row(1, 0), (0,), m)
+    yield Cell("swiglu", shape, ops.swiglu, lambda gate, up: F.silu(gate) * up, row(2, 0), (0, 1), m)
+    yield Cell("geglu", shape, ops.geglu, lambda gate, up: F.gelu(gate) * up, row(2, 0), (0, 1), m)
+    yield Cell("quantize_fp8", shape, ops.quantize_fp8, quantize, row(1, 0), (), m)
+    yield Cell("rms_norm_fp8", shape, ops.rms_norm_fp8, lambda x, w: quantize(rms(x, w)), row(1, 1), (), m)
+    yield Cell(
+        "bias_dropout_residual",
+        shape,
+        lambda x, residual, bias: ops.bias_dropout_residual(x, bias, residual, p=0.1),
+        lambda x, residual, bias: F.dropout(x + bias, 0.1) + residual,
+        row(2, 1),
+        (0, 1, 2),
+        m,
+    )
+
+
+def _head_cells() -> Iterator[Cell]:
+    for batch, length in ((4, 4096), (32, 1)):
+        shape, rows = f"{batch}x{length}x32x128", batch * length
+
+        def one(batch: int = batch, length: int = length) -> tuple[torch.Tensor, ...]:
+            return normal(batch, length, 32, 128), *angles(length, 128)
+
+        def two(batch: int = batch, length: int = length) -> tuple[torch.Tensor, ...]:
+            heads = normal(batch, length, 32, 128), normal(batch, length, 8, 128)
+            return *heads, normal(128), normal(128), *angles(length, 128)
+
+        yield Cell("rope", shape, ops.rope, rotate, one, (0,), rows)
+        yield Cell("qk_norm_rope", shape, ops.qk_norm_rope, normed_heads, two, (0, 1, 2, 3), rows)
+    causal = lambda q, k, v: ops.attention(q, k, v, causal=True)  # noqa: E731
+    for batch, heads, groups, length, depth in ((4, 32, 8, 4096, 128), (16, 16, 16, 1024, 64)):
+        made = lambda b=batch, h=heads, g=groups, s=length, d=depth: (  # noqa: E731
+            normal(b, h, s, d),
+            normal(b, g, s, d),
+            normal(b, g, s, d),
+        )
+        yield Cell("attention", f"{batch}x{heads}/{groups}x{length}x{depth}", causal, attention, made, (0, 1, 2))
+    for batch, length in ((32, 8192), (1, 65536)):
+        made_cache = lambda b=batch, s=length: (  # noqa: E731
+            normal(b, 32, 128),
+            normal(b, s, 8, 128),
+            normal(b, s, 8, 128),
+            torch.full([b], s - 5, device=DEVICE),
+        )
+        yield Cell("decode", f"{batch}x32/8x{length}x128", ops.decode, decode, made_cache, (), batch)
+
+        def pages(b: int = batch, s: int = length) -> tuple[torch.Tensor, ...]:
+            table = torch.randperm(b * s // 64, device=DEVICE).view(b, s // 64).to(torch.int32)
+            cache = normal(b * s // 64, 64, 8, 128), normal(b * s // 64, 64, 8, 128)
+            return normal(b, 32, 128), *cache, table, torch.full([b], s - 5, device=DEVICE)
+
+        yield Cell("paged_decode", f"{batch}x32/8x{length}x128", ops.paged_decode, paged, pages, (), batch)
+
+
+def _matmul_cells() -> Iterator[Cell]:
+    for m, n, k in ((4096, 4096, 4096), (32, 14336, 4096)):
+        shape = f"{m}x{n}x{k}"
+        scaled = lambda m=m, n=n, k=k: _interleaved(quantize(normal(m, k)), quantize(normal(n, k)))  # noqa: E731
+        yield Cell("scaled_matmul", shape, ops.scaled_matmul, scaled_matmul, scaled, (), m)
+
+        def weights(m: int = m, n: int = n, k: int = k) -> tuple[torch.Tensor, ...]:
+            return normal(m, k), integers(255, n, k).sub(127).to(torch.int8), torch.rand(n, device=DEVICE).to(BF16) / 64
+
+        yield Cell("int8_linear", shape, ops.int8_linear, int8_linear, weights, (0,), m)
+    for tokens, experts, count in ((8192, 128, 8), (32, 8, 2)):
+        made = lambda t=tokens, e=experts, c=count: (normal(t, e), c)  # noqa: E731
+        yield Cell("route", f"{tokens}x{experts} top {count}", ops.route, routed, made, (), tokens)
+    for tokens, experts, k, n in ((16384, 8, 4096, 14336), (16384, 128, 2048, 768)):
+
+        def groups(t: int = tokens, e: int = experts, k: int = k, n: int = n) -> tuple[torch.Tensor, ...]:
+            return normal(t, k), normal(e, k, n, scale=0.02), bounds(e, t)
+
+        yield Cell("grouped_matmul", f"{tokens}x{experts}x{k}x{n}", ops.grouped_matmul, grouped, groups, (0, 1))
+
+
+def _interleaved(x: tuple[torch.Tensor, ...], weight: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return x[0], weight[0], x[1], weight[1]
+
+
+def _sequence_cells() -> Iterator[Cell]:
+    for segments, mean, n in ((4096, 64, 128), (64, 2048, 512)):
+        shape = f"{segments} of {mean}x{n}"
+
+        def parts(b: int = segments, mean: int = mean, n: int = n) -> tuple[torch.Tensor, ...]:
+            return normal(b * mean, n), bounds(b, b * mean)
+
+        def lookups(b: int = segments, mean: int = mean, n: int = n) -> tuple[torch.Tensor, ...]:
+            return normal(100_000, n), integers(100_000, b * mean), bounds(b, b * mean)
+
+        yield Cell("jagged_mean", shape, ops.jagged_mean, segment_mean, parts, (0,))
+        yield Cell("embedding_bag", shape, ops.embedding_bag, bag, lookups, ())
+    for batch, heads, length in ((4, 16, 2048), (1, 32, 8192)):
+
+        def linear(b: int = batch, h: int = heads, s: int = length) -> tuple[torch.Tensor, ...]:
+            return *(normal(b, h, s, 64) for _ in range(3)), -torch.rand(b, h, s, device=DEVICE) * 0.1
+
+        shape = f"{batch}x{heads}x{length}x64"
+        yield Cell("linear_attention", shape, ops.linear_attention, linear_attention, linear, ())
+
+
+# --- running ---------------------------------------------------------------------------------------------------------------
+
+
+def passes(cell: Cell, function: Callable[..., Any], args: Sequence[Any], *, backward: bool) -> Callable[[], Any]:
+    """Return a call without arguments: the forward pass, or both passes."""
+    if not backward:
+        return lambda: function(*args)
+    leaves = [a.detach().requires_grad_() if at in cell.differentiated else a for at, a in enumerate(args)]
+    wanted = [leaves[at] for at in cell.differentiated]
+
+    def both() -> Any:
+        found = function(*leaves)
+        results = [r for r in (found if isinstance(found, tuple) else (found,)) if r.requires_grad]
+        return torch.autograd.grad(results, wanted, [torch.ones_like(r) for r in results])
+
+    return both
+
+
+def compile_first(at: int) -> dict[str, Any]:
+    """Call all variants of cell ``at`` once, so that binaries are on disk; return seconds of first calls and errors."""
+    cell = list(cells())[at]
+    torch.manual_seed(0)
+    row: dict[str, Any] = {"first_s": {}, "failed": {}}
+    compiled = torch.compile(cell.eager, fullgraph=True)
+    for name, function in (("helion", cell.op), ("compile", compiled)):
+        args = cell.make()
+        for backward in (False, True) if cell.differentiated else (False,):
+            began = time.perf_counter()
+            try:
+                passes(cell, function, args, backward=backward)()
+                torch.cuda.synchronize()
+            except Exception as error:  # of any library: it belongs into the table
+                row["failed"][name] = reason(error)
+                break
+            row["first_s"].setdefault(name, []).append(round(time.perf_counter() - began, 2))
+    return row
+
+
+def timed(cell: Cell, timer: GraphTimer) -> dict[str, Any]:
+    """Return microseconds of all variants: of the device, and of the host where there are few rows."""
+    torch.manual_seed(0)
+    args = cell.make()
+    variants = {"helion": cell.op, "compile": torch.compile(cell.eager, fullgraph=True), "eager": cell.eager}
+    row: dict[str, Any] = {"failed": {}}
+    for label, backward in (("forward", False), ("both", True)):
+        if backward and not cell.differentiated:
+            continue
+        calls = {name: passes(cell, function, args, backward=backward) for name, function in variants.items()}
+        times, failures = timer.time(calls)
+        row[label] = {name: round(each.median, 2) for name, each in times.items()}
+        row["failed"] |= failures
+    if cell.rows <= FEW_ROWS:
+        kept = {name: f for name, f in variants.items() if name not in row["failed"]}
+        row["host"] = {name: round(host_us(passes(cell, f, args, backward=False)), 2) for name, f in kept.items()}
+    return row
+
+
+def host_us(call: Callable[[], Any]) -> float:
+    """Return the microseconds of a call on the host, the GPU's work included where it takes longer."""
+    for _ in range(10):
+        call()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    torch.cuda.synchronize()
+    return 1e6 * (time.perf_counter() - began) / CALLS
+
+
+def check_all(until: float) -> list[str]:
+    """Compare the cases of the tests with fp64 on the GPU; return a line per failure."""
+    from ops.table import ROUNDED, cases, gradients  # the folder test/ops
+
+    from helion.testing import check, map_tensors
+
+    wrong = []
+    for case in cases():
+        if time.monotonic() > until:
+            wrong.append(f"{case.name}: not reached")
+            continue
+        args = map_tensors(case.args, lambda t: t.to(DEVICE))
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        rounded = max(ROUNDED.get(t.dtype, 0.0) for t in tensors)
+        tf32 = TF32_TOLERANCE if case.name.startswith(IN_TF32) else 0.0
+        try:
+            check(case.name, case.op, case.reference, args, slack=2, rtol=tf32 or None)
+            if case.differentiated:
+                op, reference = gradients(case)
+                check(case.name, op, reference, args, rtol=max(rounded, tf32), slack=case.slack)
+        except Exception as error:  # a failed comparison as well as a kernel that does not compile
+            wrong.append(f"{case.name}: {reason(error, 500)}")
+    return wrong
+
+
+def shown(row: dict[str, Any]) -> str:
+    parts = []
+    for label in ("forward", "both", "host"):
+        if times := row.get(label):
+            ours = times.get("helion", math.nan)
+            others = " ".join(f"{name} {us:.1f} ({us / ours:.2f}x)" for name, us in times.items() if name != "helion")
+            parts.append(f"{label} {ours:.1f} us; {others}")
+    return f"{row['name']:22} {row['shape']:24} {' | '.join(parts)} {row['failed'] or ''}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="operators; all if none is named")
+    parser.add_argument("--out", type=Path, default=OUT, metavar="FILE.json")
+    parser.add_argument("--seconds", type=float, default=230.0, help="time for everything")
+    parser.add_argument("--workers", type=int, default=12, help="processes that compile")
+    parser.add_argument("--no-check", action="store_true", help="time only")
+    options = parser.parse_args()
+    began = time.monotonic()
+    wanted = [(at, cell) for at, cell in enumerate(cells()) if not options.names or cell.name in options.names]
+    rows = {cell.key: {"name": cell.name, "shape": cell.shape, "failed": {}} for _, cell in wanted}
+    spawned = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(options.workers, mp_context=spawned) as pool:
+        pending = {pool.submit(compile_first, at): cell for at, cell in wanted}
+        wrong = [] if options.no_check else check_all(began + options.seconds / 2)
+        for future, cell in pending.items():
+            try:
+                left = max(began + 0.6 * options.seconds - time.monotonic(), 0)
+                rows[cell.key] |= future.result(timeout=left)
+            except concurrent.futures.TimeoutError:
+                rows[cell.key]["failed"]["compiling"] = "not finished in time"
+                future.cancel()
+    timer = GraphTimer()
+    for _, cell in wanted:
+        row = rows[cell.key]
+        if time.monotonic() > began + options.seconds:
+            row["failed"]["timing"] = "not reached in time"
+            continue
+        found = timed(cell, timer)
+        row["failed"] |= found.pop("failed")
+        row |= found
+        print(shown(row), flush=True)
+    environment = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "date": datetime.date.today().isoformat(),
+        "seconds": round(time.monotonic() - began),
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(
+        json.dumps({"environment": environment, "wrong": wrong, "rows": list(rows.values())}, indent=1) + "\n"
+    )
+    print(*(f"WRONG {line}" for line in wrong), sep="\n")
+    print(
+        f"{len(wrong)} wrong, {sum(bool(r['failed']) for r in rows.values())} of {len(rows)} cells incomplete, in {environment['seconds']} s"
+    )
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
