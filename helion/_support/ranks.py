@@ -252,8 +252,8 @@ def bound_for(size: int | None) -> Iterator[None]:
 
 def assumed_size() -> int | None:
     """Return the number of ranks that a kernel is bound for, or of this simulated run; None for real groups."""
-    here = current()
-    return _BOUND.get() if here is None or _BOUND.get() is not None else here[0].size
+    bound, here = _BOUND.get(), _CURRENT.get()
+    return bound if bound is not None or here is None else here[0].size
 
 
 def size_of_all() -> int | None:

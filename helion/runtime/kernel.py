@@ -29,11 +29,9 @@ from . import bind_times
 from .bound import BoundKernel
 from .call.argument_checks import check_bound, check_call
 from .call.definition import AotOptions, Definition
-from .call.signature import class_of
-from .dispatch.calls import Calls, dispatchable
-from .dispatch.entries import leave_untraced
+from .dispatch import Calls, dispatchable, leave_untraced
 from .generated.sources import register_kernel, register_source
-from .variants.lookup import Variants
+from .variants.table import Variants
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec, TypeVar
@@ -118,11 +116,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
 
         Dependencies that compilation discovers, such as ``hl.specialize(x.stride(0))``, are part of it from then on.
         """
-        values = self.normalize_args(*args)
-        extra = None if self.key is None else self.key(*values)
-        arguments = self.arguments_key(values)
-        found = self.variants.numbers_of(values, arguments, extra)
-        return (class_of(arguments), extra, tuple(sorted(found, key=repr)))
+        return self.variants.class_key(self.normalize_args(*args))
 
     @short_errors
     def bind(
@@ -146,6 +140,8 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         self._check_tuple("bind", args)
         values = self.normalize_args(*args)
         check_bound(self, values)
+        if world_size is None:
+            return self.variant(values, target, of_class=True)
         with ranks.bound_for(world_size):
             return self.variant(values, target, of_class=True)
 

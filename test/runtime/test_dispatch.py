@@ -20,10 +20,8 @@ import helion.language as hl
 from helion._testing import import_path
 from helion.backends.stub import Launch, StubDriver
 from helion.runtime import bind_times, stub_driver
-from helion.runtime.call import signature
-from helion.runtime.dispatch import guards
-from helion.runtime.dispatch.calls import MAX_VERSIONS
-from helion.runtime.dispatch.entries import MISSED
+from helion.runtime.call import guards, signature
+from helion.runtime.dispatch import MAX_VERSIONS, MISSED
 
 WIDTH = 64
 CONFIG = helion.Config(block_sizes=[32])

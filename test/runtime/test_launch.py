@@ -30,7 +30,7 @@ from helion.backends import stub
 from helion.backends.triton.execute import fast_launch, launcher, native
 from helion.backends.triton.toolchain import offline
 from helion.backends.triton.toolchain.descriptors import MiscompiledError
-from helion.runtime.dispatch.calls import dispatchable
+from helion.runtime.dispatch import dispatchable
 
 N = 300
 

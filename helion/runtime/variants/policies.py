@@ -12,10 +12,10 @@ import torch
 from ... import exc, knobs
 from ..._support import logs as _logging
 from ..._support.lazy import lazy
+from ..._support.nested import tensors_in
 from ...backends import stub
 from ...config import Config
 from ..call.argument_checks import launches_on_gpu
-from ..call.signature import tensors_in
 from ..tuning.loaded import has_loaded, loaded_config
 
 if TYPE_CHECKING:

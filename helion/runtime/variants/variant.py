@@ -14,10 +14,11 @@ from ... import exc
 from ..._exact import are_same
 from ..._support import logs as _logging
 from ..._support.lazy import lazy
+from ..._support.nested import tensors_in
 from ...config import Config
 from ...hardware import Target
 from ..call.definition import Definition
-from ..call.signature import Key, any_device, class_of, has_small_sizes, pick, target_of, tensors_in
+from ..call.signature import Key, any_device, class_of, has_small_sizes, pick, target_of
 from ..call.size_buckets import Bucket
 from ..specialization.choice import Choice, ConfigLike
 from ..specialization.compiled import Compiled

@@ -13,8 +13,8 @@ from torch.autograd import forward_ad
 from ..._exact import float_key
 from ..._shapes import CONCRETE_TENSORS, SYMBOLIC, WIDE, SizeClasses, shared_memory
 from ...backends.execution import Inlining
-from ..call.signature import TensorGuards, TensorSignature, ask, signature_of, size_table
-from ..call.size_buckets import Bucket
+from .signature import TensorGuards, TensorSignature, ask, signature_of, size_table
+from .size_buckets import Bucket
 
 if TYPE_CHECKING:
     from ..._compiler.frontend.guards import Guard

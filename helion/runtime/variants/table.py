@@ -1,23 +1,89 @@
-"""The variants of a kernel, by the key of a call, and the variant that leads each bucket of a class."""
+"""The table of a kernel's variants: the one that serves a call, and the one that leads each bucket of a class."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from ... import exc, hardware
+from ... import exc, hardware, knobs
 from ..._support import ranks
 from ..._support.locks import new_lock, recover
 from ..call.definition import Definition
 from ..call.signature import Key, class_of, has_small_sizes, target_of, token
-from ..dispatch.calls import Calls
-from .lru import Held, Table
+from ..dispatch import Calls
 from .variant import CallKey, Variant
 
+_TICKS = itertools.count()
 #: The kernel that a thread is binding, if any.
 _THREAD = threading.local()
+
+
+@dataclass(eq=False)
+class _Entry:
+    """An entry with ``used``, the tick of its last use; ``borrowed`` if it was compiled for another key."""
+
+    variant: Variant
+    used: int
+    borrowed: bool = False
+
+
+class _LruTable:
+    """Variants by key; those of one key differ in numbers that their compilation depends on.
+
+    ``find`` may run in any thread; ``add`` runs under the lock of the kernel. ``HELION_MAX_SPECIALIZATIONS`` is the
+    maximum of entries, of which the least recently used are evicted.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[Hashable, tuple[_Entry, ...]] = {}
+        self._count = 0
+
+    def mend(self) -> None:
+        """Count the entries again, after a thread that was adding one is gone."""
+        self._count = sum(map(len, self._entries.values()))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def find(self, key: Hashable, values: tuple[Any, ...]) -> Variant | None:
+        """Return the variant of a key for these arguments, and mark it as used now."""
+        for entry in self._entries.get(key, ()):
+            variant = entry.variant
+            fits = variant.has_numbers_of(values) and variant.is_current()
+            if fits and (not entry.borrowed or variant.serves(values)):
+                entry.used = next(_TICKS)
+                return variant
+        return None
+
+    def of(self, key: Hashable) -> list[Variant]:
+        """List all variants of one key."""
+        return [entry.variant for entry in self._entries.get(key, ())]
+
+    def add(
+        self, key: Hashable, variant: Variant, in_use: Callable[[], Collection[object]], *, borrowed: bool = False
+    ) -> list[Variant]:
+        """Add a variant, and return the evicted ones: never the new one, and others before those ``in_use``."""
+        newest = _Entry(variant, next(_TICKS), borrowed)
+        self._entries[key] = (*self._entries.get(key, ()), newest)
+        self._count += 1
+        excess = self._count - max(1, knobs.MAX_SPECIALIZATIONS.read())
+        return self._drop(excess, newest, in_use()) if excess > 0 else []
+
+    def _drop(self, excess: int, newest: _Entry, in_use: Collection[object]) -> list[Variant]:
+        entries = [(e.variant in in_use, e.used, key, e) for key, each in self._entries.items() for e in each]
+        entries = sorted((each for each in entries if each[3] is not newest), key=lambda each: each[:2])[:excess]
+        for _, _, key, gone in entries:
+            left = tuple(entry for entry in self._entries[key] if entry is not gone)
+            if left:
+                self._entries[key] = left
+            else:
+                del self._entries[key]
+        self._count -= len(entries)
+        return [gone.variant for *_, gone in entries]
 
 
 class Variants:
@@ -31,8 +97,8 @@ class Variants:
         self._kernel = kernel
         self._calls = calls
         self._face = face
-        self._exact: Table[Variant] = Table()
-        self._leaders: Table[Variant] = Table()
+        self._exact = _LruTable()
+        self._leaders = _LruTable()
         self._lock = new_lock()
         recover(self._lock, self._mend)
 
@@ -64,22 +130,24 @@ class Variants:
             table, key = self._leaders, (class_of(arguments), *rest)
         else:
             table, key = self._exact, (arguments, *rest)
-        found = _fitting(table.held(key), values)
+        found = table.find(key, values)
         if found is None:
             with self._binding():
-                found = _fitting(table.held(key), values) or self._made(values, CallKey(arguments, rest), chosen)
+                found = table.find(key, values) or self._made(values, CallKey(arguments, rest), chosen)
         return found
 
     def exact(self, values: tuple[Any, ...], target: hardware.Target) -> Variant:
         """Return the variant for arguments on a target."""
         return self.find(values, self._kernel.arguments_key(values), target)
 
-    def numbers_of(self, values: tuple[Any, ...], arguments: Key, extra: Any) -> set[tuple[str, Any]]:
-        """Return the numbers in arguments that the known variants of their class were specialized on."""
-        kernel, static = self._kernel, self._kernel.settings.static_shapes
+    def class_key(self, values: tuple[Any, ...]) -> Hashable:
+        """Return the key of the class of arguments, with the numbers that its known variants were specialized on."""
+        kernel, arguments = self._kernel, self._kernel.arguments_key(values)
+        family, extra = class_of(arguments), None if kernel.key is None else kernel.key(*values)
         rest = (extra, token(target_of(kernel.name, values)), kernel.settings.checked, ranks.assumed_size())
-        found = self._exact.of((arguments, *rest)) if static else self._leaders.of((class_of(arguments), *rest))
-        return {pair for variant in found for pair in variant.numbers_in(values)}
+        table, key = (self._exact, arguments) if kernel.settings.static_shapes else (self._leaders, family)
+        numbers = {pair for variant in table.of((key, *rest)) for pair in variant.numbers_in(values)}
+        return (family, extra, tuple(sorted(numbers, key=repr)))
 
     def changed(self, variant: Variant) -> None:
         """Forget the written functions of calls that a variant serves."""
@@ -88,7 +156,7 @@ class Variants:
     def _made(self, values: tuple[Any, ...], key: CallKey, target: hardware.Target) -> Variant:
         """Make a variant, or let an existing one lead its class from now on; under the lock."""
         strides = (key.strides, *key.rest)
-        found = _fitting(self._exact.held(strides), values)
+        found = self._exact.find(strides, values)
         if found is None:
             other = None if self._kernel.settings.static_shapes else self._for_any_batch(values, key)
             found = other or Variant(self._kernel, values, key, target, self)
@@ -96,7 +164,7 @@ class Variants:
             for gone in self._exact.add(strides, found, self._calls.served, borrowed=found is other):
                 self._calls.forget(gone)
         if not self._kernel.settings.static_shapes:
-            leader = _fitting(self._leaders.held(key.family), values)
+            leader = self._leaders.find(key.family, values)
             if leader is None:
                 found.lead(self._leaders.of(key.family))
                 self._leaders.add(key.family, found, self._calls.served)
@@ -131,16 +199,7 @@ class Variants:
     def clear(self) -> None:
         """Drop all variants."""
         with self._lock:
-            self._exact, self._leaders = Table(), Table()
-
-
-def _fitting(each: Sequence[Held[Variant]], values: tuple[Any, ...]) -> Variant | None:
-    """Return the variant of a key for these arguments, and mark it as used now."""
-    for held in each:
-        fits = held.entry.has_numbers_of(values) and held.entry.is_current()
-        if fits and (not held.borrowed or held.entry.serves(values)):
-            return held.use()
-    return None
+            self._exact, self._leaders = _LruTable(), _LruTable()
 
 
 __all__ = ["Variants"]

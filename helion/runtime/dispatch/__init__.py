@@ -1,1 +1,0 @@
-"""Written functions for calls, which skip the look-ups of the slow path."""
