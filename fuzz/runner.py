@@ -133,7 +133,7 @@ class Runner:
     def judged(self, opened: Opened, function: Callable[..., Any]) -> Outcome:
         """Run ``function`` on copies of the arguments with guards around all memory, and judge what it gives."""
         for _ in range(RUNS):
-            copied = Inputs.copied(opened.args, lambda value, move: move(value))
+            copied = Inputs.copied(opened.args)
             guards = Guards()
             with poisoned(guards):
                 results = function(*copied.args)

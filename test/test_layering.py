@@ -51,7 +51,18 @@ LAYERS = (
 )
 # The same inside a room. A dotted entry stands apart from its folder; a room's own `__init__` comes last.
 INNER = {
-    "_support": ("locks", "syntax", "lazy", "distribution", "logs", "tracebacks", "files", "ranks", "symmetric"),
+    "_support": (
+        "locks",
+        "syntax",
+        "lazy",
+        "distribution",
+        "logs",
+        "tracebacks",
+        "files",
+        "ranks",
+        "symmetric",
+        "nested",
+    ),
     "_compiler": (
         "context",
         "decisions",

@@ -25,11 +25,11 @@ from .._compiler.host.program import Module
 from .._compiler.ir.grammar import CheckAttrs, Program
 from .._compiler.source import Location, parse_function
 from .._support import logs as _logging
+from .._support.nested import tensors_in
 from ..backends import stub
 from ..backends.execution import Executor
 from ..language._unwritten import mark_unwritten, unwritten
 from .call.definition import Definition
-from .call.signature import tensors_in
 from .generated import codecache
 
 _ALLOCATORS = frozenset(

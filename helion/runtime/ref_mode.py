@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from .. import exc
 from .._support import logs as _logging
 from .._support.lazy import lazy
+from .._support.nested import tensors_in
 from ..language._reference import access
 from ..language._reference import random as _reference_random
 from ..language._reference.axes import elementwise, note_axes
@@ -31,7 +32,7 @@ from ..language.creation import lanes_axes
 from ..language.loops import jagged_tile
 from ..language.matmul import FLOAT8, accumulator_dtype, product
 from .call.definition import Definition
-from .call.signature import target_of, tensors_in
+from .call.signature import target_of
 from .checked import checking
 
 if TYPE_CHECKING:

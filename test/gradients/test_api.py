@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import linecache
 import threading
@@ -511,3 +512,37 @@ def test_backward_kernels_go_with_their_specializations(monkeypatch: pytest.Monk
     assert [kernel() is not None for kernel, _, _ in made] == [False] * 4 + [True] * 2
     assert [kernel() is not None for _, kernel, _ in made] == [False] * 4 + [True] * 2
     assert [file in linecache.cache for _, _, file in made] == [False] * 4 + [True] * 2
+
+
+# --- tensors inside of arguments -------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    w: torch.Tensor
+    biases: dict[str, torch.Tensor]
+    scale: float
+
+
+@helion.kernel
+def affine(x: torch.Tensor, weights: Weights, more: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size()):
+        out[tile] = (x[tile] * weights.w[tile] + weights.biases["b"][tile]) * weights.scale * more[0][tile]
+    return out
+
+
+def affine_arguments() -> tuple[list[torch.Tensor], tuple[Any, ...], torch.Tensor]:
+    tensors = [torch.randn(37) + 0.5 for _ in range(4)]
+    x, w, b, m = (tensor.requires_grad_() for tensor in tensors)
+    return tensors, (x, Weights(w, {"b": b}, 1.5), (m,)), (x * w + b) * 1.5 * m
+
+
+def test_gradients_reach_tensors_in_dataclasses() -> None:
+    tensors, args, expected = affine_arguments()
+    incoming = torch.randn(37)
+    wanted = torch.autograd.grad(expected, tensors, incoming)
+    result = affine.differentiable()(*args)
+    torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(torch.autograd.grad(result, tensors, incoming), wanted)
+    torch.testing.assert_close(tuple(backward(affine, incoming, *args)), wanted)

@@ -16,6 +16,7 @@ import torch
 import helion
 import helion.language as hl
 from helion import exc
+from helion._support.nested import copy_tensors
 from helion.autotuner.cache.store import default_store
 from helion.autotuner.outcome import Status
 from helion.backends.stub import stub_driver
@@ -256,10 +257,10 @@ def test_measuring_that_goes_wrong_costs_the_call_nothing(
     def broken(*args: Any) -> Any:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(autotune, "copied", broken)
+    monkeypatch.setattr(autotune, "copy_tensors", broken)
     check(kernel()(ROWS), ROWS)
     assert "no space left" not in capsys.readouterr().err
-    monkeypatch.setattr(autotune, "copied", session.copied)
+    monkeypatch.setattr(autotune, "copy_tensors", copy_tensors)
     monkeypatch.setattr(evaluator.Evaluator, "finish", interrupted)
     with pytest.raises(KeyboardInterrupt):  # it was meant for the program
         kernel()(ROWS)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from ..._support.nested import map_nested
 
 #: Bytes before and after every tensor. A multiple of the alignment of tensors.
 GUARD = 4096
@@ -96,10 +98,8 @@ class Inputs:
     _pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
 
     @classmethod
-    def copied(
-        cls, args: Sequence[Any], convert: Callable[[Any, Callable[[torch.Tensor], torch.Tensor]], Any]
-    ) -> Inputs:
-        """Copy ``args``; ``convert`` applies a function to every tensor in a value."""
+    def copied(cls, args: Sequence[Any]) -> Inputs:
+        """Copy arguments, in which tensors may be nested."""
         guards = Guards()
         pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -112,7 +112,7 @@ class Inputs:
                 pairs[storage.data_ptr()] = (inner, inner.clone())
             return _viewed(pairs[storage.data_ptr()][0], tensor, int(tensor.storage_offset()))
 
-        return cls(tuple(convert(value, moved) for value in args), guards, tuple(pairs.values()))
+        return cls(map_nested(tuple(args), torch.Tensor, moved), guards, tuple(pairs.values()))
 
     def restore(self) -> None:
         for inner, original in self._pairs:

@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from .signature import mapped
+from ..._support.nested import map_nested
 
 
 def remember(value: Any) -> Any:
     """Replace every tensor in a value by a ``RememberedTensor``."""
-    return mapped(value, torch.Tensor, _remembered)
+    return map_nested(value, torch.Tensor, _remembered)
 
 
 def recall(value: Any) -> Any:
     """Restore a remembered value. A tensor that no longer exists becomes one without data, on the ``meta`` device."""
-    return mapped(value, RememberedTensor, RememberedTensor.tensor)
+    return map_nested(value, RememberedTensor, RememberedTensor.tensor)
 
 
 def described(value: Any) -> str:

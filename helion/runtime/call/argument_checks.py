@@ -17,9 +17,9 @@ from torch.autograd import forward_ad
 from ... import exc
 from ..._shapes import CONCRETE_TENSORS
 from ..._support import logs as _logging
+from ..._support.nested import tensors_in
 from ...backends import stub
 from .definition import Definition
-from .signature import tensors_in
 
 _KEY: Any = torch._C.DispatchKey
 _PLAIN_DISPATCH = torch._C._disabled_torch_dispatch_impl

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import enum
 import functools
 import itertools
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ from torch.autograd import forward_ad
 from ... import exc, hardware, knobs
 from ..._exact import exact_key, is_constant
 from ..._shapes import CONCRETE_TENSORS, SYMBOLIC, WIDE, SizeClasses, has_wide_offsets, shared_memory, static_dims
+from ..._support.nested import tensors_in
 from ...backends.execution import SizeTable
 from ...language.constants import ConstExpr
 
@@ -331,42 +331,6 @@ def aliasing(values: Sequence[Any]) -> Hashable:
 def _groups(storages: Sequence[int]) -> tuple[int, ...]:
     first: dict[int, int] = {}
     return tuple(first.setdefault(storage, at) for at, storage in enumerate(storages))
-
-
-def tensors_in(values: Iterable[Any], closures: bool = False) -> Iterator[torch.Tensor]:
-    """Yield the tensors among arguments, including those in tuples, lists, dicts and dataclasses.
-
-    With ``closures`` also those that functions close over or have as defaults.
-    """
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from tensors_in(value, closures)
-        elif isinstance(value, dict):
-            yield from tensors_in(value.values(), closures)
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            yield from tensors_in((getattr(value, f.name) for f in dataclasses.fields(value)), closures)
-        elif closures and isinstance(value, types.FunctionType):
-            cells = (cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType())
-            yield from tensors_in((*cells, *(value.__defaults__ or ())), closures)
-
-
-def mapped(value: Any, kind: type | tuple[type, ...], convert: Callable[[Any], Any]) -> Any:
-    """Convert everything of ``kind`` in a value, including tuples, lists, dicts and dataclasses."""
-    if isinstance(value, kind):
-        return convert(value)
-    if isinstance(value, (tuple, list)) and type(value) is not torch.Size:
-        items = [mapped(item, kind, convert) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, dict):
-        return {key: mapped(item, kind, convert) for key, item in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changed = copy.copy(value)
-        for each in dataclasses.fields(value):
-            object.__setattr__(changed, each.name, mapped(getattr(value, each.name), kind, convert))  # may be frozen
-        return changed
-    return value
 
 
 def ask(value: Any, step: tuple[Any, ...]) -> Any:

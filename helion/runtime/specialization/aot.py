@@ -27,8 +27,9 @@ from ... import exc, hardware, knobs
 from ..._support import files as _files
 from ..._support import logs as _logging
 from ..._support.locks import new_lock
+from ..._support.nested import tensors_in
 from ...config import Config, as_config
-from ..call.signature import target_of, tensors_in, token
+from ..call.signature import target_of, token
 
 if TYPE_CHECKING:
     from ..call.definition import Definition

@@ -15,8 +15,8 @@ from ..._support import files as _files
 from ..._support import logs as _logging
 from ..._support.lazy import lazy
 from ..._support.locks import new_lock
+from ..._support.nested import tensors_in
 from ...config import Config
-from ..call.signature import tensors_in
 from ..generated import codecache
 from .failures import Reporting
 from .specialized import Specialized

@@ -22,11 +22,11 @@ import torch
 
 from ... import knobs
 from ..._compiler.source import parse_function
+from ..._support.nested import tensors_in
 from ..._support.syntax import parse
 from ...config import Config
 from ...language.constants import ConstExpr
 from ..call.definition import Definition
-from ..call.signature import tensors_in
 from .specialized import Specialized
 
 BEGIN = "# === HELION KERNEL REPRO ==="

@@ -10,6 +10,7 @@ import torch
 
 from ... import exc
 from ..._support.lazy import lazy
+from ..._support.nested import tensors_in
 from ..._support.tracebacks import short_errors
 from ..call.argument_checks import is_recorded
 from .gradients import (
@@ -19,7 +20,6 @@ from .gradients import (
     differentiation,
     leaves,
     pulled_back,
-    tensors_of,
     with_tensors,
 )
 from .recording import Recording
@@ -50,12 +50,12 @@ class Differentiable:
         values = kernel.normalize_args(*args, **kwargs)
         if is_recorded(kernel, values):
             return graph_calls.record_differentiable(kernel, values)
-        tensors = tuple(tensors_of(values))
+        tensors = tuple(tensors_in(values))
         if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
             return kernel(*values)
         call = _Call(differentiation(kernel, values), values)
         results = _Function.apply(call, *tensors)
-        return with_tensors(call.result, iter(results))
+        return with_tensors(call.result, results)
 
 
 class _Call:
@@ -76,7 +76,7 @@ class _Function(torch.autograd.Function):
         direct = call.of.direct.get(wanted)
         if direct is not None:
             call.result = call.of.kernel(*with_tensors(call.values, (t.detach() for t in tensors)))
-            outputs = tuple(tensors_of(call.result))
+            outputs = tuple(tensors_in((call.result,)))
             ctx.direct = direct
             _save(ctx, direct, call, tensors, outputs)
         else:
@@ -103,7 +103,7 @@ def _recorded(ctx: Any, call: _Call, wanted: tuple[bool, ...]) -> tuple[torch.Te
     recording = ctx.recording = of.recorder(given)
     for step in recording.steps:
         of.backward(step)  # an operation without derivative is refused here, at the call
-    outputs = list(tensors_of(recording.result))
+    outputs = list(tensors_in((recording.result,)))
     ctx.inputs, ctx.outputs = made, outputs
     if wanted not in of.direct:
         of.direct[wanted] = _direct(of, call.values, given, recording, outputs)
@@ -138,7 +138,7 @@ def _direct(
     kernel = of.backward(step)
     if kernel is None:
         return None
-    flat = list(tensors_of(given))
+    flat = list(tensors_in(given))
     places = {id(tensor): at for at, tensor in enumerate(flat)}
     written = {}
     for at, node in step.nodes.items():

@@ -14,7 +14,7 @@ from torch._dynamo.variables.builder import SourcelessBuilder, VariableBuilder
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
 from ..._support import logs as _logging
-from ..call.signature import mapped
+from ..._support.nested import map_nested
 from .outcome import tensors_of
 from .trees import Leaf, whole
 
@@ -58,7 +58,7 @@ class Node:
         values = [self._fixed[at] if at in self._fixed else next(given) for at in range(count)]
         results = self._kernel(*values, **kwargs, **self._named)
         numbers: Iterator[int] = iter(range(len(tensors_of(results))))
-        self.tree = mapped(results, torch.Tensor, lambda tensor: Leaf(next(numbers)))
+        self.tree = map_nested(results, torch.Tensor, lambda tensor: Leaf(next(numbers)))
         return tuple(tensors_of(results))
 
     def __repr__(self) -> str:

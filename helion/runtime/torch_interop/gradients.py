@@ -8,7 +8,7 @@ import itertools
 import linecache
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from ..._compiler.autodiff.adjoint import DIFFERENTIABLE
 from ..._compiler.autodiff.transform import Backward, check_accesses, differentiate
 from ..._compiler.ir.grammar import Program
 from ..._support.locks import new_lock
+from ..._support.nested import map_nested, tensors_in
 from ...backends import GENERAL
 from ...config import Config
 from ...settings import RefMode, Settings
@@ -217,28 +218,10 @@ def _refuse_host(kernel: Kernel, variant: Variant) -> None:
 # --- from results to arguments -----------------------------------------------------------------------------------------------
 
 
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in an argument or result, in order, including those in tuples, lists and dictionaries."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_of(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_of(item)
-
-
-def with_tensors(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    """Replace the tensors of ``value`` by other tensors."""
-    if isinstance(value, torch.Tensor):
-        return next(tensors)
-    if isinstance(value, (tuple, list)):
-        items = [with_tensors(item, tensors) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, dict):
-        return {key: with_tensors(item, tensors) for key, item in value.items()}
-    return value
+def with_tensors(value: Any, tensors: Iterable[torch.Tensor]) -> Any:
+    """Replace the tensors in ``value``, in order."""
+    others = iter(tensors)
+    return map_nested(value, torch.Tensor, lambda _: next(others))
 
 
 def leaves(values: tuple[Any, ...], wanted: Sequence[bool]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
@@ -246,9 +229,9 @@ def leaves(values: tuple[Any, ...], wanted: Sequence[bool]) -> tuple[tuple[Any, 
 
     ``wanted`` selects the tensors with gradients.
     """
-    pairs = zip(tensors_of(values), wanted, strict=True)
+    pairs = zip(tensors_in(values), wanted, strict=True)
     made = [tensor.detach().requires_grad_(want) for tensor, want in pairs]
-    return with_tensors(values, iter(made)), made
+    return with_tensors(values, made), made
 
 
 def pulled_back(
@@ -303,12 +286,12 @@ def backward(
     """Compute gradients; see ``helion.experimental.backward``."""
     _check_arguments(kernel, autotune_effort)
     values = kernel.normalize_args(*inputs)
-    wanted = [t.dtype in DIFFERENTIABLE for t in tensors_of(values)]
+    wanted = [t.dtype in DIFFERENTIABLE for t in tensors_in(values)]
     of = differentiation(kernel, values)
     _refuse_drawn(of)
     given, made = leaves(values, wanted)
     recording = of.recorder(given)
-    outputs = list(tensors_of(recording.result))
+    outputs = list(tensors_in((recording.result,)))
     gradients = _matched(kernel.name, grad_out, outputs)
     texts: dict[str, tuple[str, str]] = {}
 

@@ -26,7 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from ... import exc
 from ..._compiler.host.unlaunched import LAUNCHED, SOURCE_NAME, unlaunched
-from ..call.signature import mapped, pick
+from ..._support.nested import map_nested, tensors_in
+from ..call.signature import pick
 from ..generated.sources import source_module
 from .kernels import BoundKernel, Kernel
 from .trees import Apart, Leaf, whole
@@ -186,7 +187,7 @@ def _sample(kernel: Kernel, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
             return made
         return _hint(value)
 
-    return mapped(arguments, (torch.Tensor, torch.SymInt, torch.SymFloat), concrete)
+    return map_nested(arguments, (torch.Tensor, torch.SymInt, torch.SymFloat), concrete)
 
 
 def _settle(value: Any) -> Any:
@@ -309,14 +310,7 @@ def _shape_of(value: Any) -> Any:
 
 def tensors_of(results: Any) -> list[torch.Tensor]:
     """List the tensors among results, in order."""
-    found: list[torch.Tensor] = []
-
-    def take(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
-        return tensor
-
-    mapped(results, torch.Tensor, take)
-    return found
+    return list(tensors_in((results,)))
 
 
 def _outcome(
@@ -338,8 +332,8 @@ def _outcome(
         random=random,
     )
     numbers = iter(range(len(found)))
-    tree = mapped(results, torch.Tensor, lambda tensor: Leaf(next(numbers)))
-    tree = mapped(tree, (torch.SymInt, torch.SymFloat), _settle)
+    tree = map_nested(results, torch.Tensor, lambda tensor: Leaf(next(numbers)))
+    tree = map_nested(tree, (torch.SymInt, torch.SymFloat), _settle)
     return Outcome(effects, tree, tuple(places), tuple(tensor for _, tensor in made))
 
 

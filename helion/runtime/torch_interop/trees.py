@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ... import exc
+from ..._support.nested import map_nested, tensors_in
 from ...language.constants import ConstExpr
-from ..call.signature import Keys, Same, mapped, tensors_in
+from ..call.signature import Keys, Same
 from .kernels import Kernel
 
 #: Names that parts of torch change: inductor renames ``self`` to ``input``, which may be taken.
@@ -61,7 +62,7 @@ def apart(kernel: Kernel, values: Sequence[Any]) -> Apart:
             names.append(name)
             return Leaf(len(leaves) - 1)
 
-        part = mapped(value, (torch.Tensor, *_NUMBERS, torch.SymBool, ConstExpr), place)
+        part = map_nested(value, (torch.Tensor, *_NUMBERS, torch.SymBool, ConstExpr), place)
         if next(tensors_in((part,), closures=True), None) is not None:
             raise exc.NoPlaceInGraph(
                 kernel=kernel.name,
@@ -75,7 +76,7 @@ def apart(kernel: Kernel, values: Sequence[Any]) -> Apart:
 def _plain(value: Any) -> Any:
     """Return a constant with numbers in place of symbols, whose values become guards of the graph."""
     if isinstance(value, ConstExpr):
-        return ConstExpr(mapped(value.value, (torch.SymInt, torch.SymFloat, torch.SymBool), _plain))
+        return ConstExpr(map_nested(value.value, (torch.SymInt, torch.SymFloat, torch.SymBool), _plain))
     if isinstance(value, torch.SymInt):
         return int(value)
     if isinstance(value, torch.SymFloat):
@@ -114,7 +115,7 @@ def _key(part: Any) -> Hashable:
 
 def whole(tree: Any, leaves: Sequence[Any]) -> Any:
     """Put the leaves back into a tree."""
-    return mapped(tree, Leaf, lambda leaf: leaves[leaf.at])
+    return map_nested(tree, Leaf, lambda leaf: leaves[leaf.at])
 
 
 __all__ = ["Apart", "Leaf", "apart", "key_of", "whole"]

@@ -14,6 +14,7 @@ import torch
 
 from ... import exc
 from ..._support import logs as _logging
+from ..._support.nested import copy_tensors, tensors_in
 from ...autotuner.cache.rows import Entry, Key, Row
 from ...autotuner.cache.store import Store, default_store
 from ...autotuner.measure.accuracy import Tolerance
@@ -32,14 +33,13 @@ from ...autotuner.search.strategy import search_of
 from ...autotuner.tuner import Budget, Listener, Measuring, Result, tune
 from ...config import Config
 from .. import ref_mode
-from ..call.signature import tensors_in
 from ..specialization.specialized import Specialized
 from .bench import AnyBench, Bench, DirectBench
 from .candidates import admitted, domain_of, legal, start_configs
 from .device_lock import DeviceLock, lock_of
 from .evaluator import Evaluator, job_of
 from .keys import key_of
-from .session import Task, copied, fork_server_of, kept_random_numbers, same_random_numbers
+from .session import Task, fork_server_of, kept_random_numbers, same_random_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +247,7 @@ def _reference(
 
     Random numbers are those that candidates draw, and unwritten memory has the same contents.
     """
-    copies = copied(args)
+    copies = copy_tensors(args)
     function = options.baseline
     with same_random_numbers(device, options.random_seed), poisoned(Guards()):
         result = ref_mode.run_reference(of.kernel, copies) if function is None else function(*copies)

@@ -18,6 +18,7 @@ import torch
 from ... import exc, knobs
 from ..._compiler.ir.effects import meets_other_gpus
 from ..._support.locks import is_held_here, new_lock
+from ..._support.nested import tensors_in
 from ...autotuner import leaders
 from ...autotuner.cache.store import default_store
 from ...autotuner.options import Options, cpus
@@ -28,7 +29,6 @@ from ...autotuner.search.time_model import PredictedTime
 from ...autotuner.tuner import Measuring
 from ...backends import BACKENDS, stub
 from ...config import Config
-from ..call.signature import tensors_in
 from ..generated import codecache
 from ..specialization.specialized import Specialized
 from . import autotune

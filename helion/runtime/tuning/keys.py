@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from ..._compiler.ir.grammar import InlineAttrs
+from ..._support.nested import tensors_in
 from ...autotuner.cache.rows import Key
 from ...backends import BACKENDS
-from ..call.signature import any_device, tensors_in
+from ..call.signature import any_device
 from ..specialization.specialized import Specialized
 
 #: Parts of an object's text that differ between processes.

@@ -8,11 +8,12 @@ import pathlib
 import statistics
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from ..._support.nested import copy_tensors, map_nested
 from ...autotuner.measure.accuracy import Tolerance, difference
 from ...autotuner.measure.guarded import Guards, Inputs, poisoned
 from ...autotuner.outcome import Status
@@ -79,15 +80,17 @@ class Session:
     def __init__(self, task: Task) -> None:
         self._task = task
         self._clock = clock_of(task.device, task.seed, task.benchmark)
-        self._inputs = Inputs.copied(task.args, with_tensors)
+        self._inputs = Inputs.copied(task.args)
         self._functions: dict[str, Callable[..., Any]] = {}
 
     @classmethod
     def loaded(cls, path: str) -> Session:
         """Load the session of a task that ``saved`` has written."""
         task: Task = torch.load(path, weights_only=False, map_location="cpu")
-        expected, changed = with_tensors((task.expected, task.changed), lambda tensor: tensor.to(task.device))
-        return cls(replace(task, args=copied(task.args, task.device), expected=expected, changed=changed))
+        expected, changed = map_nested(
+            (task.expected, task.changed), torch.Tensor, lambda tensor: tensor.to(task.device)
+        )
+        return cls(replace(task, args=copy_tensors(task.args, task.device), expected=expected, changed=changed))
 
     def run(self, candidate: Candidate, best: float) -> Trial:
         """Check a candidate's results, then time it."""
@@ -195,38 +198,6 @@ def saved(task: Task, folder: pathlib.Path) -> str:
     path = str(folder / "task.pt")
     torch.save(task, path)
     return path
-
-
-def with_tensors(value: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Convert the tensors in ``value``; containers keep their types."""
-    if isinstance(value, torch.Tensor):
-        return convert(value)
-    again = functools.partial(with_tensors, convert=convert)
-    if isinstance(value, tuple):
-        items = [again(item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, list):
-        return [again(item) for item in value]
-    if isinstance(value, Mapping) and isinstance(value, dict):
-        return {key: again(item) for key, item in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{each.name: again(getattr(value, each.name)) for each in fields(value) if each.init})
-    return value
-
-
-def copied(args: Sequence[Any], device: torch.device | None = None) -> tuple[Any, ...]:
-    """Copy arguments, to another ``device`` if one is given. Tensors that share memory share it in the copy, too."""
-    memories: dict[int, torch.UntypedStorage] = {}
-
-    def copy(tensor: torch.Tensor) -> torch.Tensor:
-        storage, on = tensor.untyped_storage(), device or tensor.device
-        if storage.data_ptr() not in memories:
-            whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-            memories[storage.data_ptr()] = whole.to(on, copy=True).untyped_storage()
-        fresh = torch.empty(0, dtype=tensor.dtype, device=on)
-        return fresh.set_(memories[storage.data_ptr()], tensor.storage_offset(), tensor.size(), tensor.stride())
-
-    return with_tensors(tuple(args), copy)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,19 +12,18 @@ from typing import Any
 import torch
 
 from ... import exc
+from ..._support.nested import copy_tensors, tensors_in
 from ...autotuner.cache.store import default_store
 from ...autotuner.measure.several import AGGREGATIONS, SeveralSets
 from ...autotuner.options import Options
 from ...config import Config
 from .. import ref_mode
-from ..call.signature import tensors_in
 from ..specialization.specialized import Specialized
 from .autotune import evaluator_of, keep, searched
 from .candidates import admitted, domain_of, legal, start_configs
 from .clocks import clock_of
 from .device_lock import lock_of
 from .keys import key_of
-from .session import copied
 
 #: References that the times of a set may be divided by.
 RELATIVES = (None, "default", "baseline")
@@ -101,7 +100,7 @@ def _unit(of: Specialized, args: Sequence[Any], relative_to: str, options: Optio
         return outcome.microseconds
     device = next((tensor.device for tensor in tensors_in(args)), torch.device("cpu"))
     function = options.baseline or functools.partial(_eager, of)
-    values = copied(args)
+    values = copy_tensors(args)
     expected = max(of.analysis.predict(of.analysis.default_config).time_us, 1e-3)
     clock, lock = clock_of(device, options.random_seed, options.benchmark), lock_of(device, options.lock_seconds)
     if lock.is_shared:
