@@ -229,7 +229,7 @@ def test_many_shapes_keep_to_the_bound_in_threads(monkeypatch: pytest.MonkeyPatc
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(kernel.variants) == sum(map(len, kernel.variants._exact._variants.values())) == 8
+    assert len(kernel.variants) == sum(map(len, kernel.variants._exact._entries.values())) == 8
 
 
 def test_a_bound_kernel_says_what_it_is_bound_to() -> None:

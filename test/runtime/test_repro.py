@@ -122,10 +122,10 @@ def test_the_script_runs_and_its_kernel_is_the_same(name: str, tmp_path: Path) -
     expected = kernel(*args)
     assert (result.shape, result.stride(), result.dtype) == (expected.shape, expected.stride(), expected.dtype)
     again = next(v for v in names.values() if isinstance(v, helion.Kernel))
-    ((held,),) = again.variants._exact._variants.values()
+    ((held,),) = again.variants._exact._entries.values()
     known = kernel.bind(args)
     text = known.to_triton_code(known.default_config(), output_origin_lines=False)
-    assert _without_module(held.entry.face.to_triton_code(output_origin_lines=False)) == _without_module(text)
+    assert _without_module(held.variant.face.to_triton_code(output_origin_lines=False)) == _without_module(text)
 
 
 def _without_module(text: str) -> list[str]:
