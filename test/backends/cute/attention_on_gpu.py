@@ -304,6 +304,8 @@ def flex(dims: int, causal: bool, name: str) -> None:
 
 
 def child(name: str) -> None:
+    from backends.cute import gradients_on_gpu
+
     what, *rest = name.split(":")
     if what == "check":
         check(int(rest[0]))
@@ -316,6 +318,10 @@ def child(name: str) -> None:
         measured(dims, causal, "cute", keys)
     elif what == "decode":
         decode()
+    elif what == "gradients":
+        gradients_on_gpu.check(int(rest[0]), say, on_gpu)
+    elif what == "gradient_times":
+        gradients_on_gpu.measured(int(rest[0]), rest[1] == "causal", say, on_gpu, timer)
     else:
         library()
 
@@ -325,6 +331,8 @@ def child(name: str) -> None:
 
 def jobs() -> list[str]:
     from backends.cute import attention_kernels as kernels
+    from backends.cute import gradients_on_gpu
+    from backends.cute.test_backward import NAMES
 
     found = ["library"]
     checks = [f"check:{at}" for at in range(len(kernels.cases(device="meta", large=True)))]
@@ -339,6 +347,8 @@ def jobs() -> list[str]:
         *times,
         *checks[3:],
         "decode",
+        *(f"gradients:{at}" for at in range(len(NAMES))),
+        *(f"gradient_times:{dims}:{'causal' if causal else 'full'}" for dims, causal in gradients_on_gpu.SHAPES),
         *hooks,
         *variants,
         *others[6:9],
@@ -445,6 +455,11 @@ def _summary(lines: list[dict], bad: dict[str, str], waiting: list[str], total: 
             for x in rows
         ]
         print(f"d{key[0]} {'causal' if key[1] else 'full'} {key[2]}: " + "; ".join(shown))
+    for line in (line for line in lines if line["kind"] == "gradients"):
+        batch, heads, _, m, n = line["shape"]
+        flops = 10 * batch * heads * m * n * line["d"] * (0.5 if line["causal"] else 1)
+        rate = f"{line['us']:.0f} us {flops / line['us'] / 1e6:.0f} TF{'' if line['right'] else ' WRONG'}"
+        print(f"gradients {line['name']} d{line['d']} {'causal' if line['causal'] else 'full'} {line['shape']}: {rate}")
     print(
         f"bad: { {name: why[-160:] for name, why in bad.items()} }; not begun: {waiting}; {total} jobs, {seconds:.0f} s"
     )

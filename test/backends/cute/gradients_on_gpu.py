@@ -1,0 +1,131 @@
+"""Gradients of attention on a Hopper GPU: the cases against fp64, and times beside torch's. See ``attention_on_gpu.py``, which
+runs each in its own process."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+SHAPES = {  # by (head dimension, causal): batch, heads, heads of K and V, queries
+    (128, False): [(4, 32, 32, 4096), (1, 16, 16, 16384)],
+    (128, True): [(4, 32, 32, 4096), (1, 16, 16, 16384), (2, 32, 8, 4096)],
+    (64, False): [(4, 32, 32, 4096), (2, 16, 16, 8192)],
+    (64, True): [(4, 32, 32, 4096), (1, 16, 2, 16384)],
+}
+Say, Lock, Timer = Callable[..., None], Callable[[], Any], Callable[..., Callable[..., float]]
+
+
+def check(number: int, say: Say, on_gpu: Lock) -> None:
+    """Check all seeds of a case: values against fp64, and the same bits in three runs."""
+    import torch
+    from backends.cute import backward_kernels as kernels
+
+    import helion
+
+    case = kernels.cases()[number]
+    kernel = helion.kernel(backend="cute")(case.kernel)
+    meta = tuple(each.to("meta") if torch.is_tensor(each) else each for each in case.arguments)
+    bound = kernel.bind(meta, target="h100")
+    configs = [seed.config for seed in bound.seeds]
+    for config in configs:
+        bound.resources(config)
+    lock = on_gpu()
+    torch.manual_seed(number)
+    dtype = torch.float16 if number % 3 == 0 else torch.bfloat16
+    case = kernels.cases(device="cuda", dtype=dtype)[number]
+    for at, config in enumerate(configs):
+        bound = kernel.bind(case.arguments)
+        bound.set_config(config)
+        runs = [bound(*case.arguments) for _ in range(3)]
+        runs = [(run,) if torch.is_tensor(run) else run for run in runs]
+        torch.cuda.synchronize()
+        same = all(torch.equal(one, other) for run in runs[1:] for one, other in zip(run, runs[0], strict=True))
+        for place, (one, other) in enumerate(zip(runs[-1], case.wanted, strict=True)):
+            error = ((one.double() - other).norm() / other.norm()).item()
+            say(
+                kind="check",
+                name=f"gradients: {case.name}",
+                seed=at,
+                output=place,
+                dtype=str(dtype),
+                ok=error < (6e-3 if dtype is torch.bfloat16 else 2e-3) and same,
+                error=float(f"{error:.3g}"),
+                same=same,
+            )
+    lock.close()
+
+
+def measured(dims: int, causal: bool, say: Say, on_gpu: Lock, timer: Timer) -> None:
+    """Time both kernels of each shape, the row sums between them, and torch's backward."""
+    import torch
+    from backends.cute import backward_kernels as kernels
+
+    import helion
+
+    kinds = {"queries": kernels.gradient_of_queries, "keys": kernels.gradients_of_shared_keys}
+    for batch, heads, groups, m in SHAPES[dims, causal]:
+        sizes = [(batch, each, m, dims) for each in (heads, groups, groups, heads)]
+        numbers = [torch.empty(batch, heads, m, device="meta")] * 2
+        configs = {}
+        for name, function in kinds.items():
+            order = [0, 2, 1, 3] if name == "keys" else [0, 1, 2, 3]
+            meta = [torch.empty([s[at] for at in order], dtype=torch.bfloat16, device="meta") for s in sizes]
+            bound = helion.kernel(backend="cute")(function).bind((*meta, *numbers, causal), target="h100")
+            configs[name] = bound.seeds[0].config
+            bound.resources(configs[name])
+        lock = on_gpu()
+        torch.manual_seed(1)
+        tensors = [(torch.randn(size, device="cuda") + 0.1).bfloat16() for size in sizes]
+        few = [each[:1, : max(1, each.size(1) // groups)] for each in tensors]
+        seen = torch.ones(m, m, device="cuda", dtype=torch.bool).tril() if causal else None
+        logsum, delta, wanted = kernels.gradients(*few, seen) if m <= 4096 else (None, None, None)
+        given = torch.full((batch, heads, m), 8.0, device="cuda"), torch.zeros(batch, heads, m, device="cuda")
+        if logsum is not None:
+            given[0][:1, : logsum.size(1)], given[1][:1, : delta.size(1)] = logsum, delta
+        total, right = 0.0, True
+        for name, function in kinds.items():
+            arguments = [x.transpose(1, 2).contiguous() for x in tensors] if name == "keys" else tensors
+            arguments = (*arguments, *given, causal)
+            bound = helion.kernel(backend="cute")(function).bind(arguments)
+            bound.set_config(configs[name])
+            found = bound(*arguments)
+            if wanted is not None:
+                first = found[0].transpose(1, 2) if name == "keys" else found
+                other = wanted[1] if name == "keys" else wanted[0]
+                part = first[:1, : other.size(1)].double()
+                right &= bool((part - other).norm() < 6e-3 * other.norm())
+            us = timer(torch)(functools.partial(bound, *arguments))
+            total += us
+            say(
+                kind="part",
+                name=f"gradients of {name}",
+                d=dims,
+                causal=causal,
+                shape=(batch, heads, groups, m),
+                us=round(us, 1),
+            )
+        shape = (batch, heads, groups, m, m)
+        say(kind="gradients", name="cute", d=dims, causal=causal, shape=shape, us=round(total, 1), right=right)
+        say(
+            kind="gradients",
+            name="torch",
+            d=dims,
+            causal=causal,
+            shape=shape,
+            us=round(_torch(tensors, causal, timer), 1),
+            right=True,
+        )
+        lock.close()
+
+
+def _torch(tensors: list[Any], causal: bool, timer: Timer) -> float:
+    """Return the time of the backward of torch's attention by cuDNN."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    *leaves, grad = (each.detach().requires_grad_() for each in tensors)
+    shared = leaves[0].size(1) != leaves[1].size(1)
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal, enable_gqa=shared)
+    return timer(torch)(lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True))
