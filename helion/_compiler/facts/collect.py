@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ..ir.grammar import ForAttrs, Op, Program, TileAttrs, Value, ViewAttrs
+from ..ir.grammar import ForAttrs, HostTensor, Op, Program, TileAttrs, Value, ViewAttrs
 from ..ir.loops import tile_of_bound
 from ..ir.rewrite import Makers
 from ..rewrites import REWRITES
 from ..rewrites.peel_masks import hidden_blocks
 from ..rewrites.record import FactContext
 from ..rewrites.reduction_loops.roll import loads_in_chunks
-from .axes import axis_facts, with_means
+from .axes import axis_facts, count, with_means
 from .composed import epilogue_fact, pointwise_fact, reduced_products, tiled_epilogue_fact, work_facts
 from .flow import trace_flow
 from .liveness import maximal, sweep
 from .matmuls import attention_fact, attention_gradient_facts, matmul_facts, operand_roles
 from .memory import atomic_facts, memory_facts
-from .records import AttentionFact, AxisFact, KernelFacts, Lazy, MatmulFact, ScanFact
+from .records import AttentionFact, AxisFact, KernelFacts, Lazy, MatmulFact, RewrittenFacts, ScanFact
 from .reductions import accumulator_facts, reduction_facts
 from .walk import Walk, walk_program
 
@@ -66,7 +68,39 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         attention=_attention(program, attention_fact(matmuls, reductions, regions)),
         attention_gradients=attention_gradient_facts(matmuls, reductions, regions, axes),
         rewrites=_rewrites(program, walk, axes),
+        rewritten=_rewritten(program, rollable),
     )
+
+
+def _rewritten(program: Program, rollable: tuple[int, ...]) -> dict[str, Lazy[RewrittenFacts | None]]:
+    """Return the facts after each rewrite, computed at first use."""
+    models = ((rewrite.key, rewrite.model) for rewrite in REWRITES)
+    return {
+        key: Lazy(functools.partial(_facts_after, program, rollable, model))
+        for key, model in models
+        if model is not None
+    }
+
+
+def _facts_after(
+    program: Program, rollable: tuple[int, ...], model: Callable[[Program], Program]
+) -> RewrittenFacts | None:
+    """Return the facts after a rewrite, of the grid loops that the program already has; None if it changes nothing."""
+    made = model(program)
+    if made is program:
+        return None
+    own = replace(made, roots=made.roots[: len(program.roots)], blocks=made.blocks[: len(program.blocks)])
+    new = replace(made, roots=made.roots[len(program.roots) :])
+    copied = (
+        sum(_accessed_bytes(made.tensors[op.attrs.tensor]) for op in new.walk() if op.kind in ("load", "store")) // 2
+    )
+    return RewrittenFacts(facts=collect_facts(own, rollable), copied_bytes=copied)
+
+
+def _accessed_bytes(tensor: HostTensor) -> int:
+    """Return the bytes of a tensor; dimensions of stride 0 are one element."""
+    pairs = zip(map(count, tensor.shape), map(count, tensor.strides), strict=True)
+    return math.prod(extent for extent, stride in pairs if stride) * tensor.dtype.itemsize
 
 
 def _rewrites(program: Program, walk: Walk, axes: tuple[AxisFact, ...]) -> dict[str, Lazy[Any]]:

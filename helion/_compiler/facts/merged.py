@@ -5,12 +5,9 @@ from __future__ import annotations
 import functools
 
 from ..ir.counting import Counting, merges_lanes
-from ..ir.grammar import Op, Operand, PointwiseAttrs, TileAttrs, Value
-from ..sizes import padded_extent
+from ..ir.grammar import IotaAttrs, Op, Operand, PointwiseAttrs, TileAttrs, Value
+from ..sizes import representative_sizes
 from .walk import Walk
-
-#: A representative tile size for analyses that do not depend on it.
-_ANY_SIZE = 16
 
 
 class MergedTiles:
@@ -21,9 +18,7 @@ class MergedTiles:
 
     @functools.cached_property
     def counting(self) -> Counting:
-        program = self.walk.program
-        sizes = {b.id: padded_extent(b) if b.kind == "full" else _ANY_SIZE for b in program.blocks}
-        return Counting(program, sizes)
+        return Counting(self.walk.program, representative_sizes(self.walk.program))
 
     def lanes_of(self, operand: Operand) -> tuple[int, int] | None:
         """Return axis and lanes of a subscript if it covers the elements of a merged tile contiguously; None for
@@ -38,7 +33,7 @@ class MergedTiles:
         if op is None or len(tiles) != 1 or not isinstance(op.attrs, PointwiseAttrs) or op.attrs.name != "add":
             return None
         (axis,) = tiles
-        lanes = self.counting.size(operand.dims[0]) // _ANY_SIZE
+        lanes = self.counting.size(operand.dims[0]) // self.counting.sizes[axis]
         makers = [self.walk.makers.of(each) for each in op.operands]
         begins = any(self.begins(maker, axis, lanes) for maker in makers)
         return (axis, lanes) if begins and any(self.counts(maker) for maker in makers) else None
@@ -52,6 +47,9 @@ class MergedTiles:
         return maker is not None and maker.attrs == TileAttrs(axis, "begin")
 
     def counts(self, op: Op | None) -> bool:
+        """Return whether an op numbers the lanes of a merged tile."""
+        if op is not None and isinstance(op.attrs, IotaAttrs):
+            return op.attrs.relative and (op.attrs.start, op.attrs.step) == (0, 1)
         if op is None or not merges_lanes(op):
             return False
         found = self.counting.range_of(op)

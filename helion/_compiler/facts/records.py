@@ -164,7 +164,6 @@ class MatmulFact:
     - ``added``: true if the dot has an accumulator, or its result is a term of an addition.
     - ``*_format``: the microscaling formats of a scaled dot, "" for others. ``static_k`` then counts numbers, but the
       tile of a packed ``e2m1`` operand counts bytes.
-    - ``turned``: true if the fact is of the transposed matmul, with A and B swapped, which a config selects.
     """
 
     number: int
@@ -196,7 +195,6 @@ class MatmulFact:
     added: bool = True
     lhs_format: str = ""
     rhs_format: str = ""
-    turned: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -440,6 +438,18 @@ class Lazy(Generic[T]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RewrittenFacts:
+    """Facts of the grid loops of a kernel after a rewrite.
+
+    ``copied_bytes`` are half of the bytes that new grid loops before them read and write: a copy of that many bytes
+    takes the same time.
+    """
+
+    facts: KernelFacts
+    copied_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class KernelFacts:
     """All facts of a kernel. ``axes[i].block_id == i``.
 
@@ -452,6 +462,7 @@ class KernelFacts:
     - ``transposed_squares``: tiles in which a permutation exchanges two dimensions of one axis, which memory accesses
       do not show.
     - ``rewrites``: facts about rewrites, by config key (``Rewrite.fact``).
+    - ``rewritten``: facts of the kernel after a rewrite, by config key (``Rewrite.model``).
     """
 
     axes: tuple[AxisFact, ...]
@@ -477,10 +488,22 @@ class KernelFacts:
     attention: AttentionFact | None = None
     attention_gradients: tuple[AttentionGradientFact, ...] = ()
     rewrites: Mapping[str, Lazy[Any]] = field(default_factory=dict, compare=False, repr=False)
+    rewritten: Mapping[str, Lazy[RewrittenFacts | None]] = field(default_factory=dict, compare=False, repr=False)
 
     def rewrite(self, key: str) -> Any:
         """Return the fact about the rewrite of a key, None if there is none."""
         return self.rewrites[key].value if key in self.rewrites else None
+
+    def after(self, *keys: str) -> RewrittenFacts:
+        """Return the facts after rewrites by these keys, each where it applies. A repeated call returns the same
+        facts.
+        """
+        facts, copied = self, 0
+        for key in keys:
+            found = facts.rewritten[key].value if key in facts.rewritten else None
+            if found is not None:
+                facts, copied = found.facts, copied + found.copied_bytes
+        return RewrittenFacts(facts=facts, copied_bytes=copied)
 
     def with_rewrites(self, **facts: Any) -> KernelFacts:
         """Return facts with these about rewrites, by key."""

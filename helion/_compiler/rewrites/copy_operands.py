@@ -52,6 +52,7 @@ from ..ir.grammar import (
 from ..ir.loops import inside_loops
 from ..ir.rewrite import Declined, Makers, map_ops
 from ..passes.always.phases import insert_before
+from ..sizes import representative_sizes
 from .record import FactContext, Rewrite, RuleContext, has_matmul
 from .steps import StepInputs
 from .unfuse_matmul import matmul_tile
@@ -81,7 +82,10 @@ class Operand2D:
 
 def unaligned_operands(program: Program) -> tuple[Operand2D, ...]:
     """Return the loads in loops of matmul operands with unaligned rows, of read-only tensors of known size."""
-    fed = {v.number for dot in _dots(program) for v in list(dot.values())[:2]}
+    operands = [value for dot in _dots(program) for value in list(dot.values())[:2]]
+    makers = Makers.among(program.walk() if operands else ())
+    loads = (_load_of(value, makers) for value in operands)
+    fed = {load.result.number for load in loads if load is not None}
     return tuple(each for each in _operands(program, fed) if not _rows_are_aligned(each))
 
 
@@ -381,6 +385,7 @@ TRANSPOSE_OPERANDS = Rewrite(
     numbered=True,
     after=("split_k", "precompute_operands"),
     fact=_mn_major_slots,
+    model=lambda program: copy_operands(program, representative_sizes(program), unaligned=False, mn_major=True),
     apply=_copy_all,
 )
 PACK_OPERANDS = Rewrite(
@@ -393,5 +398,6 @@ PACK_OPERANDS = Rewrite(
     numbered=True,
     after=("split_k", "precompute_operands", "transpose_operands"),
     fact=_has_unaligned,
+    model=lambda program: copy_operands(program, representative_sizes(program), unaligned=True, mn_major=False),
     apply=_copy_unaligned,
 )

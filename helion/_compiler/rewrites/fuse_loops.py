@@ -102,6 +102,28 @@ def fuse_loops(program: Program, sizes: Mapping[int, int]) -> Program:
     return drop_dead(_Fuser(_with_constants_outside(program), run, sizes).program_of())
 
 
+def with_longer_loop(program: Program) -> Program:
+    """Return the program with the first of such loops over the elements of all, in place of all.
+
+    Predictions use it as the fused program: its loop has as many iterations and the same loads, whatever the
+    tile size. Its results are wrong.
+    """
+    run = fusible_loops(program)
+    if run is None:
+        return program
+    (root,), first, last = program.roots, run.loops[0].number, run.loops[-1].number
+    loops = {op.number: op for op in root.body.ops if isinstance(op.attrs, ForAttrs)}
+    (axis,) = loops[first].attributes(ForAttrs).axes
+    extent = len(run.loops) * run.extent
+    attrs = replace(loops[first].attributes(ForAttrs), axes=(replace(axis, end=extent),))
+    longer = replace(loops[first], results=loops[last].results, attrs=attrs)
+    kept = (op for op in root.body.ops if op.number not in loops or op.number == last)
+    ops = tuple(longer if op.number == last else op for op in kept)
+    blocks = (replace(block, extent=extent) if block.id == run.blocks[0] else block for block in program.blocks)
+    made = replace(program, blocks=tuple(blocks), roots=(replace(root, body=replace(root.body, ops=ops)),))
+    return drop_dead(made)
+
+
 def _with_constants_outside(program: Program) -> Program:
     """Return the program with loop-invariant ops of its loops moved before them."""
     (root,) = program.roots
@@ -568,5 +590,6 @@ FUSE_LOOPS = Rewrite(
     removes=frozenset(("accesses",)),
     adjust=_adjust,
     fact=_axes,
+    model=with_longer_loop,
     apply=_apply,
 )

@@ -48,6 +48,7 @@ from ..ir.ops import OPS
 from ..ir.rewrite import Makers, expand_ops
 from ..passes.always.phases import insert_before
 from ..passes.always.simplify import drop_dead
+from ..sizes import representative_sizes
 from .record import FactContext, Rewrite, RuleContext, has_matmul_of_open_sizes
 from .steps import StepInputs
 
@@ -327,8 +328,6 @@ class PrecomputableFact:
     """An operand of dot number ``dot`` that an earlier grid loop may precompute.
 
     It has ``shape`` elements of ``dtype`` in tiles of ``axes``, with ``lanes`` of them for each element of an axis.
-    Memory is contiguous along dimension ``along``. ``slots`` are the loads that it is computed from. ``main`` is the
-    load of the largest tensor, which the precomputed operand replaces.
     """
 
     dot: int
@@ -337,9 +336,6 @@ class PrecomputableFact:
     axes: tuple[int, int]
     lanes: tuple[int, int]
     shape: tuple[int, int]
-    along: int
-    slots: tuple[int, ...]
-    main: int
 
     @property
     def numel(self) -> int:
@@ -357,7 +353,6 @@ def _fact(each: Computed, context: FactContext) -> PrecomputableFact:
     inner = [[context.padded[block] for block in dim.blocks if block not in own] for dim in dims]
     lanes = [math.prod(sizes, start=dim.const) for sizes, dim in zip(inner, dims, strict=True)]
     rows, columns = (context.extents[axis.block] or 1 for axis in each.axes)
-    slots = dict.fromkeys(op.attrs.slot for op in each.ops if isinstance(op.attrs, MemoryAttrs))
     return PrecomputableFact(
         dot=context.dots[each.dot.number],
         role="rhs" if each.at else "lhs",
@@ -365,9 +360,6 @@ def _fact(each: Computed, context: FactContext) -> PrecomputableFact:
         axes=own,
         lanes=(lanes[0], lanes[1]),
         shape=(rows * lanes[0], columns * lanes[1]),
-        along=each.along,
-        slots=tuple(slots),
-        main=each.main.attributes(MemoryAttrs).slot,
     )
 
 
@@ -399,5 +391,6 @@ PRECOMPUTE_OPERANDS = Rewrite(
     numbered=True,
     after=("split_k",),  # the reduction of partials reads no operands
     fact=_facts,
+    model=lambda program: precompute_operands(program, representative_sizes(program)),
     apply=_apply,
 )

@@ -240,5 +240,6 @@ SWAP_AB = Rewrite(
     yields_to=frozenset(("transpose_operands",)),
     after=("order_memory", "insert_checks"),
     fact=_fact,
+    model=lambda program: swap_ab(program) if swappable_matmuls(program) else program,
     apply=lambda program, value, inputs: swap_ab(program),
 )

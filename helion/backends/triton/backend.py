@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .lower import host, kernels, steps
     from .plan import build
     from .plan.records import Plan
-    from .resources import materialized, predict, rewritten
+    from .resources import predict, unfused
     from .resources.time import launch
     from .resources.time import predict as time
     from .toolchain import chain, signature
@@ -49,11 +49,10 @@ else:
     build = lazy("helion.backends.triton.plan.build")
     rewrites = lazy("helion._compiler.rewrites")
     unfuse_matmul = lazy("helion._compiler.rewrites.unfuse_matmul")
-    materialized = lazy("helion.backends.triton.resources.materialized")
     predict = lazy("helion.backends.triton.resources.predict")
     launch = lazy("helion.backends.triton.resources.time.launch")
     time = lazy("helion.backends.triton.resources.time.predict")
-    rewritten = lazy("helion.backends.triton.resources.rewritten")
+    unfused = lazy("helion.backends.triton.resources.unfused")
     space = lazy("helion.backends.triton.space")
     chain = lazy("helion.backends.triton.toolchain.chain")
     signature = lazy("helion.backends.triton.toolchain.signature")
@@ -107,12 +106,12 @@ class Triton:
         return ""
 
     def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
-        tile, unfused = unfuse_matmul.matmul_tile(decisions), facts.unfused
-        if tile is None or isinstance(unfused, str):
+        tile, parts = unfuse_matmul.matmul_tile(decisions), facts.unfused
+        if tile is None or isinstance(parts, str):
             return self._predict(facts, decisions, target)
         warps, stages = unfuse_matmul.matmul_launch(decisions)
         launched = launch.launch_of(decisions)
-        first = materialized.ProductLaunch(
+        first = unfused.ProductLaunch(
             tile=tile,
             warps=warps,
             stages=stages,
@@ -122,28 +121,15 @@ class Triton:
             persistent=launched.persistent,
             per_sm=launched.per_sm,
         )
-        products = materialized.predict_products(unfused, first, decisions.sizes, target)
-        sizes = materialized.product_sizes(unfused, tile, decisions.sizes)
-        rest = self._predict(unfused.rest, replace(decisions, sizes=sizes), target)
-        return materialized.one_after_the_other(products, rest)
+        products = unfused.predict_products(parts, first, decisions.sizes, target)
+        sizes = unfused.product_sizes(parts, tile, decisions.sizes)
+        rest = self._predict(parts.rest, replace(decisions, sizes=sizes), target)
+        return unfused.one_after_the_other(products, rest)
 
     def _predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
-        taken_by = launch.launch_of(decisions)
-        if decisions.values.get("swap_ab", False) and facts.matmuls:
-            facts = rewritten.turned(facts)
-        if decisions.values.get("fuse_loops", False):
-            facts = rewritten.joined(facts)
-        if decisions.values.get("precompute_operands", False):
-            taken_by = replace(taken_by, copied_bytes=rewritten.hoisted_bytes(facts))
-            facts = rewritten.hoisted(facts)
-        before = facts
-        if decisions.values.get("transpose_operands", False):
-            facts = rewritten.transposed(facts)
-        if decisions.values.get("pack_operands", False):
-            facts = rewritten.packed(facts)
-        if facts is not before:
-            copied = taken_by.copied_bytes + rewritten.changed_bytes(before, facts)
-            taken_by = replace(taken_by, copied_bytes=copied)
+        changed = facts.after(*(rewrite.key for rewrite in rewrites.REWRITES if rewrite.is_on(decisions)))
+        facts = changed.facts
+        taken_by = replace(launch.launch_of(decisions), copied_bytes=changed.copied_bytes)
         ways = decisions.accesses("indexing")
         descriptor_slots = frozenset(slot for slot, way in ways.items() if way == "tensor_descriptor")
         own_stages = max(0, *decisions.entries["range_num_stages"].values())

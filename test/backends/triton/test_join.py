@@ -14,7 +14,6 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion._compiler.rewrites.fuse_loops import digits_of, fusible_loops
-from helion.backends.triton.resources.rewritten import joined
 
 
 def padded_3x3(x, w):
@@ -195,6 +194,6 @@ def test_a_product_behind_loops_that_are_joined() -> None:
     expected = 2 * x.T @ w
     torch.testing.assert_close(got, (expected, expected @ v), rtol=1e-2, atol=1e-2)
     facts = helion.kernel(twice).bind((x, w, v)).facts
-    left = joined(facts)
+    left = facts.after("fuse_loops").facts
     assert [fact.number for fact in left.matmuls] == [0, 1]
     assert {each.dot for each in left.staged} <= {0, 1} and left.matmuls[1].consumes == (0,)

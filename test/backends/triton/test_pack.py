@@ -91,32 +91,6 @@ def _gram(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (x.double().t() @ x.double()) * y.double() + x[0].double()
 
 
-CASES: dict[str, tuple[Callable[..., Any], Callable[..., torch.Tensor], tuple[torch.Tensor, ...], list[int]]] = {
-    "both": (plain, product, operands(torch.float32, (33, 77), (77, 65)), [16, 32, 32]),
-    "left alone": (plain, product, operands(torch.bfloat16, (63, 1000 + 1), (1001, 64)), [32, 32, 64]),
-    "right alone": (plain, product, operands(torch.float16, (40, 64), (64, 3)), [16, 16, 16]),
-    "transposed": (plain, lambda x, y: product(x, y), (operands(torch.float32, (70, 33))[0].t(), operands(torch.float32, (70, 45))[0]), [16, 32, 32]),
-    "gram": (gram, _gram, operands(torch.float32, (70, 45), (45,)), [16, 32, 32]),
-    "sums of tiles": (whole_tile_sums, lambda x, y: product(x, y).sum(-1), operands(torch.float32, (33, 77), (77, 65)), [16, 32, 32]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_packed_operands_give_the_same(name: str) -> None:
-    fn, reference, args, sizes = CASES[name]
-    config = helion.Config(block_sizes=sizes, pack_operands=True)
-    kernel = helion.kernel(fn, static_shapes=True, config=config)
-    assert "_helion_packed" in kernel.bind(args).to_triton_code()
-    with detect_races():
-        result = kernel(*args)
-    expected = reference(*args)
-    error = 2**-7 if result.dtype == torch.bfloat16 else 2**-9 if result.dtype == torch.float16 else 1e-5
-    assert (result.double() - expected).abs().max() <= error * expected.abs().max()
-
-
-NARROW = torch.float8_e4m3fn
-
-
 def dotted(x, y):
     """The operands, of which the left one is loaded with its dimensions exchanged, by ``hl.dot``."""
     k, m = x.size()
@@ -131,6 +105,38 @@ def dotted(x, y):
 
 def _dotted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x.double().t() @ y.double()
+
+
+CASES: dict[str, tuple[Callable[..., Any], Callable[..., torch.Tensor], tuple[torch.Tensor, ...], list[int]]] = {
+    "both": (plain, product, operands(torch.float32, (33, 77), (77, 65)), [16, 32, 32]),
+    "left alone": (plain, product, operands(torch.bfloat16, (63, 1000 + 1), (1001, 64)), [32, 32, 64]),
+    "right alone": (plain, product, operands(torch.float16, (40, 64), (64, 3)), [16, 16, 16]),
+    "transposed": (plain, lambda x, y: product(x, y), (operands(torch.float32, (70, 33))[0].t(), operands(torch.float32, (70, 45))[0]), [16, 32, 32]),
+    "gram": (gram, _gram, operands(torch.float32, (70, 45), (45,)), [16, 32, 32]),
+    "loaded transposed": (dotted, _dotted, operands(torch.bfloat16, (100, 33), (100, 65)), [16, 32, 32]),
+    "sums of tiles": (whole_tile_sums, lambda x, y: product(x, y).sum(-1), operands(torch.float32, (33, 77), (77, 65)), [16, 32, 32]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_packed_operands_give_the_same(name: str) -> None:
+    fn, reference, args, sizes = CASES[name]
+    config = helion.Config(block_sizes=sizes, pack_operands=True)
+    kernel = helion.kernel(fn, static_shapes=True, config=config)
+    copies = {
+        line.split(" = ")[0].strip()
+        for line in kernel.bind(args).to_triton_code().splitlines()
+        if " = torch.empty" in line and "_helion_packed" in line
+    }
+    assert len(copies) == len(unaligned_operands(program_of(fn, *args, static_shapes=True)))
+    with detect_races():
+        result = kernel(*args)
+    expected = reference(*args)
+    error = 2**-7 if result.dtype == torch.bfloat16 else 2**-9 if result.dtype == torch.float16 else 1e-5
+    assert (result.double() - expected).abs().max() <= error * expected.abs().max()
+
+
+NARROW = torch.float8_e4m3fn
 
 
 #: Kernel, reference, arguments, keys beside, and how many operands are copied.

@@ -35,7 +35,7 @@ from ...._shapes import Expr, Number, cdiv, fixed_at, hint_of
 from ....config import RANGE_OPTIONS
 from ....hardware import Target
 from ....settings import Settings
-from ..resources.materialized import GROUP
+from ..resources.unfused import GROUP
 from .dots import partial_sums, settled_sums
 from .lowered import Lowered, lower, waits
 from .records import (

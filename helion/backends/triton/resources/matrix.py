@@ -72,6 +72,13 @@ def is_k_major(fact: MatmulFact) -> bool:
     return all(layout in (None, "k_major") for layout in (fact.lhs_layout, fact.rhs_layout))
 
 
+def is_swapped(fact: MatmulFact) -> bool:
+    """Return whether A of a TF32 matmul is MN-major and goes through registers, so that only B must be K-major."""
+    tf32 = fact.precision == "tf32" and fact.lhs_dtype == fact.rhs_dtype == torch.float32
+    layouts = (fact.lhs_layout, fact.rhs_layout) == ("mn_major", "k_major")
+    return tf32 and layouts and fact.lhs_prologue and not fact.rhs_prologue
+
+
 def unit_for(
     *,
     rows: int,

@@ -13,7 +13,7 @@ from ...._shapes import cdiv
 from ....hardware import DESCRIPTOR_RANKS, GROUP_WARPS, Target
 from ..lower.align import is_long
 from .layouts import fragment_held, moved_at_once, rounds, rows_held, spread
-from .matrix import is_k_major, is_transposed, keeps_rows, tile_shape, unit_of
+from .matrix import is_k_major, is_swapped, is_transposed, keeps_rows, tile_shape, unit_of
 from .operands import Exchange, operand_bytes, prefetched_sources
 from .tiles import VECTOR_BYTES, beyond, by_nearness, inner_axis, tile_bytes, vector_elements
 
@@ -78,7 +78,9 @@ def stored_behind_loops(facts: KernelFacts) -> frozenset[int]:
 
     fp32 operands are excluded, because copies of them may remain, unless A and B are swapped.
     """
-    wide = (not fact.turned and max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) > 2 for fact in facts.matmuls)
+    wide = (
+        not is_swapped(fact) and max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) > 2 for fact in facts.matmuls
+    )
     if not facts.matmuls or any(wide) or any(fact.accumulator_loop is None for fact in facts.matmuls):
         return frozenset()
     outside = {region.region for region in facts.regions if region.kind == "root"}
@@ -95,7 +97,7 @@ def _prefetched_bytes(facts: KernelFacts, sizes: Mapping[int, int], slots: froze
     for fact in facts.matmuls:
         if is_transposed(fact, "wgmma"):
             copies[fact.rhs_slot] = max(0, num_stages - 1)
-        if fact.lhs_dtype == torch.float32 and not fact.turned and not is_k_major(fact):
+        if fact.lhs_dtype == torch.float32 and not is_swapped(fact) and not is_k_major(fact):
             copies |= dict.fromkeys((fact.lhs_slot, fact.rhs_slot), num_stages)
     ops = (op for op in facts.memory_ops if op.slot in slots)
     return sum(tile_bytes((op.tile_axes, op.itemsize), sizes) * copies.get(op.slot, 0) for op in ops)

@@ -19,7 +19,6 @@ from ......_shapes import cdiv
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
-from ....resources import rewritten
 from ...candidates import moderate_sizes
 from ...choose import full_first
 from ...sizing import estimate
@@ -51,7 +50,7 @@ class TritonJoinedLoopsHeuristic(Heuristic):
         if not facts.fusible_axes:
             return Declined("no consecutive loops with matmuls differ only in constants")
         channels = facts.axes[facts.fusible_axes[0]]
-        loaded = rewritten.joined(facts)
+        loaded = facts.after("fuse_loops").facts
         itemsize = max(max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) for fact in loaded.matmuls)
         line = _TUNED.line // itemsize
         k = math.gcd(line, channels.extent or 1)

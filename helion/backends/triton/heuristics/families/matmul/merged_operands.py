@@ -18,7 +18,6 @@ from ......_shapes import cdiv, previous_power_of_2
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
-from ....resources import rewritten
 from ...candidates import moderate_sizes
 from ...choose import full_first
 from ...sizing import clamp, estimate
@@ -62,7 +61,7 @@ class TritonHoistedOperandsHeuristic(Heuristic):
         if why := unhoisted(facts, target):
             few = _few_rows(facts, target)
             return Declined(why) if few is None else (few,)
-        loaded = rewritten.hoisted(facts)
+        loaded = facts.after("precompute_operands").facts
         feasible = _feasible(loaded, facts.precomputable, target)
         best = full_first(feasible, lambda p: _programs(loaded, p.block_sizes), target)
         return Declined("no tile of the matmul fits without spilling") if best is None else hoisting((best,))

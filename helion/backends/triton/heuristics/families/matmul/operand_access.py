@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ......_compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact
 from ......hardware import Target
+from ....resources.matrix import is_swapped
 from ...tuned import tuned
 from .tile_numbers import TileNumbers
 
@@ -45,7 +46,7 @@ def operand_access(
     with descriptors.
     """
     numbers, fact = tuned(TileNumbers, target), facts.matmuls[0]
-    operands = [op for op in facts.memory_ops if op.load_slot in (fact.lhs_slot, fact.rhs_slot)]
+    operands = [op for op in facts.memory_ops if op.kind == "load" and op.slot in (fact.lhs_slot, fact.rhs_slot)]
     aligned = not any(_is_unaligned(op) for op in operands)
     static = all(op.static and not op.gathered for op in operands) and target.has("tensor_descriptor")
     fit = static and aligned
@@ -66,8 +67,8 @@ def operand_access(
 
 
 def are_k_major(fact: MatmulFact) -> bool:
-    """Return whether both operands are K-major."""
-    return (fact.lhs_layout, fact.rhs_layout) == ("k_major", "k_major")
+    """Return whether both operands are K-major, or A goes through registers."""
+    return (fact.lhs_layout, fact.rhs_layout) == ("k_major", "k_major") or is_swapped(fact)
 
 
 def _is_unaligned(op: MemoryOpFact) -> bool:

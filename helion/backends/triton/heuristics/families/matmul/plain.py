@@ -30,7 +30,6 @@ from ......_compiler.facts.records import KernelFacts
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
-from ....resources import rewritten
 from .grid_order import ordered
 from .precomputed import hoisting, unhoisted
 from .tiles import ProductSizer, single_product
@@ -45,6 +44,6 @@ class TritonMatmulHeuristic(Heuristic):
         if isinstance(extents, Declined):
             return extents
         if not unhoisted(facts, target):
-            return hoisting(ProductSizer(rewritten.hoisted(facts), extents, target).proposals())
+            return hoisting(ProductSizer(facts.after("precompute_operands").facts, extents, target).proposals())
         sizer = ProductSizer(facts, extents, target)
         return tuple(ordered(facts, each, target) for each in sizer.proposals())

@@ -19,7 +19,6 @@ from typing import ClassVar
 from ......_compiler.facts.records import KernelFacts, PrecomputableFact
 from ......hardware import Target
 from ....proposal import TritonProposal
-from ....resources import rewritten
 from ...tuned import Tuned, tuned
 
 
@@ -44,7 +43,7 @@ def unhoisted(facts: KernelFacts, target: Target) -> str:
     if not facts.precomputable:
         return "no operand of a matmul can be precomputed"
     added = math.fsum(_added_us(facts, each, target) for each in facts.precomputable)
-    first = 2e-3 * rewritten.hoisted_bytes(facts) / target.bandwidth_gb_per_s + _TUNED.launch_us
+    first = 2e-3 * facts.after("precompute_operands").copied_bytes / target.bandwidth_gb_per_s + _TUNED.launch_us
     return "" if first <= added else f"precomputed operands take {first:.0f} us, in the loop at least {added:.0f}"
 
 

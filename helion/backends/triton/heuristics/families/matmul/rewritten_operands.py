@@ -22,7 +22,6 @@ from ......_compiler.facts.records import KernelFacts
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
-from ....resources.rewritten import changed_bytes, packed, transposed, turned
 from ...choose import trust
 from ...tuned import Tuned, tuned
 from .tiles import ProductSizer, ProductTile, Rewriting, single_product
@@ -36,6 +35,8 @@ class _Numbers(Tuned):
     unaligned: int
     #: Multiply-adds of the smallest matmul that is rewritten.
     least: int
+    #: Microseconds by which a rewrite that launches copies must be faster than one that does not.
+    copy_us: float
 
 
 _TUNED = tuned(_Numbers)
@@ -73,7 +74,13 @@ class TritonRewrittenMatmulHeuristic(Heuristic):
         found = [option for option in _options(facts, target) if option[1] <= _worth(option[0], target) * before]
         if not found:
             return Declined(f"no rewrite of the operands is predicted to take less than {before:.0f} us")
-        return tuple(proposal for proposal, _ in sorted(found, key=lambda option: option[1]))
+        return tuple(proposal for proposal, _ in sorted(found, key=_cost))
+
+
+def _cost(option: Option) -> float:
+    proposal, us = option
+    copies = proposal.launch.keys() & {"pack_operands", "transpose_operands"}
+    return us + _TUNED.copy_us if copies else us
 
 
 def _worth(proposal: TritonProposal, target: Target) -> float:
@@ -83,33 +90,33 @@ def _worth(proposal: TritonProposal, target: Target) -> float:
 
 def _options(facts: KernelFacts, target: Target) -> Iterator[Option]:
     """Yield the matmul with A and B swapped, with K-major copies, or with aligned rows."""
-    aligned, keys = (packed(facts), {"pack_operands": True}) if facts.unaligned_operands else (facts, {})
+    packed = ("pack_operands",) if facts.unaligned_operands else ()
     if facts.swappable_ab:
-        options = _turned(facts, aligned, keys | {"swap_ab": True}, target)
-        yield from sorted(options, key=lambda option: option[1])[:1]
+        yield from sorted(_swapped(facts, (*packed, "swap_ab"), target), key=lambda option: option[1])[:1]
     if facts.mn_major_slots and _is_tf32(facts):
-        yield from _fastest(facts, transposed(aligned), keys | {"transpose_operands": True}, target)
-    if facts.unaligned_operands and not facts.mn_major_slots:
-        yield from _fastest(facts, aligned, keys, target)
+        yield from _fastest(facts, ("transpose_operands", *packed), target)
+    if packed and not facts.mn_major_slots:
+        yield from _fastest(facts, packed, target)
 
 
 def _is_tf32(facts: KernelFacts) -> bool:
     return all(fact.lhs_dtype.itemsize == 4 for fact in facts.matmuls)
 
 
-def _fastest(facts: KernelFacts, changed: KernelFacts, keys: dict[str, bool], target: Target) -> Iterator[Option]:
-    extents = single_product(changed)
+def _fastest(facts: KernelFacts, keys: tuple[str, ...], target: Target) -> Iterator[Option]:
+    changed = facts.after(*keys)
+    extents = single_product(changed.facts)
     if not isinstance(extents, Declined):
-        rewriting = Rewriting(keys=keys, copied_bytes=changed_bytes(facts, changed))
-        yield ProductSizer(changed, extents, target, rewriting=rewriting).fastest()
+        rewriting = Rewriting(keys=dict.fromkeys(keys, True), copied_bytes=changed.copied_bytes)
+        yield ProductSizer(changed.facts, extents, target, rewriting=rewriting).fastest()
 
 
-def _turned(facts: KernelFacts, aligned: KernelFacts, keys: dict[str, bool], target: Target) -> Iterator[Option]:
-    changed = turned(aligned)
-    extents = single_product(changed)
+def _swapped(facts: KernelFacts, keys: tuple[str, ...], target: Target) -> Iterator[Option]:
+    changed = facts.after(*keys)
+    extents = single_product(changed.facts)
     if isinstance(extents, Declined):
         return
-    rewriting = Rewriting(keys=keys, copied_bytes=changed_bytes(facts, changed), use_descriptors=True)
-    sizer = ProductSizer(changed, extents, target, rewriting=rewriting)
+    rewriting = Rewriting(keys=dict.fromkeys(keys, True), copied_bytes=changed.copied_bytes, use_descriptors=True)
+    sizer = ProductSizer(changed.facts, extents, target, rewriting=rewriting)
     if sizer.access.descriptors_fit:
         yield from sizer.options(_TURNED)

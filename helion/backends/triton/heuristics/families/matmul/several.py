@@ -122,7 +122,7 @@ def _one_group(facts: KernelFacts, target: Target) -> TritonProposal | None:
         return None
     if wave_efficiency(_count_programs(facts, sizes), target) < trust(target).full_waves:
         return None
-    right = [op for op in facts.memory_ops if op.load_slot == fact.rhs_slot and op.kind == "load"]
+    right = [op for op in facts.memory_ops if op.slot == fact.rhs_slot and op.kind == "load"]
     boxed = {op.slot: "tensor_descriptor" for op in right if op.static and not op.gathered}
     proposal = TritonProposal(
         reason=f"{_TUNED.group_rows} x {columns} tiles of one warp group, {stages} stages",

@@ -23,8 +23,7 @@ from ......_shapes import cdiv
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
-from ....resources import rewritten
-from ....resources.materialized import ProductLaunch, one_product, predict_products
+from ....resources.unfused import ProductLaunch, one_product, predict_products
 from ...choose import trust
 from ...predicted_time import proposal_us
 from ...sizing import extent_of
@@ -80,7 +79,7 @@ def _products(apart: UnfusedMatmulFact, target: Target) -> ProductLaunch | Decli
             return turned
         us = [predict_products(apart, each, {}, target).time_us for each in (along, turned)]
         return along if us[0] <= trust(target).copied * us[1] else turned
-    facts = one_product(apart)
+    facts = one_product(apart.products)
     extents = single_product(facts)
     if isinstance(extents, Declined):
         return extents
@@ -140,7 +139,7 @@ def _along_depth(apart: UnfusedMatmulFact, target: Target) -> ProductLaunch | No
     """
     if not apart.products.mn_major_slots:
         return None
-    copied = rewritten.transposed(one_product(apart))
+    copied = one_product(apart.products.after("transpose_operands").facts)
     extents = single_product(copied)
     if isinstance(extents, Declined) or not ProductSizer(copied, extents, target).access.descriptors_fit:
         return None

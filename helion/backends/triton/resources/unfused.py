@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from ...._compiler.facts.records import KernelFacts, UnfusedMatmulFact
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
-from . import rewritten
 from .predict import predict
 from .time.launch import Launch
 from .time.predict import timing
@@ -35,11 +34,10 @@ class ProductLaunch:
     per_sm: int | None = None
 
 
-def one_product(apart: UnfusedMatmulFact[KernelFacts]) -> KernelFacts:
+def one_product(facts: KernelFacts) -> KernelFacts:
     """Return the facts of the matmul kernel with its first matmul alone, whose tiles are those of all, and without
     split-K.
     """
-    facts = apart.products
     kept = facts.matmuls[0]
     return replace(
         facts,
@@ -62,12 +60,9 @@ def predict_products(
     apart: UnfusedMatmulFact[KernelFacts], launch: ProductLaunch, known: Mapping[int, int], target: Target
 ) -> Predicted:
     """Return the prediction of the matmul kernel alone."""
-    facts, copied = apart.products, 0
-    if launch.turned:
-        facts = rewritten.turned(facts)
-    elif launch.crosswise:
-        facts = rewritten.transposed(facts)
-        copied = rewritten.changed_bytes(apart.products, facts)
+    keys = ("swap_ab",) if launch.turned else ("transpose_operands",) if launch.crosswise else ()
+    changed = apart.products.after(*keys)
+    facts = changed.facts
     boxed = launch.boxed
     if not launch.crosswise and {op.slot for op in facts.memory_ops if op.kind == "load"} <= boxed:
         # results are stored the way the operands are loaded
@@ -95,7 +90,7 @@ def predict_products(
             groupings=dict.fromkeys(range(facts.num_roots), GROUP),
             persistent=launch.persistent,
             per_sm=launch.per_sm,
-            copied_bytes=copied,
+            copied_bytes=changed.copied_bytes,
         ),
         taken,
         target,
