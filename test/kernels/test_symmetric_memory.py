@@ -16,7 +16,7 @@ from helion import exc
 from helion.runtime.triton.dist_utils import symm_mem_sync
 from helion.runtime.triton.helpers import triton_wait_signal
 
-ROWS, COLUMNS, PROGRAMS = 40, 1100, 16
+ROWS, COLUMNS, PROGRAMS = 40, 1100, 32
 
 
 @helion.kernel(static_shapes=True, config=helion.Config(block_sizes=[8], reduction_loops=[512]))
@@ -68,6 +68,72 @@ def test_pulls_between_synchronizations(ranks: int) -> None:
     for first, second in hd.run(on_rank, ranks, seed=ranks):
         torch.testing.assert_close(first.double(), expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(second.double(), -expected, rtol=1e-4, atol=1e-4)
+
+
+@helion.kernel(static_shapes=True, config=helion.Config(block_sizes=[16, 16, 16]))
+def reduce_scatter(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    buffer: torch.Tensor,
+    pads: torch.Tensor,
+    RANK: hl.constexpr,
+    WORLD_SIZE: hl.constexpr,
+    GROUP: hl.ProcessGroupName,
+) -> torch.Tensor:
+    """Matmul and reduce-scatter: programs in this rank's rows add what all ranks have computed."""
+    rows, columns = x.size(0), w.size(1)
+    part = rows // WORLD_SIZE
+    out = torch.empty([part, columns], dtype=x.dtype, device=x.device)
+    buffers = torch.ops.symm_mem.get_remote_tensors(buffer, GROUP)
+    first = RANK * part
+    for tile_m, tile_n in hl.tile([rows, columns]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[tile_m, tile_k], w[tile_k, tile_n])
+        buffer[tile_m, tile_n] = acc.to(x.dtype)
+        hl.triton_kernel(symm_mem_sync, args=(pads, None, RANK, WORLD_SIZE, True, True), output_like=None)
+        if tile_m.begin >= first and tile_m.begin < first + part:
+            total = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for remote in buffers:
+                total = total + remote[tile_m, tile_n].to(torch.float32)
+            out[tile_m.index - first, tile_n] = total.to(x.dtype)
+        hl.triton_kernel(symm_mem_sync, args=(pads, None, RANK, WORLD_SIZE, True, False), output_like=None)
+    return out
+
+
+@pytest.mark.parametrize("ranks", [3, *(pytest.param(n, marks=pytest.mark.prove) for n in (2, 4, 8))])
+def test_reduce_scatter_with_pulls(ranks: int) -> None:
+    torch.manual_seed(0)
+    pairs = [(torch.randn(16 * ranks, 20) + 0.25, torch.randn(20, 30) + 0.25) for _ in range(ranks)]
+
+    def on_rank() -> list[torch.Tensor]:
+        pad, pads = _pads(ranks)
+        buffer, me = torch.empty(16 * ranks, 30), hd.rank()
+        results = [reduce_scatter(*pairs[me], buffer, pads, me, ranks, "0") for _ in range(2)]
+        assert not pad.any()
+        return results
+
+    expected = sum(x.double() @ w.double() for x, w in pairs).chunk(ranks)
+    for rank, results in enumerate(hd.run(on_rank, ranks, seed=ranks)):
+        for result in results:
+            torch.testing.assert_close(result.double(), expected[rank], rtol=1e-2, atol=2e-2)
+
+
+@helion.kernel(static_shapes=True, config=helion.Config(block_sizes=[8]))
+def moved_rows(x: torch.Tensor, out: torch.Tensor, start: hl.constexpr) -> torch.Tensor:
+    for tile in hl.tile(x.size(0)):
+        if tile.end > start:
+            out[tile.index - start, :] = x[tile, :]
+    return out
+
+
+@pytest.mark.parametrize("start", [0, 11, 20])
+def test_tiles_in_a_branch_store_the_rows_inside(start: int) -> None:
+    """The tiles in which the stored rows begin and end also have other rows."""
+    x, memory = torch.randn(45, 30), torch.zeros(60, 30)
+    moved_rows(x, memory[20:37], start)
+    torch.testing.assert_close(memory[20:37], x[start : start + 17], rtol=0, atol=0)
+    assert not memory[:20].any() and not memory[37:].any()
 
 
 def _meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

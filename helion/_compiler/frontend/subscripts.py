@@ -118,9 +118,16 @@ class _Planner:
         return extent is not None and self.tracer.numbers.is_above_one(extent)
 
     def check_range(self, block: int, dim: int, size: Number, shift: Number, operand: DeviceValue | None) -> None:
-        """Refuse a tile that certainly exceeds the end of the tensor, unless the user masks the access."""
+        """Refuse a tile that certainly exceeds the end of the tensor, unless the user masks the access.
+
+        In a branch, which may exclude such tiles, lanes out of range are masked.
+        """
         tile = self.tracer.blocks.active.get(block)
         if self.checked or tile is None or tile.last is None or operand is not None:
+            return
+        if self.tracer.blocks.branches and self.is_partly_outside(tile, size, shift):
+            places = ops.tile_index(self.tracer, tile)
+            self.reaching.append((ops.pointwise(self.tracer, "add", places, shift), size))
             return
         if isinstance(size, int) and isinstance(shift, int) and tile.last + shift > size:
             raise exc.ShapeMismatch(
@@ -128,6 +135,12 @@ class _Planner:
                 rhs=f"dimension {dim} of {self.tensor.source!r} ({size} elements)",
                 detail=": the tile reaches past the end; shorten the loop, or use hl.load or hl.store with extra_mask",
             )
+
+    def is_partly_outside(self, tile: Tile, size: Number, shift: Number) -> bool:
+        """Return whether some tiles of a loop, moved by a constant, begin before the tensor or reach past its end."""
+        if not isinstance(size, int) or not isinstance(shift, int) or tile.last is None:
+            return False
+        return tile.last + shift > size or (tile.first is not None and tile.first + shift < 0)
 
     def whole(self, item: slice, dim: int) -> None:
         size = self.size(dim)

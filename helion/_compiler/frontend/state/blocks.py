@@ -24,6 +24,8 @@ class Blocks(Part):
         self.padded = padded
         self.all: list[Block] = []
         self.active: dict[int, Tile | None] = {}
+        #: Number of branches on the device around the current position.
+        self.branches = 0
         #: Order of the tiles in merged dimensions: their factors, outermost first; None where reshapes disagree.
         self.merged: dict[Dim, Dims | None] = {}
         #: Whole dimensions that reshapes merge or split: they have no more lanes than their next power of two.

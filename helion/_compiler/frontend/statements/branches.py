@@ -70,8 +70,10 @@ def _device_if(s: Scope, node: ast.If, condition: DeviceValue) -> None:
     branches: list[tuple[list[Op], dict[str, Any]]] = []
     for body in (node.body, node.orelse):
         s.frame.names = dict(before)
+        s.t.blocks.branches += 1
         with s.t.builder.region() as recorded:
             execute_all(s, body)
+        s.t.blocks.branches -= 1
         branches.append((recorded, s.frame.names))
     s.at(node)
     (then_ops, then_names), (else_ops, else_names) = branches
