@@ -253,7 +253,7 @@ def check(found: Channel | Mailbox | None = None, group: Any = None) -> None:
         group: the group of the channel.
 
     Raises:
-        exc.PeerLost: names the words and the ranks whose messages did not come. The channel is unusable until all ranks
+        exc.PeerLost: names the lines and words of the waits, and the ranks whose messages did not come. The channel is unusable until all ranks
             call :func:`reset`.
     """
     if found is None:
@@ -269,10 +269,12 @@ def _check_notes(notes: torch.Tensor, me: int, count: int) -> None:
     if not bool(notes.any()):
         return
     late = notes.nonzero()[:_MOST_NAMED].tolist()
-    peers = {_ranks.sender_of(int(notes[tuple(at)]), me, count) for at in late}
+    found = [int(notes[tuple(at)]) for at in late]
+    peers = {_ranks.sender_of(note, me, count) for note in found}
+    lines = sorted({note // _ranks.NOTE_LINE for note in found})
     places = ", ".join(str(at) for at in late)
     raise exc.PeerLost(
-        f"rank {me} waited longer than HELION_WAIT_TIMEOUT for messages of {', '.join(sorted(peers))}, in words "
+        f"rank {me} waited longer than HELION_WAIT_TIMEOUT in line {', '.join(map(str, lines))} for messages of {', '.join(sorted(peers))}, in words "
         f"{places} of a channel (the first word is noted for all others, too). Results since then are wrong; stop, or call "
         "helion.distributed.reset on all ranks."
     )

@@ -62,6 +62,7 @@ INNER = {
         "ranks",
         "symmetric",
         "nested",
+        "agreement",
     ),
     "_compiler": (
         "context",

@@ -274,15 +274,23 @@ def size_of(group: str) -> int | None:
     return next((each.size() for each, name in named if name == group), None)
 
 
-#: The note of a wait for messages of any rank.
-ANY_RANK = 2**20
+#: A note has the line of its wait times this number, plus a code of the sender.
+NOTE_LINE = 2**11
+#: Codes of senders: a peer has its number plus 1, a rank its number plus this one, any rank the largest.
+_BY_RANK, ANY_SENDER = 2**10, NOTE_LINE - 1
+
+
+def code_of_rank(rank: int) -> int:
+    """Return the code of a sender that is given by its rank."""
+    return _BY_RANK + rank
 
 
 def sender_of(note: int, me: int, size: int) -> str:
-    """Return the rank that a late wait of rank ``me`` has noted: peer plus 1, or below 0 a rank plus 1."""
-    if note == ANY_RANK:
+    """Return the rank that a wait of rank ``me`` is for, by its note."""
+    code = note % NOTE_LINE
+    if code == ANY_SENDER:
         return "any rank"
-    return f"rank {-note - 1 if note < 0 else (me + note - 1) % size}"
+    return f"rank {code - _BY_RANK if code >= _BY_RANK else (me + code - 1) % size}"
 
 
 _CURRENT: contextvars.ContextVar[tuple[World, Task] | None] = contextvars.ContextVar("helion_rank", default=None)

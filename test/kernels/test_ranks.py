@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import pathlib
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ import helion.language as hl
 from helion import exc
 from helion._compiler.ir.effects import meets_other_gpus
 from helion._compiler.passes.analysis import protocol
+from helion._support import agreement
 
 ROWS, COLUMNS = 37, 50
 
@@ -332,9 +334,10 @@ def test_runs_do_not_nest_and_need_ranks() -> None:
 def test_a_late_peer_is_an_error() -> None:
     ch = hd.channel([3, 2])
     hd.check(ch)
-    ch.words[0][-1, 2, 1] = 1
+    ch.words[0][-1, 2, 1] = 36 * 2**11 + 1
     with pytest.raises(
-        exc.PeerLost, match=r"rank 0 waited longer than HELION_WAIT_TIMEOUT .*of rank 0, in words \[2, 1\]"
+        exc.PeerLost,
+        match=r"rank 0 waited longer than HELION_WAIT_TIMEOUT in line 36 for messages of rank 0, in words \[2, 1\]",
     ):
         hd.check(ch)
     hd.reset(ch)
@@ -362,3 +365,36 @@ def test_memory_of_one_rank_does_not_become_that_of_another(seed: int) -> None:
 
     hd.run(on_rank, 3, seed=seed)
     assert all(addresses)
+
+
+class _Ranks:
+    """A process group of two ranks in one process; ``rank`` is the current one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rank, store = 0, torch.distributed.HashStore()
+        told = [Counter[str](), Counter[str]()]
+        monkeypatch.setattr(agreement, "_TOLD", told[0])
+        self._told, self._monkeypatch = told, monkeypatch
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: self.rank)
+        monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: store)
+
+    def go_on(self, rank: int) -> None:
+        self.rank = rank
+        self._monkeypatch.setattr(agreement, "_TOLD", self._told[rank])
+
+
+def test_ranks_with_different_configs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = _Ranks(monkeypatch)
+    for rank in (0, 1):
+        ranks.go_on(rank)
+        _bound(_one_box).set_config(helion.Config(block_sizes=[16]))
+    ranks.go_on(0)
+    _bound(_one_box).set_config(helion.Config(block_sizes=[8]))
+    ranks.go_on(1)
+    with pytest.raises(
+        exc.InconsistantConfigsAcrossRanks,
+        match=r"'_one_box' with different configs: .*\[16\].* here, and .*\[8\].* on rank 0",
+    ):
+        _bound(_one_box).set_config(helion.Config(block_sizes=[16]))

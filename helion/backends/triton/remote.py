@@ -17,6 +17,7 @@ from ..._compiler.frontend.rules import Rules
 from ..._compiler.frontend.tracer import Tracer
 from ..._compiler.frontend.values import describe
 from ..._compiler.ir.grammar import Definition, InlineAttrs
+from ..._support.ranks import NOTE_LINE
 from .source import escaped
 
 RULES = Rules()
@@ -88,10 +89,11 @@ def _wait(t: Tracer, channel: Any, index: Any, sender: Any, count: Any = 1, keep
     for place, stride in zip(at.index, words.strides[1:], strict=True):
         lanes = lanes + (place if isinstance(stride, int) and stride == 1 else place * stride)
     word, first = (row * words.strides[0] for row in (at.peer, at.ranks))
-    places = (lanes + word, first, lanes + first, want, at.note)
+    line = t.builder.location.line if t.builder.location is not None else 0
+    places = (lanes + word, first, lanes + first, want, at.sender + line * NOTE_LINE)
     operands = [ops.operand(t, each) for each in places]
     text = ", ".join(f"{{{number}}}" for number in range(len(operands)))
-    line = f"{{{len(operands) + 1}}}({{{len(operands)}}}, {text})"
+    called = f"{{{len(operands) + 1}}}({{{len(operands)}}}, {text})"
     definition = _definition(knobs.WAIT_TIMEOUT.read())
-    attrs = InlineAttrs((line,), (definition,), (memory.tensor_id(t, words),), "any", waits=True)
+    attrs = InlineAttrs((called,), (definition,), (memory.tensor_id(t, words),), "any", waits=True)
     t.builder.append("inline", operands, (), attrs)

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import exc
+from ..._compiler.ir.effects import meets_other_gpus
+from ..._shapes import hint_of
+from ..._support import agreement
 from ..._support import logs as _logging
 from ..._support.lazy import lazy
 from ...backends import stub
 from ...backends.execution import OutOfResources
 from ...config import Config
 from .compiled import Compiled, ConfigLike
+from .specialized import Specialized
 
 if TYPE_CHECKING:
     from .. import checked
@@ -51,6 +55,7 @@ class Choice:
 
     def _install(self, config: Config) -> None:
         of = self.compiled.specialized
+        _agree(of, config)
         run = self.compiled.for_any_alignment(config)
         plan = of.analysis.code(config).plan
         if of.executor.without_alignment(plan) is None and of.tells_alignment(plan):
@@ -177,6 +182,18 @@ class Choice:
         unit = "bytes of " if exceeded.name == "shared memory" else ""
         short = of.short_config(config)
         return f"{short!r}, the last to try, needs {exceeded.required} {unit}{exceeded.name}, {of.target} has {exceeded.limit}"
+
+
+def _agree(of: Specialized, config: Config) -> None:
+    """Refuse a config of a kernel that waits for other ranks, if one of them runs it with another config."""
+    program = of.analysis.program
+    if not meets_other_gpus(program):
+        return
+    shapes = "; ".join(f"{t.dtype} {[hint_of(n) for n in t.shape]}" for t in program.tensors)
+    mine = of.short_config(config)
+    other = agreement.another(f"{of.kernel.name} {shapes}", repr(mine))
+    if other is not None:
+        raise exc.InconsistantConfigsAcrossRanks(kernel=of.kernel.name, configs=f"{mine!r} here, and {other}")
 
 
 __all__ = ["Choice", "ConfigLike"]

@@ -24,7 +24,7 @@ RULES = Rules()
 class Word:
     """A word of a channel as the front end sees it: its peer, and the numbers that select it.
 
-    ``note`` is what a late wait writes: the peer plus 1, or less than 0 for a rank minus its number plus 1.
+    ``sender`` is the code of the sender that a late wait notes (``_support/ranks.py``).
     """
 
     own: HostTensorValue
@@ -32,7 +32,7 @@ class Word:
     ranks: int
     peer: int | Expr
     index: tuple[Any, ...]
-    note: int | Expr
+    sender: int | Expr
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def word(t: Tracer, function: str, channel: Any, index: Any, peer: Any, name: st
             f"{len(places)}: {got}. Use tile.id or tile.begin for a tile."
         )
     which = int(peer) if changing is None else changing
-    return Word(own=words[0], seen=seen, ranks=ranks, peer=which, index=places, note=which + 1)
+    return Word(own=words[0], seen=seen, ranks=ranks, peer=which, index=places, sender=which + 1)
 
 
 def _is_words(value: Any) -> bool:

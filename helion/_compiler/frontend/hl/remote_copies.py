@@ -46,8 +46,8 @@ class _Hidden:
         words = _words(self.t, f"remote_words({self.key!r}, {self.rows}, {rank})", (HIDDEN_WORDS,), self.own.storage)
         memory.atomic(self.t, "add", words, (self.program,), (1,), "release", "sys")
 
-    def wait(self, row: int, note: int) -> None:
-        at = Word(own=self.own, seen=self.seen, ranks=self.rows, peer=row, index=(self.program,), note=note)
+    def wait(self, row: int, sender: int) -> None:
+        at = Word(own=self.own, seen=self.seen, ranks=self.rows, peer=row, index=(self.program,), sender=sender)
         wait_at(self.t, at)
 
 
@@ -101,7 +101,7 @@ def _barrier(t: Tracer, ids: Any) -> None:
     for rank in given:
         channel.signal(rank)
     for rank in given:
-        channel.wait(rank, -rank - 1)
+        channel.wait(rank, ranks.code_of_rank(rank))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,4 +179,4 @@ def _wait_send(t: Tracer, self: Any) -> None:
 @RULES.register(RemoteCopy.wait_recv)
 @RULES.register(RemoteCopy.wait)
 def _wait_recv(t: Tracer, self: Any) -> None:
-    self.parts.channel.wait(0, ranks.ANY_RANK)
+    self.parts.channel.wait(0, ranks.ANY_SENDER)
