@@ -246,7 +246,7 @@ def modules() -> list[tuple[types.ModuleType, list[Entry]]]:
 
 def operators() -> list[Entry]:
     """Return all of ``helion.ops``."""
-    return [entry(f"helion.ops.{name}", getattr(ops, name)) for name in exported(ops)]
+    return [entry(f"helion.ops.{name}", getattr(ops, name)) for name in dir(ops)]
 
 
 def _defined(module: types.ModuleType) -> list[tuple[str, Any]]:
@@ -644,8 +644,8 @@ def operators_page() -> str:
 
 {markdown(ops.__doc__ or "")}
 
-[Operators for models](../guide/ops.md) shows how they are used. The kernels are in `helion/ops/`, a file for each
-kind.
+[Operators for models](../guide/ops.md) shows how they are used. The kernels are in `helion/ops/kernels/`, a
+file for each kind.
 
 {listing(operators())}"""
 

@@ -2,32 +2,103 @@
 
 All are operators of ``torch.library``: they work in ``torch.compile(fullgraph=True)``, export and CUDA graphs, with any
 batch size, and have gradients unless their documentation says otherwise. ``import helion`` does not import them.
+An op is imported when it is first used; ``register_all()`` imports them all.
 """
 
-from .attention import attention as attention
-from .bags import embedding_bag as embedding_bag
-from .bags import jagged_mean as jagged_mean
-from .bags import jagged_softmax as jagged_softmax
-from .cross_entropy import cross_entropy as cross_entropy
-from .decode import decode as decode
-from .decode import paged_decode as paged_decode
-from .dropout import bias_dropout_residual as bias_dropout_residual
-from .experts import grouped_matmul as grouped_matmul
-from .experts import moe as moe
-from .experts import route as route
-from .fp8 import quantize_fp8 as quantize_fp8
-from .fp8 import rms_norm_fp8 as rms_norm_fp8
-from .fp8 import scaled_matmul as scaled_matmul
-from .gated import geglu as geglu
-from .gated import swiglu as swiglu
-from .integer_linear import int8_linear as int8_linear
-from .layer_norm import add_layer_norm as add_layer_norm
-from .layer_norm import layer_norm as layer_norm
-from .linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
-from .qk_norm_rope import qk_norm_rope as qk_norm_rope
-from .recurrences import linear_attention as linear_attention
-from .recurrences import selective_scan as selective_scan
-from .rms_norm import add_rms_norm as add_rms_norm
-from .rms_norm import rms_norm as rms_norm
-from .rope import rope as rope
-from .softmax import softmax as softmax
+from typing import TYPE_CHECKING, Any
+
+from .._support.lazy import lazy
+
+if TYPE_CHECKING:
+    from .kernels.attention import attention as attention
+    from .kernels.bags import embedding_bag as embedding_bag
+    from .kernels.bags import jagged_mean as jagged_mean
+    from .kernels.bags import jagged_softmax as jagged_softmax
+    from .kernels.cross_entropy import cross_entropy as cross_entropy
+    from .kernels.decode import decode as decode
+    from .kernels.decode import paged_decode as paged_decode
+    from .kernels.dropout import bias_dropout_residual as bias_dropout_residual
+    from .kernels.experts import grouped_matmul as grouped_matmul
+    from .kernels.experts import moe as moe
+    from .kernels.experts import route as route
+    from .kernels.fp8 import quantize_fp8 as quantize_fp8
+    from .kernels.fp8 import rms_norm_fp8 as rms_norm_fp8
+    from .kernels.fp8 import scaled_matmul as scaled_matmul
+    from .kernels.gated import geglu as geglu
+    from .kernels.gated import swiglu as swiglu
+    from .kernels.integer_linear import int8_linear as int8_linear
+    from .kernels.layer_norm import add_layer_norm as add_layer_norm
+    from .kernels.layer_norm import layer_norm as layer_norm
+    from .kernels.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from .kernels.qk_norm_rope import qk_norm_rope as qk_norm_rope
+    from .kernels.recurrences import linear_attention as linear_attention
+    from .kernels.recurrences import selective_scan as selective_scan
+    from .kernels.rms_norm import add_rms_norm as add_rms_norm
+    from .kernels.rms_norm import rms_norm as rms_norm
+    from .kernels.rope import rope as rope
+    from .kernels.softmax import softmax as softmax
+
+_FILES: dict[str, Any] = {
+    "attention": lazy("helion.ops.kernels.attention"),
+    "bags": lazy("helion.ops.kernels.bags"),
+    "cross_entropy": lazy("helion.ops.kernels.cross_entropy"),
+    "decode": lazy("helion.ops.kernels.decode"),
+    "dropout": lazy("helion.ops.kernels.dropout"),
+    "experts": lazy("helion.ops.kernels.experts"),
+    "fp8": lazy("helion.ops.kernels.fp8"),
+    "gated": lazy("helion.ops.kernels.gated"),
+    "integer_linear": lazy("helion.ops.kernels.integer_linear"),
+    "layer_norm": lazy("helion.ops.kernels.layer_norm"),
+    "linear_cross_entropy": lazy("helion.ops.kernels.linear_cross_entropy"),
+    "qk_norm_rope": lazy("helion.ops.kernels.qk_norm_rope"),
+    "recurrences": lazy("helion.ops.kernels.recurrences"),
+    "rms_norm": lazy("helion.ops.kernels.rms_norm"),
+    "rope": lazy("helion.ops.kernels.rope"),
+    "softmax": lazy("helion.ops.kernels.softmax"),
+}
+_OPS: dict[str, Any] = {
+    "add_layer_norm": _FILES["layer_norm"],
+    "add_rms_norm": _FILES["rms_norm"],
+    "attention": _FILES["attention"],
+    "bias_dropout_residual": _FILES["dropout"],
+    "cross_entropy": _FILES["cross_entropy"],
+    "decode": _FILES["decode"],
+    "embedding_bag": _FILES["bags"],
+    "geglu": _FILES["gated"],
+    "grouped_matmul": _FILES["experts"],
+    "int8_linear": _FILES["integer_linear"],
+    "jagged_mean": _FILES["bags"],
+    "jagged_softmax": _FILES["bags"],
+    "layer_norm": _FILES["layer_norm"],
+    "linear_attention": _FILES["recurrences"],
+    "linear_cross_entropy": _FILES["linear_cross_entropy"],
+    "moe": _FILES["experts"],
+    "paged_decode": _FILES["decode"],
+    "qk_norm_rope": _FILES["qk_norm_rope"],
+    "quantize_fp8": _FILES["fp8"],
+    "rms_norm": _FILES["rms_norm"],
+    "rms_norm_fp8": _FILES["fp8"],
+    "rope": _FILES["rope"],
+    "route": _FILES["experts"],
+    "scaled_matmul": _FILES["fp8"],
+    "selective_scan": _FILES["recurrences"],
+    "softmax": _FILES["softmax"],
+    "swiglu": _FILES["gated"],
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OPS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(_OPS)}")
+    value = globals()[name] = getattr(_OPS[name], name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted((*_OPS, "register_all"))
+
+
+def register_all() -> None:
+    """Register all operators with torch, as a process needs that loads an exported graph."""
+    for name in _OPS:
+        __getattr__(name)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helion import exc, ops
 
 NAMES = [case.name for case in cases()]
-FIRST = ("rms_norm, fp32", "cross_entropy, fp32", "rope, bf16, positions")
+FIRST = ("rms_norm, fp32",)
 
 
 @functools.cache
@@ -83,6 +85,32 @@ def test_one_graph(name: str) -> None:
             results += torch.autograd.grad(results, wanted, [torch.ones_like(r) for r in results])
         found.append(results)
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+
+
+def test_an_op_is_imported_when_it_is_first_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {"rms_norm", "attention", "register_all"} <= set(dir(ops))
+    softmax = ops.softmax
+    monkeypatch.delattr(ops, "softmax")
+    x = torch.randn(3, 33)
+    compiled = torch.compile(lambda x: ops.softmax(x), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), softmax(x))
+    assert ops.softmax is softmax
+    with pytest.raises(AttributeError, match="has no attribute 'soft_max'; it has .*softmax"):
+        ops.soft_max  # noqa: B018
+    ops.register_all()
+
+
+def test_names_for_type_checkers_are_those_at_run_time() -> None:
+    tree = ast.parse(inspect.getsource(ops))
+    declared = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("kernels.")
+        for alias in node.names
+    }
+    assert {name: f"{getattr(ops, name).__module__}" for name in set(dir(ops)) - {"register_all"}} == {
+        name: f"helion.ops.{module}" for name, module in declared.items()
+    }
 
 
 def test_any_batch_size_is_one_graph() -> None:

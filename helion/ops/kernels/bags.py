@@ -12,7 +12,7 @@ import torch
 import helion
 import helion.language as hl
 
-from ._operators import INDICES, Operator, check, check_tensor
+from .._operators import INDICES, Operator, check, check_tensor
 
 
 @helion.kernel(static_shapes=False)

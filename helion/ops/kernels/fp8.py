@@ -11,7 +11,7 @@ import torch
 import helion
 import helion.language as hl
 
-from ._operators import FLOATS, Operator, check, check_tensor, rows
+from .._operators import FLOATS, Operator, check, check_tensor, rows
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 

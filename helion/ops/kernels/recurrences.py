@@ -14,7 +14,7 @@ import helion
 import helion.experimental
 import helion.language as hl
 
-from ._operators import Operator, check_tensor, rows
+from .._operators import Operator, check_tensor, rows
 
 
 @helion.kernel(static_shapes=False)

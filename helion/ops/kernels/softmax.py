@@ -12,7 +12,7 @@ import torch
 import helion
 import helion.language as hl
 
-from ._operators import Operator, check_tensor, rows
+from .._operators import Operator, check_tensor, rows
 
 
 @helion.kernel(static_shapes=False)

@@ -15,7 +15,7 @@ import torch
 import helion
 import helion.language as hl
 
-from ._operators import Operator, check, check_tensor, rows
+from .._operators import Operator, check, check_tensor, rows
 
 #: Score of a masked key. It is finite, so that a row whose first tiles are masked has no NaN; the first key that it
 #: sees scales what was added before by 0.

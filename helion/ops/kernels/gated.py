@@ -14,7 +14,7 @@ import torch
 import helion
 import helion.language as hl
 
-from ._operators import Operator, check, check_tensor, rows
+from .._operators import Operator, check, check_tensor, rows
 
 
 def silu(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

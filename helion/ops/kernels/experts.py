@@ -13,7 +13,7 @@ import torch
 import helion
 import helion.language as hl
 
-from ._operators import FLOATS, INDICES, Operator, check, check_tensor, rows
+from .._operators import FLOATS, INDICES, Operator, check, check_tensor, rows
 from .gated import swiglu
 
 

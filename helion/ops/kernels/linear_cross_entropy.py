@@ -14,7 +14,7 @@ import torch
 import helion
 import helion.language as hl
 
-from ._operators import INDICES, Operator, check, check_tensor, rows
+from .._operators import INDICES, Operator, check, check_tensor, rows
 from .cross_entropy import cross_entropy_backward_kernel
 
 #: Elements of the logits that the backward pass holds at once.

@@ -13,7 +13,7 @@ import torch
 import helion
 import helion.language as hl
 
-from ._operators import Operator, check, check_tensor, rows
+from .._operators import Operator, check, check_tensor, rows
 
 
 @helion.kernel(static_shapes=False)

@@ -14,7 +14,7 @@ import torch
 import helion
 import helion.language as hl
 
-from ._operators import INDICES, Operator, check, check_tensor
+from .._operators import INDICES, Operator, check, check_tensor
 from .attention import MASKED
 
 #: Programs that a call should have: some for each SM of a large GPU.

@@ -1,0 +1,1 @@
+"""The kernels of ``helion.ops``, a file for each kind of operator."""
