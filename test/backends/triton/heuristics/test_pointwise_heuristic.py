@@ -76,3 +76,79 @@ def test_a_run_beside_a_bias_is_right(m: int, n: int, dtype: torch.dtype) -> Non
     got = helion.kernel(scaled_and_shifted.fn, config=config)(x, scale, shift)
     expected = x.float() * scale.float()[:, None] + shift.float()[None, :]
     torch.testing.assert_close(got, expected.to(dtype))
+
+
+# --- tiles in two dimensions ------------------------------------------------------------------------------------------
+
+
+@helion.kernel(static_shapes=True)
+def taps_of_channels(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A causal depthwise convolution, whose few taps of a channel are next to each other."""
+    out = torch.empty_like(x)
+    for batch, time, channel in hl.tile(x.size()):
+        acc = hl.zeros([batch, time, channel], dtype=torch.float32)
+        for tap in hl.static_range(4):
+            at = time.index - 3 + tap
+            earlier = hl.load(x, [batch, at, channel], extra_mask=(at >= 0)[None, :, None])
+            acc = acc + earlier.to(torch.float32) * w[channel, tap][None, None, :].to(torch.float32)
+        out[batch, time, channel] = acc.to(x.dtype)
+    return out
+
+
+@helion.kernel(static_shapes=True)
+def shuffled_pixels(x: torch.Tensor) -> torch.Tensor:
+    """A pixel shuffle by 2, whose stores run along an axis of two elements."""
+    b, c, h, w = x.size()
+    out = torch.empty([b, c // 4, h, 2, w, 2], dtype=x.dtype, device=x.device)
+    view = x.view(b, c // 4, 2, 2, h, w)
+    for tb, tc, th, i, tw, j in hl.tile([b, c // 4, h, 2, w, 2]):
+        out[tb, tc, th, i, tw, j] = view[tb, tc, i, j, th, tw].permute(0, 1, 4, 2, 5, 3)
+    return out
+
+
+def meta(*sizes: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.empty(*sizes, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize("target", ["h100", "b200", "gfx942"])
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_operands_that_rows_share_are_loaded_for_several_rows(dtype: torch.dtype, target: str) -> None:
+    """A program with one row is predicted to take 1.7 to 8 times as long, because it loads all taps for it alone."""
+    bound = taps_of_channels.bind((meta(8, 4096, 4096, dtype=dtype), meta(4096, 4, dtype=dtype)), target=target)
+    (first, second, *_) = bound.seeds
+    rows, columns = bound.default_config()["block_sizes"][1:]
+    assert bound.default_config() == first.config and rows >= 16 and columns * dtype.itemsize >= 128
+    assert second.config["block_sizes"][:2] == [1, 1]
+    assert 1.5 * first.predicted.time_us < second.predicted.time_us
+
+
+def test_a_bias_is_no_reason_for_more_rows() -> None:
+    facts = facts_of(scaled_and_shifted, tensor(4096, 4096), tensor(4096), tensor(4096))
+    assert proposed(TritonPointwiseHeuristic(), facts, H100)[0].block_sizes[facts.tunable_axes[0].block_id] == 1
+
+
+@pytest.mark.parametrize("sizes", [(2, 37, 129), (1, 1, 3), (3, 70, 65)])
+def test_taps_are_right_in_tiles_of_several_rows(sizes: tuple[int, int, int]) -> None:
+    generator = torch.Generator().manual_seed(sum(sizes))
+    x, w = torch.randn(sizes, generator=generator) + 2, torch.randn(sizes[2], 4, generator=generator) + 1
+    config = taps_of_channels.bind((meta(8, 4096, 4096), meta(4096, 4)), target="h100").default_config()
+    blocks = {"block_sizes": config["block_sizes"], "loop_orders": config["loop_orders"], "num_warps": 4}
+    got = helion.kernel(taps_of_channels.fn, config=helion.Config(**blocks))(x, w)
+    padded = torch.nn.functional.pad(x.double(), (0, 0, 3, 0))
+    expected = sum(padded[:, tap : tap + sizes[1]] * w[:, tap].double() for tap in range(4))
+    torch.testing.assert_close(got.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_tile_that_a_short_axis_leaves_small_has_more_of_the_others() -> None:
+    bound = shuffled_pixels.bind((meta(16, 256, 64, 64),), target="h100")
+    sizes = bound.default_config()["block_sizes"]
+    assert sizes[4:] == [64, 2] and 1024 <= sizes[2] * sizes[3] * 128 <= 4096
+    small = bound.config_spec.normalize({**bound.default_config(), "block_sizes": [1, 1, 1, 1, 64, 2]})
+    assert bound.seeds[0].predicted.time_us < bound.variant.analysis.predict(small).time_us
+
+
+def test_shuffled_pixels_are_right_in_such_tiles() -> None:
+    x = torch.randn(3, 8, 5, 7, generator=torch.Generator().manual_seed(1)) + 3
+    config = helion.Config(block_sizes=[1, 1, 8, 2, 8, 2], num_warps=4)
+    got = helion.kernel(shuffled_pixels.fn, config=config)(x)
+    torch.testing.assert_close(got.reshape(3, 2, 10, 14), torch.nn.functional.pixel_shuffle(x, 2))

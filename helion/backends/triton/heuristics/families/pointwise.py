@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ....._compiler.facts.records import KernelFacts, MemoryOpFact, PointwiseFact
+from ....._compiler.facts.records import AxisFact, KernelFacts, MemoryOpFact, PointwiseFact
 from ....._shapes import cdiv, previous_power_of_2
 from .....autotuner.proposal import Declined, Heuristic
 from .....hardware import Target
@@ -49,8 +49,10 @@ class _Numbers(Tuned):
     wide_gather_elements: int
 
 
-#: Bytes of a full memory transaction.
-_TRANSACTION_BYTES = 128
+#: Bytes of a full memory transaction, and of a sector.
+_TRANSACTION_BYTES, _SECTOR_BYTES = 128, 32
+#: Bytes that are different for each row of a program, for each byte that its rows share.
+_SHARED = 16
 #: Bytes of a vector, and of elements that are slow to access without vectors.
 _VECTOR_BYTES, _NARROW_BYTES = 16, 2
 
@@ -72,6 +74,15 @@ class TritonPointwiseHeuristic(Heuristic):
         tiles = TritonProposal(
             reason=reason, block_sizes=sizes, loop_orders=_order(sizes, fact, facts), num_warps=warps, num_stages=1
         )
+        rows = _shared_rows(sizes, fact, facts)
+        if rows is not None:
+            shared = replace(
+                tiles,
+                reason=f"{reason}, of rows that share operands",
+                block_sizes=rows,
+                loop_orders=_order(rows, fact, facts),
+            )
+            return shared, tiles
         if not fact.one_run and not (fact.rows_beside_run and _is_accessed_singly(fact, facts)):
             return (tiles,)
         run = replace(tiles, reason=f"{reason}, of one run in memory", loop_orders={}, flatten_loops={0: True})
@@ -92,6 +103,38 @@ def _is_accessed_singly(fact: PointwiseFact, facts: KernelFacts) -> bool:
 
     full = [op for op in facts.memory_ops if 2 * op.accessed_numel >= fact.total_numel]
     return fact.storage_itemsize <= _NARROW_BYTES and bool(full) and all(map(begins_anywhere, full))
+
+
+def _shared_rows(sizes: dict[int, int], fact: PointwiseFact, facts: KernelFacts) -> dict[int, int] | None:
+    """Return a tile of as many elements with more rows, if loads that are the same for all rows move the most bytes.
+
+    A program then needs them once for its rows: the weights of a depthwise convolution, with a few taps of a channel
+    each, move 32 bytes where each row moves 10.
+    """
+    if len(fact.contiguous_axes) != 1:
+        return None
+    (first,) = fact.contiguous_axes
+    accesses = [op for op in facts.memory_ops if first in op.tile_axes and not op.gathered]
+    across = [axis.block_id for axis in reversed(facts.tunable_axes) if axis.block_id != first]
+    for axis in across:
+        common = sum(_lane_bytes(op, first) for op in accesses if op.kind == "load" and axis not in op.tile_axes)
+        own = sum(_lane_bytes(op, first) for op in accesses if op.kind != "load" or axis in op.tile_axes)
+        extent = min(facts.axes[axis].padded or 2**30, facts.axes[axis].max_size or 2**30)
+        if common <= own or extent == 1:
+            continue
+        wanted = min(previous_power_of_2(max(1, _SHARED * common // max(1, own))), extent)
+        run = min(sizes[first], max(sizes[first] // wanted, _TRANSACTION_BYTES // fact.storage_itemsize))
+        rows = min(extent, sizes.get(axis, 1) * (sizes[first] // run))
+        if rows > sizes.get(axis, 1):
+            return {**sizes, first: run, axis: rows}
+    return None
+
+
+def _lane_bytes(op: MemoryOpFact, axis: int) -> int:
+    """Return the bytes that an access moves for each element along an axis, unused ones of its sectors included."""
+    at = op.subscript_axes.index(axis) if axis in op.subscript_axes else None
+    step = 1 if at is None else max(1, op.strides[at] * max(1, op.scales[at]))
+    return op.itemsize * min(step, max(1, _SECTOR_BYTES // op.itemsize))
 
 
 def _order(sizes: dict[int, int], fact: PointwiseFact, facts: KernelFacts) -> dict[int, tuple[int, ...]]:
@@ -132,16 +175,24 @@ def _distribute(goal: float, most: float, fact: PointwiseFact, facts: KernelFact
             run = max(run, min(numbers.floor, run ** len(fact.contiguous_axes) // short))
         for block in fact.contiguous_axes:
             sizes[block] = max(sizes[block], min(run, highest[block]))
-        return sizes
+        filled = math.prod(sizes[block] for block in fact.contiguous_axes)
+        others = [axis for axis in axes if axis.block_id not in fact.contiguous_axes]
+        return {**sizes, **_filled(others, goal / filled, highest)}
     first = fact.contiguous_axes[0] if fact.contiguous_axes else axes[-1].block_id
     # along other axes, the contiguous elements of each lane fill transactions
     least = numbers.floor if fact.contiguous_axes else max(1, numbers.floor // fact.max_op_slab)
     floor = min(previous_power_of_2(least), previous_power_of_2(int(most)))
     run = min(max(floor, previous_power_of_2(int(goal))), highest[first])
     sizes[first] = max(sizes[first], _even(run, facts.axes[first].extent, numbers))
-    rest = goal / sizes[first]
+    others = [axis for axis in axes if axis.block_id != first]
+    return {**sizes, **_filled(others, goal / sizes[first], highest)}
+
+
+def _filled(axes: list[AxisFact], rest: float, highest: dict[int, int]) -> dict[int, int]:
+    """Return sizes that use up ``rest`` elements of a tile, the innermost axis first."""
+    sizes = {}
     for axis in reversed(axes):
-        if axis.block_id != first and rest >= 2:
+        if rest >= 2:
             sizes[axis.block_id] = max(axis.min_size, min(previous_power_of_2(int(rest)), highest[axis.block_id]))
             rest /= sizes[axis.block_id]
     return sizes
