@@ -1,7 +1,8 @@
 """The choice among the candidates of a family, and how far predicted times are trusted for it.
 
 A candidate must fit and not spill. Among those, the first that fills the waves comes first, else the one that leaves
-the fewest SMs idle. The rows of rule ``trust`` say at which ratio of predicted times another candidate replaces it.
+the fewest SMs idle (``full_first``). Another one replaces it where its predicted time is shorter by a ratio that the
+rows of rule ``trust`` have (``unless_faster``).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from .sizing import wave_efficiency
 from .tuned import Tuned, tuned
 
 _T = TypeVar("_T")
+#: A candidate and its predicted microseconds.
+Timed = tuple[_T, float]
 
 
 @dataclass(frozen=True)
@@ -59,3 +62,14 @@ def full_first(candidates: Iterable[_T], programs: Callable[[_T], int], target: 
             return candidate
         seen.append((efficiency, candidate))
     return max(seen, key=lambda pair: pair[0])[1] if seen else None
+
+
+def fastest(candidates: Iterable[Timed[_T]]) -> Timed[_T] | None:
+    """Return the candidate of least predicted time, the first of several; None without candidates."""
+    return min(candidates, key=lambda timed: timed[1], default=None)
+
+
+def unless_faster(first: Timed[_T], others: Iterable[Timed[_T]], ratio: float) -> _T:
+    """Return ``first``, or the fastest of ``others`` where its predicted time is at most ``ratio`` times as long."""
+    best = fastest(others)
+    return best[0] if best is not None and best[1] <= ratio * first[1] else first[0]

@@ -169,6 +169,12 @@ def grid_extent(facts: KernelFacts, root: int | None = None) -> int:
     return math.prod(extent_of(axis) for axis in axes if root is None or root in axis.roots)
 
 
+def programs_of(facts: KernelFacts, sizes: Mapping[int, int], root: int | None = None) -> int:
+    """Return the number of programs of one grid loop, or of all axes of the grid."""
+    axes = [facts.axes[a] for a in facts.grid_axes if root is None or root in facts.axes[a].roots]
+    return math.prod(cdiv(extent_of(axis), sizes.get(axis.block_id) or axis.size or 1) for axis in axes)
+
+
 def warps_for_threads(threads: int, target: Target) -> int:
     """Return ``threads`` (of 32 lanes each, as on CUDA) as a legal number of the target's warps."""
     most = target.max_threads_per_block // target.warp_size

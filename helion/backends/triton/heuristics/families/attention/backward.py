@@ -23,8 +23,8 @@ from ......autotuner.proposal import Declined, Heuristic, Predicted
 from ......hardware import Target
 from ....proposal import TritonProposal
 from ... import register_safety as safety
-from ...sizing import Sizes, clamp, estimate
-from .tiles import Tile, cost_of, fits, neighbours_along, programs_of, share_sms
+from ...sizing import Sizes, clamp, estimate, programs_of
+from .tiles import Tile, cost_of, fits, neighbours_along, share_sms
 
 _CANDIDATES = (
     Tile(128, 64, 3, 8),
@@ -135,7 +135,7 @@ def _sizes_of(facts: KernelFacts, tile: Tile, tall: int = 1) -> Sizes:
 
 
 def _programs(facts: KernelFacts, sizes: Sizes) -> list[int]:
-    return [programs_of(facts, facts.regions[fact.region].root, sizes) for fact in facts.attention_gradients]
+    return [programs_of(facts, sizes, facts.regions[fact.region].root) for fact in facts.attention_gradients]
 
 
 def _proposal(facts: KernelFacts, target: Target, tile: Tile, sizes: Sizes, predicted: Predicted) -> TritonProposal:

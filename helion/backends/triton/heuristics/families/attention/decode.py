@@ -17,9 +17,9 @@ from ......autotuner.proposal import Declined, Heuristic, Predicted
 from ......hardware import Target
 from ....proposal import TritonProposal
 from ... import register_safety as safety
-from ...sizing import Sizes, clamp, extent_of, is_chosen, nearest_size, tiles, tunables, wave_efficiency
+from ...sizing import Sizes, clamp, extent_of, is_chosen, nearest_size, programs_of, tiles, tunables, wave_efficiency
 from ...tuned import Tuned, tuned
-from .tiles import Tile, fits, programs_of
+from .tiles import Tile, fits
 
 _CANDIDATES = (
     Tile(0, 64, 3, 2),
@@ -80,7 +80,7 @@ def _proposal(facts: KernelFacts, target: Target, tile: Tile, sizes: Sizes, pred
         length = _part(facts, target, part, sizes, max(1, predicted.occupancy_blocks))
         sizes = sizes | {part: nearest_size(max(length, sizes[key.block_id]), facts.axes[part])}
         text += f", splits of {sizes[part]}"
-    programs = programs_of(facts, facts.attention_root, sizes)
+    programs = programs_of(facts, sizes, facts.attention_root)
     return TritonProposal(
         reason=f"{text}, {programs} programs on {target.num_sms} SMs",
         block_sizes=tiles(facts, sizes),
@@ -93,7 +93,7 @@ def _proposal(facts: KernelFacts, target: Target, tile: Tile, sizes: Sizes, pred
 def _part(facts: KernelFacts, target: Target, part: int, sizes: Sizes, together: int) -> int:
     """Return the number of keys per split: the largest that still keeps nearly all resident programs busy."""
     extent = extent_of(facts.axes[part])
-    alone = programs_of(facts, facts.attention_root, sizes | {part: next_power_of_2(extent)})
+    alone = programs_of(facts, sizes | {part: next_power_of_2(extent)}, facts.attention_root)
     slots = target.num_sms * min(together, _TUNED.waves)
     most = max(1, min(_TUNED.waves * slots // alone, extent // _TUNED.least_part))
     options = [1 << i for i in range(most.bit_length())]

@@ -25,8 +25,8 @@ from ......hardware import Target
 from ....proposal import TritonProposal
 from ....resources.matrix import ASYNC_ROWS
 from ... import register_safety as safety
-from ...sizing import Sizes, clamp, estimate, extent_of
-from .tiles import Tile, cost_of, fits, neighbours_along, programs_of, share_sms
+from ...sizing import Sizes, clamp, estimate, extent_of, programs_of
+from .tiles import Tile, cost_of, fits, neighbours_along, share_sms
 
 #: Queries, keys, stages and warps. Of one height, the first that fits is a candidate.
 _CANDIDATES = (
@@ -130,7 +130,7 @@ def _boxed(facts: KernelFacts, fact: AttentionFact, query: int, target: Target) 
     for option in (each for each in _BOXED if widths and each.head == widths[0]):
         tile = option.tile
         sizes = _sizes_of(facts, query, fact.key_axis, tile)
-        programs = programs_of(facts, facts.attention_root, sizes)
+        programs = programs_of(facts, sizes, facts.attention_root)
         predicted = fits(facts, target, sizes, tile, safety.attention(target))
         # masks of the last tile need the registers that let programs share an SM: offline 192 with heads of 128 instead
         # of 158
@@ -208,9 +208,9 @@ def _feasible(
     def cost(tile: Tile) -> float:
         sizes = sizes_of(tile)
         walks = 1 if facts.axes[query].on_grid else cdiv(extent_of(facts.axes[query]), sizes[query])
-        return cost_of(tile, programs_of(facts, facts.attention_root, sizes), walks * sizes[query], target)
+        return cost_of(tile, programs_of(facts, sizes, facts.attention_root), walks * sizes[query], target)
 
-    paired = programs_of(facts, facts.attention_root, sizes_of(_NARROW)) > target.num_sms
+    paired = programs_of(facts, sizes_of(_NARROW), facts.attention_root) > target.num_sms
     first: tuple[Tile, ...] = (_NARROW,) if paired and target.has("wgmma") and _has_narrow_heads(facts, key) else ()
     few = sizes_of(_ALONE)[query] < ASYNC_ROWS and all(each.lhs_dtype.itemsize == 2 for each in facts.matmuls)
     if target.has("wgmma") and (few or (not facts.axes[query].on_grid and _head(facts, fact) is not None)):
@@ -221,7 +221,7 @@ def _feasible(
         few = tile == _FEW_ROWS
         predicted = _two_of_few_rows(facts, query, sizes, target) if few else fits(facts, target, sizes, tile, percent)
         if predicted is not None:
-            programs = programs_of(facts, facts.attention_root, sizes)
+            programs = programs_of(facts, sizes, facts.attention_root)
             yield _proposal(facts, sizes, tile, predicted, programs, target)
 
 
@@ -232,7 +232,7 @@ def _two_of_few_rows(facts: KernelFacts, query: int, sizes: Sizes, target: Targe
         return None
     predicted = estimate(facts, target, sizes, _FEW_ROWS.warps, _FEW_ROWS.stages)
     room = predicted.fits and 2 * predicted.shared_bytes <= target.smem_per_sm_bytes
-    busy = share_sms(programs_of(facts, facts.attention_root, sizes), 2, target)
+    busy = share_sms(programs_of(facts, sizes, facts.attention_root), 2, target)
     return predicted if room and busy and safety.within(predicted, safety.FEW_ROWS) else None
 
 

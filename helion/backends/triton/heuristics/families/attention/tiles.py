@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from ......_compiler.facts.records import KernelFacts
@@ -10,7 +9,7 @@ from ......_shapes import cdiv
 from ......autotuner.proposal import Predicted
 from ......hardware import Target
 from ... import register_safety as safety
-from ...sizing import Sizes, estimate, extent_of, most_warps
+from ...sizing import Sizes, estimate, most_warps
 
 #: Estimated throughput of an SM by tile height, relative to the highest tile. Each tile reads keys and values from
 #: shared memory once, and matmuls of fewer than 64 rows leave the asynchronous units idle.
@@ -59,13 +58,3 @@ def neighbours_along(facts: KernelFacts, root: int, axis: int) -> dict[int, tupl
         return {}
     at = axes.index(axis)
     return {root: (at, *(other for other in reversed(range(len(axes))) if other != at))}
-
-
-def programs_of(facts: KernelFacts, root: int, sizes: Sizes) -> int:
-    """Return the number of programs of one grid loop."""
-
-    def count(axis: int) -> int:
-        fact = facts.axes[axis]
-        return cdiv(extent_of(fact), sizes.get(axis) or fact.size or 1)
-
-    return math.prod(count(axis) for axis in facts.grid_axes if root in facts.axes[axis].roots)

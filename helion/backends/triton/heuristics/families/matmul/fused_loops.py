@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts
-from ......_shapes import cdiv
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
 from ...candidates import moderate_sizes
 from ...choose import full_first
-from ...sizing import estimate
+from ...sizing import estimate, programs_of
 from ...tuned import Tuned, tuned
 
 
@@ -36,7 +35,6 @@ class _Numbers(Tuned):
     stages: int
     #: Least side of a tile that matrix units take.
     least_side: int
-    #: Waves are full enough at this efficiency.
 
 
 _TUNED = tuned(_Numbers)
@@ -58,7 +56,7 @@ class TritonJoinedLoopsHeuristic(Heuristic):
             return Declined(f"no tile divides the {channels.extent} elements of the loops")
         stages = _TUNED.stages if k == line else _TUNED.stages + 1
         feasible = _feasible(loaded, facts.fusible_axes, k, stages, target)
-        best = full_first(feasible, lambda p: _programs(loaded, p), target)
+        best = full_first(feasible, lambda p: programs_of(loaded, p.block_sizes), target)
         return Declined("no tile of the matmul fits without spilling") if best is None else (best,)
 
 
@@ -86,9 +84,3 @@ def _feasible(
 def _is_too_wide(side: int, extent: int) -> bool:
     """Return whether half of the side still covers the extent."""
     return side > _TUNED.least_side and side // 2 >= extent
-
-
-def _programs(facts: KernelFacts, proposal: TritonProposal) -> int:
-    axes = (facts.axes[axis] for axis in facts.grid_axes)
-    counts = (cdiv(axis.extent or 1, proposal.block_sizes.get(axis.block_id) or axis.size or 1) for axis in axes)
-    return math.prod(counts)

@@ -18,7 +18,7 @@ from ......_compiler.facts.records import KernelFacts
 from ......_shapes import cdiv
 from ......hardware import Target
 from ....proposal import TritonProposal
-from ...choose import trust
+from ...choose import trust, unless_faster
 from ...predicted_time import proposal_us
 from ...sizing import all_sizes, extent_of
 from ...tuned import Tuned, tuned
@@ -45,10 +45,8 @@ def ordered(facts: KernelFacts, proposal: TritonProposal, target: Target) -> Tri
         return proposal
     if proposal.l2_groupings or proposal.loop_orders or proposal.pid_type is not None or "split_k" in proposal.launch:
         return proposal
-    before = proposal_us(facts, proposal, target)
-    found = [(proposal_us(facts, option, target), at, option) for at, option in enumerate(_options(facts, proposal))]
-    us, _, best = min(found, default=(before, 0, proposal), key=lambda each: each[:2])
-    return best if us <= gain * before else proposal
+    first, *others = ((option, proposal_us(facts, option, target)) for option in (proposal, *_options(facts, proposal)))
+    return unless_faster(first, others, gain)
 
 
 def _options(facts: KernelFacts, proposal: TritonProposal) -> Iterator[TritonProposal]:

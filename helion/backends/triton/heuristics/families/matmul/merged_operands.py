@@ -8,8 +8,7 @@ decides where that pays. Few rows are multiplied by weights that each program un
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,7 +19,7 @@ from ......hardware import Target
 from ....proposal import TritonProposal
 from ...candidates import moderate_sizes
 from ...choose import full_first
-from ...sizing import clamp, estimate
+from ...sizing import clamp, estimate, programs_of
 from ...tuned import Tuned, tuned
 from .precomputed import hoisting, unhoisted
 
@@ -33,7 +32,6 @@ class _Numbers(Tuned):
     sides: tuple[tuple[int, int, int], ...]
     line: int
     stages: tuple[int, int, int]
-    #: Waves are full enough at this efficiency.
     #: Rows of tiles that run consecutively, so that they find columns in L2.
     group: int
     #: Constants for matmuls of few rows, whose programs each unpack their weights: M, N, warps, stages, programs per
@@ -63,7 +61,7 @@ class TritonHoistedOperandsHeuristic(Heuristic):
             return Declined(why) if few is None else (few,)
         loaded = facts.after("precompute_operands").facts
         feasible = _feasible(loaded, facts.precomputable, target)
-        best = full_first(feasible, lambda p: _programs(loaded, p.block_sizes), target)
+        best = full_first(feasible, lambda p: programs_of(loaded, p.block_sizes), target)
         return Declined("no tile of the matmul fits without spilling") if best is None else hoisting((best,))
 
 
@@ -120,7 +118,7 @@ def _few_rows(facts: KernelFacts, target: Target) -> TritonProposal | None:
     }
     steps = min((cdiv(facts.axes[axis].extent or 1, sizes[axis]) for axis in loops), default=1)
     most = min(
-        _TUNED.filled * target.num_sms // max(1, _programs(facts, sizes)),
+        _TUNED.filled * target.num_sms // max(1, programs_of(facts, sizes)),
         steps // _TUNED.least_steps,
         _TUNED.most_parts,
     )
@@ -132,8 +130,3 @@ def _few_rows(facts: KernelFacts, target: Target) -> TritonProposal | None:
         num_stages=_TUNED.few_stages,
         launch={"split_k": parts} if parts > 1 else {},
     )
-
-
-def _programs(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
-    axes = (facts.axes[axis] for axis in facts.grid_axes)
-    return math.prod(cdiv(axis.extent or 1, sizes.get(axis.block_id) or axis.size or 1) for axis in axes)

@@ -23,9 +23,9 @@ from ......hardware import Target
 from ....proposal import TritonProposal
 from ... import register_safety as safety
 from ...candidates import moderate_sizes
-from ...choose import full_first, trust
+from ...choose import full_first, trust, unless_faster
 from ...predicted_time import proposal_us
-from ...sizing import all_sizes, estimate, extent_of, most_warps, wave_efficiency
+from ...sizing import all_sizes, estimate, most_warps, programs_of, wave_efficiency
 from ...tuned import Tuned, tuned
 from .grid_order import ordered
 
@@ -64,7 +64,6 @@ class _Numbers(Tuned):
     #: matrix unit.
     group_rows: int
     group_tile: tuple[int, int, int]
-    #: Waves are full enough at this efficiency.
 
 
 _TUNED = tuned(_Numbers)
@@ -94,10 +93,10 @@ class TritonProductsHeuristic(Heuristic):
         if (wide := _one_group(facts, target)) is not None:
             return (wide, *(ordered(facts, each, target) for each in ruled))
         ruled = tuple(ordered(facts, each, target) for each in ruled)
-        fastest = _fastest(facts, target)
-        if fastest is None or proposal_us(facts, fastest, target) > worth * proposal_us(facts, ruled[0], target):
-            return ruled
-        return (fastest, *ruled)
+        timed = _fastest(facts, target)
+        first = ruled[0], proposal_us(facts, ruled[0], target)
+        best = unless_faster(first, () if timed is None else ((timed, proposal_us(facts, timed, target)),), worth)
+        return ruled if best is ruled[0] else (best, *ruled)
 
 
 def _one_group(facts: KernelFacts, target: Target) -> TritonProposal | None:
@@ -297,9 +296,4 @@ def _programs(facts: KernelFacts, proposal: TritonProposal) -> int:
 def _count_programs(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
     """Return the programs of the largest grid that has a matmul."""
     roots = {facts.regions[fact.region].root for fact in facts.matmuls}
-
-    def count(axis: int) -> int:
-        fact = facts.axes[axis]
-        return cdiv(extent_of(fact), sizes.get(axis) or fact.size or 1)
-
-    return max(math.prod(count(a) for a in facts.grid_axes if root in facts.axes[a].roots) for root in roots)
+    return max(programs_of(facts, sizes, root) for root in roots)

@@ -17,7 +17,7 @@ from ....resources.matrix import ASYNC_ROWS, is_k_major, is_transposed, partial_
 from ....resources.predict import predict
 from ....resources.time.launch import Launch
 from ....resources.time.predict import timing
-from ...choose import trust
+from ...choose import Timed, fastest, trust, unless_faster
 from ...sizing import all_sizes, clamp, estimate, nearest_size, tiles, tunables, wave_efficiency
 from ...tuned import tuned
 from .extents import Extents, product_extents
@@ -138,11 +138,13 @@ class ProductSizer:
                 tile = replace(given, m=m, n=n, k=k)
                 yield sizer.proposal(tile, grouped=False), sizer.time_us(tile)
 
-    def fastest(self) -> tuple[TritonProposal, float]:
+    def fastest(self) -> Timed[TritonProposal]:
         """Return the fastest of tiles with and without split-K, with its predicted time."""
         first = self.tile(spread=self.tuned.long_k_first)
         shared = self.fastest_shared()
-        return min(((self.proposal(first, grouped=False), self.time_us(first)), *shared), key=lambda option: option[1])
+        found = fastest(((self.proposal(first, grouped=False), self.time_us(first)), *shared))
+        assert found is not None
+        return found
 
     def proposals(self) -> tuple[TritonProposal, ...]:
         first = self.tile(spread=self.tuned.long_k_first)
@@ -265,24 +267,18 @@ class ProductSizer:
 
     def shared(self, first: ProductTile) -> TritonProposal | None:
         """Return a larger tile with split-K where that is faster: operands are read less often, by more SMs."""
-        for best, us in self.fastest_shared():
-            if us <= trust(self.target).split_k * self.time_us(first):
-                return best
-        return None
+        return unless_faster((None, self.time_us(first)), self.fastest_shared(), trust(self.target).split_k)
 
-    def fastest_shared(self) -> tuple[tuple[TritonProposal, float], ...]:
+    def fastest_shared(self) -> tuple[Timed[TritonProposal], ...]:
         """Return the fastest tile with split-K and its predicted time; empty where K cannot be split."""
         m, n = self.start()
         least = self.tuned.mma_v2_floor if self.mma_v2 else self.tuned.tile_floor
         few = 2 * self.blocks(m, n) <= self.target.num_sms * (self.tuned.mma_v2_programs if self.mma_v2 else 1)
         if not self.facts.splittable_k or self.looped or not few or self.extents[2] < self.tuned.long_k:
             return ()
-        options = [
-            sizer.whole(*sides)
-            for sides in itertools.product(_shared_sides(m, least), _shared_sides(n, least))
-            for sizer in self.sharing(*sides)
-        ]
-        return tuple(sorted(options, key=lambda option: option[1])[:1])
+        sides = itertools.product(_shared_sides(m, least), _shared_sides(n, least))
+        best = fastest(sizer.whole(*each) for each in sides for sizer in self.sharing(*each))
+        return () if best is None else (best,)
 
     def sharing(self, m: int, n: int) -> list[ProductSizer]:
         """Return sizers for tiles of these sides with split-K factors that fill the SMs once, or several times."""

@@ -24,7 +24,7 @@ from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
 from ....resources.unfused import ProductLaunch, one_product, predict_products
-from ...choose import trust
+from ...choose import trust, unless_faster
 from ...predicted_time import proposal_us
 from ...sizing import extent_of
 from ...tuned import Tuned, tuned
@@ -77,8 +77,8 @@ def _products(apart: UnfusedMatmulFact, target: Target) -> ProductLaunch | Decli
         turned, along = _turned(apart, target), _along_depth(apart, target)
         if along is None:
             return turned
-        us = [predict_products(apart, each, {}, target).time_us for each in (along, turned)]
-        return along if us[0] <= trust(target).copied * us[1] else turned
+        first, other = ((each, predict_products(apart, each, {}, target).time_us) for each in (turned, along))
+        return unless_faster(first, (other,), trust(target).copied)
     facts = one_product(apart.products)
     extents = single_product(facts)
     if isinstance(extents, Declined):
@@ -119,18 +119,17 @@ def _fewest_rows(rest: KernelFacts, target: Target) -> TritonProposal:
     usual = launch(allocate(rest, target), rest, target)
     grid = [axis.block_id for axis in rest.tunable_axes if axis.on_grid]
 
-    def options() -> Iterator[tuple[float, TritonProposal]]:
+    def options() -> Iterator[tuple[TritonProposal, float]]:
         most = max((usual.sizes.get(axis, 1) for axis in grid), default=1)
         for shift, warps in itertools.product(range(most.bit_length()), (usual.num_warps, usual.num_warps // 2)):
             if warps:
                 fewer = {axis: max(rest.axes[axis].min_size, usual.sizes[axis] >> shift) for axis in grid}
                 sizes = usual.sizes | fewer
                 made = TritonProposal(reason="", block_sizes=sizes, num_warps=warps, num_stages=1)
-                yield proposal_us(rest, made, target), made
+                yield made, proposal_us(rest, made, target)
 
-    (before, first), *others = options()
-    fastest = min(others, key=lambda option: option[0], default=(before, first))
-    return fastest[1] if fastest[0] <= trust(target).fewer_rows * before else first
+    first, *others = options()
+    return unless_faster(first, others, trust(target).fewer_rows)
 
 
 def _along_depth(apart: UnfusedMatmulFact, target: Target) -> ProductLaunch | None:
