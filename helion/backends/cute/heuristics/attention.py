@@ -1,9 +1,8 @@
 """Attention on Hopper: the tile and the variant with the least predicted time.
 
 A tile has two consumer groups of 64 queries, or one where there are few queries. Blocks of keys are as long as
-registers allow. Tiles of different lengths, as with causal masks, are handed out by a counter, longest first. An H100
-reaches 718 TFLOP/s with heads of 128 dimensions, 737 with 256 (2026-11-28,
-benchmarks/results/cute/nvidia-h100-attention.jsonl).
+registers allow. Tiles of different lengths, as with causal masks, are handed out by a counter, longest first. Measured
+rates are in benchmarks/results/cute/nvidia-h100-attention.jsonl.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from ..resources.attention import AttentionShape, describes, predicted_us, shape
 MASKED_REGISTERS = 18
 """Registers that masks of the diagonal add."""
 NARROW = 64
-"""Heads of up to this many dimensions are faster with two stages: 431 TFLOP/s instead of 413 with four."""
+"""Heads of up to this many dimensions are faster with two stages than with four (measurement
+``cute_attention_stages``)."""
 GROUPS = (2, 1)
 """Consumer groups of the seeds. Configs may have three, which no measurement supports."""
 WIDE_KEYS = 176

@@ -1,16 +1,12 @@
 """GEMMs whose whole rows a cluster of CTAs along N holds, to reduce them in registers or because N has no tile to
 choose.
 
-Tiles of 128 x 256 use the matrix unit best, and a CTA of a larger cluster loads less of A. With rms_norm, 131072 x 1024
-x 512 takes 247 us in clusters of 4, where torch.compile takes 341. 131072 x 4096 x 512 takes 1091 us in clusters of 16
-instead of 1374.
+Tiles of 128 x 256 use the matrix unit best, and a CTA of a larger cluster loads less of A.
 
 Up to clusters of 8, the exchange is small. There, store buffers for a whole tile, in place of one stage, overlap stores
-with the next loads. Two CTAs of 128 x 128 per SM hide each other's epilogue where waves are few (8192 x 1024: 27.0 us
-with K = 512). Tiles of 64 rows are for so few rows that larger tiles would leave SMs idle.
-
-Where one wave of clusters covers all tiles, stages are worth more than such buffers. 1024 x 1024 x 1024 takes 12.5 us
-with five stages and 15.5 with three, where torch.compile takes 12.9 (an H200, 2026-11-23).
+with the next loads. Two CTAs of 128 x 128 per SM hide each other's epilogue where waves are few. Tiles of 64 rows are
+for so few rows that larger tiles would leave SMs idle. Where one wave of clusters covers all tiles, stages are worth
+more than such buffers (measurement ``row_clusters``).
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """One GEMM on Hopper's matrix unit: the tile with the least waves times time per tile.
 
 Tiles of 128 x 256 and 256 x 128 run from the L2 cache at nearly the unit's rate. Smaller ones are for GEMMs whose
-larger tiles would leave SMs idle. Two CTAs of a cluster that share B save loads. 4096^3 in bf16 takes 177 us instead of
-181 in the largest tiles. In tiles of 128 x 128 it takes 183 us instead of 231.
+larger tiles would leave SMs idle. Two CTAs of a cluster that share B save loads.
 
-Ping-pong in clusters hides the epilogues of short mainloops and the gaps between tiles. 131072 x 512 x 512 takes 101 us
-instead of 118, 8192 x 14336 x 4096 takes 1340 instead of 1420. Where even small tiles leave SMs idle, CTAs of a cluster
-split K, and so do several clusters if needed (an H200, 2026-11-22, benchmarks/cute.py).
+Ping-pong in clusters hides the epilogues of short mainloops and the gaps between tiles (measurement ``wgmma_tiles``).
+Where even small tiles leave SMs idle, CTAs of a cluster split K, and so do several clusters if needed.
 """
 
 from __future__ import annotations

@@ -29,8 +29,7 @@ from .shared import WORD_BYTES, shared_bytes
 MAX_EXTENT = 2**31 - 1
 """Tile coordinates are 32-bit."""
 MAX_STAGES = 8
-"""Deeper pipelines of A and B gave no speedup on a B200: fp8 4096³ in 256×128×128 tiles, 1613 TFLOP/s with 8 stages and
-about 1600 with 10 to 12."""
+"""Deeper pipelines of A and B gave no speedup on a B200 (measurement ``cute_stages``)."""
 MAX_CLUSTER = 8
 """CTAs of a cluster that every device can schedule (CUDA programming guide)."""
 MAX_ROW_CLUSTER = 16
@@ -46,9 +45,7 @@ MAX_ACCUMULATOR_STAGES = 4
 MAX_RESIDUAL_STAGES = 8
 MAX_PROMOTE_K_TILES = 8
 IMPRECISE_K = 256
-"""Elements along K that are accumulated within the matrix unit. With 128, 256 and 512 of them, 4096³ takes 1.04, 1.03
-and 1.03 of the time of ``torch._scaled_mm``. 8192×5120×5120 takes 1.06, 1.02 and 1.04 (an H200, 2026-11-22,
-test/backends/cute/run_on_gpu.py)."""
+"""Elements along K that are accumulated within the matrix unit (measurement ``cute_fp8_partials``)."""
 MAX_SUM_REGISTERS = 128
 """Accumulator registers per thread that leave room for the rest of the epilogue: a 64×256 tile per warpgroup."""
 MAX_RESIDENT_SUM_REGISTERS = 64
@@ -112,9 +109,8 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
 def _shares_a(plan: GemmPlan, joins: bool) -> bool:
     """Return whether A is multicast to the CTAs along N.
 
-    Slices for 16 CTAs are slow. On an H200 the loads of 131072×4096 matmuls in tiles of 128×256 with K = 512 take 945
-    us with sharing. Without sharing they take 675 us, and the MMAs take 670 us. One joint exchange is worth more where
-    K tiles are few.
+    Slices for 16 CTAs are slow (measurement ``cute_shared_loads``). One joint exchange is worth more where K tiles are
+    few.
     """
     return plan.unit != "wgmma" or plan.cluster[1] <= MAX_SHARING_A or (joins and plan.k_tiles <= FEW_K_TILES)
 
@@ -124,10 +120,7 @@ def _joins(plan: GemmPlan) -> bool:
 
     One stage is enough where a tile has more K tiles than the pipeline of A and B has stages. A CTA past the mainloop
     of the next tile has received slices of A from all CTAs of the row. Those went to stages that their warps released
-    after the exchange.
-
-    On an H200, logsumexp of 131072×4096 matmuls with K = 512 takes 1180 us instead of 1209. Layer_norm of 131072×2048
-    takes 526 us instead of 531.
+    after the exchange (measurement ``cute_joint_exchange``).
     """
     known = "size_k" not in plan.problem.runtime and plan.k_tiles > plan.ab_stages
     return plan.unit == "wgmma" and plan.cluster[1] > 1 and known and bool(own_parts(plan.problem))
@@ -463,10 +456,7 @@ def _stores_by_warps(plan: GemmPlan) -> bool:
     """Return whether each warp stores its own rows of a sub-tile.
 
     It does where warps have no other barrier between tiles: rows are reduced, and row operands stay. A warp's rows of a
-    sub-tile are adjacent in shared memory if no longer than a swizzle atom.
-
-    On an H200, layer_norm of 131072×4096 matmuls with K = 512 takes 1155 us instead of 1281, softmax 1425 us instead of
-    1525.
+    sub-tile are adjacent in shared memory if no longer than a swizzle atom (measurement ``cute_warp_stores``).
     """
     shared_by_tile = plan.problem.epilogue.of_kind("row") and not plan.columns_stay
     return (

@@ -1,9 +1,7 @@
 """A model of a plan's time: a roofline of a K tile, times the waves of tiles over the co-resident clusters.
 
-The parameters are fitted to 318 timings of GEMMs on an H200 with a cold L2. Against the 379 timings in
-benchmarks/results/cute (2026-11-22), the median error is 4.8 %. The chosen plan takes 1.015 of the best one's time in
-the geometric mean, 1.09 at worst. A fit on one half of the GEMMs chooses plans of the other half that take 1.015 and
-1.023 (``benchmarks/cute_fit.py``).
+The parameters are fitted to timings of GEMMs on an H200 with a cold L2. ``benchmarks/cute_fit.py`` compares predictions
+with the timings in benchmarks/results/cute (measurement ``cute_time_model``).
 """
 
 from __future__ import annotations
@@ -76,17 +74,14 @@ ROW_RATES = Rates(
     multicast=0.75, stored=1.1, k_tile_us=0.15, overlap=64.0, launch_us=6.3, fill_us=0.0, tile_us=0.0, split_us=0.75,
     walk_us=0.4, ring_us=0.75, slices_us=0.0018,
 )  # fmt: skip
-"""Rates of plans that reduce rows. The error is 7.5 % root mean square for 14 GEMMs with epilogues on an H200
-(2026-11-22) that take more than 100 us. It is 17 % at worst, for exponential functions, whose cost facts do not count.
-For 147 plans of 1 to 1024 rows there (benchmarks/results/cute/nvidia-h200-rows.json, 2026-11-23), which take 8 to 110
-us, the median error is 6.1 %. Launch, ring and slices are fitted to these."""
+"""Rates of plans that reduce rows (measurement ``cute_row_model``). They are least exact for exponential functions, whose
+cost facts do not count. Launch, ring and slices are fitted to plans of few rows."""
 CACHED_RATES = dataclasses.replace(
     RATES, fill_us=0.16, stored=1.82, l2=2.3, l2_of_few=3.1, memory=0.55, memory_of_few=9.6, k_tile_us=0.19, split_us=0.46,
     workspace_us=4.3, tile_us=0.0,
 )  # fmt: skip
-"""Rates of GEMMs that store rows which stay in the L2 cache until a second kernel reads them. The median error is 5.1 %
-for 270 plans of few rows on that H200. For 15 GEMMs timed both ways, the choice takes 1.014 of the best time in the
-geometric mean, 1.07 at worst (``benchmarks/cute_fit.py``)."""
+"""Rates of GEMMs that store rows which stay in the L2 cache until a second kernel reads them (measurement
+``cute_cached_model``)."""
 FINISH_LAUNCH_US, FINISH_MEMORY, FINISH_CACHED, FROM_L2 = 3.0, 0.8, 1.2, 2.0
 """The fixed time of a second kernel, the fraction of the memory bandwidth for whole rows, the same from the L2 cache,
 and the speedup of repeated reads from it. The second and the last are not fitted."""

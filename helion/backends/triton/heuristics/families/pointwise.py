@@ -2,11 +2,9 @@
 
 Matches kernels that only map elements (add, gelu, swiglu, rope, transpose, embedding). The tile is filled along the
 contiguous axis. Where loads and stores disagree, it is square. The numbers are the published ones for H100 (8 KiB per
-tile, 8 waves) and B200 (16 KiB, 4 waves); those of B200 apply where memory is fast for the number of SMs. On H200
-(2026-11-20) they and the order of programs are within 1 to 3 % of the best of a sweep (`python benchmarks/sweep.py
---score`). Tensors that are one run in memory are iterated over as one run. With rows of 3001, 4097 and 6789 elements
-(2026-11-23) that takes 0.71 to 0.86 of the time for 16 bits, because the accesses are vectorized. It takes 0.79 to 1.00
-for 32 bits, and 0.95 to 1.04 otherwise.
+tile, 8 waves) and B200 (16 KiB, 4 waves); those of B200 apply where memory is fast for the number of SMs (measurement
+``pointwise``). Tensors that are one run in memory are iterated over as one run, so that accesses of unaligned rows are
+vectorized (measurement ``pointwise_one_run``).
 """
 
 from __future__ import annotations
@@ -93,8 +91,8 @@ def _is_accessed_singly(fact: PointwiseFact, facts: KernelFacts) -> bool:
     """Return whether rows are unaligned for vectors and elements so narrow that scalar accesses do not fill a warp's
     transaction.
 
-    One run is then better even if a bias needs scalar loads with a division each. By ptxas for sm_90, 8 bf16 elements
-    take 10 accesses as one run, where tiles take 24.
+    One run is then better even if a bias needs scalar loads with a division each (measurement
+    ``pointwise_single_accesses``).
     """
 
     def begins_anywhere(op: MemoryOpFact) -> bool:

@@ -3,12 +3,10 @@ data.
 
 Matches kernels without dots, reductions of known extent and scans that are not elementwise. A tile of moderate size
 extends along contiguous memory, then along the kernel's own loops, and leaves every SM some programs. The conservative
-config gives each program 32 elements a side in any case. On an H200 torch.compile takes as long over histograms and
-0.97 to 1.0 times as long over scattered sums.
+config gives each program 32 elements a side in any case (measurement ``scatter``).
 
-Short loops between bounds from data that reduce their loads use one warp, because the reduction then needs no barrier.
-They take 0.11 and 0.36 of the time of four warps (sums of neighbours), and 0.66 of two (softmax of segments). These are
-the cells of benchmarks/workloads (H200, Triton 3.6, 2026-11-23).
+Short loops between bounds from data that reduce their loads use one warp, because the reduction then needs no barrier
+(measurement ``short_data_loops``).
 """
 
 from __future__ import annotations

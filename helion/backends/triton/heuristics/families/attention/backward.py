@@ -5,10 +5,8 @@ Tiles are those of published kernels for H100 and A100. Heads of 128 take 128 st
 of 64 take 64 against 64. Smaller ones follow where these spill, do not fit, or leave SMs idle.
 
 On an asynchronous matrix unit two programs of four warps per SM come first: one computes its exponentials while the
-other runs its matmuls. Heads too wide for two take one program with twice the rows, in loops with one accumulator. On
-an H200 (Triton 3.6, 2026-11-23) causal gradients of heads of 128 take 1898 us instead of 4194 (64 heads, 4096 rows).
-Heads of 64 take 636 instead of 1128. Heads of 256 take 154 instead of 275. All three gradients in one pass take 1257
-instead of 1788 with heads of 128, and 3238 instead of 4435 with 64.
+other runs its matmuls. Heads too wide for two take one program with twice the rows, in loops with one accumulator
+(measurement ``attention_gradients``).
 """
 
 from __future__ import annotations
@@ -48,10 +46,8 @@ _KEPT = 3
 _PAIRED, _TALL = (Tile(64, 64, 3, 4), Tile(64, 64, 2, 4), Tile(64, 64, 1, 4)), Tile(64, 64, 1, 8)
 #: The same as _TALL where a loop has matmuls that are not its own accumulators, such as gradients added to memory.
 _WIDE = Tile(64, 32, 1, 8)
-#: Percent of the registers that these may plan with. Offline for sm_90, 244 of 255 planned registers take 255 and 238
-#: take 236, both without spills. A plan of 236 spills up to 96 bytes where a loop has matmuls that are not its own
-#: accumulators. For heads of 256, 229 spill 350 to 450, which costs less than steps of 32 rows, too few for the
-#: asynchronous unit: 154 us instead of 189.
+#: Percent of the registers that these may plan with (measurement ``attention_gradient_registers``). Heads of 256 spill,
+#: which costs less than steps of 32 rows, too few for the asynchronous unit.
 _MEASURED_PERCENT = 96
 
 
@@ -94,9 +90,8 @@ def _orders(facts: KernelFacts, target: Target) -> dict[int, tuple[int, ...]]:
     """Return ``loop_orders`` in which neighbouring programs stream the same rows, where L2 does not hold those of all
     heads.
 
-    On an H200 this takes 1257 us instead of 1346 with heads of 128 in one pass. It takes 1898 instead of 2044 for
-    causal ones, and 636 instead of 766 with 64. Where L2 holds them, causal programs with the most work of all heads
-    begin first: 154 instead of 175 with 256.
+    Where L2 holds them, causal programs with the most work of all heads begin first (measurement
+    ``attention_gradient_order``).
     """
     found: dict[int, tuple[int, ...]] = {}
     for fact in facts.attention_gradients:

@@ -2,8 +2,8 @@
 
 The kernel is memory-bound: each tile of keys and values is read once, so every SM needs some tiles in flight. Tiles of
 64 keys in three stages for two warps are those of published kernels for H100. Where the kernel splits the keys
-(split-K), a part is as long as leaves every SM the programs that it runs at once. On an H200 five unseen cells take
-1.04 to 1.6 times as long as the fastest library (benchmarks/results/nvidia-h200-unseen.json).
+(split-K), a part is as long as leaves every SM the programs that it runs at once. Times of five unseen cells, and those
+of the fastest library, are in benchmarks/results/nvidia-h200-unseen.json.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ of 64 and 128; the lowest fits heads of 576. Of each height, the first tile that
 The cheapest candidate wins: its cost is the work of one SM, where rows past the last query and idle SMs count as work.
 
 Narrow 16-bit heads on an asynchronous matrix unit leave registers for two programs of four warps per SM. One program
-computes its exponentials while the other runs its matmuls. On an H200 heads of 64 take 1455 us instead of 1789 (16
-heads, 8192 keys, batch of 2). Tensor descriptors for keys and values save registers, so that three programs of 64 rows
-share an SM. Offline for sm_80 to sm_120, gfx942 and gfx950 the first seeds for heads of 64 to 576 fit and do not spill.
+computes its exponentials while the other runs its matmuls (measurement ``attention_pairs``). Tensor descriptors for keys
+and values save registers, so that three programs of 64 rows share an SM. Offline for sm_80 to sm_120, gfx942 and gfx950 the first seeds for heads of 64 to 576 fit and do not spill.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ _CANDIDATES = (
 )
 #: The tile tried first for heads of at most this many elements.
 _NARROW, _NARROW_HEAD = Tile(128, 64, 3, 4), 64
-#: The widest head for which a separate loop for the masked last tile is known to pay: 85 us instead of 107 with heads
-#: of 128 (16 of 1000 rows and 4097 keys) and one program per SM.
+#: The widest head for which a separate loop for the masked last tile is known to pay (measurement
+#: ``attention_peeled``).
 _PEELED_HEAD = 128
 #: The widest head for which the order of programs was measured.
 _WIDE_HEAD = 256
@@ -77,10 +76,8 @@ class _Boxed(NamedTuple):
 
 
 #: Tiles tried before all others on an asynchronous matrix unit with tensor descriptors for keys and values. The first
-#: that fits is taken, among those of the narrowest sufficient head. On an H200 (Triton 3.6, 2026-11-23; `flash_forward`
-#: of benchmarks/unseen) heads of 64 take 1414 us instead of 1457, of 128 1959 instead of 2442, of 256 542 instead of
-#: 610. Without stages three programs must share an SM, with stages two are enough. An unroll factor of 2 takes 1924
-#: instead of 2118 (128 of 4096).
+#: that fits is taken, among those of the narrowest sufficient head (measurement ``attention_descriptors``). Without
+#: stages three programs must share an SM, with stages two are enough.
 _BOXED = (
     _Boxed(64, Tile(64, 128, 2, 4), 2, ragged=True),
     _Boxed(128, Tile(64, 128, 1, 4), 3, unrolled=2),
@@ -88,14 +85,13 @@ _BOXED = (
     _Boxed(128, Tile(64, 64, 3, 4), 1.5, ragged=True),
     _Boxed(256, Tile(128, 64, 2, 8), 1),
 )
-#: The tile tried first where programs also loop over the queries and few programs share an SM: 848 us instead of 923
-#: with heads of 128 (64 of 2048 rows, a window of 1024). It also comes first where there are fewer queries than the
-#: asynchronous unit takes. The synchronous unit waits for each matmul, so that a second stage hides nothing: 295 us
-#: instead of 324 with 16 heads of 576.
+#: The tile tried first where programs also loop over the queries and few programs share an SM. It also comes first where
+#: there are fewer queries than the asynchronous unit takes. The synchronous unit waits for each matmul, so that a second
+#: stage hides nothing (measurement ``attention_alone``).
 _ALONE = Tile(128, 64, 3, 8)
 #: The first tile of its height where rows are too few for the asynchronous unit and two programs share an SM. Every
-#: warp reads all queries from shared memory, so eight warps of one program read twice as much as four, and wait for
-#: each other. On an H200 302 us instead of 498 with 128 heads of 576 (64 of 4096 keys).
+#: warp reads all queries from shared memory. So eight warps of one program read twice as much as four, and wait for
+#: each other (measurement ``attention_few_rows``).
 _FEW_ROWS = Tile(32, 64, 2, 4)
 #: Number of proposals returned.
 _KEPT = 3
@@ -188,9 +184,8 @@ def _proposal(
 def _queries_first(facts: KernelFacts, fact: AttentionFact) -> dict[int, tuple[int, ...]]:
     """Return ``loop_orders`` in which neighbouring programs read the same keys and values.
 
-    Causal attention keeps the default order, in which the programs with the most work of all heads begin first. On an
-    H200 the order takes 2346 us instead of 2747 with heads of 128, and 608 instead of 628 with 256. Narrow heads are
-    faster without it (1461 instead of 1577), except with descriptors.
+    Causal attention keeps the default order, in which the programs with the most work of all heads begin first. Narrow
+    heads are faster without this order, except with descriptors (measurement ``attention_order``).
     """
     if fact.diagonal or fact.query_axis is None:
         return {}

@@ -2,9 +2,8 @@
 
 Matches the same kernels as ``TritonMatmulReductionEpilogueHeuristic``, on GPUs with asynchronous copies. Rows are as
 many as fit an accumulator of a quarter or a half of the register file, and fewer while SMs are idle. K is as wide as
-three stages of both operands allow. In sweeps of six shapes the published choice takes 1.1 to 1.3 times as long as the
-best config (H200, CUDA 13.0, Triton 3.6, 2026-11-20; `python benchmarks/sweep.py --score`). docs/performance.md has the
-default's times. At N = 2048 and beyond a loop over tiles of N is more than twice as fast.
+three stages of both operands allow. The published choice is slower in a sweep, and a loop over tiles of N is faster for
+long rows (measurement ``row_epilogue``). docs/performance.md has the default's times.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """The order of the programs of a grid whose shared operands exceed the L2 cache.
 
 Programs that run at the same time read a shared operand from memory once. In row-major order each wave reads all rows
-and a few columns. In groups of rows, or column-major, it reads about as many of each. Measured on an H200 (CUDA 13.0,
-Triton 3.6, 2026-11-23), in microseconds for row-major and the order proposed here, in bf16: rows of 32 experts, 16384 x
-2048 x 1536, 261 and 241; rows of 64 experts, 49152 x 2048 x 1408, with descriptors for weights, 619 and 570; two
-matmuls of 8192 x 4096 x 11008 with one left operand 2448 and 2383. Where data decides the range along K, the sharing is
-not known and the order stays.
+and a few columns. In groups of rows, or column-major, it reads about as many of each (measurement ``grid_order``).
+Where data decides the range along K, the sharing is not known and the order stays.
 """
 
 from __future__ import annotations

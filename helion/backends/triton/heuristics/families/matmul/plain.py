@@ -7,12 +7,12 @@ the deepest that fits in shared memory. Where a tile of the grid bounds K, split
 H100 and B200 as the default of both for known extents. Offline with Triton 3.7 its seeds fit on every target of the
 table.
 
-H200 departs from the formula where a sweep says so (CUDA 13.0, Triton 3.6, 2026-11-20):
+Hopper departs from the formula where a sweep says so (measurement ``plain_matmul``):
 
-- fp32 operands that are not K-major use the synchronous matrix unit with two warps (2.2 times as fast). The
-  asynchronous one cannot read them.
-- Rows that do not begin at multiples of 16 bytes are loaded element by element, with eight warps (1.4 times).
-- Matmuls of three waves or more take a persistent grid with tensor descriptors (1.01 to 1.15 times).
+- fp32 operands that are not K-major use the synchronous matrix unit with two warps. The asynchronous one cannot read
+  them.
+- Rows that do not begin at multiples of 16 bytes are loaded element by element, with eight warps.
+- Matmuls of three waves or more take a persistent grid with tensor descriptors.
 - Matmuls whose right operand is K-major take descriptors on any grid.
 - A K of at most 128 takes smaller tiles, and 8-bit integers whose right operand must be transposed take tall ones.
 

@@ -2,14 +2,8 @@
 
 Matches the same kernels as the heuristic of plain matmuls. Unaligned rows are copied to aligned ones first. TF32
 matmuls either swap A and B or copy operands K-major, whichever is predicted to be faster. The swap needs tensor
-descriptors, without which it is slower than the synchronous unit. 4096x4096x4096 takes 394 us with a copy and 443
-swapped. Elsewhere than on H200 nothing is proposed.
-
-Measured on an H200 (CUDA 13.0, Triton 3.6, 2026-11-23) in microseconds, with and without copies of bf16: 4097x4097x4097
-284 and 1196, 4096x777x4096 63 and 115, 4097x64x4097 39 and 67, 17x4097x4097 41 and 144; 513x511x65537 211 and 388,
-1001x1001x1001 15 and 26, 333x333x333 10 and 14. fp32 with and without swapped A and B: 1024x1024x1024 22 and 27,
-2048x2048x2048 62 and 93, 4096x4096x4096 443 and 683; 8192x8192x8192 3596 and 6814, 1000x2048x3000 61 and 85,
-300x1000x4096 27 and 30; 1024x65536x1024 440 and 1254, 512x512x512 13 and 13.
+descriptors, without which it is slower than the synchronous unit (measurements ``rewritten_operands`` and
+``swapped_operands``). Nothing is proposed where the rows of rule ``trust`` say that times are not trusted.
 """
 
 from __future__ import annotations

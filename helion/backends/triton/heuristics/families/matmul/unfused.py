@@ -4,10 +4,8 @@ to be faster.
 Matches kernels all of whose matmuls can be unfused (``rewrites/unfuse_matmul.py``) and have rows that are reduced. The
 matmuls take the tiles of a plain matmul of the same size. TF32 matmuls that wgmma takes with A and B swapped are
 swapped. Where that is cheap, their operands are copied K-major instead. Rows of the rest, and warps, come from the
-budget over live tiles for reductions without matmuls. Measured on an H200 (CUDA 13.0, Triton 3.6, 2026-11-23) with a
-layer norm in the second kernel. Microseconds as two kernels, and as the fastest measured config of one: in fp32
-2048x2048x2048 70 and 352, 1024x1024x1024 27 and 54, 131072x512x512 436 and 506; whole rows of 131072x512x4096 in bf16
-1940 and 15114. Passes over rows in loops of the kernel's own were not measured.
+budget over live tiles for reductions without matmuls (measurement ``unfused_matmul``). Passes over rows in loops of the
+kernel's own were not measured.
 """
 
 from __future__ import annotations

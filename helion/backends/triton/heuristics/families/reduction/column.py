@@ -105,9 +105,7 @@ def _shared_rows(facts: KernelFacts, primary: ReductionFact, target: Target) -> 
 
 def _part_threads(itemsize: int, columns: int) -> int:
     """Return the threads of programs that share rows: half as many where that leaves fewer lanes idle past the last
-    column.
-
-    On an H200 (2026-11-23) the gradients of a gelu over 10000x768 in fp32 take 36 us with half, and 57 without.
+    column (measurement ``column_threads``).
     """
 
     def lanes(threads: int) -> int:

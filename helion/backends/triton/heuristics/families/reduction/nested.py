@@ -3,9 +3,8 @@ batch.
 
 Matches kernels without a dot whose loop over several tiles reduces all of them, reads nothing again and stores nothing.
 The grid must have at most two results per SM. A program then has an SM of its own: its tile is what 512 threads keep in
-flight, along contiguous memory first. Where that dimension takes several tiles, the nest is flattened into one loop. On
-an H200 (CUDA 13.0, Triton 3.6, 2026-11-23) such tiles take 0.78 of the time of rows over channels of 64x64x12544 in
-fp32. For 32x256x3136 in bf16 they take 0.80. There torch.compile takes 1.05 and 1.4 times as long.
+flight, along contiguous memory first. Where that dimension takes several tiles, the nest is flattened into one loop
+(measurement ``nested_reduction``).
 """
 
 from __future__ import annotations
