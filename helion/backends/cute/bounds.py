@@ -8,6 +8,7 @@ from ..._shapes import is_power_of_2
 from ...hardware import Target
 from .limits import COLUMN_STEP, LEAST_COLUMNS, TCGEN05_ROWS
 from .plan.build import MAX_CLUSTER, MAX_ROW_CLUSTER, MAX_SUM_REGISTERS
+from .plan.copied import MAX_COPIED_SUMS
 from .plan.dtypes import itemsize
 from .plan.records import SWIZZLE_BYTES, WGMMA_ROWS, Choice, GemmProblem
 from .plan.scales import BlockScales
@@ -28,6 +29,8 @@ def tile_bounds(problem: GemmProblem, target: Target) -> Sides:
     promotes = target.has("wgmma") and itemsize(problem.operand_dtype) == 1 and target.fp8_partial_sum > 0
     if promotes or problem.scales is not None:  # two accumulators are live
         most = min(most, MAX_SUM_REGISTERS // products)
+    if problem.copied and target.has("wgmma"):
+        most = min(most, 2 * MAX_COPIED_SUMS // products)
     sides = (WGMMA_ROWS, rows // products), (least, most), (line, depth)
     return sides if problem.scales is None else _with_factors(problem.scales, sides)
 

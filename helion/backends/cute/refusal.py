@@ -42,6 +42,18 @@ def refusal(program: Program, target: Target) -> exc.Base | None:
     return exc.CuteUnsupported(kernel=program.host.name, target=target, reason=as_written(program, reason))
 
 
+def unproven(program: Program, target: Target) -> str:
+    """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string."""
+    problem = known_product(program).problem
+    if problem.copied:
+        return str(
+            as_written(program, Refusal(f"whose operand {problem.copied[0].sources[0].name} is copied by warps"))
+        )
+    if problem.operand_dtype == "float32" and unit_of(target) == "wgmma":
+        return "of float32 in TF32 on wgmma"
+    return ""
+
+
 def multiples(program: Program) -> dict[str, int]:
     """Return divisibility assumptions about host numbers that generated code depends on; none for refused programs."""
     try:

@@ -29,15 +29,13 @@ from .lower.attention.backward import has_backward
 from .lower.attention.kernel import attention_pieces, backward_pieces, build_attention, build_backward
 from .lower.attention.loops import has_attention
 from .lower.host import gemm_pieces
-from .lower.kernel import build_plan, known_product
+from .lower.kernel import build_plan
 from .lower.rowwise import kernel as rows
 from .plan.attention.plan import CuteAttentionPlan, CuteBackwardPlan
-from .plan.build import unit_of
 from .plan.kernel import CutePlan
 from .plan.launch import LaunchPlan
-from .plan.requests import unproven
 from .plan.rowwise.kernel import RowsPlan
-from .refusal import multiples, refusal
+from .refusal import multiples, refusal, unproven
 from .resources.attention import describes, predict_attention
 from .resources.backward import describes_backward, predict_backward
 from .resources.predict import predict
@@ -86,7 +84,7 @@ def _verify_gemm(plan: CutePlan) -> None:
 
 def _matmul_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
     """Return a reason for the parts of matmuls that have not run on a GPU."""
-    part = unproven(known_product(program).problem, unit_of(target))
+    part = unproven(program, target)
     return f"matmuls {part} run on request, {_REQUEST}" if part else ""
 
 

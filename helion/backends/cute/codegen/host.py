@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from ..plan.counts import counts
 from ..plan.records import GemmPlan
+from . import copied
 from .numbers import extent, number
-from .setups import dsl, hopper_mma, mma_arguments, operand_dsl, second_b
+from .setups import by_tma, dsl, hopper_mma, mma_arguments, operand_dsl, second_b
 
 LARGEST_SIDE = 256
 """The largest tile extent along M and N."""
@@ -53,12 +54,14 @@ def _extent(plan: GemmPlan, side: str, most: int = LARGEST_SIDE) -> str:
 
 def _operands(plan: GemmPlan) -> list[str]:
     problem = plan.problem
+    pitches = {"a": problem.a_pitch, "b": problem.b_pitch}
+    pitches |= {operand.label: operand.pitch for operand in problem.epilogue.of_kind("product")}
+    majors = {name: (problem.a_major if name == "a" else problem.b_major) == "k" for name in pitches}
     return [
-        _operand_tensor(plan, "a", "m", problem.a_pitch, problem.a_major == "k"),
-        _operand_tensor(plan, "b", "n", problem.b_pitch, problem.b_major == "k"),
+        *copied.tensors(plan),
         *(
-            _operand_tensor(plan, operand.label, "n", operand.pitch, problem.b_major == "k")
-            for operand in problem.epilogue.of_kind("product")
+            _operand_tensor(plan, name, "m" if name == "a" else "n", pitches[name], majors[name])
+            for name in by_tma(plan)
         ),
     ]
 
@@ -80,18 +83,17 @@ def _matrix_parameters(plan: GemmPlan) -> tuple[tuple[str, str], ...]:
     more = [("layout_part", "cute.ComposedLayout")] if second_b(plan) else []
     for name in second_b(plan):
         more += [(f"tma_{name}", "cute.CopyAtom"), (f"tensor_{name}", "cute.Tensor")]
-    return (*_parameters("a", "b"), *more)
+    more += [(name, "cute.Tensor") for each in plan.problem.copied for name in copied.source_names(each)]
+    gone = {f"{what}_{each.operand}" for each in plan.problem.copied for what in ("tma", "tensor")}
+    return tuple(each for each in (*_parameters("a", "b"), *more) if each[0] not in gone)
 
 
 def _multicasts(plan: GemmPlan) -> tuple[tuple[str, str, int], ...]:
     """Return (operand, the layout that TMA fills, CTAs that share it) for each operand."""
     part = "layout_part" if second_b(plan) else "layout_b"
     shared = counts(plan).b_multicast
-    return (
-        ("a", "layout_a", counts(plan).a_multicast),
-        ("b", part, shared),
-        *((name, part, shared) for name in second_b(plan)),
-    )
+    ways = {"a": ("layout_a", counts(plan).a_multicast)}
+    return tuple((name, *ways.get(name, (part, shared))) for name in by_tma(plan))
 
 
 def _copy(multicast: int) -> str:

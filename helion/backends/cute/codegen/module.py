@@ -10,7 +10,7 @@ from ..plan.workspace import workspace_bytes
 from ..roles.grammar import KernelProgram, Pipeline, Role
 from ..roles.programs import kernel_program
 from ..verify.verify import verify
-from . import exchange, finish, numbers, rows, scales, workspace
+from . import copied, exchange, finish, numbers, rows, scales, workspace
 from .host import HOST, HostObjects
 from .setups import definitions, dsl, operand_dsl
 from .steps import print_steps
@@ -51,11 +51,16 @@ def pointer_dtypes(plan: GemmPlan) -> tuple[str, ...]:
     """
     problem = plan.whole
     outputs = (output.dtype for output in problem.outputs)
-    extra = (NUMBER if operand.kind == "number" else operand.dtype for operand in problem.epilogue.operands)
+    extra = (
+        {"number": NUMBER, "product": problem.loaded_dtype(operand.label)}.get(operand.kind, operand.dtype)
+        for operand in problem.epilogue.operands
+    )
     factors = (scale.dtype for scale in problem.scales.factors) if problem.scales is not None else ()
+    sources = (source.dtype for source in problem.more_sources)
     shared = ("float32",) if workspace_bytes(plan) else ()
     given = (SIZE if is_size(name) else PITCH for name in problem.runtime)
-    return problem.operand_dtype, problem.operand_dtype, *outputs, *extra, *factors, *given, *shared
+    multiplied = (problem.loaded_dtype(operand) for operand in "ab")
+    return *multiplied, *outputs, *extra, *factors, *sources, *given, *shared
 
 
 def build(plan: GemmPlan) -> str:
@@ -219,7 +224,7 @@ def _pipeline(out: Writer, program: KernelProgram, pipeline: Pipeline) -> None:
         out.line(f"num_stages={numbers.stages},")
         out.line(f"producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, {numbers.full_arrivals}),")
         out.line(f"consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, {numbers.empty_arrivals}),")
-        if numbers.transaction_bytes:
+        if numbers.transaction_bytes or pipeline.name == "ab":
             out.line(f"tx_count={numbers.transaction_bytes},")
         out.line(f"barrier_storage={pipeline.barriers},")
         if pipeline.kind != "tma_epilogue" and (program.plan.shares_a or pipeline.name != "ab"):
@@ -266,6 +271,7 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
     out.line(f"def {ENTRY}(")
     given = [operand.label for operand in plan.whole.epilogue.of_kind("number")]
     pointers += [name for name, _, _ in scales.parameters(plan)]
+    pointers += copied.pointer_names(plan)
     out.lines(f"    {name}: {'cutlass.Float32' if name in given else 'cute.Pointer'}," for name in pointers)
     out.lines(f"    {name}: cutlass.{'Int32' if is_size(name) else 'Int64'}," for name in plan.problem.runtime)
     out.lines(["    workspace: cute.Pointer,"] if workspace_bytes(plan) else [])

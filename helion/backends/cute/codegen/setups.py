@@ -9,7 +9,7 @@ from ..plan.dtypes import DTYPES
 from ..plan.epilogue import EpilogueOutput
 from ..plan.records import WARPGROUP_THREADS, GemmPlan
 from ..roles.grammar import Role
-from . import exchange, rows, scales, workspace
+from . import copied, exchange, rows, scales, workspace
 from .epilogue import dealt_columns, fragment, suffixed, values_of
 
 
@@ -94,14 +94,16 @@ def second_b(plan: GemmPlan) -> list[str]:
     return [operand.label for operand in plan.problem.epilogue.of_kind("product")]
 
 
+def by_tma(plan: GemmPlan) -> list[str]:
+    """Return the labels of the operands of the matmul that TMA loads."""
+    return [name for name in ("a", "b", *second_b(plan)) if plan.problem.copy_of(name) is None]
+
+
 def _tiles(plan: GemmPlan) -> list[str]:
     m, n, k = plan.tile
     return [
-        f"tiles_a = cute.local_tile(tensor_a, ({m}, {k}), {_modes(plan, 'a')})",
-        *(
-            f"tiles_{name} = cute.local_tile(tensor_{name}, ({n}, {k}), {_modes(plan, name)})"
-            for name in ("b", *second_b(plan))
-        ),
+        f"tiles_{name} = cute.local_tile(tensor_{name}, ({m if name == 'a' else n}, {k}), {_modes(plan, name)})"
+        for name in by_tma(plan)
     ]
 
 
@@ -115,7 +117,7 @@ def _partitions(plan: GemmPlan, modes: int, part: str) -> list[str]:
     if plan.products > 1:
         shared_b = "shared_part"
         lines.append("shared_part = cute.make_tensor(shared_b.iterator, layout_part.outer)")
-    for name in ("a", "b", *second_b(plan)):
+    for name in by_tma(plan):
         is_a = name == "a"
         sharing = [
             f"place[{2 if is_a else 1}]",
@@ -343,6 +345,7 @@ SETUPS: Mapping[str, Callable[[GemmPlan, Role], list[str]]] = {
     "vectors": _vectors,
     "rows": rows.set_up,
     "scales": lambda plan, role: scales.set_up(plan),
+    "copies": copied.set_up,
     "residual_loads": _residual_loads,
     "residual_reads": _residual_reads,
 }

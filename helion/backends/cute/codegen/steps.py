@@ -9,7 +9,7 @@ from ..plan.epilogue import ROW_NUMBER
 from ..plan.passes import Pass, passes
 from ..plan.records import GemmPlan
 from ..roles import grammar as g
-from . import exchange, numbers, rows, scales, workspace
+from . import copied, exchange, numbers, rows, scales, workspace
 from .epilogue import (
     dealt,
     evaluate,
@@ -223,6 +223,11 @@ def _(step: g.TmaLoad, out: Writer, names: Names) -> None:
         f"cute.copy(tma_{step.operand}, from_{step.operand}{source}, to_{step.operand}[None, {slot}],"
         f" tma_bar_ptr={barrier}{mask})"
     )
+
+
+@_print.register
+def _(step: g.CopyStep, out: Writer, names: Names) -> None:
+    out.lines(copied.lines(step, names.plan, names.role, names.plan.ab_stages))
 
 
 @_print.register

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -84,12 +85,13 @@ def _evaluate(problem: GemmProblem, tensors: Sequence[torch.Tensor]) -> None:
     a, b, *others = tensors
     outputs, operands = others[: len(problem.outputs)], others[len(problem.outputs) :]
     operands, factors = operands[: len(problem.epilogue.operands)], operands[len(problem.epilogue.operands) :]
-    left = _matrix(a, problem.m, problem.k, problem.a_major, problem.a_pitch).float()
-    right = _matrix(b, problem.n, problem.k, problem.b_major, problem.b_pitch).float().t()
+    sources = iter(factors if problem.copied else ())
+    left = _multiplied(problem, "a", a, sources)
+    right = _multiplied(problem, "b", b, sources).t()
     values = [left @ right if problem.scales is None else _scaled(left, right, problem.scales, factors)]
     for described, tensor in zip(problem.epilogue.operands, operands, strict=True):
         if described.kind == "product":
-            values.append(left @ _matrix(tensor, problem.n, problem.k, problem.b_major, described.pitch).float().t())
+            values.append(left @ _multiplied(problem, described.label, tensor, sources).t())
         else:
             values.append(_operand(described, tensor, problem).float())
     for instruction in problem.epilogue.instructions:
@@ -97,6 +99,26 @@ def _evaluate(problem: GemmProblem, tensors: Sequence[torch.Tensor]) -> None:
         values.append(_apply(instruction.op, given, problem))
     for output, out in zip(problem.outputs, outputs, strict=True):
         _store(output, out, values[output.value], problem)
+
+
+def _multiplied(problem: GemmProblem, operand: str, tensor: torch.Tensor, more: Iterator[torch.Tensor]) -> torch.Tensor:
+    """Return an operand of the matmul as (M or N, K) in fp32; ``more`` has the further sources of copied operands."""
+    lines = problem.m if operand == "a" else problem.n
+    copied = problem.copy_of(operand)
+    if copied is None:
+        pitches = {each.label: each.pitch for each in problem.epilogue.of_kind("product")}
+        pitch = problem.a_pitch if operand == "a" else pitches.get(operand, problem.b_pitch)
+        major = problem.a_major if operand == "a" else problem.b_major
+        return _matrix(tensor, lines, problem.k, major, pitch).float()
+    values = [
+        torch.as_strided(each, (lines, problem.k), (source.pitch, source.k_pitch)).float()
+        for source, each in zip(copied.sources, (tensor, *itertools.islice(more, len(copied.sources) - 1)), strict=True)
+    ]
+    for instruction in copied.instructions:
+        given = [torch.tensor(float(x.text)) if isinstance(x, Constant) else values[x] for x in instruction.arguments]
+        values.append(_made(instruction.op, given, lines, problem.k))
+    stored = values[copied.last].expand(lines, problem.k)
+    return stored.to(getattr(torch, problem.operand_dtype)).float()
 
 
 def _scaled(
@@ -116,13 +138,18 @@ def _scaled(
 
 
 def _apply(op: str, given: Sequence[torch.Tensor], problem: GemmProblem) -> torch.Tensor:
-    if op == COLUMN_NUMBER:
-        return torch.arange(problem.n, dtype=torch.float32)
-    if op == ROW_NUMBER:
-        return torch.arange(problem.m, dtype=torch.float32)[:, None]
     if op not in REDUCTIONS:
-        return OPERATIONS[op](*given)
+        return _made(op, given, problem.m, problem.n)
     return REDUCTIONS[op](given[0].expand(problem.m, problem.n), *given[1:])
+
+
+def _made(op: str, given: Sequence[torch.Tensor], rows: int, columns: int) -> torch.Tensor:
+    """Return the result of an elementwise operation, or of one that gives indices."""
+    if op == COLUMN_NUMBER:
+        return torch.arange(columns, dtype=torch.float32)
+    if op == ROW_NUMBER:
+        return torch.arange(rows, dtype=torch.float32)[:, None]
+    return OPERATIONS[op](*given)
 
 
 def _store(output: EpilogueOutput, out: torch.Tensor, value: torch.Tensor, problem: GemmProblem) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from ..plan import epilogue, records
+from ..plan import copied, epilogue, records
 from ..plan.attention import backward
 from ..plan.attention import records as attention
 from ..plan.build import check_problem
@@ -37,7 +37,7 @@ class Problem(Protocol):
 #: Names in the text of a problem.
 _RECORDS: dict[str, object] = {"inf": math.inf} | {
     name: value
-    for module in (records, epilogue, attention, backward, row_records)
+    for module in (records, epilogue, copied, attention, backward, row_records)
     for name, value in vars(module).items()
     if isinstance(value, type)
 }

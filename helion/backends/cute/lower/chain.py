@@ -99,9 +99,9 @@ class Chain:
     Operands come first in that order, so steps refer to them by name until ``epilogue`` runs.
     """
 
-    def __init__(self, frame: Frame, sums: Value) -> None:
+    def __init__(self, frame: Frame, sums: Value | None = None) -> None:
         self.frame = frame
-        self.known: dict[int, Reference] = {sums.number: SUMS}
+        self.known: dict[int, Reference] = {} if sums is None else {sums.number: SUMS}
         self.loads: dict[str, tuple[EpilogueOperand, int | Expr]] = {}
         self.steps: list[Step] = []
         #: Positions of steps.
@@ -114,10 +114,11 @@ class Chain:
         #: The interpretation of loops over tiles of columns, if there are any.
         self.tiles: Tiles | None = None
 
-    def add_product(self, sums: Value, tensor: HostTensor, pitch: Number) -> None:
-        """Read the accumulator of a second matmul like an operand."""
-        operand = EpilogueOperand(name=name_of(tensor), kind="product", dtype=dtype_name(tensor.dtype))
+    def add_product(self, sums: Value, tensor: HostTensor, dtype: torch.dtype, pitch: Number) -> str:
+        """Read the accumulator of a second matmul like an operand, whose label is returned."""
+        operand = EpilogueOperand(name=name_of(tensor), kind="product", dtype=dtype_name(dtype))
         self.known[sums.number] = self._loaded(operand, tensor.id, pitch)
+        return operand.label
 
     def begin(self, sums: Value, start: Operand) -> None:
         """Add the initial value of an accumulator, which is read as a part of the epilogue."""

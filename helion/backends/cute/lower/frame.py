@@ -30,6 +30,8 @@ class Frame:
     whole_rows: bool = False
     by_tiles: bool = False
     same: Mapping[int, int] = field(default_factory=dict)
+    batch_strides: Mapping[int, Number] = field(default_factory=dict)
+    """Elements from one matrix of a batch to the next, by tensor."""
     k_extent: int | None = None
     """Extent of K if its loop iterates over a part of K."""
 

@@ -40,7 +40,7 @@ def known_product(program: Program) -> Product:
 
 def _product(program: Program) -> Product:
     batched = without_batch(program)
-    product = product_of(batched.program)
+    product = product_of(batched.program, batched.strides)
     if batched.block is None:
         return product
     if equal(batched.size, 1) or equal(batched.size, 0):
@@ -54,6 +54,8 @@ def _side_by_side(product: Product, batched: Batched) -> Product:
     written = tuple(map(problem.label_of, problem.outputs))
     labels = ("a", "b", *written, *(operand.label for operand in problem.epilogue.operands))
     sources = (product.a, product.b, *product.outputs, *product.operands)
+    if any(tensor in batched.strides for tensor in product.sources):
+        raise Refusal("an operand of a batched matmul that is computed from several batched tensors is not implemented")
     numbers: dict[str, Number] = {"batches": batched.size}
     for label, source in zip(labels, sources, strict=True):
         numbers[f"batch_stride_{label}"] = 0 if isinstance(source, Expr) else batched.strides.get(source, 0)

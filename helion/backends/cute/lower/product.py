@@ -6,7 +6,7 @@ Everything else is refused by name, as is everything that the kernel would compu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,21 +16,20 @@ from ...._compiler.ir.grammar import (
     ForAttrs,
     LoopAxis,
     Op,
-    Operand,
     PointwiseAttrs,
     Program,
     Region,
     Root,
     Value,
-    ViewAttrs,
 )
 from ...._compiler.ir.ops import OPS
 from ...._shapes import Expr, Number, dtype_name
 from ..plan.records import SWIZZLE_BYTES, GemmProblem
 from ..plan.refusal import Refusal
-from .chain import EXAMPLE_MULTIPLE, ROUNDED, Chain, starts_from_zero
-from .frame import Frame, Place, blocks_of, major_of, place_of
+from .chain import EXAMPLE_MULTIPLE, Chain, starts_from_zero
+from .frame import Frame, blocks_of, place_of
 from .numbers import equal, example, size
+from .operands import Multiplied, common_dtype, multiplied
 from .scales import Nest, Scaled, ScaleReader, nest_of
 from .stored import stores_after_loop
 from .tiled import TiledRows, loops_over_columns
@@ -63,17 +62,23 @@ class Product:
     """Block of the batch, of which a program takes one element."""
     scales: tuple[int, ...] = ()
     """Ids of the tensors of scales for blocks of K."""
+    sources: tuple[int, ...] = ()
+    """Ids of the sources of copied operands, after the first of each."""
     fixed: Mapping[int, int] = field(default_factory=dict)
     """Tile sizes that the program sets."""
 
     @property
     def arguments(self) -> tuple[int | Expr, ...]:
         """Arguments of a launch, in order."""
-        return (self.a, self.b, *self.outputs, *self.operands, *self.scales, *(number for _, number in self.runtime))
+        tensors = (self.a, self.b, *self.outputs, *self.operands, *self.scales, *self.sources)
+        return (*tensors, *(number for _, number in self.runtime))
 
 
-def product_of(program: Program) -> Product:
-    """Return the GEMM that `program` computes. Raises ``Refusal``."""
+def product_of(program: Program, batch_strides: Mapping[int, Number] | None = None) -> Product:
+    """Return the GEMM that `program` computes. Raises ``Refusal``.
+
+    ``batch_strides`` are those of tensors from one matmul of a batch to the next, of which `program` is one.
+    """
     if len(program.roots) != 1 or len(program.roots[0].axes) not in (1, 2):
         raise Refusal("matmuls over one grid, of tiles of M and N or of whole rows, are implemented")
     root = program.roots[0]
@@ -84,14 +89,17 @@ def product_of(program: Program) -> Product:
         check_axis(axis, program)
     stores = _stores(program, [root.body, *(each.regions[0] for each in outer)])
     frame = tiled_frame(program, root, outer, loop) if outer else _oriented(_frame(program, root, loop, nest), stores)
+    frame = replace(frame, batch_strides=batch_strides or {})
     dots, scaled = _dots(frame, loop, nest)
-    (a, b), *others = (_operands(frame, dot) for dot in dots)
+    (a, b), *others = _pairs(frame, dots)
     if any(other != a for other, _ in others):
         raise Refusal("matmuls that share an epilogue need the same first operand")
     second = [right for _, right in others]
     chain = Chain(frame, loop.results[0])
-    for place, sums in zip(second, loop.results[1:], strict=True):
-        chain.add_product(sums, place.tensor, _second_pitch(frame, b, place))
+    copied = {label: each.copied for label, each in (("a", a), ("b", b))}
+    for other, sums in zip(second, loop.results[1:], strict=True):
+        label = chain.add_product(sums, other.tensor, other.dtype, _second_pitch(b, other))
+        copied[label] = other.copied
     if scaled.scales is not None and (outer or _is_swapped(frame, dots[0])):
         raise Refusal(
             "matmuls with factors of blocks of K in loops over tiles of columns, or stored transposed, are not implemented"
@@ -107,7 +115,10 @@ def product_of(program: Program) -> Product:
         stores = stores_after_loop(root.body, frame, chain)
     for store in sorted(stores, key=lambda store: len(blocks_of(frame, store)), reverse=True):
         chain.store(store)
-    product = _product(frame, a, b, chain, scaled)
+    labelled = tuple(replace(each, operand=label) for label, each in copied.items() if each is not None)
+    sources = tuple(tensor.id for each in (a, b, *second) for tensor in each.tensors[1:])
+    product = replace(_product(frame, a, b, chain, scaled, sources), sources=sources)
+    product = replace(product, problem=replace(product.problem, copied=labelled))
     return replace(product, one_tile=frozenset(frame.column_blocks)) if outer and tiled.one_tile else product
 
 
@@ -170,9 +181,9 @@ def tiled_frame(program: Program, root: Root, outer: Sequence[Op], loop: Op) -> 
     )
 
 
-def _is_same(frame: Frame, loop: Op, places: Sequence[Place]) -> bool:
+def _is_same(frame: Frame, loop: Op, places: Sequence[Multiplied]) -> bool:
     """Return whether a loop computes the matmul of the same tensors again."""
-    pairs = [_operands(frame, _dot(frame, loop, at)) for at in range(len(loop.results))]
+    pairs = _pairs(frame, [_dot(frame, loop, at) for at in range(len(loop.results))])
     if not all(starts_from_zero(frame, start) for start in loop.operands):
         return False
     return all(left == places[0] for left, _ in pairs) and [right for _, right in pairs] == list(places[1:])
@@ -244,7 +255,7 @@ def _dot(frame: Frame, loop: Op, at: int) -> Op:
     body = loop.regions[0]
     dots = [op for op in body.ops if op.kind == "dot"]
     adds = [_added(frame, body, number) for number in range(len(loop.results))]
-    used = {op.number for pair in adds for op in pair} | {op.number for dot in dots for op in _widened(frame, dot)}
+    used = {op.number for pair in adds for op in pair} | {op.number for dot in dots for op in _computing(frame, dot)}
     others = [_name(op) for op in body.ops if op.kind not in ("dot", "load", "view") and op.number not in used]
     if len(dots) != len(loop.results) or others:
         raise Refusal(
@@ -261,9 +272,7 @@ def _check_dot(frame: Frame, dot: Op) -> None:
     attrs = dot.attributes(DotAttrs)
     if attrs.scaled is not None or attrs.single:
         raise Refusal("a dot that adds to the loop-carried accumulator is implemented")
-    wide = len(_widened(frame, dot)) == 2
-    of_float32 = any(isinstance(x, Value) and x.dtype == torch.float32 for x in dot.operands[:2])
-    if of_float32 and not wide and attrs.precision != "tf32":
+    if common_dtype(frame, dot) == torch.float32 and attrs.precision != "tf32":
         raise Refusal(f"matmuls of float32 in {attrs.precision} precision are not implemented; in tf32 they are")
     if dot.results[0].dtype == torch.int32:
         raise Refusal(
@@ -302,24 +311,14 @@ def _check_unrounded(frame: Frame, term: Op | None) -> None:
         )
 
 
-def _widened(frame: Frame, dot: Op) -> list[Op]:
-    """Return the casts to float32 of 16-bit operands: products of these are exact in either type."""
-    made = [frame.maker(_untransposed(frame, operand)) for operand in dot.operands[:2]]
-    return [op for op in made if op is not None and _is_widening(op)]
-
-
-def _is_widening(op: Op) -> bool:
-    source = op.operands[0] if op.attrs == PointwiseAttrs("cast") else None
-    return isinstance(source, Value) and source.dtype in ROUNDED and op.result.dtype == torch.float32
-
-
-def _untransposed(frame: Frame, value: Operand) -> Operand:
-    op = frame.maker(value)
-    return op.operands[0] if op is not None and _is_transposed(op) else value
-
-
-def _is_transposed(op: Op) -> bool:
-    return op.kind == "view" and op.attrs == ViewAttrs("permute", (1, 0))
+def _computing(frame: Frame, dot: Op) -> Iterator[Op]:
+    """Yield the ops that the operands of a dot are computed by."""
+    waiting = [*dot.operands[:2]]
+    while waiting:
+        op = frame.maker(waiting.pop())
+        if op is not None and not op.regions:
+            yield op
+            waiting += op.operands
 
 
 def _name(op: Op) -> str:
@@ -329,30 +328,27 @@ def _name(op: Op) -> str:
 # Memory -----------------------------------------------------------------------------------------------------------------------
 
 
-def _operands(frame: Frame, dot: Op) -> tuple[Place, Place]:
-    """Return the places of A and B: if the dot computes D transposed, its second operand is A."""
+def _pairs(frame: Frame, dots: Sequence[Op]) -> list[tuple[Multiplied, Multiplied]]:
+    """Return A and B of each dot. All B have the major mode of the first, for which others are copied."""
+    pairs = [_operands(frame, dot) for dot in dots]
+    if len({right.major for _, right in pairs}) > 1:
+        pairs = [_operands(frame, dot, right.major != "k") for dot, (_, right) in zip(dots, pairs, strict=True)]
+    return pairs
+
+
+def _operands(frame: Frame, dot: Op, copies_b: bool = False) -> tuple[Multiplied, Multiplied]:
+    """Return A and B: if the dot computes D transposed, its second operand is A. ``copies_b`` rules out TMA for B."""
     left, right = dot.operands[:2]
+    dtype = common_dtype(frame, dot)
     if _is_swapped(frame, dot):
-        return _operand(frame, right, (frame.k, frame.m)), _operand(frame, left, (frame.n, frame.k))
-    return _operand(frame, left, (frame.m, frame.k)), _operand(frame, right, (frame.k, frame.n))
+        a, b = multiplied(frame, right, (frame.k, frame.m), dtype), (left, (frame.n, frame.k))
+    else:
+        a, b = multiplied(frame, left, (frame.m, frame.k), dtype), (right, (frame.k, frame.n))
+    return a, multiplied(frame, *b, dtype, copies_b)
 
 
 def _is_swapped(frame: Frame, dot: Op) -> bool:
     return [frame.block(dim) for dim in dot.results[0].dims] == [frame.n, frame.m]
-
-
-def _operand(frame: Frame, value: Operand, wanted: tuple[int, int]) -> Place:
-    """Return the place that an operand of the dot is loaded from."""
-    op = frame.maker(value)
-    while op is not None and (_is_transposed(op) or _is_widening(op)):
-        wanted = (wanted[1], wanted[0]) if op.kind == "view" else wanted
-        op = frame.maker(op.operands[0])
-    if op is None or op.kind != "load":
-        made = "" if op is None else f", not of results of {op.attrs.name if op.kind == 'view' else _name(op)}"
-        raise Refusal(f"a dot of operands as they are loaded is implemented{made}")
-    if blocks_of(frame, op) != wanted:
-        raise Refusal(f"{frame.tensor(op).name} is not tiled by the dimensions of the dot")
-    return place_of(frame, op)
 
 
 def _stores(program: Program, bodies: Sequence[Region]) -> list[Op]:
@@ -380,33 +376,32 @@ def _oriented(frame: Frame, stores: Sequence[Op]) -> Frame:
 # The whole -----------------------------------------------------------------------------------------------------------------
 
 
-def _product(frame: Frame, a: Place, b: Place, chain: Chain, scaled: Scaled) -> Product:
+def _product(
+    frame: Frame, a: Multiplied, b: Multiplied, chain: Chain, scaled: Scaled, sources: Sequence[int]
+) -> Product:
     operands = tuple(source for _, source in chain.loads.values())
     outputs = tuple(output.place.tensor.id for output in chain.outputs)
     second = (source for operand, source in chain.loads.values() if operand.kind == "product")
-    multiplied = (a.tensor.id, b.tensor.id, *second, *scaled.tensors)  # every tile reads these while others write
-    read = [each for each in (*multiplied, *operands) if isinstance(each, int)]
-    check_memory(frame, read, outputs, chain.updated().difference(multiplied))
-    if a.tensor.dtype != b.tensor.dtype:
-        raise Refusal(f"a matmul of {dtype_name(a.tensor.dtype)} and {dtype_name(b.tensor.dtype)} is not implemented")
-    a_major, a_pitch = major_of(frame, a)
-    b_major, b_pitch = major_of(frame, b)
+    # every tile reads these while others write
+    everywhere = (a.tensor.id, b.tensor.id, *second, *scaled.tensors, *sources)
+    read = [each for each in (*everywhere, *operands) if isinstance(each, int)]
+    check_memory(frame, read, outputs, chain.updated().difference(everywhere))
     sizes = {f"size_{side}": frame.extent(getattr(frame, side)) for side in "mnk"}
     if frame.whole_rows:
         sizes["size_n"] = frame.columns
-    numbers: dict[str, Number] = {**sizes, "pitch_a": a_pitch, "pitch_b": b_pitch, **chain.runtime}
+    numbers: dict[str, Number] = {**sizes, "pitch_a": a.pitch, "pitch_b": b.pitch, **chain.runtime}
     runtime = tuple((name, number) for name, number in numbers.items() if isinstance(number, Expr))
     problem = GemmProblem(
         m=max(1, example(sizes["size_m"])),
         n=example(sizes["size_n"]),
         k=example(sizes["size_k"]),
-        operand_dtype=dtype_name(a.tensor.dtype),
+        operand_dtype=dtype_name(a.dtype),
         output_dtype=dtype_name(chain.outputs[0].place.tensor.dtype),
-        a_pitch=example(a_pitch, EXAMPLE_MULTIPLE),
-        b_pitch=example(b_pitch, EXAMPLE_MULTIPLE),
+        a_pitch=example(a.pitch, EXAMPLE_MULTIPLE),
+        b_pitch=example(b.pitch, EXAMPLE_MULTIPLE),
         d_pitch=chain.outputs[0].pitch,
-        a_major=a_major,
-        b_major=b_major,
+        a_major=a.major,
+        b_major=b.major,
         epilogue=chain.epilogue(),
         scales=scaled.scales,
         runtime=tuple(name for name, _ in runtime),
@@ -444,9 +439,8 @@ def check_memory(frame: Frame, read: Sequence[int], written: Sequence[int], upda
                 raise Refusal(f"{tensors[other].name} shares memory with the output {tensors[output].name}")
 
 
-def _second_pitch(frame: Frame, first: Place, second: Place) -> Number:
-    """Return the pitch of the second matmul's B, which needs the layout of the first one's."""
-    major, pitch = major_of(frame, second)
-    if second.tensor.dtype != first.tensor.dtype or major != major_of(frame, first)[0]:
+def _second_pitch(first: Multiplied, second: Multiplied) -> Number:
+    """Return the pitch of the second matmul's B, which needs the type and major mode of the first one's."""
+    if (second.dtype, second.major) != (first.dtype, first.major):
         raise Refusal(f"{second.tensor.name} and {first.tensor.name} differ in type or in what is contiguous")
-    return pitch
+    return second.pitch

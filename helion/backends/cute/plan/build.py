@@ -6,7 +6,8 @@ import dataclasses
 
 from ....hardware import RESERVED_SHARED_BYTES, Target
 from . import workspace
-from .counts import counts
+from .copied import MAX_COPIED_SUMS, MAX_LOADED_REGISTERS, NOT_COPIED
+from .counts import copied_registers, counts
 from .dtypes import (
     COLUMN_DTYPES,
     COLUMN_OUTPUT_DTYPES,
@@ -16,18 +17,16 @@ from .dtypes import (
     OUTPUT_DTYPES,
     itemsize,
 )
-from .epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, EpilogueOperand, EpilogueOutput
+from .epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, EpilogueOperand
 from .finish import split
 from .joint import own_parts
 from .passes import check_passes
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
 from .refusal import Refusal
-from .runtime import SIZES
+from .runtime import MAX_EXTENT, SIZES, check_batch, check_pitch, shown_output
 from .scales import BlockScales
 from .shared import WORD_BYTES, shared_bytes
 
-MAX_EXTENT = 2**31 - 1
-"""Tile coordinates are 32-bit."""
 MAX_STAGES = 8
 """Deeper pipelines of A and B gave no speedup on a B200 (measurement ``cute_stages``)."""
 MAX_CLUSTER = 8
@@ -112,6 +111,8 @@ def _shares_a(plan: GemmPlan, joins: bool) -> bool:
     Slices for 16 CTAs are slow (measurement ``cute_shared_loads``). One joint exchange is worth more where K tiles are
     few.
     """
+    if plan.problem.copied:
+        return False
     return plan.unit != "wgmma" or plan.cluster[1] <= MAX_SHARING_A or (joins and plan.k_tiles <= FEW_K_TILES)
 
 
@@ -157,13 +158,17 @@ def check_problem(problem: GemmProblem) -> None:
         raise Refusal(f"extents of 1 to {MAX_EXTENT} are implemented, not {extents}")
     if itemsize(problem.operand_dtype) != 2 and (problem.a_major, problem.b_major) != ("k", "k"):
         raise Refusal("operands of 8 and of 32 bits have to be contiguous along K")
-    _check_pitch(problem, problem.names[0], problem.operand_dtype, problem.a_pitch, _line(problem.a_major, "m"))
-    _check_pitch(problem, problem.names[1], problem.operand_dtype, problem.b_pitch, _line(problem.b_major, "n"))
+    check_pitch(problem, problem.names[0], problem.operand_dtype, problem.a_pitch, _line(problem.a_major, "m"))
+    check_pitch(problem, problem.names[1], problem.operand_dtype, problem.b_pitch, _line(problem.b_major, "n"))
     problem.epilogue.check()
     for what, op, extent in (("rows", ROW_NUMBER, problem.m), ("columns", COLUMN_NUMBER, problem.n)):
         if extent > MAX_NUMBERED and problem.epilogue.numbers(op):
             raise Refusal(f"indices of {extent} {what}; up to {MAX_NUMBERED} are exact in float32")
-    _check_batch(problem)
+    check_batch(problem)
+    for copied in problem.copied:
+        if problem.runtime or problem.scales is not None:
+            raise Refusal(f"{copied.sources[0].name}{NOT_COPIED}")
+        copied.check(problem.m if copied.operand == "a" else problem.n, problem.k)
     if problem.scales is not None:
         _check_scales(problem, problem.scales)
     _check_outputs(problem)
@@ -175,7 +180,7 @@ def check_problem(problem: GemmProblem) -> None:
         if operand.dtype not in known:
             raise Refusal(f"epilogue operand {operand.name} is of {operand.dtype}; {', '.join(known)} are implemented")
         if operand.kind == "exact":
-            _check_pitch(problem, operand.name, operand.dtype, operand.pitch, "n")
+            check_pitch(problem, operand.name, operand.dtype, operand.pitch, "n")
         elif operand.pitch < (0 if operand.kind == "column" else 1):
             raise Refusal(
                 f"epilogue operand {operand.name} has a stride of {operand.pitch}; 1 and more are implemented, and 0 of a"
@@ -218,79 +223,20 @@ def _check_outputs(problem: GemmProblem) -> None:
         if output.dtype not in known:
             raise Refusal(f"outputs of {output.dtype} are not implemented; {', '.join(known)} are")
         if output.kind == "exact":
-            _check_pitch(problem, _shown(problem, output), output.dtype, output.pitch, "n")
+            check_pitch(problem, shown_output(problem, output), output.dtype, output.pitch, "n")
         elif output.pitch < 1:
             raise Refusal(f"output {output.name} has a stride of {output.pitch}; 1 and more are implemented")
-
-
-def _check_batch(problem: GemmProblem) -> None:
-    """Check that matrices of a batch are at multiples of 16 bytes, as TMA needs, and that outputs do not overlap."""
-    batch = problem.batch
-    if batch is None:
-        return
-    if not 2 <= batch.size <= MAX_EXTENT or len(batch.operands) != len(problem.epilogue.operands):
-        raise Refusal(f"a batch of {batch.size} matmuls with {len(batch.operands)} operands of the epilogue")
-    if len(batch.outputs) != len(problem.outputs) or problem.outputs_of("tile"):
-        raise Refusal(f"a batch of matmuls with {len(problem.outputs)} outputs and strides of {len(batch.outputs)}")
-    moved = [
-        (problem.names[0], problem.operand_dtype, batch.a),
-        (problem.names[1], problem.operand_dtype, batch.b),
-    ]
-    for output, pitch in zip(problem.outputs, batch.outputs, strict=True):
-        _check_apart(problem, output, pitch)
-        moved += [(_shown(problem, output), output.dtype, pitch)] if output.kind == "exact" else []
-    for operand, pitch in zip(problem.epilogue.operands, batch.operands, strict=True):
-        if operand.kind in ("exact", "product"):
-            moved.append((operand.name, operand.dtype, pitch))
-        elif pitch < 0:
-            raise Refusal(f"{operand.name} has a stride of {pitch} elements from one matmul of the batch to the next")
-    for name, dtype, pitch in moved:
-        if pitch < 0 or pitch * itemsize(dtype) % TMA_ALIGNMENT_BYTES:
-            raise Refusal(
-                f"{name} has a stride of {pitch} elements, {pitch * itemsize(dtype)} bytes, from one matmul of the batch to the next; TMA"
-                f" needs a multiple of {TMA_ALIGNMENT_BYTES} bytes"
-            )
-
-
-def _check_apart(problem: GemmProblem, output: EpilogueOutput, pitch: int) -> None:
-    """Check that no two matmuls of a batch write the same elements."""
-    label, columns = problem.label_of(output), problem.n if output.kind == "exact" else 1
-    # each launch checks its own numbers
-    if {f"batch_stride_{label}", f"pitch_{label}", *SIZES} & {*problem.runtime}:
-        return
-    inside = pitch >= (problem.m - 1) * output.pitch + columns
-    outside = pitch >= columns and output.pitch >= (problem.batches - 1) * pitch + columns
-    if not (inside or outside):
-        raise Refusal(
-            f"{_shown(problem, output)} has strides of {pitch} and {output.pitch} elements, so matmuls of the batch overlap"
-        )
-
-
-def _shown(problem: GemmProblem, output: EpilogueOutput) -> str:
-    return problem.names[2] if output == problem.outputs[0] else output.name
 
 
 def _check_second(problem: GemmProblem, operand: EpilogueOperand) -> None:
     if operand.dtype != problem.operand_dtype:
         raise Refusal(f"{operand.name} is of {operand.dtype}, the first matmul's B of {problem.operand_dtype}")
-    _check_pitch(problem, operand.name, operand.dtype, operand.pitch, _line(problem.b_major, "n"))
+    check_pitch(problem, operand.name, operand.dtype, operand.pitch, _line(problem.b_major, "n"))
 
 
 def _line(major: Major, other: str) -> str:
     """Return the dimension along which elements are contiguous."""
     return "k" if major == "k" else other
-
-
-def _check_pitch(problem: GemmProblem, name: str, dtype: str, pitch: int, side: str) -> None:
-    """Check a pitch along `side`: TMA needs a multiple of 16 bytes."""
-    line = getattr(problem, side)
-    if pitch < line and (pitch == 0 or f"size_{side}" not in problem.runtime):
-        raise Refusal(f"{name} has a stride of {pitch} elements between lines of {line}: they overlap")
-    if pitch * itemsize(dtype) % TMA_ALIGNMENT_BYTES:
-        raise Refusal(
-            f"{name} has a stride of {pitch} elements, {pitch * itemsize(dtype)} bytes; TMA needs a multiple of"
-            f" {TMA_ALIGNMENT_BYTES} bytes"
-        )
 
 
 def _promotes(problem: GemmProblem, choice: Choice, target: Target) -> bool:
@@ -353,6 +299,13 @@ def _check_tile(plan: GemmPlan) -> None:
     _check_splits(plan)
     _check_slices(plan)
     _check_residents(plan)
+    if plan.problem.copied and (plan.cluster[0] > 1 or plan.ctas_per_sm > 1):
+        raise Refusal("operands that warps copy are implemented with one CTA along M in a cluster, and one on an SM")
+    most = MAX_LOADED_REGISTERS[plan.unit == "wgmma" and plan.consumer_warps * plan.teams > 4]
+    if (loaded := copied_registers(plan)) > most:
+        raise Refusal(
+            f"a K tile of {plan.tile} that warps copy by {loaded} registers per thread; up to {most} are implemented"
+        )
     if plan.by_rows:
         _check_rows(plan)
     if plan.products > 1:
@@ -504,10 +457,9 @@ def _check_wgmma(plan: GemmPlan) -> None:
     if n % 16 or not 16 <= n <= 256:
         raise Refusal(f"a tile of {n} columns; multiples of 16 up to 256 are implemented on wgmma")
     sums = n // 2 * plan.row_atoms * (2 if plan.promote else 1)
-    if sums > MAX_SUM_REGISTERS:
-        raise Refusal(
-            f"a tile of {m}×{n} keeps {sums} accumulator registers per thread; up to {MAX_SUM_REGISTERS} leave room"
-        )
+    most = MAX_COPIED_SUMS if plan.problem.copied else MAX_SUM_REGISTERS
+    if sums > most:
+        raise Refusal(f"a tile of {m}×{n} keeps {sums} accumulator registers per thread; up to {most} leave room")
     if plan.splits > 1 and n // 2 * plan.row_atoms > MAX_SPLIT_SUM_REGISTERS:
         raise Refusal(
             f"a tile of {m}×{n}, whose accumulator leaves no room for the partials of other CTAs that split K"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from .copied import CHUNK_BYTES, COPY_WARPS, Copied, CopySource
 from .dtypes import itemsize
 from .records import SUM_BYTES, WARP_THREADS, GemmPlan
 from .reductions import exchanges
@@ -80,10 +81,10 @@ def counts(plan: GemmPlan) -> Counts:
         b_stage_bytes=b_bytes,
         ab=PipelineCounts(
             stages=plan.ab_stages,
-            full_arrivals=1,
+            full_arrivals=full_arrivals(plan),
             # wgmma: every consumer warp of every CTA that reads this CTA's loads; tcgen05: one commit per CTA or pair.
             empty_arrivals=sharers if tcgen05 else sharers * plan.consumer_warps,
-            transaction_bytes=(a_bytes + b_bytes) * plan.ctas_per_mma,
+            transaction_bytes=_bytes_by_tma(plan, a_bytes, b_bytes) * plan.ctas_per_mma,
         ),
         accumulator=PipelineCounts(
             stages=plan.accumulator_stages, full_arrivals=1, empty_arrivals=plan.consumer_warps * plan.ctas_per_mma
@@ -116,6 +117,61 @@ def counts(plan: GemmPlan) -> Counts:
         tensor_memory_threads=(plan.consumer_warps + 1) * WARP_THREADS if tcgen05 else 0,
         tensor_memory_columns=_columns(plan.accumulator_stages * plan.sum_columns) if tcgen05 else 0,
     )
+
+
+def copied_lines(plan: GemmPlan, copied: Copied) -> int:
+    """Return the lines of a copied operand in a stage."""
+    return plan.cta_tile[0] if copied.operand == "a" else plan.tile[1]
+
+
+def chunk_elements(plan: GemmPlan) -> int:
+    """Return the elements of a chunk, which a copying thread writes at a time."""
+    return CHUNK_BYTES // plan.operand_bytes
+
+
+def chunks_of_thread(plan: GemmPlan, copied: Copied) -> int:
+    """Return the chunks of a stage of a copied operand that each thread writes."""
+    return copied_lines(plan, copied) * (plan.tile[2] // chunk_elements(plan)) // (COPY_WARPS * WARP_THREADS)
+
+
+def is_vector(plan: GemmPlan, copied: Copied, source: CopySource) -> bool:
+    """Return whether each chunk of a source is contiguous, aligned, and inside K or outside as a whole."""
+    size, elements = itemsize(source.dtype), chunk_elements(plan)
+    steps = (source.pitch * size, plan.problem.batch_pitch(copied.operand) * size)
+    aligned = all(step % min(elements * size, CHUNK_BYTES) == 0 for step in steps)
+    return source.k_pitch == 1 and source.pitch != 0 and aligned and plan.problem.k % elements == 0
+
+
+def elements_of_thread(plan: GemmPlan, copied: Copied, source: CopySource) -> int:
+    """Return the elements of a source that each thread loads for a K tile: those that differ."""
+    if source.k_pitch == 0:
+        return 1 if source.pitch == 0 else chunks_of_thread(plan, copied)
+    if source.pitch == 0 and not copied.lines_are_contiguous:
+        return chunk_elements(plan)
+    return chunks_of_thread(plan, copied) * chunk_elements(plan)
+
+
+def copied_registers(plan: GemmPlan) -> int:
+    """Return the registers of a copying thread that loads of a K tile fill: elements share one in vectors alone."""
+    found = 0
+    for copied in plan.problem.copied:
+        for source in copied.sources:
+            size = itemsize(source.dtype) if is_vector(plan, copied, source) else max(4, itemsize(source.dtype))
+            found += elements_of_thread(plan, copied, source) * size // 4
+    return found
+
+
+def full_arrivals(plan: GemmPlan, copying_warps: int = COPY_WARPS) -> int:
+    """Return the arrivals that fill a stage of A and B: one of TMA, and one of each warp that copies operands."""
+    by_tma = len(plan.problem.copied) < 1 + plan.products
+    return by_tma + (copying_warps if plan.problem.copied else 0)
+
+
+def _bytes_by_tma(plan: GemmPlan, a_bytes: int, b_bytes: int) -> int:
+    """Return the bytes of a stage that TMA loads."""
+    labels = [each.operand for each in plan.problem.copied]
+    a = 0 if "a" in labels else a_bytes
+    return a + b_bytes // plan.products * (plan.products - sum(label != "a" for label in labels))
 
 
 def _residual_counts(plan: GemmPlan) -> PipelineCounts:

@@ -24,6 +24,8 @@ DTYPES: dict[str, Dtype] = {
     "float8_e5m2": Dtype(itemsize_bytes=1, dsl="Float8E5M2", mma_k=32),
     "int8": Dtype(itemsize_bytes=1, dsl="Int8"),
     "bool": Dtype(itemsize_bytes=1, dsl="Int8"),
+    "uint8": Dtype(itemsize_bytes=1, dsl="Uint8"),
+    "int16": Dtype(itemsize_bytes=2, dsl="Int16"),
     "int32": Dtype(itemsize_bytes=4, dsl="Int32"),
     "int64": Dtype(itemsize_bytes=8, dsl="Int64"),
 }

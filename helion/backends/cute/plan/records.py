@@ -10,6 +10,7 @@ from typing import Literal
 from ....hardware import TMA_ALIGNMENT_BYTES as TMA_ALIGNMENT_BYTES
 from ....hardware import WARP_ROWS as WARP_ROWS
 from ....hardware import WARP_THREADS as WARP_THREADS
+from .copied import Copied, CopySource
 from .dtypes import DTYPES, itemsize
 from .epilogue import Epilogue, EpilogueOutput, OutputKind
 from .scales import BlockScales, Scale, Side
@@ -51,6 +52,8 @@ class Batch:
 class GemmProblem:
     """D (M, N) = epilogue(A (M, K) @ B (K, N)), accumulated in fp32; D has contiguous rows.
 
+    Operands that are ``copied`` by warps have any strides, and are K-major here.
+
     With ``scales`` the partial sum of each block of K is multiplied by its scales before it is accumulated.
 
     If the epilogue names outputs, the first of them is D, with ``output_dtype`` and ``d_pitch``.
@@ -72,6 +75,7 @@ class GemmProblem:
     epilogue: Epilogue = field(default_factory=Epilogue)
     batch: Batch | None = None
     scales: BlockScales | None = None
+    copied: tuple[Copied, ...] = ()
     runtime: tuple[str, ...] = ()
     """Names of numbers that each launch passes (``plan.runtime``), in order. Their fields hold example values, which
     guide the choice of tiles and are not part of the kernel's text."""
@@ -82,11 +86,26 @@ class GemmProblem:
         hidden = {
             "batch": self.batch is None,
             "scales": self.scales is None,
+            "copied": not self.copied,
             "runtime": not self.runtime,
             "names": self.names == NAMES,
         }
         shown = [each.name for each in dataclasses.fields(self) if not hidden.get(each.name)]
         return f"GemmProblem({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    def copy_of(self, operand: str) -> Copied | None:
+        """Return the copy of an operand of the matmul, by label; None if TMA loads it."""
+        return next((each for each in self.copied if each.operand == operand), None)
+
+    def loaded_dtype(self, operand: str) -> str:
+        """Return the type in memory of an operand of the matmul: of its first source if it is copied."""
+        copied = self.copy_of(operand)
+        return self.operand_dtype if copied is None else copied.sources[0].dtype
+
+    @property
+    def more_sources(self) -> tuple[CopySource, ...]:
+        """Sources of copied operands after the first of each, which takes the operand's place among arguments."""
+        return tuple(source for each in self.copied for source in each.sources[1:])
 
     @property
     def batches(self) -> int:
@@ -108,7 +127,8 @@ class GemmProblem:
         outputs = (self.names[2], *(output.name for output in self.outputs[1:]))
         factors = self.scales.factors if self.scales is not None else ()
         operands = (operand.name for operand in self.epilogue.operands)
-        return (*self.names[:2], *outputs, *operands, *(factor.name for factor in factors))
+        sources = (source.name for source in self.more_sources)
+        return (*self.names[:2], *outputs, *operands, *(factor.name for factor in factors), *sources)
 
     @property
     def outputs(self) -> tuple[EpilogueOutput, ...]:

@@ -1,6 +1,6 @@
-"""Numbers of a GEMM known only at launch: sizes, pitches of lines, and batch strides.
+"""Sizes and strides of a GEMM: those known only at launch, and checks of strides.
 
-They are ``size_m``, ``size_n``, ``size_k`` and ``batches``, and ``pitch_`` and ``batch_stride_`` with the label of an
+Numbers known only at launch are ``size_m``, ``size_n``, ``size_k`` and ``batches``, and ``pitch_`` and ``batch_stride_`` with the label of an
 operand or output: parameters of the kernel have these names.
 """
 
@@ -10,8 +10,12 @@ import dataclasses
 from collections.abc import Mapping
 
 from .dtypes import itemsize
+from .epilogue import EpilogueOutput
 from .records import TMA_ALIGNMENT_BYTES, Batch, GemmProblem
+from .refusal import Refusal
 
+MAX_EXTENT = 2**31 - 1
+"""Tile coordinates are 32-bit."""
 SIZES = ("size_m", "size_n", "size_k", "batches")
 
 
@@ -82,3 +86,67 @@ def filled(problem: GemmProblem, numbers: Mapping[str, int]) -> GemmProblem:
         ),
         runtime=(),
     )
+
+
+# Checks of strides ------------------------------------------------------------------------------------------------------
+
+
+def check_batch(problem: GemmProblem) -> None:
+    """Check that matrices of a batch are at multiples of 16 bytes, as TMA needs, and that outputs do not overlap."""
+    batch = problem.batch
+    if batch is None:
+        return
+    if not 2 <= batch.size <= MAX_EXTENT or len(batch.operands) != len(problem.epilogue.operands):
+        raise Refusal(f"a batch of {batch.size} matmuls with {len(batch.operands)} operands of the epilogue")
+    if len(batch.outputs) != len(problem.outputs) or problem.outputs_of("tile"):
+        raise Refusal(f"a batch of matmuls with {len(problem.outputs)} outputs and strides of {len(batch.outputs)}")
+    moved = [
+        (name, problem.operand_dtype, pitch)
+        for operand, name, pitch in zip("ab", problem.names, (batch.a, batch.b), strict=False)
+        if problem.copy_of(operand) is None
+    ]
+    for output, pitch in zip(problem.outputs, batch.outputs, strict=True):
+        _check_apart(problem, output, pitch)
+        moved += [(shown_output(problem, output), output.dtype, pitch)] if output.kind == "exact" else []
+    for operand, pitch in zip(problem.epilogue.operands, batch.operands, strict=True):
+        if operand.kind in ("exact", "product") and problem.copy_of(operand.label) is None:
+            moved.append((operand.name, operand.dtype, pitch))
+        elif pitch < 0:
+            raise Refusal(f"{operand.name} has a stride of {pitch} elements from one matmul of the batch to the next")
+    for name, dtype, pitch in moved:
+        if pitch < 0 or pitch * itemsize(dtype) % TMA_ALIGNMENT_BYTES:
+            raise Refusal(
+                f"{name} has a stride of {pitch} elements, {pitch * itemsize(dtype)} bytes, from one matmul of the batch to the next; TMA"
+                f" needs a multiple of {TMA_ALIGNMENT_BYTES} bytes"
+            )
+
+
+def _check_apart(problem: GemmProblem, output: EpilogueOutput, pitch: int) -> None:
+    """Check that no two matmuls of a batch write the same elements."""
+    label, columns = problem.label_of(output), problem.n if output.kind == "exact" else 1
+    # each launch checks its own numbers
+    if {f"batch_stride_{label}", f"pitch_{label}", *SIZES} & {*problem.runtime}:
+        return
+    inside = pitch >= (problem.m - 1) * output.pitch + columns
+    outside = pitch >= columns and output.pitch >= (problem.batches - 1) * pitch + columns
+    if not (inside or outside):
+        raise Refusal(
+            f"{shown_output(problem, output)} has strides of {pitch} and {output.pitch} elements, so matmuls of the batch overlap"
+        )
+
+
+def shown_output(problem: GemmProblem, output: EpilogueOutput) -> str:
+    """Return the name of an output in messages."""
+    return problem.names[2] if output == problem.outputs[0] else output.name
+
+
+def check_pitch(problem: GemmProblem, name: str, dtype: str, pitch: int, side: str) -> None:
+    """Check a pitch along `side`: TMA needs a multiple of 16 bytes."""
+    line = getattr(problem, side)
+    if pitch < line and (pitch == 0 or f"size_{side}" not in problem.runtime):
+        raise Refusal(f"{name} has a stride of {pitch} elements between lines of {line}: they overlap")
+    if pitch * itemsize(dtype) % TMA_ALIGNMENT_BYTES:
+        raise Refusal(
+            f"{name} has a stride of {pitch} elements, {pitch * itemsize(dtype)} bytes; TMA needs a multiple of"
+            f" {TMA_ALIGNMENT_BYTES} bytes"
+        )

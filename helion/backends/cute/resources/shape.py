@@ -11,9 +11,10 @@ import torch
 from ...._compiler.facts.records import AxisFact, KernelFacts, MatmulFact, MemoryOpFact, RegionFact
 from ...._shapes import dtype_name
 from ..plan.build import MAX_PROMOTE_K_TILES
+from ..plan.copied import Copied, CopySource
 from ..plan.dtypes import itemsize
 from ..plan.epilogue import Epilogue, EpilogueOperand, EpilogueOutput, Instruction, OperandKind
-from ..plan.records import SWIZZLE_BYTES, Batch, GemmProblem, Major
+from ..plan.records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Major
 from ..plan.scales import BlockScales, Scale, Side
 
 
@@ -152,13 +153,21 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
     if axes[0] != sides.rows:
         m, n, layouts = n, m, layouts[::-1]
     majors: list[Major] = ["k" if layout == "k_major" else "mn" for layout in layouts]
+    swaps = {"a": "b", "b": "a"} if axes[0] != sides.rows else {}
+    seconds = tuple(_second(sides.others, 0))
+    copied = tuple(
+        replace(each, operand=swaps.get(each.operand, each.operand)) for each in _copied(facts, fact, seconds)
+    )
+    for each in copied:
+        if each.operand in ("a", "b"):
+            majors["ab".index(each.operand)] = "k"
     walked = (*axes, None if sides.nested else fact.k_axis)
     operands = (*_second(sides.others, _pitch(majors[1], n, k)), *_operands(facts, axes))
     return GemmProblem(
         m=m,
         n=n,
         k=k,
-        operand_dtype=dtype_name(_loaded_dtype(facts, fact)),
+        operand_dtype=dtype_name(_multiplied_dtype(facts, fact)),
         output_dtype=dtype_name(stores[0].dtype),
         a_pitch=_pitch(majors[0], m, k),
         b_pitch=_pitch(majors[1], n, k),
@@ -166,7 +175,8 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
         a_major=majors[0],
         b_major=majors[1],
         epilogue=_epilogue(operands, facts, stores, axes, n),
-        scales=_scales(fact, facts, axes, k),
+        scales=None if copied else _scales(fact, facts, axes, k),
+        copied=copied,
         runtime=_runtime(facts, zip(("size_m", "size_n", "size_k"), walked, strict=True)),
     )
 
@@ -256,10 +266,49 @@ def _lines(store: MemoryOpFact, axes: tuple[int, int]) -> tuple[int, ...]:
     return walked[::-1] if len(walked) == 2 and strides[0] == 1 != strides[1] else walked
 
 
-def _loaded_dtype(facts: KernelFacts, fact: MatmulFact) -> torch.dtype:
-    """Return the type of the operands in memory, which may be widened before the matmul."""
-    loads = (op.dtype for op in facts.memory_ops if op.slot == fact.lhs_slot and op.kind == "load")
-    return next(loads, fact.lhs_dtype)
+def _load_of(facts: KernelFacts, slot: int | None) -> MemoryOpFact | None:
+    return next((op for op in facts.memory_ops if op.slot == slot and op.kind == "load"), None)
+
+
+def _multiplied_dtype(facts: KernelFacts, fact: MatmulFact) -> torch.dtype:
+    """Return the type that the operands are multiplied in: 16-bit ones may be widened before the matmul."""
+    held = {
+        None if op is None else op.dtype for op in (_load_of(facts, slot) for slot in (fact.lhs_slot, fact.rhs_slot))
+    }
+    (first, *others) = held
+    return first if not others and first in (torch.bfloat16, torch.float16) else fact.lhs_dtype
+
+
+def _copied(facts: KernelFacts, fact: MatmulFact, operands: Sequence[EpilogueOperand]) -> Iterator[Copied]:
+    """Yield the operands that warps copy, with their main source. A second B is copied if the first one is."""
+    dtype = _multiplied_dtype(facts, fact)
+    for operand, slot, computed in (
+        ("a", fact.lhs_slot, fact.lhs_prologue),
+        ("b", fact.rhs_slot, fact.rhs_prologue),
+    ):
+        op = _load_of(facts, slot)
+        if op is not None and op.dtype == dtype and not _is_odd(op, fact.k_axis):
+            continue
+        along_k = op is not None and _stride(op, fact.k_axis) == 1
+        kept = dtype_name(fact.lhs_dtype if op is None or computed else op.dtype)
+        source = CopySource(
+            name=f"source_{operand}", dtype=kept, pitch=0 if along_k else 1, k_pitch=1 if along_k else 2
+        )
+        yield Copied(operand=operand, sources=(source,))
+        if operand == "b":
+            yield from (Copied(operand=each.label, sources=(source,)) for each in operands if each.kind == "product")
+
+
+def _stride(op: MemoryOpFact, axis: int | None) -> int:
+    return next((n for at, n in zip(op.subscript_axes, op.strides, strict=True) if at == axis), 0)
+
+
+def _is_odd(op: MemoryOpFact, k_axis: int | None) -> bool:
+    """Return whether TMA cannot load tiles of a tensor for the matrix unit."""
+    k_major = _stride(op, k_axis) == 1
+    contiguous = k_major or (1 in op.strides and op.itemsize == 2)
+    steps = [n for n in op.strides if n != 1] if op.static else []
+    return op.static and (not contiguous or any(n * op.itemsize % TMA_ALIGNMENT_BYTES for n in steps))
 
 
 def _pitches(store: MemoryOpFact, axes: tuple[int, int], n: int) -> int:

@@ -142,6 +142,48 @@ class TmaLoad(Step):
     cursor: str
 
 
+class CopyStep(Step):
+    """A step of warps that copy operands."""
+
+
+@dataclass(frozen=True)
+class LoadElements(CopyStep):
+    """Load the sources of a copied operand from global memory into registers, for the K tile ``ahead`` of the current
+    one. Indices past the ends of tensors are those of the last elements."""
+
+    operand: str
+    ahead: int = 0
+
+
+@dataclass(frozen=True)
+class CopyAcquire(CopyStep):
+    """Copying warp: wait until the stage is empty. The expected bytes of its phase are those of TMA alone."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
+class WriteElements(CopyStep):
+    """Compute the elements of a copied operand from its loaded sources, and store them to the stage of ``cursor``."""
+
+    operand: str
+    cursor: str
+
+
+@dataclass(frozen=True)
+class CopyCommit(CopyStep):
+    """Copying warp: one lane arrives at the full barrier of the stage, after all lanes have written and fenced."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
+class CopyTail(CopyStep):
+    """Copying warp: wait until every stage has been released."""
+
+    cursor: str
+
+
 @dataclass(frozen=True)
 class WgmmaFence(Step):
     """Order accesses to accumulator registers before the following wgmma."""

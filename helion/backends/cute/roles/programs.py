@@ -8,6 +8,7 @@ from ..plan.counts import counts
 from ..plan.passes import passes, reads_matrices
 from ..plan.records import GemmPlan
 from . import blackwell, hopper
+from .copied import with_copies
 from .edits import add_role, before, edit_role
 from .grammar import (
     VECTORS,
@@ -17,6 +18,7 @@ from .grammar import (
     BarrierSync,
     ClusterExit,
     Commit,
+    CopyTail,
     Cursor,
     Evaluate,
     FenceShared,
@@ -51,6 +53,8 @@ def kernel_program(plan: GemmPlan) -> KernelProgram:
         program = with_rows(program)
     if plan.has_residual:
         program = with_residuals(program)
+    if plan.problem.copied:
+        program = with_copies(program)
     if plan.splits > 1:
         program = with_splits(program)
     if plan.grid_splits > 1:
@@ -59,6 +63,8 @@ def kernel_program(plan: GemmPlan) -> KernelProgram:
         program = with_teams(program)
     if plan.finish is not None:
         program = edit_role(program, "load", before(Tail, (LaunchFinish(),)))
+        if not any(role.name == "load" for role in program.roles):
+            program = edit_role(program, "copy", before(CopyTail, (LaunchFinish(),)))
     if plan.ctas > 1:
         program = dataclasses.replace(program, exit=(ClusterExit(),))
     return program

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from ..plan.counts import counts, multicast_masks, owner, part_of, place, rank_at
 from ..plan.passes import passes, reads_matrices
 from ..roles import grammar as g
+from .elements import Elements, parts_of
 
 Tag = tuple[int, int]
 """Contents of a stage: (tile, K tile or sub-tile)."""
@@ -188,6 +189,7 @@ class Warp:
     """(tile, exchanges) up to which per-row numbers are computed."""
     stores: list[Store] = field(default_factory=list)
     unfenced_reads: list[Slot] = field(default_factory=list)
+    copies: Elements = field(default_factory=Elements)
     waited: bool = False
     """True if, since the last warp sync, the storing lane has waited for its stores (with stores by warps)."""
     written: bool = False
@@ -214,6 +216,7 @@ class Leaf(NamedTuple):
 
 ALONE = (
     *(g.SetUp, g.Cursor, g.Advance, g.Skip, g.WgmmaFence, g.WgmmaCommit, g.ClearSums, g.Promote),
+    g.LoadElements,
     *(g.LoadVectors, g.ClearRows, g.JoinLanes, g.OwnRows, g.EvaluateRows),
 )
 """Steps without effect on other warps, and the reverse: they run together with the next step that has one."""
@@ -566,8 +569,8 @@ class Cluster:
             of_b = ("b", *(operand.label for operand in self.plan.problem.epilogue.of_kind("product")))
             for cta in self.ctas:
                 a, b = multicast_masks(self.plan, cta.rank)
-                found |= {("a", cta.rank)} if a >> rank & 1 else set()
-                found |= {(name, cta.rank) for name in of_b} if b >> rank & 1 else set()
+                names = (*(("a",) if a >> rank & 1 else ()), *(of_b if b >> rank & 1 else ()))
+                found |= {(part, cta.rank) for name in names for part in parts_of(self.program, name)}
         return found
 
     def expect(self, cta: Cta, slot: Slot, tag: Tag) -> None:

@@ -567,6 +567,7 @@ def _(cluster: Cluster, step: g.FenceShared, warp: Warp) -> None:
     for buffer, tag in warp.unfenced_writes:
         buffer.written[warp.number] = tag
     warp.unfenced_reads, warp.unfenced_writes = [], []
+    warp.copies.fence()
 
 
 @rule(g.TmaStore)
@@ -621,6 +622,7 @@ def _come(cluster: Cluster, warp: Warp, name: str) -> Ready:
 @rule(g.WarpSync)
 def _(cluster: Cluster, step: g.WarpSync, warp: Warp) -> None:
     warp.waited = warp.written = False
+    warp.copies.sync()
 
 
 @rule(g.BarrierSync)

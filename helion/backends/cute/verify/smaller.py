@@ -12,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ..plan.counts import counts
+from ..plan.copied import COPY_WARPS
+from ..plan.counts import counts, full_arrivals
 from ..plan.records import WARP_THREADS, GemmPlan
 from ..roles.grammar import KernelProgram, NamedBarrier, Pipeline
 from .structure import visitors
@@ -105,6 +106,8 @@ def _recounted(pipeline: Pipeline, plan: GemmPlan, few: GemmPlan, warps: int) ->
         before, after = (getattr(getattr(counts(each), pipeline.name), field.name) for each in (plan, few))
         if field.name in _BY_WARPS[pipeline.name] and not _of_the_unit(pipeline, field.name):
             after = after * warps // few.consumer_warps
+        if field.name == "full_arrivals" and pipeline.name == "ab":
+            after = full_arrivals(few, min(COPY_WARPS, FEW_WARPS))
         changed[field.name] = after + getattr(pipeline.counts, field.name) - before
     return dataclasses.replace(pipeline, counts=dataclasses.replace(pipeline.counts, **changed))
 

@@ -53,14 +53,16 @@ def _memory(plan: GemmPlan) -> None:
     matrices = problem.outputs_of("exact")
     stored = [subtile_bytes(plan, output.dtype) for output in matrices]
     lines = [("A", problem.a_pitch, problem.operand_dtype), ("B", problem.b_pitch, problem.operand_dtype)]
+    lines = [line for label, line in zip("ab", lines, strict=False) if problem.copy_of(label) is None]
     lines += [(output.name, output.pitch, output.dtype) for output in matrices]
     lines += [
         (operand.name, operand.pitch, operand.dtype)
         for operand in problem.epilogue.operands
-        if operand.kind in _MATRICES
+        if operand.kind in _MATRICES and problem.copy_of(operand.label) is None
     ]
     for operand, dtype in (("a", problem.operand_dtype), ("b", problem.operand_dtype), ("d", problem.output_dtype)):
-        lines.append((f"{operand.upper()}, product by product,", problem.batch_pitch(operand), dtype))
+        if problem.copy_of(operand) is None:
+            lines.append((f"{operand.upper()}, product by product,", problem.batch_pitch(operand), dtype))
     for name, pitch, dtype in lines:
         if pitch * itemsize(dtype) % TMA_ALIGNMENT_BYTES:
             raise Fault(f"TMA cannot step {pitch * itemsize(dtype)} bytes from line to line of {name}")
@@ -106,7 +108,8 @@ def _finish(program: g.KernelProgram) -> None:
     waiting CTAs."""
     launches = [role.name for role in program.roles for step in role.program if isinstance(step, g.LaunchFinish)]
     everywhere = [step for role in program.roles for step in steps(role.program) if isinstance(step, g.LaunchFinish)]
-    if len(launches) != len(everywhere) or launches != (["load"] if program.plan.finish is not None else []):
+    loads = "load" if any(role.name == "load" for role in program.roles) else "copy"
+    if len(launches) != len(everywhere) or launches != ([loads] if program.plan.finish is not None else []):
         raise Fault(f"a kernel after the matmul is launched {len(everywhere)} times")
 
 

@@ -21,7 +21,7 @@ from ....._compiler.ir.grammar import (
 )
 from ....._compiler.ir.ops import OPS
 from ....._shapes import Expr, dtype_name
-from ...plan.build import MAX_EXTENT
+from ...plan.runtime import MAX_EXTENT
 from ...plan.dtypes import COLUMN_DTYPES, COLUMN_OUTPUT_DTYPES, EPILOGUE_DTYPES, OUTPUT_DTYPES
 from ...plan.epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, Epilogue, EpilogueOperand, EpilogueOutput
 from ...plan.refusal import Refusal

@@ -1,0 +1,276 @@
+"""Code of the warps that copy operands: loads with clamped indices, arithmetic in fp32, writes of 16 bytes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from ..plan.copied import CHUNK_BYTES, COPY_WARPS, Copied, CopySource
+from ..plan.counts import chunk_elements, chunks_of_thread, copied_lines, elements_of_thread, is_vector
+from ..plan.dtypes import DTYPES, itemsize
+from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant
+from ..plan.records import WARP_THREADS, GemmPlan
+from ..roles import grammar as g
+from .epilogue import EXPRESSIONS, literal
+
+THREADS = COPY_WARPS * WARP_THREADS
+_WORDS = {1: "Uint8", 2: "Uint16", 4: "Uint32", 8: "Uint64"}
+"""Types that elements are moved as if they are not computed."""
+
+
+class Layout:
+    """The chunks of a copied operand in a stage, by thread. ``elements`` are those of a chunk, ``chunks`` those of a
+    line, ``items`` those of a thread."""
+
+    def __init__(self, plan: GemmPlan, copied: Copied) -> None:
+        self.plan, self.copied = plan, copied
+        self.is_a = copied.operand == "a"
+        self.lines = copied_lines(plan, copied)
+        self.elements = chunk_elements(plan)
+        self.chunks = plan.tile[2] // self.elements
+        self.items = chunks_of_thread(plan, copied)
+        self.label = copied.operand
+
+    @property
+    def line(self) -> str:
+        """The line of item ``i`` in the tile."""
+        if self.copied.lines_are_contiguous:
+            return f"(copy_thread + i * {THREADS}) % {self.lines}"
+        return f"copy_thread // {self.chunks} + i * {THREADS // self.chunks}"
+
+    @property
+    def chunk(self) -> str:
+        """The chunk of item ``i`` in its line."""
+        if self.copied.lines_are_contiguous:
+            return f"(copy_thread + i * {THREADS}) // {self.lines}"
+        return f"copy_thread % {self.chunks}"
+
+    @property
+    def first_line(self) -> str:
+        """The first line of the tile."""
+        return f"{'tile_m' if self.is_a else 'tile_n'} * {self.lines}"
+
+    @property
+    def moves(self) -> bool:
+        """True if elements are moved as they are."""
+        return not self.copied.instructions and self.copied.sources[0].dtype == self.plan.problem.operand_dtype
+
+    def place(self, at: int) -> str:
+        """Return the index of element ``j`` of item ``i`` in the registers of source number ``at``."""
+        source = self.copied.sources[at]
+        if source.k_pitch == 0:
+            return "0" if source.pitch == 0 else "i"
+        if source.pitch == 0 and not self.copied.lines_are_contiguous:
+            return "j"
+        return f"i * {self.elements} + j"
+
+    def dtype(self, at: int) -> str:
+        """Return the type of the registers of a source."""
+        dtype = self.copied.sources[at].dtype
+        return f"cutlass.{_WORDS[itemsize(dtype)] if self.moves else DTYPES[dtype].dsl}"
+
+    @property
+    def stored(self) -> str:
+        """The type of the elements that are written."""
+        dtype = self.plan.problem.operand_dtype
+        return f"cutlass.{_WORDS[itemsize(dtype)] if self.moves else DTYPES[dtype].dsl}"
+
+
+def source_names(copied: Copied) -> list[str]:
+    """Return the kernel's tensors of the sources of an operand."""
+    return [f"source_{copied.operand}_{at}" for at in range(len(copied.sources))]
+
+
+def pointer_names(plan: GemmPlan) -> list[str]:
+    """Return the host function's pointers of further sources, in the order of ``more_sources``."""
+    return [name for copied in plan.problem.copied for name in _pointers(copied)[1:]]
+
+
+def _pointers(copied: Copied) -> list[str]:
+    return [copied.operand, *(f"{copied.operand}_from_{at}" for at in range(1, len(copied.sources)))]
+
+
+def tensors(plan: GemmPlan) -> list[str]:
+    """Return the host's definitions of the tensors of all sources: (lines, K), and the batch if it has one."""
+    found = []
+    for copied in plan.problem.copied:
+        layout = Layout(plan, copied)
+        extent = plan.problem.m if layout.is_a else plan.problem.n
+        for at, (name, pointer) in enumerate(zip(source_names(copied), _pointers(copied), strict=True)):
+            source = copied.sources[at]
+            shape, stride = f"({extent}, {plan.problem.k}", f"({source.pitch}, {source.k_pitch}"
+            if at == 0 and (pitch := plan.problem.batch_pitch(copied.operand)):
+                shape, stride = f"{shape}, {plan.problem.batches}", f"{stride}, {pitch}"
+            given = f"cute.recast_ptr({pointer}, dtype={layout.dtype(at)})" if layout.moves else pointer
+            found.append(f"{name} = cute.make_tensor({given}, cute.make_layout({shape}), stride={stride})))")
+    return found
+
+
+def lines(step: g.CopyStep, plan: GemmPlan, role: g.Role, stages: int) -> list[str]:
+    """Return the code of a step of the copying warps; ``stages`` are those of A and B."""
+    return _lines(step, plan, role, stages)
+
+
+@functools.singledispatch
+def _lines(step: g.CopyStep, plan: GemmPlan, role: g.Role, stages: int) -> list[str]:
+    raise NotImplementedError(f"no rule prints {type(step).__name__}")
+
+
+def set_up(plan: GemmPlan, role: g.Role) -> list[str]:
+    """Define the registers of the copying warps."""
+    found = [f"copy_thread = thread - {role.first_warp * WARP_THREADS}"]
+    if plan.products > 1 and any(copied.operand != "a" for copied in plan.problem.copied):
+        found.append("copy_part = cute.make_tensor(shared_b.iterator, layout_part.outer)")
+    for copied in plan.problem.copied:
+        layout = Layout(plan, copied)
+        for at, name in enumerate(source_names(copied)):
+            size = elements_of_thread(plan, copied, copied.sources[at])
+            found.append(f"{name}_loaded = cute.make_rmem_tensor({size}, {layout.dtype(at)})")
+        if not layout.moves:
+            found.append(f"{layout.label}_computed = cute.make_rmem_tensor({layout.elements}, cutlass.Float32)")
+        found.append(f"{layout.label}_written = cute.make_rmem_tensor({layout.elements}, {layout.stored})")
+    return found
+
+
+@_lines.register
+def _(step: g.LoadElements, plan: GemmPlan, role: g.Role, stages: int) -> list[str]:
+    copied = plan.problem.copy_of(step.operand)
+    assert copied is not None
+    layout = Layout(plan, copied)
+    tile = f"(k_tile + {step.ahead})" if step.ahead else "k_begin" if plan.parts > 1 else "0"
+    found: list[str] = []
+    for at, name in enumerate(source_names(copied)):
+        found += _load(layout, at, name, tile)
+    return found
+
+
+def _load(layout: Layout, at: int, name: str, tile: str) -> list[str]:
+    plan, source = layout.plan, layout.copied.sources[at]
+    extent = plan.problem.m if layout.is_a else plan.problem.n
+    batch = ", batch" if at == 0 and plan.problem.batch_pitch(layout.label) else ""
+    line = f"cutlass.min({layout.first_line} + {layout.line}, {extent - 1})" if source.pitch else "0"
+    first = f"{tile} * {plan.tile[2]} + {layout.chunk} * {layout.elements}"
+    place = layout.place(at)
+    if is_vector(plan, layout.copied, source):
+        bytes_ = min(CHUNK_BYTES, layout.elements * itemsize(source.dtype))
+        place = f"({line}, cutlass.min({first}, {plan.problem.k - layout.elements}){batch})"
+        whole = f"cute.make_layout({layout.elements})"
+        return [
+            f"for i in cutlass.range_constexpr({layout.items}):",
+            f"    vector = ({name}.iterator + cute.crd2idx({place}, {name}.layout)).align({bytes_})",
+            f"    to_vector = cute.make_tensor({name}_loaded.iterator + i * {layout.elements}, {whole})",
+            f"    cute.autovec_copy(cute.make_tensor(vector, {whole}), to_vector)",
+        ]
+    loops = [("i", layout.items if place[0] == "i" else 1), ("j", layout.elements if place[-1] == "j" else 1)]
+    index = f"cutlass.min({first} + j, {plan.problem.k - 1})" if source.k_pitch else "0"
+    found, indent = [], ""
+    for variable, count in loops:
+        found.append(f"{indent}for {variable} in cutlass.range_constexpr({count}):")
+        indent += "    "
+    return [*found, f"{indent}{name}_loaded[{place}] = {name}[{line}, {index}{batch}]"]
+
+
+@_lines.register
+def _(step: g.CopyAcquire, plan: GemmPlan, role: g.Role, stages: int) -> list[str]:
+    return [f"ab.sync_object_empty.wait({step.cursor}.index, {step.cursor}.phase)"]
+
+
+@_lines.register
+def _(step: g.CopyCommit, plan: GemmPlan, role: g.Role, stages: int) -> list[str]:
+    return [
+        "with cute.arch.elect_one():",
+        f"    cute.arch.mbarrier_arrive(ab.producer_get_barrier({step.cursor}))",
+    ]
+
+
+@_lines.register
+def _(step: g.CopyTail, plan: GemmPlan, role: g.Role, stages: int) -> list[str]:
+    return [
+        f"for stage in cutlass.range_constexpr({stages}):",
+        f"    ab.sync_object_empty.wait({step.cursor}.index, {step.cursor}.phase)",
+        f"    {step.cursor}.advance()",
+    ]
+
+
+@_lines.register
+def _(step: g.WriteElements, plan: GemmPlan, role: g.Role, stages: int) -> list[str]:
+    copied = plan.problem.copy_of(step.operand)
+    assert copied is not None
+    layout = Layout(plan, copied)
+    shared, stage = f"shared_{step.operand}", f"{step.cursor}.index"
+    if not layout.is_a:
+        labels = ("b", *(each.label for each in plan.problem.epilogue.of_kind("product")))
+        shared = "shared_b" if plan.products == 1 else "copy_part"
+        stage = stage if plan.products == 1 else f"{stage} * {plan.products} + {labels.index(step.operand)}"
+    swizzle = f"layout_{'a' if layout.is_a else 'b'}.inner"  # recasting would drop it
+    place = f"copy_line, copy_k, {stage}"
+    if plan.unit == "tcgen05":
+        atom = DTYPES[plan.problem.operand_dtype].mma_k
+        place = f"(copy_line, copy_k % {atom}), 0, copy_k // {atom}, {stage}"
+    return [
+        f"for i in cutlass.range_constexpr({layout.items}):",
+        f"    copy_line = {layout.line}",
+        f"    copy_k = {layout.chunk} * {layout.elements}",
+        *(f"    {line}" for line in _computed(layout, copied)),
+        f"    to_chunk = ({shared}.iterator + cute.crd2idx(({place}), {shared}.layout)).align({CHUNK_BYTES})",
+        f"    to_chunk = cute.recast_ptr(to_chunk, {swizzle}, dtype={layout.stored})",
+        f"    cute.autovec_copy({step.operand}_written, cute.make_tensor(to_chunk, cute.make_layout({layout.elements})))",
+    ]
+
+
+def _computed(layout: Layout, copied: Copied) -> list[str]:
+    """Return the elements of item ``i``, zero past the end of K."""
+    names, plan, label = source_names(copied), layout.plan, layout.label
+    inside = f"k_tile * {plan.tile[2]} + copy_k + j < {plan.problem.k}" if plan.problem.k % plan.tile[2] else ""
+    each = f"for j in cutlass.range_constexpr({layout.elements}):"
+    if layout.moves:
+        value = f"{names[0]}_loaded[{layout.place(0)}]"
+        value = f"{layout.stored}(cutlass.select_({inside}, {value}, {layout.stored}(0)))" if inside else value
+        return [each, f"    {label}_written[j] = {value}"]
+    found: list[str] = []
+    for at, (name, source) in enumerate(zip(names, copied.sources, strict=True)):
+        found += _widened(layout, at, name, source)
+    found.append(each)
+    found += [f"    v{at} = {_number(layout, at, name)}" for at, name in enumerate(names)]
+    for number, made in enumerate(copied.instructions, start=len(names)):
+        arguments = [literal(x) if isinstance(x, Constant) else f"v{x}" for x in made.arguments]
+        found.append(f"    v{number} = {_expression(layout, made.op, arguments)}")
+    value = f"v{copied.last}"
+    value = f"cutlass.Float32(cutlass.select_({inside}, {value}, cutlass.Float32(0.0)))" if inside else value
+    return [
+        *found,
+        f"    {label}_computed[j] = {value}",
+        f"{label}_written.store({label}_computed.load().to({layout.stored}))",
+    ]
+
+
+def _expression(layout: Layout, op: str, arguments: Sequence[str]) -> str:
+    if op == ROW_NUMBER:
+        return f"cutlass.Float32({layout.first_line} + copy_line)"
+    if op == COLUMN_NUMBER:
+        return f"cutlass.Float32(k_tile * {layout.plan.tile[2]} + copy_k + j)"
+    return EXPRESSIONS[op](*arguments)
+
+
+def _is_narrow(source: CopySource) -> bool:
+    """Return whether single elements of a type cannot be converted: the DSL converts vectors of 8-bit floats."""
+    return source.dtype.startswith("float8")
+
+
+def _widened(layout: Layout, at: int, name: str, source: CopySource) -> list[str]:
+    """Return the conversion of a chunk of 8-bit floats."""
+    if not _is_narrow(source):
+        return []
+    place = layout.place(at).replace("+ j", "").replace("j", "0").strip()
+    view = f"cute.make_tensor({name}_loaded.iterator + {place}, cute.make_layout({layout.elements}))"
+    return [
+        f"{name}_wide = cute.make_rmem_tensor({layout.elements}, cutlass.Float32)",
+        f"{name}_wide.store({view}.load().to(cutlass.Float32))",
+    ]
+
+
+def _number(layout: Layout, at: int, name: str) -> str:
+    """Return an element of a source in fp32."""
+    if _is_narrow(layout.copied.sources[at]):
+        return f"{name}_wide[j]"
+    return f"{name}_loaded[{layout.place(at)}].to(cutlass.Float32)"

@@ -1,0 +1,165 @@
+"""The operands of a matmul: tensors that TMA loads as they are, or elements that warps copy and compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from ...._compiler.ir.grammar import HostTensor, Op, Operand, PointwiseAttrs, Value, ViewAttrs
+from ...._shapes import Number, dtype_name
+from ..plan.copied import Copied, CopySource
+from ..plan.epilogue import Constant, Instruction
+from ..plan.records import TMA_ALIGNMENT_BYTES, Major
+from ..plan.refusal import Refusal
+from .chain import EXAMPLE_MULTIPLE, ROUNDED, Chain, Reference
+from .frame import Frame, Place, blocks_of, major_of, place_of
+from .names import name_of
+from .numbers import equal, is_known, known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multiplied:
+    """An operand of the matmul, of ``dtype`` in shared memory.
+
+    TMA loads the only one of ``tensors``, with contiguous elements along ``major`` and ``pitch`` elements from one line
+    to the next. With ``copied`` the tensors are its sources.
+    """
+
+    tensors: tuple[HostTensor, ...]
+    dtype: torch.dtype
+    major: Major
+    pitch: Number
+    copied: Copied | None = None
+
+    @property
+    def tensor(self) -> HostTensor:
+        """The tensor that takes the operand's place among arguments."""
+        return self.tensors[0]
+
+
+def common_dtype(frame: Frame, dot: Op) -> torch.dtype:
+    """Return the type that the operands of a dot are multiplied in.
+
+    It is that of its operands. Two loads of one 16-bit type that are widened before the dot are multiplied as they are.
+    """
+    loads = [_loaded(frame, operand) for operand in dot.operands[:2]]
+    held = {frame.tensor(op).dtype for op in loads if op is not None}
+    if None not in loads and len(held) == 1 and held <= {*ROUNDED}:
+        return held.pop()
+    left = dot.operands[0]
+    assert isinstance(left, Value)
+    return left.dtype
+
+
+def multiplied(
+    frame: Frame, value: Operand, wanted: tuple[int, int], dtype: torch.dtype, copies: bool = False
+) -> Multiplied:
+    """Return an operand of the dot, whose dimensions iterate over the blocks ``wanted``; ``copies`` rules out TMA."""
+    op = _loaded(frame, value)
+    if op is not None and frame.tensor(op).dtype == dtype and not copies:
+        held = _turned(frame, value, wanted)
+        if blocks_of(frame, op) != held:
+            raise Refusal(f"{frame.tensor(op).name} is not tiled by the dimensions of the dot")
+        place = place_of(frame, op)
+        if _suits_tma(frame, place):
+            major, pitch = major_of(frame, place)
+            return Multiplied(tensors=(place.tensor,), dtype=dtype, major=major, pitch=pitch)
+    (line,) = (block for block in wanted if block != frame.k)
+    return _Elements(frame, line).multiplied(value, dtype)
+
+
+def is_transposed(op: Op) -> bool:
+    return op.kind == "view" and op.attrs == ViewAttrs("permute", (1, 0))
+
+
+def _is_widening(op: Op) -> bool:
+    source = op.operands[0] if op.attrs == PointwiseAttrs("cast") else None
+    return isinstance(source, Value) and source.dtype in ROUNDED and op.result.dtype == torch.float32
+
+
+def _loaded(frame: Frame, value: Operand) -> Op | None:
+    """Return the load of an operand that is at most transposed and widened from 16 bits; None for others."""
+    op = frame.maker(value)
+    while op is not None and (is_transposed(op) or _is_widening(op)):
+        op = frame.maker(op.operands[0])
+    return op if op is not None and op.kind == "load" else None
+
+
+def _turned(frame: Frame, value: Operand, wanted: tuple[int, int]) -> tuple[int, int]:
+    """Return the blocks that iterate over the tensor's dimensions, given those of the operand."""
+    op = frame.maker(value)
+    while op is not None and op.kind != "load":
+        wanted = (wanted[1], wanted[0]) if op.kind == "view" else wanted
+        op = frame.maker(op.operands[0])
+    return wanted
+
+
+def _suits_tma(frame: Frame, place: Place) -> bool:
+    """Return whether TMA loads tiles of a tensor for the matrix unit. Strides that only the launch knows have to be
+    multiples of 16 bytes."""
+    along_k = place.blocks.index(frame.k)
+    k_stride, other = place.strides[along_k], place.strides[1 - along_k]
+    contiguous = equal(k_stride, 1) or (equal(other, 1) and place.tensor.dtype.itemsize == 2)
+    lines = other if equal(k_stride, 1) else k_stride
+    steps = [lines, frame.batch_strides.get(place.tensor.id, 0)]
+    size = place.tensor.dtype.itemsize
+    if not contiguous and not all(map(is_known, (k_stride, other))):
+        return True  # refused with its strides, which a copy would need to know
+    return contiguous and all(not is_known(step) or step * size % TMA_ALIGNMENT_BYTES == 0 for step in steps)
+
+
+class _Elements(Chain):
+    """A trace from an operand of the dot back to loads. Lines take the place of rows, and K that of columns."""
+
+    def __init__(self, frame: Frame, line: int) -> None:
+        super().__init__(replace(frame, m=line, n=frame.k, whole_rows=False, by_tiles=False))
+        self.sources: dict[str, tuple[CopySource, HostTensor]] = {}
+
+    def multiplied(self, value: Operand, dtype: torch.dtype) -> Multiplied:
+        """Return the copy of an operand, without its label."""
+        reference = self.read(value)
+        if isinstance(reference, Constant) or not self.sources:
+            raise Refusal("an operand of the dot that no tensor is loaded for is not implemented")
+        found = sorted(self.sources.values(), key=lambda pair: _dimensions(pair[0]), reverse=True)
+        names = {source.name: number for number, (source, _) in enumerate(found)}
+        copied = Copied(
+            operand="",
+            sources=tuple(source for source, _ in found),
+            instructions=self._numbered(reference, names),
+        )
+        k = self.frame.extent(self.frame.k)
+        pitch = -(-known(k, "K of an operand that warps copy") // EXAMPLE_MULTIPLE) * EXAMPLE_MULTIPLE
+        return Multiplied(tensors=tuple(each for _, each in found), dtype=dtype, major="k", pitch=pitch, copied=copied)
+
+    def _numbered(self, value: Reference, names: dict[str, int]) -> tuple[Instruction, ...]:
+        numbers: dict[Reference, int] = {name: number for name, number in names.items()}
+        instructions: list[Instruction] = []
+        for position in sorted(self._steps_of([value])):
+            step = self.steps[position]
+            arguments = tuple(x if isinstance(x, Constant) else numbers[x] for x in step.arguments)
+            numbers[position] = len(names) + len(instructions)
+            instructions.append(Instruction(step.op, arguments))
+        if not instructions and numbers[value] != len(names) - 1:
+            raise Refusal("an operand of the dot that is loaded among others is not implemented")
+        return tuple(instructions)
+
+    def _load(self, op: Op) -> Reference:
+        place = place_of(self.frame, op)
+        if len({*place.blocks}) < len(place.blocks) or not {*place.blocks} <= {self.frame.m, self.frame.n}:
+            raise Refusal(f"{place.tensor.name} is not tiled by the dimensions of the dot")
+        strides = dict(zip(place.blocks, place.strides, strict=True))
+        pitch, k_pitch = (
+            known(strides.get(block, 0), f"a stride of {place.tensor.name}, which warps copy,")
+            for block in (self.frame.m, self.frame.n)
+        )
+        name = name_of(place.tensor)
+        source = CopySource(name=name, dtype=dtype_name(place.tensor.dtype), pitch=pitch, k_pitch=k_pitch)
+        if name in self.sources and self.sources[name][0] != source:
+            source = replace(source, name=f"{name}_{len(self.sources)}")
+        self.sources[source.name] = (source, place.tensor)
+        return source.name
+
+
+def _dimensions(source: CopySource) -> int:
+    return (source.pitch != 0) + (source.k_pitch != 0)

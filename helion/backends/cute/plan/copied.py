@@ -1,0 +1,82 @@
+"""Operands that warps copy through registers: of any stride, major mode and type, or computed from other tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .dtypes import DTYPES
+from .epilogue import ARITY, COLUMN_NUMBER, ROW_NUMBER, Constant, Instruction
+from .refusal import Refusal
+
+COPY_WARPS = 8
+"""Warps of the role that copies operands: the loads of a K tile are in the registers of all of them."""
+MAX_COPIED_SUMS = 64
+"""Accumulator registers per thread that leave the copying warps enough of the SM's registers."""
+CHUNK_BYTES = 16
+"""Contiguous bytes of shared memory that a thread writes at a time: a chunk stays whole under every swizzle."""
+SOURCE_DTYPES = tuple(DTYPES)
+MAX_LOADED_REGISTERS = (64, 48)
+"""Registers of loads in flight per copying thread: of 128 at launch, and of 96 with two consumer warpgroups."""
+NOT_COPIED = (
+    " is copied by warps, which is implemented without scales of blocks of K, and where sizes and strides are known when"
+    " the kernel is compiled; use hl.specialize"
+)
+MAX_SPAN = 2**31 - 1
+"""Elements of a source from its first to its last one: offsets are 32-bit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopySource:
+    """A tensor that elements of an operand are computed from.
+
+    That of line ``i`` at ``k`` is ``i * pitch + k * k_pitch`` elements after the first. A stride of 0 repeats a number.
+    """
+
+    name: str
+    dtype: str
+    pitch: int
+    k_pitch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copied:
+    """An operand whose elements warps load, compute in fp32 and store to shared memory, K-major.
+
+    ``operand`` is ``a``, ``b``, or the label of a second B. The first values are ``sources``, then one follows per
+    instruction. The last value is rounded to the operand's type. ``row_number`` is the index of the line, and
+    ``column_number`` the index along K.
+    """
+
+    operand: str
+    sources: tuple[CopySource, ...]
+    instructions: tuple[Instruction, ...] = ()
+
+    @property
+    def last(self) -> int:
+        """Number of the value that is stored."""
+        return len(self.sources) + len(self.instructions) - 1
+
+    @property
+    def lines_are_contiguous(self) -> bool:
+        """True if neighboring threads should read neighboring lines, rather than neighboring elements of a line."""
+        return self.sources[0].k_pitch != 1
+
+    def check(self, lines: int, k: int) -> None:
+        """Check its types, strides and instructions. Raises ``Refusal``."""
+        for source in self.sources:
+            if source.dtype not in SOURCE_DTYPES:
+                raise Refusal(
+                    f"{source.name} is of {source.dtype}; copies of {', '.join(SOURCE_DTYPES)} are implemented"
+                )
+            if source.pitch < 0 or source.k_pitch < 0:
+                raise Refusal(
+                    f"{source.name} has strides of {source.pitch} and {source.k_pitch}; none below 0 is implemented"
+                )
+            span = (lines - 1) * source.pitch + (k - 1) * source.k_pitch
+            if span > MAX_SPAN:
+                raise Refusal(f"{source.name} spans {span} elements; copies of up to {MAX_SPAN} are implemented")
+        for number, made in enumerate(self.instructions):
+            arity = {**ARITY, COLUMN_NUMBER: 0, ROW_NUMBER: 0}.get(made.op)
+            values = [x for x in made.arguments if not isinstance(x, Constant)]
+            if arity != len(made.arguments) or any(not 0 <= x < len(self.sources) + number for x in values):
+                raise Refusal(f"instruction {number} of a computed operand, {made.op}, is not implemented")

@@ -1,0 +1,59 @@
+"""Simulation rules of the warps that copy operands."""
+
+from __future__ import annotations
+
+from ..roles import grammar as g
+from .cluster import Cluster, Fault, Ready, Running, Tag, Warp, rule
+from .elements import copied_by
+
+
+@rule(g.LoadElements)
+def _(cluster: Cluster, step: g.LoadElements, warp: Warp) -> None:
+    warp.copies.loaded[step.operand] = (warp.tile, warp.k_tile + step.ahead)
+
+
+@rule(g.CopyAcquire)
+def _(cluster: Cluster, step: g.CopyAcquire, warp: Warp) -> Ready:
+    ring, index, parity = cluster.slot(warp, step.cursor)
+    return lambda: ring.empty[index].passed(parity)
+
+
+@rule(g.WriteElements)
+def _(cluster: Cluster, step: g.WriteElements, warp: Warp) -> None:
+    """Write the part of one warp. The matrix unit sees it after the fence and the arrival."""
+    ring, index, _ = cluster.slot(warp, step.cursor)
+    tag: Tag = (warp.tile, warp.k_tile)
+    slot = ring.slots[index]
+    if warp.copies.loaded.get(step.operand) != tag:
+        raise Fault(f"{step.operand} of {tag} is made of the elements of {warp.copies.loaded.get(step.operand)}")
+    if slot.readers:
+        raise Fault(f"{step.operand} of K tile {tag[1]} of tile {tag[0]} overwrites a slot that is being read")
+    slot.held.pop((copied_by(step.operand, warp.number), warp.cta.rank), None)
+    warp.copies.unfenced.append((index, step.operand, tag))
+    warp.copies.synced = False
+
+
+@rule(g.CopyCommit)
+def _(cluster: Cluster, step: g.CopyCommit, warp: Warp) -> None:
+    ring, index, _ = cluster.slot(warp, step.cursor)
+    if warp.copies.unfenced:
+        raise Fault("a stage is full before a fence orders its writes before the reads of the matrix unit")
+    if not warp.copies.synced:
+        raise Fault("a lane arrives for the others before they have written and fenced")
+    for written, operand, tag in warp.copies.fenced:
+        if written != index:
+            raise Fault(f"stage {index} is full, and {operand} was written to stage {written}")
+        ring.slots[index].held[copied_by(operand, warp.number), warp.cta.rank] = tag
+    warp.copies.fenced = []
+    ring.full[index].arrive()
+
+
+@rule(g.CopyTail)
+def _(cluster: Cluster, step: g.CopyTail, warp: Warp) -> Running:
+    ring, index, parity = cluster.slot(warp, step.cursor)
+    for _ in ring.slots:
+        empty = ring.empty[index]
+        yield lambda empty=empty, parity=parity: empty.passed(parity)  # type: ignore[misc]
+        index += 1
+        if index == len(ring.slots):
+            index, parity = 0, parity ^ 1

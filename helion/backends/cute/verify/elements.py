@@ -1,0 +1,43 @@
+"""Elements of copied operands in a copying warp: from global memory to a stage in shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..roles.grammar import KernelProgram
+
+
+@dataclass
+class Elements:
+    """The copies of one warp, by K tile (tile, K tile).
+
+    ``unfenced`` and ``fenced`` are its writes since it filled a stage last: stage, operand and K tile.
+    """
+
+    loaded: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By operand: the K tile whose sources are loaded into registers."""
+    unfenced: list[tuple[int, str, tuple[int, int]]] = field(default_factory=list)
+    fenced: list[tuple[int, str, tuple[int, int]]] = field(default_factory=list)
+    synced: bool = True
+    """False if the lanes have not synchronized since the last writes and the fence after them."""
+
+    def fence(self) -> None:
+        """Order all writes before later reads of the matrix unit."""
+        self.fenced += self.unfenced
+        self.unfenced = []
+
+    def sync(self) -> None:
+        """Synchronize the lanes, whose fences have to be before."""
+        self.synced = not self.unfenced
+
+
+def copied_by(operand: str, warp: int) -> str:
+    """Return the name of the part of an operand that a warp copies."""
+    return f"{operand} of warp {warp}"
+
+
+def parts_of(program: KernelProgram, operand: str) -> list[str]:
+    """Return the parts of an operand in a stage: that of TMA, or one of each warp that copies it."""
+    if program.plan.problem.copy_of(operand) is None:
+        return [operand]
+    return [copied_by(operand, warp) for warp in range(program.role("copy").warps)]

@@ -1,0 +1,91 @@
+"""Plans whose operands warps copy, by name: for the simulation, and for binaries."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from backends.cute import gemms
+from backends.cute.gemms import E4M3, SQUARE
+
+from helion.backends.cute.plan.build import plan_gemm
+from helion.backends.cute.plan.copied import Copied, CopySource
+from helion.backends.cute.plan.epilogue import Epilogue, Instruction, constant
+from helion.backends.cute.plan.records import Choice, GemmPlan, GemmProblem
+
+
+def copied(operand: str, *sources: tuple[str, str, int, int], chain: tuple[Instruction, ...] = ()) -> Copied:
+    """Sources are (name, dtype, pitch, stride along K)."""
+    made = tuple(CopySource(name=name, dtype=dtype, pitch=pitch, k_pitch=k) for name, dtype, pitch, k in sources)
+    return Copied(operand=operand, sources=made, instructions=chain)
+
+
+def problem(*copies: Copied, k: int = 479, operands: str = "bfloat16", epilogue: Epilogue | None = None) -> GemmProblem:
+    """M = 1000, N = 520; pitches of copied operands are not those in memory."""
+    whole = gemms.product(1000, 520, -(-k // 16) * 16, operands=operands, epilogue=epilogue)
+    return dataclasses.replace(whole, k=k, copied=copies)
+
+
+def odd(dtype: str = "bfloat16") -> tuple[Copied, Copied]:
+    return copied("a", ("x", dtype, 479, 1)), copied("b", ("y", dtype, 1, 520))
+
+
+SCALED = (Instruction("mul", (0, 1)), Instruction("relu", (2,)))
+SMALL, NARROW = Choice(tile=(64, 64, 64)), Choice(tile=(128, 64, 64))
+COPIES: dict[str, tuple[GemmProblem, Choice]] = {
+    "odd": (problem(*odd()), Choice(tile=(64, 128, 64))),
+    "odd_two": (problem(*odd()), NARROW),
+    "odd_pingpong": (problem(*odd()), dataclasses.replace(SMALL, pingpong=True)),
+    "odd_splits": (problem(*odd()), dataclasses.replace(SMALL, splits=2)),
+    "odd_grid": (problem(*odd()), dataclasses.replace(SMALL, grid_splits=3)),
+    "odd_residual": (problem(*odd(), epilogue=gemms.scaled_residual(520)), NARROW),
+    "n_major_fp8": (
+        problem(copied("b", ("y", E4M3, 1, 520)), k=480, operands=E4M3),
+        Choice(tile=(128, 64, 128), promote_k_tiles=1),
+    ),
+    "n_major_tf32": (problem(copied("b", ("y", "float32", 1, 520)), k=480, operands="float32"), Choice(tile=(128, 128, 32))),
+    "int8": (problem(copied("b", ("y", "int8", 480, 1)), k=480), SQUARE),
+    "int8_scaled": (problem(copied("b", ("y", "int8", 480, 1), ("scale", "float32", 1, 0), chain=SCALED), k=480), SQUARE),
+    "fp8_odd": (problem(copied("b", ("y", E4M3, 479, 1))), SQUARE),
+    "computed": (
+        problem(
+            copied(
+                "a",
+                ("x", "bfloat16", 480, 1),
+                ("depth", "bfloat16", 0, 1),
+                chain=(
+                    Instruction("add", (0, 1)),
+                    Instruction("row_number", ()),
+                    Instruction("column_number", ()),
+                    Instruction("ge", (3, 4)),
+                    Instruction("where", (5, 2, constant(0.5))),
+                    Instruction("round_bfloat16", (6,)),
+                ),
+            ),
+            k=480,
+        ),
+        SQUARE,
+    ),
+    "swiglu": (
+        problem(copied("b", ("gate", "bfloat16", 479, 1)), copied("up_operand", ("up", "bfloat16", 479, 1)), epilogue=gemms.swiglu(480)),
+        Choice(tile=(64, 64, 64)),
+    ),
+    "softmax": (
+        dataclasses.replace(gemms.whole_rows("softmax", 1000, 512, 480), copied=(copied("b", ("y", "bfloat16", 1, 512)),)),
+        Choice(tile=(128, 128, 64), cluster=(1, 4)),
+    ),
+}  # fmt: skip
+ON_WGMMA_ALONE = ("odd_pingpong", "odd_splits")
+
+
+def plan(name: str, target: str) -> GemmPlan:
+    made, choice = COPIES[name]
+    on_blackwell = target == "sm_100"
+    return plan_gemm(made, choice, gemms.BLACKWELL if on_blackwell else gemms.HOPPER)
+
+
+NAMES = tuple(
+    (name, target)
+    for name in COPIES
+    for target in ("sm_90", "sm_100")
+    if target == "sm_90" or name not in ON_WGMMA_ALONE
+)

@@ -1,0 +1,120 @@
+"""Plans whose operands warps copy: their protocol, its faults, and their binaries."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import pytest
+from backends.cute import copies, cubins
+from backends.cute.test_verify import drop, drop_kind, first_fault, is_found_at_once
+
+from helion.backends.cute.plan.counts import counts, elements_of_thread
+from helion.backends.cute.plan.records import GemmPlan
+from helion.backends.cute.roles import grammar as g
+from helion.backends.cute.roles.edits import Rewrite, edit_role
+from helion.backends.cute.roles.programs import kernel_program
+from helion.backends.cute.verify.verify import verify
+
+SAMPLED = (("n_major_tf32", "sm_90"),)
+"""Those that are compiled by every run of the tests."""
+
+
+@pytest.mark.parametrize(("name", "target"), copies.NAMES)
+def test_every_plan_is_verified(name: str, target: str) -> None:
+    plan = copies.plan(name, target)
+    copied = {each.operand for each in plan.problem.copied}
+    loads = 0 if len(copied) == 1 + plan.products else 1
+    assert counts(plan).ab.full_arrivals == loads + 8
+    assert counts(plan).ab.transaction_bytes == sum(
+        size
+        for label, size in (
+            ("a", counts(plan).a_stage_bytes),
+            *((label, counts(plan).b_stage_bytes // plan.products) for label in labels_of_b(plan)),
+        )
+        if label not in copied
+    )
+    verify(kernel_program(plan))
+
+
+def labels_of_b(plan: GemmPlan) -> list[str]:
+    return ["b", *(each.label for each in plan.problem.epilogue.of_kind("product"))]
+
+
+def early(kind: type[g.Step]) -> Rewrite:
+    """Move the arrival before a step of ``kind``."""
+    return lambda step: (g.CopyCommit("ab_copy"), step) if isinstance(step, kind) else drop_kind(g.CopyCommit)(step)
+
+
+FAULTS: tuple[tuple[str, Rewrite, str], ...] = (
+    ("copy", drop(g.CopyAcquire("ab_copy")), "overwrites|stale|arrivals|has left|deadlock"),
+    ("copy", drop(g.Advance("ab_copy")), "stale|deadlock|arrivals|overwrites|has left"),
+    ("copy", drop(g.CopyCommit("ab_copy")), "deadlock"),
+    ("copy", drop(g.FenceShared()), "before a fence"),
+    ("copy", drop(g.WarpSync()), "arrives for the others"),
+    ("copy", drop_kind(g.WriteElements), "stale"),
+    ("copy", drop_kind(g.LoadElements), "is made of the elements"),
+    ("copy", drop(g.LoadElements("b", ahead=1)), "is made of the elements"),
+    ("copy", early(g.FenceShared), "before a fence"),
+    ("copy", early(g.WarpSync), "arrives for the others"),
+    ("store", drop_kind(g.Release), "deadlock"),
+    ("multiply", drop_kind(g.Release), "deadlock"),
+    ("load", drop(g.TmaLoad("a", "ab_fill")), "deadlock"),
+    ("load", drop(g.Acquire("ab_fill")), "overwrites|stale|deadlock|arrivals"),
+)
+
+
+@pytest.mark.parametrize(("name", "target"), [("int8", "sm_90"), ("odd_splits", "sm_90"), ("int8", "sm_100")])
+def test_a_missing_step_is_found(name: str, target: str) -> None:
+    program, tried = kernel_program(copies.plan(name, target)), 0
+    for role, rewrite, message in FAULTS:
+        if not any(each.name == role for each in program.roles):
+            continue
+        kernel = edit_role(program, role, rewrite)
+        if kernel == program:
+            continue
+        tried += 1
+        assert is_found_at_once(kernel), (role, message)
+        assert any(part in first_fault(kernel) for part in message.split("|")), (first_fault(kernel), message)
+    assert tried >= len(FAULTS) - 3
+
+
+@functools.cache
+def measured(name: str, target: str) -> dict[str, object]:
+    return cubins.measure(copies.plan(name, target))
+
+
+def check(name: str, target: str) -> None:
+    """No spills, every load of a source in the loop and before it, and what the matrix unit is issued."""
+    plan, row = copies.plan(name, target), measured(name, target)
+    opcodes = row["opcodes"]
+    assert isinstance(opcodes, dict)
+    assert row["stack_bytes"] == 0
+    assert not {"LDL", "STL"} & {*opcodes}
+    assert row["misplaced_barriers"] == []
+    loaded = sum(elements_of_thread(plan, each, source) for each in plan.problem.copied for source in each.sources)
+    assert loaded // 16 <= opcodes["LDG"] <= 2 * loaded + 8
+    if len(plan.problem.copied) == 1 + plan.products and not plan.has_residual:
+        assert "UTMALDG" not in opcodes
+    assert sum(opcodes.get(name, 0) for name in ("HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA")) >= plan.mma_steps
+
+
+@pytest.mark.parametrize(("name", "target"), SAMPLED)
+def test_binaries(name: str, target: str) -> None:
+    check(name, target)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(("name", "target"), [each for each in copies.NAMES if each not in SAMPLED])
+def test_all_binaries(name: str, target: str) -> None:
+    check(name, target)
+
+
+def test_addresses_are_swizzled() -> None:
+    """Recasting a pointer drops its swizzle, so that every write names it."""
+    from helion.backends.cute.codegen.module import build
+
+    for name, target in itertools.islice(copies.NAMES, 0, None, 5):
+        text = build(copies.plan(name, target))
+        casts = [line for line in text.splitlines() if "to_chunk = cute.recast_ptr" in line]
+        assert casts and all(".inner, dtype=" in line for line in casts)
