@@ -98,7 +98,7 @@ def held_by_cluster(problem: GemmProblem, target: Target) -> bool:
 
 def lies_in_memory(problem: GemmProblem) -> bool:
     """Return whether rows can stay in global memory for a second kernel."""
-    return problem.epilogue.reduces_rows and problem.batch is None and not problem.runtime
+    return problem.epilogue.reduces_rows and problem.batch is None and not problem.runtime and not problem.strided
 
 
 def smallest(

@@ -49,6 +49,9 @@ def unproven(program: Program, target: Target) -> str:
         return str(
             as_written(program, Refusal(f"whose operand {problem.copied[0].sources[0].name} is copied by warps"))
         )
+    if problem.strided:
+        strided = (*problem.outputs_of("strided"), *problem.epilogue.of_kind("strided"))
+        return str(as_written(program, Refusal(f"whose matrix {strided[0].name} has strides that TMA cannot take")))
     if problem.operand_dtype == "float32" and unit_of(target) == "wgmma":
         return "of float32 in TF32 on wgmma"
     return ""

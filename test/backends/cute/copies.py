@@ -1,4 +1,4 @@
-"""Plans whose operands warps copy, by name: for the simulation, and for binaries."""
+"""Plans whose operands warps copy, or whose matrices threads read and store, for the simulation and for binaries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from backends.cute.gemms import E4M3, SQUARE
 
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.copied import Copied, CopySource
-from helion.backends.cute.plan.epilogue import Epilogue, Instruction, constant
+from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOperand, EpilogueOutput, Instruction, constant
 from helion.backends.cute.plan.records import Choice, GemmPlan, GemmProblem
 
 
@@ -27,6 +27,28 @@ def problem(*copies: Copied, k: int = 479, operands: str = "bfloat16", epilogue:
 
 def odd(dtype: str = "bfloat16") -> tuple[Copied, Copied]:
     return copied("a", ("x", dtype, 479, 1)), copied("b", ("y", dtype, 1, 520))
+
+
+def strided(dtype: str) -> GemmProblem:
+    """N = 519: a residual in every second column, an output of each way to store it."""
+    operands = (EpilogueOperand(name="residual", kind="strided", dtype="bfloat16", pitch=1040, column_pitch=2),)
+    outputs = (
+        EpilogueOutput(name="turned", value=2, kind="strided", dtype=dtype, pitch=1, column_pitch=1001),
+        EpilogueOutput(name="plain", value=3, kind="exact", dtype="float32", pitch=520),
+    )
+    chain = (Instruction("add", (0, 1)), Instruction("relu", (2,)))
+    epilogue = Epilogue(operands=operands, instructions=chain, outputs=outputs)
+    return dataclasses.replace(gemms.product(1000, 519, 480, epilogue=epilogue), b_pitch=480)
+
+
+def strided_softmax() -> GemmProblem:
+    """Rows of 511 columns, reduced in a cluster and stored by threads."""
+    whole = gemms.whole_rows("softmax", 1000, 512, 480)
+    (output,) = whole.outputs
+    output = dataclasses.replace(output, name="out", kind="strided", pitch=511)
+    return dataclasses.replace(
+        whole, n=511, d_pitch=511, epilogue=dataclasses.replace(whole.epilogue, outputs=(output,))
+    )
 
 
 SCALED = (Instruction("mul", (0, 1)), Instruction("relu", (2,)))
@@ -69,12 +91,18 @@ COPIES: dict[str, tuple[GemmProblem, Choice]] = {
         problem(copied("b", ("gate", "bfloat16", 479, 1)), copied("up_operand", ("up", "bfloat16", 479, 1)), epilogue=gemms.swiglu(480)),
         Choice(tile=(64, 64, 64)),
     ),
+    "strided": (strided("bfloat16"), NARROW),
+    "strided_fp8": (strided(E4M3), SQUARE),
+    "strided_fp32_splits": (strided("float32"), dataclasses.replace(SMALL, splits=2, grid_splits=2)),
+    "strided_int8_grid": (strided("int8"), dataclasses.replace(SMALL, grid_splits=3)),
+    "strided_pingpong": (strided("bfloat16"), dataclasses.replace(SMALL, pingpong=True)),
+    "strided_softmax": (strided_softmax(), Choice(tile=(128, 128, 64), cluster=(1, 4))),
     "softmax": (
         dataclasses.replace(gemms.whole_rows("softmax", 1000, 512, 480), copied=(copied("b", ("y", "bfloat16", 1, 512)),)),
         Choice(tile=(128, 128, 64), cluster=(1, 4)),
     ),
 }  # fmt: skip
-ON_WGMMA_ALONE = ("odd_pingpong", "odd_splits")
+ON_WGMMA_ALONE = ("odd_pingpong", "odd_splits", "strided_fp32_splits", "strided_pingpong")
 
 
 def plan(name: str, target: str) -> GemmPlan:

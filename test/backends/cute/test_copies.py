@@ -177,6 +177,86 @@ def test_rows_of_a_matmul_with_copies() -> None:
         assert products.row_error(bound(x, y), expected) < BOUNDS[FP32] * 20
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [BF16, FP32, FP16])
+def test_matrices_of_the_epilogue_have_any_strides(dtype: torch.dtype, target: str) -> None:
+    @helion.kernel(backend="cute")
+    def two(
+        x: torch.Tensor, y: torch.Tensor, residual: torch.Tensor, gate: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
+        (m, k), n = x.size(), y.size(1)
+        other = torch.empty([m, n], dtype=torch.float32, device=x.device)
+        for tile_m, tile_n in hl.tile([m, n]):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
+            acc = acc + residual[tile_m, tile_n]
+            other[tile_m, tile_n] = acc
+            out[tile_m, tile_n] = out[tile_m, tile_n] + (acc * gate[tile_m, tile_n]).to(out.dtype)
+        return other
+
+    x, y = numbers(37, 72), numbers(72, 75, seed=1)
+    residual, gate = numbers(37, 150, seed=2, dtype=dtype)[:, ::2], numbers(37, 75, seed=3, dtype=dtype)
+    for made in (
+        numbers(37, 75, seed=4, dtype=dtype),
+        numbers(75, 37, seed=4, dtype=dtype).t(),
+        numbers(75, 37, 3, seed=4, dtype=dtype)[..., 1].t(),
+    ):
+        before, out = (
+            made.double().clone(),
+            made.clone()
+            if made.is_contiguous()
+            else torch.empty_strided(made.size(), made.stride(), dtype=dtype).copy_(made),
+        )
+        bound = two.bind((x, y, residual, gate, out), target=target)
+        assert len(bound.plan().gemm.problem.outputs_of("strided")) == 2
+        exact = x.double() @ y.double() + residual.double()
+        check_rows(bound(x, y, residual, gate, out), exact, BOUNDS[FP32])
+        check_rows(out, before + exact * gate.double(), BOUNDS[dtype])
+
+
+def check_rows(result: torch.Tensor, exact: torch.Tensor, bound: float) -> None:
+    assert products.row_error(result, exact) < bound
+
+
+def test_rows_and_batches_with_odd_outputs() -> None:
+    @helion.kernel(backend="cute")
+    def norms(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        b, m, k = x.size()
+        n = y.size(2)
+        out = torch.empty([b, m, n], dtype=torch.float32, device=x.device)
+        for tile_b, tile_m in hl.tile([b, m]):
+            acc = hl.zeros([tile_b, tile_m, n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = torch.baddbmm(acc, x[tile_b, tile_m, tile_k], y[tile_b, tile_k, :])
+            out[tile_b, tile_m, :] = torch.nn.functional.layer_norm(acc, [n])
+        return out
+
+    x, y = numbers(3, 37, 72), numbers(3, 72, 75, seed=1)
+    bound = norms.bind((x, y), target=HOPPER)
+    assert bound.plan().gemm.problem.strided
+    exact = torch.nn.functional.layer_norm(x.double() @ y.double(), [75])
+    for at, result in enumerate(bound(x, y)):
+        check_rows(result, exact[at], 2 * BOUNDS[FP32])
+
+
+def test_outputs_that_store_two_results_at_one_place_are_refused() -> None:
+    @helion.kernel(backend="cute")
+    def given(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        (m, k), n = x.size(), y.size(1)
+        for tile_m, tile_n in hl.tile([m, n]):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
+            out[tile_m, tile_n] = acc
+        return out
+
+    x, y = numbers(37, 72), numbers(72, 75, seed=1)
+    out = torch.empty(300).as_strided((37, 75), (3, 2))
+    with pytest.raises(exc.BaseError, match="may store two results at one place|overlap"):
+        given.bind((x, y, out), target=HOPPER)
+
+
 def test_what_is_not_copied_is_refused_by_name() -> None:
     dynamic = helion.kernel(matmul.fn, backend="cute", static_shapes=False)
     with pytest.raises(exc.CuteUnsupported, match="x has a stride of 79 elements, 158 bytes|known only at run time"):

@@ -14,6 +14,7 @@ from ..plan.joint import OwnPart, joint, moved
 from ..plan.passes import Pass, divisor_of, passes
 from ..plan.records import WGMMA_ROWS, GemmPlan, GemmProblem
 from ..plan.reductions import Evaluated
+from .numbers import last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,6 +353,35 @@ def in_range(dtype: str, values: str) -> list[str]:
     ]
 
 
+def strided_place(plan: GemmPlan, label: str, *, clamped: bool) -> str:
+    """Return the coordinate of value ``i`` in a strided matrix, after ``first_row`` and ``first_column``."""
+    row, column = row_number(plan, fragment(plan).row_of), column_number(plan)
+    if clamped:
+        row, column = f"cutlass.min({row}, {last(plan, 'm')})", f"cutlass.min({column}, {last(plan, 'n')})"
+    return f"{row}, {column}{', batch' if plan.problem.batch_pitch(label) else ''}"
+
+
+def positions(plan: GemmPlan, rows: str) -> list[str]:
+    """Return the definitions of the thread's first row and column in the sub-tile."""
+    return [first_row(plan, rows), first_column(plan)]
+
+
+def store_strided(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
+    """Return the stores of the values of a strided output that are inside its bounds."""
+    row, column = row_number(plan, fragment(plan).row_of), column_number(plan)
+    place = strided_place(plan, output.label, clamped=False)
+    return [
+        f"for i in cutlass.range_constexpr({fragment(plan).values}):",
+        f"    if {row} <= {last(plan, 'm')} and {column} <= {last(plan, 'n')}:",
+        f"        {output.label}[{place}] = {suffixed(plan, 'rounded', output)}[i]",
+    ]
+
+
+def reads_strided(plan: GemmPlan, walk: Pass) -> bool:
+    """Return whether `walk` reads a strided matrix."""
+    return any(plan.problem.epilogue.operands[value - 1].kind == "strided" for value in walk.reads)
+
+
 def values_of(plan: GemmPlan, output: EpilogueOutput) -> str:
     """Return the registers of an output's values: the accumulator's for the first."""
     return suffixed(plan, "values", output)
@@ -367,6 +397,8 @@ def _operand_value(plan: GemmPlan, operand: EpilogueOperand) -> str:
     places = fragment(plan)
     if operand.kind == "exact":
         return f"{operand.label}_values[i].to(cutlass.Float32)"
+    if operand.kind == "strided":
+        return f"{operand.label}[{strided_place(plan, operand.label, clamped=True)}].to(cutlass.Float32)"
     if operand.kind == "product":
         return f"{operand.label}_values[i]"
     if operand.kind == "number":

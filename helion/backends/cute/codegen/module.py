@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..plan.dtypes import NUMBER, PITCH, SIZE
+from ..plan.epilogue import EpilogueOperand, EpilogueOutput
 from ..plan.records import WARP_THREADS, GemmPlan
 from ..plan.runtime import is_size, multiple_of
 from ..plan.shared import Allocation, shared_bytes, shared_memory
@@ -101,6 +102,20 @@ def _vectors(plan: GemmPlan) -> dict[str, tuple[str, str]]:
     }
 
 
+def _strided(plan: GemmPlan) -> dict[str, str]:
+    """Return the host's tensors of matrices that threads access, by label."""
+    found = {}
+    outputs: tuple[EpilogueOutput | EpilogueOperand, ...] = plan.problem.outputs_of("strided")
+    for each in outputs + plan.problem.epilogue.of_kind("strided"):
+        shape = f"({numbers.extent(plan, 'm')}, {numbers.extent(plan, 'n')}"
+        stride = f"({numbers.number(plan, f'pitch_{each.label}', each.pitch)}, {each.column_pitch}"
+        if pitch := plan.problem.batch_pitch(each.label):
+            shape += f", {numbers.number(plan, 'batches', plan.problem.batches)}"
+            stride += f", {numbers.number(plan, f'batch_stride_{each.label}', pitch)}"
+        found[each.label] = f"cute.make_tensor({each.label}, cute.make_layout({shape}), stride={stride})))"
+    return found
+
+
 def _parted(plan: GemmPlan) -> list[str]:
     """Return the labels of outputs of numbers per tile."""
     return [output.label for output in plan.problem.outputs_of("tile")]
@@ -115,7 +130,7 @@ def _kernel(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> 
     out.lines(("", "", "@cute.kernel"))
     parameters = [
         *(p for made in objects for p in made.parameters),
-        *((name, "cute.Tensor") for name in (*_vectors(plan), *_parted(plan))),
+        *((name, "cute.Tensor") for name in (*_vectors(plan), *_strided(plan), *_parted(plan))),
         *((name, "cutlass.Float32") for name in _numbers(plan)),
         *((name, "cutlass.Int32") for name in numbers.sizes(plan)),
         *((name, annotation) for name, annotation, _ in scales.parameters(plan)),
@@ -295,7 +310,8 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
             out.line(f"vector_{output.label} = cute.make_tensor({output.label}, cute.make_layout({layout}))")
         arguments = [name for made in objects for name, _ in made.parameters]
         out.lines(f"factors_{name} = {tensor}" for name, _, tensor in scales.parameters(plan))
-        arguments += [f"vector_{name}" for name in (*_vectors(plan), *_parted(plan))]
+        out.lines(f"vector_{name} = {tensor}" for name, tensor in _strided(plan).items())
+        arguments += [f"vector_{name}" for name in (*_vectors(plan), *_strided(plan), *_parted(plan))]
         arguments += [*_numbers(plan), *numbers.sizes(plan)]
         arguments += [f"factors_{name}" for name, _, _ in scales.parameters(plan)]
         if plan.grid_splits > 1:

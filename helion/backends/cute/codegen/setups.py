@@ -205,6 +205,7 @@ def _wgmma_sums(plan: GemmPlan, role: Role) -> list[str]:
             for name in ("values", *(f"{label}_values" for label in second_b(plan)), *_more_values(plan))
         ),
         *(line for output in plan.problem.outputs_of("exact") for line in _wgmma_store(plan, output)),
+        *_strided_registers(plan),
         *(exchange.view(plan) if plan.splits > 1 else []),
         *(workspace.view(plan) if plan.grid_splits > 1 else []),
     ]
@@ -226,8 +227,16 @@ def _wgmma_store(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
 
 
 def _more_values(plan: GemmPlan) -> list[str]:
-    """Return registers for the values of outputs after the first, which uses those of the accumulator."""
-    return [values_of(plan, output) for output in plan.problem.outputs_of("exact")[1:]]
+    """Return registers for the values of matrices other than D, which uses those of the accumulator."""
+    return [values_of(plan, output) for output in plan.problem.matrices if plan.problem.label_of(output) != "d"]
+
+
+def _strided_registers(plan: GemmPlan) -> list[str]:
+    """Return the registers of the rounded values of outputs that threads store."""
+    return [
+        f"{suffixed(plan, 'rounded', output)} = cute.make_rmem_tensor(subtile_shape, {dsl(output.dtype)})"
+        for output in plan.problem.outputs_of("strided")
+    ]
 
 
 def _all_sums(plan: GemmPlan) -> list[str]:
@@ -269,6 +278,7 @@ def _umma_sums(plan: GemmPlan, role: Role) -> list[str]:
             for name in ("values", *(f"{label}_values" for label in second_b(plan)), *_more_values(plan))
         ),
         *(line for output in plan.problem.outputs_of("exact") for line in _umma_store(plan, output)),
+        *_strided_registers(plan),
         *(workspace.view(plan) if plan.grid_splits > 1 else []),
     ]
 

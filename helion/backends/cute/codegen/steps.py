@@ -18,6 +18,9 @@ from .epilogue import (
     fragment,
     in_range,
     numbers_columns,
+    positions,
+    reads_strided,
+    store_strided,
     suffixed,
     sum_of,
     values_of,
@@ -407,7 +410,9 @@ def _(step: g.ClearRows, out: Writer, names: Names) -> None:
 @_print.register
 def _(step: g.AddTerms, out: Writer, names: Names) -> None:
     _read_columns(out, names.plan, passes(names.plan)[step.number])
-    if rows.needs_first_column(names.plan, step.number):
+    if reads_strided(names.plan, passes(names.plan)[step.number]):
+        out.lines(positions(names.plan, rows_of(names.plan)))
+    elif rows.needs_first_column(names.plan, step.number):
         out.line(first_column(names.plan))
     with out.block(f"for i in cutlass.range_constexpr({fragment(names.plan).values}):"):
         out.lines(rows.add_terms(names.plan, step.number))
@@ -464,11 +469,13 @@ def _read_columns(out: Writer, plan: GemmPlan, walk: Pass) -> None:
 def _(step: g.Evaluate, out: Writer, names: Names) -> None:
     plan, places = names.plan, fragment(names.plan)
     _read_columns(out, plan, passes(plan)[-1])
-    if numbers_columns(plan.problem, passes(plan)[-1]):
+    if plan.problem.strided:
+        out.lines(positions(plan, rows_of(plan)))
+    elif numbers_columns(plan.problem, passes(plan)[-1]):
         out.line(first_column(plan))
-    if not plan.by_rows and plan.problem.epilogue.numbers(ROW_NUMBER):
+    if not plan.problem.strided and not plan.by_rows and plan.problem.epilogue.numbers(ROW_NUMBER):
         out.line(first_row(plan, rows_of(plan)))
-    outputs = plan.problem.outputs_of("exact")
+    outputs = plan.problem.matrices
     body = evaluate(plan)
     for output in outputs:
         body += in_range(output.dtype, values_of(plan, output))
@@ -478,6 +485,11 @@ def _(step: g.Evaluate, out: Writer, names: Names) -> None:
     for output in outputs:
         rounded = suffixed(plan, "rounded", output)
         out.line(f"{rounded}.store({values_of(plan, output)}.load().to({dsl(output.dtype)}))")
+
+
+@_print.register
+def _(step: g.StoreStrided, out: Writer, names: Names) -> None:
+    out.lines(store_strided(names.plan, names.plan.problem.outputs_of("strided")[step.output]))
 
 
 @_print.register

@@ -153,8 +153,10 @@ def _made(op: str, given: Sequence[torch.Tensor], rows: int, columns: int) -> to
 
 
 def _store(output: EpilogueOutput, out: torch.Tensor, value: torch.Tensor, problem: GemmProblem) -> None:
-    if output.kind == "exact":
-        torch.as_strided(out, (problem.m, problem.n), (output.pitch, 1)).copy_(value.expand(problem.m, problem.n))
+    if output in problem.matrices:
+        torch.as_strided(out, (problem.m, problem.n), (output.pitch, output.column_pitch)).copy_(
+            value.expand(problem.m, problem.n)
+        )
     else:
         torch.as_strided(out, (problem.m, 1), (output.pitch, 1)).copy_(value)
 
@@ -167,8 +169,8 @@ def _matrix(tensor: torch.Tensor, lines: int, k: int, major: Major, pitch: int) 
 def _operand(described: EpilogueOperand, tensor: torch.Tensor, problem: GemmProblem) -> torch.Tensor:
     if described.kind == "number":
         return tensor
-    if described.kind == "exact":
-        return torch.as_strided(tensor, (problem.m, problem.n), (described.pitch, 1))
+    if described.kind in ("exact", "strided"):
+        return torch.as_strided(tensor, (problem.m, problem.n), (described.pitch, described.column_pitch))
     if described.kind == "row":
         return torch.as_strided(tensor, (problem.n,), (described.pitch,))
     return torch.as_strided(tensor, (problem.m, 1), (described.pitch, 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -30,13 +30,15 @@ from ..plan.epilogue import (
     EpilogueOperand,
     EpilogueOutput,
     Instruction,
+    OperandKind,
+    OutputKind,
     constant,
 )
 from ..plan.refusal import Refusal
-from .frame import Frame, Place, kind_of, place_of, upright
+from .frame import Frame, Place, kind_of, place_of, suits_tma, upright
 from .known import known_number, known_of_positions
 from .names import name_of
-from .numbers import equal, example
+from .numbers import equal, example, known
 
 ROUNDED = {torch.bfloat16: "round_bfloat16", torch.float16: "round_float16"}
 """Types to which eager rounds every result; arithmetic itself is in fp32."""
@@ -66,8 +68,9 @@ class Written:
     op: Op
     place: Place
     value: Reference
-    kind: str
+    kind: OutputKind
     pitch: int
+    column_pitch: int = 1
 
 
 class Steps(Protocol):
@@ -96,8 +99,11 @@ class Tiles(Protocol):
 class Chain:
     """A trace from stored values back to the accumulator, which numbers values as ``Epilogue`` does.
 
-    Operands come first in that order, so steps refer to them by name until ``epilogue`` runs.
+    Operands come first in that order, so steps refer to them by name until ``epilogue`` runs. Matrices are moved
+    ``by_tma`` where it can, and by threads where it cannot.
     """
+
+    by_tma: ClassVar[bool] = True
 
     def __init__(self, frame: Frame, sums: Value | None = None) -> None:
         self.frame = frame
@@ -129,7 +135,7 @@ class Chain:
     def updated(self) -> frozenset[int]:
         """Return the outputs whose tiles are read, at the same place, before they are stored."""
         order = {op.number: at for at, op in enumerate(self.frame.program.walk())}
-        stored = {output.place.tensor.id: output for output in self.outputs if output.kind == "exact"}
+        stored = {output.place.tensor.id: output for output in self.outputs if output.kind in ("exact", "strided")}
         return frozenset(
             tensor
             for tensor, output in stored.items()
@@ -190,15 +196,29 @@ class Chain:
     def _load(self, op: Op) -> Reference:
         place = upright(self.frame, place_of(self.frame, op))
         self.read_from.append((op, place))
-        kind, pitch = kind_of(self.frame, place)
-        tensor = place.tensor
+        tensor, column_pitch = place.tensor, 1
+        kind: OperandKind
+        if self.by_tma and self._is_strided(place):
+            kind, pitch, column_pitch = (
+                "strided",
+                place.strides[0],
+                known(place.strides[1], f"a stride of {tensor.name}"),
+            )
+        else:
+            kind, pitch = kind_of(self.frame, place)
         name = name_of(tensor)
         if name in self.loads and self.loads[name][0].kind == "product":
             raise Refusal(f"{tensor.name} is multiplied, and read by the epilogue as well")
         if name in self.loads and self.loads[name][0].kind != kind:
             name = f"{name}_{kind}"
-        operand = EpilogueOperand(name=name, kind=kind, dtype=dtype_name(tensor.dtype))
+        operand = EpilogueOperand(name=name, kind=kind, dtype=dtype_name(tensor.dtype), column_pitch=column_pitch)
         return self._loaded(operand, tensor.id, pitch)
+
+    def _is_strided(self, place: Place) -> bool:
+        """Return whether a matrix has strides that TMA cannot take."""
+        if place.blocks != (self.frame.m, self.frame.n) or any(equal(stride, 0) for stride in place.strides):
+            return False
+        return not suits_tma(self.frame, place)
 
     def _number(self, op: Op) -> Reference:
         """Read a number known only at launch; it is passed in fp32 as in eager."""
@@ -316,10 +336,25 @@ class Chain:
     def store(self, op: Op) -> None:
         """Add the store of ``op`` to the outputs."""
         place = upright(self.frame, place_of(self.frame, op))
+        if self.by_tma and self._is_strided(place):
+            self._store_strided(op, place)
+            return
         kind, stride = _output_kind(self.frame, place)
         first = kind == "exact" and all(output.kind != "exact" for output in self.outputs)
         pitch = self._pitch("d" if first else f"{name_of(place.tensor)}_output", stride)
         self.outputs.append(Written(op=op, place=place, value=self.read(self._unrounded(op)), kind=kind, pitch=pitch))
+
+    def _store_strided(self, op: Op, place: Place) -> None:
+        tensor, (stride, columns) = place.tensor, place.strides
+        written = Written(
+            op=op,
+            place=place,
+            value=self.read(self._unrounded(op)),
+            kind="strided",
+            pitch=self._pitch(f"{name_of(tensor)}_output", stride),
+            column_pitch=known(columns, f"a stride of {tensor.name}"),
+        )
+        self.outputs.append(written)
 
     def _unrounded(self, store: Op) -> Operand:
         """Return the stored value without a cast that the store makes redundant."""
@@ -353,9 +388,10 @@ class Chain:
         return EpilogueOutput(
             name=name_of(tensor),
             value=names[output.value],
-            kind="exact" if output.kind == "exact" else "column",
+            kind=output.kind,
             dtype=dtype_name(tensor.dtype),
             pitch=output.pitch,
+            column_pitch=output.column_pitch,
         )
 
     def _has_sums(self, value: Reference) -> bool:
@@ -492,7 +528,7 @@ def _counts_truths(frame: Frame, value: Operand) -> bool:
     return False
 
 
-def _output_kind(frame: Frame, place: Place) -> tuple[str, Number]:
+def _output_kind(frame: Frame, place: Place) -> tuple[OutputKind, Number]:
     if place.blocks == (frame.m, frame.n):
         if not equal(place.strides[1], 1):
             raise Refusal(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from ...._compiler.ir.grammar import HostTensor, Index, MemoryAttrs, Op, Operand, Program, TileAttrs, Value
 from ...._shapes import Dim, Expr, Number, next_power_of_2
 from ..plan.epilogue import OperandKind
-from ..plan.records import Major
+from ..plan.records import TMA_ALIGNMENT_BYTES, Major
 from ..plan.refusal import Refusal
 from .numbers import equal, size
 
@@ -148,6 +148,14 @@ def major_of(frame: Frame, place: Place) -> tuple[Major, Number]:
     if equal(other, 1):
         return "mn", k_stride
     raise Refusal(f"{place.tensor.name} has strides {place.strides}, of which none is 1")
+
+
+def suits_tma(frame: Frame, place: Place) -> bool:
+    """Return whether TMA moves tiles of a matrix with contiguous rows. Strides that only the launch knows have to be
+    multiples of 16 bytes."""
+    size, steps = place.tensor.dtype.itemsize, (place.strides[0], frame.batch_strides.get(place.tensor.id, 0))
+    aligned = all(not isinstance(step, int) or step * size % TMA_ALIGNMENT_BYTES == 0 for step in steps)
+    return aligned and (equal(place.strides[1], 1) or not isinstance(place.strides[1], int))
 
 
 def kind_of(frame: Frame, place: Place) -> tuple[OperandKind, Number]:

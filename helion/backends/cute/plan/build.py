@@ -23,7 +23,7 @@ from .joint import own_parts
 from .passes import check_passes
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
 from .refusal import Refusal
-from .runtime import MAX_EXTENT, SIZES, check_batch, check_pitch, shown_output
+from .runtime import MAX_EXTENT, SIZES, check_batch, check_pitch, check_strided, shown_output
 from .scales import BlockScales
 from .shared import WORD_BYTES, shared_bytes
 
@@ -63,6 +63,8 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     """
     unit = unit_of(target)
     check_problem(problem)
+    if choice.rows_in == "memory" and problem.strided:
+        raise Refusal("rows in memory are implemented where TMA stores and loads all matrices of the epilogue")
     if choice.rows_in == "memory":
         return _plan_with_finish(problem, choice, target)
     plan = GemmPlan(
@@ -179,7 +181,9 @@ def check_problem(problem: GemmProblem) -> None:
         known = COLUMN_DTYPES if operand.kind == "column" else EPILOGUE_DTYPES
         if operand.dtype not in known:
             raise Refusal(f"epilogue operand {operand.name} is of {operand.dtype}; {', '.join(known)} are implemented")
-        if operand.kind == "exact":
+        if operand.kind == "strided":
+            check_strided(problem, operand.name, operand.pitch, operand.column_pitch, stored=False)
+        elif operand.kind == "exact":
             check_pitch(problem, operand.name, operand.dtype, operand.pitch, "n")
         elif operand.pitch < (0 if operand.kind == "column" else 1):
             raise Refusal(
@@ -219,10 +223,12 @@ def _check_outputs(problem: GemmProblem) -> None:
     if (first.dtype, first.pitch) != (problem.output_dtype, problem.d_pitch):
         raise Refusal(f"the first output is of {first.dtype} and pitch {first.pitch}, D of another")
     for output in problem.outputs:
-        known = {"exact": OUTPUT_DTYPES, "column": COLUMN_OUTPUT_DTYPES, "tile": ("float32",)}[output.kind]
+        known = {"column": COLUMN_OUTPUT_DTYPES, "tile": ("float32",)}.get(output.kind, OUTPUT_DTYPES)
         if output.dtype not in known:
             raise Refusal(f"outputs of {output.dtype} are not implemented; {', '.join(known)} are")
-        if output.kind == "exact":
+        if output.kind == "strided":
+            check_strided(problem, shown_output(problem, output), output.pitch, output.column_pitch, stored=True)
+        elif output.kind == "exact":
             check_pitch(problem, shown_output(problem, output), output.dtype, output.pitch, "n")
         elif output.pitch < 1:
             raise Refusal(f"output {output.name} has a stride of {output.pitch}; 1 and more are implemented")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ from typing import Literal
 
 from .refusal import Refusal
 
-OperandKind = Literal["exact", "row", "column", "product", "number"]
-OutputKind = Literal["exact", "column", "tile"]
+OperandKind = Literal["exact", "strided", "row", "column", "product", "number"]
+OutputKind = Literal["exact", "strided", "column", "tile"]
 
 ARITY: Mapping[str, int] = {
     "add": 2,
@@ -76,8 +77,9 @@ MAX_CHAIN = 4
 class EpilogueOperand:
     """An input of the epilogue besides the accumulator.
 
-    It is a tensor, ``exact`` (M, N), ``row`` (N,) or ``column`` (M,); or a ``number``, an fp32 scalar of each launch. A
-    ``product`` is a second B, of the type, shape and major of the first: the value is A @ B of it.
+    It is a tensor, ``exact`` or ``strided`` (M, N), ``row`` (N,) or ``column`` (M,). TMA loads ``exact`` ones, and threads
+    read ``strided`` ones, ``column_pitch`` from one column to the next, where they are. Or it is a ``number``, an fp32 scalar
+    of each launch. A ``product`` is a second B, of the type, shape and major of the first: the value is A @ B of it.
 
     ``pitch`` counts elements from one row to the next of an exact operand, or from one line to the next of a second B.
     For a vector it counts those from one element to the next: 0 for a column with one number for all rows.
@@ -87,11 +89,23 @@ class EpilogueOperand:
     kind: OperandKind
     dtype: str
     pitch: int = 1
+    column_pitch: int = 1
+
+    def __repr__(self) -> str:
+        return _shown(self)
 
     @property
     def label(self) -> str:
         """Its name in generated code, distinct from the kernel's own names."""
         return f"{self.name}_operand"
+
+
+def _shown(tensor: EpilogueOperand | EpilogueOutput) -> str:
+    """Return the text of a tensor, without the pitch of columns if they are contiguous."""
+    shown = [
+        each.name for each in dataclasses.fields(tensor) if each.name != "column_pitch" or tensor.column_pitch != 1
+    ]
+    return f"{type(tensor).__name__}({', '.join(f'{name}={getattr(tensor, name)!r}' for name in shown)})"
 
 
 @dataclass(frozen=True)
@@ -117,7 +131,7 @@ class Instruction:
 class EpilogueOutput:
     """A tensor that value number ``value`` is stored to, rounded once.
 
-    It is ``exact`` (M, N), ``column`` (M,), or ``tile`` (M, tiles of N), to which each tile stores a reduction of its
+    It is ``exact`` or ``strided`` (M, N), ``column`` (M,), or ``tile`` (M, tiles of N), to which each tile stores a reduction of its
     own columns.
 
     ``pitch`` counts elements from one row to the next of ``exact`` and ``tile``, and from one element to the next of
@@ -129,6 +143,10 @@ class EpilogueOutput:
     kind: OutputKind
     dtype: str
     pitch: int
+    column_pitch: int = 1
+
+    def __repr__(self) -> str:
+        return _shown(self)
 
     @property
     def label(self) -> str:
@@ -231,5 +249,5 @@ class Epilogue:
     def _check_output(self, output: EpilogueOutput) -> None:
         if not 0 <= output.value < len(self.per_row):
             raise Refusal(f"output {output.name} is value {output.value} of {len(self.per_row)}")
-        if output.kind != "exact" and not self.per_row[output.value]:
+        if output.kind not in ("exact", "strided") and not self.per_row[output.value]:
             raise Refusal(f"output {output.name} has one number per row, value {output.value} one per column as well")

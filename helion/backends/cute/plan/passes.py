@@ -37,7 +37,7 @@ def passes(plan: GemmPlan) -> tuple[Pass, ...]:
     Registers of wgmma keep computed values if later passes need nothing else. Accumulators in tensor memory stay, and
     each pass recomputes from them.
     """
-    epilogue, exact = plan.problem.epilogue, plan.problem.outputs_of("exact")
+    epilogue, exact = plan.problem.epilogue, plan.problem.matrices
     if not plan.by_rows:
         # Here per-row values are recomputed for each element, which costs less than registers.
         operands = tuple(range(1, 1 + len(epilogue.operands)))

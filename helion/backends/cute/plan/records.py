@@ -141,9 +141,19 @@ class GemmProblem:
         return tuple(output for output in self.outputs if output.kind == kind)
 
     @property
+    def matrices(self) -> tuple[EpilogueOutput, ...]:
+        """The outputs of (M, N), stored by TMA or by threads."""
+        return tuple(output for output in self.outputs if output.kind in ("exact", "strided"))
+
+    @property
+    def strided(self) -> bool:
+        """True if threads store or read a matrix where it is."""
+        return bool(self.outputs_of("strided") or self.epilogue.of_kind("strided"))
+
+    @property
     def numbers(self) -> tuple[EpilogueOutput, ...]:
         """The outputs of one number per row, of whole rows or of their parts in each tile."""
-        return tuple(output for output in self.outputs if output.kind != "exact")
+        return tuple(output for output in self.outputs if output.kind not in ("exact", "strided"))
 
     def label_of(self, output: EpilogueOutput) -> str:
         """Return its name in generated code: the first matrix is ``d``."""

@@ -123,7 +123,7 @@ def check_batch(problem: GemmProblem) -> None:
 
 def _check_apart(problem: GemmProblem, output: EpilogueOutput, pitch: int) -> None:
     """Check that no two matmuls of a batch write the same elements."""
-    label, columns = problem.label_of(output), problem.n if output.kind == "exact" else 1
+    label, columns = problem.label_of(output), _columns_of(problem, output)
     # each launch checks its own numbers
     if {f"batch_stride_{label}", f"pitch_{label}", *SIZES} & {*problem.runtime}:
         return
@@ -133,6 +133,23 @@ def _check_apart(problem: GemmProblem, output: EpilogueOutput, pitch: int) -> No
         raise Refusal(
             f"{shown_output(problem, output)} has strides of {pitch} and {output.pitch} elements, so matmuls of the batch overlap"
         )
+
+
+def _columns_of(problem: GemmProblem, output: EpilogueOutput) -> int:
+    """Return the elements from the first one of a row of an output to its last, inclusive."""
+    return 1 + (problem.n - 1) * output.column_pitch if output in problem.matrices else 1
+
+
+def check_strided(problem: GemmProblem, name: str, pitch: int, column_pitch: int, *, stored: bool) -> None:
+    """Check the strides of a matrix that threads access: offsets have 32 bits, and outputs no element twice."""
+    span = (problem.m - 1) * pitch + (problem.n - 1) * column_pitch
+    if min(pitch, column_pitch) < 0 or span > MAX_EXTENT:
+        raise Refusal(
+            f"{name} with strides of {pitch} and {column_pitch} spans {span} elements; 0 to {MAX_EXTENT} are implemented"
+        )
+    rows, columns = (problem.m - 1) * pitch, (problem.n - 1) * column_pitch
+    if stored and not ((pitch > columns or problem.m == 1) or (column_pitch > rows or problem.n == 1)):
+        raise Refusal(f"{name} with strides of {pitch} and {column_pitch} elements may store two results at one place")
 
 
 def shown_output(problem: GemmProblem, output: EpilogueOutput) -> str:

@@ -13,7 +13,7 @@ from ...._shapes import dtype_name
 from ..plan.build import MAX_PROMOTE_K_TILES
 from ..plan.copied import Copied, CopySource
 from ..plan.dtypes import itemsize
-from ..plan.epilogue import Epilogue, EpilogueOperand, EpilogueOutput, Instruction, OperandKind
+from ..plan.epilogue import Epilogue, EpilogueOperand, EpilogueOutput, Instruction, OperandKind, OutputKind
 from ..plan.records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Major
 from ..plan.scales import BlockScales, Scale, Side
 
@@ -59,8 +59,9 @@ def bytes_moved(problem: GemmProblem) -> int:
     a, b = (problem.batches if problem.batch_pitch(name) or not problem.batch else 1 for name in ("a", "b"))
     products = 1 + len(problem.epilogue.of_kind("product"))
     operands = (a * problem.m + b * products * problem.n) * problem.k * itemsize(problem.operand_dtype)
-    exact = sum(itemsize(each.dtype) for each in problem.epilogue.of_kind("exact"))
-    stored = sum(itemsize(each.dtype) for each in problem.outputs_of("exact"))
+    read = (each for kind in ("exact", "strided") for each in problem.epilogue.of_kind(kind))
+    exact = sum(itemsize(each.dtype) for each in read)
+    stored = sum(itemsize(each.dtype) for each in problem.matrices)
     return operands + problem.batches * problem.m * problem.n * (stored + exact)
 
 
@@ -336,7 +337,7 @@ def _epilogue(
     value, found = 0, None
     stages = [stage for fact in facts.reductions if fact.axis == axes[1] for stage in fact.stages]
     for number, operand in enumerate(operands, start=1) if stages else ():
-        value = step("add", value, number) if operand.kind in ("exact", "product") else value
+        value = step("add", value, number) if operand.kind in ("exact", "strided", "product") else value
     for stage in stages:
         for name in stage:
             found = step(_REDUCTIONS.get(name, "row_sum"), value)
@@ -347,7 +348,7 @@ def _epilogue(
         EpilogueOutput(
             name=f"output_{store.slot}",
             value=value if len(_walked(store, axes)) == len(axes) or found is None else found,
-            kind="exact" if len(_walked(store, axes)) == len(axes) else "column",
+            kind=_output_kind(store, axes),
             dtype=dtype_name(store.dtype),
             pitch=_pitches(store, axes, n),
         )
@@ -355,6 +356,12 @@ def _epilogue(
     )
     plain = len(outputs) == 1 and outputs[0].kind == "exact"
     return Epilogue(operands=operands, instructions=tuple(instructions), outputs=() if plain else outputs)
+
+
+def _output_kind(store: MemoryOpFact, axes: tuple[int, int]) -> OutputKind:
+    if len(_walked(store, axes)) < len(axes):
+        return "column"
+    return "strided" if _is_strided(store) else "exact"
 
 
 def _axes(fact: MatmulFact) -> tuple[int | None, int | None, int | None]:
@@ -476,12 +483,18 @@ def _operands(facts: KernelFacts, axes: tuple[int, int]) -> Iterator[EpilogueOpe
         if op.kind == "load" and op.slot not in multiplied and op.storage not in written and key not in seen:
             seen.add(key)
             kind = _kind(op, axes)
-            pitch = _even(facts.axes[axes[1]].extent or 0) if kind == "exact" else 1
+            pitch = _even(facts.axes[axes[1]].extent or 0) if kind in ("exact", "strided") else 1
             yield EpilogueOperand(name=f"operand_{op.slot}", kind=kind, dtype=dtype_name(op.dtype), pitch=pitch)
+
+
+def _is_strided(op: MemoryOpFact) -> bool:
+    """Return whether a matrix has strides that TMA cannot take."""
+    steps = [n for n, extent in zip(op.strides, op.extents, strict=True) if n != 1 and extent > 1]
+    return op.static and (1 not in op.strides or any(n * op.itemsize % TMA_ALIGNMENT_BYTES for n in steps))
 
 
 def _kind(op: MemoryOpFact, axes: tuple[int, int]) -> OperandKind:
     along = {axis for axis, stride in zip(op.subscript_axes, op.strides, strict=True) if stride}
     if set(axes) <= along:
-        return "exact"
+        return "strided" if _is_strided(op) else "exact"
     return "row" if axes[1] in along else "column"

@@ -218,9 +218,10 @@ def _epilogue_us(plan: GemmPlan, share: float, l2: float, rates: Rates) -> float
     Clusters that split K each store their partials, and the last one loads all of them.
     """
     rows, columns = plan.cta_tile
-    exact = sum(itemsize(each.dtype) for each in plan.problem.epilogue.of_kind("exact"))
+    read = (each for kind in ("exact", "strided") for each in plan.problem.epilogue.of_kind(kind))
+    exact = sum(itemsize(each.dtype) for each in read)
     sums = rows * columns * SUM_BYTES / plan.splits
-    written = sum(itemsize(each.dtype) for each in plan.problem.outputs_of("exact"))
+    written = sum(itemsize(each.dtype) for each in plan.problem.matrices)
     time = plan.ctas_per_sm * rows * columns * (written + exact) / plan.splits / (rates.stored * share)
     if plan.cluster[1] > 1:
         time += rates.exchange_us * plan.cluster[1] * max(plan.problem.epilogue.levels)

@@ -16,6 +16,7 @@ from .grammar import (
     Role,
     SetUp,
     Step,
+    StoreStrided,
     StoreWait,
     Tail,
     TileLoop,
@@ -62,13 +63,17 @@ def store_subtile(plan: GemmPlan) -> tuple[Step, ...]:
     """Return the steps from registers to global memory with one barrier.
 
     Before the barrier, the first warp waits until the buffers of the *next* sub-tile have been read. These are all
-    stores but those of the last ``store_stages`` - 2.
+    stores but those of the last ``store_stages`` - 2. Without stores by TMA, the barrier separates the reads of row
+    operands from the writes of those of the next tile.
     """
     outputs = range(len(plan.problem.outputs_of("exact")))
+    evaluated = (Evaluate(), *(StoreStrided(at) for at in range(len(plan.problem.outputs_of("strided")))))
+    if not outputs and plan.problem.strided:
+        return (*evaluated, BarrierSync("epilogue"))
     if plan.warp_stores:
-        return _store_rows_of_warp(plan, outputs)
+        return _store_rows_of_warp(plan, outputs, evaluated)
     return (
-        Evaluate(),
+        *evaluated,
         *(WriteStage(output) for output in outputs),
         FenceShared(),
         Gate("first_warp", (StoreWait((plan.store_stages - 2) * len(outputs)),)),
@@ -77,14 +82,14 @@ def store_subtile(plan: GemmPlan) -> tuple[Step, ...]:
     )
 
 
-def _store_rows_of_warp(plan: GemmPlan, outputs: range) -> tuple[Step, ...]:
+def _store_rows_of_warp(plan: GemmPlan, outputs: range, evaluated: tuple[Step, ...]) -> tuple[Step, ...]:
     """Return the steps of a store by each warp separately.
 
     The storing lane waits until its buffers have been read before the others write them, and stores after all have
     written.
     """
     return (
-        Evaluate(),
+        *evaluated,
         StoreWait((plan.store_stages - 1) * len(outputs)),
         WarpSync(),
         *(WriteStage(output) for output in outputs),

@@ -387,6 +387,14 @@ class Evaluate(Step):
 
 
 @dataclass(frozen=True)
+class StoreStrided(Step):
+    """Store the sub-tile of a ``strided`` output from registers to global memory, element by element, inside its
+    bounds."""
+
+    output: int = 0
+
+
+@dataclass(frozen=True)
 class WriteStage(Step):
     """Store the sub-tile of an output matrix into its buffer in shared memory."""
 

@@ -49,7 +49,7 @@ def with_rows(program: KernelProgram) -> KernelProgram:
         if isinstance(step, TileLoop):
             cursor = (Cursor(CURSOR, "rows", "consumer"),) if ring else ()
             return (SetUp("rows"), *cursor, step)
-        if (step,) == last_stores(plan) and not plan.problem.outputs_of("exact"):
+        if (step,) == last_stores(plan) and not plan.problem.matrices:
             return ()
         return (step,)
 
@@ -78,7 +78,7 @@ def _walks(plan: GemmPlan, loop: SubtileLoop) -> tuple[Step, ...]:
             steps.append(EvaluateRows(number + 1))
     if plan.problem.numbers:
         steps.append(StoreRows())
-    if plan.problem.outputs_of("exact"):
+    if plan.problem.matrices:
         return (*steps, loop)
     if plan.problem.epilogue.of_kind("row") and counts(plan).rows is None and not plan.columns_stay:
         # Neither an exchange nor a store separates this tile's row operands from those of the next.

@@ -187,6 +187,7 @@ class Warp:
     """(tile, pass) of the row reductions in registers."""
     level: Tag | None = None
     """(tile, exchanges) up to which per-row numbers are computed."""
+    evaluated: Tag | None = None  # the sub-tile whose results are in the registers of the epilogue
     stores: list[Store] = field(default_factory=list)
     unfenced_reads: list[Slot] = field(default_factory=list)
     copies: Elements = field(default_factory=Elements)
@@ -356,14 +357,14 @@ class Cluster:
                 yield from self._agents(cta, role)
 
     def _check_stored(self, cta: Cta, tile: int) -> None:
-        for output in range(self.matrices):
+        warps = next(role.warps for role in self.program.roles if role.name.startswith("store"))
+        everyone = [warps] * len(self.plan.problem.outputs_of("strided"))
+        for output, times in enumerate([self.storing_warps] * self.matrices + everyone):
             for subtile in self.own(cta):
-                if self.stored.get((cta.rank, (tile, subtile), output)) != self.storing_warps:
+                if self.stored.get((cta.rank, (tile, subtile), output)) != times:
                     raise Fault(f"sub-tile {subtile} of tile {tile} is not stored once")
-        if self.plan.problem.numbers:
-            warps = self.program.role("store").warps
-            if self.stored_rows.get((cta.rank, tile)) != warps:
-                raise Fault(f"numbers per row of tile {tile} are not stored once by each warp")
+        if self.plan.problem.numbers and self.stored_rows.get((cta.rank, tile)) != warps:
+            raise Fault(f"numbers per row of tile {tile} are not stored once by each warp")
 
     def _agents(self, cta: Cta, role: g.Role) -> Iterator[Agent]:
         for number in range(role.warps):

@@ -1,4 +1,4 @@
-"""Simulation rules of the warps that copy operands."""
+"""Simulation rules of copies by threads: of operands to shared memory, and of results to global memory."""
 
 from __future__ import annotations
 
@@ -57,3 +57,11 @@ def _(cluster: Cluster, step: g.CopyTail, warp: Warp) -> Running:
         index += 1
         if index == len(ring.slots):
             index, parity = 0, parity ^ 1
+
+
+@rule(g.StoreStrided)
+def _(cluster: Cluster, step: g.StoreStrided, warp: Warp) -> None:
+    if warp.evaluated != (warp.tile, warp.subtile):
+        raise Fault(f"sub-tile {warp.subtile} of tile {warp.tile} is stored with the values of {warp.evaluated}")
+    key = (warp.cta.rank, (warp.tile, warp.subtile), cluster.matrices + step.output)
+    cluster.stored[key] = cluster.stored.get(key, 0) + 1

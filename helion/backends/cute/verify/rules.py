@@ -517,6 +517,7 @@ def _(cluster: Cluster, step: g.Evaluate, warp: Warp) -> None:
     elif cluster.plan.splits > 1 and warp.gathered != tag:
         raise Fault(f"the epilogue of {tag} lacks partials of other CTAs")
     _check_walk(cluster, warp, passes(cluster.plan)[-1])
+    warp.evaluated = tag
 
 
 def _check_walk(cluster: Cluster, warp: Warp, walk: Pass) -> None:

@@ -61,7 +61,7 @@ def _memory(plan: GemmPlan) -> None:
         if operand.kind in _MATRICES and problem.copy_of(operand.label) is None
     ]
     for operand, dtype in (("a", problem.operand_dtype), ("b", problem.operand_dtype), ("d", problem.output_dtype)):
-        if problem.copy_of(operand) is None:
+        if problem.copy_of(operand) is None and (operand != "d" or matrices):
             lines.append((f"{operand.upper()}, product by product,", problem.batch_pitch(operand), dtype))
     for name, pitch, dtype in lines:
         if pitch * itemsize(dtype) % TMA_ALIGNMENT_BYTES:

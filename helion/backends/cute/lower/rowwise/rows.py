@@ -21,11 +21,11 @@ from ....._compiler.ir.grammar import (
 )
 from ....._compiler.ir.ops import OPS
 from ....._shapes import Expr, dtype_name
-from ...plan.runtime import MAX_EXTENT
 from ...plan.dtypes import COLUMN_DTYPES, COLUMN_OUTPUT_DTYPES, EPILOGUE_DTYPES, OUTPUT_DTYPES
 from ...plan.epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, Epilogue, EpilogueOperand, EpilogueOutput
 from ...plan.refusal import Refusal
 from ...plan.rowwise.records import RowProblem
+from ...plan.runtime import MAX_EXTENT
 from ..chain import Chain, Reference, Written
 from ..frame import Frame, blocks_of
 from ..names import name_of
@@ -58,6 +58,8 @@ class RowKernel:
 
 class RowChain(Chain):
     """A trace from stored values back to loads: rows of inputs are operands like any other."""
+
+    by_tma = False
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
