@@ -8,9 +8,9 @@ from ..._shapes import is_power_of_2
 from ...hardware import Target
 from .limits import COLUMN_STEP, LEAST_COLUMNS, TCGEN05_ROWS
 from .plan.build import MAX_CLUSTER, MAX_ROW_CLUSTER, MAX_SUM_REGISTERS
-from .plan.copied import MAX_COPIED_SUMS
+from .plan.copied import COPY_WARPS, MAX_COPIED_SUMS, MAX_LOADED_REGISTERS
 from .plan.dtypes import itemsize
-from .plan.records import SWIZZLE_BYTES, WGMMA_ROWS, Choice, GemmProblem
+from .plan.records import SWIZZLE_BYTES, WARP_THREADS, WGMMA_ROWS, Choice, GemmProblem
 from .plan.scales import BlockScales
 from .subtiles import STORE_STAGES, buffers_of, subtile_of
 
@@ -29,10 +29,42 @@ def tile_bounds(problem: GemmProblem, target: Target) -> Sides:
     promotes = target.has("wgmma") and itemsize(problem.operand_dtype) == 1 and target.fp8_partial_sum > 0
     if promotes or problem.scales is not None:  # two accumulators are live
         most = min(most, MAX_SUM_REGISTERS // products)
-    if problem.copied and target.has("wgmma"):
-        most = min(most, 2 * MAX_COPIED_SUMS // products)
-    sides = (WGMMA_ROWS, rows // products), (least, most), (line, depth)
+    rows //= products
+    if problem.copied:
+        (rows, most), depth = (
+            _copied_bounds(problem, (min(rows, 2 * WGMMA_ROWS), most), (WGMMA_ROWS, least), target),
+            line,
+        )
+    sides = (WGMMA_ROWS, rows), (least, most), (line, depth)
     return sides if problem.scales is None else _with_factors(problem.scales, sides)
+
+
+def _copied_bounds(
+    problem: GemmProblem, most: tuple[int, int], least: tuple[int, int], target: Target
+) -> tuple[int, int]:
+    """Return the most rows and columns whose loads, one by one, fit the registers of the copying warps."""
+    line = SWIZZLE_BYTES // itemsize(problem.operand_dtype)
+    full = [
+        (0 if copied.operand == "a" else 1, max(1, itemsize(source.dtype) // 4))
+        for copied in problem.copied
+        for source in copied.sources
+        if source.pitch and source.k_pitch
+    ]
+    rows, columns = most
+    if target.has("wgmma"):
+        promotes = itemsize(problem.operand_dtype) == 1 and target.fp8_partial_sum > 0
+        sums = MAX_COPIED_SUMS // (1 + len(problem.epilogue.of_kind("product"))) // (1 + promotes)
+        columns = min(columns, 2 * sums)
+
+    def loaded() -> int:
+        return sum((rows, columns)[side] * words * line // (COPY_WARPS * WARP_THREADS) for side, words in full)
+
+    while loaded() > MAX_LOADED_REGISTERS[target.has("wgmma") and rows > WGMMA_ROWS] and (rows, columns) != least:
+        if rows > least[0] and rows >= columns:
+            rows //= 2
+        else:
+            columns = max(least[1], columns // 2)
+    return rows, columns
 
 
 def column_step(problem: GemmProblem) -> int | None:

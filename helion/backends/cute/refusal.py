@@ -45,16 +45,16 @@ def refusal(program: Program, target: Target) -> exc.Base | None:
 def unproven(program: Program, target: Target) -> str:
     """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string."""
     problem = known_product(program).problem
+    strided = [each.name for each in problem.outputs_of("strided")]
+    strided += [each.name for each in problem.epilogue.of_kind("strided")]
+    part = ""
     if problem.copied:
-        return str(
-            as_written(program, Refusal(f"whose operand {problem.copied[0].sources[0].name} is copied by warps"))
-        )
-    if problem.strided:
-        strided = (*problem.outputs_of("strided"), *problem.epilogue.of_kind("strided"))
-        return str(as_written(program, Refusal(f"whose matrix {strided[0].name} has strides that TMA cannot take")))
-    if problem.operand_dtype == "float32" and unit_of(target) == "wgmma":
-        return "of float32 in TF32 on wgmma"
-    return ""
+        part = f"whose operand {problem.copied[0].sources[0].name} is copied by warps"
+    elif strided:
+        part = f"whose matrix {strided[0]} has strides that TMA cannot take"
+    elif problem.operand_dtype == "float32" and unit_of(target) == "wgmma":
+        part = "of float32 in TF32 on wgmma"
+    return str(as_written(program, Refusal(part)))
 
 
 def multiples(program: Program) -> dict[str, int]:
