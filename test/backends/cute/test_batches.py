@@ -145,13 +145,11 @@ def test_a_batch_that_is_used_otherwise_is_refused(kernel: helion.Kernel, messag
         kernel.bind((tensor(b, m, k), tensor(k, n)), target="sm_90").plan()
 
 
-def test_strides_of_a_batch_that_tma_cannot_step_are_refused() -> None:
+def test_matrices_of_a_batch_that_tma_cannot_step_to_are_copied() -> None:
     b, m, n, k = SIZES
     x = torch.as_strided(tensor(b * m * k + 64), (b, m, k), (m * k + 4, k, 1))
-    with pytest.raises(
-        helion.exc.CuteUnsupported, match="x has a stride of 13604 elements, 27208 bytes, from one matmul"
-    ):
-        products.bmm.bind((x, tensor(b, k, n)), target="sm_90")
+    problem = products.bmm.bind((x, tensor(b, k, n)), target="sm_90").plan().gemm.problem
+    assert [each.operand for each in problem.copied] == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import re
 import sys
 
 import pytest
-from backends.cute import gemms
+from backends.cute import copies, gemms
 from costs import calls
 
 from helion import exc
@@ -44,8 +44,8 @@ def undefined(text: str) -> set[str]:
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     known = {node.id for node in names if not isinstance(node.ctx, ast.Load)} | {*dir(builtins)}
     for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.arg)):
-            known.add(node.name if isinstance(node, ast.FunctionDef) else node.arg)
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.arg)):
+            known.add(node.arg if isinstance(node, ast.arg) else node.name)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             known |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
     return {node.id for node in names} - known
@@ -64,7 +64,9 @@ def undefined_names(text: str) -> set[str]:
     """Names that a function of `text` reads and nobody gives a value."""
     module = ast.parse(text)
     shared = {alias.asname or alias.name.split(".")[0] for node in module.body for alias in getattr(node, "names", ())}
-    shared |= {node.name for node in module.body if isinstance(node, ast.FunctionDef)} | set(dir(builtins))
+    shared |= {node.name for node in module.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))} | set(
+        dir(builtins)
+    )
     missing = set()
     for function in (node for node in module.body if isinstance(node, ast.FunctionDef)):
         names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
@@ -162,12 +164,12 @@ def test_every_operation_prints(op: str) -> None:
 def test_every_step_prints() -> None:
     """No step of the grammar is without a rule, for a program that has all of them."""
     printed = set()
-    for plan in PLANS.values():
+    for plan in (*PLANS.values(), *(copies.plan(name, "sm_90") for name in ("odd", "strided"))):
         render(kernel_program(plan))
         for role in kernel_program(plan).roles:
             printed |= {type(step) for step in _steps(role.program)}
     defined = {kind for kind in vars(g).values() if isinstance(kind, type) and issubclass(kind, g.Step)}
-    assert defined - printed == {g.Step, g.ClusterExit}
+    assert defined - printed == {g.Step, g.CopyStep, g.ClusterExit}
 
 
 def _steps(steps: tuple[g.Step, ...]) -> list[g.Step]:
