@@ -131,8 +131,8 @@ class Instruction:
 class EpilogueOutput:
     """A tensor that value number ``value`` is stored to, rounded once.
 
-    It is ``exact`` or ``strided`` (M, N), ``column`` (M,), or ``tile`` (M, tiles of N), to which each tile stores a reduction of its
-    own columns.
+    It is ``exact`` or ``strided`` (M, N), ``column`` (M,), or ``tile`` (M, tiles of N). Each tile stores a reduction of
+    its own columns to a ``tile``.
 
     ``pitch`` counts elements from one row to the next of ``exact`` and ``tile``, and from one element to the next of
     ``column``. The values of ``column`` and ``tile`` have to be one per row.
