@@ -169,6 +169,9 @@ def examples(r: Rank) -> None:
         "matmul_reduce_scatter",
         "matmul_all_reduce",
         "all_gather_matmul",
+        "fp8_matmul_reduce_scatter",
+        "fp8_all_gather_matmul",
+        "two_dimensional_matmul",
         "experts",
     ):
         error = __import__(name).on_rank()
@@ -221,23 +224,24 @@ def rms_norm(r: Rank) -> None:
 
     torch = r.torch
     for rows in (32, 256):
-        x, residual, weight = r.randn(rows, 8192, seed=r.me), r.randn(rows, 8192, seed=5), r.randn(8192, seed=6)
+        x, residual = r.randn(rows, 8192, seed=r.me), r.randn(rows, 8192, seed=5)
+        bias, weight = r.randn(8192, seed=7), r.randn(8192, seed=6)
         inbox, ch = r.dist.empty([2, 2, rows, 8192], torch.bfloat16), r.dist.channel([WORDS])
         h = x.float()
         torch.distributed.all_reduce(h)
-        h += residual
+        h += residual + bias
         expected = torch.nn.functional.rms_norm(h, [8192], weight.float(), 1e-6)
-        r.close("rms_norm", f"{rows} x 8192", kernel(x, residual, weight, inbox, ch)[0], expected)
+        r.close("rms_norm", f"{rows} x 8192", kernel(x, residual, bias, weight, inbox, ch)[0], expected)
         y = x.clone()
 
-        def serial(y: Any = y, residual: Any = residual, weight: Any = weight) -> Any:
+        def serial(y: Any = y, residual: Any = residual, bias: Any = bias, weight: Any = weight) -> Any:
             torch.distributed.all_reduce(y)
-            return torch.nn.functional.rms_norm(y + residual, [8192], weight, 1e-6)
+            return torch.nn.functional.rms_norm(y + residual + bias, [8192], weight, 1e-6)
 
-        calls = [("default", functools.partial(kernel, x, residual, weight, inbox, ch))]
+        calls = [("default", functools.partial(kernel, x, residual, bias, weight, inbox, ch))]
         for warps in (4, 8, 32):
             tiled = _configured(kernel, block_sizes=[1], num_warps=warps)
-            calls.append((f"{warps} warps", functools.partial(tiled, x, residual, weight, inbox, ch)))
+            calls.append((f"{warps} warps", functools.partial(tiled, x, residual, bias, weight, inbox, ch)))
         for graph in (False, True):
             for variant, call in (*calls, ("nccl + torch", serial)):
                 r.row("rms_norm", f"{rows} x 8192", variant, call, graph=graph)

@@ -99,11 +99,52 @@ def _is_real() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
+def _members(here: tuple[_ranks.World, _ranks.Task], group: Any) -> tuple[int, ...]:
+    """Return the simulated ranks of a group."""
+    return group.members if isinstance(group, _ranks.Group) else tuple(range(here[0].size))
+
+
+def _simulated(group: Any) -> _ranks.Group | None:
+    return group if isinstance(group, _ranks.Group) else None
+
+
+def mesh(shape: Sequence[int]) -> tuple[Any, ...]:
+    """Return the groups of this rank in a grid of all ranks, numbered row by row.
+
+    All ranks call it. The groups are for the other functions here.
+
+    Args:
+        shape: the number of ranks in each dimension.
+
+    Returns:
+        For each dimension, the group of the ranks that differ from this one in this dimension only.
+
+    Raises:
+        exc.InvalidAPIUsage: the product of the sizes is not the number of ranks.
+    """
+    sizes = [int(size) for size in shape]
+    if math.prod(sizes) != world_size():
+        raise exc.InvalidAPIUsage(f"A mesh of shape {sizes} has {math.prod(sizes)} ranks; there are {world_size()}.")
+    if _ranks.current() is None and _is_real():
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+        made = torch.distributed.device_mesh.init_device_mesh(kind, tuple(sizes))
+        return tuple(made.get_group(dim) for dim in range(len(sizes)))
+    me, groups = rank(), []
+    for dim in range(len(sizes)):
+        step = math.prod(sizes[dim + 1 :])
+        first = me - me // step % sizes[dim] * step
+        groups.append(_ranks.Group(tuple(first + at * step for at in range(sizes[dim]))))
+    return tuple(groups)
+
+
 def rank(group: Any = None) -> int:
-    """Return the number of this rank in a group: a process group, its name, or None for all ranks. Alone it is 0."""
+    """Return the number of this rank in a group: of :func:`mesh`, a process group, its name, or None for all ranks.
+
+    Alone it is 0.
+    """
     here = _ranks.current()
     if here is not None:
-        return here[1].rank
+        return _members(here, group).index(here[1].rank)
     return torch.distributed.get_rank(_group(group)) if _is_real() else 0
 
 
@@ -111,7 +152,7 @@ def world_size(group: Any = None) -> int:
     """Return the number of ranks of a group, as for :func:`rank`."""
     here = _ranks.current()
     if here is not None:
-        return here[0].size
+        return len(_members(here, group))
     return torch.distributed.get_world_size(_group(group)) if _is_real() else 1
 
 
@@ -119,7 +160,7 @@ def barrier(group: Any = None) -> None:
     """Wait until all ranks of a group are here, with their GPUs idle."""
     here = _ranks.current()
     if here is not None:
-        here[0].gather(here[1], None)
+        here[0].gather(here[1], None, _simulated(group))
     elif _is_real():
         if torch.cuda.is_available():
             torch.cuda.synchronize()
@@ -159,9 +200,9 @@ def empty(
         return tuple(torch.empty(sizes, dtype=dtype, device="meta") for _ in range(count))
     if ranks is not None:
         raise exc.InvalidAPIUsage(f"ranks={ranks} is for device='meta'; on {device} the ranks are those of the group.")
-    made = symmetric.simulated(sizes, dtype)
+    made = symmetric.simulated(sizes, dtype, _simulated(group))
     if made is not None:
-        return _relative(made, rank())
+        return _relative(made, rank(group))
     count, me = world_size(group), rank(group)
     if count == 1:
         return (torch.empty(sizes, dtype=dtype, device=device),)
@@ -258,19 +299,26 @@ def check(found: Channel | Mailbox | None = None, group: Any = None) -> None:
     """
     if found is None:
         for hidden in symmetric.all_hidden():
-            _check_notes(hidden.words[hidden.me][-1], hidden.me, len(hidden.words))
+            _check_notes(hidden.words[hidden.me][-1], hidden.me, range(len(hidden.words)))
         return
     words = (found.channel if isinstance(found, Mailbox) else found).words
-    _check_notes(words[0][-1], rank(group), len(words))
+    members = range(len(words)) if group is None else _ranks_of(group)
+    _check_notes(words[0][-1], members[rank(group)], members)
 
 
-def _check_notes(notes: torch.Tensor, me: int, count: int) -> None:
-    """Raise an error if waits of this rank, one of ``count``, have noted the peers that did not send."""
+def _ranks_of(group: Any) -> Sequence[int]:
+    """Return the ranks of a group, among all."""
+    here = _ranks.current()
+    return _members(here, group) if here is not None else torch.distributed.get_process_group_ranks(_group(group))
+
+
+def _check_notes(notes: torch.Tensor, me: int, members: Sequence[int]) -> None:
+    """Raise an error if waits of rank ``me``, one of ``members``, have noted the peers that did not send."""
     if not bool(notes.any()):
         return
     late = notes.nonzero()[:_MOST_NAMED].tolist()
     found = [int(notes[tuple(at)]) for at in late]
-    peers = {_ranks.sender_of(note, me, count) for note in found}
+    peers = {_ranks.sender_of(note, me, members) for note in found}
     lines = sorted({note // _ranks.NOTE_LINE for note in found})
     places = ", ".join(str(at) for at in late)
     raise exc.PeerLost(
@@ -296,4 +344,4 @@ def reset(found: Channel | Mailbox, group: Any = None) -> None:
     barrier(group)
 
 
-__all__ = ["barrier", "channel", "check", "empty", "mailbox", "rank", "reset", "run", "world_size"]
+__all__ = ["barrier", "channel", "check", "empty", "mailbox", "mesh", "rank", "reset", "run", "world_size"]

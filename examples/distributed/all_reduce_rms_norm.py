@@ -1,4 +1,4 @@
-"""Sum over all ranks, plus a residual, and root-mean-square normalization, in one kernel.
+"""Sum over all ranks, plus a bias and a residual, and root-mean-square normalization, in one kernel.
 
 A layer of a tensor-parallel model ends with it. Each program has whole rows, so that it normalizes them as soon as the
 rows of the peers are there.
@@ -23,12 +23,13 @@ WORDS = 2**14
 def all_reduce_rms_norm(
     x: torch.Tensor,
     residual: torch.Tensor,
+    bias: torch.Tensor,
     weight: torch.Tensor,
     inbox: tuple[torch.Tensor, ...],
     ch: hl.Channel,
     eps: float = 1e-6,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `rms_norm(h) * weight` and `h`, the sum of `x[M, D]` over all ranks plus `residual[M, D]`.
+    """Return `rms_norm(h) * weight` and `h`, the sum of `x[M, D]` over all ranks, `bias[D]` and `residual[M, D]`.
 
     `inbox`: symmetric, `[2, ranks, M, D]`.
     """
@@ -40,7 +41,7 @@ def all_reduce_rms_norm(
         for peer in hl.static_range(1, n):
             inbox[peer][half, n - peer, tile, :] = mine
             hl.signal(ch, [tile.id], to=peer)
-        h = mine.to(torch.float32) + residual[tile, :]
+        h = mine.to(torch.float32) + residual[tile, :] + bias[:].to(torch.float32)
         for peer in hl.static_range(1, n):
             hl.wait(ch, [tile.id], sender=peer)
             h += inbox[0][half, peer, tile, :]
@@ -58,12 +59,12 @@ def inputs(rank: int, rows: int, columns: int) -> torch.Tensor:
 def on_rank(rows: int = 37, columns: int = 500, calls: int = 3) -> float:
     ranks = dist.world_size()
     inbox, ch = dist.empty([2, ranks, rows, columns], torch.bfloat16), dist.channel([WORDS])
-    residual, weight = inputs(100, rows, columns), inputs(101, 1, columns)[0]
-    h = sum(inputs(rank, rows, columns).double() for rank in range(ranks)) + residual.double()
+    residual, (bias, weight) = inputs(100, rows, columns), inputs(101, 2, columns)
+    h = sum(inputs(rank, rows, columns).double() for rank in range(ranks)) + residual.double() + bias.double()
     expected = torch.nn.functional.rms_norm(h, [columns], weight.double(), 1e-6)
     worst = 0.0
     for _ in range(calls):
-        out, total = all_reduce_rms_norm(inputs(dist.rank(), rows, columns), residual, weight, inbox, ch)
+        out, total = all_reduce_rms_norm(inputs(dist.rank(), rows, columns), residual, bias, weight, inbox, ch)
         torch.testing.assert_close(total.double(), h, rtol=1e-2, atol=3e-2)
         torch.testing.assert_close(out.double(), expected, rtol=1e-2, atol=3e-2)
         worst = max(worst, float((out - expected).abs().max()))

@@ -91,8 +91,10 @@ class World:
         self.launch_of: list[tuple[int, int]] = []
         self.notes: dict[str, Any] = {}
         self._tasks: list[Task] = []
-        self._shared: dict[int, list[Any]] = {}
-        self._calls = [itertools.count() for _ in range(size)]
+        self._shared: dict[tuple[tuple[int, ...], int], list[Any]] = {}
+        self._calls: dict[tuple[int, tuple[int, ...]], Iterator[int]] = {}
+        #: The ranks that share a memory, by its address.
+        self.sharing: dict[int, tuple[int, ...]] = {}
         self._baton: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._failed: BaseException | None = None
 
@@ -221,16 +223,24 @@ class World:
 
     # --- collective calls -----------------------------------------------------------------------------------------------
 
-    def gather(self, task: Task, value: Any, *, ordered: bool = True) -> list[Any]:
-        """Return the values that all ranks give in their calls of this turn, by rank. ``ordered``: each rank then knows of
-        the launches that the others had completed."""
-        call = next(self._calls[task.rank])
-        found = self._shared.setdefault(call, [None] * self.size)
-        found[task.rank] = (value, dict(task.clock))
+    def gather(self, task: Task, value: Any, group: Group | None = None, *, ordered: bool = True) -> list[Any]:
+        """Return the values that all ranks of a group give in their calls of this turn, by rank. ``ordered``: each rank
+        then knows of the launches that the others had completed."""
+        members = tuple(range(self.size)) if group is None else group.members
+        call = next(self._calls.setdefault((task.rank, members), itertools.count()))
+        found = self._shared.setdefault((members, call), [None] * len(members))
+        found[members.index(task.rank)] = (value, dict(task.clock))
         self.pause(task, lambda: all(each is not None for each in found), lambda: "waits for a call of all ranks")
         for _, clock in found if ordered else ():
             self.join(self.ranks[task.rank].clock, {key: time for key, time in clock.items() if key < 0})
         return [each for each, _ in found]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some of the simulated ranks, in order."""
+
+    members: tuple[int, ...]
 
 
 #: The number of ranks of all groups, for a kernel that is bound without a process group.
@@ -285,12 +295,14 @@ def code_of_rank(rank: int) -> int:
     return _BY_RANK + rank
 
 
-def sender_of(note: int, me: int, size: int) -> str:
-    """Return the rank that a wait of rank ``me`` is for, by its note."""
+def sender_of(note: int, me: int, members: Sequence[int]) -> str:
+    """Return the rank that a wait is for, by its note. ``me`` is the waiting rank, one of ``members``."""
     code = note % NOTE_LINE
     if code == ANY_SENDER:
         return "any rank"
-    return f"rank {code - _BY_RANK if code >= _BY_RANK else (me + code - 1) % size}"
+    if code >= _BY_RANK:
+        return f"rank {code - _BY_RANK}"
+    return f"rank {members[(members.index(me) + code - 1) % len(members)]}"
 
 
 _CURRENT: contextvars.ContextVar[tuple[World, Task] | None] = contextvars.ContextVar("helion_rank", default=None)

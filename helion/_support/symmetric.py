@@ -15,10 +15,17 @@ _MAPPED: list[Any] = []
 HIDDEN_WORDS = 2**16
 
 
-def simulated(sizes: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor] | None:
-    """Return new memory of all simulated ranks, by rank; None outside of a simulated run."""
+def simulated(
+    sizes: tuple[int, ...], dtype: torch.dtype, group: ranks.Group | None = None
+) -> list[torch.Tensor] | None:
+    """Return new memory of all simulated ranks of a group, by rank; None outside of a simulated run."""
     here = ranks.current()
-    return None if here is None else here[0].gather(here[1], _unwritten(sizes, dtype))
+    if here is None:
+        return None
+    mine = _unwritten(sizes, dtype)
+    if group is not None:
+        here[0].sharing[mine.data_ptr()] = group.members
+    return here[0].gather(here[1], mine, group)
 
 
 def _unwritten(sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

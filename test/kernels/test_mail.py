@@ -305,3 +305,60 @@ def test_barriers_have_a_word_for_each_program() -> None:
     bound = kernel.bind(args, target="h100", world_size=2)
     with pytest.raises(exc.ChannelTooSmall, match="65536 words.* 1048576 tiles of 1"):
         bound.to_triton_code(helion.Config(block_sizes=[1]))
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_mesh_has_a_group_for_each_dimension() -> None:
+    def on_rank() -> tuple[Any, ...]:
+        rows, columns = hd.mesh([2, 3])
+        sizes = [hd.world_size(group) for group in (rows, columns, None)]
+        return sizes, [hd.rank(group) for group in (rows, columns, None)]
+
+    for rank, (sizes, numbers) in enumerate(hd.run(on_rank, 6)):
+        assert sizes == [2, 3, 6]
+        assert numbers == [rank // 3, rank % 3, rank]
+    with pytest.raises(exc.InvalidAPIUsage, match=r"A mesh of shape \[2, 2\] has 4 ranks; there are 6"):
+        hd.run(lambda: hd.mesh([2, 2]), 6)
+
+
+def test_ranks_of_a_group_sum_among_themselves() -> None:
+    inputs = _inputs(4)
+
+    def on_rank() -> list[torch.Tensor]:
+        group, _ = hd.mesh([2, 2])
+        mail = hd.mailbox([ROWS, COLUMNS], group=group)
+        results = [all_reduce(inputs[hd.rank()] * scale, mail) for scale in (1, -2)]
+        hd.barrier(group)
+        hd.check(mail, group)
+        return results
+
+    for rank, results in enumerate(hd.run(on_rank, 4, seed=6)):
+        total = sum(inputs[other].double() for other in (rank % 2, rank % 2 + 2))
+        for scale, result in zip((1, -2), results, strict=True):
+            torch.testing.assert_close(result.double(), scale * total, rtol=1e-4, atol=1e-4)
+
+
+def test_errors_name_ranks_of_a_group() -> None:
+    def late() -> None:
+        group, _ = hd.mesh([2, 2])
+        mail = hd.mailbox([ROWS, COLUMNS], group=group)
+        mail.channel.words[0][-1, 3, 0] = 2**11 * 7 + 2
+        with pytest.raises(
+            exc.PeerLost, match=f"rank {hd.rank()} .*in line 7 for messages of rank {(hd.rank() + 2) % 4}"
+        ):
+            hd.check(mail, group)
+        hd.reset(mail, group)
+        hd.check(mail, group)
+
+    hd.run(late, 4)
+
+    def alone() -> None:
+        group, _ = hd.mesh([2, 2])
+        mail = hd.mailbox([ROWS, COLUMNS], group=group)
+        if hd.rank() != 3:
+            all_reduce(torch.ones(ROWS, COLUMNS), mail)
+
+    with pytest.raises(exc.Deadlock, match=r"rank 1, .* waits for 1 more message of rank 3"):
+        hd.run(alone, 4, seed=1)

@@ -34,6 +34,9 @@ class Region:
     def end(self) -> int:
         return self.start + self.size
 
+    def holds(self, address: int) -> bool:
+        return self.start <= address < self.end
+
     def view(self, dtype: np.dtype) -> np.ndarray:
         """Return the whole storage as an array of ``dtype``."""
         found = self.views.get(dtype)

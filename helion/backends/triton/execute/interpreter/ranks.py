@@ -120,7 +120,7 @@ class RankWatch:
         def waiting() -> str:
             name = self.run.shadows.name(word)
             missing = want - read()
-            sender = _ranks.sender_of(note, task.rank, self.world.size)
+            sender = _ranks.sender_of(note, task.rank, self._sharing(word))
             return f"waits for {missing} more message{'s' * (missing != 1)} of {sender} in {name} ({line})"
 
         self._hand_over(task, lambda: _reached(read(), want), waiting)
@@ -170,10 +170,15 @@ class RankWatch:
     def _reader(self, word: int) -> Callable[[], int]:
         for shadow in self.run.shadows.shadows.values():
             region = shadow.region
-            if region.start <= word < region.end:
+            if region.holds(word):
                 view = region.view(np.dtype(np.int32))
                 return lambda: int(view[(word - region.start) // 4])
         raise IndexError(f"{self.builder.place}: hl.wait reads a word outside of every argument")
+
+    def _sharing(self, word: int) -> Sequence[int]:
+        """Return the ranks that share the memory of a word."""
+        starts = (shadow.region.start for shadow in self.run.shadows.shadows.values() if shadow.region.holds(word))
+        return next((self.world.sharing[at] for at in starts if at in self.world.sharing), range(self.world.size))
 
     # --- what is wrong --------------------------------------------------------------------------------------------------
 
