@@ -48,7 +48,7 @@ else:
 
 _LOG = logs.logger(__name__)
 #: Kernels and configs whose adjustments were already reported.
-_SAID: set[tuple[str, Config]] = set()
+_REPORTED: set[tuple[str, Config]] = set()
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Contender:
-    """A candidate of backend ``auto``: its predicted time in microseconds, or the reason why it is excluded."""
+class BackendCandidate:
+    """A backend that ``auto`` considers: its predicted time in microseconds, or the reason why it is excluded."""
 
     backend: str
     us: float | None = None
@@ -89,10 +89,10 @@ class Analysis:
     context: CompileContext | None = None
     #: Changes that the space made to the requested configs, by config.
     adjusted: dict[Config, tuple[Adjustment | Dropped, ...]] = field(default_factory=dict)
-    #: Predicted time or refusal of every backend tried, if there was a choice.
-    contenders: tuple[Contender, ...] = ()
-    #: The same kernel for backends that are predicted to be slower.
-    slower: tuple[Analysis, ...] = ()
+    #: Predicted time or reason against every backend that ``auto`` considered.
+    backend_candidates: tuple[BackendCandidate, ...] = ()
+    #: The same kernel for the other backends that accept it, the fastest by prediction first.
+    alternatives: tuple[Analysis, ...] = ()
     _codes: dict[Config, Code] = field(default_factory=dict)
     _lock: Any = field(default_factory=new_lock)
 
@@ -106,24 +106,24 @@ class Analysis:
         origins = self.traced.origins
         return tuple((name, origins[name]) for name in sizes_of_blocks(self.program) if name in origins)
 
-    def hinted(self, hints: Mapping[str, int]) -> Analysis:
+    def with_size_hints(self, hints: Mapping[str, int]) -> Analysis:
         """Return the analysis with facts, space and seeds for these values of its run-time numbers."""
         program = with_hints(self.program, hints)
         if program is self.program:
             return self
-        slower = tuple(each.hinted(hints) for each in self.slower)
-        return replace(self, traced=replace(self.traced, program=program), slower=slower)
+        alternatives = tuple(each.with_size_hints(hints) for each in self.alternatives)
+        return replace(self, traced=replace(self.traced, program=program), alternatives=alternatives)
 
-    def depending_on(self, numbers: Mapping[str, Any]) -> Analysis:
+    def specialize_on(self, numbers: Mapping[str, Any]) -> Analysis:
         """Return the analysis specialized on these numbers.
 
         The mapping goes from their paths in the arguments to values.
         """
         if not numbers:
             return self
-        slower = tuple(each.depending_on(numbers) for each in self.slower)
+        alternatives = tuple(each.specialize_on(numbers) for each in self.alternatives)
         traced = replace(self.traced, specialized={**self.traced.specialized, **numbers})
-        return replace(self, traced=traced, slower=slower)
+        return replace(self, traced=traced, alternatives=alternatives)
 
     def full_config(self, config: Config | Mapping[str, Any], *, printed: bool = False) -> Config:
         """Normalize a user's config. Values that the space changes are reported once per kernel and config.
@@ -134,8 +134,8 @@ class Analysis:
         full = self.space.normalize(asked) if printed else self.space.worth_compiling(asked)
         if asked not in self.adjusted and any(full.get(key) != value for key, value in asked.items()):
             changes = self.adjusted[asked] = self.space.adjusted(asked)
-            if changes and (self.name, asked) not in _SAID:
-                _SAID.add((self.name, asked))
+            if changes and (self.name, asked) not in _REPORTED:
+                _REPORTED.add((self.name, asked))
                 _LOG.warning(
                     "helion: config of %s on %s: %s", self.name, self.target.name, "; ".join(map(str, changes))
                 )
@@ -145,35 +145,36 @@ class Analysis:
         """Predict the time and resources of a launch with a normalized config."""
         return self.backend.predict(self.facts, self.space.decode(config), self.target)
 
-    def taking(self, config: Config | Mapping[str, Any], *, printed: bool = False) -> tuple[Analysis, Config]:
+    def for_config(self, config: Config | Mapping[str, Any], *, printed: bool = False) -> tuple[Analysis, Config]:
         """Return an analysis that accepts a user's config, with the normalized config.
 
-        The analysis is this one, or the first of ``slower`` whose backend accepts the config. Raises this one's
+        The analysis is this one, or the first of ``alternatives`` whose backend accepts the config. Raises this one's
         ``exc.InvalidConfig`` if none does.
         """
         try:
             return self, self.full_config(config, printed=printed)
         except exc.InvalidConfig:
-            for other in self.slower:
+            for other in self.alternatives:
                 with contextlib.suppress(exc.InvalidConfig):
-                    return self.led_by(other.backend.name), other.full_config(config, printed=printed)
+                    return self.prefer_backend(other.backend.name), other.full_config(config, printed=printed)
             raise
 
-    def led_by(self, backend: str) -> Analysis:
+    def prefer_backend(self, backend: str) -> Analysis:
         """Return the analysis with another backend in front, or itself if that backend leads already or refused."""
-        first = next((each for each in self.slower if each.backend.name == backend), None)
+        first = next((each for each in self.alternatives if each.backend.name == backend), None)
         if first is None:
             return self
         led = copy.copy(first)  # keeps its cached properties
-        led.contenders, led.slower = self.contenders, (self, *(each for each in self.slower if each is not first))
+        led.backend_candidates = self.backend_candidates
+        led.alternatives = (self, *(each for each in self.alternatives if each is not first))
         return led
 
-    def without_first(self, reason: str) -> Analysis:
-        """Return the next of ``slower``, because this one failed for ``reason``."""
-        first, *others = self.slower
-        failed = Contender(self.backend.name, reason=reason)
-        contenders = (*(each for each in self.contenders if each.backend != failed.backend), failed)
-        return replace(first, contenders=contenders, slower=tuple(others))
+    def drop_backend(self, reason: str) -> Analysis:
+        """Return the next of ``alternatives``, because this one failed for ``reason``."""
+        first, *others = self.alternatives
+        failed = BackendCandidate(self.backend.name, reason=reason)
+        backend_candidates = (*(each for each in self.backend_candidates if each.backend != failed.backend), failed)
+        return replace(first, backend_candidates=backend_candidates, alternatives=tuple(others))
 
     def predicted_us(self, configs: Sequence[Config]) -> float:
         """Predict the time of the fastest of the kernel's own ``configs``, or of the default config if it has none."""
@@ -311,33 +312,33 @@ def analyse(
     user's program.
     """
 
-    divided: dict[str, Any] = {}
+    divisibility: dict[str, Any] = {}
 
-    def analysed(asked: Backend[Any]) -> Analysis:
-        return _analysed(asked, fn, name, arguments, settings, target, constants, observed or {}, divided)
+    def analyse_for(asked: Backend[Any]) -> Analysis:
+        return _analyse_with(asked, fn, name, arguments, settings, target, constants, observed or {}, divisibility)
 
-    *others, last = _asked(name, backend or settings.backend or _unasked(_device(name, arguments)))
-    found = {each.name: _unless_refused(analysed, each, configs) for each in others}
+    *others, last = _backends_named(name, backend or settings.backend or _default_backend(_device(name, arguments)))
+    found = {each.name: _analysis_or_reason(analyse_for, each, configs) for each in others}
     if any(isinstance(each, Analysis) for each in found.values()):
-        found = _planned({**found, last.name: _unless_refused(analysed, last, configs)}, configs)
+        found = _with_plans({**found, last.name: _analysis_or_reason(analyse_for, last, configs)}, configs)
     if any(isinstance(each, Analysis) for each in found.values()):
         chosen = _fastest(found, configs)
     else:
         others_refused = {name: each for name, each in found.items() if name != last.name}
-        chosen = replace(_of_last(analysed, last, others_refused), contenders=_refused(others_refused))
-    return chosen.depending_on(divided)
+        chosen = replace(_last_resort(analyse_for, last, others_refused), backend_candidates=_refusals(others_refused))
+    return chosen.specialize_on(divisibility)
 
 
 #: Errors that a backend raises for a kernel or config that it does not support.
 _REFUSALS = (exc.BackendUnsupported, exc.InvalidConfig, exc.NoFeasibleConfig, NeedsValue)
 
 
-def _unless_refused(
-    analysed: Callable[[Backend[Any]], Analysis], backend: Backend[Any], configs: Sequence[Config]
+def _analysis_or_reason(
+    analyse_for: Callable[[Backend[Any]], Analysis], backend: Backend[Any], configs: Sequence[Config]
 ) -> Analysis | str:
     """Return a backend's analysis of a kernel and all configs it was given, or the reason why it refuses them."""
     try:
-        found = analysed(backend)
+        found = analyse_for(backend)
         for config in configs:
             found.space.normalize(config)
         refused = found.refusal()
@@ -346,7 +347,7 @@ def _unless_refused(
     return found if refused is None else refused.message
 
 
-def _planned(found: Mapping[str, Analysis | str], configs: Sequence[Config]) -> dict[str, Analysis | str]:
+def _with_plans(found: Mapping[str, Analysis | str], configs: Sequence[Config]) -> dict[str, Analysis | str]:
     """Keep the analyses whose backend has a plan for the config that would run; replace the others by their reasons.
 
     The general backend plans everything it accepts.
@@ -364,50 +365,52 @@ def _planned(found: Mapping[str, Analysis | str], configs: Sequence[Config]) -> 
     return {name: planned(each) for name, each in found.items()}
 
 
-def _of_last(
-    analysed: Callable[[Backend[Any]], Analysis], last: Backend[Any], refused: Mapping[str, Analysis | str]
+def _last_resort(
+    analyse_for: Callable[[Backend[Any]], Analysis], last: Backend[Any], refused: Mapping[str, Analysis | str]
 ) -> Analysis:
     """Return the last backend's analysis of a kernel that all others refuse.
 
     If it refuses too, its error lists all reasons.
     """
     try:
-        return analysed(last)
+        return analyse_for(last)
     except exc.BackendUnsupported as error:
         error.message += "".join(f" Not {name} either: {reason}" for name, reason in refused.items())
         raise
 
 
-def _refused(found: Mapping[str, Analysis | str]) -> tuple[Contender, ...]:
-    return tuple(Contender(name, reason=each) for name, each in found.items() if isinstance(each, str))
+def _refusals(found: Mapping[str, Analysis | str]) -> tuple[BackendCandidate, ...]:
+    return tuple(BackendCandidate(name, reason=each) for name, each in found.items() if isinstance(each, str))
 
 
 def _fastest(found: Mapping[str, Analysis | str], configs: Sequence[Config]) -> Analysis:
     """Return the analysis with the shortest predicted time, with all others attached.
 
-    In doubt, that is the general one. A backend that takes the kernel on request alone comes last. There is at least
-    one.
+    The general backend is preferred if the difference is within the error of the prediction. A backend that takes the
+    kernel only on request comes last. At least one analysis exists.
     """
 
-    def rank(pair: tuple[Contender, Analysis]) -> tuple[bool, float]:
-        contender, us = pair[0], pair[0].us or 0.0
-        return bool(contender.reason), us * (margins.BACKEND_RATIO if contender.backend == GENERAL else 1.0)
+    def rank(pair: tuple[BackendCandidate, Analysis]) -> tuple[bool, float]:
+        candidate, us = pair[0], pair[0].us or 0.0
+        return bool(candidate.reason), us * (margins.BACKEND_RATIO if candidate.backend == GENERAL else 1.0)
 
-    timed = sorted(((_timed(each, configs), each) for each in found.values() if isinstance(each, Analysis)), key=rank)
-    contenders = (*(contender for contender, _ in timed), *_refused(found))
-    for contender in contenders:
-        _LOG.debug("%s: %s", timed[0][1].name, contender)
-    first, *slower = (each for _, each in timed)
-    return replace(first, contenders=contenders, slower=tuple(slower))
+    timed = sorted(
+        ((_candidate(each, configs), each) for each in found.values() if isinstance(each, Analysis)), key=rank
+    )
+    backend_candidates = (*(candidate for candidate, _ in timed), *_refusals(found))
+    for candidate in backend_candidates:
+        _LOG.debug("%s: %s", timed[0][1].name, candidate)
+    first, *alternatives = (each for _, each in timed)
+    return replace(first, backend_candidates=backend_candidates, alternatives=tuple(alternatives))
 
 
-def _timed(analysis: Analysis, configs: Sequence[Config]) -> Contender:
+def _candidate(analysis: Analysis, configs: Sequence[Config]) -> BackendCandidate:
     program, facts, target = analysis.program, analysis.facts, analysis.target
     reason = analysis.backend.on_request(program, facts, target) if program.roots else ""
-    return Contender(analysis.backend.name, us=analysis.predicted_us(configs), reason=reason)
+    return BackendCandidate(analysis.backend.name, us=analysis.predicted_us(configs), reason=reason)
 
 
-def _unasked(device: torch.device) -> str:
+def _default_backend(device: torch.device) -> str:
     """Return the backend for a kernel that names none: ``auto`` on a GPU, else the general one.
 
     Without a GPU nothing is launched, and the general backend's code is the one to show.
@@ -415,7 +418,7 @@ def _unasked(device: torch.device) -> str:
     return "auto" if device.type == "cuda" else GENERAL
 
 
-def _asked(name: str, wanted: str) -> Sequence[Backend[Any]]:
+def _backends_named(name: str, wanted: str) -> Sequence[Backend[Any]]:
     """List the backends that a setting names, in order."""
     if wanted == "auto":
         return tuple(backend for backend in BACKENDS.values() if backend.is_installed)
@@ -425,7 +428,7 @@ def _asked(name: str, wanted: str) -> Sequence[Backend[Any]]:
     raise exc.BackendUnsupported(what=f"Kernel {name!r}", backend=wanted, remedy=f"; there is {known}")
 
 
-def _analysed(
+def _analyse_with(
     backend: Backend[Any],
     fn: Callable[..., Any],
     name: str,
@@ -434,11 +437,11 @@ def _analysed(
     target: Target,
     constants: frozenset[str],
     observed: Mapping[str, Observed],
-    divided: dict[str, Any],
+    divisibility: dict[str, Any],
 ) -> Analysis:
     """Trace and analyze a kernel for one backend.
 
-    ``divided`` receives the numeric arguments whose divisibility the backend's code depends on.
+    ``divisibility`` receives the numeric arguments whose divisibility the backend's code depends on.
     """
     wanted = settings.index_dtype_name
     context = CompileContext(
@@ -451,12 +454,12 @@ def _analysed(
         observed=observed,
     )
     try:
-        traced = _traced(backend, fn, arguments, context, constants, divided)
+        traced = _traced(backend, fn, arguments, context, constants, divisibility)
     except exc.IndexOffsetOutOfRangeForInt32:
         if wanted != "auto":
             raise
         context = replace(context, index_dtype=torch.int64)
-        traced = _traced(backend, fn, arguments, context, constants, divided)
+        traced = _traced(backend, fn, arguments, context, constants, divisibility)
     return Analysis(traced, name, target, settings, backend, context)
 
 
@@ -466,14 +469,14 @@ def _traced(
     arguments: Mapping[str, Any],
     context: CompileContext,
     constants: frozenset[str],
-    divided: dict[str, Any],
+    divisibility: dict[str, Any],
 ) -> Traced:
     steps = (step for each in BACKENDS.values() for step in each.steps)
     traced = front_end(fn, arguments, context, constants, steps)
     for number, multiple in backend.required_divisibility(traced.program).items():
         if number in traced.origins:
             path = (*traced.origins[number], ("__mod__", multiple), ("__eq__", 0))
-            divided[f"{number} % {multiple} == 0"] = path
+            divisibility[f"{number} % {multiple} == 0"] = path
     refused = backend.refusal(traced.program, context.target)
     if refused is not None:
         raise refused

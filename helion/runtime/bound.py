@@ -12,7 +12,7 @@ from .._support.tracebacks import short_errors, shortened
 from ..config import Config
 from ..hardware import Target
 from ..settings import Settings
-from .call.arg_snapshot import described
+from .call.arg_snapshot import describe
 from .call.argument_checks import check_call
 from .call.size_buckets import Bucket
 from .specialization.compiled import ConfigLike
@@ -38,7 +38,7 @@ else:
 class BoundKernel(Views):
     """A kernel for one specialization and one target, made by ``Kernel.bind``: its analysis, and its compiled configs.
 
-    Facts, seeds and the config space are computed when first asked for; each config is compiled once.
+    Facts, seeds and the config space are computed on first use; each config is compiled once.
 
     Attributes:
         kernel: the ``helion.Kernel``.
@@ -66,8 +66,8 @@ class BoundKernel(Views):
         )
 
     def __repr__(self) -> str:
-        arguments = zip(self.kernel.signature.parameters, self.variant.of.remembered, strict=True)
-        shown = ", ".join(f"{name}={described(value)}" for name, value in arguments)
+        arguments = zip(self.kernel.signature.parameters, self.variant.of.snapshots, strict=True)
+        shown = ", ".join(f"{name}={describe(value)}" for name, value in arguments)
         numbers = "".join(f", {name} is {value}" for name, _, value in self.variant.of.numbers)
         return f"<helion.BoundKernel {self.kernel.name}({shown}) for {self.target.name}{numbers}>"
 
@@ -119,7 +119,7 @@ class BoundKernel(Views):
 
         It is the one in use, unless no backend was named: then tensors that are not on a GPU use the general backend.
         """
-        return self.variant.of.on_gpu.backend.name
+        return self.variant.of.gpu_analysis.backend.name
 
     @property
     def seeds(self) -> tuple[Seed, ...]:

@@ -89,7 +89,7 @@ class Calls:
         self._kernel = kernel
         self._slow_path = slow_path
         self._lock = new_lock()
-        self._lines: dict[Key, DispatchEntry] = {}
+        self._entries: dict[Key, DispatchEntry] = {}
         # the same as a set, which is tested without hashing the keys
         self._known: set[DispatchEntry] = set()
         self._recent: tuple[DispatchEntry, ...] = ()
@@ -104,11 +104,11 @@ class Calls:
         """Send the next call to the slow path, or only calls that ``bound`` serves."""
         with self._lock:
             self.generation += 1
-            kept = {} if bound is None else {k: line for k, line in self._lines.items() if line.bound is not bound}
+            kept = {} if bound is None else {k: entry for k, entry in self._entries.items() if entry.bound is not bound}
             self._versions = {k: self._versions[k] for k in kept}
             self._buckets = {k[:-1]: self._buckets[k[:-1]] for k in kept}
-            self._lines, self._known = kept, set(kept.values())
-            self._recent = tuple(line for line in self._recent if kept.get(line.key) is line)
+            self._entries, self._known = kept, set(kept.values())
+            self._recent = tuple(entry for entry in self._recent if kept.get(entry.key) is entry)
             self._kernel.__call__ = self._recent[0].run if self._recent else self._slow_path
 
     def miss(self, *args: Any) -> Any:
@@ -118,43 +118,43 @@ class Calls:
                 names = self._kernel.signature.parameters
                 return self._slow_path(**{n: v for n, v in zip(names, args, strict=False) if v is not ABSENT})
         recent = self._recent
-        for line in recent:
-            result = line.probe(*args)
+        for entry in recent:
+            result = entry.probe(*args)
             if result is not MISSED:
-                self._use(line)
+                self._use(entry)
                 return result
-        if len(self._lines) > len(recent) and len(args) == len(self._kernel.signature.parameters):
+        if len(self._entries) > len(recent) and len(args) == len(self._kernel.signature.parameters):
             key = signature_key(self._kernel.arguments_key(args), args)
             buckets = self._buckets.get(key)
-            found = None if buckets is None else self._lines.get((*key, buckets.of(args)))
+            found = None if buckets is None else self._entries.get((*key, buckets.of(args)))
             result = MISSED if found is None else found.probe(*args)
             if found is not None and result is not MISSED:
                 self._use(found)
                 return result
         return self._slow_path(*args)
 
-    def _use(self, line: DispatchEntry) -> None:
+    def _use(self, entry: DispatchEntry) -> None:
         """Make the next call try this one first, unless everything was forgotten meanwhile."""
         with self._lock:
-            if line in self._known:
-                self._kernel.__call__ = line.run
-                if line not in self._recent:
-                    self._recent = (line, *self._recent[: _PROBED - 1])
+            if entry in self._known:
+                self._kernel.__call__ = entry.run
+                if entry not in self._recent:
+                    self._recent = (entry, *self._recent[: _PROBED - 1])
 
-    def served(self) -> set[Bound]:
+    def recent_variants(self) -> set[Bound]:
         """Return the bound kernels of the functions that were used last."""
-        return {line.bound for line in self._recent}
+        return {entry.bound for entry in self._recent}
 
     def _make_room(self) -> None:
         """Drop the oldest functions and counts, except the functions used last."""
-        kept = {line.key for line in self._recent}
-        spare = [key for key in self._lines if key not in kept][: len(self._lines) - MAX_SIGNATURES + 1]
+        kept = {entry.key for entry in self._recent}
+        spare = [key for key in self._entries if key not in kept][: len(self._entries) - MAX_SIGNATURES + 1]
         for key in spare:
-            self._known.discard(self._lines.pop(key))
+            self._known.discard(self._entries.pop(key))
             self._versions.pop(key, None)
         if len(self._versions) > 4 * MAX_SIGNATURES:
-            self._versions = {key: self._versions.get(key, 1) for key in self._lines}
-            self._buckets = {key[:-1]: self._buckets[key[:-1]] for key in self._lines}
+            self._versions = {key: self._versions.get(key, 1) for key in self._entries}
+            self._buckets = {key[:-1]: self._buckets[key[:-1]] for key in self._entries}
 
     def learn(self, bound: Bound, values: tuple[Any, ...], arguments: Key, generation: int) -> None:
         """Write a function for calls like this one, which has just taken the slow path with ``generation`` read before."""
@@ -165,19 +165,19 @@ class Calls:
             return
         if self._kernel.arguments_key(values) != arguments:  # the kernel's host code changed its arguments' shapes
             return
-        line = write_entry(key, bound, values, self.miss)
+        entry = write_entry(key, bound, values, self.miss)
         with self._lock:
             if generation != self.generation:
                 return
             self._make_room()
-            self._versions[key] = MAX_VERSIONS if line is None else version + 1
-            if line is not None:
+            self._versions[key] = MAX_VERSIONS if entry is None else version + 1
+            if entry is not None:
                 self._buckets[signature] = bound.compiled.specialized.buckets
-                former = self._lines.pop(key, None)
-                self._lines[key] = line
-                self._known = set(self._lines.values())
-                self._recent = (line, *[r for r in self._recent if r is not former][: _PROBED - 1])
-                self._kernel.__call__ = line.run
+                former = self._entries.pop(key, None)
+                self._entries[key] = entry
+                self._known = set(self._entries.values())
+                self._recent = (entry, *[r for r in self._recent if r is not former][: _PROBED - 1])
+                self._kernel.__call__ = entry.run
 
 
 _LIVE: weakref.WeakSet[Calls] = weakref.WeakSet()
@@ -252,8 +252,8 @@ def _add_guards(guards: Guards, of: Specialized, code: Code, values: tuple[Any, 
         or not guards.world(traced.guards)
     ):
         return False
-    add_memory(guards, code.host.may_write_arguments, of.tells_alignment(code.plan), static)
-    guards.autograd(kernel.told_about_gradients)
+    add_memory(guards, code.host.may_write_arguments, of.depends_on_alignment(code.plan), static)
+    guards.autograd(kernel.warned_no_gradient)
     return True
 
 

@@ -103,8 +103,8 @@ def call_eagerly(kernel: Definition, args: Sequence[Any]) -> Any:
     sizes = next((c["block_sizes"] for c in kernel.configs if "block_sizes" in c), None)
     if len(kernel.configs) == 1 and _TILE_FIELDS.intersection(kernel.fn.__code__.co_names):
         return run_reference(kernel, args, sizes)
-    if sizes is not None and not kernel.announced:
-        kernel.announced = True
+    if sizes is not None and not kernel.default_printed:
+        kernel.default_printed = True
         warning = exc.BlockSizeIgnoredInInterpretMode(kernel=kernel.name, sizes=list(sizes))
         if type(warning).__name__ not in kernel.settings.ignore_warnings:
             _logging.say(f"WARNING[{type(warning).__name__}]: {warning}")

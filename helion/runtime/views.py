@@ -55,7 +55,7 @@ class Views:
         Raises:
             exc.InvalidConfig: the config is not legal for the kernel.
         """
-        taken = self.variant.taking(config, printed=True)
+        taken = self.variant.for_config(config, printed=True)
         return self._text(*taken, options, emit_repro_caller, output_origin_lines)
 
     @short_errors
@@ -72,7 +72,7 @@ class Views:
         If another backend is in use, None means Triton's default config. If Triton is not among the candidate backends,
         the text is that of the backend in use.
         """
-        found = self.variant.printed_by("triton", config)
+        found = self.variant.for_backend("triton", config)
         return self._text(*found, options, emit_repro_caller, output_origin_lines)
 
     @short_errors
@@ -89,7 +89,7 @@ class Views:
         Raises:
             exc.InvalidAPIUsage: the cute backend refuses the kernel, or is not a candidate.
         """
-        compiled, full = self.variant.printed_by("cute", config)
+        compiled, full = self.variant.for_backend("cute", config)
         backend = compiled.specialized.analysis.backend.name
         if backend != "cute":
             raise exc.InvalidAPIUsage(
@@ -127,7 +127,7 @@ class Views:
         Raises:
             exc.InvalidConfig: the config is not legal for the kernel.
         """
-        compiled, full = self.variant.taking(config)
+        compiled, full = self.variant.for_config(config)
         return compiled.specialized.analysis.plan(full)
 
     def export_shared_object(self, path: str | pathlib.Path, config: ConfigLike = None) -> pathlib.Path:
@@ -151,7 +151,7 @@ class Views:
         Raises:
             exc.InvalidAPIUsage: the backend has no such form.
         """
-        compiled, full = self.variant.taking(config)
+        compiled, full = self.variant.for_config(config)
         return compiled.export(full, pathlib.Path(path))
 
     @short_errors
@@ -167,12 +167,12 @@ class Views:
         Raises:
             exc.InvalidConfig: the config is not legal for the kernel.
         """
-        compiled, full = self.variant.taking(config)
+        compiled, full = self.variant.for_config(config)
         return compiled.for_any_alignment(full, allow_print)
 
     def get_cached_path(self, config: ConfigLike = None) -> str:
         """Return the path of the file that holds the generated module of a config."""
-        compiled, full = self.variant.taking(config)
+        compiled, full = self.variant.for_config(config)
         return compiled.specialized.path(full)
 
     def backend_cache_key(self, config: ConfigLike = None) -> str:
@@ -181,12 +181,12 @@ class Views:
 
     def short_config(self, config: ConfigLike = None) -> Config:
         """Return a config without the keys at their defaults, except tile sizes, warps and stages."""
-        compiled, full = self.variant.taking(config)
+        compiled, full = self.variant.for_config(config)
         return compiled.specialized.short_config(full)
 
     def format_kernel_decorator(self, config: ConfigLike = None, settings: Any = None) -> str:
         """Return the decorator line that fixes a config, without the keys at their defaults."""
-        compiled, full = self.variant.taking(config)
+        compiled, full = self.variant.for_config(config)
         return compiled.specialized.decorator(full, settings)
 
     @short_errors
@@ -204,7 +204,7 @@ class Views:
         Raises:
             exc.InvalidConfig: the config is not legal for the kernel.
         """
-        compiled, full = self.variant.taking(config)
+        compiled, full = self.variant.for_config(config)
         return compiled.resources(full)
 
     @short_errors

@@ -70,7 +70,7 @@ def test_the_faster_one_is_taken_and_both_are_explained(
     assert f"{chosen}, predicted {us[chosen]:g} µs; not {other}: predicted {us[other]:g} µs" in bound.explain()
     assert f"not {other}: predicted" in bound.explain(format="html")
     data = json.loads(bound.explain(format="json"))
-    assert [(each["backend"], each["us"]) for each in data["contenders"]] == [(chosen, us[chosen]), (other, us[other])]
+    assert [(each["backend"], each["us"]) for each in data["backends"]] == [(chosen, us[chosen]), (other, us[other])]
 
 
 def on_gpu(device: str = "cuda") -> tuple[torch.Tensor, ...]:
@@ -141,7 +141,7 @@ def test_a_product_whose_rows_are_normalised_is_cutes() -> None:
 
     arguments = (torch.empty(4096, 512, dtype=BF16, device="meta"), torch.empty(512, 2048, dtype=BF16, device="meta"))
     text = normalised.bind(arguments, target=HOPPER).explain(format="json")
-    first, second = json.loads(text)["contenders"]
+    first, second = json.loads(text)["backends"]
     assert first["backend"] == "cute" and second["us"] > 1.25 * first["us"]
 
 

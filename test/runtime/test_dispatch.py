@@ -357,7 +357,7 @@ def test_aliases_of_written_tensors_are_told_apart(stub: StubDriver) -> None:
     for pair in (*pairs, *pairs):
         increment(*pair)
     assert len(increment.variants) == 2
-    lines = list(increment.calls._lines.values())
+    lines = list(increment.calls._entries.values())
     assert len(lines) == 2
     for pair in pairs:
         accepted = [line.probe(*pair) is not MISSED for line in lines]
@@ -372,7 +372,7 @@ def test_subclasses_take_the_slow_path(stub: StubDriver) -> None:
     add = adder()
     x, y = torch.randn(64), torch.randn(64)
     add(x, y)
-    line = next(iter(add.calls._lines.values()))
+    line = next(iter(add.calls._entries.values()))
     assert line.probe(x.as_subclass(Subclass), y) is MISSED
     assert line.probe(x, y) is not MISSED
 
@@ -381,7 +381,7 @@ def test_vmapped_tensors_do_not_pass_the_guard(stub: StubDriver) -> None:
     add = adder()
     x, y = torch.randn(64), torch.randn(64)
     add(x, y)
-    line = next(iter(add.calls._lines.values()))
+    line = next(iter(add.calls._entries.values()))
     seen: list[bool] = []
 
     def inner(v: torch.Tensor) -> torch.Tensor:

@@ -411,7 +411,7 @@ def test_parameters_buffers_and_named_subclasses_are_tensors() -> None:
 def test_calls_import_no_tracer() -> None:
     code = (
         "import sys, torch\nimport helion\nfrom helion.runtime.call import argument_checks, signature\n"
-        "class K: name, signature, told_about_gradients = 'k', type('S', (), {'parameters': ['x']}), False\n"
+        "class K: name, signature, warned_no_gradient = 'k', type('S', (), {'parameters': ['x']}), False\n"
         "K.settings, K.usual_inputs = helion.Settings(), signature.UsualInputs()\n"
         "argument_checks.check_call(K, (torch.ones(3, requires_grad=True),))\n"
         "argument_checks.overwrites('k', ('x',), torch.ones(3))\n"

@@ -215,14 +215,14 @@ def test_many_sizes_stay_in_the_functions_of_their_buckets() -> None:
             for rows in range(5, 195, 10):
                 kernel(torch.empty(rows, 333))
         generation = kernel.calls.generation
-        lines = dict(kernel.calls._lines)
+        lines = dict(kernel.calls._entries)
         for rows in range(6, 196, 10):
             kernel(torch.empty(rows, 333))
-        assert kernel.calls.generation == generation and dict(kernel.calls._lines) == lines and len(lines) == 19
+        assert kernel.calls.generation == generation and dict(kernel.calls._entries) == lines and len(lines) == 19
         kernel.settings.size_hints = (64,)
         kernel.reset()
         kernel(torch.empty(5, 333))
-        assert len(kernel.calls._lines) == len(kernel.calls._buckets) == 1
+        assert len(kernel.calls._entries) == len(kernel.calls._buckets) == 1
 
 
 # --- configs that somebody asks for --------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ def test_sizes_in_turn_on_a_gpu(native: str, monkeypatch: pytest.MonkeyPatch) ->
         x = torch.randn(m, 512, device="cuda", dtype=torch.bfloat16) + 1
         expected = x.double() @ y.double()
         torch.testing.assert_close(kernel(x, y).double(), expected, rtol=2e-2, atol=0.5)
-    assert len({tuple(each.config["block_sizes"]) for each in kernel.calls.served()}) > 1
+    assert len({tuple(each.config["block_sizes"]) for each in kernel.calls.recent_variants()}) > 1
 
 
 @pytest.mark.gpu

@@ -39,10 +39,10 @@ from helion.runtime import stub_driver
 from helion.runtime.specialization import binary_check, compiled
 from helion.runtime.specialization.binary_check import (
     ALLOWED_SPILL_BYTES,
+    MAX_SLOW,
     MORE_TRIES,
-    MOST_SLOW,
+    BinaryResources,
     Rejected,
-    Taken,
     Verdict,
     decide,
 )
@@ -77,11 +77,11 @@ def options(*microseconds: float) -> list[tuple[Config, Predicted]]:
     return [(Config(num_warps=at), dataclasses.replace(PREDICTED, time_us=us)) for at, us in enumerate(microseconds)]
 
 
-def spills(count: int) -> Taken:
-    return Taken(spill_bytes=count)
+def spills(count: int) -> BinaryResources:
+    return BinaryResources(spill_bytes=count)
 
 
-UNFIT = Taken(refusal="does not fit: 3 columns, there are 2")
+UNFIT = BinaryResources(refusal="does not fit: 3 columns, there are 2")
 EVEN = (10.0,) * 7
 
 
@@ -102,11 +102,11 @@ EVEN = (10.0,) * 7
     ],
 )
 def test_which_config_runs(
-    times: Sequence[float], taken: Sequence[Taken | None], chosen: int, rejected: list[int], measured: int
+    times: Sequence[float], taken: Sequence[BinaryResources | None], chosen: int, rejected: list[int], measured: int
 ) -> None:
     asked: list[int] = []
 
-    def measure(config: Config) -> Taken | None:
+    def measure(config: Config) -> BinaryResources | None:
         asked.append(config["num_warps"])
         return taken[config["num_warps"]]
 
@@ -347,7 +347,7 @@ def test_a_seed_that_compiles_too_long_is_given_up(
 def test_after_two_that_are_given_up_the_last_one_compiles_as_long_as_it_takes(
     monkeypatch: pytest.MonkeyPatch, slow_assembler: Callable[[int], pathlib.Path]
 ) -> None:
-    slow_assembler(MOST_SLOW)
+    slow_assembler(MAX_SLOW)
     monkeypatch.setenv("HELION_COMPILE_LIMIT_SECONDS", "1")
     kernel = planted(monkeypatch, SPILLS, TOO_BIG, GOOD)
     bound = kernel.bind((X, Y))
@@ -406,13 +406,15 @@ def test_what_the_device_refuses_is_known_to_the_next_process(monkeypatch: pytes
     kernel = planted(monkeypatch, GOOD, SPILLS)
     bound = kernel.bind((X, Y))
     first, second = (seed.config for seed in bound.seeds)
-    assert binary_check.give_up(bound.variant.compiled, first, str(OutOfResources(3, 2, "shared memory"))) == second
+    assert (
+        binary_check.replace_failed(bound.variant.compiled, first, str(OutOfResources(3, 2, "shared memory"))) == second
+    )
     kernel.reset()
     again = kernel.bind((X, Y))
     found = binary_check.verdict_of(again.variant.compiled)
     assert found.config == second and "Required: 3" in found.rejected[0].reason
-    assert binary_check.give_up(again.variant.compiled, second, "") == again.conservative_config()
-    assert binary_check.give_up(again.variant.compiled, again.conservative_config(), "") is None
+    assert binary_check.replace_failed(again.variant.compiled, second, "") == again.conservative_config()
+    assert binary_check.replace_failed(again.variant.compiled, again.conservative_config(), "") is None
 
 
 # --- on disk -------------------------------------------------------------------------------------------------------------

@@ -94,8 +94,8 @@ def check_call(kernel: Definition, values: Sequence[Any]) -> bool:
             wanted = name
     if wanted is None:
         kernel.usual_inputs.learn(values)
-    if wanted is not None and not kernel.told_about_gradients and _is_recording():
-        kernel.told_about_gradients = True
+    if wanted is not None and not kernel.warned_no_gradient and _is_recording():
+        kernel.warned_no_gradient = True
         warning = exc.GradientNotRecorded(kernel=kernel.name, name=wanted, remedies=remedies())
         if type(warning).__name__ not in kernel.settings.ignore_warnings:
             _logging.say(f"WARNING[{type(warning).__name__}]: {warning}")

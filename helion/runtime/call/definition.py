@@ -50,15 +50,15 @@ class Definition:
         self.settings = settings
         self.configs = list(configs)
         self.key = key
-        self.announced = False
+        self.default_printed = False
         #: True if torch has recorded calls of it, which may run at any later time.
         self.is_in_graphs = False
         #: Options of tables of tuned configs, for kernels that have some; warnings printed; whether other arguments
         #: were tuned.
         self.aot: AotOptions | None = None
-        self.told: set[str] = set()
+        self.printed_warnings: set[str] = set()
         self.collected = False
-        self.told_about_gradients = False
+        self.warned_no_gradient = False
         self.signature = _signature(fn)
         self.constants = frozenset(_constant_parameters(self.signature))
         self.constant_at = tuple(name in self.constants for name in self.signature.parameters)

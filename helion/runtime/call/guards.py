@@ -180,15 +180,15 @@ class Guards:
             conditions += [f"{name}.stride({i}) == {n}" for i, n in enumerate(strides) if n is not None]
         return " and ".join(conditions)
 
-    def autograd(self, told: bool) -> None:
+    def autograd(self, warned: bool) -> None:
         """Add conditions that no autograd machinery is active: no tracer and no dual tensors.
 
-        Unless the kernel has ``told`` about gradients, no tensor may require one.
+        Unless the kernel has ``warned`` about gradients, no tensor may require one.
         """
         if not self.native:  # the modes that trace are the very ones that TensorGuards does not mind
             self.conditions.append(f"not {self.cell(torch._C._len_torch_dispatch_stack)}()")
         self.conditions.append(f"{self.cell(forward_ad)}._current_level < 0")
-        if not told and any(tensor.requires_grad for tensor in self.tensors.values()):
+        if not warned and any(tensor.requires_grad for tensor in self.tensors.values()):
             self.conditions.append(f"not {self.cell(torch.is_grad_enabled)}()")
 
     def extents(self, shapes: list[_Shape]) -> list[str]:

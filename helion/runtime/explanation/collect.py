@@ -28,7 +28,7 @@ def collect(compiled: Compiled) -> dict[str, Any]:
         "target": analysis.target.name,
         "device": analysis.target.device,
         "backend": analysis.backend.name,
-        "contenders": _plain(analysis.contenders),
+        "backends": _plain(analysis.backend_candidates),
         "on_gpu": _on_gpu(compiled),
         "kind": kind_of(analysis.facts),
         "sizes": _sizes(compiled),
@@ -49,10 +49,10 @@ def collect(compiled: Compiled) -> dict[str, Any]:
 def _on_gpu(compiled: Compiled) -> dict[str, Any] | None:
     """Describe the backend that runs on the target GPU, if that is another one than the one in use."""
     of = compiled.specialized
-    there = of.on_gpu
+    there = of.gpu_analysis
     if there.backend.name == of.analysis.backend.name:
         return None
-    return {"backend": there.backend.name, "contenders": _plain(there.contenders)}
+    return {"backend": there.backend.name, "backends": _plain(there.backend_candidates)}
 
 
 def kind_of(facts: KernelFacts) -> str:

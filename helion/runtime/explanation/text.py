@@ -73,7 +73,7 @@ def overview(data: Data) -> list[tuple[str, str]]:
     share = f", {bounds['predicted_us'] / least:.2f} times its bound" if least else ""
     return [
         ("kind", data["kind"]),
-        *([("backend", _backend(data))] if data["contenders"] else []),
+        *([("backend", _backend(data))] if data["backends"] else []),
         *([("on a GPU", f"{_backend(data['on_gpu'])}; below is {data['backend']}")] if data["on_gpu"] else []),
         *((("sizes", ", ".join(map(_bucket, data["sizes"]))),) if data["sizes"] else ()),
         ("axes", ", ".join(map(_axis, data["facts"]["axes"]))),
@@ -96,10 +96,10 @@ def _backend(data: Data) -> str:
     """Format the backend, and the reasons against its alternatives."""
     others = [
         f"{each['backend']}: {each['reason'] or 'predicted ' + _time(each['us'])}"
-        for each in data["contenders"]
+        for each in data["backends"]
         if each["backend"] != data["backend"]
     ]
-    own = next((each for each in data["contenders"] if each["backend"] == data["backend"]), None)
+    own = next((each for each in data["backends"] if each["backend"] == data["backend"]), None)
     predicted = f", predicted {_time(own['us'])}" if own and own["us"] is not None else ""
     return "; not ".join([f"{data['backend']}{predicted}", *others])
 

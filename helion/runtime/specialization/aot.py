@@ -97,8 +97,8 @@ def _find(kernel: Definition, target: hardware.Target, function: str) -> tuple[C
 def _warn(kernel: Definition, why: str) -> None:
     warning = exc.NoAOTHeuristicWarning(kernel=kernel.name, because=why)
     text = f"WARNING[{type(warning).__name__}]: {warning}"
-    if type(warning).__name__ not in kernel.settings.ignore_warnings and text not in kernel.told:
-        kernel.told.add(text)
+    if type(warning).__name__ not in kernel.settings.ignore_warnings and text not in kernel.printed_warnings:
+        kernel.printed_warnings.add(text)
         _logging.say(text)
 
 

@@ -43,7 +43,7 @@ ALLOWED_SPILL_BYTES = 64
 MORE_TRIES, PATIENCE_SECONDS = 3, 10.0
 
 #: Configs that may compile longer than ``HELION_COMPILE_LIMIT_SECONDS``: after them only the last one is compiled.
-MOST_SLOW = 2
+MAX_SLOW = 2
 
 #: Spilled bytes at which a kernel with matmuls is estimated to take twice as long. Its accumulators stay in registers,
 #: and spilled values are mostly read before and after the mainloop. Gradients of attention on an H200 (2026-11-23):
@@ -95,7 +95,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class BinaryResources:
     """Resources of a config's binary: spilled bytes per thread, and the reason why it cannot be launched, "" if it can."""
 
     spill_bytes: int = 0
@@ -130,7 +130,7 @@ def candidates(of: Specialized) -> Iterator[Config]:
 
 def decide(
     options: Iterable[Candidate],
-    measure: Callable[[Config], Taken | None],
+    measure: Callable[[Config], BinaryResources | None],
     has_time: Callable[[], bool],
     *,
     multiplies: bool = False,
@@ -141,8 +141,8 @@ def decide(
     ``has_time``. They must not be predicted to take longer by more than a factor, which is smaller if a kernel
     ``multiplies`` matrices.
     """
-    tried: list[tuple[Candidate, Taken]] = []
-    best: tuple[Candidate, Taken] | None = None
+    tried: list[tuple[Candidate, BinaryResources]] = []
+    best: tuple[Candidate, BinaryResources] | None = None
     for config, predicted in options:
         if best is not None and not best[1].refusal:
             if len(tried) > MORE_TRIES or not has_time():
@@ -184,11 +184,11 @@ def _measured(compiled: Compiled) -> Verdict:
     last, limit = of.analysis.space.conservative(), knobs.COMPILE_LIMIT_SECONDS.read() or None
     slow: set[Config] = set()
 
-    def measure(config: Config) -> Taken | None:
-        if config != last and len(slow) == MOST_SLOW:
-            return Taken(refusal=f"was not compiled: {MOST_SLOW} configs before it took longer than {limit} s")
+    def measure(config: Config) -> BinaryResources | None:
+        if config != last and len(slow) == MAX_SLOW:
+            return BinaryResources(refusal=f"was not compiled: {MAX_SLOW} configs before it took longer than {limit} s")
         began = time.perf_counter()
-        taken = _taken(compiled, config, None if config == last else limit)
+        taken = _resources_of(compiled, config, None if config == last else limit)
         if limit is not None and time.perf_counter() - began >= limit and (taken is None or taken.refusal):
             slow.add(config)
         return taken
@@ -209,7 +209,7 @@ def _measured(compiled: Compiled) -> Verdict:
     return found
 
 
-def _taken(compiled: Compiled, config: Config, seconds: float | None) -> Taken | None:
+def _resources_of(compiled: Compiled, config: Config, seconds: float | None) -> BinaryResources | None:
     """Return the resources of a config, None if they are unknown.
 
     A config that compiles longer than ``seconds`` is refused.
@@ -219,11 +219,11 @@ def _taken(compiled: Compiled, config: Config, seconds: float | None) -> Taken |
         found = compiled.resources(config, count_opcodes=False, seconds=seconds)
     except Exception as error:  # a call does not fail for want of a better config
         if _is_failure(of, error):
-            return Taken(refusal=f"does not compile: {str(error).splitlines()[-1]}")
+            return BinaryResources(refusal=f"does not compile: {str(error).splitlines()[-1]}")
         _LOG.info("%s cannot be measured: %s: %s", of.kernel.name, type(error).__name__, error)
         return None
     refusal = f"does not fit: {'; '.join(found.overflow)}" if found.overflow else ""
-    return Taken(spill_bytes=found.spill_bytes, refusal=refusal)
+    return BinaryResources(spill_bytes=found.spill_bytes, refusal=refusal)
 
 
 def compile_failure(compiled: Compiled, config: Config) -> str:
@@ -245,7 +245,7 @@ def _is_failure(of: Specialized, error: Exception) -> bool:
     return any(isinstance(each, Exception) and of.executor.is_failure(each) for each in (error, error.__cause__))
 
 
-def give_up(compiled: Compiled, config: Config, reason: str) -> Config | None:
+def replace_failed(compiled: Compiled, config: Config, reason: str) -> Config | None:
     """Replace a config that the device refused, and return the next one; None if it was the last.
 
     The choice is cached on disk.
@@ -318,17 +318,17 @@ def _key(of: Specialized) -> str:
 __all__ = [
     "ALLOWED_SPILL_BYTES",
     "DOUBLING_BYTES",
+    "MAX_SLOW",
     "MORE_TRIES",
-    "MOST_SLOW",
     "PATIENCE_SECONDS",
+    "BinaryResources",
     "Rejected",
-    "Taken",
     "Verdict",
     "candidates",
     "compile_failure",
     "decide",
-    "give_up",
     "keep",
     "kept",
+    "replace_failed",
     "verdict_of",
 ]

@@ -40,7 +40,7 @@ class Choice:
         self._by_default = False
 
     @property
-    def asked(self) -> Config | None:
+    def requested(self) -> Config | None:
         """The config in use, if the user requested it."""
         return None if self._by_default else self.config
 
@@ -58,8 +58,8 @@ class Choice:
         _agree(of, config)
         run = self.compiled.for_any_alignment(config)
         plan = of.analysis.code(config).plan
-        if of.executor.without_alignment(plan) is None and of.tells_alignment(plan):
-            run = self._aligned_or_elsewhere(run)
+        if of.executor.without_alignment(plan) is None and of.depends_on_alignment(plan):
+            run = self._with_unaligned_fallback(run)
         if of.settings.checked:
             run = checked.run_checked(of.kernel, of.executor, run)
         if of.settings.print_repro:
@@ -67,7 +67,7 @@ class Choice:
         self.config, self.run = config, run
         self.changed()
 
-    def _aligned_or_elsewhere(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _with_unaligned_fallback(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``function``, which needs tensors aligned to 16 bytes; other tensors go to the next backend."""
         other: list[Choice] = []
 
@@ -77,16 +77,16 @@ class Choice:
                 return function(*args)
             if not other:
                 with self.compiled.lock:
-                    other[:] = other or [self._of_next_backend(on_gpu)]
+                    other[:] = other or [self._for_next_backend(on_gpu)]
             assert other[0].run is not None
             return other[0].run(*args)
 
         return run
 
-    def _of_next_backend(self, on_gpu: bool) -> Choice:
+    def _for_next_backend(self, on_gpu: bool) -> Choice:
         """Return the choice for calls that the backend in use cannot serve."""
         of = self.compiled.specialized
-        following = of.of_next_backend("tensors do not begin at multiples of 16 bytes")
+        following = of.for_next_backend("tensors do not begin at multiples of 16 bytes")
         choice = Choice(self.compiled.of(following), lambda: None)
         given = [following.analysis.full_config(config) for config in of.kernel.configs[:1]]
         choice.use(given[0] if given else choice.verified(on_gpu), by_default=True)
@@ -112,18 +112,18 @@ class Choice:
         replaced by the next before anything is launched.
         """
         of = self.compiled.specialized
-        if of.tabled is not None or not on_gpu or of.executor.inlining is None or of.analysis.is_empty:
+        if of.table_config is not None or not on_gpu or of.executor.inlining is None or of.analysis.is_empty:
             return of.default_config
         with self.compiled.lock:  # other threads wait here, and find the backend that works
             config = binary_check.verdict_of(self.compiled).config
-            while of.analysis.slower and (reason := binary_check.compile_failure(self.compiled, config)):
-                self._leave_backend(reason)
+            while of.analysis.alternatives and (reason := binary_check.compile_failure(self.compiled, config)):
+                self._switch_backend(reason)
                 config = binary_check.verdict_of(self.compiled).config
         return config
 
-    def _leave_backend(self, reason: str) -> None:
+    def _switch_backend(self, reason: str) -> None:
         of, failed = self.compiled.specialized, self.compiled.specialized.analysis.backend.name
-        of.leave_backend(reason)
+        of.switch_backend(reason)
         self.compiled.forget()
         used = of.analysis.backend.name
         _logging.say(f"helion: {of.kernel.name}: the backend {failed} failed ({reason}); using {used}")
@@ -134,7 +134,7 @@ class Choice:
         if refusal is not None:
             raise refusal
 
-    def give_up(self, run: Callable[..., Any], error: exc.Base) -> None:
+    def replace_failed(self, run: Callable[..., Any], error: exc.Base) -> None:
         """Replace the config after ``run`` failed, if it was not requested.
 
         If several backends are candidates, one whose launch fails is replaced by the next. Otherwise only a config that
@@ -144,10 +144,10 @@ class Choice:
         """
         of = self.compiled.specialized
         exceeded = of.executor.out_of_resources(error.__cause__)
-        if exceeded is None and self._may_leave_backend(error):
+        if exceeded is None and self._may_switch_backend(error):
             with self.compiled.lock:
                 if self.run is run:
-                    self._leave_backend(str(error.__cause__))
+                    self._switch_backend(str(error.__cause__))
                     self._install(binary_check.verdict_of(self.compiled).config)
             return
         if exceeded is None or self.config is None or not self._is_repeatable(self.config):
@@ -157,7 +157,7 @@ class Choice:
                 return
             if not self._by_default:  # it was requested
                 raise error
-            following = binary_check.give_up(self.compiled, self.config, str(error.__cause__))
+            following = binary_check.replace_failed(self.compiled, self.config, str(error.__cause__))
             if following is None:
                 raise of.analysis.space.nothing_fits(self._needs(self.config, exceeded)) from error
             _logging.say(
@@ -166,11 +166,11 @@ class Choice:
             )
             self._install(following)
 
-    def _may_leave_backend(self, error: exc.Base) -> bool:
+    def _may_switch_backend(self, error: exc.Base) -> bool:
         """Return whether a launch failed that another backend can take over, and no config was requested."""
         of, cause = self.compiled.specialized, error.__cause__
         failed = isinstance(cause, Exception) and of.executor.is_failure(cause)
-        left_open = self._by_default and bool(of.analysis.slower)
+        left_open = self._by_default and bool(of.analysis.alternatives)
         return failed and left_open and self.config is not None and self._is_repeatable(self.config)
 
     def _is_repeatable(self, config: Config) -> bool:

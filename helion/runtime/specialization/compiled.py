@@ -119,7 +119,9 @@ class Compiled:
         launcher = of.executor.launcher(loaded.__kwdefaults__["_launcher"], of.target)
         function.__kwdefaults__ = {**loaded.__kwdefaults__, "_launcher": Reporting(launcher, of, config)}
         if "_otherwise" in function.__kwdefaults__:
-            function.__kwdefaults__["_otherwise"] = respecialize.Unexpected(of, config, vars(module), self._rebind)
+            function.__kwdefaults__["_otherwise"] = respecialize.UnexpectedTensors(
+                of, config, vars(module), self._rebind
+            )
         return function
 
     def launched(self, config: Config) -> bool:

@@ -64,8 +64,8 @@ def show(bound: Specialized, config: Config | None, args: Sequence[Any]) -> None
 
 def show_once(bound: Specialized, config: Config | None, args: Sequence[Any]) -> None:
     """Print the script that makes this call, once per config, if the setting asks for it."""
-    if bound.settings.print_repro and config not in bound.reproduced:
-        bound.reproduced.add(config)
+    if bound.settings.print_repro and config not in bound.printed_scripts:
+        bound.printed_scripts.add(config)
         show(bound, config, args)
 
 

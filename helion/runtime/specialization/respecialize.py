@@ -32,7 +32,7 @@ Rebind = Callable[[tuple[Any, ...], Config], Any]
 _KEPT = 64
 
 
-class Unexpected:
+class UnexpectedTensors:
     """Replacement for a launch of a loaded config.
 
     It is called with the number of the launch and the host code's local names, if tensors differ from the expected
@@ -195,4 +195,4 @@ def _function(statement: ast.stmt, parameters: tuple[str, ...], namespace: dict[
     return launch
 
 
-__all__ = ["Rebind", "Unexpected"]
+__all__ = ["Rebind", "UnexpectedTensors"]

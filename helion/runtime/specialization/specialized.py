@@ -15,7 +15,7 @@ from ...backends import GENERAL
 from ...config import Config
 from ...hardware import Target
 from ...settings import RefMode, Settings
-from ..call.arg_snapshot import recall, remember
+from ..call.arg_snapshot import restore, snapshot
 from ..call.definition import Definition
 from ..call.signature import Key, pick, with_a_batch
 from ..call.size_buckets import Bucket, SizeBuckets, buckets_of
@@ -42,11 +42,11 @@ class Specialized:
         self.key = key
         self.settings: Settings = kernel.settings
         self.target = target
-        self.remembered = tuple(map(remember, values))
+        self.snapshots = tuple(map(snapshot, values))
         # numbers that the compiled code depends on: name, path in the arguments, value
         self.numbers: tuple[tuple[str, tuple[Any, ...], Any], ...] = ()
         #: Configs for which a script was printed.
-        self.reproduced: set[Config | None] = set()
+        self.printed_scripts: set[Config | None] = set()
         self._warned: set[str] = set()
         #: Sizes that select different configs, and the bucket of this one; empty before the analysis.
         self.buckets = SizeBuckets()
@@ -55,13 +55,13 @@ class Specialized:
     @functools.cached_property
     def analysis(self) -> pipeline.Analysis:
         kernel, values = self.kernel, self.sample()
-        found = self._of_batches(values) or self._analysed(values)
+        found = self._for_any_batch_size(values) or self._analysed(values)
         if self.settings.static_shapes or len(kernel.configs) == 1:
             return found
         self.buckets = buckets_of(found.sizes, values, self.settings.size_hints)
         self.bucket = self.buckets.of(values)
         buckets = self.buckets.by_name(self.bucket)
-        return found.hinted({name: b.hint_like(int(pick(values, at))) for name, (at, b) in buckets.items()})
+        return found.with_size_hints({name: b.hint_like(int(pick(values, at))) for name, (at, b) in buckets.items()})
 
     def _analysed(self, values: tuple[Any, ...], backend: str | None = None) -> pipeline.Analysis:
         kernel = self.kernel
@@ -72,7 +72,7 @@ class Specialized:
             backend=backend,
         )
 
-    def _of_batches(self, values: tuple[Any, ...]) -> pipeline.Analysis | None:
+    def _for_any_batch_size(self, values: tuple[Any, ...]) -> pipeline.Analysis | None:
         """Return an analysis for arguments that are a batch of one which is right for any batch, if there is one."""
         longer = None if self.settings.static_shapes else with_a_batch(values)
         if longer is None:
@@ -82,7 +82,7 @@ class Specialized:
         except Exception as error:  # the analysis of the arguments themselves reports what is wrong with the kernel
             _LOG.debug("%s has code of its own for a batch of one: %s", self.kernel.name, error)
             return None
-        numbers = (at for each in (found, *found.slower) for at in each.traced.specialized.values())
+        numbers = (at for each in (found, *found.alternatives) for at in each.traced.specialized.values())
         if not all(are_same(pick(values, at), pick(longer, at)) for at in numbers):
             return None
         checks = found.program.host.argument_checks
@@ -94,17 +94,17 @@ class Specialized:
         return _check(tuple(self.kernel.signature.parameters), checks)(*values)
 
     @functools.cached_property
-    def on_gpu(self) -> pipeline.Analysis:
+    def gpu_analysis(self) -> pipeline.Analysis:
         """The analysis for a call with tensors of the target GPU: if no backend is named, the fastest by prediction.
 
         Tensors that are not on a GPU use the general backend for any target.
         """
-        if self.settings.backend is not None or self.analysis.contenders:
+        if self.settings.backend is not None or self.analysis.backend_candidates:
             return self.analysis
         return self._analysed(self.sample(), "auto")
 
     @functools.cached_property
-    def tabled(self) -> Config | None:
+    def table_config(self) -> Config | None:
         """The config in the kernel's table of tuned configs, if it has one."""
         if self.kernel.aot is None or self.kernel.configs:
             return None
@@ -113,7 +113,7 @@ class Specialized:
     @property
     def default_config(self) -> Config:
         """The config that runs if nothing was tuned: the one in the kernel's table, else the compiler's choice."""
-        return self.tabled or self.analysis.default_config
+        return self.table_config or self.analysis.default_config
 
     def analyse(self) -> None:
         """Trace the kernel, and record the numbers in its arguments that its code depends on."""
@@ -130,10 +130,12 @@ class Specialized:
         """True if calls run the Python function itself instead of compiled code."""
         return self.settings.ref_mode is RefMode.EAGER
 
-    def tells_alignment(self, plan: Any) -> bool:
+    def depends_on_alignment(self, plan: Any) -> bool:
         """Return whether calls with tensors not aligned to 16 bytes run another config or backend."""
         executor = self.executor
-        return executor.without_alignment(plan) is not None or (executor.aligned_only and bool(self.analysis.slower))
+        return executor.without_alignment(plan) is not None or (
+            executor.aligned_only and bool(self.analysis.alternatives)
+        )
 
     def of(self, analysis: pipeline.Analysis) -> Specialized:
         """Return a copy for another analysis, whose configs may be others."""
@@ -143,20 +145,20 @@ class Specialized:
 
     def _take(self, analysis: pipeline.Analysis) -> None:
         self.analysis = analysis
-        for name in ("tabled", "on_gpu"):
+        for name in ("table_config", "gpu_analysis"):
             vars(self).pop(name, None)
 
-    def of_next_backend(self, reason: str) -> Specialized:
+    def for_next_backend(self, reason: str) -> Specialized:
         """Return a copy for the backend that is predicted to be the next fastest; there must be one."""
-        return self.of(self.analysis.without_first(reason))
+        return self.of(self.analysis.drop_backend(reason))
 
-    def leave_backend(self, reason: str) -> None:
+    def switch_backend(self, reason: str) -> None:
         """Switch to the backend that is predicted to be the next fastest, because of ``reason``; there must be one."""
-        self._take(self.analysis.without_first(reason))
+        self._take(self.analysis.drop_backend(reason))
 
     def sample(self) -> tuple[Any, ...]:
         """Return arguments like those of every call: the bound ones while they exist, then tensors without data."""
-        return tuple(map(recall, self.remembered))
+        return tuple(map(restore, self.snapshots))
 
     def has_numbers_of(self, values: tuple[Any, ...]) -> bool:
         """Return whether the numbers that the compiled code depends on have the same values as at binding."""

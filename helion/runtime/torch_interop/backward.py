@@ -13,7 +13,7 @@ from ... import exc
 from ..call.argument_checks import remedies
 from . import gradients as kernel_gradients
 from .kernels import Kernel
-from .trees import whole
+from .trees import unflatten
 
 #: Called by autograd as ``(ctx, *gradients)``, and before that as ``(ctx, inputs, output)``.
 Formula = tuple[Callable[..., Any], Callable[..., None]]
@@ -48,7 +48,7 @@ class Differentiated:
         places = dict(zip(self.made, incoming, strict=True))
         wanted = [places.get(at) for at in range(self.results)]
         one = wanted[0] if len(wanted) == 1 else tuple(wanted)
-        found = kernel_gradients.backward(self.kernel, one, *whole(self.tree, given))  # type: ignore[arg-type]
+        found = kernel_gradients.backward(self.kernel, one, *unflatten(self.tree, given))  # type: ignore[arg-type]
         each = found if isinstance(found, tuple) else (found,)
         return [gradient.contiguous() for gradient in each if gradient is not None]
 

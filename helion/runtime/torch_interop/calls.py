@@ -12,7 +12,7 @@ from ..call.argument_checks import remedies
 from .kernels import Kernel
 from .operators import Operator, operator_for
 from .outcome import Outcome, outcome_of
-from .trees import Apart, apart, whole
+from .trees import Flattened, flatten, unflatten
 
 
 def record(kernel: Kernel, values: Sequence[Any]) -> Any:
@@ -21,7 +21,7 @@ def record(kernel: Kernel, values: Sequence[Any]) -> Any:
     Raises ``exc.NoPlaceInGraph`` if no operator can represent it, ``exc.NoGradient`` and ``exc.InPlaceOnGradient`` if
     autograd would have to record what is written.
     """
-    given = apart(kernel, values)
+    given = flatten(kernel, values)
     outcome = outcome_of(kernel, given)
     _check_gradients(kernel, given, outcome)
     return _results(operator_for(kernel, given, outcome.effects), given, outcome)
@@ -32,7 +32,7 @@ def record_differentiable(kernel: Kernel, values: Sequence[Any]) -> Any:
 
     Raises ``exc.NoPlaceInGraph`` for calls that write into their arguments, or return tensors that are not new.
     """
-    given = apart(kernel, values)
+    given = flatten(kernel, values)
     outcome = outcome_of(kernel, given)
     made, places = outcome.effects.made, outcome.places
     if outcome.effects.written or len(made) != len(places) or any(each.base for each in made):
@@ -44,19 +44,19 @@ def record_differentiable(kernel: Kernel, values: Sequence[Any]) -> Any:
     return _results(operator_for(kernel, given, outcome.effects, len(places)), given, outcome)
 
 
-def _results(operator: Operator, given: Apart, outcome: Outcome) -> Any:
+def _results(operator: Operator, given: Flattened, outcome: Outcome) -> Any:
     made = operator.overload(*given.leaves)
     tensors = (made,) if isinstance(made, torch.Tensor) else tuple(made or ())
-    return whole(outcome.tree, [place.tensor(given.leaves, tensors) for place in outcome.places])
+    return unflatten(outcome.tree, [place.tensor(given.leaves, tensors) for place in outcome.places])
 
 
 def custom_op(kernel: Kernel, values: Sequence[Any]) -> tuple[torch._ops.OpOverload, tuple[Any, ...]]:
     """Return the operator of such a call, and its arguments."""
-    given = apart(kernel, values)
+    given = flatten(kernel, values)
     return operator_for(kernel, given, outcome_of(kernel, given).effects).overload, given.leaves
 
 
-def _check_gradients(kernel: Kernel, given: Apart, outcome: Outcome) -> None:
+def _check_gradients(kernel: Kernel, given: Flattened, outcome: Outcome) -> None:
     """Refuse a call that writes into a tensor that requires a gradient: such an operator cannot have a backward."""
     written = outcome.effects.written
     if not written or not torch.is_grad_enabled():

@@ -16,7 +16,7 @@ from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from ..._support import logs as _logging
 from ..._support.nested import map_nested
 from .outcome import tensors_of
-from .trees import Leaf, whole
+from .trees import Leaf, unflatten
 
 
 class KernelVariable(TorchInGraphFunctionVariable):
@@ -30,7 +30,7 @@ class KernelVariable(TorchInGraphFunctionVariable):
         others = {name: arg for name, arg in kwargs.items() if name not in named}
         results = TorchInGraphFunctionVariable(node).call_function(tx, passed, others)
         leaves = results.unpack_var_sequence(tx)
-        return SourcelessBuilder.create(tx, whole(node.tree, leaves))
+        return SourcelessBuilder.create(tx, unflatten(node.tree, leaves))
 
     def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> VariableTracker:
         if name == "differentiable" and not args and not kwargs:

@@ -42,7 +42,7 @@ class Kernel(Protocol):
     settings: Settings
     key: Callable[..., Hashable] | None
     signature: inspect.Signature
-    announced: bool
+    default_printed: bool
     static_twin: Any
 
     @property
@@ -110,7 +110,7 @@ def _load(kernel: Kernel, backward: Backward, name: str, root: int) -> BackwardK
     namespace: dict[str, Any] = {"__name__": f"helion_{name}_of_{kernel.name}_{digest}"}
     exec(compile(text, file, "exec"), namespace)
     made: Kernel = namespace[name]
-    made.announced = True
+    made.default_printed = True
     loaded = BackwardKernel(root, backward, made, "\n".join(lines) + "\n")
     weakref.finalize(loaded, _release, namespace["__name__"], file)
     return loaded
@@ -199,7 +199,7 @@ def _static(kernel: Kernel) -> Kernel:
             fields = {**settings.to_dict(), "static_shapes": True, "ref_mode": RefMode.OFF, "checked": False}
             make: Any = type(kernel)
             twin = make(kernel.fn, configs=kernel.configs, settings=Settings(**fields), key=kernel.key)
-            twin.announced = True
+            twin.default_printed = True
             kernel.static_twin = twin
     return twin
 

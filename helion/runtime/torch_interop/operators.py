@@ -17,11 +17,11 @@ import torch
 
 from ... import exc
 from ..._support.locks import new_lock
-from ..call.arg_snapshot import described
+from ..call.arg_snapshot import describe
 from .backward import Differentiated, Formula, define_refusal, refusal
 from .kernels import Kernel
 from .outcome import Effects, base_of, outcome_of, tensors_of
-from .trees import Apart, Leaf, key_of, whole
+from .trees import Flattened, Leaf, key_of, unflatten
 
 NAMESPACE = "helion"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -83,7 +83,7 @@ class Operator:
         Raises ``exc.WriteUnknownToGraph`` if it writes an argument that the schema does not declare as written.
         """
         read = [(at, leaves[at], leaves[at]._version) for at in self._read if not leaves[at].is_inference()]
-        results = self.kernel(*(leaves if self._is_flat else whole(self.tree, leaves)))
+        results = self.kernel(*(leaves if self._is_flat else unflatten(self.tree, leaves)))
         for at, leaf, version in read:
             if leaf._version != version:
                 raise exc.WriteUnknownToGraph(kernel=self.kernel.name, name=self.names[at])
@@ -97,7 +97,7 @@ class Operator:
 
     def fake(self, *leaves: Any) -> Any:
         """Return the results of the call as fake tensors."""
-        return _returned(outcome_of(self.kernel, Apart(self.tree, leaves, self.names)).made)
+        return _returned(outcome_of(self.kernel, Flattened(self.tree, leaves, self.names)).made)
 
     def of_batches(self, info: Any, in_dims: tuple[int | None, ...], *leaves: Any) -> tuple[Any, Any]:
         """Apply the rule of ``torch.vmap``: one call per sample, whose results are stacked."""
@@ -119,7 +119,7 @@ class Operator:
         return (stacked[0], 0) if len(stacked) == 1 else (tuple(stacked), (0,) * len(stacked))
 
 
-def operator_for(kernel: Kernel, given: Apart, effects: Effects, results: int | None = None) -> Operator:
+def operator_for(kernel: Kernel, given: Flattened, effects: Effects, results: int | None = None) -> Operator:
     """Return the operator of such calls, registered on first use.
 
     ``results`` is the number of tensors that they return; given, the operator has the kernel's own backward.
@@ -148,7 +148,7 @@ def _name(kernel: Kernel, tree: tuple[Any, ...], kinds: tuple[str, ...], effects
         kernel.fn.__module__,
         kernel.fn.__qualname__,
         kernel.kernel_source(),
-        described(tree),
+        describe(tree),
         kinds,
         effects,
         results,

@@ -30,7 +30,7 @@ from ..._support.nested import map_nested, tensors_in
 from ..call.signature import pick
 from ..generated.sources import source_module
 from .kernels import BoundKernel, Kernel
-from .trees import Apart, Leaf, whole
+from .trees import Flattened, Leaf, unflatten
 
 #: Placeholder for a size known only at run time, for binding a kernel to find the arguments it writes.
 _UNKNOWN_SIZE = 4096
@@ -69,7 +69,7 @@ class Step:
     result: int | None = None
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        results = self.function(*whole(self.args, [tensor]), **self.kwargs)
+        results = self.function(*unflatten(self.args, [tensor]), **self.kwargs)
         view: torch.Tensor = results if self.result is None else results[self.result]
         return view
 
@@ -102,7 +102,7 @@ class Outcome:
     made: tuple[torch.Tensor, ...]
 
 
-def outcome_of(kernel: Kernel, given: Apart) -> Outcome:
+def outcome_of(kernel: Kernel, given: Flattened) -> Outcome:
     """Return the outcome of a call.
 
     Raises ``exc.NoPlaceInGraph`` if results depend on data, and every error of the user's host code.
@@ -111,7 +111,7 @@ def outcome_of(kernel: Kernel, given: Apart) -> Outcome:
     with _untraced():
         with mode:
             leaves = _copies(given.leaves)
-        arguments = whole(given.tree, leaves)
+        arguments = unflatten(given.tree, leaves)
         bound = kernel.variant(_sample(kernel, arguments))
         for at in bound.specialized.values():
             _settle(pick(arguments, at))

@@ -27,7 +27,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Apart:
+class Flattened:
     """All arguments of a call, split.
 
     ``tree`` has a ``Leaf`` for each of ``leaves``, which are tensors, integers and floats; ``names`` are the names of
@@ -44,7 +44,7 @@ class Apart:
         return {at: leaf for at, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)}
 
 
-def apart(kernel: Kernel, values: Sequence[Any]) -> Apart:
+def flatten(kernel: Kernel, values: Sequence[Any]) -> Flattened:
     """Split arguments.
 
     Raises ``exc.NoPlaceInGraph`` for constants that contain tensors, such as functions that close over them.
@@ -70,7 +70,7 @@ def apart(kernel: Kernel, values: Sequence[Any]) -> Apart:
                 remedy="pass the tensor to the kernel as an argument",
             )
         tree.append(part)
-    return Apart(tuple(tree), tuple(leaves), tuple(_numbered(names)))
+    return Flattened(tuple(tree), tuple(leaves), tuple(_numbered(names)))
 
 
 def _plain(value: Any) -> Any:
@@ -113,9 +113,9 @@ def _key(part: Any) -> Hashable:
         return keys.of(part, True)
 
 
-def whole(tree: Any, leaves: Sequence[Any]) -> Any:
+def unflatten(tree: Any, leaves: Sequence[Any]) -> Any:
     """Put the leaves back into a tree."""
     return map_nested(tree, Leaf, lambda leaf: leaves[leaf.at])
 
 
-__all__ = ["Apart", "Leaf", "apart", "key_of", "whole"]
+__all__ = ["Flattened", "Leaf", "flatten", "key_of", "unflatten"]

@@ -173,7 +173,7 @@ def is_decided(of: Specialized) -> bool:
     """Return whether the user decides on configs, or results have to be the same in every run or on every machine."""
     return (
         any(getattr(of.settings, name) for name in _DECIDED)
-        or of.tabled is not None
+        or of.table_config is not None
         or torch.are_deterministic_algorithms_enabled()
         or _is_one_of_many()
         or meets_other_gpus(of.analysis.program)

@@ -22,7 +22,7 @@ def in_large_tiles(of: Specialized, config: Config) -> Config:
     programs.
     """
     space = of.analysis.space
-    if knobs.CPU_CONFIG.read() == "target" or of.settings.checked or of.tabled is not None:
+    if knobs.CPU_CONFIG.read() == "target" or of.settings.checked or of.table_config is not None:
         return config
     tiles = space.field("block_sizes")
     assert isinstance(tiles, BlockSizes)

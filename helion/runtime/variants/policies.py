@@ -42,8 +42,8 @@ _LOG = _logging.logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """The place of a call: tensors ``on_gpu``, or launches there or on its stub. ``forced``: it must be tuned now."""
+class CallContext:
+    """The context of a call: tensors ``on_gpu``, or launches there or on its stub. ``forced``: it must be tuned now."""
 
     on_gpu: bool
     launches: bool
@@ -51,7 +51,7 @@ class Place:
 
 
 #: Policy: uses a config for a first call, and returns True, or returns False for the next policy.
-Policy = Callable[["Variant", Sequence[Any], Place], bool]
+Policy = Callable[["Variant", Sequence[Any], CallContext], bool]
 
 
 def choose(variant: Variant, args: Sequence[Any]) -> None:
@@ -63,21 +63,21 @@ def choose(variant: Variant, args: Sequence[Any]) -> None:
     settings = variant.of.settings
     on_gpu = any(map(stub.on_gpu, tensors_in(args)))
     forced = bool(settings.force_autotune) and settings.autotune_effort != "none" and on_gpu
-    place = Place(on_gpu=on_gpu, launches=launches_on_gpu(args), forced=forced)
+    context = CallContext(on_gpu=on_gpu, launches=launches_on_gpu(args), forced=forced)
     for policy in POLICIES:
-        if policy(variant, args, place):
+        if policy(variant, args, context):
             return
 
 
 # --- configs that were asked for --------------------------------------------------------------------------------------
 
 
-def set_for_the_class(variant: Variant, args: Sequence[Any], place: Place) -> bool:
+def set_for_class(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
     """Use the config that was set for other sizes or strides of the class."""
-    return variant.asked is not None and variant.adopt(variant.asked)
+    return variant.requested is not None and variant.adopt(variant.requested)
 
 
-def collected_for_a_table(variant: Variant, args: Sequence[Any], place: Place) -> bool:
+def collected_for_table(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
     """Tune, and write the config into the kernel's table, with ``HELION_AOT_MODE=collect``."""
     kernel = variant.kernel
     if kernel.configs or kernel.aot is None or not aot.collecting(kernel):
@@ -90,18 +90,18 @@ def collected_for_a_table(variant: Variant, args: Sequence[Any], place: Place) -
     return True
 
 
-def given(variant: Variant, args: Sequence[Any], place: Place) -> bool:
+def given(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
     """Use the decorator's only config."""
     configs = variant.kernel.configs
-    if len(configs) != 1 or (place.forced and variant.of.settings.autotuner_fn is None):
+    if len(configs) != 1 or (context.forced and variant.of.settings.autotuner_fn is None):
         return False
     variant.set_config(configs[0])
     return True
 
 
-def found_by_the_user(variant: Variant, args: Sequence[Any], place: Place) -> bool:
+def searched_by_user(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
     """Use the fastest of the decorator's configs, or the one that ``autotuner_fn`` finds."""
-    several = bool(variant.kernel.configs) and not place.forced
+    several = bool(variant.kernel.configs) and not context.forced
     if variant.of.settings.autotuner_fn is None and not several:
         return False
     requests.autotune(variant, args, force=False)
@@ -111,25 +111,25 @@ def found_by_the_user(variant: Variant, args: Sequence[Any], place: Place) -> bo
 # --- configs that were tuned ------------------------------------------------------------------------------------------
 
 
-def is_infeasible(variant: Variant, args: Sequence[Any], place: Place) -> bool:
+def is_infeasible(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
     """Raise ``exc.NoFeasibleConfig`` if no config can launch. The interpreter has no limits."""
-    if place.launches and not variant.kernel.configs:
+    if context.launches and not variant.kernel.configs:
         variant.choice.check_feasible()
     return False
 
 
-def loaded(variant: Variant, args: Sequence[Any], place: Place) -> bool:
+def loaded(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
     """Use a config of ``helion.load_configs``."""
-    if place.forced or not has_loaded(variant.kernel.name):
+    if context.forced or not has_loaded(variant.kernel.name):
         return False
     known = [keys.key_of(variant.of, args), keys.key_of(variant.of, args, measured=True)]
     return _used(variant, loaded_config(variant.of, known))
 
 
-def cached(variant: Variant, args: Sequence[Any], place: Place) -> bool:
+def cached(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
     """Use the config that a former search has written to the cache."""
     settings = variant.of.settings
-    if place.forced or not place.on_gpu or settings.autotune_effort == "none":
+    if context.forced or not context.on_gpu or settings.autotune_effort == "none":
         return False
     kept, asserted = store.default_store(), knobs.ASSERT_CACHE_HIT.read()
     if kept is None and asserted:
@@ -146,14 +146,14 @@ def cached(variant: Variant, args: Sequence[Any], place: Place) -> bool:
     return _used(variant, config)
 
 
-def tuned_now(variant: Variant, args: Sequence[Any], place: Place) -> bool:
+def tuned_now(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
     """Search now, if ``force_autotune`` or an effort requests it.
 
     Failures are reported, and the call continues. Nothing can be measured during CUDA graph capture.
     """
     of = variant.of
-    effort = "full" if place.forced else of.settings.autotune_effort
-    if not place.on_gpu or effort in (None, "none"):
+    effort = "full" if context.forced else of.settings.autotune_effort
+    if not context.on_gpu or effort in (None, "none"):
         return False
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         _logging.say_once(f"helion: {of.kernel.name} is not tuned: it is first called while a CUDA graph is captured")
@@ -172,39 +172,39 @@ def tuned_now(variant: Variant, args: Sequence[Any], place: Place) -> bool:
 # --- configs that were not asked for ----------------------------------------------------------------------------------
 
 
-def first_given(variant: Variant, args: Sequence[Any], place: Place) -> bool:
+def first_given(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
     """Use the first legal config of the decorator, where tuning was forced and failed."""
     configs = requests.legal_configs(variant, variant.kernel.configs) if variant.kernel.configs else []
     return _used(variant, configs[0] if configs else None)
 
 
-def measured_before(variant: Variant, args: Sequence[Any], place: Place) -> bool:
+def measured_before(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
     """Use the config that the first call of a former process has measured to be the fastest."""
-    if not place.on_gpu or variant.of.settings.autotune_effort is not None:
+    if not context.on_gpu or variant.of.settings.autotune_effort is not None:
         return False
     return _used(variant, first_call.remembered(variant.of, args))
 
 
-def by_default(variant: Variant, args: Sequence[Any], place: Place) -> bool:
+def by_default(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
     """Use the config of the kernel's table, else the compiler's choice.
 
     On a GPU the compiler's choice is checked by its binary, and configs that may be faster are measured. For CPU tensors
     its tiles are larger.
     """
-    default = config = variant.choice.verified(place.launches)
-    if place.on_gpu and variant.of.settings.autotune_effort is None:
+    default = config = variant.choice.verified(context.launches)
+    if context.on_gpu and variant.of.settings.autotune_effort is None:
         config = _measured(variant, args, default)
-    used = config if place.launches else interpreted.in_large_tiles(variant.of, config)
+    used = config if context.launches else interpreted.in_large_tiles(variant.of, config)
     _announce(variant, config, used, is_faster=config != default)
     return _used(variant, used)
 
 
 #: From what was asked for to what was not.
 POLICIES: tuple[Policy, ...] = (
-    set_for_the_class,
-    collected_for_a_table,
+    set_for_class,
+    collected_for_table,
     given,
-    found_by_the_user,
+    searched_by_user,
     is_infeasible,
     loaded,
     cached,
@@ -250,10 +250,10 @@ def _announce(variant: Variant, config: Config, used: Config, *, is_faster: bool
     ``is_faster``: it was measured to be faster than the default.
     """
     kernel, of = variant.kernel, variant.of
-    if kernel.announced or _logging.is_silent("default"):
+    if kernel.default_printed or _logging.is_silent("default"):
         return
-    kernel.announced = True
-    if config == of.tabled:
+    kernel.default_printed = True
+    if config == of.table_config:
         return
     seeds = of.analysis.seeds.seeds
     at, seed = next(((at, s) for at, s in enumerate(seeds, 1) if s.config == config), (0, None))

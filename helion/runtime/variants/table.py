@@ -161,13 +161,13 @@ class Variants:
             other = None if self._kernel.settings.static_shapes else self._for_any_batch(values, key)
             found = other or Variant(self._kernel, values, key, target, self)
             found.face = found.face or self._face(found)
-            for gone in self._exact.add(strides, found, self._calls.served, borrowed=found is other):
+            for gone in self._exact.add(strides, found, self._calls.recent_variants, borrowed=found is other):
                 self._calls.forget(gone)
         if not self._kernel.settings.static_shapes:
             leader = self._leaders.find(key.family, values)
             if leader is None:
                 found.lead(self._leaders.of(key.family))
-                self._leaders.add(key.family, found, self._calls.served)
+                self._leaders.add(key.family, found, self._calls.recent_variants)
             elif leader is not found:
                 found.follow(leader)
         return found

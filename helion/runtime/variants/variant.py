@@ -187,10 +187,10 @@ class Variant:
         other = self.siblings.exact(args, self.target)
         if other is self:
             raise exc.InternalError(step="launch", reason="arguments of the key it was bound for are of another class")
-        if config == self.choice.config and self.choice.asked is None:
+        if config == self.choice.config and self.choice.requested is None:
             return other.run(*args)
         try:
-            compiled, full = other.taking(config)
+            compiled, full = other.for_config(config)
         except exc.InvalidConfig:  # where sizes are not equal, the lists of a config may be longer
             return other.run(*args)
         return compiled.for_any_alignment(full)(*args)
@@ -208,30 +208,30 @@ class Variant:
         return next((other.config for other in self.followers if other.config is not None), None)
 
     @property
-    def asked(self) -> Config | None:
+    def requested(self) -> Config | None:
         """The config that was set for it together with others of its class."""
-        return self.family.config if self.leader is None else self.leader.choice.asked
+        return self.family.config if self.leader is None else self.leader.choice.requested
 
     def full(self, config: ConfigLike) -> Config:
         """Return a full config: the given one, else the one in use, the decorator's only one, or the default."""
         return self.choice.full(config)
 
-    def taking(self, config: ConfigLike, *, printed: bool = False) -> tuple[Compiled, Config]:
+    def for_config(self, config: ConfigLike, *, printed: bool = False) -> tuple[Compiled, Config]:
         """Return the compiler of a config, and its full form.
 
         It is the backend in use, or another that accepts the config if the choice was left open.
         """
         if config is None:
             return self.compiled, self.full(None)
-        analysis, full = self.analysis.taking(config, printed=printed)
+        analysis, full = self.analysis.for_config(config, printed=printed)
         return self._compiled_by(analysis), full
 
-    def printed_by(self, name: str, config: ConfigLike) -> tuple[Compiled, Config]:
-        """Return the result of ``taking`` for the text of a backend by name, with its default for None.
+    def for_backend(self, name: str, config: ConfigLike) -> tuple[Compiled, Config]:
+        """Return the result of ``for_config`` for the text of a backend by name, with its default for None.
 
         The backend in use serves if the named one refuses the kernel.
         """
-        analysis = self.analysis.led_by(name)
+        analysis = self.analysis.prefer_backend(name)
         compiled = self._compiled_by(analysis)
         if config is not None:
             return compiled, analysis.full_config(config, printed=True)
@@ -248,7 +248,7 @@ class Variant:
 
     def set_config(self, config: ConfigLike) -> None:
         """Use a config for all later calls of its class, except where one was tuned or set for other sizes."""
-        compiled, full = self.taking(config)
+        compiled, full = self.for_config(config)
         self._use(compiled, full)
         self._is_set = True
         if self.leader is None:
@@ -270,7 +270,7 @@ class Variant:
         if not self.analysis.program.roots:  # it launches nothing
             return False
         try:
-            self._use(*self.taking(config))
+            self._use(*self.for_config(config))
         except exc.InvalidConfig:
             return False
         return True
@@ -298,7 +298,7 @@ class Variant:
         try:
             return run(*args)
         except self.of.executor.error as error:
-            self.choice.give_up(run, error)
+            self.choice.replace_failed(run, error)
         return self.run(*args)
 
     def _first_run(self, args: tuple[Any, ...]) -> Callable[..., Any]:
