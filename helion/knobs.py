@@ -248,7 +248,7 @@ SKIP_CACHE = Knob(
     "HELION_SKIP_CACHE",
     _bool,
     False,
-    "neither read nor write tuned configs and the cached facts of the seeds' binaries",
+    "neither read nor write the caches of tuned configs and of checked binaries",
 )
 ASSERT_CACHE_HIT = Knob(
     "HELION_ASSERT_CACHE_HIT", _bool, False, "raise if a kernel on a GPU has no tuned config, and name the difference"
@@ -312,11 +312,11 @@ SETTINGS: dict[str, Knob] = {
     "autotune_log_details": Knob("HELION_AUTOTUNE_LOG_DETAILS", _bool, False, "log every candidate"),
     "autotune_compile_timeout": Knob("HELION_AUTOTUNE_COMPILE_TIMEOUT", int, 60, "seconds a candidate may compile"),
     "autotune_adaptive_timeout": Knob("HELION_AUTOTUNE_ADAPTIVE_TIMEOUT", _bool, True, "lower the timeout as candidates finish"),
-    "autotune_precompile": Knob("HELION_AUTOTUNE_PRECOMPILE", str, "fork", "how candidates are precompiled"),
+    "autotune_precompile": Knob("HELION_AUTOTUNE_PRECOMPILE", str, "fork", "way to compile candidates in parallel"),
     "autotune_precompile_jobs": Knob("HELION_AUTOTUNE_PRECOMPILE_JOBS", int, None, "parallel compilations"),
     "autotune_benchmark_subprocess": Knob("HELION_AUTOTUNE_BENCHMARK_SUBPROCESS", _bool, True, "time candidates in a separate process"),
     "autotune_benchmark_timeout": Knob("HELION_AUTOTUNE_BENCHMARK_TIMEOUT", int, 30, "seconds a candidate may run"),
-    "autotune_random_seed": Knob("HELION_AUTOTUNE_RANDOM_SEED", int, None, "seed of the search (default: the time)"),
+    "autotune_random_seed": Knob("HELION_AUTOTUNE_RANDOM_SEED", int, None, "random seed of the search (default: 0)"),
     "autotune_best_of_k": Knob("HELION_AUTOTUNE_BEST_OF_K", int, 1, "searches to run one after the other, each with the whole budget and its own random seed"),
     "autotune_accuracy_check": Knob("HELION_AUTOTUNE_ACCURACY_CHECK", _bool, True, "compare candidates with the reference"),
     "autotune_rebenchmark_threshold": Knob("HELION_REBENCHMARK_THRESHOLD", float, None, "configs within this ratio of the least time are measured again at the end (default: 1.15)"),

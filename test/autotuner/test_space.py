@@ -465,7 +465,6 @@ def test_sizes() -> None:
     space = space_of(scalar_grid, meta(5, 6, 50))
     config = space.conservative()
     assert space.sizes(config) == {0: 1, 1: 1, 2: 64}
-    assert [space.block_size_of(config, block) for block in range(3)] == [1, 1, 64]
     rows = space_of(matmul_rows, meta(77, 130), meta(130, 3), on="gfx942")
     assert rows.sizes(rows.conservative()) == {0: 32, 1: 16, 2: 32}  # N is raised to what a matrix product takes
     assert rows.rollable == ()
@@ -495,7 +494,7 @@ def test_reduction_loops(extent: int, given: int | None, chunk: int | None, size
     space = SOFTMAX(meta(10, extent))
     config = space.normalize(Config(reduction_loop=given))
     assert config["reduction_loops"] == [chunk]
-    assert space.block_size_of(config, 1) == size
+    assert space.sizes(config)[1] == size
     assert space.rolled(config) == (frozenset() if chunk is None else frozenset([1]))
 
 

@@ -143,7 +143,7 @@ def test_hints_change_facts_and_no_code(fn: Any) -> None:
     bound = helion.kernel(fn, static_shapes=False, size_hints=()).bind(args, target="h200")
     program = bound._analysis.program
     names = sizes_of_blocks(program)
-    other = bound._analysis.hinted(dict.fromkeys(names, 2048))
+    other = bound._analysis.with_size_hints(dict.fromkeys(names, 2048))
     assert with_hints(program, {}) is program and with_hints(program, {"other": 3}) is program
     assert print_program(other.program) == print_program(program)
     assert {axis.extent for axis in other.facts.axes} == {2048}

@@ -224,10 +224,6 @@ class ConfigSpace:
                 sizes[known.id] = dependent_size(known, sizes)
         return {block.id: sizes[block.id] for block in self.shape.blocks}
 
-    def block_size_of(self, config: Mapping[str, Any], block: int) -> int:
-        """Return the elements of one block under a full ``config``; see ``sizes``."""
-        return self.sizes(config)[block]
-
     def rolled(self, config: Mapping[str, Any]) -> frozenset[int]:
         """Return the whole dimensions that are loops over chunks in a full ``config``."""
         pairs = zip(self.rollable, config["reduction_loops"], strict=True)

@@ -105,10 +105,6 @@ class Variants:
     def __len__(self) -> int:
         return len(self._exact)
 
-    def count_leaders(self) -> int:
-        """Return the number of classes and buckets."""
-        return len(self._leaders)
-
     def find(
         self,
         values: tuple[Any, ...],
