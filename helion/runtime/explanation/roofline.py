@@ -9,7 +9,7 @@ from ..._shapes import dtype_name
 from ...autotuner.proposal import Predicted
 from ...hardware import Target
 
-#: Time in microseconds below which a kernel is limited by its launch.
+#: Time in microseconds below which a kernel is bound by launch overhead.
 _LAUNCH_US = 2.0
 
 
@@ -65,5 +65,5 @@ def _rate_name(dtype: str) -> str:
 
 def _bound_by(memory_us: float, arithmetic_us: float, unit: str) -> str:
     if max(memory_us, arithmetic_us) < _LAUNCH_US:
-        return "its launch"
+        return "launch overhead"
     return "memory" if memory_us >= arithmetic_us else unit

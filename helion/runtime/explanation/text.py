@@ -70,7 +70,7 @@ def overview(data: Data) -> list[tuple[str, str]]:
     """List kind and limits of the kernel, by name."""
     bounds = data["roofline"]
     least = max(bounds["memory_us"], bounds["arithmetic_us"])
-    share = f", {bounds['predicted_us'] / least:.2f} times its bound" if least else ""
+    share = f", {bounds['predicted_us'] / least:.2f} times the roofline" if least else ""
     return [
         ("kind", data["kind"]),
         *([("backend", _backend(data))] if data["backends"] else []),

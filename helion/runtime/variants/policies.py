@@ -69,7 +69,7 @@ def choose(variant: Variant, args: Sequence[Any]) -> None:
             return
 
 
-# --- configs that were asked for --------------------------------------------------------------------------------------
+# --- requested configs ------------------------------------------------------------------------------------------------
 
 
 def set_for_class(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
@@ -169,7 +169,7 @@ def tuned_now(variant: Variant, args: Sequence[Any], context: CallContext) -> bo
     return _used(variant, found.config)
 
 
-# --- configs that were not asked for ----------------------------------------------------------------------------------
+# --- configs without a request --------------------------------------------------------------------------------------
 
 
 def first_given(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
@@ -199,7 +199,7 @@ def by_default(variant: Variant, args: Sequence[Any], context: CallContext) -> b
     return _used(variant, used)
 
 
-#: From what was asked for to what was not.
+#: Requested configs come first, the default last.
 POLICIES: tuple[Policy, ...] = (
     set_for_class,
     collected_for_table,
@@ -223,16 +223,16 @@ def _used(variant: Variant, config: Config | None) -> bool:
 
 
 def _missing(kernel: str, kept: store.Store, key: rows.Key | None) -> str:
-    """Describe why there is no tuned config, by comparison with the nearest one."""
+    """Explain why no tuned config applies, by comparison with the nearest cached one."""
     text = f"HELION_ASSERT_CACHE_HIT is set, and kernel {kernel!r} has no tuned config in {kept.path}"
     known = kept.all(kernel)
     if key is None or not known:
-        return f"{text}; no config of it was kept at all."
+        return f"{text}; the cache has no config of this kernel."
     names = [each.name for each in dataclasses.fields(rows.Key)]
     nearest = min(known, key=lambda row: sum(getattr(row.key, name) != getattr(key, name) for name in names))
     differing = [name for name in names if getattr(nearest.key, name) != getattr(key, name)]
-    parts = (f"{name} is {getattr(key, name)!r}, kept is {getattr(nearest.key, name)!r}" for name in differing)
-    return f"{text}; the nearest differs: {'; '.join(parts)}."
+    parts = (f"{name} is {getattr(key, name)!r}, cached is {getattr(nearest.key, name)!r}" for name in differing)
+    return f"{text}; the nearest cached config differs: {'; '.join(parts)}."
 
 
 def _measured(variant: Variant, args: Sequence[Any], config: Config) -> Config:
