@@ -16,6 +16,6 @@ from ..language._words import flat_words as flat_words
 from .call.argument_checks import overwrites as overwrites
 from .generated.result_guards import expected_tensors as expected_tensors
 from .generated.result_guards import mismatch as mismatch
-from .generated.sources import Elsewhere as Elsewhere
+from .generated.sources import KernelFallback as KernelFallback
 from .generated.sources import register_source as register_source
 from .generated.sources import source_module as source_module

@@ -66,9 +66,9 @@ class BoundKernel(Views):
         )
 
     def __repr__(self) -> str:
-        arguments = zip(self.kernel.signature.parameters, self.variant.of.snapshots, strict=True)
+        arguments = zip(self.kernel.signature.parameters, self.variant.specialized.snapshots, strict=True)
         shown = ", ".join(f"{name}={describe(value)}" for name, value in arguments)
-        numbers = "".join(f", {name} is {value}" for name, _, value in self.variant.of.numbers)
+        numbers = "".join(f", {name} is {value}" for name, _, value in self.variant.specialized.numbers)
         return f"<helion.BoundKernel {self.kernel.name}({shown}) for {self.target.name}{numbers}>"
 
     # --- analysis -----------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ class BoundKernel(Views):
     @property
     def is_eager(self) -> bool:
         """True if calls run the Python function itself instead of compiled code."""
-        return self.variant.of.is_eager
+        return self.variant.specialized.is_eager
 
     @property
     def bucket(self) -> tuple[Bucket, ...]:
@@ -119,7 +119,7 @@ class BoundKernel(Views):
 
         It is the one in use, unless no backend was named: then tensors that are not on a GPU use the general backend.
         """
-        return self.variant.of.gpu_analysis.backend.name
+        return self.variant.specialized.gpu_analysis.backend.name
 
     @property
     def seeds(self) -> tuple[Seed, ...]:
@@ -141,7 +141,7 @@ class BoundKernel(Views):
         fastest by prediction of the seeds and the conservative config. A kernel decorated with ``helion.aot_kernel``
         takes it from its table.
         """
-        return self.variant.of.default_config
+        return self.variant.specialized.default_config
 
     def conservative_config(self) -> Config:
         """Return a config of small safe tiles, made without any heuristic."""
@@ -241,10 +241,10 @@ class BoundKernel(Views):
 
 def ranked_offline(bound: BoundKernel, args: Sequence[Any], options: Options, configs: int) -> Entry:
     """Return the cache entry of an offline ranking for a bound kernel and its arguments."""
-    of = bound.variant.of
+    of = bound.variant.specialized
     return offline.entry_of(of, args, offline.ranked(of, options, configs))
 
 
 def kept_entry(bound: BoundKernel, args: Sequence[Any]) -> Entry | None:
     """Return the cache entry of a bound kernel and its arguments, with all candidates tried."""
-    return tuning.kept_entry(bound.variant.of, args)
+    return tuning.kept_entry(bound.variant.specialized, args)

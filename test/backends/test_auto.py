@@ -227,7 +227,7 @@ def test_tensors_that_begin_elsewhere_are_the_next_backends(
     for x, y in ((square, square), (apart, square), (square, square), (square, apart), (square, square)):
         kernel(x, y)
     bound = kernel.bind((square, square))
-    assert "wgmma_ab_stages" in bound.config and bound.variant.of.analysis.backend.name == "cute"
+    assert "wgmma_ab_stages" in bound.config and bound.variant.specialized.analysis.backend.name == "cute"
     assert len(compiled_by_nobody.launches) == 5 and "failed" not in capsys.readouterr().err
     with pytest.raises(exc.CuteError, match="x, of shape .*begins 2 bytes after a multiple of 16"):
         helion.kernel(matmul.fn, backend="cute")(apart, square)
@@ -265,7 +265,7 @@ CALL = (
 def left_open(monkeypatch: pytest.MonkeyPatch, chosen: str) -> Any:
     times(monkeypatch, {"cute": 10.0 if chosen == "cute" else 30.0, "triton": 20.0})
     bound = helion.kernel(matmul.fn, backend="auto").bind(CALL, target=HOPPER)
-    assert bound.variant.of.analysis.backend.name == chosen
+    assert bound.variant.specialized.analysis.backend.name == chosen
     return bound
 
 
@@ -280,7 +280,7 @@ def test_methods_take_configs_of_the_backend_that_takes_them(monkeypatch: pytest
         assert bound.short_config(config).block_sizes == config["block_sizes"]
         assert pathlib.Path(bound.get_cached_path(config)).read_text() == bound.to_code(config)
         assert config["block_sizes"][0] in bound.plan(config).gemm.tile if config is OF_CUTE else bound.plan(config)
-    assert bound.config is None and bound.variant.of.analysis.backend.name == chosen
+    assert bound.config is None and bound.variant.specialized.analysis.backend.name == chosen
     assert bound.compile_config(OF_TRITON) is bound.compile_config(OF_TRITON)
 
 
@@ -309,7 +309,10 @@ def test_a_config_that_is_set_leaves_the_backend_for_one_that_takes_it(
     expected = CALL[0].double() @ CALL[1].double()
     for config, name in ((OF_TRITON, "triton"), (OF_CUTE, "cute"), (OF_CUTE, "cute"), (OF_TRITON, "triton")):
         bound.set_config(config)
-        assert bound.variant.of.analysis.backend.name == name and bound.config.block_sizes == config["block_sizes"]
+        assert (
+            bound.variant.specialized.analysis.backend.name == name
+            and bound.config.block_sizes == config["block_sizes"]
+        )
         assert ("@triton.jit" in bound.to_code()) == (name == "triton")
         for run in (bound, bound.kernel):
             assert (run(*CALL).double() - expected).norm() < 5e-3 * expected.norm()

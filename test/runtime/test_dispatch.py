@@ -261,7 +261,7 @@ def test_constants_count_by_value(stub: StubDriver, values: tuple[Any, ...]) -> 
     for value in values:
         repeated(x, value)
         bound = repeated.bind((x, value))
-        constant = dict(zip(bound.kernel.signature.parameters, bound.variant.of.sample(), strict=True))["n"]
+        constant = dict(zip(bound.kernel.signature.parameters, bound.variant.specialized.sample(), strict=True))["n"]
         assert constant == value
         assert type(constant) is type(value)
 

@@ -275,7 +275,7 @@ def interrupted(*args: Any) -> Any:
 
 def test_contenders_have_other_code_and_are_predicted_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = kernel().bind((torch.empty(4096, 5000, device="meta"),), target="h200")
-    of, default = bound.variant.of, bound.default_config()
+    of, default = bound.variant.specialized, bound.default_config()
     found = first_call.contenders(of, default, float("inf"))
     assert len(found) == first_call.MOST and default not in found
     texts = [of.analysis.code(config).text for config in (default, *found)]
@@ -293,7 +293,7 @@ def test_a_backend_that_compiles_one_at_a_time_has_seeds_that_are_predicted_to_b
 ) -> None:
     monkeypatch.setattr(TritonToolchain, "together", lambda self: None)
     bound = kernel().bind((torch.empty(4096, 5000, device="meta"),), target="h200")
-    seeds, of = bound.seeds, bound.variant.of
+    seeds, of = bound.seeds, bound.variant.specialized
     by_time = sorted(seeds, key=lambda seed: seed.predicted.time_us)
     fastest, slowest = by_time[0], by_time[-1]
     assert len(seeds) > 1 and fastest.predicted.time_us < slowest.predicted.time_us

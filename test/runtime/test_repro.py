@@ -129,7 +129,7 @@ def test_the_script_runs_and_its_kernel_is_the_same(name: str, tmp_path: Path) -
 
 
 def _without_module(text: str) -> list[str]:
-    named = re.sub(r"Elsewhere\([^)]*\)", "Elsewhere()", text)
+    named = re.sub(r"KernelFallback\([^)]*\)", "KernelFallback()", text)
     return [line for line in named.splitlines() if not line.startswith("_source_module = ")]
 
 

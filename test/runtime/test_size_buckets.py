@@ -85,7 +85,9 @@ def test_only_sizes_of_tiles_grids_and_whole_dimensions_matter() -> None:
     hints = [b.hint for b in dynamic(product).bind((x, meta(300, 5000))).bucket]
     assert hints == [256, 4096, 4096, 4096]
     bound = dynamic(first).bind((meta(9000), 100, meta(5, 5)))
-    assert [b.hint for b in bound.bucket] == [256] and dict(bound.variant.of.buckets.origins) == {"n": ("arg", 1)}
+    assert [b.hint for b in bound.bucket] == [256] and dict(bound.variant.specialized.buckets.origins) == {
+        "n": ("arg", 1)
+    }
     for kernel in (
         dynamic(nothing_to_size),
         dynamic(softmax, size_hints=()),

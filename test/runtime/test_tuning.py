@@ -193,10 +193,10 @@ def test_a_search_that_does_not_end_is_gone_on_with(empty_store: None, monkeypat
             helion.kernel(softmax).autotune((x,), configs=9, random_seed=1, isolated=False, **QUIET)
     store, bound = default_store(), helion.kernel(softmax).bind((x,))
     assert store is not None and not store.all()
-    key = key_of(bound.variant.of, (x,))
+    key = key_of(bound.variant.specialized, (x,))
     assert key is not None and {outcome.config for outcome in store.sweep(key)} == set(tried)
     working = sorted((o for o in store.sweep(key) if o.microseconds is not None), key=lambda outcome: outcome.time)
-    starts = start_configs(bound.variant.of, Options(), store, key)
+    starts = start_configs(bound.variant.specialized, Options(), store, key)
     assert set(starts) >= {outcome.config for outcome in working[:4]} and starts[0] == bound.default_config()
 
 
@@ -364,7 +364,7 @@ def test_simulated_answers_are_not_for_gpus(empty_store: None) -> None:
     kernel.autotune((x,), effort="minimal", **QUIET)
     entry = kept_entry(kernel.bind((x,)), (x,))
     assert entry is not None and entry.row.key.target.endswith(" simulated")
-    on_gpu, store = key_of(kernel.bind((x,)).variant.of, (x,), measured=True), default_store()
+    on_gpu, store = key_of(kernel.bind((x,)).variant.specialized, (x,), measured=True), default_store()
     assert store is not None and on_gpu is not None and store.get(on_gpu) is None
     assert on_gpu.subject != entry.row.key.subject
     measured = Entry(row=dataclasses.replace(entry.row, key=on_gpu, microseconds=2 * entry.row.microseconds), sweep=())

@@ -110,7 +110,9 @@ def test_what_must_be_kept_and_is_not_says_what_differs(searches: list[int], mon
         kernel()(ROWS)
     kernel().autotune((ROWS,), effort="minimal", simulated=True)
     check(kernel()(ROWS), ROWS)
-    with pytest.raises(exc.CacheAssertionError, match=r"the nearest cached config differs: .*shapes is \(\(4097, 3\),\)"):
+    with pytest.raises(
+        exc.CacheAssertionError, match=r"the nearest cached config differs: .*shapes is \(\(4097, 3\),\)"
+    ):
         kernel()(torch.randn(4097, 3))
     monkeypatch.setenv("HELION_SKIP_CACHE", "1")
     with pytest.raises(exc.CacheAssertionError, match="HELION_SKIP_CACHE are both set"):

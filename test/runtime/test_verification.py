@@ -288,7 +288,7 @@ def test_a_compiler_that_refuses_a_seed_and_one_that_is_not_there(monkeypatch: p
     kernel = planted(monkeypatch, GOOD, SPILLS)
     bound = kernel.bind((X, Y))
     assert binary_check.verdict_of(bound.variant.compiled) == Verdict(config=bound.default_config())
-    assert binary_check.kept(bound.variant.of, {bound.default_config()}) is None, (
+    assert binary_check.kept(bound.variant.specialized, {bound.default_config()}) is None, (
         "nothing is known for the next process"
     )
 
@@ -341,7 +341,7 @@ def test_a_seed_that_compiles_too_long_is_given_up(
     assert [each.reason for each in found.rejected] == ["does not compile: ptxas was ended after 1 s"]
     assert "ptxas was ended after 1 s" in capsys.readouterr().err
     monkeypatch.setenv("HELION_COMPILE_LIMIT_SECONDS", "7")
-    assert binary_check.kept(bound.variant.of, {bound.config}) is None, "another limit has verdicts of its own"
+    assert binary_check.kept(bound.variant.specialized, {bound.config}) is None, "another limit has verdicts of its own"
 
 
 def test_after_two_that_are_given_up_the_last_one_compiles_as_long_as_it_takes(
@@ -473,7 +473,7 @@ def test_no_cache_is_asked_for(monkeypatch: pytest.MonkeyPatch, cache: pathlib.P
 
 def test_verdicts_are_apart_by_code_target_and_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def key(target: str, *args: torch.Tensor) -> str:
-        return binary_check._key(helion.kernel(product).bind(args, target=target).variant.of)
+        return binary_check._key(helion.kernel(product).bind(args, target=target).variant.specialized)
 
     keys = {
         key("sm_90", X, Y),
@@ -495,18 +495,18 @@ def test_readers_see_whole_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
         Verdict(config=first),
         Verdict(config=second, rejected=(Rejected(config=first, reason="spills " * 2000, fits=True),)),
     ]
-    binary_check.keep(bound.variant.of, written[0])
+    binary_check.keep(bound.variant.specialized, written[0])
     done = threading.Event()
 
     def write() -> None:
         for each in itertools.islice(itertools.cycle(written), 200):
-            binary_check.keep(bound.variant.of, each)
+            binary_check.keep(bound.variant.specialized, each)
         done.set()
 
     with ThreadPoolExecutor(2) as pool:
         writers = [pool.submit(write) for _ in range(2)]
         while not done.is_set():
-            assert binary_check.kept(bound.variant.of, {first, second}) in written
+            assert binary_check.kept(bound.variant.specialized, {first, second}) in written
         for writer in writers:
             writer.result()
 

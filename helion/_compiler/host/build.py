@@ -229,7 +229,7 @@ class HostBuilder:
         if not self.traced.argument_checks:
             return self.runtime("mismatch")
         traced = self.traced
-        return f"{self.runtime('Elsewhere')}({traced.source_module!r}, {traced.device_source!r}, {traced.name!r})"
+        return f"{self.runtime('KernelFallback')}({traced.source_module!r}, {traced.device_source!r}, {traced.name!r})"
 
     def _class_check(self, arguments: ast.arguments) -> tuple[ast.stmt, ...]:
         if not self.traced.argument_checks:

@@ -53,7 +53,7 @@ def forget_source(name: str, file: str) -> None:
         del _KERNELS[key]
 
 
-class Elsewhere:
+class KernelFallback:
     """Fallback of a generated module for arguments whose sizes or strides its code was not made for.
 
     It calls the kernel that the module was generated from.

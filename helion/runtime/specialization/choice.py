@@ -63,7 +63,7 @@ class Choice:
         if of.settings.checked:
             run = checked.run_checked(of.kernel, of.executor, run)
         if of.settings.print_repro:
-            run = self._shown(config, run)
+            run = self._with_repro(config, run)
         self.config, self.run = config, run
         self.changed()
 
@@ -87,12 +87,12 @@ class Choice:
         """Return the choice for calls that the backend in use cannot serve."""
         of = self.compiled.specialized
         following = of.for_next_backend("tensors do not begin at multiples of 16 bytes")
-        choice = Choice(self.compiled.of(following), lambda: None)
+        choice = Choice(self.compiled.with_specialized(following), lambda: None)
         given = [following.analysis.full_config(config) for config in of.kernel.configs[:1]]
         choice.use(given[0] if given else choice.verified(on_gpu), by_default=True)
         return choice
 
-    def _shown(self, config: Config, run: Callable[..., Any]) -> Callable[..., Any]:
+    def _with_repro(self, config: Config, run: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``run`` so that it prints the call as a script before it first runs."""
 
         def first(*args: Any) -> Any:

@@ -43,7 +43,7 @@ class Compiled:
         self._functions: dict[Config, Callable[..., Any]] = {}
         #: The config that runs if none was requested, once its binary was checked.
         self.verdict: Verdict | None = None
-        self._unshown: set[Config] = set()
+        self._unprinted: set[Config] = set()
 
     def full(self, config: ConfigLike) -> Config:
         """Return a full config: this one, else the only one given to the decorator, or the default."""
@@ -56,7 +56,7 @@ class Compiled:
         """Return the function of a full config, if it was loaded before."""
         return self._functions.get(config)
 
-    def of(self, specialized: Specialized) -> Compiled:
+    def with_specialized(self, specialized: Specialized) -> Compiled:
         """Return the configs of the same kernel and arguments for another backend."""
         return Compiled(specialized, self._rebind)
 
@@ -73,8 +73,8 @@ class Compiled:
             with self.lock:
                 found = self._functions.get(config) or self._load(config)
                 self._functions[config] = found
-        if allow_print and config in self._unshown:
-            self._unshown.discard(config)
+        if allow_print and config in self._unprinted:
+            self._unprinted.discard(config)
             of = self.specialized
             print(f"# Output code written to: {of.path(config)}\n{of.analysis.code(config).text}", file=sys.stderr)
         return found
@@ -110,7 +110,7 @@ class Compiled:
         elapsed = 1e3 * (time.perf_counter() - start)
         _LOG.info("compiled %s in %.1f ms: %s: %r", of.kernel.name, elapsed, module.__file__, config)
         if of.settings.print_output_code:
-            self._unshown.add(config)
+            self._unprinted.add(config)
         loaded = getattr(module, of.kernel.name)
         # copied: the module's own function keeps the launcher it was written with
         function = types.FunctionType(

@@ -137,7 +137,7 @@ class Specialized:
             executor.aligned_only and bool(self.analysis.alternatives)
         )
 
-    def of(self, analysis: pipeline.Analysis) -> Specialized:
+    def with_analysis(self, analysis: pipeline.Analysis) -> Specialized:
         """Return a copy for another analysis, whose configs may be others."""
         other = copy.copy(self)
         other._take(analysis)
@@ -150,7 +150,7 @@ class Specialized:
 
     def for_next_backend(self, reason: str) -> Specialized:
         """Return a copy for the backend that is predicted to be the next fastest; there must be one."""
-        return self.of(self.analysis.drop_backend(reason))
+        return self.with_analysis(self.analysis.drop_backend(reason))
 
     def switch_backend(self, reason: str) -> None:
         """Switch to the backend that is predicted to be the next fastest, because of ``reason``; there must be one."""

@@ -83,7 +83,7 @@ class Recorder:
     """Recorder that runs the host code of a variant with its config."""
 
     def __init__(self, variant: Variant) -> None:
-        of = variant.of
+        of = variant.specialized
         analysis = of.analysis
         self.name = of.kernel.name
         self.program = differentiable(analysis.traced)

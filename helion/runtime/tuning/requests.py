@@ -28,7 +28,7 @@ else:
 
 def autotune(variant: Variant, args: Sequence[Any], *, force: bool = True, **options: Any) -> Config:
     """Search for the fastest config of a variant, and use it; see ``BoundKernel.autotune``."""
-    settings = variant.of.settings
+    settings = variant.specialized.settings
     if settings.autotuner_fn is None:
         return search(variant, args, force=force, **options)
     settings.check_autotuning_disabled()
@@ -46,7 +46,7 @@ def search(
     **options: Any,
 ) -> Config:
     """Search among candidates, the decorator's configs or the whole space, and use the fastest config."""
-    of, kernel = variant.of, variant.kernel
+    of, kernel = variant.specialized, variant.kernel
     wanted = Options.of(of.settings, "full", options)
     listed = [as_config(config) for config in candidates] or kernel.configs
     on_gpu = any(isinstance(a, torch.Tensor) and a.device.type == "cuda" for a in args)
@@ -95,9 +95,9 @@ def tune_together(
     first, args = sets[0]
     on_gpu = any(isinstance(a, torch.Tensor) and a.device.type == "cuda" for a in args)
     if options.effort == "none" or not (on_gpu or options.simulated):
-        config = first.of.default_config
+        config = first.specialized.default_config
     else:
-        pairs = [(variant.of, values) for variant, values in sets]
+        pairs = [(variant.specialized, values) for variant, values in sets]
         config = several.tuned_for_all(pairs, options, aggregation, relative_to, cache_tag, force)
     for variant, _ in sets:
         variant.use(variant.full(config))

@@ -60,7 +60,7 @@ def choose(variant: Variant, args: Sequence[Any]) -> None:
     Raises ``exc.NoFeasibleConfig`` if no config is given, and none can fit the GPU. Raises ``exc.NoConfigFound`` if no
     given one is legal, and ``exc.CacheAssertionError`` with ``HELION_ASSERT_CACHE_HIT`` if nothing was tuned before.
     """
-    settings = variant.of.settings
+    settings = variant.specialized.settings
     on_gpu = any(map(stub.on_gpu, tensors_in(args)))
     forced = bool(settings.force_autotune) and settings.autotune_effort != "none" and on_gpu
     context = CallContext(on_gpu=on_gpu, launches=launches_on_gpu(args), forced=forced)
@@ -83,7 +83,7 @@ def collected_for_table(variant: Variant, args: Sequence[Any], context: CallCont
     if kernel.configs or kernel.aot is None or not aot.collecting(kernel):
         return False
     config = requests.autotune(variant, args)
-    aot.record(kernel, variant.target, args, variant.of.short_config(config).to_dict())
+    aot.record(kernel, variant.target, args, variant.specialized.short_config(config).to_dict())
     for others in aot.others(kernel):
         values = kernel.normalize_args(*others)
         variant.siblings.exact(values, variant.target).ensure_config_exists(values)
@@ -93,7 +93,7 @@ def collected_for_table(variant: Variant, args: Sequence[Any], context: CallCont
 def given(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
     """Use the decorator's only config."""
     configs = variant.kernel.configs
-    if len(configs) != 1 or (context.forced and variant.of.settings.autotuner_fn is None):
+    if len(configs) != 1 or (context.forced and variant.specialized.settings.autotuner_fn is None):
         return False
     variant.set_config(configs[0])
     return True
@@ -102,7 +102,7 @@ def given(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
 def searched_by_user(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
     """Use the fastest of the decorator's configs, or the one that ``autotuner_fn`` finds."""
     several = bool(variant.kernel.configs) and not context.forced
-    if variant.of.settings.autotuner_fn is None and not several:
+    if variant.specialized.settings.autotuner_fn is None and not several:
         return False
     requests.autotune(variant, args, force=False)
     return True
@@ -122,13 +122,13 @@ def loaded(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
     """Use a config of ``helion.load_configs``."""
     if context.forced or not has_loaded(variant.kernel.name):
         return False
-    known = [keys.key_of(variant.of, args), keys.key_of(variant.of, args, measured=True)]
-    return _used(variant, loaded_config(variant.of, known))
+    known = [keys.key_of(variant.specialized, args), keys.key_of(variant.specialized, args, measured=True)]
+    return _used(variant, loaded_config(variant.specialized, known))
 
 
 def cached(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
     """Use the config that a former search has written to the cache."""
-    settings = variant.of.settings
+    settings = variant.specialized.settings
     if context.forced or not context.on_gpu or settings.autotune_effort == "none":
         return False
     kept, asserted = store.default_store(), knobs.ASSERT_CACHE_HIT.read()
@@ -138,9 +138,9 @@ def cached(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
         )
     if kept is None or not (kept.has_any or asserted):
         return False
-    key = keys.key_of(variant.of, args)
+    key = keys.key_of(variant.specialized, args)
     row = None if key is None else kept.get(key)
-    config = None if row is None else candidates.legal(variant.of, row.config)
+    config = None if row is None else candidates.legal(variant.specialized, row.config)
     if config is None and asserted:
         raise exc.CacheAssertionError(_missing(variant.kernel.name, kept, key))
     return _used(variant, config)
@@ -151,7 +151,7 @@ def tuned_now(variant: Variant, args: Sequence[Any], context: CallContext) -> bo
 
     Failures are reported, and the call continues. Nothing can be measured during CUDA graph capture.
     """
-    of = variant.of
+    of = variant.specialized
     effort = "full" if context.forced else of.settings.autotune_effort
     if not context.on_gpu or effort in (None, "none"):
         return False
@@ -180,9 +180,9 @@ def first_given(variant: Variant, args: Sequence[Any], context: CallContext) -> 
 
 def measured_before(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
     """Use the config that the first call of a former process has measured to be the fastest."""
-    if not context.on_gpu or variant.of.settings.autotune_effort is not None:
+    if not context.on_gpu or variant.specialized.settings.autotune_effort is not None:
         return False
-    return _used(variant, first_call.remembered(variant.of, args))
+    return _used(variant, first_call.remembered(variant.specialized, args))
 
 
 def by_default(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
@@ -192,9 +192,9 @@ def by_default(variant: Variant, args: Sequence[Any], context: CallContext) -> b
     its tiles are larger.
     """
     default = config = variant.choice.verified(context.launches)
-    if context.on_gpu and variant.of.settings.autotune_effort is None:
+    if context.on_gpu and variant.specialized.settings.autotune_effort is None:
         config = _measured(variant, args, default)
-    used = config if context.launches else interpreted.in_large_tiles(variant.of, config)
+    used = config if context.launches else interpreted.in_large_tiles(variant.specialized, config)
     _announce(variant, config, used, is_faster=config != default)
     return _used(variant, used)
 
@@ -238,7 +238,7 @@ def _missing(kernel: str, kept: store.Store, key: rows.Key | None) -> str:
 def _measured(variant: Variant, args: Sequence[Any], config: Config) -> Config:
     """Return ``config``, unless another one is measured to be faster."""
     try:
-        return first_call.measured(variant.of, args, config)
+        return first_call.measured(variant.specialized, args, config)
     except Exception as error:  # the measurement is optional
         _LOG.debug("%s: nothing is measured: %s: %s", variant.kernel.name, type(error).__name__, error)
         return config
@@ -249,7 +249,7 @@ def _announce(variant: Variant, config: Config, used: Config, *, is_faster: bool
 
     ``is_faster``: it was measured to be faster than the default.
     """
-    kernel, of = variant.kernel, variant.of
+    kernel, of = variant.kernel, variant.specialized
     if kernel.default_printed or _logging.is_silent("default"):
         return
     kernel.default_printed = True

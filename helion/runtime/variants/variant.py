@@ -126,21 +126,21 @@ class Variant:
     # --- identity ---------------------------------------------------------------------------------------------------------
 
     @property
-    def of(self) -> Specialized:
+    def specialized(self) -> Specialized:
         return self.compiled.specialized
 
     @property
     def analysis(self) -> pipeline.Analysis:
-        return self.of.analysis
+        return self.specialized.analysis
 
     @property
     def bucket(self) -> tuple[Bucket, ...]:
         """The size hints that select its config."""
-        return self.of.bucket
+        return self.specialized.bucket
 
     @property
     def key(self) -> VariantKey:
-        bucket = (*self.of.bucket, *((name, value) for name, _, value in self.of.numbers))
+        bucket = (*self.specialized.bucket, *((name, value) for name, _, value in self.specialized.numbers))
         return VariantKey(self.call_key.family, self.call_key.strides, bucket, self.analysis.backend.name)
 
     @property
@@ -155,7 +155,7 @@ class Variant:
 
     def serves(self, values: tuple[Any, ...]) -> bool:
         """Return whether the compiled code is right for the sizes and strides of arguments of its class."""
-        return self.of.is_eager or self.of.serves(values)
+        return self.specialized.is_eager or self.specialized.serves(values)
 
     def is_current(self) -> bool:
         """Return whether the globals that were compiled in are unchanged."""
@@ -163,7 +163,7 @@ class Variant:
 
     def numbers_in(self, values: tuple[Any, ...]) -> tuple[tuple[str, Any], ...]:
         """Return the values in these arguments of the numbers that the compiled code depends on, by host expression."""
-        return tuple((name, pick(values, at)) for name, at, _ in self.of.numbers)
+        return tuple((name, pick(values, at)) for name, at, _ in self.specialized.numbers)
 
     # --- siblings ---------------------------------------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class Variant:
         with self.compiled.lock:
             name = analysis.backend.name
             if name not in self.backends:
-                self.backends[name] = self.compiled.of(self.of.of(analysis))
+                self.backends[name] = self.compiled.with_specialized(self.specialized.with_analysis(analysis))
             return self.backends[name]
 
     def set_config(self, config: ConfigLike) -> None:
@@ -292,12 +292,12 @@ class Variant:
         """Run on all arguments in order, which must have the key of this variant."""
         run = self.choice.run
         if run is None:
-            if self.of.is_eager:
+            if self.specialized.is_eager:
                 return ref_mode.call_eagerly(self.kernel, args)
             run = self._first_run(args)
         try:
             return run(*args)
-        except self.of.executor.error as error:
+        except self.specialized.executor.error as error:
             self.choice.replace_failed(run, error)
         return self.run(*args)
 
@@ -313,7 +313,7 @@ class Variant:
         Raises:
             exc.NoFeasibleConfig: no config is given, and none can fit the GPU.
         """
-        if self.choice.run is not None or self.of.is_eager:
+        if self.choice.run is not None or self.specialized.is_eager:
             return
         if not self.analysis.program.roots:  # host loops over nothing: nothing to compile, and nothing is launched
             self.choice.run = self.run_reference
@@ -327,13 +327,13 @@ class Variant:
     def check_arguments(self, values: tuple[Any, ...]) -> None:
         """Raise ``exc.BoundToOtherArguments`` for arguments of another class, or with other numbers compiled in."""
         strides = self.call_key.strides
-        key = strides if self.of.is_eager else self.kernel.arguments_key(values)
-        if key == strides and not self.of.numbers:
+        key = strides if self.specialized.is_eager else self.kernel.arguments_key(values)
+        if key == strides and not self.specialized.numbers:
             return
         ours, theirs = any_device(class_of(strides)), any_device(class_of(key))
         names = (*self.kernel.signature.parameters, "memory shared")
         wrong = [each for each in zip(names, ours, theirs, strict=True) if each[1] != each[2]]
-        numbers = ((name, number, pick(values, at)) for name, at, number in self.of.numbers if not wrong)
+        numbers = ((name, number, pick(values, at)) for name, at, number in self.specialized.numbers if not wrong)
         wrong += [each for each in numbers if not are_same(each[1], each[2])]
         for name, expected, actual in wrong[:1]:
             raise exc.BoundToOtherArguments(

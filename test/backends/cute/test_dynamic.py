@@ -206,7 +206,7 @@ def test_auto_takes_each_stride_where_it_can_go(monkeypatch: pytest.MonkeyPatch,
     sizes = sizes[first:] + sizes[:first]
     for m, n, k in sizes:
         bound = kernel.bind(pair(m, n, k), target="h200")
-        assert bound.variant.of.analysis.backend.name == ("triton" if k % 8 else "cute"), (m, n, k)
+        assert bound.variant.specialized.analysis.backend.name == ("triton" if k % 8 else "cute"), (m, n, k)
     assert len({id(kernel.bind(pair(*each), target="h200")) for each in sizes}) == 2
 
 

@@ -111,7 +111,7 @@ def test_no_rows_launch_nothing() -> None:
 def test_calls_are_errors_of_their_kernel() -> None:
     kernel = helion.kernel(matmul.fn, backend="cute")
     bound = kernel.bind(ARGUMENTS)
-    executor = bound.variant.of.executor
+    executor = bound.variant.specialized.executor
     assert executor.is_failure(launcher.LaunchFailed("CUDA error 700")) and executor.is_failure(CompilationFailed("g"))
     assert executor.error is exc.CuteError
 

@@ -43,7 +43,7 @@ class _helion_runtime:
         raise RuntimeError("this module was compiled for other tensors; bind the kernel to them")
 
     @staticmethod
-    def Elsewhere(*_):
+    def KernelFallback(*_):
         return _helion_runtime.mismatch
 
     @staticmethod
