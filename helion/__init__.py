@@ -11,11 +11,11 @@ from ._shapes import cdiv as cdiv
 from ._shapes import next_power_of_2 as next_power_of_2
 from .autotuner.searches import from_cache as from_cache
 from .config import Config as Config
-from .runtime.generated.output_code import OutputCodeOptions as OutputCodeOptions
 from .runtime.kernel import Kernel as Kernel
 from .runtime.kernel import aot_kernel as aot_kernel
 from .runtime.kernel import kernel as kernel
 from .runtime.tuning.loaded import load_configs as load_configs
+from .runtime.views import OutputCodeOptions as OutputCodeOptions
 from .settings import RefMode as RefMode
 from .settings import Settings as Settings
 

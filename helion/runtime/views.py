@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import exc
@@ -11,7 +12,6 @@ from .._support.lazy import lazy
 from .._support.tracebacks import short_errors
 from ..config import Config
 from .generated import codecache
-from .generated.output_code import OutputCodeOptions
 from .specialization.compiled import Compiled, ConfigLike
 from .variants.variant import Variant
 
@@ -24,6 +24,19 @@ else:
     host_program = lazy("helion._compiler.host.program")
     explain = lazy("helion.runtime.explanation.explain")
     repro = lazy("helion.runtime.specialization.repro")
+
+
+@dataclass(frozen=True)
+class OutputCodeOptions:
+    """Options of the text that ``BoundKernel.to_code`` writes.
+
+    Args:
+        allow_helion_deps: False generates a module that does not import helion.
+        jax_fn: a JAX function instead of a torch one; no backend has them, and True is refused.
+    """
+
+    allow_helion_deps: bool = True
+    jax_fn: bool = False
 
 
 class Views:
@@ -227,4 +240,4 @@ class Views:
         return explain.explain(self.variant.compiled, format)
 
 
-__all__ = ["Views"]
+__all__ = ["OutputCodeOptions", "Views"]
