@@ -87,7 +87,7 @@ def test_what_bounds_a_kernel() -> None:
     assert bounds["bound_by"] == "matrix units, bfloat16"
     least = 2 * 4096 * 4096 * 2048 / target.matrix_tflops_for("bfloat16") / 1e6
     assert bounds["arithmetic_us"] == pytest.approx(least, rel=0.01)
-    assert json.loads(BOUND["small"]().explain("json"))["roofline"]["bound_by"] == "its launch"
+    assert json.loads(BOUND["small"]().explain("json"))["roofline"]["bound_by"] == "launch overhead"
 
 
 def test_units_say_where_the_time_goes() -> None:
