@@ -182,15 +182,15 @@ def _case(name, kernel, operands, seen=None, *, keys=False, rows=False, more=(),
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, scale: int = 1) -> list[Case]:
-    """Return cases of about 200 rows, times ``scale``."""
-    m, n = 190 * scale, 230 * scale
+    """Return cases of about 200 rows, times ``scale``. Numbers per query have rows of 16-byte multiples, but for documents."""
+    m, n, odd = 196 * scale, 230 * scale, 190 * scale
     at, to = (torch.arange(x, device=device) for x in (m, n))
     causal, window = at[:, None] + (n - m) >= to, (to <= at[:, None]) & (at[:, None] - to < WIDTH)
     some = [device, dtype]
     shared, own = (_operands(1, 4, groups, m, n, 64, 64, *some) for groups in (2, 4))
     square, wide = _operands(1, 2, 2, m, m, 128, 128, *some), _operands(1, 2, 2, m, n, 96, 64, *some)
-    document = (torch.arange(m, device=device) // 70).expand(1, m).to(torch.int32).contiguous()
-    bias = (torch.randn(2, m, m, device=device) * 0.5).to(dtype)
+    document = (torch.arange(odd, device=device) // 70).expand(1, odd).to(torch.int32).contiguous()
+    bias = (torch.randn(2, odd, odd, device=device) * 0.5).to(dtype)
     together = (document[:, :, None] == document[:, None, :])[:, None]
     heads_of_keys = {"keys": True, "rows": True}
     return [
@@ -204,5 +204,6 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, scale: int =
         _case("keys, causal", gradients_of_keys, square, at[:, None] >= at, keys=True, more=(True,)),
         _case("shared keys", gradients_of_shared_keys, shared, more=(False,), **heads_of_keys),
         _case("shared keys, causal", gradients_of_shared_keys, shared, causal, more=(True,), **heads_of_keys),
-        _case("keys, documents", gradients_of_documents, square, together, keys=True, more=(document, bias), bias=bias.double()),
+        _case("a head of each key", gradients_of_shared_keys, own, causal, more=(True,), **heads_of_keys),
+        _case("keys, documents", gradients_of_documents, _operands(1, 2, 2, odd, odd, 128, 128, *some), together, keys=True, more=(document, bias), bias=bias.double()),
     ]  # fmt: skip

@@ -73,9 +73,17 @@ def _elements(columns: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(WARP * 16 + LANE // 4 + e // 2 % 2 * 8, e // 4 * 8 + LANE % 4 * 2 + e % 2) for e in range(columns // 2)]
 
 
-def _place(modes: Sequence[Mode], head: Sequence[int]) -> int:
+STAGE = 1
+"""The stage that printed functions are given."""
+
+
+def _number(mode: Mode, head: Sequence[int]) -> int:
     axes = {f"head_{at}": number for at, number in enumerate(head)}
-    return sum(mode.stride * int(eval(mode.at.text(tuple(axes)), {}, axes)) for mode in modes)
+    return int(eval(mode.at.text(tuple(axes)), {}, axes))
+
+
+def _place(modes: Sequence[Mode], head: Sequence[int]) -> int:
+    return sum(mode.stride * _number(mode, head) for mode in modes)
 
 
 def _matrix(matrix: Matrix, tensor: torch.Tensor, head: Sequence[int], rows: int) -> torch.Tensor:
@@ -96,6 +104,21 @@ class Vector:
         )
         found = self.flat[at]
         return _lanes(found if found.dtype == torch.int32 else found.float())
+
+
+class Staged:
+    """The stage of a source in shared memory: the numbers of a block's rows, and zeros past the end, as TMA loads them."""
+
+    def __init__(self, plan: BackwardPlan, source: Source, vector: Vector, block: int, head: Sequence[int]) -> None:
+        rows = torch.arange(block * plan.keys, (block + 1) * plan.keys)
+        places = (0, rows.clamp(max=plan.problem.keys - 1), *(_number(mode, head) for mode in source.modes))
+        self.rows = torch.where(rows < plan.problem.keys, vector[places], 0.0).as_subclass(torch.Tensor)
+
+    def __getitem__(self, places: tuple[None, torch.Tensor, int, int]) -> SimpleNamespace:
+        pair, of_lane, column, stage = places
+        assert pair is None and stage == STAGE
+        first = 2 * of_lane + 8 * column
+        return SimpleNamespace(load=lambda: [_lanes(self.rows[first + i]) for i in range(2)])
 
 
 def _block(rows: torch.Tensor, first: int, count: int) -> torch.Tensor:
@@ -170,9 +193,12 @@ def _lefts(plan, names, thread, products, block, masked) -> list[torch.Tensor]: 
     packed = {f"left_{at}": Held([None] * (len(elements) // 2)) for at in range(len(plan.problem.gradients))}
     taken = {f"product_{at}": [_lanes(product[place]) for place in elements] for at, product in enumerate(products)}
     given = {**names, **thread, **held, **packed, **taken, "first_key": block * plan.keys + LANE % 4 * 2}
+    head = [thread[f"head_{at}"] for at in range(len(plan.problem.coordinates))]
+    for source in itertools.chain.from_iterable(plan.staged.values()):
+        given[f"staged_{source.label}"] = Staged(plan, source, names[f"vector_{source.label}"], block, head)
     for late in (False, True):
         arguments = [given[name] for name in printed.values_arguments(plan, late)]
-        names[printed.values_name(late)](*arguments, masked)
+        names[printed.values_name(late)](*arguments, STAGE, masked)
     found = []
     for pairs in packed.values():
         left = torch.zeros(64, plan.keys)

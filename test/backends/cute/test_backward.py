@@ -37,6 +37,7 @@ NAMES = (
     "keys, causal",
     "shared keys",
     "shared keys, causal",
+    "a head of each key",
     "keys, documents",
 )
 
@@ -83,6 +84,8 @@ def test_printed_text_computes_the_gradients(at: int) -> None:
     plan = bound_of(case).plan()
     choice = BackwardChoice(groups=1 + at % 2, keys=(48, 64, 80)[at % 3])
     made = plan_backward(plan.backward.problem, choice, HOPPER)
+    staged = [source for sources in made.staged.values() for source in sources]
+    assert len(staged) == (0 if NAMES[at].startswith("queries") or NAMES[at] == "keys, documents" else 2)
     outputs = [each.output.name for each in made.problem.gradients]
     found = dict(zip(outputs, computed_as_printed(made, _arguments(case, plan)), strict=True))
     for name, other in zip(sorted(found), case.wanted, strict=True):

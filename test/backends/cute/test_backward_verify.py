@@ -46,6 +46,11 @@ def without_first(step: g.Step) -> tuple[g.Step, ...]:
     return (dataclasses.replace(step, first=False),) if isinstance(step, a.GradientMma) else (step,)
 
 
+def numbers_of_another_stage(step: g.Step) -> tuple[g.Step, ...]:
+    """Advance a cursor before the numbers of its stage are read."""
+    return (g.Advance("second_read"), step) if isinstance(step, a.Differences) else (step,)
+
+
 FAULTS = {
     "no wait for blocks": ("multiply", without(g.Wait("first_read")), "stale"),
     "no wait for other blocks": ("multiply", without(g.Wait("second_read")), "stale"),
@@ -56,8 +61,8 @@ FAULTS = {
     "no wait for a product": ("multiply", without(g.WgmmaWait(1)), "in state|released while|overwritten while"),
     "no wait for all": ("multiply", without(g.WgmmaWait(0)), "in state|released while|or MMAs|leaves with"),
     "no fence": ("multiply", without(g.WgmmaFence()), "without a fence"),
-    "no weights": ("multiply", without(a.Weights(masked=False)), "or others held|stale"),
-    "no differences": ("multiply", without(a.Differences(masked=False)), "overwrites|stale"),
+    "no weights": ("multiply", without(a.Weights(False, "first_read")), "or others held|stale"),
+    "no differences": ("multiply", without(a.Differences(False, "second_read")), "overwrites|stale"),
     "unmasked blocks": ("multiply", masked_as_free, "is not masked"),
     "sums go on from the former tile": ("multiply", without_first, "has blocks"),
     "no group barrier": ("multiply", without(a.GroupSync()), "is stored while|overwrites|stale"),
@@ -65,6 +70,7 @@ FAULTS = {
     "no wait for stores": ("multiply", without(g.StoreWait(0)), "being stored|leaves while"),
     "blocks are loaded early": ("load", without(g.Acquire("first_fill")), "filled while|stale|negative|deadlock"),
     "rows are loaded early": ("load_rows", without(g.Acquire("rows_fill")), "being stored|filled while|stale|negative|deadlock"),
+    "numbers of another stage": ("multiply", numbers_of_another_stage, "are read from a stage"),
     "no ticket": ("load", without(a.TakeTicket()), "not drawn"),
     "tiles are not handed out": ("load", without(a.HandOut()), "deadlock|stale|is not stored once"),
 }  # fmt: skip

@@ -99,8 +99,9 @@ def values_arguments(plan: BackwardPlan, late: bool) -> list[str]:
     held = [f"held_{value}" for value in plan.problem.held]
     products = [f"product_{at}" for at in range(PRODUCTS if late else 1)]
     written = [f"left_{at}" for at in lefts(plan, late)]
-    positions = ["first_query", "first_key", *head_axes(plan.problem)]
-    return [*products, *held, *written, *positions, *arguments_of(plan.problem.formula)]
+    positions = ["first_query", "first_key", "lane", *head_axes(plan.problem)]
+    staged = [f"staged_{source.label}" for source in plan.staged[STREAMED[late]]]
+    return [*products, *held, *written, *positions, *arguments_of(plan.problem.formula), *staged]
 
 
 def _values(plan: BackwardPlan, late: bool) -> list[str]:
@@ -111,13 +112,14 @@ def _values(plan: BackwardPlan, late: bool) -> list[str]:
     """
     formula, needed = plan.problem.formula, [*_needed(plan, late)]
     read_sources = {each for at, each in enumerate(formula.sources) if formula.starts + at in needed}
-    lines = [f"def {values_name(late)}({', '.join([*values_arguments(plan, late), 'masked'])}):"]
+    given = [*values_arguments(plan, late), "stage", "masked"]
+    lines = [f"def {values_name(late)}({', '.join(given)}):"]
     lines += [f"    packed_{at} = cute.recast_tensor(left_{at}, cutlass.Int32)" for at in lefts(plan, late)]
     if has_masks(plan):
         lines.append("    limits = [seen(first_query + 8 * row, first_key) if masked else (0, 0) for row in range(2)]")
-    lines += [f"    {line}" for line in _reads(plan, read_sources, ("query", "head", "number"))]
+    lines += [f"    {line}" for line in _reads(plan, read_sources, ("query", "head", "number"), ())]
     lines.append(f"    for column in range({plan.keys // 8}):")
-    lines += [f"        {line}" for line in _reads(plan, read_sources, ("key",))]
+    lines += [f"        {line}" for line in _reads(plan, read_sources, ("key",), plan.staged[STREAMED[late]])]
     lines += ["        for row in range(2):", *(f"            pair_{at} = []" for at in lefts(plan, late))]
     lines += ["            for i in range(2):", *(f"                {line}" for line in _element(plan, late, needed))]
     lines += [f"            packed_{at}[2 * column + row] = pack(*pair_{at})" for at in lefts(plan, late)]
@@ -141,11 +143,15 @@ def _needed(plan: BackwardPlan, late: bool) -> Iterator[int]:
     yield from sorted(found)
 
 
-def _reads(plan: BackwardPlan, sources: set[Source], kinds: tuple[str, ...]) -> list[str]:
-    """Return the reads of sources of some kinds: lists by row or by element of a pair, or single values."""
+def _reads(plan: BackwardPlan, sources: set[Source], kinds: tuple[str, ...], staged: tuple[Source, ...]) -> list[str]:
+    """Return the reads of sources of some kinds: lists by row or by element of a pair, or single values. Those of
+    ``staged`` are in shared memory."""
     lines = []
     for source in plan.problem.formula.sources:
         if source not in sources or source.kind not in kinds:
+            continue
+        if source in staged:
+            lines.append(f"{source.label}_values = staged_{source.label}[None, lane % 4, column, stage].load()")
             continue
         positions = {"query": ("first_query + 8 * row", "0"), "key": ("0", "first_key + 8 * column + i")}
         query, key = positions.get(source.kind, ("0", "0"))
@@ -266,6 +272,10 @@ def registers(plan: BackwardPlan) -> list[str]:
             f"fragment_{name} = product_mma().make_fragment_B(part_of_product.partition_B(shared_{name}))",
         ]
     lines += [f"held_{value} = cute.make_rmem_tensor({plan.keys // 2}, cutlass.Float32)" for value in problem.held]
+    shape, pitch = f"(2, 4, {plan.keys // 8}, {plan.stages})", plan.vector_pitch
+    for source in (source for sources in plan.staged.values() for source in sources):
+        layout = f"cute.make_layout({shape}, stride=(1, 2, 8, {pitch}))"
+        lines.append(f"staged_{source.label} = cute.make_tensor(shared_{source.label}.iterator, {layout})")
     for at, gradient in enumerate(problem.gradients):
         name, columns = STREAMED[gradient.right], problem.streamed[gradient.right].columns
         shape = f"(64, {columns}, {plan.keys}), {dtype}, {plan.stages}"

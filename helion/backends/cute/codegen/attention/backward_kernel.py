@@ -34,6 +34,7 @@ def backward_pieces(plan: BackwardPlan) -> Pieces:
         dtypes=dict.fromkeys((*owned, *problem.blocks), problem.owned[0].dtype),
         shared_bytes=backward_bytes(plan),
         workspace_bytes=_workspace_bytes(plan),
+        vectors=tuple(source.label for sources in plan.staged.values() for source in sources),
         ctas_per_sm=1,  # else ptxas may ignore changes of register counts
     )
 

@@ -36,7 +36,17 @@ def _(out: Writer, program: BackwardProgram, step: g.SetUp) -> None:
 
 def _load_blocks(plan: BackwardPlan) -> list[str]:
     blocks = plan.problem.blocks.items()
-    return [line for name, matrix in blocks for line in partition(name, matrix, (plan.keys, matrix.columns))]
+    lines = [line for name, matrix in blocks for line in partition(name, matrix, (plan.keys, matrix.columns))]
+    for source in (source for sources in plan.staged.values() for source in sources):
+        name, modes = source.label, ", ".join(["None"] * (1 + len(source.modes)))
+        lines += [
+            f"tiles_{name} = cute.local_tile(tensor_{name}, ({plan.keys},), ({modes},))",
+            f"to_{name}, from_{name} = cpasync.tma_partition(",
+            f"    tma_{name}, 0, cute.make_layout(1), cute.group_modes(shared_{name}, 0, 1),"
+            f" cute.group_modes(tiles_{name}, 0, 1)",
+            ")",
+        ]
+    return lines
 
 
 def _load_rows(plan: BackwardPlan) -> list[str]:
@@ -91,6 +101,18 @@ def _(out: Writer, program: BackwardProgram, step: a.LoadRows) -> None:
         )
 
 
+@_rule(a.LoadBlock)
+def _(out: Writer, program: BackwardProgram, step: a.LoadBlock) -> None:
+    """Print the load of a block, and of the sources of its rows."""
+    plan, name = program.plan, step.operand
+    stage = f"{step.cursor}.index], tma_bar_ptr={name}.producer_get_barrier({step.cursor}))"
+    source = indexed(plan, plan.problem.blocks[name], "block")
+    out.line(f"cute.copy(tma_{name}, from_{name}[{source}], to_{name}[None, {stage}")
+    for each in plan.staged[name]:
+        places = ", ".join(["None", "block", *(mode.at.text(head_axes(plan.problem)) for mode in each.modes)])
+        out.line(f"cute.copy(tma_{each.label}, from_{each.label}[{places}], to_{each.label}[None, {stage}")
+
+
 # MMAs and left operands ------------------------------------------------------------------------------------------------
 
 
@@ -118,7 +140,7 @@ def _values(late: bool) -> Callable[..., None]:
         block = "end - 1" if step.first else "block"
         masked = step.masked and has_masks(plan)
         out.line(f"first_key = ({block}) * {plan.keys} + lane % 4 * 2")
-        out.line(f"{values_name(late)}({', '.join(values_arguments(plan, late))}, {masked})")
+        out.line(f"{values_name(late)}({', '.join(values_arguments(plan, late))}, {step.cursor}.index, {masked})")
 
     return rule
 

@@ -56,6 +56,8 @@ class Pieces:
     dtypes: Mapping[str, str]
     shared_bytes: int
     workspace_bytes: int
+    vectors: tuple[str, ...] = ()
+    """Names of vectors of fp32 with a TMA descriptor."""
     ctas_per_sm: int = 0
     """CTAs that the assembler is told to fit on an SM; 0 leaves that to it."""
 
@@ -131,6 +133,7 @@ def _matmul_functions(plan: AttentionPlan) -> list[list[str]]:
 
 def _kernel(out: Writer, program: ScoreProgram, pieces: Pieces) -> None:
     parameters = [(f"{kind}_{name}", annotation) for name in pieces.matrices for kind, annotation in _OF_MATRIX]
+    parameters += [(f"{kind}_{name}", annotation) for name in pieces.vectors for kind, annotation in _OF_VECTOR]
     parameters += [(name, annotation) for name, annotation, _ in pieces.tensors]
     out.lines(("", "", "@cute.kernel", "def kernel("))
     out.lines(f"    {name}: {annotation}," for name, annotation in parameters)
@@ -139,6 +142,7 @@ def _kernel(out: Writer, program: ScoreProgram, pieces: Pieces) -> None:
         _roles(out, program)
 
 
+_OF_VECTOR = (("tma", "cute.CopyAtom"), ("tensor", "cute.Tensor"), ("layout", "cute.Layout"))
 _OF_MATRIX = (("tma", "cute.CopyAtom"), ("tensor", "cute.Tensor"), ("layout", "cute.ComposedLayout"))
 
 
@@ -154,7 +158,7 @@ def _prologue(out: Writer, program: ScoreProgram, pieces: Pieces) -> None:
         )
     )
     with out.block("if warp == 0:"):
-        out.lines(f"cpasync.prefetch_descriptor(tma_{name})" for name in pieces.matrices)
+        out.lines(f"cpasync.prefetch_descriptor(tma_{name})" for name in (*pieces.matrices, *pieces.vectors))
     out.line("memory = cutlass.memory.SmemAllocator()")
     held = {allocation.name for allocation in pieces.memory}
     for allocation in pieces.memory:
@@ -178,6 +182,8 @@ def _allocation(dtypes: Mapping[str, str], allocation: Allocation) -> str:
     if name in ("tile_slots", "shared_counts"):
         return f"{name} = memory.allocate_tensor(cutlass.Int32, cute.make_layout({allocation.size_bytes // 4}), {alignment})"
     held = name.removeprefix("shared_")
+    if held not in dtypes:  # numbers per row
+        return f"{name} = memory.allocate_tensor(cutlass.Float32, layout_{held}, {alignment})"
     return (
         f"{name} = memory.allocate_tensor({dsl(dtypes[held])}, layout_{held}.outer, {alignment}, layout_{held}.inner)"
     )
@@ -234,7 +240,7 @@ def _host(out: Writer, program: ScoreProgram, pieces: Pieces) -> None:
     out.lines(("    ctas: cutlass.Int32,", "    stream: CUstream,"))
     with out.block(") -> None:"):
         out.lines(pieces.objects)
-        arguments = [f"{kind}_{name}" for name in pieces.matrices for kind, _ in _OF_MATRIX]
+        arguments = [f"{kind}_{name}" for name in (*pieces.matrices, *pieces.vectors) for kind, _ in _OF_MATRIX]
         for name, _, tensor in pieces.tensors:
             if tensor != name:
                 out.line(f"{name} = {tensor}")

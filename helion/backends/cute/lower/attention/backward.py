@@ -158,7 +158,7 @@ def _loops(program: Program) -> tuple[Loops, int, tuple[Carried, ...]]:
     repeats = 1
     if outer is not inner:
         block, repeats = _repeats(program, outer)
-        heads += [block] if repeats > 1 else []
+        heads.append(block)
     loops = Loops(
         program=program,
         root=root,

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .....hardware import Target
 from ..counts import PipelineCounts
 from ..dtypes import itemsize
 from ..epilogue import Constant
-from ..records import WGMMA_ROWS
+from ..records import TMA_ALIGNMENT_BYTES, WGMMA_ROWS
 from ..refusal import Refusal
 from ..shared import RING_ALIGNMENT_BYTES, WORD_BYTES, Allocation, placed
 from .build import (
@@ -25,6 +25,7 @@ from .build import (
     MOST_COLUMNS,
     MOST_GROUPS,
     MOST_KEYS,
+    MOST_MODES,
     MOST_STAGES,
     REGISTERS,
     TILE_SLOTS,
@@ -107,6 +108,13 @@ class BackwardProblem(ScoreProblem):
             if early[value] and not self.late[value] and self._feeds_late(value)
         )
 
+    def feeds_early(self, value: int) -> bool:
+        """Return whether values before the second product are computed from a value."""
+        formula = self.formula
+        reading = _depending(formula, (value,))
+        early = {*self.held, *(each.left for each in self.gradients if not self.late[each.left])}
+        return any(reading[each] for each in early)
+
     def _feeds_late(self, value: int) -> bool:
         """Return whether an instruction that needs the second product reads a value."""
         formula = self.formula
@@ -115,8 +123,18 @@ class BackwardProblem(ScoreProblem):
         )
 
 
+VECTOR_BYTES, VECTOR_MULTIPLE = 4, 32
+"""Bytes of an element of a staged source, and the multiple of elements at which stages begin."""
 STREAMED = ("first", "second")
 """Names of the pipelines of streamed blocks."""
+
+
+def _is_staged(source: Source) -> bool:
+    """Return whether TMA can load blocks of a source."""
+    strides = (source.offset, *(mode.stride for mode in source.modes))
+    aligned = all(stride * VECTOR_BYTES % TMA_ALIGNMENT_BYTES == 0 for stride in strides)
+    contiguous = source.kind == "key" and source.dtype == "float32" and source.pitches[1] == 1
+    return contiguous and aligned and 1 + len(source.modes) <= MOST_MODES
 
 
 def _depending(formula: Formula, starts: tuple[int, ...]) -> tuple[bool, ...]:
@@ -161,6 +179,27 @@ class BackwardPlan(ScorePlan):
     @property
     def operand_bytes(self) -> int:
         return itemsize(self.problem.owned[0].dtype)
+
+    @functools.cached_property
+    def staged(self) -> dict[str, tuple[Source, ...]]:
+        """Sources that TMA loads with the blocks of each pipeline: numbers per streamed row, contiguous in fp32.
+
+        The first product's values read those of the first pipeline. Both pipelines' stages have to be in use until after
+        the last values are computed, as with two gradients.
+        """
+        if len(self.problem.gradients) < len(STREAMED):
+            return dict.fromkeys(STREAMED, ())
+        formula = self.problem.formula
+        found: dict[str, list[Source]] = {name: [] for name in STREAMED}
+        for at, source in enumerate(formula.sources):
+            if _is_staged(source):
+                found[STREAMED[0 if self.problem.feeds_early(formula.starts + at) else 1]].append(source)
+        return {name: tuple(sources) for name, sources in found.items()}
+
+    @property
+    def vector_pitch(self) -> int:
+        """Elements from one stage of a staged source to the next, a multiple of the alignment of TMA."""
+        return -(-self.keys // VECTOR_MULTIPLE) * VECTOR_MULTIPLE
 
     @property
     def orders_by_length(self) -> bool:
@@ -274,7 +313,8 @@ def backward_counts(plan: BackwardPlan) -> dict[str, PipelineCounts]:
         )
     }
     for name, matrix in plan.problem.blocks.items():
-        found[name] = blocks_counts(plan, matrix.columns)
+        blocks, vectors = blocks_counts(plan, matrix.columns), len(plan.staged[name]) * plan.keys * VECTOR_BYTES
+        found[name] = replace(blocks, transaction_bytes=blocks.transaction_bytes + vectors)
     if plan.scheduler == "dynamic":
         found["tile"] = PipelineCounts(stages=TILE_SLOTS, full_arrivals=1, empty_arrivals=1 + plan.consumer_warps)
     return found
@@ -289,8 +329,12 @@ def backward_memory(plan: BackwardPlan) -> tuple[Allocation, ...]:
         for at, matrix in enumerate(plan.problem.owned)
     ]
     wanted += [
-        (f"shared_{name}", plan.stages * numbers[name].transaction_bytes, RING_ALIGNMENT_BYTES) for name in STREAMED
+        (f"shared_{name}", plan.stages * plan.keys * matrix.columns * width, RING_ALIGNMENT_BYTES)
+        for name, matrix in plan.problem.blocks.items()
     ]
+    vectors = [source for sources in plan.staged.values() for source in sources]
+    size = plan.stages * plan.vector_pitch * VECTOR_BYTES
+    wanted += [(f"shared_{source.label}", size, VECTOR_MULTIPLE * VECTOR_BYTES) for source in vectors]
     wanted += [(f"{name}_barriers", each.barrier_words * WORD_BYTES, WORD_BYTES) for name, each in numbers.items()]
     if plan.scheduler == "dynamic":
         wanted.append(("tile_slots", 4 * TILE_SLOTS, WORD_BYTES))

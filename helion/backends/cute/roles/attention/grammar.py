@@ -204,9 +204,10 @@ class ProductMma(Step):
 @dataclass(frozen=True)
 class Weights(Step):
     """Compute what the first product suffices for: held values, and left operands, rounded. With ``masked``, left operands
-    are 0 out of the band. The ``first`` block is that of a tile."""
+    are 0 out of the band. The ``first`` block is that of a tile. The stage of ``cursor`` has sources per streamed row."""
 
     masked: bool
+    cursor: str
     first: bool = False
 
 
@@ -215,6 +216,7 @@ class Differences(Step):
     """Compute the left operands that both products are needed for, as ``Weights`` does."""
 
     masked: bool
+    cursor: str
     first: bool = False
 
 

@@ -41,7 +41,11 @@ def _(machine: Machine, step: a.ProductMma, warp: Warp) -> None:
     issue(warp, f"product {step.product}", stage, rows)
 
 
-def _check_block(warp: Warp, masked: bool, first: bool) -> None:
+def _check_block(machine: Machine, warp: Warp, step: a.Weights | a.Differences) -> None:
+    masked, first = step.masked, step.first
+    stage, _ = stage_of(machine, warp, step.cursor)
+    if stage.held != (warp.tile, warp.place):
+        raise Fault(f"stale operands: sources of block {warp.place} are read from a stage with {stage.held}")
     if warp.part != "free" and not masked:
         raise Fault(f"block {warp.place} of part {warp.part} is not masked")
     if first != (warp.part is None):
@@ -60,7 +64,7 @@ def _write_lefts(machine: Machine, warp: Warp, late: bool) -> None:
 
 @_rule(a.Weights)
 def _(machine: Machine, step: a.Weights, warp: Warp) -> None:
-    _check_block(warp, step.masked, step.first)
+    _check_block(machine, warp, step)
     if warp.products.get(0) != ("ready", warp.place):
         raise Fault(f"values of block {warp.place} are computed from a product in state {warp.products.get(0)}")
     warp.weighed = warp.place
@@ -69,7 +73,7 @@ def _(machine: Machine, step: a.Weights, warp: Warp) -> None:
 
 @_rule(a.Differences)
 def _(machine: Machine, step: a.Differences, warp: Warp) -> None:
-    _check_block(warp, step.masked, step.first)
+    _check_block(machine, warp, step)
     wanted = {0: ("ready", warp.place), 1: ("ready", warp.place)}
     if warp.products != wanted or warp.weighed != warp.place:
         raise Fault(f"values of block {warp.place} are computed from products in state {warp.products}, or others held")
