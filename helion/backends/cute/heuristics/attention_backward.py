@@ -1,7 +1,7 @@
 """Gradients of attention on Hopper: the longest blocks that registers and shared memory hold.
 
-A tile has two consumer groups of 64 rows, or one where there are few. Shorter blocks follow, for formulas that hold more
-values between both products than facts show.
+A tile has two consumer groups of 64 rows, or one where there are few. Shorter blocks and one group follow, for formulas that
+hold more values between both products than facts show: binaries of seeds are checked for spills before they run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
-from ..plan.attention.backward import BackwardChoice
+from ..plan.attention.backward import BackwardChoice, estimated_registers
 from ..plan.attention.build import KEY_STEP, REGISTERS
 from ..plan.records import WGMMA_ROWS
 from ..proposal import CuteProposal
@@ -22,7 +22,6 @@ from ..resources.backward import (
     describes_backward,
     predicted_us,
     shape_bytes,
-    shape_registers,
 )
 
 MOST = {1: 128, 2: 64}
@@ -63,7 +62,7 @@ def choices(shape: BackwardShape, target: Target) -> Iterator[BackwardChoice]:
         for keys in range(MOST[len(shape.gradients)], LEAST - 1, -KEY_STEP):
             choice = BackwardChoice(groups=groups, keys=keys)
             if (
-                shape_registers(shape, keys) <= REGISTERS[groups][1]
+                estimated_registers(shape.gradients, keys) <= REGISTERS[groups][1]
                 and shape_bytes(shape, choice) <= target.smem_per_block_bytes
             ):
                 yield choice

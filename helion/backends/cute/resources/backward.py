@@ -13,7 +13,7 @@ from ...._compiler.decisions import Decisions
 from ...._compiler.facts.records import KernelFacts, MatmulFact
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
-from ..plan.attention.backward import FIXED_REGISTERS, BackwardChoice
+from ..plan.attention.backward import BackwardChoice, estimated_registers
 from ..plan.attention.build import REGISTERS
 from ..plan.records import WGMMA_ROWS
 from .attention import predicted
@@ -97,11 +97,6 @@ def _axis(facts: KernelFacts, axis: int | None) -> int | None:
     return None if axis is None else facts.axes[axis].extent
 
 
-def shape_registers(shape: BackwardShape, keys: int) -> int:
-    """Return ``plan.attention.backward.backward_registers`` with one held value."""
-    return sum(shape.gradients) // 2 + keys + len(shape.gradients) * keys // 4 + FIXED_REGISTERS
-
-
 def shape_bytes(shape: BackwardShape, choice: BackwardChoice) -> int:
     """Return the shared memory of a tile, barriers included."""
     rows, stages = WGMMA_ROWS * choice.groups, choice.stages or 2
@@ -127,7 +122,7 @@ def predict_backward(facts: KernelFacts, decisions: Decisions, target: Target) -
     if isinstance(shape, str):
         return predicted(target, math.inf, reason=shape)
     choice = backward_choice(decisions, shape.blocks)
-    registers, shared = shape_registers(shape, choice.keys), shape_bytes(shape, choice)
+    registers, shared = estimated_registers(shape.gradients, choice.keys), shape_bytes(shape, choice)
     most = REGISTERS.get(choice.groups, (0, 0))[1]
     fits = shared <= target.smem_per_block_bytes and registers <= most and target.has("wgmma")
     return predicted(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .....hardware import Target
@@ -37,7 +38,7 @@ from .records import AttentionOutput, Band, Formula, Matrix, Scheduler, ScorePla
 PRODUCTS = 2
 """Products of a tile and a block: scores, and the gradients of weights."""
 FIXED_REGISTERS = 8
-"""Registers besides accumulators, products, held values and left operands."""
+"""Registers besides accumulators, products and left operands, less those of values that are dead by then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,14 +256,17 @@ def _check_choice(problem: BackwardProblem, choice: BackwardChoice) -> None:
 
 
 def backward_registers(problem: BackwardProblem, keys: int) -> int:
-    """Return the estimated registers of a consumer thread: accumulators and products in fp32, held values, and left operands
-    of 16 bits.
+    """Return the estimated registers of a consumer thread."""
+    return estimated_registers([problem.streamed[each.right].columns for each in problem.gradients], keys)
 
-    The first product and the values that are computed from it share registers.
+
+def estimated_registers(columns: Sequence[int], keys: int) -> int:
+    """Return the estimated registers of a consumer thread: accumulators of ``columns`` and two products in fp32, and left
+    operands of 16 bits.
+
+    One held value takes the registers of the first product. Facts do not show the others, which ptxas may spill.
     """
-    columns = sum(problem.streamed[each.right].columns for each in problem.gradients)
-    values = max(1, len(problem.held)) + 1
-    return columns // 2 + values * keys // 2 + len(problem.gradients) * keys // 4 + FIXED_REGISTERS
+    return sum(columns) // 2 + PRODUCTS * keys // 2 + len(columns) * keys // 4 + FIXED_REGISTERS
 
 
 def check_backward(problem: BackwardProblem) -> None:
