@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
+import itertools
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -125,3 +128,35 @@ def test_random_configs_have_a_plan(name: str) -> None:
             plan = bound.plan(config).backward
             seen.add((plan.groups, plan.keys, plan.scheduler))
     assert len(seen) >= 6
+
+
+def test_blocks_are_seen_transposed_at_the_same_addresses() -> None:
+    """A streamed block is operand B of both kinds of MMAs: rows by dimensions, and dimensions by rows."""
+    cute = pytest.importorskip("cutlass.cute")
+    cutlass, hopper = importlib.import_module("cutlass"), importlib.import_module("cutlass.utils.hopper_helpers")
+    majors = importlib.import_module("cutlass.tensor_utils").LayoutEnum
+    compared = []
+
+    def offset(layout: Any, places: tuple[int, ...]) -> int:
+        total = 0
+        for place, shape, stride in zip(places, layout.outer.shape, layout.outer.stride, strict=True):
+            sizes, steps = (each if isinstance(each, tuple) else (each,) for each in (shape, stride))
+            for size, step in zip(sizes, steps, strict=True):
+                total += place % size * step
+                place //= size
+        return total
+
+    def compare() -> None:
+        for dims, keys in itertools.product((16, 48, 96, 128, 192, 256), (48, 112)):
+            rows = hopper.make_smem_layout_b(majors.ROW_MAJOR, (64, keys, dims), cutlass.BFloat16, 2)
+            columns = hopper.make_smem_layout_b(majors.COL_MAJOR, (64, dims, keys), cutlass.BFloat16, 2)
+            places = itertools.product(range(0, keys, 11), range(0, dims, 7))
+            same = all(offset(rows, (row, column, 1)) == offset(columns, (column, row, 1)) for row, column in places)
+            compared.append(same and str(rows.inner) == str(columns.inner))
+
+    @cute.jit
+    def run() -> None:
+        compare()
+
+    run()
+    assert compared == [True] * 12

@@ -16,7 +16,7 @@ from .....hardware import Target
 from ..counts import PipelineCounts
 from ..dtypes import itemsize
 from ..epilogue import Constant
-from ..records import TMA_ALIGNMENT_BYTES, WGMMA_ROWS
+from ..records import SUM_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS
 from ..refusal import Refusal
 from ..shared import RING_ALIGNMENT_BYTES, WORD_BYTES, Allocation, placed
 from .build import (
@@ -124,8 +124,8 @@ class BackwardProblem(ScoreProblem):
         )
 
 
-VECTOR_BYTES, VECTOR_MULTIPLE = 4, 32
-"""Bytes of an element of a staged source, and the multiple of elements at which stages begin."""
+VECTOR_MULTIPLE = 32
+"""Multiple of elements at which stages of a staged source begin: TMA needs 128 bytes."""
 STREAMED = ("first", "second")
 """Names of the pipelines of streamed blocks."""
 
@@ -133,7 +133,7 @@ STREAMED = ("first", "second")
 def _is_staged(source: Source) -> bool:
     """Return whether TMA can load blocks of a source."""
     strides = (source.offset, *(mode.stride for mode in source.modes))
-    aligned = all(stride * VECTOR_BYTES % TMA_ALIGNMENT_BYTES == 0 for stride in strides)
+    aligned = all(stride * SUM_BYTES % TMA_ALIGNMENT_BYTES == 0 for stride in strides)
     contiguous = source.kind == "key" and source.dtype == "float32" and source.pitches[1] == 1
     return contiguous and aligned and 1 + len(source.modes) <= MOST_MODES
 
@@ -317,7 +317,7 @@ def backward_counts(plan: BackwardPlan) -> dict[str, PipelineCounts]:
         )
     }
     for name, matrix in plan.problem.blocks.items():
-        blocks, vectors = blocks_counts(plan, matrix.columns), len(plan.staged[name]) * plan.keys * VECTOR_BYTES
+        blocks, vectors = blocks_counts(plan, matrix.columns), len(plan.staged[name]) * plan.keys * SUM_BYTES
         found[name] = replace(blocks, transaction_bytes=blocks.transaction_bytes + vectors)
     if plan.scheduler == "dynamic":
         found["tile"] = PipelineCounts(stages=TILE_SLOTS, full_arrivals=1, empty_arrivals=1 + plan.consumer_warps)
@@ -337,8 +337,8 @@ def backward_memory(plan: BackwardPlan) -> tuple[Allocation, ...]:
         for name, matrix in plan.problem.blocks.items()
     ]
     vectors = [source for sources in plan.staged.values() for source in sources]
-    size = plan.stages * plan.vector_pitch * VECTOR_BYTES
-    wanted += [(f"shared_{source.label}", size, VECTOR_MULTIPLE * VECTOR_BYTES) for source in vectors]
+    size = plan.stages * plan.vector_pitch * SUM_BYTES
+    wanted += [(f"shared_{source.label}", size, VECTOR_MULTIPLE * SUM_BYTES) for source in vectors]
     wanted += [(f"{name}_barriers", each.barrier_words * WORD_BYTES, WORD_BYTES) for name, each in numbers.items()]
     if plan.scheduler == "dynamic":
         wanted.append(("tile_slots", 4 * TILE_SLOTS, WORD_BYTES))
