@@ -27,6 +27,9 @@ for name in [n for n in os.environ if n.startswith("HELION_") and n not in KEEP]
 for name in ("TRITON_INTERPRET", "TRITON_F32_DEFAULT", "TRITON_ALWAYS_COMPILE"):
     os.environ.pop(name, None)
 os.environ["HELION_CPU_CONFIG"] = "target"  # untuned calls with CPU tensors run what a GPU would run
+os.environ["HELION_COMPILE_LIMIT_SECONDS"] = os.environ["HELION_COMPILE_NOTICE_SECONDS"] = (
+    "0"  # the machine may be busy
+)
 os.environ["HELION_VERIFY"] = "1"  # the device IR is checked after every compiler step
 
 if XDIST_WORKER:
@@ -87,7 +90,15 @@ SAMPLED = frozenset(
         "test_values.py::test_rows_in_chunks", "test_values.py::test_reduction_of_integers",
         "test_values.py::test_index_of_an_extremum", "test_ahead.py", "test_one_element.py",
         "test_materialize.py::test_products_that_are_computed_first_give_the_same", "test_ranks.py::test_examples",
-        "test_host_loops.py::test_launches_in_order",
+        "test_host_loops.py::test_launches_in_order", "test_backward.py::test_gradcheck",
+        "test_size_classes.py::test_one_compilation_serves_the_class",
+        "test_ref_mode.py::test_examples_in_small_tiles_give_their_reference",
+        "test_graphs.py::test_several_kernels_and_sizes", "test_graphs.py::test_results_that_are_views",
+        "test_graphs.py::test_a_model_that_is_trained", "test_graphs.py::test_branches_of_host_code_on_sizes",
+        "test_graphs.py::test_numbers_that_change_from_call_to_call",
+        "test_configs.py::test_a_random_config_gives_the_eager_result",
+        "test_configs.py::test_dynamic_shapes_give_the_eager_result", "test_functions.py::test_unary",
+        "test_functions.py::test_binary",
     )
 )  # fmt: skip
 _EVERY = 4

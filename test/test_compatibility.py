@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import textwrap
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -32,11 +33,17 @@ def trees() -> dict[str, ast.Module]:
     return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in ROOT.rglob("*.py")}
 
 
+@functools.cache
+def nodes_of(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """All nodes of a file, which several tests ask for."""
+    return tuple(ast.walk(tree))
+
+
 def attributes(trees: Mapping[str, ast.Module], owner: str, but: Collection[str] = ()) -> Iterator[str]:
     """The names read as ``owner.NAME`` or ``....owner.NAME``, and used for something."""
     for path, tree in trees.items():
-        idle = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree) if path not in but else ():
+        idle = {id(node.value) for node in nodes_of(tree) if isinstance(node, ast.Expr)}
+        for node in nodes_of(tree) if path not in but else ():
             if id(node) not in idle and isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 held = node.value
                 if getattr(held, "id", getattr(held, "attr", None)) == owner:
@@ -67,13 +74,13 @@ def test_every_environment_variable_is_read(trees: dict[str, ast.Module]) -> Non
 
 def raised(tree: ast.Module) -> set[str]:
     """Errors that a file names anywhere but where they are caught, told from others or said to be given or returned."""
-    names = [n for n in ast.walk(tree) if isinstance(n, (ast.Name, ast.Attribute)) and _name(n) in ERRORS]
-    apart = [n.type for n in ast.walk(tree) if isinstance(n, ast.ExceptHandler) and n.type is not None]
-    tests = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and _name(n.func) in ("isinstance", "issubclass")]
+    names = [n for n in nodes_of(tree) if isinstance(n, (ast.Name, ast.Attribute)) and _name(n) in ERRORS]
+    apart = [n.type for n in nodes_of(tree) if isinstance(n, ast.ExceptHandler) and n.type is not None]
+    tests = [n for n in nodes_of(tree) if isinstance(n, ast.Call) and _name(n.func) in ("isinstance", "issubclass")]
     apart += [arg for call in tests for arg in call.args[1:]]
-    apart += [n for n in ast.walk(tree) if isinstance(n, ast.Compare)]
-    apart += [n.annotation for n in ast.walk(tree) if isinstance(n, (ast.arg, ast.AnnAssign)) and n.annotation]
-    apart += [n.returns for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.returns]
+    apart += [n for n in nodes_of(tree) if isinstance(n, ast.Compare)]
+    apart += [n.annotation for n in nodes_of(tree) if isinstance(n, (ast.arg, ast.AnnAssign)) and n.annotation]
+    apart += [n.returns for n in nodes_of(tree) if isinstance(n, ast.FunctionDef) and n.returns]
     told = {id(n) for each in apart for n in ast.walk(each)}
     return {_name(n) for n in names if id(n) not in told}
 

@@ -258,6 +258,7 @@ def named_module(module: Module, call: ast.Call) -> str:
 def imports(module: Module) -> Iterator[Import]:
     """Every import, those by `importlib.import_module("...")` and `lazy("...")` included."""
     names = importers(module)
+    calls = any(name in module.text for name in names)  # otherwise only statements import
 
     def visit(node: ast.AST, in_function: bool, runs: bool) -> Iterator[Import]:
         if isinstance(node, ast.If) and is_type_checking(node.test):
@@ -277,7 +278,8 @@ def imports(module: Module) -> Iterator[Import]:
             yield Import(target=target, line=node.lineno, in_function=in_function, runs=runs)
         deeper = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for child in ast.iter_child_nodes(node):
-            yield from visit(child, deeper, runs)
+            if calls or isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+                yield from visit(child, deeper, runs)
 
     return visit(module.tree, False, True)
 
@@ -287,13 +289,20 @@ def resolve(target: str, modules: dict[str, Module]) -> str | None:
     head, *rest = target.split(".")
     if head != PACKAGE:
         return None
+    folders = folders_of(frozenset(modules))
     for end in range(len(rest), 0, -1):
         name = ".".join(rest[:end])
         if name in modules:
             return name
-        if any(other.startswith(name + ".") for other in modules):
+        if name in folders:
             return name + ".__init__"
     return "__init__"
+
+
+@functools.cache
+def folders_of(modules: frozenset[str]) -> frozenset[str]:
+    parts = [name.split(".") for name in modules]
+    return frozenset(".".join(each[:end]) for each in parts for end in range(1, len(each)))
 
 
 def rank(name: str, order: tuple[str, ...]) -> int | None:

@@ -15,7 +15,7 @@ import torch
 from harness import program_of, space_of, tensor
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_kernels import add, bmm, matmul, softmax
+from sample_kernels import add, bmm, matmul, row_sum, softmax
 
 import helion
 import helion.language as hl
@@ -561,6 +561,27 @@ def test_values_of_few_threads_are_refused() -> None:
     assert space.repair(Config(block_sizes=[256, 256], num_warps=1))["num_warps"] == 8
 
 
+def test_random_configs_are_worth_compiling() -> None:
+    """Also the widest: tiles are shrunk, and a whole dimension that alone is too much is walked in chunks."""
+    square = space_of(add, *[meta(2**14, 2**14)] * 2)
+    for seed in range(150):
+        square.worth_compiling(square.random(Random(seed)))
+    assert square.repair(Config(block_sizes=[1024, 1024]))["block_sizes"] == [512, 512]
+    row = space_of(row_sum, meta(100, 2**20))
+    repaired = row.repair(Config(block_sizes=[4], reduction_loops=[None]))
+    assert row.worth_compiling(repaired) == repaired and repaired["reduction_loops"] != [None]
+
+
+def test_warps_follow_whole_dimensions_that_are_longer_with_other_arguments() -> None:
+    short, long = SOFTMAX(meta(64, 100)), SOFTMAX(meta(64, 8192))
+    full = short.normalize(Config(block_sizes=[8], num_warps=1, reduction_loops=[None]))
+    assert full["num_warps"] == 1 and long.worth_compiling(full)["num_warps"] == 8
+    assert [(each.what, each.asked, each.got) for each in long.adjusted(full)] == [("num_warps", 1, 8)]
+    chunked = Config(block_sizes=[8], num_warps=1, reduction_loops=[4096])  # chosen for this length
+    with pytest.raises(exc.InvalidConfig, match="1024 for each thread of num_warps=1"):
+        long.worth_compiling(chunked)
+
+
 def test_a_default_of_more_warps_is_kept_when_keys_are_left_out() -> None:
     space = space_of(whole_scan, meta(100, 2**17))
     assert space.conservative()["num_warps"] == 16
@@ -578,14 +599,14 @@ def test_sizes_left_out_give_way() -> None:
 
 def test_repair_halves_the_largest_tile_first() -> None:
     space = space_of(add, *[meta(2**14, 2**14)] * 2)
-    assert space.repair(Config(block_sizes=[2**12, 2**10]))["block_sizes"] == [2**10, 2**10]
+    assert space.repair(Config(block_sizes=[2**12, 2**10]))["block_sizes"] == [2**9, 2**9]
     assert space.repair(Config(block_sizes=[2**14, 2**4]))["block_sizes"] == [2**14, 2**4]
 
 
 def test_rows_give_way_after_tiles() -> None:
     space = SOFTMAX(meta(64, 2**21))
     config = space.repair(Config(block_sizes=[64], reduction_loops=[None]))
-    assert (config["block_sizes"], config["reduction_loops"]) == ([1], [2**20])
+    assert (config["block_sizes"], config["reduction_loops"]) == ([1], [2**18])
 
 
 def test_nothing_fits() -> None:

@@ -7,6 +7,7 @@ import errno
 import inspect
 import itertools
 import json
+import math
 import os
 import pathlib
 import signal
@@ -51,8 +52,9 @@ from helion.runtime.variants.variant import Variant
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathlib.Path:
-    """A cache of its own."""
+    """A cache of its own, and time for as many seeds as are tried, however busy the machine is."""
     monkeypatch.setenv("HELION_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(binary_check, "PATIENCE_SECONDS", math.inf)
     return tmp_path
 
 

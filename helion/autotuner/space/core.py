@@ -134,25 +134,35 @@ class ConfigSpace:
                     )
 
     def repair(self, config: Config | Mapping[str, Any]) -> Config:
-        """Normalize a config, but shrink tiles that are too large together or for the backend's plan, largest first."""
+        """Normalize a config, but shrink tiles that are too large together, largest first, and then whole dimensions.
+
+        They are too large for the target's largest tile, for the backend's plan, or to compile in seconds.
+        """
         found = self.approach(config)
-        while self.planned and not self._is_legal(found):
+        while not self._is_legal(found):
             sizes = self.sizes(found)
-            larger = [block for block in self.tunable if sizes[block] > self.lowest[block]]
-            if not larger:
+            larger = [[b for b in blocks if sizes[b] > self.lowest[b]] for blocks in (self.tunable, self.rollable)]
+            if not any(larger):
                 break
-            largest = max(larger, key=lambda block: sizes[block])
+            largest = max(larger[0] or larger[1], key=lambda block: sizes[block])
             smaller = self.sized(found, {largest: self.half(largest, sizes[largest])})
-            found = self.approach({**config, **smaller})
+            before, found = found, self.approach({**config, **smaller})
+            if found == before:
+                break
         return found
 
     def approach(self, config: Config | Mapping[str, Any]) -> Config:
-        """Repair a config, except for tiles too large for the backend's plan: the caller shrinks them by predictions."""
+        """Repair a config, except for tiles too large for the backend's plan or to compile: the caller shrinks them by
+        predictions."""
         return self._normalize(config, repair=True)
 
-    def _is_legal(self, config: Config) -> bool:
+    def _is_legal(self, repaired: Config) -> bool:
+        """Return whether a config of ``approach`` has a plan, and is worth compiling."""
         try:
-            self.normalize(config)
+            if self.planned:
+                self.normalize(repaired)
+            if self.check is not None:
+                self.check(self.decode(repaired))
         except exc.InvalidConfig:
             return False
         return True
@@ -166,7 +176,7 @@ class ConfigSpace:
         return self.normalize(Config())
 
     def random(self, rng: Random) -> Config:
-        """Draw a legal config."""
+        """Draw a legal config that is worth compiling."""
         return self.repair({field.key: field.random(rng) for field in self.fields})
 
     def encode(self, proposal: Proposal) -> Values:

@@ -190,11 +190,13 @@ def _chained_warps(context: LaunchContext, decisions: Decisions, repair: bool) -
 def _held_values(context: LaunchContext, decisions: Decisions, repair: bool) -> Decisions:
     """Raise the warps until registers hold a good part of each value, unless the config gives the warps.
 
-    Chained dots allow few warps and are exempt; see ``chains``.
+    The exception is a value with a whole dimension, which may be shorter with other arguments. Chained dots allow few
+    warps and are exempt; see ``chains``.
     """
-    if context.chained or (not repair and "num_warps" in decisions.given):
+    if context.chained:
         return decisions
-    return decisions.with_values(num_warps=enough_warps(context.shape, context.target, decisions))
+    given = not repair and "num_warps" in decisions.given
+    return decisions.with_values(num_warps=enough_warps(context.shape, context.target, decisions, whole=given))
 
 
 def _registers(context: LaunchContext, decisions: Decisions, repair: bool) -> Decisions:

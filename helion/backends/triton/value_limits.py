@@ -25,13 +25,21 @@ def most_elements(shape: ProgramShape, target: Target, warps: int) -> int:
     return files * target.max_registers_per_thread * warps * target.warp_size
 
 
-def enough_warps(shape: ProgramShape, target: Target, decisions: Decisions) -> int:
-    """Return the warps of ``decisions``, or as many more as its largest value needs."""
+def enough_warps(shape: ProgramShape, target: Target, decisions: Decisions, *, whole: bool = False) -> int:
+    """Return the warps of ``decisions``, or as many more as its largest value needs.
+
+    With ``whole``, values without a whole dimension do not count.
+    """
     warps: int = decisions.values["num_warps"]
-    numel = max((volume.numel(decisions.sizes) for volume in shape.volumes), default=0)
+    counted = (v for v in shape.volumes if not whole or _has_whole_dimension(v, shape, decisions))
+    numel = max((volume.numel(decisions.sizes) for volume in counted), default=0)
     while numel > most_elements(shape, target, warps) and 2 * warps * target.warp_size <= target.max_threads_per_block:
         warps *= 2
     return warps
+
+
+def _has_whole_dimension(volume: Volume, shape: ProgramShape, decisions: Decisions) -> bool:
+    return any(shape.blocks[block].kind == "full" and block not in decisions.chunked for block in volume.blocks)
 
 
 @remembered
