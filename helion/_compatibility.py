@@ -55,7 +55,6 @@ ERRORS = frozenset(
         "BackendImplementationMissing",
         "BarrierRequiresPersistent",
         "CantReadOnDevice",
-        "InconsistantConfigsAcrossRanks",
         "MissingEnableTile",
         "MultipleReductionDims",
         "NestedDeviceLoopsConflict",

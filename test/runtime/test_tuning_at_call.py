@@ -184,12 +184,12 @@ def test_a_filter_says_which_configs_are_tried() -> None:
 
 
 def test_a_filter_may_give_another_config_and_none_is_no_config() -> None:
-    assert tuned(filter=lambda config: {**config, "num_warps": 16})["num_warps"] == 16
+    assert tuned(filter=lambda config: {**config, "num_warps": 16}, configs=3)["num_warps"] == 16
     assert (
         tuned(filter=lambda config: helion.Config(**{**config, "num_stages": 2}), effort="minimal")["num_stages"] == 2
     )
     with pytest.raises(exc.NoConfigFound, match="autotune_config_filter"):
-        tuned(filter=lambda config: None)
+        tuned(filter=lambda config: None, configs=3)
 
 
 def test_overrides_are_in_the_answer_even_where_nothing_is_searched() -> None:
