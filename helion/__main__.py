@@ -1,4 +1,4 @@
-"""``python -m helion``: the subcommands of ``helion.cli.commands``."""
+"""``helion``, which is also ``python -m helion``: the subcommands of ``helion.cli.commands``."""
 
 from __future__ import annotations
 

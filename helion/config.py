@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -243,6 +244,12 @@ class Config(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"helion.Config({', '.join(f'{key}={value!r}' for key, value in self.config.items())})"
+
+    def _repr_html_(self) -> str:
+        """Return a table of keys and values, as notebooks show it."""
+        pairs = ((html.escape(str(each)) for each in (key, repr(value))) for key, value in self.config.items())
+        rows = "".join(f"<tr><th>{key}</th><td><code>{value}</code></td></tr>" for key, value in pairs)
+        return f"<table>{rows}</table>"
 
     def to_dict(self) -> dict[str, Any]:
         """Return a copy as a dict of plain values."""

@@ -50,6 +50,12 @@ ORDERS = ({"loop_orders": [[1, 0]]}, {"loop_order": [1, 0]}, {"loop_order": (1, 
 GROUPS = ({}, {"l2_groupings": 2}, {"l2_grouping": 2}, {"l2_grouping": [2]}, {"l2_groupings": [[2]]})
 
 
+def test_a_notebook_shows_a_table() -> None:
+    shown = helion.Config(block_sizes=[16], pid_type="flat")._repr_html_()
+    assert "<tr><th>block_sizes</th><td><code>[16]</code></td></tr>" in shown
+    assert "<th>pid_type</th><td><code>&#x27;flat&#x27;</code></td>" in shown
+
+
 def test_spellings_of_lists() -> None:
     x = torch.randn(5, 20, 33)
     bound = scale.bind((x,))

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from . import cache, doctor, explain, report, tune
+from . import bench, cache, doctor, explain, report, tune
 from .command import Command
 
-COMMANDS: tuple[Command, ...] = (explain.COMMAND, doctor.COMMAND, cache.COMMAND, report.COMMAND, tune.COMMAND)
+COMMANDS: tuple[Command, ...] = (
+    explain.COMMAND,
+    bench.COMMAND,
+    doctor.COMMAND,
+    cache.COMMAND,
+    report.COMMAND,
+    tune.COMMAND,
+)

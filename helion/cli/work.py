@@ -98,14 +98,14 @@ def _ranked(kernel: Kernel, args: tuple[Any, ...], work: Work) -> Report:
 
 
 def _on_gpu(tensor: torch.Tensor) -> torch.Tensor:
-    return _filled(tensor, "cuda")
+    return filled(tensor, "cuda")
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    return _filled(tensor, "cpu")
+    return filled(tensor, "cpu")
 
 
-def _filled(tensor: torch.Tensor, device: str) -> torch.Tensor:
+def filled(tensor: torch.Tensor, device: str) -> torch.Tensor:
     """Return a tensor like this meta tensor: normally distributed numbers, integers that are 0 or 1."""
     values = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
     if tensor.is_floating_point():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import pickle
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,11 @@ class BoundKernel(Views):
         shown = ", ".join(f"{name}={describe(value)}" for name, value in arguments)
         numbers = "".join(f", {name} is {value}" for name, _, value in self.variant.specialized.numbers)
         return f"<helion.BoundKernel {self.kernel.name}({shown}) for {self.target.name}{numbers}>"
+
+    def _repr_html_(self) -> str:
+        """Return the page of ``explain("html")`` in a frame, as notebooks show it."""
+        page = html.escape(self.explain("html"))
+        return f'<iframe srcdoc="{page}" title="{html.escape(repr(self))}" width="100%" height="600"></iframe>'
 
     # --- analysis -----------------------------------------------------------------------------------------------------
 

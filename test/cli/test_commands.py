@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 import helion
 from helion.__main__ import main
 from helion._support import distribution
-from helion.cli import doctor
+from helion.cli import bench, doctor
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -100,3 +101,49 @@ def test_the_doctor_asks_for_what_the_package_asks_for() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     for name, (least, _) in doctor.SUPPORTED.items():
         assert re.search(f'"{name}>={least}(,<[0-9.]+)?"', text)
+
+
+def test_a_kernel_is_timed_beside_its_reference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def timed(function: Callable[[], object], *_: object, **__: object) -> float:
+        function()
+        return 0.25
+
+    monkeypatch.setattr(bench, "do_bench", timed)
+    path = tmp_path / "doubled.py"
+    path.write_text(_DOUBLED)
+    assert main(["bench", f"{path}::doubled", "--args", "f32[5,7]", "--no-compile"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^  helion +250.0 us$", said, re.MULTILINE)
+    assert re.search(r"^  eager +250.0 us  1.00 times the kernel's time$", said, re.MULTILINE)
+    assert "  right: largest difference from the reference in fp64 is 0.0e+00" in said
+    assert re.search(r"^  predicted +\d+\.\d us, for sm_90$", said, re.MULTILINE)
+    assert main(["bench", f"{path}::doubled", "--args", "f32[5,7]", "--reference", "tripled", "--json"]) == 2
+    assert "doubled: output 0 of 1: Tensor-likes are not close!" in capsys.readouterr().err
+    assert main(["bench", f"{path}::doubled", "--args", "f32[5,7]", "--reference", "none"]) == 2
+    assert "has no function 'none' to compare with" in capsys.readouterr().err
+
+
+_DOUBLED = """
+import torch
+import helion
+import helion.language as hl
+
+
+@helion.kernel
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size()):
+        out[tile] = x[tile] * 2
+    return out
+
+
+def reference(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def tripled(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+"""

@@ -383,3 +383,10 @@ def test_an_allocator_of_the_users_stays() -> None:
         return torch.empty(size, dtype=torch.int8)
 
     assert contextvars.copy_context().run(call) is mine
+
+
+def test_a_notebook_shows_the_page_of_explain() -> None:
+    bound = scale_rows.bind((torch.empty(8, 64, device="meta"), 2.0), target="sm_90")
+    shown = bound._repr_html_()
+    assert shown.startswith('<iframe srcdoc="&lt;!doctype html&gt;') and shown.endswith("</iframe>")
+    assert "<html" not in shown and "scale_rows" in shown
