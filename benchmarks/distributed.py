@@ -172,6 +172,7 @@ def examples(r: Rank) -> None:
         "fp8_matmul_reduce_scatter",
         "fp8_all_gather_matmul",
         "two_dimensional_matmul",
+        "gradients",
         "experts",
     ):
         error = __import__(name).on_rank()

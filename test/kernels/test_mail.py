@@ -171,6 +171,25 @@ def test_mail_for_many_programs() -> None:
             torch.testing.assert_close(result, (scale * expected)[:, None].expand_as(result), rtol=0, atol=0)
 
 
+def _sends(x: torch.Tensor, mail: hl.Mailbox) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        mail.send(1, [tile, slice(None)], x[tile, :])
+        out[tile, :] = x[tile, :]
+    return out
+
+
+@pytest.mark.parametrize("function", [_sends, all_reduce.fn])
+def test_gradients_of_messages_are_not_derived(function: Any) -> None:
+    kernel = helion.kernel(function, static_shapes=True, config=helion.Config(block_sizes=[16])).differentiable()
+
+    def on_rank() -> None:
+        kernel(torch.ones(ROWS, COLUMNS, requires_grad=True), hd.mailbox([ROWS, COLUMNS])).sum().backward()
+
+    with pytest.raises(exc.AutodiffNotSupported, match=r"message between ranks; .*torch\.autograd\.Function"):
+        hd.run(on_rank, 2)
+
+
 # --- barriers and copies ----------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..._names import identifier
 from ..._support.syntax import parse
+from ..ir.effects import is_message
 from ..ir.grammar import InlineAttrs, LoopAxis, MemoryAttrs, Program
 from ..ir.ops import OPS
 from .adjoint import DIFFERENTIABLE, Sweep, computed
@@ -61,8 +62,11 @@ def differentiate(
 
 
 def check_accesses(program: Program) -> None:
-    """Raise ``exc.AutodiffNotSupported`` for memory accesses to unknown tensors."""
+    """Raise ``exc.AutodiffNotSupported`` for memory accesses to unknown tensors, and for messages between ranks."""
     for op in program.walk():
+        if is_message(op):
+            remedy = "call the kernel in a torch.autograd.Function whose backward sends the gradients to the ranks they are for"
+            raise not_supported("a message between ranks", remedy, op)
         known = op.kind in ("load", "store", "atomic") or (isinstance(op.attrs, InlineAttrs) and not op.attrs.tensors)
         if (OPS[op.kind].reads or OPS[op.kind].writes) and not known:
             raise not_supported(f"an op of kind {op.kind!r}", "pass the tensors that it accesses, and index them", op)

@@ -94,13 +94,17 @@ def is_fence(op: Op) -> bool:
     return order_of(op) != _UNORDERED
 
 
+def is_message(op: Op) -> bool:
+    """Return whether an op signals to other GPUs, or waits for them."""
+    match op.attrs:
+        case MemoryAttrs(scope="sys") | InlineAttrs(waits=True):
+            return True
+    return False
+
+
 def meets_other_gpus(program: Program) -> bool:
     """Return whether a program waits for other GPUs, or orders its accesses as they see them."""
-    attrs = (op.attrs for op in program.walk())
-    return any(
-        (isinstance(each, MemoryAttrs) and each.scope == "sys") or (isinstance(each, InlineAttrs) and each.waits)
-        for each in attrs
-    )
+    return any(map(is_message, program.walk()))
 
 
 def effects_of(program: Program, op: Op) -> tuple[Effect, ...]:
