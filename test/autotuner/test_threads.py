@@ -70,6 +70,15 @@ def test_what_is_not_done_at_the_deadline_is_late_and_what_waits_never_begins() 
     assert len(begun) <= 1
 
 
+def test_what_is_compiled_already_is_done_even_at_the_deadline() -> None:
+    pool = ThreadPool(here, 1, time.monotonic(), compiled=("known",))
+    for key in ("known", "other"):
+        pool.submit(key, Job(failing))
+    known, other = pool.poll(0.0)
+    pool.close()
+    assert (known.key, known.failure) == ("known", "") and other.timed_out
+
+
 def test_after_the_deadline_nothing_is_compiled() -> None:
     pool = ThreadPool(here, 2, time.monotonic())
     pool.submit("a", Job(failing))

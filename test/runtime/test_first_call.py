@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from helion import exc
 from helion._support.nested import copy_tensors
 from helion.autotuner.cache.store import default_store
 from helion.autotuner.outcome import Status
+from helion.autotuner.pool.threads import ThreadPool
 from helion.backends.stub import stub_driver
 from helion.backends.triton.toolchain.chain import TritonToolchain
-from helion.runtime.tuning import autotune, evaluator, first_call, loaded, session
+from helion.runtime.tuning import autotune, chosen_before, evaluator, first_call, loaded, session
 from helion.runtime.tuning.session import Candidate, OfflineJob
 from helion.runtime.variants import policies
 from helion.settings import Settings
@@ -169,8 +170,8 @@ def test_arguments_that_a_kernel_changes_are_changed_once(searches: list[int], m
 def test_explanations_show_the_times_of_the_first_call(doubted: helion.Config, monkeypatch: pytest.MonkeyPatch) -> None:
     one = kernel()
     assert "timed at the first call" not in one.bind((ROWS,)).explain()
-    original = first_call.key_of  # tensors of a CPU have simulated times
-    monkeypatch.setattr(first_call, "key_of", lambda of, args, tag, measured=None: original(of, args, tag))
+    original = chosen_before.key_of  # tensors of a CPU have simulated times
+    monkeypatch.setattr(chosen_before, "key_of", lambda of, args, tag, measured=None: original(of, args, tag))
     one(ROWS)
     bound = one.bind((ROWS,))
     text = bound.explain()
@@ -304,7 +305,7 @@ def test_a_backend_that_compiles_one_at_a_time_has_seeds_that_are_predicted_to_b
 
 def test_contenders_are_compiled_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each compilation waits for all others to have begun."""
-    meeting = threading.Barrier(1 + first_call.MOST, timeout=600.0)
+    meeting = threading.Barrier(first_call.MOST, timeout=600.0)
     original, compiled = OfflineJob.run_within, []
 
     def met(self: OfflineJob, seconds: float | None) -> Any:
@@ -316,4 +317,21 @@ def test_contenders_are_compiled_at_the_same_time(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(first_call, "cpus", lambda: 16)
     one = kernel()
     check(one(ROWS), ROWS)
-    assert len(compiled) == 1 + first_call.MOST and all(resources.fits for resources in compiled)
+    assert len(compiled) == first_call.MOST and all(resources.fits for resources in compiled)
+
+
+def test_contenders_that_are_all_late_are_tried_again_in_the_next_process(
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def without_time(of: Any, config: helion.Config, until: float) -> Iterator[ThreadPool]:
+        yield ThreadPool(lambda function: function(), 1, 0.0, compiled=(config,))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(first_call, "_threads", without_time)
+        one = kernel()
+        check(one(ROWS), ROWS)
+    assert one.bind((ROWS,)).config == one.bind((ROWS,)).default_config() and searches == [2]
+    other = kernel()
+    check(other(ROWS), ROWS)
+    assert other.bind((ROWS,)).config == doubted and searches == [2, 2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
@@ -24,16 +24,21 @@ class LimitedJob(Protocol):
 class ThreadPool:
     """Pool of at most ``workers`` jobs at once, which end at the time ``until`` of ``time.monotonic``.
 
-    Results come together once all jobs have ended, so that a measurement does not share the process with a compilation.
+    Jobs with a key in ``compiled`` are done. Results come together once all jobs have ended, so that a measurement does not share the process with a compilation.
     """
 
-    def __init__(self, run: Run, workers: int, until: float) -> None:
+    def __init__(self, run: Run, workers: int, until: float, compiled: Collection[Hashable] = ()) -> None:
         self._run = run
         self._until = until
+        self._compiled = compiled
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="helion-compile")
         self._jobs: dict[Hashable, Future[Built]] = {}
 
     def submit(self, key: Hashable, job: LimitedJob) -> None:
+        if key in self._compiled:
+            self._jobs[key] = Future()
+            self._jobs[key].set_result(Built(key=key, seconds=0.0))
+            return
         self._jobs[key] = self._threads.submit(self._run, lambda: self._built(key, job))
 
     def poll(self, seconds: float) -> list[Built]:

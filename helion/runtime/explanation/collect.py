@@ -10,7 +10,7 @@ from ..._compiler.facts.summary import summarize
 from ...backends.execution import CompileError
 from ..specialization.binary_check import verdict_of
 from ..specialization.compiled import Compiled
-from ..tuning import first_call
+from ..tuning import chosen_before
 from .roofline import roofline
 
 
@@ -106,7 +106,7 @@ def _verdict(compiled: Compiled) -> dict[str, Any]:
 def _timed(compiled: Compiled) -> list[dict[str, Any]]:
     """List the outcomes of the first call, the fastest first."""
     of = compiled.specialized
-    outcomes = sorted(first_call.timed(of, of.sample()), key=lambda outcome: outcome.time)
+    outcomes = sorted(chosen_before.timed(of, of.sample()), key=lambda outcome: outcome.time)
     return [{**each.to_dict(), "decorator": of.decorator(each.config)} for each in outcomes]
 
 

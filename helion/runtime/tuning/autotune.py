@@ -65,7 +65,8 @@ def tuned(
     """Find the fastest config for ``args``, beginning with ``given``, or among these if ``only`` is set.
 
     Writes its result to the cache, under ``tag``, or one made from ``given`` if the search is limited to them. ``pool``
-    compiles, if it is not done by processes. ``measuring`` is the precision, that of ``options`` by default.
+    compiles until a deadline, in place of processes; if all configs but the untuned one are late, nothing is written.
+    ``measuring`` is the precision, that of ``options`` by default.
 
     Without ``force`` a cached answer is used. Raises ``exc.AutotuningDisallowedInEnvironment``, ``exc.NoConfigFound``
     if no config works, and errors of reference mode.
@@ -94,9 +95,14 @@ def tuned(
     if result.outcomes and not any(o.status is Status.OK for o in result.outcomes):
         reasons = dict.fromkeys(o.detail for o in result.outcomes if o.detail)
         raise exc.NoConfigFound(kernel=of.kernel.name, reason="; ".join(list(reasons)[:5]) or result.why)
-    if store is not None and key is not None:
+    if store is not None and key is not None and (pool is None or _is_conclusive(result)):
         keep(store, key, result, options)
     return Tuned(config=result.config, result=result)
+
+
+def _is_conclusive(result: Result) -> bool:
+    """Return whether any config but the untuned one had the time that it needs."""
+    return any(o.status is not Status.TIMED_OUT for o in result.outcomes if o.config != result.baseline)
 
 
 def _tag(given: Sequence[Config]) -> str:

@@ -16,13 +16,10 @@ from typing import Any
 import torch
 
 from ... import exc, knobs
-from ..._compiler.ir.effects import meets_other_gpus
 from ..._support.locks import is_held_here, new_lock
 from ..._support.nested import tensors_in
 from ...autotuner import leaders
-from ...autotuner.cache.store import default_store
 from ...autotuner.options import Options, cpus
-from ...autotuner.outcome import Outcome
 from ...autotuner.pool.threads import ThreadPool
 from ...autotuner.search.domain import SpaceDomain
 from ...autotuner.search.time_model import PredictedTime
@@ -32,9 +29,8 @@ from ...config import Config
 from ..generated import codecache
 from ..specialization.specialized import Specialized
 from . import autotune
-from .candidates import legal
+from .chosen_before import TAG, is_decided
 from .evaluator import job_of
-from .keys import key_of
 
 #: Configs that are measured with the default one.
 MOST = 4
@@ -51,34 +47,7 @@ _LOCK_SECONDS = 5.0
 #: Memory needed to measure, as a multiple of that of the arguments: copies to restore and compare, and results of two
 #: configs. Then the memory that flushes the caches.
 _COPIES, _FLUSHED = 6, 1 << 30
-#: The tag of results on disk, which separates them from those of requested tuning. Its number changes with the rules.
-_TAG = "first call 1"
-#: Tuning options, each of which means that the user decides when to tune.
-_DECIDED = (
-    "autotune_baseline_fn",
-    "autotune_baseline_accuracy_check_fn",
-    "autotune_benchmark_fn",
-    "autotune_config_filter",
-    "autotune_config_overrides",
-    "autotune_seed_configs",
-)
-
 _UNDER_WAY = new_lock()
-
-
-def remembered(of: Specialized, args: Sequence[Any]) -> Config | None:
-    """Return the config that the first call of another process has chosen; None if there is none."""
-    if not of.settings.first_call_seconds or is_decided(of):
-        return None
-    store, key = default_store(), key_of(of, args, _TAG)
-    row = None if store is None or key is None else store.get(key)
-    return None if row is None else legal(of, row.config)
-
-
-def timed(of: Specialized, args: Sequence[Any]) -> tuple[Outcome, ...]:
-    """Return the outcomes of the configs that the first call for such arguments on the target has tried."""
-    store, key = default_store(), key_of(of, args, _TAG, measured=True)
-    return () if store is None or key is None else tuple(store.sweep(key))
 
 
 def measured(of: Specialized, args: Sequence[Any], config: Config) -> Config:
@@ -112,8 +81,8 @@ def _fastest(of: Specialized, args: Sequence[Any], config: Config, seconds: floa
     measuring = Measuring(
         close=_CLOSE, ranking_seconds=_RANKING * seconds, comparing_seconds=_COMPARING * seconds, brief=True
     )
-    with _threads(of, min(options.workers, cpus()), began + _COMPILING * seconds) as pool:
-        found = autotune.tuned(of, args, options, [config, *others], tag=_TAG, pool=pool, measuring=measuring)
+    with _threads(of, config, began + _COMPILING * seconds) as pool:
+        found = autotune.tuned(of, args, options, [config, *others], tag=TAG, pool=pool, measuring=measuring)
     if found.result is not None and found.result.why == "interrupted":
         raise KeyboardInterrupt  # it was meant for the program, which requested no search
     return found.config
@@ -159,26 +128,14 @@ def _faster_seeds(of: Specialized, config: Config) -> list[Config]:
 
 
 @contextlib.contextmanager
-def _threads(of: Specialized, workers: int, until: float) -> Iterator[ThreadPool | None]:
-    """Yield a pool of threads that compile; None if the backend compiles one config at a time."""
+def _threads(of: Specialized, config: Config, until: float) -> Iterator[ThreadPool | None]:
+    """Yield a pool of threads that compile all but ``config``; None if the backend compiles one config at a time."""
     together = of.analysis.backend.toolchain.together()
     if together is None:
         yield None
         return
     with together as run:
-        yield ThreadPool(run, workers, until)
-
-
-def is_decided(of: Specialized) -> bool:
-    """Return whether the user decides on configs, or results have to be the same in every run or on every machine."""
-    return (
-        any(getattr(of.settings, name) for name in _DECIDED)
-        or of.table_config is not None
-        or torch.are_deterministic_algorithms_enabled()
-        or _is_one_of_many()
-        or meets_other_gpus(of.analysis.program)
-        or of.kernel.is_in_graphs
-    )
+        yield ThreadPool(run, min(MOST, cpus()), until, compiled=(config,))
 
 
 def is_left_alone(of: Specialized, args: Sequence[Any]) -> bool:
@@ -207,12 +164,6 @@ def _function(of: Specialized, config: Config) -> Callable[..., Any]:
     module = codecache.load(job.text, job.name, BACKENDS[job.backend].executor.prepare)
     function: Callable[..., Any] = getattr(module, job.name)
     return function
-
-
-def _is_one_of_many() -> bool:
-    """Return whether other processes compute the same results, which must agree in every bit."""
-    distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def _is_captured() -> bool:

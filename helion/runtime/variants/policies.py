@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...autotuner import options as search_options
     from ...autotuner.cache import rows, store
     from ..specialization import aot
-    from ..tuning import autotune, candidates, first_call, keys, requests
+    from ..tuning import autotune, candidates, chosen_before, first_call, keys, requests
     from . import interpreted
     from .variant import Variant
 else:
@@ -34,6 +34,7 @@ else:
     search_options = lazy("helion.autotuner.options")
     autotune = lazy("helion.runtime.tuning.autotune")
     candidates = lazy("helion.runtime.tuning.candidates")
+    chosen_before = lazy("helion.runtime.tuning.chosen_before")
     first_call = lazy("helion.runtime.tuning.first_call")
     keys = lazy("helion.runtime.tuning.keys")
     requests = lazy("helion.runtime.tuning.requests")
@@ -182,7 +183,7 @@ def measured_before(variant: Variant, args: Sequence[Any], context: CallContext)
     """Use the config that the first call of a former process has measured to be the fastest."""
     if not context.on_gpu or variant.specialized.settings.autotune_effort is not None:
         return False
-    return _used(variant, first_call.remembered(variant.specialized, args))
+    return _used(variant, chosen_before.remembered(variant.specialized, args))
 
 
 def by_default(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
