@@ -9,6 +9,7 @@ What is not there is called not measured. The same files give the same bytes.
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import functools
 import json
@@ -198,23 +199,43 @@ def _tiled_gain(rows: Sequence[Row]) -> str:
     return f", {goals.number(min(gains))} to {goals.number(max(gains))} times at M = 131072" if gains else ""
 
 
+def backends(rows: Sequence[Row]) -> str:
+    """Return the backends whose first seeds ran, each with its number of cells, by the names of their heuristics."""
+    ran = collections.Counter(
+        next((name for name in BACKENDS if row.heuristic.lower().startswith(name)), "none") for row in rows
+    )
+    return ", ".join(f"{name} {count}" for name, count in ran.most_common())
+
+
 def machines(results: Sequence[Results], dispatches: Sequence[Dispatch]) -> list[str]:
-    header = ("suite", "device", "torch", "Triton", "Python", "fp32 products", "date", "copy, GB/s", "cells")
+    header = (
+        "suite",
+        "device",
+        "torch",
+        "Triton",
+        "Python",
+        "fp32 products",
+        "date",
+        "copy, GB/s",
+        "cells",
+        "seeds by",
+    )
     lines = []
     for each in results:
         known = each.environment
         names = ("device", "torch", "triton", "python", "float32_matmul_precision", "date", "copy_gb_per_s")
         runs = f", in {known['runs']} runs" if known.get("runs", 1) > 1 else ""
-        lines.append((each.suite, *(str(known[name]) for name in names), coverage(each.suite, each.rows) + runs))
+        cells = coverage(each.suite, each.rows) + runs
+        lines.append((each.suite, *(str(known[name]) for name in names), cells, backends(each.rows)))
     for dispatch in dispatches:
         known = dispatch.environment
         device = f"{known['device']}, {known['processor']}"
         lines.append(
-            ("dispatch", device, known["torch"], known["triton"], known["python"], "-", known["date"], "-", "-")
+            ("dispatch", device, known["torch"], known["triton"], known["python"], "-", known["date"], "-", "-", "-")
         )
     if not lines:
         lines = [("not measured", *["-"] * (len(header) - 1))]
-    return ["## Devices and versions", "", *table(header, "lllllllrr", lines), ""]
+    return ["## Devices and versions", "", *table(header, "lllllllrrl", lines), ""]
 
 
 def goal_table(found: Sequence[tuple[str, Finding]]) -> list[str]:

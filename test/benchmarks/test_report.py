@@ -399,3 +399,12 @@ def test_readme_says_what_was_measured() -> None:
     text = report.readme_figures(times)
     worst = min(row["ratio"] for rows in times.values() for row in rows if row["case"].startswith("rows "))
     assert "followed by a row reduction: " in text and f"{worst:.2f}x to " in text
+
+
+def test_the_backends_of_a_suite_are_those_of_its_seeds() -> None:
+    names = ["CuteRowsHeuristic", "TritonMatmulHeuristic", "", "TritonRowsHeuristic"]
+    rows = [row("matmul", "matmul", f"M={at}", HALF) for at in range(len(names))]
+    rows = [seeds.Row(**{**vars(each), "heuristic": name}) for each, name in zip(rows, names, strict=True)]
+    assert report.backends(rows) == "triton 2, cute 1, none 1"
+    page = report.machines(*report.read(report.RESULTS))
+    assert any(line.startswith("| matmul |") and line.endswith("| cute 13, triton 3 |") for line in page)

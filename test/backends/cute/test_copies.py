@@ -276,6 +276,6 @@ def test_what_is_not_copied_is_refused_by_name() -> None:
 )
 def test_auto_leaves_copies_to_others(dtype: torch.dtype, n: int, target: str, part: str) -> None:
     x, y = (torch.empty(shape, dtype=dtype, device="meta") for shape in ((4096, 1000), (1000, n)))
-    analysis = matmul.bind((x, y), target=target).variant.of.analysis
+    analysis = matmul.bind((x, y), target=target).variant.specialized.analysis
     reason = BACKENDS["cute"].on_request(analysis.program, analysis.facts, analysis.target)
     assert reason == (f"matmuls {part} run on request, with backend='cute'" if part else "")

@@ -318,5 +318,5 @@ def test_auto_leaves_tf32_on_wgmma_to_others() -> None:
         (HOPPER, "matmuls of float32 in TF32 on wgmma run on request, with backend='cute'"),
         (BLACKWELL, ""),
     ):
-        analysis = matmul.bind((x, y.t()), target=target).variant.of.analysis
+        analysis = matmul.bind((x, y.t()), target=target).variant.specialized.analysis
         assert BACKENDS["cute"].on_request(analysis.program, analysis.facts, analysis.target) == reason
