@@ -1,12 +1,14 @@
 """Gradients of attention on Hopper: the longest blocks that registers and shared memory hold.
 
 A tile has two consumer groups of 64 rows, or one where there are few. Shorter blocks and one group follow, for formulas that
-hold more values between both products than facts show: binaries of seeds are checked for spills before they run.
+hold more values between both products than facts show: binaries of seeds are checked for spills before they run. Both tile
+schedulers are seeds. Facts do not show whether tiles differ in length, as with causal masks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
@@ -28,7 +30,7 @@ MOST = {1: 128, 2: 64}
 """The longest blocks, by number of gradients: those of 96 and 64 rows were timed in a prototype."""
 LEAST = 64
 GROUPS = (2, 1)
-ALTERNATES = 3
+ALTERNATES = 4
 
 
 class CuteAttentionBackwardHeuristic(Heuristic):
@@ -61,11 +63,10 @@ def choices(shape: BackwardShape, target: Target) -> Iterator[BackwardChoice]:
     for groups in (each for each in GROUPS if each <= needed):
         for keys in range(MOST[len(shape.gradients)], LEAST - 1, -KEY_STEP):
             choice = BackwardChoice(groups=groups, keys=keys)
-            if (
-                estimated_registers(shape.gradients, keys) <= REGISTERS[groups][1]
-                and shape_bytes(shape, choice) <= target.smem_per_block_bytes
-            ):
+            fits = shape_bytes(shape, choice) <= target.smem_per_block_bytes
+            if fits and estimated_registers(shape.gradients, keys) <= REGISTERS[groups][1]:
                 yield choice
+                yield replace(choice, scheduler="dynamic")
 
 
 def _proposal(shape: BackwardShape, choice: BackwardChoice, target: Target) -> CuteProposal:
@@ -75,8 +76,8 @@ def _proposal(shape: BackwardShape, choice: BackwardChoice, target: Target) -> C
     tiles = -(-shape.rows // rows) * shape.heads
     return CuteProposal(
         reason=(
-            f"{tiles} tiles of {rows} rows and blocks of {choice.keys} streamed rows on {target.num_sms} SMs:"
-            f" {predicted_us(shape, choice, target):.0f} us"
+            f"{tiles} tiles of {rows} rows and blocks of {choice.keys} streamed rows on {target.num_sms} SMs,"
+            f" {choice.scheduler} tile scheduler: {predicted_us(shape, choice, target):.0f} us"
         ),
         block_sizes={**sizes, **dict.fromkeys(shape.head_blocks, 1)},
         unit={"wgmma_tile_scheduler": choice.scheduler},
