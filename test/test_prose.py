@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import types
 from pathlib import Path
@@ -115,3 +116,18 @@ def test_verbs_are_words_in_lower_case() -> None:
     wrong = [each for each in prose.verbs() if not (each.isalpha() and each.islower())]
     assert not wrong, f"correct scripts/verbs.txt: {wrong}"
     assert not prose.verbs() & (prose.NO_VERBS | prose.QUESTION_WORDS)
+
+
+def test_files_that_docstrings_name_exist() -> None:
+    names = {
+        path.name
+        for folder in ("helion", "benchmarks", "scripts", "docs", "test")
+        for path in (ROOT / folder).rglob("*.*")
+    }
+    missing = {
+        (str(path.relative_to(ROOT)), name)
+        for path in (ROOT / "helion").rglob("*.py")
+        for name in re.findall(r"``(?:[\w.-]+/)*(\w[\w.-]*\.(?:py|tsv))``", path.read_text())
+        if name not in names and not name.startswith("_")
+    }
+    assert not missing

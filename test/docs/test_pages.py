@@ -87,3 +87,11 @@ def test_wrong_blocks_are_reported(wrong: str, error: type[Exception], tmp_path:
 def test_all_pages_are_in_the_index() -> None:
     listed = set(re.findall(r"([\w/-]+)\.md$", (ROOT / "mkdocs.yml").read_text(), re.M))
     assert set(PAGES) - {"README", "CONTRIBUTING"} <= listed
+
+
+def test_the_site_is_searched_without_a_server_or_the_net() -> None:
+    text = (ROOT / "mkdocs.yml").read_text()
+    assert re.search(r"^plugins: \[search, offline\]$", text, re.M)
+    (shim,) = re.findall(r"^  polyfills: \[([\w/.-]+)\]", text, re.M)
+    # the plugin would add one of another site without this name
+    assert "iframe-worker" in shim and (DOCS / shim).is_file()

@@ -197,11 +197,6 @@ def kind_of_result(function: Any) -> type | None:
     return None
 
 
-def is_state_of_torch(function: Any) -> bool:
-    """Return whether a torch function reads a state of the process that may change."""
-    return _root(function) == "torch" and getattr(function, "__name__", "") in _STATE_OF_TORCH
-
-
 def runs_at_run_time(function: Any) -> bool:
     """Return whether a function of known kind must not be called at compile time."""
     return kind_of_result(function) is not None and not is_pure(function)

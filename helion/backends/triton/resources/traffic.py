@@ -72,11 +72,6 @@ def work(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: T
     )
 
 
-def grid_blocks(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
-    """Return the programs of the launch: each root has its own."""
-    return _Loops(facts, sizes).blocks()
-
-
 def time_us(done: Work, target: Target) -> float:
     """Return the longest of memory, cache and arithmetic time, including idle SMs of the last wave."""
     active = min(1.0, done.blocks / target.num_sms)

@@ -22,7 +22,7 @@ from helion.backends.triton.resources.layouts import fragment_held, fragment_war
 from helion.backends.triton.resources.matrix import unit_of
 from helion.backends.triton.resources.predict import predict
 from helion.backends.triton.resources.registers import register_limit
-from helion.backends.triton.resources.traffic import grid_blocks, work
+from helion.backends.triton.resources.traffic import work
 from helion.hardware import Target, target
 
 BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
@@ -535,7 +535,7 @@ def test_occupancy_and_waves() -> None:
     predicted = predict(facts, {0: 1, 1: 8192}, 32, 1, H100)
     assert predicted.occupancy_blocks == 2  # 64 warp slots, 32 warps each
     assert predicted.waves == 4096 / (132 * 2)
-    assert grid_blocks(facts, {0: 4, 1: 8192}) == 1024
+    assert work(facts, {0: 4, 1: 8192}, 4, H100).blocks == 1024
     assert matmul_on(H100, (128, 256, 64)).occupancy_blocks == 1  # by shared memory
 
 

@@ -1,7 +1,7 @@
 """Matmuls whose operands are computed from tiles that a view merges, such as unpacked low-bit weights: computed once,
 before.
 
-Takes the first of a few tiles, from large to small, that fits without spilling and fills the waves. ``hoisting.py``
+Takes the first of a few tiles, from large to small, that fits without spilling and fills the waves. ``precomputed.py``
 decides where that pays. Few rows are multiplied by weights that each program unpacks, with split-K.
 ``TritonMatmulHeuristic`` handles operands over plain tiles.
 """

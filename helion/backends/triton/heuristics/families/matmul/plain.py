@@ -17,7 +17,7 @@ Hopper departs from the formula where a sweep says so (measurement ``plain_matmu
 - A K of at most 128 takes smaller tiles, and 8-bit integers whose right operand must be transposed take tall ones.
 
 One measured matmul, not a sweep, says that few tiles with a long K should be smaller, which is an alternate elsewhere.
-Operands are precomputed where ``hoisting.py`` says so, and the matmul is sized as if it loaded them. Where predicted
+Operands are precomputed where ``precomputed.py`` says so, and the matmul is sized as if it loaded them. Where predicted
 times favour larger tiles with ``split_k``, these come first on H200 and are an alternate elsewhere; that is not
 measured.
 """

@@ -1,7 +1,7 @@
 """Matmuls whose rows are reduced, computed by a kernel of their own first: the default where two kernels are predicted
 to be faster.
 
-Matches kernels all of whose matmuls can be unfused (``rewrites/unfuse_matmul.py``) and have rows that are reduced. The
+Matches kernels all of whose matmuls can be unfused (``rewrites/unfuse_matmul``) and have rows that are reduced. The
 matmuls take the tiles of a plain matmul of the same size. TF32 matmuls that wgmma takes with A and B swapped are
 swapped. Where that is cheap, their operands are copied K-major instead. Rows of the rest, and warps, come from the
 budget over live tiles for reductions without matmuls (measurement ``unfused_matmul``). Passes over rows in loops of the
