@@ -24,13 +24,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "test")]
+sys.path[:0] = [str(ROOT)]
 
 import torch  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from benchmarks.timing import GraphTimer, reason  # noqa: E402
 from helion import ops  # noqa: E402
+from helion._testing import import_path  # noqa: E402
+from helion.testing import check, map_tensors  # noqa: E402
 
 OUT = ROOT / "build" / "ops.json"
 DEVICE = "cuda"
@@ -373,23 +375,20 @@ def host_us(call: Callable[[], Any]) -> float:
 
 def check_all(until: float) -> list[str]:
     """Compare the cases of the tests with fp64 on the GPU; return a line per failure."""
-    from ops.table import ROUNDED, cases, gradients  # the folder test/ops
-
-    from helion.testing import check, map_tensors
-
+    table = import_path(ROOT / "test" / "ops" / "table.py")
     wrong = []
-    for case in cases():
+    for case in table.cases():
         if time.monotonic() > until:
             wrong.append(f"{case.name}: not reached")
             continue
         args = map_tensors(case.args, lambda t: t.to(DEVICE))
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
-        rounded = max(ROUNDED.get(t.dtype, 0.0) for t in tensors)
+        rounded = max(table.ROUNDED.get(t.dtype, 0.0) for t in tensors)
         tf32 = TF32_TOLERANCE if case.name.startswith(IN_TF32) else 0.0
         try:
             check(case.name, case.op, case.reference, args, slack=2, rtol=tf32 or None)
             if case.differentiated:
-                op, reference = gradients(case)
+                op, reference = table.gradients(case)
                 check(case.name, op, reference, args, rtol=max(rounded, tf32), slack=case.slack)
         except Exception as error:  # a failed comparison as well as a kernel that does not compile
             wrong.append(f"{case.name}: {reason(error, 500)}")

@@ -42,7 +42,7 @@ class Operator:
         self.name = schema[: schema.index("(")]
         self.kernels = kernels
         for kernel in kernels:
-            kernel.announced = True  # a library does not print its configs
+            kernel.default_printed = True  # a library does not print its configs
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         _LIBRARY.impl(self.name, run or kernels[0], "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{self.name}", fake, lib=_LIBRARY)

@@ -169,6 +169,14 @@ def test_dropout() -> None:
     torch.testing.assert_close(ops.bias_dropout_residual(x, None, residual, p=0.5, training=False), x + residual)
 
 
+def test_a_profile_names_the_op() -> None:
+    x = torch.randn(3, 33)
+    ops.softmax(x)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        ops.softmax(x)
+    assert "helion_ops::softmax" in {event.key for event in seen.key_averages()}
+
+
 def test_a_label_that_is_no_class_gives_nan() -> None:
     losses = ops.cross_entropy(torch.randn(3, 7), torch.tensor([0, 7, -1]), reduction="none")
     assert losses.isnan().tolist() == [False, True, True]

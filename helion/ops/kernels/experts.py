@@ -80,7 +80,7 @@ def grouped_matmul_kernel(x: torch.Tensor, weight: torch.Tensor, offsets: torch.
 
 
 @helion.kernel(static_shapes=False)
-def grouped_matmul_weight_kernel(
+def grouped_matmul_backward_kernel(
     grad: torch.Tensor, x: torch.Tensor, offsets: torch.Tensor, dtype: hl.constexpr
 ) -> torch.Tensor:
     """Compute the gradient of `weight[G, K, N]` from that of the result, `grad[T, N]`."""
@@ -124,12 +124,12 @@ def _gradients_of_route(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[
 
 _route.differentiate(_save_route, _gradients_of_route)
 
-_grouped_weight = Operator(
-    "grouped_matmul_weight(Tensor grad, Tensor x, Tensor offsets, ScalarType dtype) -> Tensor",
-    grouped_matmul_weight_kernel,
+_grouped_backward = Operator(
+    "grouped_matmul_weight_backward(Tensor grad, Tensor x, Tensor offsets, ScalarType dtype) -> Tensor",
+    grouped_matmul_backward_kernel,
     fake=lambda grad, x, offsets, dtype: x.new_empty(offsets.size(0) - 1, x.size(1), grad.size(1), dtype=dtype),
 )
-_grouped_weight.differentiate_once()
+_grouped_backward.differentiate_once()
 _grouped = Operator(
     "grouped_matmul(Tensor x, Tensor weight, Tensor offsets) -> Tensor",
     grouped_matmul_kernel,
@@ -144,7 +144,7 @@ def _save_grouped(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> No
 def _gradients_of_grouped(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     x, weight, offsets = ctx.saved_tensors
     of_x = _grouped(grad, weight.transpose(1, 2), offsets) if ctx.needs_input_grad[0] else None
-    of_weight = _grouped_weight(grad, x, offsets, weight.dtype) if ctx.needs_input_grad[1] else None
+    of_weight = _grouped_backward(grad, x, offsets, weight.dtype) if ctx.needs_input_grad[1] else None
     return of_x, of_weight, None
 
 
