@@ -197,7 +197,7 @@ def empty(
     sizes = tuple(int(size) for size in shape)
     if device is not None and torch.device(device).type == "meta":
         count = world_size(group) if ranks is None else ranks
-        return tuple(torch.empty(sizes, dtype=dtype, device="meta") for _ in range(count))
+        return symmetric.as_peers([torch.empty(sizes, dtype=dtype, device="meta") for _ in range(count)])
     if ranks is not None:
         raise exc.InvalidAPIUsage(f"ranks={ranks} is for device='meta'; on {device} the ranks are those of the group.")
     made = symmetric.simulated(sizes, dtype, _simulated(group))
@@ -205,7 +205,7 @@ def empty(
         return _relative(made, rank(group))
     count, me = world_size(group), rank(group)
     if count == 1:
-        return (torch.empty(sizes, dtype=dtype, device=device),)
+        return symmetric.as_peers([torch.empty(sizes, dtype=dtype, device=device)])
     where = torch.device("cuda", torch.cuda.current_device()) if device is None else torch.device(device)
     if where.type != "cuda":
         raise exc.InvalidAPIUsage(
@@ -216,7 +216,7 @@ def empty(
 
 
 def _relative(by_rank: Sequence[torch.Tensor], me: int) -> tuple[torch.Tensor, ...]:
-    return tuple(by_rank[(me + peer) % len(by_rank)] for peer in range(len(by_rank)))
+    return symmetric.as_peers([by_rank[(me + peer) % len(by_rank)] for peer in range(len(by_rank))])
 
 
 def channel(shape: Sequence[int], *, group: Any = None, device: Any = None, ranks: int | None = None) -> Channel:

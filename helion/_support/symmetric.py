@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,23 @@ from . import ranks
 _MAPPED: list[Any] = []
 #: Words of a hidden channel for each peer: at least one for each program of a launch.
 HIDDEN_WORDS = 2**16
+
+
+#: The attribute of a tensor that is that of a peer: the number of the peer.
+_PEER = "_helion_peer"
+
+
+def as_peers(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return memory of all ranks, given in the order of the peers, as tensors that are marked as such."""
+    found = tuple(tensor.detach() for tensor in tensors)
+    for number, tensor in enumerate(found):
+        setattr(tensor, _PEER, number)
+    return found
+
+
+def are_peers(values: Sequence[Any]) -> bool:
+    """Return whether values are the tensors of one call of ``as_peers``, in their order."""
+    return bool(values) and all(getattr(value, _PEER, None) == number for number, value in enumerate(values))
 
 
 def simulated(

@@ -191,3 +191,21 @@ def _copies(x: torch.Tensor, ch: hl.Channel) -> torch.Tensor:
         hl.wait(ch, [tile.id], sender=1)
         out[tile] = x[tile]
     return out
+
+
+def _local_outputs(x: torch.Tensor, outs: tuple[torch.Tensor, ...], ch: hl.Channel) -> None:
+    for tile in hl.tile(x.size(0)):
+        hl.signal(ch, [tile.id], to=1)
+        hl.wait(ch, [tile.id], sender=1)
+        for number in hl.static_range(2):
+            outs[number][tile] = x[tile]
+        outs[0][tile] = outs[0][tile] + 1
+
+
+def test_other_tuples_of_tensors_are_not_those_of_peers() -> None:
+    """As many local tensors as ranks are no memory of peers."""
+    outs = tuple(torch.empty(ROWS, device="meta") for _ in range(2))
+    args = (torch.empty(ROWS, device="meta"), outs, hd.channel([64], device="meta", ranks=2))
+    helion.kernel(_local_outputs).bind(args, target="h100").to_triton_code()
+    with pytest.raises(exc.UnorderedTransfer):
+        helion.kernel(_local_outputs).bind((args[0], hd.empty([ROWS], device="meta", ranks=2), args[2]), target="h100")

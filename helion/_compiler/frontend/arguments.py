@@ -15,6 +15,7 @@ import torch
 
 from ..._names import identifier
 from ..._shapes import Expr, Number, SizeClasses, static_dims
+from ..._support.symmetric import are_peers
 from ...language.constants import ConstExpr
 from ..ir.host_module import Member
 from .frames import lift_object
@@ -49,7 +50,7 @@ class Arguments:
             return type(value)(*(self.value(v, f"{source}.{n}", (*origin, n)) for n, v in items))
         if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
             found = [self.value(v, f"{source}[{i}]", (*origin, i)) for i, v in enumerate(value)]
-            if isinstance(value, tuple) and all(isinstance(each, HostTensorValue) for each in found):
+            if isinstance(value, tuple) and are_peers(value):
                 for number, each in enumerate(found):
                     each.member = Member(of=source, number=number, count=len(found))
             return type(value)(found)

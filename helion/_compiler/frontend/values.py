@@ -158,7 +158,7 @@ class HostTensorValue(_Operators):
     origin: tuple[Any, ...] = ()
     #: Its storage offset at bind time, in elements, if it comes from outside of the kernel.
     offset: int = 0
-    #: Its place in a tuple of tensors among the arguments.
+    #: Its place among the tensors of all peers, if it is one.
     member: Member | None = None
     _meta: torch.Tensor | None = field(init=False, default=None, repr=False)
 

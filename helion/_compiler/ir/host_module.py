@@ -31,7 +31,8 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """Item ``number`` of the ``count`` tensors in the tuple ``of``, an argument. A host loop may count ``number``."""
+    """The tensor of peer ``number``, of ``count`` ranks, in the tuple ``of``, an argument. A host loop may count
+    ``number``."""
 
     of: str
     number: Number
