@@ -65,8 +65,10 @@ class SizeBuckets:
 
     def of(self, values: Sequence[Any]) -> tuple[Bucket, ...]:
         """Return the bucket of each relevant size among the arguments, which are all of them in order."""
+        if not self.origins:
+            return ()
         given = tuple(values)
-        return tuple(bucket_of(int(pick(given, origin)), self.hints) for _, origin in self.origins)
+        return tuple([bucket_of(int(pick(given, origin)), self.hints) for _, origin in self.origins])
 
     def by_name(self, buckets: Sequence[Bucket]) -> dict[str, tuple[Origin, Bucket]]:
         """Map names to the first path and the bucket that ``of`` returned."""

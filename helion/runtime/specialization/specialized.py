@@ -162,7 +162,7 @@ class Specialized:
 
     def has_numbers_of(self, values: tuple[Any, ...]) -> bool:
         """Return whether the numbers that the compiled code depends on have the same values as at binding."""
-        return all(are_same(pick(values, at), number) for _, at, number in self.numbers)
+        return not self.numbers or all(are_same(pick(values, at), number) for _, at, number in self.numbers)
 
     def is_of_bucket(self, values: tuple[Any, ...]) -> bool:
         """Return whether the sizes in these arguments are in the bucket that its seeds are made for."""

@@ -116,13 +116,13 @@ class Variants:
 
         With ``of_class`` it is the one that leads their class and bucket. Raises every error of compilation.
         """
-        kernel = self._kernel
+        kernel, settings = self._kernel, self._kernel.settings
         chosen = target_of(kernel.name, values) if target is None else hardware.target(target)
         extra = None if kernel.key is None else kernel.key(*values)
-        rest = (extra, token(chosen), kernel.settings.checked, ranks.assumed_size())
+        rest = (extra, token(chosen), settings.checked, ranks.assumed_size())
         if getattr(_THREAD, "binding", None) is not None:  # its host code runs while it is compiled
             raise exc.NestedKernelCallsNotSupported(name=kernel.name)
-        if of_class and not kernel.settings.static_shapes:
+        if of_class and not settings.static_shapes:
             table, key = self._leaders, (class_of(arguments), *rest)
         else:
             table, key = self._exact, (arguments, *rest)
