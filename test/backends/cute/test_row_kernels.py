@@ -391,11 +391,22 @@ def two_lengths(x, y, out):
         out[tile] = x[tile, :].to(torch.float32).sum(-1) + y[tile, :].to(torch.float32).sum(-1)
 
 
+def sums_of_lanes(x, out):
+    block = hl.register_block_size(x.size(1))
+    for tile in hl.tile(x.size(0)):
+        sums = hl.zeros([tile, block])
+        for columns in hl.tile(x.size(1), block_size=block):
+            sums += x[tile, columns]
+        out[tile] = sums.sum(-1)
+
+
 @pytest.mark.parametrize(
     "fn, shapes, reason",
     [
+        (no_row, ((8, 100), (8, 100)), "scan in an epilogue is not implemented"),
         (two_lengths, ((8, 100), (8, 200), (8,)), "rows of 100 and of 200 columns"),
         (softmax, ((8, 2**21), (8, 2**21)), "a thread would hold"),
+        (sums_of_lanes, ((8, 1000), (8,)), "accumulators with an element for each column of a tile"),
     ],
 )
 def test_refusals_say_why(fn: Any, shapes: Any, reason: str) -> None:

@@ -95,6 +95,8 @@ class _Run:
 
     def _loop(self, loop: Op) -> None:
         (body,) = loop.regions
+        if any(self.frame.block(dim) == self.frame.n for param in body.params for dim in param.dims):
+            raise Refusal("accumulators with an element for each column of a tile are not implemented")
         carried = [self._read(operand) for operand in loop.operands[: len(body.params)]]
         for begin in range(0, self.numbers.columns, self.width):
             self.begin, self.end = begin, min(begin + self.width, self.numbers.columns)
