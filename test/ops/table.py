@@ -294,7 +294,7 @@ def _segments(function: Callable[[torch.Tensor], torch.Tensor], whole: bool) -> 
         parts = [function(x[begin:end]) for begin, end in itertools.pairwise(bounds)]
         if whole:
             return torch.cat([x[: bounds[0]] * 0, *parts, x[bounds[-1] :] * 0])
-        return torch.stack(parts) if parts else x.new_empty(0, x.size(1))
+        return torch.stack(parts) if parts else x[:0]
 
     return reference
 
@@ -316,6 +316,7 @@ def bags() -> list[Case]:
     return [
         Case("jagged_mean, fp32", ops.jagged_mean, mean, (x, offsets), (0,)),
         Case("jagged_mean, bf16", ops.jagged_mean, mean, half, (0,)),
+        Case("jagged_mean, no segments", ops.jagged_mean, mean, (x, offsets[:1]), (0,)),
         Case("jagged_softmax, fp32", ops.jagged_softmax, softmax, (x, offsets), (0,)),
         Case("jagged_softmax, bf16", ops.jagged_softmax, softmax, half, (0,)),
         Case("jagged_softmax, no rows", ops.jagged_softmax, softmax, (x[:0], offsets * 0), (0,)),

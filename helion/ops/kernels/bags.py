@@ -1,6 +1,7 @@
 """Means and softmax over segments of rows, and sums of embeddings: rows per segment are known on the device only.
 
-A program takes one segment and some columns, and loops over the segment's rows, between bounds that it loads.
+A program takes one segment and some columns, and loops over the segment's rows, between bounds that it loads. Gradients
+of rows need no such loop: each row loads the gradient of its segment.
 """
 
 from __future__ import annotations
@@ -30,15 +31,18 @@ def jagged_mean_kernel(x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
 
 
 @helion.kernel(static_shapes=False)
-def jagged_mean_backward_kernel(grad: torch.Tensor, offsets: torch.Tensor, count: int) -> torch.Tensor:
-    """Compute the gradient of `x[count, N]` from that of the means, `grad[B, N]`."""
-    segments, n = grad.size()
-    out = torch.zeros([count, n], dtype=grad.dtype, device=grad.device)
-    for tile_b, tile_n in hl.tile([segments, n], block_size=[1, None]):
-        begin, end = offsets[tile_b.begin], offsets[tile_b.begin + 1]
-        given = grad[tile_b.begin, tile_n].to(torch.float32) / torch.clamp((end - begin).to(torch.float32), min=1.0)
-        for tile in hl.tile(begin, end):
-            out[tile, tile_n] = given[None, :] + hl.zeros([tile, tile_n], dtype=torch.float32)
+def jagged_mean_backward_kernel(grad: torch.Tensor, offsets: torch.Tensor, segment: torch.Tensor) -> torch.Tensor:
+    """Compute the gradient of `x[T, N]` from that of the means, `grad[B, N]`; `segment[T]` is that of each row."""
+    count, n = segment.size(0), grad.size(1)
+    segments = grad.size(0)
+    out = torch.empty([count, n], dtype=grad.dtype, device=grad.device)
+    for tile, tile_n in hl.tile([count, n]):
+        own = segment[tile]
+        inside = (own >= 0) & (own < segments)
+        own = torch.where(inside, own, 0)
+        length = (hl.load(offsets, [own + 1], extra_mask=inside) - offsets[own]).to(torch.float32)
+        given = hl.load(grad, [own, tile_n], extra_mask=inside[:, None]).to(torch.float32)
+        out[tile, tile_n] = given / torch.clamp(length, min=1.0)[:, None]
     return out
 
 
@@ -96,24 +100,39 @@ def embedding_bag_kernel(
 
 @helion.kernel(static_shapes=False)
 def embedding_bag_backward_kernel(
-    grad: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, count: int, mean: hl.constexpr
+    grad: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    segment: torch.Tensor,
+    rows: int,
+    mean: hl.constexpr,
 ) -> torch.Tensor:
-    """Compute the fp32 gradient of the table `[count, N]`, by atomics, from that of the bags, `grad[B, N]`."""
-    segments, n = grad.size()
-    out = torch.zeros([count, n], dtype=torch.float32, device=grad.device)
-    for tile_b, tile_n in hl.tile([segments, n], block_size=[1, None]):
-        begin, end = offsets[tile_b.begin], offsets[tile_b.begin + 1]
-        given = grad[tile_b.begin, tile_n].to(torch.float32)
+    """Compute the fp32 gradient of the table `[rows, N]`, by atomics, from that of the bags, `grad[B, N]`."""
+    count, n = segment.size(0), grad.size(1)
+    segments = grad.size(0)
+    out = torch.zeros([rows, n], dtype=torch.float32, device=grad.device)
+    for tile, tile_n in hl.tile([count, n]):
+        own = segment[tile]
+        inside = (own >= 0) & (own < segments)
+        own = torch.where(inside, own, 0)
+        given = hl.load(grad, [own, tile_n], extra_mask=inside[:, None]).to(torch.float32)
         if mean:
-            given = given / torch.clamp((end - begin).to(torch.float32), min=1.0)
-        for tile in hl.tile(begin, end):
-            hl.atomic_add(out, [indices[tile], tile_n], given[None, :] + hl.zeros([tile, tile_n], dtype=torch.float32))
+            length = (hl.load(offsets, [own + 1], extra_mask=inside) - offsets[own]).to(torch.float32)
+            given = given / torch.clamp(length, min=1.0)[:, None]
+        hl.atomic_add(out, [indices[tile], tile_n], given)
     return out
+
+
+def _segment(offsets: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the segment of each of `count` rows: -1 before the first, and the number of segments after the last."""
+    at = torch.arange(count, dtype=offsets.dtype, device=offsets.device)
+    return torch.searchsorted(offsets, at, right=True, out_int32=True) - 1
 
 
 _mean_backward = Operator(
     "jagged_mean_backward(Tensor grad, Tensor offsets, SymInt count) -> Tensor",
     jagged_mean_backward_kernel,
+    run=lambda grad, offsets, count: jagged_mean_backward_kernel(grad, offsets, _segment(offsets, count)),
     fake=lambda grad, offsets, count: grad.new_empty(count, grad.size(1)),
 )
 _softmax_backward = Operator(
@@ -124,6 +143,9 @@ _softmax_backward = Operator(
 _bag_backward = Operator(
     "embedding_bag_backward(Tensor grad, Tensor indices, Tensor offsets, SymInt count, bool mean) -> Tensor",
     embedding_bag_backward_kernel,
+    run=lambda grad, indices, offsets, count, mean: embedding_bag_backward_kernel(
+        grad, indices, offsets, _segment(offsets, indices.size(0)), count, mean
+    ),
     fake=lambda grad, indices, offsets, count, mean: grad.new_empty(count, grad.size(1), dtype=torch.float32),
 )
 for _operator in (_mean_backward, _softmax_backward, _bag_backward):
