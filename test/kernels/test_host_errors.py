@@ -184,3 +184,43 @@ def test_managers_that_keep_errors():
 
     with pytest.raises(exc.StatementNotSupported, match="it may suppress errors"):
         around_loops(torch.arange(4.0))
+
+
+def no_first_row(x, y):
+    z = x[:0][0]
+    out = torch.empty_like(z)
+    for t in hl.tile(z.size(0)):
+        out[t] = z[t]
+    return out
+
+
+def unequal_parts(x, y):
+    z = torch.cat([x, y])
+    out = torch.empty_like(z)
+    for t in hl.tile(z.size()):
+        out[t] = z[t]
+    return out
+
+
+def no_such_view(x, y):
+    z = x.view(-1, 7)
+    out = torch.empty_like(z)
+    for t in hl.tile(z.size()):
+        out[t] = z[t]
+    return out
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (no_first_row, "__getitem__ was refused by torch: IndexError: index 0 is out of bounds"),
+        (unequal_parts, "torch.cat was refused by torch: RuntimeError: Sizes of tensors must match"),
+        (no_such_view, "torch.view was refused by torch: RuntimeError: shape .* is invalid for input of size 15"),
+    ],
+)
+@pytest.mark.parametrize("checked", [False, True])
+def test_what_torch_refuses_is_not_asked_for_as_a_number(function, said, checked):
+    """A loop over its size shows torch's error at the call, not the remedies for values that host code computes."""
+    with pytest.raises(exc.TorchOpTracingError, match=said) as info:
+        helion.kernel(function, checked=checked)(torch.ones(5, 3), torch.ones(5, 4))
+    assert info.value.location is not None and info.value.location.text.startswith("z = ")

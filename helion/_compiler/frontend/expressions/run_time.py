@@ -26,12 +26,18 @@ def runtime_number(s: Scope, kind: type, wide: bool = False) -> Expr:
 
 
 def unknown(s: Scope, function: Any, values: Any, because: Exception | None = None) -> Opaque:
-    """Return the result of a call at run time as opaque; the call may change the containers among its arguments."""
+    """Return the result of a call at run time as opaque; the call may change the containers among its arguments.
+
+    A call that torch refuses for its arguments has no result at run time either: its error stays as it is.
+    """
     if s.t.on_device:
         raise exc.KnownAtRunTime(what=f"`{s.source_text()}`", because="")
     s.t.world.effects += 1
-    reason = "" if because is None else f" ({_first_line(because)})"
-    error = exc.KnownAtRunTime(what=f"`{s.source_text()}`", because=reason)
+    if isinstance(because, exc.TorchOpTracingError):
+        error: exc.Base = because
+    else:
+        reason = "" if because is None else f" ({_first_line(because)})"
+        error = exc.KnownAtRunTime(what=f"`{s.source_text()}`", because=reason)
     error.at(None if s.node is None else s.frame.source.location(s.node))
     result = Opaque(error)
     for key, container in containers_in(values).items():
