@@ -105,7 +105,7 @@ def test_binaries_are_neither_spilled_nor_serialized(name: str) -> None:
     for seed in bound.seeds:
         found, plan = bound.resources(seed.config), bound.plan(seed.config)
         fences = 1 + len(plan.backward.parts) + (plan.backward.problem.repeats > 1)
-        assert found.spill_bytes <= (8 if name == "keys, documents" else 0), "a bias per score takes addresses"
+        assert found.spill_bytes <= (32 if name == "keys, documents" else 0), "a bias per score takes addresses"
         assert found.sass_counts.get("USETMAXREG", 0) == (2 if plan.backward.groups > 1 else 0)
         assert found.sass_counts["WARPGROUP"] <= 7 * fences, "4 fences of a block, and waits"
 
