@@ -80,7 +80,7 @@ class TritonPointwiseHeuristic(Heuristic):
                 block_sizes=rows,
                 loop_orders=_order(rows, fact, facts),
             )
-            return shared, tiles
+            return tiles, shared
         if not fact.one_run and not (fact.rows_beside_run and _is_accessed_singly(fact, facts)):
             return (tiles,)
         run = replace(tiles, reason=f"{reason}, of one run in memory", loop_orders={}, flatten_loops={0: True})
@@ -118,7 +118,7 @@ def _shared_rows(sizes: dict[int, int], fact: PointwiseFact, facts: KernelFacts)
         common = sum(_lane_bytes(op, first) for op in accesses if op.kind == "load" and axis not in op.tile_axes)
         own = sum(_lane_bytes(op, first) for op in accesses if op.kind != "load" or axis in op.tile_axes)
         extent = min(facts.axes[axis].padded or 2**30, facts.axes[axis].max_size or 2**30)
-        if common <= own or extent == 1:
+        if common <= 2 * own or extent == 1:
             continue
         wanted = min(previous_power_of_2(max(1, _SHARED * common // max(1, own))), extent)
         run = min(sizes[first], max(sizes[first] // wanted, _TRANSACTION_BYTES // fact.storage_itemsize))
