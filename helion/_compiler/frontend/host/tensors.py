@@ -1,7 +1,7 @@
 """torch calls in host code, evaluated on sizes and strides only.
 
 Common elementwise functions and reductions have rules here; torch itself evaluates all others on meta tensors
-(``host_meta``). Calls that depend on run-time numbers have a rule (``host_views``, ``host_factories``), or their
+(``meta.py``). Calls that depend on run-time numbers have a rule (``views.py``, ``factories.py``), or their
 numbers are read from the real result right before the launch. Results that are neither plain allocations nor views of
 exact tensors are ``checked``: launches compare them with the model.
 
