@@ -24,7 +24,7 @@ from ...settings import Settings
 from .chains import chained_products, may_unroll, most_warps
 from .lower.steps import STEPS
 from .plan.lowered import Lowered, lower, waiting_loops
-from .value_limits import enough_warps
+from .value_limits import enough_warps, enough_warps_of_rows
 
 #: Warps of a warp-specialized loop: one group of four for each role.
 _SPECIALIZED_WARPS = 4
@@ -195,8 +195,11 @@ def _held_values(context: LaunchContext, decisions: Decisions, repair: bool) -> 
     """
     if context.chained:
         return decisions
-    given = not repair and "num_warps" in decisions.given
-    return decisions.with_values(num_warps=enough_warps(context.shape, context.target, decisions, whole=given))
+    if not repair and "num_warps" in decisions.given:
+        warps = enough_warps_of_rows(context.shape, context.program, context.target, decisions)
+    else:
+        warps = enough_warps(context.shape, context.target, decisions)
+    return decisions.with_values(num_warps=warps)
 
 
 def _registers(context: LaunchContext, decisions: Decisions, repair: bool) -> Decisions:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ... import exc
 from ..._compiler.decisions import Decisions
 from ..._compiler.ir.grammar import Program
@@ -25,14 +27,20 @@ def most_elements(shape: ProgramShape, target: Target, warps: int) -> int:
     return files * target.max_registers_per_thread * warps * target.warp_size
 
 
-def enough_warps(shape: ProgramShape, target: Target, decisions: Decisions, *, whole: bool = False) -> int:
-    """Return the warps of ``decisions``, or as many more as its largest value needs.
+def enough_warps(shape: ProgramShape, target: Target, decisions: Decisions) -> int:
+    """Return the warps of ``decisions``, or as many more as its largest value needs."""
+    return _warps_of(shape.volumes, shape, target, decisions)
 
-    With ``whole``, values without a whole dimension do not count.
-    """
+
+def enough_warps_of_rows(shape: ProgramShape, program: Program, target: Target, decisions: Decisions) -> int:
+    """Return the warps of ``decisions``, or as many more as the largest value with a whole dimension needs."""
+    volumes = [v for v in _held(shape, program, decisions) if _has_whole_dimension(v, shape, decisions)]
+    return _warps_of(volumes, shape, target, decisions)
+
+
+def _warps_of(volumes: Iterable[Volume], shape: ProgramShape, target: Target, decisions: Decisions) -> int:
     warps: int = decisions.values["num_warps"]
-    counted = (v for v in shape.volumes if not whole or _has_whole_dimension(v, shape, decisions))
-    numel = max((volume.numel(decisions.sizes) for volume in counted), default=0)
+    numel = max((volume.numel(decisions.sizes) for volume in volumes), default=0)
     while numel > most_elements(shape, target, warps) and 2 * warps * target.warp_size <= target.max_threads_per_block:
         warps *= 2
     return warps
@@ -49,10 +57,14 @@ def _left(program: Program) -> tuple[Volume, ...]:
     return tuple(volume for volume in made.volumes if max(volume.blocks, default=-1) < len(program.blocks))
 
 
+def _held(shape: ProgramShape, program: Program, decisions: Decisions) -> tuple[Volume, ...]:
+    """Return what programs hold under a config."""
+    return shape.volumes if matmul_tile(decisions) is None else _left(program)
+
+
 def check_held_values(shape: ProgramShape, program: Program, target: Target, decisions: Decisions) -> None:
     """Raise ``exc.InvalidConfig`` where threads have many more elements of a value than registers."""
-    volumes = shape.volumes if matmul_tile(decisions) is None else _left(program)
-    volume = max(volumes, key=lambda v: v.numel(decisions.sizes), default=None)
+    volume = max(_held(shape, program, decisions), key=lambda v: v.numel(decisions.sizes), default=None)
     warps = decisions.values["num_warps"]
     limit = most_elements(shape, target, warps)
     if volume is None or (numel := volume.numel(decisions.sizes)) <= limit:

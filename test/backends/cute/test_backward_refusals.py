@@ -49,7 +49,7 @@ CHANGES = {
     "a loop to the tile": ("hl.tile(m)", "hl.tile(tile_n.end)", "size of tiles"),
     "fewer queries": ("hl.tile(m)", "hl.tile(m - 7)", None),
     "a tensor per query": ("* (changes - delta", "* extra[tile_m][:, None] * (changes - delta", None),
-    "scores of the sum": ("* (changes - delta", "* value_sum.sum(-1)[None, :] * (changes - delta", "other values of the loop|reduce"),
+    "scores of the sum": ("* (changes - delta", "* value_sum.sum(-1)[None, :] * (changes - delta", "one dot of two loads per accumulator"),
     "sums of squares": ("hl.dot(differences.to(q.dtype).T, q[h, tile_m, :], acc=key_sum)",
                         "hl.dot(differences.to(q.dtype).T, q[h, tile_m, :], acc=key_sum * 2.0)", "acc \\+ x @ y"),
     "another first number": ("key_sum = hl.zeros([tile_n, dims], dtype=torch.float32)",
