@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 import torch
-from common import beside_torch, randn, relative_error
+from comparison import beside_torch, randn, relative_error
 
 import helion
 import helion.language as hl

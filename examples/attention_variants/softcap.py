@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from common import beside_torch, randn
+from comparison import beside_torch, randn
 
 import helion
 import helion.language as hl

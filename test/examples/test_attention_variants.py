@@ -10,16 +10,16 @@ from helion import exc
 from helion._testing import EXAMPLES_DIR, as_meta, import_path
 
 FOLDER = EXAMPLES_DIR / "attention_variants"
-EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "common")
+EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "comparison")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare values, and compile for Hopper by the cute backend, which has no latent attention."""
     monkeypatch.syspath_prepend(FOLDER)
-    example, common = import_path(FOLDER / f"{name}.py"), import_path(FOLDER / "common.py")
+    example, comparison = import_path(FOLDER / f"{name}.py"), import_path(FOLDER / "comparison.py")
     for kernel, args in example.cases():
-        common.relative_error(kernel, example.reference, args)
+        comparison.relative_error(kernel, example.reference, args)
         cute = helion.kernel(backend="cute")(kernel.fn)
         if name == "latent":
             with pytest.raises(exc.CuteUnsupported):
