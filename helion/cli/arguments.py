@@ -21,7 +21,7 @@ from ..runtime.kernel import Kernel
 HELP = (
     "tensors as bf16[4096,8192], with strides in elements as bf16[4096,4096]@(1,4096); dtypes as torch.float32 or f32; "
     "functions as module:function; Python literals, and tuples, lists and dicts of all these but functions; "
-    "with name= in front by keyword"
+    "with name= in front by keyword; several in one text with commas between them"
 )
 _DTYPES: dict[str, torch.dtype] = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64,
@@ -36,10 +36,13 @@ _FUNCTION = re.compile(r"^\s*(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_][\w.]
 
 
 def parse_arguments(texts: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Parse positional and keyword arguments of a call. Raises ValueError naming the argument."""
+    """Parse positional and keyword arguments of a call. Raises ValueError naming the argument.
+
+    A text with commas outside of brackets has several arguments.
+    """
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
-    for text in texts:
+    for text in (part for each in texts for part in _split(each)):
         match = _KEYWORD.match(text)
         if match is None:
             if keywords:
@@ -50,6 +53,23 @@ def parse_arguments(texts: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, An
         else:
             keywords[match["name"]] = parse_argument(match["value"])
     return tuple(positional), keywords
+
+
+def _split(text: str) -> list[str]:
+    """Return the parts of a text between commas that are outside of brackets and strings."""
+    parts, begin, depth, quote = [], 0, 0, ""
+    for at, character in enumerate(text):
+        if quote:
+            quote = "" if character == quote and text[at - 1] != "\\" else quote
+        elif character in "'\"":
+            quote = character
+        elif character == "," and depth == 0:
+            parts.append(text[begin:at])
+            begin = at + 1
+        else:
+            depth += (character in "([{") - (character in ")]}")
+    last = text[begin:]
+    return [*parts, last] if last.strip() or not parts else parts
 
 
 def parse_argument(text: str) -> Any:

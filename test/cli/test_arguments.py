@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from helion.cli.arguments import parse_argument, parse_arguments
+from helion.cli.arguments import _split, parse_argument, parse_arguments
 
 
 @pytest.mark.parametrize(
@@ -85,3 +85,21 @@ def test_positional_and_keyword_arguments() -> None:
         parse_arguments(["eps=1e-5", "f32[3]"])
     with pytest.raises(ValueError, match="eps= is given twice"):
         parse_arguments(["eps=1", "eps=2"])
+
+
+@pytest.mark.parametrize(
+    "text, count",
+    [("f32[3, 4]@(1, 3), (1, 2), [3, {4: 'a,b'}]", 3), ("'a, \\', b', 2", 2), ("(1, 2)", 1), ("7,", 1), ("f32[],", 1)],
+)
+def test_several_in_one_text(text: str, count: int) -> None:
+    positional, _ = parse_arguments([text])
+    assert len(positional) == count
+    for value, alone in zip(positional, (parse_argument(part) for part in _split(text)), strict=True):
+        assert value.shape == alone.shape if isinstance(value, torch.Tensor) else value == alone
+
+
+def test_names_in_one_text() -> None:
+    positional, keywords = parse_arguments(["f32[3], eps=1e-5, act=torch:relu"])
+    assert positional[0].shape == (3,) and keywords == {"eps": 1e-5, "act": torch.relu}
+    with pytest.raises(ValueError, match="argument ''"):
+        parse_arguments(["f32[3],, 2"])
