@@ -136,6 +136,18 @@ def test_tiles_in_a_branch_store_the_rows_inside(start: int) -> None:
     assert not memory[:20].any() and not memory[37:].any()
 
 
+@pytest.mark.parametrize("start, rows", [(11, 17), (0, 17), (0, 45)])
+def test_checked_mode_reports_rows_outside(start: int, rows: int) -> None:
+    """Report lanes before and after the rows, and none where all are inside."""
+    x, memory = torch.randn(45, 30), torch.zeros(60, 30)
+    checked = helion.kernel(moved_rows.fn, static_shapes=True, config=moved_rows.configs[0], checked=True)
+    if rows < 45:
+        with pytest.raises(exc.IndexOutOfRange, match=r"writes 'out' out of range in dimension 0"):
+            checked(x, memory[:rows], start)
+    else:
+        torch.testing.assert_close(checked(x, memory[:rows], start), x, rtol=0, atol=0)
+
+
 def _meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 

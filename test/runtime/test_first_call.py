@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import types
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,10 +20,11 @@ from helion.autotuner.outcome import Status
 from helion.autotuner.pool.threads import ThreadPool
 from helion.backends.stub import stub_driver
 from helion.backends.triton.toolchain.chain import TritonToolchain
-from helion.runtime.tuning import autotune, chosen_before, evaluator, first_call, loaded, session
+from helion.runtime.tuning import autotune, chosen_before, evaluator, first_call, session
 from helion.runtime.tuning.session import Candidate, OfflineJob
-from helion.runtime.variants import policies
 from helion.settings import Settings
+
+pytestmark = pytest.mark.usefixtures("as_on_a_gpu")
 
 #: Long enough that no deadline passes on a busy machine.
 LONG = 1e4
@@ -54,28 +53,6 @@ def check(found: torch.Tensor, x: torch.Tensor) -> None:
 def kernel(function: Callable[..., Any] = shifted_rows, **settings: Any) -> Any:
     asked = {"autotune_progress_bar": False, "autotune_random_seed": 1, "first_call_seconds": LONG, **settings}
     return helion.kernel(function, settings=Settings(**asked))
-
-
-@pytest.fixture(autouse=True)
-def as_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HELION_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(policies, "stub", types.SimpleNamespace(on_gpu=lambda value: isinstance(value, torch.Tensor)))
-    loaded.forget_loaded()
-
-
-@pytest.fixture
-def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many configs each first call measured."""
-    found: list[int] = []
-    original = autotune.tune
-
-    def counted(*args: Any, **options: Any) -> Any:
-        result = original(*args, **options)
-        found.append(len(result.outcomes))
-        return result
-
-    monkeypatch.setattr(autotune, "tune", counted)
-    return found
 
 
 def as_predicted(fast: helion.Config) -> Callable[[evaluator.Evaluator, helion.Config], Candidate]:

@@ -3,7 +3,6 @@ whose times are simulated."""
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,10 @@ import helion.language as hl
 from helion import exc
 from helion.autotuner.cache.store import default_store
 from helion.autotuner.options import GENERATION, Options
-from helion.runtime.tuning import autotune, loaded
-from helion.runtime.variants import policies
+from helion.runtime.tuning import autotune
 from helion.settings import Settings
+
+pytestmark = pytest.mark.usefixtures("as_on_a_gpu")
 
 
 def shifted_rows(x: torch.Tensor) -> torch.Tensor:
@@ -35,28 +35,6 @@ def check(found: Any, x: torch.Tensor) -> None:
     row = x - x.amax(-1, keepdim=True)
     torch.testing.assert_close(found[0], row)
     torch.testing.assert_close(found[1], row.sum(-1))
-
-
-@pytest.fixture(autouse=True)
-def as_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HELION_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(policies, "stub", types.SimpleNamespace(on_gpu=lambda value: isinstance(value, torch.Tensor)))
-    loaded.forget_loaded()
-
-
-@pytest.fixture
-def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many configs each search tried."""
-    found: list[int] = []
-    original = autotune.tune
-
-    def counted(*args: Any, **options: Any) -> Any:
-        result = original(*args, **options)
-        found.append(len(result.outcomes))
-        return result
-
-    monkeypatch.setattr(autotune, "tune", counted)
-    return found
 
 
 ROWS = torch.randn(3, 130) + 5.0

@@ -120,14 +120,15 @@ class _Planner:
     def check_range(self, block: int, dim: int, size: Number, shift: Number, operand: DeviceValue | None) -> None:
         """Refuse a tile that certainly exceeds the end of the tensor, unless the user masks the access.
 
-        In a branch, which may exclude such tiles, lanes out of range are masked.
+        In a branch, which may exclude such tiles, lanes out of range are masked. Checked mode reports them instead.
         """
         tile = self.tracer.blocks.active.get(block)
         if self.checked or tile is None or tile.last is None or operand is not None:
             return
         if self.tracer.blocks.branches and self.is_partly_outside(tile, size, shift):
-            places = ops.tile_index(self.tracer, tile)
-            self.reaching.append((ops.pointwise(self.tracer, "add", places, shift), size))
+            if not self.tracer.context.settings.checked:
+                places = ops.tile_index(self.tracer, tile)
+                self.reaching.append((ops.pointwise(self.tracer, "add", places, shift), size))
             return
         if isinstance(size, int) and isinstance(shift, int) and tile.last + shift > size:
             raise exc.ShapeMismatch(

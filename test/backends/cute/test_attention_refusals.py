@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from backends.cute.edited_source import edited
 
 import helion
 from helion import exc
@@ -81,14 +81,7 @@ CHANGES = {
 
 def changed(name: str, folder: Path) -> Any:
     old, new, _ = CHANGES[name]
-    assert TEXT.count(old) == 1, name
-    path = folder / f"changed_{abs(hash(name))}.py"
-    path.write_text(TEXT.replace(old, new))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.attend
+    return edited(TEXT, old, new, folder / "changed.py").attend
 
 
 @pytest.mark.parametrize("name", CHANGES)
