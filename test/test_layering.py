@@ -153,7 +153,6 @@ MOST_MODULES, MOST_LINES, LONGEST_FUNCTION = 20, 600, 60
 # Folders, files and functions (as ``path:name``) that are over a limit, and the limit of each. The numbers may only
 # sink; `make prove` reports entries that are not needed any more.
 OVER: Mapping[str, int] = {
-    "backends/cute/verify/rules.py": 680,
     "hardware.py": 645,
 }
 ENVIRONMENT_ROOM = "knobs"
