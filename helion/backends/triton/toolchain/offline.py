@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .... import knobs
 from ...._support import files as _files
 from ...._support import logs
-from ...._support.locks import TRITON_LOCK, is_held_elsewhere, recover
+from ...._support.locks import TRITON_LOCK, is_held_elsewhere, new_lock, recover
 from ....hardware import Target
 from ...execution import CompileError
 from .descriptors import check_descriptors
@@ -147,8 +147,26 @@ def together() -> Iterator[Callable[[Callable[[], T]], T]]:
         finally:
             _TOGETHER.inside = False
 
-    with TRITON_LOCK, _without_ptx_dump():
+    with TRITON_LOCK, _without_ptx_dump(), _one_parse_at_a_time():
         yield run
+
+
+@contextlib.contextmanager
+def _one_parse_at_a_time() -> Iterator[None]:
+    """Let one thread at a time parse a kernel: ``ast.parse`` of CPython counts its depth for all threads together."""
+    from triton.runtime.jit import JITCallable
+
+    lock, original = new_lock(), JITCallable.parse
+
+    def parse(self: Any) -> Any:
+        with lock:
+            return original(self)
+
+    JITCallable.parse = parse
+    try:
+        yield
+    finally:
+        JITCallable.parse = original
 
 
 @contextlib.contextmanager
