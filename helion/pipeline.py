@@ -69,11 +69,15 @@ class Code:
 
 @dataclass(frozen=True)
 class BackendCandidate:
-    """A backend that ``auto`` considers: its predicted time in microseconds, or the reason why it is excluded."""
+    """A backend that ``auto`` considers: its predicted time in microseconds, or the reason why it is excluded.
+
+    It replaces the general backend where that one is predicted to take more than ``replaces_us``.
+    """
 
     backend: str
     us: float | None = None
     reason: str = ""
+    replaces_us: float | None = None
 
 
 @dataclass
@@ -386,13 +390,13 @@ def _refusals(found: Mapping[str, Analysis | str]) -> tuple[BackendCandidate, ..
 def _fastest(found: Mapping[str, Analysis | str], configs: Sequence[Config]) -> Analysis:
     """Return the analysis with the shortest predicted time, with all others attached.
 
-    The general backend is preferred if the difference is within the error of the prediction. A backend that takes the
-    kernel only on request comes last. At least one analysis exists.
+    The general backend is preferred unless another one has its lead. A backend that takes the kernel only on request
+    comes last. At least one analysis exists.
     """
 
     def rank(pair: tuple[BackendCandidate, Analysis]) -> tuple[bool, float]:
-        candidate, us = pair[0], pair[0].us or 0.0
-        return bool(candidate.reason), us * (margins.BACKEND_RATIO if candidate.backend == GENERAL else 1.0)
+        candidate, _ = pair
+        return bool(candidate.reason), candidate.replaces_us or 0.0
 
     timed = sorted(
         ((_candidate(each, configs), each) for each in found.values() if isinstance(each, Analysis)), key=rank
@@ -406,8 +410,9 @@ def _fastest(found: Mapping[str, Analysis | str], configs: Sequence[Config]) -> 
 
 def _candidate(analysis: Analysis, configs: Sequence[Config]) -> BackendCandidate:
     program, facts, target = analysis.program, analysis.facts, analysis.target
-    reason = analysis.backend.on_request(program, facts, target) if program.roots else ""
-    return BackendCandidate(analysis.backend.name, us=analysis.predicted_us(configs), reason=reason)
+    reason, lead = analysis.backend.on_request(program, facts, target), analysis.backend.lead(facts)
+    us = analysis.predicted_us(configs)
+    return BackendCandidate(analysis.backend.name, us=us, reason=reason, replaces_us=lead.handicapped(us))
 
 
 def _default_backend(device: torch.device) -> str:

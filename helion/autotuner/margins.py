@@ -5,12 +5,31 @@ A prediction is 10 to 20 % off, so close predictions do not decide. The order of
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 #: Ratio of predicted times from which any other seed replaces the first promoted one.
 FASTER_RATIO = 2.0
 #: Speedup from which a config that is predicted to spill replaces one that is not.
 SPILLING_RATIO = 4.0
 #: Ratio below which predicted times of two halved tiles count as equal.
 SAME_TIME_RATIO = 1.25
-#: Ratio to the general backend's predicted time below which another backend replaces it. Smaller differences are within
-#: the error of the prediction.
-BACKEND_RATIO = 0.97
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lead:
+    """The lead in predicted time from which a kernel leaves the general backend.
+
+    Its time has to be less than ``ratio`` times the general backend's, and ``saved_us`` microseconds shorter.
+    """
+
+    ratio: float = 1.0
+    saved_us: float = 0.0
+
+    def handicapped(self, us: float) -> float:
+        """Return the time of the general backend above which a kernel of ``us`` microseconds replaces it."""
+        return max(us / self.ratio, us + self.saved_us)
+
+
+NO_LEAD = Lead()
+#: Smaller differences are within the error of the prediction.
+PREDICTABLE_LEAD = Lead(ratio=0.97)

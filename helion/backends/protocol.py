@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .._compiler.host.program import Form, Module
     from .._compiler.ir.grammar import Program
     from .._compiler.rewrites.steps import Step
+    from ..autotuner.margins import Lead
     from ..autotuner.proposal import Heuristic, Predicted
     from ..autotuner.space.own import OwnKeys
     from ..autotuner.space.program_shape import ProgramShape
@@ -104,6 +105,10 @@ class Backend(Protocol[P]):
 
     def on_request(self, program: Program, facts: KernelFacts, target: Target) -> str:
         """Return why ``auto`` prefers another backend that takes the kernel, or an empty string."""
+        ...
+
+    def lead(self, facts: KernelFacts) -> Lead:
+        """Return the lead in predicted time over the general backend from which ``auto`` takes a kernel."""
         ...
 
     def with_less_smem(self, config: Config) -> Mapping[str, Any] | None:

@@ -20,6 +20,7 @@ from helion._compiler.host.print import SOURCE_IMPORT, print_comparisons, print_
 from helion._compiler.host.program import Form, Module
 from helion._compiler.ir.grammar import MemoryAttrs, Op, PointwiseAttrs, Program
 from helion._shapes import cdiv
+from helion.autotuner.margins import PREDICTABLE_LEAD, Lead
 from helion.autotuner.proposal import Heuristic, Predicted, Proposal
 from helion.autotuner.space.own import OwnKeys
 from helion.autotuner.space.program_shape import ProgramShape
@@ -164,6 +165,9 @@ class Toy:
 
     def on_request(self, program: Program, facts: KernelFacts, target: Target) -> str:
         return ""
+
+    def lead(self, facts: KernelFacts) -> Lead:
+        return PREDICTABLE_LEAD
 
     def with_less_smem(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return None

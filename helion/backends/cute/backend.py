@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..._compiler.host.program import Form, Module
     from ..._compiler.ir.grammar import Program
     from ..._compiler.rewrites.steps import Step
+    from ...autotuner.margins import Lead
     from ...autotuner.proposal import Heuristic, Predicted
     from ...autotuner.space.own import OwnKeys
     from ...autotuner.space.program_shape import ProgramShape
@@ -79,6 +80,9 @@ class Cute:
 
     def on_request(self, program: Program, facts: KernelFacts, target: Target) -> str:
         return shapes.shape_of_program(program).on_request(program, facts, target)
+
+    def lead(self, facts: KernelFacts) -> Lead:
+        return shapes.shape_of_facts(facts).lead
 
     def with_less_smem(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return None: legalizing a config has already shrunk its tiles' memory as far as possible."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..._compiler.ir.grammar import Program
     from ..._compiler.rewrites import unfuse_matmul
     from ..._compiler.rewrites.steps import Step
+    from ...autotuner import margins
     from ...autotuner.proposal import Heuristic, Predicted
     from ...autotuner.space.own import OwnKeys
     from ...autotuner.space.program_shape import ProgramShape
@@ -47,6 +48,7 @@ else:
     registry = lazy("helion.backends.triton.heuristics.registry")
     executor = lazy("helion.backends.triton.execute.executor")
     build = lazy("helion.backends.triton.plan.build")
+    margins = lazy("helion.autotuner.margins")
     rewrites = lazy("helion._compiler.rewrites")
     unfuse_matmul = lazy("helion._compiler.rewrites.unfuse_matmul")
     predict = lazy("helion.backends.triton.resources.predict")
@@ -104,6 +106,10 @@ class Triton:
     def on_request(self, program: Program, facts: KernelFacts, target: Target) -> str:
         """Return no reason: this is the general backend."""
         return ""
+
+    def lead(self, facts: KernelFacts) -> margins.Lead:
+        """Return no lead: this is the general backend."""
+        return margins.NO_LEAD
 
     def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
         tile, parts = unfuse_matmul.matmul_tile(decisions), facts.unfused

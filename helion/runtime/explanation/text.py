@@ -94,14 +94,19 @@ def overview(data: Data) -> list[tuple[str, str]]:
 
 def _backend(data: Data) -> str:
     """Format the backend, and the reasons against its alternatives."""
-    others = [
-        f"{each['backend']}: {each['reason'] or 'predicted ' + _time(each['us'])}"
-        for each in data["backends"]
-        if each["backend"] != data["backend"]
-    ]
+    others = [_alternative(data, each) for each in data["backends"] if each["backend"] != data["backend"]]
     own = next((each for each in data["backends"] if each["backend"] == data["backend"]), None)
     predicted = f", predicted {_time(own['us'])}" if own and own["us"] is not None else ""
     return "; not ".join([f"{data['backend']}{predicted}", *others])
+
+
+def _alternative(data: Data, each: Data) -> str:
+    """Format the reason against a backend: a refusal, or a predicted time with the one that it would replace."""
+    if each["reason"]:
+        return f"{each['backend']}: {each['reason']}"
+    said = f"{each['backend']}: predicted {_time(each['us'])}"
+    ahead = each["replaces_us"] > each["us"]
+    return f"{said}, which replaces {data['backend']} above {_time(each['replaces_us'])}" if ahead else said
 
 
 def _bucket(size: Data) -> str:

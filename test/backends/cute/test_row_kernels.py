@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -415,18 +416,46 @@ def test_refusals_say_why(fn: Any, shapes: Any, reason: str) -> None:
         helion.kernel(fn, backend="cute").bind(arguments, target="h100")
 
 
-def test_auto_leaves_row_kernels_to_triton() -> None:
-    def softmax(x: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(x)
-        for tile in hl.tile(x.size(0)):
-            out[tile, :] = torch.softmax(x[tile, :].float(), -1).to(x.dtype)
-        return out
+def row_softmax(x: torch.Tensor) -> torch.Tensor:
+    m, n = x.size(0), hl.specialize(x.size(1))
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile in hl.tile(m):
+        out[tile, :] = torch.softmax(x[tile, :].float(), -1).to(x.dtype)
+    return out
 
-    x = torch.empty(4096, 32768, dtype=torch.bfloat16, device="meta")
-    bound = helion.kernel(backend="auto")(softmax).bind((x,), target="h100")
+
+def _for_auto(m: int, n: int, target: str = "h100", **settings: Any) -> Any:
+    x = torch.empty(m, n, dtype=torch.bfloat16, device="meta")
+    return helion.kernel(backend="auto", **settings)(row_softmax).bind((x,), target=target)
+
+
+@pytest.mark.parametrize("n", [50257, 131072])
+def test_auto_takes_long_rows(n: int) -> None:
+    bound = _for_auto(2048, n)
+    assert bound.backend == "cute"
+    candidates = {each.backend: each for each in bound.variant.specialized.analysis.backend_candidates}
+    assert candidates["cute"].us < 0.8 * candidates["triton"].us
+
+
+@pytest.mark.parametrize(("m", "n"), [(16384, 4096), (64, 131072)])
+def test_auto_leaves_rows_without_a_lead_to_triton(m: int, n: int) -> None:
+    """Triton reads rows of 4096 columns once as well. Few rows end before the DSL's compilation is repaid."""
+    bound = _for_auto(m, n)
     assert bound.backend == "triton"
-    assert "not cute: row kernels run on request, with backend='cute'" in bound.explain()
-    assert helion.kernel(backend="cute")(softmax).bind((x,), target="h100").backend == "cute"
+    assert re.search(r"not cute: predicted [\d.]+ µs, which replaces triton above [\d.]+ µs", bound.explain())
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (dict(target="b200"), "row kernels on sm_100 run on request"),
+        (dict(static_shapes=False), "row kernels whose number of rows is known only at launch run on request"),
+    ],
+)
+def test_auto_leaves_what_has_not_run_to_triton(settings: Any, reason: str) -> None:
+    bound = _for_auto(4096, 131072, **settings)
+    assert bound.backend == "triton"
+    assert f"not cute: {reason}, with backend='cute'" in bound.explain()
 
 
 def test_a_config_that_does_not_fit_is_refused() -> None:
