@@ -120,7 +120,7 @@ def _rows_on_request(program: Program, facts: KernelFacts, target: Target) -> st
 
 
 ROWS_LEAD = Lead(ratio=0.8, saved_us=20.0)
-"""Times of Triton's row kernels are over-predicted by up to a quarter. A short launch does not repay the compilation,
+"""The general backend's times of row kernels are over-predicted by up to a quarter. A short launch does not repay the compilation,
 which takes the DSL seconds longer."""
 
 ROWS = Shape(
