@@ -41,6 +41,13 @@ def strided(dtype: str) -> GemmProblem:
     return dataclasses.replace(gemms.product(1000, 519, 480, epilogue=epilogue), b_pitch=480)
 
 
+def strided_sums(dtype: str) -> GemmProblem:
+    """N = 519: accumulators that threads store as they are."""
+    output = EpilogueOutput(name="turned", value=0, kind="strided", dtype=dtype, pitch=1, column_pitch=1001)
+    epilogue = Epilogue(operands=(), instructions=(), outputs=(output,))
+    return dataclasses.replace(gemms.product(1000, 519, 480, epilogue=epilogue), b_pitch=480)
+
+
 def strided_softmax() -> GemmProblem:
     """Rows of 511 columns, reduced in a cluster and stored by threads."""
     whole = gemms.whole_rows("softmax", 1000, 512, 480)
@@ -96,13 +103,24 @@ COPIES: dict[str, tuple[GemmProblem, Choice]] = {
     "strided_fp32_splits": (strided("float32"), dataclasses.replace(SMALL, splits=2, grid_splits=2)),
     "strided_int8_grid": (strided("int8"), dataclasses.replace(SMALL, grid_splits=3)),
     "strided_pingpong": (strided("bfloat16"), dataclasses.replace(SMALL, pingpong=True)),
+    "strided_sums": (strided_sums("bfloat16"), NARROW),
+    "strided_sums_fp8_splits": (strided_sums(E4M3), dataclasses.replace(SMALL, splits=2, grid_splits=2)),
+    "strided_sums_pingpong": (strided_sums("float32"), dataclasses.replace(SMALL, pingpong=True)),
+    "odd_strided_sums": (dataclasses.replace(strided_sums("bfloat16"), k=479, copied=odd()), NARROW),
     "strided_softmax": (strided_softmax(), Choice(tile=(128, 128, 64), cluster=(1, 4))),
     "softmax": (
         dataclasses.replace(gemms.whole_rows("softmax", 1000, 512, 480), copied=(copied("b", ("y", "bfloat16", 1, 512)),)),
         Choice(tile=(128, 128, 64), cluster=(1, 4)),
     ),
 }  # fmt: skip
-ON_WGMMA_ALONE = ("odd_pingpong", "odd_splits", "strided_fp32_splits", "strided_pingpong")
+ON_WGMMA_ALONE = (
+    "odd_pingpong",
+    "odd_splits",
+    "strided_fp32_splits",
+    "strided_pingpong",
+    "strided_sums_fp8_splits",
+    "strided_sums_pingpong",
+)
 
 
 def plan(name: str, target: str) -> GemmPlan:

@@ -83,6 +83,44 @@ def test_every_name_has_a_value(name: str) -> None:
     assert not undefined_names(build(PLANS[name]))
 
 
+def unwritten_registers(text: str) -> set[str]:
+    """Registers of a module that are only read: by elements, or as a whole."""
+    tree = ast.parse(text)
+    made = {
+        node.targets[0].id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func) == "cute.make_rmem_tensor"
+    }
+    read: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            read.add(id(node.value))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
+            read.add(id(node.func.value))
+    uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    return made & {node.id for node in uses} - {node.id for node in uses if id(node) not in read}
+
+
+def test_registers_that_are_only_read_are_found() -> None:
+    text = "x = cute.make_rmem_tensor(4, float)\ny = cute.make_rmem_tensor(4, float)\n"
+    assert unwritten_registers(f"{text}y.store(x.load())") == {"x"}
+    assert unwritten_registers(f"{text}y[0] = x[0]") == {"x"}
+    assert unwritten_registers(f"{text}cute.copy(z, x)\ny.store(x.load())") == set()
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_register_is_written(name: str) -> None:
+    assert not unwritten_registers(build(PLANS[name]))
+
+
+@pytest.mark.parametrize(("name", "target"), copies.NAMES)
+def test_every_register_of_copies_and_strided_matrices_is_written(name: str, target: str) -> None:
+    assert not unwritten_registers(build(copies.plan(name, target)))
+
+
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_100"])
 def test_numbers_of_rows_have_values_without_vectors(architecture: str) -> None:
     number = EpilogueOperand(name="least", kind="number", dtype="float32")

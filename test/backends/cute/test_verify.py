@@ -500,7 +500,22 @@ STRUCTURAL: dict[str, tuple[str, Callable[[g.KernelProgram], g.KernelProgram], s
     "registers that nobody has given back": (
         "wgmma",
         lambda k: dataclasses.replace(k, registers=(_limit(k, 0, 4, 232), _limit(k, 4, 4, 288))),
-        "warps ask for 66560 registers; an SM has 65536",
+        "warps ask for 66560 registers; a CTA launches with 63488",
+    ),
+    "registers that the launch leaves over": (
+        "wgmma_two",
+        lambda k: dataclasses.replace(k, registers=(_limit(k, 0, 4, 40), _limit(k, 4, 8, 240))),
+        "warps ask for 66560 registers; a CTA launches with 64512",
+    ),
+    "registers of warps without a limit": (
+        "wgmma_two",
+        lambda k: dataclasses.replace(k, registers=(_limit(k, 4, 8, 232),)),
+        "warps ask for 80896 registers; a CTA launches with 64512",
+    ),
+    "an odd number of registers": (
+        "wgmma_two",
+        lambda k: dataclasses.replace(k, registers=(_limit(k, 0, 4, 36), _limit(k, 4, 8, 232))),
+        "in steps of 8",
     ),
     "asking for fewer registers than there are": (
         "wgmma",

@@ -337,7 +337,7 @@ def divisor_registers(plan: GemmPlan, value: int) -> tuple[str, str, str]:
 def evaluate(plan: GemmPlan) -> list[str]:
     """Return the epilogue of value ``i``, from ``values[i]`` to the values of each output matrix."""
     walk = passes(plan)[-1]
-    if not walk.computes and [output.value for output in walk.outputs] == [walk.held]:
+    if not walk.computes and [(o.value, values_of(plan, o)) for o in walk.outputs] == [(walk.held, "values")]:
         return []
     outputs = [f"{values_of(plan, o)}[i] = {value_name(plan, o.value)}" for o in reversed(walk.outputs)]
     return [*compute(plan, walk), *outputs]
@@ -383,7 +383,7 @@ def reads_strided(plan: GemmPlan, walk: Pass) -> bool:
 
 
 def values_of(plan: GemmPlan, output: EpilogueOutput) -> str:
-    """Return the registers of an output's values: the accumulator's for the first."""
+    """Return the registers of an output's values: the accumulator's for D."""
     return suffixed(plan, "values", output)
 
 

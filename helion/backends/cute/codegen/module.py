@@ -164,8 +164,9 @@ def _prologue(out: Writer, program: KernelProgram, descriptors: list[str]) -> No
         out.line(f"k_begin = {plan.k_tiles} * place[3] // {plan.splits}")
         out.line(f"k_end = {plan.k_tiles} * (place[3] + 1) // {plan.splits}")
     out.lines(numbers.definitions(plan))
-    with out.block("if warp == 0:"):
-        out.lines(f"cpasync.prefetch_descriptor({name})" for name in descriptors)
+    if descriptors:
+        with out.block("if warp == 0:"):
+            out.lines(f"cpasync.prefetch_descriptor({name})" for name in descriptors)
     out.line("memory = cutlass.memory.SmemAllocator()")
     for allocation in shared_memory(plan):
         out.line(_allocation(plan, allocation))

@@ -10,7 +10,7 @@ from ..plan.dtypes import itemsize
 from ..plan.records import WARP_THREADS, GemmPlan
 from ..plan.shared import WORD_BYTES, shared_bytes, shared_memory
 from ..roles import grammar as g
-from ..roles.registers import launched_registers
+from ..roles.registers import GRANULARITY, launched_registers
 from .cluster import Fault
 
 MAX_NAMED_BARRIERS = 15
@@ -88,9 +88,20 @@ def _registers(program: g.KernelProgram) -> None:
             raise Fault("registers move between whole warpgroups")
         if (limit.registers > launched) != (limit.change == "increase"):
             raise Fault(f"{limit.change} to {limit.registers} registers of warps that start with {launched}")
-    wanted = sum(limit.registers * limit.warps for limit in program.registers) * WARP_THREADS
-    if wanted > program.plan.registers_per_sm:
-        raise Fault(f"warps ask for {wanted} registers; an SM has {program.plan.registers_per_sm}")
+    check_register_pool(program.registers, program.warps, launched)
+
+
+def check_register_pool(limits: Sequence[g.RegisterLimit], warps: int, launched: int) -> None:
+    """Check that a CTA launches with the registers that its warps change to. An increase waits for registers that other
+    warps of the CTA have given back, and takes none that the launch left over."""
+    if any(limit.registers % GRANULARITY for limit in limits):
+        raise Fault(f"registers change in steps of {GRANULARITY}")
+    limited = sum(limit.warps for limit in limits)
+    wanted = sum(limit.registers * limit.warps for limit in limits) + (warps - limited) * launched
+    if wanted > warps * launched:
+        raise Fault(
+            f"warps ask for {wanted * WARP_THREADS} registers; a CTA launches with {warps * launched * WARP_THREADS}"
+        )
 
 
 def _barriers(program: g.KernelProgram) -> None:

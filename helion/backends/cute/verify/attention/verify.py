@@ -12,7 +12,7 @@ from ...plan.records import WARP_THREADS
 from ...plan.shared import WORD_BYTES, Allocation
 from ...roles.attention.grammar import AttentionProgram, BackwardProgram, ScoreProgram
 from ..cluster import Fault
-from ..structure import MAX_BOX_BYTES, MAX_NAMED_BARRIERS
+from ..structure import MAX_BOX_BYTES, MAX_NAMED_BARRIERS, check_register_pool
 from . import backward
 from .machine import Machine
 from .rules import RULES, execute
@@ -73,10 +73,8 @@ def _check_warps(program: ScoreProgram) -> None:
         if taken & warps or max(warps) >= program.warps:
             raise Fault(f"role {role.name} takes warps that others have or that are not launched")
         taken |= warps
-    wanted = sum(limit.registers * limit.warps for limit in program.registers) * WARP_THREADS
-    if wanted > program.plan.registers_per_sm or any(limit.registers % 8 for limit in program.registers):
-        raise Fault(f"warps ask for {wanted} registers; an SM has {program.plan.registers_per_sm}")
     launched = program.plan.registers_per_sm // (program.warps * WARP_THREADS) // 8 * 8
+    check_register_pool(program.registers, program.warps, launched)
     for limit in program.registers:
         if (limit.registers > launched) != (limit.change == "increase"):
             raise Fault(f"{limit.change} to {limit.registers} registers of warps that start with {launched}")
