@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import datetime
+import functools
 import json
 import math
 import multiprocessing
@@ -41,6 +42,7 @@ BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 IN_TF32 = (
     "attention",
     "linear_cross_entropy",
+    "int4_linear",
     "int8_linear",
     "grouped_matmul",
     "moe",
@@ -49,6 +51,8 @@ IN_TF32 = (
     "linear_attention",
 )
 TF32_TOLERANCE = 1e-2
+#: Rows and columns with one scale.
+BLOCK = 128
 #: Host time is taken where there are at most so many rows.
 FEW_ROWS = 64
 CALLS = 200
@@ -130,6 +134,28 @@ def scaled_matmul(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, 
     return torch._scaled_mm(x, weight.T, x_scale[:, None], scale[None, :], out_dtype=BF16, use_fast_accum=True)
 
 
+def quantize_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    values, scale = quantize(x.view(-1, BLOCK))
+    return values.view_as(x), scale.view(*x.shape[:-1], -1)
+
+
+def gated_groups(gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return quantize_groups(F.silu(gate) * up)
+
+
+def block_scaled_matmul(
+    x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, scale: torch.Tensor
+) -> torch.Tensor:
+    wide = scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+    return (x.to(BF16) * x_scale.to(BF16).repeat_interleave(BLOCK, 1)) @ (weight.to(BF16) * wide.to(BF16)).T
+
+
+def int4_linear(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    halves = packed.unflatten(1, (scale.size(1), -1))
+    weight = torch.cat(((halves << 4) >> 4, halves >> 4), 2).to(x.dtype) * scale.to(x.dtype)[..., None]
+    return F.linear(x, weight.flatten(1))
+
+
 def linear_loss(x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy((x @ weight.T).float(), labels)
 
@@ -209,6 +235,10 @@ def _row_cells(m: int, n: int) -> Iterator[Cell]:
     yield Cell("geglu", shape, ops.geglu, lambda gate, up: F.gelu(gate) * up, row(2, 0), (0, 1), m)
     yield Cell("quantize_fp8", shape, ops.quantize_fp8, quantize, row(1, 0), (), m)
     yield Cell("rms_norm_fp8", shape, ops.rms_norm_fp8, lambda x, w: quantize(rms(x, w)), row(1, 1), (), m)
+    in_groups = functools.partial(ops.rms_norm_fp8, group=BLOCK)
+    yield Cell("rms_norm_fp8", f"{shape} groups", in_groups, lambda x, w: quantize_groups(rms(x, w)), row(1, 1), (), m)
+    gated = functools.partial(ops.swiglu_fp8, group=BLOCK)
+    yield Cell("swiglu_fp8", f"{shape} groups", gated, gated_groups, row(2, 0), (), m)
     yield Cell(
         "bias_dropout_residual",
         shape,
@@ -263,6 +293,15 @@ def _matmul_cells() -> Iterator[Cell]:
         shape = f"{m}x{n}x{k}"
         scaled = lambda m=m, n=n, k=k: _interleaved(quantize(normal(m, k)), quantize(normal(n, k)))  # noqa: E731
         yield Cell("scaled_matmul", shape, ops.scaled_matmul, scaled_matmul, scaled, (), m)
+
+        def blocks(m: int = m, n: int = n, k: int = k) -> tuple[torch.Tensor, ...]:
+            return _interleaved(ops.quantize_fp8(normal(m, k), group=BLOCK), ops.quantize_fp8_blocks(normal(n, k)))
+
+        def nibbles(m: int = m, n: int = n, k: int = k) -> tuple[torch.Tensor, ...]:
+            return normal(m, k), *ops.quantize_int4(normal(n, k))
+
+        yield Cell("block_scaled_matmul", shape, ops.block_scaled_matmul, block_scaled_matmul, blocks, (), m)
+        yield Cell("int4_linear", shape, ops.int4_linear, int4_linear, nibbles, (0,), m)
 
         def weights(m: int = m, n: int = n, k: int = k) -> tuple[torch.Tensor, ...]:
             return normal(m, k), integers(255, n, k).sub(127).to(torch.int8), torch.rand(n, device=DEVICE).to(BF16) / 64

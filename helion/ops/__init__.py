@@ -21,11 +21,16 @@ if TYPE_CHECKING:
     from .kernels.experts import grouped_matmul as grouped_matmul
     from .kernels.experts import moe as moe
     from .kernels.experts import route as route
+    from .kernels.fp8 import block_scaled_matmul as block_scaled_matmul
     from .kernels.fp8 import quantize_fp8 as quantize_fp8
+    from .kernels.fp8 import quantize_fp8_blocks as quantize_fp8_blocks
     from .kernels.fp8 import rms_norm_fp8 as rms_norm_fp8
     from .kernels.fp8 import scaled_matmul as scaled_matmul
+    from .kernels.fp8 import swiglu_fp8 as swiglu_fp8
     from .kernels.gated import geglu as geglu
     from .kernels.gated import swiglu as swiglu
+    from .kernels.int4_linear import int4_linear as int4_linear
+    from .kernels.int4_linear import quantize_int4 as quantize_int4
     from .kernels.integer_linear import int8_linear as int8_linear
     from .kernels.layer_norm import add_layer_norm as add_layer_norm
     from .kernels.layer_norm import layer_norm as layer_norm
@@ -47,6 +52,7 @@ _FILES: dict[str, Any] = {
     "experts": lazy("helion.ops.kernels.experts"),
     "fp8": lazy("helion.ops.kernels.fp8"),
     "gated": lazy("helion.ops.kernels.gated"),
+    "int4_linear": lazy("helion.ops.kernels.int4_linear"),
     "integer_linear": lazy("helion.ops.kernels.integer_linear"),
     "layer_norm": lazy("helion.ops.kernels.layer_norm"),
     "linear_cross_entropy": lazy("helion.ops.kernels.linear_cross_entropy"),
@@ -61,11 +67,13 @@ _OPS: dict[str, Any] = {
     "add_rms_norm": _FILES["rms_norm"],
     "attention": _FILES["attention"],
     "bias_dropout_residual": _FILES["dropout"],
+    "block_scaled_matmul": _FILES["fp8"],
     "cross_entropy": _FILES["cross_entropy"],
     "decode": _FILES["decode"],
     "embedding_bag": _FILES["bags"],
     "geglu": _FILES["gated"],
     "grouped_matmul": _FILES["experts"],
+    "int4_linear": _FILES["int4_linear"],
     "int8_linear": _FILES["integer_linear"],
     "jagged_mean": _FILES["bags"],
     "jagged_softmax": _FILES["bags"],
@@ -76,6 +84,8 @@ _OPS: dict[str, Any] = {
     "paged_decode": _FILES["decode"],
     "qk_norm_rope": _FILES["qk_norm_rope"],
     "quantize_fp8": _FILES["fp8"],
+    "quantize_fp8_blocks": _FILES["fp8"],
+    "quantize_int4": _FILES["int4_linear"],
     "rms_norm": _FILES["rms_norm"],
     "rms_norm_fp8": _FILES["fp8"],
     "rope": _FILES["rope"],
@@ -84,6 +94,7 @@ _OPS: dict[str, Any] = {
     "selective_scan": _FILES["recurrences"],
     "softmax": _FILES["softmax"],
     "swiglu": _FILES["gated"],
+    "swiglu_fp8": _FILES["fp8"],
 }
 
 

@@ -237,6 +237,32 @@ def integers() -> list[Case]:
     ]
 
 
+def packed() -> list[Case]:
+    x, bias, dense = _normal(3, 5, 96), _normal(21), _normal(21, 96, mean=0.2)
+
+    def quantize(weight: torch.Tensor, group: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = weight.unflatten(1, (-1, 2, group // 2))
+        scale = parts.abs().amax((2, 3)) / 7
+        low, high = torch.round(parts / scale[..., None, None]).unbind(2)
+        return (high * 16 + low % 16).flatten(1), scale
+
+    def linear(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: Any = None) -> torch.Tensor:
+        halves = packed.unflatten(1, (scale.size(1), -1))
+        weight = torch.cat(((halves << 4) >> 4, halves >> 4), 2).to(x.dtype) * scale[..., None]
+        return F.linear(x, weight.flatten(1), bias)
+
+    of_groups = functools.partial(ops.quantize_int4, group=32)
+    weight, scale = of_groups(dense)
+    wide, one = ops.quantize_int4(_normal(40, 64), group=64)
+    half = x[..., :64].bfloat16(), wide, one.bfloat16()
+    return [
+        Case("quantize_int4, fp32", of_groups, quantize, (dense,)),
+        Case("int4_linear, fp32", ops.int4_linear, linear, (x, weight, scale, bias), (0, 3)),
+        Case("int4_linear, one group, bf16", ops.int4_linear, linear, half, (0,), 4),
+        Case("int4_linear, no rows", ops.int4_linear, linear, (x[:0], weight, scale, bias), (0, 3)),
+    ]
+
+
 def _routed(logits: torch.Tensor, count: int, renormalize: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     weights, indices = logits.softmax(-1).topk(count)
     return weights / weights.sum(-1, keepdim=True) if renormalize else weights, indices
@@ -392,25 +418,64 @@ def recurrences() -> list[Case]:
 def quantized() -> list[Case]:
     x, w = _normal(9, 70), _normal(70, mean=1)
     x[3] = 0
+    gate, up = (_normal(2, 5, 2 * 96, dtype=BF16) * 2).chunk(2, dim=-1)
 
-    def scales(x: torch.Tensor, largest: float) -> torch.Tensor:
-        highest = x.abs().amax(-1)
-        return torch.where(highest > 0, highest / largest, 1.0)
+    def quantize(
+        x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn, group: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = x if group is None else x.unflatten(-1, (-1, group))
+        highest = parts.abs().amax(-1)
+        scale = torch.where(highest > 0, highest / torch.finfo(dtype).max, 1.0)
+        return (parts / scale[..., None]).view_as(x), scale
 
-    def quantize(x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[torch.Tensor, torch.Tensor]:
-        scale = scales(x, torch.finfo(dtype).max)
-        return x / scale[:, None], scale
+    def blocks(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+        m, n = x.shape
+        padded = F.pad(x, (0, -n % block, 0, -m % block)).unflatten(0, (-1, block)).unflatten(2, (-1, block))
+        scale = padded.abs().amax((1, 3)) / torch.finfo(torch.float8_e4m3fn).max
+        return x / widened(scale, block)[:m, :n], scale
 
-    x8, x_scale = ops.quantize_fp8(x)
+    def case(name: str, op: Callable[..., Any], reference: Callable[..., Any], *args: Any, **options: Any) -> Case:
+        return Case(name, functools.partial(op, **options), functools.partial(reference, **options), args)
+
+    def norm(x: torch.Tensor, w: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return quantize(_rms(x, w), **options)
+
+    def gated(gate: torch.Tensor, up: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return quantize(F.silu(gate) * up, **options)
+
+    return [
+        case("quantize_fp8, fp32", ops.quantize_fp8, quantize, x),
+        case("quantize_fp8, e5m2, bf16", ops.quantize_fp8, quantize, x.bfloat16(), torch.float8_e5m2),
+        case("quantize_fp8, groups", ops.quantize_fp8, quantize, x, group=14),
+        case("quantize_fp8_blocks, fp32", ops.quantize_fp8_blocks, blocks, _normal(70, 45), block=32),
+        case("rms_norm_fp8, bf16", ops.rms_norm_fp8, norm, x.bfloat16(), w),
+        case("rms_norm_fp8, groups", ops.rms_norm_fp8, norm, x, w, group=10),
+        case("swiglu_fp8, strided bf16", ops.swiglu_fp8, gated, gate, up),
+        case("swiglu_fp8, groups", ops.swiglu_fp8, gated, gate.float(), up, group=32),
+        case("swiglu_fp8, no rows", ops.swiglu_fp8, gated, gate[:0], up[:0], group=32),
+    ]
+
+
+def widened(scale: torch.Tensor, block: int) -> torch.Tensor:
+    """Repeat each scale for the rows and columns of its block."""
+    return scale.repeat_interleave(block, 0).repeat_interleave(block, 1)
+
+
+def scaled_products() -> list[Case]:
+    x8, x_scale = ops.quantize_fp8(_normal(9, 70))
     w8, w_scale = ops.quantize_fp8(_normal(21, 70))
 
     def product(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         return (x * x_scale[..., None]) @ (weight * scale[:, None]).T
 
+    def by_block(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        columns = x_scale.repeat_interleave(32, -1)[..., : x.size(-1)]
+        return (x * columns) @ (weight * widened(scale, 32)[: weight.size(0), : x.size(-1)]).T
+
+    blockwise = functools.partial(ops.block_scaled_matmul, block=32)
+    y8, y_scale = ops.quantize_fp8(_normal(3, 5, 96), group=32)
+    v8, v_scale = ops.quantize_fp8_blocks(_normal(70, 96), block=32)
     return [
-        Case("quantize_fp8, fp32", ops.quantize_fp8, quantize, (x,)),
-        Case("quantize_fp8, e5m2, bf16", ops.quantize_fp8, quantize, (x.bfloat16(), torch.float8_e5m2)),
-        Case("rms_norm_fp8, bf16", ops.rms_norm_fp8, lambda x, w: quantize(_rms(x, w)), (x.bfloat16(), w)),
         Case("scaled_matmul", ops.scaled_matmul, product, (x8, w8, x_scale, w_scale)),
         Case(
             "scaled_matmul, batches",
@@ -419,12 +484,20 @@ def quantized() -> list[Case]:
             (x8.view(3, 3, 70), w8, x_scale.view(3, 3), w_scale),
         ),
         Case("scaled_matmul, no rows", ops.scaled_matmul, product, (x8[:0], w8, x_scale[:0], w_scale)),
+        Case("block_scaled_matmul, batches", blockwise, by_block, (y8, v8, y_scale, v_scale)),
+        Case(
+            "block_scaled_matmul, a part of a block",
+            functools.partial(blockwise, dtype=F32),
+            by_block,
+            (y8[0, :, :70], v8[:37, :70], y_scale[0], v_scale[:2]),
+        ),
+        Case("block_scaled_matmul, no rows", blockwise, by_block, (y8[:0], v8, y_scale[:0], v_scale)),
     ]
 
 
 FAMILIES = (
     *(norms, losses, pointwise, rotations, heads, linear_losses, attentions, integers, mixtures, bags, caches),
-    *(recurrences, quantized),
+    *(recurrences, quantized, scaled_products, packed),
 )
 
 

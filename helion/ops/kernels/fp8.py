@@ -1,7 +1,8 @@
-"""Quantization to fp8 with one scale per row, alone or after a norm, and the matmul of such matrices.
+"""Quantization to fp8, alone or after a norm or a gated unit, and the matmuls of such matrices.
 
-The largest magnitude of a row becomes the largest number of the format. The matmul accumulates in fp32 and applies the
-scales once, to the accumulator.
+A scale belongs to a row, to a group of consecutive columns of a row, or to a square block. The largest magnitude of
+these becomes the largest number of the format. Matmuls accumulate in fp32. Scales of rows apply once, to the
+accumulator; scales of blocks apply to the product of each block.
 """
 
 from __future__ import annotations
@@ -12,8 +13,16 @@ import helion
 import helion.language as hl
 
 from .._operators import FLOATS, Operator, check, check_tensor, rows
+from .gated import silu
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def scaled(values: torch.Tensor, largest: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Divide the last dimension by a scale, so that its largest magnitude is `largest`; return results and scales."""
+    highest = torch.amax(torch.abs(values), dim=-1)
+    scale = torch.where(highest > 0, highest / largest, 1.0)
+    return values / scale.unsqueeze(-1), scale
 
 
 @helion.kernel(static_shapes=False)
@@ -24,11 +33,26 @@ def quantize_fp8_kernel(x: torch.Tensor, dtype: hl.constexpr, largest: float) ->
     out = torch.empty([m, n], dtype=dtype, device=x.device)
     scales = torch.empty([m], dtype=torch.float32, device=x.device)
     for tile in hl.tile(m):
-        row = x[tile, :].to(torch.float32)
-        highest = torch.amax(torch.abs(row), dim=-1)
-        scale = torch.where(highest > 0, highest / largest, 1.0)
+        row, scale = scaled(x[tile, :].to(torch.float32), largest)
         scales[tile] = scale
-        out[tile, :] = (row / scale[:, None]).to(dtype)
+        out[tile, :] = row.to(dtype)
+    return out, scales
+
+
+@helion.kernel(static_shapes=False)
+def quantize_fp8_blocks_kernel(
+    x: torch.Tensor, dtype: hl.constexpr, largest: float, block: hl.constexpr
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute fp8 values `[M, N]`, and a scale for each square of `block` rows and columns of `x[M, N]`."""
+    m, n = x.size()
+    out = torch.empty([m, n], dtype=dtype, device=x.device)
+    scales = torch.empty([helion.cdiv(m, block), helion.cdiv(n, block)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n], block_size=[block, block]):
+        values = x[tile_m, tile_n].to(torch.float32)
+        highest = torch.amax(torch.amax(torch.abs(values), dim=-1), dim=0)
+        scale = torch.where(highest > 0, highest / largest, 1.0)
+        scales[tile_m.id, tile_n.id] = scale
+        out[tile_m, tile_n] = (values / scale).to(dtype)
     return out, scales
 
 
@@ -44,10 +68,44 @@ def rms_norm_fp8_kernel(
     for tile in hl.tile(m):
         row = x[tile, :].to(torch.float32)
         row = row * torch.rsqrt(torch.mean(row * row, dim=-1, keepdim=True) + eps) * weight[:].to(torch.float32)
-        highest = torch.amax(torch.abs(row), dim=-1)
-        scale = torch.where(highest > 0, highest / largest, 1.0)
+        row, scale = scaled(row, largest)
         scales[tile] = scale
-        out[tile, :] = (row / scale[:, None]).to(dtype)
+        out[tile, :] = row.to(dtype)
+    return out, scales
+
+
+@helion.kernel(static_shapes=False)
+def rms_norm_fp8_groups_kernel(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: hl.constexpr, largest: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the same of rows `x[M, G, N / G]` with a scale for each of the G groups of a row."""
+    m = x.size(0)
+    groups, width = hl.specialize(x.size(1)), hl.specialize(x.size(2))
+    out = torch.empty([m, groups, width], dtype=dtype, device=x.device)
+    scales = torch.empty([m, groups], dtype=torch.float32, device=x.device)
+    for tile in hl.tile(m):
+        row = x[tile, :, :].to(torch.float32)
+        squares = torch.sum(torch.sum(row * row, dim=-1), dim=-1) / (groups * width)
+        row, scale = scaled(row * torch.rsqrt(squares + eps)[:, None, None] * weight[:, :].to(torch.float32), largest)
+        scales[tile, :] = scale
+        out[tile, :, :] = row.to(dtype)
+    return out, scales
+
+
+@helion.kernel(static_shapes=False)
+def swiglu_fp8_kernel(
+    gate: torch.Tensor, up: torch.Tensor, dtype: hl.constexpr, largest: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute fp8 values and scales `[M, G]` of `silu(gate) * up`, both `[M, G, N / G]`."""
+    m, groups = gate.size(0), gate.size(1)
+    width = hl.specialize(gate.size(2))
+    out = torch.empty([m, groups, width], dtype=dtype, device=gate.device)
+    scales = torch.empty([m, groups], dtype=torch.float32, device=gate.device)
+    for tile_m, tile_g in hl.tile([m, groups]):
+        activated, _ = silu(gate[tile_m, tile_g, :].to(torch.float32))
+        values, scale = scaled(activated * up[tile_m, tile_g, :].to(torch.float32), largest)
+        scales[tile_m, tile_g] = scale
+        out[tile_m, tile_g, :] = values.to(dtype)
     return out, scales
 
 
@@ -67,12 +125,48 @@ def scaled_matmul_kernel(
     return out
 
 
+@helion.kernel(static_shapes=False)
+def block_scaled_matmul_kernel(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight_scale: torch.Tensor,
+    dtype: hl.constexpr,
+    block: hl.constexpr,
+) -> torch.Tensor:
+    """Compute `x[M, K] @ weight[N, K].T` with scales `[M, K / block]` and `[N / block, K / block]`."""
+    m = x.size(0)
+    n, k = hl.specialize(weight.size())
+    out = torch.empty([m, n], dtype=dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k, block_size=block):
+            product = hl.dot(x[tile_m, tile_k], weight[tile_n, tile_k].T)
+            of_columns = weight_scale[tile_n.index // block, tile_k.id]
+            acc = acc + product * x_scale[tile_m, tile_k.id][:, None] * of_columns[None, :]
+        out[tile_m, tile_n] = acc
+    return out
+
+
 def _largest(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).max
 
 
 def _fake(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.size(0), dtype=torch.float32)
+    return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape[:-1], dtype=torch.float32)
+
+
+def _fake_blocks(x: torch.Tensor, dtype: torch.dtype, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    blocks = (-(-size // block) for size in x.shape)
+    return x.new_empty(x.shape, dtype=dtype), x.new_empty(*blocks, dtype=torch.float32)
+
+
+def _run_rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    kernel = rms_norm_fp8_kernel if x.dim() == 2 else rms_norm_fp8_groups_kernel
+    found: tuple[torch.Tensor, torch.Tensor] = kernel(x, weight, eps, dtype, _largest(dtype))
+    return found
 
 
 _quantize = Operator(
@@ -81,40 +175,106 @@ _quantize = Operator(
     run=lambda x, dtype: quantize_fp8_kernel(x, dtype, _largest(dtype)),
     fake=_fake,
 )
+_quantize_blocks = Operator(
+    "quantize_fp8_blocks(Tensor x, ScalarType dtype, int block) -> (Tensor, Tensor)",
+    quantize_fp8_blocks_kernel,
+    run=lambda x, dtype, block: quantize_fp8_blocks_kernel(x, dtype, _largest(dtype), block),
+    fake=_fake_blocks,
+)
 _rms_norm_fp8 = Operator(
     "rms_norm_fp8(Tensor x, Tensor weight, float eps, ScalarType dtype) -> (Tensor, Tensor)",
     rms_norm_fp8_kernel,
-    run=lambda x, weight, eps, dtype: rms_norm_fp8_kernel(x, weight, eps, dtype, _largest(dtype)),
+    rms_norm_fp8_groups_kernel,
+    run=_run_rms_norm,
     fake=lambda x, weight, eps, dtype: _fake(x, dtype),
+)
+_swiglu_fp8 = Operator(
+    "swiglu_fp8(Tensor gate, Tensor up, ScalarType dtype) -> (Tensor, Tensor)",
+    swiglu_fp8_kernel,
+    run=lambda gate, up, dtype: swiglu_fp8_kernel(gate, up, dtype, _largest(dtype)),
+    fake=lambda gate, up, dtype: _fake(gate, dtype),
 )
 _scaled_matmul = Operator(
     "scaled_matmul(Tensor x, Tensor weight, Tensor x_scale, Tensor weight_scale, ScalarType dtype) -> Tensor",
     scaled_matmul_kernel,
     fake=lambda x, weight, x_scale, weight_scale, dtype: x.new_empty(x.size(0), weight.size(0), dtype=dtype),
 )
+_block_scaled_matmul = Operator(
+    "block_scaled_matmul(Tensor x, Tensor weight, Tensor x_scale, Tensor weight_scale, ScalarType dtype, int block) "
+    "-> Tensor",
+    block_scaled_matmul_kernel,
+    fake=lambda x, weight, x_scale, weight_scale, dtype, block: x.new_empty(x.size(0), weight.size(0), dtype=dtype),
+)
 
 
-def quantize_fp8(x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize each row of `x` with a scale of its own. There is no gradient.
+def _check_format(op: str, dtype: torch.dtype) -> None:
+    check(op, "dtype", dtype in FP8, "torch.float8_e4m3fn or torch.float8_e5m2", dtype)
+
+
+def _check_group(op: str, group: int | None, columns: int) -> None:
+    divides = group is None or (group > 0 and columns % group == 0)
+    check(op, "group", divides, f"None, or a divisor of the {columns} columns", group)
+
+
+def _check_block(op: str, block: int) -> None:
+    check(op, "block", block >= 16 and block & (block - 1) == 0, "a power of two, at least 16", block)
+
+
+def quantize_fp8(
+    x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn, *, group: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize each row of `x`, or each group of its columns, with a scale of its own. There is no gradient.
 
     Args:
         x: `[..., N]`; float32, bfloat16 or float16.
         dtype: `torch.float8_e4m3fn` or `torch.float8_e5m2`.
+        group: number of consecutive columns with one scale, a divisor of N; None: all.
 
     Returns:
-        Values of the shape of `x`, and fp32 scales `[...]`; `values * scale` is near `x`. Rows of zeros have scale 1.
+        Values of the shape of `x`, and fp32 scales, `[...]` or `[..., N / group]`; `values * scale` is near `x`. Rows
+        and groups of zeros have scale 1.
 
     Raises:
-        exc.WrongOpArgument: an argument has another dtype or shape.
+        exc.WrongOpArgument: an argument has another dtype, shape or value.
     """
     check_tensor("quantize_fp8", "x", x, least_dims=1)
-    check("quantize_fp8", "dtype", dtype in FP8, "torch.float8_e4m3fn or torch.float8_e5m2", dtype)
-    values, scales = _quantize(rows(x), dtype)
-    return values.view(x.shape), scales.view(x.shape[:-1])
+    _check_format("quantize_fp8", dtype)
+    _check_group("quantize_fp8", group, x.size(-1))
+    parts = x if group is None else x.unflatten(-1, (-1, group))
+    values, scales = _quantize(rows(parts), dtype)
+    return values.view(x.shape), scales.view(parts.shape[:-1])
+
+
+def quantize_fp8_blocks(
+    x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn, *, block: int = 128
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize each square block of a matrix with a scale of its own, as for weights. There is no gradient.
+
+    Args:
+        x: `[M, N]`; float32, bfloat16 or float16.
+        dtype: `torch.float8_e4m3fn` or `torch.float8_e5m2`.
+        block: number of rows and columns of a block, a power of two. The last blocks may be smaller.
+
+    Returns:
+        Values of the shape of `x`, and fp32 scales `[ceil(M / block), ceil(N / block)]`.
+
+    Raises:
+        exc.WrongOpArgument: an argument has another dtype, shape or value.
+    """
+    check_tensor("quantize_fp8_blocks", "x", x, dims=2)
+    _check_format("quantize_fp8_blocks", dtype)
+    _check_block("quantize_fp8_blocks", block)
+    values, scales = _quantize_blocks(x, dtype, block)
+    return values, scales
 
 
 def rms_norm_fp8(
-    x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, *, dtype: torch.dtype = torch.float8_e4m3fn
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    *,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    group: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Normalize rows as `rms_norm` does and quantize them as `quantize_fp8` does, in one kernel. There is no gradient.
 
@@ -123,19 +283,55 @@ def rms_norm_fp8(
         weight: `[N]`; any of these dtypes.
         eps: added to the mean of squares.
         dtype: `torch.float8_e4m3fn` or `torch.float8_e5m2`.
+        group: number of consecutive columns with one scale, a divisor of N; None: all.
 
     Returns:
-        Values of the shape of `x`, and fp32 scales `[...]`.
+        Values of the shape of `x`, and fp32 scales, `[...]` or `[..., N / group]`.
 
     Raises:
-        exc.WrongOpArgument: an argument has another dtype, shape or device.
+        exc.WrongOpArgument: an argument has another dtype, shape, device or value.
     """
     op = "rms_norm_fp8"
     check_tensor(op, "x", x, least_dims=1)
     check_tensor(op, "weight", weight, shape=x.shape[-1:], like=x)
-    check(op, "dtype", dtype in FP8, "torch.float8_e4m3fn or torch.float8_e5m2", dtype)
-    values, scales = _rms_norm_fp8(rows(x), weight, eps, dtype)
-    return values.view(x.shape), scales.view(x.shape[:-1])
+    _check_format(op, dtype)
+    _check_group(op, group, x.size(-1))
+    flat, wide = rows(x), weight
+    if group is not None:
+        flat, wide = (t.unflatten(-1, (-1, group)) for t in (flat, wide))
+    values, scales = _rms_norm_fp8(flat, wide, eps, dtype)
+    return values.view(x.shape), scales.view(*x.shape[:-1], *scales.shape[1:])
+
+
+def swiglu_fp8(
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    *,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    group: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `swiglu` and quantize it as `quantize_fp8` does, in one kernel. There is no gradient.
+
+    Args:
+        gate: `[..., N]`; float32, bfloat16 or float16.
+        up: a tensor of the shape of `gate`, of any of these dtypes.
+        dtype: `torch.float8_e4m3fn` or `torch.float8_e5m2`.
+        group: number of consecutive columns with one scale, a divisor of N; None: all.
+
+    Returns:
+        Values of the shape of `gate`, and fp32 scales, `[...]` or `[..., N / group]`.
+
+    Raises:
+        exc.WrongOpArgument: an argument has another dtype, shape, device or value.
+    """
+    op = "swiglu_fp8"
+    check_tensor(op, "gate", gate, least_dims=1)
+    check_tensor(op, "up", up, shape=gate.shape, like=gate)
+    _check_format(op, dtype)
+    _check_group(op, group, gate.size(-1))
+    parts = (rows(t).unflatten(-1, (-1, group or t.size(-1))) for t in (gate, up))
+    values, scales = _swiglu_fp8(*parts, dtype)
+    return values.view(gate.shape), scales.view(*gate.shape[:-1], *scales.shape[1 if group else 2 :])
 
 
 def scaled_matmul(
@@ -170,3 +366,42 @@ def scaled_matmul(
     check(op, "dtype", dtype in FLOATS, "bfloat16, float16 or float32", dtype)
     out: torch.Tensor = _scaled_matmul(rows(x), weight, x_scale.reshape(-1), weight_scale, dtype)
     return out.view(*x.shape[:-1], weight.size(0))
+
+
+def block_scaled_matmul(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight_scale: torch.Tensor,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    block: int = 128,
+) -> torch.Tensor:
+    """Multiply fp8 activations by the transpose of an fp8 weight, with a scale per group and per block. There is no gradient.
+
+    Args:
+        x: `[..., K]`; float8_e4m3fn or float8_e5m2.
+        weight: `[N, K]`, of the dtype of `x`.
+        x_scale: fp32 `[..., ceil(K / block)]`, one per `block` columns of a row, as from `quantize_fp8(x, group=block)`.
+        weight_scale: fp32 `[ceil(N / block), ceil(K / block)]`, as from `quantize_fp8_blocks`.
+        dtype: dtype of the result; bfloat16, float16 or float32.
+        block: number of rows and columns of a block, a power of two.
+
+    Returns:
+        `[..., N]` of `dtype`.
+
+    Raises:
+        exc.WrongOpArgument: an argument has another dtype, shape, device or value.
+    """
+    op = "block_scaled_matmul"
+    check_tensor(op, "x", x, dtypes=FP8, least_dims=1)
+    check_tensor(op, "weight", weight, dtypes=(x.dtype,), dims=2, like=x)
+    n, k = weight.size(0), x.size(-1)
+    check_tensor(op, "weight", weight, dtypes=(x.dtype,), shape=(n, k))
+    _check_block(op, block)
+    steps = -(-k // block)
+    check_tensor(op, "x_scale", x_scale, dtypes=(torch.float32,), shape=(*x.shape[:-1], steps), like=x)
+    check_tensor(op, "weight_scale", weight_scale, dtypes=(torch.float32,), shape=(-(-n // block), steps), like=x)
+    check(op, "dtype", dtype in FLOATS, "bfloat16, float16 or float32", dtype)
+    out: torch.Tensor = _block_scaled_matmul(rows(x), weight, rows(x_scale), weight_scale, dtype, block)
+    return out.view(*x.shape[:-1], n)

@@ -1,0 +1,177 @@
+"""Linear layer with a 4-bit weight and a scale per group of columns of each row of it.
+
+A byte holds two columns of a group: one of its first half in the low four bits, and that of its second half in the
+high ones. So both halves multiply consecutive columns of the activations. Shifts of int8 extend the sign.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import helion
+import helion.language as hl
+
+from .._operators import Operator, check, check_tensor, rows
+
+
+@helion.kernel(static_shapes=False)
+def quantize_int4_kernel(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize and pack `weight[N, G, 2, H]`, G groups of two halves; return int8 `[N, G, H]` and fp32 scales `[N, G]`."""
+    n, groups = weight.size(0), weight.size(1)
+    half = hl.specialize(weight.size(3))
+    packed = torch.empty([n, groups, half], dtype=torch.int8, device=weight.device)
+    scales = torch.empty([n, groups], dtype=torch.float32, device=weight.device)
+    for tile_n, tile_g in hl.tile([n, groups]):
+        first = weight[tile_n, tile_g, 0, :].to(torch.float32)
+        second = weight[tile_n, tile_g, 1, :].to(torch.float32)
+        highest = torch.amax(torch.maximum(torch.abs(first), torch.abs(second)), dim=-1)
+        scale = torch.where(highest > 0, highest / 7, 1.0)
+        scales[tile_n, tile_g] = scale
+        low = torch.round(first / scale[:, :, None]).to(torch.int32)
+        high = torch.round(second / scale[:, :, None]).to(torch.int32)
+        packed[tile_n, tile_g, :] = ((high << 4) | (low & 15)).to(torch.int8)
+    return packed, scales
+
+
+@helion.kernel(static_shapes=False)
+def int4_linear_kernel(
+    x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Compute `x[M, G, 2, H]`, G groups of two halves, times the transpose of a weight `packed[N, G, H]`, plus `bias[N]`."""
+    m = x.size(0)
+    n, groups, _ = hl.specialize(packed.size())
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for group in hl.grid(groups):
+            both = packed[tile_n, group, :]
+            low, high = ((both << 4) >> 4).to(x.dtype), (both >> 4).to(x.dtype)
+            product = hl.dot(x[tile_m, group, 0, :], low.T)
+            product = hl.dot(x[tile_m, group, 1, :], high.T, acc=product)
+            acc = acc + product * scale[tile_n, group].to(torch.float32)[None, :]
+        if bias is not None:
+            acc = acc + bias[tile_n].to(torch.float32)[None, :]
+        out[tile_m, tile_n] = acc
+    return out
+
+
+@helion.kernel(static_shapes=False)
+def int4_linear_backward_kernel(grad: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Compute the gradient `[M, G, 2, H]` of `x` from that of the result, `grad[M, N]`."""
+    m = grad.size(0)
+    n, groups, half = hl.specialize(packed.size())
+    out = torch.empty([m, groups, 2, half], dtype=grad.dtype, device=grad.device)
+    for tile_m, tile_g in hl.tile([m, groups], block_size=[None, 1]):
+        group = tile_g.begin
+        first = hl.zeros([tile_m, half], dtype=torch.float32)
+        second = hl.zeros([tile_m, half], dtype=torch.float32)
+        for tile_n in hl.tile(n):
+            given = grad[tile_m, tile_n].to(torch.float32) * scale[tile_n, group].to(torch.float32)[None, :]
+            both = packed[tile_n, group, :]
+            low, high = ((both << 4) >> 4).to(grad.dtype), (both >> 4).to(grad.dtype)
+            first = hl.dot(given.to(grad.dtype), low, acc=first)
+            second = hl.dot(given.to(grad.dtype), high, acc=second)
+        out[tile_m, group, 0, :] = first
+        out[tile_m, group, 1, :] = second
+    return out
+
+
+_quantize = Operator(
+    "quantize_int4(Tensor weight) -> (Tensor, Tensor)",
+    quantize_int4_kernel,
+    fake=lambda weight: (
+        weight.new_empty(*weight.shape[:2], weight.size(3), dtype=torch.int8),
+        weight.new_empty(weight.shape[:2], dtype=torch.float32),
+    ),
+)
+_backward = Operator(
+    "int4_linear_backward(Tensor grad, Tensor packed, Tensor scale) -> Tensor",
+    int4_linear_backward_kernel,
+    fake=lambda grad, packed, scale: grad.new_empty(grad.size(0), packed.size(1), 2, packed.size(2)),
+)
+_backward.differentiate_once()
+_int4_linear = Operator(
+    "int4_linear(Tensor x, Tensor packed, Tensor scale, Tensor? bias) -> Tensor",
+    int4_linear_kernel,
+    fake=lambda x, packed, scale, bias: x.new_empty(x.size(0), packed.size(0)),
+)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, packed, scale, bias = inputs
+    ctx.bias_dtype = None if bias is None else bias.dtype
+    ctx.save_for_backward(packed, scale)
+
+
+def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    of_bias = None if ctx.bias_dtype is None else grad.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
+    return _backward(grad, *ctx.saved_tensors), None, None, of_bias
+
+
+_int4_linear.differentiate(_save, _gradients)
+
+
+def _check_group(op: str, group: int, columns: int) -> None:
+    fits = group >= 32 and group & (group - 1) == 0 and columns % group == 0
+    check(op, "group", fits, f"a power of two, at least 32, that divides the {columns} columns", group)
+
+
+def quantize_int4(weight: torch.Tensor, *, group: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize and pack a weight for `int4_linear`. There is no gradient.
+
+    Integers are from -7 to 7. Byte i of a group has its column i in the low four bits, and its column `group / 2 + i`
+    in the high ones.
+
+    Args:
+        weight: `[N, K]`; float32, bfloat16 or float16.
+        group: number of columns with one scale; a power of two, at least 32, that divides K.
+
+    Returns:
+        The packed weight, int8 `[N, K / 2]`, and fp32 scales `[N, K / group]`.
+
+    Raises:
+        exc.WrongOpArgument: an argument has another dtype, shape or value.
+    """
+    check_tensor("quantize_int4", "weight", weight, dims=2)
+    _check_group("quantize_int4", group, weight.size(1))
+    packed, scale = _quantize(weight.unflatten(1, (-1, 2, group // 2)))
+    return packed.flatten(1), scale
+
+
+def int4_linear(
+    x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Apply a linear layer with a weight that `quantize_int4` has packed.
+
+    There are gradients with respect to `x` and `bias`; the weight and its scales are constants. The number of columns
+    of a group is K divided by the number of scales of a row.
+
+    Args:
+        x: `[..., K]`; float32, bfloat16 or float16.
+        packed: `[N, K / 2]`; int8.
+        scale: `[N, K / group]`; float32, bfloat16 or float16.
+        bias: `[N]`, or None; any of these dtypes.
+
+    Returns:
+        `[..., N]` in the dtype of `x`.
+
+    Raises:
+        exc.WrongOpArgument: an argument has another dtype, shape or device.
+    """
+    op = "int4_linear"
+    check_tensor(op, "x", x, least_dims=1)
+    check_tensor(op, "packed", packed, dtypes=(torch.int8,), dims=2, like=x)
+    n, k = packed.size(0), x.size(-1)
+    check_tensor(op, "packed", packed, dtypes=(torch.int8,), shape=(n, k // 2))
+    check_tensor(op, "scale", scale, dims=2, least_dims=1, like=x)
+    check_tensor(op, "scale", scale, shape=(n, scale.size(1)))
+    groups = scale.size(1)
+    check(op, "scale", k % groups == 0, f"of a number of groups that divides the {k} columns", f"{groups} groups")
+    _check_group(op, k // groups, k)
+    if bias is not None:
+        check_tensor(op, "bias", bias, shape=(n,), like=x)
+    halves = rows(x).unflatten(1, (groups, 2, -1))
+    out: torch.Tensor = _int4_linear(halves, packed.unflatten(1, (groups, -1)), scale.detach(), bias)
+    return out.view(*x.shape[:-1], n)
