@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.general import KERNELS, SUMMED
 from benchmarks.holdout import HOLDOUT
+from benchmarks.mechanisms import MECHANISMS
 from benchmarks.unseen.table import ALL as UNSEEN
 from benchmarks.unseen.table import Maker, Unseen
 from benchmarks.workloads.table import WORKLOADS
@@ -352,6 +353,11 @@ def workload_cells() -> Iterator[Cell]:
     return _made_cells("workloads", WORKLOADS)
 
 
+def mechanism_cells() -> Iterator[Cell]:
+    """Kernels whose time one physical mechanism decides."""
+    return _made_cells("mechanisms", MECHANISMS)
+
+
 def holdout_cells() -> Iterator[Cell]:
     """Kernels that predicted times are judged by and were not fitted to."""
     return _made_cells("holdout", HOLDOUT)
@@ -384,7 +390,7 @@ def table_cells() -> list[Cell]:
 
 def timed_cells() -> list[Cell]:
     """All that is timed on a GPU."""
-    cells = (*table_cells(), *general_cells(), *unseen_cells(), *workload_cells())
+    cells = (*table_cells(), *general_cells(), *unseen_cells(), *workload_cells(), *mechanism_cells())
     return [cell for cell in cells if cell.baseline is not None]
 
 

@@ -36,9 +36,10 @@ from benchmarks.cells import Cell, inputs, timed_cells  # noqa: E402
 from benchmarks.timing import GraphTimer, Timer, copy_bandwidth, reason  # noqa: E402
 from helion._testing import map_tensors  # noqa: E402
 from helion.backends import BACKENDS, GENERAL  # noqa: E402
+from helion.settings import Settings  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-SUITES = ("epilogue", "reductions", "transfer", "matmul", "pointwise", "general", "unseen", "workloads")
+SUITES = ("epilogue", "reductions", "transfer", "matmul", "pointwise", "general", "unseen", "workloads", "mechanisms")
 
 #: Largest relative distance from fp64, by the least precise dtype of inputs and outputs. Products of fp32 run in TF32.
 BOUNDS = {torch.float32: 2e-3, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -77,10 +78,13 @@ class Variants:
     flops: int
 
 
-def variants(cell: Cell, args: tuple[Any, ...], *, alternates: bool = False, compiled: bool = True) -> Variants:
+def variants(
+    cell: Cell, args: tuple[Any, ...], *, alternates: bool = False, compiled: bool = True, measured: bool = False
+) -> Variants:
     """The functions of one cell on ``args``: ``seed``, further seeds if asked for, ``default`` where that is another
-    config, the ``conservative`` one of the backend for all kernels, defaults of ``others``, ``eager``, ``library`` where one
-    has a call of its own for it (flash and cuDNN attention, cuBLAS on narrow numbers), and ``compile`` for torch.compile."""
+    config, ``first call`` for what a first call that measures takes if it differs, the ``conservative`` one of the backend
+    for all kernels, defaults of ``others``, ``eager``, ``library`` where one has a call of its own for it (flash and cuDNN
+    attention, cuBLAS on narrow numbers), and ``compile`` for torch.compile."""
     bound = cell.function.bind(args)
     slower = others(cell, bound, args)
     general = slower.get(GENERAL, bound)
@@ -90,6 +94,8 @@ def variants(cell: Cell, args: tuple[Any, ...], *, alternates: bool = False, com
     default = bound.default_config()
     if default not in chosen.values():
         chosen["default"] = default
+    if measured and (taken := first_call(cell, args)) not in chosen.values():
+        chosen["first call"] = taken
     functions: dict[str, Callable[[], Any]] = {
         name: functools.partial(_run, bound, config, args) for name, config in chosen.items()
     }
@@ -116,6 +122,14 @@ def variants(cell: Cell, args: tuple[Any, ...], *, alternates: bool = False, com
         bytes=least_bytes(cell, args),
         flops=sum(math.prod(m) * 2 for m in products(cell)),
     )
+
+
+def first_call(cell: Cell, args: tuple[Any, ...]) -> helion.Config:
+    """The config of a first call that measures; a process of its own keeps what another one has chosen."""
+    settings = {**cell.function.settings.to_dict(), "first_call_seconds": Settings().first_call_seconds}
+    kernel = helion.kernel(cell.function.fn, settings=Settings(**settings))
+    kernel(*args)
+    return kernel.bind(args).config
 
 
 def others(cell: Cell, used: Any, args: tuple[Any, ...]) -> dict[str, Any]:
@@ -252,12 +266,13 @@ def chosen_cells(options: argparse.Namespace, cells: Sequence[Cell]) -> list[int
 
 
 def rows(indices: Sequence[int], timer: Timer, options: Mapping[str, Any], workers: int) -> Iterator[Row]:
-    """Check everything in ``workers`` processes, then time one cell after another."""
+    """Check everything in ``workers`` processes, then time one cell after another, first calls too."""
     context = multiprocessing.get_context("spawn")
     verdicts: dict[int, tuple[dict[str, float], dict[str, str]]] = {}
     start = time.perf_counter()
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        for index, errors, failures in pool.map(functools.partial(_prepared, options=dict(options)), indices):
+        prepared = functools.partial(_prepared, options={**options, "measured": False})
+        for index, errors, failures in pool.map(prepared, indices):
             verdicts[index] = errors, failures
     print(f"compiled and checked {len(indices)} cells in {time.perf_counter() - start:.0f} s", flush=True)
     for index in indices:
@@ -265,7 +280,8 @@ def rows(indices: Sequence[int], timer: Timer, options: Mapping[str, Any], worke
         args = inputs(cell, "cuda")
         made = variants(cell, args, **options)
         errors, failures = verdicts[index]
-        if not errors and not failures:  # there was not enough memory for several at once
+        if made.functions.keys() - errors.keys() - failures.keys():
+            # there was not enough memory for several at once, or a first call has chosen another config
             errors, failures = checked(cell, made, args)
         yield measured(cell, made, timer, errors, failures)
 
@@ -359,6 +375,7 @@ def main() -> int:
     parser.add_argument("--dtypes", type=_words, default=[], help="these alone, such as bfloat16")
     parser.add_argument("--extents", type=lambda t: list(map(int, _words(t))), default=[], help="sizes to look for")
     parser.add_argument("--alternates", action="store_true", help="time all seeds, not only the first")
+    parser.add_argument("--first-call", action="store_true", help="time what a first call that measures takes too")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--workers", type=int, default=min(WORKERS, os.cpu_count() or 1))
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -379,7 +396,7 @@ def main() -> int:
     timer = GraphTimer()
     head = {**environment(), "copy_gb_per_s": round(copy_bandwidth(timer))}
     print(head, flush=True)
-    flags = {"alternates": options.alternates, "compiled": not options.no_compile}
+    flags = {"alternates": options.alternates, "compiled": not options.no_compile, "measured": options.first_call}
     names = {suite: f"{head['device'].lower().replace(' ', '-')}-{suite}.json" for suite in options.suites}
     earlier = {suite: _earlier(RESULTS / name) if options.keep else {} for suite, name in names.items()}
     found: dict[str, list[Row]] = {}

@@ -37,6 +37,7 @@ SAMPLE = (
     "swiglu",
     "rms_norm_gradients",
     "row_probabilities",
+    "dropped_residual",
     "swiglu_gradients",
 )
 RECORDED = {"seed": 2.0, "default": 2.5, "cute": 1.5, "conservative": 3.0, "eager": 4.0, "extra": 1.0}

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks.holdout import HOLDOUT
+from benchmarks.mechanisms import MECHANISMS
 from benchmarks.unseen.table import ALL, Maker, Unseen
 from benchmarks.workloads.table import WORKLOADS
 from helion._testing import map_tensors
@@ -18,12 +19,12 @@ def flat(values: Any) -> list[torch.Tensor]:
     return [values] if isinstance(values, torch.Tensor) else [t for each in values for t in flat(each)]
 
 
-#: One in so many of the workloads runs each time, all of them with ``HELION_PROVE=1``.
+#: One in so many of the workloads and mechanisms runs each time, all of them with ``HELION_PROVE=1``.
 EVERY = 6
 
 
 def small_cases() -> Iterator[Any]:
-    for at, one in enumerate((*HOLDOUT, *WORKLOADS)):
+    for at, one in enumerate((*HOLDOUT, *WORKLOADS, *MECHANISMS)):
         marks = [pytest.mark.prove] if at >= len(HOLDOUT) and at % EVERY else []
         for dtype, shape in one.small:
             yield pytest.param(one, dtype, shape, id=one.kernel.name, marks=marks)
@@ -40,5 +41,5 @@ def test_the_kernels_are_right(one: Unseen, dtype: torch.dtype, shape: tuple[int
 
 
 def test_nothing_is_fitted_to_them() -> None:
-    names = [one.kernel.name for one in (*HOLDOUT, *ALL, *WORKLOADS)]
+    names = [one.kernel.name for one in (*HOLDOUT, *ALL, *WORKLOADS, *MECHANISMS)]
     assert len(set(names)) == len(names)

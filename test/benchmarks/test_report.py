@@ -64,6 +64,7 @@ def all_rows() -> dict[str, list[Any]]:
         "general": [row("general", "linear", "8 by 8", HALF)],
         "unseen": [row("unseen", "causal_gqa", "8 by 8", HALF)],
         "workloads": [row("workloads", "congruences", "8 by 8", HALF)],
+        "mechanisms": [row("mechanisms", "sample_energies", "8 by 8", HALF)],
     }
 
 
@@ -94,8 +95,8 @@ def goal_lines(results: list[report.Results], verdict: str) -> list[str]:
 
 def test_all_goals_met() -> None:
     page = report.render(results_of(all_rows()), [])
-    assert "Of 23 goals 23 are met, 0 missed and 0 not measured." in page
-    assert len(goal_lines(results_of(all_rows()), "met")) == 23
+    assert "Of 24 goals 24 are met, 0 missed and 0 not measured." in page
+    assert len(goal_lines(results_of(all_rows()), "met")) == 24
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,7 @@ def test_a_suite_without_results_is_not_measured() -> None:
     rows = all_rows()
     del rows["transfer"]
     page = report.render(results_of(rows), [])
-    assert "Of 23 goals 18 are met, 0 missed and 5 not measured." in page
+    assert "Of 24 goals 19 are met, 0 missed and 5 not measured." in page
     assert "### transfer\n\nNot measured.\n" in page
     assert len(goal_lines(results_of(rows), "not measured")) == 5
     assert "## What a call costs before the kernel runs\n\nNot measured.\n" in page
@@ -197,7 +198,7 @@ def test_a_suite_without_results_is_not_measured() -> None:
 
 def test_nothing_is_measured() -> None:
     page = report.render([], [])
-    assert "Of 23 goals 0 are met, 0 missed and 23 not measured." in page
+    assert "Of 24 goals 0 are met, 0 missed and 24 not measured." in page
     assert "| not measured | - | - |" in page
     assert page.count("Not measured.") == len(seeds.SUITES) + 1
 

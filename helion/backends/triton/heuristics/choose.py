@@ -30,6 +30,8 @@ class Trust(Tuned):
     full_waves: float
     #: The fastest tile of several matmuls, for the first that fills the waves.
     several_matmuls: float
+    #: Longer tiles that leave fewer atomics, for moderate ones.
+    fewer_atomics: float
     #: Another order of programs, for row-major.
     grid_order: float
     #: A matmul with rewritten operands, for the one as written; and the same with swapped A and B and split-K.

@@ -13,6 +13,7 @@ from harness import tensor
 
 import helion
 import helion.language as hl
+from benchmarks.mechanisms import one_hot_counts
 from helion.hardware import known_targets, target
 from helion.runtime.bound import BoundKernel
 
@@ -286,6 +287,22 @@ def test_atomics_get_tiles_of_a_useful_size(gpu: str) -> None:
     assert bound.default_config()["block_sizes"] == [2048]
     few = histogram.bind((tensor(1000, dtype=torch.int32),), target=gpu)
     assert few.default_config()["block_sizes"] == [128]
+
+
+@pytest.mark.parametrize("gpu", ("sm_80", "h100", "sm_100", "gfx942"))
+@pytest.mark.parametrize("bins", (64, 256))
+def test_tiles_that_are_summed_before_atomics_leave_few_of_them(gpu: str, bins: int) -> None:
+    bound = one_hot_counts.bind((tensor(1 << 22, dtype=torch.int32), bins), target=gpu)
+    seed, other = bound.seeds[:2]
+    assert seed.heuristic == other.heuristic == "TritonScatterHeuristic" and seed.config == bound.default_config()
+    (size,), (moderate,) = seed.config["block_sizes"], other.config["block_sizes"]
+    assert size >= 4 * moderate and size * bins >= 16384
+    assert seed.predicted.spill_risk == 0 and seed.predicted.time_us < 0.7 * other.predicted.time_us
+
+
+def test_few_programs_keep_moderate_tiles_before_atomics() -> None:
+    bound = one_hot_counts.bind((tensor(1000, dtype=torch.int32), 256), target="h100")
+    assert bound.default_config()["block_sizes"] == [1]
 
 
 def test_atomics_lie_along_contiguous_memory() -> None:

@@ -15,6 +15,7 @@ from harness import tensor
 import helion
 import helion.language as hl
 from benchmarks.holdout import cast_both_ways
+from benchmarks.mechanisms import counted_values, one_hot_counts
 from benchmarks.unseen.attention import flash_forward
 from benchmarks.unseen.rows import embedding_mean, row_running_sum
 from helion.autotuner.proposal import Predicted
@@ -181,6 +182,22 @@ def test_few_programs_leave_sms_idle() -> None:
         predicted(few, block_sizes=sizes, num_warps=4, num_stages=4) for sizes in ([128, 128, 64], [32, 64, 64])
     )
     assert small.time_us < large.time_us
+
+
+def test_atomics_wait_for_each_other_at_few_addresses() -> None:
+    many, few = (
+        units(one_hot_counts.bind((tensor(1 << 19, dtype=torch.int32), 256), target=H200), block_sizes=[size])
+        for size in (8, 64)
+    )
+    assert many["atomics"] == pytest.approx(8 * few["atomics"]) and max(many, key=many.__getitem__) == "atomics"
+    ids = tensor(1 << 24, dtype=torch.int32)
+    hot, cold = (
+        predicted(
+            helion.kernel(counted_values.fn).bind((ids, bins), target=H200), block_sizes=[2048], num_warps=4
+        ).time_us
+        for bins in (256, 65536)
+    )
+    assert hot > 10 * cold  # a GPU: one fourth of 17292 us, and 201 us (measurement ``meeting_atomics``)
 
 
 def test_programs_cost_their_start() -> None:

@@ -5,6 +5,9 @@ Matches kernels without dots, reductions of known extent and scans that are not 
 extends along contiguous memory, then along the kernel's own loops, and leaves every SM some programs. The conservative
 config gives each program 32 elements a side in any case (measurement ``scatter``).
 
+Programs whose results are added at the same addresses wait for each other in the cache. Where a tile is reduced before
+its atomic, a longer one leaves fewer of them (measurement ``meeting_atomics``).
+
 Short loops between bounds from data that reduce their loads use one warp, because the reduction then needs no barrier
 (measurement ``short_data_loops``).
 """
@@ -12,7 +15,7 @@ Short loops between bounds from data that reduce their loads use one warp, becau
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,6 +24,8 @@ from ....._shapes import cdiv, next_power_of_2, previous_power_of_2
 from .....autotuner.proposal import Declined, Heuristic
 from .....hardware import Target
 from ...proposal import TritonProposal
+from ..choose import trust, unless_faster
+from ..predicted_time import proposal_us
 from ..sizing import clamp, estimate, extent_of, grid_extent, is_contiguous
 from ..tuned import Tuned, tuned
 
@@ -70,8 +75,41 @@ class TritonScatterHeuristic(Heuristic):
             if not able:
                 break
             sizes[max(able, key=lambda axis: sizes[axis.block_id]).block_id] //= 2
-        reason = f"tiles of {' x '.join(map(str, sizes.values()))} along contiguous memory, {warps} warps"
-        return (TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=1),)
+        first = _proposal(sizes, warps, "along contiguous memory")
+        longer = [
+            _proposal(*each, "that leave few atomics an address") for each in _longer(sizes, warps, facts, target)
+        ]
+        if not longer:
+            return (first,)
+        timed = [(each, proposal_us(facts, each, target)) for each in (first, *longer)]
+        best = unless_faster(timed[0], timed[1:], trust(target).fewer_atomics)
+        return (first,) if best is first else (best, first)
+
+
+def _proposal(sizes: Mapping[int, int], warps: int, where: str) -> TritonProposal:
+    reason = f"tiles of {' x '.join(map(str, sizes.values()))} {where}, {warps} warps"
+    return TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=1)
+
+
+def _longer(
+    sizes: Mapping[int, int], warps: int, facts: KernelFacts, target: Target
+) -> Iterator[tuple[dict[int, int], int]]:
+    """Yield larger tiles along axes that are reduced before atomics, as far as registers allow.
+
+    The programs along such an axis all add to the same addresses, and the cache adds one after the other there.
+    """
+    reduced = {fact.axis for fact in facts.reductions if fact.category == "grid_tile"}
+    meeting = [axis for axis in reduced & sizes.keys() if any(axis not in op.tile_axes for op in facts.atomics)]
+    most_warps = target.max_threads_per_block // target.warp_size
+    for axis in sorted(meeting):
+        for count in (warps, 2 * warps):
+            size = clamp(2 * sizes[axis], facts.axes[axis])
+            while count <= most_warps and size > sizes[axis]:
+                larger = {**sizes, axis: size}
+                if estimate(facts, target, larger, count, 1).spill_risk:
+                    break
+                yield larger, count
+                size = clamp(2 * size, facts.axes[axis]) if 2 * size <= extent_of(facts.axes[axis]) else 0
 
 
 def _sizes(facts: KernelFacts, target: Target) -> dict[int, int]:

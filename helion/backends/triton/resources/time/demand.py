@@ -14,7 +14,8 @@ from .launch import Launch
 from .nest import Nest
 from .roots import Access, Reduction, Root, Scan, roots_of
 
-_SECTOR = 32
+#: Bytes of a sector and of a line of the cache.
+_SECTOR, _LINE = 32, 128
 #: Threads of a warp exchange in registers; a reduction over more of them goes through shared memory.
 _WARP = 32
 #: Fraction of the L2 cache that shared data may take and stay cached.
@@ -68,6 +69,10 @@ class Demand(NamedTuple):
     sector_bytes: float
     written_bytes: float
     """Bytes of sectors that programs store partially, minus the stored bytes."""
+    line_atomics: float
+    """Contiguous atomics to each line of the cache: the part of one program, per warp instruction."""
+    lane_atomics: float
+    """The same for scattered ones, per element."""
     near_bytes: float
     """Part of ``sector_bytes`` that the previous program on the same SM has read too."""
     straight_bytes: float
@@ -191,6 +196,8 @@ class _Count:
         per_thread = max(1.0, numel / self.threads)
         if kind == "atomic":
             sums["accesses"] += times * per_thread * launch.warps
+            lines = max(1.0, access.once_bytes / _LINE)
+            sums["lane_atomics" if access.inner is None else "line_atomics"] += times * useful / min(run, _WARP) / lines
         elif access.slot in launch.boxed:
             sums["descriptors"] += not launch.persistent
         else:

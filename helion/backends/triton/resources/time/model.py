@@ -49,6 +49,8 @@ class Parts(NamedTuple):
     shared: Value
     programs: Value
     latency: Value
+    atomics: Value
+    """Atomics that meet in one line of the cache."""
     spills: Value
     """Part of ``cache``."""
     total: Value
@@ -105,6 +107,7 @@ class _Formula:
         instructions = self.issued / self.issue * self.per_sm
         matrix = self.matrix_us * self.per_sm
         shared = d.operand_bytes * p.operand_share / (_SHARED_BYTES_PER_CYCLE * self.clock) * self.per_sm
+        atomics = (d.line_atomics * p.line_atomic_us + d.lane_atomics * p.lane_atomic_us) * d.programs
         programs = (p.program_us + p.warp_us * d.warps) * self.per_sm * self.begun
         chain = self._chain() + spilled * p.spill_us
         rounds = self.per_sm / self.at_once
@@ -113,7 +116,7 @@ class _Formula:
         programs_overlap = self.m.minimum(_ABRUPT, 1 + p.chained * (self.at_once - 1))
         on_sm = self._norm((units, waits), programs_overlap)
         devices_overlap = self.m.minimum(p.sharp, p.lone + p.joined * (self.at_once - 1))
-        total = self.m.maximum(self._norm((memory, cache, on_sm), devices_overlap), chain) * self._tail(rounds)
+        total = self.m.maximum(self._norm((memory, cache, on_sm, atomics), devices_overlap), chain) * self._tail(rounds)
         total = total * (1 + d.skewed * p.skew)
         total = self._norm((total, programs), _ABRUPT) + p.launch_us
         return Parts(
@@ -124,6 +127,7 @@ class _Formula:
             shared=shared,
             programs=programs,
             latency=chain * self.m.maximum(rounds, 1.0),
+            atomics=atomics,
             spills=spilled * d.programs / (self.bandwidth * p.cache_speedup),
             total=total,
         )

@@ -55,6 +55,10 @@ class Parameters:
     """
     access_ops: float
     """Instructions of one load or store, with its address and mask."""
+    line_atomic_us: float
+    """A warp's atomics to one line of the cache, which serves them one after the other."""
+    lane_atomic_us: float
+    """The same for each scattered element."""
     program_ops: float
     """Instructions of a warp at its start and end."""
     dependency: float

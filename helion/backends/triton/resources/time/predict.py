@@ -24,6 +24,7 @@ _UNITS = (
     "shared memory",
     "starting programs",
     "latency",
+    "atomics",
     "spilled registers",
 )
 
