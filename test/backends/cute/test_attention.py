@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from backends.cute import attention_kernels as kernels
+from backends.cute.printed_registers import unwritten_registers
 
 import helion
+from helion.backends.cute.shapes import shape_of_plan
 
 CASES = kernels.cases()
 
@@ -21,6 +23,13 @@ def test_values_on_cpu_tensors(case: kernels.Case, arguments: tuple[Any, ...]) -
     wanted = case.reference(*arguments)
     for one, other in zip(*((x,) if torch.is_tensor(x) else x for x in (found, wanted)), strict=True):
         assert (one.double() - other).norm() < 5e-3 * other.norm()
+
+
+@pytest.mark.parametrize(("case", "arguments"), CASES, ids=[case.name for case, _ in CASES])
+def test_every_register_is_written(case: kernels.Case, arguments: tuple[Any, ...]) -> None:
+    meta = tuple(each.to("meta") if torch.is_tensor(each) else each for each in arguments)
+    plan = helion.kernel(backend="cute")(case.kernel).bind(meta, target="sm_90").plan()
+    assert not unwritten_registers(shape_of_plan(plan).kernel(plan).source)
 
 
 @pytest.mark.prove

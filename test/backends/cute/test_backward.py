@@ -13,12 +13,15 @@ import pytest
 import torch
 from backends.cute import backward_kernels as kernels
 from backends.cute.printed_gradients import computed_as_printed
+from backends.cute.printed_registers import unwritten_registers
 
 import helion
 from helion._compiler.ir.grammar import HostTensor
 from helion.backends.cute.backend import Cute
+from helion.backends.cute.codegen.attention.backward_kernel import backward_kernel
 from helion.backends.cute.plan.attention.backward import BackwardChoice, plan_backward
 from helion.backends.cute.plan.attention.plan import CuteBackwardPlan
+from helion.backends.cute.roles.attention.backward import backward_program
 from helion.hardware import target
 
 HOPPER = target("sm_90")
@@ -87,6 +90,7 @@ def test_printed_text_computes_the_gradients(at: int) -> None:
     plan = bound_of(case).plan()
     choice = BackwardChoice(groups=1 + at % 2, keys=(48, 64, 80)[at % 3])
     made = plan_backward(plan.backward.problem, choice, HOPPER)
+    assert not unwritten_registers(backward_kernel("gradients", backward_program(made)).source)
     staged = [source for sources in made.staged.values() for source in sources]
     assert len(staged) == (0 if NAMES[at].startswith("queries") or NAMES[at] == "keys, documents" else 2)
     outputs = [each.output.name for each in made.problem.gradients]

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 from backends.cute import copies, gemms
+from backends.cute.printed_registers import unwritten_registers
 from costs import calls
 
 from helion import exc
@@ -83,32 +84,20 @@ def test_every_name_has_a_value(name: str) -> None:
     assert not undefined_names(build(PLANS[name]))
 
 
-def unwritten_registers(text: str) -> set[str]:
-    """Registers of a module that are only read: by elements, or as a whole."""
-    tree = ast.parse(text)
-    made = {
-        node.targets[0].id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Name)
-        and isinstance(node.value, ast.Call)
-        and ast.unparse(node.value.func) == "cute.make_rmem_tensor"
-    }
-    read: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
-            read.add(id(node.value))
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
-            read.add(id(node.func.value))
-    uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-    return made & {node.id for node in uses} - {node.id for node in uses if id(node) not in read}
-
-
-def test_registers_that_are_only_read_are_found() -> None:
-    text = "x = cute.make_rmem_tensor(4, float)\ny = cute.make_rmem_tensor(4, float)\n"
-    assert unwritten_registers(f"{text}y.store(x.load())") == {"x"}
-    assert unwritten_registers(f"{text}y[0] = x[0]") == {"x"}
-    assert unwritten_registers(f"{text}cute.copy(z, x)\ny.store(x.load())") == set()
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("y.store(x.load())", {"x"}),
+        ("y[0] = x[0]", {"x"}),
+        ("x[0] = x[0] + 1.0", {"x"}),
+        ("y[0] = x[0]\nx.fill(0.0)", {"x"}),
+        ("x[0] = 1.0\ny[0] = x[0]", set()),
+        ("cute.copy(z, x)\ny.store(x.load())", set()),
+    ],
+)
+def test_registers_that_are_read_before_they_are_written_are_found(text: str, found: set[str]) -> None:
+    made = "x = cute.make_rmem_tensor(4, float)\ny = cute.make_rmem_tensor(4, float)\n"
+    assert unwritten_registers(made + text) == found
 
 
 @pytest.mark.parametrize("name", PLANS)
