@@ -1,20 +1,22 @@
 """Check and time the matmuls that the CuTe backend runs on request: copied and computed operands, strided matrices, TF32.
 
-    python benchmarks/cute_products.py [--times] [--repeats N] [--seconds N] [--device cpu] [NAME ...]
+    python benchmarks/cute_products.py [--times] [--seconds N] [--turn N] [--repeats N] [--device cpu] [NAME ...]
 
-Each case runs in a process of its own, so that one that hangs is ended after ``--seconds`` and the others go on. Each
-prints one line of JSON: the largest error of a row against fp64, and the number of repeats whose bytes differ. With
-``--times`` the line has the medians of this backend, of Triton and of torch in microseconds. Small shapes are checked;
-large ones are timed. ``--device cpu`` evaluates the small shapes without a GPU.
+Each case has its own process. All compile side by side without the GPU, and take it in turn; one that hangs is ended
+after ``--turn`` seconds. Each prints a line of JSON per shape: the largest error of a row against fp64, the number of
+repeats whose bytes differ, and where elements are wrong, if any. With ``--times`` the large shapes run as well, and their
+lines have the medians of this backend, of Triton and of torch in microseconds. ``--device cpu`` evaluates the small
+shapes without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import subprocess
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ sys.path[:0] = [str(ROOT)]
 
 import helion  # noqa: E402
 import helion.language as hl  # noqa: E402
+from benchmarks.turns import in_turn, turn  # noqa: E402
 
 BF16, FP16, FP32, E4M3, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.int8
 SMALL, LARGE = (200, 264, 479), (4096, 4096, 4096)
@@ -90,10 +93,13 @@ class Case:
     def tensors(self, large: bool, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         m, n, k = self.large if large else self.small
         n, k = n + self.odd[0], k + self.odd[1]
-        generator = torch.Generator(device).manual_seed(n)
+        generator = torch.Generator("cpu" if device == "meta" else device).manual_seed(n)
 
         def made(rows: int, columns: int, dtype: torch.dtype, turned: bool) -> torch.Tensor:
             shape = (columns, rows) if turned else (rows, columns)
+            if device == "meta":
+                numbers = torch.empty(shape, dtype=dtype, device=device)
+                return numbers.t() if turned else numbers
             numbers = torch.randn(shape, generator=generator, device=device) + 0.25
             numbers = numbers * 16 if not dtype.is_floating_point else numbers / k**0.25
             return numbers.to(dtype).t() if turned else numbers.to(dtype)
@@ -142,37 +148,85 @@ def row_error(result: torch.Tensor, exact: torch.Tensor) -> float:
     return float((difference / exact.norm(dim=1).clamp_min(1e-30)).max())
 
 
-def checked(case: Case, device: str, repeats: int) -> dict[str, Any]:
-    """Return the error of the small shape, and the repeats that differ."""
-    x, y, out = case.tensors(False, device)
-    kernel = helion.kernel(case.kernel, backend="cute")
-    arguments = (x, y, out)
-    bound = kernel.bind(arguments, target="sm_90") if device == "cpu" else kernel.bind(arguments)
+def misplaced(result: torch.Tensor, exact: torch.Tensor) -> dict[str, Any]:
+    """Return how many elements are wrong, in how many rows and columns, and the first of them."""
+    allowed = 0.1 * exact.square().mean(dim=1, keepdim=True).sqrt()
+    wrong = ~((result.double() - exact).abs() <= allowed)
+    places = wrong.nonzero()[:4].tolist()
+    return {
+        "wrong": int(wrong.sum()) / wrong.numel(),
+        "rows": int(wrong.any(1).sum()),
+        "columns": int(wrong.any(0).sum()),
+        "first": [[i, j, float(result[i, j]), float(exact[i, j])] for i, j in places],
+    }
+
+
+def compared(case: Case, arguments: tuple[torch.Tensor, ...], bound: Any, repeats: int) -> dict[str, Any]:
+    """Return the error of a call, and the repeats that differ."""
     result = bound(*arguments).clone()
     differing = sum(not torch.equal(bound(*arguments), result) for _ in range(repeats))
-    error = row_error(result, case.exact(x, y))
+    exact = case.exact(*arguments[:2])
+    error = row_error(result, exact)
     right = error < ERRORS[case.out] and not differing
-    return {"error": error, "differing": differing, "ok": right, "copied": len(bound.plan().gemm.problem.copied)}
+    found = {"error": error, "differing": differing, "ok": right, "copied": len(bound.plan().gemm.problem.copied)}
+    return found if right else found | misplaced(result, exact)
 
 
-def timed(case: Case) -> dict[str, float]:
-    """Return the medians of both backends and of torch for the large shape, in microseconds."""
+def checked(case: Case, device: str, repeats: int) -> dict[str, Any]:
+    """Return the error of the small shape, and the repeats that differ."""
+    arguments = case.tensors(False, device)
+    kernel = helion.kernel(case.kernel, backend="cute")
+    bound = kernel.bind(arguments, target="sm_90") if device == "cpu" else kernel.bind(arguments)
+    return compared(case, arguments, bound, repeats)
+
+
+def compiled(case: Case, large: bool, backend: str) -> tuple[Any, helion.Config]:
+    """Compile the first config of a shape without the GPU; return the kernel with it."""
+    kernel = helion.kernel(case.kernel, backend=backend)
+    bound = kernel.bind(case.tensors(large, "meta"), target="h100")
+    config = bound.seeds[0].config
+    bound.resources(config)
+    return kernel, config
+
+
+def bound_to(compiled: tuple[Any, helion.Config], arguments: tuple[torch.Tensor, ...]) -> Any:
+    kernel, config = compiled
+    bound = kernel.bind(arguments)
+    bound.set_config(config)
+    return bound
+
+
+def timed(case: Case, arguments: tuple[torch.Tensor, ...], functions: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Return the medians of ``functions`` and of torch, in microseconds."""
     from benchmarks.timing import GraphTimer
 
-    arguments = case.tensors(True, "cuda")
-    functions: dict[str, Callable[[], Any]] = {"torch": lambda: case.library(*arguments[:2])}
-    for backend in ("cute", "triton"):
-        bound = helion.kernel(case.kernel, backend=backend).bind(arguments)
-        functions[backend] = lambda bound=bound: bound(*arguments)
+    functions = {"torch": lambda: case.library(*arguments[:2]), **functions}
     times, _ = GraphTimer().time(functions)
     return {name: each.median for name, each in times.items()}
 
 
+def on_gpu(case: Case, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Compile a case, wait for the GPU, and yield the results of its shapes."""
+    small = compiled(case, False, "cute")
+    large = {name: compiled(case, True, name) for name in ("cute", "triton")} if options.times else {}
+    with turn():
+        arguments = case.tensors(False, "cuda")
+        yield {"shape": "small", **compared(case, arguments, bound_to(small, arguments), options.repeats)}
+        if large:
+            arguments = case.tensors(True, "cuda")
+            bounds = {name: bound_to(each, arguments) for name, each in large.items()}
+            found = compared(case, arguments, bounds["cute"], 2)
+            yield {"shape": "large", **found}
+            functions = {name: functools.partial(each, *arguments) for name, each in bounds.items()}
+            yield {"shape": "large", **timed(case, arguments, functions)}
+
+
 def run(name: str, options: argparse.Namespace) -> None:
-    line: dict[str, Any] = {"name": name, **checked(CASES[name], options.device, options.repeats)}
-    if options.times and options.device == "cuda":
-        line |= timed(CASES[name])
-    print(json.dumps(line), flush=True)
+    """Print the lines of a case."""
+    case = CASES[name]
+    lines = on_gpu(case, options) if options.device == "cuda" else [checked(case, options.device, options.repeats)]
+    for line in lines:
+        print(json.dumps({"name": name, **line}), flush=True)
 
 
 def main() -> None:
@@ -180,22 +234,23 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--times", action="store_true")
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=120.0, help="limit of one case, compilation included")
+    parser.add_argument("--seconds", type=float, default=120.0, help="limit of all cases, compilation included")
+    parser.add_argument("--turn", type=float, default=15.0, help="limit of one case on the GPU between two lines")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--here", action="store_true", help="run the cases in this process")
     options = parser.parse_args()
-    for name in options.names or CASES:
-        if options.here:
+    if options.here:
+        for name in options.names or CASES:
             run(name, options)
-            continue
-        flags = ["--here", "--repeats", str(options.repeats), "--device", options.device]
-        command = [sys.executable, __file__, name, *flags, *(["--times"] if options.times else [])]
-        try:
-            done = subprocess.run(command, timeout=options.seconds, capture_output=True, text=True)
-            said = done.stdout.strip() or json.dumps({"name": name, "ok": False, "why": done.stderr[-600:]})
-        except subprocess.TimeoutExpired:
-            said = json.dumps({"name": name, "ok": False, "why": f"no result within {options.seconds:g} s"})
-        print(said, flush=True)
+        return
+    flags = ["--here", "--repeats", str(options.repeats), "--device", options.device]
+    flags += ["--times"] if options.times else []
+    jobs = {name: [sys.executable, __file__, name, *flags] for name in options.names or CASES}
+    at_once = os.cpu_count() or 1
+    for name, line in in_turn(jobs, at_once=at_once, turn_seconds=options.turn, seconds=options.seconds):
+        print(
+            json.dumps({"name": name, **line} if "why" not in line else {"name": name, "ok": False, **line}), flush=True
+        )
 
 
 if __name__ == "__main__":
