@@ -46,13 +46,17 @@ IN_TF32 = (
     "int8_linear",
     "grouped_matmul",
     "moe",
+    "varlen_attention",
     "decode",
+    "latent_decode",
     "paged_decode",
     "linear_attention",
 )
 TF32_TOLERANCE = 1e-2
 #: Rows and columns with one scale.
 BLOCK = 128
+#: Keys that a query of the cells with sinks sees.
+WINDOW = 128
 #: Host time is taken where there are at most so many rows.
 FEW_ROWS = 64
 CALLS = 200
@@ -164,6 +168,28 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
+def attention_with_sinks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    length = k.size(2)
+    scores = (q @ k.repeat_interleave(q.size(1) // k.size(1), 1).mT).float() * q.size(-1) ** -0.5
+    ahead = torch.arange(length, device=q.device)[:, None] - torch.arange(length, device=q.device)
+    scores = scores.masked_fill((ahead < 0) | (ahead >= WINDOW), float("-inf"))
+    sink = sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)
+    weights = torch.cat((scores, sink), -1).softmax(-1)[..., :length].to(v.dtype)
+    return weights @ v.repeat_interleave(q.size(1) // v.size(1), 1)
+
+
+def packed_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    nested = (torch.nested.nested_tensor_from_jagged(t, offsets).transpose(1, 2) for t in (q, k, v))
+    return F.scaled_dot_product_attention(*nested, is_causal=True).transpose(1, 2).values()
+
+
+def latent_decode(q: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    rows = cache[table].flatten(1, 2)
+    seen = torch.arange(rows.size(1), device=q.device) < lengths[:, None]
+    scores = (q @ rows.mT).float().mul(0.1).masked_fill(~seen[:, None], float("-inf"))
+    return scores.softmax(-1).to(q.dtype) @ rows[..., :512]
+
+
 def decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     seen = torch.arange(k.size(1), device=q.device) < lengths[:, None]
     keys, values = k.transpose(1, 2), v.transpose(1, 2)
@@ -271,6 +297,25 @@ def _head_cells() -> Iterator[Cell]:
             normal(b, g, s, d),
         )
         yield Cell("attention", f"{batch}x{heads}/{groups}x{length}x{depth}", causal, attention, made, (0, 1, 2))
+    windowed = lambda q, k, v, sinks: ops.attention(q, k, v, causal=True, window=WINDOW, sinks=sinks)  # noqa: E731
+    sunk = lambda: (normal(2, 64, 4096, 64), normal(2, 8, 4096, 64), normal(2, 8, 4096, 64), normal(64))  # noqa: E731
+    yield Cell("attention", "2x64/8x4096x64 sinks", windowed, attention_with_sinks, sunk, (0, 1, 2, 3))
+    in_order = functools.partial(ops.varlen_attention, causal=True)
+    for sequences, tokens, depth in ((16, 16384, 128), (512, 32768, 64)):
+        made_packs = lambda b=sequences, t=tokens, d=depth: (  # noqa: E731
+            *(normal(t, 16, d) for _ in range(3)),
+            bounds(b, t),
+        )
+        shape = f"{sequences} in {tokens}x16x{depth}"
+        yield Cell("varlen_attention", shape, in_order, packed_attention, made_packs, (0, 1, 2))
+    latent = functools.partial(ops.latent_decode, width=512, scale=0.1)
+    for batch, length in ((32, 8192), (1, 65536)):
+
+        def latents(b: int = batch, s: int = length) -> tuple[torch.Tensor, ...]:
+            table = torch.randperm(b * s // 64, device=DEVICE).view(b, s // 64).to(torch.int32)
+            return normal(b, 128, 576), normal(b * s // 64, 64, 576), table, torch.full([b], s - 5, device=DEVICE)
+
+        yield Cell("latent_decode", f"{batch}x128x{length}x576", latent, latent_decode, latents, (), batch)
     for batch, length in ((32, 8192), (1, 65536)):
         made_cache = lambda b=batch, s=length: (  # noqa: E731
             normal(b, 32, 128),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .kernels.bags import jagged_softmax as jagged_softmax
     from .kernels.cross_entropy import cross_entropy as cross_entropy
     from .kernels.decode import decode as decode
+    from .kernels.decode import latent_decode as latent_decode
     from .kernels.decode import paged_decode as paged_decode
     from .kernels.dropout import bias_dropout_residual as bias_dropout_residual
     from .kernels.experts import grouped_matmul as grouped_matmul
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from .kernels.rms_norm import rms_norm as rms_norm
     from .kernels.rope import rope as rope
     from .kernels.softmax import softmax as softmax
+    from .kernels.varlen import varlen_attention as varlen_attention
 
 _FILES: dict[str, Any] = {
     "attention": lazy("helion.ops.kernels.attention"),
@@ -61,6 +63,7 @@ _FILES: dict[str, Any] = {
     "rms_norm": lazy("helion.ops.kernels.rms_norm"),
     "rope": lazy("helion.ops.kernels.rope"),
     "softmax": lazy("helion.ops.kernels.softmax"),
+    "varlen": lazy("helion.ops.kernels.varlen"),
 }
 _OPS: dict[str, Any] = {
     "add_layer_norm": _FILES["layer_norm"],
@@ -77,6 +80,7 @@ _OPS: dict[str, Any] = {
     "int8_linear": _FILES["integer_linear"],
     "jagged_mean": _FILES["bags"],
     "jagged_softmax": _FILES["bags"],
+    "latent_decode": _FILES["decode"],
     "layer_norm": _FILES["layer_norm"],
     "linear_attention": _FILES["recurrences"],
     "linear_cross_entropy": _FILES["linear_cross_entropy"],
@@ -95,6 +99,7 @@ _OPS: dict[str, Any] = {
     "softmax": _FILES["softmax"],
     "swiglu": _FILES["gated"],
     "swiglu_fp8": _FILES["fp8"],
+    "varlen_attention": _FILES["varlen"],
 }
 
 

@@ -190,6 +190,7 @@ def _attended(
     window: int | None = None,
     softcap: float | None = None,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     shared = q.size(1) // k.size(1)
     k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
@@ -199,7 +200,15 @@ def _attended(
     queries, keys = (torch.arange(n, device=q.device) for n in (q.size(2), k.size(2)))
     ahead = queries[:, None] + k.size(2) - q.size(2) - keys
     seen = (ahead >= 0) & (ahead < (window or k.size(2))) if causal else ahead == ahead
-    return scores.masked_fill(~seen, float("-inf")).softmax(-1) @ v
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[None, :, None, None].expand(*scores.shape[:3], 1)), -1)
+    return scores.softmax(-1)[..., : k.size(2)] @ v
+
+
+def _with_sinks(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Return a function whose fourth argument is the sinks."""
+    return lambda q, k, v, sinks: function(q, k, v, sinks=sinks, **options)
 
 
 def attentions() -> list[Case]:
@@ -208,6 +217,10 @@ def attentions() -> list[Case]:
     def case(name: str, args: tuple[torch.Tensor, ...], **options: Any) -> Case:
         op, reference = (functools.partial(f, **options) for f in (ops.attention, _attended))
         return Case(f"attention, {name}", op, reference, args, (0, 1, 2), 4)
+
+    def with_sinks(name: str, args: tuple[torch.Tensor, ...], **options: Any) -> Case:
+        op, reference = (_with_sinks(f, **options) for f in (ops.attention, _attended))
+        return Case(f"attention, sinks, {name}", op, reference, args, (0, 1, 2, 3), 4)
 
     square = q[:1, :, :65], k[:1, :, :65], v[:1, :, :65]
     token_major = tuple(t.transpose(1, 2).contiguous().transpose(1, 2).bfloat16() for t in square)
@@ -219,6 +232,58 @@ def attentions() -> list[Case]:
         case("window, softcap", square, causal=True, window=7, softcap=3.0),
         case("one query", (q[:, :, :1], k, v), causal=True),
         case("no batch", (q[:0], k[:0], v[:0])),
+        with_sinks("window", (q, k, v, _normal(4) * 3), causal=True, window=40),
+        with_sinks("softcap, bf16", (*(t.bfloat16() for t in square), _normal(4, dtype=BF16)), softcap=2.0),
+    ]
+
+
+def _sequences(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    offsets: torch.Tensor,
+    k_offsets: torch.Tensor | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    """Attend sequence by sequence; a query without keys gives 0."""
+    parts = [q[: int(offsets[0]), :, :1] * v[:1, :1] * k[:1, :1, :1] * 0]
+    k_bounds = (offsets if k_offsets is None else k_offsets).tolist()
+    for (begin, end), (k_begin, k_end) in zip(
+        itertools.pairwise(offsets.tolist()), itertools.pairwise(k_bounds), strict=True
+    ):
+        blind = max(end - begin - (k_end - k_begin), 0) if options.get("causal") or k_begin == k_end else 0
+        parts.append(q[begin : begin + blind, :, :1] * v[:1, :1] * k[:1, :1, :1] * 0)
+        operands = q[begin + blind : end], k[k_begin:k_end], v[k_begin:k_end]
+        if end > begin + blind:
+            parts.append(_attended(*(t.transpose(0, 1)[None] for t in operands), **options)[0].transpose(0, 1))
+    return torch.cat([*parts, q[int(offsets[-1]) :, :, :1] * v[:1, :1] * k[:1, :1, :1] * 0])
+
+
+def packs() -> list[Case]:
+    q, k, v = _normal(150, 4, 24), _normal(170, 2, 24), _normal(170, 2, 16, mean=1)
+    offsets, k_offsets = torch.tensor([2, 9, 9, 30, 130, 140]), torch.tensor([0, 20, 30, 35, 160, 160])
+    half = *(t[:150].bfloat16() for t in (q, k, v)), offsets.int()
+
+    def case(name: str, args: tuple[Any, ...], **options: Any) -> Case:
+        op, reference = (functools.partial(f, **options) for f in (ops.varlen_attention, _sequences))
+        return Case(f"varlen_attention, {name}", op, reference, args, (0, 1, 2), 4)
+
+    sinks = {
+        "op": lambda q, k, v, sinks, *at: ops.varlen_attention(q, k, v, *at, sinks=sinks, causal=True),
+        "reference": lambda q, k, v, sinks, *at: _sequences(q, k, v, *at, sinks=sinks, causal=True),
+    }
+    return [
+        case("fp32", (q, k, v, offsets, k_offsets), scale=0.3),
+        case("causal, bf16", half, causal=True),
+        case("window, softcap", (q, k, v, offsets, k_offsets), causal=True, window=9, softcap=2.0),
+        Case(
+            "varlen_attention, sinks",
+            args=(q, k, v, _normal(4) * 3, offsets, k_offsets),
+            differentiated=(0, 1, 2, 3),
+            slack=4,
+            **sinks,
+        ),
+        case("no rows", (q[:0], k, v, offsets * 0, k_offsets)),
     ]
 
 
@@ -373,11 +438,22 @@ def caches() -> list[Case]:
     pages = _normal(40, 16, 2, 24), _normal(40, 16, 2, 17, mean=1)
     table = torch.randperm(40)[:36].view(1, 36).int()
     half = q[:1].bfloat16(), *(t.bfloat16() for t in pages), table, torch.tensor([570], dtype=torch.int32)
+    latent = functools.partial(ops.latent_decode, width=32, scale=0.25)
+    few = torch.randperm(30)[:12].view(3, 4)
+    halves = _normal(1, 20, 40, dtype=BF16), _normal(40, 16, 40, dtype=BF16)
     return [
         Case("decode, fp32", ops.decode, _decoded, (q, k, v, lengths)),
         Case("decode, no batch", ops.decode, _decoded, (q[:0], k[:0], v[:0], lengths[:0])),
         Case("paged_decode, in two parts, bf16", ops.paged_decode, _paged, half),
+        Case("latent_decode, fp32", latent, _latent, (_normal(3, 20, 40), _normal(30, 16, 40), few, lengths)),
+        Case("latent_decode, in two parts, bf16", latent, _latent, (*halves, table, half[-1])),
+        Case("latent_decode, no batch", latent, _latent, (_normal(0, 20, 40), halves[1].float(), few[:0], lengths[:0])),
     ]
+
+
+def _latent(q: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    rows = cache[table.long()].flatten(1, 2).unsqueeze(2)
+    return _decoded(q, rows, rows[..., :32], lengths, scale=0.25)
 
 
 def _attended_linearly(
@@ -496,7 +572,7 @@ def scaled_products() -> list[Case]:
 
 
 FAMILIES = (
-    *(norms, losses, pointwise, rotations, heads, linear_losses, attentions, integers, mixtures, bags, caches),
+    *(norms, losses, pointwise, rotations, heads, linear_losses, attentions, packs, integers, mixtures, bags, caches),
     *(recurrences, quantized, scaled_products, packed),
 )
 

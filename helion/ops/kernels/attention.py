@@ -1,4 +1,4 @@
-"""Attention in one pass over the keys: full, causal, in a window, with soft-capped scores and grouped heads.
+"""Attention in one pass over the keys: full, causal, in a window, with soft-capped scores, sinks and grouped heads.
 
 Scores never reach memory. A tile of keys may raise the running maximum of a row, and the accumulator is rescaled. The
 forward pass keeps one number per row, the logarithm of the sum of exponentials. Two backward kernels compute the
@@ -27,6 +27,7 @@ def attention_kernel(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    sinks: torch.Tensor | None,
     shared: int,
     scale: float,
     causal: hl.constexpr,
@@ -36,7 +37,8 @@ def attention_kernel(
     """Compute the attention of `q[H, M, D]` to `k[G, N, D]` and `v[G, N, E]`; return the result and the log-sum-exp of each row.
 
     Consecutive `shared` heads of `q` share a head of `k`. Query i has the position i + N - M. With `causal` it sees the
-    keys up to that position, with `window` only the last `window` of these. Log-sum-exp and scores are in base 2.
+    keys up to that position, with `window` only the last `window` of these. `sinks[S]` are scores without values, that
+    of head h at h modulo S. Log-sum-exp and scores are in base 2.
     """
     heads, m = q.size(0), q.size(1)
     n = k.size(1)
@@ -69,6 +71,8 @@ def attention_kernel(
             total = total * shrink + torch.sum(weights, dim=-1)
             acc = hl.dot(weights.to(v.dtype), v[group, tile_n, :], acc=acc * shrink[:, None])
             highest = raised
+        if sinks is not None:
+            total = total + torch.exp2(sinks[head % sinks.size(0)].to(torch.float32) * math.log2(math.e) - highest)
         out[head, tile_m, :] = acc / total[:, None]
         normalizers[head, tile_m] = highest + torch.log2(total)
     return out, normalizers
@@ -177,45 +181,76 @@ def attention_queries_backward_kernel(
 
 
 def _run_backward(
-    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, *others: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    normalizers, *options = others
+    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    sinks, out, normalizers, *options = others
     along = (grad.float() * out.float()).sum(-1)
     args = (grad, q, k, v, normalizers, along, *options)
-    return attention_queries_backward_kernel(*args), *attention_keys_backward_kernel(*args)
+    of_sinks = gradient_of_sinks(sinks, normalizers, along)
+    return attention_queries_backward_kernel(*args), *attention_keys_backward_kernel(*args), of_sinks
+
+
+def gradient_of_sinks(sinks: torch.Tensor | None, normalizers: torch.Tensor, along: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of sinks from `[H, M]` log-sum-exp and sums of `grad * out`; an empty tensor without sinks."""
+    if sinks is None:
+        return along.new_empty(0)
+    scores = sinks.float().repeat(along.size(0) // sinks.numel()) * math.log2(math.e)
+    shares = torch.exp2(scores[:, None] - normalizers)
+    return -(shares * along).sum(1).view(-1, sinks.numel()).sum(0).to(sinks.dtype)
 
 
 _OPTIONS = "SymInt shared, float scale, bool causal, int window, float softcap"
 _attention = Operator(
-    f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
+    f"attention(Tensor q, Tensor k, Tensor v, Tensor? sinks, {_OPTIONS}) -> (Tensor, Tensor)",
     attention_kernel,
-    fake=lambda q, k, v, *options: (
+    fake=lambda q, k, v, *others: (
         q.new_empty(*q.shape[:2], v.size(2)),
         q.new_empty(q.shape[:2], dtype=torch.float32),
     ),
 )
 _backward = Operator(
-    f"attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor normalizers, {_OPTIONS}) "
-    "-> (Tensor, Tensor, Tensor)",
+    "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor out, Tensor normalizers, "
+    f"{_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)",
     attention_queries_backward_kernel,
     attention_keys_backward_kernel,
     run=_run_backward,
-    fake=lambda grad, q, k, v, *others: (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)),
+    fake=lambda grad, q, k, v, sinks, *others: (
+        *(t.new_empty(t.shape) for t in (q, k, v)),
+        q.new_empty(0, dtype=torch.float32) if sinks is None else sinks.new_empty(sinks.shape),
+    ),
 )
 _backward.differentiate_once()
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    q, k, v, *ctx.options = inputs
+    *tensors, ctx.shared, ctx.scale, ctx.causal, ctx.window, ctx.softcap = inputs
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(q, k, v, *output)
+    ctx.save_for_backward(*tensors, *output)
 
 
 def _gradients(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
-    return (*_backward(grad, *ctx.saved_tensors, *ctx.options), *(None,) * 5)
+    options = ctx.shared, ctx.scale, ctx.causal, ctx.window, ctx.softcap
+    *found, of_sinks = _backward(grad, *ctx.saved_tensors, *options)
+    return (*found, of_sinks if ctx.saved_tensors[3] is not None else None, *(None,) * 5)
 
 
 _attention.differentiate(_save, _gradients)
+
+
+def check_scores(
+    op: str,
+    q: torch.Tensor,
+    heads: int,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> None:
+    """Check the arguments that change scores."""
+    check(op, "window", window is None or (causal and window > 0), "above 0, and only with causal=True", window)
+    check(op, "softcap", softcap is None or softcap > 0, "above 0", softcap)
+    if sinks is not None:
+        check_tensor(op, "sinks", sinks, shape=(heads,), like=q)
 
 
 def attention(
@@ -227,6 +262,7 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute `softmax(scale * q @ k.T) @ v` per head.
 
@@ -241,6 +277,8 @@ def attention(
         window: with `causal`, the number of last keys that a query sees, its own among them; None: all.
         softcap: limit of the scores: each score s becomes `softcap * tanh(s / softcap)`; None: no limit.
         scale: factor of the scores; None means `1 / sqrt(D)`.
+        sinks: `[H]`, a score for each head that takes part in the softmax and has no value; any of these dtypes, or
+            None. It is neither scaled nor capped.
 
     Returns:
         `[B, H, M, E]` in the dtype of `q`.
@@ -265,10 +303,9 @@ def attention(
         f"{groups} heads",
     )
     check(op, "q", not causal or m <= n, f"of at most {n} queries if attention is causal", f"{m} queries")
-    check(op, "window", window is None or (causal and window > 0), "above 0, and only with causal=True", window)
-    check(op, "softcap", softcap is None or softcap > 0, "above 0", softcap)
+    check_scores(op, q, heads, causal, window, softcap, sinks)
     factor = 1 / math.sqrt(depth) if scale is None else float(scale)
     flat = (rows(tensor, kept=2) for tensor in (q, k, v))
     out: torch.Tensor
-    out, _ = _attention(*flat, heads // groups, factor, causal, window or 0, float(softcap or 0))
+    out, _ = _attention(*flat, sinks, heads // groups, factor, causal, window or 0, float(softcap or 0))
     return out.view(batch, heads, m, v.size(3))

@@ -1,4 +1,4 @@
-"""Attention of one new token per sequence to cached keys and values, which may be in pages.
+"""Attention of one new token per sequence to cached keys and values, which may be in pages, or latent.
 
 A program takes the heads that share keys, and a part of the sequence: with few sequences, parts keep all SMs busy. A
 second kernel combines the parts. Lengths are known on the device only.
@@ -21,6 +21,8 @@ from .attention import MASKED
 PROGRAMS = 512
 #: The fewest keys for which a sequence is split once more.
 LEAST_KEYS = 256
+#: Heads of a latent cache that one program takes, by which the number of parts is chosen.
+LATENT_HEADS = 64
 
 
 @helion.kernel(static_shapes=False)
@@ -65,6 +67,49 @@ def decode_parts_kernel(
 
 
 @helion.kernel(static_shapes=False)
+def latent_parts_kernel(
+    q: torch.Tensor,
+    rotary_q: torch.Tensor,
+    latent: torch.Tensor,
+    rotary: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    page: int,
+    parts: hl.constexpr,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the same with rows of `latent[P * page, L]` that are keys and values of all heads of `q[B, H, L]`.
+
+    Scores have a second term, of `rotary_q[B, H, R]` and `rotary[P * page, R]`.
+    """
+    batch, heads = q.size(0), q.size(1)
+    width = hl.specialize(q.size(2))
+    out = torch.empty([batch, parts, heads, width], dtype=torch.float32, device=q.device)
+    normalizers = torch.empty([batch, parts, heads], dtype=torch.float32, device=q.device)
+    for tile_b, tile_p, tile_h in hl.tile([batch, parts, heads], block_size=[1, 1, None]):
+        sequence, part = tile_b.begin, tile_p.begin
+        query, rotary_query = q[sequence, tile_h, :], rotary_q[sequence, tile_h, :]
+        length = lengths[sequence]
+        step = (length + parts - 1) // parts
+        highest = hl.full([tile_h], MASKED, dtype=torch.float32)
+        total = hl.zeros([tile_h], dtype=torch.float32)
+        acc = hl.zeros([tile_h, width], dtype=torch.float32)
+        for tile in hl.tile(torch.minimum(part * step, length), torch.minimum(part * step + step, length)):
+            row = table[sequence, tile.index // page] * page + tile.index % page
+            value = latent[row, :]
+            scores = hl.dot(rotary_query, rotary[row, :].T, acc=hl.dot(query, value.T)) * (scale * math.log2(math.e))
+            raised = torch.maximum(highest, torch.amax(scores, dim=-1))
+            weights = torch.exp2(scores - raised[:, None])
+            shrink = torch.exp2(highest - raised)
+            total = total * shrink + torch.sum(weights, dim=-1)
+            acc = hl.dot(weights.to(value.dtype), value, acc=acc * shrink[:, None])
+            highest = raised
+        out[sequence, part, tile_h, :] = acc / torch.where(total > 0, total, 1.0)[:, None]
+        normalizers[sequence, part, tile_h] = highest + torch.log2(total)
+    return out, normalizers
+
+
+@helion.kernel(static_shapes=False)
 def decode_combine_kernel(parts: torch.Tensor, normalizers: torch.Tensor, dtype: hl.constexpr) -> torch.Tensor:
     """Combine the results `parts[M, P, R, E]` of the parts; a sequence without keys gives 0."""
     m = parts.size(0)
@@ -80,16 +125,33 @@ def decode_combine_kernel(parts: torch.Tensor, normalizers: torch.Tensor, dtype:
     return out
 
 
+def _parts(programs: int, table: torch.Tensor, page: int) -> int:
+    """Return the number of parts of a sequence, if one part each has `programs` programs."""
+    wanted = min(PROGRAMS // max(programs, 1), table.size(1) * page // LEAST_KEYS)
+    return 1 << max(wanted, 1).bit_length() - 1  # a power of two, so that few kernels are compiled
+
+
 def _run(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, *options: Any
 ) -> torch.Tensor:
     page, scale = options
     batch, groups, shared, _ = q.shape
-    wanted = min(PROGRAMS // max(batch * groups, 1), table.size(1) * page // LEAST_KEYS)
-    parts = 1 << max(wanted, 1).bit_length() - 1  # a power of two, so that few kernels are compiled
+    parts = _parts(batch * groups, table, page)
     out, normalizers = decode_parts_kernel(q, k, v, table, lengths, page, parts, scale)
     found = decode_combine_kernel(out.flatten(0, 1), normalizers.flatten(0, 1), q.dtype)
     return found.view(batch, groups, shared, v.size(2))
+
+
+def _run_latent(
+    q: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, *options: Any
+) -> torch.Tensor:
+    width, page, scale = options
+    operands = q[..., :width], q[..., width:], cache[:, :width], cache[:, width:]
+    parts = _parts(q.size(0) * -(-q.size(1) // LATENT_HEADS), table, page)
+    found: torch.Tensor = decode_combine_kernel(
+        *latent_parts_kernel(*operands, table, lengths, page, parts, scale), q.dtype
+    )
+    return found
 
 
 _decode = Operator(
@@ -98,6 +160,14 @@ _decode = Operator(
     decode_combine_kernel,
     run=_run,
     fake=lambda q, k, v, *others: q.new_empty(*q.shape[:3], v.size(2)),
+)
+
+_latent = Operator(
+    "latent_decode(Tensor q, Tensor cache, Tensor table, Tensor lengths, int width, SymInt page, float scale) -> Tensor",
+    latent_parts_kernel,
+    decode_combine_kernel,
+    run=_run_latent,
+    fake=lambda q, cache, table, lengths, width, page, scale: q.new_empty(*q.shape[:2], width),
 )
 
 
@@ -177,3 +247,50 @@ def decode(
     check_tensor("decode", "k", k, dtypes=(q.dtype,), shape=(q.size(0), *k.shape[1:3], q.size(2)))
     sequences = torch.arange(q.size(0), dtype=torch.int32, device=q.device)
     return paged_decode(q, k, v, sequences[:, None], lengths, scale=scale)
+
+
+def latent_decode(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    width: int,
+    scale: float,
+) -> torch.Tensor:
+    """Compute the attention of one query per sequence to a cache of latent rows in pages. There is no gradient.
+
+    All heads share a row, as in multi-head latent attention with absorbed projections. A row is the key, and its first
+    `width` dimensions are the value. fp32 tensors are multiplied in TF32 on a GPU.
+
+    Args:
+        q: `[B, H, D]`; float32, bfloat16 or float16.
+        cache: contiguous `[P, page, D]` of the same dtype.
+        table: `[B, pages]`, the pages of each sequence in order, from 0 to P - 1; int32 or int64. Pages that a sequence
+            does not reach are not read.
+        lengths: `[B]`, keys per sequence, from 0 to `pages * page`; int32 or int64.
+        width: number of dimensions of a value, from 1 to D - 1; 512 of 576 in models in use.
+        scale: factor of the scores. Models take it from the dimensions of a head before the absorption.
+
+    Returns:
+        `[B, H, width]` in the dtype of `q`; 0 for a sequence without keys.
+
+    Raises:
+        exc.WrongOpArgument: an argument has another dtype, shape, device or value.
+    """
+    op = "latent_decode"
+    check_tensor(op, "q", q, dims=3)
+    batch, heads, depth = q.shape
+    check(op, "q", heads > 0, "of at least one head", f"shape {list(q.shape)}")
+    check_tensor(op, "cache", cache, dtypes=(q.dtype,), dims=3, like=q)
+    page = cache.size(1)
+    check_tensor(op, "cache", cache, dtypes=(q.dtype,), shape=(cache.size(0), page, depth))
+    check(op, "cache", cache.is_contiguous(), "contiguous", f"strides {cache.stride()}")
+    check(op, "cache", page > 0, "of pages with at least one key", f"shape {list(cache.shape)}")
+    check_tensor(op, "table", table, dtypes=INDICES, dims=2, like=q)
+    check_tensor(op, "table", table, dtypes=INDICES, shape=(batch, table.size(1)))
+    check_tensor(op, "lengths", lengths, dtypes=INDICES, shape=(batch,), like=q)
+    check(op, "width", 0 < width < depth, f"from 1 to {depth - 1}", width)
+    flat = q.detach(), cache.detach().flatten(0, 1)
+    out: torch.Tensor = _latent(*flat, table, lengths, width, page, float(scale))
+    return out
