@@ -81,7 +81,7 @@ _STREAMS: list[torch.cuda.Stream] = []
 
 def _side_stream() -> torch.cuda.Stream:
     if not _STREAMS:
-        _STREAMS.append(torch.cuda.Stream())
+        _STREAMS.append(torch.cuda.Stream(priority=-1))
     return _STREAMS[0]
 
 

@@ -89,7 +89,7 @@ def all_gather_matmul(
 ) -> torch.Tensor:
     """Return the product of all ranks' rows with `w`; many programs see the message of a block of rows."""
     if x.is_cuda:
-        _STREAMS[:] = _STREAMS or [torch.cuda.Stream()]
+        _STREAMS[:] = _STREAMS or [torch.cuda.Stream(priority=-1)]
         here, side = torch.cuda.current_stream(), _STREAMS[0]
         side.wait_stream(here)
         with torch.cuda.stream(side):

@@ -2,7 +2,7 @@
 
 One thread polls a word until its count is reached. The barrier after it, which ``order_memory`` inserts as after every
 acquire, makes what it has seen visible to all threads. A wait that times out notes the peer in the channel and goes
-on, so that a lost peer never hangs a GPU. Waits of a channel with such a note give up at once.
+on, so that a lost peer never hangs a GPU. Waits of a channel with such a note give up after a few polls.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ RULES = Rules()
 #: The first line of the assembly of a wait. Its operands: the word, the count, the first word of the notes, the note of
 #: this word, and the number to note.
 WAIT_MARK = "// wait for messages"
+#: Polls between two looks at the clock and at the notes, which would delay a message. A power of two.
+_POLLS = 16
 _POLL = """
 {
 .reg .pred p;
-.reg .u32 tid, got;
+.reg .u32 tid, got, polls;
 .reg .u64 begin, now;
 mov.u32 $0, 0;
+mov.u32 polls, 0;
 mov.u32 tid, %tid.x;
 setp.ne.u32 p, tid, 0;
 @p bra done;
@@ -48,7 +51,11 @@ st.relaxed.sys.global.u32 [$4], $5;
 done:
 }
 """
-_LIMIT = """ld.relaxed.sys.global.u32 got, [$3];
+_LIMIT = """add.u32 polls, polls, 1;
+and.b32 got, polls, POLLS;
+setp.ne.u32 p, got, 0;
+@p bra poll;
+ld.relaxed.sys.global.u32 got, [$3];
 setp.ne.u32 p, got, 0;
 @p bra lost;
 mov.u64 now, %globaltimer;
@@ -59,7 +66,7 @@ setp.gt.u64 p, now, NANOSECONDS;
 
 def wait_ptx(seconds: int) -> str:
     """Return the assembly of a wait that gives up after some seconds; 0 is never."""
-    limit = _LIMIT.replace("NANOSECONDS", str(seconds * 10**9)) if seconds else ""
+    limit = _LIMIT.replace("NANOSECONDS", str(seconds * 10**9)).replace("POLLS", str(_POLLS - 1)) if seconds else ""
     return WAIT_MARK + _POLL.replace("LIMIT\n", f"{limit}\n" if limit else "")
 
 

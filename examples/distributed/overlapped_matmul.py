@@ -1,0 +1,197 @@
+"""Matmuls with collective operations, made of plain products: each product runs as fast as it does alone.
+
+A product stores the rows of a peer into memory of that peer. Copies to peers run at the same time as products, on the copy
+engine of the GPU. Kernels of one program send and receive the messages between them. So no product waits inside, and each
+one may run on any backend.
+
+This suits products that take longer than their messages. The kernels in `matmul_reduce_scatter.py`, `matmul_all_reduce.py`
+and `all_gather_matmul.py` send single tiles.
+
+    python examples/distributed/overlapped_matmul.py
+    torchrun --nproc-per-node 2 examples/distributed/overlapped_matmul.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+import helion
+import helion.distributed as dist
+import helion.language as hl
+from helion.testing import DEVICE
+
+#: The most parts in which the sums of a rank are sent to its peers. The last one is sent after all products.
+CHUNKS = 4
+#: The fewest rows of such a part.
+CHUNK_ROWS = 512
+
+
+@helion.kernel()
+def product(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> None:
+    """Write `x[M, K] @ w[K, N]` to `out[M, N]`."""
+    for tile_m, tile_n in hl.tile([x.size(0), w.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[tile_m, tile_k], w[tile_k, tile_n])
+        out[tile_m, tile_n] = acc.to(out.dtype)
+
+
+@helion.kernel()
+def product_plus(x: torch.Tensor, w: torch.Tensor, parts: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+    """Write the sum of `x[M, K] @ w[K, N]` and of all `parts[M, N]` to `out[M, N]`."""
+    for tile_m, tile_n in hl.tile([x.size(0), w.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[tile_m, tile_k], w[tile_k, tile_n])
+        for part in parts:
+            acc = acc + part[tile_m, tile_n].to(torch.float32)
+        out[tile_m, tile_n] = acc.to(out.dtype)
+
+
+@helion.kernel()
+def tell(ch: hl.Channel) -> None:
+    """Send a message to each peer, after all earlier kernels of this stream."""
+    for _ in hl.tile(1):
+        for peer in hl.static_range(1, ch.world_size):
+            hl.signal(ch, [0], to=peer)
+
+
+@helion.kernel()
+def hear(ch: hl.Channel, first: hl.constexpr, last: hl.constexpr) -> None:
+    """Let later kernels of this stream wait for a message of each peer from `first` to `last`."""
+    for _ in hl.tile(1):
+        for peer in hl.static_range(first, last + 1):
+            hl.wait(ch, [0], sender=peer)
+
+
+class Memory:
+    """Symmetric memory of one of the functions below: `[ranks, rows, columns]`, and its messages.
+
+    `ready`: the memory may be written again. `sent`: it has been written.
+    """
+
+    def __init__(self, rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.n, self.me = dist.world_size(), dist.rank()
+        self.inbox = dist.empty([self.n, rows, columns], dtype)
+        self.ready, self.sent = dist.channel([1]), dist.channel([1])
+        tell(self.ready)
+        self.side = torch.cuda.Stream(priority=-1) if DEVICE.type == "cuda" else None
+
+    def beside(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context in which work runs at the same time as later products; `join` ends it."""
+        if self.side is None:
+            return contextlib.nullcontext()
+        self.side.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self.side)
+
+    def join(self) -> None:
+        if self.side is not None:
+            torch.cuda.current_stream().wait_stream(self.side)
+
+    def hear(self, ch: hl.Channel) -> None:
+        hear(ch, 1, self.n - 1)
+
+    def check(self) -> None:
+        dist.check(self.ready)
+        dist.check(self.sent)
+
+
+def all_gather_matmul(x: torch.Tensor, w: torch.Tensor, memory: Memory) -> torch.Tensor:
+    """Return the rows `x[M, K]` of all ranks, in their order, times `w[K, N]`. `memory`: of `[M, K]`."""
+    n, me, rows = memory.n, memory.me, x.size(0)
+    out = torch.empty([n, rows, w.size(1)], dtype=x.dtype, device=x.device)
+    with memory.beside():
+        memory.hear(memory.ready)
+        for peer in range(1, n):
+            memory.inbox[peer][n - peer].copy_(x)
+        tell(memory.sent)
+    product(x, w, out[me])
+    for peer in range(1, n):
+        hear(memory.sent, peer, peer)
+        product(memory.inbox[0][peer], w, out[(me + peer) % n])
+    memory.join()
+    tell(memory.ready)
+    return out.flatten(0, 1)
+
+
+def send_products(x: torch.Tensor, w: torch.Tensor, memory: Memory) -> tuple[torch.Tensor, ...]:
+    """Write `x @ w` to the peers, each one its block of rows, and return what they have written here."""
+    n, me, rows = memory.n, memory.me, x.size(0) // memory.n
+    memory.hear(memory.ready)
+    for peer in range(1, n):
+        product(x.narrow(0, (me + peer) % n * rows, rows), w, memory.inbox[peer][n - peer])
+    tell(memory.sent)
+    memory.hear(memory.sent)
+    return tuple(memory.inbox[0][peer] for peer in range(1, n))
+
+
+def matmul_reduce_scatter(x: torch.Tensor, w: torch.Tensor, memory: Memory) -> torch.Tensor:
+    """Return this rank's rows of the sum of `x[M, K] @ w[K, N]` over all ranks. `memory`: of `[M / ranks, N]`."""
+    rows = x.size(0) // memory.n
+    parts = send_products(x, w, memory)
+    out = torch.empty([rows, w.size(1)], dtype=x.dtype, device=x.device)
+    product_plus(x.narrow(0, memory.me * rows, rows), w, parts, out)
+    tell(memory.ready)
+    return out
+
+
+def matmul_all_reduce(x: torch.Tensor, w: torch.Tensor, memory: Memory, sums: Memory) -> torch.Tensor:
+    """Return the sum of `x[M, K] @ w[K, N]` over all ranks. `memory` and `sums`: of `[M / ranks, N]`.
+
+    The result is in `sums`, and valid until the next call: a peer writes there after it has this rank's products of that
+    call.
+    """
+    n, me, rows = memory.n, memory.me, x.size(0) // memory.n
+    parts, own = send_products(x, w, memory), x.narrow(0, me * rows, rows)
+    step = max(helion.cdiv(rows, CHUNKS), min(CHUNK_ROWS, rows))
+    for first in range(0, rows, step):
+        some = slice(first, min(first + step, rows))
+        product_plus(own[some], w, tuple(part[some] for part in parts), sums.inbox[0][me, some])
+        with sums.beside():
+            for peer in range(1, n):
+                sums.inbox[peer][me, some].copy_(sums.inbox[0][me, some])
+    with sums.beside():
+        tell(sums.sent)
+    sums.join()
+    tell(memory.ready)
+    sums.hear(sums.sent)
+    return sums.inbox[0].flatten(0, 1)
+
+
+def inputs(seed: int, rows: int, columns: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return ((torch.randn([rows, columns], generator=generator) + 0.25) / rows**0.25).bfloat16().to(DEVICE)
+
+
+def on_rank(rows: int = 48, columns: int = 80, k: int = 130, calls: int = 3) -> float:
+    """Compare all three functions with products in fp64, and return the largest error."""
+    ranks, me = dist.world_size(), dist.rank()
+    gathered, scattered = Memory(rows, k), Memory(rows, columns)
+    parts, sums = Memory(rows, columns), Memory(rows, columns)
+    pairs = [(inputs(rank, ranks * rows, k), inputs(rank + 100, k, columns)) for rank in range(ranks)]
+    total = torch.stack([x.double() @ w.double() for x, w in pairs]).sum(0)
+    (x, w), some = pairs[me], [x[:rows].contiguous() for x, _ in pairs]
+    everyone = torch.cat(some).double() @ w.double()
+    worst = 0.0
+    for _ in range(calls):
+        for result, expected in (
+            (all_gather_matmul(some[me], w, gathered), everyone),
+            (matmul_reduce_scatter(x, w, scattered), total.chunk(ranks)[me]),
+            (matmul_all_reduce(x, w, parts, sums), total),
+        ):
+            torch.testing.assert_close(result.double(), expected, rtol=2e-2, atol=0.02 * float(expected.std()))
+            worst = max(worst, float((result - expected).abs().max()))
+    for memory in (gathered, scattered, parts, sums):
+        memory.check()
+    return worst
+
+
+def main() -> None:
+    errors = dist.run(on_rank)
+    print(f"overlapped_matmul: max error {max(errors):.1e}")
+
+
+if __name__ == "__main__":
+    main()
