@@ -41,6 +41,7 @@ CASES = (
     "ipc",
     "lost",
     "configs",
+    "signal_pads",
     "compiled",
 )
 #: The case that ends one of its processes, in a pair of its own.
@@ -99,8 +100,18 @@ def _pair(out: pathlib.Path, port: int, cases: list[str], end: float) -> str:
 
 def _start(out: pathlib.Path, rank: int, port: int, cases: list[str], end: float) -> subprocess.Popen[bytes]:
     env = dict(os.environ, **OFF, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "bench", "OMP_NUM_THREADS": "4"}
-    env |= {"HELION_WAIT_TIMEOUT": "20", "HELION_FIRST_CALL_SECONDS": "0", "BENCH_END": str(end), "PYTHONUNBUFFERED": "1"}
+    env |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "bench",
+        "OMP_NUM_THREADS": "4",
+    }
+    env |= {
+        "HELION_WAIT_TIMEOUT": "20",
+        "HELION_FIRST_CALL_SECONDS": "0",
+        "BENCH_END": str(end),
+        "PYTHONUNBUFFERED": "1",
+    }
     folders = [str(ROOT), str(ROOT / "examples" / "distributed"), env.get("PYTHONPATH", "")]
     env["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     log = (out / f"rank{rank}.log").open("ab")
@@ -127,15 +138,19 @@ class Rank:
         self.is_simulated = not torch.distributed.is_initialized()
         self.device = "cpu" if self.is_simulated else f"cuda:{torch.cuda.current_device()}"
         self.rows = (out / f"rows-{self.me}-{time.time_ns()}.jsonl").open("a") if self.me == 0 else None
-        self._align: Any = None
+        self.by_ipc, self.group, self._align = False, "0", None
         if not self.is_simulated:
             self.group = torch.distributed.group.WORLD.group_name
-            refused = self.symmetric(64) is None
-            versions = {"torch": torch.__version__, "triton": importlib.metadata.version("triton")}
-            self.write({"case": "start", "device": torch.cuda.get_device_name(), **versions, "by_ipc": refused})
+            self.symmetric(64)
+            versions = {
+                "torch": torch.__version__,
+                "triton": importlib.metadata.version("triton"),
+                "by_ipc": self.by_ipc,
+            }
+            self.write({"case": "start", "device": torch.cuda.get_device_name(), **versions})
 
-    def size(self, usual: int, small: int) -> int:
-        """Return a size on GPUs, or that of simulated ranks."""
+    def pick(self, usual: Any, small: Any) -> Any:
+        """Return the sizes on GPUs, or those of simulated ranks."""
         return small if self.is_simulated else usual
 
     def randn(self, *shape: int, seed: int = 0) -> Any:
@@ -144,17 +159,22 @@ class Rank:
         values = self.torch.randn(shape, generator=generator, device=self.device) + 0.1
         return (values / shape[0] ** 0.25).bfloat16()
 
-    def symmetric(self, *shape: int) -> Any:
-        """Return a tensor of torch's symmetric memory for its own operations; None if it is refused."""
+    def symmetric(self, *shape: int, dtype: Any = None) -> Any:
+        """Return a tensor that torch's own operations and kernels can look up on other ranks: in its symmetric memory,
+        where that is not refused."""
         from torch.distributed import _symmetric_memory
 
-        try:
-            made = _symmetric_memory.empty(*shape, dtype=self.torch.bfloat16, device=self.device)
-            handle = _symmetric_memory.rendezvous(made, self.group)
-        except RuntimeError:
-            return None
-        self._align = self._align or handle
-        return made
+        options = {"dtype": dtype or self.torch.bfloat16, "device": self.device}
+        if not self.is_simulated and not self.by_ipc:
+            try:
+                made = _symmetric_memory.empty(*shape, **options)
+                self._align = _symmetric_memory.rendezvous(made, self.group)
+            except RuntimeError as error:
+                self.by_ipc = True
+                self.write({"case": "start", "error": str(error)[:300]})
+            else:
+                return made
+        return self.torch.empty(*shape, **options)
 
     # --- results --------------------------------------------------------------------------------------------------------
 
@@ -256,7 +276,6 @@ def main() -> None:
         return
     import helion.distributed as dist
 
-    sys.excepthook = _end
     dist.run(lambda: _run_cases(options.out, cases))
     sys.stdout.flush()
     os._exit(0)  # a process group whose peer is gone may not end
@@ -272,6 +291,7 @@ def _end(kind: type[BaseException], error: BaseException, trace: types.Traceback
 def _run_cases(out: pathlib.Path, cases: list[str]) -> None:
     from benchmarks import distributed_cases
 
+    sys.excepthook = _end  # after that of torch, which holds the text back until the process ends
     rank = Rank(out, float(os.environ["BENCH_END"]))
     for case in cases:
         if rank.largest(float(time.time() > rank.end - 10)):

@@ -49,11 +49,11 @@ def _configured(kernel: Any, **config: Any) -> Any:
     return helion.kernel(kernel.fn, config=helion.Config(**config), ignore_warnings=kernel.settings.ignore_warnings)
 
 
-def _serial(make: Call, after: Callable[[Any], Any] | None = None) -> Any:
+def _summed(make: Call) -> Any:
     """Return the sum over all ranks of what a function makes, by NCCL."""
     made = make()
     torch.distributed.all_reduce(made)
-    return made if after is None else after(made)
+    return made
 
 
 # --- checks --------------------------------------------------------------------------------------------------------------
@@ -67,45 +67,43 @@ def examples(r: Rank) -> None:
 
 def primitives(r: Rank) -> None:
     """Exchange data in each way several times, with new values and delays."""
-    rows, columns = r.size(200, 12), r.size(1000, 40)
-    world = "0" if r.is_simulated else r.group
-    buffers = [torch.empty(rows, columns, device=r.device) if r.is_simulated else _shared(r, rows, columns) for _ in range(3)]
-    mail, pads = dist.mailbox([rows, columns]), None if r.is_simulated else _pads(buffers[2], world)
-    delays = random.Random(r.me)
-    for call in range(r.size(30, 2)):
-        every = [r.randn(rows, columns, seed=100 * call + rank).float() for rank in range(r.n)]
-        x, total = every[r.me], torch.stack(every).sum(0)
-        _delay(r, delays)
-        ways: dict[str, tuple[Any, Any]] = {
-            "mailbox": (kernels.by_mail(x, mail), total),
-            "remote_barrier": (kernels.pulled(x, buffers[0], world, r.n), total),
-            "make_async_remote_copy": (kernels.rotated(x, buffers[1], r.me, r.n), 2 * every[r.me - 1]),
-        }
-        if pads is not None:
-            found = kernels.synchronized(x, buffers[2], pads, world, r.me, r.n)
-            ways["symm_mem_sync"] = found, total
-        for way, (found, expected) in ways.items():
-            if call in (0, 1, r.size(30, 2) - 1):
-                r.close("primitives", f"{way}, call {call}", found, expected, 1e-3)
+    rows, columns = r.pick(200, 12), r.pick(1000, 40)
+    buffers = [r.symmetric(rows, columns, dtype=torch.float32) for _ in range(2)]
+    mail = dist.mailbox([rows, columns])
+    ways: dict[str, Callable[[Any], Any]] = {
+        "mailbox": lambda x: kernels.by_mail(x, mail),
+        "remote_barrier": lambda x: kernels.pulled(x, buffers[0], r.group, r.n),
+        "make_async_remote_copy": lambda x: kernels.rotated(x, buffers[1], r.me, r.n),
+    }
+    _repeat(r, "primitives", ways, rows, columns)
     dist.check(mail)
     dist.check()
 
 
-def _shared(r: Rank, rows: int, columns: int) -> torch.Tensor:
-    """Return a tensor of torch's symmetric memory, for kernels that look up its peers themselves."""
+def signal_pads(r: Rank) -> None:
+    """Exchange data between synchronizations through the signal pads of torch's symmetric memory."""
     from torch.distributed import _symmetric_memory
 
-    made = _symmetric_memory.empty(rows, columns, dtype=torch.float32, device=r.device)
-    _symmetric_memory.rendezvous(made, r.group)
-    return made
+    if r.is_simulated or r.by_ipc:
+        return
+    rows, columns = r.pick(200, 12), r.pick(1000, 40)
+    buffer = r.symmetric(rows, columns, dtype=torch.float32)
+    handle = _symmetric_memory.rendezvous(buffer, r.group)
+    pads = torch.tensor(handle.signal_pad_ptrs, dtype=torch.int64, device=buffer.device)
+    ways = {"symm_mem_sync": lambda x: kernels.synchronized(x, buffer, pads, r.group, r.me, r.n)}
+    _repeat(r, "signal_pads", ways, rows, columns)
 
 
-def _pads(buffer: torch.Tensor, group: str) -> torch.Tensor:
-    """Return the addresses of all ranks' signal pads."""
-    from torch.distributed import _symmetric_memory
-
-    handle = _symmetric_memory.rendezvous(buffer, group)
-    return torch.tensor(handle.signal_pad_ptrs, dtype=torch.int64, device=buffer.device)
+def _repeat(r: Rank, case: str, ways: dict[str, Callable[[Any], Any]], rows: int, columns: int) -> None:
+    """Call functions of a tensor in turn, with new values and delays in each call, and compare some of their results."""
+    delays, calls = random.Random(r.me), r.pick(30, 2)
+    for call in range(calls):
+        every = [r.randn(rows, columns, seed=100 * call + rank).float() for rank in range(r.n)]
+        _delay(r, delays)
+        results = {way: function(every[r.me]) for way, function in ways.items()}
+        for way, found in results.items() if call in (0, 1, calls - 1) else ():
+            expected = 2 * every[r.me - 1] if way == "make_async_remote_copy" else torch.stack(every).sum(0)
+            r.close(case, f"{way}, call {call}", found, expected, 1e-3)
 
 
 def _delay(r: Rank, delays: random.Random, longest: float = 1e-4) -> None:
@@ -120,7 +118,7 @@ def _delay(r: Rank, delays: random.Random, longest: float = 1e-4) -> None:
 
 def stress(r: Rank) -> None:
     """Sum tensors of random sizes, 10 000 times, with random delays on each rank, and in replays of a graph."""
-    calls, most = r.size(10_000, 12), r.size(2**18, 2**11)
+    calls, most = r.pick(10_000, 12), r.pick(2**18, 2**11)
     inbox, ch = dist.empty([2, r.n, most], torch.float32), dist.channel([most // kernels.BLOCK])
     wrong = torch.zeros(1, dtype=torch.int32, device=r.device)
     sizes, delays = random.Random(7), random.Random(r.me)
@@ -183,7 +181,11 @@ def lost(r: Rank) -> None:
     if r.is_simulated:
         return
     usual, kernel = os.environ["HELION_WAIT_TIMEOUT"], _brief(kernels.any_size)
-    x, inbox, ch = torch.ones(2**16, device=r.device), dist.empty([2, r.n, 2**16]), dist.channel([2**16 // kernels.BLOCK])
+    x, inbox, ch = (
+        torch.ones(2**16, device=r.device),
+        dist.empty([2, r.n, 2**16]),
+        dist.channel([2**16 // kernels.BLOCK]),
+    )
     kernel(x, inbox, ch)
     dist.barrier()
     message, began = "", time.time()
@@ -208,7 +210,11 @@ def _loss(ch: Any) -> str:
 def killed(r: Rank) -> None:
     """End one rank between two calls: the other one gets an error in time."""
     kernel = _brief(kernels.any_size)
-    x, inbox, ch = torch.ones(2**16, device=r.device), dist.empty([2, r.n, 2**16]), dist.channel([2**16 // kernels.BLOCK])
+    x, inbox, ch = (
+        torch.ones(2**16, device=r.device),
+        dist.empty([2, r.n, 2**16]),
+        dist.channel([2**16 // kernels.BLOCK]),
+    )
     kernel(x, inbox, ch)
     dist.barrier()
     if r.me != 0:
@@ -240,34 +246,36 @@ def compiled(r: Rank) -> None:
 
 def link(r: Rank) -> None:
     """Time copies to the peer, in both directions at once: the bound of what follows."""
-    for megabytes in (8, 32, 64) if not r.is_simulated else ():
+    for megabytes in r.pick((8, 32, 64), ()):
         memory = dist.empty([megabytes * 2**19], BF16)
         r.row("link", f"{megabytes} MB to the peer", "copy engine", functools.partial(memory[1].copy_, memory[0]))
 
 
 def _torch_all_reduce(r: Rank, count: int) -> dict[str, Call]:
     """Return torch's own operations, on a tensor of its symmetric memory."""
-    shared = r.symmetric(count)
-    if shared is None:
-        return {}
-    shots = ("one_shot_all_reduce", "two_shot_all_reduce_")
-    return {f"torch {shot}": functools.partial(getattr(torch.ops.symm_mem, shot), shared.zero_(), "sum", r.group) for shot in shots}
+    shared, shots = r.symmetric(count), ("one_shot_all_reduce", "two_shot_all_reduce_")
+    return (
+        {}
+        if r.by_ipc
+        else {
+            f"torch {shot}": functools.partial(getattr(torch.ops.symm_mem, shot), shared.zero_(), "sum", r.group)
+            for shot in shots
+        }
+    )
 
 
 def all_reduce(r: Rank) -> None:
-    for kilobytes in (8, 64, 512, 1024, 8192, 65536) if not r.is_simulated else (2,):
+    for kilobytes in r.pick((8, 64, 512, 1024, 8192, 65536), (2,)):
         count, what = kilobytes * 512, f"{kilobytes} KB"
         every = [r.randn(count, seed=rank) for rank in range(r.n)]
         x, expected = every[r.me], torch.stack(every).float().sum(0)
         calls: dict[str, Call] = {"one shot": functools.partial(one_shot.all_reduce, x, *_one_shot_memory(r, count))}
-        if kilobytes >= 512 or r.is_simulated:
+        if kilobytes >= r.pick(512, 0):
             part, words = count // r.n, helion.cdiv(count // r.n, two_shots.BLOCK)
             memory = [dist.empty([r.n, part], BF16) for _ in range(2)], [dist.channel([words]) for _ in range(2)]
             calls["two shots"] = functools.partial(two_shots.all_reduce, x, *memory[0], *memory[1], r.me)
         for variant, call in calls.items():
             r.close("all_reduce", f"{what}, {variant}", call(), expected)
-        if r.is_simulated:
-            return
         y = x.clone().zero_()
         calls |= {"nccl": functools.partial(torch.distributed.all_reduce, y), **_torch_all_reduce(r, count)}
         for graph in (False, True) if kilobytes <= 1024 else (False,):
@@ -275,29 +283,33 @@ def all_reduce(r: Rank) -> None:
 
 
 def _one_shot_memory(r: Rank, count: int) -> tuple[Any, Any]:
-    return dist.empty([2, r.n, count], BF16), dist.channel([r.size(one_shot.WORDS, 64)])
+    return dist.empty([2, r.n, count], BF16), dist.channel([r.pick(one_shot.WORDS, 64)])
 
 
 def _rms_norm_arguments(r: Rank, rows: int) -> tuple[list[Any], Any, Call]:
     """Return the arguments of the kernel, the expected result, and a function that computes it with NCCL."""
-    columns = r.size(8192, 80)
+    columns = r.pick(8192, 80)
     every = [r.randn(rows, columns, seed=rank) for rank in range(r.n)]
     residual, bias, weight = r.randn(rows, columns, seed=50), r.randn(columns, seed=51), r.randn(columns, seed=52)
-    normalized = functools.partial(torch.nn.functional.rms_norm, normalized_shape=[columns], eps=1e-6)
-    expected = normalized(torch.stack(every).float().sum(0) + residual + bias, weight=weight.float())
+    h = torch.stack(every).float().sum(0) + residual + bias
+    expected = torch.nn.functional.rms_norm(h, [columns], weight.float(), 1e-6)
     inbox, ch = dist.empty([2, r.n, rows, columns], BF16), dist.channel([rows])
-    fused = torch.compile(lambda y: (normalized(y + residual + bias, weight=weight), y + residual + bias), dynamic=False)
     y = every[r.me].clone().zero_()
-    return [every[r.me], residual, bias, weight, inbox, ch], expected, lambda: _serial(lambda: y, fused)
+
+    def serial() -> Any:
+        torch.distributed.all_reduce(y)
+        return kernels.add_rms_norm(y, residual, bias, weight)
+
+    return [every[r.me], residual, bias, weight, inbox, ch], expected, serial
 
 
 def rms_norm(r: Rank) -> None:
-    for rows in (32, 256) if not r.is_simulated else (5,):
+    for rows in r.pick((32, 256), (5,)):
         args, expected, serial = _rms_norm_arguments(r, rows)
         what, call = f"{rows} rows", functools.partial(all_reduce_rms_norm.all_reduce_rms_norm, *args)
         r.close("rms_norm", what, call()[0], expected)
         for graph in (False, True):
-            r.rows_of("rms_norm", what, {"default": call, "nccl + torch.compile": serial}, graph=graph)
+            r.rows_of("rms_norm", what, {"default": call, "nccl + one kernel": serial}, graph=graph)
 
 
 #: Rows from which products and their messages overlap as wholes, and up to which single tiles are sent.
@@ -307,47 +319,47 @@ _ROWS = (64, 512, 4096, 16384)
 
 def _products(r: Rank, rows: int, k: int, columns: int) -> tuple[Any, Any, Any]:
     """Return this rank's operands of a product, and the sum of all ranks' products."""
-    k, columns = r.size(k, 48), r.size(columns, 32)
+    k, columns = r.pick(k, 48), r.pick(columns, 32)
     pairs = [(r.randn(rows, k, seed=rank), r.randn(k, columns, seed=10 + rank)) for rank in range(r.n)]
     return *pairs[r.me], torch.stack([x @ w for x, w in pairs]).float().sum(0)
 
 
 def matmul_all_reduce(r: Rank) -> None:
-    for rows in _ROWS if not r.is_simulated else (32,):
+    for rows in r.pick(_ROWS, (32,)):
         x, w, expected = _products(r, rows, 4096, 8192)
         columns, what = w.size(1), f"{rows} x {x.size(1)} x {w.size(1)}"
         calls: dict[str, Call] = {}
         if rows <= _TILES:
             memory = dist.empty([2, r.n, rows, columns], BF16), dist.channel(tiled_all_reduce.WORDS)
             calls["tiles"] = functools.partial(tiled_all_reduce.matmul_all_reduce, x, w, *memory)
-        if rows >= _WHOLE or r.is_simulated:
+        if rows >= r.pick(_WHOLE, 0):
             parts = [overlapped.Memory(rows // r.n, columns) for _ in range(2)]
             calls["overlapped"] = functools.partial(overlapped.matmul_all_reduce, x, w, *parts)
         for variant, call in calls.items():
             r.close("matmul_all_reduce", f"{what}, {variant}", call(), expected)
         product = functools.partial(torch.mm, x, w)
-        calls |= {"cublas + nccl": functools.partial(_serial, product), "cublas alone": product}
-        shared = None if r.is_simulated else r.symmetric(rows, columns)
-        if shared is not None:
+        calls |= {"cublas + nccl": functools.partial(_summed, product), "cublas alone": product}
+        shared = r.symmetric(rows, columns)
+        if not r.by_ipc:
             shot = torch.ops.symm_mem.one_shot_all_reduce if rows <= 512 else torch.ops.symm_mem.two_shot_all_reduce_
             calls["cublas + torch"] = lambda s=shared, x=x, w=w, f=shot: (torch.mm(x, w, out=s), f(s, "sum", r.group))  # type: ignore[misc]
         r.rows_of("matmul_all_reduce", what, calls, calls=2)
 
 
 def matmul_reduce_scatter(r: Rank) -> None:
-    for rows in _ROWS if not r.is_simulated else (32,):
+    for rows in r.pick(_ROWS, (32,)):
         x, w, total = _products(r, rows, 8192, 4096)
         part, columns, what = rows // r.n, w.size(1), f"{rows} x {x.size(1)} x {w.size(1)}"
         calls: dict[str, Call] = {}
         if rows <= _TILES:
             memory = dist.empty([2, r.n, part, columns], BF16), dist.channel(tiled_reduce_scatter.WORDS)
             calls["tiles"] = functools.partial(tiled_reduce_scatter.matmul_reduce_scatter, x, w, *memory, r.me)
-        if rows >= _WHOLE or r.is_simulated:
-            calls["overlapped"] = functools.partial(overlapped.matmul_reduce_scatter, x, w, overlapped.Memory(part, columns))
+        if rows >= r.pick(_WHOLE, 0):
+            calls["overlapped"] = functools.partial(
+                overlapped.matmul_reduce_scatter, x, w, overlapped.Memory(part, columns)
+            )
         for variant, call in calls.items():
             r.close("matmul_reduce_scatter", f"{what}, {variant}", call(), total.chunk(r.n)[r.me])
-        if r.is_simulated:
-            return
         out = torch.empty([part, columns], dtype=BF16, device=r.device)
         product = functools.partial(torch.mm, x, w)
         calls["cublas + nccl"] = lambda out=out, f=product: torch.distributed.reduce_scatter_tensor(out, f())  # type: ignore[misc]
@@ -356,8 +368,8 @@ def matmul_reduce_scatter(r: Rank) -> None:
 
 
 def all_gather_matmul(r: Rank) -> None:
-    for rows in (4096, 1024) if not r.is_simulated else (20,):
-        k, columns = r.size(8192, 48), r.size(8192 if rows == 4096 else 14336, 32)
+    for rows in r.pick((4096, 1024), (20,)):
+        k, columns = r.pick(8192, 48), r.pick(8192 if rows == 4096 else 14336, 32)
         shards = [r.randn(rows, k, seed=rank) for rank in range(r.n)]
         x, w, everyone = shards[r.me], r.randn(k, columns, seed=10 + r.me), torch.cat(shards)
         what, expected = f"{r.n} x {rows} rows, {k} x {columns}", everyone @ w
@@ -368,11 +380,8 @@ def all_gather_matmul(r: Rank) -> None:
         }
         for variant, call in calls.items():
             r.close("all_gather_matmul", f"{what}, {variant}", call(), expected)
-        if r.is_simulated:
-            return
         gathered, product = torch.empty_like(everyone), functools.partial(torch.mm, everyone, w)
-        shard = r.symmetric(rows, k)
-        shard = x if shard is None else shard.copy_(x)
+        shard = r.symmetric(rows, k).copy_(x)
 
         def serial(x: Any = x, w: Any = w, gathered: Any = gathered) -> Any:
             torch.distributed.all_gather_into_tensor(gathered, x)
@@ -385,7 +394,7 @@ def all_gather_matmul(r: Rank) -> None:
 
 def experts(r: Rank) -> None:
     """Send tokens to eight experts, two of them for each token, and their results back."""
-    tokens, columns = r.size(4096, 13), r.size(4096, 40)
+    tokens, columns = r.pick(4096, 13), r.pick(4096, 40)
     inbox, results = (dist.empty([r.n, tokens, columns], BF16) for _ in range(2))
     there, back = dist.channel([helion.cdiv(tokens, dispatch_combine.ROWS)]), dist.channel([1])
     gates = [dispatch_combine.routed(rank, r.n, tokens, 8 // r.n, 2) for rank in range(r.n)]
@@ -399,8 +408,6 @@ def experts(r: Rank) -> None:
     send()
     dispatch_combine.experts(inbox[0], theirs, results[0])
     r.close("experts", "result", take(), x * (gates[r.me] * weights).sum((1, 2))[:, None].to(r.device))
-    if r.is_simulated:
-        return
     ranks = mine.ne(0).any(2).roll(r.me, 1).to(r.device)  # by rank
     counts = torch.stack([each.ne(0).any(2).sum(0) for each in gates])  # of each rank, to each rank
     order = torch.cat([ranks[:, rank].nonzero()[:, 0] for rank in range(r.n)])
@@ -413,7 +420,9 @@ def experts(r: Rank) -> None:
 
     what = f"{tokens} x {columns}, {sum(sent) - sent[r.me]} rows to the peer"
     serial = functools.partial(_all_to_all, there_rows, x, order, taken, sent)
-    r.rows_of("experts", what, {"dispatch": send, "dispatch, nccl": serial, "combine": take, "combine, nccl": serial_combine})
+    r.rows_of(
+        "experts", what, {"dispatch": send, "dispatch, nccl": serial, "combine": take, "combine, nccl": serial_combine}
+    )
 
 
 def _all_to_all(out: Any, x: Any, order: Any, taken: list[int], sent: list[int]) -> None:
@@ -427,27 +436,32 @@ def _product_configs(loops: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield configs of kernels with a tile of a product, and a number of loops over K."""
     for m, n, k, warps, stages in ((128, 256, 64, 8, 4), (64, 128, 128, 4, 4), (64, 64, 128, 4, 5)):
         sizes = [m, n, *[k] * loops]
-        yield f"{m} x {n} x {k}", {"block_sizes": sizes, "num_warps": warps, "num_stages": stages, "l2_groupings": [8, 8]}
+        yield (
+            f"{m} x {n} x {k}",
+            {"block_sizes": sizes, "num_warps": warps, "num_stages": stages, "l2_groupings": [8, 8]},
+        )
 
 
 def configs(r: Rank) -> None:
     """Time kernels under configs that are not their default."""
-    for kilobytes in (8, 64, 512, 8192, 65536) if not r.is_simulated else ():
+    for kilobytes in r.pick((8, 64, 512, 8192, 65536), (2,)):
         x = r.randn(kilobytes * 512, seed=r.me)
         memory = _one_shot_memory(r, kilobytes * 512)
         for size, warps in ((512, 2), (1024, 4), (2048, 8), (4096, 8), (8192, 16)):
             if size <= x.size(0) <= size * one_shot.WORDS:
-                call = functools.partial(_configured(one_shot.all_reduce, block_sizes=[size], num_warps=warps), x, *memory)
+                call = functools.partial(
+                    _configured(one_shot.all_reduce, block_sizes=[size], num_warps=warps), x, *memory
+                )
                 for graph in (False, True) if kilobytes <= 512 else (False,):
                     r.row("all_reduce", f"{kilobytes} KB", f"one shot, {size} in {warps} warps", call, graph=graph)
-    for rows in (32, 256) if not r.is_simulated else ():
+    for rows in r.pick((32, 256), (5,)):
         args, _, _ = _rms_norm_arguments(r, rows)
         for warps in (8, 16, 32):
             tiled = _configured(all_reduce_rms_norm.all_reduce_rms_norm, block_sizes=[1], num_warps=warps)
             r.row("rms_norm", f"{rows} rows", f"{warps} warps", functools.partial(tiled, *args))
-    for rows in (64, 512) if not r.is_simulated else ():
+    for rows in r.pick((64, 512), (32,)):
         x, w, _ = _products(r, rows, 4096, 8192)
         memory = dist.empty([2, r.n, rows, w.size(1)], BF16), dist.channel(tiled_all_reduce.WORDS)
         for name, config in _product_configs(1):
             call = functools.partial(_configured(tiled_all_reduce.matmul_all_reduce, **config), x, w, *memory)
-            r.row("matmul_all_reduce", f"{rows} x 4096 x 8192", f"tiles, {name}", call, calls=2)
+            r.row("matmul_all_reduce", f"{rows} x {x.size(1)} x {w.size(1)}", f"tiles, {name}", call, calls=2)

@@ -27,6 +27,20 @@ def by_mail(x: torch.Tensor, mail: hl.Mailbox) -> torch.Tensor:
 
 
 @helion.kernel()
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `rms_norm(h) * weight` and `h = x + residual + bias`, of `[M, D]`: what follows an all-reduce by NCCL."""
+    out, total = torch.empty_like(x), torch.empty_like(residual)
+    for tile in hl.tile(x.size(0)):
+        h = x[tile, :].to(torch.float32) + residual[tile, :] + bias[:].to(torch.float32)
+        total[tile, :] = h.to(residual.dtype)
+        scale = torch.rsqrt(torch.mean(h * h, dim=-1, keepdim=True) + eps)
+        out[tile, :] = (h * scale * weight[:].to(torch.float32)).to(x.dtype)
+    return out, total
+
+
+@helion.kernel()
 def pulled(x: torch.Tensor, buffer: torch.Tensor, GROUP: hl.ProcessGroupName, RANKS: hl.constexpr) -> torch.Tensor:
     """Sum `x[M, N]` over all ranks: loads from the peers' buffers, between two barriers."""
     out = torch.empty_like(x)

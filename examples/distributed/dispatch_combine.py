@@ -4,8 +4,8 @@
 their results, by the weights of the gate. `combine` reads these rows and adds them up. Rows keep the place of their
 token, so that no rank needs to know what the others send.
 
-One memory for all calls suffices. A rank stores tokens of the next call after it has read all results of this one, and
-an expert that has sent results has read its tokens.
+One memory for all calls suffices. An expert sends its results after it has read the tokens. A rank sends the tokens of
+the next call after it has read these results.
 
     python examples/distributed/dispatch_combine.py
     torchrun --nproc-per-node 2 examples/distributed/dispatch_combine.py
@@ -71,7 +71,7 @@ def combine(wanted: torch.Tensor, results: tuple[torch.Tensor, ...], ch: hl.Chan
 
 @helion.kernel()
 def experts(tokens: torch.Tensor, gates: torch.Tensor, results: torch.Tensor) -> None:
-    """Write the sum of `gates[p, t, e] * (e + 1) * tokens[p, t]` over the experts `e` of a rank: a stand-in for their layers."""
+    """Write the sum of `gates[p, t, e] * (e + 1) * tokens[p, t]` over the experts `e` of a rank. Real experts are MLPs."""
     for peer, tile in hl.tile([tokens.size(0), tokens.size(1)], block_size=[1, None]):
         factor = hl.zeros([tile], dtype=torch.float32)
         for expert in hl.static_range(gates.size(2)):

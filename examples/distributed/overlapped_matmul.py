@@ -175,12 +175,13 @@ def on_rank(rows: int = 48, columns: int = 80, k: int = 130, calls: int = 3) -> 
     (x, w), some = pairs[me], [x[:rows].contiguous() for x, _ in pairs]
     everyone = torch.cat(some).double() @ w.double()
     worst = 0.0
-    for _ in range(calls):
-        for result, expected in (
-            (all_gather_matmul(some[me], w, gathered), everyone),
-            (matmul_reduce_scatter(x, w, scattered), total.chunk(ranks)[me]),
-            (matmul_all_reduce(x, w, parts, sums), total),
-        ):
+    for function, args, expected in (
+        (all_gather_matmul, (some[me], w, gathered), everyone),
+        (matmul_reduce_scatter, (x, w, scattered), total.chunk(ranks)[me]),
+        (matmul_all_reduce, (x, w, parts, sums), total),
+    ):
+        for _ in range(calls):
+            result = function(*args)
             torch.testing.assert_close(result.double(), expected, rtol=2e-2, atol=0.02 * float(expected.std()))
             worst = max(worst, float((result - expected).abs().max()))
     for memory in (gathered, scattered, parts, sums):

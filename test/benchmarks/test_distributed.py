@@ -1,13 +1,15 @@
-"""The cases of `benchmarks/distributed.py` on simulated ranks: checks on small tensors."""
+"""The cases of `benchmarks/distributed.py` on simulated ranks: checks on small tensors, and calls of all that they time."""
 
 from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import helion.distributed as hd
 from benchmarks import distributed
@@ -23,14 +25,57 @@ CASES = {
     "all_gather_matmul": 2,
     "experts": 1,
 }
+_SAMPLE = ["primitives", *(pytest.param(case, marks=pytest.mark.prove) for case in CASES if case != "primitives")]
 
 
-@pytest.mark.parametrize(
-    "case", ["primitives", *(pytest.param(c, marks=pytest.mark.prove) for c in CASES if c != "primitives")]
-)
-def test_cases_are_right(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _rows(case: str, make: Callable[[], distributed.Rank], folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the rows of a case."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     cases: Any = importlib.import_module("benchmarks.distributed_cases")
-    hd.run(lambda: getattr(cases, case)(distributed.Rank(tmp_path, 0.0)), 2)
-    rows = [json.loads(line) for file in tmp_path.iterdir() for line in file.read_text().splitlines()]
+    hd.run(lambda: getattr(cases, case)(make()), 2)
+    return [json.loads(line) for file in folder.iterdir() for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("case", _SAMPLE)
+def test_cases_are_right(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = _rows(case, lambda: distributed.Rank(tmp_path, 0.0), tmp_path, monkeypatch)
     assert [row["right"] for row in rows] == [True] * CASES[case]
+
+
+class _TimedRank(distributed.Rank):
+    """A simulated rank that calls what it would time once; ``refused`` are what needs GPUs."""
+
+    def __init__(self, out: Path, refused: list[str]) -> None:
+        super().__init__(out, 0.0)
+        self.refused = refused
+
+    def row(self, case: str, what: str, variant: str, function: Callable[[], Any], **options: Any) -> float | None:
+        try:
+            function()
+        except NotImplementedError:
+            self.refused.append(variant)
+        self.write({"case": case, "what": what, "variant": variant, **options})
+        return 1.0
+
+
+@pytest.fixture
+def idle_group(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A process group whose collective operations do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.distributed, "is_initialized", lambda: False)
+        yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("case", ["configs", *(case for case in CASES if case not in ("primitives", "stress"))])
+def test_what_is_timed_can_be_called(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, idle_group: None
+) -> None:
+    refused: list[str] = []
+    rows = _rows(case, lambda: _TimedRank(tmp_path, refused), tmp_path, monkeypatch)
+    assert any("variant" in row for row in rows) and all(row.get("right", True) for row in rows)
+    assert all("torch" in variant for variant in refused)
