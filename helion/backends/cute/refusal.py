@@ -48,7 +48,9 @@ def unproven(program: Program, target: Target) -> str:
     strided = [each.name for each in problem.outputs_of("strided")]
     strided += [each.name for each in problem.epilogue.of_kind("strided")]
     part = ""
-    if problem.copied:
+    if problem.groups is not None:
+        part = f"over groups of rows by {problem.groups.name}"
+    elif problem.copied:
         part = f"whose operand {problem.copied[0].sources[0].name} is copied by warps"
     elif strided:
         part = f"whose matrix {strided[0]} has strides that TMA cannot take"

@@ -5,7 +5,7 @@ The interpreter takes milliseconds for each program with any tile, so tiles that
 
 from __future__ import annotations
 
-from ... import knobs
+from ... import exc, knobs
 from ...autotuner.space.fields import BlockSizes
 from ...config import Config
 from ...fields import values_of
@@ -18,8 +18,8 @@ MOST_ELEMENTS = 2**17
 def in_large_tiles(of: Specialized, config: Config) -> Config:
     """Return a full config with its tiles doubled, the smallest first, as long as no value has more than ``MOST_ELEMENTS``.
 
-    The config stays unchanged with ``HELION_CPU_CONFIG=target``, and in checked mode, which detects races between
-    programs.
+    The config stays unchanged with ``HELION_CPU_CONFIG=target``, in checked mode, which detects races between programs,
+    and if the backend refuses the larger tiles.
     """
     space = of.analysis.space
     if knobs.CPU_CONFIG.read() == "target" or of.settings.checked or of.table_config is not None:
@@ -36,7 +36,17 @@ def in_large_tiles(of: Specialized, config: Config) -> Config:
             sizes = larger
         else:
             growing.discard(block)
-    return space.resized(config, sizes)
+    enlarged = space.resized(config, sizes)
+    return enlarged if _is_legal(of, enlarged) else config
+
+
+def _is_legal(of: Specialized, config: Config) -> bool:
+    """Return whether a backend takes a config in these tiles: pipelines of its own may need too much memory."""
+    try:
+        of.analysis.space.decode(config)
+    except exc.InvalidConfig:
+        return False
+    return True
 
 
 def _fits(of: Specialized, config: Config, sizes: dict[int, int]) -> bool:

@@ -23,7 +23,7 @@ from helion.backends.cute.roles.attention.programs import attention_program
 from helion.backends.cute.verify.attention.machine import Machine
 from helion.backends.cute.verify.attention.rules import execute
 from helion.backends.cute.verify.attention.verify import verify_attention
-from helion.backends.cute.verify.cluster import Fault
+from helion.backends.cute.verify.state import Fault
 from helion.hardware import target
 
 HOPPER = target("sm_90")

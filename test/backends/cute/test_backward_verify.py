@@ -16,7 +16,7 @@ from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.attention import grammar as a
 from helion.backends.cute.roles.attention.backward import backward_program
 from helion.backends.cute.verify.attention.verify import verify_backward
-from helion.backends.cute.verify.cluster import Fault
+from helion.backends.cute.verify.state import Fault
 from helion.hardware import target
 
 HOPPER = target("sm_90")

@@ -34,8 +34,8 @@ from helion.backends.cute.roles.finish import (
 from helion.backends.cute.roles.grammar import LaunchFinish, TileLoop
 from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.verify import finish as verify_module
-from helion.backends.cute.verify.cluster import Fault
 from helion.backends.cute.verify.finish import verify_finish
+from helion.backends.cute.verify.state import Fault
 from helion.backends.cute.verify.verify import verify
 
 PROVE = os.environ.get("HELION_PROVE") == "1"

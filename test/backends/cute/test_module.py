@@ -27,7 +27,7 @@ from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.edits import edit_role
 from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.toolchain.offline import compile_text
-from helion.backends.cute.verify.cluster import Fault
+from helion.backends.cute.verify.state import Fault
 from helion.hardware import target
 
 PLANS = gemms.all_plans()

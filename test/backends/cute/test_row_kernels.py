@@ -25,9 +25,9 @@ from helion.backends.cute.plan.rowwise.passes import demand_of, schedule_of
 from helion.backends.cute.plan.rowwise.records import RowChoice, RowPlan
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.rowwise import program as r
-from helion.backends.cute.verify.cluster import Fault
 from helion.backends.cute.verify.rowwise.simulate import RowCluster
 from helion.backends.cute.verify.rowwise.verify import check_structure, smaller
+from helion.backends.cute.verify.state import Fault
 from helion.hardware import target
 
 H100 = target("sm_90")

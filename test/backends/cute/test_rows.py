@@ -33,8 +33,9 @@ from helion.backends.cute.roles.edits import Rewrite, edit_role
 from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.toolchain.kernel import GemmKernel
 from helion.backends.cute.toolchain.shared_object import source
-from helion.backends.cute.verify.cluster import Cluster, Fault
+from helion.backends.cute.verify.cluster import Cluster
 from helion.backends.cute.verify.smaller import smaller
+from helion.backends.cute.verify.state import Fault
 from helion.backends.cute.verify.verify import _simulate, trips, verify
 from helion.hardware import Target
 

@@ -21,7 +21,8 @@ from helion.backends.cute.plan.scales import BlockScales, Scale
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.edits import edit_role, rewrite
 from helion.backends.cute.roles.programs import kernel_program
-from helion.backends.cute.verify.cluster import Cluster, Fault
+from helion.backends.cute.verify.cluster import Cluster
+from helion.backends.cute.verify.state import Fault
 from helion.backends.cute.verify.verify import trips, verify
 
 TARGETS = ("sm_90", "sm_100")

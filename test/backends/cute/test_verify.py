@@ -18,8 +18,9 @@ from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.edits import Rewrite, edit_role
 from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.roles.registers import register_limit
-from helion.backends.cute.verify.cluster import RULES, Cluster, Fault, Running, Warp
+from helion.backends.cute.verify.cluster import RULES, Cluster, Running
 from helion.backends.cute.verify.smaller import smaller
+from helion.backends.cute.verify.state import Fault, Warp
 from helion.backends.cute.verify.structure import check_structure
 from helion.backends.cute.verify.verify import _simulate, least_k_tiles, trips, verify
 

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from ..plan.counts import counts
 from ..plan.records import GemmPlan
-from . import copied
+from . import copied, groups
 from .numbers import extent, number
 from .setups import by_tma, dsl, hopper_mma, mma_arguments, operand_dsl, second_b
 
 LARGEST_SIDE = 256
 """The largest tile extent along M and N."""
+LOAD, STORE = "CopyBulkTensorTileG2SOp", "CopyBulkTensorTileS2GOp"
+"""The DSL's copies from and to global memory by TMA."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +99,7 @@ def _multicasts(plan: GemmPlan) -> tuple[tuple[str, str, int], ...]:
 
 
 def _copy(multicast: int) -> str:
-    return "CopyBulkTensorTileG2SMulticastOp" if multicast > 1 else "CopyBulkTensorTileG2SOp"
+    return "CopyBulkTensorTileG2SMulticastOp" if multicast > 1 else LOAD
 
 
 def _wgmma(plan: GemmPlan) -> HostObjects:
@@ -163,17 +165,21 @@ def _umma(plan: GemmPlan) -> HostObjects:
 
 
 def _row_tiles(
-    plan: GemmPlan, name: str, dtype: str, pitch: int, box: tuple[int, int], stages: int, op: str
+    plan: GemmPlan, name: str, dtype: str, pitch: int, box: tuple[int, int], stages: int, *, stored: bool
 ) -> list[str]:
     """Return the TMA objects of a matrix of D's shape, moved in tiles of shape ``box``."""
     library = "hopper" if plan.unit == "wgmma" else "blackwell"
-    extents = f"({_extent(plan, 'm')}, {_extent(plan, 'n')}"
-    shape, stride = _with_batch(plan, name, extents, f"({number(plan, f'pitch_{name}', pitch)}, 1")
+    lines, first = number(plan, f"pitch_{name}", pitch), name
+    if stored and plan.problem.groups is not None:
+        first, shape, stride = groups.matrix(plan, name, lines, _extent(plan, "n"))
+    else:
+        extents = f"({_extent(plan, 'm')}, {_extent(plan, 'n')}"
+        shape, stride = _with_batch(plan, name, extents, f"({lines}, 1")
     return [
-        f"matrix_{name} = cute.make_tensor({name}, cute.make_layout({shape}, stride={stride}))",
+        f"matrix_{name} = cute.make_tensor({first}, cute.make_layout({shape}, stride={stride}))",
         f"layout_{name} = {library}.make_smem_layout_epi({dsl(dtype)}, LayoutEnum.ROW_MAJOR, {box}, {stages})",
         f"tma_{name}, tensor_{name} = cpasync.make_tiled_tma_atom(",
-        f"    cpasync.{op}(), matrix_{name}, cute.select(layout_{name}, mode=[0, 1]), {box}",
+        f"    cpasync.{STORE if stored else LOAD}(), matrix_{name}, cute.select(layout_{name}, mode=[0, 1]), {box}",
         ")",
     ]
 
@@ -184,8 +190,7 @@ def _output(plan: GemmPlan) -> HostObjects:
     names = []
     for output in plan.problem.outputs_of("exact"):
         names.append(plan.problem.label_of(output))
-        how = plan.store_box, stages, "CopyBulkTensorTileS2GOp"
-        lines += _row_tiles(plan, names[-1], output.dtype, output.pitch, *how)
+        lines += _row_tiles(plan, names[-1], output.dtype, output.pitch, plan.store_box, stages, stored=True)
     return HostObjects(lines=tuple(lines), parameters=_parameters(*names))
 
 
@@ -194,8 +199,8 @@ def _residuals(plan: GemmPlan) -> HostObjects:
     names = []
     for operand in plan.problem.epilogue.of_kind("exact"):
         names.append(operand.label)
-        how = (plan.cta_tile[0], plan.epilogue_n), plan.residual_stages, "CopyBulkTensorTileG2SOp"
-        lines += _row_tiles(plan, operand.label, operand.dtype, operand.pitch, *how)
+        box, stages = (plan.cta_tile[0], plan.epilogue_n), plan.residual_stages
+        lines += _row_tiles(plan, operand.label, operand.dtype, operand.pitch, box, stages, stored=False)
     return HostObjects(lines=tuple(lines), parameters=_parameters(*names))
 
 

@@ -11,7 +11,7 @@ from ..plan.workspace import workspace_bytes
 from ..roles.grammar import KernelProgram, Pipeline, Role
 from ..roles.programs import kernel_program
 from ..verify.verify import verify
-from . import copied, exchange, finish, numbers, rows, scales, workspace
+from . import copied, exchange, finish, groups, numbers, rows, scales, workspace
 from .host import HOST, HostObjects
 from .setups import definitions, dsl, operand_dsl
 from .steps import print_steps
@@ -45,8 +45,8 @@ IMPORTS = {
 
 
 def pointer_dtypes(plan: GemmPlan) -> tuple[str, ...]:
-    """Return the pointer types of A, B, the outputs, the epilogue's operands, the scales and the workspace, if any, for
-    ``ENTRY``.
+    """Return the pointer types of A, B, the outputs, the epilogue's operands, the scales, the offsets of groups and the
+    workspace, if any, for ``ENTRY``.
 
     ``NUMBER`` means a scalar. Before the workspace, ``SIZE`` and ``PITCH`` are for the numbers of ``plan.runtime``.
     """
@@ -58,10 +58,11 @@ def pointer_dtypes(plan: GemmPlan) -> tuple[str, ...]:
     )
     factors = (scale.dtype for scale in problem.scales.factors) if problem.scales is not None else ()
     sources = (source.dtype for source in problem.more_sources)
+    groups = () if problem.groups is None else (problem.groups.dtype,)
     shared = ("float32",) if workspace_bytes(plan) else ()
     given = (SIZE if is_size(name) else PITCH for name in problem.runtime)
     multiplied = (problem.loaded_dtype(operand) for operand in "ab")
-    return *multiplied, *outputs, *extra, *factors, *sources, *given, *shared
+    return *multiplied, *outputs, *extra, *factors, *sources, *groups, *given, *shared
 
 
 def build(plan: GemmPlan) -> str:
@@ -134,6 +135,7 @@ def _kernel(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> 
         *((name, "cutlass.Float32") for name in _numbers(plan)),
         *((name, "cutlass.Int32") for name in numbers.sizes(plan)),
         *((name, annotation) for name, annotation, _ in scales.parameters(plan)),
+        *((name, "cute.Tensor") for name in groups.parameters(plan)),
         *(workspace.PARAMETERS if plan.grid_splits > 1 else ()),
     ]
     out.line("def kernel(")
@@ -287,7 +289,7 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
     out.line(f"def {ENTRY}(")
     given = [operand.label for operand in plan.whole.epilogue.of_kind("number")]
     pointers += [name for name, _, _ in scales.parameters(plan)]
-    pointers += copied.pointer_names(plan)
+    pointers += [*copied.pointer_names(plan), *groups.parameters(plan)]
     out.lines(f"    {name}: {'cutlass.Float32' if name in given else 'cute.Pointer'}," for name in pointers)
     out.lines(f"    {name}: cutlass.{'Int32' if is_size(name) else 'Int64'}," for name in plan.problem.runtime)
     out.lines(["    workspace: cute.Pointer,"] if workspace_bytes(plan) else [])
@@ -315,6 +317,9 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
         arguments += [f"vector_{name}" for name in (*_vectors(plan), *_strided(plan), *_parted(plan))]
         arguments += [*_numbers(plan), *numbers.sizes(plan)]
         arguments += [f"factors_{name}" for name, _, _ in scales.parameters(plan)]
+        for name in groups.parameters(plan):
+            out.line(f"vector_{name} = {groups.tensor(plan)}")
+            arguments.append(f"vector_{name}")
         if plan.grid_splits > 1:
             out.lines(workspace.tensors(plan))
             arguments += [name for name, _ in workspace.PARAMETERS]

@@ -33,6 +33,11 @@ def parts(plan: GemmPlan, side: str, width: int) -> str:
     return str(-(-int(size) // width)) if size.isdigit() else f"({size} + {width - 1}) // {width}"
 
 
+def in_group(plan: GemmPlan, row: str) -> str:
+    """Return the row of a matrix for one of the rows that tiles count: those of a group count from its first."""
+    return row if plan.problem.groups is None else f"group_begin + {row}"
+
+
 def k_tiles(plan: GemmPlan) -> str:
     return "k_tiles" if "size_k" in plan.problem.runtime else str(plan.k_tiles)
 
@@ -44,7 +49,8 @@ def columns(plan: GemmPlan) -> str:
 
 def rows(plan: GemmPlan) -> str:
     """Return the cluster tiles along M."""
-    return "work_m" if "size_m" in plan.problem.runtime else str(plan.work[0])
+    grouped = plan.problem.groups is not None and "batches" in plan.problem.runtime
+    return "work_m" if "size_m" in plan.problem.runtime or grouped else str(plan.work[0])
 
 
 def times(number: int, text: str) -> str:
@@ -54,7 +60,7 @@ def times(number: int, text: str) -> str:
 
 def product_tiles(plan: GemmPlan) -> str:
     """Return the cluster tiles of one matmul of a batch."""
-    known = {"size_m", "size_n"}.isdisjoint(plan.problem.runtime)
+    known = rows(plan).isdigit() and columns(plan).isdigit()
     return str(plan.work[0] * plan.work[1]) if known else f"({rows(plan)} * {columns(plan)})"
 
 
@@ -64,6 +70,12 @@ def pieces(plan: GemmPlan) -> str:
     return str(plan.pieces) if known else "pieces"
 
 
+def groups(plan: GemmPlan) -> str:
+    """Return the number of groups of rows."""
+    assert plan.problem.groups is not None
+    return number(plan, "batches", plan.problem.groups.size)
+
+
 def definitions(plan: GemmPlan) -> list[str]:
     """Return the definitions of the names above, from sizes."""
     lines = []
@@ -71,10 +83,14 @@ def definitions(plan: GemmPlan) -> list[str]:
     if k_tiles(plan) == "k_tiles":
         lines.append(f"k_tiles = {parts(plan, 'k', plan.tile[2])}")
     if rows(plan) == "work_m":
-        lines.append(f"work_m = {parts(plan, 'm', rows_of_work)}")
+        covering = parts(plan, "m", rows_of_work)
+        if plan.problem.groups is not None:
+            covering = f"{extent(plan, 'm')} // {rows_of_work} + {groups(plan)}"
+        lines.append(f"work_m = {covering}")
     if columns(plan) == "work_n":
         lines.append(f"work_n = {parts(plan, 'n', columns_of_work)}")
     if pieces(plan) == "pieces":
         batches = number(plan, "batches", plan.problem.batches)
-        lines.append(f"pieces = {product_tiles(plan)}" + (f" * {batches}" if plan.problem.batch else ""))
+        repeated = plan.problem.batch is not None and plan.problem.groups is None
+        lines.append(f"pieces = {product_tiles(plan)}" + (f" * {batches}" if repeated else ""))
     return lines

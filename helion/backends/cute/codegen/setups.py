@@ -43,7 +43,14 @@ def batched(plan: GemmPlan, name: str) -> str:
 
 def _modes(plan: GemmPlan, name: str) -> str:
     """Return the tile coordinates of an operand, or an output: all of them."""
-    return "(None, None, None)" if plan.problem.batch_pitch(name) else "(None, None)"
+    return "(None, None, None)" if has_third_mode(plan, name) else "(None, None)"
+
+
+def has_third_mode(plan: GemmPlan, name: str) -> bool:
+    """Return whether TMA's tensor of a matrix has a dimension after its rows and columns: of the batch, or of the
+    distance by which stores to a group of rows are moved."""
+    stored = plan.problem.groups is not None and name in map(plan.problem.label_of, plan.problem.outputs_of("exact"))
+    return bool(plan.problem.batch_pitch(name)) or stored
 
 
 def mma_arguments(plan: GemmPlan, columns: int) -> str:
@@ -99,41 +106,45 @@ def by_tma(plan: GemmPlan) -> list[str]:
     return [name for name in ("a", "b", *second_b(plan)) if plan.problem.copy_of(name) is None]
 
 
-def _tiles(plan: GemmPlan) -> list[str]:
+def _tiles(plan: GemmPlan, name: str, tensor: str) -> str:
     m, n, k = plan.tile
+    return f"tiles_{name} = cute.local_tile({tensor}, ({m if name == 'a' else n}, {k}), {_modes(plan, name)})"
+
+
+def _partition(plan: GemmPlan, name: str) -> list[str]:
+    """Define the TMA views of an operand: the part of a tile that this CTA loads, and its destination. The matrix unit
+    of tcgen05 has its own partition of tiles."""
+    modes, part = (2, "{tiles}") if plan.unit == "wgmma" else (3, "half_{side}.partition_{side}({tiles})")
+    is_a, shared_b = name == "a", "shared_b" if plan.products == 1 else "shared_part"
+    sharing = [
+        f"place[{2 if is_a else 1}]",
+        f"cute.make_layout(cute.slice_(cluster_layout, {'(0, 0, None, 0)' if is_a else '(0, None, 0, 0)'}).shape)",
+    ]
+    if is_a and not plan.shares_a:
+        sharing = ["0", "cute.make_layout(1)"]
+    tiles = part.format(side="A" if is_a else "B", tiles=f"tiles_{name}")
     return [
-        f"tiles_{name} = cute.local_tile(tensor_{name}, ({m if name == 'a' else n}, {k}), {_modes(plan, name)})"
-        for name in by_tma(plan)
+        f"to_{name}, from_{name} = cpasync.tma_partition(",
+        f"    tma_{name},",
+        *(f"    {line}," for line in sharing),
+        f"    cute.group_modes({'shared_a' if is_a else shared_b}, 0, {modes}),",
+        f"    cute.group_modes({tiles}, 0, {modes}),",
+        ")",
     ]
 
 
-def _partitions(plan: GemmPlan, modes: int, part: str) -> list[str]:
-    """Define the TMA views: the part of a tile that this CTA loads, and its destination.
+def load_views(plan: GemmPlan, name: str, tensor: str) -> list[str]:
+    """Define the TMA views of an operand of which ``tensor`` are the coordinates."""
+    return [_tiles(plan, name, tensor), *_partition(plan, name)]
 
-    ``part`` is the call that partitions tiles as the matrix unit does, if any.
-    """
-    lines = []
-    shared_b = "shared_b"
+
+def _views(plan: GemmPlan) -> list[str]:
+    """Define the TMA views of all operands; with groups of rows, those of A begin with each tile."""
+    names = [name for name in by_tma(plan) if name != "a" or plan.problem.groups is None]
+    lines = [_tiles(plan, name, f"tensor_{name}") for name in names]
     if plan.products > 1:
-        shared_b = "shared_part"
         lines.append("shared_part = cute.make_tensor(shared_b.iterator, layout_part.outer)")
-    for name in by_tma(plan):
-        is_a = name == "a"
-        sharing = [
-            f"place[{2 if is_a else 1}]",
-            f"cute.make_layout(cute.slice_(cluster_layout, {'(0, 0, None, 0)' if is_a else '(0, None, 0, 0)'}).shape)",
-        ]
-        if is_a and not plan.shares_a:
-            sharing = ["0", "cute.make_layout(1)"]
-        tiles = part.format(side="A" if is_a else "B", tiles=f"tiles_{name}")
-        lines += [
-            f"to_{name}, from_{name} = cpasync.tma_partition(",
-            f"    tma_{name},",
-            *(f"    {line}," for line in sharing),
-            f"    cute.group_modes({'shared_a' if is_a else shared_b}, 0, {modes}),",
-            f"    cute.group_modes({tiles}, 0, {modes}),",
-            ")",
-        ]
+    lines += [line for name in names for line in _partition(plan, name)]
     if counts(plan).a_multicast > 1:
         lines.append("mask_a = cpasync.create_tma_multicast_mask(cluster_layout, place, mcast_mode=2)")
     if counts(plan).b_multicast > 1:
@@ -142,7 +153,7 @@ def _partitions(plan: GemmPlan, modes: int, part: str) -> list[str]:
 
 
 def _wgmma_loads(plan: GemmPlan, role: Role) -> list[str]:
-    return [*_tiles(plan), *_partitions(plan, 2, "{tiles}")]
+    return _views(plan)
 
 
 def _umma_loads(plan: GemmPlan, role: Role) -> list[str]:
@@ -152,12 +163,12 @@ def _umma_loads(plan: GemmPlan, role: Role) -> list[str]:
         lines.append("half_B = part_mma.get_slice(place[0])")
     else:
         lines.append("half_B = half_A")
-    return [*lines, *_tiles(plan), *_partitions(plan, 3, "half_{side}.partition_{side}({tiles})")]
+    return [*lines, *_views(plan)]
 
 
 def _store_views(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
     """Define the views from registers to a buffer in shared memory, and from there to global memory."""
-    (rows, columns), label = plan.store_box, plan.problem.label_of(output)
+    label = plan.problem.label_of(output)
     staged, lines = f"shared_{label}", []
     if plan.warp_stores:  # the same memory as the tile of all warps
         staged, tile = f"staged_{label}", (plan.cta_tile[0], plan.epilogue_n)
@@ -172,8 +183,16 @@ def _store_views(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
         f"{thread} = {copy}.get_slice(store_thread)",
         f"{part} = {thread}.partition_D({staged})",
         f"{registers} = {copy}.retile({rounded})",
-        f"tiles_{label} = cute.local_tile(tensor_{label}, ({rows}, {columns}), {_modes(plan, label)})",
-        f"from_{label}, to_{label} = cpasync.tma_partition(",
+        *(tile_views(plan, label, plan.store_box, f"tensor_{label}") if plan.problem.groups is None else ()),
+    ]
+
+
+def tile_views(plan: GemmPlan, label: str, box: tuple[int, int], tensor: str, *, stored: bool = True) -> list[str]:
+    """Define the TMA views of a matrix of the output's shape, of which ``tensor`` are the coordinates."""
+    first, second = ("from", "to") if stored else ("to", "from")
+    return [
+        f"tiles_{label} = cute.local_tile({tensor}, ({box[0]}, {box[1]}), {_modes(plan, label)})",
+        f"{first}_{label}, {second}_{label} = cpasync.tma_partition(",
         f"    tma_{label}, 0, cute.make_layout(1),"
         f" cute.group_modes(shared_{label}, 0, 2), cute.group_modes(tiles_{label}, 0, 2)",
         ")",
@@ -314,16 +333,16 @@ def _vectors(plan: GemmPlan, role: Role) -> list[str]:
 
 
 def _residual_loads(plan: GemmPlan, role: Role) -> list[str]:
-    lines = []
-    for operand in plan.problem.epilogue.of_kind("exact"):
-        name = operand.label
-        lines += [
-            f"tiles_{name} = cute.local_tile(tensor_{name}, ({plan.cta_tile[0]}, {plan.epilogue_n}), {_modes(plan, name)})",
-            f"to_{name}, from_{name} = cpasync.tma_partition(",
-            f"    tma_{name}, 0, cute.make_layout(1), cute.group_modes(shared_{name}, 0, 2), cute.group_modes(tiles_{name}, 0, 2)",
-            ")",
-        ]
-    return lines
+    if plan.problem.groups is not None:
+        return []  # they begin with each tile
+    return residual_views(plan, "tensor_{name}")
+
+
+def residual_views(plan: GemmPlan, tensor: str) -> list[str]:
+    """Define the TMA views of residuals, of which ``tensor``, with the name of each, are the coordinates."""
+    box = plan.cta_tile[0], plan.epilogue_n
+    names = [operand.label for operand in plan.problem.epilogue.of_kind("exact")]
+    return [line for name in names for line in tile_views(plan, name, box, tensor.format(name=name), stored=False)]
 
 
 def _residual_reads(plan: GemmPlan, role: Role) -> list[str]:

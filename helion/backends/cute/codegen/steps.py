@@ -9,9 +9,8 @@ from ..plan.epilogue import ROW_NUMBER
 from ..plan.passes import Pass, passes
 from ..plan.records import GemmPlan
 from ..roles import grammar as g
-from . import copied, exchange, numbers, rows, scales, workspace
+from . import copied, exchange, groups, numbers, rows, scales, vectors, workspace
 from .epilogue import (
-    dealt,
     evaluate,
     first_column,
     first_row,
@@ -65,6 +64,9 @@ def _(step: g.TileLoop, out: Writer, names: Names) -> None:
     every = "work_step" if step.every == 1 else f"work_step * {step.every}"
     out.line(f"work = first_work + work_step * {step.first}" if step.first else "work = first_work")
     number = "work"
+    if plan.problem.groups is not None:
+        _group_tiles(step, out, names, every)
+        return
     with out.block(f"while work < {numbers.pieces(plan)}:"):
         if plan.grid_splits > 1:
             number = "tile"
@@ -81,6 +83,30 @@ def _(step: g.TileLoop, out: Writer, names: Names) -> None:
         out.line(f"tile_n = within // band_rows * {plan.cluster_tiles[1]} + place[2]")
         _body(step.body, out, names)
         out.line(f"work += {every}")
+
+
+def _group_tiles(step: g.TileLoop, out: Writer, names: Names, every: str) -> None:
+    """Print the loop over the tiles of all groups of rows."""
+    plan = names.plan
+    out.lines(groups.start())
+    _find_group(out, plan)
+    with out.block(f"while row_group < {numbers.groups(plan)}:"):
+        out.lines(groups.tile(plan))
+        _body(step.body, out, names)
+        out.line(f"work += {every}")
+        _find_group(out, plan)
+
+
+def _find_group(out: Writer, plan: GemmPlan) -> None:
+    lines, condition, body = groups.find(plan)
+    out.lines(lines)
+    with out.block(f"while {condition}:"):
+        out.lines(body)
+
+
+@_print.register
+def _(step: g.GroupViews, out: Writer, names: Names) -> None:
+    out.lines(groups.views(names.plan, step.of))
 
 
 @_print.register
@@ -357,41 +383,12 @@ def _(step: g.BarrierArrive, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.LoadVectors, out: Writer, names: Names) -> None:
-    plan, threads, columns = names.plan, counts(names.plan).consumer_threads, names.plan.tile[1]
-    epilogue, tile_n = plan.problem.epilogue, "place[2]" if step.once else "tile_n"
-    for operand in epilogue.of_kind("column") if "column" in step.kinds else ():
-        places = fragment(plan)
-        with out.block(f"for i in cutlass.range_constexpr({places.rows}):"):
-            row = f"{rows_of(plan)} * {plan.cta_tile[0]} + {places.first_row} + {places.row_offset}"
-            out.line(
-                f"{operand.label}_rows[i] = {operand.label}[cutlass.min({row}, {numbers.last(plan, 'm')}){batched(plan, operand.label)}].to(cutlass.Float32)"
-            )
-    for operand in epilogue.of_kind("row") if "row" in step.kinds else ():
-        with out.block(f"for i in cutlass.range_constexpr({-(-columns // threads)}):"):
-            column = f"{tile_n} * {columns} + store_thread + i * {threads}"
-            out.line(
-                f"{operand.label}_loaded[i] = {operand.label}[cutlass.min({column}, {numbers.last(plan, 'n')}){batched(plan, operand.label)}].to(cutlass.Float32)"
-            )
+    out.lines(vectors.load(names.plan, step.kinds, "place[2]" if step.once else "tile_n"))
 
 
 @_print.register
 def _(step: g.ShareVectors, out: Writer, names: Names) -> None:
-    threads, columns = counts(names.plan).consumer_threads, names.plan.tile[1]
-    first = f"{names.role.team * columns} + " if names.role.team else ""
-    with out.block(f"for i in cutlass.range_constexpr({-(-columns // threads)}):"):
-        place = dealt(
-            names.plan,
-            f"(store_thread + i * {threads})" if names.plan.columns_stay else f"store_thread + i * {threads}",
-        )
-        store = [
-            f"shared_{operand.label}[{first}{place}] = {operand.label}_loaded[i]"
-            for operand in names.plan.problem.epilogue.of_kind("row")
-        ]
-        if columns % threads:
-            with out.block(f"if store_thread + i * {threads} < {columns}:"):
-                out.lines(store)
-        else:
-            out.lines(store)
+    out.lines(vectors.share(names.plan, names.role))
 
 
 @_print.register
@@ -510,12 +507,14 @@ def _(step: g.FenceShared, out: Writer, names: Names) -> None:
 def _(step: g.TmaStore, out: Writer, names: Names) -> None:
     plan = names.plan
     label = plan.problem.label_of(plan.problem.outputs_of("exact")[step.output])
-    stage, rows = stage_of(plan, names.role), _stored_rows(plan)
+    stage, rows, third = stage_of(plan, names.role), _stored_rows(plan), batched(plan, label)
+    if plan.problem.groups is not None:
+        rows, third = "0", ", 0"
     if plan.warp_stores:
         stage = f"{stage} * {plan.storing_warps} + store_warp"
     copy = (
         f"cute.copy(tma_{label}, from_{label}[None, {stage}],"
-        f" to_{label}[None, {rows}, tile_n * {plan.subtiles} + subtile{batched(plan, label)}])"
+        f" to_{label}[None, {rows}, tile_n * {plan.subtiles} + subtile{third}])"
     )
     inside = _inside(plan)
     if inside:
@@ -541,7 +540,7 @@ def _inside(plan: GemmPlan) -> list[str]:
     rows, columns = numbers.parts(plan, "m", high), numbers.parts(plan, "n", wide)
     walked = plan.work[0] * plan.cluster[0] * of_tile, plan.work[1] * plan.cluster[1] * plan.subtiles
     conditions = []
-    if not rows.isdigit() or int(rows) < walked[0]:
+    if plan.problem.groups is None and (not rows.isdigit() or int(rows) < walked[0]):
         conditions.append(f"{_stored_rows(plan)} < {rows}")
     if not columns.isdigit() or int(columns) < walked[1]:
         conditions.append(f"tile_n * {plan.subtiles} + subtile < {columns}")

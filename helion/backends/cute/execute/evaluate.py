@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand, EpilogueOutput
-from ..plan.records import GemmProblem, Major
+from ..plan.records import GemmProblem, Groups, Major
 from ..plan.scales import BlockScales
 from ..toolchain.kernel import GemmKernel
 from .problems import Given, launched, split
@@ -67,12 +68,33 @@ def evaluate_gemm(kernel: GemmKernel, given: Sequence[Given]) -> None:
     assert isinstance(problem, GemmProblem)
     tensors = [each if isinstance(each, torch.Tensor) else torch.tensor(float(each)) for each in passed]
     batch = problem.batch
+    if problem.groups is not None:
+        _evaluate_groups(problem, problem.groups, tensors)
+        return
     if batch is None:
         _evaluate(problem, tensors)
         return
     pitches = (batch.a, batch.b, *batch.outputs, *batch.operands)
     for at in range(batch.size):
         _evaluate(problem, [_offset_view(tensor, at * pitch) for tensor, pitch in zip(tensors, pitches, strict=True)])
+
+
+def _evaluate_groups(problem: GemmProblem, groups: Groups, tensors: Sequence[torch.Tensor]) -> None:
+    """Evaluate the rows of each group, which begin at its offset in each tensor with rows."""
+    *tensors, offsets = tensors
+    epilogue = problem.epilogue.operands
+    pitches = [problem.a_pitch if problem.a_major == "k" else 1, 0, *(each.pitch for each in problem.outputs)]
+    pitches += [each.pitch if each.kind in ("exact", "column") else 0 for each in epilogue]
+    of_group = [0] * len(tensors)
+    if problem.batch is not None:
+        of_group = [problem.batch.a, problem.batch.b, *problem.batch.outputs, *problem.batch.operands]
+    bounds = _offset_view(offsets, 0).as_strided((groups.size + 1,), (groups.pitch,)).tolist()
+    for group, (first, after) in enumerate(itertools.pairwise(bounds)):
+        first, after = max(first, 0), min(after, problem.m)
+        if first < after:
+            starts = (group * step + first * pitch for step, pitch in zip(of_group, pitches, strict=True))
+            views = [_offset_view(tensor, start) for tensor, start in zip(tensors, starts, strict=True)]
+            _evaluate(dataclasses.replace(problem, m=after - first), views)
 
 
 def _offset_view(tensor: torch.Tensor, elements: int) -> torch.Tensor:

@@ -43,7 +43,7 @@ def choices(shape: ProductShape, target: Target) -> list[Choice]:
         pair = ctas_per_mma(tile[0], target)
         choice = narrowed(Choice(tile=tile, cluster=(pair, 1), ctas_per_mma=pair))
         found.append(choice)
-        ctas = shape.problem.batches * pair * -(-shape.problem.m // tile[0]) * -(-shape.problem.n // tile[1])
+        ctas = shape.problem.repeats * pair * -(-shape.problem.m // tile[0]) * -(-shape.problem.n // tile[1])
         for clusters in GRID_SPLITS:
             if target.num_sms < 2 * clusters * ctas <= 2 * target.num_sms:
                 found.append(dataclasses.replace(choice, grid_splits=clusters))

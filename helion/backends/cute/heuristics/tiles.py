@@ -88,7 +88,7 @@ def _uneven(shape: ProductShape, rows: int, target: Target) -> list[int]:
     least, most = tile_bounds(shape.problem, target)[1]
 
     def work(columns: int) -> int:
-        tiles = shape.problem.batches * -(-shape.problem.m // rows) * -(-shape.problem.n // columns)
+        tiles = shape.problem.repeats * -(-shape.problem.m // rows) * -(-shape.problem.n // columns)
         return -(-tiles * ctas_per_mma(rows, target) // target.num_sms) * columns
 
     widths = range(-(-least // step) * step, most + 1, step)

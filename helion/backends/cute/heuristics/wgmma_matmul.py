@@ -46,7 +46,7 @@ def choices(shape: ProductShape, target: Target) -> list[Choice]:
     found: list[Choice] = []
     for tile in sorted(tiles(shape, target), key=lambda tile: tile[:2] != WIDE):
         rows, columns = -(-shape.problem.m // tile[0]), -(-shape.problem.n // tile[1])
-        together = rows * columns * shape.problem.batches
+        together = rows * columns * shape.problem.repeats
         plain = narrowed(Choice(tile=tile))
         paired = dataclasses.replace(plain, cluster=(2, 1))
         found += [paired] if rows > 1 else []

@@ -9,9 +9,10 @@ from typing import Any
 from ...._compiler.host.analysis import written
 from ...._compiler.host.build import HostBuilder, KernelCall
 from ...._compiler.host.program import HostProgram
-from ...._shapes import Expr
+from ...._shapes import Expr, Number
 from ..plan.kernel import CutePlan
 from ..plan.launch import LaunchPlan
+from ..plan.records import Groups
 
 
 def host_program(plan: LaunchPlan, pieces: Callable[[Any, HostBuilder], str]) -> HostProgram:
@@ -33,11 +34,22 @@ def gemm_pieces(plan: CutePlan, host: HostBuilder) -> str:
     """Return the number of work items in the persistent tile loop."""
     numbers = dict(plan.runtime)
     gemm, problem = plan.gemm, plan.gemm.problem
+    if problem.groups is not None:
+        return host.number(_group_pieces(plan, problem.groups))
     covered = zip(("size_m", "size_n"), gemm.tile, gemm.cluster_tiles, strict=False)
     factors = [-(-numbers[name] // (tile * tiles)) for name, tile, tiles in covered if name in numbers]
     known = [pieces for name, pieces in zip(("size_m", "size_n"), gemm.work, strict=True) if name not in numbers]
     factors.append(numbers.get("batches", problem.batches) * gemm.grid_splits * math.prod(known))
     return host.number(math.prod(factors))
+
+
+def _group_pieces(plan: CutePlan, groups: Groups) -> Number:
+    """Return the most tiles that groups of rows have: of each, one that its rows do not fill."""
+    numbers = dict(plan.runtime)
+    gemm, problem = plan.gemm, plan.gemm.problem
+    rows, columns = (tile * tiles for tile, tiles in zip(gemm.tile, gemm.cluster_tiles, strict=False))
+    along_m = numbers.get("size_m", problem.m) // rows + numbers.get("batches", groups.size)
+    return along_m * -(-numbers.get("size_n", problem.n) // columns)
 
 
 def _before(plan: LaunchPlan, host: HostBuilder) -> Iterator[str]:

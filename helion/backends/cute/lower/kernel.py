@@ -7,20 +7,21 @@ import dataclasses
 from .... import exc
 from ...._compiler.decisions import Decisions
 from ...._compiler.host.analysis import overwritten
-from ...._compiler.ir.grammar import Program
-from ...._shapes import Expr, Number, hint_of
+from ...._compiler.ir.grammar import HostTensor, Program
+from ...._shapes import Expr, Number, dtype_name, hint_of
 from ....hardware import Target
 from ....settings import Settings
 from ..legality import choice_of
 from ..plan.build import plan_gemm
 from ..plan.kernel import CutePlan
-from ..plan.records import TMA_ALIGNMENT_BYTES, Batch
+from ..plan.records import TMA_ALIGNMENT_BYTES, Batch, Groups
 from ..plan.refusal import Refusal
 from ..plan.runtime import multiple_of, shown
 from .batch import Batched, without_batch
 from .chain import EXAMPLE_MULTIPLE
-from .names import as_written
-from .numbers import dividing, equal, example
+from .groups import without_groups
+from .names import as_written, name_of
+from .numbers import dividing, equal, example, known
 from .product import Product, product_of
 
 KEPT = 64
@@ -39,13 +40,41 @@ def known_product(program: Program) -> Product:
 
 
 def _product(program: Program) -> Product:
-    batched = without_batch(program)
+    grouped = without_groups(program)
+    batched = without_batch(grouped.program)
     product = product_of(batched.program, batched.strides)
+    if grouped.offsets is not None:
+        return _of_groups(product, batched, grouped.block, grouped.offsets)
     if batched.block is None:
         return product
     if equal(batched.size, 1) or equal(batched.size, 0):
         is_empty = product.is_empty or equal(batched.size, 0)
         return dataclasses.replace(product, batch_block=batched.block, is_empty=is_empty)
+    return _side_by_side(product, batched)
+
+
+def _of_groups(product: Product, batched: Batched, rows: int, offsets: HostTensor) -> Product:
+    """Return the product of groups of rows, in place of a batch."""
+    problem = product.problem
+    if product.blocks[0] != rows:
+        raise Refusal(
+            f"{offsets.name} is of groups of what is contiguous in {problem.names[2]}; of rows it is implemented"
+        )
+    if any(tensor in batched.strides for tensor in (product.a, *product.outputs)):
+        raise Refusal("groups of rows are implemented where they select matrices of the right operand alone")
+    if any(batched.program.tensors[output].storage == offsets.storage for output in product.outputs):
+        raise Refusal(f"{offsets.name} shares memory with an output")
+    groups = Groups(
+        name=name_of(offsets),
+        size=example(batched.size),
+        dtype=dtype_name(offsets.dtype),
+        pitch=known(offsets.strides[0], f"the stride of {offsets.name}"),
+    )
+    product = dataclasses.replace(product, problem=dataclasses.replace(problem, groups=groups), offsets=offsets.id)
+    if equal(batched.size, 1) or equal(batched.size, 0):
+        return dataclasses.replace(
+            product, batch_block=batched.block, is_empty=product.is_empty or equal(batched.size, 0)
+        )
     return _side_by_side(product, batched)
 
 
@@ -59,7 +88,7 @@ def _side_by_side(product: Product, batched: Batched) -> Product:
     numbers: dict[str, Number] = {"batches": batched.size}
     for label, source in zip(labels, sources, strict=True):
         numbers[f"batch_stride_{label}"] = 0 if isinstance(source, Expr) else batched.strides.get(source, 0)
-    if any(equal(numbers[f"batch_stride_{label}"], 0) for label in written):
+    if problem.groups is None and any(equal(numbers[f"batch_stride_{label}"], 0) for label in written):
         raise Refusal("all matmuls of the batch are stored at the same address")
     a, b, *others = (example(numbers[f"batch_stride_{label}"], EXAMPLE_MULTIPLE) for label in labels)
     (d, *more), operands = others[: len(written)], others[len(written) :]

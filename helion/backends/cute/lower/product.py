@@ -66,11 +66,14 @@ class Product:
     """Ids of the sources of copied operands, after the first of each."""
     fixed: Mapping[int, int] = field(default_factory=dict)
     """Tile sizes that the program sets."""
+    offsets: int | None = None
+    """Id of the tensor with the first rows of groups."""
 
     @property
     def arguments(self) -> tuple[int | Expr, ...]:
         """Arguments of a launch, in order."""
-        tensors = (self.a, self.b, *self.outputs, *self.operands, *self.scales, *self.sources)
+        groups = () if self.offsets is None else (self.offsets,)
+        tensors = (self.a, self.b, *self.outputs, *self.operands, *self.scales, *self.sources, *groups)
         return (*tensors, *(number for _, number in self.runtime))
 
 

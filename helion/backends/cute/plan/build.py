@@ -21,7 +21,7 @@ from .epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, EpilogueOperand
 from .finish import split
 from .joint import own_parts
 from .passes import check_passes
-from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
+from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Groups, Major, Unit
 from .refusal import Refusal
 from .runtime import MAX_EXTENT, SIZES, check_batch, check_pitch, check_strided, shown_output
 from .scales import BlockScales
@@ -173,6 +173,8 @@ def check_problem(problem: GemmProblem) -> None:
         copied.check(problem.m if copied.operand == "a" else problem.n, problem.k)
     if problem.scales is not None:
         _check_scales(problem, problem.scales)
+    if problem.groups is not None:
+        _check_groups(problem, problem.groups)
     _check_outputs(problem)
     for operand in problem.epilogue.operands:
         if operand.kind == "product":
@@ -215,6 +217,24 @@ def _check_scales(problem: GemmProblem, scales: BlockScales) -> None:
             raise Refusal(
                 f"{factor.name} has strides of {factor.pitch} and {factor.k_pitch}; none below 0 is implemented"
             )
+
+
+def _check_groups(problem: GemmProblem, groups: Groups) -> None:
+    if groups.size < 1 or groups.pitch < 1 or groups.dtype not in ("int32", "int64"):
+        raise Refusal(
+            f"{groups.name} of {groups.dtype} with a stride of {groups.pitch} for {groups.size} groups of rows"
+        )
+    if problem.scales is not None or problem.copied or problem.strided:
+        raise Refusal(
+            f"groups of rows by {groups.name} are implemented where TMA moves all matrices, without scales along K"
+        )
+    residuals = [each.label for each in problem.epilogue.of_kind("exact") if problem.batch_pitch(each.label)]
+    if problem.batch_pitch("a") or residuals:
+        raise Refusal(f"groups of rows by {groups.name} are implemented where all groups are rows of one matrix")
+    if problem.epilogue.reduces_rows or problem.numbers or problem.epilogue.numbers(ROW_NUMBER):
+        raise Refusal(
+            f"groups of rows by {groups.name} are implemented without reductions, numbers and indices of rows"
+        )
 
 
 def _check_outputs(problem: GemmProblem) -> None:
@@ -376,6 +396,8 @@ def _check_grid_splits(plan: GemmPlan) -> None:
         raise Refusal(f"K of a tile split across {plan.grid_splits} clusters; 1 to {MAX_GRID_SPLITS} are implemented")
     if plan.grid_splits == 1:
         return
+    if plan.problem.groups is not None:
+        raise Refusal("K is split across clusters only where all tiles are known at launch, not of groups of rows")
     if {*SIZES} & {*plan.problem.runtime}:
         raise Refusal("K can be split across clusters only if all sizes are known when the kernel is compiled")
     if plan.teams > 1 or plan.products > 1 or plan.by_rows:

@@ -53,7 +53,7 @@ def _product_lines(plan: CutePlan) -> list[str]:
     tile, cluster = (" x ".join(map(str, each)) for each in (gemm.tile, gemm.cluster))
     pair = " by pairs of CTAs" if gemm.ctas_per_mma == 2 else ""
     varying = {name: repr(number) for name, number in plan.runtime}
-    batch = f"{varying.get('batches', problem.batches)} of " if problem.batch else ""
+    batch = f"{varying.get('batches', problem.batches)} of " if problem.batch and problem.groups is None else ""
     extents = " x ".join(varying.get(f"size_{side}", str(getattr(problem, side))) for side in "mnk")
     clusters = f"{gemm.tiles} of them " if {*SIZES}.isdisjoint(varying) else ""
     lines = [
@@ -66,6 +66,11 @@ def _product_lines(plan: CutePlan) -> list[str]:
     if problem.scales is not None:
         factors = [f"{each.name} ({_shared_by(each)}, {each.dtype})" for each in problem.scales.factors]
         lines.append(f"  factors of blocks of {problem.scales.k} along K: {', '.join(factors)}")
+    if problem.groups is not None:
+        groups = varying.get("batches", problem.groups.size)
+        lines.append(
+            f"  tile scheduler: rows of {groups} groups from {problem.groups.name}, as many tiles as they need"
+        )
     operands = [f"{each.name} ({each.kind}, {each.dtype})" for each in problem.epilogue.operands]
     if gemm.grid_splits > 1:
         lines.append(

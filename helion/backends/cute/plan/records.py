@@ -49,10 +49,27 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Groups:
+    """Groups of the rows of A and of the outputs: tiles have rows of one group each.
+
+    The offsets are ``size`` + 1 numbers on the device, with a stride of ``pitch`` elements. Number g is the first row of
+    group g, and number g + 1 the row after its last one.
+    """
+
+    name: str
+    size: int
+    dtype: str
+    pitch: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class GemmProblem:
     """D (M, N) = epilogue(A (M, K) @ B (K, N)), accumulated in fp32; D has contiguous rows.
 
     Operands that are ``copied`` by warps have any strides, and are K-major here.
+
+    With ``groups``, whose number is the size of the batch, a group of rows takes the place of each matmul of a batch: M is
+    the number of all rows.
 
     With ``scales`` the partial sum of each block of K is multiplied by its scales before it is accumulated.
 
@@ -76,6 +93,7 @@ class GemmProblem:
     batch: Batch | None = None
     scales: BlockScales | None = None
     copied: tuple[Copied, ...] = ()
+    groups: Groups | None = None
     runtime: tuple[str, ...] = ()
     """Names of numbers that each launch passes (``plan.runtime``), in order. Their fields hold example values, which
     guide the choice of tiles and are not part of the kernel's text."""
@@ -87,6 +105,7 @@ class GemmProblem:
             "batch": self.batch is None,
             "scales": self.scales is None,
             "copied": not self.copied,
+            "groups": self.groups is None,
             "runtime": not self.runtime,
             "names": self.names == NAMES,
         }
@@ -111,6 +130,11 @@ class GemmProblem:
     def batches(self) -> int:
         return 1 if self.batch is None else self.batch.size
 
+    @property
+    def repeats(self) -> int:
+        """Matmuls that have M rows each: those of a batch, unless groups share the rows."""
+        return self.batches if self.groups is None else 1
+
     def batch_pitch(self, name: str) -> int:
         """Return the elements from one matrix, or vector, of the batch to the next, for ``a``, ``b``, an output or an
         epilogue operand, by label."""
@@ -128,7 +152,8 @@ class GemmProblem:
         factors = self.scales.factors if self.scales is not None else ()
         operands = (operand.name for operand in self.epilogue.operands)
         sources = (source.name for source in self.more_sources)
-        return (*self.names[:2], *outputs, *operands, *(factor.name for factor in factors), *sources)
+        groups = () if self.groups is None else (self.groups.name,)
+        return (*self.names[:2], *outputs, *operands, *(factor.name for factor in factors), *sources, *groups)
 
     @property
     def outputs(self) -> tuple[EpilogueOutput, ...]:
@@ -395,9 +420,11 @@ class GemmPlan:
 
     @property
     def work(self) -> tuple[int, int]:
-        """Cluster tiles along M and N."""
-        rows, columns = self.cluster_tiles
-        return -(-self.problem.m // (self.tile[0] * rows)), -(-self.problem.n // (self.tile[1] * columns))
+        """Cluster tiles along M and N. Along M they are those of all groups, at most."""
+        rows, columns = (self.tile[at] * self.cluster_tiles[at] for at in (0, 1))
+        groups = self.problem.groups
+        along_m = -(-self.problem.m // rows) if groups is None else self.problem.m // rows + groups.size
+        return along_m, -(-self.problem.n // columns)
 
     @property
     def pieces(self) -> int:
@@ -408,7 +435,7 @@ class GemmPlan:
     def tiles(self) -> int:
         """Cluster tiles, of all matmuls of a batch."""
         rows, columns = self.work
-        return rows * columns * self.problem.batches
+        return rows * columns * self.problem.repeats
 
     @property
     def operand_bytes(self) -> int:

@@ -84,6 +84,9 @@ def filled(problem: GemmProblem, numbers: Mapping[str, int]) -> GemmProblem:
             operands=tuple(strides),
             more=tuple(more),
         ),
+        groups=None
+        if problem.groups is None
+        else dataclasses.replace(problem.groups, size=known("batches", problem.groups.size)),
         runtime=(),
     )
 
@@ -92,7 +95,8 @@ def filled(problem: GemmProblem, numbers: Mapping[str, int]) -> GemmProblem:
 
 
 def check_batch(problem: GemmProblem) -> None:
-    """Check that matrices of a batch are at multiples of 16 bytes, as TMA needs, and that outputs do not overlap."""
+    """Check that matrices of a batch are at multiples of 16 bytes, as TMA needs, and that outputs do not overlap: groups
+    of rows do not."""
     batch = problem.batch
     if batch is None:
         return
@@ -106,7 +110,8 @@ def check_batch(problem: GemmProblem) -> None:
         if problem.copy_of(operand) is None
     ]
     for output, pitch in zip(problem.outputs, batch.outputs, strict=True):
-        _check_apart(problem, output, pitch)
+        if problem.groups is None:
+            _check_apart(problem, output, pitch)
         moved += [(shown_output(problem, output), output.dtype, pitch)] if output.kind == "exact" else []
     for operand, pitch in zip(problem.epilogue.operands, batch.operands, strict=True):
         if operand.kind in ("exact", "product") and problem.copy_of(operand.label) is None:

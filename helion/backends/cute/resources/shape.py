@@ -14,7 +14,7 @@ from ..plan.build import MAX_PROMOTE_K_TILES
 from ..plan.copied import Copied, CopySource
 from ..plan.dtypes import itemsize
 from ..plan.epilogue import Epilogue, EpilogueOperand, EpilogueOutput, Instruction, OperandKind, OutputKind
-from ..plan.records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Major
+from ..plan.records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups, Major
 from ..plan.scales import BlockScales, Scale, Side
 
 
@@ -46,7 +46,7 @@ class ProductShape:
 
     @property
     def flops(self) -> int:
-        return 2 * self.problem.batches * self.problem.m * self.problem.n * self.problem.k * self.products
+        return 2 * self.problem.repeats * self.problem.m * self.problem.n * self.problem.k * self.products
 
     @property
     def bytes_moved(self) -> int:
@@ -57,17 +57,19 @@ class ProductShape:
 def bytes_moved(problem: GemmProblem) -> int:
     """Return the bytes from and to global memory, each tensor once."""
     a, b = (problem.batches if problem.batch_pitch(name) or not problem.batch else 1 for name in ("a", "b"))
+    a = a if problem.groups is None else 1
     products = 1 + len(problem.epilogue.of_kind("product"))
     operands = (a * problem.m + b * products * problem.n) * problem.k * itemsize(problem.operand_dtype)
     read = (each for kind in ("exact", "strided") for each in problem.epilogue.of_kind(kind))
     exact = sum(itemsize(each.dtype) for each in read)
     stored = sum(itemsize(each.dtype) for each in problem.matrices)
-    return operands + problem.batches * problem.m * problem.n * (stored + exact)
+    return operands + problem.repeats * problem.m * problem.n * (stored + exact)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Sides:
-    """Properties that the matmuls of a kernel share. ``nested``: K is processed in blocks, each by an inner loop."""
+    """Properties that the matmuls of a kernel share. ``nested``: K is processed in blocks, each by an inner loop.
+    ``grouped``: loops go over the rows of groups, whose number data decide."""
 
     fact: MatmulFact
     others: Sequence[MatmulFact]
@@ -77,6 +79,7 @@ class _Sides:
     inner: int
     whole: int | None
     nested: bool
+    grouped: bool = False
 
 
 def shape_of(facts: KernelFacts) -> ProductShape | str:
@@ -125,17 +128,35 @@ def _sides(facts: KernelFacts) -> _Sides | str:
         return "the two matmuls of the kernel have different tiles"
     nested = bool(_blocks_of_k(fact, facts))
     m, n = (_extent(facts, axis) for axis in (fact.m_axis, fact.n_axis))
+    all_rows = _rows_of_groups(fact, facts) if m is None else None
     k = _depth(fact, facts) if nested else _extent(facts, fact.k_axis)
     whole = _whole_axis(fact, facts)
     rows, inner = _tile(facts, fact.m_axis), _tile(facts, fact.k_axis)
     columns = _tile(facts, fact.n_axis) if whole is None else whole
     if rows is None or columns is None or inner is None:
         return "M, N and K of the matmul are not three tiles, nor is N a whole dimension"
+    m = all_rows if m is None else m
     if m is None or n is None or k is None:
         return "an extent of the matmul depends on data"
     return _Sides(
-        fact=fact, others=others, extents=(m, n, k), rows=rows, columns=columns, inner=inner, whole=whole, nested=nested
+        fact=fact,
+        others=others,
+        extents=(m, n, k),
+        rows=rows,
+        columns=columns,
+        inner=inner,
+        whole=whole,
+        nested=nested,
+        grouped=all_rows is not None,
     )
+
+
+def _rows_of_groups(fact: MatmulFact, facts: KernelFacts) -> int | None:
+    """Return the rows of the left operand, if a loop over rows has bounds on the device."""
+    left = _load_of(facts, fact.lhs_slot)
+    if left is None or fact.m_axis is None or facts.axes[fact.m_axis].on_grid or fact.m_axis not in left.subscript_axes:
+        return None
+    return left.extents[left.subscript_axes.index(fact.m_axis)]
 
 
 def _stores(facts: KernelFacts, axes: tuple[int, int]) -> list[MemoryOpFact] | str:
@@ -163,7 +184,8 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
         if each.operand in ("a", "b"):
             majors["ab".index(each.operand)] = "k"
     walked = (*axes, None if sides.nested else fact.k_axis)
-    operands = (*_second(sides.others, _pitch(majors[1], n, k)), *_operands(facts, axes))
+    loads = _without_offsets(facts) if sides.grouped else facts
+    operands = (*_second(sides.others, _pitch(majors[1], n, k)), *_operands(loads, axes))
     return GemmProblem(
         m=m,
         n=n,
@@ -192,6 +214,8 @@ def _with_batch(
     facts: KernelFacts, sides: _Sides, axes: tuple[int, int], problem: GemmProblem, batch: Sequence[AxisFact]
 ) -> GemmProblem:
     size = (batch[0].extent or 1) if batch else 1
+    if sides.grouped and axes[0] == sides.rows:
+        problem = replace(problem, groups=Groups(name="offsets", size=size, dtype="int32"))
     if size == 1:
         return problem
     slots = sides.fact.lhs_slot, sides.fact.rhs_slot
@@ -199,6 +223,8 @@ def _with_batch(
         slots = slots[::-1]
     varying = _runtime(facts, [("batches", batch[0].block_id)])
     batches = _batch(facts, slots, problem, size)
+    if problem.groups is not None:
+        batches = replace(batches, a=0, d=0, more=(0,) * len(batches.more))
     return dataclasses.replace(problem, batch=batches, runtime=(*problem.runtime, *varying))
 
 
@@ -485,6 +511,12 @@ def _operands(facts: KernelFacts, axes: tuple[int, int]) -> Iterator[EpilogueOpe
             kind = _kind(op, axes)
             pitch = _even(facts.axes[axes[1]].extent or 0) if kind in ("exact", "strided") else 1
             yield EpilogueOperand(name=f"operand_{op.slot}", kind=kind, dtype=dtype_name(op.dtype), pitch=pitch)
+
+
+def _without_offsets(facts: KernelFacts) -> KernelFacts:
+    """Return the facts without loads of single integers: those of the first rows of groups."""
+    kept = tuple(op for op in facts.memory_ops if op.tile_axes or op.dtype not in (torch.int32, torch.int64))
+    return replace(facts, memory_ops=kept)
 
 
 def _is_strided(op: MemoryOpFact) -> bool:

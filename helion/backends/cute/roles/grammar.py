@@ -455,6 +455,13 @@ class BarrierArrive(Step):
 
 
 @dataclass(frozen=True)
+class GroupViews(Step):
+    """Address the rows of the tile's group: of A (``loads``), of residuals, or of outputs (``stores``)."""
+
+    of: Literal["loads", "residuals", "stores"]
+
+
+@dataclass(frozen=True)
 class SetUp(Step):
     """Make views and fragments for later steps of the role, by the name of the text that makes them."""
 

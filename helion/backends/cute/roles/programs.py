@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from ..plan.counts import counts
 from ..plan.passes import passes, reads_matrices
@@ -22,6 +23,7 @@ from .grammar import (
     Cursor,
     Evaluate,
     FenceShared,
+    GroupViews,
     KernelProgram,
     LaunchFinish,
     LoadVectors,
@@ -55,6 +57,8 @@ def kernel_program(plan: GemmPlan) -> KernelProgram:
         program = with_residuals(program)
     if plan.problem.copied:
         program = with_copies(program)
+    if plan.problem.groups is not None:
+        program = with_groups(program)
     if plan.splits > 1:
         program = with_splits(program)
     if plan.grid_splits > 1:
@@ -91,6 +95,18 @@ def with_vectors(program: KernelProgram) -> KernelProgram:
         "store",
         lambda step: (TileLoop((LoadVectors(kinds), *step.body)),) if isinstance(step, TileLoop) else (step,),
     )
+
+
+def with_groups(program: KernelProgram) -> KernelProgram:
+    """Make views of the rows of its group at the start of each tile, in the roles that move rows."""
+    moving = {"load": GroupViews("loads"), "load_residual": GroupViews("residuals"), "store": GroupViews("stores")}
+    for name, views in moving.items():
+        program = edit_role(program, name, functools.partial(_with_views, views))
+    return program
+
+
+def _with_views(views: GroupViews, step: Step) -> tuple[Step, ...]:
+    return (dataclasses.replace(step, body=(views, *step.body)),) if isinstance(step, TileLoop) else (step,)
 
 
 def with_residuals(program: KernelProgram) -> KernelProgram:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..roles import grammar as g
-from .cluster import Cluster, Fault, Ready, Running, Tag, Warp, rule
+from .cluster import Cluster, Ready, Running, rule
 from .elements import copied_by
+from .state import Fault, Tag, Warp
 
 
 @rule(g.LoadElements)

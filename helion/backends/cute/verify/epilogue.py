@@ -10,18 +10,9 @@ from ..plan.joint import exchanged, meeting
 from ..plan.passes import Pass, passes
 from ..plan.reductions import exchanges
 from ..roles import grammar as g
-from .cluster import (
-    Barrier,
-    Buffer,
-    Cluster,
-    Fault,
-    Ready,
-    Slot,
-    Store,
-    Warp,
-    rule,
-)
-from .rules import EVERY_TILE, multiplied_tiles
+from .cluster import Cluster, Ready, rule
+from .rules import EVERY_TILE, check_views, multiplied_tiles
+from .state import Barrier, Buffer, Fault, Slot, Store, Warp
 
 # Accumulators ----------------------------------------------------------------------------------------------------------
 
@@ -237,6 +228,7 @@ def _(cluster: Cluster, step: g.FenceShared, warp: Warp) -> None:
 @rule(g.TmaStore)
 def _(cluster: Cluster, step: g.TmaStore, warp: Warp) -> None:
     tag, buffer = (warp.tile, warp.subtile), _buffer(cluster, warp, step.output)
+    check_views(cluster, warp, f"output {step.output}")
     if warp.written:
         raise Fault(
             f"sub-tile {tag} is stored by a lane that has not synchronized with the others, which write to its buffer"

@@ -14,7 +14,7 @@ from ..plan.records import WARP_THREADS, Finish, GemmPlan, RowFinish
 from ..plan.reductions import reductions_of
 from ..plan.workspace import COUNTER_BYTES, MAX_COUNTERS, rows_offset, sums_bytes, workspace_bytes
 from ..roles import finish as g
-from .cluster import Fault
+from .state import Fault
 
 MAX_THREADS = 1024
 SCHEDULES = 3

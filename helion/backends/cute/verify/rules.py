@@ -10,21 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ..plan.counts import k_range, multicast_masks, subtile_bytes
 from ..roles import grammar as g
-from .cluster import (
-    Barrier,
-    Cluster,
-    Cta,
-    Fault,
-    Leaf,
-    Ready,
-    Ring,
-    Running,
-    Slot,
-    Sums,
-    Tag,
-    Warp,
-    rule,
-)
+from .cluster import Cluster, Leaf, Ready, Running, rule
+from .state import Barrier, Cta, Fault, Ring, Slot, Sums, Tag, Warp
 from .workspace import share
 
 EVERY_TILE = -1
@@ -96,6 +83,17 @@ GUARDS: Mapping[g.Who, Callable[[Cluster, Warp], bool]] = {
 @rule(g.SetUp)
 def _(cluster: Cluster, step: g.SetUp, warp: Warp) -> None:
     """Ignore set-up, which is not part of the protocol."""
+
+
+@rule(g.GroupViews)
+def _(cluster: Cluster, step: g.GroupViews, warp: Warp) -> None:
+    warp.views = warp.tile
+
+
+def check_views(cluster: Cluster, warp: Warp, operand: str) -> None:
+    """Check that a copy of rows addresses those of the tile's group. Raises ``Fault``."""
+    if cluster.plan.problem.groups is not None and warp.views != warp.tile:
+        raise Fault(f"{operand} of tile {warp.tile} has views of the group of tile {warp.views}")
 
 
 # Pipelines ---------------------------------------------------------------------------------------------------------------
@@ -196,6 +194,8 @@ def _(cluster: Cluster, step: g.TmaLoad, warp: Warp) -> None:
     """Send a slice to every CTA that reads it; a pair counts its bytes at the CTA that issues."""
     ring, index, _ = cluster.slot(warp, step.cursor)
     name, own = ring.pipeline.name, warp.cta.rank
+    if step.operand == "a" or ring.pipeline.kind == "tma_epilogue":
+        check_views(cluster, warp, step.operand)
     if ring.pipeline.kind == "tma_epilogue":
         tag, mask, sharers = (warp.tile, warp.subtile), 1 << own, 1
         operand = next(o for o in cluster.plan.problem.epilogue.operands if o.label == step.operand)

@@ -11,7 +11,7 @@ from ..plan.records import WARP_THREADS, GemmPlan
 from ..plan.shared import WORD_BYTES, shared_bytes, shared_memory
 from ..roles import grammar as g
 from ..roles.registers import GRANULARITY, launched_registers
-from .cluster import Fault
+from .state import Fault
 
 MAX_NAMED_BARRIERS = 15
 TMA_BOX_ALIGNMENT_BYTES = 128

@@ -7,7 +7,8 @@ see them after they observe something ordered after the fence, followed by an ac
 from __future__ import annotations
 
 from ..roles import grammar as g
-from .cluster import Cluster, Cta, Fault, Put, Warp, rule
+from .cluster import Cluster, rule
+from .state import Cta, Fault, Put, Warp
 
 
 def share(cta: Cta, warp: Warp, barrier: str, complete: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ...plan.attention.backward import BackwardProblem
 from ...roles.attention import grammar as a
 from ...roles.grammar import Step
-from ..cluster import Fault
+from ..state import Fault
 from .machine import Machine, Warp
 from .rules import Rule, issue, stage_of
 

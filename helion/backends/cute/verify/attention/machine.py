@@ -16,7 +16,7 @@ from ...plan.attention.records import Part
 from ...plan.records import WARP_THREADS
 from ...roles import grammar as g
 from ...roles.attention.grammar import ScoreProgram
-from ..cluster import Barrier, Fault
+from ..state import Barrier, Fault
 
 BURST = 8
 """The most waits that a warp passes at a time."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ...plan.attention.records import AttentionProblem
 from ...roles import grammar as g
 from ...roles.attention import grammar as a
-from ..cluster import Fault
+from ..state import Fault
 from .machine import Machine, Running, Stage, Store, Warp
 
 Rule = Callable[..., Running | None]

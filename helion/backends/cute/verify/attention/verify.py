@@ -11,7 +11,7 @@ from ...plan.attention.build import shared_memory
 from ...plan.records import WARP_THREADS
 from ...plan.shared import WORD_BYTES, Allocation
 from ...roles.attention.grammar import AttentionProgram, BackwardProgram, ScoreProgram
-from ..cluster import Fault
+from ..state import Fault
 from ..structure import MAX_BOX_BYTES, MAX_NAMED_BARRIERS, check_register_pool
 from . import backward
 from .machine import Machine

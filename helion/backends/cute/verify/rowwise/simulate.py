@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ...plan.rowwise.records import WORD_BYTES
 from ...roles import grammar as g
 from ...roles.rowwise import program as r
-from ..cluster import Barrier, Fault
+from ..state import Barrier, Fault
 
 Ready = Callable[[], bool]
 Running = Iterator[Ready | None]

@@ -8,7 +8,7 @@ import functools
 from ...plan.rowwise.kernel import RowsPlan
 from ...plan.rowwise.records import BARRIER_BYTES, WORD_BYTES, RowPlan
 from ...roles.rowwise.program import EXCHANGE_STAGES, RowProgram, row_program
-from ..cluster import Fault
+from ..state import Fault
 from ..structure import MAX_BOX_BYTES, MAX_NAMED_BARRIERS
 from .simulate import RowCluster
 

@@ -1,0 +1,98 @@
+"""Code for groups of rows: the order of their tiles, and views of matrices that begin at the first row of a group.
+
+Every role walks over the same tiles: those of group 0 first, and of a group all columns of the first rows first. A
+group has as many tiles along M as cover its rows, none if it is empty. Tiles are numbered across groups, and a role
+keeps the group of its last tile, since its numbers only increase. Rows of another group that a tile loads are not
+stored. A store by TMA leaves them out because they are outside of its tensor: dimension 0 of that has the rows of a
+tile, and the last dimension moves it along the matrix, by one row for each element.
+"""
+
+from __future__ import annotations
+
+from ..plan.records import GemmPlan, Groups
+from .numbers import columns, extent, groups, in_group
+from .setups import load_views, residual_views, rows_of, tile_views
+
+PARAMETER = "group_offsets"
+"""The kernel's tensor of the first rows of groups, and the pointer of the host function."""
+NO_TILES = 2**30
+"""Tiles of the group after the last one, more than any number of a tile."""
+
+
+def _groups(plan: GemmPlan) -> Groups:
+    assert plan.problem.groups is not None
+    return plan.problem.groups
+
+
+def parameters(plan: GemmPlan) -> list[str]:
+    """Return the name of the offsets, if there are any."""
+    return [] if plan.problem.groups is None else [PARAMETER]
+
+
+def tensor(plan: GemmPlan) -> str:
+    """Return the host's tensor of offsets."""
+    return f"cute.make_tensor({PARAMETER}, cute.make_layout({groups(plan)} + 1, stride={_groups(plan).pitch}))"
+
+
+def start() -> list[str]:
+    """Define the group of the first tile, before any has been looked for."""
+    return ["row_group = cutlass.Int32(-1)", "earlier_tiles = cutlass.Int32(0)", *_no_rows()]
+
+
+def _no_rows() -> list[str]:
+    return [f"group_{name} = cutlass.Int32(0)" for name in ("begin", "end", "tiles")]
+
+
+def find(plan: GemmPlan) -> tuple[list[str], str, list[str]]:
+    """Return the code that finds the group of tile number ``work``: the lines before a loop, its condition and its
+    body."""
+    rows = plan.tile[0] * plan.cluster_tiles[0]
+    body = [
+        "earlier_tiles += group_tiles",
+        "row_group += 1",
+        f"at_group = cutlass.min(row_group, {groups(plan)} - 1)",
+        f"group_begin = cutlass.max({PARAMETER}[at_group].to(cutlass.Int32), 0)",
+        f"group_end = cutlass.min({PARAMETER}[at_group + 1].to(cutlass.Int32), {extent(plan, 'm')})",
+        f"group_tiles = (cutlass.max(group_end - group_begin, 0) + {rows - 1}) // {rows}",
+        f"group_tiles = cutlass.Int32(cutlass.select_(row_group < {groups(plan)}, group_tiles, cutlass.Int32({NO_TILES})))",
+    ]
+    return [f"row_tile = work // {columns(plan)}"], "row_tile >= earlier_tiles + group_tiles", body
+
+
+def tile(plan: GemmPlan) -> list[str]:
+    """Return the code of the coordinates of tile number ``work``: along M within its group."""
+    lines = ["batch = row_group"] if plan.problem.batch is not None else []
+    rows, columns_of_work = plan.cluster_tiles
+    return [
+        *lines,
+        f"tile_m = (row_tile - earlier_tiles) * {rows} + place[1]",
+        f"tile_n = work % {columns(plan)} * {columns_of_work} + place[2]",
+    ]
+
+
+def views(plan: GemmPlan, of: str) -> list[str]:
+    """Return the views of a role that begin at the rows of the group."""
+    if of == "loads":
+        return load_views(plan, "a", "cute.domain_offset((group_begin, 0), tensor_a)")
+    if of == "residuals":
+        return residual_views(plan, "cute.domain_offset((group_begin, 0), tensor_{name})")
+    high, columns_of_box = plan.store_box
+    lines = [
+        f"tile_begin = {in_group(plan, f'{rows_of(plan)} * {plan.cta_tile[0]}')}",
+        f"tile_rows = cutlass.min(cutlass.max(group_end - tile_begin, 0), {high})",
+    ]
+    for label in map(plan.problem.label_of, plan.problem.outputs_of("exact")):
+        moved = f"cute.domain_offset(({high} - tile_rows, 0, tile_begin + tile_rows), tensor_{label})"
+        lines += tile_views(plan, label, (high, columns_of_box), moved)
+    return lines
+
+
+def matrix(plan: GemmPlan, name: str, pitch: str, columns: str) -> tuple[str, str, str]:
+    """Return pointer, shape and strides of the tensor that tiles of a group are stored to, of ``columns``.
+
+    It begins one tile before the matrix, so that no distance is negative. Its extents along rows are launch-time
+    numbers, because one tile covers the first.
+    """
+    high = plan.store_box[0]
+    shape = f"(cutlass.Int32({high}), {columns}, cutlass.Int32({extent(plan, 'm')} + 1))"
+    return f"{name} + {-high} * {pitch}", shape, f"({pitch}, 1, {pitch})"

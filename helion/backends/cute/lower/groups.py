@@ -1,0 +1,324 @@
+"""Groups of rows: a program that iterates over the rows of each group becomes one over the rows of all groups.
+
+::
+
+    for tile_g, tile_n in hl.tile([groups, n], block_size=[1, None]):
+        for tile_m in hl.tile(offsets[tile_g.begin], offsets[tile_g.begin + 1]):      x[tile_m, tile_k]
+
+    for g in hl.grid(groups):                                      ↓
+        start, end = offsets[g], offsets[g + 1]
+        for tile_m, tile_n in hl.tile([end - start, n]):              x[start + tile_m.index, tile_k]
+
+                                                                   ↓
+
+    for tile_g, tile_m, tile_n in hl.tile([groups, rows, n]):         x[tile_m, tile_k]
+
+The groups are a batch of the result, and a tile has the rows of one group. Loops by ``hl.jagged_tile`` over groups of
+one element are of the second kind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...._compiler.ir.grammar import (
+    Bound,
+    ForAttrs,
+    HostTensor,
+    Index,
+    IotaAttrs,
+    LoopAxis,
+    MemoryAttrs,
+    Op,
+    Operand,
+    OperandRef,
+    PointwiseAttrs,
+    Program,
+    ReduceAttrs,
+    Root,
+    TileAttrs,
+    Value,
+)
+from ...._compiler.ir.ops import OPS
+from ...._shapes import Expr, fixed_at
+from ..plan.refusal import Refusal
+
+OFFSET_DTYPES = (torch.int32, torch.int64)
+_NOT_EMPTY = ("ne", "gt")
+"""Comparisons of a length with 0, under which the rows of a group are computed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouped:
+    """A ``program`` over all rows. ``offsets`` is None without groups, where ``program`` is the original one; ``block``
+    iterates over the rows."""
+
+    program: Program
+    offsets: HostTensor | None = None
+    block: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Nest:
+    """The loops of a root without anything carried, from the grid inward: their axes, the ops of all bodies in order, the
+    conditions between them, and the values of the bounds of the axes."""
+
+    axes: tuple[LoopAxis, ...]
+    ops: tuple[Op, ...]
+    conditions: tuple[Operand, ...]
+    bounds: Mapping[int, tuple[Operand | Bound, Operand | Bound]]
+    """Begin and end of the axes whose extent depends on data, by block."""
+
+
+def without_groups(program: Program) -> Grouped:
+    """Return the program over all rows. Raises ``Refusal`` for groups whose use is not implemented."""
+    nest = _nest(program.roots[0]) if len(program.roots) == 1 else None
+    if nest is None or len(nest.bounds) != 1:
+        return Grouped(program=program)
+    ((block, (begin, end)),) = nest.bounds.items()
+    reader = _Reader(program, nest, block)
+    start, tensor = reader.rows(begin, end)
+    for condition in nest.conditions:
+        reader.check_condition(condition)
+    rows = reader.all_rows()
+    ops = _used([reader.over_all_rows(op, start) for op in nest.ops])
+    reader.check_rest(ops, start)
+    axes = tuple(
+        dataclasses.replace(axis, begin=0, end=rows, jagged=None) if axis.block == block else axis for axis in nest.axes
+    )
+    body = dataclasses.replace(program.roots[0].body, ops=ops)
+    blocks = tuple(dataclasses.replace(each, extent=rows) if each.id == block else each for each in program.blocks)
+    root = dataclasses.replace(program.roots[0], axes=axes, body=body)
+    changed = dataclasses.replace(program, blocks=blocks, roots=(root,))
+    return Grouped(program=changed, offsets=tensor, block=block)
+
+
+def _nest(root: Root) -> _Nest | None:
+    """Return the loops of a root around its loop over K; None for a root of another form."""
+    axes, ops, conditions = [*root.axes], [*root.body.ops], list[Operand]()
+    bounds: dict[int, tuple[Operand | Bound, Operand | Bound]] = {}
+    while True:
+        nested = [op for op in ops if op.regions]
+        if len(nested) != 1 or any(OPS[op.kind].stays for op in ops if op is not nested[0]):
+            break
+        (inner,) = nested
+        if inner.kind == "if" and not inner.results and not inner.regions[1].ops:
+            conditions.append(inner.operands[0])
+        elif inner.kind == "for" and not inner.results and not inner.attributes(ForAttrs).carried:
+            for axis in inner.attributes(ForAttrs).axes:
+                axes.append(axis)
+                if isinstance(axis.begin, OperandRef) or isinstance(axis.end, OperandRef):
+                    bounds[axis.block] = (_bound(inner, axis.begin), _bound(inner, axis.end))
+        else:
+            break
+        at = ops.index(inner)
+        ops[at : at + 1] = inner.regions[0].ops
+    return _Nest(axes=tuple(axes), ops=tuple(ops), conditions=tuple(conditions), bounds=bounds)
+
+
+def _bound(op: Op, bound: Bound) -> Operand | Bound:
+    return op.operands[bound.at] if isinstance(bound, OperandRef) else bound
+
+
+def _used(ops: Sequence[Op]) -> tuple[Op, ...]:
+    """Return the ops without those whose results have no use."""
+    kept: list[Op] = []
+    read: set[int] = set()
+    for op in reversed(ops):
+        if OPS[op.kind].stays or any(OPS[each.kind].stays for each in op.walk()) or _is_read(op, read):
+            kept.append(op)
+            read |= {value.number for each in op.walk() for value in each.reads()}
+    return tuple(reversed(kept))
+
+
+def _is_read(op: Op, read: set[int]) -> bool:
+    return any(result.number in read for result in op.results)
+
+
+class _Reader:
+    """A reader of the bounds of the rows of a group, and of what is indexed by them. ``block`` iterates over the rows."""
+
+    def __init__(self, program: Program, nest: _Nest, block: int) -> None:
+        self.program, self.nest, self.block = program, nest, block
+        self.makers = {result.number: op for op in nest.ops for result in op.results}
+        (self.axis,) = (axis for axis in nest.axes if axis.block == block)
+        self.tensor = -1
+        self.group = -1
+
+    # Bounds ---------------------------------------------------------------------------------------------------------------
+
+    def rows(self, begin: Operand | Bound, end: Operand | Bound) -> tuple[bool, HostTensor]:
+        """Return whether rows are counted from the first row of the group, and the tensor of offsets."""
+        relative = fixed_at(begin, 0)
+        first, after = self._length(end) if relative else (begin, end)
+        if not self._is_offset(first, 0) or not self._is_offset(after, 1):
+            raise Refusal(
+                "a loop over rows that begins or ends at numbers on the device is implemented from offsets[g] to"
+                " offsets[g + 1] of a loop over groups g, or over their difference"
+            )
+        axis = next(each for each in self.nest.axes if each.block == self.group)
+        size = self.program.blocks[axis.block].size
+        if (not axis.scalar and size != 1) or not self._is_plain_loop():
+            raise Refusal(
+                "groups of rows are implemented with a program for each group, and a plain loop over its rows"
+            )
+        return relative, self.program.tensors[self.tensor]
+
+    def _is_plain_loop(self) -> bool:
+        axis = self.axis
+        return not (axis.scalar or axis.merged or axis.split or axis.backwards) and fixed_at(axis.step, 1)
+
+    def _length(self, end: Operand | Bound) -> tuple[Operand | Bound, Operand | Bound]:
+        """Return the operands of a difference: the first row of a group, and the row after its last one."""
+        made = self._made(end)
+        while made is not None and self._keeps_length(made):
+            made = self._made(made.operands[0])
+        if made is None or made.attrs != PointwiseAttrs("sub"):
+            raise Refusal("a loop over as many rows as a number on the device, which is no offsets[g + 1] - offsets[g]")
+        return made.operands[1], made.operands[0]
+
+    def _keeps_length(self, op: Op) -> bool:
+        """Return whether an op gives the length that it reads, of the only group, or 0 of a negative one."""
+        if op.attrs == PointwiseAttrs("maximum"):
+            return fixed_at(op.operands[1], 0)
+        return op.kind == "mask" or (isinstance(op.attrs, ReduceAttrs) and op.attrs.name == "max")
+
+    def _made(self, value: Operand | Bound) -> Op | None:
+        """Return the op that makes a value, through views and casts between integers."""
+        op = self.makers.get(value.number) if isinstance(value, Value) else None
+        while op is not None and (op.kind == "view" or self._is_integer_cast(op)):
+            source = op.operands[0]
+            op = self.makers.get(source.number) if isinstance(source, Value) else None
+        return op
+
+    def _is_integer_cast(self, op: Op) -> bool:
+        source = op.operands[0] if op.attrs == PointwiseAttrs("cast") else None
+        return isinstance(source, Value) and source.dtype in OFFSET_DTYPES and op.result.dtype in OFFSET_DTYPES
+
+    def _is_offset(self, value: Operand | Bound, distance: int) -> bool:
+        """Return whether a value is the element of the offsets ``distance`` after that of the group."""
+        load = self._made(value)
+        if load is None or load.kind != "load":
+            return False
+        attrs = load.attributes(MemoryAttrs)
+        tensor = self.program.tensors[attrs.tensor]
+        if tensor.ndim != 1 or tensor.dtype not in OFFSET_DTYPES or attrs.mask is not None:
+            return False
+        if self.tensor not in (-1, tensor.id) or self._distance(load, attrs.indices[0]) != distance:
+            return False
+        self.tensor = tensor.id
+        return True
+
+    def _distance(self, load: Op, index: Index) -> int | None:
+        """Return the distance of an index from that of the group; None if it is no such index."""
+        if not isinstance(index.shift, int):
+            return None
+        if index.kind == "block" and index.operand is None:
+            return index.shift if self._is_group(index.block) else None
+        picked = load.operands[index.operand] if index.kind == "scalar" and index.operand is not None else None
+        made, moved = self._made(picked) if picked is not None else None, 0
+        if made is not None and made.attrs == PointwiseAttrs("add"):
+            values = [each for each in made.operands if isinstance(each, Value)]
+            numbers = [each for each in made.operands if isinstance(each, int)]
+            made, moved = self._made(values[0]) if len(values) == 1 else None, sum(numbers)
+        if made is None or made.kind != "tile" or made.attributes(TileAttrs).field not in ("begin", "id", "index"):
+            return None
+        return index.shift + moved if self._is_group(made.attributes(TileAttrs).block) else None
+
+    def _is_group(self, block: int | None) -> bool:
+        """Return whether a block is that of groups, which the first question decides."""
+        known = {axis.block for axis in self.nest.axes} - {*self.nest.bounds}
+        if block is None or block not in known or self.group not in (-1, block):
+            return False
+        self.group = block
+        return True
+
+    def check_condition(self, value: Operand) -> None:
+        """Check that a condition around the rows of a group holds for all groups with rows. Raises ``Refusal``."""
+        made = self._made(value)
+        name = made.attrs.name if made is not None and isinstance(made.attrs, PointwiseAttrs) else ""
+        if made is not None and name in _NOT_EMPTY and fixed_at(made.operands[1], 0):
+            first, after = self._length(made.operands[0])
+            if self._is_offset(first, 0) and self._is_offset(after, 1):
+                return
+        if made is not None and name in ("lt", "ne", "gt"):
+            first, after = made.operands[::-1] if name == "gt" else made.operands
+            if self._is_offset(first, 0) and self._is_offset(after, 1):
+                return
+        raise Refusal("a condition for a group is implemented if it asks for its rows: offsets[g] < offsets[g + 1]")
+
+    # Bodies ---------------------------------------------------------------------------------------------------------------
+
+    def all_rows(self) -> int | Expr:
+        """Return the number of rows of the tensor that is stored."""
+        for op in self.nest.ops:
+            for at, index in enumerate(op.attrs.indices if op.kind == "store" else ()):
+                if self._walks_rows(op, index):
+                    rows = self.program.tensors[op.attrs.tensor].shape[at]
+                    assert isinstance(rows, (int, Expr))
+                    return rows
+        raise Refusal("no tensor is stored by the rows of groups")
+
+    def over_all_rows(self, op: Op, relative: bool) -> Op:
+        """Return an op, and those within, with indices of rows of all groups."""
+        regions = tuple(
+            dataclasses.replace(region, ops=tuple(self.over_all_rows(each, relative) for each in region.ops))
+            for region in op.regions
+        )
+        op = dataclasses.replace(op, regions=regions) if regions else op
+        if not isinstance(op.attrs, MemoryAttrs):
+            return op
+        walked = [at for at, index in enumerate(op.attrs.indices) if self._walks_rows(op, index)]
+        indices, operands = list(op.attrs.indices), list(op.operands)
+        for at in walked:
+            index = indices[at]
+            if (index.operand is not None) != relative:
+                raise Refusal(f"{self.program.tensors[op.attrs.tensor].name} is not indexed by the rows of its group")
+            if index.operand is not None:
+                positions = self._positions(operands[index.operand], index)
+                operands[index.operand] = 0
+                indices[at] = Index("block", self.block, positions)
+        attrs = dataclasses.replace(op.attrs, indices=tuple(indices))
+        return dataclasses.replace(op, attrs=attrs, operands=tuple(operands)) if walked else op
+
+    def _walks_rows(self, op: Op, index: Index) -> bool:
+        """Return whether an index is that of the rows of a group: of the loop, or the first row plus it."""
+        picked = op.operands[index.operand] if index.operand is not None else None
+        if index.kind == "block" and index.block == self.block:
+            return fixed_at(index.shift, 0) and (picked is None or self._is_offset(picked, 0))
+        made = self._made(picked) if index.kind == "tensor" and picked is not None else None
+        if made is None or made.attrs != PointwiseAttrs("add") or not fixed_at(index.shift, 0):
+            return False
+        return any(
+            self._is_offset(first, 0) and self._is_position(second)
+            for first, second in (made.operands, made.operands[::-1])
+        )
+
+    def _is_position(self, value: Operand) -> bool:
+        made = self._made(value)
+        return made is not None and isinstance(made.attrs, IotaAttrs) and made.attrs == IotaAttrs(self.block, False)
+
+    def _positions(self, picked: Operand, index: Index) -> tuple[int, ...]:
+        """Return the dimension of the rows among those of an index."""
+        if index.kind == "block":
+            return index.positions
+        assert isinstance(picked, Value)
+        return tuple(place for place, dim in zip(index.positions, picked.dims, strict=True) if dim.block == self.block)
+
+    def check_rest(self, ops: Sequence[Op], relative: bool) -> None:
+        """Check that nothing else depends on offsets, or on the position of a row within its group."""
+        for op in _all(ops):
+            of_rows = isinstance(op.attrs, (IotaAttrs, TileAttrs)) and op.attrs.block == self.block
+            if of_rows and (relative or op.kind == "tile"):
+                raise Refusal("the position of a row within its group is used for more than its index")
+            if isinstance(op.attrs, MemoryAttrs) and op.attrs.tensor == self.tensor:
+                raise Refusal(f"{self.program.tensors[self.tensor].name} is read for more than the rows of a group")
+
+
+def _all(ops: Sequence[Op]) -> Iterator[Op]:
+    for op in ops:
+        yield from op.walk()

@@ -1,0 +1,106 @@
+"""Products of groups of rows, in the ways that kernels spell them."""
+
+from __future__ import annotations
+
+import torch
+
+import helion
+import helion.language as hl
+
+
+@helion.kernel(backend="cute")
+def by_bounds(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    rows, k = x.size()
+    groups, _, n = w.size()
+    out = torch.zeros([rows, n], dtype=x.dtype, device=x.device)
+    for tile_g, tile_n in hl.tile([groups, n], block_size=[1, None]):
+        g = tile_g.begin
+        for tile_m in hl.tile(offsets[g], offsets[g + 1]):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = hl.dot(x[tile_m, tile_k], w[g, tile_k, tile_n], acc=acc)
+            out[tile_m, tile_n] = acc.to(x.dtype)
+    return out
+
+
+@helion.kernel(backend="cute")
+def by_lengths(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    rows, k = x.size()
+    n = w.size(2)
+    out = torch.zeros([rows, n], dtype=x.dtype, device=x.device)
+    for g in hl.grid(offsets.size(0) - 1):
+        start = offsets[g]
+        length = offsets[g + 1] - start
+        if length > 0:
+            for tile_m, tile_n in hl.tile([length, n]):
+                acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+                for tile_k in hl.tile(k):
+                    acc = hl.dot(x[start + tile_m.index, tile_k], w[g, tile_k, tile_n], acc=acc)
+                out[start + tile_m.index, tile_n] = acc.to(x.dtype)
+    return out
+
+
+@helion.kernel(backend="cute")
+def by_columns_last(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Columns are the innermost loop."""
+    rows, k = x.size()
+    groups, _, n = w.size()
+    out = torch.zeros([rows, n], dtype=x.dtype, device=x.device)
+    for g in hl.grid(groups):
+        start, end = offsets[g], offsets[g + 1]
+        for tile_m in hl.tile(start, end):
+            for tile_n in hl.tile(n):
+                acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+                for tile_k in hl.tile(k):
+                    acc = torch.addmm(acc, x[tile_m, tile_k], w[g, tile_k, tile_n])
+                out[tile_m, tile_n] = acc.to(x.dtype)
+    return out
+
+
+@helion.kernel(backend="cute")
+def jagged(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    rows, k = x.size()
+    groups, _, n = w.size()
+    out = torch.zeros([rows, n], dtype=x.dtype, device=x.device)
+    for tile_g in hl.tile(groups, block_size=1):
+        starts = offsets[tile_g]
+        for tile_m in hl.jagged_tile(offsets[tile_g.index + 1] - starts):
+            place = starts[:, None] + tile_m.index[None, :]
+            for tile_n in hl.tile(n):
+                acc = hl.zeros([tile_g, tile_m, tile_n], dtype=torch.float32)
+                for tile_k in hl.tile(k):
+                    acc = hl.dot(x[place, tile_k], w[tile_g, tile_k, tile_n], acc=acc)
+                out[place, tile_n] = acc.to(x.dtype)
+    return out
+
+
+@helion.kernel(backend="cute")
+def fused(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    bias: torch.Tensor,
+    scale: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor,
+    offsets: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two products of each group, with a bias and a scale of the group, a weight of each row and a residual."""
+    rows, k = x.size()
+    groups, n, _ = gate.size()
+    out = torch.zeros([rows, n], dtype=x.dtype, device=x.device)
+    plain = torch.zeros([rows, n], dtype=torch.float32, device=x.device)
+    for g, tile_n in hl.tile([groups, n], block_size=[1, None]):
+        for tile_m in hl.tile(offsets[g.id], offsets[g.id + 1]):
+            first = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            second = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                first = hl.dot(x[tile_m, tile_k], gate[g.id, tile_n, tile_k].T, acc=first)
+                second = hl.dot(x[tile_m, tile_k], up[g.id, tile_n, tile_k].T, acc=second)
+            value = torch.nn.functional.silu(first + bias[g.id, tile_n][None, :]) * second * scale[g.id]
+            plain[tile_m, tile_n] = value
+            out[tile_m, tile_n] = (value * weight[tile_m][:, None] + residual[tile_m, tile_n]).to(x.dtype)
+    return out, plain
+
+
+SPELLINGS = {each.name: each for each in (by_bounds, by_lengths, by_columns_last, jagged)}

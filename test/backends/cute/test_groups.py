@@ -1,0 +1,325 @@
+"""Products of groups of rows, whose tiles data on the device schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import types
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+import torch
+from backends.cute import cubins, grouped_kernels, products
+from backends.cute.products import BF16, BOUNDS
+from backends.cute.test_verify import is_found_at_once
+
+import helion
+import helion.language as hl
+from helion import exc
+from helion.backends.cute.codegen import groups
+from helion.backends.cute.plan.build import plan_gemm
+from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOperand, Instruction
+from helion.backends.cute.plan.records import Batch, Choice, GemmPlan, GemmProblem, Groups
+from helion.backends.cute.plan.refusal import Refusal
+from helion.backends.cute.resources.shape import shape_of
+from helion.backends.cute.roles.edits import edit_role
+from helion.backends.cute.roles.grammar import GroupViews, Step, TileLoop
+from helion.backends.cute.roles.programs import kernel_program
+from helion.backends.cute.shapes import MATMUL
+from helion.backends.cute.verify.verify import verify
+from helion.hardware import target as target_of
+
+#: First rows of groups: with empty ones, groups of one row, one of most rows, and rows that are in no group.
+BOUNDARIES = {
+    "even": (0, 64, 128, 192, 256),
+    "skewed": (0, 1, 1, 300, 301),
+    "empty": (7, 7, 7, 7, 7),
+    "one": (0, 143),
+    "inside": (5, 70, 71, 200, 290),
+}
+K, N = 72, 136
+
+
+def tensor(*shape: int, seed: int = 0, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return products.values(*shape, dtype=dtype, device="cpu", seed=seed)
+
+
+def multiplied(x: torch.Tensor, w: torch.Tensor, bounds: Sequence[int]) -> torch.Tensor:
+    """Return the product of each group in fp64, and 0 in rows of none."""
+    out = torch.zeros(x.size(0), w.size(2), dtype=torch.float64)
+    for at, (first, after) in enumerate(itertools.pairwise(bounds)):
+        out[first:after] = x[first:after].double() @ w[at].double()
+    return out
+
+
+def check(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    assert products.row_error(actual, expected) < BOUNDS[BF16]
+    assert not actual[expected.abs().sum(1) == 0].any(), "rows of no group stay as they are"
+
+
+@pytest.mark.parametrize("spelling", grouped_kernels.SPELLINGS)
+@pytest.mark.parametrize("bounds", BOUNDARIES)
+def test_products_of_groups(spelling: str, bounds: str) -> None:
+    offsets = torch.tensor(BOUNDARIES[bounds], dtype=torch.int32 if bounds == "even" else torch.int64)
+    x, w = tensor(310, K), tensor(len(offsets) - 1, K, N, seed=1)
+    kernel = grouped_kernels.SPELLINGS[spelling]
+    check(kernel(x, w, offsets), multiplied(x, w, BOUNDARIES[bounds]))
+    problem = kernel.bind((x, w, offsets), target="sm_90").plan().gemm.problem
+    size = len(offsets) - 1
+    assert problem.groups == Groups(name=problem.groups.name, size=size, dtype=str(offsets.dtype).split(".")[1])
+    assert problem.batch == (Batch(size=size, a=0, b=K * N, d=0) if size > 1 else None)
+
+
+def test_offsets_with_a_stride_and_rows_along_columns() -> None:
+    offsets = torch.tensor([[0, 9], [40, 9], [300, 9]])[:, 0]
+    x, w = tensor(K, 304).t(), tensor(2, N, K, seed=1).transpose(1, 2)
+    check(grouped_kernels.by_bounds(x, w, offsets), multiplied(x, w, offsets.tolist()))
+
+
+def test_sizes_that_only_the_launch_knows() -> None:
+    dynamic = helion.kernel(grouped_kernels.by_bounds.fn, backend="cute", static_shapes=False)
+    for bounds in ((0, 30, 200), (0, 5, 5, 64, 128, 300)):
+        x, w = tensor(bounds[-1], K), tensor(len(bounds) - 1, K, N, seed=1)
+        check(dynamic(x, w, torch.tensor(bounds)), multiplied(x, w, bounds))
+    text = dynamic.bind((x, w, torch.tensor(bounds)), target="sm_90").to_cute_code()
+    assert "work_m = size_m // " in text and "while row_group < batches:" in text
+
+
+def test_an_epilogue_reads_what_is_of_each_group_and_each_row() -> None:
+    bounds, rows = (0, 40, 40, 150), 150
+    x, gate, up = tensor(rows, K), tensor(3, N, K, seed=1), tensor(3, N, K, seed=2)
+    bias, residual = tensor(3, N, seed=3), tensor(rows, N, seed=4)
+    scale, weight = torch.rand(3) + 0.5, torch.rand(rows) + 0.5
+    out, plain = grouped_kernels.fused(x, gate, up, bias, scale, weight, residual, torch.tensor(bounds))
+    of_row = torch.repeat_interleave(torch.arange(3), torch.tensor(bounds).diff())
+    first = multiplied(x, gate.transpose(1, 2), bounds) + bias.double()[of_row]
+    wanted = torch.nn.functional.silu(first) * multiplied(x, up.transpose(1, 2), bounds) * scale.double()[of_row, None]
+    assert products.row_error(plain, wanted) < 1e-5
+    check(out, wanted * weight.double()[:, None] + residual.double())
+
+
+# The scheduler -----------------------------------------------------------------------------------------------------------
+
+
+def problem(groups: int = 5, rows: int = 700, **changes: object) -> GemmProblem:
+    batch = Batch(size=groups, a=0, b=K * N, d=0)
+    known = GemmProblem(
+        m=rows, n=N, k=K, operand_dtype="bfloat16", output_dtype="bfloat16", a_pitch=K, b_pitch=N, d_pitch=N,
+        b_major="mn", batch=batch, groups=Groups(name="offsets", size=groups, dtype="int64"),
+    )  # fmt: skip
+    return dataclasses.replace(known, **changes)  # type: ignore[arg-type]
+
+
+RESIDUAL = Epilogue(
+    operands=(
+        EpilogueOperand(name="residual", kind="exact", dtype="bfloat16", pitch=N),
+        EpilogueOperand(name="bias", kind="row", dtype="float32", pitch=1),
+        EpilogueOperand(name="weight", kind="column", dtype="float32", pitch=1),
+    ),
+    instructions=(Instruction("add", (0, 1)), Instruction("add", (4, 2)), Instruction("mul", (5, 3))),
+)
+WITH_RESIDUAL = problem(epilogue=RESIDUAL, batch=Batch(size=5, a=0, b=K * N, d=0, operands=(0, N, 0)))
+CHOICES = {
+    "sm_90": Choice(tile=(128, 128, 64), cluster=(2, 1), store_stages=2),
+    "sm_90 ping-pong": Choice(tile=(64, 128, 64), cluster=(1, 2), pingpong=True),
+    "sm_90 splits": Choice(tile=(64, 64, 64), splits=2),
+    "sm_100": Choice(tile=(128, 128, 64), cluster=(2, 2)),
+    "sm_100 pairs": Choice(tile=(256, 128, 64), cluster=(2, 1), ctas_per_mma=2),
+}
+
+
+def plan_of(choice: str, of: GemmProblem | None = None) -> GemmPlan:
+    return plan_gemm(of or problem(), CHOICES[choice], target_of(choice.split()[0]))
+
+
+class Int(int):
+    """An integer of the DSL."""
+
+    def to(self, kind: type) -> Int:
+        return Int(self)
+
+
+#: The parts of the DSL that the scheduler's code uses, on Python's numbers.
+CUTLASS = types.SimpleNamespace(
+    Int32=Int, min=min, max=max, select_=lambda condition, yes, no: yes if condition else no
+)
+
+
+def stored_rows(plan: GemmPlan, offsets: Sequence[int], first: int, step: int) -> Counter[tuple[int, int, int]]:
+    """Run the printed code of the scheduler and of the stores' views: return (group, row, tile of columns) of each row
+    that a cluster stores."""
+    find, condition, body = groups.find(plan)
+    views = groups.views(plan, "stores")
+    lines = [
+        *groups.start(),
+        f"work = {first}",
+        *find,
+        f"while {condition}:",
+        *(f"    {line}" for line in body),
+        f"while row_group < {plan.problem.groups.size}:",
+        "    for place in places:",
+        *(f"        {line}" for line in (*groups.tile(plan), *views[:2])),
+        "        store(row_group, tile_begin, tile_rows, tile_n)",
+        f"    work += {step}",
+        *(f"    {line}" for line in find),
+        f"    while {condition}:",
+        *(f"        {line}" for line in body),
+    ]
+    found: Counter[tuple[int, int, int]] = Counter()
+
+    def store(group: int, begin: int, rows: int, column: int) -> None:
+        high = plan.store_box[0]
+        assert 0 <= rows <= high
+        for row in range(high):  # of the buffer; coordinates of the tensor, and its address
+            inner, moved = high - rows + row, begin + rows
+            if inner < high:
+                found[group, inner + moved - high, column] += 1
+
+    rows, columns = plan.cluster_tiles
+    halves = range(plan.ctas_per_mma)
+    places = [(half, m, n, 0) for half in halves for m in range(rows) for n in range(columns)]
+    names = {groups.PARAMETER: [*map(Int, offsets)], "cutlass": CUTLASS, "store": store, "places": places}
+    exec("\n".join(lines), names)
+    return found
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_row_of_a_group_is_stored_once(choice: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for trial in range(20):
+        sizes = torch.randint(0, 1 + 40 * trial, (5,), generator=generator)
+        sizes[torch.randint(0, 5, (trial % 4,), generator=generator)] = trial % 2
+        offsets = [0, *sizes.cumsum(0).tolist()]
+        plan = plan_of(choice, problem(rows=max(1, offsets[-1])))
+        clusters = 1 + trial % 7
+        found = sum((stored_rows(plan, offsets, at, clusters) for at in range(clusters)), Counter())
+        tiles = plan.work[1] * plan.cluster_tiles[1]
+        rows = ((g, row) for g in range(5) for row in range(offsets[g], offsets[g + 1]))
+        assert found == Counter((g, row, column) for g, row in rows for column in range(tiles))
+        assert len(stored_rows(plan, offsets, plan.tiles, 1)) == 0, "the grid covers all tiles"
+
+
+def test_offsets_that_decrease_or_leave_the_matrix_store_inside_of_it() -> None:
+    plan = plan_of("sm_90")
+    rows = {row for _, row, _ in stored_rows(plan, [-9, 100, 20, 650, 9000, 3], 0, 1)}
+    assert rows and min(rows) >= 0 and max(rows) < plan.problem.m
+
+
+# Roles -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("role", ["load", "load_residual", "store"])
+def test_views_of_another_group_are_found(choice: str, role: str) -> None:
+    program = kernel_program(plan_of(choice, WITH_RESIDUAL))
+    verify(program)
+    name = next(each.name for each in program.roles if each.name.startswith(role))
+    missing = edit_role(program, name, lambda step: () if isinstance(step, GroupViews) else (step,))
+
+    def once(step: Step) -> tuple[Step, ...]:
+        if isinstance(step, TileLoop) and isinstance(step.body[0], GroupViews):
+            return step.body[0], dataclasses.replace(step, body=step.body[1:])
+        return (step,)
+
+    for faulty in (missing, edit_role(program, name, once)):
+        assert is_found_at_once(faulty)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("choice", CHOICES)
+def test_kernels_of_groups_compile_without_spills(choice: str) -> None:
+    found = cubins.measure(plan_of(choice, WITH_RESIDUAL))
+    assert found["stack_bytes"] == 0 and not found["misplaced_barriers"]
+
+
+# Decisions ---------------------------------------------------------------------------------------------------------------
+
+
+def bound(kernel: helion.Kernel, target: str, backend: str = "cute", rows: int = 4096) -> helion.BoundKernel:
+    meta = {"dtype": BF16, "device": "meta"}
+    args = torch.empty(rows, 512, **meta), torch.empty(8, 512, 1024, **meta), torch.empty(9, device="meta").long()
+    return helion.kernel(kernel.fn, backend=backend).bind(args, target=target)
+
+
+@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
+@pytest.mark.parametrize("spelling", ["by_bounds", "by_lengths"])
+def test_seeds_count_the_tiles_of_groups(target: str, spelling: str) -> None:
+    kernel = bound(grouped_kernels.SPELLINGS[spelling], target)
+    shape, plan = shape_of(kernel.facts), kernel.plan()
+    assert not isinstance(shape, str) and kernel.seeds
+    assert shape.problem.groups.size == 8 and shape.problem.batch == Batch(size=8, a=0, b=512 * 1024, d=0)
+    rows = plan.gemm.tile[0] * plan.gemm.cluster_tiles[0]
+    assert plan.gemm.work[0] == 4096 // rows + 8
+    assert shape.flops == 2 * 4096 * 1024 * 512
+    assert "tile scheduler: rows of 8 groups from offsets" in str(plan)
+
+
+def test_groups_run_on_request() -> None:
+    kernel = bound(grouped_kernels.by_bounds, "sm_90")
+    reason = MATMUL.on_request(kernel._analysis.program, kernel.facts, kernel.env.target)
+    assert reason == "matmuls over groups of rows by offsets run on request, with backend='cute'"
+
+
+@helion.kernel(backend="cute")
+def numbered(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    rows, k = x.size()
+    groups, _, n = w.size()
+    out = torch.zeros([rows, n], dtype=x.dtype, device=x.device)
+    for g, tile_n in hl.tile([groups, n], block_size=[1, None]):
+        start = offsets[g.id]
+        for tile_m in hl.tile(offsets[g.id + 1] - start):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = hl.dot(x[start + tile_m.index, tile_k], w[g.id, tile_k, tile_n], acc=acc)
+            out[start + tile_m.index, tile_n] = (acc * tile_m.index[:, None]).to(x.dtype)
+    return out
+
+
+@helion.kernel(backend="cute")
+def by_ends(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    rows, k = x.size()
+    groups, _, n = w.size()
+    out = torch.zeros([rows, n], dtype=x.dtype, device=x.device)
+    for g, tile_n in hl.tile([groups, n], block_size=[1, None]):
+        for tile_m in hl.tile(0, offsets[g.id + 1]):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = hl.dot(x[tile_m, tile_k], w[g.id, tile_k, tile_n], acc=acc)
+            out[tile_m, tile_n] = acc.to(x.dtype)
+    return out
+
+
+@helion.kernel(backend="cute")
+def local_rows(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    rows, k = x.size()
+    groups, _, n = w.size()
+    out = torch.zeros([rows, n], dtype=x.dtype, device=x.device)
+    for g, tile_n in hl.tile([groups, n], block_size=[1, None]):
+        for tile_m in hl.tile(offsets[g.id + 1] - offsets[g.id]):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = hl.dot(x[tile_m, tile_k], w[g.id, tile_k, tile_n], acc=acc)
+            out[tile_m, tile_n] = acc.to(x.dtype)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [
+        (numbered, "the position of a row within its group is used for more than its index"),
+        (by_ends, "a loop over as many rows as a number on the device"),
+        (local_rows, "is not indexed by the rows of its group"),
+    ],
+)
+def test_other_loops_over_rows_are_refused(kernel: helion.Kernel, reason: str) -> None:
+    with pytest.raises(exc.CuteUnsupported, match=reason):
+        bound(kernel, "sm_90")
+
+
+def test_parts_of_k_and_numbers_per_row_are_refused() -> None:
+    with pytest.raises(Refusal, match="not of groups of rows"):
+        plan_gemm(problem(k=4096, a_pitch=4096), Choice(tile=(128, 128, 64), grid_splits=2), target_of("sm_90"))
+    reduced = Epilogue(instructions=(Instruction("row_sum", (0,)), Instruction("div", (0, 1))))
+    with pytest.raises(Refusal, match="without reductions, numbers and indices of rows"):
+        plan_gemm(problem(epilogue=reduced), Choice(tile=(128, 256, 64)), target_of("sm_90"))
