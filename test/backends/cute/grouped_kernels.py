@@ -1,11 +1,19 @@
-"""Products of groups of rows, in the ways that kernels spell them."""
+"""Products of groups of rows, in the ways that kernels spell them, and plans of such products."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import torch
 
 import helion
 import helion.language as hl
+from helion.backends.cute.plan.build import plan_gemm
+from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOperand, Instruction
+from helion.backends.cute.plan.records import Batch, Choice, GemmPlan, GemmProblem, Groups
+from helion.hardware import target as target_of
+
+K, N = 72, 136
 
 
 @helion.kernel(backend="cute")
@@ -104,3 +112,34 @@ def fused(
 
 
 SPELLINGS = {each.name: each for each in (by_bounds, by_lengths, by_columns_last, jagged)}
+
+
+def problem(groups: int = 5, rows: int = 700, **changes: object) -> GemmProblem:
+    batch = Batch(size=groups, a=0, b=K * N, d=0)
+    known = GemmProblem(
+        m=rows, n=N, k=K, operand_dtype="bfloat16", output_dtype="bfloat16", a_pitch=K, b_pitch=N, d_pitch=N,
+        b_major="mn", batch=batch, groups=Groups(name="offsets", size=groups, dtype="int64"),
+    )  # fmt: skip
+    return dataclasses.replace(known, **changes)  # type: ignore[arg-type]
+
+
+RESIDUAL = Epilogue(
+    operands=(
+        EpilogueOperand(name="residual", kind="exact", dtype="bfloat16", pitch=N),
+        EpilogueOperand(name="bias", kind="row", dtype="float32", pitch=1),
+        EpilogueOperand(name="weight", kind="column", dtype="float32", pitch=1),
+    ),
+    instructions=(Instruction("add", (0, 1)), Instruction("add", (4, 2)), Instruction("mul", (5, 3))),
+)
+WITH_RESIDUAL = problem(epilogue=RESIDUAL, batch=Batch(size=5, a=0, b=K * N, d=0, operands=(0, N, 0)))
+CHOICES = {
+    "sm_90": Choice(tile=(128, 128, 64), cluster=(2, 1), store_stages=2),
+    "sm_90 ping-pong": Choice(tile=(64, 128, 64), cluster=(1, 2), pingpong=True),
+    "sm_90 splits": Choice(tile=(64, 64, 64), splits=2),
+    "sm_100": Choice(tile=(128, 128, 64), cluster=(2, 2)),
+    "sm_100 pairs": Choice(tile=(256, 128, 64), cluster=(2, 1), ctas_per_mma=2),
+}
+
+
+def plan_of(choice: str, of: GemmProblem | None = None) -> GemmPlan:
+    return plan_gemm(of or problem(), CHOICES[choice], target_of(choice.split()[0]))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from backends.cute import cubins, grouped_kernels, products
+from backends.cute.grouped_kernels import CHOICES, WITH_RESIDUAL, K, N, plan_of, problem
 from backends.cute.products import BF16, BOUNDS
 from backends.cute.test_verify import is_found_at_once
 
@@ -19,8 +20,8 @@ import helion.language as hl
 from helion import exc
 from helion.backends.cute.codegen import groups
 from helion.backends.cute.plan.build import plan_gemm
-from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOperand, Instruction
-from helion.backends.cute.plan.records import Batch, Choice, GemmPlan, GemmProblem, Groups
+from helion.backends.cute.plan.epilogue import Epilogue, Instruction
+from helion.backends.cute.plan.records import Batch, Choice, GemmPlan, Groups
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.resources.shape import shape_of
 from helion.backends.cute.roles.edits import edit_role
@@ -38,7 +39,6 @@ BOUNDARIES = {
     "one": (0, 143),
     "inside": (5, 70, 71, 200, 290),
 }
-K, N = 72, 136
 
 
 def tensor(*shape: int, seed: int = 0, dtype: torch.dtype = BF16) -> torch.Tensor:
@@ -100,37 +100,6 @@ def test_an_epilogue_reads_what_is_of_each_group_and_each_row() -> None:
 
 
 # The scheduler -----------------------------------------------------------------------------------------------------------
-
-
-def problem(groups: int = 5, rows: int = 700, **changes: object) -> GemmProblem:
-    batch = Batch(size=groups, a=0, b=K * N, d=0)
-    known = GemmProblem(
-        m=rows, n=N, k=K, operand_dtype="bfloat16", output_dtype="bfloat16", a_pitch=K, b_pitch=N, d_pitch=N,
-        b_major="mn", batch=batch, groups=Groups(name="offsets", size=groups, dtype="int64"),
-    )  # fmt: skip
-    return dataclasses.replace(known, **changes)  # type: ignore[arg-type]
-
-
-RESIDUAL = Epilogue(
-    operands=(
-        EpilogueOperand(name="residual", kind="exact", dtype="bfloat16", pitch=N),
-        EpilogueOperand(name="bias", kind="row", dtype="float32", pitch=1),
-        EpilogueOperand(name="weight", kind="column", dtype="float32", pitch=1),
-    ),
-    instructions=(Instruction("add", (0, 1)), Instruction("add", (4, 2)), Instruction("mul", (5, 3))),
-)
-WITH_RESIDUAL = problem(epilogue=RESIDUAL, batch=Batch(size=5, a=0, b=K * N, d=0, operands=(0, N, 0)))
-CHOICES = {
-    "sm_90": Choice(tile=(128, 128, 64), cluster=(2, 1), store_stages=2),
-    "sm_90 ping-pong": Choice(tile=(64, 128, 64), cluster=(1, 2), pingpong=True),
-    "sm_90 splits": Choice(tile=(64, 64, 64), splits=2),
-    "sm_100": Choice(tile=(128, 128, 64), cluster=(2, 2)),
-    "sm_100 pairs": Choice(tile=(256, 128, 64), cluster=(2, 1), ctas_per_mma=2),
-}
-
-
-def plan_of(choice: str, of: GemmProblem | None = None) -> GemmPlan:
-    return plan_gemm(of or problem(), CHOICES[choice], target_of(choice.split()[0]))
 
 
 class Int(int):

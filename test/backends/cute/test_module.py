@@ -10,7 +10,7 @@ import re
 import sys
 
 import pytest
-from backends.cute import copies, gemms
+from backends.cute import copies, gemms, grouped_kernels
 from backends.cute.printed_registers import unwritten_registers
 from costs import calls
 
@@ -193,7 +193,8 @@ def test_every_operation_prints(op: str) -> None:
 def test_every_step_prints() -> None:
     """No step of the grammar is without a rule, for a program that has all of them."""
     printed = set()
-    for plan in (*PLANS.values(), *(copies.plan(name, "sm_90") for name in ("odd", "strided"))):
+    copied = (copies.plan(name, "sm_90") for name in ("odd", "strided"))
+    for plan in (*PLANS.values(), *copied, grouped_kernels.plan_of("sm_90")):
         render(kernel_program(plan))
         for role in kernel_program(plan).roles:
             printed |= {type(step) for step in _steps(role.program)}
