@@ -3,7 +3,7 @@
     python benchmarks/first_call.py [--out FILE.json] [--cells N] [--seconds S]
 
 Takes kernels of the kept samples, one cell of each. Each is called for the first time without and with measurements,
-both with empty caches. Another process then calls all of them with what the second calls have cached. The default
+both with empty caches. Two later processes then call all of them with what the second calls have cached. The default
 config, the one that the first call chose and the best of the kept sample are timed in turns. Each row is written when
 it is there.
 """
@@ -34,11 +34,15 @@ import helion  # noqa: E402
 from benchmarks.cells import Cell, inputs, swept_cells  # noqa: E402
 from benchmarks.sweep import OTHER_SAMPLES, Timed, parse  # noqa: E402
 from benchmarks.timing import GraphTimer, reason  # noqa: E402
+from helion.runtime.tuning import chosen_before  # noqa: E402
 from helion.settings import Settings  # noqa: E402
 
 OUT = ROOT / "build" / "first-call.json"
 #: The configs that are timed, and the one that others are compared with.
 NAMES, BEST = ("default", "first call", "best of the sample"), "best of the sample"
+SAMPLED_BACKEND = "triton"
+#: Processes that call all kernels with what the first calls, and the processes before, have cached.
+LATER = ("second process", "third process")
 
 
 def chosen(cells: Sequence[Cell], rows: Iterable[Timed], count: int) -> list[tuple[Cell, Mapping[str, Any]]]:
@@ -78,6 +82,13 @@ def called(cell: Cell, args: tuple[Any, ...], seconds: float) -> tuple[float, An
     return time.perf_counter() - began, kernel.bind(args)
 
 
+def sampled(cell: Cell, config: Mapping[str, Any], args: tuple[Any, ...]) -> tuple[Any, helion.Config]:
+    """Return the kernel bound for the backend of the samples, and a config of theirs in full."""
+    settings = Settings(**{**cell.function.settings.to_dict(), "backend": SAMPLED_BACKEND})
+    bound = helion.kernel(cell.function.fn, settings=settings).bind(args)
+    return bound, bound.config_spec.normalize(config)
+
+
 def measured(cell: Cell, best: Mapping[str, Any], folder: Path, timer: GraphTimer) -> dict[str, Any]:
     """Return seconds of first calls, and microseconds of the configs by their names."""
     args = inputs(cell, "cuda")
@@ -86,10 +97,16 @@ def measured(cell: Cell, best: Mapping[str, Any], folder: Path, timer: GraphTime
         row["seconds"]["default"], bound = called(cell, args, 0.0)
     with caches(folder / "with"):
         row["seconds"]["first call"], chose = called(cell, args, Settings().first_call_seconds)
-        row["timed"] = json.loads(chose.explain("json"))["timed"]
-    configs = dict(zip(NAMES, (bound.config, chose.config, bound.config_spec.normalize(best)), strict=True))
-    row["configs"] = {name: bound.short_config(config).to_dict() for name, config in configs.items()}
-    functions = {name: functools.partial(bound.compile_config(config), *args) for name, config in configs.items()}
+        of = chose.variant.specialized
+        row["timed"] = [
+            {**outcome.to_dict(), "config": of.short_config(outcome.config).to_dict()}
+            for outcome in chosen_before.timed(of, of.sample())
+        ]
+    pairs = ((bound, bound.config), (chose, chose.config), sampled(cell, best, args))
+    configs = dict(zip(NAMES, pairs, strict=True))
+    row["configs"] = {name: by.short_config(config).to_dict() for name, (by, config) in configs.items()}
+    row["backends"] = {name: by.backend for name, (by, _) in configs.items()}
+    functions = {name: functools.partial(by.compile_config(config), *args) for name, (by, config) in configs.items()}
     times, failures = timer.time(functions)
     row["microseconds"] = {name: each.median for name, each in times.items()}
     return {**row, **({"failures": failures} if failures else {})}
@@ -120,7 +137,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         found = ratios(rows, name)
         mean = math.exp(sum(map(math.log, found)) / len(found))
         lines.append(f"{name} / {BEST}: geometric mean {mean:.3f}, worst {max(found):.2f} of {len(found)} cells")
-    for name in ("default", "first call", "second process"):
+    for name in ("default", "first call", *LATER):
         taken = [row["seconds"][name] for row in rows if name in row.get("seconds", ())]
         if taken:
             lines.append(f"seconds, {name}: median {statistics.median(taken):.2f}, at most {max(taken):.2f}")
@@ -154,15 +171,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _write(options.out, rows)
             print(json.dumps(rows[-1]), flush=True)
         command = [sys.executable, __file__, "--again", folder, "--names", json.dumps(list(named))]
-        found = subprocess.run(command, capture_output=True, text=True)
-        if found.returncode:
-            print(found.stderr[-2000:], file=sys.stderr)
-        else:
+        failed = 0
+        for process in LATER:
+            found = subprocess.run(command, capture_output=True, text=True)
+            failed = failed or found.returncode
+            if found.returncode:
+                print(found.stderr[-2000:], file=sys.stderr)
+                break
             for name, seconds in json.loads(found.stdout.splitlines()[-1]).items():
-                named[name]["seconds"]["second process"] = seconds
+                named[name]["seconds"][process] = seconds
     _write(options.out, rows)
     print("\n".join(summary(rows)))
-    return found.returncode
+    return failed
 
 
 def _write(out: Path, rows: Sequence[Mapping[str, Any]]) -> None:

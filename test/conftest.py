@@ -187,6 +187,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture
 def nothing_is_measured_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU tests see the config that would run untuned; those of tuning say which configs contend."""
-    from helion.runtime.tuning import first_call
+    from helion.runtime.tuning import chosen_before, first_call
 
-    monkeypatch.setattr(first_call, "contenders", lambda of, config, until: [])
+    monkeypatch.setattr(first_call, "contenders", lambda of, config, times: [])
+    monkeypatch.setattr(chosen_before, "keep_untimed", lambda *_: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -61,20 +62,27 @@ def leaders(
     error: float,
     allowed: Callable[[Config], bool],
     has_time: Callable[[], bool] = lambda: True,
+    resolution: float = 0.0,
 ) -> Iterator[Config]:
     """Yield the configs to measure after ``first``, the most promising first.
 
-    ``error`` is the standard deviation of the logarithms of predicted times.
+    ``error`` is the standard deviation of the logarithms of predicted times. A config that is expected to gain less
+    than ``resolution``, in microseconds, cannot be told from ``first``.
     """
     configs = candidates(domain, first, allowed, has_time)
     features = np.array([domain.features(config) for config in configs])
     log_times = np.array([domain.log_time(config) for config in configs])
-    for at in promising(features, log_times, 0, error):
+    least_gain = max(_LEAST_GAIN, resolution / math.exp(log_times[0]))
+    for at in promising(features, log_times, 0, error, least_gain):
         yield configs[at]
 
 
-def promising(features: Array, log_times: Array, first: int, error: float) -> Iterator[int]:
+def promising(
+    features: Array, log_times: Array, first: int, error: float, least_gain: float = _LEAST_GAIN
+) -> Iterator[int]:
     """Yield the rows that lower the expected least time most, given that ``first`` and those before are measured.
+
+    Each lowers it by ``least_gain`` of it, or more.
 
     Errors of predictions are Gaussian with the deviation ``error``, and correlated by the distance of ``features``.
     """
@@ -86,7 +94,7 @@ def promising(features: Array, log_times: Array, first: int, error: float) -> It
     while True:
         gains = np.maximum(least - times, 0.0).mean(1)
         at = int(np.argmax(gains))
-        if gains[at] < _LEAST_GAIN:
+        if gains[at] < least_gain:
             return
         yield at
         least = np.minimum(least, times[at])

@@ -11,10 +11,13 @@ from ..config import Config
 
 
 class Status(enum.Enum):
-    """Status of an outcome. ``OK`` has a time. ``PRUNED`` was never compiled: it is predicted to be far from the best."""
+    """Status of an outcome. ``OK`` has a time. ``PRUNED`` was never compiled: it is predicted to be far from the best.
+    ``UNTIMED`` compiles; there was no time, or no reason, to time it.
+    """
 
     OK = "ok"
     PRUNED = "pruned"
+    UNTIMED = "untimed"
     FAILED = "failed"
     TIMED_OUT = "timed out"
     CRASHED = "crashed"

@@ -40,6 +40,12 @@ def test_an_uncertain_prediction_gives_those_that_may_be_the_fastest() -> None:
     assert first(promising(near(4), times, 0, 0.3), 4) == [2, 1]
 
 
+def test_a_gain_below_the_least_one_is_not_measured() -> None:
+    times = np.log([10.0, 9.0, 8.0])
+    assert first(promising(near(3), times, 0, 1e-3, 0.1), 3) == [2]
+    assert first(promising(near(3), times, 0, 1e-3, 0.3), 3) == []
+
+
 def test_of_configs_alike_one_is_enough() -> None:
     """The second one is predicted as fast as the first, which it is most like; the third is unlike both."""
     features = np.array([[0.0, 9.0], [0.0, 0.0], [1e-4, 0.0], [30.0, 0.0]])
@@ -96,6 +102,8 @@ def test_candidates_of_a_kernel_are_legal_and_differ_in_few_keys(target: str) ->
     chosen = list(itertools.islice(leaders(domain, default, 0.3, allowed), 4))
     assert default not in chosen and len(set(chosen)) == len(chosen) > 1
     assert set(chosen) <= set(found)
+    unresolved = leaders(domain, default, 0.3, allowed, resolution=model.predicted(default).time_us)
+    assert next(unresolved, None) is None
 
 
 def test_without_time_the_seeds_are_the_candidates() -> None:

@@ -79,6 +79,44 @@ def test_what_is_compiled_already_is_done_even_at_the_deadline() -> None:
     assert (known.key, known.failure) == ("known", "") and other.timed_out
 
 
+def test_what_cannot_end_in_time_never_begins() -> None:
+    pool = ThreadPool(here, 1, time.monotonic() + 1e4, expected=1e5)
+    pool.submit("long", Job(failing))
+    (built,) = pool.poll(0.0)
+    assert built.timed_out
+    pool = ThreadPool(here, 1, time.monotonic() + 1e4, expected=1e3)
+    pool.submit("short", Job(lambda: 7))
+    pool.submit("short", Job(failing))  # under way
+    pool.submit("second", Job(lambda: 8))
+    assert [built.answer for built in pool.poll(0.0)] == [7, 8]
+    pool._seconds[:] = [1e5]  # as if they had taken longer than expected
+    pool.submit("third", Job(failing))
+    assert [built.timed_out for built in pool.poll(0.0)] == [True]
+    pool.close()
+
+
+def test_what_compiles_after_the_deadline_is_late_but_known() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(then: Callable[[], Any]) -> Any:
+        begun.set()
+        go.wait()
+        return then()
+
+    for then, late in ((lambda: 7, [7]), (failing, [])):
+        begun.clear()
+        go.clear()
+        pool = ThreadPool(here, 1, time.monotonic() + 1e4, ends=time.monotonic() + 2e4)
+        pool.submit("a", Job(lambda then=then: slow(then)))
+        pool.submit("b", Job(failing))
+        begun.wait()
+        pool._until = 0.0
+        assert [built.timed_out for built in pool.poll(0.0)] == [True, True]
+        go.set()
+        pool.close()
+        assert [built.answer for built in pool.late()] == late
+
+
 def test_after_the_deadline_nothing_is_compiled() -> None:
     pool = ThreadPool(here, 2, time.monotonic())
     pool.submit("a", Job(failing))

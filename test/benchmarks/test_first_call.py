@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
+import pytest
+
+import helion
 from benchmarks.cells import swept_cells
-from benchmarks.first_call import caches, chosen, summary
+from benchmarks.first_call import caches, chosen, sampled, summary
 from benchmarks.sweep import OTHER_SAMPLES, parse
+from helion import exc
 
 
 def test_cells_are_of_different_kernels_and_have_the_best_config() -> None:
@@ -20,11 +25,21 @@ def test_cells_are_of_different_kernels_and_have_the_best_config() -> None:
     assert len(chosen(swept_cells(), rows, 1000)) == len({row.kernel for row in rows})
 
 
+def test_configs_of_the_sample_are_those_of_their_backend() -> None:
+    cells = chosen(swept_cells(), parse(OTHER_SAMPLES.read_text()), 1000)
+    ((cell, best),) = (each for each in cells if each[0].kernel == "linear")
+    other = dataclasses.replace(cell, function=helion.kernel(cell.function.fn, backend="cute"))
+    with pytest.raises(exc.InvalidConfig, match="range_flattens"):
+        other.function.bind(cell.args).config_spec.normalize(best)
+    bound, config = sampled(other, best, cell.args)
+    assert bound.backend == "triton" and config["range_flattens"] == best["range_flattens"]
+
+
 def test_summary_compares_with_the_best_of_the_sample() -> None:
     rows = [
         {
             "microseconds": {"default": 12.0, "first call": 10.0, "best of the sample": 10.0},
-            "seconds": {"default": 0.5, "first call": 1.5, "second process": 0.1},
+            "seconds": {"default": 0.5, "first call": 1.5, "second process": 0.3, "third process": 0.1},
         },
         {
             "microseconds": {"default": 30.0, "first call": 22.0, "best of the sample": 20.0},
@@ -37,7 +52,8 @@ def test_summary_compares_with_the_best_of_the_sample() -> None:
         "first call / best of the sample: geometric mean 1.049, worst 1.10 of 2 cells",
         "seconds, default: median 0.60, at most 0.70",
         "seconds, first call: median 1.30, at most 1.50",
-        "seconds, second process: median 0.10, at most 0.10",
+        "seconds, second process: median 0.30, at most 0.30",
+        "seconds, third process: median 0.10, at most 0.10",
     ]
     assert summary(rows[2:]) == ["nothing was timed"]
 

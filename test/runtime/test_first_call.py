@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -66,7 +67,7 @@ def contending(monkeypatch: pytest.MonkeyPatch, of: Any, args: tuple[Any, ...], 
     """Let one config contend that is simulated to be the fastest, and compile nothing."""
     bound = of.bind(args)
     config = bound.config_spec.normalize({**bound.default_config(), "num_warps": 16, **other})
-    monkeypatch.setattr(first_call, "contenders", lambda of, default, until: [config])
+    monkeypatch.setattr(first_call, "contenders", lambda of, default, times: [config])
     monkeypatch.setattr(first_call, "_threads", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(evaluator.Evaluator, "_candidate", as_predicted(config))
     return config
@@ -241,7 +242,7 @@ def test_measuring_that_goes_wrong_costs_the_call_nothing(
     monkeypatch.setattr(autotune, "copy_tensors", copy_tensors)
     monkeypatch.setattr(evaluator.Evaluator, "finish", interrupted)
     with pytest.raises(KeyboardInterrupt):  # it was meant for the program
-        kernel()(ROWS)
+        kernel(first_call_seconds=2 * LONG)(ROWS)
 
 
 def interrupted(*args: Any) -> Any:
@@ -250,65 +251,167 @@ def interrupted(*args: Any) -> Any:
 
 # --- the contenders ---------------------------------------------------------------------------------------------------
 
+#: Times of a first call that never end, and of one that has no time to predict.
+ENDLESS = first_call.Times(compiling=0.0, predicting=float("inf"), timing=float("inf"), end=float("inf"))
+LATE = dataclasses.replace(ENDLESS, predicting=0.0)
 
-def test_contenders_have_other_code_and_are_predicted_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_contenders_have_other_code_and_are_predicted_to_fit() -> None:
     bound = kernel().bind((torch.empty(4096, 5000, device="meta"),), target="h200")
     of, default = bound.variant.specialized, bound.default_config()
-    found = first_call.contenders(of, default, float("inf"))
+    found = first_call.contenders(of, default, ENDLESS)
     assert len(found) == first_call.MOST and default not in found
     texts = [of.analysis.code(config).text for config in (default, *found)]
     assert len(set(texts)) == len(texts)
     assert all(of.analysis.predict(config).fits and not of.analysis.predict(config).spills for config in found)
-    assert first_call.contenders(of, default, float("inf")) == found  # the same in every process
+    assert first_call.contenders(of, default, ENDLESS) == found  # the same in every process
     seeds = {seed.config for seed in bound.seeds}
     assert not seeds.issuperset(found)
-    late = first_call.contenders(of, default, 0.0)  # no time to predict others
-    assert seeds.issuperset(late)
+    assert seeds.issuperset(first_call.contenders(of, default, LATE))
 
 
 def test_a_backend_that_compiles_one_at_a_time_has_seeds_that_are_predicted_to_be_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(TritonToolchain, "together", lambda self: None)
-    bound = kernel().bind((torch.empty(4096, 5000, device="meta"),), target="h200")
+    bound = kernel(first_call_seconds=1.0).bind((torch.empty(4096, 5000, device="meta"),), target="h200")
     seeds, of = bound.seeds, bound.variant.specialized
     by_time = sorted(seeds, key=lambda seed: seed.predicted.time_us)
     fastest, slowest = by_time[0], by_time[-1]
     assert len(seeds) > 1 and fastest.predicted.time_us < slowest.predicted.time_us
-    assert first_call.contenders(of, fastest.config, float("inf")) == []
-    found = first_call.contenders(of, slowest.config, float("inf"))
-    assert found[0] == fastest.config and len(found) <= 2 and slowest.config not in found
+
+    def found(config: helion.Config, compiling: float) -> list[helion.Config]:
+        return first_call.contenders(of, config, dataclasses.replace(ENDLESS, compiling=compiling))
+
+    assert found(fastest.config, 0.01) == []
+    several = found(slowest.config, 0.01)
+    assert several[0] == fastest.config and len(several) <= 2 and slowest.config not in several
+    assert found(slowest.config, 0.5) == [fastest.config]
+    assert found(slowest.config, 0.7) == []  # there is no time for a second compilation
+    assert found(slowest.config, 0.0) == []  # it may take longer than that: the first one was not compiled here
 
 
-def test_contenders_are_compiled_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each compilation waits for all others to have begun."""
-    meeting = threading.Barrier(first_call.MOST, timeout=600.0)
+def test_the_most_promising_contenders_are_compiled_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the first compilations waits for the other to have begun."""
+    meeting = threading.Barrier(2, timeout=600.0)
     original, compiled = OfflineJob.run_within, []
 
     def met(self: OfflineJob, seconds: float | None) -> Any:
-        meeting.wait()
+        if len(compiled) < 2:
+            meeting.wait()
         compiled.append(original(self, seconds))
         return compiled[-1]
 
     monkeypatch.setattr(OfflineJob, "run_within", met)
     monkeypatch.setattr(first_call, "cpus", lambda: 16)
+    monkeypatch.setattr(first_call, "MOST", 2)
     one = kernel()
     check(one(ROWS), ROWS)
-    assert len(compiled) == first_call.MOST and all(resources.fits for resources in compiled)
+    assert len(compiled) == 2 and all(resources.fits for resources in compiled)
 
 
-def test_contenders_that_are_all_late_are_tried_again_in_the_next_process(
+# --- what is remembered -----------------------------------------------------------------------------------------------
+
+
+def pooled(pool: ThreadPool) -> Callable[..., Any]:
+    """Stand for the threads of a first call: submit the jobs, and wait for them at the end."""
+
+    @contextlib.contextmanager
+    def threads(of: Any, first: helion.Config, others: list[helion.Config], times: Any) -> Iterator[ThreadPool]:
+        yield pool
+        pool.close()
+
+    return threads
+
+
+def remembered(monkeypatch: pytest.MonkeyPatch, expected: helion.Config, searches: list[int]) -> None:
+    """Check that another process uses a config, and predicts and measures nothing."""
+    count, other = len(searches), kernel()
+    with monkeypatch.context() as patched:
+        patched.setattr(first_call, "measured", None)
+        check(other(ROWS), ROWS)
+    assert other.bind((ROWS,)).config == expected and len(searches) == count
+    assert "seeds" not in vars(other.bind((ROWS,)).variant.analysis)
+
+
+def test_what_never_began_to_compile_is_not_tried_again(
     searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @contextlib.contextmanager
-    def without_time(of: Any, config: helion.Config, until: float) -> Iterator[ThreadPool]:
-        yield ThreadPool(lambda function: function(), 1, 0.0, compiled=(config,))
+    default = kernel().bind((ROWS,)).default_config()
+    monkeypatch.setattr(
+        first_call, "_threads", pooled(ThreadPool(lambda function: function(), 1, 0.0, compiled=(default,)))
+    )
+    check(kernel()(ROWS), ROWS)
+    assert searches == [2]
+    remembered(monkeypatch, default, searches)
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_what_compiled_late_is_timed_by_the_next_process_and_by_no_other(
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch, is_faster: bool
+) -> None:
+    default = kernel().bind((ROWS,)).default_config()
+    if not is_faster:
+        monkeypatch.setattr(evaluator.Evaluator, "_candidate", as_predicted(default))
+    begun, polled = threading.Event(), threading.Event()
+    late = ThreadPool(lambda function: function(), 1, float("inf"), compiled=(default,))
+
+    def compiling(self: OfflineJob, seconds: float | None) -> None:
+        begun.set()
+        polled.wait()
+
+    def poll(seconds: float) -> list[Any]:
+        begun.wait()
+        late._until = 0.0
+        found = ThreadPool.poll(late, seconds)
+        polled.set()
+        return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(first_call, "_threads", without_time)
+        patched.setattr(OfflineJob, "run_within", compiling)
+        patched.setattr(late, "poll", poll)
+        patched.setattr(first_call, "_threads", pooled(late))
         one = kernel()
         check(one(ROWS), ROWS)
-    assert one.bind((ROWS,)).config == one.bind((ROWS,)).default_config() and searches == [2]
-    other = kernel()
-    check(other(ROWS), ROWS)
-    assert other.bind((ROWS,)).config == doubted and searches == [2, 2]
+    assert one.bind((ROWS,)).config == default and searches == [2]
+    store = default_store()
+    assert store is not None
+    statuses = {outcome.config: outcome.status for outcome in store.sweep(store.all()[0].key)}
+    assert statuses == {default: Status.OK, doubted: Status.UNTIMED}
+    with monkeypatch.context() as patched:
+        patched.setattr(first_call, "contenders", None)  # nothing else is predicted
+        check(kernel()(ROWS), ROWS)
+    assert searches == [2, 2]
+    remembered(monkeypatch, doubted if is_faster else default, searches)
+
+
+UNTIMED = {"none contends": {}, "one compilation takes all the time": {"compiling": 2 * LONG}}
+
+
+@pytest.mark.parametrize("case", UNTIMED.values(), ids=list(UNTIMED))
+def test_a_choice_without_times_is_remembered_too(
+    searches: list[int], monkeypatch: pytest.MonkeyPatch, case: dict[str, float]
+) -> None:
+    if case:
+        original = first_call.Times.of
+        monkeypatch.setattr(first_call.Times, "of", lambda seconds, compiling: original(seconds, case["compiling"]))
+    monkeypatch.setattr(first_call, "contenders", None if case else lambda *_: [])
+    check(kernel()(ROWS), ROWS)
+    monkeypatch.setattr(first_call, "contenders", None)
+    remembered(monkeypatch, kernel().bind((ROWS,)).default_config(), searches)
+    assert searches == []
+    asked: list[bool] = []
+    monkeypatch.setattr(first_call, "contenders", lambda *_: asked.append(True) or [])
+    check(kernel(first_call_seconds=9 * LONG)(ROWS), ROWS)  # more time may suffice
+    assert asked
+
+
+def test_an_error_is_remembered_as_well(
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> Any:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(autotune, "copy_tensors", broken)
+    check(kernel()(ROWS), ROWS)
+    remembered(monkeypatch, kernel().bind((ROWS,)).default_config(), searches)

@@ -104,7 +104,7 @@ def seeded(monkeypatch: pytest.MonkeyPatch, x: torch.Tensor) -> tuple[helion.run
     kernel = helion.kernel(shifted)
     bound = kernel.bind((x,))
     seed, slow = bound.default_config(), bound.config_spec.normalize(SLOW)
-    monkeypatch.setattr(first_call, "contenders", lambda of, config, until: [seed])
+    monkeypatch.setattr(first_call, "contenders", lambda of, config, times: [seed])
     monkeypatch.setattr(Choice, "verified", lambda self, args: slow)
     return kernel, seed
 

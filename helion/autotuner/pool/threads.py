@@ -1,4 +1,4 @@
-"""Compilations in threads of this process, all of which end at one deadline."""
+"""Compilations in threads of this process, whose results are taken at one deadline."""
 
 from __future__ import annotations
 
@@ -22,19 +22,37 @@ class LimitedJob(Protocol):
 
 
 class ThreadPool:
-    """Pool of at most ``workers`` jobs at once, which end at the time ``until`` of ``time.monotonic``.
+    """Pool of at most ``workers`` jobs at once, which begin in the order in which they are submitted.
 
-    Jobs with a key in ``compiled`` are done. Results come together once all jobs have ended, so that a measurement does not share the process with a compilation.
+    Times are those of ``time.monotonic``. Results are taken at the time ``until``. No job begins that needs longer than
+    that: as long as the fastest so far, or ``expected`` seconds at first. A job in flight at ``until`` ends at the time
+    ``ends`` at the latest, and is ``late``. Jobs with a key in ``compiled`` are done.
     """
 
-    def __init__(self, run: Run, workers: int, until: float, compiled: Collection[Hashable] = ()) -> None:
+    def __init__(
+        self,
+        run: Run,
+        workers: int,
+        until: float,
+        *,
+        ends: float | None = None,
+        expected: float = 0.0,
+        compiled: Collection[Hashable] = (),
+    ) -> None:
         self._run = run
         self._until = until
+        self._ends = until if ends is None else ends
+        self._expected = expected
         self._compiled = compiled
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="helion-compile")
+        self._seconds: list[float] = []
         self._jobs: dict[Hashable, Future[Built]] = {}
+        self._in_flight: list[Future[Built]] = []
 
     def submit(self, key: Hashable, job: LimitedJob) -> None:
+        """Compile ``job``, unless one with this key was submitted and not polled."""
+        if key in self._jobs:
+            return
         if key in self._compiled:
             self._jobs[key] = Future()
             self._jobs[key].set_result(Built(key=key, seconds=0.0))
@@ -42,7 +60,7 @@ class ThreadPool:
         self._jobs[key] = self._threads.submit(self._run, lambda: self._built(key, job))
 
     def poll(self, seconds: float) -> list[Built]:
-        """Return the results of all jobs, at the deadline at the latest. ``seconds`` has no effect."""
+        """Return the results of all jobs once all have ended, or at the deadline. ``seconds`` has no effect."""
         jobs, self._jobs = self._jobs, {}
         wait(jobs.values(), max(0.0, self._until - time.monotonic()))
         return list(self._results(jobs))
@@ -51,24 +69,31 @@ class ThreadPool:
         """Wait for the jobs in flight, and drop those that wait."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
+    def late(self) -> list[Built]:
+        """Return the results of jobs that compiled after ``poll`` had returned, once the pool is closed."""
+        ended = (job.result() for job in self._in_flight if not job.cancelled())
+        return [built for built in ended if not built.failure]
+
     def _results(self, jobs: dict[Hashable, Future[Built]]) -> Iterator[Built]:
         for key, job in jobs.items():
             if job.done():
                 yield job.result()
-            else:
-                job.cancel()
-                yield _late(key)
+                continue
+            if not job.cancel():
+                self._in_flight.append(job)
+            yield _late(key)
 
     def _built(self, key: Hashable, job: LimitedJob) -> Built:
         began = time.monotonic()
-        if began >= self._until:
+        if began + min(self._seconds, default=self._expected) >= self._until:
             return _late(key)
         try:
-            answer = job.run_within(self._until - began)
+            answer = job.run_within(self._ends - began)
         except Exception as error:  # whatever compilers raise
-            late = time.monotonic() >= self._until
+            late = time.monotonic() >= self._ends
             return Built(key=key, seconds=time.monotonic() - began, failure=str(error), timed_out=late)
-        return Built(key=key, seconds=time.monotonic() - began, answer=answer)
+        self._seconds.append(time.monotonic() - began)
+        return Built(key=key, seconds=self._seconds[-1], answer=answer)
 
 
 def _late(key: Hashable) -> Built:

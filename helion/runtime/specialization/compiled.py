@@ -43,6 +43,8 @@ class Compiled:
         self._functions: dict[Config, Callable[..., Any]] = {}
         #: The config that runs if none was requested, once its binary was checked.
         self.verdict: Verdict | None = None
+        #: Seconds of the first compilation of a config here; few if its binary was on disk.
+        self.compile_seconds: dict[Config, float] = {}
         self._unprinted: set[Config] = set()
 
     def full(self, config: ConfigLike) -> Config:
@@ -64,6 +66,7 @@ class Compiled:
         """Drop all loaded functions, because another backend is used."""
         with self.lock:
             self._functions.clear()
+            self.compile_seconds.clear()
             self.verdict = None
 
     def function(self, config: Config, allow_print: bool = True) -> Callable[..., Any]:
@@ -136,7 +139,11 @@ class Compiled:
         module = self.function(config, allow_print=False)
         plan = of.analysis.code(config).plan
         toolchain = of.analysis.backend.toolchain
-        return toolchain.resources(module.__globals__, plan, of.target, count_opcodes=count_opcodes, seconds=seconds)
+        toolchain.prepare(of.target)
+        began = time.perf_counter()
+        found = toolchain.resources(module.__globals__, plan, of.target, count_opcodes=count_opcodes, seconds=seconds)
+        self.compile_seconds.setdefault(config, time.perf_counter() - began)
+        return found
 
     def export(self, config: Config, path: pathlib.Path) -> pathlib.Path:
         """Write the kernel of a full config as a shared object."""

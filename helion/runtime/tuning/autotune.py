@@ -58,24 +58,22 @@ def tuned(
     *,
     force: bool = True,
     only: bool = True,
-    tag: str | None = None,
     pool: ThreadPool | None = None,
     measuring: Measuring | None = None,
+    is_kept: bool = True,
 ) -> Tuned:
     """Find the fastest config for ``args``, beginning with ``given``, or among these if ``only`` is set.
 
-    Writes its result to the cache, under ``tag``, or one made from ``given`` if the search is limited to them. ``pool``
-    compiles until a deadline, in place of processes; if all configs but the untuned one are late, nothing is written.
-    ``measuring`` is the precision, that of ``options`` by default.
+    Writes its result to the cache if it ``is_kept``, under a tag made from ``given`` if the search is limited to them.
+    ``pool`` compiles until a deadline, in place of processes. ``measuring`` is the precision, that of ``options`` by
+    default.
 
     Without ``force`` a cached answer is used. Raises ``exc.AutotuningDisallowedInEnvironment``, ``exc.NoConfigFound``
     if no config works, and errors of reference mode.
     """
-    store = default_store()
+    store = default_store() if is_kept else None
     listed = bool(given) and only
-    if tag is None:
-        tag = _tag(given) if listed else ""
-    key = None if store is None else key_of(of, args, tag)
+    key = None if store is None else key_of(of, args, _tag(given) if listed else "")
     if not force and store is not None and key is not None:
         row = store.get(key)
         if row is not None and (known := legal(of, row.config)) is not None:
@@ -95,14 +93,9 @@ def tuned(
     if result.outcomes and not any(o.status is Status.OK for o in result.outcomes):
         reasons = dict.fromkeys(o.detail for o in result.outcomes if o.detail)
         raise exc.NoConfigFound(kernel=of.kernel.name, reason="; ".join(list(reasons)[:5]) or result.why)
-    if store is not None and key is not None and (pool is None or _is_conclusive(result)):
+    if store is not None and key is not None:
         keep(store, key, result, options)
     return Tuned(config=result.config, result=result)
-
-
-def _is_conclusive(result: Result) -> bool:
-    """Return whether any config but the untuned one had the time that it needs."""
-    return any(o.status is not Status.TIMED_OUT for o in result.outcomes if o.config != result.baseline)
 
 
 def _tag(given: Sequence[Config]) -> str:

@@ -1,19 +1,22 @@
 """The choice that the first call of a former process has made, as far as this machine remembers.
 
-Most calls need nothing else of tuning, so this imports little.
+A choice is *decided*, or *unfinished*: configs that compiled too late are timed by the next process, the last that
+measures anything. Most calls need nothing else of tuning, so this imports little.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..._compiler.ir.effects import meets_other_gpus
 from ..._support.lazy import lazy
+from ...autotuner.cache.rows import Key
 from ...autotuner.cache.store import default_store
-from ...autotuner.outcome import Outcome
+from ...autotuner.outcome import Outcome, Status
 from ...config import Config
 from ..specialization.specialized import Specialized
 from .keys import key_of
@@ -25,7 +28,7 @@ else:
     candidates = lazy("helion.runtime.tuning.candidates")
 
 #: The tag of results on disk, which separates them from those of requested tuning. Its number changes with the rules.
-TAG = "first call 1"
+_TAG = "first call 2"
 #: Tuning options, each of which means that the user decides when to tune.
 _DECIDED = (
     "autotune_baseline_fn",
@@ -37,20 +40,63 @@ _DECIDED = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Unfinished:
+    """A choice among the configs that were timed. Those that are ``late`` compiled, and are to be timed."""
+
+    config: Config
+    late: tuple[Config, ...]
+    outcomes: tuple[Outcome, ...]
+
+
 def remembered(of: Specialized, args: Sequence[Any]) -> Config | None:
-    """Return the config that the first call of another process has chosen; None if there is none."""
+    """Return the config that the first calls of other processes have decided on; None if there is none."""
     if not of.settings.first_call_seconds or is_decided(of):
         return None
     store = default_store()
-    key = key_of(of, args, TAG) if store is not None and store.has_any else None
+    key = tagged(of, args) if store is not None and store.has_any else None
+    if store is None or key is None:
+        return None
+    row = store.get(key)
+    if row is not None:
+        return candidates.legal(of, row.config)
+    untimed = next((each.config for each in store.sweep(key) if each.status is Status.UNTIMED), None)
+    return None if untimed is None else candidates.legal(of, untimed)
+
+
+def unfinished(of: Specialized, args: Sequence[Any]) -> Unfinished | None:
+    """Return the choice of a former process that had no time for all configs; None if there is none."""
+    store = default_store()
+    key = tagged(of, args, is_unfinished=True) if store is not None and store.has_any else None
     row = None if store is None or key is None else store.get(key)
-    return None if row is None else candidates.legal(of, row.config)
+    config = None if row is None else candidates.legal(of, row.config)
+    if store is None or key is None or config is None:
+        return None
+    outcomes = store.sweep(key)
+    late = (candidates.legal(of, each.config) for each in outcomes if each.status is Status.UNTIMED)
+    return Unfinished(config=config, late=tuple(filter(None, late)), outcomes=outcomes)
+
+
+def keep_untimed(of: Specialized, args: Sequence[Any], config: Config, why: str) -> None:
+    """Decide on a config without a time, so that later processes do not try to measure it either."""
+    store, key = default_store(), tagged(of, args)
+    if store is not None and key is not None:
+        store.add(key, [Outcome(config=config, status=Status.UNTIMED, detail=why)])
+
+
+def tagged(
+    of: Specialized, args: Sequence[Any], *, is_unfinished: bool = False, measured: bool | None = None
+) -> Key | None:
+    """Return the key of the choice for such arguments, of the time that the setting allows. ``measured`` as in ``key_of``."""
+    tag = f"{_TAG}, {of.settings.first_call_seconds:g} s{', unfinished' if is_unfinished else ''}"
+    return key_of(of, args, tag, measured=measured)
 
 
 def timed(of: Specialized, args: Sequence[Any]) -> tuple[Outcome, ...]:
-    """Return the outcomes of the configs that the first call for such arguments on the target has tried."""
-    store, key = default_store(), key_of(of, args, TAG, measured=True)
-    return () if store is None or key is None else tuple(store.sweep(key))
+    """Return the outcomes of the configs that first calls for such arguments on the target have tried."""
+    store = default_store()
+    keys = (tagged(of, args, is_unfinished=is_unfinished, measured=True) for is_unfinished in (False, True))
+    return () if store is None else next((found for key in keys if key and (found := store.sweep(key))), ())
 
 
 def is_decided(of: Specialized) -> bool:

@@ -1,8 +1,9 @@
 """Configs that the first call on a GPU measures without a request for tuning, within ``first_call_seconds``.
 
 They are the *leaders*: seeds, and configs near them, that may be faster than the default within the error of
-predictions. Threads compile them at the same time. They are checked against the results of the default, then timed in
-turns with it. The choice is kept on disk for later processes.
+predictions. Threads compile them, the most promising first. Those that compile in time are checked against the results
+of the default, then timed in turns with it. The choice is kept on disk for later processes. Those that compile late are
+timed by the next process.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +21,10 @@ from ... import exc, knobs
 from ..._support.locks import is_held_here, new_lock
 from ..._support.nested import tensors_in
 from ...autotuner import leaders
+from ...autotuner.cache.store import default_store
+from ...autotuner.measure.comparison import RESOLUTION
 from ...autotuner.options import Options, cpus
+from ...autotuner.outcome import Outcome, Status
 from ...autotuner.pool.threads import ThreadPool
 from ...autotuner.search.domain import SpaceDomain
 from ...autotuner.search.time_model import PredictedTime
@@ -27,17 +32,20 @@ from ...autotuner.tuner import Measuring
 from ...backends import BACKENDS, stub
 from ...config import Config
 from ..generated import codecache
+from ..specialization.compiled import Compiled
 from ..specialization.specialized import Specialized
-from . import autotune
-from .chosen_before import TAG, is_decided
+from . import autotune, chosen_before
+from .chosen_before import Unfinished, is_decided
 from .evaluator import job_of
 
-#: Configs that are measured with the default one.
-MOST = 4
+#: Configs that are measured with the default one, and threads that compile them. More threads delay each other: parts
+#: of a compilation hold Python's lock, such as linking a library of functions. Two finish the first configs in time.
+MOST, _THREADS = 4, 2
 #: The same where a backend compiles one config at a time. They are seeds, predicted to take less than this ratio of the
 #: default's time: closer predictions do not tell which is faster.
 _MOST_SEEDS, _LESS = 2, 0.97
-#: Parts of ``first_call_seconds`` after which no further config is predicted, and after which compilations end.
+#: Parts of ``first_call_seconds`` after which no further config is predicted, and after which those that have compiled
+#: are timed.
 _PREDICTING, _COMPILING = 0.15, 0.6
 #: Configs within this ratio of the least time of a few runs are ranked, and the fastest is compared with the default.
 #: Both take a part of ``first_call_seconds``.
@@ -50,51 +58,114 @@ _COPIES, _FLUSHED = 6, 1 << 30
 _UNDER_WAY = new_lock()
 
 
-def measured(of: Specialized, args: Sequence[Any], config: Config) -> Config:
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Times of ``time.monotonic`` in one first call, and ``compiling``: the seconds that the default config took.
+
+    ``compiling`` is 0.0 if that is unknown, because the binary was on disk. No config is predicted after ``predicting``,
+    and those compiled are timed from ``timing`` on. No assembler runs after ``end``.
+    """
+
+    compiling: float
+    predicting: float
+    timing: float
+    end: float
+
+    @classmethod
+    def of(cls, seconds: float, compiling: float) -> Times:
+        """Return the times of a first call that begins now, with ``seconds`` to measure."""
+        now = time.monotonic()
+        timing = now + _COMPILING * seconds
+        predicting = min(now + _PREDICTING * seconds, timing - compiling)
+        return cls(compiling=compiling, predicting=predicting, timing=timing, end=now + seconds)
+
+    @property
+    def suffice(self) -> bool:
+        """Return whether a config that begins to compile now can be timed."""
+        return time.monotonic() + self.compiling < self.timing
+
+
+def measured(compiled: Compiled, args: Sequence[Any], config: Config) -> Config:
     """Return the fastest of ``config``, the default, and its contenders.
 
-    Another config must be certainly faster and give the same results. Writes its result to the cache. Raises every
-    error.
+    Another config must be certainly faster and give the same results. Writes its choice to the cache, also one without
+    times. Raises every error.
     """
+    of = compiled.specialized
     seconds = of.settings.first_call_seconds
     if not seconds or is_left_alone(of, args) or not _begun():
         return config
     try:
-        return _fastest(of, args, config, seconds)
+        times = Times.of(seconds, compiled.compile_seconds.get(config, 0.0))
+        return _decided(of, args, config, times)
+    except Exception as error:
+        chosen_before.keep_untimed(of, args, config, f"{type(error).__name__}: {error}"[:500])
+        raise
     finally:
         _UNDER_WAY.release()
 
 
-def _fastest(of: Specialized, args: Sequence[Any], config: Config, seconds: float) -> Config:
-    began = time.monotonic()
-    others = contenders(of, config, began + _PREDICTING * seconds)
-    if not others:
-        return config
+def _decided(of: Specialized, args: Sequence[Any], config: Config, times: Times) -> Config:
+    """Measure the configs that a former process was late with, or else the contenders that there is time for."""
+    former = chosen_before.unfinished(of, args)
+    if former is not None:
+        return _fastest(of, args, former.config, former.late, times, former)
+    others = contenders(of, config, times) if times.suffice else []
+    if others and times.suffice:
+        return _fastest(of, args, config, others, times, None)
+    why = "no other config may be faster" if times.suffice else "there is no time to compile another config"
+    chosen_before.keep_untimed(of, args, config, why)
+    return config
+
+
+def _fastest(
+    of: Specialized,
+    args: Sequence[Any],
+    first: Config,
+    others: Sequence[Config],
+    times: Times,
+    former: Unfinished | None,
+) -> Config:
+    seconds = of.settings.first_call_seconds
     asked = {
         "progress": False,
         "seconds": seconds,
         "lock_seconds": _LOCK_SECONDS,
-        "baseline": _function(of, config),
+        "baseline": _function(of, first),
         "workers": 1 + len(others),
     }
     options = Options.of(of.settings, "minimal", asked)
     measuring = Measuring(
         close=_CLOSE, ranking_seconds=_RANKING * seconds, comparing_seconds=_COMPARING * seconds, brief=True
     )
-    with _threads(of, config, began + _COMPILING * seconds) as pool:
-        found = autotune.tuned(of, args, options, [config, *others], tag=TAG, pool=pool, measuring=measuring)
-    if found.result is not None and found.result.why == "interrupted":
+    with _threads(of, first, others, times) as pool:
+        found = autotune.tuned(of, args, options, [first, *others], pool=pool, measuring=measuring, is_kept=False)
+        late = pool.late() if pool is not None and former is None else []
+    result = found.result
+    if result is None or result.why == "interrupted":
         raise KeyboardInterrupt  # it was meant for the program, which requested no search
+    untimed = {built.key: built.seconds for built in late}
+    outcomes = [_untimed(each, untimed[each.config]) if each.config in untimed else each for each in result.outcomes]
+    store, key = default_store(), chosen_before.tagged(of, args, is_unfinished=bool(untimed))
+    if store is not None and key is not None:
+        known = () if former is None else former.outcomes
+        kept = {outcome.config: outcome for outcome in (*known, *outcomes)}
+        autotune.keep(store, key, replace(result, outcomes=tuple(kept.values())), options)
     return found.config
 
 
-def contenders(of: Specialized, config: Config, until: float) -> list[Config]:
+def _untimed(outcome: Outcome, seconds: float) -> Outcome:
+    """Return the outcome of a config that compiled too late."""
+    return replace(outcome, status=Status.UNTIMED, compile_seconds=seconds, detail="compiled after the deadline")
+
+
+def contenders(of: Specialized, config: Config, times: Times) -> list[Config]:
     """List the configs to measure with ``config``, whose code differs, the most promising first.
 
-    Seeds and near configs are predicted until the time ``until`` of ``time.monotonic``.
+    They are seeds, and configs near seeds as far as there is time to predict them.
     """
     if of.analysis.backend.toolchain.together() is None:
-        return _faster_seeds(of, config)
+        return _faster_seeds(of, config, times.compiling)
     model = PredictedTime(of.analysis.predict)
     seeds = [seed.config for seed in of.analysis.seeds.seeds]
     domain = SpaceDomain(of.analysis.space, model, seeds, moves=leaders.is_moved)
@@ -102,8 +173,11 @@ def contenders(of: Specialized, config: Config, until: float) -> list[Config]:
     def allowed(other: Config) -> bool:
         return model.fits(other) and not model.predicted(other).spills
 
+    def has_time() -> bool:
+        return time.monotonic() < times.predicting
+
     error = model.predicted(config).error
-    found = leaders.leaders(domain, config, error, allowed, lambda: time.monotonic() < until)
+    found = leaders.leaders(domain, config, error, allowed, has_time, RESOLUTION)
     return list(itertools.islice(_differing(of, config, found), MOST))
 
 
@@ -118,24 +192,35 @@ def _differing(of: Specialized, config: Config, others: Iterator[Config]) -> Ite
                 yield other
 
 
-def _faster_seeds(of: Specialized, config: Config) -> list[Config]:
-    """List the seeds that are predicted to be clearly faster than ``config``, and to fit without spilling."""
+def _faster_seeds(of: Specialized, config: Config, compiling: float) -> list[Config]:
+    """List the seeds that are predicted to be clearly faster than ``config``, and to fit without spilling.
+
+    There is time for all of them to compile one after the other.
+    """
+    count = int(_COMPILING * of.settings.first_call_seconds / compiling) if compiling else 0
     known = (seed.predicted for seed in of.analysis.seeds.seeds if seed.config == config)
     least = (next(known, None) or of.analysis.predict(config)).time_us
     seeds = [seed for seed in of.analysis.seeds.seeds if seed.predicted.fits and not seed.predicted.spills]
     faster = [seed for seed in seeds if seed.predicted.time_us < _LESS * least and seed.config != config]
-    return [seed.config for seed in sorted(faster, key=lambda seed: seed.predicted.time_us)][:_MOST_SEEDS]
+    return [seed.config for seed in sorted(faster, key=lambda seed: seed.predicted.time_us)][: min(count, _MOST_SEEDS)]
 
 
 @contextlib.contextmanager
-def _threads(of: Specialized, config: Config, until: float) -> Iterator[ThreadPool | None]:
-    """Yield a pool of threads that compile all but ``config``; None if the backend compiles one config at a time."""
+def _threads(of: Specialized, first: Config, others: Sequence[Config], times: Times) -> Iterator[ThreadPool | None]:
+    """Yield a pool of threads that compile all but ``first``; None if the backend compiles one config at a time."""
     together = of.analysis.backend.toolchain.together()
     if together is None:
         yield None
         return
     with together as run:
-        yield ThreadPool(run, min(MOST, cpus()), until, compiled=(config,))
+        workers = min(_THREADS, cpus())
+        pool = ThreadPool(run, workers, times.timing, ends=times.end, expected=times.compiling, compiled=(first,))
+        try:
+            for config in others:  # they begin while the results of the first one are computed
+                pool.submit(config, job_of(of, config))
+            yield pool
+        finally:
+            pool.close()
 
 
 def is_left_alone(of: Specialized, args: Sequence[Any]) -> bool:

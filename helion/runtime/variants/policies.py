@@ -239,7 +239,7 @@ def _missing(kernel: str, kept: store.Store, key: rows.Key | None) -> str:
 def _measured(variant: Variant, args: Sequence[Any], config: Config) -> Config:
     """Return ``config``, unless another one is measured to be faster."""
     try:
-        return first_call.measured(variant.specialized, args, config)
+        return first_call.measured(variant.compiled, args, config)
     except Exception as error:  # the measurement is optional
         _LOG.debug("%s: nothing is measured: %s: %s", variant.kernel.name, type(error).__name__, error)
         return config
