@@ -17,6 +17,7 @@ from harness import program_of, tensor
 import helion
 import helion.language as hl
 from helion import exc
+from helion.backends.cute.codegen.rowwise.module import render
 from helion.backends.cute.lower.rowwise.rows import RowKernel, rows_of
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.plan.rowwise.choices import layouts
@@ -200,6 +201,34 @@ def test_a_row_that_is_not_held_may_have_any_length() -> None:
     run(row_sum, (x, out), choice)
     assert prepared(row_sum, (x, out), choice)[1].layout.rolled
     assert close(out, x.double().sum(-1))
+
+
+HALVES = {
+    "equal": (7.0, 7.0),
+    "near a power of two": (65280.0, 65024.0, 65280.0, -3.0),
+    "large": (65536.0, 65536.0, 66048.0, 1.0),
+    "the largest": (3.3895313892515355e38, 3.3762964e38, 3.3895313892515355e38),
+    "the smallest": (-3.3895313892515355e38, -3.3895313892515355e38),
+    "a mask": (-3.3895313892515355e38, 2.0, 1.0, -float("inf")),
+    "an infinity": (float("inf"), 1.0),
+    "no number": (float("nan"), 1.0),
+    "minus infinity": (-float("inf"),),
+    "denormal": (1e-39, 2e-39),
+}
+
+
+@pytest.mark.parametrize("n", [1000, 1001])
+def test_powers_about_any_maximum(n: int) -> None:
+    """The fused form rounds the maximum times log2(e), and has a slope of 1 for large numbers."""
+    rows = [torch.tensor(values)[torch.arange(n) % len(values)] for values in HALVES.values()]
+    x = torch.stack([*rows, *((torch.randn(n) * 3 + at) for at in (40000.0, -40000.0, 300.0, 0.1))]).bfloat16()
+    out, total = torch.full_like(x, 7.0), torch.full((x.size(0),), 7.0)
+    choice = RowChoice(cluster=2, warps=8)
+    run(softmax, (x, out), choice)
+    assert torch.allclose(out.double(), torch.softmax(x.double(), -1), rtol=2**-8, atol=1e-37, equal_nan=True)
+    run(row_logsumexp, (x, total), choice)
+    assert torch.allclose(total.double(), torch.logsumexp(x.double(), -1), rtol=2e-7, atol=2e-6, equal_nan=True)
+    assert "power_base(" in render(r.row_program(prepared(softmax, (x, out), choice)[1]))
 
 
 @pytest.mark.parametrize("n", [1003, 1008])
@@ -414,6 +443,11 @@ def test_refusals_say_why(fn: Any, shapes: Any, reason: str) -> None:
     arguments = tuple(tensor(*shape, dtype=torch.float32) for shape in shapes)
     with pytest.raises(exc.CuteUnsupported, match=reason):
         helion.kernel(fn, backend="cute").bind(arguments, target="h100")
+
+
+def row_logsumexp(x, out):
+    for tile in hl.tile(x.size(0)):
+        out[tile] = torch.logsumexp(x[tile, :].to(torch.float32), -1)
 
 
 def row_softmax(x: torch.Tensor) -> torch.Tensor:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ...plan.dtypes import LARGEST_E4M3, itemsize
-from ...plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand, EpilogueOutput
+from ...plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand, EpilogueOutput, Instruction
 from ...plan.joint import OwnPart
 from ...plan.rowwise.passes import RowPass, Schedule, kept_bytes, schedule_of
+from ...plan.rowwise.powers import fused_powers, fused_quotients, minuend
 from ...plan.rowwise.records import RowPlan, RowProblem
 from ..epilogue import SHORT, expression
-from ..rows import REDUCTIONS, found_at
+from ..rows import REDUCTIONS
 from ..writer import Writer
 
 CHAINS = 4
@@ -60,10 +61,14 @@ def print_pass(out: Writer, plan: RowPlan, each: RowPass) -> None:
         keeps = schedule.kept and each.number == 0
         out.lines(["kept_values = []"] if keeps else [])
         out.lines(f"{output.label}_values = []" for output in each.outputs)
+        places = [value for value in each.reduces if problem.epilogue.instruction(value).op == "row_first"]
+        out.lines(f"candidates_{value} = []" for value in places)
         if _numbers_columns(problem, each):
             out.line("first_column = column_of(cta, row, granule)")
         with out.block(f"for i in range({plan.layout.lanes}):"):
             out.lines(_element(plan, schedule, each))
+        for value in places:
+            out.lines(_first_place(problem, schedule, value))
         for output in each.outputs:
             out.line(f"store_{output.label}(cta, row, granule, kind, inside, {output.label}_values)")
         if keeps:
@@ -92,13 +97,17 @@ def _element(plan: RowPlan, schedule: Schedule, each: RowPass) -> list[str]:
     ]
     if each.kept:
         lines.append(f"{value_name(problem, each.kept)} = kept_values[i]")
-    for value in each.computes:
+    for value in _needed(problem, schedule, each):
         lines.append(f"{value_name(problem, value)} = {_value(plan, schedule, each, value)}")
     if schedule.kept and each.number == 0:
         lines.append(f"kept_values.append({value_name(problem, schedule.kept)})")
     for value in each.reduces:
-        reduction = REDUCTIONS[problem.epilogue.instruction(value).op]
-        term = f"masked({_term(plan, schedule, each, value)}, inside, i, {reduction.identity})"
+        made = problem.epilogue.instruction(value)
+        reduction, term = REDUCTIONS[made.op], value_name(problem, _reduced(made))
+        if made.op == "row_first":
+            lines.append(f"candidates_{value}.append({term})")
+            continue
+        term = f"masked({term}, inside, i, {reduction.identity})"
         place = f"row.terms[{first_term(schedule, value)} + i % {CHAINS}]"
         lines.append(f"{place} = {reduction.join(place, term)}")
     for output in each.outputs:
@@ -106,10 +115,42 @@ def _element(plan: RowPlan, schedule: Schedule, each: RowPass) -> list[str]:
     return lines
 
 
+def _needed(problem: RowProblem, schedule: Schedule, each: RowPass) -> list[int]:
+    """Return the computed values of a pass, without those that fused powers replace."""
+    fused = _fused(problem, schedule, each)
+    needed = {output.value for output in each.outputs} | ({schedule.kept} if each.number == 0 else set())
+    needed |= {x for value in each.reduces for x in problem.epilogue.instruction(value).arguments if isinstance(x, int)}
+    for value in reversed(each.computes):
+        if value in needed:
+            arguments = problem.epilogue.instruction(value).arguments
+            needed |= (
+                {minuend(problem, fused[value])} if value in fused else {x for x in arguments if isinstance(x, int)}
+            )
+    return [value for value in each.computes if value in needed]
+
+
+def _fused(problem: RowProblem, schedule: Schedule, each: RowPass) -> Mapping[int, OwnPart]:
+    """Return the fused powers of a pass: terms of sums about the warp's own maximum, or quotients."""
+    if each.number == 1:
+        return {part.term: part for part in fused_powers(problem, schedule)}
+    return fused_quotients(problem, schedule) if each.number else {}
+
+
+def _power(problem: RowProblem, part: OwnPart, about: str) -> str:
+    """Return the power of an element relative to a number with a slope and an offset."""
+    x = value_name(problem, minuend(problem, part))
+    return f"cute.math.exp2(cute.math.fma({x}, {about}_slope, {about}_offset), fastmath=True)"
+
+
 def _value(plan: RowPlan, schedule: Schedule, each: RowPass, value: int) -> str:
     """Return the expression of an element's value. The second pass of a joint exchange uses the warp's own statistics."""
     problem = plan.problem
     made = problem.epilogue.instruction(value)
+    part = _fused(problem, schedule, each).get(value)
+    if part is not None and value == part.term:
+        return _power(problem, part, own_name(problem, part))
+    if part is not None:
+        return f"{_power(problem, part, value_name(problem, part.about))} * {value_name(problem, part.value)}_share"
     own = {}
     if schedule.joint and each.number == 1:
         own = {part.about: own_name(problem, part) for part in schedule.joint if part.difference == value}
@@ -148,7 +189,9 @@ def divisors(problem: RowProblem, schedule: Schedule) -> tuple[int, ...]:
     """Return the per-row numbers that elements are divided by."""
     found = set()
     for each in schedule.passes:
-        for value in each.computes:
+        for value in _needed(problem, schedule, each):
+            if value in _fused(problem, schedule, each):
+                continue
             made = problem.epilogue.instruction(value)
             over = made.arguments[1] if made.op == "div" else None
             if isinstance(over, int) and problem.epilogue.per_row[over]:
@@ -166,15 +209,22 @@ def warp_name(problem: RowProblem, value: int) -> str:
     return f"{value_name(problem, value)}_warp"
 
 
-def _term(plan: RowPlan, schedule: Schedule, each: RowPass, value: int) -> str:
-    problem = plan.problem
-    made = problem.epilogue.instruction(value)
-    x, *others = (argument for argument in made.arguments if isinstance(argument, int))
-    if made.op != "row_first":
-        return value_name(problem, x)
+def _reduced(made: Instruction) -> int:
+    """Return the value that a reduction is over."""
+    x = made.arguments[0]
+    assert isinstance(x, int)
+    return x
+
+
+def _first_place(problem: RowProblem, schedule: Schedule, value: int) -> list[str]:
+    """Return the code that keeps the first column of a granule whose element is the extreme of the row."""
+    _, extreme = problem.epilogue.instruction(value).arguments
+    assert isinstance(extreme, int)
     joint = {part.value for part in schedule.joint if part.kind == "first"}
-    sought = warp_name(problem, others[0]) if value in joint else value_name(problem, others[0])
-    return found_at(value_name(problem, x), sought, "cutlass.Float32(first_column + i)")
+    sought = warp_name(problem, extreme) if value in joint else value_name(problem, extreme)
+    place = f"row.terms[{first_term(schedule, value)} + granule % {CHAINS}]"
+    first = f"cutlass.Float32(first_column) + first_match(candidates_{value}, {sought}, inside)"
+    return [f"{place} = {REDUCTIONS['row_first'].join(place, first)}"]
 
 
 def _in_range(output: EpilogueOutput, value: str) -> str:

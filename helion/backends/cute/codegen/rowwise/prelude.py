@@ -217,6 +217,23 @@ def divided_short(value, known):
     scale, _, inverse = known
     return value * scale * inverse
 """
+_FIRST_MATCH = """
+def first_match(values, extreme, inside):
+    # The extreme is NaN where any value is, so that a value that is NaN matches.
+    found = Float32(float("inf"))
+    for i in reversed(range(len(values))):
+        matches = (values[i] == extreme) | (values[i] != values[i])
+        matches = matches if inside is None else matches & inside[i]
+        found = Float32(cutlass.select_(matches, Float32(float(i)), found))
+    return found
+"""
+_POWER_BASE = """
+def power_base(top):
+    slope = Float32(cutlass.select_(cute.math.abs(top) < Float32(65536.0), Float32(1.4426950408889634), Float32(1.0)))
+    base = top * slope
+    rest = cute.math.fma(top, slope, -base)
+    return slope, -base, cute.math.exp2(-rest, fastmath=True)
+"""
 
 #: The functions by name.
 FUNCTIONS: Mapping[str, str] = {
@@ -226,6 +243,8 @@ FUNCTIONS: Mapping[str, str] = {
         *(_BULK_LOAD, _SEND, _PUT, _EXPECT, _ARRIVE, _AWAIT_CLUSTER, _UNPACK_BFLOAT16, _UNPACK_FLOAT16),
         *(_UNPACK_FLOAT32, _UNPACK_INT8, _PACK_BFLOAT16, _PACK_FLOAT16, _PACK_FLOAT32, _PACK_FLOAT8, _PACK_INT8),
         *(_JOINED, _BUTTERFLY, _MASKED, _MOVED, _SHIFTED, _RECIPROCAL, _DIVIDED, _DIVIDED_SHORT),
+        _FIRST_MATCH,
+        _POWER_BASE,
     )
 }
 

@@ -6,6 +6,7 @@ from ...plan.dtypes import itemsize
 from ...plan.epilogue import EpilogueOperand
 from ...plan.joint import OwnPart
 from ...plan.rowwise.passes import Schedule, gathered, gathers_late, numbers_at, schedule_of
+from ...plan.rowwise.powers import fused_powers, fused_quotients
 from ...plan.rowwise.records import WORD_BYTES, RowPlan, RowProblem
 from ..epilogue import INFINITY, expression
 from ..rows import REDUCTIONS, found_at
@@ -60,6 +61,15 @@ def _print_fold(out: Writer, plan: RowPlan, schedule: Schedule, number: int) -> 
             out.line(f"{warp_name(problem, value)} = butterfly(joined({terms}, {join}), 32, {join})")
         for part in schedule.joint if number == 0 else ():
             out.lines(_own(plan, part))
+        for part in fused_powers(problem, schedule):
+            own, result = own_name(problem, part), warp_name(problem, part.value)
+            scaled = f"{result} = {result} * {own}_factor"
+            out.line(_slope(own) if number == 0 else scaled)
+
+
+def _slope(about: str) -> str:
+    """Return the code that finds the slope, offset and factor of powers relative to a number."""
+    return f"{about}_slope, {about}_offset, {about}_factor = power_base({about})"
 
 
 def _own(plan: RowPlan, part: OwnPart) -> list[str]:
@@ -178,6 +188,9 @@ def _numbers(problem: RowProblem, schedule: Schedule, level: int, without: froze
         for value in numbers_at(problem, level)
         if value not in without
     ]
+    for part in {*fused_quotients(problem, schedule).values()} if level == 2 else ():
+        about, total = value_name(problem, part.about), value_name(problem, part.value)
+        lines += [_slope(about), f"{total}_share = {about}_factor / {total}"]
     for value in divisors(problem, schedule):
         known = problem.epilogue.levels[value] == level and value not in without
         if known and not _is_launch_number(problem, value):

@@ -15,7 +15,7 @@ from .records import RowDemand, RowProblem
 ROUNDED_BYTES = {"round_bfloat16": 2, "round_float16": 2}
 COSTLY = {"exp": 4, "log": 12, "div": 8, "tanh": 8, "erf": 20, "gelu": 24, "log1p": 14, "sqrt": 6, "rsqrt": 6}
 """Instructions of operations that take several, approximately; of any other: one."""
-POSITION_REGISTERS = 72
+POSITION_REGISTERS = 24
 """Registers of the search for a position, whose comparisons keep unpacked elements alive."""
 ACCESS_WORK = 2
 """Instructions that unpack, or pack, an element and move it."""
