@@ -1,16 +1,16 @@
-"""Row kernels of the cute backend on a GPU: right against fp64, then their time, a copy's, and torch.compile's, in one run.
+"""Row kernels of the cute backend on a GPU: right against fp64, then their time, a copy's, Triton's and torch.compile's.
 
-    python benchmarks/row_kernels.py --out FOLDER [--seconds N] [--workers N] [NAME ...]
+    python benchmarks/row_kernels.py --out FOLDER [--seconds N] [--workers N] [--first KIND] [NAME ...]
 
-Each pair of kernel and type is a process; a lock keeps one on the GPU at a time while others compile. Results are lines
-of JSON in FOLDER/rows.jsonl. A process that is silent too long is ended, and its pair reported.
+Workers take jobs from one list: a job checks and times one kernel of one shape and type. Workers compile at once, and one
+at a time has the GPU. Results are lines of JSON in FOLDER/rows.jsonl. A worker that takes too long is ended, and
+its job reported. ``--dry`` runs small shapes on the CPU, to try the script.
 """
 
 from __future__ import annotations
 
 import argparse
 import fcntl
-import itertools
 import json
 import math
 import os
@@ -18,29 +18,43 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(Path(__file__).parent))
-SHAPES = (
-    (2048, 131072),
-    (16384, 8192),
-    (131072, 1000),
-    (4096, 50257),
-    (1024, 262144),
-    (65536, 2048),
-    (4096, 32768),
-    (32, 4096),
+TIMED = (
+    ("bfloat16", 2048, 131072),
+    ("bfloat16", 4096, 50257),
+    ("bfloat16", 16384, 8192),
+    ("float32", 2048, 131072),
+    ("bfloat16", 4096, 32768),
+    ("bfloat16", 131072, 1000),
+    ("bfloat16", 32, 4096),
+    ("float32", 4096, 50257),
+    ("bfloat16", 1024, 262144),
+    ("float32", 16384, 8192),
+    ("bfloat16", 65536, 2048),
+    ("float32", 131072, 1000),
 )
-CHECKED = (1001, 255, 4099, 5120, 32001, 50257, 131072)
-TYPES = ("bfloat16", "float32")
-WORKER_SECONDS = 150.0
+CHECKED = (1001, 255, 4099, 32001)
+REPEATED = (("softmax", 5003), ("layer_norm", 131072))
+JOB_SECONDS = 75.0
+DRY = bool(os.environ.get("ROWS_DRY"))
+DEVICE = "cpu" if DRY else "cuda"
 
 
 def say(**line: Any) -> None:
     print(json.dumps(line), flush=True)
+
+
+def synchronize() -> None:
+    import torch
+
+    if not DRY:
+        torch.cuda.synchronize()
 
 
 class Gpu:
@@ -53,8 +67,9 @@ class Gpu:
     def __exit__(self, *_: object) -> None:
         import torch
 
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+        synchronize()
+        if not DRY:
+            torch.cuda.empty_cache()
         self.file.close()
 
 
@@ -64,10 +79,13 @@ class Timer:
     def __init__(self) -> None:
         import torch
 
-        self.torch, self.flush = torch, torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+        self.torch, self.flush = torch, torch.empty(1 if DRY else 256 << 20, dtype=torch.uint8, device=DEVICE)
 
     def __call__(self, call: Callable[[], Any], repeats: int = 21) -> float:
         torch, pairs = self.torch, []
+        if DRY:
+            call()
+            return 1.0
         for _ in range(3):
             call()
         torch.cuda.synchronize()
@@ -93,11 +111,11 @@ class Case:
         from row_workloads import WORKLOADS
 
         self.work, self.m, self.n, self.dtype, self.torch = WORKLOADS[name], m, n, dtype, torch
-        random = torch.Generator("cuda").manual_seed(seed)
+        random = torch.Generator(DEVICE).manual_seed(seed)
         self.inputs = []
         for kind in self.work.inputs:
             shape = (m, n) if kind == "rows" else (n,)
-            made = torch.randn(shape, device="cuda", generator=random)
+            made = torch.randn(shape, device=DEVICE, generator=random)
             if self.work.probabilities and not self.inputs:
                 made = torch.softmax(3 * made, -1)
             elif kind == "rows":
@@ -109,7 +127,7 @@ class Case:
         for _, kind, rows in self.work.outputs:
             shape = (m, n) if rows else (m,)
             size = math.prod(shape)
-            whole = torch.empty(size + 2 * self.GUARD, device="cuda", dtype=kind or dtype)
+            whole = torch.empty(size + 2 * self.GUARD, device=DEVICE, dtype=kind or dtype)
             self.guarded.append(whole)
             self.outputs.append(whole[self.GUARD : self.GUARD + size].view(shape))
 
@@ -150,24 +168,17 @@ class Case:
         return worst
 
 
-def compiled_config(name: str, case: Any, config: Any, **settings: Any) -> Callable[..., Any]:
-    """Bind and compile a kernel, without the GPU; return the function to call."""
-    from row_workloads import WORKLOADS
-
+def compiled_config(fn: Callable[..., None], arguments: Sequence[Any], config: Any, **settings: Any) -> Any:
+    """Bind and compile a kernel without the GPU; return the function to call."""
     import helion
     from helion.backends.cute.toolchain.library import folder
 
-    kernel = helion.kernel(WORKLOADS[name].kernel, backend="cute", config=config, **settings)
-    bound = kernel.bind(tuple(case))
-    names: dict[str, Any] = {}
-    exec(compile(bound.to_cute_code(), "kernel", "exec"), names)
-    folder(next(value for key, value in names.items() if key.startswith("_helion_") and hasattr(value, "source")))
+    kernel = helion.kernel(fn, backend="cute", config=config, **settings)
+    if not DRY:
+        names: dict[str, Any] = {}
+        exec(compile(kernel.bind(tuple(arguments)).to_cute_code(), "kernel", "exec"), names)
+        folder(next(value for key, value in names.items() if key.startswith("_helion_") and hasattr(value, "source")))
     return kernel
-
-
-def rows_of_check(n: int) -> int:
-    """Return the rows of a check: several for each cluster."""
-    return 300 if n < 100000 else 90
 
 
 def checked(case: Case, kernel: Callable[..., Any]) -> dict[str, Any]:
@@ -176,7 +187,7 @@ def checked(case: Case, kernel: Callable[..., Any]) -> dict[str, Any]:
 
     case.clear()
     kernel(*case.arguments)
-    torch.cuda.synchronize()
+    synchronize()
     first, same = [each.clone() for each in case.outputs], True
     found = dict(error=float(f"{case.error():.3g}"), guards=case.guards_hold())
     for _ in range(3):
@@ -193,135 +204,126 @@ def timed(case: Case, kernel: Callable[..., Any], timer: Timer, copies: dict[int
 
     size, us = case.moved, timer(lambda: kernel(*case.arguments))
     if size not in copies:
-        source, to = (torch.zeros(size // 8, device="cuda") for _ in range(2))
+        source, to = (torch.zeros(max(1, size // 8), device=DEVICE) for _ in range(2))
         copies[size] = timer(lambda: to.copy_(source))
     return dict(us=round(us, 2), copy_us=round(copies[size], 2), share=round(copies[size] / us, 3))
 
 
-def measured(name: str, dtype: Any, m: int, n: int, timer: Timer, copies: dict[int, float]) -> None:
-    """Check and time the seeds of one kernel and shape; without rows, check them only."""
-    from row_workloads import WORKLOADS
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The work of one step: ``kind`` is ``cute``, ``check``, ``triton``, ``compile``, ``odd`` or ``repeated``."""
 
-    import helion
+    kind: str
+    name: str
+    type: str = "bfloat16"
+    m: int = 0
+    n: int = 0
 
-    def case(timed: bool) -> Case:
-        return Case(name, dtype, m if timed else rows_of_check(n), n, 2)
+    @property
+    def facts(self) -> dict[str, Any]:
+        return dict(name=self.name, type=self.type, m=self.m, n=self.n)
 
-    with Gpu():
-        arguments = tuple(case(bool(m)).arguments)
-        seeds = helion.kernel(WORKLOADS[name].kernel, backend="cute").bind(arguments).seeds
-        del arguments
-    for at, seed in enumerate(seeds[: 2 if m else 3]):
-        line = dict(kind="result", name=name, type=str(dtype)[6:], m=m, n=n, at=at, plan=seed.reason)
-        line["predicted"] = round(float(seed.reason.split()[-2]), 1)
-        start = time.time()
+
+class Worker:
+    """One process that takes jobs."""
+
+    def __init__(self) -> None:
         with Gpu():
-            small = case(False)
-        kernel = compiled_config(name, small.arguments, seed.config)
-        if m:
-            with Gpu():
-                whole = case(True)
-            kernel = compiled_config(name, whole.arguments, seed.config)
+            self.timer = Timer()
+        self.copies: dict[int, float] = {}
+
+    def run(self, job: Job) -> None:
+        getattr(self, f"_{job.kind}")(job)
+
+    def _case(self, job: Job) -> Case:
+        import torch
+
+        return Case(job.name, getattr(torch, job.type), job.m, job.n, 2)
+
+    def _cute(self, job: Job) -> None:
+        """Compile the first seed, check it, and time it unless the job is only a check."""
+        import helion
+
+        with Gpu():
+            case = self._case(job)
+        arguments = tuple(case.arguments)
+        seed = helion.kernel(case.work.kernel, backend="cute").bind(arguments).seeds[0]
+        line = dict(kind="result", **job.facts, plan=seed.reason)
+        line["predicted"] = round(float(seed.reason.split()[-2]), 1) if not DRY else 1.0
+        start = time.time()
+        kernel = compiled_config(case.work.kernel, arguments, seed.config)
         line["compile_s"] = round(time.time() - start, 1)
         with Gpu():
-            line |= checked(small, compiled_config(name, small.arguments, seed.config))
-            if m:
-                line |= timed(whole, kernel, timer, copies)
-                del whole
-            del small
+            line |= checked(case, kernel)
+            if job.kind == "cute":
+                line |= timed(case, kernel, self.timer, self.copies)
         say(**line)
 
+    _check = _cute
 
-def worker(name: str, dtype_name: str, seconds: float) -> None:
+    def _triton(self, job: Job) -> None:
+        """Time the default config of Triton: what ``auto`` compares with."""
+        import helion
+
+        with Gpu():
+            case = self._case(job)
+            kernel = helion.kernel(case.work.kernel, backend="triton")
+        bound = kernel.bind(tuple(case.arguments))
+        bound.compile_config(bound.default_config())
+        with Gpu():
+            us = self.timer(lambda: kernel(*case.arguments))
+        say(kind="triton", **job.facts, us=round(us, 2))
+
+    def _compile(self, job: Job) -> None:
+        """Time torch.compile of the reference. Its first call, which compiles, does not hold the GPU."""
+        import torch
+
+        with Gpu():
+            case = self._case(job)
+        kinds = [kind or case.dtype for _, kind, _ in case.work.outputs]
+        more = (case.dtype,) if job.name == "add_rms_norm_fp8" else ()
+
+        def plain(*inputs: Any) -> Any:
+            return [each.to(kind) for each, kind in zip(case.work.reference(*inputs, *more), kinds, strict=True)]
+
+        torch._dynamo.reset()
+        call = torch.compile(plain, dynamic=False)
+        call(*case.inputs)
+        with Gpu():
+            us = self.timer(lambda: call(*case.inputs))
+        say(kind="compile", **job.facts, us=round(us, 2))
+
+    def _odd(self, job: Job) -> None:
+        import row_oddities
+
+        with Gpu():
+            fn, settings, arguments, check = row_oddities.case(job.name, job.m, job.n, DEVICE)
+        kernel = compiled_config(fn, arguments, None, **settings)
+        with Gpu():
+            kernel(*arguments)
+            synchronize()
+            say(kind="odd", **job.facts, ok=check())
+
+    def _repeated(self, job: Job) -> None:
+        """Launch a kernel back to back, often; every result is that of the first launch."""
+        import torch
+        from row_workloads import WORKLOADS
+
+        import helion
+
+        with Gpu():
+            cases = [Case(job.name, torch.bfloat16, m, job.n, m) for m in (1, 37, 211, 500)]
+        for case in cases:
+            seed = helion.kernel(WORKLOADS[job.name].kernel, backend="cute").bind(tuple(case.arguments)).seeds[0]
+            compiled_config(WORKLOADS[job.name].kernel, case.arguments, seed.config)
+        kernel = helion.kernel(WORKLOADS[job.name].kernel, backend="cute")
+        with Gpu():
+            say(kind="repeated", **job.facts, **launches(cases, kernel, 4.0))
+
+
+def launches(cases: Sequence[Case], kernel: Callable[..., Any], seconds: float) -> dict[str, Any]:
     import torch
 
-    end, dtype, copies = time.time() + seconds, getattr(torch, dtype_name), dict[int, float]()
-    with Gpu():
-        timer = Timer()
-    for m, n in (*SHAPES, *((0, n) for n in CHECKED)):
-        if time.time() > end:
-            say(kind="late", name=name, type=dtype_name, shape=(m, n))
-            continue
-        try:
-            measured(name, dtype, m, n, timer, copies)
-        except Exception as error:
-            say(kind="failed", name=name, type=dtype_name, shape=(m, n), why=f"{type(error).__name__}: {error}"[:600])
-
-
-def baseline(which: str, name: str, dtype_name: str, seconds: float) -> None:
-    """Time torch.compile of the reference, or the kernel with the default config of Triton."""
-    import torch
-
-    end, dtype = time.time() + seconds, getattr(torch, dtype_name)
-    with Gpu():
-        timer = Timer()
-    for m, n in SHAPES:
-        if time.time() > end:
-            return
-        try:
-            with Gpu():
-                say(
-                    kind="compile",
-                    name=name,
-                    type=dtype_name,
-                    m=m,
-                    n=n,
-                    us=round(compiled_us(name, dtype, m, n, timer), 2),
-                )
-        except Exception as error:
-            say(kind="failed", name=f"{which} {name}", type=dtype_name, shape=(m, n), why=str(error)[:300])
-
-
-def triton_us(name: str, dtype: Any, m: int, n: int, timer: Timer) -> float:
-    from row_workloads import WORKLOADS
-
-    import helion
-
-    case = Case(name, dtype, m, n, 2)
-    kernel = helion.kernel(WORKLOADS[name].kernel, backend="triton")
-    return timer(lambda: kernel(*case.arguments))
-
-
-def compiled_us(name: str, dtype: Any, m: int, n: int, timer: Timer) -> float:
-    import torch
-
-    case = Case(name, dtype, m, n, 2)
-    kinds = [kind or dtype for _, kind, _ in case.work.outputs]
-    more = (dtype,) if name == "add_rms_norm_fp8" else ()
-
-    def plain(*inputs: Any) -> Any:
-        return [each.to(kind) for each, kind in zip(case.work.reference(*inputs, *more), kinds, strict=True)]
-
-    torch._dynamo.reset()
-    call = torch.compile(plain, dynamic=False)
-    call(*case.inputs)
-    return timer(lambda: call(*case.inputs))
-
-
-def repeated(seconds: float) -> None:
-    """Launch kernels back to back, often; every result is that of the first launch."""
-    for name, n in (("softmax", 5003), ("layer_norm", 131072)):
-        try:
-            with Gpu():
-                say(**launches(name, n, seconds))
-        except Exception as error:
-            say(
-                kind="failed",
-                name=f"repeated {name}",
-                type="bfloat16",
-                shape=(0, n),
-                why=f"{type(error).__name__}: {error}"[:600],
-            )
-
-
-def launches(name: str, n: int, seconds: float) -> dict[str, Any]:
-    import torch
-    from row_workloads import WORKLOADS
-
-    import helion
-
-    cases = [Case(name, torch.bfloat16, m, n, m) for m in (1, 37, 211, 500)]
-    kernel = helion.kernel(WORKLOADS[name].kernel, backend="cute")
     firsts = []
     for case in cases:
         case.clear()
@@ -336,25 +338,58 @@ def launches(name: str, n: int, seconds: float) -> dict[str, Any]:
             wrong += sum(not torch.equal(case.outputs[0], first) for case, first in zip(cases, firsts, strict=True))
             for case in cases:
                 case.clear()
-    return dict(
-        kind="repeated",
-        name=name,
-        n=n,
-        launches=count,
-        wrong=wrong,
-        ok=not wrong and all(c.guards_hold() for c in cases),
-    )
+    return dict(launches=count, wrong=wrong, ok=not wrong and all(case.guards_hold() for case in cases))
 
 
-def jobs(names: list[str]) -> Iterator[list[str]]:
-    yield ["--odd"]
-    for name in names:
-        yield ["--worker", name, "bfloat16"]
-    yield ["--repeated"]
-    for which, name in itertools.product(("compile", "triton"), names):
-        yield ["--baseline", which, name, "bfloat16"]
-    for name in names:
-        yield ["--worker", name, "float32"]
+def jobs(names: Sequence[str], first: str) -> list[Job]:
+    """Return all jobs: each kernel on long, odd and short rows first, then what is rarer, in turns."""
+    import row_oddities
+
+    def small(m: int, n: int) -> dict[str, int]:
+        return dict(m=min(m, 3), n=min(n, 300 + n % 8)) if DRY else dict(m=m, n=n)
+
+    turns = []
+    for at, (dtype, m, n) in enumerate(TIMED):
+        turns.append([Job(kind="cute", name=name, type=dtype, **small(m, n)) for name in names])
+        turns.append([Job(kind="triton", name=name, type=dtype, **small(m, n)) for name in names])
+        if at < len(CHECKED):
+            other = ("bfloat16", "float32")[at % 2]
+            turns.append([Job(kind="check", name=name, type=other, **small(300, CHECKED[at])) for name in names])
+        if at == 0:
+            turns.append([Job(kind="repeated", name=name, **small(0, n)) for name, n in REPEATED])
+            turns.append(
+                [Job(kind="odd", name=name, **small(200, n)) for n in row_oddities.SIZES for name in row_oddities.NAMES]
+            )
+    turns += [
+        [Job(kind="compile", name=name, type=dtype, **small(m, n)) for name in names] for dtype, m, n in TIMED[:5]
+    ]
+    found = [job for turn in turns for job in turn]
+    return sorted(found, key=lambda job: job.kind != first)
+
+
+def take(path: Path) -> int:
+    """Return the number of the next job."""
+    with open(path, "r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        number = int(file.read() or 0)
+        file.seek(0)
+        file.write(str(number + 1))
+    return number
+
+
+def work(out: Path, names: Sequence[str], first: str, end: float) -> None:
+    found, worker = jobs(names, first), Worker()
+    while time.time() < end and (number := take(out / "next")) < len(found):
+        job = found[number]
+        note = out / f"note-{os.getpid()}"
+        note.write_text(f"{time.time()} {number}")
+        note.replace(out / f"job-{os.getpid()}")
+        try:
+            worker.run(job)
+        except Exception as error:
+            say(kind="failed", what=job.kind, **job.facts, why=f"{type(error).__name__}: {error}"[:600])
+            if "CUDA" in str(error) or "launch" in str(error):
+                raise SystemExit(1) from error  # the context of this process may be lost
 
 
 def main() -> None:
@@ -362,71 +397,74 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--out", type=Path, default=Path("build/rows"))
     parser.add_argument("--seconds", type=float, default=200.0)
-    parser.add_argument("--workers", type=int, default=14)
-    parser.add_argument("--worker", nargs=2)
-    parser.add_argument("--baseline", nargs=3)
-    parser.add_argument("--odd", action="store_true")
-    parser.add_argument("--repeated", action="store_true")
+    parser.add_argument("--workers", type=int, default=15)
+    parser.add_argument("--first", default="")
+    parser.add_argument("--dry", action="store_true")
+    parser.add_argument("--worker", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    end = float(os.environ.get("ROWS_END", time.time() + options.seconds))
-    if options.worker:
-        return worker(*options.worker, end - time.time() - 10)
-    if options.baseline:
-        return baseline(*options.baseline, end - time.time() - 15)
-    if options.odd:
-        import row_oddities
-
-        return row_oddities.main()
-    if options.repeated:
-        return repeated(6.0)
     from row_workloads import WORKLOADS
 
+    names = options.names or list(WORKLOADS)
+    if options.worker:
+        return work(options.out, names, options.first, options.worker)
+    end = time.time() + options.seconds
     options.out.mkdir(parents=True, exist_ok=True)
-    path = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
-    environment = {**os.environ, "ROWS_END": str(end), "ROWS_LOCK": str(options.out / "lock"), "PYTHONPATH": path}
-    environment |= {
-        "OMP_NUM_THREADS": "1",
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
-        "HELION_CACHE_DIR": str(options.out / ".cache"),
-    }
-    left, running = list(jobs(options.names or list(WORKLOADS))), []
+    (options.out / "next").write_text("0")
+    command = [sys.executable, __file__, *names, "--out", str(options.out), "--first", options.first]
     with open(options.out / "rows.jsonl", "w") as out, open(options.out / "errors.txt", "w") as errors:
-        while left or running:
-            while left and len(running) < options.workers:
-                command = [sys.executable, __file__, *left.pop(0)]
-                running.append(subprocess.Popen(command, stdout=out, stderr=errors, env=environment))
-            running = [each for each in running if each.poll() is None]
-            if time.time() > end:
-                for each in running:
-                    each.kill()
-                break
-            time.sleep(0.2)
+        _attend([*command, "--worker", str(end - 5)], options, end, out, errors)
     summarize(options.out)
+
+
+def _attend(command: Sequence[str], options: argparse.Namespace, end: float, out: Any, errors: Any) -> None:
+    """Keep the workers running: one that ends early is replaced, one that takes too long is killed."""
+    path = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
+    environment = {**os.environ, "ROWS_LOCK": str(options.out / "lock"), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environment |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "HELION_CACHE_DIR": str(options.out / ".cache")}
+    environment |= {"ROWS_DRY": "1"} if options.dry else {}
+    running: list[subprocess.Popen[bytes]] = []
+    started = 0
+    while time.time() < end:
+        for each in running:
+            place = options.out / f"job-{each.pid}"
+            begun, number = place.read_text().split() if place.exists() else (str(end), "")
+            if time.time() - float(begun) > JOB_SECONDS:
+                each.kill()
+                place.unlink()
+                line = dict(kind="failed", what="job", name=number, why=f"no result within {JOB_SECONDS:g} s")
+                print(json.dumps(line), file=out, flush=True)
+        done = [each for each in running if each.poll() == 0]
+        running = [each for each in running if each.poll() is None]
+        if done and not running:
+            break
+        while len(running) < options.workers and not done and started < 4 * options.workers:
+            running.append(subprocess.Popen(command, stdout=out, stderr=errors, env=environment))
+            started += 1
+        time.sleep(0.2)
+    for each in running:
+        each.kill()
 
 
 def summarize(folder: Path) -> None:
     lines = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines() if line.startswith("{")]
     results = [line for line in lines if line["kind"] == "result"]
-    bad = [line for line in results if not line["ok"]]
+    bad = [line for line in lines if not line.get("ok", True)]
     print(f"{len(results)} checked, {len(bad)} wrong; {sum(line['kind'] == 'failed' for line in lines)} failed")
-    triton = {
-        (line["name"], line["type"], line["m"], line["n"]): line["us"] for line in lines if line["kind"] == "triton"
+    others = {
+        (line["kind"], line["name"], line["type"], line["m"], line["n"]): line["us"]
+        for line in lines
+        if line["kind"] in ("triton", "compile")
     }
-    theirs = {
-        (line["name"], line["type"], line["m"], line["n"]): line["us"] for line in lines if line["kind"] == "compile"
-    }
-    for line in sorted(
-        (line for line in results if "us" in line), key=lambda line: (line["name"], line["type"], line["n"], line["at"])
-    ):
-        other = theirs.get((line["name"], line["type"], line["m"], line["n"]))
-        beside = f"  compile {other:8.1f} us" if other else ""
-        seed = triton.get((line["name"], line["type"], line["m"], line["n"]))
-        beside += f"  triton {seed:8.1f} us" if seed else ""
+    shown = [line for line in results if "us" in line]
+    for line in sorted(shown, key=lambda line: (line["name"], line["type"], line["n"])):
+        key = (line["name"], line["type"], line["m"], line["n"])
+        found = [(kind, others.get((kind, *key))) for kind in ("triton", "compile")]
+        beside = "".join(f"  {kind} {us:8.1f} us" for kind, us in found if us)
         text = f"{line['name']:18s} {line['type']:8s} {line['m']:6d} {line['n']:6d} {line['us']:8.1f} us {line['share']:.3f} of copy"
         print(
             f"{text}  predicted {line['predicted']:7.1f}{beside}  {'' if line['ok'] else 'WRONG '}{line['plan'][:90]}"
         )
-    for line in (*bad, *(line for line in lines if line["kind"] in ("failed", "repeated", "odd"))):
+    for line in (*bad, *(line for line in lines if line["kind"] in ("failed", "repeated"))):
         print(json.dumps(line)[:700])
 
 

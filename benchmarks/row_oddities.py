@@ -1,15 +1,13 @@
 """Row kernels with rarer inputs and outputs, checked on a GPU by ``benchmarks/row_kernels.py``: masks, lengths, fp16,
-int8, padded rows, sums written in place."""
+int8, padded rows, sums written in place, rows that are counted at launch."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-import helion
 import helion.language as hl
 
 
@@ -49,58 +47,96 @@ def added_in_place(x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor) -
         out[tile, :] = (row * torch.rsqrt((row * row).mean(-1) + 1e-5)[:, None]).to(out.dtype)
 
 
-def cases(m: int, n: int) -> Iterator[tuple[str, Callable[..., None], tuple[Any, ...], Callable[[], bool]]]:
-    """Yield (name, kernel, arguments, check) for rows of `n` columns."""
+def log_softmax(x: torch.Tensor, out: torch.Tensor) -> None:
+    hl.specialize(x.size(1))
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :].to(torch.float32)
+        out[tile, :] = (row - torch.logsumexp(row, -1)[:, None]).to(out.dtype)
 
-    def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return (torch.randn(shape, device="cuda") * 2 + 3).to(dtype)
 
-    def near(got: torch.Tensor, want: torch.Tensor, relative: float) -> bool:
-        size = want.square().mean(-1, keepdim=True).sqrt()
-        return bool(((got.double() - want).abs() <= relative * (want.abs() + 0.2 * size)).all())
+#: A kernel, its settings, its arguments, and the check of what it has written.
+Odd = tuple[Callable[..., None], dict[str, Any], tuple[Any, ...], Callable[[], bool]]
 
-    x, mask = numbers(m, n), torch.rand(m, n, device="cuda") < 0.7
-    length, total = torch.randint(1, n, (m,), device="cuda"), torch.full((m,), 7.0, device="cuda")
-    inside = mask & (torch.arange(n, device="cuda") < length[:, None])
+
+class Numbers:
+    """Tensors of one device."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def random(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return (torch.randn(shape, device=self.device) * 2 + 3).to(dtype)
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.full(shape, 7.0, device=self.device).to(dtype)
+
+    def padded(self, m: int, n: int) -> torch.Tensor:
+        """Return rows with a gap after each, unless their length is odd."""
+        return self.random(m, n + 40)[:, :n] if n % 8 == 0 else self.random(m, n)
+
+    def integers(self, low: int, high: int, count: int) -> torch.Tensor:
+        return torch.randint(low, high, (count,), device=self.device)
+
+
+def near(got: torch.Tensor, want: torch.Tensor, relative: float) -> bool:
+    size = want.square().mean(-1, keepdim=True).sqrt()
+    return bool(((got.double() - want).abs() <= relative * (want.abs() + 0.2 * size)).all())
+
+
+def _masked(make: Numbers, m: int, n: int) -> Odd:
+    x, mask = make.random(m, n), torch.rand(m, n, device=make.device) < 0.7
+    length, total = make.integers(1, n, m), make.empty(m)
+    inside = mask & (torch.arange(n, device=make.device) < length[:, None])
     wanted = torch.logsumexp(torch.where(inside, x.double(), -1e30), -1)
-    yield "masked", masked, (x, mask, length, total), lambda: near(total, wanted, 2e-5)
-    labels, loss = torch.randint(0, n, (m,), device="cuda"), torch.full((m,), 7.0, device="cuda")
+    return masked, {}, (x, mask, length, total), lambda: near(total, wanted, 2e-5)
+
+
+def _cross_entropy(make: Numbers, m: int, n: int) -> Odd:
+    x, labels, loss = make.random(m, n), make.integers(0, n, m), make.empty(m)
     lost = torch.logsumexp(x.double(), -1) - x.double().gather(1, labels[:, None])[:, 0]
-    yield "cross entropy", cross_entropy, (x, labels, loss), lambda: bool(((loss.double() - lost).abs() < 1e-5).all())
-    half, low = numbers(m, n, dtype=torch.float16), torch.zeros(m, n, device="cuda", dtype=torch.int8)
-    scale = torch.full((m,), 7.0, device="cuda")
-    step = half.double().abs().amax(-1) / 127
-    exact = half.double() / step[:, None]
-    yield "int8", quantized, (half, low, scale), lambda: bool(((low.double() - exact).abs() < 0.501).all())
-    wide, gain, shift = numbers(m, n, dtype=torch.float32), numbers(m, dtype=torch.float16), numbers(n)
-    out = torch.full((m, n), 7.0, device="cuda", dtype=torch.float16)
+    return cross_entropy, {}, (x, labels, loss), lambda: bool(((loss.double() - lost).abs() < 1e-5).all())
+
+
+def _int8(make: Numbers, m: int, n: int) -> Odd:
+    half, low, scale = make.random(m, n, dtype=torch.float16), make.empty(m, n, dtype=torch.int8), make.empty(m)
+    exact = half.double() / (half.double().abs().amax(-1) / 127)[:, None]
+    return quantized, {}, (half, low, scale), lambda: bool(((low.double() - exact).abs() < 0.501).all())
+
+
+def _centred(make: Numbers, m: int, n: int) -> Odd:
+    wide, gain = make.random(m, n, dtype=torch.float32), make.random(m, dtype=torch.float16)
+    shift, out = make.random(n), make.empty(m, n, dtype=torch.float16)
     row = wide.double() * gain.double()[:, None]
     want = row - row.mean(-1, keepdim=True) + shift.double()
-    yield "fp32 to fp16", centred, (wide, gain, shift, out), lambda: near(out, want, 2**-10)
-    padded = numbers(m, n + 40)[:, :n] if (n + 40) % 8 == 0 else numbers(m, n)
-    ends = torch.full((m, n), 7.0, device="cuda", dtype=torch.bfloat16)
-    residual = numbers(m, n + 24)[:, :n] if (n + 24) % 8 == 0 else numbers(m, n)
-    sums = (padded.float() + residual.float()).bfloat16()
+    return centred, {}, (wide, gain, shift, out), lambda: near(out, want, 2**-10)
+
+
+def _in_place(make: Numbers, m: int, n: int) -> Odd:
+    x, residual, out = make.padded(m, n), make.padded(m, n), make.empty(m, n, dtype=torch.bfloat16)
+    sums = (x.float() + residual.float()).bfloat16()
     normed = sums.double() * torch.rsqrt(sums.double().square().mean(-1, keepdim=True) + 1e-5)
-    yield (
-        "in place",
-        added_in_place,
-        (padded, residual, ends),
-        lambda: torch.equal(residual, sums) and near(ends, normed, 2**-8 * 1.02),
-    )
+    arguments = (x, residual, out)
+    return added_in_place, {}, arguments, lambda: torch.equal(residual, sums) and near(out, normed, 2**-8 * 1.02)
 
 
-def main() -> None:
-    for n in (1000, 1003, 4096, 20008, 50257):
-        for name, fn, arguments, check in cases(200, n):
-            try:
-                helion.kernel(fn, backend="cute")(*arguments)
-                torch.cuda.synchronize()
-                print(json.dumps(dict(kind="odd", name=name, n=n, ok=check())), flush=True)
-            except Exception as error:
-                why = f"{type(error).__name__}: {error}"[:500]
-                print(json.dumps(dict(kind="failed", name=name, type="odd", shape=(200, n), why=why)), flush=True)
+def _counted_at_launch(make: Numbers, m: int, n: int) -> Odd:
+    x, out = make.random(m, n), make.empty(m, n, dtype=torch.bfloat16)
+    want = torch.log_softmax(x.double(), -1)
+    return log_softmax, dict(static_shapes=False), (x, out), lambda: near(out, want, 2**-8 * 1.02)
 
 
-if __name__ == "__main__":
-    main()
+CASES: dict[str, Callable[[Numbers, int, int], Odd]] = {
+    "masked": _masked,
+    "cross entropy": _cross_entropy,
+    "int8": _int8,
+    "fp32 to fp16": _centred,
+    "in place": _in_place,
+    "counted at launch": _counted_at_launch,
+}
+NAMES = tuple(CASES)
+SIZES = (1000, 1003, 20008, 50257)
+
+
+def case(name: str, m: int, n: int, device: str) -> Odd:
+    """Return the kernel of a name with tensors of a device."""
+    return CASES[name](Numbers(device), m, n)
