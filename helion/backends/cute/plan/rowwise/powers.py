@@ -5,7 +5,7 @@
     exp(x - top)   →   exp2(fma(x, log2(e), -b)) * 2**-d,   with b = top * log2(e), rounded, and d = top * log2(e) - b
 
 ``d`` is the same for all elements of a row, so that its power is multiplied once per row. From 2**16 on, distinct 16-bit
-numbers are at least 256 apart, and the factor is 1: the power is 1 for the maximum, and 0 for others, as it is of e.
+numbers differ by at least 256, and the factor is 1: the power is 1 for the maximum, and 0 for others, as it is of e.
 """
 
 from __future__ import annotations
