@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ... import exc
@@ -17,7 +18,7 @@ from ...settings import Settings
 from .attention_space import FIRST_KEYS, ScoreRules, absent_keys
 from .lower.attention.kernel import known_backward
 from .lower.names import as_written
-from .plan.attention.backward import BackwardChoice, plan_backward
+from .plan.attention.backward import least_choice, plan_backward
 from .plan.attention.build import KEY_STEP, LEAST_STAGES, MOST_GROUPS, MOST_KEYS, MOST_STAGES
 from .plan.records import WGMMA_ROWS
 from .plan.refusal import Refusal
@@ -36,10 +37,10 @@ def backward_refusal(program: Program, target: Target) -> exc.Base | None:
         rows, keys = (program.blocks[at].size for at in (found.loops.queries, found.loops.keys))
         if isinstance(rows, int) and (rows % WGMMA_ROWS or not 0 < rows <= MOST_GROUPS * WGMMA_ROWS):
             raise Refusal(f"the kernel sets tiles of {rows} rows; 64, 128 and 192 are implemented")
-        groups = rows // WGMMA_ROWS if isinstance(rows, int) else 1
-        plan_backward(
-            found.problem, BackwardChoice(groups=groups, keys=keys if isinstance(keys, int) else KEY_STEP), target
-        )
+        least = least_choice(found.problem)
+        groups = rows // WGMMA_ROWS if isinstance(rows, int) else least.groups
+        choice = replace(least, groups=groups, keys=keys if isinstance(keys, int) else least.keys)
+        plan_backward(found.problem, choice, target)
     except Refusal as error:
         return exc.CuteUnsupported(kernel=program.host.name, target=target, reason=as_written(program, error))
     except NeedsValue as error:
@@ -53,6 +54,11 @@ def backward_keys(shape: ProgramShape, program: Program, target: Target, setting
     found = known_backward(program)
     loops = found.loops
     sizes = {loops.queries: (WGMMA_ROWS, MOST_GROUPS * WGMMA_ROWS), loops.keys: (KEY_STEP, MOST_KEYS)}
+    initial = {loops.queries: 2 * WGMMA_ROWS, loops.keys: FIRST_KEYS}
+    if found.problem.atomic is not None:
+        only = least_choice(found.problem)
+        initial = {loops.queries: only.groups * WGMMA_ROWS, loops.keys: only.keys}
+        sizes = {block: (size, size) for block, size in initial.items()}
     sizes |= {block: (1, 1) for block in loops.heads if program.blocks[block].kind == "tile"}
 
     def planned(decisions: Decisions) -> dict[str, Any]:
@@ -75,7 +81,7 @@ def backward_keys(shape: ProgramShape, program: Program, target: Target, setting
         verbatim=VERBATIM_PREFIX,
         rules=ScoreRules(program.host.name, target, planned, _SIMPLER).rules(),
         sizes=sizes,
-        initial={loops.queries: 2 * WGMMA_ROWS, loops.keys: FIRST_KEYS},
+        initial=initial,
         multiples={loops.queries: WGMMA_ROWS, loops.keys: KEY_STEP},
         holds_values=False,
         planned=True,

@@ -72,11 +72,21 @@ def say(**line: object) -> None:
     print(json.dumps(line), flush=True)
 
 
-def on_gpu():
-    file = open(os.environ["ATTENTION_LOCK"], "w")
-    fcntl.flock(file, fcntl.LOCK_EX)
-    say(kind="begin")
-    return file
+class Held:
+    """The lock of the GPU. A process that says nothing for ``GPU_SECONDS`` while it holds the lock is ended."""
+
+    def __init__(self) -> None:
+        self.file = open(os.environ["ATTENTION_LOCK"], "w")
+        fcntl.flock(self.file, fcntl.LOCK_EX)
+        say(kind="begin")
+
+    def close(self) -> None:
+        say(kind="end")
+        self.file.close()
+
+
+def on_gpu() -> Held:
+    return Held()
 
 
 def timer(torch):
@@ -104,7 +114,12 @@ def timer(torch):
 # Children --------------------------------------------------------------------------------------------------------------
 
 
-def check(number: int) -> None:
+THREE_GROUPS = (0, 1, 2, 7, 8, 9)
+"""Cases that are checked with three consumer groups as well."""
+
+
+def check(number: int, rows: int = 0) -> None:
+    """Check the seeds of a case, or its first seed with tiles of ``rows`` queries."""
     import torch
     from backends.cute import attention_kernels as kernels
 
@@ -115,7 +130,7 @@ def check(number: int) -> None:
     case, _ = kernels.cases(large=True)[number]
     kernel = helion.kernel(backend="cute")(case.kernel)
     start = time.time()
-    seeds = _compiled(helion, torch, kernel, kernels.cases(device="meta", dtype=dtype, large=True)[number][1])
+    seeds = _compiled(kernel, kernels.cases(device="meta", dtype=dtype, large=True)[number][1], rows)
     took = time.time() - start
     lock = on_gpu()
     _, arguments = kernels.cases(device="cuda", dtype=dtype, large=True)[number]
@@ -138,7 +153,7 @@ def check(number: int) -> None:
             limit = 6e-3 if dtype is torch.bfloat16 else 2e-3
             say(
                 kind="check",
-                name=case.name,
+                name=f"{case.name}, {rows} queries" if rows else case.name,
                 seed=at,
                 output=place,
                 dtype=str(dtype),
@@ -151,10 +166,15 @@ def check(number: int) -> None:
     lock.close()
 
 
-def _compiled(helion, torch, kernel, arguments):
+def _compiled(kernel, arguments, rows):
     """Compile all seeds without the GPU, and return their configs."""
+    import helion
+
     bound = kernel.bind(arguments, target="h100")
     configs = [seed.config for seed in bound.seeds]
+    if rows:
+        *others, _, keys = configs[0].block_sizes
+        configs = [helion.Config(**{**configs[0], "block_sizes": [*others, rows, min(keys, 128)]})]
     for config in configs[:2]:
         bound.resources(config)
     return configs[:2]
@@ -308,7 +328,7 @@ def child(name: str) -> None:
 
     what, *rest = name.split(":")
     if what == "check":
-        check(int(rest[0]))
+        check(*map(int, rest))
     elif what == "time":
         measured(int(rest[0]), rest[1] == "causal", rest[2])
     elif what == "flex":
@@ -321,7 +341,7 @@ def child(name: str) -> None:
     elif what == "gradients":
         gradients_on_gpu.check(int(rest[0]), say, on_gpu)
     elif what == "gradient_times":
-        gradients_on_gpu.measured(int(rest[0]), rest[1] == "causal", say, on_gpu, timer)
+        gradients_on_gpu.measured(int(rest[0]), rest[1] == "causal", rest[2], say, on_gpu, timer)
     else:
         library()
 
@@ -336,6 +356,7 @@ def jobs() -> list[str]:
 
     found = ["library"]
     checks = [f"check:{at}" for at in range(len(kernels.cases(device="meta", large=True)))]
+    checks += [f"check:{at}:192" for at in THREE_GROUPS]
     times = [f"time:{dims}:{'causal' if causal else 'full'}:cute" for dims, causal in SHAPES]
     others = [f"time:{dims}:{'causal' if causal else 'full'}:cute-1" for dims, causal in SHAPES]
     others += [f"time:{dims}:{'causal' if causal else 'full'}:triton" for dims, causal in SHAPES]
@@ -348,7 +369,11 @@ def jobs() -> list[str]:
         *checks[3:],
         "decode",
         *(f"gradients:{at}" for at in range(len(NAMES))),
-        *(f"gradient_times:{dims}:{'causal' if causal else 'full'}" for dims, causal in gradients_on_gpu.SHAPES),
+        *(
+            f"gradient_times:{dims}:{'causal' if causal else 'full'}:{kind}"
+            for dims, causal in gradients_on_gpu.SHAPES
+            for kind in gradients_on_gpu.kinds(dims)
+        ),
         *hooks,
         *variants,
         *others[6:9],
@@ -412,8 +437,8 @@ def main() -> None:
                         found = json.loads(line)
                     except ValueError:
                         continue
-                    each["since"] = time.time()
-                    if found["kind"] == "begin":
+                    each["since"] = None if found["kind"] == "end" else time.time()
+                    if found["kind"] in ("begin", "end"):
                         continue
                     lines.append({"job": name, **found})
                     log.write(json.dumps(lines[-1]) + "\n")
@@ -459,7 +484,9 @@ def _summary(lines: list[dict], bad: dict[str, str], waiting: list[str], total: 
         batch, heads, _, m, n = line["shape"]
         flops = 10 * batch * heads * m * n * line["d"] * (0.5 if line["causal"] else 1)
         rate = f"{line['us']:.0f} us {flops / line['us'] / 1e6:.0f} TF{'' if line['right'] else ' WRONG'}"
-        print(f"gradients {line['name']} d{line['d']} {'causal' if line['causal'] else 'full'} {line['shape']}: {rate}")
+        print(
+            f"gradients {line['name']} {line.get('keys', '')} d{line['d']} {'causal' if line['causal'] else 'full'} {line['shape']}: {rate}"
+        )
     print(
         f"bad: { {name: why[-160:] for name, why in bad.items()} }; not begun: {waiting}; {total} jobs, {seconds:.0f} s"
     )

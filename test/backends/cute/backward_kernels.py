@@ -122,6 +122,38 @@ def gradients_of_shared_keys(q, k, v, do, logsum, delta, causal: hl.constexpr):
     return dk, dv
 
 
+def all_gradients(q, k, v, do, logsum, delta, causal: hl.constexpr):
+    """All gradients in one loop over queries, to which tiles of keys add that of queries in fp32."""
+    batch, heads, m, _ = q.size()
+    n, groups = k.size(2), k.size(1)
+    dims, wide = hl.specialize(q.size(3)), hl.specialize(v.size(3))
+    shared = hl.specialize(heads // groups)
+    scale = 1 / math.sqrt(dims)
+    dq = torch.zeros_like(q, dtype=torch.float32)
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
+    for b, g, tile_n in hl.tile([batch, groups, n], block_size=[1, 1, None]):
+        key, value = k[b.begin, g.begin, tile_n, :], v[b.begin, g.begin, tile_n, :]
+        key_sum = hl.zeros([tile_n, dims], dtype=torch.float32)
+        value_sum = hl.zeros([tile_n, wide], dtype=torch.float32)
+        for at in hl.grid(shared):
+            h = g.begin * shared + at
+            for tile_m in hl.tile(m):
+                query, upstream = q[b.begin, h, tile_m, :], do[b.begin, h, tile_m, :]
+                scores = hl.dot(query, key.T) * scale
+                if causal:
+                    seen = tile_m.index[:, None] + (n - m) >= tile_n.index[None, :]
+                    scores = torch.where(seen, scores, float("-inf"))
+                weights = torch.exp(scores - logsum[b.begin, h, tile_m][:, None])
+                value_sum = hl.dot(weights.to(do.dtype).T, upstream, acc=value_sum)
+                changes = hl.dot(upstream, value.T) - delta[b.begin, h, tile_m][:, None]
+                differences = (weights * changes).to(q.dtype)
+                key_sum = hl.dot(differences.T, query, acc=key_sum)
+                hl.atomic_add(dq, [b.begin, h, tile_m, slice(None)], hl.dot(differences, key) * scale)
+        dk[b.begin, g.begin, tile_n, :] = (key_sum * scale).to(dk.dtype)
+        dv[b.begin, g.begin, tile_n, :] = value_sum.to(dv.dtype)
+    return dq, dk, dv
+
+
 def gradients_of_documents(q, k, v, do, logsum, delta, document, bias):
     """The gradients of keys and values, with a mask by documents and a bias per query and key."""
     batch, heads, m, _ = q.size()
@@ -151,6 +183,8 @@ class Case:
     kernel: Callable[..., Any]
     arguments: tuple[Any, ...]
     wanted: tuple[torch.Tensor, ...]
+    ordered: bool = True
+    """True if every run gives the same bits: the kernel has no atomic sums."""
 
 
 def gradients(q, k, v, do, seen=None, cap=None, bias=None):
@@ -172,13 +206,15 @@ def _operands(batch, heads, groups, m, n, dims, wide, device, dtype):
     return [(torch.randn(batch, *size, device=device) + 0.2).to(dtype) for size in sizes]
 
 
-def _case(name, kernel, operands, seen=None, *, keys=False, rows=False, more=(), cap=None, bias=None):
+def _case(name, kernel, operands, seen=None, *, keys=False, rows=False, whole=False, more=(), cap=None, bias=None):
     q, k, v, do = operands
     logsum, delta, found = gradients(q, k, v, do, seen, cap, bias)
-    wanted = found[1:] if keys else found[:1]
+    wanted = found if whole else found[1:] if keys else found[:1]
     if rows:
         operands, wanted = ([x.transpose(1, 2).contiguous() for x in each] for each in (operands, wanted))
-    return Case(name=name, kernel=kernel, arguments=(*operands, logsum, delta, *more), wanted=tuple(wanted))
+    return Case(
+        name=name, kernel=kernel, arguments=(*operands, logsum, delta, *more), wanted=tuple(wanted), ordered=not whole
+    )
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, scale: int = 1) -> list[Case]:
@@ -206,4 +242,7 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, scale: int =
         _case("shared keys, causal", gradients_of_shared_keys, shared, causal, more=(True,), **heads_of_keys),
         _case("a head of each key", gradients_of_shared_keys, own, causal, more=(True,), **heads_of_keys),
         _case("keys, documents", gradients_of_documents, _operands(1, 2, 2, odd, odd, 128, 128, *some), together, keys=True, more=(document, bias), bias=bias.double()),
+        _case("all", all_gradients, _operands(2, 4, 2, m, n, 128, 128, *some), whole=True, more=(False,)),
+        _case("all, causal", all_gradients, _operands(2, 4, 2, m, n, 128, 128, *some), causal, whole=True, more=(True,)),
+        _case("all, 64 and 96 dimensions", all_gradients, _operands(1, 2, 2, m, n, 64, 96, *some), whole=True, more=(False,)),
     ]  # fmt: skip

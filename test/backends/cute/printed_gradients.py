@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from backends.cute.printed_blocks import function, visited
 
+from helion.backends.cute.codegen.attention import atomic as printed_sums
 from helion.backends.cute.codegen.attention import backward as printed
 from helion.backends.cute.codegen.attention import bounds
+from helion.backends.cute.codegen.attention.formula import arguments_of
 from helion.backends.cute.plan.attention.backward import BackwardPlan
 from helion.backends.cute.plan.attention.records import Matrix, Mode, Source
 
@@ -140,6 +142,7 @@ def computed_as_printed(plan: BackwardPlan, tensors: Sequence[torch.Tensor]) -> 
     names["pack"] = lambda low, high: (low.as_subclass(torch.Tensor), high.as_subclass(torch.Tensor))
     owned, streamed, rest = tensors[:2], tensors[2:4], tensors[4:]
     outputs = [torch.full_like(each, float("nan")) for each in rest[: len(problem.gradients)]]
+    outputs += [] if problem.atomic is None else [torch.zeros_like(rest[len(outputs)])]
     for source, tensor in zip(problem.sources, rest[len(outputs) :], strict=True):
         names[f"vector_{source.label}"] = Vector(source, tensor)
     place = function(bounds.place_function(plan), "place")
@@ -173,6 +176,11 @@ def _run(plan, names, owned, streamed, outputs, tile, group, head, dtype) -> Non
         lefts = _lefts(plan, names, thread, products, block, masked)
         for total, left, each in zip(sums, lefts, problem.gradients, strict=True):
             total += left.to(dtype).float() @ blocks[each.right]
+        if problem.atomic is not None:
+            at = printed_sums.exchanged_gradient(plan, problem.atomic)
+            part = _finished_sum(plan, names, lefts[at].to(dtype).float().t() @ own[problem.atomic.right])
+            target = _matrix(problem.atomic.matrix, outputs[-1], place, problem.keys)[block * plan.keys :]
+            target[: plan.keys] += part[: len(target)]
     for at, (total, each) in enumerate(zip(sums, problem.gradients, strict=True)):
         elements = _elements(total.shape[1])
         thread |= {f"gradient_{at}": Held(_lanes(total[place]) for place in elements), f"rounded_{at}": Held()}
@@ -184,6 +192,19 @@ def _run(plan, names, owned, streamed, outputs, tile, group, head, dtype) -> Non
         target = _matrix(each.output.matrix, outputs[at], head, problem.queries)
         left = max(0, min(64, problem.queries - rows))
         target[rows : rows + left] = stored[:left]
+
+
+def _finished_sum(plan: BackwardPlan, names: dict[str, Any], product: torch.Tensor) -> torch.Tensor:
+    """Return a block's gradient after its formula, which consumer groups apply to 64 columns each."""
+    assert plan.problem.atomic is not None
+    formula = plan.problem.atomic.finish
+    for part in product.split(64, dim=1) if formula.instructions else ():
+        elements = _elements(64)
+        held = Held(_lanes(part[place]) for place in elements)
+        names["finish_sum"](held, *(names[each] for each in arguments_of(formula)))
+        for place, value in zip(elements, held, strict=True):
+            part[place] = value.as_subclass(torch.Tensor)
+    return product
 
 
 def _lefts(plan, names, thread, products, block, masked) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]

@@ -20,7 +20,7 @@ from helion.backends.cute.verify.state import Fault
 from helion.hardware import target
 
 HOPPER = target("sm_90")
-QUERIES, KEYS = "queries, causal", "shared keys, causal"
+QUERIES, KEYS, ALL = "queries, causal", "shared keys, causal", "all, causal"
 
 
 @functools.cache
@@ -36,6 +36,12 @@ def plan(name: str, groups: int = 2, **changes: object) -> BackwardPlan:
 def test_programs_are_right(name: str) -> None:
     for groups, stages, scheduler in itertools.product((1, 2), (2, 3), ("static", "dynamic")):
         verify_backward(backward_program(plan(name, groups, stages=stages, scheduler=scheduler)))
+
+
+def test_programs_that_add_to_memory_are_right() -> None:
+    for stages, scheduler in itertools.product((2, 3), ("static", "dynamic")):
+        verify_backward(backward_program(plan(ALL, stages=stages, scheduler=scheduler)))
+    verify_backward(backward_program(plan("all, 64 and 96 dimensions", groups=1)))
 
 
 def masked_as_free(step: g.Step) -> tuple[g.Step, ...]:
@@ -87,6 +93,52 @@ def test_planted_faults_are_found(name: str, fault: str) -> None:
         verify_backward(changed)
 
 
+def first_as_later(step: g.Step) -> tuple[g.Step, ...]:
+    return (a.PublishLeft(),) if isinstance(step, a.PublishLeft) else (step,)
+
+
+def group_alone(step: g.Step) -> tuple[g.Step, ...]:
+    return (a.GroupSync(),) if isinstance(step, a.AllGroupsSync) else (step,)
+
+
+def products_early(step: g.Step) -> tuple[g.Step, ...]:
+    """Issue the second product before the sum in its registers is stored."""
+    return (
+        (step, g.WgmmaFence(), a.ProductMma(1, "second_read"), g.WgmmaCommit())
+        if isinstance(step, a.WaitExchange)
+        else (step,)
+    )
+
+
+ATOMIC_FAULTS = {
+    "no wait for left operands": (without(a.WaitExchange()), "stale"),
+    "left operands are not written": (without(a.WriteLeft()), "without a fence|stale"),
+    "left operands are not told of": (without(a.PublishLeft()), "deadlock|stale|in state|not added to memory once"),
+    "no proxy fence": (without(g.FenceShared()), "without a fence"),
+    "no warp barriers": (without(a.WarpSync()), "before all threads|being added"),
+    "no wait for additions": (without(g.StoreWait(0)), "being added|being stored|leaves while"),
+    "no wait for sums": (without(g.WgmmaWait(1)), "in state|overwrites|freed while"),
+    "no wait for all": (without(g.WgmmaWait(0)), "in state|released while|or MMAs|leaves with|overwrites|freed while"),
+    "no sums": (without(a.SumMma()), "in state"),
+    "sums are not stored": (without(a.WriteSum()), "overwrites|while its part holds"),
+    "sums are not added": (without(a.AddSum()), "not added to memory once"),
+    "only the group meets": (group_alone, "overwrites queries|stale"),
+    "no wait for rows": (without(a.AllRows()), "stale"),
+    "products in the registers of sums": (products_early, "overwrites|stale"),
+    "the first block is a later one": (first_as_later, "printed as the first one"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", ATOMIC_FAULTS)
+def test_planted_faults_of_additions_are_found(fault: str) -> None:
+    edit, message = ATOMIC_FAULTS[fault]
+    program = backward_program(plan(ALL, scheduler="dynamic"))
+    changed = edited(program, "multiply", edit)
+    assert changed != program, "the fault changes nothing"
+    with pytest.raises(Fault, match=message):
+        verify_backward(changed)
+
+
 def test_repetitions_begin_with_the_first_block() -> None:
     program = backward_program(plan(KEYS))
 
@@ -110,3 +162,16 @@ def test_choices_that_do_not_fit_are_refused(changes: dict[str, int], message: s
     choice = dataclasses.replace(BackwardChoice(groups=2, keys=64), **changes)
     with pytest.raises(Refusal, match=message):
         plan_backward(problem(KEYS), choice, HOPPER)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"groups": 1}, "tiles of 64 rows; a kernel that adds to dq_6, of 128 dimensions, has as many rows"),
+        ({"keys": 80}, "blocks of 80 rows; a kernel that adds to dq_6 has blocks of 64"),
+    ],
+)
+def test_choices_of_additions_are_refused(changes: dict[str, int], message: str) -> None:
+    choice = dataclasses.replace(BackwardChoice(groups=2, keys=64), **changes)
+    with pytest.raises(Refusal, match=message):
+        plan_backward(problem(ALL), choice, HOPPER)

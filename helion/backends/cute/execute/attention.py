@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..plan.attention.backward import BackwardProblem
+from ..plan.attention.backward import AtomicSum, BackwardProblem
 from ..plan.attention.records import (
     INTEGERS,
     KEY_INDEX,
@@ -78,6 +78,7 @@ def _evaluate_gradients(problem: BackwardProblem, head: tuple[int, ...], tensors
     owned = [_matrix(m, t, head, problem.queries).float() for m, t in zip(problem.owned, tensors[:pairs], strict=True)]
     of_streamed, rest = tensors[pairs : 2 * pairs], tensors[2 * pairs :]
     outputs, sources = rest[: len(gradients)], rest[len(gradients) :]
+    added, sources = (sources[0], sources[1:]) if problem.atomic is not None else (None, sources)
     of_formula, sources = sources[: len(problem.formula.sources)], sources[len(problem.formula.sources) :]
     sums = [torch.zeros(problem.queries, each.output.matrix.columns) for each in gradients]
     for repeat in range(problem.repeats):
@@ -92,12 +93,36 @@ def _evaluate_gradients(problem: BackwardProblem, head: tuple[int, ...], tensors
         for total, each in zip(sums, gradients, strict=True):
             left = found[each.left].expand(problem.queries, problem.keys).masked_fill(~_seen(problem), 0.0)
             total += left.to(tensors[0].dtype).float() @ blocks[each.right]
+        if problem.atomic is not None and added is not None:
+            _add(
+                problem,
+                problem.atomic,
+                found,
+                owned,
+                _matrix(problem.atomic.matrix, added, place, problem.keys),
+                tensors,
+            )
     for total, each, output in zip(sums, gradients, outputs, strict=True):
         columns = each.output.matrix.columns
         read = _sources(problem, each.finish, sources[: len(each.finish.sources)], head, columns)
         sources = sources[len(each.finish.sources) :]
         found = _computed(each.finish, [total, *read])
         _matrix(each.output.matrix, output, head, problem.queries).copy_(found[each.finish.value])
+
+
+def _add(
+    problem: BackwardProblem,
+    atomic: AtomicSum,
+    values: Sequence[torch.Tensor],
+    owned: Sequence[torch.Tensor],
+    target: torch.Tensor,
+    tensors: Sequence[torch.Tensor],
+) -> None:
+    """Add the gradient of streamed rows. The last of the launch's ``tensors`` are the sources of its formula."""
+    left = values[atomic.left].expand(problem.queries, problem.keys).masked_fill(~_seen(problem), 0.0)
+    numbers = tensors[len(tensors) - len(atomic.finish.sources) :]
+    product = left.to(tensors[0].dtype).float().t() @ owned[atomic.right]
+    target += _computed(atomic.finish, [product, *numbers])[atomic.finish.value]
 
 
 def _seen(problem: ScoreProblem) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import ClassVar
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
-from ..plan.attention.backward import BackwardChoice, estimated_registers
+from ..plan.attention.backward import ATOMIC_COLUMNS, ATOMIC_KEYS, BackwardChoice, estimated_registers
 from ..plan.attention.build import KEY_STEP, REGISTERS
 from ..plan.records import WGMMA_ROWS
 from ..proposal import CuteProposal
@@ -26,8 +26,8 @@ from ..resources.backward import (
     shape_bytes,
 )
 
-MOST = {1: 128, 2: 64}
-"""The longest blocks, by number of gradients: those of 96 and 64 rows were timed in a prototype."""
+MOST = {1: 128, 2: 96}
+"""The longest blocks, by number of gradients."""
 LEAST = 64
 GROUPS = (2, 1)
 ALTERNATES = 4
@@ -61,7 +61,10 @@ def choices(shape: BackwardShape, target: Target) -> Iterator[BackwardChoice]:
     """Yield choices that fit; among equally fast ones the first wins."""
     needed = -(-shape.rows // WGMMA_ROWS)
     for groups in (each for each in GROUPS if each <= needed):
-        for keys in range(MOST[len(shape.gradients)], LEAST - 1, -KEY_STEP):
+        if shape.atomic and shape.atomic != groups * ATOMIC_COLUMNS:
+            continue
+        longest = ATOMIC_KEYS if shape.atomic else MOST[len(shape.gradients)]
+        for keys in range(longest, LEAST - 1, -KEY_STEP):
             choice = BackwardChoice(groups=groups, keys=keys)
             fits = shape_bytes(shape, choice) <= target.smem_per_block_bytes
             if fits and estimated_registers(shape.gradients, keys) <= REGISTERS[groups][1]:

@@ -105,7 +105,7 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         return "the kernel is no attention of one loop over keys"
     scores, output = facts.matmuls
     queries = facts.axes[fact.query_axis].extent
-    keys = facts.axes[fact.key_axis].extent or _rows_of(facts, scores, fact.key_axis)
+    keys = facts.axes[fact.key_axis].extent or rows_of(facts, scores, fact.key_axis)
     qk, v = _extent(facts, scores.k_axis, scores.static_k), _extent(facts, output.n_axis, output.static_n)
     if queries is None or keys is None or qk is None or v is None:
         return "an extent of the attention depends on data"
@@ -149,7 +149,7 @@ def _extent(facts: KernelFacts, axis: int | None, static: int | None) -> int | N
     return static if static is not None else None if found is None else found.extent
 
 
-def _rows_of(facts: KernelFacts, matmul: MatmulFact, axis: int) -> int | None:
+def rows_of(facts: KernelFacts, matmul: MatmulFact, axis: int) -> int | None:
     """Return the keys that the loaded tensor has."""
     loads = [op for op in facts.memory_ops if op.kind == "load" and op.slot == matmul.rhs_slot]
     found = (n for op in loads for at, n in zip(op.subscript_axes, op.extents, strict=True) if at == axis)

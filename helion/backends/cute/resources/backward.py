@@ -13,10 +13,10 @@ from ...._compiler.decisions import Decisions
 from ...._compiler.facts.records import KernelFacts, MatmulFact
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
-from ..plan.attention.backward import BackwardChoice, estimated_registers
+from ..plan.attention.backward import EXCHANGE_STAGES, BackwardChoice, estimated_registers
 from ..plan.attention.build import REGISTERS
-from ..plan.records import WGMMA_ROWS
-from .attention import predicted
+from ..plan.records import SUM_BYTES, WGMMA_ROWS
+from .attention import predicted, rows_of
 
 MATRIX_FRACTION = 0.6
 """Fraction of the GPU's matrix rate."""
@@ -35,6 +35,8 @@ class BackwardShape:
     """Dimensions of a head in products of a tile with a block."""
     gradients: tuple[int, ...]
     """Columns of the gradients."""
+    atomic: int = 0
+    """Columns of the gradient of streamed rows that is added to memory; 0 if there is none."""
     blocks: tuple[int, int]
     """Blocks of owned and of streamed rows."""
     head_blocks: tuple[int, ...]
@@ -42,7 +44,12 @@ class BackwardShape:
 
     @property
     def flops(self) -> int:
-        return 2 * self.heads * self.rows * self.streamed * (sum(self.products) + sum(self.gradients))
+        return 2 * self.heads * self.rows * self.streamed * self.columns
+
+    @property
+    def columns(self) -> int:
+        """Columns of all products of a block."""
+        return sum(self.products) + sum(self.gradients) + self.atomic
 
     @property
     def bytes_moved(self) -> int:
@@ -63,11 +70,14 @@ def backward_shape(facts: KernelFacts) -> BackwardShape | str:
     (fact,) = facts.attention_gradients
     inside = [each for each in facts.matmuls if each.region == fact.region]
     gradients = [each for each in inside if each.k_axis == fact.streamed_axis]
-    products = [each for each in inside if each not in gradients]
-    rows, streamed = (facts.axes[at].extent for at in (fact.stationary_axis, fact.streamed_axis))
+    added = [each for each in inside if each.k_axis == fact.stationary_axis]
+    products = [each for each in inside if each not in gradients and each not in added]
+    rows, streamed = facts.axes[fact.stationary_axis].extent, facts.axes[fact.streamed_axis].extent
+    if streamed is None and gradients:  # the loop begins or ends with the tile
+        streamed = rows_of(facts, gradients[0], fact.streamed_axis)
     dims, columns = (
         [_k(facts, each) for each in products],
-        [_n(facts, each, fact.stationary_axis) for each in gradients],
+        [_n(facts, each) for each in (*gradients, *added)],
     )
     others = [axis for axis in facts.axes if axis.on_grid and axis.block_id != fact.stationary_axis]
     if rows is None or streamed is None or None in dims or None in columns:
@@ -77,7 +87,8 @@ def backward_shape(facts: KernelFacts) -> BackwardShape | str:
         rows=rows,
         streamed=streamed,
         products=tuple(each for each in dims if each is not None),
-        gradients=tuple(each for each in columns if each is not None),
+        gradients=tuple(each for each in columns[: len(gradients)] if each is not None),
+        atomic=sum(each for each in columns[len(gradients) :] if each is not None),
         blocks=(fact.stationary_axis, fact.streamed_axis),
         head_blocks=tuple(axis.block_id for axis in others if axis.kind == "tile"),
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
@@ -88,7 +99,7 @@ def _k(facts: KernelFacts, matmul: MatmulFact) -> int | None:
     return matmul.static_k if matmul.static_k is not None else _axis(facts, matmul.k_axis)
 
 
-def _n(facts: KernelFacts, matmul: MatmulFact, rows: int) -> int | None:
+def _n(facts: KernelFacts, matmul: MatmulFact) -> int | None:
     """Return the columns of a gradient."""
     return matmul.static_n if matmul.static_n is not None else _axis(facts, matmul.n_axis)
 
@@ -100,7 +111,8 @@ def _axis(facts: KernelFacts, axis: int | None) -> int | None:
 def shape_bytes(shape: BackwardShape, choice: BackwardChoice) -> int:
     """Return the shared memory of a tile, barriers included."""
     rows, stages = WGMMA_ROWS * choice.groups, choice.stages or 2
-    return 2 * (rows + stages * choice.keys) * sum(shape.products) + 1024
+    exchanged = 2 * EXCHANGE_STAGES * rows * choice.keys + SUM_BYTES * choice.keys * shape.atomic if shape.atomic else 0
+    return 2 * (rows + stages * choice.keys) * sum(shape.products) + exchanged + 1024
 
 
 def predicted_us(shape: BackwardShape, choice: BackwardChoice, target: Target) -> float:
@@ -109,9 +121,8 @@ def predicted_us(shape: BackwardShape, choice: BackwardChoice, target: Target) -
     tiles = -(-shape.rows // rows) * shape.heads
     rate = MATRIX_FRACTION * target.matrix_tflops_for("bfloat16") * 1e6 / target.num_sms
     blocks = -(-shape.streamed // choice.keys) * choice.keys
-    columns = sum(shape.products) + sum(shape.gradients)
     short = 1 + WGMMA_ROWS / 4 / choice.keys + (0.3 if choice.groups == 1 else 0)
-    tile_us = 2 * rows * blocks * columns / rate * short + TILE_US
+    tile_us = 2 * rows * blocks * shape.columns / rate * short + TILE_US
     memory_us = shape.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
     return LAUNCH_US + max(-(-tiles // target.num_sms) * tile_us, memory_us)
 

@@ -9,6 +9,7 @@ from ...plan.attention.backward import PRODUCTS, STREAMED, BackwardPlan
 from ...plan.attention.records import Formula, Source
 from ...plan.epilogue import Constant
 from ..setups import dsl
+from .atomic import atomic_functions, atomic_registers
 from .formula import arguments_of, computed, head_axes, read
 from .softmax import exp2_function, has_masks
 
@@ -19,6 +20,7 @@ def backward_functions(plan: BackwardPlan) -> list[list[str]]:
     if has_masks(plan):
         functions.append(_seen(plan))
     functions += [_values(plan, late) for late in (False, True)]
+    functions += atomic_functions(plan)
     return [*functions, *(_finish(plan, at) for at in range(len(plan.problem.gradients)))]
 
 
@@ -117,6 +119,8 @@ def _values(plan: BackwardPlan, late: bool) -> list[str]:
     lines += [f"    packed_{at} = cute.recast_tensor(left_{at}, cutlass.Int32)" for at in lefts(plan, late)]
     if has_masks(plan):
         lines.append("    limits = [seen(first_query + 8 * row, first_key) if masked else (0, 0) for row in range(2)]")
+    if _masks_rows(plan):
+        lines.append(f"    owned = [first_query + 8 * row < {plan.problem.queries} for row in range(2)]")
     lines += [f"    {line}" for line in _reads(plan, read_sources, ("query", "head", "number"), ())]
     lines.append(f"    for column in range({plan.keys // 8}):")
     lines += [f"        {line}" for line in _reads(plan, read_sources, ("key",), plan.staged[STREAMED[late]])]
@@ -205,8 +209,16 @@ def _element(plan: BackwardPlan, late: bool, needed: list[int]) -> list[str]:
                 "    left = cutlass.select_(inside, left, cutlass.Float32(0.0))",
             ]
             name = "left"
+        if _masks_rows(plan):
+            name = f"cutlass.select_(owned[row], {name}, cutlass.Float32(0.0))"
         lines.append(f"pair_{at}.append({name})")
     return lines
+
+
+def _masks_rows(plan: BackwardPlan) -> bool:
+    """Return whether left operands of owned rows past the end have to be 0, since the gradient of streamed rows adds over
+    owned ones. Their weights may be infinite."""
+    return plan.problem.atomic is not None and plan.problem.queries % plan.rows != 0
 
 
 # Outputs ---------------------------------------------------------------------------------------------------------------
@@ -294,4 +306,4 @@ def registers(plan: BackwardPlan) -> list[str]:
             f"stage_part_{at} = stage_copy_{at}.get_slice(group_thread).partition_D(shared_own_{gradient.right})",
             f"stage_registers_{at} = stage_copy_{at}.retile(rounded_{at})",
         ]
-    return lines
+    return [*lines, *atomic_registers(plan)]

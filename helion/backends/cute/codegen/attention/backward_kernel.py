@@ -22,16 +22,21 @@ def backward_pieces(plan: BackwardPlan) -> Pieces:
     """Return the pieces of a plan of gradients."""
     problem = plan.problem
     owned = tuple(f"own_{at}" for at in range(len(problem.owned)))
-    outputs = tuple(each.output for each in problem.gradients)
+    outputs = tuple(each.output.label for each in problem.gradients)
+    dtypes = dict.fromkeys((*owned, *problem.blocks), problem.owned[0].dtype)
+    gradients = tuple(f"gradient_{at}" for at in range(len(outputs)))
+    if problem.atomic is not None:
+        outputs, gradients = (*outputs, problem.atomic.label), (*gradients, "sum")
+        dtypes |= {"exchange": problem.owned[0].dtype, "sum": problem.atomic.matrix.dtype}
     return Pieces(
         functions=(place_function(plan), bounds_function(plan), *backward_functions(plan)),
-        matrices=(*owned, *problem.blocks, *(f"gradient_{at}" for at in range(len(outputs)))),
+        matrices=(*owned, *problem.blocks, *gradients),
         objects=backward_matrices(plan),
         tensors=backward_tensors(plan),
-        pointers=(*owned, *problem.blocks, *(output.label for output in outputs)),
+        pointers=(*owned, *problem.blocks, *outputs),
         sources=problem.sources,
         memory=backward_memory(plan),
-        dtypes=dict.fromkeys((*owned, *problem.blocks), problem.owned[0].dtype),
+        dtypes=dtypes,
         shared_bytes=backward_bytes(plan),
         workspace_bytes=_workspace_bytes(plan),
         vectors=tuple(source.label for sources in plan.staged.values() for source in sources),
@@ -48,7 +53,8 @@ def backward_kernel(name: str, program: BackwardProgram) -> GemmKernel:
     """Return the kernel named ``name`` of a program."""
     plan, problem = program.plan, program.plan.problem
     pieces = backward_pieces(plan)
-    matrices = (*problem.owned, *problem.streamed, *(each.output.matrix for each in problem.gradients))
+    added = () if problem.atomic is None else (problem.atomic.matrix,)
+    matrices = (*problem.owned, *problem.streamed, *(each.output.matrix for each in problem.gradients), *added)
     sources = (NUMBER if source.kind == "number" else source.dtype for source in problem.sources)
     return GemmKernel(
         name=name,

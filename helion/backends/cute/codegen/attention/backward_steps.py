@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ...plan.attention.backward import STREAMED, BackwardPlan
-from ...plan.records import WGMMA_ROWS
+from ...plan.attention.backward import ATOMIC_COLUMNS, EXCHANGE_STAGES, STREAMED, BackwardPlan
+from ...plan.records import WARPGROUP_THREADS, WGMMA_ROWS
 from ...roles import grammar as g
 from ...roles.attention import grammar as a
 from ...roles.attention.grammar import BackwardProgram
 from ..writer import Writer
+from .atomic import BOX, WARPS
 from .backward import finish_arguments, registers, values_arguments, values_name
-from .formula import head_axes
+from .formula import arguments_of, head_axes
 from .softmax import has_masks
 from .steps import indexed, partition, print_steps, rows_pipeline
 
@@ -169,3 +170,76 @@ def _(out: Writer, program: BackwardProgram, step: a.StoreOutput) -> None:
     target = indexed(plan, plan.problem.gradients[at].output.matrix, f"tile_m * {plan.groups} + group")
     out.line(f"cute.copy(tma_gradient_{at}, from_{at}[None, group], to_{at}[{target}])")
     out.line("cute.arch.cp_async_bulk_commit_group()")
+
+
+# Gradients of streamed rows ----------------------------------------------------------------------------------------------
+
+assert EXCHANGE_STAGES == 2, "bit 0 of `exchanged` is the stage of a block, bit 1 the parity of its phase"
+_WRITTEN, _FORMER, _FORMER_PHASE = "(exchanged & 1)", "((exchanged & 1) ^ 1)", "(((exchanged + 3) & 3) >> 1)"
+_NEXT = "exchanged = (exchanged + 1) & 3"
+"""The count wraps, so that LLVM does not make induction variables of all that depends on it."""
+
+
+@_rule(a.AllRows)
+def _(out: Writer, program: BackwardProgram, step: a.AllRows) -> None:
+    for group in range(program.plan.groups):
+        out.line(f"cute.arch.mbarrier_wait({rows_pipeline(program).barriers} + {group}, visited & 1)")
+
+
+@_rule(a.WriteLeft)
+def _(out: Writer, program: BackwardProgram, step: a.WriteLeft) -> None:
+    part = f"{_WRITTEN} * {program.plan.groups} + group"
+    out.line(f"cute.copy(exchange_copy, exchange_registers, exchange_part[None, None, None, {part}])")
+
+
+@_rule(a.PublishLeft)
+def _(out: Writer, program: BackwardProgram, step: a.PublishLeft) -> None:
+    with out.block("with cute.arch.elect_one():"):
+        out.line(f"cute.arch.mbarrier_arrive(exchange_barriers + {_WRITTEN})")
+    out.lines((_NEXT, f"former = {'end - 1' if step.first else 'block'}"))
+    if program.plan.problem.repeats > 1:
+        out.line(f"former_repeat = {head_axes(program.plan.problem)[-1]}")
+
+
+@_rule(a.WaitExchange)
+def _(out: Writer, program: BackwardProgram, step: a.WaitExchange) -> None:
+    out.line(f"cute.arch.mbarrier_wait(exchange_barriers + {_FORMER}, {_FORMER_PHASE})")
+
+
+@_rule(a.SumMma)
+def _(out: Writer, program: BackwardProgram, step: a.SumMma) -> None:
+    out.line(f"multiply_sum(product_1, sum_left, sum_right, {_FORMER}, group)")
+
+
+@_rule(a.WriteSum)
+def _(out: Writer, program: BackwardProgram, step: a.WriteSum) -> None:
+    atomic = program.plan.problem.atomic
+    assert atomic is not None
+    if atomic.finish.instructions:
+        out.line(f"finish_sum({', '.join(['product_1', *arguments_of(atomic.finish)])})")
+    out.line("cute.copy(sum_copy, sum_registers, written_part[None, None, None, group])")
+
+
+@_rule(a.AddSum)
+def _(out: Writer, program: BackwardProgram, step: a.AddSum) -> None:
+    problem = program.plan.problem
+    assert problem.atomic is not None
+    axes = list(head_axes(problem))
+    if problem.repeats > 1:
+        axes[-1] = "former_repeat"
+    places = [mode.at.text(tuple(axes)) for mode in problem.atomic.matrix.modes]
+    width = ATOMIC_COLUMNS // BOX[1]
+    for column in range(width):
+        source = f"group * {WARPS * width} + {column * WARPS} + group_warp"
+        target = ", ".join(["None", f"former * {WARPS} + group_warp", f"group * {width} + {column}", *places])
+        out.line(f"cute.copy(tma_sum, from_sum[None, {source}], to_sum[{target}])")
+    out.line("cute.arch.cp_async_bulk_commit_group()")
+
+
+RULES[a.WarpSync] = lambda out, program, step: out.line("cute.arch.sync_warp()")
+
+
+@_rule(a.AllGroupsSync)
+def _(out: Writer, program: BackwardProgram, step: a.AllGroupsSync) -> None:
+    groups = program.plan.groups
+    out.line(f"cute.arch.barrier(barrier_id={1 + groups}, number_of_threads={WARPGROUP_THREADS * groups})")

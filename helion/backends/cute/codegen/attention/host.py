@@ -9,6 +9,7 @@ from ...plan.attention.records import AttentionOutput, AttentionPlan, Matrix, Mo
 from ...plan.records import WGMMA_ROWS
 from ..setups import dsl
 from . import splits
+from .atomic import BOX, exchange_layout, sum_layout
 
 
 def matrices(plan: AttentionPlan) -> list[str]:
@@ -71,6 +72,15 @@ def backward_matrices(plan: BackwardPlan) -> list[str]:
             f"layout_{name} = layout_own_{gradient.right}",
         ]
         lines += _descriptor(name, "S2G", (WGMMA_ROWS, output.matrix.columns))
+    if problem.atomic is not None:
+        lines += [
+            *_matrix("sum", problem.atomic.label, problem.atomic.matrix, problem.keys),
+            f"layout_sum = {sum_layout(plan)}",
+            "tma_sum, tensor_sum = cpasync.make_tiled_tma_atom(",
+            f"    cpasync.CopyReduceBulkTensorTileS2GOp(), matrix_sum, cute.select(layout_sum, mode=[0, 1]), {BOX}",
+            ")",
+            f"layout_exchange = {exchange_layout(plan)}",
+        ]
     return lines
 
 
@@ -126,6 +136,9 @@ def backward_tensors(plan: BackwardPlan) -> list[tuple[str, str, str]]:
     found = [_source(problem, source, problem.keys) for source in problem.formula.sources]
     for gradient in problem.gradients:
         found += [_source(problem, source, gradient.output.matrix.columns) for source in gradient.finish.sources]
+    if problem.atomic is not None:
+        found += [_source(problem, source, problem.atomic.matrix.columns) for source in problem.atomic.finish.sources]
+        found.append(("layout_exchange", "cute.ComposedLayout", "layout_exchange"))
     return found + _ticket(plan)
 
 

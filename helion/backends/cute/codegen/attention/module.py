@@ -208,7 +208,8 @@ def _barriers(pipeline: Pipeline) -> list[str]:
     if pipeline.kind == "tma_wgmma":
         return []
     numbers, name = pipeline.counts, pipeline.barriers
-    counts = [numbers.full_arrivals] * numbers.stages + [numbers.empty_arrivals] * numbers.stages
+    counts = [numbers.full_arrivals] * numbers.stages
+    counts += [numbers.empty_arrivals] * numbers.stages if numbers.empty_arrivals else []
     return [f"cute.arch.mbarrier_init({name} + {at}, {count})" for at, count in enumerate(counts)]
 
 

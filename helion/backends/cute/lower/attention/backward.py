@@ -5,7 +5,8 @@ one or two sums of a left operand @ streamed rows::
 
     s = q @ k.T;  t = do @ v.T;  p = exp(s - lse);  dv += p.T @ do;  dk += (p * (t - delta)).T @ q
 
-Left operands may be transposed, as here, where the loop is over queries. A loop over heads may be around that over rows.
+Left operands may be transposed, as here, where the loop is over queries. A loop over heads may be around that over rows. The
+loop may also add the gradient of the streamed rows to memory: ``atomic_add(dq, rows, ds @ k)``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ...plan.refusal import Refusal
 from ..chain import ROUNDED
 from ..names import name_of
 from ..numbers import equal, size
+from .addition import addition_of
 from .band import band_of, covered_keys, joined
 from .formula import FormulaReader
 from .loops import Loops, check_axis, is_tile
@@ -99,38 +101,44 @@ def backward_of(program: Program) -> Backward:
     """Return the gradients of attention that ``program`` computes. Raises ``Refusal``."""
     loops, repeats, carried = _loops(program)
     sums = [_sum(loops, each) for each in carried]
-    first, second = _products(loops, sums)
+    addition = addition_of(loops)
+    first, second = _products(loops, [*sums, *([addition.dot] if addition else ())])
     owned, streamed = zip(*(_sides(loops, dot) for dot in (first, second)), strict=True)
     lefts = _Lefts(loops, (first, second))
     band = lefts.band([dot.operands[0] for dot in sums])
     stored = min(_extent(loops, load, loops.keys) for load in streamed)
     keys = covered_keys(loops, band, stored)
     matrices = [_matrix(loops, load, loops.keys) for load in streamed]
-    formula, values = lefts.formula([dot.operands[0] for dot in sums])
+    dots = [*sums, *([addition.dot] if addition else ())]
+    formula, values = lefts.formula([dot.operands[0] for dot in dots])
     rights = [_right(loops, dot, matrices) for dot in sums]
     outputs = _Outputs(loops, sums, carried)
+    own = [_matrix(loops, load, loops.queries) for load in owned]
+    atomic = None if addition is None else addition.record(values[-1], own, keys)
     problem = BackwardProblem(
         heads=tuple(loops.extent(block) for block in (loops.heads if repeats == 1 else loops.heads[:-1])) or (1,),
         repeats=repeats,
         queries=loops.extent(loops.queries),
         keys=keys,
         band=band,
-        owned=tuple(_matrix(loops, load, loops.queries) for load in owned),  # type: ignore[arg-type]
+        owned=tuple(own),  # type: ignore[arg-type]
         streamed=tuple(matrices),  # type: ignore[arg-type]
         formula=formula,
         gradients=tuple(
             Gradient(left=left, right=right, finish=finish, output=output)
-            for left, right, finish, output in zip(values, rights, outputs.formulas, outputs.records, strict=True)
+            for left, right, finish, output in zip(values, rights, outputs.formulas, outputs.records, strict=False)
         ),
+        atomic=atomic,
         names=tuple(loops.tensor(load).name for load in (*owned, *streamed)),
     )
     check_backward(problem)
-    check_storage(loops)
+    check_storage(loops, () if addition is None else (addition.op,))
+    added = () if addition is None else (loops.tensor(addition.op).id,)
     return Backward(
         problem=problem,
         loops=loops,
-        tensors=(*(loops.tensor(load).id for load in (*owned, *streamed)), *outputs.tensors),
-        sources=(*lefts.reader.arguments(formula), *outputs.sources),
+        tensors=(*(loops.tensor(load).id for load in (*owned, *streamed)), *outputs.tensors, *added),
+        sources=(*lefts.reader.arguments(formula), *outputs.sources, *(() if addition is None else addition.sources)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ....._compiler.ir.grammar import HostTensor, Index, MemoryAttrs, Op, Operand, PointwiseAttrs, Value
@@ -160,11 +161,16 @@ def check_reach(access: Access) -> None:
 KINDS = ("number", "tile", "iota", "full", "load", "store", "pointwise", "reduce", "dot", "view", "mask", "for")
 
 
-def check_storage(loops: Loops) -> None:
-    """Check that the program only loads and stores, and does not read what it stores. Raises ``Refusal``."""
-    others = [op.kind for op in loops.program.walk() if op.kind not in KINDS]
+def check_storage(loops: Loops, added: Sequence[Op] = ()) -> None:
+    """Check that the program only loads and stores, but for the atomics ``added``, and does not read what it writes. Raises
+    ``Refusal``."""
+    others = [op.kind for op in loops.program.walk() if op.kind not in KINDS and op not in added]
     if others:
         raise Refusal(f"{others[0]} in attention is not implemented")
+    used = {loops.tensor(op).storage for op in loops.program.walk() if op.kind in ("load", "store")}
+    for op in added:
+        if loops.tensor(op).storage in used:
+            raise Refusal(f"{loops.tensor(op).name} is added to, and read or stored by the kernel as well")
     read = {loops.tensor(op).storage for op in loops.program.walk() if op.kind == "load"}
     for op in loops.program.walk():
         if op.kind == "store" and (loops.tensor(op).storage in read or op not in loops.root.body.ops):

@@ -2,7 +2,8 @@
 
 A CTA owns a tile of rows and streams blocks of other rows. For the gradient of queries it owns ``q`` and that of the output,
 and streams ``k`` and ``v``; for those of keys and values it is the other way round. Of the tile and a block, it needs two
-products, from which a formula computes the left operands of the gradients' own products.
+products, from which a formula computes the left operands of the gradients' own products. Where the kernel adds the gradient
+of streamed rows to memory, the consumer groups exchange left operands through shared memory.
 """
 
 from __future__ import annotations
@@ -56,6 +57,25 @@ class Gradient:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AtomicSum:
+    """The gradient of streamed rows, of which each tile adds its part to ``matrix`` in memory, in fp32 and in any order: the
+    transposed left operand, value ``left`` of the formula, @ owned matrix number ``right``.
+
+    The formula ``finish``, of numbers alone, is applied before the addition.
+    """
+
+    left: int
+    right: int
+    finish: Formula
+    matrix: Matrix
+
+    @property
+    def label(self) -> str:
+        """Its name in generated code."""
+        return f"{self.matrix.name}_sum"
+
+
+@dataclass(frozen=True, kw_only=True)
 class BackwardProblem(ScoreProblem):
     """Gradients of attention for each head: sums of a formula of ``owned[0] @ streamed[0].T`` and ``owned[1] @
     streamed[1].T``, rounded, @ streamed matrices.
@@ -74,6 +94,7 @@ class BackwardProblem(ScoreProblem):
     streamed: tuple[Matrix, Matrix]
     formula: Formula
     gradients: tuple[Gradient, ...]
+    atomic: AtomicSum | None = None
     names: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     @property
@@ -88,11 +109,15 @@ class BackwardProblem(ScoreProblem):
     @property
     def sources(self) -> tuple[Source, ...]:
         """Inputs other than the matrices, in the order of a launch."""
-        return (*self.formula.sources, *(each for gradient in self.gradients for each in gradient.finish.sources))
+        finished = [gradient.finish for gradient in self.gradients]
+        finished += [] if self.atomic is None else [self.atomic.finish]
+        return (*self.formula.sources, *(each for formula in finished for each in formula.sources))
 
     @property
     def argument_names(self) -> tuple[str, ...]:
-        return (*self.names, *(each.output.name for each in self.gradients), *(each.name for each in self.sources))
+        outputs = [each.output.name for each in self.gradients]
+        outputs += [] if self.atomic is None else [self.atomic.matrix.name]
+        return (*self.names, *outputs, *(each.name for each in self.sources))
 
     @functools.cached_property
     def late(self) -> tuple[bool, ...]:
@@ -124,6 +149,12 @@ class BackwardProblem(ScoreProblem):
         )
 
 
+ATOMIC_KEYS = 64
+"""Streamed rows of a block whose gradient is added to memory: those of one MMA."""
+ATOMIC_COLUMNS = 64
+"""Columns of that gradient that a consumer group computes."""
+EXCHANGE_STAGES = 2
+"""Blocks of left operands in shared memory: one is written while the one before is multiplied."""
 VECTOR_MULTIPLE = 32
 """Multiple of elements at which stages of a staged source begin: TMA needs 128 bytes."""
 STREAMED = ("first", "second")
@@ -210,7 +241,7 @@ class BackwardPlan(ScorePlan):
     def overlap(self) -> bool:
         """True if the MMAs of a block's gradient are in flight while the next block's first product is issued. Those of two
         gradients are not, since ptxas serializes MMAs with two accumulators in flight at a loop's edge."""
-        return len(self.problem.gradients) == 1
+        return len(self.problem.gradients) == 1 and self.problem.atomic is None
 
 
 def plan_backward(problem: BackwardProblem, choice: BackwardChoice, target: Target) -> BackwardPlan:
@@ -247,12 +278,35 @@ def _check_choice(problem: BackwardProblem, choice: BackwardChoice) -> None:
         raise Refusal(f"blocks of {choice.keys} rows; multiples of {KEY_STEP} up to {MOST_KEYS} are implemented")
     if choice.stages is not None and not LEAST_STAGES <= choice.stages <= MOST_STAGES:
         raise Refusal(f"{choice.stages} stages of blocks; {LEAST_STAGES} to {MOST_STAGES} are implemented")
+    if problem.atomic is not None:
+        _check_atomic_choice(problem, problem.atomic, choice)
     needed, most = backward_registers(problem, choice.keys), REGISTERS[choice.groups][1]
     if needed > most:
         raise Refusal(
             f"{choice.groups} consumer groups with blocks of {choice.keys} rows need {needed} registers per thread; they"
             f" have {most}"
         )
+
+
+def _check_atomic_choice(problem: BackwardProblem, atomic: AtomicSum, choice: BackwardChoice) -> None:
+    columns = problem.owned[atomic.right].columns
+    if ATOMIC_COLUMNS * choice.groups != columns:
+        raise Refusal(
+            f"tiles of {WGMMA_ROWS * choice.groups} rows; a kernel that adds to {atomic.matrix.name}, of {columns} dimensions,"
+            f" has as many rows"
+        )
+    if choice.keys != ATOMIC_KEYS:
+        raise Refusal(
+            f"blocks of {choice.keys} rows; a kernel that adds to {atomic.matrix.name} has blocks of {ATOMIC_KEYS}"
+        )
+
+
+def least_choice(problem: BackwardProblem) -> BackwardChoice:
+    """Return the choice of the fewest registers and the least shared memory."""
+    if problem.atomic is None:
+        return BackwardChoice(groups=1, keys=KEY_STEP)
+    groups = max(1, problem.owned[problem.atomic.right].columns // ATOMIC_COLUMNS)
+    return BackwardChoice(groups=groups, keys=ATOMIC_KEYS)
 
 
 def backward_registers(problem: BackwardProblem, keys: int) -> int:
@@ -295,6 +349,26 @@ def check_backward(problem: BackwardProblem) -> None:
         if output.dtype != dtype:
             raise Refusal(f"gradients in the type of the operands are implemented, not {output.name} in {output.dtype}")
         check_matrix(output.matrix)
+    if problem.atomic is not None:
+        _check_atomic(problem, problem.atomic)
+
+
+def _check_atomic(problem: BackwardProblem, atomic: AtomicSum) -> None:
+    lefts = [each.left for each in problem.gradients if problem.late[each.left]]
+    name, columns = atomic.matrix.name, problem.owned[atomic.right].columns
+    if atomic.left not in lefts:
+        raise Refusal(
+            f"what is added to {name} has another left operand than the gradient of the tile's rows, or one that needs no"
+            " second product"
+        )
+    if atomic.matrix.dtype != "float32":
+        raise Refusal(f"gradients that are added to {name} in {atomic.matrix.dtype}; float32 is implemented")
+    if columns % ATOMIC_COLUMNS or columns > ATOMIC_COLUMNS * MOST_GROUPS:
+        raise Refusal(
+            f"gradients of {columns} dimensions that are added to {name}; {ATOMIC_COLUMNS}, {2 * ATOMIC_COLUMNS} and"
+            f" {MOST_GROUPS * ATOMIC_COLUMNS} are implemented"
+        )
+    check_matrix(atomic.matrix)
 
 
 def _heads_per_band(problem: BackwardProblem, target: Target) -> int:
@@ -319,6 +393,8 @@ def backward_counts(plan: BackwardPlan) -> dict[str, PipelineCounts]:
     for name, matrix in plan.problem.blocks.items():
         blocks, vectors = blocks_counts(plan, matrix.columns), len(plan.staged[name]) * plan.keys * SUM_BYTES
         found[name] = replace(blocks, transaction_bytes=blocks.transaction_bytes + vectors)
+    if plan.problem.atomic is not None:
+        found["exchange"] = PipelineCounts(stages=EXCHANGE_STAGES, full_arrivals=plan.consumer_warps, empty_arrivals=0)
     if plan.scheduler == "dynamic":
         found["tile"] = PipelineCounts(stages=TILE_SLOTS, full_arrivals=1, empty_arrivals=1 + plan.consumer_warps)
     return found
@@ -336,6 +412,10 @@ def backward_memory(plan: BackwardPlan) -> tuple[Allocation, ...]:
         (f"shared_{name}", plan.stages * plan.keys * matrix.columns * width, RING_ALIGNMENT_BYTES)
         for name, matrix in plan.problem.blocks.items()
     ]
+    if plan.problem.atomic is not None:
+        columns = plan.problem.atomic.matrix.columns
+        wanted.append(("shared_exchange", EXCHANGE_STAGES * plan.rows * plan.keys * width, RING_ALIGNMENT_BYTES))
+        wanted.append(("shared_sum", plan.keys * columns * SUM_BYTES, RING_ALIGNMENT_BYTES))
     vectors = [source for sources in plan.staged.values() for source in sources]
     size = plan.stages * plan.vector_pitch * SUM_BYTES
     wanted += [(f"shared_{source.label}", size, VECTOR_MULTIPLE * SUM_BYTES) for source in vectors]

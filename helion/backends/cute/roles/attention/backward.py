@@ -1,5 +1,8 @@
 """The roles of attention's gradients on Hopper: a warp loads blocks and asks for tiles, one loads owned rows, and each
 consumer group multiplies and stores 64 of them.
+
+Where blocks add the gradient of streamed rows to memory, a group multiplies 64 of its columns. It needs the left operands of
+all groups for that. It multiplies them while it computes the next block's weights, in the registers of the second product.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ from ..grammar import (
     WgmmaWait,
 )
 from .grammar import (
+    AddSum,
+    AllGroupsSync,
+    AllRows,
     BackwardProgram,
     BlockLoop,
     Differences,
@@ -40,12 +46,18 @@ from .grammar import (
     LoadRows,
     NextTile,
     ProductMma,
+    PublishLeft,
     RepeatLoop,
     StoreOutput,
+    SumMma,
     TakeTicket,
+    WaitExchange,
+    WarpSync,
     Weights,
     WorkLoop,
+    WriteLeft,
     WriteOutput,
+    WriteSum,
 )
 from .programs import LOADING_WARPS, registers_of_roles
 
@@ -55,18 +67,21 @@ FREE = {name: f"{name}_free" for name in STREAMED}
 
 def backward_program(plan: BackwardPlan) -> BackwardProgram:
     """Build the roles, pipelines and barriers of ``plan``."""
-    kinds = {"rows": "tma_rows", "tile": "mailbox"}
+    kinds = {"rows": "tma_rows", "tile": "mailbox", "exchange": "exchange"}
     pipelines = tuple(
         Pipeline(name=name, kind=kinds.get(name, "tma_wgmma"), counts=numbers, barriers=f"{name}_barriers")  # type: ignore[arg-type]
         for name, numbers in backward_counts(plan).items()
     )
+    groups = range(plan.groups)
+    barriers = [NamedBarrier(name=f"group_{at}", number=1 + at, threads=WARPGROUP_THREADS) for at in groups]
+    if plan.problem.atomic is not None:
+        everyone = WARPGROUP_THREADS * plan.groups
+        barriers.append(NamedBarrier(name="groups", number=1 + plan.groups, threads=everyone))
     return BackwardProgram(
         plan=plan,
         warps=LOADING_WARPS + plan.consumer_warps,
         pipelines=pipelines,
-        barriers=tuple(
-            NamedBarrier(name=f"group_{at}", number=1 + at, threads=WARPGROUP_THREADS) for at in range(plan.groups)
-        ),
+        barriers=tuple(barriers),
         roles=(_load_blocks(plan), _load_rows(), _multiply(plan)),
         registers=registers_of_roles(plan) if plan.groups > 1 else (),
     )
@@ -155,13 +170,53 @@ def _block(plan: BackwardPlan, masked: bool, first: bool = False) -> tuple[Step,
     )
 
 
+_WAIT_FOR_FORMER: tuple[Step, ...] = (WaitExchange(), WgmmaFence(), SumMma(), WgmmaCommit())
+_ADD_FORMER: tuple[Step, ...] = (StoreWait(0), WarpSync(), WriteSum(), FenceShared(), WarpSync(), AddSum())
+
+
+def _atomic_block(plan: BackwardPlan, masked: bool, first: bool = False) -> tuple[Step, ...]:
+    """Return the steps of one block, in which the former block's gradient is added to memory.
+
+    The MMAs of weights follow the weights at once. So ptxas leaves these where the former block's MMAs are in flight. No
+    MMAs are in flight at the end, since ptxas would serialize them.
+    """
+    problem = plan.problem
+    early = _gradients(problem, late=False, first=first)
+    return (
+        Wait(READ["first"]),
+        WgmmaFence(),
+        ProductMma(0, READ["first"]),
+        WgmmaCommit(),
+        *(() if first else _WAIT_FOR_FORMER),
+        WgmmaWait(0 if first else 1),
+        Weights(masked, READ["first"], first),
+        Wait(READ["second"]),
+        *early,
+        *(() if first else (WgmmaWait(1 if early else 0), *_ADD_FORMER)),
+        WgmmaFence(),
+        ProductMma(1, READ["second"]),
+        WgmmaCommit(),
+        WgmmaWait(0),
+        Differences(masked, READ["second"], first),
+        *_gradients(problem, late=True, first=first),
+        WriteLeft(),
+        FenceShared(),
+        WarpSync(),
+        PublishLeft(first),
+        WgmmaWait(0),
+        *(step for name in STREAMED for step in (Release(READ[name]), Advance(READ[name]))),
+    )
+
+
 def _stored(plan: BackwardPlan) -> tuple[Step, ...]:
     """Return the steps after the last block. Outputs take the shared memory of the tile's rows, which all warps of a group
-    have read then."""
+    have read then. Those of all groups have where the gradient of streamed rows is added."""
     gradients = range(len(plan.problem.gradients))
+    atomic = plan.problem.atomic is not None
     return (
+        *((*_WAIT_FOR_FORMER, WgmmaWait(0), *_ADD_FORMER) if atomic else ()),
         *((WgmmaWait(0), *_freed(plan.problem, multiplied=True)) if plan.overlap else ()),
-        GroupSync(),
+        AllGroupsSync() if atomic else GroupSync(),
         *(step for at in gradients for step in (Finish(at), WriteOutput(at))),
         FenceShared(),
         GroupSync(),
@@ -171,16 +226,20 @@ def _stored(plan: BackwardPlan) -> tuple[Step, ...]:
 
 
 def _multiply(plan: BackwardPlan) -> Role:
-    parts: tuple[Step, ...] = tuple(BlockLoop(part, _block(plan, masked=part != "free")) for part in plan.parts)
+    atomic = plan.problem.atomic is not None
+    block, rows = (_atomic_block, AllRows()) if atomic else (_block, Wait("rows_read"))
+    cursors = {name: (READ[name],) if atomic else (READ[name], FREE[name]) for name in STREAMED}
+    parts: tuple[Step, ...] = tuple(BlockLoop(part, block(plan, masked=part != "free")) for part in plan.parts)
     if plan.problem.repeats > 1:
-        parts = (RepeatLoop((BlockLoop("again", _block(plan, masked=True)), *parts)),)
+        parts = (RepeatLoop((BlockLoop("again", block(plan, masked=True)), *parts)),)
     return Role(
         name="multiply",
         first_warp=LOADING_WARPS,
         warps=plan.consumer_warps,
         program=(
             SetUp("multiply"),
-            *(Cursor(cursor, name, "consumer") for name in STREAMED for cursor in (READ[name], FREE[name])),
-            WorkLoop((Wait("rows_read"), *_block(plan, masked=True, first=True), *parts, *_stored(plan))),
+            *(Cursor(cursor, name, "consumer") for name in STREAMED for cursor in cursors[name]),
+            WorkLoop((rows, *block(plan, masked=True, first=True), *parts, *_stored(plan))),
+            *((StoreWait(0),) if atomic else ()),
         ),
     )

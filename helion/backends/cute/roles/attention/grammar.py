@@ -229,6 +229,57 @@ class GradientMma(Step):
     first: bool = False
 
 
+@dataclass(frozen=True)
+class AllRows(Step):
+    """Wait for the tile's rows of all consumer groups, which each of them multiplies."""
+
+
+@dataclass(frozen=True)
+class WriteLeft(Step):
+    """Store the left operand of the current block to the group's part of a stage of the exchange.
+
+    All groups read it no more: they have multiplied what it holds before they publish the former block, which is awaited.
+    """
+
+
+@dataclass(frozen=True)
+class PublishLeft(Step):
+    """Tell all groups that the warp's part of the stage is written. The block, the ``first`` one of a tile or another,
+    becomes the former one."""
+
+    first: bool = False
+
+
+@dataclass(frozen=True)
+class WaitExchange(Step):
+    """Wait until all groups have written their left operands of the former block."""
+
+
+@dataclass(frozen=True)
+class SumMma(Step):
+    """Issue the MMAs of the group's columns of the former block's gradient; they overwrite the second product."""
+
+
+@dataclass(frozen=True)
+class WriteSum(Step):
+    """Compute the formula of the former block's gradient, and store it to the warp's part of shared memory."""
+
+
+@dataclass(frozen=True)
+class AddSum(Step):
+    """Add that shared memory to global memory through TMA, as one bulk group."""
+
+
+@dataclass(frozen=True)
+class WarpSync(Step):
+    """Synchronize the threads of a warp."""
+
+
+@dataclass(frozen=True)
+class AllGroupsSync(Step):
+    """Synchronize all consumer groups."""
+
+
 # Programs --------------------------------------------------------------------------------------------------------------
 
 

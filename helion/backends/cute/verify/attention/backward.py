@@ -8,7 +8,7 @@ from ...plan.attention.backward import BackwardProblem
 from ...roles.attention import grammar as a
 from ...roles.grammar import Step
 from ..state import Fault
-from .machine import Machine, Warp
+from .machine import Machine, Running, Stage, Store, Warp
 from .rules import Rule, issue, stage_of
 
 RULES: dict[type[Step], Rule] = {}
@@ -92,3 +92,108 @@ def _(machine: Machine, step: a.GradientMma, warp: Warp) -> None:
     former = [] if step.first else warp.added.get(step.gradient, [])
     warp.added[step.gradient] = [*former, warp.place]
     issue(warp, f"output {step.gradient}", stage)
+
+
+# Gradients of streamed rows ----------------------------------------------------------------------------------------------
+
+
+def _exchange(machine: Machine, blocks: int) -> tuple[Stage, int]:
+    """Return the stage of a warp's block number ``blocks``, and the parity of its phase."""
+    stages = machine.rings["exchange"]
+    return stages[blocks % len(stages)], blocks // len(stages) & 1
+
+
+@_rule(a.AllRows)
+def _(machine: Machine, step: a.AllRows, warp: Warp) -> Running:
+    for stage in machine.rings[machine.rows]:
+        yield lambda stage=stage: stage.full.passed(warp.visited & 1)  # type: ignore[misc]
+
+
+@_rule(a.WriteLeft)
+def _(machine: Machine, step: a.WriteLeft, warp: Warp) -> Running:
+    stage, _ = _exchange(machine, warp.exchanged)
+    atomic = _problem(machine).atomic
+    assert atomic is not None
+    gradient = next(at for at, each in enumerate(_problem(machine).gradients) if each.left == atomic.left)
+    if stage.readers:
+        raise Fault(f"left operands of block {warp.place} overwrite some that MMAs read")
+    if warp.lefts.get(gradient) != warp.place:
+        raise Fault(f"left operands of block {warp.lefts.get(gradient)} are exchanged as those of {warp.place}")
+    held = stage.held if isinstance(stage.held, dict) else {}
+    stage.held = {**held, (warp.group, warp.number): (warp.tile, warp.place)}
+    stage.changed[warp.number] = False
+    warp.sum.met = False
+    yield None
+
+
+@_rule(a.PublishLeft)
+def _(machine: Machine, step: a.PublishLeft, warp: Warp) -> None:
+    stage, _ = _exchange(machine, warp.exchanged)
+    if not stage.changed.get(warp.number):
+        raise Fault("left operands are exchanged without a fence")
+    if not warp.sum.met:
+        raise Fault("left operands are exchanged before all threads of the warp have written them")
+    if step.first != (warp.part is None):
+        raise Fault(f"block {warp.place} of part {warp.part} is printed as the first one, or as a later one")
+    stage.full.arrive()
+    warp.exchanged += 1
+    warp.former = warp.tile, warp.place
+
+
+@_rule(a.WaitExchange)
+def _(machine: Machine, step: a.WaitExchange, warp: Warp) -> Running:
+    stage, parity = _exchange(machine, warp.exchanged - 1)
+    yield lambda: stage.full.passed(parity)
+
+
+@_rule(a.SumMma)
+def _(machine: Machine, step: a.SumMma, warp: Warp) -> None:
+    stage, _ = _exchange(machine, warp.exchanged - 1)
+    rows = machine.rings[machine.rows]
+    wanted = {(number // 4, number): warp.former for number in range(machine.plan.consumer_warps)}
+    if stage.held != wanted:
+        raise Fault(f"stale operands: the exchange holds {stage.held}, to be multiplied is {warp.former}")
+    if any(each.held != warp.tile for each in rows):
+        raise Fault(f"stale operands: rows of other tiles than {warp.tile} are multiplied")
+    if warp.products.get(1, ("used",))[0] != "used":
+        raise Fault(f"the gradient of block {warp.former} overwrites {warp.products[1]}")
+    warp.products[1] = ("mma", warp.place)
+    issue(warp, "product 1", stage, *rows)
+
+
+@_rule(a.WarpSync)
+def _(machine: Machine, step: a.WarpSync, warp: Warp) -> None:
+    warp.sum.met = True
+
+
+@_rule(a.WriteSum)
+def _(machine: Machine, step: a.WriteSum, warp: Warp) -> None:
+    if warp.products.get(1, ("",))[0] != "ready":
+        raise Fault(f"the gradient of block {warp.former} is stored in state {warp.products.get(1)}")
+    if not warp.sum.last.done or not warp.sum.met:
+        raise Fault(f"the gradient of block {warp.former} overwrites one that is being added")
+    warp.products[1] = ("used", warp.place)
+    warp.sum.written, warp.sum.fenced, warp.sum.met = warp.former, False, False
+
+
+@_rule(a.AddSum)
+def _(machine: Machine, step: a.AddSum, warp: Warp) -> None:
+    part = warp.sum
+    if part.written != warp.former or warp.former is None:
+        raise Fault(f"block {warp.former} is added while its part holds {part.written}")
+    if not part.fenced or not part.met:
+        raise Fault(f"block {warp.former} is added without a fence, or before all threads have written")
+    part.met = False
+    store = part.last = Store()
+    warp.stores.append(store)
+    machine.sums[warp.former, warp.group] = machine.sums.get((warp.former, warp.group), 0) + 1
+
+    def read() -> None:
+        store.done = True
+
+    machine.messages.append(read)
+
+
+@_rule(a.AllGroupsSync)
+def _(machine: Machine, step: a.AllGroupsSync, warp: Warp) -> Running:
+    yield machine.meetings["groups"].come()

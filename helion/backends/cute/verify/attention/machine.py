@@ -26,6 +26,8 @@ Place = tuple[int, int]
 """A block of a tile: (repetition, number). There are repetitions in gradients of attention alone."""
 MOST_REPEATS = 3
 """Simulated repetitions of a tile's blocks."""
+Block = tuple[int | None, Place]
+"""A block of a tile: (tile, block)."""
 Ready = Callable[[], bool]
 Running = Iterator[Ready | None]
 
@@ -84,6 +86,19 @@ class Buffer:
 
 
 @dataclass
+class SumPart:
+    """A warp's part of a block's gradient of streamed rows, in shared memory: the block, and the addition that reads it.
+
+    ``met``: all threads of the warp have met since its last step.
+    """
+
+    written: Block | None = None
+    fenced: bool = False
+    met: bool = False
+    last: Store = field(default_factory=lambda: Store(done=True))
+
+
+@dataclass
 class Tile:
     """A tile: the numbers of its blocks by part. ``blocks`` counts the first block as well."""
 
@@ -128,6 +143,11 @@ class Warp:
     """By output: the blocks whose products the accumulator has."""
     finished: dict[int, int] = field(default_factory=dict)
     """By output: the tile that is computed."""
+    exchanged: int = 0
+    """Blocks whose left operands it has written."""
+    former: Block | None = None
+    """The block before the current one."""
+    sum: SumPart = field(default_factory=lambda: SumPart())
     put: int | None = None
     """The work item whose partial it has stored."""
     combined: int | None = None
@@ -178,6 +198,8 @@ class Machine:
         self.finished: dict[tuple[int, int, int], int] = {}
         """By tile, group and output: the warps that have computed it."""
         self.stored: dict[tuple[int, int, int], int] = {}
+        self.sums: dict[tuple[Block, int], int] = {}
+        """By block and group: the warps that have added its gradient to memory."""
 
     @property
     def shares_memory(self) -> bool:
@@ -254,6 +276,14 @@ class Machine:
         if any(not store.done for store in warp.stores):
             raise Fault("a warp leaves while its stores read shared memory")
 
+    def _check_sums(self) -> None:
+        if not isinstance(self.plan.problem, BackwardProblem) or self.plan.problem.atomic is None:
+            return
+        blocks = [(tile, place) for tile in range(len(self.tiles)) for place in self.visits(tile)]
+        wanted = {(block, group): 4 for block in blocks for group in range(self.plan.groups)}
+        if self.sums != wanted:
+            raise Fault("a block's gradient is not added to memory once by each warp")
+
     def _check_end(self) -> None:
         for meeting in self.meetings.values():
             if meeting.there:
@@ -265,6 +295,7 @@ class Machine:
                         raise Fault(
                             f"{barrier.name}: {barrier.count - barrier.pending} arrivals of a phase are left over"
                         )
+        self._check_sums()
         if any(self.counters.values()):
             raise Fault(f"counters are left at {self.counters}")
         for tile in range(len(self.tiles) // self.plan.splits):

@@ -379,6 +379,9 @@ def _(machine: Machine, step: g.FenceShared, warp: Warp) -> None:
     changed = machine.rings[machine.rows][warp.group].changed
     if warp.number % 4 in changed:
         changed[warp.number % 4] = True
+    for stage in machine.rings.get("exchange", ()):
+        stage.changed[warp.number] = True
+    warp.sum.fenced = True
 
 
 @_rule(a.StoreOutput)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ...plan.attention.backward import backward_memory
 from ...plan.attention.build import shared_memory
-from ...plan.records import WARP_THREADS
+from ...plan.records import TMA_ALIGNMENT_BYTES, WARP_THREADS
 from ...plan.shared import WORD_BYTES, Allocation
 from ...roles.attention.grammar import AttentionProgram, BackwardProgram, ScoreProgram
 from ..state import Fault
@@ -21,6 +21,8 @@ RULES.update(backward.RULES)
 
 SCHEDULES = ((0, 0), (3, 2))
 """Simulated (tiles, seed). They expose each of the faults that tests plant (test_attention_verify.py)."""
+OF_EXCHANGES = ((3, 5),)
+"""Those of programs whose groups exchange operands besides (test_backward_verify.py)."""
 
 
 def verify_attention(program: AttentionProgram) -> None:
@@ -49,7 +51,8 @@ def _check_structure(program: ScoreProgram, memory: Sequence[Allocation]) -> Non
 
 @functools.lru_cache(maxsize=256)
 def _simulate(program: ScoreProgram) -> None:
-    for tiles, seed in SCHEDULES:
+    exchanges = any(pipeline.kind == "exchange" for pipeline in program.pipelines)
+    for tiles, seed in (*SCHEDULES, *(OF_EXCHANGES if exchanges else ())):
         Machine(program, tiles=tiles, seed=seed).run(execute)
 
 
@@ -62,7 +65,7 @@ def _check_memory(program: ScoreProgram, memory: Sequence[Allocation]) -> None:
     if end > limit:
         raise Fault(f"{end} bytes of shared memory; a CTA has {limit}")
     for pipeline in program.pipelines:
-        if pipeline.counts.transaction_bytes > MAX_BOX_BYTES or pipeline.counts.transaction_bytes % 128:
+        if pipeline.counts.transaction_bytes > MAX_BOX_BYTES or pipeline.counts.transaction_bytes % TMA_ALIGNMENT_BYTES:
             raise Fault(f"a stage of {pipeline.counts.transaction_bytes} bytes")
 
 

@@ -1,0 +1,84 @@
+"""Loops that add the gradient of queries to memory, changed in one place: refused by name, or right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from backends.cute.edited_source import edited
+
+import helion
+from helion import exc
+
+TEXT = """
+import torch
+import helion
+import helion.language as hl
+
+
+def gradients(q, k, v, do, logsum, delta, factor):
+    heads, m, _ = q.size()
+    n = k.size(1)
+    dims = hl.specialize(q.size(2))
+    dq = torch.zeros_like(q, dtype=torch.float32)
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
+    for tile_h, tile_n in hl.tile([heads, n], block_size=[1, None]):
+        h = tile_h.begin
+        key_sum = hl.zeros([tile_n, dims], dtype=torch.float32)
+        value_sum = hl.zeros([tile_n, dims], dtype=torch.float32)
+        for tile_m in hl.tile(m):
+            scores = hl.dot(q[h, tile_m, :], k[h, tile_n, :].T) * 0.125
+            scores = torch.where(tile_m.index[:, None] >= tile_n.index[None, :], scores, float("-inf"))
+            weights = torch.exp(scores - logsum[h, tile_m][:, None])
+            value_sum = hl.dot(weights.to(do.dtype).T, do[h, tile_m, :], acc=value_sum)
+            changes = hl.dot(do[h, tile_m, :], v[h, tile_n, :].T)
+            differences = weights * (changes - delta[h, tile_m][:, None])
+            key_sum = hl.dot(differences.to(q.dtype).T, q[h, tile_m, :], acc=key_sum)
+            part = hl.dot(differences.to(q.dtype), k[h, tile_n, :]) * 0.125
+            hl.atomic_add(dq, [h, tile_m, slice(None)], part)
+        dk[h, tile_n, :] = (key_sum * 0.125).to(dk.dtype)
+        dv[h, tile_n, :] = value_sum.to(dv.dtype)
+    return dq, dk, dv
+"""
+PART = "hl.dot(differences.to(q.dtype), k[h, tile_n, :]) * 0.125"
+ADDED = "hl.atomic_add(dq, [h, tile_m, slice(None)], part)"
+CHANGES = {
+    "no change": ("part = hl.dot", "part = hl.dot", None),
+    "no factor": (PART, "hl.dot(differences.to(q.dtype), k[h, tile_n, :])", None),
+    "a factor of the launch": (PART, "-hl.dot(differences.to(q.dtype), k[h, tile_n, :]) * factor", None),
+    "a quotient": (PART, "hl.dot(differences.to(q.dtype), k[h, tile_n, :]) / 8", None),
+    "initial values": ("torch.zeros_like(q, dtype=torch.float32)", "torch.full_like(q, 0.5, dtype=torch.float32)", None),
+    "a number is added": (PART, f"{PART} + 1.0", "no product times numbers"),
+    "a square": (PART, "hl.dot(differences.to(q.dtype), k[h, tile_n, :]) ** 2", "no product times numbers"),
+    "positions": (PART, f"{PART} * tile_m.index[:, None]", "indices in sums"),
+    "another left operand": (PART, PART.replace("differences", "weights"), "another left operand"),
+    "values as right operand": (PART, PART.replace("k[h", "v[h"), None),
+    "another head": (PART, PART.replace("k[h", "k[0"), "by no product before it"),
+    "16 bits": ("dtype=torch.float32)\n    dk, dv", "dtype=torch.bfloat16)\n    dk, dv", "float32 is implemented"),
+    "a maximum": (ADDED, ADDED.replace("atomic_add", "atomic_max"), "other than a relaxed addition"),
+    "an acquiring addition": (ADDED, ADDED.replace("part)", 'part, sem="acq_rel")'), "other than a relaxed addition"),
+    "two additions": (ADDED, f"{ADDED}\n            {ADDED}", "more than one atomic"),
+    "an old value that is read": (ADDED, f"value_sum = value_sum + {ADDED}.sum() * 0.0", "no other effect"),
+    "a sum that is read": ("part = hl", "differences = differences + dq[h, tile_m, :].sum(-1)[:, None]\n            part = hl", "reduce in gradients"),
+    "a tensor that is read": ("part = hl", "more = dq[h, tile_m, :]\n            part = hl", None),
+    "gradients to a tensor that is read": ("weights = torch", "scores = scores + dq[h, tile_m, tile_n]\n            weights = torch", "and read or stored|dimensions"),
+    "fewer rows": (ADDED, ADDED.replace("dq,", "dq[:, :-4],"), "another shape|no tensor|host"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_addition_is_refused_or_right(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    old, new, message = CHANGES[name]
+    function = edited(TEXT, old, new, tmp_path / "gradients.py").gradients
+    q, k, v, do = (torch.randn(2, 150, 64).bfloat16() + 0.1 for _ in range(4))
+    more = torch.rand(2, 150) + 3, torch.rand(2, 150), 0.125
+    gradients = helion.kernel(backend="cute")(function)
+    if message is not None:
+        with pytest.raises(exc.Base, match=message):
+            gradients.bind((q, k, v, do, *more))
+        return
+    wanted = helion.kernel(backend="triton", ref_mode=helion.RefMode.EAGER)(function)(q, k, v, do, *more)
+    for one, other in zip(gradients(q, k, v, do, *more), wanted, strict=True):
+        assert (one.double() - other.double()).norm() < 6e-3 * other.double().norm()
