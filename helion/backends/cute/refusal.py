@@ -50,6 +50,8 @@ def unproven(program: Program, target: Target) -> str:
     part = ""
     if problem.groups is not None:
         part = f"over groups of rows by {problem.groups.name}"
+    elif problem.batch is not None and problem.batch.outer is not None:
+        part = "in a batch of several dimensions"
     elif problem.copied:
         part = f"whose operand {problem.copied[0].sources[0].name} is copied by warps"
     elif strided:

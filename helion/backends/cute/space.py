@@ -81,8 +81,7 @@ def own_keys(shape: ProgramShape, program: Program, target: Target, settings: Se
     settling = Legalizer(program.host.name, product, target)
     sizes = dict(zip(product.blocks, tile_bounds(product.problem, target), strict=True))
     step, initial = column_step(product.problem), dict[int, int]()
-    if product.batch_block is not None:
-        sizes[product.batch_block] = (1, 1)
+    sizes |= dict.fromkeys(product.batch_blocks, (1, 1))
     if product.whole_rows:
         del sizes[product.blocks[1]]
         sizes |= dict.fromkeys(product.undecided, (LEAST_COLUMNS, LEAST_COLUMNS))

@@ -14,7 +14,7 @@ from ..plan.joint import OwnPart, joint, moved
 from ..plan.passes import Pass, divisor_of, passes
 from ..plan.records import WGMMA_ROWS, GemmPlan, GemmProblem
 from ..plan.reductions import Evaluated
-from .numbers import last
+from .numbers import batched, last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,7 +358,7 @@ def strided_place(plan: GemmPlan, label: str, *, clamped: bool) -> str:
     row, column = row_number(plan, fragment(plan).row_of), column_number(plan)
     if clamped:
         row, column = f"cutlass.min({row}, {last(plan, 'm')})", f"cutlass.min({column}, {last(plan, 'n')})"
-    return f"{row}, {column}{', batch' if plan.problem.batch_pitch(label) else ''}"
+    return f"{row}, {column}{batched(plan, label)}"
 
 
 def positions(plan: GemmPlan, rows: str) -> list[str]:

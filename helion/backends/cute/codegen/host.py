@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..plan.counts import counts
 from ..plan.records import GemmPlan
 from . import copied, groups
-from .numbers import extent, number
+from .numbers import batch_modes, extent, number
 from .setups import by_tma, dsl, hopper_mma, mma_arguments, operand_dsl, second_b
 
 LARGEST_SIDE = 256
@@ -36,12 +36,10 @@ def _operand_tensor(plan: GemmPlan, name: str, side: str, pitch: int, k_major: b
 
 
 def _with_batch(plan: GemmPlan, name: str, shape: str, stride: str) -> tuple[str, str]:
-    """Append the batch dimension to the layout of a tensor that has one."""
-    pitch = plan.problem.batch_pitch(name)
-    if not pitch:
-        return f"{shape})", f"{stride})"
-    batches, batch_stride = number(plan, "batches", plan.problem.batches), number(plan, f"batch_stride_{name}", pitch)
-    return f"{shape}, {batches})", f"{stride}, {batch_stride})"
+    """Append the dimensions of the batch to the layout of a tensor that has some."""
+    modes = batch_modes(plan, name)
+    sizes, strides = ("".join(f", {mode[at]}" for mode in modes) for at in (0, 1))
+    return f"{shape}{sizes})", f"{stride}{strides})"
 
 
 def _extent(plan: GemmPlan, side: str, most: int = LARGEST_SIDE) -> str:

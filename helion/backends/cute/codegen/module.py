@@ -110,9 +110,9 @@ def _strided(plan: GemmPlan) -> dict[str, str]:
     for each in outputs + plan.problem.epilogue.of_kind("strided"):
         shape = f"({numbers.extent(plan, 'm')}, {numbers.extent(plan, 'n')}"
         stride = f"({numbers.number(plan, f'pitch_{each.label}', each.pitch)}, {each.column_pitch}"
-        if pitch := plan.problem.batch_pitch(each.label):
-            shape += f", {numbers.number(plan, 'batches', plan.problem.batches)}"
-            stride += f", {numbers.number(plan, f'batch_stride_{each.label}', pitch)}"
+        for size, step, _ in numbers.batch_modes(plan, each.label):
+            shape += f", {size}"
+            stride += f", {step}"
         found[each.label] = f"cute.make_tensor({each.label}, cute.make_layout({shape}), stride={stride})))"
     return found
 
@@ -303,10 +303,9 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
             out.lines(made.lines)
         for name, (extent, pitch) in _vectors(plan).items():
             shape, step = extent, f", stride={pitch}" if pitch != "1" else ""
-            if stride := plan.problem.batch_pitch(name):
-                batches = numbers.number(plan, "batches", plan.problem.batches)
-                step = f", stride=({pitch}, {numbers.number(plan, f'batch_stride_{name}', stride)})"
-                shape = f"({extent}, {batches})"
+            if modes := numbers.batch_modes(plan, name):
+                step = f", stride=({', '.join([pitch, *(stride for _, stride, _ in modes)])})"
+                shape = f"({', '.join([extent, *(size for size, _, _ in modes)])})"
             out.line(f"vector_{name} = cute.make_tensor({name}, cute.make_layout({shape}{step}))")
         for output in plan.problem.outputs_of("tile"):
             layout = f"({plan.problem.m}, {plan.work[1]}), stride=({output.pitch}, 1)"

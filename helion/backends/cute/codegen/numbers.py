@@ -33,6 +33,40 @@ def parts(plan: GemmPlan, side: str, width: int) -> str:
     return str(-(-int(size) // width)) if size.isdigit() else f"({size} + {width - 1}) // {width}"
 
 
+def batch_names(plan: GemmPlan) -> list[str]:
+    """Return the index of the matmul along each dimension of the batch, innermost first."""
+    levels = plan.problem.batch.levels if plan.problem.batch is not None else ()
+    return ["batch", *(f"batch_{at}" for at in range(1, len(levels)))][: len(levels)]
+
+
+def batch_modes(plan: GemmPlan, label: str) -> list[tuple[str, str, str]]:
+    """Return size, stride and index of each dimension of the batch that a tensor has, by the label of the tensor."""
+    problem, found = plan.problem, []
+    if problem.batch is None:
+        return []
+    pitches = zip(problem.batch.levels, problem.batch_pitches(label), batch_names(plan), strict=True)
+    for at, (level, pitch, name) in enumerate(pitches):
+        if pitch:
+            known = str(level.size), str(pitch), name
+            varying = number(plan, "batches", level.size), number(plan, f"batch_stride_{label}", pitch), name
+            found.append(known if at else varying)
+    return found
+
+
+def batched(plan: GemmPlan, label: str) -> str:
+    """Return the coordinates of a tensor along the dimensions of the batch that it has."""
+    return "".join(f", {index}" for _, _, index in batch_modes(plan, label))
+
+
+def batch_of(plan: GemmPlan, work: str) -> list[str]:
+    """Return the code that finds the matmul of a tile, and the number of the tile within it."""
+    lines = [f"batch = {work} // {product_tiles(plan)}", f"batch_tile = {work} % {product_tiles(plan)}"]
+    names, levels = batch_names(plan), plan.problem.batch.levels if plan.problem.batch is not None else ()
+    for name, outer, level in zip(names, names[1:], levels, strict=False):
+        lines += [f"{outer} = {name} // {level.size}", f"{name} = {name} % {level.size}"]
+    return lines
+
+
 def in_group(plan: GemmPlan, row: str) -> str:
     """Return the row of a matrix for one of the rows that tiles count: those of a group count from its first."""
     return row if plan.problem.groups is None else f"group_begin + {row}"

@@ -11,6 +11,7 @@ from ..plan.records import WARPGROUP_THREADS, GemmPlan
 from ..roles.grammar import Role
 from . import copied, exchange, rows, scales, workspace
 from .epilogue import dealt_columns, fragment, suffixed, values_of
+from .numbers import batch_modes
 
 
 def dsl(dtype: str) -> str:
@@ -36,21 +37,14 @@ def rows_of(plan: GemmPlan) -> str:
     return "tile_m" if plan.ctas_per_mma == 1 else f"(tile_m * {plan.ctas_per_mma} + place[0])"
 
 
-def batched(plan: GemmPlan, name: str) -> str:
-    """Return the batch coordinate of a tensor that has a batch dimension."""
-    return ", batch" if plan.problem.batch_pitch(name) else ""
-
-
 def _modes(plan: GemmPlan, name: str) -> str:
-    """Return the tile coordinates of an operand, or an output: all of them."""
-    return "(None, None, None)" if has_third_mode(plan, name) else "(None, None)"
+    """Return the tile coordinates of an operand, or an output: all of them.
 
-
-def has_third_mode(plan: GemmPlan, name: str) -> bool:
-    """Return whether TMA's tensor of a matrix has a dimension after its rows and columns: of the batch, or of the
-    distance by which stores to a group of rows are moved."""
+    After rows and columns there are those of the batch, or the distance by which stores to a group of rows are moved.
+    """
     stored = plan.problem.groups is not None and name in map(plan.problem.label_of, plan.problem.outputs_of("exact"))
-    return bool(plan.problem.batch_pitch(name)) or stored
+    more = 1 if stored else len(batch_modes(plan, name))
+    return f"(None, None{', None' * more})"
 
 
 def mma_arguments(plan: GemmPlan, columns: int) -> str:

@@ -24,7 +24,8 @@ from .epilogue import (
     sum_of,
     values_of,
 )
-from .setups import SETUPS, batched, dsl, rows_of, second_b, stage_of
+from .numbers import batched
+from .setups import SETUPS, dsl, rows_of, second_b, stage_of
 from .writer import Writer
 
 
@@ -72,8 +73,7 @@ def _(step: g.TileLoop, out: Writer, names: Names) -> None:
             number = "tile"
             out.lines(workspace.parts_of(plan))
         if plan.problem.batch:
-            out.line(f"batch = {number} // {numbers.product_tiles(plan)}")
-            out.line(f"batch_tile = {number} % {numbers.product_tiles(plan)}")
+            out.lines(numbers.batch_of(plan, number))
             number = "batch_tile"
         band = numbers.times(plan.group, columns)
         out.line(f"band = {number} // {band} * {plan.group}")

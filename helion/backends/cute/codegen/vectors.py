@@ -9,7 +9,7 @@ from ..plan.records import GemmPlan
 from ..roles.grammar import Role, Vector
 from . import numbers
 from .epilogue import dealt, fragment
-from .setups import batched, rows_of
+from .setups import rows_of
 
 
 def load(plan: GemmPlan, kinds: Collection[Vector], tile_n: str) -> list[str]:
@@ -19,14 +19,14 @@ def load(plan: GemmPlan, kinds: Collection[Vector], tile_n: str) -> list[str]:
     for operand in epilogue.of_kind("column") if "column" in kinds else ():
         places = fragment(plan)
         row = numbers.in_group(plan, f"{rows_of(plan)} * {plan.cta_tile[0]} + {places.first_row} + {places.row_offset}")
-        place = f"cutlass.min({row}, {numbers.last(plan, 'm')}){batched(plan, operand.label)}"
+        place = f"cutlass.min({row}, {numbers.last(plan, 'm')}){numbers.batched(plan, operand.label)}"
         lines += [
             f"for i in cutlass.range_constexpr({places.rows}):",
             f"    {operand.label}_rows[i] = {operand.label}[{place}].to(cutlass.Float32)",
         ]
     for operand in epilogue.of_kind("row") if "row" in kinds else ():
         column = f"{tile_n} * {columns} + store_thread + i * {threads}"
-        place = f"cutlass.min({column}, {numbers.last(plan, 'n')}){batched(plan, operand.label)}"
+        place = f"cutlass.min({column}, {numbers.last(plan, 'n')}){numbers.batched(plan, operand.label)}"
         lines += [
             f"for i in cutlass.range_constexpr({-(-columns // threads)}):",
             f"    {operand.label}_loaded[i] = {operand.label}[{place}].to(cutlass.Float32)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -71,12 +72,12 @@ def evaluate_gemm(kernel: GemmKernel, given: Sequence[Given]) -> None:
     if problem.groups is not None:
         _evaluate_groups(problem, problem.groups, tensors)
         return
-    if batch is None:
-        _evaluate(problem, tensors)
-        return
-    pitches = (batch.a, batch.b, *batch.outputs, *batch.operands)
-    for at in range(batch.size):
-        _evaluate(problem, [_offset_view(tensor, at * pitch) for tensor, pitch in zip(tensors, pitches, strict=True)])
+    levels = batch.levels if batch is not None else ()
+    pitches = [(level.a, level.b, *level.outputs, *level.operands) for level in levels]
+    for indices in itertools.product(*(range(level.size) for level in levels)):
+        starts = [sum(map(operator.mul, indices, steps)) for steps in zip(*pitches, strict=True)]
+        views = (_offset_view(tensor, start) for tensor, start in zip(tensors, starts, strict=True))
+        _evaluate(problem, [*views] if levels else tensors)
 
 
 def _evaluate_groups(problem: GemmProblem, groups: Groups, tensors: Sequence[torch.Tensor]) -> None:

@@ -181,7 +181,7 @@ def _proposal(
         blocks.pop(shape.blocks[1], None)
     return CuteProposal(
         reason=reason(option, group, target) + _other_place(option, fastest) + _other_columns(option, even),
-        block_sizes={**blocks, **({} if shape.batch_block is None else {shape.batch_block: 1})},
+        block_sizes={**blocks, **dict.fromkeys(shape.batch_blocks, 1)},
         l2_groupings={} if shape.root is None or shape.whole_rows else {shape.root: group},
         unit={key(name, target): value for name, value in values.items() if value is not None},
     )

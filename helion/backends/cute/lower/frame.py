@@ -30,8 +30,8 @@ class Frame:
     whole_rows: bool = False
     by_tiles: bool = False
     same: Mapping[int, int] = field(default_factory=dict)
-    batch_strides: Mapping[int, Number] = field(default_factory=dict)
-    """Elements from one matrix of a batch to the next, by tensor."""
+    batch_strides: Mapping[int, tuple[Number, ...]] = field(default_factory=dict)
+    """Elements from one matrix to the next along each dimension of a batch, by tensor."""
     k_extent: int | None = None
     """Extent of K if its loop iterates over a part of K."""
 
@@ -153,7 +153,7 @@ def major_of(frame: Frame, place: Place) -> tuple[Major, Number]:
 def suits_tma(frame: Frame, place: Place) -> bool:
     """Return whether TMA moves tiles of a matrix with contiguous rows. Strides that only the launch knows have to be
     multiples of 16 bytes."""
-    size, steps = place.tensor.dtype.itemsize, (place.strides[0], frame.batch_strides.get(place.tensor.id, 0))
+    size, steps = place.tensor.dtype.itemsize, (place.strides[0], *frame.batch_strides.get(place.tensor.id, ()))
     aligned = all(not isinstance(step, int) or step * size % TMA_ALIGNMENT_BYTES == 0 for step in steps)
     return aligned and (equal(place.strides[1], 1) or not isinstance(place.strides[1], int))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from .... import exc
 from ...._compiler.decisions import Decisions
@@ -17,7 +18,7 @@ from ..plan.kernel import CutePlan
 from ..plan.records import TMA_ALIGNMENT_BYTES, Batch, Groups
 from ..plan.refusal import Refusal
 from ..plan.runtime import multiple_of, shown
-from .batch import Batched, without_batch
+from .batch import Batched, Level, without_batch
 from .chain import EXAMPLE_MULTIPLE
 from .groups import without_groups
 from .names import as_written, name_of
@@ -45,11 +46,6 @@ def _product(program: Program) -> Product:
     product = product_of(batched.program, batched.strides)
     if grouped.offsets is not None:
         return _of_groups(product, batched, grouped.block, grouped.offsets)
-    if batched.block is None:
-        return product
-    if equal(batched.size, 1) or equal(batched.size, 0):
-        is_empty = product.is_empty or equal(batched.size, 0)
-        return dataclasses.replace(product, batch_block=batched.block, is_empty=is_empty)
     return _side_by_side(product, batched)
 
 
@@ -60,46 +56,88 @@ def _of_groups(product: Product, batched: Batched, rows: int, offsets: HostTenso
         raise Refusal(
             f"{offsets.name} is of groups of what is contiguous in {problem.names[2]}; of rows it is implemented"
         )
-    if any(tensor in batched.strides for tensor in (product.a, *product.outputs)):
+    if len(batched.levels) != 1:
+        raise Refusal("groups of rows are implemented without a batch around them")
+    (level,) = batched.levels
+    if any(tensor in level.strides for tensor in (product.a, *product.outputs)):
         raise Refusal("groups of rows are implemented where they select matrices of the right operand alone")
     if any(batched.program.tensors[output].storage == offsets.storage for output in product.outputs):
         raise Refusal(f"{offsets.name} shares memory with an output")
     groups = Groups(
         name=name_of(offsets),
-        size=example(batched.size),
+        size=example(level.size),
         dtype=dtype_name(offsets.dtype),
         pitch=known(offsets.strides[0], f"the stride of {offsets.name}"),
     )
     product = dataclasses.replace(product, problem=dataclasses.replace(problem, groups=groups), offsets=offsets.id)
-    if equal(batched.size, 1) or equal(batched.size, 0):
-        return dataclasses.replace(
-            product, batch_block=batched.block, is_empty=product.is_empty or equal(batched.size, 0)
-        )
     return _side_by_side(product, batched)
 
 
 def _side_by_side(product: Product, batched: Batched) -> Product:
+    """Return the product of a batch, whose dimensions of one matmul each are left out."""
+    is_empty = product.is_empty or any(equal(level.size, 0) for level in batched.levels)
+    product = dataclasses.replace(product, batch_blocks=batched.blocks, is_empty=is_empty)
+    levels = _joined([level for level in batched.levels if not equal(level.size, 1)])
+    if not levels or is_empty:
+        return product
+    if any(tensor in level.strides for tensor in product.sources for level in levels):
+        raise Refusal("an operand of a batched matmul that is computed from several batched tensors is not implemented")
+    numbers, batch = dict[str, Number](), None
+    for level in reversed(levels):
+        numbers, batch = _numbers(product, level), _batch(product, level, batch)
+        varying = [name for name, number in numbers.items() if isinstance(number, Expr)]
+        if len(levels) > 1 and varying:
+            raise Refusal(
+                "a batch of several dimensions has sizes and strides that are known when the kernel is compiled"
+            )
+    problem = product.problem
+    runtime = (*product.runtime, *((name, each) for name, each in numbers.items() if isinstance(each, Expr)))
+    names = tuple(name for name, _ in runtime)
+    return dataclasses.replace(
+        product, problem=dataclasses.replace(problem, batch=batch, runtime=names), runtime=runtime
+    )
+
+
+def _joined(levels: Sequence[Level]) -> list[Level]:
+    """Join dimensions of a batch that are one for each tensor."""
+    found: list[Level] = []
+    for level in levels:
+        inner = found[-1] if found else None
+        tensors = {*level.strides, *(inner.strides if inner is not None else ())}
+        if inner is not None and all(_goes_on(inner, level, each) for each in tensors):
+            found[-1] = Level(size=inner.size * level.size, strides=inner.strides)
+        else:
+            found.append(level)
+    return found
+
+
+def _goes_on(inner: Level, outer: Level, tensor: int) -> bool:
+    """Return whether a tensor's next matrix along `outer` follows its last one along `inner`."""
+    step, after = inner.strides.get(tensor, 0), outer.strides.get(tensor, 0)
+    return equal(after, 0 if equal(step, 0) else step * inner.size)
+
+
+def _numbers(product: Product, level: Level) -> dict[str, Number]:
+    """Return the size and the strides of a dimension of the batch, by their names at launch."""
     problem = product.problem
     written = tuple(map(problem.label_of, problem.outputs))
     labels = ("a", "b", *written, *(operand.label for operand in problem.epilogue.operands))
     sources = (product.a, product.b, *product.outputs, *product.operands)
-    if any(tensor in batched.strides for tensor in product.sources):
-        raise Refusal("an operand of a batched matmul that is computed from several batched tensors is not implemented")
-    numbers: dict[str, Number] = {"batches": batched.size}
+    numbers: dict[str, Number] = {"batches": level.size}
     for label, source in zip(labels, sources, strict=True):
-        numbers[f"batch_stride_{label}"] = 0 if isinstance(source, Expr) else batched.strides.get(source, 0)
+        numbers[f"batch_stride_{label}"] = 0 if isinstance(source, Expr) else level.strides.get(source, 0)
     if problem.groups is None and any(equal(numbers[f"batch_stride_{label}"], 0) for label in written):
         raise Refusal("all matmuls of the batch are stored at the same address")
-    a, b, *others = (example(numbers[f"batch_stride_{label}"], EXAMPLE_MULTIPLE) for label in labels)
-    (d, *more), operands = others[: len(written)], others[len(written) :]
-    batch = Batch(size=example(batched.size), a=a, b=b, d=d, operands=tuple(operands), more=tuple(more))
-    runtime = (*product.runtime, *((name, each) for name, each in numbers.items() if isinstance(each, Expr)))
-    return dataclasses.replace(
-        product,
-        problem=dataclasses.replace(problem, batch=batch, runtime=tuple(name for name, _ in runtime)),
-        runtime=runtime,
-        batch_block=batched.block,
+    return numbers
+
+
+def _batch(product: Product, level: Level, outer: Batch | None) -> Batch:
+    size, a, b, *others = (
+        example(number, EXAMPLE_MULTIPLE if at else 1) for at, number in enumerate(_numbers(product, level).values())
     )
+    outputs = len(product.problem.outputs)
+    (d, *more), operands = others[:outputs], others[outputs:]
+    return Batch(size=size, a=a, b=b, d=d, operands=tuple(operands), more=tuple(more), outer=outer)
 
 
 def multiples(product: Product) -> dict[str, int]:

@@ -102,7 +102,7 @@ def _suits_tma(frame: Frame, place: Place) -> bool:
     k_stride, other = place.strides[along_k], place.strides[1 - along_k]
     contiguous = equal(k_stride, 1) or (equal(other, 1) and place.tensor.dtype.itemsize == 2)
     lines = other if equal(k_stride, 1) else k_stride
-    steps = [lines, frame.batch_strides.get(place.tensor.id, 0)]
+    steps = [lines, *frame.batch_strides.get(place.tensor.id, ())]
     size = place.tensor.dtype.itemsize
     if not contiguous and not all(map(is_known, (k_stride, other))):
         return True  # refused with its strides, which a copy would need to know

@@ -58,8 +58,8 @@ class Product:
     """Those of them that have to cover all columns."""
     is_empty: bool = False
     """True if there is nothing to compute, and the problem has one row instead."""
-    batch_block: int | None = None
-    """Block of the batch, of which a program takes one element."""
+    batch_blocks: tuple[int, ...] = ()
+    """Blocks of the batch, of which a program takes one element."""
     scales: tuple[int, ...] = ()
     """Ids of the tensors of scales for blocks of K."""
     sources: tuple[int, ...] = ()
@@ -77,10 +77,10 @@ class Product:
         return (*tensors, *(number for _, number in self.runtime))
 
 
-def product_of(program: Program, batch_strides: Mapping[int, Number] | None = None) -> Product:
+def product_of(program: Program, batch_strides: Mapping[int, tuple[Number, ...]] | None = None) -> Product:
     """Return the GEMM that `program` computes. Raises ``Refusal``.
 
-    ``batch_strides`` are those of tensors from one matmul of a batch to the next, of which `program` is one.
+    ``batch_strides`` are those of tensors along each dimension of a batch, of which `program` is one matmul.
     """
     if len(program.roots) != 1 or len(program.roots[0].axes) not in (1, 2):
         raise Refusal("matmuls over one grid, of tiles of M and N or of whole rows, are implemented")

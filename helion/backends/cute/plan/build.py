@@ -228,8 +228,8 @@ def _check_groups(problem: GemmProblem, groups: Groups) -> None:
         raise Refusal(
             f"groups of rows by {groups.name} are implemented where TMA moves all matrices, without scales along K"
         )
-    residuals = [each.label for each in problem.epilogue.of_kind("exact") if problem.batch_pitch(each.label)]
-    if problem.batch_pitch("a") or residuals:
+    residuals = [each.label for each in problem.epilogue.of_kind("exact") if any(problem.batch_pitches(each.label))]
+    if any(problem.batch_pitches("a")) or residuals:
         raise Refusal(f"groups of rows by {groups.name} are implemented where all groups are rows of one matrix")
     if problem.epilogue.reduces_rows or problem.numbers or problem.epilogue.numbers(ROW_NUMBER):
         raise Refusal(

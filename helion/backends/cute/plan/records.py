@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,6 +34,7 @@ class Batch:
 
     ``a``, ``b`` and ``d`` are strides from one matrix to the next, in elements. ``operands`` are those of the
     epilogue's operands, in their order; 0 where all matmuls read the same. ``more`` are those of the outputs after D.
+    ``outer`` is the batch of such batches, if the batch has several dimensions.
     """
 
     size: int
@@ -41,11 +43,17 @@ class Batch:
     d: int
     operands: tuple[int, ...] = ()
     more: tuple[int, ...] = ()
+    outer: Batch | None = None
 
     @property
     def outputs(self) -> tuple[int, ...]:
         """Batch strides of all outputs, in order."""
         return (self.d, *self.more)
+
+    @property
+    def levels(self) -> tuple[Batch, ...]:
+        """The dimensions of the batch, innermost first."""
+        return (self, *(self.outer.levels if self.outer is not None else ()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,22 +136,27 @@ class GemmProblem:
 
     @property
     def batches(self) -> int:
-        return 1 if self.batch is None else self.batch.size
+        return 1 if self.batch is None else math.prod(level.size for level in self.batch.levels)
 
     @property
     def repeats(self) -> int:
         """Matmuls that have M rows each: those of a batch, unless groups share the rows."""
         return self.batches if self.groups is None else 1
 
+    def batch_pitches(self, name: str) -> tuple[int, ...]:
+        """Return the elements from one matrix, or vector, to the next along each dimension of the batch, innermost first:
+        of ``a``, ``b``, an output or an epilogue operand, by label."""
+        found = []
+        for level in self.batch.levels if self.batch is not None else ():
+            pitches = {"a": level.a, "b": level.b}
+            pitches |= zip(map(self.label_of, self.outputs), level.outputs, strict=True)
+            pitches |= zip((operand.label for operand in self.epilogue.operands), level.operands, strict=True)
+            found.append(pitches[name])
+        return tuple(found)
+
     def batch_pitch(self, name: str) -> int:
-        """Return the elements from one matrix, or vector, of the batch to the next, for ``a``, ``b``, an output or an
-        epilogue operand, by label."""
-        if self.batch is None:
-            return 0
-        pitches = {"a": self.batch.a, "b": self.batch.b}
-        pitches |= zip(map(self.label_of, self.outputs), self.batch.outputs, strict=True)
-        pitches |= zip((operand.label for operand in self.epilogue.operands), self.batch.operands, strict=True)
-        return pitches[name]
+        """Return the same for a batch of one dimension, and 0 without a batch."""
+        return sum(self.batch_pitches(name))
 
     @property
     def argument_names(self) -> tuple[str, ...]:

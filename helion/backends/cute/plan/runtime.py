@@ -16,6 +16,8 @@ from .refusal import Refusal
 
 MAX_EXTENT = 2**31 - 1
 """Tile coordinates are 32-bit."""
+MAX_BATCH_DIMENSIONS = 3
+"""Dimensions of TMA after rows and columns."""
 SIZES = ("size_m", "size_n", "size_k", "batches")
 
 
@@ -83,6 +85,7 @@ def filled(problem: GemmProblem, numbers: Mapping[str, int]) -> GemmProblem:
             d=d,
             operands=tuple(strides),
             more=tuple(more),
+            outer=batch.outer,
         ),
         groups=None
         if problem.groups is None
@@ -97,9 +100,32 @@ def filled(problem: GemmProblem, numbers: Mapping[str, int]) -> GemmProblem:
 def check_batch(problem: GemmProblem) -> None:
     """Check that matrices of a batch are at multiples of 16 bytes, as TMA needs, and that outputs do not overlap: groups
     of rows do not."""
-    batch = problem.batch
-    if batch is None:
+    for level in problem.batch.levels if problem.batch is not None else ():
+        _check_level(problem, level)
+    if problem.batch is None or problem.batch.outer is None:
         return
+    if problem.copied or problem.scales is not None or problem.groups is not None:
+        raise Refusal(
+            "copied operands, scales of blocks of K and groups of rows are implemented with a batch of one dimension"
+        )
+    if any(is_of_batch(name) for name in problem.runtime):
+        raise Refusal("a batch of several dimensions has sizes and strides that are known when the kernel is compiled")
+    for name in (*"ab", *map(problem.label_of, problem.outputs), *(each.label for each in problem.epilogue.operands)):
+        if sum(map(bool, problem.batch_pitches(name))) > MAX_BATCH_DIMENSIONS:
+            raise Refusal(
+                f"a batch of {len(problem.batch.levels)} dimensions; TMA has {MAX_BATCH_DIMENSIONS} besides rows and columns"
+            )
+    for output in problem.outputs:
+        _check_disjoint(problem, output)
+
+
+def is_of_batch(name: str) -> bool:
+    """Return whether a number of a launch is of the batch."""
+    return name == "batches" or name.startswith("batch_stride_")
+
+
+def _check_level(problem: GemmProblem, batch: Batch) -> None:
+    """Check one dimension of the batch."""
     if not 2 <= batch.size <= MAX_EXTENT or len(batch.operands) != len(problem.epilogue.operands):
         raise Refusal(f"a batch of {batch.size} matmuls with {len(batch.operands)} operands of the epilogue")
     if len(batch.outputs) != len(problem.outputs) or problem.outputs_of("tile"):
@@ -110,7 +136,7 @@ def check_batch(problem: GemmProblem) -> None:
         if problem.copy_of(operand) is None
     ]
     for output, pitch in zip(problem.outputs, batch.outputs, strict=True):
-        if problem.groups is None:
+        if problem.groups is None and problem.batch == batch and batch.outer is None:
             _check_apart(problem, output, pitch)
         moved += [(shown_output(problem, output), output.dtype, pitch)] if output.kind == "exact" else []
     for operand, pitch in zip(problem.epilogue.operands, batch.operands, strict=True):
@@ -138,6 +164,24 @@ def _check_apart(problem: GemmProblem, output: EpilogueOutput, pitch: int) -> No
         raise Refusal(
             f"{shown_output(problem, output)} has strides of {pitch} and {output.pitch} elements, so matmuls of the batch overlap"
         )
+
+
+def _check_disjoint(problem: GemmProblem, output: EpilogueOutput) -> None:
+    """Check that no two elements of an output of a batch of several dimensions are at the same place."""
+    assert problem.batch is not None
+    sizes = [level.size for level in problem.batch.levels]
+    matrix = output in problem.matrices
+    steps = [*zip(problem.batch_pitches(problem.label_of(output)), sizes, strict=True), (output.pitch, problem.m)]
+    steps += [(output.column_pitch, problem.n)] if matrix else []
+    if {f"pitch_{problem.label_of(output)}", "size_m", "size_n"} & {*problem.runtime}:
+        return  # each launch checks its own numbers
+    last = 0
+    for step, size in sorted(each for each in steps if each[1] > 1):
+        if step <= last:
+            raise Refusal(
+                f"{shown_output(problem, output)} has a stride of {step} elements, and matmuls of the batch overlap"
+            )
+        last += step * (size - 1)
 
 
 def _columns_of(problem: GemmProblem, output: EpilogueOutput) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -24,14 +25,14 @@ class ProductShape:
     has the reductions, with their dependences.
 
     ``blocks`` are those of M, N and K, of which N is no tile where programs hold ``whole_rows``. ``root`` is the number
-    of the grid loop, None if it has one dimension. ``batch_block`` is that of batch tiles, of one matmul each.
+    of the grid loop, None if it has one dimension. ``batch_blocks`` are those of batch tiles, of one matmul each.
     """
 
     problem: GemmProblem
     blocks: tuple[int, int, int]
     root: int | None
     whole_rows: bool = False
-    batch_block: int | None = None
+    batch_blocks: tuple[int, ...] = ()
     fixed: Mapping[int, int] = field(default_factory=dict)
     """Tile sizes that the program sets, by block."""
 
@@ -56,7 +57,7 @@ class ProductShape:
 
 def bytes_moved(problem: GemmProblem) -> int:
     """Return the bytes from and to global memory, each tensor once."""
-    a, b = (problem.batches if problem.batch_pitch(name) or not problem.batch else 1 for name in ("a", "b"))
+    a, b = (problem.batches if any(problem.batch_pitches(name)) or not problem.batch else 1 for name in ("a", "b"))
     a = a if problem.groups is None else 1
     products = 1 + len(problem.epilogue.of_kind("product"))
     operands = (a * problem.m + b * products * problem.n) * problem.k * itemsize(problem.operand_dtype)
@@ -96,8 +97,8 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
         axes = axes[::-1]
     blocks = (*axes, sides.inner)
     batch = _batch_axes(facts, sides, blocks)
-    if len(batch) > 1 or any(axis.extent is None for axis in batch):
-        return "there are more dimensions than M, N, K and that of a batch"
+    if any(axis.extent is None or not (axis.on_grid or axis.kind == "scalar") for axis in batch):
+        return "there are more dimensions than M, N, K and those of a batch"
     number = facts.regions[sides.fact.region].root
     dimensions = next(len(region.axes) for region in facts.regions if region.root == number and region.parent is None)
     return ProductShape(
@@ -105,7 +106,7 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
         blocks=blocks,
         root=number if dimensions > 1 and sides.whole is None else None,
         whole_rows=sides.whole is not None,
-        batch_block=batch[0].block_id if batch and batch[0].kind == "tile" else None,
+        batch_blocks=tuple(axis.block_id for axis in batch if axis.kind == "tile"),
         fixed={block: size for block in blocks if block != sides.whole and (size := _size(facts, block)) is not None},
     )
 
@@ -213,7 +214,7 @@ def _batch_axes(facts: KernelFacts, sides: _Sides, blocks: Sequence[int]) -> lis
 def _with_batch(
     facts: KernelFacts, sides: _Sides, axes: tuple[int, int], problem: GemmProblem, batch: Sequence[AxisFact]
 ) -> GemmProblem:
-    size = (batch[0].extent or 1) if batch else 1
+    size = math.prod(axis.extent or 1 for axis in batch)
     if sides.grouped and axes[0] == sides.rows:
         problem = replace(problem, groups=Groups(name="offsets", size=size, dtype="int32"))
     if size == 1:
@@ -221,7 +222,7 @@ def _with_batch(
     slots = sides.fact.lhs_slot, sides.fact.rhs_slot
     if axes[0] != sides.rows:
         slots = slots[::-1]
-    varying = _runtime(facts, [("batches", batch[0].block_id)])
+    varying = [] if len(batch) > 1 else _runtime(facts, [("batches", batch[0].block_id)])
     batches = _batch(facts, slots, problem, size)
     if problem.groups is not None:
         batches = replace(batches, a=0, d=0, more=(0,) * len(batches.more))

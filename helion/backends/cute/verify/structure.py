@@ -62,7 +62,8 @@ def _memory(plan: GemmPlan) -> None:
     ]
     for operand, dtype in (("a", problem.operand_dtype), ("b", problem.operand_dtype), ("d", problem.output_dtype)):
         if problem.copy_of(operand) is None and (operand != "d" or matrices):
-            lines.append((f"{operand.upper()}, product by product,", problem.batch_pitch(operand), dtype))
+            pitches = problem.batch_pitches(operand)
+            lines += [(f"{operand.upper()}, product by product,", pitch, dtype) for pitch in pitches]
     for name, pitch, dtype in lines:
         if pitch * itemsize(dtype) % TMA_ALIGNMENT_BYTES:
             raise Fault(f"TMA cannot step {pitch * itemsize(dtype)} bytes from line to line of {name}")
