@@ -276,10 +276,10 @@ def all_reduce(r: Rank) -> None:
             calls["two shots"] = functools.partial(two_shots.all_reduce, x, *memory[0], *memory[1], r.me)
         for variant, call in calls.items():
             r.close("all_reduce", f"{what}, {variant}", call(), expected)
-        y = x.clone().zero_()
-        calls |= {"nccl": functools.partial(torch.distributed.all_reduce, y), **_torch_all_reduce(r, count)}
-        for graph in (False, True) if kilobytes <= 1024 else (False,):
-            r.rows_of("all_reduce", what, calls, graph=graph)
+        calls["nccl"] = functools.partial(torch.distributed.all_reduce, x.clone().zero_())
+        r.rows_of("all_reduce", what, calls | _torch_all_reduce(r, count))
+        if kilobytes <= 1024:
+            r.rows_of("all_reduce", what, calls, graph=True)
 
 
 def _one_shot_memory(r: Rank, count: int) -> tuple[Any, Any]:

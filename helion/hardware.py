@@ -57,6 +57,24 @@ MEMORY_LATENCY_US = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Link:
+    """The connection to another GPU of the host, in each direction (measurement ``nvlink4``)."""
+
+    name: str
+    stores_gb_per_s: float
+    """Bandwidth of stores, of ``full_programs`` programs of 256 threads or more."""
+    full_programs: int
+    copies_gb_per_s: float
+    """Bandwidth of the copy engine."""
+    trip_us: float
+    """Microseconds from a signal of one program to its wait in another GPU's."""
+
+
+#: Measured on two H100s of a host. H200 has the same links.
+NVLINK4 = Link(name="NVLink 4", stores_gb_per_s=360.0, full_programs=96, copies_gb_per_s=381.0, trip_us=2.3)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
     """One GPU. Immutable and hashable. "SM" also means AMD's compute unit and Intel's Xe core.
 
@@ -105,6 +123,8 @@ class Target:
     """Products of 8-bit floats along K that the asynchronous matrix unit adds up before their sum is added to an fp32
     accumulator outside of it; 0 where it adds in fp32 itself. Within the unit of Hopper sums keep about 14 bits: over a
     K of 8192 some 5 % are lost. 128 is what CUTLASS promotes by, four of the unit's instructions."""
+    link: Link | None = None
+    """None where it was not measured."""
     max_tensor_numel: int = 2**20
     """Elements that one tile may have (``triton.language.core.TRITON_MAX_TENSOR_NUMEL``)."""
 
@@ -209,6 +229,7 @@ def _cuda(
         features=features,
         min_dot_mn=(1, 1),
         fp8_partial_sum=128 if "wgmma" in features else 0,
+        link=NVLINK4 if capability == 90 else None,
     )
 
 

@@ -398,3 +398,26 @@ def test_ranks_with_different_configs_are_refused(monkeypatch: pytest.MonkeyPatc
         match=r"'_one_box' with different configs: .*\[16\].* here, and .*\[8\].* on rank 0",
     ):
         _bound(_one_box).set_config(helion.Config(block_sizes=[16]))
+
+
+@pytest.mark.prove
+def test_compiled_graphs_exchange_messages() -> None:
+    def on_rank() -> torch.Tensor:
+        inbox, ch = hd.empty([2, 2, ROWS, COLUMNS]), hd.channel([4])
+        layer = torch.compile(lambda x, call: all_reduce(x * 2, inbox, ch, call).sin())
+        return [layer(torch.full([ROWS, COLUMNS], hd.rank() + 0.25), call) for call in range(3)][-1]
+
+    for result in hd.run(on_rank, 2):
+        torch.testing.assert_close(result, torch.full([ROWS, COLUMNS], 3.0).sin())
+
+
+def test_ranks_count_their_own_writes() -> None:
+    def on_rank() -> tuple[int, int]:
+        inbox = hd.empty([8])
+        hd.barrier()
+        before = inbox[0]._version
+        inbox[1].fill_(1)
+        hd.barrier()
+        return before, inbox[0]._version
+
+    assert all(before == after for before, after in hd.run(on_rank, 2))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ..ir.effects import is_message
 from ..ir.grammar import ForAttrs, HostTensor, Op, Program, TileAttrs, Value, ViewAttrs
 from ..ir.loops import tile_of_bound
 from ..ir.rewrite import Makers
@@ -62,6 +63,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         random_tiles=tuple(walk.tile(op.results[0]) for op in walk.other if op.kind in ("random", "random4")),
         transposed_squares=tuple(walk.tile(op.results[0]) for op in walk.other if _exchanges(op)),
         atomics=atomic_facts(walk, flow, axes),
+        messages=sum(map(is_message, program.walk())),
         pointwise=pointwise_fact(walk, flow, axes, memory_ops, accumulators, reductions),
         matmul_with_reduction_epilogue=epilogue_fact(matmuls, reductions, axes, products),
         matmul_with_tiled_reduction_epilogue=tiled_epilogue_fact(matmuls, reductions, axes, products),

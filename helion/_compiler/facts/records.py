@@ -461,6 +461,7 @@ class KernelFacts:
     - ``random_tiles``: tiles of random numbers.
     - ``transposed_squares``: tiles in which a permutation exchanges two dimensions of one axis, which memory accesses
       do not show.
+    - ``messages``: the number of signals to other GPUs and of waits for them in the code.
     - ``rewrites``: facts about rewrites, by config key (``Rewrite.fact``).
     - ``rewritten``: facts of the kernel after a rewrite, by config key (``Rewrite.model``).
     """
@@ -482,6 +483,7 @@ class KernelFacts:
     random_tiles: LiveTiles = ()
     transposed_squares: LiveTiles = ()
     atomics: tuple[MemoryOpFact, ...] = ()
+    messages: int = 0
     pointwise: PointwiseFact | None = None
     matmul_with_reduction_epilogue: MatmulWithReductionEpilogueFact | None = None
     matmul_with_tiled_reduction_epilogue: MatmulWithTiledReductionEpilogueFact | None = None

@@ -9,6 +9,7 @@ from .families.attention.forward import TritonAttentionHeuristic
 from .families.epilogue.published import TritonMatmulReductionEpilogueHeuristic
 from .families.epilogue.rows import TritonRowEpilogueHeuristic
 from .families.epilogue.tiled import TritonMatmulTiledReductionEpilogueHeuristic
+from .families.exchange import TritonExchangeHeuristic
 from .families.fallback import TritonFallbackHeuristic
 from .families.long_scan import TritonLongScanHeuristic
 from .families.matmul.fused_loops import TritonJoinedLoopsHeuristic
@@ -62,6 +63,7 @@ FAMILIES: dict[str, tuple[Heuristic, ...]] = {
         TritonReductionHeuristic(),
         TritonUserTiledReductionHeuristic(),
     ),
+    "exchange": (TritonExchangeHeuristic(),),
     "pointwise": (TritonPointwiseHeuristic(),),
     "recurrence": (TritonRecurrenceHeuristic(),),
     "scatter": (TritonScatterHeuristic(),),
