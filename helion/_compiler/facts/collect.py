@@ -13,7 +13,7 @@ from ..ir.grammar import ForAttrs, HostTensor, Op, Program, TileAttrs, Value, Vi
 from ..ir.loops import tile_of_bound
 from ..ir.rewrite import Makers
 from ..rewrites import REWRITES
-from ..rewrites.peel_masks import hidden_blocks
+from ..rewrites.peel_masks import hidden_blocks, window_of
 from ..rewrites.record import FactContext
 from ..rewrites.reduction_loops.roll import loads_in_chunks
 from .axes import axis_facts, count, with_means
@@ -125,7 +125,12 @@ def _attention(program: Program, fact: AttentionFact | None) -> AttentionFact | 
     loops = [(op, op.attrs.axes[0]) for op in program.walk() if isinstance(op.attrs, ForAttrs)]
     ends = {axis.block: tile_of_bound(makers, op, axis.end) for op, axis in loops}
     diagonal = ends.get(fact.key_axis) == TileAttrs(fact.query_axis, "end") if fact.query_axis is not None else False
-    return replace(fact, hidden=fact.key_axis in hidden_blocks(program), diagonal=diagonal)
+    return replace(
+        fact,
+        hidden=fact.key_axis in hidden_blocks(program),
+        diagonal=diagonal,
+        window=None if fact.query_axis is None else window_of(program, fact.query_axis, fact.key_axis),
+    )
 
 
 def _exchanges(op: Op) -> bool:

@@ -357,7 +357,8 @@ class AttentionFact:
 
     ``query_axis`` is M of both, None if the kernel has a constant number of queries. ``key_axis`` is N of the first and
     K of the second. ``region`` is the loop. ``hidden``: position comparisons mask whole tiles of keys in the loop
-    (``rewrites/peel_masks.py``). ``diagonal``: the loop ends at the end of the query tile.
+    (``rewrites/peel_masks.py``). ``diagonal``: the loop ends at the end of the query tile. ``window``: the keys that a query
+    sees at most, where comparisons bound their distance in both directions.
     """
 
     query_axis: int | None
@@ -365,6 +366,7 @@ class AttentionFact:
     region: int
     hidden: bool = False
     diagonal: bool = False
+    window: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -72,6 +72,26 @@ def hidden_blocks(program: Program) -> frozenset[int]:
     return frozenset(op.attributes(ForAttrs).axes[0].block for op in loops if peeler.hides(op))
 
 
+def window_of(program: Program, rows: int, block: int) -> int | None:
+    """Return the width of the band of ``block`` that comparisons in its peelable loops leave to each index of ``rows``.
+
+    The comparisons are taken to hold together. None if they do not bound the distance in both directions.
+    """
+    peeler = _Peeler(program, {})
+    loops = [op for op in program.walk() if op.kind == "for" and _is_peelable(program, op)]
+    lines = [
+        condition.line
+        for op in loops
+        if op.attributes(ForAttrs).axes[0].block == block
+        for condition in peeler.conditions(op, block)
+    ]
+    compared = [line for line in lines if line.terms == (_Term(sign=-line.slope, block=rows),)]
+    nearest = [line.start for line in compared if line.slope > 0]
+    farthest = [line.start for line in compared if line.slope < 0]
+    width = min(nearest) + min(farthest) + 1 if nearest and farthest else 0
+    return width if width > 0 else None
+
+
 def peel_masks(program: Program, sizes: Mapping[int, int]) -> Program:
     """Return the program with its peelable loops split into ranges; ``sizes`` are those of all blocks."""
     if not peelable(program):

@@ -150,15 +150,6 @@ def _verify_attention(plan: CuteAttentionPlan) -> None:
     verify_attention(plan.roles)
 
 
-def _attention_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
-    """Return a reason for scores of computed queries, and for scores whose formula loads a tensor."""
-    if facts.matmuls[0].lhs_prologue:
-        return f"attention whose queries are computed in the kernel runs on request, {_REQUEST}"
-    operands = {slot for fact in facts.matmuls for slot in (fact.lhs_slot, fact.rhs_slot)}
-    loads = [op for op in facts.memory_ops if op.kind == "load" and op.slot not in operands]
-    return f"attention that loads {loads[0].name} for its scores runs on request, {_REQUEST}" if loads else ""
-
-
 ATTENTION = Shape(
     name="attention",
     claims=has_attention,
@@ -172,7 +163,6 @@ ATTENTION = Shape(
     pieces=attention_pieces,
     kernel=_attention_kernel,
     verify=_verify_attention,
-    on_request=_attention_on_request,
 )
 """Two chained matmuls with an online softmax between them."""
 

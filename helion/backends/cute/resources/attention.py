@@ -22,6 +22,8 @@ from ..plan.records import WGMMA_ROWS
 
 PLAIN_OPS = 4
 """Elementwise operations on a score of a softmax without a formula: scale, difference, exponential, rounding."""
+MASKED_KEYS = 256
+"""Keys of a tile in blocks that both ends of a window mask, of 128 keys."""
 MASK_OPS = 2
 """Those of a mask by positions, which most blocks do not have: a comparison and a selection."""
 
@@ -49,6 +51,8 @@ class AttentionRates:
     """Factor of three groups, of which two compute exponentials while one multiplies."""
     wide: float = 0.15
     """Loss where blocks of keys are short: the fraction for 64 keys, halved for 128."""
+    masked: float = 0.6
+    """Loss by masks of windows: the fraction for ``MASKED_KEYS`` keys of a tile, less for more keys."""
     launch_us: float = 5.0
     memory: float = 0.9
     """Fraction of the memory bandwidth for the first reads of K and V."""
@@ -77,6 +81,8 @@ class AttentionShape:
     bounded: bool
     masked: bool
     """True if positions mask whole blocks of keys."""
+    window: int | None
+    """The keys that a query sees at most, where masks bound them on both sides."""
     operations: int
     special: int
     loaded_bytes: int
@@ -85,8 +91,9 @@ class AttentionShape:
 
     @property
     def flops(self) -> int:
-        pairs = self.heads * self.queries * self.keys
-        return 2 * pairs * (self.qk_columns + self.v_columns) // (2 if self.bounded else 1)
+        seen = self.keys // (2 if self.bounded else 1)
+        pairs = self.heads * self.queries * min(seen, self.window or seen)
+        return 2 * pairs * (self.qk_columns + self.v_columns)
 
     @property
     def bytes_moved(self) -> int:
@@ -128,6 +135,7 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         head_blocks=tuple(axis.block_id for axis in others if axis.kind == "tile"),
         bounded=(fact.diagonal or fact.hidden) and 2 * queries > keys,
         masked=fact.diagonal or fact.hidden,
+        window=fact.window,
         loaded_bytes=loaded_bytes,
         operations=max(
             0, sum(each.ops for each in work) - PLAIN_OPS - (MASK_OPS if fact.diagonal or fact.hidden else 0)
@@ -165,12 +173,15 @@ def predicted_us(
     blocks = -(-shape.keys // choice.keys)
     if shape.bounded:
         blocks = min(blocks, (blocks + -(-rows // choice.keys)) / 2 + 0.5)  # type: ignore[assignment]
+    if shape.window:
+        blocks = min(blocks, -(-rows // choice.keys) - (1 - shape.window) // choice.keys)
     per_sm = _rate_per_sm(target) / _rate_per_sm(hardware.target(MEASURED))
     softmax = rates.softmax_ns + rates.operation_ns * shape.operations + rates.special_ns * shape.special
     matmuls = rates.column_ns * (shape.qk_columns + shape.v_columns)
     element = (softmax**rates.overlap + matmuls**rates.overlap) ** (1 / rates.overlap)
     element *= (1 + rates.wide * WGMMA_ROWS / choice.keys) * {1: rates.single, 3: rates.triple}.get(choice.groups, 1.0)
-    tile_us = rows * choice.keys * blocks * element / 1e3 / per_sm
+    masked = rates.masked * min(1.0, MASKED_KEYS / (blocks * choice.keys)) if shape.window else 0.0
+    tile_us = rows * choice.keys * blocks * element * (1 + masked) / 1e3 / per_sm
     overhead = rates.dynamic_us if choice.scheduler == "dynamic" else rates.tile_us
     if choice.splits > 1:
         tile_us *= -(-blocks // choice.splits) / blocks
@@ -180,7 +191,7 @@ def predicted_us(
         rounds = tiles / target.num_sms + 0.3
     else:
         rounds = float(-(-tiles // target.num_sms))
-        longest = blocks if not shape.bounded else 1.2 * blocks
+        longest = blocks if not shape.bounded or shape.window else 1.2 * blocks
         tile_us *= longest / blocks
     share = target.bandwidth_gb_per_s * 1e3 / target.num_sms
     memory_us = shape.bytes_moved / (share * min(rates.memory * target.num_sms, rates.memory_of_few * tiles))
