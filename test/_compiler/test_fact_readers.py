@@ -77,11 +77,12 @@ def first_cells() -> list:
     return list(cells.values())
 
 
-def _unseen(name: str, target: str) -> BoundKernel:
+def _unseen(name: str, target: str, backend: str = "") -> BoundKernel:
     one = next(each for each in ALL if each.kernel.name == name)
     one.kernel.reset()
     dtype, extents = one.shapes[0]
-    return one.kernel.bind(one.arguments(Maker("meta"), dtype, *extents), target=target)
+    kernel = helion.kernel(backend=backend)(one.kernel.fn) if backend else one.kernel
+    return kernel.bind(one.arguments(Maker("meta"), dtype, *extents), target=target)
 
 
 @helion.kernel(static_shapes=True)
@@ -109,6 +110,7 @@ def test_every_fact_is_read() -> None:
             ("causal_gqa", TARGETS[0]),
         )
     ]
+    bound.append(_unseen("causal_gqa", TARGETS[0], backend="cute"))
     products = row_products.bind((rows, rows), target=TARGETS[0])
     with watched(*FACTS) as collecting:
         for each in (*bound, products):
