@@ -126,6 +126,8 @@ CASES = {
     "even_n": Case(odd=(4, 1), large=(4096, 4100, 999)),
     "transposed": Case(turned="x", odd=(0, 1), small=(203, 264, 479), large=(300, 300, 16384)),
     "turned_output": Case(turned="yo", odd=(0, 1), small=(201, 264, 480)),
+    "four_bytes": Case(odd=(0, 3), large=(4096, 4096, 479)),
+    "eight_bytes": Case(odd=(0, 5), large=(4096, 4096, 4095)),
     "fp16_odd": Case(dtype=FP16, out=FP16, odd=(0, 0), large=(4096, 4096, 479)),
     "tf32": Case(dtype=FP32, out=FP32, turned="y", odd=(0, 1)),
     "tf32_n_major": Case(dtype=FP32, out=FP32, odd=(0, 1)),

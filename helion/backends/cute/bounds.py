@@ -47,11 +47,13 @@ def _copied_bounds(
     full = [
         (0 if copied.operand == "a" else 1, max(1, itemsize(source.dtype) // 4))
         for copied in problem.copied
+        if not copied.granule
         for source in copied.sources
         if source.pitch and source.k_pitch
     ]
     rows, columns = most
-    if target.has("wgmma"):
+    past_registers = all(copied.granule for copied in problem.copied) and not problem.epilogue.of_kind("exact")
+    if target.has("wgmma") and not past_registers:
         promotes = itemsize(problem.operand_dtype) == 1 and target.fp8_partial_sum > 0
         sums = MAX_COPIED_SUMS // (1 + len(problem.epilogue.of_kind("product"))) // (1 + promotes)
         columns = min(columns, 2 * sums)

@@ -8,7 +8,7 @@ from backends.cute import gemms
 from backends.cute.gemms import E4M3, SQUARE
 
 from helion.backends.cute.plan.build import plan_gemm
-from helion.backends.cute.plan.copied import Copied, CopySource
+from helion.backends.cute.plan.copied import Copied, CopySource, granule_of
 from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOperand, EpilogueOutput, Instruction, constant
 from helion.backends.cute.plan.records import Choice, GemmPlan, GemmProblem
 
@@ -22,11 +22,22 @@ def copied(operand: str, *sources: tuple[str, str, int, int], chain: tuple[Instr
 def problem(*copies: Copied, k: int = 479, operands: str = "bfloat16", epilogue: Epilogue | None = None) -> GemmProblem:
     """M = 1000, N = 520; pitches of copied operands are not those in memory."""
     whole = gemms.product(1000, 520, -(-k // 16) * 16, operands=operands, epilogue=epilogue)
-    return dataclasses.replace(whole, k=k, copied=copies)
+    return dataclasses.replace(whole, k=k, copied=tuple(with_granule(each, operands) for each in copies))
+
+
+def with_granule(copied: Copied, operands: str) -> Copied:
+    """Copy past registers what can be."""
+    (source, *others) = copied.sources
+    moves = not others and not copied.instructions and source.dtype == operands
+    return dataclasses.replace(copied, granule=granule_of(source, 0) if moves else 0)
 
 
 def odd(dtype: str = "bfloat16") -> tuple[Copied, Copied]:
     return copied("a", ("x", dtype, 479, 1)), copied("b", ("y", dtype, 1, 520))
+
+
+def even(pitch: int = 482, dtype: str = "bfloat16") -> Copied:
+    return copied("a", ("x", dtype, pitch, 1))
 
 
 def strided(dtype: str) -> GemmProblem:
@@ -72,6 +83,13 @@ COPIES: dict[str, tuple[GemmProblem, Choice]] = {
         Choice(tile=(128, 64, 128), promote_k_tiles=1),
     ),
     "n_major_tf32": (problem(copied("b", ("y", "float32", 1, 520)), k=480, operands="float32"), Choice(tile=(128, 128, 32))),
+    "tf32_odd": (problem(even(479, "float32"), copied("b", ("y", "float32", 1, 521)), k=479, operands="float32"), Choice(tile=(128, 192, 32))),
+    "even": (problem(even(), k=482), SQUARE),
+    "even_8_bytes": (problem(even(484), k=483), Choice(tile=(64, 256, 64), cluster=(1, 2))),
+    "even_pingpong": (problem(even(), k=482), dataclasses.replace(SMALL, pingpong=True)),
+    "even_splits": (problem(even(), k=482), dataclasses.replace(SMALL, splits=2)),
+    "even_residual": (problem(even(), k=482, epilogue=gemms.scaled_residual(520)), NARROW),
+    "even_and_odd": (problem(even(), odd()[1], k=482), NARROW),
     "int8": (problem(copied("b", ("y", "int8", 480, 1)), k=480), SQUARE),
     "int8_scaled": (problem(copied("b", ("y", "int8", 480, 1), ("scale", "float32", 1, 0), chain=SCALED), k=480), SQUARE),
     "fp8_odd": (problem(copied("b", ("y", E4M3, 479, 1))), SQUARE),
@@ -114,6 +132,8 @@ COPIES: dict[str, tuple[GemmProblem, Choice]] = {
     ),
 }  # fmt: skip
 ON_WGMMA_ALONE = (
+    "even_pingpong",
+    "even_splits",
     "odd_pingpong",
     "odd_splits",
     "strided_fp32_splits",

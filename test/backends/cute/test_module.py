@@ -193,7 +193,7 @@ def test_every_operation_prints(op: str) -> None:
 def test_every_step_prints() -> None:
     """No step of the grammar is without a rule, for a program that has all of them."""
     printed = set()
-    copied = (copies.plan(name, "sm_90") for name in ("odd", "strided"))
+    copied = (copies.plan(name, "sm_90") for name in ("odd", "even", "strided"))
     for plan in (*PLANS.values(), *copied, grouped_kernels.plan_of("sm_90")):
         render(kernel_program(plan))
         for role in kernel_program(plan).roles:

@@ -6,11 +6,20 @@ import functools
 from collections.abc import Sequence
 
 from ..plan.copied import CHUNK_BYTES, COPY_WARPS, Copied, CopySource
-from ..plan.counts import chunk_elements, chunks_of_thread, copied_lines, elements_of_thread, is_vector
+from ..plan.counts import (
+    chunk_elements,
+    chunks_of_thread,
+    copied_lines,
+    elements_of_thread,
+    is_vector,
+    past_registers,
+    through_registers,
+)
 from ..plan.dtypes import DTYPES, itemsize
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant
 from ..plan.records import WARP_THREADS, GemmPlan
 from ..roles import grammar as g
+from . import granules
 from .epilogue import EXPRESSIONS, literal
 
 THREADS = COPY_WARPS * WARP_THREADS
@@ -121,7 +130,9 @@ def set_up(plan: GemmPlan, role: g.Role) -> list[str]:
     found = [f"copy_thread = thread - {role.first_warp * WARP_THREADS}"]
     if plan.products > 1 and any(copied.operand != "a" for copied in plan.problem.copied):
         found.append("copy_part = cute.make_tensor(shared_b.iterator, layout_part.outer)")
-    for copied in plan.problem.copied:
+    for copied in past_registers(plan):
+        found += granules.set_up(copied, "shared_a" if copied.operand == "a" else "shared_b")
+    for copied in through_registers(plan):
         layout = Layout(plan, copied)
         for at, name in enumerate(source_names(copied)):
             size = elements_of_thread(plan, copied, copied.sources[at])
@@ -193,20 +204,44 @@ def _(step: g.CopyTail, plan: GemmPlan, role: g.Role, stages: int) -> list[str]:
 
 
 @_lines.register
+def _(step: g.StartCopies, plan: GemmPlan, role: g.Role, stages: int) -> list[str]:
+    copied = plan.problem.copy_of(step.operand)
+    assert copied is not None
+    shared, place = _stage_place(plan, step.operand, step.cursor)
+    (source,) = source_names(copied)
+    return granules.start(plan, copied, source, f"{shared}.layout", place, Layout(plan, copied).first_line)
+
+
+@_lines.register
+def _(step: g.ArriveAfterCopies, plan: GemmPlan, role: g.Role, stages: int) -> list[str]:
+    return granules.arrive(step)
+
+
+@_lines.register
+def _(step: g.OrderCopies, plan: GemmPlan, role: g.Role, stages: int) -> list[str]:
+    return ['cute.arch.fence_proxy("async.shared", space="cta")']
+
+
+def _stage_place(plan: GemmPlan, operand: str, cursor: str) -> tuple[str, str]:
+    """Return the tensor of an operand's stages, and the coordinate there of ``copy_line`` and ``copy_k``."""
+    shared, stage = f"shared_{operand}", f"{cursor}.index"
+    if operand != "a":
+        labels = ("b", *(each.label for each in plan.problem.epilogue.of_kind("product")))
+        shared = "shared_b" if plan.products == 1 else "copy_part"
+        stage = stage if plan.products == 1 else f"{stage} * {plan.products} + {labels.index(operand)}"
+    if plan.unit == "tcgen05":
+        atom = DTYPES[plan.problem.operand_dtype].mma_k
+        return shared, f"(copy_line, copy_k % {atom}), 0, copy_k // {atom}, {stage}"
+    return shared, f"copy_line, copy_k, {stage}"
+
+
+@_lines.register
 def _(step: g.WriteElements, plan: GemmPlan, role: g.Role, stages: int) -> list[str]:
     copied = plan.problem.copy_of(step.operand)
     assert copied is not None
     layout = Layout(plan, copied)
-    shared, stage = f"shared_{step.operand}", f"{step.cursor}.index"
-    if not layout.is_a:
-        labels = ("b", *(each.label for each in plan.problem.epilogue.of_kind("product")))
-        shared = "shared_b" if plan.products == 1 else "copy_part"
-        stage = stage if plan.products == 1 else f"{stage} * {plan.products} + {labels.index(step.operand)}"
+    shared, place = _stage_place(plan, step.operand, step.cursor)
     swizzle = f"layout_{'a' if layout.is_a else 'b'}.inner"  # recasting would drop it
-    place = f"copy_line, copy_k, {stage}"
-    if plan.unit == "tcgen05":
-        atom = DTYPES[plan.problem.operand_dtype].mma_k
-        place = f"(copy_line, copy_k % {atom}), 0, copy_k // {atom}, {stage}"
     return [
         f"for i in cutlass.range_constexpr({layout.items}):",
         f"    copy_line = {layout.line}",

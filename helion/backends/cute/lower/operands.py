@@ -8,7 +8,7 @@ import torch
 
 from ...._compiler.ir.grammar import HostTensor, Op, Operand, PointwiseAttrs, Value, ViewAttrs
 from ...._shapes import Number, dtype_name
-from ..plan.copied import Copied, CopySource
+from ..plan.copied import Copied, CopySource, granule_of
 from ..plan.epilogue import Constant, Instruction
 from ..plan.records import TMA_ALIGNMENT_BYTES, Major
 from ..plan.refusal import Refusal
@@ -123,14 +123,21 @@ class _Elements(Chain):
             raise Refusal("an operand of the dot that no tensor is loaded for is not implemented")
         found = sorted(self.sources.values(), key=lambda pair: _dimensions(pair[0]), reverse=True)
         names = {source.name: number for number, (source, _) in enumerate(found)}
+        source, tensor = found[0]
+        instructions = self._numbered(reference, names)
+        moves = not instructions and tensor.dtype == dtype
         copied = Copied(
             operand="",
             sources=tuple(source for source, _ in found),
-            instructions=self._numbered(reference, names),
+            instructions=instructions,
+            granule=granule_of(source, self._batch_pitch(tensor)) if moves else 0,
         )
         k = self.frame.extent(self.frame.k)
         pitch = -(-known(k, "K of an operand that warps copy") // EXAMPLE_MULTIPLE) * EXAMPLE_MULTIPLE
         return Multiplied(tensors=tuple(each for _, each in found), dtype=dtype, major="k", pitch=pitch, copied=copied)
+
+    def _batch_pitch(self, tensor: HostTensor) -> int:
+        return known(self.frame.batch_strides.get(tensor.id, 0), f"a stride of {tensor.name}, which warps copy,")
 
     def _numbered(self, value: Reference, names: dict[str, int]) -> tuple[Instruction, ...]:
         numbers: dict[Reference, int] = {name: number for name, number in names.items()}

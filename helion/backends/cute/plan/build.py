@@ -7,7 +7,7 @@ import dataclasses
 from ....hardware import RESERVED_SHARED_BYTES, Target
 from . import workspace
 from .copied import MAX_COPIED_SUMS, MAX_LOADED_REGISTERS, NOT_COPIED
-from .counts import copied_registers, counts
+from .counts import copied_line_step, copied_lines, copied_registers, counts, loads_while_copying
 from .dtypes import (
     COLUMN_DTYPES,
     COLUMN_OUTPUT_DTYPES,
@@ -327,6 +327,9 @@ def _check_tile(plan: GemmPlan) -> None:
     _check_residents(plan)
     if plan.problem.copied and (plan.cluster[0] > 1 or plan.ctas_per_sm > 1):
         raise Refusal("operands that warps copy are implemented with one CTA along M in a cluster, and one on an SM")
+    for copied in plan.problem.copied:
+        if (lines := copied_lines(plan, copied)) % (step := copied_line_step(plan, copied)):
+            raise Refusal(f"a tile with {lines} lines of {copied.sources[0].name}; warps copy multiples of {step}")
     most = MAX_LOADED_REGISTERS[plan.unit == "wgmma" and plan.consumer_warps * plan.teams > 4]
     if (loaded := copied_registers(plan)) > most:
         raise Refusal(
@@ -485,7 +488,7 @@ def _check_wgmma(plan: GemmPlan) -> None:
     if n % 16 or not 16 <= n <= 256:
         raise Refusal(f"a tile of {n} columns; multiples of 16 up to 256 are implemented on wgmma")
     sums = n // 2 * plan.row_atoms * (2 if plan.promote else 1)
-    most = MAX_COPIED_SUMS if plan.problem.copied else MAX_SUM_REGISTERS
+    most = MAX_SUM_REGISTERS if not plan.problem.copied or loads_while_copying(plan) else MAX_COPIED_SUMS
     if sums > most:
         raise Refusal(f"a tile of {m}×{n} keeps {sums} accumulator registers per thread; up to {most} leave room")
     if plan.splits > 1 and n // 2 * plan.row_atoms > MAX_SPLIT_SUM_REGISTERS:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .dtypes import DTYPES
+from .dtypes import DTYPES, itemsize
 from .epilogue import ARITY, COLUMN_NUMBER, ROW_NUMBER, Constant, Instruction
 from .refusal import Refusal
 
 COPY_WARPS = 8
 """Warps of the role that copies operands: the loads of a K tile are in the registers of all of them."""
 MAX_COPIED_SUMS = 64
-"""Accumulator registers per thread that leave the copying warps enough of the SM's registers."""
+"""Accumulator registers per thread that leave enough of the SM's registers to warps that copy through theirs."""
 CHUNK_BYTES = 16
 """Contiguous bytes of shared memory that a thread writes at a time: a chunk stays whole under every swizzle."""
 SOURCE_DTYPES = tuple(DTYPES)
@@ -21,6 +21,8 @@ NOT_COPIED = (
     " is copied by warps, which is implemented without scales of blocks of K, and where sizes and strides are known when"
     " the kernel is compiled; use hl.specialize"
 )
+GRANULES = (16, 8, 4)
+"""Bytes that one cp.async copies."""
 MAX_SPAN = 2**31 - 1
 """Elements of a source from its first to its last one: offsets are 32-bit."""
 
@@ -44,12 +46,13 @@ class Copied:
 
     ``operand`` is ``a``, ``b``, or the label of a second B. The first values are ``sources``, then one follows per
     instruction. The last value is rounded to the operand's type. ``row_number`` is the index of the line, and
-    ``column_number`` the index along K.
+    ``column_number`` the index along K. With a ``granule``, cp.async copies so many bytes at a time past the registers.
     """
 
     operand: str
     sources: tuple[CopySource, ...]
     instructions: tuple[Instruction, ...] = ()
+    granule: int = 0
 
     @property
     def last(self) -> int:
@@ -75,8 +78,19 @@ class Copied:
             span = (lines - 1) * source.pitch + (k - 1) * source.k_pitch
             if span > MAX_SPAN:
                 raise Refusal(f"{source.name} spans {span} elements; copies of up to {MAX_SPAN} are implemented")
+        if self.granule and (self.instructions or self.granule > granule_of(self.sources[0], 0)):
+            raise Refusal(f"{self.sources[0].name} cannot be copied by {self.granule} bytes at a time")
         for number, made in enumerate(self.instructions):
             arity = {**ARITY, COLUMN_NUMBER: 0, ROW_NUMBER: 0}.get(made.op)
             values = [x for x in made.arguments if not isinstance(x, Constant)]
             if arity != len(made.arguments) or any(not 0 <= x < len(self.sources) + number for x in values):
                 raise Refusal(f"instruction {number} of a computed operand, {made.op}, is not implemented")
+
+
+def granule_of(source: CopySource, batch_pitch: int) -> int:
+    """Return the bytes that cp.async can copy at a time, aligned and contiguous along K; 0 if they are fewer than 4."""
+    size = itemsize(source.dtype)
+    if source.k_pitch != 1:
+        return size if size in GRANULES else 0
+    steps = (source.pitch * size, batch_pitch * size)
+    return next((each for each in GRANULES if not any(step % each for step in steps)), 0)

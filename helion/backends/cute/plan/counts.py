@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from .copied import CHUNK_BYTES, COPY_WARPS, Copied, CopySource
 from .dtypes import itemsize
-from .records import SUM_BYTES, WARP_THREADS, GemmPlan
+from .records import LOADING_WARPS, SUM_BYTES, SWIZZLE_BYTES, WARP_THREADS, GemmPlan
 from .reductions import exchanges
 
+SWIZZLED_LINES = 8
+"""Lines of the pattern of a swizzle, which repeats after them."""
 ROW_SLOTS = 2
 """Stages of row exchanges: CTAs with the result of one exchange may begin the next while others still read."""
 
@@ -81,7 +83,7 @@ def counts(plan: GemmPlan) -> Counts:
         b_stage_bytes=b_bytes,
         ab=PipelineCounts(
             stages=plan.ab_stages,
-            full_arrivals=full_arrivals(plan),
+            full_arrivals=full_arrivals(plan, copy_warps(plan)),
             # wgmma: every consumer warp of every CTA that reads this CTA's loads; tcgen05: one commit per CTA or pair.
             empty_arrivals=sharers if tcgen05 else sharers * plan.consumer_warps,
             transaction_bytes=_bytes_by_tma(plan, a_bytes, b_bytes) * plan.ctas_per_mma,
@@ -154,17 +156,76 @@ def elements_of_thread(plan: GemmPlan, copied: Copied, source: CopySource) -> in
 def copied_registers(plan: GemmPlan) -> int:
     """Return the registers of a copying thread that loads of a K tile fill: elements share one in vectors alone."""
     found = 0
-    for copied in plan.problem.copied:
+    for copied in through_registers(plan):
         for source in copied.sources:
             size = itemsize(source.dtype) if is_vector(plan, copied, source) else max(4, itemsize(source.dtype))
             found += elements_of_thread(plan, copied, source) * size // 4
     return found
 
 
-def full_arrivals(plan: GemmPlan, copying_warps: int = COPY_WARPS) -> int:
-    """Return the arrivals that fill a stage of A and B: one of TMA, and one of each warp that copies operands."""
+def through_registers(plan: GemmPlan) -> list[Copied]:
+    """Return the operands that warps copy through registers."""
+    return [each for each in plan.problem.copied if not each.granule]
+
+
+def past_registers(plan: GemmPlan) -> list[Copied]:
+    """Return the operands that warps copy by cp.async."""
+    return [each for each in plan.problem.copied if each.granule]
+
+
+def loads_while_copying(plan: GemmPlan) -> bool:
+    """Return whether the warps that copy are those of the warpgroup that loads, whose first one uses TMA as well."""
+    return plan.unit == "wgmma" and bool(past_registers(plan)) and not through_registers(plan) and not plan.has_residual
+
+
+def copy_warps(plan: GemmPlan) -> int:
+    """Return the warps that copy operands."""
+    return LOADING_WARPS if loads_while_copying(plan) else COPY_WARPS
+
+
+def full_arrivals(plan: GemmPlan, copying_warps: int) -> int:
+    """Return the arrivals that fill a stage of A and B: one of TMA, one of each warp that copies operands through
+    registers, and one of each thread that copies by cp.async."""
     by_tma = len(plan.problem.copied) < 1 + plan.products
-    return by_tma + (copying_warps if plan.problem.copied else 0)
+    by_warps = copying_warps if through_registers(plan) else 0
+    return by_tma + by_warps + (copying_warps * WARP_THREADS if past_registers(plan) else 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GranuleWalk:
+    """The granules of a stage of ``lines`` lines that each of ``threads`` threads copies by cp.async.
+
+    A line has ``granules``. A thread has ``walks``, each of which goes to every ``step``-th line.
+    """
+
+    threads: int
+    lines: int
+    granules: int
+    walks: int
+    step: int
+
+
+def copied_line_step(plan: GemmPlan, copied: Copied) -> int:
+    """Return the divisor of the lines of a stage that all threads copy the same number of chunks or granules of."""
+    if copied.granule:
+        return granule_walk(plan, copied).step
+    return COPY_WARPS * WARP_THREADS * chunk_elements(plan) // plan.tile[2]
+
+
+def granule_walk(plan: GemmPlan, copied: Copied) -> GranuleWalk:
+    """Return the granules of a thread.
+
+    A warp that walks along contiguous lines copies 16 bytes of K of 8 lines at a time: its reads fill sectors, and its
+    writes all banks. Others read contiguous granules of a line.
+    """
+    threads, lines = copy_warps(plan) * WARP_THREADS, copied_lines(plan, copied)
+    granules = SWIZZLE_BYTES // copied.granule
+    if copied.lines_are_contiguous:
+        walks, step = SWIZZLE_BYTES // CHUNK_BYTES * WARP_THREADS // threads, SWIZZLED_LINES
+    else:
+        at_once = threads // granules
+        walks, step = max(1, SWIZZLED_LINES // at_once), max(SWIZZLED_LINES, at_once)
+    return GranuleWalk(threads=threads, lines=lines, granules=granules, walks=walks, step=step)
 
 
 def _bytes_by_tma(plan: GemmPlan, a_bytes: int, b_bytes: int) -> int:

@@ -23,6 +23,8 @@ RowsIn = Literal["cluster", "memory"]
 SWIZZLE_BYTES = 128
 """Width of the widest swizzle atom in shared memory, and of the tile of one TMA instruction."""
 WARPGROUP_THREADS = 128
+LOADING_WARPS = 4
+"""Register counts change per warpgroup, so the load warp of wgmma has a warpgroup to itself."""
 WGMMA_ROWS = 64
 SUM_BYTES = 4
 NAMES = ("A", "B", "D")

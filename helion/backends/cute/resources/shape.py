@@ -12,7 +12,7 @@ import torch
 from ...._compiler.facts.records import AxisFact, KernelFacts, MatmulFact, MemoryOpFact, RegionFact
 from ...._shapes import dtype_name
 from ..plan.build import MAX_PROMOTE_K_TILES
-from ..plan.copied import Copied, CopySource
+from ..plan.copied import Copied, CopySource, granule_of
 from ..plan.dtypes import itemsize
 from ..plan.epilogue import Epilogue, EpilogueOperand, EpilogueOutput, Instruction, OperandKind, OutputKind
 from ..plan.records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups, Major
@@ -322,9 +322,14 @@ def _copied(facts: KernelFacts, fact: MatmulFact, operands: Sequence[EpilogueOpe
         source = CopySource(
             name=f"source_{operand}", dtype=kept, pitch=0 if along_k else 1, k_pitch=1 if along_k else 2
         )
-        yield Copied(operand=operand, sources=(source,))
+        granule = 0
+        if op is not None and op.static and not computed and op.dtype == dtype:
+            steps = [n for at, n in zip(op.subscript_axes, op.strides, strict=True) if at != fact.k_axis]
+            granule = granule_of(replace(source, pitch=math.gcd(*steps)), 0)
+        yield Copied(operand=operand, sources=(source,), granule=granule)
         if operand == "b":
-            yield from (Copied(operand=each.label, sources=(source,)) for each in operands if each.kind == "product")
+            seconds = [each.label for each in operands if each.kind == "product"]
+            yield from (Copied(operand=label, sources=(source,), granule=granule) for label in seconds)
 
 
 def _stride(op: MemoryOpFact, axis: int | None) -> int:

@@ -1,27 +1,37 @@
-"""Warps that copy operands of the matmul through registers: any stride, major mode and type, or computed elements."""
+"""Warps that copy operands of the matmul: any stride, major mode and type, or computed elements, through registers, and
+what cp.async copies past them."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from ..plan.copied import COPY_WARPS
-from .edits import rewrite
+from ..plan.counts import loads_while_copying, past_registers, through_registers
+from ..plan.records import LOADING_WARPS, GemmPlan
+from .edits import edit_role, rewrite
 from .grammar import (
+    Acquire,
     Advance,
+    ArriveAfterCopies,
+    Commit,
     CopyAcquire,
     CopyCommit,
     CopyTail,
     Cursor,
     FenceShared,
+    Gate,
     KernelProgram,
     KLoop,
     LoadElements,
+    OrderCopies,
     RegisterLimit,
     Role,
     SetUp,
+    StartCopies,
     Step,
     TileLoop,
     TmaLoad,
+    Wait,
     WarpSync,
     WriteElements,
 )
@@ -29,18 +39,25 @@ from .registers import register_limit
 
 LOAD_REGISTERS, STORE_REGISTERS, COPY_REGISTERS = 24, 112, 112
 """128 x 24 + 256 x 112 + 256 x 112 registers are 60416 of the 61440 that 640 threads launch with."""
+START_REGISTERS, LARGE_STORE_REGISTERS = 88, 208
+"""Registers where the warpgroup that loads also copies: 128 x 88 + 256 x 208 of the 64512 that 384 threads launch with."""
 
 
 def with_copies(program: KernelProgram) -> KernelProgram:
     """Add the warps that copy operands, which TMA then does not load. A stage is full after both."""
-    labels = [copied.operand for copied in program.plan.problem.copied]
+    plan = program.plan
+    if past_registers(plan):
+        program = edit_role(program, "store" if plan.unit == "wgmma" else "multiply", _ordered)
+    if loads_while_copying(plan):
+        return _with_shared_warps(program)
+    labels = [copied.operand for copied in plan.problem.copied]
     first = program.warps
-    copy = Role(name="copy", first_warp=first, warps=COPY_WARPS, program=_copies(labels))
+    copy = Role(name="copy", first_warp=first, warps=COPY_WARPS, program=_copies(plan))
     roles = []
     for role in program.roles:
         if role.name != "load":
             roles.append(role)
-        elif len(labels) < 1 + program.plan.products:
+        elif len(labels) < 1 + plan.products:
             left = rewrite(role.program, lambda step: () if _is_copied(step, labels) else (step,))
             roles.append(dataclasses.replace(role, program=left))
     return dataclasses.replace(
@@ -48,12 +65,56 @@ def with_copies(program: KernelProgram) -> KernelProgram:
     )
 
 
+def _with_shared_warps(program: KernelProgram) -> KernelProgram:
+    """Let all warps of the loading warpgroup copy; the first one uses TMA for other operands."""
+    plan, load = program.plan, program.role("load")
+    labels = [copied.operand for copied in plan.problem.copied]
+    by_tma = [label for label in ("a", "b", *_second(plan)) if label not in labels]
+    loads = (Acquire("ab_copy"), *(TmaLoad(label, "ab_copy") for label in by_tma), Commit("ab_copy"))
+    steps = (CopyAcquire("ab_copy"), *((Gate("first_warp", loads),) if by_tma else ()))
+    copies = (*(StartCopies(label, "ab_copy") for label in labels), ArriveAfterCopies("ab_copy"), Advance("ab_copy"))
+    views = tuple(step for step in load.program if isinstance(step, SetUp)) if by_tma else ()
+    role = Role(
+        name="copy",
+        first_warp=load.first_warp,
+        warps=LOADING_WARPS,
+        program=(
+            *views,
+            SetUp("copies"),
+            Cursor("ab_copy", "ab", "producer"),
+            TileLoop((KLoop((*steps, *copies)),)),
+            CopyTail("ab_copy"),
+        ),
+    )
+    limits = [
+        (0, LOADING_WARPS, START_REGISTERS),
+        (LOADING_WARPS, program.warps - LOADING_WARPS, LARGE_STORE_REGISTERS),
+    ]
+    return dataclasses.replace(
+        program,
+        roles=(role, *(each for each in program.roles if each is not load)),
+        registers=tuple(register_limit(plan, program.warps, *each) for each in limits) if program.registers else (),
+    )
+
+
+def _second(plan: GemmPlan) -> list[str]:
+    return [operand.label for operand in plan.problem.epilogue.of_kind("product")]
+
+
 def _is_copied(step: Step, labels: list[str]) -> bool:
     return isinstance(step, TmaLoad) and step.operand in labels
 
 
-def _copies(labels: list[str]) -> tuple[Step, ...]:
-    """Build the program of the copying warps. The loads of the next K tile are in flight while they wait for its stage."""
+def _ordered(step: Step) -> tuple[Step, ...]:
+    """Order copies after each wait for operands."""
+    return (step, OrderCopies("ab_read")) if step == Wait("ab_read") else (step,)
+
+
+def _copies(plan: GemmPlan) -> tuple[Step, ...]:
+    """Build the program of the copying warps. Loads into registers for the next K tile are in flight while they wait for
+    its stage; cp.async has all stages in flight."""
+    labels = [each.operand for each in through_registers(plan)]
+    started = [each.operand for each in past_registers(plan)]
     return (
         SetUp("copies"),
         Cursor("ab_copy", "ab", "producer"),
@@ -63,10 +124,10 @@ def _copies(labels: list[str]) -> tuple[Step, ...]:
                 KLoop(
                     (
                         CopyAcquire("ab_copy"),
+                        *(StartCopies(label, "ab_copy") for label in started),
+                        *((ArriveAfterCopies("ab_copy"),) if started else ()),
                         *(WriteElements(label, "ab_copy") for label in labels),
-                        FenceShared(),
-                        WarpSync(),
-                        CopyCommit("ab_copy"),
+                        *((FenceShared(), WarpSync(), CopyCommit("ab_copy")) if labels else ()),
                         *(LoadElements(label, ahead=1) for label in labels),
                         Advance("ab_copy"),
                     )

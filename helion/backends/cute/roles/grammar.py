@@ -178,6 +178,29 @@ class CopyCommit(CopyStep):
 
 
 @dataclass(frozen=True)
+class StartCopies(CopyStep):
+    """Start cp.async copies of an operand, for the current K tile, to the stage of ``cursor``: zeros past the end of K."""
+
+    operand: str
+    cursor: str
+
+
+@dataclass(frozen=True)
+class ArriveAfterCopies(CopyStep):
+    """Copying warp: let each thread arrive at the full barrier of the stage when all copies that it has started are
+    complete."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
+class OrderCopies(CopyStep):
+    """Consumer: order completed copies of the full stage of ``cursor`` before the reads of the matrix unit."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
 class CopyTail(CopyStep):
     """Copying warp: wait until every stage has been released."""
 

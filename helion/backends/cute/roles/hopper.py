@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..plan.counts import counts
-from ..plan.records import GemmPlan
+from ..plan.records import LOADING_WARPS, GemmPlan
 from .common import last_stores, load_role, store_subtile
 from .edits import contains, rewrite
 from .grammar import (
@@ -34,8 +34,6 @@ from .grammar import (
 )
 from .registers import register_limit
 
-LOADING_WARPS = 4
-"""Register counts change per warpgroup, so the load warp has a warpgroup to itself."""
 LOADING_REGISTERS = 40
 STORING_REGISTERS = 232
 """128 x 40 + 256 x 232 registers are 64512 of 65536."""

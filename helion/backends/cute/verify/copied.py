@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..plan.records import WARP_THREADS
 from ..roles import grammar as g
 from .cluster import Cluster, Ready, Running, rule
 from .elements import copied_by
@@ -47,6 +48,40 @@ def _(cluster: Cluster, step: g.CopyCommit, warp: Warp) -> None:
         ring.slots[index].held[copied_by(operand, warp.number), warp.cta.rank] = tag
     warp.copies.fenced = []
     ring.full[index].arrive()
+
+
+@rule(g.StartCopies)
+def _(cluster: Cluster, step: g.StartCopies, warp: Warp) -> None:
+    ring, index, _ = cluster.slot(warp, step.cursor)
+    if ring.slots[index].readers:
+        raise Fault(f"{step.operand} of K tile {warp.k_tile} of tile {warp.tile} overwrites a slot that is being read")
+    ring.slots[index].held.pop((copied_by(step.operand, warp.number), warp.cta.rank), None)
+    warp.copies.started.append((index, step.operand, (warp.tile, warp.k_tile)))
+
+
+@rule(g.ArriveAfterCopies)
+def _(cluster: Cluster, step: g.ArriveAfterCopies, warp: Warp) -> None:
+    """Send the arrivals of all lanes, which come with the last copy."""
+    ring, index, _ = cluster.slot(warp, step.cursor)
+    started, warp.copies.started = warp.copies.started, []
+    for written, operand, _ in started:
+        if written != index:
+            raise Fault(f"stage {index} is full, and {operand} was copied to stage {written}")
+
+    def complete() -> None:
+        for _, operand, tag in started:
+            ring.slots[index].held[copied_by(operand, warp.number), warp.cta.rank] = tag
+        ring.slots[index].copied = True
+        for _ in range(WARP_THREADS):
+            ring.full[index].arrive()
+
+    cluster.send(warp.cta, complete)
+
+
+@rule(g.OrderCopies)
+def _(cluster: Cluster, step: g.OrderCopies, warp: Warp) -> None:
+    _, index, _ = cluster.slot(warp, step.cursor)
+    warp.copies.unordered.discard(index)
 
 
 @rule(g.CopyTail)

@@ -18,6 +18,10 @@ class Elements:
     """By operand: the K tile whose sources are loaded into registers."""
     unfenced: list[tuple[int, str, tuple[int, int]]] = field(default_factory=list)
     fenced: list[tuple[int, str, tuple[int, int]]] = field(default_factory=list)
+    started: list[tuple[int, str, tuple[int, int]]] = field(default_factory=list)
+    """Copies by cp.async since it last arrived after them."""
+    unordered: set[int] = field(default_factory=set)
+    """Stages that a consumer has waited for, and whose copies no fence orders yet."""
     synced: bool = True
     """False if the lanes have not synchronized since the last writes and the fence after them."""
 

@@ -146,6 +146,8 @@ def _(cluster: Cluster, step: g.Commit, warp: Warp) -> None:
 @rule(g.Wait)
 def _(cluster: Cluster, step: g.Wait, warp: Warp) -> Ready:
     ring, index, parity = cluster.slot(warp, step.cursor)
+    if ring.pipeline.name == "ab":
+        warp.copies.unordered.add(index)
     return lambda: ring.full[index].passed(parity)
 
 
@@ -264,6 +266,8 @@ def _(cluster: Cluster, step: g.WgmmaFence, warp: Warp) -> None:
 def _(cluster: Cluster, step: g.Mma, warp: Warp) -> None:
     ring, index, _ = cluster.slot(warp, step.cursor)
     tag = (warp.tile, warp.k_tile)
+    if ring.slots[index].copied and index in warp.copies.unordered:
+        raise Fault(f"stage {index} is read by the matrix unit before a fence orders the copies that cp.async wrote")
     if ring.pipeline.kind == "tma_umma":
         _issue_umma(cluster, warp, ring, index, tag)
     else:

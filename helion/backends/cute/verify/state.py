@@ -53,6 +53,8 @@ class Slot:
     held: dict[tuple[str, int], Tag] = field(default_factory=dict)
     """Contents by operand and by the CTA that loaded its part."""
     readers: int = 0
+    copied: bool = False
+    """True if cp.async has written parts, which a fence of each reader orders before the matrix unit."""
 
 
 @dataclass
