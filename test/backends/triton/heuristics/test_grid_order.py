@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from harness import tensor
@@ -13,8 +15,13 @@ from benchmarks.workloads.products import (
     packed_geglu,
     routed_experts,
 )
+from helion.backends.triton.heuristics.families.matmul import grid_order
+from helion.backends.triton.heuristics.families.matmul.extents import Extents
 from helion.backends.triton.heuristics.families.matmul.grid_order import ordered
+from helion.backends.triton.heuristics.families.matmul.tiles import single_product, sizer_as_written
+from helion.backends.triton.heuristics.predicted_time import proposal_us
 from helion.backends.triton.proposal import TritonProposal
+from helion.backends.triton.resources.time.demand import rereads_depend_on_groups
 from helion.hardware import target
 
 BF16, INT32 = torch.bfloat16, torch.int32
@@ -68,3 +75,34 @@ def test_sums_beside_a_product_leave_room_for_a_second_program() -> None:
     args = (tensor(5000, 768, dtype=BF16), tensor(10000, 768, dtype=BF16), 0.5)
     config = gaussian_affinity.bind(args, target="h200").default_config()
     assert config["pid_type"] == "flat" and config["num_stages"] == 3 and config["l2_groupings"] == [8]
+
+
+@pytest.mark.parametrize("gpu", ["h100", "a100", "mi300x"])
+@pytest.mark.parametrize(("rows", "depth", "grouped"), [(1000, 512, False), (65536, 4096, True)])
+def test_groups_of_rows_are_timed_only_where_the_cache_does_not_keep_what_programs_share(
+    rows: int, depth: int, grouped: bool, gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = (tensor(rows, depth, dtype=BF16), tensor(depth, 2048, dtype=BF16), tensor(2048, dtype=BF16))
+    kernel, device = packed_geglu.bind(args, target=gpu), target(gpu)
+    rows_id, columns_id, depth_id = (axis.block_id for axis in kernel.facts.tunable_axes)
+    tile = {rows_id: 64, columns_id: 64, depth_id: 32}
+    given = TritonProposal(reason="", block_sizes=tile, num_warps=4, num_stages=3)
+    times = {proposal_us(kernel.facts, replace(given, l2_groupings={0: n}), device) for n in (1, 4, 64)}
+    assert rereads_depend_on_groups(kernel.facts, device) is grouped
+    assert (len(times) > 1) is grouped
+    timed = []
+    monkeypatch.setattr(grid_order, "proposal_us", lambda facts, proposal, target: timed.append(proposal) or 1.0)
+    ordered(kernel.facts, given, device)
+    assert any(proposal.l2_groupings for proposal in timed) is (grouped and len(timed) > 0)
+    assert len(timed) in ((0, 6) if grouped else (0, 2))  # trust in the order of programs is a row of data
+
+
+def test_the_sizer_of_a_matmul_as_written_is_shared_by_its_heuristics() -> None:
+    facts = packed_geglu.bind(
+        (tensor(300, 512, dtype=BF16), tensor(512, 1024, dtype=BF16), tensor(1024, dtype=BF16)), target="h100"
+    ).facts
+    extents = single_product(facts)
+    assert isinstance(extents, Extents)
+    assert sizer_as_written(facts, extents, target("h100")) is sizer_as_written(facts, extents, target("h100"))
+    others = sizer_as_written(replace(facts), extents, target("h100")), sizer_as_written(facts, extents, target("h200"))
+    assert len({id(each) for each in (sizer_as_written(facts, extents, target("h100")), *others)}) == 3

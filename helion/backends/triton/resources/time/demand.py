@@ -131,6 +131,16 @@ def demands(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Ta
     return [_Count(launch, predicted, target, root).demand() for root in roots_of(facts)]
 
 
+def rereads_depend_on_groups(facts: KernelFacts, target: Target) -> bool:
+    """Return whether programs share a load that the L2 cache cannot keep. Else groups of rows change no time."""
+    accesses = (access for root in roots_of(facts) for access in root.accesses)
+    return any(each.kind == "load" and each.apart and not _stays_cached(each, target) for each in accesses)
+
+
+def _stays_cached(access: Access, target: Target) -> bool:
+    return access.once_bytes <= target.l2_bytes * _L2_SHARE
+
+
 class _Count:
     """Sums over the facts of one root."""
 
@@ -247,7 +257,7 @@ class _Count:
         first = asked / passes
         total = programs * first if access.numbered else min(once, programs * first)
         again = 0.0
-        small = once <= self.target.l2_bytes * _L2_SHARE
+        small = _stays_cached(access, self.target)
         shared = [axis for axis in access.apart if nest.trips[axis] > 1]
         place = access.storage, tuple(shared)
         if access.kind == "load":

@@ -15,6 +15,7 @@ from ......_compiler.facts.records import KernelFacts
 from ......_shapes import cdiv
 from ......hardware import Target
 from ....proposal import TritonProposal
+from ....resources.time.demand import rereads_depend_on_groups
 from ...choose import trust, unless_faster
 from ...predicted_time import proposal_us
 from ...sizing import all_sizes, extent_of
@@ -42,12 +43,14 @@ def ordered(facts: KernelFacts, proposal: TritonProposal, target: Target) -> Tri
         return proposal
     if proposal.l2_groupings or proposal.loop_orders or proposal.pid_type is not None or "split_k" in proposal.launch:
         return proposal
-    first, *others = ((option, proposal_us(facts, option, target)) for option in (proposal, *_options(facts, proposal)))
+    options = (proposal, *_options(facts, proposal, target))
+    first, *others = ((option, proposal_us(facts, option, target)) for option in options)
     return unless_faster(first, others, gain)
 
 
-def _options(facts: KernelFacts, proposal: TritonProposal) -> Iterator[TritonProposal]:
-    """Yield the column-major order, then groups of rows."""
+def _options(facts: KernelFacts, proposal: TritonProposal, target: Target) -> Iterator[TritonProposal]:
+    """Yield the column-major order, then groups of rows if they may change the time."""
+    groups = _TUNED.groups if rereads_depend_on_groups(facts, target) else ()
     roots = {facts.regions[fact.region].root for fact in facts.matmuls}
     sizes = all_sizes(facts, proposal.block_sizes)
     grids = [region for region in facts.regions if region.kind == "root" and region.root in roots]
@@ -55,6 +58,6 @@ def _options(facts: KernelFacts, proposal: TritonProposal) -> Iterator[TritonPro
         tiles = [cdiv(extent_of(facts.axes[axis]), sizes[axis]) for axis in grid.axes]
         if len(tiles) == 2 and min(tiles) > 1:
             yield replace(proposal, loop_orders={grid.root: (1, 0)}, reason=f"{proposal.reason}, columns first")
-            for group in _TUNED.groups:
+            for group in groups:
                 reason = f"{proposal.reason}, {group} rows at a time"
                 yield replace(proposal, l2_groupings={grid.root: group}, reason=reason)

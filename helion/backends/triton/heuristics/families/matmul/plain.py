@@ -32,7 +32,7 @@ from ......hardware import Target
 from ....proposal import TritonProposal
 from .grid_order import ordered
 from .precomputed import hoisting, unhoisted
-from .tiles import ProductSizer, single_product
+from .tiles import ProductSizer, single_product, sizer_as_written
 
 
 class TritonMatmulHeuristic(Heuristic):
@@ -45,5 +45,5 @@ class TritonMatmulHeuristic(Heuristic):
             return extents
         if not unhoisted(facts, target):
             return hoisting(ProductSizer(facts.after("precompute_operands").facts, extents, target).proposals())
-        sizer = ProductSizer(facts, extents, target)
-        return tuple(ordered(facts, each, target) for each in sizer.proposals())
+        found = sizer_as_written(facts, extents, target).proposals()
+        return tuple(ordered(facts, each, target) for each in found)

@@ -18,7 +18,7 @@ from ......hardware import Target
 from ....proposal import TritonProposal
 from ...choose import trust
 from ...tuned import Tuned, tuned
-from .tiles import ProductSizer, ProductTile, Rewriting, single_product
+from .tiles import ProductSizer, ProductTile, Rewriting, single_product, sizer_as_written
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,8 @@ class TritonRewrittenMatmulHeuristic(Heuristic):
             return Declined(
                 f"predicted times of rewritten operands were not compared with measured ones on {target.name}"
             )
-        before = ProductSizer(facts, extents, target).fastest()[1] * (
-            _TUNED.unaligned if facts.unaligned_operands else 1
-        )
+        before = sizer_as_written(facts, extents, target).fastest()[1]
+        before *= _TUNED.unaligned if facts.unaligned_operands else 1
         found = [option for option in _options(facts, target) if option[1] <= _worth(option[0], target) * before]
         if not found:
             return Declined(f"no rewrite of the operands is predicted to take less than {before:.0f} us")

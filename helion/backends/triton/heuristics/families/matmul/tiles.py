@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +15,7 @@ from ......autotuner.proposal import Declined, Predicted
 from ......hardware import Target
 from ....proposal import TritonProposal
 from ....resources.matrix import ASYNC_ROWS, is_k_major, is_transposed, partial_sum
-from ....resources.predict import predict
+from ....resources.predict import Same, predict
 from ....resources.time.launch import Launch
 from ....resources.time.predict import timing
 from ...choose import Timed, fastest, trust, unless_faster
@@ -88,6 +89,7 @@ class ProductSizer:
     ) -> None:
         self.facts, self.found, self.target, self.parts = facts, found, target, parts
         self.rewriting = rewriting
+        self._times: dict[ProductTile, float] = {}
         self.tuned = tuned(TileNumbers, target)
         self.fact: MatmulFact = facts.matmuls[0]
         fact = self.fact
@@ -141,8 +143,7 @@ class ProductSizer:
     def fastest(self) -> Timed[TritonProposal]:
         """Return the fastest of tiles with and without split-K, with its predicted time."""
         first = self.tile(spread=self.tuned.long_k_first)
-        shared = self.fastest_shared()
-        found = fastest(((self.proposal(first, grouped=False), self.time_us(first)), *shared))
+        found = fastest(((self.proposal(first, grouped=False), self.time_us(first)), *self.fastest_shared))
         assert found is not None
         return found
 
@@ -267,10 +268,11 @@ class ProductSizer:
 
     def shared(self, first: ProductTile) -> TritonProposal | None:
         """Return a larger tile with split-K where that is faster: operands are read less often, by more SMs."""
-        return unless_faster((None, self.time_us(first)), self.fastest_shared(), trust(self.target).split_k)
+        return unless_faster((None, self.time_us(first)), self.fastest_shared, trust(self.target).split_k)
 
+    @functools.cached_property
     def fastest_shared(self) -> tuple[Timed[TritonProposal], ...]:
-        """Return the fastest tile with split-K and its predicted time; empty where K cannot be split."""
+        """The fastest tile with split-K and its predicted time; empty where K cannot be split."""
         m, n = self.start()
         least = self.tuned.mma_v2_floor if self.mma_v2 else self.tuned.tile_floor
         few = 2 * self.blocks(m, n) <= self.target.num_sms * (self.tuned.mma_v2_programs if self.mma_v2 else 1)
@@ -294,6 +296,11 @@ class ProductSizer:
         return self.proposal(tile, grouped=False), self.time_us(tile)
 
     def time_us(self, tile: ProductTile) -> float:
+        if tile not in self._times:
+            self._times[tile] = self._time_us(tile)
+        return self._times[tile]
+
+    def _time_us(self, tile: ProductTile) -> float:
         predicted = self.predict(tile)
         if not predicted.fits or predicted.spills:
             return math.inf
@@ -525,6 +532,16 @@ def _shared_sides(side: int, least: int) -> list[int]:
 def _halves(side: int) -> list[int]:
     """Return a side of a tile and its halves, down to the smallest that matrix units take."""
     return [side >> i for i in range(side.bit_length()) if side >> i >= min(side, _MIN_SIDE)]
+
+
+def sizer_as_written(facts: KernelFacts, extents: Extents, target: Target) -> ProductSizer:
+    """Return the sizer of the matmul without a rewrite; a repeated call returns the same, with the times that it knows."""
+    return _sizer(Same(facts), extents, target)
+
+
+@functools.lru_cache(maxsize=16)
+def _sizer(same: Same, extents: Extents, target: Target) -> ProductSizer:
+    return ProductSizer(same.facts, extents, target)
 
 
 def _cap(extent: int) -> int:
