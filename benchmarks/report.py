@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import goals, sweep  # noqa: E402
+from benchmarks import distributed_report, goals, sweep  # noqa: E402
 from benchmarks.cells import timed_cells  # noqa: E402
 from benchmarks.goals import Finding, number  # noqa: E402
 from benchmarks.seeds import BOUNDS, RESULTS, SUITES, Row  # noqa: E402
@@ -514,6 +514,7 @@ def render(
     scores: Iterable[sweep.Score] = (),
     folder: str = "performance",
     cute: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    distributed: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> str:
     """The page; ``folder`` is where its plots are, relative to it."""
     lines = [
@@ -552,6 +553,7 @@ def render(
         if suites:
             lines += limits([row for each in suites.values() for row in each.rows])
     lines += cute_sections(cute or {})
+    lines += distributed_report.sections(distributed or {})
     lines += dispatch_sections(dispatches)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -577,9 +579,10 @@ def main() -> int:
     write_plots(results, folder)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     scores = sweep.scores(sweep.parse(sweep.KEPT.read_text()))
-    options.out.write_text(render(results, dispatches, scores, folder.name, read_cute(options.results / "cute")))
+    cute, distributed = read_cute(options.results / "cute"), distributed_report.read(options.results)
+    options.out.write_text(render(results, dispatches, scores, folder.name, cute, distributed))
     if options.out == PAGE:
-        README.write_text(with_figures(README.read_text(), read_cute(options.results / "cute")))
+        README.write_text(with_figures(README.read_text(), cute))
     print(f"{options.out}: {len(results)} suites, {len(dispatches)} of dispatch")
     return 0
 

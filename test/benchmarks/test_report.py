@@ -286,7 +286,8 @@ def test_the_page_is_what_the_results_say() -> None:
         section = re.search(r"^## Seeds beside sweeps\n.*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
         assert section is not None
         page = page.replace(section[0], "")
-    assert report.render(results, dispatches, scores, cute=cute) == page, remedy
+    distributed = report.distributed_report.read(seeds.RESULTS)
+    assert report.render(results, dispatches, scores, cute=cute, distributed=distributed) == page, remedy
     drawn = {path.stem for path in report.PAGE.with_suffix("").glob("*.svg")}
     assert drawn == {each.slug for each in results if report.has_plot(each)}, remedy
 

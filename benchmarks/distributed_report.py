@@ -1,0 +1,135 @@
+"""The section of docs/performance.md about several GPUs, of what `benchmarks/distributed.py` writes.
+
+A file `benchmarks/results/DEVICE-distributed.jsonl` is its `distributed.jsonl`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Row = Mapping[str, Any]
+SUFFIX = "-distributed"
+#: Bytes of an element of all products.
+_ELEMENT_BYTES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """All variants of one case and size: microseconds by variant. Calls in a graph are a cell of their own."""
+
+    case: str
+    what: str
+    graph: bool
+    times: Mapping[str, float]
+
+    def best(self, *kinds: str) -> tuple[str, float] | None:
+        """Return the fastest variant of these kinds, and its microseconds."""
+        able = [(us, variant) for variant, us in self.times.items() if _kind(variant) in kinds]
+        return (min(able)[1], min(able)[0]) if able else None
+
+
+def _kind(variant: str) -> str:
+    """Return whose variant it is: of a kernel under its default config or under another one, or of a library."""
+    if variant == "cublas alone" or variant == "copy engine":
+        return variant
+    if "nccl" in variant:
+        return "nccl"
+    if "torch" in variant:
+        return "torch"
+    return "config" if re.search(r", \d|warps", variant) else "default"
+
+
+def read(folder: Path) -> dict[str, list[Row]]:
+    """Return the rows by device, of files that are called so."""
+    files = sorted(folder.glob(f"*{SUFFIX}.jsonl"))
+    return {f.stem.removesuffix(SUFFIX): [json.loads(line) for line in f.read_text().splitlines()] for f in files}
+
+
+def cells(rows: Sequence[Row]) -> list[Cell]:
+    """Return the cells in the order of their first rows."""
+    found: dict[tuple[str, str, bool], dict[str, float]] = {}
+    for row in rows:
+        if row.get("us") is not None:
+            part = f", {row['variant'].partition(',')[0]}" if row["case"] == "experts" else ""
+            key = (row["case"], row["what"] + part, bool(row.get("graph")))
+            found.setdefault(key, {})[row["variant"]] = row["us"]
+    return [Cell(case=case, what=what, graph=graph, times=times) for (case, what, graph), times in found.items()]
+
+
+def _sent_bytes(cell: Cell) -> int | None:
+    """Return the bytes that each of two ranks sends for a product."""
+    sizes = re.fullmatch(r"(\d+) x (\d+) x (\d+)", cell.what)
+    if sizes is None:
+        return None
+    rows, _, columns = map(int, sizes.groups())
+    return rows * columns * _ELEMENT_BYTES // (1 if cell.case == "matmul_all_reduce" else 2)
+
+
+def goals(cell: Cell, link_gb_per_s: float | None) -> Iterator[tuple[str, float, float]]:
+    """Yield each goal of a cell: what is compared, the ratio of times, and the largest one wanted."""
+    ours, nccl, torch, alone = cell.best("default"), cell.best("nccl"), cell.best("torch"), cell.best("cublas alone")
+    if ours is None:
+        return
+    if nccl is not None and cell.case != "experts":
+        small = cell.case == "all_reduce" and int(cell.what.split()[0]) <= 512
+        yield "nccl", ours[1] / nccl[1], 0.6 if small else 0.55 if cell.case == "rms_norm" else 1.0
+    if torch is not None and cell.case == "all_gather_matmul":
+        yield "torch", ours[1] / torch[1], 1 / 0.97
+    sent = _sent_bytes(cell)
+    if alone is not None and sent is not None and link_gb_per_s:
+        yield "bound", ours[1] / max(alone[1], sent / link_gb_per_s / 1e3), 1 / 0.9
+    if cell.case == "experts":
+        most = 85 if "dispatch" in ours[0] else 90
+        yield f"{most} us", ours[1] / most, 1.0
+
+
+def _link(found: Sequence[Cell]) -> float | None:
+    """Return the bandwidth of the copy engine in GB/s."""
+    times = [(int(cell.what.split()[0]), us) for cell in found if cell.case == "link" for us in cell.times.values()]
+    return max((megabytes * 2**20 / us / 1e3 for megabytes, us in times), default=None)
+
+
+def _line(cell: Cell, link: float | None) -> tuple[str, ...]:
+    def text(*kinds: str) -> str:
+        best = cell.best(*kinds)
+        return "-" if best is None else f"{best[1]:.1f}"
+
+    ours = cell.best("default")
+    held = [f"{ratio:.2f} of {of}{'' if ratio <= most else ' (missed)'}" for of, ratio, most in goals(cell, link)]
+    where = f"{cell.what}, in a graph" if cell.graph else cell.what
+    name = "-" if ours is None else ours[0]
+    return cell.case, where, text("default"), name, text("config"), text("nccl"), text("torch"), "; ".join(held)
+
+
+def sections(by_device: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Return the lines of the page about several GPUs."""
+    lines: list[str] = []
+    for device, rows in by_device.items():
+        checks = [row for row in rows if "right" in row]
+        wrong = [f"{row['case']}: {row.get('what', '')}" for row in checks if not row["right"]]
+        failed = [
+            f"{row['case']}, {row['what']}, {row['variant']}: {row['error']}"
+            for row in rows
+            if "variant" in row and "error" in row
+        ]
+        found = cells(rows)
+        link = _link(found)
+        held = [ratio <= most for cell in found for _, ratio, most in goals(cell, link)]
+        lines += [f"## Several GPUs, two of {device}", ""]
+        lines += [f"{len(checks)} checks, {len(wrong)} wrong. Of {len(held)} goals {sum(held)} are met."]
+        lines += [f"Wrong: {'; '.join(wrong)}."] if wrong else []
+        lines += [f"The copy engine sends {link:.0f} GB/s in each direction." if link else "The link was not measured."]
+        lines += ["Microseconds of a call, the larger of both ranks, without NVLink multicast.", ""]
+        header = ("case", "size", "default", "variant", "best config", "nccl", "torch", "ratio of the default's time")
+        body = [_line(cell, link) for cell in found if cell.case != "link"]
+        lines += [
+            f"| {' | '.join(each)} |"
+            for each in (header, [":--", ":--", "--:", ":--", "--:", "--:", "--:", ":--"], *body)
+        ]
+        lines += ["", *(f"- {each}" for each in failed), *[""] * bool(failed)]
+    return lines
