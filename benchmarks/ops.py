@@ -51,6 +51,7 @@ IN_TF32 = (
     "latent_decode",
     "paged_decode",
     "linear_attention",
+    "gated_delta_rule",
 )
 TF32_TOLERANCE = 1e-2
 #: Rows and columns with one scale.
@@ -215,6 +216,21 @@ def int8_linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> t
     return F.linear(x, weight.to(x.dtype)) * scale
 
 
+def sampled(logits: torch.Tensor) -> torch.Tensor:
+    """Sample as ``sample(logits, temperature=0.7, top_k=50, top_p=0.9)`` does."""
+    best, tokens = (logits.float() / 0.7).topk(50)
+    p = best.softmax(-1)
+    p = torch.where(p.cumsum(-1) - p < 0.9, p, 0.0)
+    return tokens.gather(-1, (p / torch.empty_like(p).exponential_()).argmax(-1, keepdim=True))[:, 0]
+
+
+def nucleus(logits: torch.Tensor) -> torch.Tensor:
+    """Sample as ``sample(logits, top_p=0.9)`` does."""
+    p, tokens = logits.float().softmax(-1).sort(descending=True)
+    p = torch.where(p.cumsum(-1) - p < 0.9, p, 0.0)
+    return tokens.gather(-1, (p / torch.empty_like(p).exponential_()).argmax(-1, keepdim=True))[:, 0]
+
+
 def bag(table: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     return F.embedding_bag(indices, table, offsets, mode="sum", include_last_offset=True)
 
@@ -227,6 +243,26 @@ def linear_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: t
     since = decay.cumsum(-1)
     between = (since[..., :, None] - since[..., None, :]).tril().exp().tril()
     return q.size(-1) ** -0.5 * ((q @ k.transpose(-1, -2)).float() * between).to(v.dtype) @ v
+
+
+def delta_rule(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor
+) -> torch.Tensor:
+    """Compute `gated_delta_rule` by chunks of 64 positions, of as many heads of `q` as of `v`."""
+    heads = [t.unflatten(2, (-1, 64)).float() for t in (q, k, v, decay, beta)]
+    q, k, v, decay, beta = heads
+    since = decay.cumsum(-1)
+    between = (since[..., :, None] - since[..., None, :]).tril().exp().tril()
+    system = (k @ k.mT * between * beta[..., None]).tril(-1) + torch.eye(64, device=q.device)
+    right = torch.cat((v * beta[..., None], k * (beta * since.exp())[..., None]), -1)
+    fresh, erased = torch.linalg.solve_triangular(system, right, upper=False).split((v.size(-1), k.size(-1)), -1)
+    scores, state, found = q @ k.mT * between, v.new_zeros(*v.shape[:2], k.size(-1), v.size(-1)), []
+    for c in range(q.size(2)):
+        values = fresh[:, :, c] - erased[:, :, c] @ state
+        found.append(scores[:, :, c] @ values + q[:, :, c] * since[:, :, c].exp()[..., None] @ state)
+        faded = k[:, :, c] * (since[:, :, c, -1:] - since[:, :, c]).exp()[..., None]
+        state = state * since[:, :, c, -1].exp()[..., None, None] + faded.mT @ values
+    return torch.cat(found, 2).mul(k.size(-1) ** -0.5)
 
 
 # --- cells -----------------------------------------------------------------------------------------------------------------
@@ -352,6 +388,11 @@ def _matmul_cells() -> Iterator[Cell]:
             return normal(m, k), integers(255, n, k).sub(127).to(torch.int8), torch.rand(n, device=DEVICE).to(BF16) / 64
 
         yield Cell("int8_linear", shape, ops.int8_linear, int8_linear, weights, (0,), m)
+    in_best = functools.partial(ops.sample, temperature=0.7, top_k=50, top_p=0.9)
+    for m, n in ((1, 128256), (64, 151936)):
+        words = lambda m=m, n=n: (normal(m, n, scale=3.0),)  # noqa: E731
+        yield Cell("sample", f"{m}x{n} top_k, top_p", in_best, sampled, words, (), m)
+        yield Cell("sample", f"{m}x{n} top_p", functools.partial(ops.sample, top_p=0.9), nucleus, words, (), m)
     for tokens, experts, count in ((8192, 128, 8), (32, 8, 2)):
         made = lambda t=tokens, e=experts, c=count: (normal(t, e), c)  # noqa: E731
         yield Cell("route", f"{tokens}x{experts} top {count}", ops.route, routed, made, (), tokens)
@@ -384,6 +425,13 @@ def _sequence_cells() -> Iterator[Cell]:
         def linear(b: int = batch, h: int = heads, s: int = length) -> tuple[torch.Tensor, ...]:
             return *(normal(b, h, s, 64) for _ in range(3)), -torch.rand(b, h, s, device=DEVICE) * 0.1
 
+        def deltas(b: int = batch, h: int = heads, s: int = length) -> tuple[torch.Tensor, ...]:
+            key = F.normalize(normal(b, h, s, 128).float(), dim=-1).to(BF16)
+            steps = -torch.rand(b, h, s, device=DEVICE) * 0.1
+            return normal(b, h, s, 128), key, normal(b, h, s, 128), steps, torch.rand(b, h, s, device=DEVICE)
+
+        forward = lambda *args: ops.gated_delta_rule(*args)[0]  # noqa: E731
+        yield Cell("gated_delta_rule", f"{batch}x{heads}x{length}x128", forward, delta_rule, deltas, ())
         shape = f"{batch}x{heads}x{length}x64"
         yield Cell("linear_attention", shape, ops.linear_attention, linear_attention, linear, ())
 

@@ -37,11 +37,13 @@ if TYPE_CHECKING:
     from .kernels.layer_norm import layer_norm as layer_norm
     from .kernels.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
     from .kernels.qk_norm_rope import qk_norm_rope as qk_norm_rope
+    from .kernels.recurrences import gated_delta_rule as gated_delta_rule
     from .kernels.recurrences import linear_attention as linear_attention
     from .kernels.recurrences import selective_scan as selective_scan
     from .kernels.rms_norm import add_rms_norm as add_rms_norm
     from .kernels.rms_norm import rms_norm as rms_norm
     from .kernels.rope import rope as rope
+    from .kernels.sampling import sample as sample
     from .kernels.softmax import softmax as softmax
     from .kernels.varlen import varlen_attention as varlen_attention
 
@@ -62,6 +64,7 @@ _FILES: dict[str, Any] = {
     "recurrences": lazy("helion.ops.kernels.recurrences"),
     "rms_norm": lazy("helion.ops.kernels.rms_norm"),
     "rope": lazy("helion.ops.kernels.rope"),
+    "sampling": lazy("helion.ops.kernels.sampling"),
     "softmax": lazy("helion.ops.kernels.softmax"),
     "varlen": lazy("helion.ops.kernels.varlen"),
 }
@@ -74,6 +77,7 @@ _OPS: dict[str, Any] = {
     "cross_entropy": _FILES["cross_entropy"],
     "decode": _FILES["decode"],
     "embedding_bag": _FILES["bags"],
+    "gated_delta_rule": _FILES["recurrences"],
     "geglu": _FILES["gated"],
     "grouped_matmul": _FILES["experts"],
     "int4_linear": _FILES["int4_linear"],
@@ -94,6 +98,7 @@ _OPS: dict[str, Any] = {
     "rms_norm_fp8": _FILES["fp8"],
     "rope": _FILES["rope"],
     "route": _FILES["experts"],
+    "sample": _FILES["sampling"],
     "scaled_matmul": _FILES["fp8"],
     "selective_scan": _FILES["recurrences"],
     "softmax": _FILES["softmax"],

@@ -474,6 +474,70 @@ def _scanned(
     return torch.stack(found, 1) if found else x * skip
 
 
+def _by_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    shared = v.size(1) // q.size(1)
+    q, k = q.repeat_interleave(shared, 1), k.repeat_interleave(shared, 1)
+    memory = v.new_zeros(*v.shape[:2], q.size(3), v.size(3)) if state is None else state
+    found = []
+    for t in range(v.size(2)):
+        kept = memory * decay[:, :, t].exp()[..., None, None]
+        written = beta[:, :, t, None] * (v[:, :, t] - (k[:, :, t, None] @ kept)[:, :, 0])
+        memory = kept + k[:, :, t, :, None] * written[:, :, None]
+        found.append((q[:, :, t, None] @ memory)[:, :, 0])
+    return torch.stack(found, 2) * (scale or q.size(-1) ** -0.5), memory
+
+
+def delta_rules() -> list[Case]:
+    q, k, v = _normal(2, 2, 77, 12, mean=0.2), _normal(2, 2, 77, 12, mean=0), _normal(2, 4, 77, 10)
+    k = F.normalize(k, dim=-1)
+    decay, beta, state = -torch.rand(2, 4, 77) * 0.3, torch.rand(2, 4, 77), _normal(2, 4, 12, 10)
+    repeated = k[:, :, :1].expand_as(k)
+    half = (*(t.bfloat16() for t in (q, k, v)), decay, beta.bfloat16())
+
+    def continued(*args: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return ops.gated_delta_rule(*args[:-1], state=args[-1], scale=0.5)
+
+    def reference(*args: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return _by_delta_rule(*args, scale=0.5)
+
+    return [
+        Case("gated_delta_rule, fp32", ops.gated_delta_rule, _by_delta_rule, (q, k, v, decay, beta)),
+        Case("gated_delta_rule, repeated keys", continued, reference, (q, repeated, v, decay * 0, beta * 0 + 1, state)),
+        Case("gated_delta_rule, bf16", _first(ops.gated_delta_rule), _first(_by_delta_rule), half),
+        Case(
+            "gated_delta_rule, one position",
+            continued,
+            reference,
+            (*(t[:, :, :1] for t in (q, k, v, decay, beta)), state),
+        ),
+    ]
+
+
+def samples() -> list[Case]:
+    logits = (_normal(3, 4, 201) * 3).scatter_add(-1, torch.randint(201, [3, 4, 1]), torch.full([3, 4, 1], 30.0))
+
+    def largest(logits: torch.Tensor) -> torch.Tensor:
+        return logits.argmax(-1)
+
+    def case(name: str, logits: torch.Tensor, **options: Any) -> Case:
+        return Case(f"sample, {name}", functools.partial(ops.sample, **options), largest, (logits,))
+
+    return [
+        case("largest", logits, temperature=0),
+        case("one, bf16", logits[0].bfloat16().contiguous(), top_k=1),
+        case("least mass, fp16", logits.half(), top_p=1e-4),
+        case("no rows", logits[:0], top_k=3, top_p=0.5),
+    ]
+
+
 def recurrences() -> list[Case]:
     q, k, v = _normal(2, 2, 77, 12, mean=0.2), _normal(2, 2, 77, 12, mean=0), _normal(2, 2, 77, 10)
     decay = -torch.rand(2, 2, 77) * 0.3
@@ -573,7 +637,7 @@ def scaled_products() -> list[Case]:
 
 FAMILIES = (
     *(norms, losses, pointwise, rotations, heads, linear_losses, attentions, packs, integers, mixtures, bags, caches),
-    *(recurrences, quantized, scaled_products, packed),
+    *(recurrences, delta_rules, samples, quantized, scaled_products, packed),
 )
 
 

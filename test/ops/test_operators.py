@@ -13,7 +13,9 @@ import torch
 from ops.table import Case, cases
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import helion
 from helion import exc, ops
+from helion.ops.kernels import sampling
 
 NAMES = [case.name for case in cases()]
 FIRST = ("rms_norm, fp32",)
@@ -170,6 +172,57 @@ def test_dropout() -> None:
     torch.testing.assert_close(ops.bias_dropout_residual(x, None, residual, p=0.5, training=False), x + residual)
 
 
+def _frequencies(logits: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Return the frequencies of the tokens of one row in 2000 samples."""
+    torch.manual_seed(5)
+    tokens = ops.sample(logits.expand(2000, -1), **options)
+    return torch.bincount(tokens, minlength=logits.numel()).double() / 2000
+
+
+def _close_to(frequencies: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Return whether frequencies are within 5 standard deviations, and 0 where they must be."""
+    deviation = (expected * (1 - expected) / 2000).sqrt()
+    return bool(((frequencies - expected).abs() <= 5 * deviation).all())
+
+
+@pytest.fixture
+def in_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the kernel take all rows at once, in two tiles of columns."""
+    kernel = helion.kernel(config=helion.Config(block_sizes=[16, 2048]), static_shapes=False)(sampling.sample_kernel.fn)
+    monkeypatch.setattr(sampling, "sample_kernel", kernel)
+
+
+@pytest.mark.prove
+@pytest.mark.usefixtures("in_large_tiles")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_samples_have_the_probabilities_of_the_kept_tokens(dtype: torch.dtype) -> None:
+    logits = torch.linspace(-3, 2, 23).roll(9).to(dtype)
+    logits[4] = float("-inf")
+    p = (logits.double() / 0.7).softmax(-1)
+    assert _close_to(_frequencies(logits, temperature=0.7), p)
+    best = p.argsort(descending=True)
+    of_five = torch.zeros_like(p).index_put((best[:5],), p[best[:5]])
+    of_five /= of_five.sum()
+    assert _close_to(_frequencies(logits, temperature=0.7, top_k=5), of_five)
+    reached = int((of_five[best].cumsum(0) < 0.8).sum()) + 1
+    kept = torch.zeros_like(p).index_put((best[:reached],), of_five[best[:reached]])
+    assert reached == 4
+    assert _close_to(_frequencies(logits, temperature=0.7, top_k=5, top_p=0.8), kept / kept.sum())
+
+
+@pytest.mark.usefixtures("in_large_tiles")
+def test_rows_have_options_of_their_own() -> None:
+    logits = torch.tensor([3.0, 3.0, 0.0, -0.0, -5.0]).expand(4, 60, 5)
+    torch.manual_seed(5)
+    rows = [[0.0, 1.0, 1.0, 1.0], [5, 1, 3, 9], [1.0, 1.0, 1.0, 0.9]]
+    dtypes = torch.float32, torch.int64, torch.float32
+    options = [torch.tensor(r, dtype=t)[:, None].expand(4, 60) for r, t in zip(rows, dtypes, strict=True)]
+    tokens = ops.sample(logits, temperature=options[0], top_k=options[1], top_p=options[2])
+    assert [row.unique().tolist() for row in tokens] == [[0, 1], [0, 1], [0, 1, 2, 3], [0, 1]]
+    torch.manual_seed(5)
+    assert torch.equal(ops.sample(logits, temperature=options[0], top_k=options[1], top_p=options[2]), tokens)
+
+
 def test_a_profile_names_the_op() -> None:
     x = torch.randn(3, 33)
     ops.softmax(x)
@@ -266,6 +319,17 @@ WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
         (HEADS, HEADS, X.new_zeros(9, 2, dtype=torch.int32), X.new_zeros(9, dtype=torch.int32)),
         "'width' must be from 1 to 7, got 8",
     ),
+    (
+        ops.gated_delta_rule,
+        (QKV, QKV, QKV[:, :1], W, W),
+        "'q' must be of a number of heads that divides 1, got 2 heads",
+    ),
+    (ops.gated_delta_rule, (QKV, QKV, QKV, QKV[..., 0], W), r"'beta' must be of shape \[1, 2, 9\], got shape \[33\]"),
+    (functools.partial(ops.sample, temperature=-1.0), (X,), "'temperature' must be at least 0, got -1.0"),
+    (functools.partial(ops.sample, top_k=0), (X,), "'top_k' must be at least 1, got 0"),
+    (functools.partial(ops.sample, top_p=1.5), (X,), "'top_p' must be above 0 and at most 1, got 1.5"),
+    (functools.partial(ops.sample, top_k=LABELS[:2]), (X,), r"'top_k' must be of shape \[4\], got shape \[2\]"),
+    (functools.partial(ops.sample, top_p=X[:, 0].half()), (X,), "'top_p' must be of dtype float32, got float16"),
     (ops.linear_attention, (QKV, QKV, QKV, QKV), r"'decay' must be of shape \[1, 2, 9\], got shape \[1, 2, 9, 8\]"),
     (ops.selective_scan, (HEADS, HEADS, X, HEADS, HEADS, W), r"'a' must be of shape \[8, 33\], got shape \[4, 33\]"),
     (ops.quantize_fp8, (X, torch.int8), "'dtype' must be torch.float8_e4m3fn or torch.float8_e5m2, got torch.int8"),
