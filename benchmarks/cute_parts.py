@@ -1,0 +1,253 @@
+"""Check and time schedulers of matmuls that the CuTe backend runs on request: groups of rows, and batches of several
+dimensions.
+
+    python benchmarks/cute_parts.py [--times] [--repeats N] [--seconds N] [--device cpu] [NAME ...]
+
+Each case runs in a process of its own, so that one that hangs is ended after ``--seconds``. Each prints one line of JSON:
+the largest error of a row against fp64, rows that have changed and should not, and the repeats whose bytes differ. With
+``--times`` the line has medians in microseconds: of this backend, of Triton, and of torch's calls. ``--device cpu``
+evaluates the kernels without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
+
+import helion  # noqa: E402
+import helion.language as hl  # noqa: E402
+
+BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
+UNTOUCHED = 3.0
+
+
+def experts(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """``x[rows, K]`` by ``w[G, N, K]``."""
+    k, (groups, n, _) = x.size(1), w.size()
+    for g, tile_n in hl.tile([groups, n], block_size=[1, None]):
+        for tile_m in hl.tile(offsets[g.id], offsets[g.id + 1]):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = hl.dot(x[tile_m, tile_k], w[g.id, tile_n, tile_k].T, acc=acc)
+            out[tile_m, tile_n] = acc.to(out.dtype)
+    return out
+
+
+def lengths(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """The same, by the number of rows of each group."""
+    k, (groups, n, _) = x.size(1), w.size()
+    for g in hl.grid(groups):
+        start = offsets[g]
+        for tile_m, tile_n in hl.tile([offsets[g + 1] - start, n]):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = hl.dot(x[start + tile_m.index, tile_k], w[g, tile_n, tile_k].T, acc=acc)
+            out[start + tile_m.index, tile_n] = acc.to(out.dtype)
+    return out
+
+
+def heads(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """``x[B, H, T, K]`` by ``w[G, K, N]``, of which several heads share one."""
+    b, h, t, k = x.size()
+    shared, n = h // w.size(0), w.size(2)
+    for i, j in hl.grid([b, h]):
+        for tile_t, tile_n in hl.tile([t, n]):
+            acc = hl.zeros([tile_t, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = hl.dot(x[i, j, tile_t, tile_k], w[j // shared, tile_k, tile_n], acc=acc)
+            out[i, j, tile_t, tile_n] = acc.to(out.dtype)
+    return out
+
+
+def projected(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """``x[B, T, K]`` by ``w[H, K, D]`` as ``[B, H, T, D]``."""
+    (b, t, k), h, d = x.size(), w.size(0), hl.specialize(w.size(2))
+    for tile_b, tile_h, tile_t in hl.tile([b, h, t], block_size=[1, 1, None]):
+        acc = hl.zeros([tile_t, d], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_b.begin, tile_t, tile_k], w[tile_h.begin, tile_k, :], acc=acc)
+        out[tile_b.begin, tile_h.begin, tile_t, :] = acc.to(out.dtype)
+    return out
+
+
+Arguments = tuple[torch.Tensor, ...]
+Calls = dict[str, Callable[[], Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A kernel, whose last argument is its output. ``config`` has keys to set on Hopper."""
+
+    kernel: Callable[..., torch.Tensor]
+    arguments: Callable[[], Arguments]
+    exact: Callable[..., torch.Tensor]
+    """The output in fp64, NaN where it stays as it was."""
+    library: Callable[..., Calls]
+    config: tuple[tuple[str, Any], ...] = ()
+
+    def bound(self, arguments: Arguments, backend: str) -> helion.BoundKernel:
+        target = None if arguments[0].is_cuda else "sm_90"
+        bound = helion.kernel(self.kernel, backend=backend).bind(arguments, target=target)
+        if self.config and backend == "cute":
+            bound.set_config({**bound.default_config().to_dict(), **dict(self.config)})
+        return bound
+
+
+def made(*shape: int, seed: int = 0, dtype: torch.dtype = BF16, scale: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
+    return ((torch.randn(shape, generator=generator) + 0.25) * scale).to(dtype)
+
+
+def grouped(
+    *sizes: int, n: int = 2048, k: int = 1024, first: int = 0, dtype: torch.dtype = BF16, **changes: Any
+) -> Case:
+    """Return the case of groups of these sizes, from row ``first`` on."""
+    bounds = list(itertools.accumulate(sizes, initial=first))
+    groups = [(at, slice(*each)) for at, each in enumerate(itertools.pairwise(bounds)) if each[0] < each[1]]
+
+    def arguments() -> Arguments:
+        x, w = (
+            made(*shape, seed=len(shape), dtype=dtype, scale=k**-0.25)
+            for shape in ((bounds[-1] + 3, k), (len(sizes), n, k))
+        )
+        out = torch.full((len(x), n), UNTOUCHED, dtype=BF16)
+        return x, w, torch.tensor(bounds, dtype=torch.int32), out
+
+    def exact(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        wanted = torch.full(out.shape, torch.nan, dtype=torch.float64, device=out.device)
+        for at, rows in groups:
+            wanted[rows] = x[rows].double() @ w[at].double().t()
+        return wanted
+
+    def library(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> Calls:
+        calls: Calls = {"cublas": lambda: [torch.mm(x[rows], w[at].t(), out=out[rows]) for at, rows in groups]}
+        if not first:
+            calls["grouped_mm"] = lambda: torch._grouped_mm(x[: bounds[-1]], w.transpose(1, 2), offs=offsets[1:])
+        return calls
+
+    known: dict[str, Any] = {"kernel": experts, "arguments": arguments, "exact": exact, "library": library}
+    return Case(**{**known, **changes})
+
+
+def batched(kernel: Callable[..., torch.Tensor], b: int, h: int, t: int, k: int, n: int, groups: int) -> Case:
+    """Return the case of a batch of ``b`` by ``h`` matmuls."""
+    with_heads = kernel is heads
+
+    def arguments() -> Arguments:
+        x = made(b, t, h, k).transpose(1, 2) if with_heads else made(b, t, k)
+        return x, made(groups, k, n, seed=1), torch.empty(b, h, t, n, dtype=BF16)
+
+    def exact(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        left = x if with_heads else x[:, None]
+        return left.double() @ w.repeat_interleave(h // groups, 0).double()
+
+    def library(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> Calls:
+        left, right = x if with_heads else x[:, None], w.repeat_interleave(h // groups, 0)
+        return {"cublas": lambda: torch.matmul(left, right)}
+
+    return Case(kernel=kernel, arguments=arguments, exact=exact, library=library)
+
+
+EVEN, SKEWED, FEW = (512,) * 8, (0, 1, 3000, 0, 64, 129, 1, 901), (70, 0, 1, 229)
+GIANT = (0,) * 60 + (1,) * 60 + (8000,) + (0,) * 7
+CASES = {
+    "one_group": grouped(300, n=264, k=200),
+    "small": grouped(*FEW, n=264, k=200, first=5),
+    "lengths": grouped(*FEW, n=264, k=200, first=5, kernel=lengths),
+    "fp8": grouped(*FEW, n=272, k=208, first=5, dtype=E4M3),
+    "cooperative": grouped(*SKEWED, first=3, config=(("wgmma_pingpong", False),)),
+    "one_cta": grouped(*SKEWED, first=3, config=(("wgmma_cluster_m", 1), ("wgmma_cluster_n", 1))),
+    "shared_a": grouped(*SKEWED, first=3, config=(("wgmma_cluster_m", 1), ("wgmma_cluster_n", 2))),
+    "heads": batched(heads, 3, 4, 203, 200, 264, 4),
+    "shared_heads": batched(heads, 3, 8, 203, 200, 264, 2),
+    "projected": batched(projected, 3, 5, 203, 200, 64, 5),
+    "even_8": grouped(*EVEN),
+    "skewed_8": grouped(*SKEWED),
+    "even_64": grouped(*(128,) * 64, n=1536),
+    "few_rows_128": grouped(*(7,) * 128, n=1536),
+    "giant_128": grouped(*GIANT, n=1536),
+    "heads_large": batched(heads, 8, 16, 1024, 128, 1024, 4),
+    "projected_large": batched(projected, 8, 32, 1024, 4096, 128, 32),
+}
+
+
+def checked(case: Case, repeats: int) -> dict[str, Any]:
+    """Return the largest error of a row, rows that changed and should not, and the repeats that differ."""
+    arguments = case.arguments()
+    bound = case.bound(arguments, "cute")
+    result = bound(*arguments).clone()
+    differing = sum(not torch.equal(bound(*arguments), result) for _ in range(repeats))
+    rows, exact = (each.reshape(-1, result.size(-1)) for each in (result, case.exact(*arguments)))
+    outside = exact[:, 0].isnan()
+    changed = int((rows[outside] != UNTOUCHED).any(1).sum())
+    inside = exact[~outside]
+    error = float(((rows[~outside].double() - inside).norm(dim=1) / inside.norm(dim=1)).max())
+    return {"error": error, "differing": differing, "changed": changed, "ok": error < 1e-2 and not differing + changed}
+
+
+def timed(case: Case) -> dict[str, float]:
+    """Return medians in microseconds."""
+    from benchmarks.timing import GraphTimer
+
+    arguments = case.arguments()
+    functions = case.library(*arguments)
+    for backend in ("cute", "triton"):
+        bound = case.bound(arguments, backend)
+        functions[backend] = lambda bound=bound: bound(*arguments)
+    times, _ = GraphTimer().time(functions)
+    return {name: each.median for name, each in times.items()}
+
+
+def run(name: str, options: argparse.Namespace) -> None:
+    torch.set_default_device(options.device)
+    line = {"name": name, **checked(CASES[name], options.repeats)}
+    print(json.dumps(line), flush=True)
+    if options.times and name != "fp8":
+        print(json.dumps({**line, **timed(CASES[name])}), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="check and time schedulers of matmuls")
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--times", action="store_true")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=60.0, help="limit of one case, compilation included")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--here", action="store_true", help="run the cases in this process")
+    options = parser.parse_args()
+    for name in options.names or CASES:
+        if options.here:
+            run(name, options)
+            continue
+        flags = [
+            "--here",
+            "--repeats",
+            str(options.repeats),
+            "--device",
+            options.device,
+            *(["--times"] if options.times else []),
+        ]
+        with subprocess.Popen([sys.executable, __file__, name, *flags], stdout=subprocess.PIPE, text=True) as process:
+            try:
+                said, _ = process.communicate(timeout=options.seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                said, _ = process.communicate()
+        last = said.strip().splitlines()
+        print(last[-1] if last else json.dumps({"name": name, "ok": False, "why": "no result"}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
