@@ -32,6 +32,10 @@ class Trust(Tuned):
     several_matmuls: float
     #: Longer tiles that leave fewer atomics, for moderate ones.
     fewer_atomics: float
+    #: Programs of more warps and longer chunks, for fewer programs than SMs.
+    wide_programs: float
+    #: A split reduction of fewer chunks than a rule asks for, for the same without a split.
+    few_chunks: float
     #: Another order of programs, for row-major.
     grid_order: float
     #: A matmul with rewritten operands, for the one as written; and the same with swapped A and B and split-K.

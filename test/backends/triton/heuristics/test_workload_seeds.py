@@ -9,6 +9,7 @@ from harness import tensor
 import helion
 import helion.language as hl
 from benchmarks.cells import workload_cells
+from benchmarks.mechanisms import sample_energies
 
 #: The first cell of each kernel, and its tiles on an H200.
 TILES = {
@@ -73,3 +74,24 @@ def test_launches(kernel: str, case: str) -> None:
     cell = next(cell for cell in workload_cells() if (cell.kernel, cell.case) == (kernel, case))
     config = cell.function.bind(cell.args, target="h200").default_config()
     assert (config["block_sizes"], config["num_warps"]) == LAUNCHES[kernel, case]
+
+
+@pytest.mark.parametrize("gpu", ("sm_90", "h100", "h200"))
+@pytest.mark.parametrize("rows", (64, 131))
+def test_rows_with_an_sm_each_have_wide_programs(gpu: str, rows: int) -> None:
+    bound = sample_energies.bind((tensor(rows, 150528),), target=gpu)
+    seed, narrow = bound.seeds[:2]
+    assert seed.heuristic == "TritonStreamingReductionHeuristic" and seed.config == bound.default_config()
+    assert seed.config["num_warps"] >= 16 and narrow.config["num_warps"] == 4
+    assert seed.predicted.time_us <= 0.8 * narrow.predicted.time_us and not seed.predicted.spill_risk
+    many = sample_energies.bind((tensor(4096, 150528),), target=gpu)
+    assert many.default_config()["num_warps"] == 4
+
+
+@pytest.mark.parametrize("gpu", ("h100", "h200"))
+def test_a_few_rows_are_split_where_the_launch_of_a_second_kernel_pays(gpu: str) -> None:
+    bound = sample_energies.bind((tensor(8, 150528),), target=gpu)
+    seed, whole = bound.seeds[:2]
+    assert seed.heuristic == whole.heuristic == "TritonSplitReductionHeuristic"
+    assert seed.config["split_k"] >= 8 and whole.config["split_k"] == 1 and whole.config["num_warps"] == 32
+    assert sample_energies.bind((tensor(8, 10000),), target=gpu).default_config()["split_k"] == 1

@@ -71,5 +71,7 @@ def _adding_us(facts: KernelFacts, launch: Launch, parameters: Parameters, targe
     kept, read = launch.parts * numel * _PART_BYTES, launch.parts if facts.split_epilogue_loops else 1
     rate = target.bandwidth_gb_per_s * 1e3 * parameters.memory_share
     rate *= parameters.cache_speedup if kept <= target.l2_bytes else 1.0
-    # it starts after the last program of the first kernel, loads all partials at once and stores
-    return (1 + read) * kept / rate + parameters.start_us + parameters.wait_us + parameters.store_us
+    # it starts after the last program of the first kernel, loads all partials at once and stores; kernels with matmuls
+    # are the ones whose fit has such launches
+    after = fitted().products
+    return (1 + read) * kept / rate + after.start_us + after.wait_us + after.store_us

@@ -21,6 +21,8 @@ from ......_shapes import cdiv, next_power_of_2, previous_power_of_2
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
+from ...choose import fastest, trust
+from ...predicted_time import proposal_us
 from ...sizing import all_sizes, clamp, estimate, extent_of, warps_for_threads
 from ...tuned import Tuned, has_rows, tuned
 from .budget import column_axis, reduction_alone
@@ -71,6 +73,10 @@ class TritonSplitReductionHeuristic(Heuristic):
         few = programs in range(target.num_sms, _TUNED.alone[1] * target.num_sms + 1)
         if facts.split_epilogue_loops and few and _lies_across(facts, primary):
             return (_alone(facts, primary, target, sizes, programs),)
+        if not facts.split_epilogue_loops and programs < target.num_sms:
+            return _few_chunks(facts, primary, target, sizes, programs) or Declined(
+                "a split is predicted to gain little"
+            )
         return Declined("the grid has a program or two for each SM, or there are few rows")
 
 
@@ -90,6 +96,41 @@ def _proposal(
     parts = min(parts, next_power_of_2(cdiv(rows, _TUNED.least_chunks * chunk)))
     if parts == 1 or rows < chunk * (_TUNED.least_rows if facts.split_epilogue_loops else _TUNED.least_summed):
         return None
+    return _split(facts, primary, target, sizes, programs, parts, threads, stages)
+
+
+def _few_chunks(
+    facts: KernelFacts, primary: ReductionFact, target: Target, sizes: dict[int, int], programs: int
+) -> tuple[TritonProposal, ...]:
+    """Return a split of rows of few chunks for fewer programs than SMs, where it is predicted to be faster than a wide
+    program for each row, with the launch that reduces the partials.
+    """
+    most = target.max_threads_per_block
+    whole = [_split(facts, primary, target, sizes, programs, 1, threads, 1) for threads in (most, most // 2)]
+    shared = []
+    for threads, per_sm, stages in _TUNED.shared:
+        rows = extent_of(facts.axes[primary.axis]) // _chunk(facts, primary, sizes, threads)
+        parts = min(previous_power_of_2(per_sm * target.num_sms // programs), previous_power_of_2(max(1, rows)))
+        if parts > 1:
+            shared.append(_split(facts, primary, target, sizes, programs, parts, threads, stages))
+    timed = [[(each, proposal_us(facts, each, target)) for each in group] for group in (whole, shared)]
+    alone, best = map(fastest, timed)
+    if alone is None or best is None or best[1] > trust(target).few_chunks * alone[1]:
+        return ()
+    return best[0], alone[0]
+
+
+def _split(
+    facts: KernelFacts,
+    primary: ReductionFact,
+    target: Target,
+    sizes: dict[int, int],
+    programs: int,
+    parts: int,
+    threads: int,
+    stages: int,
+) -> TritonProposal:
+    rows, chunk = extent_of(facts.axes[primary.axis]), _chunk(facts, primary, sizes, threads)
     sizes, warps = _fitting(facts, primary, target, sizes, chunk, threads)
     axes = _walked(facts, primary)
     return TritonProposal(
@@ -98,7 +139,7 @@ def _proposal(
         ranges={"range_num_stages": dict.fromkeys(axes, stages)} if stages > 1 else {},
         num_warps=warps,
         num_stages=1,
-        launch={"split_k": parts},
+        launch={"split_k": parts} if parts > 1 else {},
     )
 
 

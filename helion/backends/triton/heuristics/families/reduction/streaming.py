@@ -6,8 +6,10 @@ loads its rows while another reduces. The numbers are rows of ``tuned.tsv``; wit
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ......_compiler.facts.records import KernelFacts, ReductionFact
@@ -16,7 +18,9 @@ from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
 from ....resources.traffic import work
-from ...sizing import all_sizes, grid_extent
+from ...choose import trust, unless_faster
+from ...predicted_time import proposal_us
+from ...sizing import all_sizes, grid_extent, programs_of
 from ...tuned import Tuned, has_rows, tuned
 from .budget import Allocation, allocate, reduction_alone
 from .launch import launch
@@ -115,16 +119,39 @@ class TritonStreamingReductionHeuristic(Heuristic):
             return Declined(f"axis {primary.axis} is on the grid")
         if not (facts.axes[primary.axis].padded or primary.extent):
             return Declined(f"the extent of axis {primary.axis} depends on another tile or on data")
-        return (_proposal(found, facts, target),)
+        first = _proposal(found, facts, target)
+        if programs_of(facts, all_sizes(facts, first.block_sizes), primary.root) > target.num_sms:
+            return (first,)
+        timed = [(each, proposal_us(facts, each, target)) for each in (first, *_alone(facts, target))]
+        best = unless_faster(timed[0], timed[1:], trust(target).wide_programs)
+        return (first,) if best is first else (best, first)
 
 
-def _proposal(found: Allocation, facts: KernelFacts, target: Target) -> TritonProposal:
+def _alone(facts: KernelFacts, target: Target) -> Iterator[TritonProposal]:
+    """Yield wider programs that loop over longer chunks, for fewer programs than SMs.
+
+    Each then has an SM to itself, and only its own warps keep bytes in flight there.
+    """
+    for times, share in itertools.product((1, 2, 4, 8), (2, 1)):
+        found = allocate(facts, target)
+        width = times * _width(facts, found.primary, target, _is_compute_bound(facts, found.primary, target))
+        if width >= found.primary.extent:
+            return
+        proposal = _proposal(found, facts, target, width, target.max_threads_per_block // share)
+        yield replace(proposal, reason=f"{proposal.reason}, with an SM for each program")
+
+
+def _proposal(
+    found: Allocation, facts: KernelFacts, target: Target, width: int | None = None, threads: int = 0
+) -> TritonProposal:
+    """Return the proposal with the given width and threads, else with those of the rules."""
     primary = found.primary
     compute_bound = _is_compute_bound(facts, primary, target)
-    width = _width(facts, primary, target, compute_bound)
+    width = width or _width(facts, primary, target, compute_bound)
     _set_width(found, facts, width)
     rows = _set_rows(found, facts, target, compute_bound)
-    chosen = launch(found, facts, target, threads=_threads(rows * width, width, facts, primary, target, compute_bound))
+    threads = threads or _threads(rows * width, width, facts, primary, target, compute_bound)
+    chosen = launch(found, facts, target, threads=threads)
     way = "at once" if width >= facts.axes[primary.axis].padded else f"in chunks of {width}"
     return TritonProposal(
         reason=f"{rows} rows of {primary.extent} per program, {way}, {chosen.num_warps} warps",
