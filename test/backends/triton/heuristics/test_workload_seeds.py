@@ -9,7 +9,7 @@ from harness import tensor
 import helion
 import helion.language as hl
 from benchmarks.cells import workload_cells
-from benchmarks.mechanisms import sample_energies
+from benchmarks.mechanisms import dropped_residual, rotated_pairs, sample_energies
 
 #: The first cell of each kernel, and its tiles on an H200.
 TILES = {
@@ -95,3 +95,21 @@ def test_a_few_rows_are_split_where_the_launch_of_a_second_kernel_pays(gpu: str)
     assert seed.heuristic == whole.heuristic == "TritonSplitReductionHeuristic"
     assert seed.config["split_k"] >= 8 and whole.config["split_k"] == 1 and whole.config["num_warps"] == 32
     assert sample_energies.bind((tensor(8, 10000),), target=gpu).default_config()["split_k"] == 1
+
+
+@pytest.mark.parametrize("gpu", ("sm_80", "h100", "gfx942"))
+@pytest.mark.parametrize(("heads", "width"), ((32, 128), (40, 64)))
+def test_pairs_of_columns_fill_vectors(gpu: str, heads: int, width: int) -> None:
+    angles = tensor(4096, width // 2, dtype=torch.float32)
+    bound = rotated_pairs.bind((tensor(4096, heads, width), angles, angles), target=gpu)
+    config = bound.default_config()
+    threads = config["num_warps"] * bound.target.warp_size
+    assert config["block_sizes"][0] * config["block_sizes"][1] * width == 8 * threads  # 16 bytes of each thread
+
+
+@pytest.mark.parametrize(("gpu", "threads"), (("sm_80", 64), ("h200", 64), ("gfx942", 64)))
+def test_threads_draw_enough_random_numbers_for_their_keys(gpu: str, threads: int) -> None:
+    x, bias = tensor(16384, 4096), tensor(4096)
+    bound = dropped_residual.bind((x, bias, x, 0.1, 1234), target=gpu)
+    config = bound.default_config()
+    assert config["block_sizes"] == [1, 1024] and config["num_warps"] * bound.target.warp_size == threads

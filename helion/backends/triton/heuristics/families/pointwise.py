@@ -37,6 +37,8 @@ class _Numbers(Tuned):
     threads: int
     sfu_threads: tuple[tuple[int, int], ...]
     max_threads: int
+    #: Elements per thread where numbers are random: each thread computes the keys of the generator.
+    random_elements: int
     #: Least elements per warp.
     warp_elements: int
     #: Most lanes along a short axis, idle ones included, relative to its shortest tiles; and the shortest such tile.
@@ -67,6 +69,10 @@ class TritonPointwiseHeuristic(Heuristic):
         sizes = _distribute(goal, most, fact, facts, target)
         tile = math.prod(sizes.values())
         threads = _wide_threads(tile, fact, target) if has_wide_memory(target) else _threads(tile, fact, target)
+        if facts.random_tiles:
+            threads = max(target.warp_size, min(threads, tile // tuned(_Numbers, target).random_elements))
+        sizes = _whole_vectors(sizes, threads, fact, facts)
+        tile = math.prod(sizes.values())
         warps = warps_for_threads(threads, target)
         reason = f"{fact.slab_numel} elements of {fact.storage_itemsize} bytes per lane: tiles of {tile}, {warps} warps"
         tiles = TritonProposal(
@@ -85,6 +91,23 @@ class TritonPointwiseHeuristic(Heuristic):
             return (tiles,)
         run = replace(tiles, reason=f"{reason}, of one run in memory", loop_orders={}, flatten_loops={0: True})
         return run, tiles
+
+
+def _whole_vectors(sizes: dict[int, int], threads: int, fact: PointwiseFact, facts: KernelFacts) -> dict[int, int]:
+    """Return ``sizes``, or twice as many rows of whole dimensions where each thread has half a vector of the narrowest.
+
+    Wider elements, such as angles of a rotation, limit the tile, but not the width of the other accesses.
+    """
+    whole = [op for op in facts.memory_ops if any(a is not None and facts.axes[a].kind == "full" for a in op.tile_axes)]
+    if fact.max_op_slab == 1 or not whole:
+        return sizes
+    vector = _VECTOR_BYTES // min(op.itemsize for op in whole)
+    axis = facts.tunable_axes[-1]
+    elements = math.prod(sizes.values()) * fact.max_op_slab
+    highest = min(axis.padded or 2**30, axis.max_size or 2**30)
+    if 2 * elements == threads * vector and 2 * sizes[axis.block_id] <= highest:
+        return {**sizes, axis.block_id: 2 * sizes[axis.block_id]}
+    return sizes
 
 
 def _is_accessed_singly(fact: PointwiseFact, facts: KernelFacts) -> bool:

@@ -102,8 +102,9 @@ def _proposal(
 def _few_chunks(
     facts: KernelFacts, primary: ReductionFact, target: Target, sizes: dict[int, int], programs: int
 ) -> tuple[TritonProposal, ...]:
-    """Return a split of rows of few chunks for fewer programs than SMs, where it is predicted to be faster than a wide
-    program for each row, with the launch that reduces the partials.
+    """Return a split of rows of few chunks for fewer programs than SMs.
+
+    With the launch that reduces the partials, it must be predicted to be faster than a wide program for each row.
     """
     most = target.max_threads_per_block
     whole = [_split(facts, primary, target, sizes, programs, 1, threads, 1) for threads in (most, most // 2)]
