@@ -43,6 +43,8 @@ _SHIFTING = frozenset(
         "dsplit", "split_with_sizes", "as_strided_", "set_",
     )
 )  # fmt: skip
+#: Views that begin at an offset in the memory of their input, wherever that begins.
+_PLACING = frozenset(("as_strided", "as_strided_", "set_"))
 #: Functions that allocate, with sizes and strides that follow from their arguments by documented rules.
 _ALLOCATORS = frozenset(("clone", *(factories.NAMES - factories.OF_DATA)))
 #: In-place functions that may change more than data.
@@ -391,6 +393,10 @@ _RENAMED = {"axis": "dim", "keepdims": "keepdim", "self": "input"}
 # --- other calls ------------------------------------------------------------------------------------------------------
 
 
+def _first_byte(meta: torch.Tensor) -> int:
+    return int(meta.storage_offset()) * meta.dtype.itemsize
+
+
 def _asked(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Evaluate a call whose arguments are all known by torch itself."""
     inputs = tensors_in((args, kwargs))
@@ -423,7 +429,8 @@ def _asked(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: d
         else:
             like = origin[0]
             made = HostTensorValue(t, tuple(value.shape), tuple(value.stride()), value.dtype, where, like.storage)
-            made.aligned = like.aligned and name not in _SHIFTING and value.storage_offset() == 0
+            moved = _first_byte(value) - _first_byte(like.meta)
+            made.aligned = like.aligned and name not in _PLACING and moved % views.LINE_BYTES == 0
         if value.is_meta:
             made.become(value)
         return _noted(t, made, inputs, exact, bool(kwargs.get("dtype")), placed=device is not None)

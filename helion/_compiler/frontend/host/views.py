@@ -22,6 +22,10 @@ Shape = tuple[Number, ...]
 Rule = Callable[..., Any]
 
 
+LINE_BYTES = 16
+"""The alignment that ``HostTensor.aligned`` promises."""
+
+
 class Unruled(Exception):
     """Raised if a rule does not cover the arguments; the result is read at run time."""
 
@@ -250,10 +254,21 @@ def _getitem(t: TraceState, value: HostTensorValue, index: Any) -> HostTensorVal
         elif isinstance(item, bool) or not isinstance(item, (int, Expr)):
             raise Unruled
         dim += 1
-    result = HostTensorValue(t, (), tuple(strides), value.dtype, value.device, value.storage, aligned=False)
+    aligned = value.aligned and _moves_by_lines(value, items)
+    result = HostTensorValue(t, (), tuple(strides), value.dtype, value.device, value.storage, aligned=aligned)
     hints = _hints(value, items)
     result.shape = tuple(deferred(t, result, "size", i, hints[i]) if s is None else s for i, s in enumerate(shape))
     return result
+
+
+def _moves_by_lines(value: HostTensorValue, items: Sequence[Any]) -> bool:
+    """Return whether a subscript's result certainly begins a multiple of 16 bytes after the tensor does."""
+    dims = [item for item in items if item is not None]
+    begins = [(item.start or 0) if isinstance(item, slice) else item for item in dims]
+    moved = [(begin, stride) for begin, stride in zip(begins, value.strides, strict=False) if begin != 0]
+    if not all(isinstance(begin, int) and begin >= 0 and isinstance(stride, int) for begin, stride in moved):
+        return False
+    return sum(begin * stride for begin, stride in moved) * value.dtype.itemsize % LINE_BYTES == 0
 
 
 def _hints(value: HostTensorValue, items: list[Any]) -> list[int]:
@@ -272,7 +287,8 @@ def _select(t: TraceState, value: HostTensorValue, dim: int, index: Any) -> Host
 def _narrow(t: TraceState, value: HostTensorValue, dim: int, start: Any, length: Any) -> HostTensorValue:
     at = _dim(value, dim)
     result = make(t, value, (*value.shape[:at], length, *value.shape[at + 1 :]), value.strides)
-    result.aligned = False
+    begins = [slice(start if dim == at else 0, None) for dim in range(value.ndim)]
+    result.aligned = value.aligned and _moves_by_lines(value, begins)
     return result
 
 
