@@ -54,6 +54,45 @@ def log_softmax(x: torch.Tensor, out: torch.Tensor) -> None:
         out[tile, :] = (row - torch.logsumexp(row, -1)[:, None]).to(out.dtype)
 
 
+def smoothed(x: torch.Tensor, labels: torch.Tensor, ignored: int, loss: torch.Tensor, normalizer: torch.Tensor) -> None:
+    flat = x.view(-1)
+    for tile in hl.tile(x.size(0)):
+        label = labels[tile]
+        kept = label != ignored
+        picked = hl.load(flat, [tile.index * x.size(1) + torch.where(kept, label, 0)]).to(torch.float32)
+        row = x[tile, :].to(torch.float32)
+        total = torch.logsumexp(row, -1)
+        loss[tile] = torch.where(kept, 0.9 * (total - picked) + 0.1 * (total - row.mean(-1)), 0.0)
+        normalizer[tile] = torch.where(kept, 1e-3 * total * total, 0.0)
+
+
+def gated_halves(x: torch.Tensor, low: torch.Tensor, scale: torch.Tensor) -> None:
+    n = low.size(1)
+    gate, up = x[:, :n], x[:, n:]
+    for tile in hl.tile(x.size(0)):
+        row = torch.nn.functional.silu(gate[tile, :].to(torch.float32)) * up[tile, :].to(torch.float32)
+        step = torch.clamp(torch.amax(torch.abs(row), -1), min=1e-8) / 448.0
+        scale[tile] = step
+        low[tile, :] = (row / step[:, None]).to(low.dtype)
+
+
+def summed_lanes(x: torch.Tensor, total: torch.Tensor) -> None:
+    m, n = x.size()
+    block = hl.register_block_size(n)
+    for tile in hl.tile(m):
+        lanes = hl.zeros([tile, block], dtype=torch.float32)
+        for part in hl.tile(n, block_size=block):
+            lanes += torch.exp(x[tile, part].to(torch.float32) * 0.1)
+        total[tile] = lanes.sum(-1)
+
+
+def extremes(x: torch.Tensor, out: torch.Tensor, total: torch.Tensor) -> None:
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :].to(torch.float32)
+        out[tile, :] = torch.softmax(row, -1).to(out.dtype)
+        total[tile] = torch.logsumexp(row, -1)
+
+
 #: A kernel, its settings, its arguments, and the check of what it has written.
 Odd = tuple[Callable[..., None], dict[str, Any], tuple[Any, ...], Callable[[], bool]]
 
@@ -125,6 +164,52 @@ def _counted_at_launch(make: Numbers, m: int, n: int) -> Odd:
     return log_softmax, dict(static_shapes=False), (x, out), lambda: near(out, want, 2**-8 * 1.02)
 
 
+def _smoothed(make: Numbers, m: int, n: int) -> Odd:
+    x, labels, ignored = make.random(m, n), make.integers(0, n, m), -100
+    labels[::3] = ignored
+    loss, normalizer, kept, wide = make.empty(m), make.empty(m), labels != ignored, x.double()
+    total, picked = torch.logsumexp(wide, -1), wide.gather(1, torch.where(kept, labels, 0)[:, None])[:, 0]
+    lost = torch.where(kept, 0.9 * (total - picked) + 0.1 * (total - wide.mean(-1)), 0.0)
+    added = torch.where(kept, 1e-3 * total * total, 0.0)
+
+    def check() -> bool:
+        return bool(((loss.double() - lost).abs() < 1e-5).all()) and near(normalizer, added, 1e-5)
+
+    return smoothed, {}, (x, labels, ignored, loss, normalizer), check
+
+
+def _gated_halves(make: Numbers, m: int, n: int) -> Odd:
+    n = n // 8 * 8
+    x, low, scale = make.random(m, 2 * n), make.empty(m, n, dtype=torch.float8_e4m3fn), make.empty(m)
+    gate, up = x.double().chunk(2, 1)
+    row = torch.nn.functional.silu(gate) * up
+    step = row.abs().amax(-1) / 448
+    want = row / step[:, None]
+    return gated_halves, {}, (x, low, scale), lambda: near(low, want, 2**-4 * 1.02) and near(scale, step, 1e-5)
+
+
+def _summed_lanes(make: Numbers, m: int, n: int) -> Odd:
+    x, total = make.random(m, n), make.empty(m)
+    want = torch.exp(x.double() * 0.1).sum(-1)
+    return summed_lanes, {}, (x, total), lambda: near(total, want, 1e-5)
+
+
+def _extremes(make: Numbers, m: int, n: int) -> Odd:
+    """Return rows whose maximum is large, infinite, or that of a mask."""
+    x, out, total = make.random(m, n), make.empty(m, n, dtype=torch.bfloat16), make.empty(m)
+    least = torch.finfo(torch.bfloat16).min
+    for at, value in enumerate((65536.0, 3.38e38, least, float("inf"), float("-inf"), float("nan"), 40000.0)):
+        x[at, ::3] = value
+    x[7], x[8], x[9] = least, float("-inf"), 65280.0
+    want, sums = torch.softmax(x.double(), -1), torch.logsumexp(x.double(), -1)
+
+    def check() -> bool:
+        close = torch.allclose(out.double(), want, rtol=2**-8, atol=1e-37, equal_nan=True)
+        return close and torch.allclose(total.double(), sums, rtol=2e-6, atol=2e-6, equal_nan=True)
+
+    return extremes, {}, (x, out, total), check
+
+
 CASES: dict[str, Callable[[Numbers, int, int], Odd]] = {
     "masked": _masked,
     "cross entropy": _cross_entropy,
@@ -132,6 +217,10 @@ CASES: dict[str, Callable[[Numbers, int, int], Odd]] = {
     "fp32 to fp16": _centred,
     "in place": _in_place,
     "counted at launch": _counted_at_launch,
+    "ignored labels": _smoothed,
+    "gated halves": _gated_halves,
+    "lanes": _summed_lanes,
+    "extremes": _extremes,
 }
 NAMES = tuple(CASES)
 SIZES = (1000, 1003, 20008, 50257)

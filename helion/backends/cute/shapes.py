@@ -114,8 +114,8 @@ def _rows_on_request(program: Program, facts: KernelFacts, target: Target) -> st
     """Return a reason for the parts of row kernels that have not run on a GPU."""
     if unit_of(target) != "wgmma":
         return f"row kernels on {target.name} run on request, {_REQUEST}"
-    if rows.known_rows(program).problem.runtime:
-        return f"row kernels whose number of rows is known only at launch run on request, {_REQUEST}"
+    if any(gather.comparison for gather in rows.known_rows(program).problem.gathers):
+        return f"row kernels that gather at a column that a comparison replaces run on request, {_REQUEST}"
     return ""
 
 

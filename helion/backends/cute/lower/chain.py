@@ -92,6 +92,9 @@ class Tiles(Protocol):
     def position(self, op: Op) -> Reference:
         """Return a number for the position of a tile."""
 
+    def added_to_lanes(self, reduction: Op) -> Operand | None:
+        """Return the values that tiles have added to lanes, which are then reduced; None for other reductions."""
+
     def take_whole(self, reduction: Op) -> None:
         """Require that a tile's own reduction covers all columns. Raises ``Refusal``."""
 
@@ -248,13 +251,14 @@ class Chain:
     def _reduced(self, op: Op, dtype: torch.dtype) -> Reference:
         """Read a reduction to one number per row. Its type is that of its operand: fp32 results are rounded to it."""
         _check_reduction(op, self.frame)
-        if self.tiles is not None:
+        added = self.tiles.added_to_lanes(op) if self.tiles is not None else None
+        if self.tiles is not None and added is None:
             self.tiles.take_whole(op)
-        return self.reduce(op, dtype)
+        return self.reduce(op, dtype, added)
 
-    def reduce(self, op: Op, dtype: torch.dtype) -> Reference:
-        """Apply the reduction of ``op`` to all columns."""
-        name, source = op.attributes(ReduceAttrs).name, op.operands[0]
+    def reduce(self, op: Op, dtype: torch.dtype, source: Operand | None = None) -> Reference:
+        """Apply the reduction of ``op`` to all columns, of ``source`` in place of its operand if there is one."""
+        name, source = op.attributes(ReduceAttrs).name, op.operands[0] if source is None else source
         exact = name in _POSITIONS or _counts_truths(self.frame, source)
         if name not in _REDUCTIONS or (not exact and dtype != torch.float32 and dtype not in ROUNDED):
             raise Refusal(f"a reduction by {name} to {dtype_name(dtype)} in an epilogue is not implemented")
@@ -279,13 +283,22 @@ class Chain:
             raise Refusal(f"{name} of {dtype_name(dtype)} in an epilogue is not implemented")
         _check_ranks(op, self.frame)
         arguments = tuple(self.read(operand) for operand in op.operands)
-        _check_integers(op, name, arguments)
+        self._check_integers(op, name, arguments)
         tanh_of = self._tanh_plus_one(name, arguments)
         if tanh_of is not None and dtype == torch.float32:
             return self.step("one_plus_tanh", (tanh_of,))
         if name in SPELLED:
             return self.rounded(SPELLED[name](self, arguments), dtype)
         return self.rounded(self.step(name, arguments), dtype)
+
+    def _check_integers(self, op: Op, name: str, arguments: Sequence[Reference]) -> None:
+        """Check comparisons of integers. In fp32 they keep their order relative to all integers below
+        ``EXACT_INTEGERS``, so only those are allowed."""
+        integers = [is_integer(each) and _may_be_large(x) for each, x in zip(op.operands, arguments, strict=True)]
+        if name == "where" and any(integers[1:]):
+            raise Refusal("integers that fp32 may not hold are compared with positions, and nothing else")
+        if name in COMPARISONS and sum(integers) > 1:
+            raise Refusal("comparisons of two integers, which fp32 may not hold, are not implemented")
 
     def _cast(self, op: Op, dtype: torch.dtype) -> Reference:
         """Read a cast: widening is exact, and positions fit in every integer type."""
@@ -486,17 +499,7 @@ def _check_ranks(op: Op, frame: Frame) -> None:
             raise Refusal("a vector along M without its second dimension")
 
 
-def _check_integers(op: Op, name: str, arguments: Sequence[Reference]) -> None:
-    """Check comparisons of integers. In fp32 they keep their order relative to all integers below ``EXACT_INTEGERS``,
-    so only those are allowed."""
-    integers = [_is_integer(operand) and _may_be_large(x) for operand, x in zip(op.operands, arguments, strict=True)]
-    if name == "where" and any(integers[1:]):
-        raise Refusal("integers that fp32 may not hold are compared with positions, and nothing else")
-    if name in COMPARISONS and sum(integers) > 1:
-        raise Refusal("comparisons of two integers, which fp32 may not hold, are not implemented")
-
-
-def _is_integer(operand: Operand) -> bool:
+def is_integer(operand: Operand) -> bool:
     return operand.dtype in INDICES if isinstance(operand, Value) else isinstance(operand, int)
 
 

@@ -8,6 +8,9 @@
         raised = maximum(top, max(x))  →     total = sum of exp(x - top) over all columns
         total = total * exp(top - raised) + sum(exp(x - raised))
 
+    for tile_n: lanes = lanes + x
+    sum(lanes)                         →     sum of x over all columns
+
     for tile_n: out[...] = x                 y of the rounded x, which is read at the place
     for tile_n: y of out[...]          →     of the store
 
@@ -128,6 +131,24 @@ class TiledRows:
             raise Refusal(f"the {attrs.field} of a tile in an epilogue is not implemented")
         self._take_one_tile("the result depends on the position of a tile of columns")
         return constant(fields[attrs.field])
+
+    def added_to_lanes(self, reduction: Op) -> Operand | None:
+        """Return the values that each tile adds to lanes, which are reduced after the loop by the same operation.
+
+        ``lanes = lanes + x`` for each tile, from 0, then ``lanes.sum(-1)``, is the sum of all x.
+        """
+        lanes = self._plain(reduction.operands[0])
+        loop = self._maker(lanes)
+        if loop is None or loop.kind != "for":
+            return None
+        at, body = next(at for at, each in enumerate(loop.results) if each is lanes), loop.regions[0]
+        made = self._pointwise(body.results[at])
+        if made is None or made.name not in RUNNING or body.params[at] not in made.operands:
+            return None
+        added = next((each for each in made.operands if each is not body.params[at]), None)
+        name, start = RUNNING[made.name]
+        same = reduction.attributes(ReduceAttrs).name == name and self._begins(loop, (at, start))
+        return added if same else None
 
     def take_whole(self, reduction: Op) -> None:
         """Take a tile's own reduction as one of the row, for the only tile."""

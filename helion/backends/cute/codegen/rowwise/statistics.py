@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ...plan.dtypes import itemsize
-from ...plan.epilogue import EpilogueOperand
+from ...plan.epilogue import Constant, EpilogueOperand
 from ...plan.joint import OwnPart
 from ...plan.rowwise.passes import Schedule, gathered, gathers_late, numbers_at, schedule_of
 from ...plan.rowwise.powers import fused_powers, fused_quotients
-from ...plan.rowwise.records import WORD_BYTES, RowPlan, RowProblem
-from ..epilogue import INFINITY, expression
+from ...plan.rowwise.records import WORD_BYTES, Gather, RowPlan, RowProblem
+from ..epilogue import EXPRESSIONS, INFINITY, expression, literal
 from ..rows import REDUCTIONS, found_at
 from ..writer import Writer
 from .elements import CHAINS, divisors, first_term, own_name, position, value_name, warp_name
@@ -205,7 +205,7 @@ def _is_launch_number(problem: RowProblem, value: int) -> bool:
 
 def _print_numbers(out: Writer, problem: RowProblem, schedule: Schedule, level: int) -> None:
     """Print the loads of a row's numbers, and what follows from them alone; gathers have a function of their own."""
-    indices = dict(problem.gathers)
+    indices = {gather.operand: gather for gather in problem.gathers}
     after = gathered(problem)
     out.lines(("", ""))
     with out.block("def begin(cta, row):"):
@@ -224,9 +224,19 @@ def _print_numbers(out: Writer, problem: RowProblem, schedule: Schedule, level: 
     with out.block("def gather(cta, row):"):
         for operand in problem.epilogue.of_kind("column"):
             if operand.label in indices:
-                out.lines(_load_number(operand, f" + Int64(row.{indices[operand.label]}_word)"))
+                out.lines(_load_number(operand, f" + {_column(indices[operand.label])}"))
         early = frozenset(numbers_at(problem, level)) - after
         out.lines(_numbers(problem, schedule, level, without=early))
+
+
+def _column(gather: Gather) -> str:
+    """Return the column of the row that a gather reads."""
+    column = f"Int64(row.{gather.index}_word)"
+    if not gather.comparison:
+        return column
+    other = literal(gather.other) if isinstance(gather.other, Constant) else f"cta.{gather.other}"
+    holds = EXPRESSIONS[gather.comparison](f"row.{gather.index}", other)
+    return f"cutlass.select_({holds} != 0.0, {column}, Int64({gather.otherwise}))"
 
 
 def _load_number(operand: EpilogueOperand, place: str) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from ...plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand
-from ...plan.rowwise.records import RowProblem
+from ...plan.rowwise.records import Gather, RowProblem
 from ...toolchain.kernel import GemmKernel
 from ..evaluate import OPERATIONS, REDUCTIONS
 from ..problems import Given, problem_of, split
@@ -25,9 +25,10 @@ def evaluate_rows(kernel: GemmKernel, given: Sequence[Given]) -> None:
     for described, tensor in zip(problem.epilogue.operands, operands, strict=True):
         values.append(_operand(described, tensor, m, problem.n).float())
     labels = [described.label for described in problem.epilogue.operands]
-    for gathered, index in problem.gathers:
-        at, tensor = labels.index(gathered), operands[labels.index(gathered)]
-        places = torch.arange(m)[:, None] * problem.epilogue.operands[at].pitch + values[1 + labels.index(index)].long()
+    for gather in problem.gathers:
+        at, tensor = labels.index(gather.operand), operands[labels.index(gather.operand)]
+        columns = _columns(gather, lambda label: values[1 + labels.index(label)])
+        places = torch.arange(m)[:, None] * problem.epilogue.operands[at].pitch + columns
         values[1 + at] = tensor.flatten()[places].float()
     for instruction in problem.epilogue.instructions:
         arguments = [
@@ -37,6 +38,15 @@ def evaluate_rows(kernel: GemmKernel, given: Sequence[Given]) -> None:
     for output, out in zip(problem.outputs, outputs, strict=True):
         shape, strides = ((m, problem.n), (output.pitch, 1)) if output.kind == "exact" else ((m, 1), (output.pitch, 1))
         torch.as_strided(out, shape, strides).copy_(values[output.value].expand(shape))
+
+
+def _columns(gather: Gather, value: Callable[[str], torch.Tensor]) -> torch.Tensor:
+    """Return the column of each row that a gather reads."""
+    index = value(gather.index)
+    if not gather.comparison:
+        return index.long()
+    other = torch.tensor(float(gather.other.text)) if isinstance(gather.other, Constant) else value(gather.other)
+    return torch.where(OPERATIONS[gather.comparison](index, other) != 0, index.long(), gather.otherwise)
 
 
 def _operand(described: EpilogueOperand, tensor: torch.Tensor, m: int, n: int) -> torch.Tensor:

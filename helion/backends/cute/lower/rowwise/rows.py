@@ -6,7 +6,9 @@ A second load of an element is the value that the first one has read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from ....._compiler.ir.grammar import (
     ForAttrs,
@@ -18,15 +20,25 @@ from ....._compiler.ir.grammar import (
     Program,
     Region,
     Root,
+    Value,
 )
 from ....._compiler.ir.ops import OPS
 from ....._shapes import Expr, dtype_name
 from ...plan.dtypes import COLUMN_DTYPES, COLUMN_OUTPUT_DTYPES, EPILOGUE_DTYPES, OUTPUT_DTYPES
-from ...plan.epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, Epilogue, EpilogueOperand, EpilogueOutput
+from ...plan.epilogue import (
+    COLUMN_NUMBER,
+    MAX_NUMBERED,
+    ROW_NUMBER,
+    Constant,
+    Epilogue,
+    EpilogueOperand,
+    EpilogueOutput,
+    constant,
+)
 from ...plan.refusal import Refusal
-from ...plan.rowwise.records import RowProblem
+from ...plan.rowwise.records import Gather, RowProblem
 from ...plan.runtime import MAX_EXTENT
-from ..chain import Chain, Reference, Written
+from ..chain import COMPARISONS, EXACT_INTEGERS, Chain, Reference, Written, is_integer
 from ..frame import Frame, blocks_of
 from ..names import name_of
 from ..numbers import equal, example, size
@@ -71,8 +83,10 @@ class RowChain(Chain):
         self.read_from = []
         self.runtime = {}
         self.tiles = None
-        #: Names of operands that a gather reads, and of their indices.
-        self.gathers: dict[str, str] = {}
+        #: Gathers by the name of their operand.
+        self.gathers: dict[str, Gather] = {}
+        #: Labels of integers that are compared with numbers of the launch.
+        self.compared: set[str] = set()
 
     def _load(self, op: Op) -> Reference:
         index = op.attributes(MemoryAttrs).indices[0] if len(op.attributes(MemoryAttrs).indices) == 1 else None
@@ -90,16 +104,63 @@ class RowChain(Chain):
         if len(known) != 1 or not plain:
             raise Refusal(f"a gather from {tensor.name} other than one element of each row is not implemented")
         (pitch, place), size = known[0], tensor.shape[0]
-        number = self.read(place)
-        if not isinstance(number, str) or self.loads[number][0].dtype not in ("int32", "int64"):
-            raise Refusal(f"a gather from {tensor.name} needs an integer per row that is loaded from a tensor")
+        column = self._column(place)
         if not isinstance(size, int):
             raise Refusal(f"a gather from {tensor.name}, of which the size is known only at launch, is not implemented")
+        if column is None or self.frame.columns > EXACT_INTEGERS:
+            raise Refusal(f"a gather from {tensor.name} needs an integer per row that is loaded from a tensor")
         name = f"{name_of(tensor)}_gathered"
-        if self.gathers.setdefault(name, number) != number or self.frame.columns != pitch:
-            raise Refusal(f"several gathers from {tensor.name} are not implemented")
         operand = EpilogueOperand(name=name, kind="column", dtype=dtype_name(tensor.dtype))
+        column = replace(column, operand=operand.label)
+        if self.gathers.setdefault(name, column) != column or self.frame.columns != pitch:
+            raise Refusal(f"several gathers from {tensor.name} are not implemented")
         return self._loaded(operand, tensor.id, pitch)
+
+    def _column(self, place: Operand) -> Gather | None:
+        """Return a gather's column: a loaded integer, or one that is replaced where a comparison does not hold."""
+        made = self._uncast(place)
+        if made is not None and made.kind == "load":
+            number = self.read(made.result)
+            if not isinstance(number, str) or self.loads[number][0].dtype not in ("int32", "int64"):
+                return None
+            return Gather(operand="", index=self.loads[number][0].label)
+        name = made.attributes(PointwiseAttrs).name if made is not None and made.kind == "pointwise" else ""
+        if made is None or name not in ("where", "maximum"):
+            return None
+        if name == "maximum":
+            return self._column_from(made)
+        condition, kept, otherwise = made.operands
+        column, compared = self._column(kept), self._uncast(condition)
+        if column is None or column.comparison or compared is None or compared.kind != "pointwise":
+            return None
+        comparison = compared.attributes(PointwiseAttrs).name
+        if comparison not in COMPARISONS or len(compared.operands) != 2 or self._column(compared.operands[0]) != column:
+            return None
+        other = self.read(compared.operands[1])
+        if not is_integer(compared.operands[1]) or not _is_in(otherwise, self.frame.columns):
+            return None
+        if isinstance(other, str) and self.loads[other][0].kind == "number":
+            return replace(column, comparison=comparison, other=self.loads[other][0].label, otherwise=otherwise)
+        if not isinstance(other, Constant):
+            return None
+        return replace(column, comparison=comparison, other=other, otherwise=otherwise)
+
+    def _column_from(self, maximum: Op) -> Gather | None:
+        """Return the column of an integer that is raised to a known one."""
+        least = next((each for each in maximum.operands if not isinstance(each, Value)), None)
+        column = next((self._column(each) for each in maximum.operands if isinstance(each, Value)), None)
+        if column is None or column.comparison or not _is_in(least, self.frame.columns):
+            return None
+        return replace(column, comparison="ge", other=constant(least), otherwise=least)
+
+    def _check_integers(self, op: Op, name: str, arguments: Sequence[Reference]) -> None:
+        """Allow a comparison of an index with a number of the launch, which fp32 rounds to none of a row's columns unless
+        it is one. That it is an index is checked when all gathers are known."""
+        kinds = [self.loads[x][0].kind if isinstance(x, str) else "" for x in arguments]
+        if name in COMPARISONS and kinds == ["column", "number"] and all(map(is_integer, op.operands)):
+            self.compared.add(self.loads[str(arguments[0])][0].label)
+            return
+        super()._check_integers(op, name, arguments)
 
     def _pitch_of_row(self, value: Operand) -> int | None:
         """Return the factor of the index of a row; None for other values."""
@@ -140,6 +201,10 @@ def _named(output: Written, value: int) -> EpilogueOutput:
         dtype=dtype_name(tensor.dtype),
         pitch=output.pitch,
     )
+
+
+def _is_in(value: Operand | None, extent: int) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < extent
 
 
 class RowTiles(TiledRows):
@@ -225,9 +290,13 @@ def _kernel(frame: Frame, chain: RowChain) -> RowKernel:
         n=frame.columns,
         epilogue=epilogue,
         runtime=("size_m",) if isinstance(rows, Expr) else (),
-        gathers=tuple((chain.loads[name][0].label, chain.loads[of][0].label) for name, of in chain.gathers.items()),
+        gathers=tuple(chain.gathers.values()),
     )
     _check(problem)
+    if chain.compared - {gather.index for gather in problem.gathers}:
+        raise Refusal(
+            "comparisons of two integers, which fp32 may not hold, are not implemented except of gathers' indices"
+        )
     return RowKernel(
         problem=problem,
         outputs=outputs,

@@ -159,7 +159,7 @@ def numbers_at(problem: RowProblem, level: int) -> tuple[int, ...]:
 
 def gathered(problem: RowProblem) -> frozenset[int]:
     """Return the per-row values of level 0 that depend on a gather."""
-    epilogue, labels = problem.epilogue, {label for label, _ in problem.gathers}
+    epilogue, labels = problem.epilogue, {gather.operand for gather in problem.gathers}
     found = {1 + at for at, operand in enumerate(epilogue.operands) if operand.label in labels}
     for value in numbers_at(problem, 0):
         if found.intersection(x for x in epilogue.instruction(value).arguments if not isinstance(x, Constant)):

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import Literal
 
-from ..epilogue import Epilogue, EpilogueOperand, EpilogueOutput
+from ..epilogue import Constant, Epilogue, EpilogueOperand, EpilogueOutput
 
 Keep = Literal["registers", "shared"]
 Kind = Literal["all", "some", "edge"]
@@ -17,6 +17,21 @@ BARRIER_BYTES = 8
 WORD_BYTES = 4
 UNALIGNED_REGISTERS = 24
 """Registers for the places and masks of rows that begin anywhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gather:
+    """A ``column`` operand, by its label, whose place in a row is an integer per row, the operand of label ``index``.
+
+    With ``comparison``, the place is that integer where it compares so with ``other``, and ``otherwise`` elsewhere.
+    ``other`` is a number, or the label of one that each launch passes.
+    """
+
+    operand: str
+    index: str
+    comparison: str = ""
+    other: Constant | str = ""
+    otherwise: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +47,7 @@ class RowProblem:
     epilogue: Epilogue
     runtime: tuple[str, ...] = ()
     """Names of numbers that each launch passes, in order: ``size_m``, or nothing."""
-    gathers: tuple[tuple[str, str], ...] = ()
-    """Labels of ``column`` operands whose place in a row is an integer, and labels of these integers."""
+    gathers: tuple[Gather, ...] = ()
 
     @property
     def argument_names(self) -> tuple[str, ...]:

@@ -1,0 +1,137 @@
+"""Row kernels that gather one element of each row at a column that a comparison may replace, as losses with ignored labels do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from backends.cute.test_row_kernels import close, numbers, prepared, run
+from harness import tensor
+
+import helion
+import helion.language as hl
+from helion import exc
+from helion.backends import BACKENDS
+from helion.backends.cute.plan.epilogue import constant
+from helion.backends.cute.plan.rowwise.records import RowChoice
+from helion.hardware import target
+
+M = 9
+
+
+def ignored_constant(x, labels, loss):
+    flat = x.view(-1)
+    for tile in hl.tile(x.size(0)):
+        label = labels[tile]
+        kept = label != -100
+        picked = hl.load(flat, [tile.index * x.size(1) + torch.where(kept, label, 3)]).to(torch.float32)
+        total = torch.logsumexp(x[tile, :].to(torch.float32), -1)
+        loss[tile] = torch.where(kept, total - picked, 0.0)
+
+
+def ignored_argument(x, labels, loss, ignored: int):
+    flat = x.view(-1)
+    for tile in hl.tile(x.size(0)):
+        label = labels[tile]
+        kept = label != ignored
+        picked = hl.load(flat, [tile.index * x.size(1) + torch.where(kept, label, 0)]).to(torch.float32)
+        row = x[tile, :].to(torch.float32)
+        total = torch.logsumexp(row, -1)
+        loss[tile] = torch.where(
+            kept, 0.9 * (total - picked) + 0.1 * (total - row.mean(-1)) + 1e-3 * total * total, 0.0
+        )
+
+
+def clamped(x, labels, loss):
+    flat = x.view(-1)
+    for tile in hl.tile(x.size(0)):
+        label = labels[tile]
+        picked = hl.load(flat, [tile.index * x.size(1) + torch.clamp(label, min=0)]).to(torch.float32)
+        total = torch.logsumexp(x[tile, :].to(torch.float32), -1)
+        loss[tile] = torch.where(label >= 0, total - picked, 0.0)
+
+
+def _labels(n: int, ignored: int, dtype: torch.dtype) -> torch.Tensor:
+    labels = torch.randint(0, n, (M,), generator=torch.Generator().manual_seed(5))
+    labels[::3] = ignored
+    return labels.to(dtype)
+
+
+def _wanted(x: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor, smoothed: bool) -> torch.Tensor:
+    wide = x.double()
+    total, picked = torch.logsumexp(wide, -1), wide.gather(1, torch.where(kept, labels, 0).long()[:, None])[:, 0]
+    loss = total - picked
+    if smoothed:
+        loss = 0.9 * loss + 0.1 * (total - wide.mean(-1)) + 1e-3 * total.square()
+    return torch.where(kept, loss, 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("n, choice", [(1000, RowChoice(warps=4)), (1003, RowChoice(cluster=2))])
+def test_ignored_labels(n: int, choice: RowChoice, dtype: torch.dtype) -> None:
+    x = numbers(M, n)
+    for fn, ignored in ((ignored_constant, -100), (clamped, -1)):
+        labels, loss = _labels(n, ignored, dtype), torch.full((M,), 7.0)
+        run(fn, (x, labels, loss), choice)
+        assert close(loss, _wanted(x, labels, labels != ignored, False)), fn.__name__
+
+
+@pytest.mark.parametrize("ignored", [-100, 17, 2**40, -(2**31)])
+def test_a_label_to_ignore_that_is_an_argument(ignored: int) -> None:
+    """In fp32 it may be rounded, but to no column of a row."""
+    x, labels, loss = numbers(M, 1003), _labels(1003, ignored, torch.int64), torch.full((M,), 7.0)
+    helion.kernel(ignored_argument, backend="cute")(x, labels, loss, ignored)
+    assert close(loss, _wanted(x, labels, labels != ignored, True))
+
+
+def test_the_column_of_a_gather() -> None:
+    labels = torch.empty(M, dtype=torch.int64)
+    kernel, _ = prepared(ignored_constant, (numbers(M, 1000), labels, torch.empty(M)), RowChoice())
+    (gather,) = kernel.problem.gathers
+    assert gather.index.startswith("labels")
+    assert (gather.comparison, gather.other, gather.otherwise) == ("ne", constant(-100), 3)
+
+
+def test_auto_leaves_replaced_columns_to_other_backends() -> None:
+    """They have been compiled and simulated, but not run on a GPU."""
+    arguments = tensor(9, 1000), tensor(9, dtype=torch.int64), tensor(9)
+    bound = helion.kernel(ignored_constant, backend="cute").bind(arguments, target="h100")
+    reason = BACKENDS["cute"].on_request(bound.plan().program, bound.facts, target("h100"))
+    assert reason.startswith("row kernels that gather at a column that a comparison replaces run on request")
+
+
+def other_bound(x, labels, limit, loss):
+    flat = x.view(-1)
+    for tile in hl.tile(x.size(0)):
+        label = labels[tile]
+        kept = label != limit[tile]
+        picked = hl.load(flat, [tile.index * x.size(1) + torch.where(kept, label, 0)]).to(torch.float32)
+        loss[tile] = torch.logsumexp(x[tile, :].to(torch.float32), -1) - picked
+
+
+def outside(x, labels, loss):
+    flat = x.view(-1)
+    for tile in hl.tile(x.size(0)):
+        label = labels[tile]
+        picked = hl.load(flat, [tile.index * x.size(1) + torch.where(label != -100, label, 1000)]).to(torch.float32)
+        loss[tile] = torch.logsumexp(x[tile, :].to(torch.float32), -1) - picked
+
+
+def compared_alone(x, labels, loss, ignored: int):
+    for tile in hl.tile(x.size(0)):
+        total = torch.logsumexp(x[tile, :].to(torch.float32), -1)
+        loss[tile] = torch.where(labels[tile] != ignored, total, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("fn", "more", "reason"),
+    [
+        (other_bound, (tensor(8, dtype=torch.int64), tensor(8)), "a gather from .* needs an integer per row"),
+        (outside, (tensor(8),), "a gather from .* needs an integer per row"),
+        (compared_alone, (tensor(8), 5), "comparisons of two integers"),
+    ],
+)
+def test_columns_that_are_refused(fn: Any, more: Any, reason: str) -> None:
+    with pytest.raises(exc.CuteUnsupported, match=reason):
+        helion.kernel(fn, backend="cute").bind((tensor(8, 1000), tensor(8, dtype=torch.int64), *more), target="h100")
