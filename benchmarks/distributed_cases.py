@@ -459,9 +459,17 @@ def configs(r: Rank) -> None:
         for warps in (8, 16, 32):
             tiled = _configured(all_reduce_rms_norm.all_reduce_rms_norm, block_sizes=[1], num_warps=warps)
             r.row("rms_norm", f"{rows} rows", f"{warps} warps", functools.partial(tiled, *args))
-    for rows in r.pick((64, 512), (32,)):
+    for rows in r.pick((64, 512, 4096), (32,)):
         x, w, _ = _products(r, rows, 4096, 8192)
         memory = dist.empty([2, r.n, rows, w.size(1)], BF16), dist.channel(tiled_all_reduce.WORDS)
         for name, config in _product_configs(1):
             call = functools.partial(_configured(tiled_all_reduce.matmul_all_reduce, **config), x, w, *memory)
             r.row("matmul_all_reduce", f"{rows} x {x.size(1)} x {w.size(1)}", f"tiles, {name}", call, calls=2)
+    for rows in r.pick((64, 512, 4096), (32,)):
+        x, w, _ = _products(r, rows, 8192, 4096)
+        memory = dist.empty([2, r.n, rows // r.n, w.size(1)], BF16), dist.channel(tiled_reduce_scatter.WORDS)
+        for name, config in _product_configs(2):
+            call = functools.partial(
+                _configured(tiled_reduce_scatter.matmul_reduce_scatter, **config), x, w, *memory, r.me
+            )
+            r.row("matmul_reduce_scatter", f"{rows} x {x.size(1)} x {w.size(1)}", f"tiles, {name}", call, calls=2)

@@ -18,6 +18,8 @@ HIDDEN_WORDS = 2**16
 
 #: The attribute of a tensor that is that of a peer: the number of the peer.
 _PEER = "_helion_peer"
+#: Addresses of memory that ranks share, as this process sees it.
+_SHARED: set[int] = set()
 
 
 def as_peers(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -25,7 +27,14 @@ def as_peers(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     found = tuple(tensor.data for tensor in tensors)  # simulated ranks count their own writes, as processes do
     for number, tensor in enumerate(found):
         setattr(tensor, _PEER, number)
+        if tensor.device.type != "meta":
+            _SHARED.add(tensor.untyped_storage().data_ptr())
     return found
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is memory that ranks share, and no copy of it."""
+    return tensor.untyped_storage().data_ptr() in _SHARED
 
 
 def are_peers(values: Sequence[Any]) -> bool:

@@ -411,6 +411,16 @@ def test_compiled_graphs_exchange_messages() -> None:
         torch.testing.assert_close(result, torch.full([ROWS, COLUMNS], 3.0).sin())
 
 
+def test_a_graph_that_copies_channels_is_refused() -> None:
+    def on_rank() -> None:
+        inbox, ch = hd.empty([2, 2, ROWS, COLUMNS]), hd.channel([4])
+        layer = torch.compile(lambda x: all_reduce(x * 2, inbox, ch, 0), backend="aot_eager")
+        layer(torch.ones(ROWS, COLUMNS))
+
+    with pytest.raises(exc.NoPlaceInGraph, match="passes a copy of 'ch'.*'inductor'"):
+        hd.run(on_rank, 2)
+
+
 def test_ranks_count_their_own_writes() -> None:
     def on_rank() -> tuple[int, int]:
         inbox = hd.empty([8])

@@ -17,6 +17,8 @@ import torch
 
 from ... import exc
 from ..._support.locks import new_lock
+from ..._support.symmetric import is_shared
+from ...language.several_gpus import Channel, Mailbox
 from ..call.arg_snapshot import describe
 from .backward import Differentiated, Formula, define_refusal, refusal
 from .kernels import Kernel
@@ -77,13 +79,21 @@ class Operator:
         """True if the arguments are the leaves."""
         return self.tree == tuple(map(Leaf, range(len(self.kinds))))
 
+    @functools.cached_property
+    def _has_channels(self) -> bool:
+        return any(isinstance(part, (Channel, Mailbox)) for part in self.tree)
+
     def run(self, *leaves: Any) -> Any:
         """Run the call.
 
-        Raises ``exc.WriteUnknownToGraph`` if it writes an argument that the schema does not declare as written.
+        Raises ``exc.WriteUnknownToGraph`` if it writes an argument that the schema does not declare as written, and
+        ``exc.NoPlaceInGraph`` if the graph passes a copy of memory that ranks share.
         """
+        arguments = leaves if self._is_flat else unflatten(self.tree, leaves)
+        if self._has_channels:
+            _check_shared(self.kernel, arguments)
         read = [(at, leaves[at], leaves[at]._version) for at in self._read if not leaves[at].is_inference()]
-        results = self.kernel(*(leaves if self._is_flat else unflatten(self.tree, leaves)))
+        results = self.kernel(*arguments)
         for at, leaf, version in read:
             if leaf._version != version:
                 raise exc.WriteUnknownToGraph(kernel=self.kernel.name, name=self.names[at])
@@ -117,6 +127,18 @@ class Operator:
             )
         stacked = [torch.stack(each) for each in zip(*calls, strict=True)]
         return (stacked[0], 0) if len(stacked) == 1 else (tuple(stacked), (0,) * len(stacked))
+
+
+def _check_shared(kernel: Kernel, arguments: Sequence[Any]) -> None:
+    """Refuse copies of the counters of messages: other ranks would not see what is written there."""
+    for name, value in zip(kernel.signature.parameters, arguments, strict=True):
+        channel = value.channel if isinstance(value, Mailbox) else value
+        if isinstance(channel, Channel) and not all(map(is_shared, channel.words)):
+            raise exc.NoPlaceInGraph(
+                kernel=kernel.name,
+                why=f"the graph passes a copy of {name!r}, which other ranks do not see",
+                remedy="compile with the backend 'inductor', which lets kernels write in place",
+            )
 
 
 def operator_for(kernel: Kernel, given: Flattened, effects: Effects, results: int | None = None) -> Operator:
