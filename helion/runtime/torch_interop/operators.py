@@ -86,8 +86,8 @@ class Operator:
     def run(self, *leaves: Any) -> Any:
         """Run the call.
 
-        Raises ``exc.WriteUnknownToGraph`` if it writes an argument that the schema does not declare as written, and
-        ``exc.NoPlaceInGraph`` if the graph passes a copy of memory that ranks share.
+        Raises ``exc.WriteUnknownToGraph`` if it writes an argument that the schema does not declare as written.
+        Raises ``exc.NoPlaceInGraph`` if the graph passes a copy of memory that ranks share.
         """
         arguments = leaves if self._is_flat else unflatten(self.tree, leaves)
         if self._has_channels:
