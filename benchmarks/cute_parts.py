@@ -1,5 +1,5 @@
-"""Check and time schedulers of matmuls that the CuTe backend runs on request: groups of rows, and batches of several
-dimensions.
+"""Check and time schedulers of matmuls that the CuTe backend runs on request: groups of rows, batches of several
+dimensions, and several products of the same rows.
 
     python benchmarks/cute_parts.py [--times] [--repeats N] [--seconds N] [--device cpu] [NAME ...]
 
@@ -82,6 +82,25 @@ def projected(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tens
     return out
 
 
+def three(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Products by three matrices ``[N, K]``, as ``out[3, M, N]``."""
+    (m, depth), n = x.size(), q.size(0)
+    first, second, third = out[0], out[1], out[2]
+    for tile_m, tile_n in hl.tile([m, n]):
+        a = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        b = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        c = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(depth):
+            rows = x[tile_m, tile_k]
+            a = hl.dot(rows, q[tile_n, tile_k].T, acc=a)
+            b = hl.dot(rows, k[tile_n, tile_k].T, acc=b)
+            c = hl.dot(rows, v[tile_n, tile_k].T, acc=c)
+        first[tile_m, tile_n] = a.to(out.dtype)
+        second[tile_m, tile_n] = b.to(out.dtype)
+        third[tile_m, tile_n] = c.to(out.dtype)
+    return out
+
+
 Arguments = tuple[torch.Tensor, ...]
 Calls = dict[str, Callable[[], Any]]
 
@@ -160,6 +179,23 @@ def batched(kernel: Callable[..., torch.Tensor], b: int, h: int, t: int, k: int,
     return Case(kernel=kernel, arguments=arguments, exact=exact, library=library)
 
 
+def side_by_side(m: int, n: int, k: int) -> Case:
+    """Return the case of three matrices that multiply the same rows."""
+
+    def arguments() -> Arguments:
+        weights = (made(n, k, seed=seed, scale=k**-0.5) for seed in range(1, 4))
+        return made(m, k), *weights, torch.empty(3, m, n, dtype=BF16)
+
+    def exact(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x.double() @ each.double().t() for each in rest[:3]])
+
+    def library(x: torch.Tensor, *rest: torch.Tensor) -> Calls:
+        weights = torch.cat(rest[:3])
+        return {"cublas": lambda: [torch.mm(x, each.t()) for each in rest[:3]], "one": lambda: torch.mm(x, weights.t())}
+
+    return Case(kernel=three, arguments=arguments, exact=exact, library=library)
+
+
 EVEN, SKEWED, FEW = (512,) * 8, (0, 1, 3000, 0, 64, 129, 1, 901), (70, 0, 1, 229)
 GIANT = (0,) * 60 + (1,) * 60 + (8000,) + (0,) * 7
 CASES = {
@@ -173,12 +209,14 @@ CASES = {
     "heads": batched(heads, 3, 4, 203, 200, 264, 4),
     "shared_heads": batched(heads, 3, 8, 203, 200, 264, 2),
     "projected": batched(projected, 3, 5, 203, 200, 64, 5),
+    "three": side_by_side(203, 264, 200),
     "even_8": grouped(*EVEN),
     "skewed_8": grouped(*SKEWED),
     "even_64": grouped(*(128,) * 64, n=1536),
     "few_rows_128": grouped(*(7,) * 128, n=1536),
     "giant_128": grouped(*GIANT, n=1536),
     "heads_large": batched(heads, 8, 16, 1024, 128, 1024, 4),
+    "three_large": side_by_side(8192, 2048, 2048),
     "projected_large": batched(projected, 8, 32, 1024, 4096, 128, 32),
 }
 

@@ -24,12 +24,12 @@ def tile_bounds(problem: GemmProblem, target: Target) -> Sides:
     line = SWIZZLE_BYTES // itemsize(problem.operand_dtype)
     least = LEAST_COLUMNS if problem.b_major == "k" else max(LEAST_COLUMNS, line)
     products = 1 + len(problem.epilogue.of_kind("product"))
-    most, depth = MOST_COLUMNS // products, 2 * line if products == 1 else line
+    most, depth = MOST_COLUMNS // products // least * least, 2 * line if products == 1 else line
     rows = 2 * TCGEN05_ROWS if target.has("tcgen05") else 4 * WGMMA_ROWS
     promotes = target.has("wgmma") and itemsize(problem.operand_dtype) == 1 and target.fp8_partial_sum > 0
     if promotes or problem.scales is not None:  # two accumulators are live
-        most = min(most, MAX_SUM_REGISTERS // products)
-    rows //= products
+        most = min(most, MAX_SUM_REGISTERS // products // least * least)
+    rows //= min(products, 2)
     if problem.copied:
         (rows, most), depth = (
             _copied_bounds(problem, (min(rows, 2 * WGMMA_ROWS), most), (WGMMA_ROWS, least), target),

@@ -50,6 +50,8 @@ def unproven(program: Program, target: Target) -> str:
     part = ""
     if problem.groups is not None:
         part = f"over groups of rows by {problem.groups.name}"
+    elif _has_several_products(problem):
+        part = "of several products that are stored separately, or of more than two,"
     elif problem.batch is not None and problem.batch.outer is not None:
         part = "in a batch of several dimensions"
     elif problem.copied:
@@ -59,6 +61,15 @@ def unproven(program: Program, target: Target) -> str:
     elif problem.operand_dtype == "float32" and unit_of(target) == "wgmma":
         part = "of float32 in TF32 on wgmma"
     return str(as_written(program, Refusal(part)))
+
+
+def _has_several_products(problem: GemmProblem) -> bool:
+    """Return whether there are more matmuls of one A than two, or outputs without the sums of the first of two."""
+    products = len(problem.epilogue.of_kind("product"))
+    of_first = [True, *(False for _ in problem.epilogue.operands)]
+    for made in problem.epilogue.instructions:
+        of_first.append(any(of_first[x] for x in made.arguments if isinstance(x, int)))
+    return products > 1 or (products == 1 and not all(of_first[output.value] for output in problem.outputs))
 
 
 def multiples(program: Program) -> dict[str, int]:

@@ -124,7 +124,7 @@ class Chain:
         self.tiles: Tiles | None = None
 
     def add_product(self, sums: Value, tensor: HostTensor, dtype: torch.dtype, pitch: Number) -> str:
-        """Read the accumulator of a second matmul like an operand, whose label is returned."""
+        """Read the accumulator of another matmul like an operand, whose label is returned."""
         operand = EpilogueOperand(name=name_of(tensor), kind="product", dtype=dtype_name(dtype))
         self.known[sums.number] = self._loaded(operand, tensor.id, pitch)
         return operand.label
@@ -408,7 +408,9 @@ class Chain:
         )
 
     def _has_sums(self, value: Reference) -> bool:
-        return SUMS in (value, *(x for position in self._steps_of([value]) for x in self.steps[position].arguments))
+        read = (value, *(x for position in self._steps_of([value]) for x in self.steps[position].arguments))
+        sums = {SUMS, *(name for name, (operand, _) in self.loads.items() if operand.kind == "product")}
+        return any(isinstance(each, str) and each in sums for each in read)
 
     def _needed(self) -> list[int]:
         return sorted(self._steps_of([output.value for output in self.outputs]))

@@ -24,6 +24,7 @@ from ...._compiler.ir.grammar import (
 )
 from ...._compiler.ir.ops import OPS
 from ...._shapes import Expr, Number, dtype_name
+from ..plan.epilogue import MAX_PRODUCTS
 from ..plan.records import SWIZZLE_BYTES, GemmProblem
 from ..plan.refusal import Refusal
 from .chain import EXAMPLE_MULTIPLE, Chain, starts_from_zero
@@ -204,8 +205,8 @@ def _whole_block(program: Program, loop: Op, rows: int) -> int:
 
 def _axes(loop: Op) -> Sequence[LoopAxis]:
     attrs = loop.attrs
-    if not isinstance(attrs, ForAttrs) or len(attrs.axes) != 1 or attrs.carried not in (1, 2):
-        raise Refusal("a loop over K that carries one accumulator, or two, is implemented")
+    if not isinstance(attrs, ForAttrs) or len(attrs.axes) != 1 or not 1 <= attrs.carried <= MAX_PRODUCTS:
+        raise Refusal(f"a loop over K that carries one accumulator, or up to {MAX_PRODUCTS}, is implemented")
     if len(loop.results) != attrs.carried:
         raise Refusal("a loop over K that returns its accumulators and nothing else is implemented")
     return attrs.axes
@@ -443,7 +444,7 @@ def check_memory(frame: Frame, read: Sequence[int], written: Sequence[int], upda
 
 
 def _second_pitch(first: Multiplied, second: Multiplied) -> Number:
-    """Return the pitch of the second matmul's B, which needs the type and major mode of the first one's."""
+    """Return the pitch of another matmul's B, which needs the type and major mode of the first one's."""
     if (second.dtype, second.major) != (first.dtype, first.major):
         raise Refusal(f"{second.tensor.name} and {first.tensor.name} differ in type or in what is contiguous")
     return second.pitch

@@ -338,7 +338,7 @@ def _check_tile(plan: GemmPlan) -> None:
     if plan.by_rows:
         _check_rows(plan)
     if plan.products > 1:
-        _check_two_products(plan)
+        _check_products(plan)
     if plan.problem.scales is not None:
         _check_scaled(plan, plan.problem.scales)
 
@@ -360,16 +360,18 @@ def _check_scaled(plan: GemmPlan, scales: BlockScales) -> None:
             raise Refusal(f"a tile of {extent} lines where {scale.name} has a factor for {scale.lines}")
 
 
-def _check_two_products(plan: GemmPlan) -> None:
-    """Check two matmuls of one A: their B tiles are adjacent in a stage, as the columns of one instruction."""
+def _check_products(plan: GemmPlan) -> None:
+    """Check matmuls of one A: their B tiles are adjacent in a stage, as the columns of one instruction."""
     n, width = plan.tile[1], plan.tile[2] * plan.operand_bytes
     if plan.ctas_per_mma > 1 or plan.splits > 1:
         raise Refusal(
-            "two matmuls that share an epilogue are implemented without pairs of CTAs and without splitting K"
+            "several matmuls that share an epilogue are implemented without pairs of CTAs and without splitting K"
         )
     atom = 8 if plan.problem.b_major == "k" else SWIZZLE_BYTES // plan.operand_bytes
     if width != SWIZZLE_BYTES or n % atom:
-        raise Refusal(f"two matmuls need K tiles of {SWIZZLE_BYTES} bytes and columns that are a multiple of {atom}")
+        raise Refusal(
+            f"several matmuls need K tiles of {SWIZZLE_BYTES} bytes and columns that are a multiple of {atom}"
+        )
 
 
 def _check_splits(plan: GemmPlan) -> None:

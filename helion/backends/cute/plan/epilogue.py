@@ -69,6 +69,8 @@ REDUCTIONS: Mapping[str, int] = {"row_sum": 1, "row_maximum": 1, "row_minimum": 
 ``row_maximum`` and ``row_minimum`` give NaN for a row that has one. ``row_first`` (x, s) is the first column at which x
 equals s, or at which both are NaN. With s the maximum of x, it is the result of torch's ``argmax``.
 """
+MAX_PRODUCTS = 4
+"""Matmuls of one A, whose columns one MMA instruction has side by side."""
 MAX_CHAIN = 4
 """Limit of row reductions that each depend on the one before."""
 
@@ -223,8 +225,8 @@ class Epilogue:
         ):
             if not all(name.isidentifier() for name in names) or len(set(names)) != len(names):
                 raise Refusal(f"epilogue {what} need distinct identifiers as names, not {names}")
-        if len(self.of_kind("product")) > 1:
-            raise Refusal("two matmuls that share an epilogue are implemented, not more")
+        if len(self.of_kind("product")) >= MAX_PRODUCTS:
+            raise Refusal(f"up to {MAX_PRODUCTS} matmuls that share an epilogue are implemented, not more")
         for number, instruction in enumerate(self.instructions):
             self._check_instruction(number, instruction)
         for output in self.outputs:

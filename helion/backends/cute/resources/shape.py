@@ -14,7 +14,15 @@ from ...._shapes import dtype_name
 from ..plan.build import MAX_PROMOTE_K_TILES
 from ..plan.copied import Copied, CopySource, granule_of
 from ..plan.dtypes import itemsize
-from ..plan.epilogue import Epilogue, EpilogueOperand, EpilogueOutput, Instruction, OperandKind, OutputKind
+from ..plan.epilogue import (
+    MAX_PRODUCTS,
+    Epilogue,
+    EpilogueOperand,
+    EpilogueOutput,
+    Instruction,
+    OperandKind,
+    OutputKind,
+)
 from ..plan.records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups, Major
 from ..plan.scales import BlockScales, Scale, Side
 
@@ -119,14 +127,14 @@ def _products(facts: KernelFacts) -> tuple[MatmulFact, ...]:
 
 
 def _sides(facts: KernelFacts) -> _Sides | str:
-    """Return the sides of the one matmul, or of two of the same tiles; or the reason why there is none."""
+    """Return the sides of the one matmul, or of several of the same tiles; or the reason why there is none."""
     if not facts.matmuls:
         return "the kernel has no matmul"
     fact, *others = _products(facts)
-    if len(others) > 1:
-        return f"the kernel has {1 + len(others)} matmuls, not one or two"
+    if len(others) >= MAX_PRODUCTS:
+        return f"the kernel has {1 + len(others)} matmuls, not one to {MAX_PRODUCTS}"
     if any(_axes(each) != _axes(fact) for each in others):
-        return "the two matmuls of the kernel have different tiles"
+        return "the matmuls of the kernel have different tiles"
     nested = bool(_blocks_of_k(fact, facts))
     m, n = (_extent(facts, axis) for axis in (fact.m_axis, fact.n_axis))
     all_rows = _rows_of_groups(fact, facts) if m is None else None
