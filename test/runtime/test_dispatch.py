@@ -285,14 +285,23 @@ def test_zeros_and_nan_are_found_again(stub: StubDriver, no_slow_path: Any) -> N
         repeated(x, -float("nan"))
 
 
-def test_functions_count_by_code(stub: StubDriver, no_slow_path: Any) -> None:
-    @helion.kernel(config=CONFIG)
-    def mapped(x: torch.Tensor, f: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        out = torch.empty_like(x)
-        for tile in hl.tile(x.size(0)):
-            out[tile] = f(x[tile])
-        return out
+def _mapped(x: torch.Tensor, f: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile] = f(x[tile])
+    return out
 
+
+def _mapped_by_constant(x: torch.Tensor, f: hl.constexpr) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile] = f(x[tile])
+    return out
+
+
+@pytest.mark.parametrize("host", [_mapped, _mapped_by_constant])
+def test_functions_count_by_code(host: Callable[..., Any], stub: StubDriver, no_slow_path: Any) -> None:
+    mapped = helion.kernel(host, config=CONFIG)
     x = torch.randn(64)
     functions = [lambda v: v + 1, lambda v: v * 2]
     for f in functions:
@@ -303,6 +312,20 @@ def test_functions_count_by_code(stub: StubDriver, no_slow_path: Any) -> None:
         mapped(x, f)
     with pytest.raises(AssertionError, match="full way"):
         mapped(x, lambda v: v + 3)
+
+
+def test_what_constant_functions_close_over_counts_by_value(stub: StubDriver, no_slow_path: Any) -> None:
+    def times(scale: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda v: v * scale
+
+    mapped = helion.kernel(_mapped_by_constant, config=CONFIG)
+    x = torch.randn(64)
+    mapped(x, times(2))
+    no_slow_path(mapped)
+    mapped(x, times(2))
+    for other in (times(3), times(2.0), times(True)):
+        with pytest.raises(AssertionError, match="full way"):
+            mapped(x, other)
 
 
 @pytest.mark.parametrize("static", [True, False])

@@ -69,7 +69,7 @@ class Guards:
             self.conditions.append(f"{self.type}({name}) is {self.cell(int)} and {inside if fits else f'not {inside}'}")
         elif kind in (int, str, torch.device, torch.Size):
             self.conditions.append(f"{self.type}({name}) is {self.cell(kind)} and {name} == {self.cell(value)}")
-        elif kind is types.FunctionType and (not constant or name in self.captured):
+        elif kind is types.FunctionType:
             return self.function(name, value)
         elif kind is tuple or hasattr(kind, "_fields"):
             return self.items(name, value)
