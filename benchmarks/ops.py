@@ -1,26 +1,29 @@
-"""``helion.ops`` on a GPU: all cases of its tests against fp64, then times of each operator beside torch.compile and eager.
+"""``helion.ops`` on a GPU: all cases of its tests against fp64, then times of each operator, torch.compile and eager.
 
     python benchmarks/ops.py [--out FILE.json] [--seconds S] [--workers N] [--no-check] [NAME ...]
 
-Each operator has two shapes of models in use. Workers compile first, each cell in a process of its own, and note the time
-of the first call. Then one process times all variants in turn, with a cold L2: device time of a forward pass, and with
-gradients that of both passes. For few rows it also takes the host's time of a call. What the time does not suffice for is
-listed. A variant that fails has no time but a reason.
+Operators have shapes of models in use. Workers share the cases and the cells. They check and compile side by side, and note
+the time of first calls. Then each in turn has the GPU alone and times all variants, with a cold L2: device time of a
+forward pass, and with gradients that of both passes. For few rows it also takes the host's time of a call. Cells and cases
+that it does not reach are listed. A variant that fails has no time but a reason.
 """
 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import datetime
 import functools
+import inspect
+import itertools
 import json
 import math
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -179,9 +182,25 @@ def attention_with_sinks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink
     return weights @ v.repeat_interleave(q.size(1) // v.size(1), 1)
 
 
-def packed_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    nested = (torch.nested.nested_tensor_from_jagged(t, offsets).transpose(1, 2) for t in (q, k, v))
-    return F.scaled_dot_product_attention(*nested, is_causal=True).transpose(1, 2).values()
+def packed_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offsets: torch.Tensor, attend: Any, longest: int
+) -> torch.Tensor:
+    at = offsets.to(torch.int32)
+    found: torch.Tensor = attend(q, k, v, at, at, longest, longest)
+    return found
+
+
+def packed_reference() -> Callable[..., torch.Tensor]:
+    """Return the causal attention of torch for packed sequences; its arguments differ by version."""
+    from torch.nn.attention.varlen import varlen_attn  # not in all versions
+
+    windows = "window_size" in inspect.signature(varlen_attn).parameters
+    return functools.partial(varlen_attn, **({"window_size": (-1, 0)} if windows else {"is_causal": True}))
+
+
+def growing(sequences: int, rows: int) -> list[int]:
+    """Return the bounds of sequences whose lengths grow linearly."""
+    return [rows * i * (i + 1) // (sequences * (sequences + 1)) for i in range(sequences + 1)]
 
 
 def latent_decode(q: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -336,14 +355,22 @@ def _head_cells() -> Iterator[Cell]:
     windowed = lambda q, k, v, sinks: ops.attention(q, k, v, causal=True, window=WINDOW, sinks=sinks)  # noqa: E731
     sunk = lambda: (normal(2, 64, 4096, 64), normal(2, 8, 4096, 64), normal(2, 8, 4096, 64), normal(64))  # noqa: E731
     yield Cell("attention", "2x64/8x4096x64 sinks", windowed, attention_with_sinks, sunk, (0, 1, 2, 3))
-    in_order = functools.partial(ops.varlen_attention, causal=True)
+    in_order, attend = functools.partial(ops.varlen_attention, causal=True), packed_reference()
     for sequences, tokens, depth in ((16, 16384, 128), (512, 32768, 64)):
         made_packs = lambda b=sequences, t=tokens, d=depth: (  # noqa: E731
             *(normal(t, 16, d) for _ in range(3)),
-            bounds(b, t),
+            torch.tensor(growing(b, t), device=DEVICE),
         )
+        longest = max(end - begin for begin, end in itertools.pairwise(growing(sequences, tokens)))
         shape = f"{sequences} in {tokens}x16x{depth}"
-        yield Cell("varlen_attention", shape, in_order, packed_attention, made_packs, (0, 1, 2))
+        yield Cell(
+            "varlen_attention",
+            shape,
+            in_order,
+            functools.partial(packed_attention, attend=attend, longest=longest),
+            made_packs,
+            (0, 1, 2),
+        )
     latent = functools.partial(ops.latent_decode, width=512, scale=0.1)
     for batch, length in ((32, 8192), (1, 65536)):
 
@@ -454,13 +481,11 @@ def passes(cell: Cell, function: Callable[..., Any], args: Sequence[Any], *, bac
     return both
 
 
-def compile_first(at: int) -> dict[str, Any]:
-    """Call all variants of cell ``at`` once, so that binaries are on disk; return seconds of first calls and errors."""
-    cell = list(cells())[at]
-    torch.manual_seed(0)
+def first_calls(cell: Cell, compiled: Callable[..., Any]) -> dict[str, Any]:
+    """Call the operator and torch.compile's function once; return seconds of first calls and errors."""
     row: dict[str, Any] = {"first_s": {}, "failed": {}}
-    compiled = torch.compile(cell.eager, fullgraph=True)
     for name, function in (("helion", cell.op), ("compile", compiled)):
+        torch.manual_seed(0)
         args = cell.make()
         for backward in (False, True) if cell.differentiated else (False,):
             began = time.perf_counter()
@@ -474,11 +499,11 @@ def compile_first(at: int) -> dict[str, Any]:
     return row
 
 
-def timed(cell: Cell, timer: GraphTimer) -> dict[str, Any]:
+def timed(cell: Cell, compiled: Callable[..., Any], timer: GraphTimer) -> dict[str, Any]:
     """Return microseconds of all variants: of the device, and of the host where there are few rows."""
     torch.manual_seed(0)
     args = cell.make()
-    variants = {"helion": cell.op, "compile": torch.compile(cell.eager, fullgraph=True), "eager": cell.eager}
+    variants = {"helion": cell.op, "compile": compiled, "eager": cell.eager}
     row: dict[str, Any] = {"failed": {}}
     for label, backward in (("forward", False), ("both", True)):
         if backward and not cell.differentiated:
@@ -505,26 +530,51 @@ def host_us(call: Callable[[], Any]) -> float:
     return 1e6 * (time.perf_counter() - began) / CALLS
 
 
-def check_all(until: float) -> list[str]:
-    """Compare the cases of the tests with fp64 on the GPU; return a line per failure."""
+def cases() -> tuple[Any, list[Any]]:
+    """Return the module of the tests' cases, and the cases."""
     table = import_path(ROOT / "test" / "ops" / "table.py")
-    wrong = []
-    for case in table.cases():
-        if time.monotonic() > until:
-            wrong.append(f"{case.name}: not reached")
-            continue
-        args = map_tensors(case.args, lambda t: t.to(DEVICE))
-        tensors = [a for a in args if isinstance(a, torch.Tensor)]
-        rounded = max(table.ROUNDED.get(t.dtype, 0.0) for t in tensors)
-        tf32 = TF32_TOLERANCE if case.name.startswith(IN_TF32) else 0.0
-        try:
-            check(case.name, case.op, case.reference, args, slack=2, rtol=tf32 or None)
-            if case.differentiated:
-                op, reference = table.gradients(case)
-                check(case.name, op, reference, args, rtol=max(rounded, tf32), slack=case.slack)
-        except Exception as error:  # a failed comparison as well as a kernel that does not compile
-            wrong.append(f"{case.name}: {reason(error, 500)}")
-    return wrong
+    return table, table.cases()
+
+
+def wrong(table: Any, case: Any) -> str | None:
+    """Compare a case of the tests with fp64 on the GPU; return what is wrong."""
+    args = map_tensors(case.args, lambda t: t.to(DEVICE))
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    rounded = max(table.ROUNDED.get(t.dtype, 0.0) for t in tensors)
+    tf32 = TF32_TOLERANCE if case.name.startswith(IN_TF32) else 0.0
+    try:
+        check(case.name, case.op, case.reference, args, slack=2, rtol=tf32 or None)
+        if case.differentiated:
+            op, reference = table.gradients(case)
+            check(case.name, op, reference, args, rtol=max(rounded, tf32), slack=case.slack)
+    except Exception as error:  # a failed comparison as well as a kernel that does not compile
+        return reason(error, 500)
+    return None
+
+
+def work(channel: Connection, share: Sequence[int], checked: Sequence[int], until: float) -> None:
+    """Check the cases at ``checked``, compile the cells at ``share``, and time them in the turn of this process.
+
+    Sends pairs of a kind and its content: ``("wrong", (case, what))``, ``("row", (cell, row))``, ``("ready", None)``
+    before its turn, and ``("done", None)``.
+    """
+    table, known = cases() if checked else (None, [])
+    for at in checked:
+        late = time.time() > until
+        channel.send(("wrong", (known[at].name, "not reached in time" if late else wrong(table, known[at]))))
+    every = list(cells())
+    compiled = {}
+    for at in share:
+        if time.time() < until:
+            compiled[at] = torch.compile(every[at].eager, fullgraph=True)
+            channel.send(("row", (at, first_calls(every[at], compiled[at]))))
+    channel.send(("ready", None))
+    end = channel.recv()
+    timer = GraphTimer()
+    for at, function in compiled.items():
+        if time.time() < end:
+            channel.send(("row", (at, timed(every[at], function, timer))))
+    channel.send(("done", None))
 
 
 def shown(row: dict[str, Any]) -> str:
@@ -537,53 +587,92 @@ def shown(row: dict[str, Any]) -> str:
     return f"{row['name']:22} {row['shape']:24} {' | '.join(parts)} {row['failed'] or ''}"
 
 
+def start(shares: Sequence[tuple[Any, ...]]) -> dict[Connection, BaseProcess]:
+    """Start a process with each share of the work."""
+    spawned = multiprocessing.get_context("spawn")
+    workers = {}
+    for share in shares:
+        ours, theirs = spawned.Pipe()
+        workers[ours] = spawned.Process(target=work, args=(theirs, *share), daemon=True)
+        workers[ours].start()
+        theirs.close()
+    return workers
+
+
+def run_in_turn(workers: Mapping[Connection, BaseProcess], took: Callable[[str, Any], None], end: float) -> None:
+    """Receive what workers send until ``end``; once all have compiled, or two thirds of the time are over, let each time alone."""
+    waiting, ready = set(workers), []
+    turns_from = time.time() + 0.65 * (end - time.time())
+    timing: Connection | None = None
+    while waiting and time.time() < end:
+        for channel in wait(waiting, timeout=0.2):
+            assert isinstance(channel, Connection)
+            try:
+                kind, content = channel.recv()
+            except EOFError:  # the process died
+                kind, content = "done", None
+            if kind == "ready":
+                ready.append(channel)
+            elif kind == "done":
+                waiting.discard(channel)
+                timing = None if channel is timing else timing
+            else:
+                took(kind, content)
+        if timing is None and ready and (len(ready) == len(waiting) or time.time() > turns_from):
+            timing = ready.pop(0)
+            timing.send(end)
+    for process in workers.values():
+        process.kill()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="operators; all if none is named")
     parser.add_argument("--out", type=Path, default=OUT, metavar="FILE.json")
     parser.add_argument("--seconds", type=float, default=230.0, help="time for everything")
-    parser.add_argument("--workers", type=int, default=12, help="processes that compile")
+    parser.add_argument("--workers", type=int, default=15, help="processes that check and compile")
     parser.add_argument("--no-check", action="store_true", help="time only")
     options = parser.parse_args()
-    began = time.monotonic()
-    wanted = [(at, cell) for at, cell in enumerate(cells()) if not options.names or cell.name in options.names]
-    rows = {cell.key: {"name": cell.name, "shape": cell.shape, "failed": {}} for _, cell in wanted}
-    spawned = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(options.workers, mp_context=spawned) as pool:
-        pending = {pool.submit(compile_first, at): cell for at, cell in wanted}
-        wrong = [] if options.no_check else check_all(began + options.seconds / 2)
-        for future, cell in pending.items():
-            try:
-                left = max(began + 0.6 * options.seconds - time.monotonic(), 0)
-                rows[cell.key] |= future.result(timeout=left)
-            except concurrent.futures.TimeoutError:
-                rows[cell.key]["failed"]["compiling"] = "not finished in time"
-                future.cancel()
-    timer = GraphTimer()
-    for _, cell in wanted:
-        row = rows[cell.key]
-        if time.monotonic() > began + options.seconds:
-            row["failed"]["timing"] = "not reached in time"
-            continue
-        found = timed(cell, timer)
-        row["failed"] |= found.pop("failed")
-        row |= found
-        print(shown(row), flush=True)
+    began = time.time()
+    wanted = {at: cell for at, cell in enumerate(cells()) if not options.names or cell.name in options.names}
+    picked = [
+        at for at, case in enumerate(cases()[1]) if not options.names or case.name.startswith(tuple(options.names))
+    ]
+    rows = {at: {"name": cell.name, "shape": cell.shape, "failed": {}} for at, cell in wanted.items()}
+    found: dict[str, str] = {}
+
+    def take(kind: str, content: Any) -> None:
+        """Put a message of a worker into the results."""
+        if kind == "wrong" and content[1] is not None:
+            found[content[0]] = content[1]
+        elif kind == "row":
+            at, row = content
+            rows[at] |= {**row, "failed": rows[at]["failed"] | row["failed"]}
+            if "forward" in row:
+                print(shown(rows[at]), flush=True)
+
+    count = options.workers
+    checked = [] if options.no_check else picked
+    workers = start([(list(wanted)[i::count], checked[i::count], began + 0.6 * options.seconds) for i in range(count)])
+    run_in_turn(workers, took=take, end=began + options.seconds)
+    for row in rows.values():
+        if "forward" not in row and "helion" not in row["failed"]:
+            row["failed"]["time"] = "not reached in time"
     environment = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "date": datetime.date.today().isoformat(),
-        "seconds": round(time.monotonic() - began),
+        "seconds": round(time.time() - began),
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(
-        json.dumps({"environment": environment, "wrong": wrong, "rows": list(rows.values())}, indent=1) + "\n"
+        json.dumps({"environment": environment, "wrong": found, "rows": list(rows.values())}, indent=1) + "\n"
     )
-    print(*(f"WRONG {line}" for line in wrong), sep="\n")
+    print(*(f"WRONG {name}: {what}" for name, what in found.items()), sep="\n")
     print(
-        f"{len(wrong)} wrong, {sum(bool(r['failed']) for r in rows.values())} of {len(rows)} cells incomplete, in {environment['seconds']} s"
+        f"{len(found)} of {len(checked)} cases wrong or not reached, {sum(bool(r['failed']) for r in rows.values())} of {len(rows)} cells incomplete, in {environment['seconds']} s"
     )
-    return 1 if wrong else 0
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
