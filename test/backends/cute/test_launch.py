@@ -132,7 +132,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[st
     tmp_path.chmod(0o700)
     monkeypatch.setattr(library, "build_shared_object", build)
     monkeypatch.setattr(library, "installed_version", lambda: "1.0")
-    monkeypatch.setattr(library, "_FOUND", {})
+    monkeypatch.setattr(library, "_FOUND", set())
     yield made
 
 
@@ -142,9 +142,23 @@ def test_a_binary_is_kept_for_later_processes(counted: list[str], monkeypatch: p
     assert (place / library.SHARED_OBJECT).read_bytes() == b"shared object"
     for version in ("1.0", ""):  # where nothing is installed, any version does
         monkeypatch.setattr(library, "installed_version", lambda version=version: version)
-        monkeypatch.setattr(library, "_FOUND", {})
+        monkeypatch.setattr(library, "_FOUND", set())
         assert library.folder(kernel) == place
     assert len(counted) == 1
+
+
+def test_another_cache_folder_has_binaries_of_its_own(
+    counted: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kernel = kernel_of(matmul.bind(ARGUMENTS))
+    first = library.folder(kernel)
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    monkeypatch.setenv("HELION_CACHE_DIR", str(other))
+    assert not library.is_compiled(kernel)
+    second = library.folder(kernel)
+    assert library.is_compiled(kernel) and second.is_relative_to(other) and not first.is_relative_to(other)
+    assert library.folder(kernel) == second and len(counted) == 2
 
 
 @pytest.mark.parametrize("spoil", ["version", "content", "notes", "writable"])
@@ -161,7 +175,7 @@ def test_a_binary_that_is_not_what_was_put_there_is_made_again(
         (place / library.NOTES).write_text("{")
     else:
         (place / library.SHARED_OBJECT).chmod(0o777)
-    monkeypatch.setattr(library, "_FOUND", {})
+    monkeypatch.setattr(library, "_FOUND", set())
     library.folder(kernel)
     assert len(counted) == 2
     assert json.loads((place / library.NOTES).read_text())["dsl"] == ("2.0" if spoil == "version" else "1.0")
@@ -178,7 +192,7 @@ def test_text_unit_and_operands_tell_kernels_apart() -> None:
 def test_without_the_dsl_a_kernel_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "cutlass", None)
     monkeypatch.setenv("HELION_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(library, "_FOUND", {})
+    monkeypatch.setattr(library, "_FOUND", set())
     bound = helion.kernel(matmul.fn, backend="cute").bind(ARGUMENTS)
     for ask in (bound.resources, lambda: bound.export_shared_object(tmp_path / "kernel.so")):
         with pytest.raises(

@@ -18,7 +18,8 @@ from .shared_object import NAME, build_shared_object
 
 _LOG = logs.logger(__name__)
 _LOCK = new_lock()
-_FOUND: dict[str, Path] = {}
+#: The folders of compiled kernels. They are below the cache folder, which may change.
+_FOUND: set[Path] = set()
 
 SHARED_OBJECT, CUBIN, NOTES = f"{NAME}.so", f"{NAME}.cubin", "notes.json"
 
@@ -30,33 +31,33 @@ def folder(kernel: GemmKernel) -> Path:
     Results of another version of the DSL than the installed one are compiled again. Raises ``offline.ToolMissing`` if
     it has to be compiled and cannot be, and ``shared_object.CompilationFailed``.
     """
+    place = _place(kernel)
     with _LOCK:
-        found = _FOUND.get(kernel.key)
-        if found is None:
-            found = _FOUND[kernel.key] = _kept_or_made(kernel)
-        return found
+        if place not in _FOUND:
+            _keep_or_make(kernel, place)
+            _FOUND.add(place)
+        return place
 
 
 def is_compiled(kernel: GemmKernel) -> bool:
     """Return whether the kernel is cached."""
-    return kernel.key in _FOUND or _is_good(_place(kernel))
+    place = _place(kernel)
+    return place in _FOUND or _is_good(place)
 
 
 def _place(kernel: GemmKernel) -> Path:
     return files.code_folder() / "gemm" / kernel.key
 
 
-def _kept_or_made(kernel: GemmKernel) -> Path:
-    place = _place(kernel)
+def _keep_or_make(kernel: GemmKernel, place: Path) -> None:
     if _is_good(place):
-        return place
+        return
     start = time.perf_counter()
     shared_object, cubin = build_shared_object(kernel)
     files.keep_code(place / CUBIN, cubin)
     files.keep_code(place / SHARED_OBJECT, shared_object)
     files.write_whole(place / NOTES, json.dumps({"dsl": installed_version(), "kernel": kernel.name}))
     _LOG.info("compiled %s in %.2f s: %s", kernel.name, time.perf_counter() - start, place)
-    return place
 
 
 def _is_good(place: Path) -> bool:
