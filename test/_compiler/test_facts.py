@@ -11,6 +11,7 @@ from costs import calls
 from harness import facts_of, program_of, tensor
 from sample_kernels import add, attention, bmm, matmul, row_sum, scan, softmax, transpose
 
+import helion
 import helion.language as hl
 from helion._compiler.facts.collect import collect_facts
 from helion._compiler.facts.liveness import maximal
@@ -539,3 +540,49 @@ def test_collecting_costs_little() -> None:
         program = program_of(fn, *args)
         rollable = rollable_blocks(program)[0]
         assert calls(functools.partial(collect_facts, program, rollable)) <= 12_000
+
+
+@helion.kernel()
+def _following_loops(x: torch.Tensor, window: int, ahead: int) -> torch.Tensor:
+    """Sums over loops whose bounds follow the tile of the rows, in all forms."""
+    m, n = x.size()
+    out = torch.zeros([m], dtype=torch.float32, device=x.device)
+    for rows in hl.tile(m):
+        total = hl.zeros([rows], dtype=torch.float32)
+        for below in hl.tile(0, rows.end):
+            total = total + x[rows, below].sum(-1)
+        for shifted in hl.tile(0, min(rows.end + ahead, n)):
+            total = total + x[rows, shifted].sum(-1)
+        for windowed in hl.tile(max(rows.begin + ahead - window + 1, 0), min(ahead + rows.end, n)):
+            total = total + x[rows, windowed].sum(-1)
+        for above in hl.tile(rows.begin, n):
+            total = total + x[rows, above].sum(-1)
+        for later in hl.tile(max(rows.begin - ahead, 0), n):
+            total = total + x[rows, later].sum(-1)
+        for own in hl.tile(rows.begin, rows.end):
+            total = total + x[rows, own].sum(-1)
+        out[rows] = total
+    return out
+
+
+@pytest.mark.parametrize("static_shapes", (True, False))
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        (100, {"below": 500, "shifted": 700, "windowed": 99, "above": 700, "later": 880, "own": None}),
+        (10**6, {"below": 500, "shifted": 700, "windowed": 700, "above": 700, "later": 880, "own": None}),
+    ],
+)
+def test_loops_that_follow_a_tile_have_a_mean_length(
+    static_shapes: bool, window: int, expected: dict[str, int | None]
+) -> None:
+    kernel = helion.kernel(_following_loops.fn, static_shapes=static_shapes)
+    bound = kernel.bind((torch.empty(1000, 1200, device="meta"), window, 200), target="h100")
+    axes = {axis.name: axis for axis in bound.facts.axes if axis.name in expected}
+    assert {name for name, axis in axes.items() if axis.outer is not None} == {"own"}
+    scale = (bound.facts.axes[0].extent or 0) / 1000  # sizes of one bucket share a kernel, and the largest counts
+    if scale == 1:
+        found = {name: axis.mean for name, axis in axes.items()}
+        assert found == {name: mean and pytest.approx(mean, abs=2) for name, mean in expected.items()}
+    else:
+        assert all((axis.mean is None) == (expected[name] is None) for name, axis in axes.items())

@@ -9,7 +9,10 @@ from dataclasses import replace
 from ..._shapes import Expr, Number, cdiv, hint_of, next_power_of_2
 from ...fields import Fragment, values_of
 from .records import AxisFact, AxisKind, MemoryOpFact, RegionFact
-from .walk import Walk
+from .walk import LoopBound, TileBound, Walk
+
+#: Places of a tile that the mean length of a loop is taken over.
+_PLACES = 16
 
 _KINDS: dict[str, AxisKind] = {"grid": "scalar", "full": "full"}
 
@@ -67,14 +70,14 @@ def with_means(
     axes: tuple[AxisFact, ...],
     regions: Sequence[RegionFact],
     memory_ops: Sequence[MemoryOpFact],
-    diagonal: Mapping[int, int],
+    diagonal: Mapping[int, tuple[LoopBound, LoopBound]],
 ) -> tuple[AxisFact, ...]:
-    """Return ``axes`` with estimates of extents that depend on data, and half of those that end or begin at a tile."""
+    """Return ``axes`` with estimates of extents that depend on data, and mean ones of those that end or begin at a tile."""
     unknown = [axis for axis in axes if axis.extent is None and axis.outer is None]
     if not unknown:
         return axes
     means = {
-        axis.block_id: _half(axes[diagonal[axis.block_id]])
+        axis.block_id: _mean_between(*diagonal[axis.block_id], axes)
         if axis.block_id in diagonal
         else _mean(axis.block_id, axes, regions, memory_ops)
         for axis in unknown
@@ -82,8 +85,21 @@ def with_means(
     return tuple(replace(axis, mean=means.get(axis.block_id)) for axis in axes)
 
 
-def _half(axis: AxisFact) -> int | None:
-    return None if axis.extent is None else max(1, cdiv(axis.extent, 2))
+def _mean_between(begin: LoopBound, end: LoopBound, axes: tuple[AxisFact, ...]) -> int | None:
+    """Return the mean length of a loop whose bounds follow a tile, over the places of the tile.
+
+    Loops begin at zero or later, as with ``max(tile.begin - window, 0)``.
+    """
+    followed = {axes[bound.block].extent for bound in (begin, end) if isinstance(bound, TileBound)}
+    (extent,) = followed if len(followed) == 1 else (None,)
+    if extent is None:
+        return None
+
+    def at(bound: LoopBound, place: float) -> float:
+        return max(0.0, place + bound.shift) if isinstance(bound, TileBound) else bound
+
+    places = [extent * (each + 0.5) / _PLACES for each in range(_PLACES)]
+    return max(1, math.ceil(sum(max(0.0, at(end, place) - at(begin, place)) for place in places) / _PLACES))
 
 
 def _mean(

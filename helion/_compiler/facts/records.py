@@ -43,8 +43,8 @@ class AxisFact:
     but a config is still chosen. ``padded`` is the next power of two, at least ``min_size`` (0 when unknown).
 
     ``mean`` estimates an extent that depends on data: the extent of the accessed tensors along the axis, divided among
-    the programs that share it. It is None without such tensors. If the extent depends on one tile alone, as below or
-    above a diagonal (``hl.tile(other.end)``, ``hl.tile(other.begin, n)``), ``mean`` is half of the other axis.
+    the programs that share it. It is None without such tensors. If loop bounds follow the tile of another axis, as below
+    or above a diagonal (``hl.tile(other.end)``, ``hl.tile(other.begin, n)``), it is the mean over the tile's places.
 
     ``outer`` is the axis whose tile bounds this one (``hl.tile(outer.begin, outer.end)``). ``roots`` are the numbers of
     the grid loops over the axis. ``min_size`` and ``max_size`` are the kernel's own bounds. If a fixed size depends on

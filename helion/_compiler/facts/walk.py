@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from ..._shapes import Dims
-from ..ir.grammar import Bound, ForAttrs, LoopAxis, Op, OperandRef, PointwiseAttrs, Program, Region, TileAttrs, Value
+from ..._shapes import Dims, hint_of
+from ..ir.grammar import (
+    Bound,
+    ForAttrs,
+    LoopAxis,
+    NumberAttrs,
+    Op,
+    Operand,
+    OperandRef,
+    PointwiseAttrs,
+    Program,
+    Region,
+    TileAttrs,
+    Value,
+)
 from ..ir.ops import OPS
 from ..ir.rewrite import Makers
 from .records import LiveTile, RegionFact
@@ -14,13 +28,24 @@ from .records import LiveTile, RegionFact
 MAX_HOPS = 8
 
 
+class TileBound(NamedTuple):
+    """A bound of a loop that follows the tile of another axis: the tile's begin or end, plus ``shift`` elements."""
+
+    block: int
+    shift: int
+
+
+#: A bound of a loop: one that follows a tile, or a number.
+LoopBound = TileBound | int
+
+
 @dataclass(slots=True)
 class Walk:
     """Result of the traversal. ``bodies[n]`` is region number ``n``; values and ops are identified by their numbers.
 
     ``makers`` has the op that defines a value, ``homes`` the region of an op. ``order`` numbers the ops. ``inner`` and
-    ``captured`` have, for loops and branches, their regions and the values that those read. ``outer`` and ``diagonal``
-    name the block whose tile bounds a loop on both sides, or on one.
+    ``captured`` have, for loops and branches, their regions and the values that those read. ``outer`` names the block whose
+    tile bounds a loop on both sides. ``diagonal`` has the bounds of loops that a tile bounds on one side, or with a shift.
     """
 
     program: Program
@@ -40,7 +65,7 @@ class Walk:
     pointwise: list[Op] = field(default_factory=list)
     other: list[Op] = field(default_factory=list)
     outer: dict[int, int] = field(default_factory=dict)
-    diagonal: dict[int, int] = field(default_factory=dict)
+    diagonal: dict[int, tuple[LoopBound, LoopBound]] = field(default_factory=dict)
     tiles: dict[Dims, tuple[tuple[int, ...], int, int]] = field(default_factory=dict)
 
     def tile(self, value: Value) -> LiveTile:
@@ -121,22 +146,43 @@ def _note_outer(walk: Walk, op: Op, axes: tuple[LoopAxis, ...]) -> None:
     """Record the tile that bounds each nested loop.
 
     It bounds both sides, as in ``hl.tile(outer.begin, outer.end)``, or one, as in ``hl.tile(outer.end)`` and
-    ``hl.tile(outer.begin, n)``.
+    ``hl.tile(outer.begin, n)``. Numbers may shift a bound, as in ``hl.tile(outer.begin - window, outer.end + ahead)``.
     """
     for axis in axes:
-        begin, end = _tile_bound(walk, op, axis.begin, "begin"), _tile_bound(walk, op, axis.end, "end")
-        if begin is not None and isinstance(axis.end, OperandRef):
-            walk.outer[axis.block] = begin
-        elif begin is not None or (end is not None and not isinstance(axis.begin, OperandRef)):
-            walk.diagonal[axis.block] = begin if begin is not None else end  # type: ignore[assignment]
+        begin, end = _bound(walk, op, axis.begin, "begin"), _bound(walk, op, axis.end, "end")
+        shifted = any(isinstance(each, TileBound) and each.shift for each in (begin, end))
+        if isinstance(begin, TileBound) and isinstance(axis.end, OperandRef) and not shifted:
+            walk.outer[axis.block] = begin.block
+        elif begin is not None and end is not None and (isinstance(begin, TileBound) or isinstance(end, TileBound)):
+            walk.diagonal[axis.block] = begin, end
 
 
-def _tile_bound(walk: Walk, op: Op, bound: Bound, field: str) -> int | None:
-    """Return the block of a bound that is the ``field`` of a tile, or the minimum of that and another value."""
-    maker = walk.makers.of(op.operands[bound.at]) if isinstance(bound, OperandRef) else None
-    if maker is not None and isinstance(maker.attrs, PointwiseAttrs) and maker.attrs.name == "minimum":
-        makers = [walk.makers.of(each) for each in maker.operands]
-        maker = next((m for m in makers if m is not None and isinstance(m.attrs, TileAttrs)), None)
-    if maker is not None and isinstance(maker.attrs, TileAttrs) and maker.attrs.field == field:
-        return maker.attrs.block
-    return None
+def _bound(walk: Walk, op: Op, bound: Bound, field: str) -> LoopBound | None:
+    """Return a bound of a loop, None if it depends on data or on the other end of a tile."""
+    return _value(walk, op.operands[bound.at], field) if isinstance(bound, OperandRef) else int(hint_of(bound))
+
+
+def _value(walk: Walk, operand: Operand, field: str, hops: int = MAX_HOPS) -> LoopBound | None:
+    if not isinstance(operand, Value):
+        return operand if isinstance(operand, int) else None
+    maker = walk.makers.of(operand)
+    attrs = None if maker is None else maker.attrs
+    if isinstance(attrs, TileAttrs):
+        return TileBound(attrs.block, 0) if attrs.field == field else None
+    if isinstance(attrs, NumberAttrs):
+        return int(hint_of(attrs.expr))
+    if maker is None or not isinstance(attrs, PointwiseAttrs) or not hops:
+        return None
+    values = [_value(walk, each, field, hops - 1) for each in maker.operands]
+    tiles = [each for each in values if isinstance(each, TileBound)]
+    if attrs.name in ("minimum", "maximum"):  # the other value is the end of a tensor
+        return tiles[0] if len(tiles) == 1 else None
+    if attrs.name not in ("add", "sub") or len(values) != 2:
+        return None
+    first, second = values
+    sign = 1 if attrs.name == "add" else -1
+    if isinstance(first, TileBound) and isinstance(second, int):
+        return TileBound(first.block, first.shift + sign * second)
+    if isinstance(first, int) and isinstance(second, TileBound) and attrs.name == "add":
+        return TileBound(second.block, second.shift + first)
+    return first + sign * second if isinstance(first, int) and isinstance(second, int) else None
