@@ -175,7 +175,7 @@ def predicted_us(
         blocks = min(blocks, (blocks + -(-rows // choice.keys)) / 2 + 0.5)  # type: ignore[assignment]
     if shape.window:
         blocks = min(blocks, -(-rows // choice.keys) - (1 - shape.window) // choice.keys)
-    per_sm = _rate_per_sm(target) / _rate_per_sm(hardware.target(MEASURED))
+    per_sm = rate_per_sm(target) / rate_per_sm(hardware.target(MEASURED))
     softmax = rates.softmax_ns + rates.operation_ns * shape.operations + rates.special_ns * shape.special
     matmuls = rates.column_ns * (shape.qk_columns + shape.v_columns)
     element = (softmax**rates.overlap + matmuls**rates.overlap) ** (1 / rates.overlap)
@@ -198,7 +198,7 @@ def predicted_us(
     return rates.launch_us + max(rounds * (tile_us + overhead), memory_us)
 
 
-def _rate_per_sm(target: Target) -> float:
+def rate_per_sm(target: Target) -> float:
     return target.matrix_tflops_for("bfloat16") / target.num_sms
 
 
