@@ -110,7 +110,7 @@ def test_every_fact_is_read() -> None:
             ("causal_gqa", TARGETS[0]),
         )
     ]
-    bound.append(_unseen("causal_gqa", TARGETS[0], backend="cute"))
+    bound += [_unseen(name, TARGETS[0], backend="cute") for name in ("causal_gqa", "fused_backward")]
     products = row_products.bind((rows, rows), target=TARGETS[0])
     with watched(*FACTS) as collecting:
         for each in (*bound, products):

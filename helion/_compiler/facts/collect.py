@@ -22,7 +22,16 @@ from .flow import trace_flow
 from .liveness import maximal, sweep
 from .matmuls import attention_fact, attention_gradient_facts, matmul_facts, operand_roles
 from .memory import atomic_facts, memory_facts
-from .records import AttentionFact, AxisFact, KernelFacts, Lazy, MatmulFact, RewrittenFacts, ScanFact
+from .records import (
+    AttentionFact,
+    AttentionGradientFact,
+    AxisFact,
+    KernelFacts,
+    Lazy,
+    MatmulFact,
+    RewrittenFacts,
+    ScanFact,
+)
 from .reductions import accumulator_facts, reduction_facts
 from .walk import Walk, walk_program
 
@@ -68,7 +77,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         matmul_with_reduction_epilogue=epilogue_fact(matmuls, reductions, axes, products),
         matmul_with_tiled_reduction_epilogue=tiled_epilogue_fact(matmuls, reductions, axes, products),
         attention=_attention(program, attention_fact(matmuls, reductions, regions)),
-        attention_gradients=attention_gradient_facts(matmuls, reductions, regions, axes),
+        attention_gradients=_attention_gradients(program, attention_gradient_facts(matmuls, reductions, regions, axes)),
         rewrites=_rewrites(program, walk, axes),
         rewritten=_rewritten(program, rollable),
     )
@@ -130,6 +139,29 @@ def _attention(program: Program, fact: AttentionFact | None) -> AttentionFact | 
         hidden=fact.key_axis in hidden_blocks(program),
         diagonal=diagonal,
         window=None if fact.query_axis is None else window_of(program, fact.query_axis, fact.key_axis),
+    )
+
+
+def _attention_gradients(
+    program: Program, found: tuple[AttentionGradientFact, ...]
+) -> tuple[AttentionGradientFact, ...]:
+    """Return the facts with the results of the analysis of position masks."""
+    if not found:
+        return ()
+    makers, hidden = Makers.among(program.walk()), hidden_blocks(program)
+    loops = [(op, op.attrs.axes[0]) for op in program.walk() if isinstance(op.attrs, ForAttrs)]
+    bounded = {
+        (axis.block, tile.block)
+        for op, axis in loops
+        for bound in (axis.begin, axis.end)
+        if (tile := tile_of_bound(makers, op, bound)) is not None
+    }
+    return tuple(
+        replace(
+            fact,
+            hidden=fact.streamed_axis in hidden or (fact.streamed_axis, fact.stationary_axis) in bounded,
+        )
+        for fact in found
     )
 
 

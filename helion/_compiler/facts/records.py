@@ -375,12 +375,14 @@ class AttentionGradientFact:
 
     Two dots in the loop compute tiles of the same two axes, scores and their gradient. Another dot consumes a value
     computed from both. A program keeps a tile of ``stationary_axis`` (queries for their gradient, keys for theirs) while the
-    loop runs over ``streamed_axis``.
+    loop runs over ``streamed_axis``. ``hidden``: position comparisons mask whole tiles of the loop, or it begins or ends
+    with the stationary tile.
     """
 
     region: int
     stationary_axis: int
     streamed_axis: int
+    hidden: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -147,9 +147,9 @@ def check(number: int, rows: int = 0) -> None:
         same = all(torch.equal(one, other) for run in runs[1:] for one, other in zip(run, runs[0], strict=True))
         for place, (one, other) in enumerate(zip(runs[-1], wanted, strict=True)):
             error = ((one.double() - other).norm() / other.norm()).item()
-            rows = (one.double() - other).flatten(0, -2).norm(dim=-1) if one.ndim > 3 else (one.double() - other).abs()
+            off = (one.double() - other).flatten(0, -2).norm(dim=-1) if one.ndim > 3 else (one.double() - other).abs()
             size = other.flatten(0, -2).norm(dim=-1) if one.ndim > 3 else other.abs() + 1
-            worst = (rows / (size + 0.05 * size.mean())).max().item()
+            worst = (off / (size + 0.05 * size.mean())).max().item()
             limit = 6e-3 if dtype is torch.bfloat16 else 2e-3
             say(
                 kind="check",

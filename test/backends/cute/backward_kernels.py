@@ -123,7 +123,8 @@ def gradients_of_shared_keys(q, k, v, do, logsum, delta, causal: hl.constexpr):
 
 
 def all_gradients(q, k, v, do, logsum, delta, causal: hl.constexpr):
-    """All gradients in one loop over queries, to which tiles of keys add that of queries in fp32."""
+    """All gradients in one loop over queries, to which tiles of keys add that of queries in fp32. Left operands have the
+    scale, so that sums need none."""
     batch, heads, m, _ = q.size()
     n, groups = k.size(2), k.size(1)
     dims, wide = hl.specialize(q.size(3)), hl.specialize(v.size(3))
@@ -139,17 +140,18 @@ def all_gradients(q, k, v, do, logsum, delta, causal: hl.constexpr):
             h = g.begin * shared + at
             for tile_m in hl.tile(m):
                 query, upstream = q[b.begin, h, tile_m, :], do[b.begin, h, tile_m, :]
-                scores = hl.dot(query, key.T) * scale
+                scores = hl.dot(query, key.T) * (scale * LOG2E)
                 if causal:
                     seen = tile_m.index[:, None] + (n - m) >= tile_n.index[None, :]
                     scores = torch.where(seen, scores, float("-inf"))
-                weights = torch.exp(scores - logsum[b.begin, h, tile_m][:, None])
+                weights = torch.exp2(scores - (logsum[b.begin, h, tile_m] * LOG2E)[:, None])
                 value_sum = hl.dot(weights.to(do.dtype).T, upstream, acc=value_sum)
-                changes = hl.dot(upstream, value.T) - delta[b.begin, h, tile_m][:, None]
+                less = delta[b.begin, h, tile_m] * scale
+                changes = hl.dot(upstream, value.T) * scale - less[:, None]
                 differences = (weights * changes).to(q.dtype)
                 key_sum = hl.dot(differences.T, query, acc=key_sum)
-                hl.atomic_add(dq, [b.begin, h, tile_m, slice(None)], hl.dot(differences, key) * scale)
-        dk[b.begin, g.begin, tile_n, :] = (key_sum * scale).to(dk.dtype)
+                hl.atomic_add(dq, [b.begin, h, tile_m, slice(None)], hl.dot(differences, key))
+        dk[b.begin, g.begin, tile_n, :] = key_sum.to(dk.dtype)
         dv[b.begin, g.begin, tile_n, :] = value_sum.to(dv.dtype)
     return dq, dk, dv
 

@@ -124,10 +124,23 @@ def test_binaries_are_neither_spilled_nor_serialized(name: str) -> None:
         assert found.sass_counts["WARPGROUP"] <= planned, "4 or 5 fences of a block, and waits"
 
 
-def test_auto_leaves_gradients_to_other_backends() -> None:
-    bound = bound_of(case_of("queries, causal"))
-    reason = Cute().on_request(bound.plan().program, bound.facts, HOPPER)
-    assert reason == "gradients of attention run on request, with backend='cute'"
+def test_auto_takes_gradients_but_leaves_additions_to_other_backends() -> None:
+    tensors = tuple(torch.empty(4, 32, 4096, 128, dtype=torch.bfloat16, device="meta") for _ in range(4))
+    numbers = tuple(torch.empty(4, 32, 4096, device="meta") for _ in range(2))
+    bound = helion.kernel()(kernels.gradient_of_queries).bind((*tensors, *numbers, True), target="h100")
+    assert bound.backend_on_gpu == "cute"
+    added = bound_of(case_of("all, causal"))
+    reason = Cute().on_request(added.plan().program, added.facts, HOPPER)
+    assert reason == "gradients of attention that are added to memory run on request, with backend='cute'"
+
+
+@pytest.mark.parametrize("name", ["keys", "keys, causal", "shared keys, causal", "all, causal", "queries, causal"])
+def test_schedulers_are_seeds_by_the_lengths_of_tiles(name: str) -> None:
+    """A loop that begins with the tile has seeds, as others have, and causal tiles of two gradients a counter."""
+    seeds = bound_of(case_of(name)).seeds
+    schedulers = [seed.config["wgmma_tile_scheduler"] for seed in seeds[:2]]
+    dynamic = "causal" in name and not name.startswith("queries")
+    assert schedulers == (["dynamic", "static"] if dynamic else ["static", "dynamic"])
 
 
 @pytest.mark.parametrize("name", ["queries, causal", "shared keys"])

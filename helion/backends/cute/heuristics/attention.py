@@ -1,7 +1,7 @@
 """Attention on Hopper: the tile and the variant with the least predicted time.
 
-A tile has two consumer groups of 64 queries, or one where there are few queries. Blocks of keys are as long as
-registers allow. Tiles of different lengths, as with causal masks, are handed out by a counter, longest first. Measured
+A tile has two consumer groups of 64 queries, or one where there are few queries. Heads of up to 64 dimensions have three,
+unless scores have a formula, which no measurement supports. Blocks of keys are as long as registers allow. Tiles of different lengths, as with causal masks, are handed out by a counter, longest first. Measured
 rates are in benchmarks/results/cute/nvidia-h100-attention.jsonl.
 """
 
@@ -25,8 +25,7 @@ MASKED_REGISTERS = 18
 NARROW = 64
 """Heads of up to this many dimensions are faster with two stages than with four (measurement
 ``cute_attention_stages``)."""
-GROUPS = (2, 1)
-"""Consumer groups of the seeds. Configs may have three, which no measurement supports."""
+GROUPS = (3, 2, 1)
 WIDE_KEYS = 176
 """The longest blocks that were measured: longer ones leave more of the last block empty."""
 ALTERNATES, WITHIN = 3, 1.3
@@ -64,7 +63,8 @@ def _allows(shape: AttentionShape, choice: AttentionChoice) -> bool:
 def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
     """Yield choices that fit; among equally fast ones the first wins."""
     needed = -(-shape.queries // WGMMA_ROWS)
-    for groups in (each for each in GROUPS if each <= needed):
+    most = needed if _is_narrow(shape) else min(needed, 2)
+    for groups in (each for each in GROUPS if each <= most):
         keys = longest_keys(shape, groups, target)
         if not keys:
             continue
@@ -79,6 +79,11 @@ def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
             )
             yield choice
             yield from _split(shape, choice, target)
+
+
+def _is_narrow(shape: AttentionShape) -> bool:
+    """Return whether three groups are supported by measurements."""
+    return max(shape.qk_columns, shape.v_columns) <= NARROW and not shape.operations and not shape.special
 
 
 def _split(shape: AttentionShape, choice: AttentionChoice, target: Target) -> Iterator[AttentionChoice]:

@@ -2,7 +2,8 @@
 
 A tile has two consumer groups of 64 rows, or one where there are few. Shorter blocks and one group follow, for formulas that
 hold more values between both products than facts show: binaries of seeds are checked for spills before they run. Both tile
-schedulers are seeds. Facts do not show whether tiles differ in length, as with causal masks.
+schedulers are seeds. The dynamic one is the first for gradients of keys and values whose tiles differ in length, as with
+causal masks. It was faster on an H200 (benchmarks/results/cute/nvidia-h200-attention.jsonl).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
 from ..plan.attention.backward import ATOMIC_COLUMNS, ATOMIC_KEYS, BackwardChoice, estimated_registers
 from ..plan.attention.build import KEY_STEP, REGISTERS
+from ..plan.attention.records import Scheduler
 from ..plan.records import WGMMA_ROWS
 from ..proposal import CuteProposal
 from ..resources.backward import (
@@ -31,6 +33,8 @@ MOST = {1: 128, 2: 96}
 LEAST = 64
 GROUPS = (2, 1)
 ALTERNATES = 4
+SCHEDULERS: dict[bool, tuple[Scheduler, Scheduler]] = {False: ("static", "dynamic"), True: ("dynamic", "static")}
+"""Tile schedulers, the faster one first, by whether tiles of two gradients differ in length."""
 
 
 class CuteAttentionBackwardHeuristic(Heuristic):
@@ -68,8 +72,8 @@ def choices(shape: BackwardShape, target: Target) -> Iterator[BackwardChoice]:
             choice = BackwardChoice(groups=groups, keys=keys)
             fits = shape_bytes(shape, choice) <= target.smem_per_block_bytes
             if fits and estimated_registers(shape.gradients, keys) <= REGISTERS[groups][1]:
-                yield choice
-                yield replace(choice, scheduler="dynamic")
+                schedulers = SCHEDULERS[shape.hidden and len(shape.gradients) > 1]
+                yield from (replace(choice, scheduler=each) for each in schedulers)
 
 
 def _proposal(shape: BackwardShape, choice: BackwardChoice, target: Target) -> CuteProposal:

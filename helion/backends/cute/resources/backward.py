@@ -20,7 +20,7 @@ from ..plan.attention.build import REGISTERS
 from ..plan.records import SUM_BYTES, WGMMA_ROWS
 from .attention import MEASURED, predicted, rate_per_sm, rows_of
 
-BLOCK_NS = {1: 3.1, 2: 4.4, 3: 6.2}
+BLOCK_NS = {1: 3.1, 2: 4.4, 3: 9.0}
 """Time of a row of a tile, for each block, in which no MMAs run: by the gradients of the kernel."""
 SINGLE = 1.3
 """Factor of one consumer group, whose other work overlaps with its own MMAs alone."""
@@ -43,6 +43,8 @@ class BackwardShape:
     blocks: tuple[int, int]
     """Blocks of owned and of streamed rows."""
     head_blocks: tuple[int, ...]
+    hidden: bool = False
+    """True if tiles differ in their blocks, as with causal masks."""
     fixed: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -94,6 +96,7 @@ def backward_shape(facts: KernelFacts) -> BackwardShape | str:
         atomic=sum(each for each in columns[len(gradients) :] if each is not None),
         blocks=(fact.stationary_axis, fact.streamed_axis),
         head_blocks=tuple(axis.block_id for axis in others if axis.kind == "tile"),
+        hidden=fact.hidden,
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
     )
 

@@ -7,6 +7,7 @@ that TMA adds to memory.
 from __future__ import annotations
 
 from ...plan.attention.backward import ATOMIC_COLUMNS, EXCHANGE_STAGES, AtomicSum, BackwardPlan
+from ...plan.attention.records import Formula
 from ...plan.records import WGMMA_ROWS
 from ..setups import dsl
 from .formula import arguments_of, computed
@@ -23,28 +24,55 @@ def exchanged_gradient(plan: BackwardPlan, atomic: AtomicSum) -> int:
 
 
 def atomic_functions(plan: BackwardPlan) -> list[list[str]]:
-    """Return the MMAs of a block's gradient, and the formula that is applied to it."""
+    """Return the MMAs of a block's gradient, and its formula and stores."""
     atomic = plan.problem.atomic
     if atomic is None:
         return []
-    dtype = dsl(plan.problem.owned[0].dtype)
-    formula = atomic.finish
-    finish = [f"def finish_sum({', '.join(['accumulator', *arguments_of(formula)])}):"]
-    if not formula.instructions:
-        return [*_sum_mmas(plan, dtype)]
-    finish.append(f"    for e in range({ATOMIC_COLUMNS // 2}):")
-    finish.append("        x0 = accumulator[e]")
+    finish = [_finish(atomic.finish)] if atomic.finish.instructions else []
+    return [*_sum_mmas(plan, dsl(plan.problem.owned[0].dtype)), *finish, *_stores()]
+
+
+def _finish(formula: Formula) -> list[str]:
+    """Return the function that applies the formula to each element of an accumulator."""
 
     def name(value: int) -> str:
         if value < formula.starts:
             return "x0"
-        return f"{formula.sources[value - formula.starts].label}" if value < formula.computed else f"y{value}"
+        return formula.sources[value - formula.starts].label if value < formula.computed else f"y{value}"
 
-    for number in range(len(formula.instructions)):
-        value = formula.computed + number
-        finish.append(f"        y{value} = {computed(formula, value, name, ('0', '0'))}")
-    finish.append(f"        accumulator[e] = {name(formula.value)}")
-    return [*_sum_mmas(plan, dtype), finish]
+    lines = [f"def finish_sum({', '.join(['accumulator', *arguments_of(formula)])}):"]
+    lines += [f"    for e in range({ATOMIC_COLUMNS // 2}):", "        x0 = accumulator[e]"]
+    for value in range(formula.computed, formula.computed + len(formula.instructions)):
+        lines.append(f"        y{value} = {computed(formula, value, name, ('0', '0'))}")
+    return [*lines, f"        accumulator[e] = {name(formula.value)}"]
+
+
+def _stores() -> list[list[str]]:
+    """Return the stores of an accumulator to the warp's shared memory, in the 128-byte swizzle of TMA.
+
+    A quarter of a warp's threads have the same columns of 8 rows, and so the same banks in pairs of rows. Threads of odd rows
+    therefore store columns in another order, the second 16 of 32 first.
+    """
+    return [
+        [
+            "def sum_places(lane, group_warp, group):",
+            "    row, odd = lane // 4, (lane // 4) & 1",
+            "    first = ((4 * odd + lane % 4 // 2) ^ row) * 4 + lane % 2 * 2 + row * 32",
+            f"    start = group * {WGMMA_ROWS * ATOMIC_COLUMNS} + group_warp * {BOX[0] * BOX[1]}",
+            "    return [start + (first ^ (8 * column)) for column in range(4)]",
+        ],
+        [
+            "def store_sum(accumulator, written, odd):",
+            "    for half in range(2):",
+            "        for column in range(2):",
+            "            for row in range(2):",
+            "                for i in range(2):",
+            "                    one = accumulator[16 * half + 4 * column + 2 * row + i]",
+            "                    other = accumulator[16 * half + 4 * column + 8 + 2 * row + i]",
+            "                    written[column][i, row, half] = cutlass.select_(odd, other, one)",
+            "                    written[column + 2][i, row, half] = cutlass.select_(odd, one, other)",
+        ],
+    ]
 
 
 def _sum_mmas(plan: BackwardPlan, dtype: str) -> list[list[str]]:
@@ -92,13 +120,14 @@ def atomic_registers(plan: BackwardPlan) -> list[str]:
         ")",
         "exchange_part = exchange_copy.get_slice(group_thread).partition_D(shared_exchange)",
         f"exchange_registers = exchange_copy.retile(left_{at})",
-        f"sums = hopper.make_smem_layout_epi(cutlass.Float32, LayoutEnum.ROW_MAJOR, (64, {ATOMIC_COLUMNS}), {groups})",
-        "sum_copy = cute.make_tiled_copy_C(",
-        "    cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), cutlass.Float32, num_bits_per_copy=64), sum_mma()",
-        ")",
-        "written = cute.make_tensor(shared_sum.iterator, sums.outer)",
-        "written_part = sum_copy.get_slice(group_thread).partition_D(written)",
-        "sum_registers = sum_copy.retile(product_1)",
+        "odd_row = (lane // 4) % 2 == 1",
+        "unswizzled = cute.recast_ptr(shared_sum.iterator)",
+        "written = [",
+        "    cute.make_tensor(",
+        "        unswizzled + cute.assume(place, divby=2), cute.make_layout((2, 2, 2), stride=(1, 256, 2048))",
+        "    )",
+        "    for place in sum_places(lane, group_warp, group)",
+        "]",
         f"tiles_sum = cute.local_tile(tensor_sum, {BOX}, ({modes}))",
         "from_sum, to_sum = cpasync.tma_partition(",
         "    tma_sum, 0, cute.make_layout(1), cute.group_modes(shared_sum, 0, 2), cute.group_modes(tiles_sum, 0, 2)",

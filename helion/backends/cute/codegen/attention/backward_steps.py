@@ -217,7 +217,7 @@ def _(out: Writer, program: BackwardProgram, step: a.WriteSum) -> None:
     assert atomic is not None
     if atomic.finish.instructions:
         out.line(f"finish_sum({', '.join(['product_1', *arguments_of(atomic.finish)])})")
-    out.line("cute.copy(sum_copy, sum_registers, written_part[None, None, None, group])")
+    out.line("store_sum(product_1, written, odd_row)")
 
 
 @_rule(a.AddSum)

@@ -42,6 +42,10 @@ def access_of(loops: Loops, op: Op) -> Access:
         if block is not None and block not in loops.heads:
             if block in strides:
                 raise Refusal(f"{tensor.name} is indexed twice by one tile")
+            if index.kind == "tensor" and loops.program.blocks[block].kind == "full" and loops.extent(block) != shape:
+                raise Refusal(
+                    f"{tensor.name} is indexed by a part of the dimensions of a head, which is not implemented"
+                )
             strides[block], extents[block] = stride, shape
             continue
         place = Place("axis", (loops.heads.index(block),)) if block is not None else _place_of(loops, op, index)
@@ -74,11 +78,17 @@ def _block_of(loops: Loops, op: Op, index: Index) -> int | None:
     if index.kind == "scalar":
         return None
     made = loops.stripped(op.operands[index.operand]) if index.operand is not None else None
-    if made is not None and made.kind == "iota" and not made.attrs.relative:
+    if made is not None and made.kind == "iota" and (not made.attrs.relative or _is_whole(loops, made)):
         return int(made.attrs.block)
     if made is not None and not loops.blocks(made.result):
         return None
     raise Refusal(f"{loops.tensor(op).name} is indexed by computed positions, which is not implemented")
+
+
+def _is_whole(loops: Loops, made: Op) -> bool:
+    """Return whether an iota counts all indices of a dimension that has no tiles."""
+    attrs = made.attrs
+    return (attrs.start, attrs.step) == (0, 1) and loops.program.blocks[attrs.block].kind == "full"
 
 
 def _place_of(loops: Loops, op: Op, index: Index) -> Place:

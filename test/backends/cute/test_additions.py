@@ -1,4 +1,4 @@
-"""Loops that add the gradient of queries to memory, changed in one place: refused by name, or right."""
+"""Loops that add the gradient of queries to memory: changed in one place, refused by name or right; where sums are stored."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from backends.cute.edited_source import edited
+from backends.cute.printed_gradients import CUTLASS
 
 import helion
 from helion import exc
+from helion.backends.cute.codegen.attention import atomic
 
 TEXT = """
 import torch
@@ -49,6 +51,7 @@ CHANGES = {
     "a factor of the launch": (PART, "-hl.dot(differences.to(q.dtype), k[h, tile_n, :]) * factor", None),
     "a quotient": (PART, "hl.dot(differences.to(q.dtype), k[h, tile_n, :]) / 8", None),
     "initial values": ("torch.zeros_like(q, dtype=torch.float32)", "torch.full_like(q, 0.5, dtype=torch.float32)", None),
+    "indices of columns": (ADDED, ADDED.replace("slice(None)", "hl.arange(dims)"), None),
     "a number is added": (PART, f"{PART} + 1.0", "no product times numbers"),
     "a square": (PART, "hl.dot(differences.to(q.dtype), k[h, tile_n, :]) ** 2", "no product times numbers"),
     "positions": (PART, f"{PART} * tile_m.index[:, None]", "indices in sums"),
@@ -82,3 +85,63 @@ def test_a_changed_addition_is_refused_or_right(name: str, tmp_path: Path) -> No
     wanted = helion.kernel(backend="triton", ref_mode=helion.RefMode.EAGER)(function)(q, k, v, do, *more)
     for one, other in zip(gradients(q, k, v, do, *more), wanted, strict=True):
         assert (one.double() - other.double()).norm() < 6e-3 * other.double().norm()
+
+
+def test_a_part_of_the_dimensions_is_refused(tmp_path: Path) -> None:
+    text = TEXT.replace(
+        "torch.zeros_like(q, dtype=torch.float32)", "q.new_zeros([heads, m, 2 * dims], dtype=torch.float32)"
+    )
+    function = edited(text, ADDED, ADDED.replace("slice(None)", "hl.arange(dims)"), tmp_path / "gradients.py").gradients
+    tensors = tuple(torch.empty(2, 150, 64, dtype=torch.bfloat16, device="meta") for _ in range(4))
+    numbers = tuple(torch.empty(2, 150, device="meta") for _ in range(2))
+    with pytest.raises(exc.CuteUnsupported, match="indexed by a part of the dimensions"):
+        helion.kernel(backend="cute")(function).bind((*tensors, *numbers, 0.125))
+
+
+GROUPS, HALF_WARP, BANKS = 2, 16, 32
+
+
+class Written(dict):
+    """Shared memory from the place of a thread on, by the strides of the printed views: its own stores, in order."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__()
+        self.place = place
+
+    def __setitem__(self, at: tuple[int, int, int], value: object) -> None:
+        i, row, half = at
+        super().__setitem__(self.place + i + 256 * row + 2048 * half, value)
+
+
+def test_sums_are_stored_where_the_copy_engine_reads_them() -> None:
+    """Run the printed stores of all threads. TMA swizzles 16-byte parts of rows of 128 bytes by the row. A half-warp's
+    8-byte stores have all banks."""
+    names: dict[str, object] = {"cutlass": CUTLASS}
+    for lines in atomic._stores():
+        exec("\n".join(lines), names)
+    places, store = names["sum_places"], names["store_sum"]
+    memory: dict[int, object] = {}
+    for group in range(GROUPS):
+        for warp in range(4):
+            orders = []
+            for lane in range(32):
+                elements = [
+                    (16 * warp + lane // 4 + e // 2 % 2 * 8, e // 4 * 8 + lane % 4 * 2 + e % 2) for e in range(32)
+                ]
+                written = [Written(place) for place in places(lane, warp, group)]  # type: ignore[operator]
+                numbers = [torch.tensor(64 * row + column) for row, column in elements]
+                store(numbers, written, lane // 4 % 2 == 1)  # type: ignore[operator]
+                orders.append([place for part in written for place in part if place % 2 == 0])
+                for part in written:
+                    assert not memory.keys() & part.keys(), "stores meet"
+                    memory |= part
+            for step in zip(*orders, strict=True):
+                for first in (0, HALF_WARP):
+                    banks = {(place + i) % BANKS for place in step[first : first + HALF_WARP] for i in range(2)}
+                    assert len(banks) == BANKS
+    for group in range(GROUPS):
+        for row in range(64):
+            for column in range(64):
+                part = (column % 32 // 4) ^ (row % 8)
+                place = group * 4096 + column // 32 * 2048 + row * 32 + part * 4 + column % 4
+                assert memory[place] == 64 * row + column
