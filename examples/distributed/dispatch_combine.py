@@ -26,7 +26,7 @@ ROWS = 4
 ACROSS_CALLS = [helion.exc.UnacknowledgedReuse, helion.exc.UncoveredOutput]
 
 
-@helion.kernel(ignore_warnings=ACROSS_CALLS)
+@helion.kernel(config=helion.Config(num_warps=8), ignore_warnings=ACROSS_CALLS)
 def dispatch(x: torch.Tensor, wanted: torch.Tensor, inbox: tuple[torch.Tensor, ...], ch: hl.Channel) -> None:
     """Send token `x[t, :]` to the peers `p` with `wanted[t, p]`, and wait for the tokens of all peers.
 
@@ -45,7 +45,7 @@ def dispatch(x: torch.Tensor, wanted: torch.Tensor, inbox: tuple[torch.Tensor, .
             hl.wait(ch, [tile.id], sender=peer)
 
 
-@helion.kernel(ignore_warnings=[*ACROSS_CALLS, helion.exc.TensorOperationInWrapper])
+@helion.kernel(config=helion.Config(num_warps=8), ignore_warnings=[*ACROSS_CALLS, helion.exc.TensorOperationInWrapper])
 def combine(wanted: torch.Tensor, results: tuple[torch.Tensor, ...], ch: hl.Channel) -> torch.Tensor:
     """Return the sum of the rows `results[p][.., t, :]` of the peers `p` with `wanted[t, p]`, once they are there.
 
@@ -53,7 +53,7 @@ def combine(wanted: torch.Tensor, results: tuple[torch.Tensor, ...], ch: hl.Chan
     """
     n, (tokens, columns) = len(results), results[0].size()[1:]
     out = torch.empty([tokens, columns], dtype=results[0].dtype, device=results[0].device)
-    for _ in hl.tile(1):
+    for _ in hl.tile(1, block_size=1):
         for peer in hl.static_range(n):
             hl.signal(ch, [0], to=peer)
     hl.barrier()
