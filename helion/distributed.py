@@ -223,7 +223,8 @@ def channel(shape: Sequence[int], *, group: Any = None, device: Any = None, rank
     """Allocate counters of messages between ranks, for ``hl.signal`` and ``hl.wait``.
 
     All ranks call it, as :func:`empty`. A kernel needs one word for each program that waits, per peer; more do no harm.
-    One channel serves all calls of a kernel, in the order of one stream.
+    One channel serves all calls of a kernel, in the order of one stream and with one tile size: with another one, a word
+    is for other elements.
 
     Args:
         shape: the words for each peer.
@@ -261,7 +262,8 @@ def mailbox(
 ) -> Mailbox:
     """Allocate memory for tiles that ranks send to each other, with ``mail.send`` and ``mail.receive`` in kernels.
 
-    All ranks call it, as :func:`empty`. One mailbox serves all calls of a kernel, in the order of one stream.
+    All ranks call it, as :func:`empty`. One mailbox serves all calls of a kernel, in the order of one stream and with
+    one tile size.
 
     Args:
         shape: the shape of all data from one rank in one call of a kernel.
