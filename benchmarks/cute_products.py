@@ -31,7 +31,7 @@ import helion.language as hl  # noqa: E402
 from benchmarks.turns import in_turn, turn  # noqa: E402
 
 BF16, FP16, FP32, E4M3, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.int8
-SMALL, LARGE = (200, 264, 479), (4096, 4096, 4096)
+SMALL, LARGE = (200, 264, 479), (4096, 4096, 4095)
 #: Of the norm of a row: one rounding of the output, and for fp32 the truncation of operands to TF32.
 ERRORS = {BF16: 1e-2, FP16: 2e-3, FP32: 2e-3}
 
@@ -77,6 +77,26 @@ def softmax(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> torch.Tensor
     return out
 
 
+def batched(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    (batch, m, k), n = x.size(), y.size(2)
+    for tile_b, tile_m, tile_n in hl.tile([batch, m, n], block_size=[1, None, None]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_b.id, tile_m, tile_k], y[tile_b.id, tile_k, tile_n], acc=acc)
+        out[tile_b.id, tile_m, tile_n] = acc.to(out.dtype)
+    return out
+
+
+def residual(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    (m, k), n = x.size(), y.size(1)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
+        out[tile_m, tile_n] = (acc + added[tile_m, tile_n].to(torch.float32)).to(out.dtype)
+    return out
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A kernel with layouts of its tensors: ``turned`` ones are transposed views, ``odd`` adds to N and K."""
@@ -89,69 +109,78 @@ class Case:
     odd: tuple[int, int] = (0, 0)
     small: tuple[int, int, int] = SMALL
     large: tuple[int, int, int] = LARGE
+    batch: tuple[int, ...] = ()
 
-    def tensors(self, large: bool, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def tensors(self, large: bool, device: str) -> tuple[torch.Tensor, ...]:
         m, n, k = self.large if large else self.small
         n, k = n + self.odd[0], k + self.odd[1]
         generator = torch.Generator("cpu" if device == "meta" else device).manual_seed(n)
 
         def made(rows: int, columns: int, dtype: torch.dtype, turned: bool) -> torch.Tensor:
-            shape = (columns, rows) if turned else (rows, columns)
+            shape = (*self.batch, *((columns, rows) if turned else (rows, columns)))
             if device == "meta":
                 numbers = torch.empty(shape, dtype=dtype, device=device)
-                return numbers.t() if turned else numbers
+                return numbers.mT if turned else numbers
             numbers = torch.randn(shape, generator=generator, device=device) + 0.25
             numbers = numbers * 16 if not dtype.is_floating_point else numbers / k**0.25
-            return numbers.to(dtype).t() if turned else numbers.to(dtype)
+            return numbers.to(dtype).mT if turned else numbers.to(dtype)
 
         x = made(m, k, self.dtype, "x" in self.turned)
         y = made(k, n, self.weight or self.dtype, "y" in self.turned)
-        return x, y, made(m, n, self.out, "o" in self.turned)
+        more = (made(m, n, self.out, False),) if self.kernel is residual else ()
+        return x, y, made(m, n, self.out, "o" in self.turned), *more
 
-    def exact(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def exact(self, x: torch.Tensor, y: torch.Tensor, out: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
         left = torch.relu(x.float() * 0.5).to(x.dtype) if self.kernel is activated else x
-        product = left.double() @ y.double()
+        product = left.double() @ y.double() + sum(each.double() for each in more)
         return torch.softmax(product, -1) if self.kernel is softmax else product
 
-    def library(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def library(self, x: torch.Tensor, y: torch.Tensor, out: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
         """The same computation by torch's own calls."""
         left = torch.relu(x * 0.5) if self.kernel is activated else x
         product = left @ y.to(left.dtype)
+        product = torch.add(product, more[0]) if more else product
         return torch.softmax(product, -1) if self.kernel is softmax else product
 
 
 CASES = {
     "odd_k": Case(odd=(0, 0), large=(4096, 4096, 479)),
-    "odd_n": Case(odd=(1, 1), large=(4096, 4096, 4095)),
+    "odd_n": Case(odd=(1, 1)),
     "even_n": Case(odd=(4, 1), large=(4096, 4100, 999)),
     "transposed": Case(turned="x", odd=(0, 1), small=(203, 264, 479), large=(300, 300, 16384)),
     "turned_output": Case(turned="yo", odd=(0, 1), small=(201, 264, 480)),
     "four_bytes": Case(odd=(0, 3), large=(4096, 4096, 479)),
-    "eight_bytes": Case(odd=(0, 5), large=(4096, 4096, 4095)),
+    "eight_bytes": Case(odd=(0, 5)),
     "fp16_odd": Case(dtype=FP16, out=FP16, odd=(0, 0), large=(4096, 4096, 479)),
     "tf32": Case(dtype=FP32, out=FP32, turned="y", odd=(0, 1)),
+    "tf32_2048": Case(dtype=FP32, out=FP32, odd=(0, 1), large=(2048, 2048, 2047)),
     "tf32_n_major": Case(dtype=FP32, out=FP32, odd=(0, 1)),
     "tf32_odd": Case(dtype=FP32, out=FP32, odd=(3, 0), large=(4096, 4096, 1001)),
     "tf32_softmax": Case(kernel=softmax, dtype=FP32, out=FP32, large=(8192, 1000, 1024)),
     "fp8_n_major": Case(dtype=E4M3, odd=(8, 1)),
     "int8_weights": Case(kernel=weights, weight=INT8, odd=(0, 1)),
     "int8_weights_k_major": Case(kernel=weights, weight=INT8, turned="y", odd=(0, 1)),
-    "int8_weights_few_rows": Case(kernel=weights, weight=INT8, turned="y", odd=(0, 1), large=(16, 8192, 8192)),
+    "int8_weights_few_rows": Case(kernel=weights, weight=INT8, turned="y", odd=(0, 1), large=(16, 8192, 8191)),
     "fp8_weights": Case(kernel=weights, weight=E4M3, odd=(0, 1)),
     "activated": Case(kernel=activated, odd=(0, 1)),
-    "activated_odd": Case(kernel=activated, odd=(1, 0)),
+    "activated_odd": Case(kernel=activated, odd=(1, 0), large=(4096, 4096, 4096)),
+    "batched": Case(kernel=batched, large=(1024, 1024, 479), batch=(20,)),
+    "batched_four_bytes": Case(kernel=batched, odd=(0, 3), large=(1024, 1024, 479), batch=(20,)),
+    "residual": Case(kernel=residual, odd=(0, 0), large=(4096, 4096, 479)),
+    "residual_four_bytes": Case(kernel=residual, odd=(0, 3), large=(4096, 4096, 479)),
     "softmax_odd": Case(kernel=softmax, odd=(-1, 0), large=(8192, 1001, 479)),
 }
 
 
 def row_error(result: torch.Tensor, exact: torch.Tensor) -> float:
     """Return the largest error of a row, as a part of its norm."""
-    difference = (result.double() - exact).norm(dim=1)
-    return float((difference / exact.norm(dim=1).clamp_min(1e-30)).max())
+    difference = (result.double() - exact).norm(dim=-1)
+    return float((difference / exact.norm(dim=-1).clamp_min(1e-30)).max())
 
 
 def misplaced(result: torch.Tensor, exact: torch.Tensor) -> dict[str, Any]:
     """Return how many elements are wrong, in how many rows and columns, and the first of them."""
+    result, exact = result.flatten(0, -2), exact.flatten(0, -2)
     allowed = 0.1 * exact.square().mean(dim=1, keepdim=True).sqrt()
     wrong = ~((result.double() - exact).abs() <= allowed)
     places = wrong.nonzero()[:4].tolist()
@@ -167,7 +196,7 @@ def compared(case: Case, arguments: tuple[torch.Tensor, ...], bound: Any, repeat
     """Return the error of a call, and the repeats that differ."""
     result = bound(*arguments).clone()
     differing = sum(not torch.equal(bound(*arguments), result) for _ in range(repeats))
-    exact = case.exact(*arguments[:2])
+    exact = case.exact(*arguments)
     error = row_error(result, exact)
     right = error < ERRORS[case.out] and not differing
     found = {"error": error, "differing": differing, "ok": right, "copied": len(bound.plan().gemm.problem.copied)}
@@ -202,7 +231,8 @@ def timed(case: Case, arguments: tuple[torch.Tensor, ...], functions: dict[str, 
     """Return the medians of ``functions`` and of torch, in microseconds."""
     from benchmarks.timing import GraphTimer
 
-    functions = {"torch": lambda: case.library(*arguments[:2]), **functions}
+    torch.backends.cuda.matmul.allow_tf32 = True
+    functions = {"torch": lambda: case.library(*arguments), **functions}
     times, _ = GraphTimer().time(functions)
     return {name: each.median for name, each in times.items()}
 

@@ -8,7 +8,10 @@ import torch
 from benchmarks import cute_products
 
 
-@pytest.mark.parametrize("name", ["turned_output", "activated_odd", "softmax_odd", "fp8_n_major"])
+@pytest.mark.parametrize(
+    "name",
+    ["turned_output", "activated_odd", "softmax_odd", "fp8_n_major", "batched", "batched_four_bytes", "residual"],
+)
 def test_cases_are_right(name: str) -> None:
     found = cute_products.checked(cute_products.CASES[name], "cpu", 1)
     assert found["ok"] and found["copied"]
@@ -17,7 +20,7 @@ def test_cases_are_right(name: str) -> None:
 def test_errors_are_seen() -> None:
     case = cute_products.CASES["odd_k"]
     x, y, _ = case.tensors(False, "cpu")
-    exact = case.exact(x, y)
+    exact = case.exact(x, y, x)
     wrong = exact.clone()
     wrong[-1, -1] *= 2
     assert cute_products.row_error(exact, exact) == 0.0 < cute_products.row_error(wrong, exact)

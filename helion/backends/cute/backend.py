@@ -82,7 +82,7 @@ class Cute:
         return shapes.shape_of_program(program).on_request(program, facts, target)
 
     def lead(self, facts: KernelFacts) -> Lead:
-        return shapes.shape_of_facts(facts).lead
+        return shapes.shape_of_facts(facts).lead(facts)
 
     def with_less_smem(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return None: legalizing a config has already shrunk its tiles' memory as far as possible."""

@@ -43,10 +43,16 @@ def refusal(program: Program, target: Target) -> exc.Base | None:
 
 
 def unproven(program: Program, target: Target) -> str:
-    """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string."""
+    """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string.
+
+    Hopper has run copies of A and B through registers, strided outputs, and TF32.
+    """
     problem = known_product(program).problem
-    strided = [each.name for each in problem.outputs_of("strided")]
-    strided += [each.name for each in problem.epilogue.of_kind("strided")]
+    proven = unit_of(target) == "wgmma"
+    alone = problem.batch is None and not problem.epilogue.of_kind("product") and not problem.epilogue.of_kind("exact")
+    copied = [each for each in problem.copied if not (proven and alone) or each.granule]
+    strided = [each.name for each in problem.epilogue.of_kind("strided")]
+    strided += [] if proven else [each.name for each in problem.outputs_of("strided")]
     part = ""
     if problem.groups is not None:
         part = f"over groups of rows by {problem.groups.name}"
@@ -54,12 +60,10 @@ def unproven(program: Program, target: Target) -> str:
         part = "of several products that are stored separately, or of more than two,"
     elif problem.batch is not None and problem.batch.outer is not None:
         part = "in a batch of several dimensions"
-    elif problem.copied:
-        part = f"whose operand {problem.copied[0].sources[0].name} is copied by warps"
+    elif copied:
+        part = f"whose operand {copied[0].sources[0].name} is copied by warps"
     elif strided:
         part = f"whose matrix {strided[0]} has strides that TMA cannot take"
-    elif problem.operand_dtype == "float32" and unit_of(target) == "wgmma":
-        part = "of float32 in TF32 on wgmma"
     return str(as_written(program, Refusal(part)))
 
 

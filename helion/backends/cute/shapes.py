@@ -42,6 +42,7 @@ from .resources.attention import describes, predict_attention
 from .resources.backward import describes_backward, predict_backward
 from .resources.predict import predict
 from .resources.rowwise.predict import describes_rows, predict_rows
+from .resources.shape import shape_of
 from .row_space import own_keys as row_keys
 from .space import own_keys
 from .toolchain.kernel import GemmKernel
@@ -63,7 +64,7 @@ class Shape:
     - ``pieces``: returns the work items of a launch in host code, of which each cluster takes several.
     - ``kernel``: returns the kernel of a plan; ``verify`` raises ``verify.Fault`` for a plan with a broken protocol.
     - ``on_request``: returns why ``auto`` leaves such a kernel to other backends that take it, or an empty string.
-    - ``lead``: the lead in predicted time over the general backend from which ``auto`` takes such a kernel.
+    - ``lead``: returns the lead in predicted time over the general backend from which ``auto`` takes such a kernel.
     """
 
     name: str
@@ -79,7 +80,7 @@ class Shape:
     kernel: Callable[[Any], GemmKernel]
     verify: Callable[[Any], None]
     on_request: Callable[[Program, KernelFacts, Target], str] = lambda program, facts, target: ""
-    lead: Lead = PREDICTABLE_LEAD
+    lead: Callable[[KernelFacts], Lead] = lambda facts: PREDICTABLE_LEAD
 
 
 def _verify_gemm(plan: CutePlan) -> None:
@@ -90,6 +91,15 @@ def _matmul_on_request(program: Program, facts: KernelFacts, target: Target) -> 
     """Return a reason for the parts of matmuls that have not run on a GPU."""
     part = unproven(program, target)
     return f"matmuls {part} run on request, {_REQUEST}" if part else ""
+
+
+COPIES_LEAD = Lead(ratio=0.8)
+"""The time of warps that copy operands is one number for all types and strides."""
+
+
+def _matmul_lead(facts: KernelFacts) -> Lead:
+    shape = shape_of(facts)
+    return COPIES_LEAD if not isinstance(shape, str) and shape.problem.copied else PREDICTABLE_LEAD
 
 
 MATMUL = Shape(
@@ -106,6 +116,7 @@ MATMUL = Shape(
     kernel=gemm_kernel_of,
     verify=_verify_gemm,
     on_request=_matmul_on_request,
+    lead=_matmul_lead,
 )
 """One matmul with an epilogue. It claims every program, since its refusals say what is missing."""
 
@@ -137,7 +148,7 @@ ROWS = Shape(
     kernel=row_kernel_of,
     verify=verify_rows,
     on_request=_rows_on_request,
-    lead=ROWS_LEAD,
+    lead=lambda facts: ROWS_LEAD,
 )
 """Rows that a cluster reads once, reduces and maps, without a matmul."""
 

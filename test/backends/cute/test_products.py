@@ -245,7 +245,12 @@ def test_auto_takes_products_to_cute_where_its_compiler_is_installed(monkeypatch
     monkeypatch.setattr(cute, "is_installed", True)
     assert "gemm_kernel(" in auto.bind(arguments, target=HOPPER).to_code()
     assert "@triton.jit" in auto.bind(arguments, target="sm_80").to_code()
-    assert "@triton.jit" in auto.bind(tensors((64, 63), (63, 64)), target=HOPPER).to_code()
+    copied = tensors((4096, 479), (479, 4096))
+    assert "@triton.jit" in auto.bind(copied, target=HOPPER).to_code()
+    assert (
+        BACKENDS["cute"].lead(auto.bind(copied, target=HOPPER).facts).ratio
+        < BACKENDS["cute"].lead(auto.bind(arguments, target=HOPPER).facts).ratio
+    )
     given = helion.kernel(matmul.fn, backend="auto", config=helion.Config(block_sizes=[64, 64, 64], num_warps=4))
     assert "@triton.jit" in given.bind(arguments, target=HOPPER).to_code()
     monkeypatch.setattr(cute, "is_installed", False)
@@ -311,11 +316,8 @@ def test_float32_operands_are_multiplied_in_tf32(target: str) -> None:
     assert products.row_error(bound(x, y.t()), x.double() @ y.double().t()) < BOUNDS[FP32]
 
 
-def test_auto_leaves_tf32_on_wgmma_to_others() -> None:
+def test_auto_takes_tf32() -> None:
     x, y = tensors((4096, 4096), (4096, 4096), dtype=FP32)
-    for target, reason in (
-        (HOPPER, "matmuls of float32 in TF32 on wgmma run on request, with backend='cute'"),
-        (BLACKWELL, ""),
-    ):
+    for target in (HOPPER, BLACKWELL):
         analysis = matmul.bind((x, y.t()), target=target).variant.specialized.analysis
-        assert BACKENDS["cute"].on_request(analysis.program, analysis.facts, analysis.target) == reason
+        assert BACKENDS["cute"].on_request(analysis.program, analysis.facts, analysis.target) == ""

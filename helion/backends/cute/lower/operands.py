@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -137,7 +138,9 @@ class _Elements(Chain):
         return Multiplied(tensors=tuple(each for _, each in found), dtype=dtype, major="k", pitch=pitch, copied=copied)
 
     def _batch_pitch(self, tensor: HostTensor) -> int:
-        return known(self.frame.batch_strides.get(tensor.id, 0), f"a stride of {tensor.name}, which warps copy,")
+        """Return the largest divisor of the strides from one matmul of a batch to the next."""
+        steps = self.frame.batch_strides.get(tensor.id, ())
+        return math.gcd(*(known(step, f"a stride of {tensor.name}, which warps copy,") for step in steps))
 
     def _numbered(self, value: Reference, names: dict[str, int]) -> tuple[Instruction, ...]:
         numbers: dict[Reference, int] = {name: number for name, number in names.items()}

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from .... import hardware
 from ....hardware import Target
-from ..plan.counts import Counts, counts
+from ..plan.counts import Counts, counts, granule_walk, past_registers, through_registers
 from ..plan.dtypes import itemsize
 from ..plan.finish import rows_bytes, stored_last
-from ..plan.records import SUM_BYTES, Finish, GemmPlan, RowFinish, TileFinish
+from ..plan.records import SUM_BYTES, WARP_THREADS, Finish, GemmPlan, RowFinish, TileFinish
 from ..plan.reductions import reductions_of
 
 
@@ -64,6 +64,11 @@ class Rates:
     """Synchronization of CTAs that share rows, for each of them and each exchange; not fitted."""
     walk_us: float = 0.0
     """A reducing pass over the accumulator of a tile of 128 x 256."""
+    copied_us: float = 1.1
+    """Least time of a K tile that warps copy through registers: they have the loads of one in flight (benchmarks/results/
+    cute/nvidia-h200-products.jsonl)."""
+    granules_us: float = 0.0023
+    """Time of a cp.async of a warp, of which an SM starts one at a time; not fitted."""
     workspace_us: float = 2.5
     """Two fences and a counter in global memory, about four times the latency of memory; not fitted."""
 
@@ -90,6 +95,9 @@ ACTIVE_CLUSTERS = {3: 39, 4: 30, 6: 17, 8: 15, 16: 7}
 (``cudaOccupancyMaxActiveClusters``, benchmarks/results/cute/nvidia-h200.json)."""
 MEASURED = "h200"
 WALKED = 128 * 256
+STRIDED = 4
+"""Bytes that stores of single elements take of the bandwidth, for each that they write: a quarter of a sector; not
+fitted."""
 LARGE_CLUSTER, IN_WHOLE_GROUPS = 4, 10 / 11
 """Other GPUs have GPCs as well: clusters of this many CTAs and more reach this fraction of the SMs, as on that H200."""
 
@@ -154,7 +162,9 @@ def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, mat
     l2 = share * min(rates.l2_of_few, rates.l2 * target.num_sms / busy)
     multiplied, loaded = _flops(plan) / _rate(plan, target, rates, matrix), _loaded(plan, counts(plan), rates) / l2
     # CTAs that share an SM share its unit and its loads, and wait at the same time.
-    k_tile_us = max(plan.ctas_per_sm * max(multiplied, loaded), rates.k_tile_us, _slot_us(plan, rates))
+    k_tile_us = max(
+        plan.ctas_per_sm * max(multiplied, loaded), rates.k_tile_us, _slot_us(plan, rates), _copied_us(plan, rates)
+    )
     epilogue_us = _epilogue_us(plan, share, l2, rates)
     tile_us = -(-plan.k_tiles // plan.parts) * k_tile_us
     if plan.teams > 1 or plan.accumulator_stages > 1:
@@ -175,6 +185,13 @@ def _slot_us(plan: GemmPlan, rates: Rates) -> float:
     """Return the least time of a K tile from the cluster's CTAs and the pipeline stages; unknown for tcgen05."""
     ctas = plan.cluster[1]
     return 0.0 if plan.unit == "tcgen05" else max(rates.ring_us / plan.ab_stages, rates.slices_us * ctas * ctas)
+
+
+def _copied_us(plan: GemmPlan, rates: Rates) -> float:
+    """Return the least time of a K tile from the warps that copy operands."""
+    walks = [granule_walk(plan, each) for each in past_registers(plan)]
+    started = rates.granules_us * sum(each.lines * each.granules for each in walks) / WARP_THREADS
+    return max(started, rates.copied_us if through_registers(plan) else 0.0)
 
 
 def _together(one: float, other: float, exponent: float) -> float:
@@ -221,7 +238,8 @@ def _epilogue_us(plan: GemmPlan, share: float, l2: float, rates: Rates) -> float
     read = (each for kind in ("exact", "strided") for each in plan.problem.epilogue.of_kind(kind))
     exact = sum(itemsize(each.dtype) for each in read)
     sums = rows * columns * SUM_BYTES / plan.splits
-    written = sum(itemsize(each.dtype) for each in plan.problem.matrices)
+    strided = sum(itemsize(each.dtype) for each in plan.problem.outputs_of("strided"))
+    written = sum(itemsize(each.dtype) for each in plan.problem.matrices) + (STRIDED - 1) * strided
     time = plan.ctas_per_sm * rows * columns * (written + exact) / plan.splits / (rates.stored * share)
     if plan.cluster[1] > 1:
         time += rates.exchange_us * plan.cluster[1] * max(plan.problem.epilogue.levels)
