@@ -269,8 +269,7 @@ def _row(kernel: helion.Kernel, reference: Any, arguments: Any, shapes: Any, sma
 I32, I64 = torch.int32, torch.int64
 
 MECHANISMS = (
-    _row(one_hot_counts, _counts, _ids, ((I32, (1 << 24, 256)), (I64, (1 << 22, 64))), ((I32, (100, 16)),)),
-    _row(counted_values, _added, _ids, ((I32, (1 << 24, 256)),), ((I64, (100, 7)),)),
+    _row(one_hot_counts, _counts, _ids, ((I32, (1 << 19, 256)), (I64, (1 << 22, 64))), ((I32, (100, 16)),)),
     _row(rotated_pairs, _rotated, _angles, ((BF16, (8192, 32, 128)), (FP16, (4096, 40, 64))), ((FP32, (9, 3, 8)),)),
     _row(sample_energies, _energies, _samples, ((FP32, (64, 786432)), (BF16, (64, 150528))), ((FP32, (3, 70)),)),
     _row(
@@ -281,6 +280,8 @@ MECHANISMS = (
         ((FP32, (17, 31, 21)),),
     ),
     _row(dropped_residual, _dropped, _rated, ((BF16, (16384, 4096)), (FP32, (8192, 1000))), ((FP32, (9, 70)),)),
+    _row(added_gradient, _gradient, _sums, ((BF16, (16384, 2048, 2048)),), ((FP32, (37, 20, 24)),)),
+    _row(shuffled_pixels, F.pixel_shuffle, _pixels, ((BF16, (8, 64, 180, 320, 2)),), ((FP32, (2, 3, 9, 10, 2)),)),
     _row(
         packed_attention,
         _packed,
@@ -289,6 +290,5 @@ MECHANISMS = (
         ((FP32, (2, 37, 3, 16)),),
     ),
     _row(grouped_prefill, _prefill, _groups, ((BF16, (8192, 32, 8, 128)),), ((FP32, (37, 4, 2, 16)),)),
-    _row(added_gradient, _gradient, _sums, ((BF16, (16384, 2048, 2048)),), ((FP32, (37, 20, 24)),)),
-    _row(shuffled_pixels, F.pixel_shuffle, _pixels, ((BF16, (8, 64, 180, 320, 2)),), ((FP32, (2, 3, 9, 10, 2)),)),
+    _row(counted_values, _added, _ids, ((I32, (1 << 24, 256)),), ((I64, (100, 7)),)),
 )

@@ -7,6 +7,8 @@ from harness import facts_of, tensor
 from heuristic_kernels import FP32, attention_facts, norm_gradient, proposed
 from sample_kernels import add, matmul_to_bf16, scan, softmax
 
+import helion
+from benchmarks.unseen.attention import latent_decode
 from helion.backends.triton.heuristics.families.fallback import TritonFallbackHeuristic
 from helion.backends.triton.heuristics.sizing import estimate
 from helion.hardware import known_targets, target
@@ -31,3 +33,13 @@ def test_fallback_is_legal_everywhere(name: str) -> None:
         assert found.fits and found.spill_risk == 0
         assert set(first.block_sizes) == {axis.block_id for axis in facts.tunable_axes}
     assert not TritonFallbackHeuristic.promote_seed_to_default
+
+
+@pytest.mark.parametrize("gpu", ("sm_90", "h200"))
+def test_warps_are_those_that_chained_matmuls_may_have(gpu: str) -> None:
+    """128 heads share a latent cache: 64 rows are legal in four warps only, whose registers do not hold them."""
+    bound = latent_decode.bind((tensor(64, 128, 576), tensor(64, 4096, 576), 512), target=gpu)
+    (proposal,) = TritonFallbackHeuristic().propose(bound.facts, bound.target)
+    asked = helion.Config(block_sizes=[*proposal.block_sizes.values()], num_warps=proposal.num_warps)
+    assert bound.config_spec.normalize(asked)["num_warps"] == proposal.num_warps
+    assert all(seed.predicted.spill_risk < 0.1 for seed in bound.seeds)

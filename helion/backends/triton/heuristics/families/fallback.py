@@ -14,7 +14,7 @@ from .....autotuner.proposal import Heuristic, Predicted
 from .....hardware import Target
 from ...proposal import TritonProposal
 from ..candidates import moderate_sizes
-from ..sizing import Chunks, Sizes, all_sizes, estimate, halve
+from ..sizing import Chunks, Sizes, all_sizes, estimate, halve, most_warps
 from ..tuned import Tuned, tuned
 
 
@@ -53,7 +53,7 @@ class TritonFallbackHeuristic(Heuristic):
                 break
             if (
                 predicted.fits
-                and warps < most
+                and 2 * warps <= min(most, most_warps(facts, sizes, target))
                 and _helps(predicted, estimate(facts, target, sizes, warps * 2, stages, chunks))
             ):
                 warps *= 2
