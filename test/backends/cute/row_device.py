@@ -8,6 +8,7 @@ write to a byte, is an error.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 import types
@@ -215,7 +216,16 @@ class Cluster:
             *("unpack_float16", "pack_bfloat16", "pack_float16", "pack_float8_e4m3fn"),
         )
         found.update({name: getattr(self, name) for name in replaced if name in found})
+        for name, of in (("row_maximum", np.maximum), ("row_minimum", np.minimum)):
+            for dtype in ("bfloat16", "float16"):
+                found[f"{name}_{dtype}"] = functools.partial(self._extreme, of, found, dtype)
         return found
+
+    def _extreme(self, of: Any, names: dict[str, Any], dtype: str, x: Any, y: Any) -> Array:
+        """Compare the two numbers of a word."""
+        pairs = zip(names[f"unpack_{dtype}"]([x]), names[f"unpack_{dtype}"]([y]), strict=True)
+        (word,) = names[f"pack_{dtype}"]([floats(of(a, b)) for a, b in pairs])
+        return word
 
     def _threads(self) -> Any:
         return 0 if self.role.cta is not None else Int32(32 + np.tile(np.arange(self.threads), self.ctas))

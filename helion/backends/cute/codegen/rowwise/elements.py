@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from ...plan.dtypes import LARGEST_E4M3, itemsize
 from ...plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand, EpilogueOutput, Instruction
 from ...plan.joint import OwnPart
+from ...plan.rowwise.extremes import IDENTITIES, packed_dtype, packed_extremes
 from ...plan.rowwise.passes import RowPass, Schedule, kept_bytes, schedule_of
 from ...plan.rowwise.powers import fused_powers, fused_quotients, minuend
 from ...plan.rowwise.records import RowPlan, RowProblem
@@ -67,6 +68,8 @@ def print_pass(out: Writer, plan: RowPlan, each: RowPass) -> None:
             out.line("first_column = column_of(cta, row, granule)")
         with out.block(f"for i in range({plan.layout.lanes}):"):
             out.lines(_element(plan, schedule, each))
+        for value in packed_extremes(problem, plan.layout) if each.number == 0 else ():
+            out.lines(_packed(problem, value))
         for value in places:
             out.lines(_first_place(problem, schedule, value))
         for output in each.outputs:
@@ -101,7 +104,8 @@ def _element(plan: RowPlan, schedule: Schedule, each: RowPass) -> list[str]:
         lines.append(f"{value_name(problem, value)} = {_value(plan, schedule, each, value)}")
     if schedule.kept and each.number == 0:
         lines.append(f"kept_values.append({value_name(problem, schedule.kept)})")
-    for value in each.reduces:
+    packed = packed_extremes(problem, plan.layout) if each.number == 0 else ()
+    for value in (value for value in each.reduces if value not in packed):
         made = problem.epilogue.instruction(value)
         reduction, term = REDUCTIONS[made.op], value_name(problem, _reduced(made))
         if made.op == "row_first":
@@ -207,6 +211,22 @@ def own_name(problem: RowProblem, part: OwnPart) -> str:
 def warp_name(problem: RowProblem, value: int) -> str:
     """Return the name of a warp's result of a reduction."""
     return f"{value_name(problem, value)}_warp"
+
+
+def _packed(problem: RowProblem, value: int) -> list[str]:
+    """Return the code that compares the words of a granule with the extremes of earlier ones."""
+    made, dtype = problem.epilogue.instruction(value), packed_dtype(problem, value)
+    label = problem.epilogue.operands[_reduced(made) - 1].label
+    place, identity = f"row.packed_{value}", IDENTITIES[made.op, dtype]
+    return [
+        f"words = {label}_words",
+        'if kind == "edge":',
+        f"    values = [masked({label}_values[i], inside, i, {REDUCTIONS[made.op].identity}) for i in range(len({label}_values))]",
+        f"    words = pack_{dtype}(values)",
+        'if kind == "some":',
+        f"    words = [cutlass.select_(inside[0], word, Int32({identity})) for word in words]",
+        f"{place} = words if {place} is None else [{made.op}_{dtype}(x, y) for x, y in zip({place}, words)]",
+    ]
 
 
 def _reduced(made: Instruction) -> int:

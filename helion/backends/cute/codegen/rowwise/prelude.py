@@ -227,6 +227,22 @@ def first_match(values, extreme, inside):
         found = Float32(cutlass.select_(matches, Float32(float(i)), found))
     return found
 """
+_ROW_MAXIMUM_BFLOAT16 = """
+def row_maximum_bfloat16(x, y):
+    return ptx("max.NaN.bf16x2 {$w0}, {$r0}, {$r1};", [Int32], [x, y])
+"""
+_ROW_MINIMUM_BFLOAT16 = """
+def row_minimum_bfloat16(x, y):
+    return ptx("min.NaN.bf16x2 {$w0}, {$r0}, {$r1};", [Int32], [x, y])
+"""
+_ROW_MAXIMUM_FLOAT16 = """
+def row_maximum_float16(x, y):
+    return ptx("max.NaN.f16x2 {$w0}, {$r0}, {$r1};", [Int32], [x, y])
+"""
+_ROW_MINIMUM_FLOAT16 = """
+def row_minimum_float16(x, y):
+    return ptx("min.NaN.f16x2 {$w0}, {$r0}, {$r1};", [Int32], [x, y])
+"""
 _POWER_BASE = """
 def power_base(top):
     slope = Float32(cutlass.select_(cute.math.abs(top) < Float32(65536.0), Float32(1.4426950408889634), Float32(1.0)))
@@ -244,6 +260,7 @@ FUNCTIONS: Mapping[str, str] = {
         *(_UNPACK_FLOAT32, _UNPACK_INT8, _PACK_BFLOAT16, _PACK_FLOAT16, _PACK_FLOAT32, _PACK_FLOAT8, _PACK_INT8),
         *(_JOINED, _BUTTERFLY, _MASKED, _MOVED, _SHIFTED, _RECIPROCAL, _DIVIDED, _DIVIDED_SHORT),
         _FIRST_MATCH,
+        *(_ROW_MAXIMUM_BFLOAT16, _ROW_MINIMUM_BFLOAT16, _ROW_MAXIMUM_FLOAT16, _ROW_MINIMUM_FLOAT16),
         _POWER_BASE,
     )
 }
@@ -254,7 +271,7 @@ def needed_by(text: str) -> list[str]:
     wanted: set[str] = set()
     left = [text]
     while left:
-        called = {name for name in re.findall(r"\b(\w+)\(", left.pop()) if name in FUNCTIONS} - wanted
+        called = {name for name in re.findall(r"\b(\w+)\b", left.pop()) if name in FUNCTIONS} - wanted
         wanted |= called
         left += [FUNCTIONS[name] for name in called]
     return [line for name in FUNCTIONS if name in wanted for line in ("", *FUNCTIONS[name].rstrip("\n").split("\n"))]

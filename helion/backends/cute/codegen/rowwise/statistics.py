@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...plan.dtypes import itemsize
 from ...plan.epilogue import Constant, EpilogueOperand
 from ...plan.joint import OwnPart
+from ...plan.rowwise.extremes import packed_dtype, packed_extremes
 from ...plan.rowwise.passes import Schedule, gathered, gathers_late, numbers_at, schedule_of
 from ...plan.rowwise.powers import fused_powers, fused_quotients
 from ...plan.rowwise.records import WORD_BYTES, Gather, RowPlan, RowProblem
@@ -26,7 +27,7 @@ def print_statistics(out: Writer, plan: RowPlan) -> None:
         out.lines(("", ""))
         with out.block(f"def join_{op}(x, y):"):
             out.line(f"return {REDUCTIONS[op].join('x', 'y')}")
-    _print_clear(out, problem, schedule)
+    _print_clear(out, plan, schedule)
     for number in range(len(schedule.reductions)):
         _print_fold(out, plan, schedule, number)
     if schedule.counts:
@@ -37,11 +38,13 @@ def print_statistics(out: Writer, plan: RowPlan) -> None:
     _print_number_stores(out, problem)
 
 
-def _print_clear(out: Writer, problem: RowProblem, schedule: Schedule) -> None:
+def _print_clear(out: Writer, plan: RowPlan, schedule: Schedule) -> None:
+    problem, packed = plan.problem, packed_extremes(plan.problem, plan.layout)
     out.lines(("", ""))
     with out.block("def clear(row):"):
+        out.lines(f"row.packed_{value} = None" for value in packed)
         for level in schedule.reductions:
-            for value in level:
+            for value in (value for value in level if value not in packed):
                 first, identity = first_term(schedule, value), REDUCTIONS[_op(problem, value)].identity
                 out.line(f"for i in range({first}, {first + CHAINS}):")
                 out.line(f"    row.terms[i] = Float32({identity})")
@@ -58,6 +61,9 @@ def _print_fold(out: Writer, plan: RowPlan, schedule: Schedule, number: int) -> 
         for value in schedule.reductions[number]:
             join, first = f"join_{_op(problem, value)}", first_term(schedule, value)
             terms = f"[row.terms[i] for i in range({first}, {first + CHAINS})]"
+            if number == 0 and value in packed_extremes(problem, plan.layout):
+                dtype = packed_dtype(problem, value)
+                terms = f"unpack_{dtype}([joined(row.packed_{value}, {_op(problem, value)}_{dtype})])"
             out.line(f"{warp_name(problem, value)} = butterfly(joined({terms}, {join}), 32, {join})")
         for part in schedule.joint if number == 0 else ():
             out.lines(_own(plan, part))
