@@ -1,6 +1,6 @@
 """Row kernels of the cute backend on a GPU: right against fp64, then their time, a copy's, Triton's and torch.compile's.
 
-    python benchmarks/row_kernels.py --out FOLDER [--seconds N] [--workers N] [--first KIND] [NAME ...]
+    python benchmarks/row_kernels.py --out FOLDER [--seconds N] [--workers N] [--kinds KIND,...] [NAME ...]
 
 Workers take jobs from one list: a job checks and times one kernel of one shape and type. Workers compile at once, and one
 at a time has the GPU. Results are lines of JSON in FOLDER/rows.jsonl. A worker that takes too long is ended, and
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import itertools
 import json
 import math
 import os
@@ -40,6 +41,8 @@ TIMED = (
     ("float32", 131072, 1000),
 )
 CHECKED = (1001, 255, 4099, 32001)
+SWEPT = TIMED[:1] + TIMED[8:9] + TIMED[2:3]
+SEEDS = 4
 REPEATED = (("softmax", 5003), ("layer_norm", 131072))
 JOB_SECONDS = 75.0
 DRY = bool(os.environ.get("ROWS_DRY"))
@@ -211,17 +214,21 @@ def timed(case: Case, kernel: Callable[..., Any], timer: Timer, copies: dict[int
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The work of one step: ``kind`` is ``cute``, ``check``, ``triton``, ``compile``, ``odd`` or ``repeated``."""
+    """The work of one step: ``kind`` is ``cute``, ``seed``, ``check``, ``triton``, ``compile``, ``odd`` or ``repeated``.
+
+    ``at`` is the number of the seed that it times.
+    """
 
     kind: str
     name: str
     type: str = "bfloat16"
     m: int = 0
     n: int = 0
+    at: int = 0
 
     @property
     def facts(self) -> dict[str, Any]:
-        return dict(name=self.name, type=self.type, m=self.m, n=self.n)
+        return dict(name=self.name, type=self.type, m=self.m, n=self.n, at=self.at)
 
 
 class Worker:
@@ -241,13 +248,16 @@ class Worker:
         return Case(job.name, getattr(torch, job.type), job.m, job.n, 2)
 
     def _cute(self, job: Job) -> None:
-        """Compile the first seed, check it, and time it unless the job is only a check."""
+        """Compile a seed, check it, and time it unless the job is only a check."""
         import helion
 
         with Gpu():
             case = self._case(job)
         arguments = tuple(case.arguments)
-        seed = helion.kernel(case.work.kernel, backend="cute").bind(arguments).seeds[0]
+        seeds = helion.kernel(case.work.kernel, backend="cute").bind(arguments).seeds
+        if job.at >= len(seeds):
+            return
+        seed = seeds[job.at]
         line = dict(kind="result", **job.facts, plan=seed.reason)
         line["predicted"] = round(float(seed.reason.split()[-2]), 1) if not DRY else 1.0
         start = time.time()
@@ -255,11 +265,11 @@ class Worker:
         line["compile_s"] = round(time.time() - start, 1)
         with Gpu():
             line |= checked(case, kernel)
-            if job.kind == "cute":
+            if job.kind != "check":
                 line |= timed(case, kernel, self.timer, self.copies)
         say(**line)
 
-    _check = _cute
+    _check = _seed = _cute
 
     def _triton(self, job: Job) -> None:
         """Time the default config of Triton: what ``auto`` compares with."""
@@ -341,12 +351,15 @@ def launches(cases: Sequence[Case], kernel: Callable[..., Any], seconds: float) 
     return dict(launches=count, wrong=wrong, ok=not wrong and all(case.guards_hold() for case in cases))
 
 
-def jobs(names: Sequence[str], first: str) -> list[Job]:
-    """Return all jobs: each kernel on long, odd and short rows first, then what is rarer, in turns."""
+def jobs(names: Sequence[str], kinds: Sequence[str]) -> list[Job]:
+    """Return the jobs: each kernel on long, odd and short rows first, then what is rarer, in turns.
+
+    With ``kinds``, return those alone, one kind after the other.
+    """
     import row_oddities
 
     def small(m: int, n: int) -> dict[str, int]:
-        return dict(m=min(m, 3), n=min(n, 300 + n % 8)) if DRY else dict(m=m, n=n)
+        return dict(m=min(m, 12), n=min(n, 300 + n % 8)) if DRY else dict(m=m, n=n)
 
     turns = []
     for at, (dtype, m, n) in enumerate(TIMED):
@@ -363,8 +376,12 @@ def jobs(names: Sequence[str], first: str) -> list[Job]:
     turns += [
         [Job(kind="compile", name=name, type=dtype, **small(m, n)) for name in names] for dtype, m, n in TIMED[:5]
     ]
+    for at, (dtype, m, n) in itertools.product(range(1, SEEDS), SWEPT):
+        turns.append([Job(kind="seed", name=name, type=dtype, at=at, **small(m, n)) for name in names])
     found = [job for turn in turns for job in turn]
-    return sorted(found, key=lambda job: job.kind != first)
+    return (
+        sorted((job for job in found if job.kind in kinds), key=lambda job: kinds.index(job.kind)) if kinds else found
+    )
 
 
 def take(path: Path) -> int:
@@ -377,8 +394,8 @@ def take(path: Path) -> int:
     return number
 
 
-def work(out: Path, names: Sequence[str], first: str, end: float) -> None:
-    found, worker = jobs(names, first), Worker()
+def work(out: Path, names: Sequence[str], kinds: Sequence[str], end: float) -> None:
+    found, worker = jobs(names, kinds), Worker()
     while time.time() < end and (number := take(out / "next")) < len(found):
         job = found[number]
         note = out / f"note-{os.getpid()}"
@@ -398,7 +415,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/rows"))
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--workers", type=int, default=15)
-    parser.add_argument("--first", default="")
+    parser.add_argument("--kinds", default="")
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--worker", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -406,11 +423,11 @@ def main() -> None:
 
     names = options.names or list(WORKLOADS)
     if options.worker:
-        return work(options.out, names, options.first, options.worker)
+        return work(options.out, names, [each for each in options.kinds.split(",") if each], options.worker)
     end = time.time() + options.seconds
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "next").write_text("0")
-    command = [sys.executable, __file__, *names, "--out", str(options.out), "--first", options.first]
+    command = [sys.executable, __file__, *names, "--out", str(options.out), "--kinds", options.kinds]
     with open(options.out / "rows.jsonl", "w") as out, open(options.out / "errors.txt", "w") as errors:
         _attend([*command, "--worker", str(end - 5)], options, end, out, errors)
     summarize(options.out)
@@ -456,7 +473,7 @@ def summarize(folder: Path) -> None:
         if line["kind"] in ("triton", "compile")
     }
     shown = [line for line in results if "us" in line]
-    for line in sorted(shown, key=lambda line: (line["name"], line["type"], line["n"])):
+    for line in sorted(shown, key=lambda line: (line["name"], line["type"], line["n"], line["at"])):
         key = (line["name"], line["type"], line["m"], line["n"])
         found = [(kind, others.get((kind, *key))) for kind in ("triton", "compile")]
         beside = "".join(f"  {kind} {us:8.1f} us" for kind, us in found if us)
