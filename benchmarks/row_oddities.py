@@ -93,6 +93,14 @@ def extremes(x: torch.Tensor, out: torch.Tensor, total: torch.Tensor) -> None:
         total[tile] = torch.logsumexp(row, -1)
 
 
+def of_batches(x: torch.Tensor, gain: torch.Tensor, out: torch.Tensor, scale: torch.Tensor) -> None:
+    for tile_b, tile_m in hl.tile([x.size(0), x.size(1)]):
+        row = x[tile_b, tile_m, :].to(torch.float32)
+        r = torch.rsqrt((row * row).mean(-1) + 1e-5)
+        scale[tile_b, tile_m] = r
+        out[tile_b, tile_m, :] = (row * r[:, :, None] * gain[:].to(torch.float32)).to(out.dtype)
+
+
 #: A kernel, its settings, its arguments, and the check of what it has written.
 Odd = tuple[Callable[..., None], dict[str, Any], tuple[Any, ...], Callable[[], bool]]
 
@@ -210,6 +218,14 @@ def _extremes(make: Numbers, m: int, n: int) -> Odd:
     return extremes, {}, (x, out, total), check
 
 
+def _of_batches(make: Numbers, m: int, n: int) -> Odd:
+    x, gain = make.random(4, m // 4, n), make.random(n)
+    out, scale = make.empty(4, m // 4, n, dtype=torch.bfloat16), make.empty(4, m // 4)
+    r = torch.rsqrt(x.double().square().mean(-1) + 1e-5)
+    want = x.double() * r[..., None] * gain.double()
+    return of_batches, {}, (x, gain, out, scale), lambda: near(out, want, 2**-8 * 1.02) and near(scale, r, 1e-5)
+
+
 CASES: dict[str, Callable[[Numbers, int, int], Odd]] = {
     "masked": _masked,
     "cross entropy": _cross_entropy,
@@ -221,6 +237,7 @@ CASES: dict[str, Callable[[Numbers, int, int], Odd]] = {
     "gated halves": _gated_halves,
     "lanes": _summed_lanes,
     "extremes": _extremes,
+    "batches": _of_batches,
 }
 NAMES = tuple(CASES)
 SIZES = (1000, 1003, 20008, 50257)

@@ -53,6 +53,7 @@ def own_keys(shape: ProgramShape, program: Program, target: Target, settings: Se
     columns = [block for block in kernel.columns if blocks[block].tunable]
     width = next_power_of_2(kernel.problem.n) if kernel.one_tile else LEAST_COLUMNS
     sizes = dict.fromkeys(columns, (width, width))
+    sizes |= {block: (1, 1) for block in kernel.others if blocks[block].tunable}
     initial = {}
     if blocks[kernel.rows].tunable:
         rows = {layout.choice.rows for layout in found}

@@ -45,12 +45,14 @@ from ..numbers import equal, example, size
 from ..product import check_axis, check_memory
 from ..stored import stores_after_loop
 from ..tiled import TiledRows
+from .flat import with_flat_rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowKernel:
     """A row kernel of a program. ``outputs`` and ``operands`` are ids of host tensors; scalar operands are host
-    expressions. ``rows`` is the block of the grid, ``columns`` are those that iterate over columns."""
+    expressions. ``rows`` is the last block of the grid, ``others`` are those before it, and ``columns`` those that iterate
+    over columns."""
 
     problem: RowProblem
     outputs: tuple[int, ...]
@@ -58,6 +60,7 @@ class RowKernel:
     runtime: tuple[tuple[str, Expr], ...]
     rows: int
     columns: tuple[int, ...]
+    others: tuple[int, ...] = ()
     is_empty: bool = False
     one_tile: bool = False
     """True if a tile of columns has to cover all of them."""
@@ -219,8 +222,10 @@ class RowTiles(TiledRows):
 
 def rows_of(program: Program) -> RowKernel:
     """Return the row kernel that `program` computes. Raises ``Refusal``."""
-    if len(program.roots) != 1 or len(program.roots[0].axes) != 1:
+    if len(program.roots) != 1:
         raise Refusal("row kernels over one grid of tiles of rows are implemented")
+    others = tuple(axis.block for axis in program.roots[0].axes[:-1])
+    program = with_flat_rows(program)
     root = program.roots[0]
     check_axis(root.axes[0], program)
     loops = [op for op in root.body.ops if op.kind == "for"]
@@ -231,7 +236,7 @@ def rows_of(program: Program) -> RowKernel:
     stores = tiled.stores() if tiled else stores_after_loop(root.body, frame, chain)
     for store in sorted(stores, key=lambda store: len(blocks_of(frame, store)), reverse=True):
         chain.store(store)
-    return replace(_kernel(frame, chain), one_tile=tiled is not None and tiled.one_tile)
+    return replace(_kernel(frame, chain), one_tile=tiled is not None and tiled.one_tile, others=others)
 
 
 def _check_effects(program: Program, bodies: list[Region]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ....._compiler.facts.records import KernelFacts, MemoryOpFact
@@ -14,7 +15,7 @@ SFU_WORK, POLYNOMIAL_WORK = 6, 20
 
 @dataclass(frozen=True, kw_only=True)
 class RowShape:
-    """A row kernel from facts: ``rows`` is the axis of the grid."""
+    """A row kernel from facts: ``rows`` is the last axis of the grid."""
 
     demand: RowDemand
     m: int
@@ -28,16 +29,16 @@ def describes_rows(facts: KernelFacts) -> bool:
 
 def row_shape_of(facts: KernelFacts) -> RowShape | str:
     """Return the row kernel of facts, or the reason why they show none."""
-    if len(facts.grid_axes) != 1 or facts.num_roots != 1:
+    if facts.num_roots != 1:
         return "the grid is not one tile of rows"
-    (rows,) = facts.grid_axes
+    grid = facts.grid_axes
     columns = {axis.block_id for axis in facts.axes if not axis.on_grid}
     extents = {facts.axes[axis].extent for axis in columns}
-    m, n = facts.axes[rows].extent, next(iter(extents), None)
+    m, n = math.prod(facts.axes[axis].extent or 0 for axis in grid), next(iter(extents), None)
     if len(extents) != 1 or not n or not m:
         return "rows do not have one number of columns"
-    loads = _accesses(facts, "load", rows, columns)
-    stores = _accesses(facts, "store", rows, columns)
+    loads = _accesses(facts, "load", columns)
+    stores = _accesses(facts, "store", columns)
     if not loads:
         return "the kernel reads no tensor of rows"
     reads = [op for op in facts.memory_ops if op.kind == "load"]
@@ -60,15 +61,16 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         temporaries=POSITION_REGISTERS if positions else 0,
         work=_work(facts, columns),
     )
-    return RowShape(demand=demand, m=m, rows=rows)
+    return RowShape(demand=demand, m=m, rows=grid[-1])
 
 
-def _accesses(facts: KernelFacts, kind: str, rows: int, columns: set[int]) -> list[MemoryOpFact]:
+def _accesses(facts: KernelFacts, kind: str, columns: set[int]) -> list[MemoryOpFact]:
     """Return one access of each tensor of rows."""
     found: dict[int, MemoryOpFact] = {}
     for op in facts.memory_ops:
         axes = set(op.tile_axes)
-        if op.kind == kind and len(op.tile_axes) == 2 and rows in axes and axes & columns and not op.gathered:
+        rows = {*facts.grid_axes} <= axes and len(op.tile_axes) == len(facts.grid_axes) + 1
+        if op.kind == kind and rows and axes & columns and not op.gathered:
             found.setdefault(op.storage, op)
     return list(found.values())
 
