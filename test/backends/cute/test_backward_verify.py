@@ -115,7 +115,7 @@ ATOMIC_FAULTS = {
     "left operands are not written": (without(a.WriteLeft()), "without a fence|stale"),
     "left operands are not told of": (without(a.PublishLeft()), "deadlock|stale|in state|not added to memory once"),
     "no proxy fence": (without(g.FenceShared()), "without a fence"),
-    "no warp barriers": (without(a.WarpSync()), "before all threads|being added"),
+    "no warp barriers": (without(g.WarpSync()), "before all threads|being added"),
     "no wait for additions": (without(g.StoreWait(0)), "being added|being stored|leaves while"),
     "no wait for sums": (without(g.WgmmaWait(1)), "in state|overwrites|freed while"),
     "no wait for all": (without(g.WgmmaWait(0)), "in state|released while|or MMAs|leaves with|overwrites|freed while"),

@@ -236,7 +236,7 @@ def _(out: Writer, program: BackwardProgram, step: a.AddSum) -> None:
     out.line("cute.arch.cp_async_bulk_commit_group()")
 
 
-RULES[a.WarpSync] = lambda out, program, step: out.line("cute.arch.sync_warp()")
+RULES[g.WarpSync] = lambda out, program, step: out.line("cute.arch.sync_warp()")
 
 
 @_rule(a.AllGroupsSync)

@@ -271,11 +271,6 @@ class AddSum(Step):
 
 
 @dataclass(frozen=True)
-class WarpSync(Step):
-    """Synchronize the threads of a warp."""
-
-
-@dataclass(frozen=True)
 class AllGroupsSync(Step):
     """Synchronize all consumer groups."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...plan.attention.backward import BackwardProblem
+from ...roles import grammar as g
 from ...roles.attention import grammar as a
 from ...roles.grammar import Step
 from ..state import Fault
@@ -161,8 +162,8 @@ def _(machine: Machine, step: a.SumMma, warp: Warp) -> None:
     issue(warp, "product 1", stage, *rows)
 
 
-@_rule(a.WarpSync)
-def _(machine: Machine, step: a.WarpSync, warp: Warp) -> None:
+@_rule(g.WarpSync)
+def _(machine: Machine, step: g.WarpSync, warp: Warp) -> None:
     warp.sum.met = True
 
 
