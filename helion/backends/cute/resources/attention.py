@@ -2,7 +2,8 @@
 
 An SM needs the time of the softmax, or that of the MMAs, for one score of one query, whichever is longer; both overlap.
 The rates are fitted to 15 timings on an H100 (2026-11-28, test/backends/cute/attention_on_gpu.py): head dimensions 64, 128
-and 256, 1000 to 16384 queries, a formula with a hyperbolic tangent.
+and 256, 1000 to 16384 queries, a formula with a hyperbolic tangent. Those of reads are fitted to decoding on an H200
+(benchmarks/results/cute/nvidia-h200-attention.jsonl).
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ class AttentionRates:
     masked: float = 0.6
     """Loss by masks of windows: the fraction for ``MASKED_KEYS`` keys of a tile, less for more keys."""
     launch_us: float = 5.0
-    memory: float = 0.9
+    memory: float = 0.82
     """Fraction of the memory bandwidth for the first reads of K and V."""
-    memory_of_few: float = 3.0
-    """Limit of the reads of one SM, as a multiple of its share of that bandwidth."""
+    sm_gb_per_s: float = 53.0
+    """Most that one SM reads."""
     combine_us: float = 2.0
     """Store, count and combination of the partials of split keys."""
 
@@ -193,8 +194,8 @@ def predicted_us(
         rounds = float(-(-tiles // target.num_sms))
         longest = blocks if not shape.bounded or shape.window else 1.2 * blocks
         tile_us *= longest / blocks
-    share = target.bandwidth_gb_per_s * 1e3 / target.num_sms
-    memory_us = shape.bytes_moved / (share * min(rates.memory * target.num_sms, rates.memory_of_few * tiles))
+    read_gb_per_s = min(rates.memory * target.bandwidth_gb_per_s, rates.sm_gb_per_s * tiles)
+    memory_us = shape.bytes_moved / (read_gb_per_s * 1e3)
     return rates.launch_us + max(rounds * (tile_us + overhead), memory_us)
 
 
