@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+import helion
+import helion.language as hl
 from benchmarks import cute_products
+from helion.backends.cute.resources.shape import shape_of
 
 
 @pytest.mark.parametrize(
@@ -34,3 +37,31 @@ def test_wrong_elements_are_counted_by_rows_and_columns() -> None:
     assert found["wrong"] == 3 / 35 and (found["rows"], found["columns"]) == (2, 2)
     assert [place[:2] for place in found["first"]] == [[2, 3], [2, 4], [4, 3]]
     assert cute_products.misplaced(exact, exact)["wrong"] == 0.0
+
+
+@pytest.mark.parametrize("name", ["activated", "four_bytes", "tf32_n_major", "int8_weights", "turned_output"])
+def test_facts_show_the_copies_of_the_plan(name: str) -> None:
+    case = cute_products.CASES[name]
+    bound = helion.kernel(case.kernel, backend="cute").bind(case.tensors(False, "meta"), target="h200")
+    shape = shape_of(bound.facts)
+    assert not isinstance(shape, str)
+    seen, planned = shape.problem.copied, bound.plan().gemm.problem.copied
+    assert {(each.operand, each.granule) for each in seen} == {(each.operand, each.granule) for each in planned}
+
+
+def test_facts_show_that_widened_operands_are_not_copied() -> None:
+    def widened(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        (m, k), n = x.size(), y.size(1)
+        for tile_m, tile_n in hl.tile([m, n]):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                rows, columns = x[tile_m, tile_k].to(torch.float32), y[tile_k, tile_n].to(torch.float32)
+                acc = hl.dot(rows, columns, acc=acc)
+            out[tile_m, tile_n] = acc.to(out.dtype)
+        return out
+
+    tensors = [torch.empty(256, 256, dtype=torch.bfloat16, device="meta") for _ in range(3)]
+    bound = helion.kernel(widened, backend="cute").bind(tuple(tensors), target="h200")
+    shape = shape_of(bound.facts)
+    assert not isinstance(shape, str)
+    assert shape.problem.copied == bound.plan().gemm.problem.copied == ()

@@ -319,11 +319,11 @@ def _copied(facts: KernelFacts, fact: MatmulFact, operands: Sequence[EpilogueOpe
     """Yield the operands that warps copy, with their main source. A second B is copied if the first one is."""
     dtype = _multiplied_dtype(facts, fact)
     for operand, slot, computed in (
-        ("a", fact.lhs_slot, fact.lhs_prologue),
-        ("b", fact.rhs_slot, fact.rhs_prologue),
+        ("a", fact.lhs_slot, fact.lhs_prologue and fact.lhs_dtype == dtype),  # 16-bit ones that are widened stay
+        ("b", fact.rhs_slot, fact.rhs_prologue and fact.rhs_dtype == dtype),
     ):
         op = _load_of(facts, slot)
-        if op is not None and op.dtype == dtype and not _is_odd(op, fact.k_axis):
+        if op is not None and op.dtype == dtype and not computed and not _is_odd(op, fact.k_axis):
             continue
         along_k = op is not None and _stride(op, fact.k_axis) == 1
         kept = dtype_name(fact.lhs_dtype if op is None or computed else op.dtype)
