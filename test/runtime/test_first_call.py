@@ -16,8 +16,9 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion._support.nested import copy_tensors
+from helion.autotuner.cache.rows import Entry, Row
 from helion.autotuner.cache.store import default_store
-from helion.autotuner.outcome import Status
+from helion.autotuner.outcome import Outcome, Status
 from helion.autotuner.pool.threads import ThreadPool
 from helion.backends.stub import stub_driver
 from helion.backends.triton.toolchain.chain import TritonToolchain
@@ -233,9 +234,6 @@ def test_calls_that_must_be_the_same_everywhere_or_are_recorded_measure_nothing(
 def test_measuring_that_goes_wrong_costs_the_call_nothing(
     searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(*args: Any) -> Any:
-        raise OSError("no space left on device")
-
     monkeypatch.setattr(autotune, "copy_tensors", broken)
     check(kernel()(ROWS), ROWS)
     assert "no space left" not in capsys.readouterr().err
@@ -243,6 +241,10 @@ def test_measuring_that_goes_wrong_costs_the_call_nothing(
     monkeypatch.setattr(evaluator.Evaluator, "finish", interrupted)
     with pytest.raises(KeyboardInterrupt):  # it was meant for the program
         kernel(first_call_seconds=2 * LONG)(ROWS)
+
+
+def broken(*args: Any) -> Any:
+    raise OSError("no space left on device")
 
 
 def interrupted(*args: Any) -> Any:
@@ -385,6 +387,24 @@ def test_what_compiled_late_is_timed_by_the_next_process_and_by_no_other(
     remembered(monkeypatch, doubted if is_faster else default, searches)
 
 
+def test_the_best_so_far_runs_where_the_rest_cannot_be_measured(
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound, store = kernel().bind((ROWS,)), default_store()
+    best = bound.config_spec.normalize({**bound.default_config(), "num_warps": 2})
+    key = chosen_before.tagged(bound.variant.specialized, (ROWS,), is_unfinished=True)
+    assert store is not None and key is not None
+    late = Outcome(config=doubted, status=Status.UNTIMED)
+    store.put(Entry(row=Row(key=key, config=best, microseconds=7.0), sweep=(late,)))
+    with torch.inference_mode():
+        one = kernel()
+        check(one(ROWS), ROWS)
+    assert one.bind((ROWS,)).config == best and searches == []
+    monkeypatch.setattr(autotune, "copy_tensors", broken)
+    check(kernel()(ROWS), ROWS)
+    remembered(monkeypatch, best, searches)
+
+
 UNTIMED = {"none contends": {}, "one compilation takes all the time": {"compiling": 2 * LONG}}
 
 
@@ -409,9 +429,6 @@ def test_a_choice_without_times_is_remembered_too(
 def test_an_error_is_remembered_as_well(
     searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*args: Any) -> Any:
-        raise OSError("no space left on device")
-
     monkeypatch.setattr(autotune, "copy_tensors", broken)
     check(kernel()(ROWS), ROWS)
     remembered(monkeypatch, kernel().bind((ROWS,)).default_config(), searches)

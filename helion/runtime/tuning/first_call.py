@@ -86,28 +86,31 @@ class Times:
 
 
 def measured(compiled: Compiled, args: Sequence[Any], config: Config) -> Config:
-    """Return the fastest of ``config``, the default, and its contenders.
+    """Return the fastest of ``config``, the default, and its contenders; or of those that a former process has timed.
 
     Another config must be certainly faster and give the same results. Writes its choice to the cache, also one without
     times. Raises every error.
     """
     of = compiled.specialized
     seconds = of.settings.first_call_seconds
-    if not seconds or is_left_alone(of, args) or not _begun():
+    if not seconds or is_decided(of):
         return config
+    former = chosen_before.unfinished(of, args)
+    best = config if former is None else former.config
+    if is_left_alone(args) or not _begun():
+        return best
     try:
         times = Times.of(seconds, compiled.compile_seconds.get(config, 0.0))
-        return _decided(of, args, config, times)
+        return _decided(of, args, config, times, former)
     except Exception as error:
-        chosen_before.keep_untimed(of, args, config, f"{type(error).__name__}: {error}"[:500])
+        chosen_before.keep_untimed(of, args, best, f"{type(error).__name__}: {error}"[:500])
         raise
     finally:
         _UNDER_WAY.release()
 
 
-def _decided(of: Specialized, args: Sequence[Any], config: Config, times: Times) -> Config:
+def _decided(of: Specialized, args: Sequence[Any], config: Config, times: Times, former: Unfinished | None) -> Config:
     """Measure the configs that a former process was late with, or else the contenders that there is time for."""
-    former = chosen_before.unfinished(of, args)
     if former is not None:
         return _fastest(of, args, former.config, former.late, times, former)
     others = contenders(of, config, times) if times.suffice else []
@@ -223,14 +226,10 @@ def _threads(of: Specialized, first: Config, others: Sequence[Config], times: Ti
             pool.close()
 
 
-def is_left_alone(of: Specialized, args: Sequence[Any]) -> bool:
-    """Return whether a call runs its default config without measuring.
-
-    Reasons are those of ``is_decided``, that tuning is switched off, that a graph may be recorded, and too little memory.
-    """
+def is_left_alone(args: Sequence[Any]) -> bool:
+    """Return whether a call measures nothing: tuning is off, a graph may be recorded, or there is too little memory."""
     return (
-        is_decided(of)
-        or knobs.DISALLOW_AUTOTUNING.read()
+        knobs.DISALLOW_AUTOTUNING.read()
         or stub.active()
         or torch.is_inference_mode_enabled()
         or _is_captured()
