@@ -313,7 +313,7 @@ def rms_norm(r: Rank) -> None:
 
 
 #: Rows from which products and their messages overlap as wholes, and up to which single tiles are sent.
-_WHOLE, _TILES = 512, 4096
+_WHOLE, _TILES = 4096, 4096
 _ROWS = (64, 512, 4096, 16384)
 
 

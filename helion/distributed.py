@@ -204,9 +204,9 @@ def empty(
     if made is not None:
         return _relative(made, rank(group))
     count, me = world_size(group), rank(group)
+    where = symmetric.own_device() if device is None else torch.device(device)
     if count == 1:
-        return symmetric.as_peers([torch.empty(sizes, dtype=dtype, device=device)])
-    where = torch.device("cuda", torch.cuda.current_device()) if device is None else torch.device(device)
+        return symmetric.as_peers([torch.empty(sizes, dtype=dtype, device=where)])
     if where.type != "cuda":
         raise exc.InvalidAPIUsage(
             f"A symmetric tensor of {count} processes needs GPUs, got device {where}; simulate ranks on the CPU with "

@@ -35,13 +35,15 @@ def dispatch(x: torch.Tensor, wanted: torch.Tensor, inbox: tuple[torch.Tensor, .
     n, tokens = len(inbox), x.size(0)
     for tile in hl.tile(tokens, block_size=ROWS):
         token = x[tile, :]
-        for peer in hl.static_range(n):
+        for peer in hl.static_range(1, n):
             sent = wanted[tile, peer] != 0
-            hl.store(inbox[peer], [(n - peer) % n, tile, slice(None)], token, extra_mask=sent[:, None])
+            hl.store(inbox[peer], [n - peer, tile, slice(None)], token, extra_mask=sent[:, None])
             hl.signal(ch, [tile.id], to=peer)
+        own = wanted[tile, 0] != 0
+        hl.store(inbox[0], [0, tile, slice(None)], token, extra_mask=own[:, None])
     hl.barrier()
     for tile in hl.tile(tokens, block_size=ROWS):
-        for peer in hl.static_range(n):
+        for peer in hl.static_range(1, n):
             hl.wait(ch, [tile.id], sender=peer)
 
 
@@ -54,15 +56,16 @@ def combine(wanted: torch.Tensor, results: tuple[torch.Tensor, ...], ch: hl.Chan
     n, (tokens, columns) = len(results), results[0].size()[1:]
     out = torch.empty([tokens, columns], dtype=results[0].dtype, device=results[0].device)
     for _ in hl.tile(1, block_size=1):
-        for peer in hl.static_range(n):
+        for peer in hl.static_range(1, n):
             hl.signal(ch, [0], to=peer)
     hl.barrier()
     for tile in hl.tile(tokens, block_size=ROWS):
-        acc = hl.zeros([tile, columns], dtype=torch.float32)
-        for peer in hl.static_range(n):
+        own = wanted[tile, 0] != 0
+        acc = hl.load(results[0], [0, tile, slice(None)], extra_mask=own[:, None]).to(torch.float32)
+        for peer in hl.static_range(1, n):
             hl.wait(ch, [0], sender=peer, keep=True)
             sent = wanted[tile, peer] != 0
-            row = hl.load(results[peer], [(n - peer) % n, tile, slice(None)], extra_mask=sent[:, None])
+            row = hl.load(results[peer], [n - peer, tile, slice(None)], extra_mask=sent[:, None])
             acc = acc + row.to(torch.float32)
         out[tile, :] = acc.to(out.dtype)
     ch.seen.add_(1)

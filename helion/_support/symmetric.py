@@ -92,6 +92,7 @@ def _contiguous(sizes: tuple[int, ...]) -> tuple[int, ...]:
 def _by_ipc(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device, group: Any) -> list[torch.Tensor]:
     """Return memory of all ranks that processes of one host map into each other by CUDA IPC."""
     mine = torch.empty(sizes, dtype=dtype, device=device)
+    torch.cuda.synchronize(device)
     handles: list[Any] = [None] * group.size()
     torch.distributed.all_gather_object(handles, mine.untyped_storage()._share_cuda_(), group=group)
     found = []
@@ -99,10 +100,9 @@ def _by_ipc(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device, gr
         if other == group.rank():
             found.append(mine)
             continue
-        storage = torch.UntypedStorage._new_shared_cuda(*handle)
-        peer = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, sizes, _contiguous(sizes))
-        torch.empty(1, dtype=dtype, device=device).copy_(peer.reshape(-1)[:1])  # enables access to the peer
-        found.append(peer)
+        # opened on this rank's GPU, which gets access to the other one; no event to wait for: it is idle
+        storage = torch.UntypedStorage._new_shared_cuda(mine.device.index, *handle[1:-1], False)
+        found.append(torch.empty(0, dtype=dtype, device=device).set_(storage, 0, sizes, _contiguous(sizes)))
     _MAPPED.append((mine, found))
     return found
 
@@ -124,7 +124,7 @@ class Hidden:
         self.me = (
             0 if size == 1 and here is None else here[1].rank if here is not None else torch.distributed.get_rank()
         )
-        self.words = found or [torch.empty(sizes, dtype=torch.int32, device=_alone())]
+        self.words = found or [torch.empty(sizes, dtype=torch.int32, device=own_device())]
         self.words[self.me].zero_()
         self.seen = torch.zeros((rows, HIDDEN_WORDS), dtype=torch.int32, device=self.words[self.me].device)
         if here is not None:
@@ -138,7 +138,8 @@ class Hidden:
 _HIDDEN: dict[str, Hidden] = {}
 
 
-def _alone() -> torch.device:
+def own_device() -> torch.device:
+    """Return the device of this process's memory: its current GPU, or the CPU without one."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 

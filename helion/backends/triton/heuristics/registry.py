@@ -53,6 +53,7 @@ FAMILIES: dict[str, tuple[Heuristic, ...]] = {
         TritonProductsHeuristic(),
     ),
     "scan": (TritonLongScanHeuristic(), TritonStateRecurrenceHeuristic()),
+    "exchange": (TritonExchangeHeuristic(),),
     "reduction": (
         TritonSplitReductionHeuristic(),
         TritonOuterReductionHeuristic(),
@@ -63,7 +64,6 @@ FAMILIES: dict[str, tuple[Heuristic, ...]] = {
         TritonReductionHeuristic(),
         TritonUserTiledReductionHeuristic(),
     ),
-    "exchange": (TritonExchangeHeuristic(),),
     "pointwise": (TritonPointwiseHeuristic(),),
     "recurrence": (TritonRecurrenceHeuristic(),),
     "scatter": (TritonScatterHeuristic(),),

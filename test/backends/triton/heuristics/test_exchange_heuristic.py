@@ -45,6 +45,18 @@ def rows(x: torch.Tensor, ch: hl.Channel) -> torch.Tensor:
     return out
 
 
+@helion.kernel(static_shapes=True, ignore_warnings=[helion.exc.UnacknowledgedReuse])
+def normalized(x: torch.Tensor, inbox: tuple[torch.Tensor, ...], ch: hl.Channel) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        inbox[1][tile, :] = x[tile, :]
+        hl.signal(ch, [tile.id], to=1)
+        hl.wait(ch, [tile.id], sender=1)
+        total = inbox[0][tile, :].to(torch.float32) + x[tile, :]
+        out[tile, :] = (total * torch.rsqrt(torch.mean(total * total, -1, keepdim=True))).to(x.dtype)
+    return out
+
+
 def _channel(words: int) -> hl.Channel:
     return hd.channel([words], device="meta", ranks=2)
 
@@ -57,9 +69,9 @@ def _sum_of(count: int, dtype: torch.dtype, ranks: int, name: str) -> helion.Bou
 @pytest.mark.parametrize(
     ("count", "dtype", "size", "warps"),
     [
-        (2**12, torch.bfloat16, 512, 2),
-        (2**12 - 5, torch.float32, 256, 2),
-        (2**18, torch.bfloat16, 2048, 8),
+        (2**12, torch.bfloat16, 2048, 8),
+        (2**12 - 5, torch.float32, 1024, 8),
+        (2**18, torch.bfloat16, 4096, 8),
         (2**18 + 3, torch.float32, 2048, 8),
         (2**25, torch.bfloat16, 4096, 8),
     ],
@@ -82,7 +94,21 @@ def test_what_has_no_messages_or_reduces_is_declined() -> None:
     bound = doubled.bind((torch.empty(1000, device="meta"), _channel(64)), target="h100")
     assert dict(bound.declined)[RULE] == "no messages between GPUs" and bound.facts.messages == 0
     bound = rows.bind((torch.empty(1000, 300, device="meta"), _channel(1000)), target="h100")
-    assert "a reduction of known extent" in dict(bound.declined)[RULE] and bound.facts.messages == 2
+    assert dict(bound.declined)[RULE] == "no store of a whole tile" and bound.facts.messages == 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "size", "warps"), [(80, 16, 8), (500, 4, 8), (8192, 1, 16), (30000, 1, 16), (40000, None, 0)]
+)
+def test_whole_rows_are_sent(columns: int, size: int | None, warps: int) -> None:
+    x = torch.empty(300, columns, dtype=torch.bfloat16, device="meta")
+    inbox = hd.empty([300, columns], torch.bfloat16, device="meta", ranks=2)
+    bound = normalized.bind((x, inbox, _channel(300)), target="h100")
+    if size is None:
+        assert dict(bound.declined)[RULE] == "rows of more than 4096 vectors of 16 bytes"
+    else:
+        seed = bound.seeds[0]
+        assert (seed.heuristic, seed.config.block_sizes, seed.config.num_warps) == (RULE, [size], warps)
 
 
 def test_targets_of_hopper_have_the_measured_link() -> None:
