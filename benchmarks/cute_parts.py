@@ -58,6 +58,27 @@ def lengths(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, out: torch.
     return out
 
 
+def weighted(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    offsets: torch.Tensor,
+    out: torch.Tensor,
+    bias: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor,
+) -> torch.Tensor:
+    """The same, with a bias of each group, a weight of each row and a residual."""
+    k, (groups, n, _) = x.size(1), w.size()
+    for g, tile_n in hl.tile([groups, n], block_size=[1, None]):
+        for tile_m in hl.tile(offsets[g.id], offsets[g.id + 1]):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = hl.dot(x[tile_m, tile_k], w[g.id, tile_n, tile_k].T, acc=acc)
+            value = (acc + bias[g.id, tile_n][None, :]) * weight[tile_m][:, None]
+            out[tile_m, tile_n] = (value + residual[tile_m, tile_n]).to(out.dtype)
+    return out
+
+
 def heads(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """``x[B, H, T, K]`` by ``w[G, K, N]``, of which several heads share one."""
     b, h, t, k = x.size()
@@ -82,10 +103,13 @@ def projected(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tens
     return out
 
 
-def three(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Products by three matrices ``[N, K]``, as ``out[3, M, N]``."""
+def three(
+    x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Products by three matrices ``[N, K]``."""
     (m, depth), n = x.size(), q.size(0)
-    first, second, third = out[0], out[1], out[2]
+    first = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    second, third = torch.empty_like(first), torch.empty_like(first)
     for tile_m, tile_n in hl.tile([m, n]):
         a = hl.zeros([tile_m, tile_n], dtype=torch.float32)
         b = hl.zeros([tile_m, tile_n], dtype=torch.float32)
@@ -95,10 +119,10 @@ def three(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ou
             a = hl.dot(rows, q[tile_n, tile_k].T, acc=a)
             b = hl.dot(rows, k[tile_n, tile_k].T, acc=b)
             c = hl.dot(rows, v[tile_n, tile_k].T, acc=c)
-        first[tile_m, tile_n] = a.to(out.dtype)
-        second[tile_m, tile_n] = b.to(out.dtype)
-        third[tile_m, tile_n] = c.to(out.dtype)
-    return out
+        first[tile_m, tile_n] = a.to(x.dtype)
+        second[tile_m, tile_n] = b.to(x.dtype)
+        third[tile_m, tile_n] = c.to(x.dtype)
+    return first, second, third
 
 
 Arguments = tuple[torch.Tensor, ...]
@@ -107,18 +131,19 @@ Calls = dict[str, Callable[[], Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A kernel, whose last argument is its output. ``config`` has keys to set on Hopper."""
+    """A kernel with its arguments. ``config`` has keys to set on Hopper."""
 
-    kernel: Callable[..., torch.Tensor]
+    kernel: Callable[..., Any]
     arguments: Callable[[], Arguments]
     exact: Callable[..., torch.Tensor]
     """The output in fp64, NaN where it stays as it was."""
     library: Callable[..., Calls]
     config: tuple[tuple[str, Any], ...] = ()
+    static: bool = True
 
     def bound(self, arguments: Arguments, backend: str) -> helion.BoundKernel:
         target = None if arguments[0].is_cuda else "sm_90"
-        bound = helion.kernel(self.kernel, backend=backend).bind(arguments, target=target)
+        bound = helion.kernel(self.kernel, backend=backend, static_shapes=self.static).bind(arguments, target=target)
         if self.config and backend == "cute":
             bound.set_config({**bound.default_config().to_dict(), **dict(self.config)})
         return bound
@@ -150,13 +175,27 @@ def grouped(
             wanted[rows] = x[rows].double() @ w[at].double().t()
         return wanted
 
-    def library(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> Calls:
+    def weighted_exact(*given: torch.Tensor) -> torch.Tensor:
+        plain, (bias, weight, residual) = exact(*given[:4]), (each.double() for each in given[4:])
+        for at, rows in groups:
+            plain[rows] = (plain[rows] + bias[at]) * weight[rows, None] + residual[rows]
+        return plain
+
+    def library(*given: torch.Tensor) -> Calls:
+        x, w, offsets, out = given[:4]
         calls: Calls = {"cublas": lambda: [torch.mm(x[rows], w[at].t(), out=out[rows]) for at, rows in groups]}
         if not first:
             calls["grouped_mm"] = lambda: torch._grouped_mm(x[: bounds[-1]], w.transpose(1, 2), offs=offsets[1:])
         return calls
 
+    def weighted_arguments() -> Arguments:
+        rows = bounds[-1] + 3
+        more = made(len(sizes), n, seed=5), made(rows, seed=6, dtype=torch.float32), made(rows, n, seed=7)
+        return *arguments(), *more
+
     known: dict[str, Any] = {"kernel": experts, "arguments": arguments, "exact": exact, "library": library}
+    if changes.get("kernel") is weighted:
+        known |= {"arguments": weighted_arguments, "exact": weighted_exact}
     return Case(**{**known, **changes})
 
 
@@ -184,14 +223,14 @@ def side_by_side(m: int, n: int, k: int) -> Case:
 
     def arguments() -> Arguments:
         weights = (made(n, k, seed=seed, scale=k**-0.5) for seed in range(1, 4))
-        return made(m, k), *weights, torch.empty(3, m, n, dtype=BF16)
+        return made(m, k), *weights
 
     def exact(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        return torch.stack([x.double() @ each.double().t() for each in rest[:3]])
+        return torch.stack([x.double() @ each.double().t() for each in rest])
 
     def library(x: torch.Tensor, *rest: torch.Tensor) -> Calls:
-        weights = torch.cat(rest[:3])
-        return {"cublas": lambda: [torch.mm(x, each.t()) for each in rest[:3]], "one": lambda: torch.mm(x, weights.t())}
+        weights = torch.cat(rest)
+        return {"cublas": lambda: [torch.mm(x, each.t()) for each in rest], "one": lambda: torch.mm(x, weights.t())}
 
     return Case(kernel=three, arguments=arguments, exact=exact, library=library)
 
@@ -206,6 +245,9 @@ CASES = {
     "cooperative": grouped(*SKEWED, first=3, config=(("wgmma_pingpong", False),)),
     "one_cta": grouped(*SKEWED, first=3, config=(("wgmma_cluster_m", 1), ("wgmma_cluster_n", 1))),
     "shared_a": grouped(*SKEWED, first=3, config=(("wgmma_cluster_m", 1), ("wgmma_cluster_n", 2))),
+    "weighted": grouped(*FEW, n=264, k=200, first=5, kernel=weighted),
+    "weighted_skewed": grouped(*SKEWED, first=3, kernel=weighted),
+    "dynamic": grouped(*FEW, n=264, k=200, first=5, static=False),
     "heads": batched(heads, 3, 4, 203, 200, 264, 4),
     "shared_heads": batched(heads, 3, 8, 203, 200, 264, 2),
     "projected": batched(projected, 3, 5, 203, 200, 64, 5),
@@ -221,12 +263,17 @@ CASES = {
 }
 
 
+def stacked(result: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Return a copy of a result, or of all of a kernel's results."""
+    return result.clone() if isinstance(result, torch.Tensor) else torch.stack(result)
+
+
 def checked(case: Case, repeats: int) -> dict[str, Any]:
     """Return the largest error of a row, rows that changed and should not, and the repeats that differ."""
     arguments = case.arguments()
     bound = case.bound(arguments, "cute")
-    result = bound(*arguments).clone()
-    differing = sum(not torch.equal(bound(*arguments), result) for _ in range(repeats))
+    result = stacked(bound(*arguments))
+    differing = sum(not torch.equal(stacked(bound(*arguments)), result) for _ in range(repeats))
     rows, exact = (each.reshape(-1, result.size(-1)) for each in (result, case.exact(*arguments)))
     outside = exact[:, 0].isnan()
     changed = int((rows[outside] != UNTOUCHED).any(1).sum())

@@ -310,8 +310,11 @@ class Config(Mapping[str, Any]):
         """
         full, defaults = spec.normalize(self), spec.normalize(Config())
         named = {key for key, value in full.items() if _freeze(value) != _freeze(defaults[key])}
-        # some defaults follow other keys
-        again = spec.normalize(Config(**{key: full[key] for key in full if key in named}))
+        # some defaults follow other keys, and some do not fit them
+        try:
+            again = spec.normalize(Config(**{key: full[key] for key in full if key in named}))
+        except exc.InvalidConfig:
+            return Config(**full)
         named |= {key for key, value in full.items() if _freeze(value) != _freeze(again[key])}
         return Config(**{key: value for key, value in full.items() if key in named})
 

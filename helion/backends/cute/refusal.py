@@ -54,7 +54,7 @@ def unproven(program: Program, target: Target) -> str:
     strided = [each.name for each in problem.epilogue.of_kind("strided")]
     strided += [] if proven else [each.name for each in problem.outputs_of("strided")]
     part = ""
-    if problem.groups is not None:
+    if problem.groups is not None and not _are_plain_groups(problem, target):
         part = f"over groups of rows by {problem.groups.name}"
     elif _has_several_products(problem):
         part = "of several products that are stored separately, or of more than two,"
@@ -65,6 +65,11 @@ def unproven(program: Program, target: Target) -> str:
     elif strided:
         part = f"whose matrix {strided[0]} has strides that TMA cannot take"
     return str(as_written(program, Refusal(part)))
+
+
+def _are_plain_groups(problem: GemmProblem, target: Target) -> bool:
+    """Return whether products of groups of rows have run: on Hopper, of known sizes, without other tensors."""
+    return unit_of(target) == "wgmma" and not problem.runtime and not problem.epilogue.operands
 
 
 def _has_several_products(problem: GemmProblem) -> bool:

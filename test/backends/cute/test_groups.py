@@ -224,10 +224,25 @@ def test_seeds_count_the_tiles_of_groups(target: str, spelling: str) -> None:
     assert "tile scheduler: rows of 8 groups from offsets" in str(plan)
 
 
-def test_groups_run_on_request() -> None:
-    kernel = bound(grouped_kernels.by_bounds, "sm_90")
-    reason = MATMUL.on_request(kernel._analysis.program, kernel.facts, kernel.env.target)
-    assert reason == "matmuls over groups of rows by offsets run on request, with backend='cute'"
+def on_request(kernel: helion.BoundKernel) -> str:
+    return MATMUL.on_request(kernel._analysis.program, kernel.facts, kernel.env.target)
+
+
+def test_groups_that_have_not_run_on_a_gpu_run_on_request() -> None:
+    asked = "matmuls over groups of rows by offsets run on request, with backend='cute'"
+    assert not on_request(bound(grouped_kernels.by_bounds, "sm_90"))
+    assert on_request(bound(grouped_kernels.by_bounds, "sm_100")) == asked
+    meta = {"dtype": BF16, "device": "meta"}
+    x, w, row = torch.empty(300, K, **meta), torch.empty(3, N, K, **meta), torch.empty(300, device="meta")
+    given = x, w, w, torch.empty(3, N, **meta), row[:3], row, torch.empty(300, N, **meta), torch.arange(4)
+    assert on_request(grouped_kernels.fused.bind(given, target="sm_90")) == asked
+
+
+def test_auto_takes_groups_that_it_predicts_to_be_faster() -> None:
+    args = torch.empty(4096, 1024), torch.empty(8, 1024, 2048), torch.empty(9).long()
+    given = tuple(each.to("meta", BF16 if each.is_floating_point() else each.dtype) for each in args)
+    kernel = helion.kernel(grouped_kernels.by_bounds.fn, backend="auto")
+    assert kernel.bind(given, target="h200").backend_on_gpu == "cute"
 
 
 @helion.kernel(backend="cute")

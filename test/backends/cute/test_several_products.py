@@ -135,3 +135,11 @@ def five(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 def test_five_products_are_refused() -> None:
     with pytest.raises(exc.CuteUnsupported, match="one accumulator, or up to 4"):
         five.bind((tensor(M, K), tensor(K, N)), target="sm_90")
+
+
+def test_calls_with_cpu_tensors_need_no_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Larger tiles for the interpreter fit shared memory, and their config has a short form."""
+    monkeypatch.delenv("HELION_CPU_CONFIG")
+    x, *weights, bias = arguments(gated)
+    out, _ = helion.kernel(gated.fn, backend="cute")(x, *weights, bias)
+    check(out, gated(x, *weights, bias)[0].double())
