@@ -125,6 +125,15 @@ def three(
     return first, second, third
 
 
+def held(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """``x[M, K]`` by ``w[N, K]``, with all of K at once."""
+    (m, k), n = x.size(), w.size(0)
+    k, out = hl.specialize(k), torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        out[tile_m, tile_n] = hl.dot(x[tile_m, :], w[tile_n, :].T).to(x.dtype)
+    return out
+
+
 Arguments = tuple[torch.Tensor, ...]
 Calls = dict[str, Callable[[], Any]]
 
@@ -218,21 +227,22 @@ def batched(kernel: Callable[..., torch.Tensor], b: int, h: int, t: int, k: int,
     return Case(kernel=kernel, arguments=arguments, exact=exact, library=library)
 
 
-def side_by_side(m: int, n: int, k: int) -> Case:
-    """Return the case of three matrices that multiply the same rows."""
+def side_by_side(kernel: Callable[..., Any], matrices: int, m: int, n: int, k: int) -> Case:
+    """Return the case of several matrices that multiply the same rows."""
 
     def arguments() -> Arguments:
-        weights = (made(n, k, seed=seed, scale=k**-0.5) for seed in range(1, 4))
+        weights = (made(n, k, seed=seed, scale=k**-0.5) for seed in range(1, 1 + matrices))
         return made(m, k), *weights
 
     def exact(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        return torch.stack([x.double() @ each.double().t() for each in rest])
+        products = torch.stack([x.double() @ each.double().t() for each in rest])
+        return products.squeeze(0)
 
     def library(x: torch.Tensor, *rest: torch.Tensor) -> Calls:
         weights = torch.cat(rest)
         return {"cublas": lambda: [torch.mm(x, each.t()) for each in rest], "one": lambda: torch.mm(x, weights.t())}
 
-    return Case(kernel=three, arguments=arguments, exact=exact, library=library)
+    return Case(kernel=kernel, arguments=arguments, exact=exact, library=library)
 
 
 EVEN, SKEWED, FEW = (512,) * 8, (0, 1, 3000, 0, 64, 129, 1, 901), (70, 0, 1, 229)
@@ -251,14 +261,16 @@ CASES = {
     "heads": batched(heads, 3, 4, 203, 200, 264, 4),
     "shared_heads": batched(heads, 3, 8, 203, 200, 264, 2),
     "projected": batched(projected, 3, 5, 203, 200, 64, 5),
-    "three": side_by_side(203, 264, 200),
+    "three": side_by_side(three, 3, 203, 264, 200),
+    "held": side_by_side(held, 1, 203, 264, 200),
     "even_8": grouped(*EVEN),
     "skewed_8": grouped(*SKEWED),
     "even_64": grouped(*(128,) * 64, n=1536),
     "few_rows_128": grouped(*(7,) * 128, n=1536),
     "giant_128": grouped(*GIANT, n=1536),
     "heads_large": batched(heads, 8, 16, 1024, 128, 1024, 4),
-    "three_large": side_by_side(8192, 2048, 2048),
+    "three_large": side_by_side(three, 3, 8192, 2048, 2048),
+    "held_large": side_by_side(held, 1, 8192, 2048, 512),
     "projected_large": batched(projected, 8, 32, 1024, 4096, 128, 32),
 }
 

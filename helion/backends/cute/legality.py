@@ -27,7 +27,8 @@ CLUSTER_HELD = {"pingpong": False, "k_splits": 1, "grid_splits": 1}
 class Asked(Protocol):
     """A GEMM before any decision; ``blocks`` are those of M, N and K.
 
-    With ``whole_rows`` the config has no tile of columns: the CTAs of a cluster share the columns.
+    With ``whole_rows`` the config has no tile of columns: the CTAs of a cluster share the columns. With a ``depth``, the K
+    of a tile, it has no tile of K.
     """
 
     @property
@@ -36,6 +37,8 @@ class Asked(Protocol):
     def blocks(self) -> tuple[int, int, int]: ...
     @property
     def whole_rows(self) -> bool: ...
+    @property
+    def depth(self) -> int | None: ...
 
 
 def key(name: str, target: Target) -> str:
@@ -53,7 +56,7 @@ def choice_of(decisions: Decisions, asked: Asked, target: Target) -> Choice:
     rows_in = value("rows_in", "cluster")
     group = MEMORY_GROUP if rows_in == "memory" else 1
     return Choice(
-        tile=(m, width_of(decisions, asked, target), k),
+        tile=(m, width_of(decisions, asked, target), asked.depth or k),
         cluster=(value("cluster_m"), value("cluster_n")),
         rows_in=rows_in,
         ctas_per_mma=ctas_per_mma(m, target),

@@ -82,6 +82,8 @@ def own_keys(shape: ProgramShape, program: Program, target: Target, settings: Se
     sizes = dict(zip(product.blocks, tile_bounds(product.problem, target), strict=True))
     step, initial = column_step(product.problem), dict[int, int]()
     sizes |= dict.fromkeys(product.batch_blocks, (1, 1))
+    if product.depth is not None:
+        del sizes[product.blocks[2]]
     if product.whole_rows:
         del sizes[product.blocks[1]]
         sizes |= dict.fromkeys(product.undecided, (LEAST_COLUMNS, LEAST_COLUMNS))

@@ -179,6 +179,8 @@ def _proposal(
     blocks = {block: size for block, size in sides if block not in shape.fixed}
     if shape.whole_rows:
         blocks.pop(shape.blocks[1], None)
+    if shape.depth is not None:
+        blocks.pop(shape.blocks[2], None)
     return CuteProposal(
         reason=reason(option, group, target) + _other_place(option, fastest) + _other_columns(option, even),
         block_sizes={**blocks, **dict.fromkeys(shape.batch_blocks, 1)},

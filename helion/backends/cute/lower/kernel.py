@@ -21,6 +21,7 @@ from ..plan.runtime import multiple_of, shown
 from .batch import Batched, Level, without_batch
 from .chain import EXAMPLE_MULTIPLE
 from .groups import without_groups
+from .held import with_loop
 from .names import as_written, name_of
 from .numbers import dividing, equal, example, known
 from .product import Product, product_of
@@ -43,7 +44,10 @@ def known_product(program: Program) -> Product:
 def _product(program: Program) -> Product:
     grouped = without_groups(program)
     batched = without_batch(grouped.program)
-    product = product_of(batched.program, batched.strides)
+    looped = with_loop(batched.program)
+    product = product_of(looped.program, batched.strides)
+    if looped.held:
+        product = dataclasses.replace(product, depth=product.problem.line)
     if grouped.offsets is not None:
         return _of_groups(product, batched, grouped.block, grouped.offsets)
     return _side_by_side(product, batched)

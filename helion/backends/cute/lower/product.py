@@ -69,6 +69,8 @@ class Product:
     """Tile sizes that the program sets."""
     offsets: int | None = None
     """Id of the tensor with the first rows of groups."""
+    depth: int | None = None
+    """K of a tile, if the program has all of K at once."""
 
     @property
     def arguments(self) -> tuple[int | Expr, ...]:

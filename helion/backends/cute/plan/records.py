@@ -141,6 +141,11 @@ class GemmProblem:
         return 1 if self.batch is None else math.prod(level.size for level in self.batch.levels)
 
     @property
+    def line(self) -> int:
+        """Elements of K in a line of swizzled shared memory, the least that a tile has."""
+        return SWIZZLE_BYTES // itemsize(self.operand_dtype)
+
+    @property
     def repeats(self) -> int:
         """Matmuls that have M rows each: those of a batch, unless groups share the rows."""
         return self.batches if self.groups is None else 1

@@ -43,6 +43,8 @@ class ProductShape:
     batch_blocks: tuple[int, ...] = ()
     fixed: Mapping[int, int] = field(default_factory=dict)
     """Tile sizes that the program sets, by block."""
+    depth: int | None = None
+    """K of a tile, if the program has all of K at once."""
 
     def allows(self, tile: tuple[int, int, int]) -> bool:
         """Return whether a tile has the extents that the program sets."""
@@ -78,7 +80,7 @@ def bytes_moved(problem: GemmProblem) -> int:
 @dataclass(frozen=True, kw_only=True)
 class _Sides:
     """Properties that the matmuls of a kernel share. ``nested``: K is processed in blocks, each by an inner loop.
-    ``grouped``: loops go over the rows of groups, whose number data decide."""
+    ``grouped``: loops go over the rows of groups, whose number data decide. ``held``: dots have all of K at once."""
 
     fact: MatmulFact
     others: Sequence[MatmulFact]
@@ -89,6 +91,7 @@ class _Sides:
     whole: int | None
     nested: bool
     grouped: bool = False
+    held: bool = False
 
 
 def shape_of(facts: KernelFacts) -> ProductShape | str:
@@ -109,12 +112,14 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
         return "there are more dimensions than M, N, K and those of a batch"
     number = facts.regions[sides.fact.region].root
     dimensions = next(len(region.axes) for region in facts.regions if region.root == number and region.parent is None)
+    problem = _with_batch(facts, sides, axes, _problem(facts, sides, axes, stores), batch)
     return ProductShape(
-        problem=_with_batch(facts, sides, axes, _problem(facts, sides, axes, stores), batch),
+        problem=problem,
         blocks=blocks,
         root=number if dimensions > 1 and sides.whole is None else None,
         whole_rows=sides.whole is not None,
         batch_blocks=tuple(axis.block_id for axis in batch if axis.kind == "tile"),
+        depth=problem.line if sides.held else None,
         fixed={block: size for block in blocks if block != sides.whole and (size := _size(facts, block)) is not None},
     )
 
@@ -141,6 +146,8 @@ def _sides(facts: KernelFacts) -> _Sides | str:
     k = _depth(fact, facts) if nested else _extent(facts, fact.k_axis)
     whole = _whole_axis(fact, facts)
     rows, inner = _tile(facts, fact.m_axis), _tile(facts, fact.k_axis)
+    held = fact.k_axis is not None and facts.axes[fact.k_axis].kind == "full"
+    inner = facts.axes[fact.k_axis].block_id if held and fact.k_axis is not None else inner
     columns = _tile(facts, fact.n_axis) if whole is None else whole
     if rows is None or columns is None or inner is None:
         return "M, N and K of the matmul are not three tiles, nor is N a whole dimension"
@@ -157,6 +164,7 @@ def _sides(facts: KernelFacts) -> _Sides | str:
         whole=whole,
         nested=nested,
         grouped=all_rows is not None,
+        held=held,
     )
 
 
@@ -452,7 +460,9 @@ def _depth(fact: MatmulFact, facts: KernelFacts) -> int | None:
 
 
 def _factors(fact: MatmulFact, facts: KernelFacts) -> list[MemoryOpFact]:
-    """Return the loads other than operands in the loops over K."""
+    """Return the loads other than operands in the loops over K, if there are such loops."""
+    if fact.k_axis is not None and facts.axes[fact.k_axis].kind == "full":
+        return []
     regions = {region.region for region in _loops(fact, facts)}
     multiplied = {slot for each in facts.matmuls for slot in (each.lhs_slot, each.rhs_slot)}
     return [op for op in facts.memory_ops if op.kind == "load" and op.region in regions and op.slot not in multiplied]
