@@ -143,6 +143,22 @@ def test_schedulers_are_seeds_by_the_lengths_of_tiles(name: str) -> None:
     assert schedulers == (["dynamic", "static"] if dynamic else ["static", "dynamic"])
 
 
+def test_few_tiles_of_different_lengths_come_longest_first() -> None:
+    """All heads are in one band then, with four heads that share keys; whole tiles, and many, keep the L2 cache's bands."""
+
+    def band(batch: int, causal: bool) -> int:
+        sizes = [(batch, 4096, heads, 128) for heads in (32, 8, 8, 32)]
+        tensors = (torch.empty(size, dtype=torch.bfloat16, device="meta") for size in sizes)
+        numbers = (torch.empty(batch, 32, 4096, device="meta") for _ in range(2))
+        bound = helion.kernel(backend="cute")(kernels.gradients_of_shared_keys).bind(
+            (*tensors, *numbers, causal), target="h100"
+        )
+        return bound.plan().backward.heads_per_band
+
+    assert band(2, causal=True) == 16
+    assert band(2, causal=False) == band(32, causal=True) == 2
+
+
 @pytest.mark.parametrize("name", ["queries, causal", "shared keys"])
 def test_random_configs_have_a_plan(name: str) -> None:
     bound = bound_of(case_of(name))

@@ -155,6 +155,8 @@ ATOMIC_COLUMNS = 64
 """Columns of that gradient that a consumer group computes."""
 EXCHANGE_STAGES = 2
 """Blocks of left operands in shared memory: one is written while the one before is multiplied."""
+FEW_TILES = 16
+"""Tiles of an SM up to which their order matters more than the L2 cache: tiles of a head visit the same blocks in turn."""
 VECTOR_MULTIPLE = 32
 """Multiple of elements at which stages of a staged source begin: TMA needs 128 bytes."""
 STREAMED = ("first", "second")
@@ -258,7 +260,7 @@ def plan_backward(problem: BackwardProblem, choice: BackwardChoice, target: Targ
             keys=choice.keys,
             stages=number,
             scheduler=choice.scheduler,
-            heads_per_band=_heads_per_band(problem, target),
+            heads_per_band=_heads_per_band(problem, WGMMA_ROWS * choice.groups, target),
             shared_limit_bytes=target.smem_per_block_bytes,
             registers_per_sm=target.registers_per_sm,
             registers_per_thread=target.max_registers_per_thread,
@@ -371,8 +373,15 @@ def _check_atomic(problem: BackwardProblem, atomic: AtomicSum) -> None:
     check_matrix(atomic.matrix)
 
 
-def _heads_per_band(problem: BackwardProblem, target: Target) -> int:
-    """Return the heads whose streamed matrices stay in the L2 cache together."""
+def _heads_per_band(problem: BackwardProblem, rows: int, target: Target) -> int:
+    """Return the heads whose streamed matrices stay in the L2 cache together.
+
+    All heads are in one band where SMs have few tiles of different lengths. Else the longest tiles of the last band would
+    begin when other SMs have none left.
+    """
+    tiles = -(-problem.queries // rows) * problem.batches
+    if not problem.band.is_whole and tiles <= FEW_TILES * target.num_sms:
+        return max(1, problem.batches)
     columns = sum(matrix.columns for matrix in problem.streamed)
     per_head = problem.repeats * problem.keys * columns * itemsize(problem.streamed[0].dtype)
     return max(1, min(problem.batches, target.l2_bytes // (2 * max(1, per_head))))
