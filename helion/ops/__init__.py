@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from .kernels.sampling import sample as sample
     from .kernels.softmax import softmax as softmax
     from .kernels.varlen import varlen_attention as varlen_attention
+    from .patching import Patches as Patches
+    from .patching import patch as patch
 
 _FILES: dict[str, Any] = {
     "attention": lazy("helion.ops.kernels.attention"),
@@ -68,6 +70,9 @@ _FILES: dict[str, Any] = {
     "softmax": lazy("helion.ops.kernels.softmax"),
     "varlen": lazy("helion.ops.kernels.varlen"),
 }
+_PATCHING: Any = lazy("helion.ops.patching")
+#: Names that are no operators.
+_OTHERS: dict[str, Any] = {"Patches": _PATCHING, "patch": _PATCHING}
 _OPS: dict[str, Any] = {
     "add_layer_norm": _FILES["layer_norm"],
     "add_rms_norm": _FILES["rms_norm"],
@@ -109,14 +114,15 @@ _OPS: dict[str, Any] = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _OPS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(_OPS)}")
-    value = globals()[name] = getattr(_OPS[name], name)
+    known = _OPS | _OTHERS
+    if name not in known:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(known)}")
+    value = globals()[name] = getattr(known[name], name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted((*_OPS, "register_all"))
+    return sorted((*_OPS, *_OTHERS, "register_all"))
 
 
 def register_all() -> None:

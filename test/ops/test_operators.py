@@ -108,7 +108,7 @@ def test_names_for_type_checkers_are_those_at_run_time() -> None:
     declared = {
         alias.name: node.module
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module.startswith("kernels.")
+        if isinstance(node, ast.ImportFrom) and node.module.startswith(("kernels.", "patching"))
         for alias in node.names
     }
     assert {name: f"{getattr(ops, name).__module__}" for name in set(dir(ops)) - {"register_all"}} == {

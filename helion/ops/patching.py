@@ -1,0 +1,322 @@
+"""Replacement of modules of a model by operators: norms, gated feed-forward layers, losses, and attention.
+
+A module is a candidate by its class or by the names of its attributes. It is replaced if its operator gives the same
+results for random numbers; so a norm that scales by `1 + weight` is told from one that scales by `weight`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import types
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+
+from .. import exc
+from ._operators import FLOATS
+from .kernels.attention import attention
+from .kernels.cross_entropy import cross_entropy
+from .kernels.gated import geglu, swiglu
+from .kernels.layer_norm import layer_norm
+from .kernels.rms_norm import rms_norm
+
+KINDS = ("norms", "gated", "losses", "attention")
+#: Differences that replace a module, relative to its largest result: some roundings of its dtype.
+TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 1e-5}
+#: Name of the attention of this package in the registry of transformers.
+ATTENTION = "helion"
+
+Forward = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Patches:
+    """The modules of a model that were replaced, and those that were not.
+
+    Attributes:
+        replaced: names of modules, and the operator that each calls now. The name of the model itself is empty.
+        kept: names of candidates that stay as they are, and the reason.
+    """
+
+    replaced: dict[str, str]
+    kept: dict[str, str]
+    _undo: list[Callable[[], None]] = dataclasses.field(default_factory=list, repr=False)
+
+    def undo(self) -> None:
+        """Put back what was replaced."""
+        while self._undo:
+            self._undo.pop()()
+
+
+def patch(model: torch.nn.Module, *, kinds: Collection[str] = KINDS) -> Patches:
+    """Let norms, gated layers, losses and attention of a model call operators. Parameters stay as they are.
+
+    These are recognized:
+
+    - `norms`: `torch.nn.RMSNorm`, `torch.nn.LayerNorm`, and classes with `RMSNorm` in their names that have a `weight`;
+    - `gated`: modules of `gate_proj`, `up_proj`, `act_fn` and `down_proj`;
+    - `losses`: `torch.nn.CrossEntropyLoss`, and the causal loss of models of transformers;
+    - `attention`: that of models of transformers, where no mask is needed but a causal one.
+
+    Norms and gated layers are compared with their operators on the model's device, which compiles kernels there.
+
+    Args:
+        model: the model, on the device where it runs.
+        kinds: those to replace, of `"norms"`, `"gated"`, `"losses"` and `"attention"`.
+
+    Returns:
+        The names of modules that were replaced and that were not. Its `undo` puts everything back.
+
+    Raises:
+        exc.WrongOpArgument: `kinds` has another name.
+    """
+    for kind in kinds:
+        if kind not in KINDS:
+            raise exc.WrongOpArgument(op="patch", argument="kinds", expected=f"of {', '.join(KINDS)}", got=repr(kind))
+    patches = Patches(replaced={}, kept={})
+    for name, module in model.named_modules():
+        found = _of_module(module, kinds)
+        if not found:
+            continue
+        if reason := _unsuitable(module):
+            patches.kept[name] = reason
+            continue
+        fitting = [(op, forward) for op, forward in found if forward is _cross_entropy or _agrees(module, forward)]
+        if not fitting:
+            patches.kept[name] = f"results differ from {' and '.join(dict.fromkeys(op for op, _ in found))}"
+            continue
+        op, forward = fitting[0]
+        module.forward = types.MethodType(forward, module)
+        patches.replaced[name] = op
+        patches._undo.append(lambda module=module: delattr(module, "forward"))  # type: ignore[misc]
+    if "losses" in kinds:
+        _patch_causal_loss(model, patches)
+    if "attention" in kinds:
+        _patch_attention(model, patches)
+    return patches
+
+
+# --- modules ---------------------------------------------------------------------------------------------------------------
+
+
+def _of_module(module: torch.nn.Module, kinds: Collection[str]) -> list[tuple[str, Forward]]:
+    """Return the operators that may compute a module, with functions in place of its `forward`."""
+    kind, children = type(module), {name for name, _ in module.named_children()}
+    if "norms" in kinds and not children and isinstance(getattr(module, "weight", None), torch.Tensor):
+        if isinstance(module, torch.nn.LayerNorm):
+            return [("layer_norm", _layer_norm)]
+        if "RMSNorm" in kind.__name__:
+            return [("rms_norm", _rms_norm), ("rms_norm", _rms_norm_from_one)]
+    if "gated" in kinds and {"gate_proj", "up_proj", "down_proj"} <= children <= {*_GATED}:
+        if not isinstance(module.gate_proj, torch.nn.Linear):
+            return []
+        return [("swiglu", _swiglu), ("geglu", _geglu), ("geglu", _geglu_tanh)]
+    if "losses" in kinds and kind is torch.nn.CrossEntropyLoss and getattr(module, "weight", None) is None:
+        return [("cross_entropy", _cross_entropy)]
+    return []
+
+
+_GATED = ("gate_proj", "up_proj", "act_fn", "down_proj")
+
+
+def _unsuitable(module: torch.nn.Module) -> str | None:
+    """Return the reason for which a module is not compared at all."""
+    if "forward" in vars(module):
+        return "its forward is replaced already"
+    wrong = {p.dtype for p in module.parameters()} - {*FLOATS}
+    if wrong:
+        return f"it has parameters of {', '.join(sorted(map(str, wrong)))}; operators compute in fp32"
+    if any(p.is_meta for p in module.parameters()):
+        return "its parameters have no values; move the model to its device first"
+    weight = getattr(module, "weight", None)
+    if weight is not None and weight.dim() != 1:
+        return f"its weight has {weight.dim()} dimensions"
+    needed = [p for p in inspect.signature(module.forward).parameters.values() if p.default is inspect.Parameter.empty]
+    if len(needed) != (2 if isinstance(module, torch.nn.CrossEntropyLoss) else 1):
+        return f"its forward takes {len(needed)} arguments"
+    return None
+
+
+def _agrees(module: torch.nn.Module, forward: Forward) -> bool:
+    """Return whether a function gives the results of a module, as in training, for rows of different magnitudes."""
+    weight = next(module.parameters())
+    projection = getattr(module, "gate_proj", None)
+    columns = weight.size(0) if projection is None else projection.in_features
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, columns, generator=generator) * torch.tensor([[1e-3], [0.1], [1.0], [1.0], [10.0]])
+    x = x.to(weight)
+    modes = [(each, each.training) for each in module.modules()]
+    module.train()
+    with torch.no_grad():
+        expected, found = module.forward(x), forward(module, x)
+    for each, training in modes:
+        each.training = training
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return False
+    # row by row, so that the smallest, where eps matters, counts too
+    error = (found.float() - expected.float()).abs().amax(-1)
+    return bool((error <= TOLERANCE[weight.dtype] * expected.float().abs().amax(-1)).all())
+
+
+def _eps(module: Any, x: torch.Tensor) -> float:
+    eps = getattr(module, "variance_epsilon", None)
+    eps = getattr(module, "eps", None) if eps is None else eps
+    return torch.finfo(x.dtype).eps if eps is None else float(eps)
+
+
+def _rms_norm(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return rms_norm(x, self.weight, _eps(self, x))
+
+
+def _rms_norm_from_one(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return rms_norm(x, 1.0 + self.weight.float(), _eps(self, x))
+
+
+def _layer_norm(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return layer_norm(x, self.weight, self.bias, self.eps)
+
+
+def _swiglu(self: Any, x: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+    return found
+
+
+def _geglu(self: Any, x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    found: torch.Tensor = self.down_proj(geglu(self.gate_proj(x), self.up_proj(x), approximate=approximate))
+    return found
+
+
+def _geglu_tanh(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return _geglu(self, x, approximate="tanh")
+
+
+def _cross_entropy(self: Any, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Compute the loss of rows of logits; other forms are torch's."""
+    if input.dim() != 2 or target.is_floating_point() or input.dtype not in FLOATS:
+        found: torch.Tensor = type(self).forward(self, input, target)
+        return found
+    options = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing, "reduction": self.reduction}
+    return cross_entropy(input, target, **options).to(input.dtype)
+
+
+# --- models of transformers ------------------------------------------------------------------------------------------------
+
+
+def _causal_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor | None,
+    vocab_size: int,
+    num_items_in_batch: torch.Tensor | int | None = None,
+    ignore_index: int = -100,
+    shift_labels: torch.Tensor | None = None,
+    **others: Any,
+) -> torch.Tensor:
+    """Compute the mean loss of the next tokens, or the sum divided by a number of tokens."""
+    if shift_labels is None:
+        assert labels is not None
+        shift_labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    targets = shift_labels.reshape(-1).to(logits.device)
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    loss = cross_entropy(logits.reshape(-1, vocab_size), targets, ignore_index=ignore_index, reduction=reduction)
+    if num_items_in_batch is None:
+        return loss
+    if isinstance(num_items_in_batch, torch.Tensor):
+        num_items_in_batch = num_items_in_batch.to(loss.device)
+    return loss / num_items_in_batch
+
+
+def _patch_causal_loss(model: Any, patches: Patches) -> None:
+    former = getattr(model, "loss_function", None)
+    if getattr(former, "__name__", "") != "ForCausalLMLoss":
+        return
+    model.loss_function = _causal_loss
+    patches.replaced["loss_function"] = "cross_entropy"
+    patches._undo.append(lambda: setattr(model, "loss_function", former))
+
+
+def _attend(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Compute the attention of a layer of transformers; with a mask or dropout in torch."""
+    plain = attention_mask is None and dropout == 0 and query.dtype in FLOATS
+    if others.get("position_bias") is not None or (not plain and softcap is None and s_aux is None):
+        options = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, **others}
+        sdpa = sys.modules["transformers.integrations.sdpa_attention"].sdpa_attention_forward
+        found: tuple[torch.Tensor, None] = sdpa(module, query, key, value, attention_mask, **options)
+        return found
+    queries = query.size(2)
+    causal = queries > 1 and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if causal:  # keys beyond the queries are free places of a cache
+        key, value = key[:, :, :queries], value[:, :, :queries]
+    scale = query.size(3) ** -0.5 if scaling is None else scaling
+    if plain:
+        out = attention(query, key, value, causal=causal, softcap=softcap, scale=scale, sinks=s_aux)
+    else:
+        out = _attend_with_mask(query, key, value, attention_mask, causal, dropout, scale, softcap, s_aux)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _attend_with_mask(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    dropout: float,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Compute attention in plain torch: with a mask or dropout, and a limit of the scores or sinks."""
+    shared = query.size(1) // key.size(1)
+    key, value = (t.repeat_interleave(shared, 1) for t in (key, value))
+    scores = (query @ key.mT).float() * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    lowest = torch.finfo(scores.dtype).min
+    if causal and mask is None:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None:
+        mask = mask[..., : key.size(2)]
+        scores = scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)), -1)
+    weights = torch.nn.functional.dropout(scores.softmax(-1)[..., : key.size(2)], dropout)
+    return weights.to(value.dtype) @ value
+
+
+def _attention_layers(model: torch.nn.Module) -> Iterator[str]:
+    for name, module in model.named_modules():
+        if hasattr(module, "is_causal") and hasattr(module, "scaling"):
+            yield name
+
+
+def _patch_attention(model: Any, patches: Patches) -> None:
+    library = sys.modules.get("transformers")
+    if library is None or not hasattr(model, "set_attn_implementation"):
+        return
+    former, layers = model.config._attn_implementation, [*_attention_layers(model)]
+    if former == ATTENTION or not layers:
+        return
+    library.AttentionInterface.register(ATTENTION, _attend)
+    library.AttentionMaskInterface.register(ATTENTION, sys.modules["transformers.masking_utils"].sdpa_mask)
+    model.set_attn_implementation(ATTENTION)
+    into, what = (patches.replaced, "attention")
+    if model.config._attn_implementation != ATTENTION:
+        into, what = patches.kept, "the model does not take another attention"
+    else:
+        patches._undo.append(lambda: model.set_attn_implementation(former))
+    into |= dict.fromkeys(layers, what)
