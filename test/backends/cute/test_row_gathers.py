@@ -124,12 +124,31 @@ def compared_alone(x, labels, loss, ignored: int):
         loss[tile] = torch.where(labels[tile] != ignored, total, 0.0)
 
 
+def negative_of_any_size(x, labels, loss, ignored: int):
+    flat = x.view(-1)
+    for tile in hl.tile(x.size(0)):
+        label = labels[tile]
+        picked = hl.load(flat, [tile.index * x.size(1) + torch.clamp(label, min=0)]).to(torch.float32)
+        total = torch.logsumexp(x[tile, :].to(torch.float32), -1)
+        loss[tile] = torch.where(label != ignored, total - picked, 0.0)
+
+
+def from_a_number(x, labels, loss, least: int):
+    flat = x.view(-1)
+    for tile in hl.tile(x.size(0)):
+        label = labels[tile]
+        picked = hl.load(flat, [tile.index * x.size(1) + torch.where(label >= least, label, 0)]).to(torch.float32)
+        loss[tile] = torch.logsumexp(x[tile, :].to(torch.float32), -1) - picked
+
+
 @pytest.mark.parametrize(
     ("fn", "more", "reason"),
     [
         (other_bound, (tensor(8, dtype=torch.int64), tensor(8)), "a gather from .* needs an integer per row"),
         (outside, (tensor(8),), "a gather from .* needs an integer per row"),
         (compared_alone, (tensor(8), 5), "comparisons of two integers"),
+        (negative_of_any_size, (tensor(8), 5), "comparisons of two integers"),
+        (from_a_number, (tensor(8), 5), "a gather from .* needs an integer per row"),
     ],
 )
 def test_columns_that_are_refused(fn: Any, more: Any, reason: str) -> None:

@@ -88,8 +88,8 @@ class RowChain(Chain):
         self.tiles = None
         #: Gathers by the name of their operand.
         self.gathers: dict[str, Gather] = {}
-        #: Labels of integers that are compared with numbers of the launch.
-        self.compared: set[str] = set()
+        #: Labels of integers that are compared with numbers of the launch, and labels of these.
+        self.compared: set[tuple[str, str]] = set()
 
     def _load(self, op: Op) -> Reference:
         index = op.attributes(MemoryAttrs).indices[0] if len(op.attributes(MemoryAttrs).indices) == 1 else None
@@ -142,7 +142,7 @@ class RowChain(Chain):
         other = self.read(compared.operands[1])
         if not is_integer(compared.operands[1]) or not _is_in(otherwise, self.frame.columns):
             return None
-        if isinstance(other, str) and self.loads[other][0].kind == "number":
+        if isinstance(other, str) and self.loads[other][0].kind == "number" and comparison == "ne":
             return replace(column, comparison=comparison, other=self.loads[other][0].label, otherwise=otherwise)
         if not isinstance(other, Constant):
             return None
@@ -157,13 +157,24 @@ class RowChain(Chain):
         return replace(column, comparison="ge", other=constant(least), otherwise=least)
 
     def _check_integers(self, op: Op, name: str, arguments: Sequence[Reference]) -> None:
-        """Allow a comparison of an index with a number of the launch, which fp32 rounds to none of a row's columns unless
-        it is one. That it is an index is checked when all gathers are known."""
-        kinds = [self.loads[x][0].kind if isinstance(x, str) else "" for x in arguments]
+        """Allow a comparison of a loaded integer with a number of the launch, which ``check_compared`` checks later."""
+        operands = [self.loads[x][0] for x in arguments if isinstance(x, str)]
+        kinds = [operand.kind for operand in operands]
         if name in COMPARISONS and kinds == ["column", "number"] and all(map(is_integer, op.operands)):
-            self.compared.add(self.loads[str(arguments[0])][0].label)
+            self.compared.add((operands[0].label, operands[1].label))
             return
         super()._check_integers(op, name, arguments)
+
+    def check_compared(self) -> None:
+        """Check that integers are columns if they are compared with a number of the launch, or are that number itself.
+
+        fp32 rounds the number to none of a row's columns unless it is one. Raises ``Refusal``.
+        """
+        columns = {gather.index: gather for gather in self.gathers.values()}
+        for index, number in self.compared:
+            gather = columns.get(index)
+            if gather is None or (gather.comparison and gather.other != number):
+                raise Refusal("comparisons of two integers, which fp32 may not hold, are not implemented")
 
     def _pitch_of_row(self, value: Operand) -> int | None:
         """Return the factor of the index of a row; None for other values."""
@@ -298,10 +309,7 @@ def _kernel(frame: Frame, chain: RowChain) -> RowKernel:
         gathers=tuple(chain.gathers.values()),
     )
     _check(problem)
-    if chain.compared - {gather.index for gather in problem.gathers}:
-        raise Refusal(
-            "comparisons of two integers, which fp32 may not hold, are not implemented except of gathers' indices"
-        )
+    chain.check_compared()
     return RowKernel(
         problem=problem,
         outputs=outputs,

@@ -1,0 +1,34 @@
+"""Row kernels as users write them, of which the cute backend takes all but those that are named here."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from helion._testing import EXAMPLES_DIR
+
+sys.path[:0] = [str(EXAMPLES_DIR.parent)]
+
+from benchmarks.row_census import answers  # noqa: E402
+
+REFUSED = {
+    "rms_norm_gradients": "an extent is known only at run time",
+    "layer_norm_gradients": "atomic in a row kernel",
+    "quantized_groups": "rows of 8192 and of 64 columns",
+    "quantized_group_tiles": "some of the grid's dimensions",
+    "quantized_group_loops": "the index of a tile of columns picks one of 64 parts",
+    "asymmetric_bytes": "output low is of uint8",
+    "rms_norm_of_batches": "dimension b is no plain tile loop",
+    "softmax_of_one_row": "dimension at is no plain tile loop",
+    "dequantized_norm": "x is of float8_e4m3fn",
+}
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
+def test_row_kernels_that_are_taken(target: str) -> None:
+    found = dict(answers([], target))
+    for name, answer in found.items():
+        assert REFUSED[name] in answer if name in REFUSED else answer.startswith("yes"), (name, answer)
+    assert len(found) - len(REFUSED) >= 30
