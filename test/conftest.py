@@ -66,7 +66,7 @@ SAMPLED = frozenset(
         "test_far_loops.py", "test_fence_order.py", "test_float_reads.py", "test_kinks.py", "test_legal_configs.py",
         "test_lost_results.py", "test_order.py", "test_other_sizes.py", "test_overlaps.py", "test_padded_reshapes.py",
         "test_public_names.py", "test_renewed_operands.py", "test_rewrite_pairs.py", "test_shared_block_sizes.py",
-        "gradients/test_seeds.py", "test_additions.py", "cute/test_module.py", "ops/test_values.py", "test_lanes.py", "test_rolled_rows.py", "test_spread.py",
+        "gradients/test_seeds.py", "test_additions.py", "cute/test_module.py", "test_granules.py", "ops/test_values.py", "test_lanes.py", "test_rolled_rows.py", "test_spread.py",
         "test_split_k.py", "test_unseen_families.py", "test_varied_seeds.py", "test_config_independence.py",
         "test_subtile.py", "test_counts.py", "test_outer_reduction.py",
         "test_registry.py::test_without_a_heuristic_the_others_propose_what_they_did",
