@@ -54,7 +54,10 @@ def test_operands_of_any_pitch_and_major_mode(dtype: torch.dtype, target: str) -
 
 def test_tma_loads_what_it_can() -> None:
     x, y = numbers(72, 96), numbers(96, 100, seed=1)
-    assert [each.operand for each in matmul.bind((x, y), target=HOPPER).plan().gemm.problem.copied] == ["b"]
+    bound = matmul.bind((x, y), target=HOPPER)
+    assert [each.operand for each in bound.plan().gemm.problem.copied] == ["b"]
+    assert "producer of B: warps, by" in str(bound.plan()) and "producer of A" not in str(bound.plan())
+    assert "; warps copy B" in bound.seeds[0].reason
     x, y = numbers(72, 96), numbers(96, 104, seed=1)
     assert not matmul.bind((x, y), target=HOPPER).plan().gemm.problem.copied
 

@@ -222,6 +222,7 @@ def test_seeds_count_the_tiles_of_groups(target: str, spelling: str) -> None:
     assert plan.gemm.work[0] == 4096 // rows + 8
     assert shape.flops == 2 * 4096 * 1024 * 512
     assert "tile scheduler: rows of 8 groups from offsets" in str(plan)
+    assert "a scheduler on the device gives each of 8 groups of rows those that it fills" in kernel.seeds[0].reason
 
 
 def on_request(kernel: helion.BoundKernel) -> str:

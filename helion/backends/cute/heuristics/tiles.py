@@ -205,8 +205,22 @@ def reason(option: Option, group: int, target: Target) -> str:
     return (
         f"{time.tiles} tiles of {tile} in {time.waves} rounds on {target.num_sms} SMs, {k_tiles} K tiles of"
         f" {time.k_tile_us:.2f} us and an epilogue of {time.epilogue_us:.1f} us each: {time.total_us:.0f} us;"
-        f" {plan.ab_stages} stages fit{shared}; groups of {group} for the L2 cache"
+        f" {plan.ab_stages} stages fit{shared}; {_scheduler(plan, group)}{_producers(plan)}"
     )
+
+
+def _scheduler(plan: GemmPlan, group: int) -> str:
+    """Describe the order of tiles, or who decides them."""
+    groups = plan.problem.groups
+    if groups is None:
+        return f"groups of {group} for the L2 cache"
+    return f"at most that many tiles: a scheduler on the device gives each of {groups.size} groups of rows those that it fills"
+
+
+def _producers(plan: GemmPlan) -> str:
+    """Describe the operands that TMA does not load."""
+    names = [copied.operand.upper() for copied in plan.problem.copied if copied.operand in ("a", "b")]
+    return f"; warps copy {' and '.join(names)}" if names else ""
 
 
 def _reason_of_rows(option: Option, shared: str, target: Target) -> str:

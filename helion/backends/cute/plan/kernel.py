@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..roles.grammar import KernelProgram
 from ..roles.programs import kernel_program
+from .copied import Copied
 from .counts import counts
 from .finish import ctas_of, threads_of
 from .launch import LaunchPlan
@@ -66,6 +67,7 @@ def _product_lines(plan: CutePlan) -> list[str]:
     if problem.scales is not None:
         factors = [f"{each.name} ({_shared_by(each)}, {each.dtype})" for each in problem.scales.factors]
         lines.append(f"  factors of blocks of {problem.scales.k} along K: {', '.join(factors)}")
+    lines += [f"  producer of {_copied(each)}" for each in problem.copied]
     if problem.groups is not None:
         groups = varying.get("batches", problem.groups.size)
         lines.append(
@@ -90,6 +92,17 @@ def _product_lines(plan: CutePlan) -> list[str]:
         once = ", exchanged at once" if gemm.joins else ""
         lines.append(f"  rows held by {gemm.cluster[1]} CTAs, reduced in turn: {'; '.join(reduced)}{once}")
     return lines
+
+
+_OPERANDS = {"a": "A", "b": "B"}
+
+
+def _copied(copied: Copied) -> str:
+    """Describe the copy of an operand by warps."""
+    sources = ", ".join(f"{each.name} ({each.dtype})" for each in copied.sources)
+    how = f"cp.async of {copied.granule} bytes" if copied.granule else "loads to registers"
+    computed = "".join(f", {each.op}" for each in copied.instructions)
+    return f"{_OPERANDS.get(copied.operand, copied.operand)}: warps, by {how} of {sources}{computed}"
 
 
 def _shared_by(scale: Scale) -> str:
