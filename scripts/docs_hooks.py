@@ -1,4 +1,4 @@
-"""Pages that the documentation's build adds to ``docs/``: the reference, and CONTRIBUTING.md."""
+"""Pages that the documentation's build adds to ``docs/``: the reference, the examples, and CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-import reference  # noqa: E402  (a module beside this one)
+import gallery  # noqa: E402  (a module of this folder)
+import reference  # noqa: E402
 
 
 def contributing() -> str:
@@ -21,6 +22,6 @@ def contributing() -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    for path, text in {**reference.pages(), "contributing.md": contributing()}.items():
+    for path, text in {**reference.pages(), "examples.md": gallery.page(), "contributing.md": contributing()}.items():
         files.append(File.generated(config, path, content=text))
     return files

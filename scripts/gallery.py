@@ -1,0 +1,92 @@
+"""The page of the examples: what each file computes, from its docstring, and its speed where it was measured."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
+RESULTS = ROOT / "benchmarks" / "results"
+
+#: Titles of the folders of examples, in the order of the page.
+FOLDERS = {
+    "": "Kernels",
+    "attention_variants": "Forms of attention",
+    "cute": "Kernels of the cute backend",
+    "distributed": "Several GPUs",
+}
+#: Files without a kernel of their own.
+HELPERS = ("attention_variants/comparison.py", "cute/common.py", "demo.py")
+
+
+def summary(source: str) -> str:
+    """Return the first paragraph of a module's docstring as one line."""
+    doc = ast.get_docstring(ast.parse(source)) or ""
+    return " ".join(doc.split("\n\n")[0].split())
+
+
+def kernels(source: str) -> list[str]:
+    """Return the names of the functions that ``helion.kernel`` decorates."""
+    return [
+        node.name
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef)
+        and any("helion.kernel" in ast.unparse(decorator) for decorator in node.decorator_list)
+    ]
+
+
+def speeds(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return for each kernel the times of torch.compile divided by its own, untuned, of all measured shapes."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        times = row["times"]
+        if "seed" in times and "compile" in times:
+            found[row["kernel"]].append(times["compile"]["median"] / times["seed"]["median"])
+    return dict(found)
+
+
+def measured(results: Path, device: str) -> dict[str, list[float]]:
+    """Return the speeds of the kernels of all suites that were measured on a device."""
+    rows: list[Mapping[str, Any]] = []
+    for path in sorted(results.glob(f"{device}-*.json")):
+        content = json.loads(path.read_text())
+        rows += content["rows"] if isinstance(content, dict) and "rows" in content else []
+    return speeds(rows)
+
+
+def lines(folder: Path, known: Mapping[str, list[float]]) -> list[str]:
+    """Return the rows of a table: file, what it computes, and its speed."""
+    found = []
+    for path in sorted(folder.glob("*.py")):
+        name = path.relative_to(EXAMPLES).as_posix() if path.is_relative_to(EXAMPLES) else path.name
+        if name in HELPERS or name.startswith("_"):
+            continue
+        source = path.read_text()
+        ratios = [ratio for kernel in kernels(source) for ratio in known.get(kernel, ())]
+        speed = f"{statistics.geometric_mean(ratios):.2f} ({len(ratios)})" if ratios else ""
+        text = re.sub(r"\|", r"\\|", summary(source))
+        found.append(f"| `{name}` | {text} | {speed} |")
+    return found
+
+
+def page() -> str:
+    """Return the page in Markdown."""
+    known = measured(RESULTS, "nvidia-h200")
+    parts = [
+        "# Examples",
+        "Each file of `examples/` is a program: `python examples/softmax.py` compares its kernels with PyTorch, on a GPU or "
+        "without one, and prints times on a GPU. [Operators for models](guide/ops.md) are more kernels, of a page each.",
+        "The last column is the speed on an H200 where torch.compile is 1, without tuning: the geometric mean, and the "
+        "number of shapes. [Measurements](performance.md) has them all.",
+    ]
+    for folder, title in FOLDERS.items():
+        rows = lines(EXAMPLES / folder, known)
+        parts.append(f"## {title}\n\n" + "\n".join(["| file | computes | speed |", "| :-- | :-- | --: |", *rows]))
+    return "\n\n".join(parts) + "\n"

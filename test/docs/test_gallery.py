@@ -1,0 +1,50 @@
+"""The page of the examples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from helion._testing import EXAMPLES_DIR, import_path
+
+gallery = import_path(Path(__file__).resolve().parents[2] / "scripts" / "gallery.py")
+
+SOURCE = '''"""Computes `a | b`,
+in one line.
+
+More of it.
+"""
+
+@helion.kernel()
+def first(x): ...
+
+@helion.kernel
+def second(x): ...
+
+def reference(x): ...
+'''
+
+
+def test_all_examples_are_on_the_page() -> None:
+    files = {path.relative_to(EXAMPLES_DIR).as_posix() for path in EXAMPLES_DIR.rglob("*.py")} - {*gallery.HELPERS}
+    page = gallery.page()
+    assert files
+    assert [name for name in sorted(files) if f"| `{name}` | " not in page] == []
+    assert {path.parent.name for path in EXAMPLES_DIR.glob("*/*.py")} == {*gallery.FOLDERS} - {""}
+
+
+def test_a_row_has_the_first_paragraph_and_the_mean_speed(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(SOURCE)
+    rows = [
+        {"kernel": "first", "times": {"seed": {"median": 2.0}, "compile": {"median": 4.0}}},
+        {"kernel": "second", "times": {"seed": {"median": 1.0}, "compile": {"median": 8.0}}},
+        {"kernel": "second", "times": {"seed": {"median": 1.0}}},
+        {"kernel": "reference", "times": {"seed": {"median": 1.0}, "compile": {"median": 8.0}}},
+    ]
+    (tmp_path / "gpu-a.json").write_text(json.dumps({"rows": rows[:2]}))
+    (tmp_path / "gpu-b.json").write_text(json.dumps({"rows": rows[2:]}))
+    known = gallery.measured(tmp_path, "gpu")
+    assert known == {"first": [pytest.approx(2)], "second": [pytest.approx(8)], "reference": [pytest.approx(8)]}
+    assert gallery.lines(tmp_path, known) == [r"| `one.py` | Computes `a \| b`, in one line. | 4.00 (2) |"]
