@@ -120,11 +120,14 @@ def sections(by_device: Mapping[str, Sequence[Row]]) -> list[str]:
         found = cells(rows)
         link = _link(found)
         held = [ratio <= most for cell in found for _, ratio, most in goals(cell, link)]
-        lines += [f"## Several GPUs, two of {device}", ""]
+        start = next((row for row in rows if row["case"] == "start"), {"device": device, "torch": "-", "triton": "-"})
+        lines += [f"## Several GPUs: two {start['device']}", ""]
+        lines += [f"`benchmarks/distributed.py` with torch {start['torch']} and Triton {start['triton']}."]
         lines += [f"{len(checks)} checks, {len(wrong)} wrong. Of {len(held)} goals {sum(held)} are met."]
         lines += [f"Wrong: {'; '.join(wrong)}."] if wrong else []
         lines += [f"The copy engine sends {link:.0f} GB/s in each direction." if link else "The link was not measured."]
-        lines += ["Microseconds of a call, the larger of both ranks, without NVLink multicast.", ""]
+        lines += ["Microseconds of a call, the larger of both ranks, without NVLink multicast."]
+        lines += ["Goals are held against the fastest kernel under its default config; -: not measured.", ""]
         header = ("case", "size", "default", "variant", "best config", "nccl", "torch", "ratio of the default's time")
         body = [_line(cell, link) for cell in found if cell.case != "link"]
         lines += [

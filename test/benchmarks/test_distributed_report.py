@@ -16,6 +16,7 @@ def timed(case: str, what: str, times: dict[str, float], **more: Any) -> list[di
 
 
 ROWS = [
+    {"case": "start", "device": "Test 100", "torch": "2.11", "triton": "3.6"},
     *timed("link", "64 MB to the peer", {"copy engine": 2**26 / 400e3}),
     *timed("all_reduce", "512 KB", {"one shot": 6.0, "two shots": 7.0, "nccl": 10.0, "torch one_shot_all_reduce": 9.0}),
     *timed("all_reduce", "512 KB", {"one shot": 7.0, "nccl": 10.0}, graph=True),
@@ -69,7 +70,7 @@ def test_what_is_wrong_or_fails_is_named(wrong: bool, tmp_path: Path) -> None:
     text = "\n".join(json.dumps(row) for row in [*ROWS, *more])
     (tmp_path / f"two-gpus{report.SUFFIX}.jsonl").write_text(text)
     page = "\n".join(report.sections(report.read(tmp_path)))
-    assert "## Several GPUs, two of two-gpus" in page and "400 GB/s" in page
+    assert "## Several GPUs: two Test 100" in page and "400 GB/s" in page
     assert "| rms_norm | 32 rows | 5.0 | default | 4.0 | 10.0 | - | 0.50 of nccl |" in page
     assert "| all_reduce | 8192 KB | 51.0 | one shot | 40.0 | 50.0 | - | 1.02 of nccl (missed) |" in page
     assert ("Wrong: ipc: all-reduce." in page, "- experts, 4096 x 4096, x: RuntimeError: no" in page) == (wrong, wrong)
