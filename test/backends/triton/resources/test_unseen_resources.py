@@ -19,6 +19,7 @@ from helion.backends.triton.resources.layouts import moved_at_once
 from helion.backends.triton.resources.matrix import unit_for
 from helion.backends.triton.resources.predict import predict
 from helion.hardware import target
+from helion.ops.kernels.cross_entropy import cross_entropy_kernel
 
 
 @functools.cache
@@ -290,3 +291,22 @@ def test_more_warps_are_no_help_where_each_repeats_the_operands_of_its_neighbour
     bound = cell.kernel.bind(cell.args, target="sm_80")
     # 1560 bytes are spilled, with 16 warps 20216
     assert (bound.seeds[0].config["num_warps"], bound.seeds[0].config["num_stages"]) == (8, 2)
+
+
+def test_rows_that_begin_anywhere_take_registers_of_single_loads_on_amd() -> None:
+    """By LLVM for gfx942: whole rows of 50257 spill 196 bytes and of 50256 none; 32001 take 102 registers, 32000 58."""
+
+    def whole(columns: int) -> Predicted:
+        args = (
+            torch.empty(8192, columns, dtype=torch.bfloat16, device="meta"),
+            torch.empty(8192, dtype=torch.int64, device="meta"),
+        )
+        bound = helion.kernel(cross_entropy_kernel.fn).bind((*args, -100, 0.1), target="gfx942")
+        config = bound.config_spec.normalize(
+            helion.Config(block_sizes=[1], reduction_loops=[None], num_warps=16, num_stages=1)
+        )
+        return bound._analysis.predict(config)
+
+    assert whole(50257).spill_risk > 0 == whole(50256).spill_risk
+    assert whole(40001).spill_risk == 0
+    assert whole(32001).registers_per_thread >= whole(32000).registers_per_thread + 25
