@@ -86,6 +86,10 @@ def page() -> str:
         "The last column is the speed on an H200 where torch.compile is 1, without tuning: the geometric mean, and the "
         "number of shapes. [Measurements](performance.md) has them all.",
     ]
+    books = ", ".join(
+        f"`{path.relative_to(EXAMPLES).as_posix()}`" for path in sorted(EXAMPLES.glob("notebooks/*.ipynb"))
+    )
+    parts.append(f"Two notebooks need no GPU: {books}.")
     for folder, title in FOLDERS.items():
         rows = lines(EXAMPLES / folder, known)
         parts.append(f"## {title}\n\n" + "\n".join(["| file | computes | speed |", "| :-- | :-- | --: |", *rows]))
