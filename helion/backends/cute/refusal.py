@@ -11,6 +11,7 @@ from .lower.kernel import check_strides, known_product
 from .lower.kernel import multiples as of_strides
 from .lower.names import as_written
 from .plan.build import plan_gemm, unit_of
+from .plan.epilogue import MAX_PRODUCTS
 from .plan.records import Choice, GemmProblem
 from .plan.refusal import Refusal
 
@@ -45,7 +46,8 @@ def refusal(program: Program, target: Target) -> exc.Base | None:
 def unproven(program: Program, target: Target) -> str:
     """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string.
 
-    Hopper has run copies of A and B through registers, strided outputs, and TF32.
+    Hopper has run copies of A and B through registers, strided outputs, and TF32. It has run groups of rows, batches of
+    several dimensions, and three products with an output each.
     """
     problem = known_product(program).problem
     proven = unit_of(target) == "wgmma"
@@ -54,22 +56,19 @@ def unproven(program: Program, target: Target) -> str:
     strided = [each.name for each in problem.epilogue.of_kind("strided")]
     strided += [] if proven else [each.name for each in problem.outputs_of("strided")]
     part = ""
-    if problem.groups is not None and not _are_plain_groups(problem, target):
+    if problem.groups is not None and not (proven and not problem.epilogue.of_kind("product")):
         part = f"over groups of rows by {problem.groups.name}"
-    elif _has_several_products(problem):
+    elif _has_several_products(problem) and not (
+        proven and len(problem.epilogue.of_kind("product")) < MAX_PRODUCTS - 1
+    ):
         part = "of several products that are stored separately, or of more than two,"
-    elif problem.batch is not None and problem.batch.outer is not None:
+    elif problem.batch is not None and problem.batch.outer is not None and not proven:
         part = "in a batch of several dimensions"
     elif copied:
         part = f"whose operand {copied[0].sources[0].name} is copied by warps"
     elif strided:
         part = f"whose matrix {strided[0]} has strides that TMA cannot take"
     return str(as_written(program, Refusal(part)))
-
-
-def _are_plain_groups(problem: GemmProblem, target: Target) -> bool:
-    """Return whether products of groups of rows have run: on Hopper, of known sizes, without other tensors."""
-    return unit_of(target) == "wgmma" and not problem.runtime and not problem.epilogue.operands
 
 
 def _has_several_products(problem: GemmProblem) -> bool:
