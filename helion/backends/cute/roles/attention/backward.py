@@ -2,7 +2,7 @@
 consumer group multiplies and stores 64 of them.
 
 Where blocks add the gradient of streamed rows to memory, a group multiplies 64 of its columns. It needs the left operands of
-all groups for that. It multiplies them while it computes the next block's weights, in the registers of the second product.
+all groups for that. It multiplies those of a block during the next one, in the registers of the second product.
 """
 
 from __future__ import annotations
@@ -177,8 +177,9 @@ _ADD_FORMER: tuple[Step, ...] = (StoreWait(0), WarpSync(), WriteSum(), FenceShar
 def _atomic_block(plan: BackwardPlan, masked: bool, first: bool = False) -> tuple[Step, ...]:
     """Return the steps of one block, in which the former block's gradient is added to memory.
 
-    The MMAs of weights follow the weights at once. So ptxas leaves these where the former block's MMAs are in flight. No
-    MMAs are in flight at the end, since ptxas would serialize them.
+    It takes the registers of the second product once the differences are computed. Its MMAs and those of the tile's own
+    gradient are in flight while it is added, and while left operands are exchanged. A group waits for others late in a block,
+    so that one may compute while another multiplies. No MMAs are in flight at the end, since ptxas would serialize them.
     """
     problem = plan.problem
     early = _gradients(problem, late=False, first=first)
@@ -187,18 +188,18 @@ def _atomic_block(plan: BackwardPlan, masked: bool, first: bool = False) -> tupl
         WgmmaFence(),
         ProductMma(0, READ["first"]),
         WgmmaCommit(),
-        *(() if first else _WAIT_FOR_FORMER),
-        WgmmaWait(0 if first else 1),
-        Weights(masked, READ["first"], first),
         Wait(READ["second"]),
-        *early,
-        *(() if first else (WgmmaWait(1 if early else 0), *_ADD_FORMER)),
         WgmmaFence(),
         ProductMma(1, READ["second"]),
         WgmmaCommit(),
-        WgmmaWait(0),
+        WgmmaWait(1),
+        Weights(masked, READ["first"], first),
+        *early,
+        WgmmaWait(1 if early else 0),
         Differences(masked, READ["second"], first),
+        *(() if first else _WAIT_FOR_FORMER),
         *_gradients(problem, late=True, first=first),
+        *(() if first else (WgmmaWait(1), *_ADD_FORMER)),
         WriteLeft(),
         FenceShared(),
         WarpSync(),
