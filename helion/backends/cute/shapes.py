@@ -190,12 +190,6 @@ def _verify_backward(plan: CuteBackwardPlan) -> None:
     verify_backward(plan.roles)
 
 
-def _backward_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
-    """Return a reason for gradients that are added to memory."""
-    atomic = any(op.kind == "atomic" for op in program.walk())
-    return f"gradients of attention that are added to memory run on request, {_REQUEST}" if atomic else ""
-
-
 BACKWARD = Shape(
     name="gradients of attention",
     claims=has_backward,
@@ -209,7 +203,6 @@ BACKWARD = Shape(
     pieces=backward_pieces,
     kernel=_backward_kernel,
     verify=_verify_backward,
-    on_request=_backward_on_request,
 )
 """Gradients of attention: two products of a tile with a block, and sums of what is computed from them @ the block."""
 

@@ -17,7 +17,6 @@ from backends.cute.printed_registers import unwritten_registers
 
 import helion
 from helion._compiler.ir.grammar import HostTensor
-from helion.backends.cute.backend import Cute
 from helion.backends.cute.codegen.attention.backward_kernel import backward_kernel
 from helion.backends.cute.plan.attention.backward import BackwardChoice, least_choice, plan_backward
 from helion.backends.cute.plan.attention.plan import CuteBackwardPlan
@@ -124,14 +123,12 @@ def test_binaries_are_neither_spilled_nor_serialized(name: str) -> None:
         assert found.sass_counts["WARPGROUP"] <= planned, "4 or 5 fences of a block, and waits"
 
 
-def test_auto_takes_gradients_but_leaves_additions_to_other_backends() -> None:
+@pytest.mark.parametrize("kernel", [kernels.gradient_of_queries, kernels.all_gradients])
+def test_auto_takes_gradients(kernel: Any) -> None:
     tensors = tuple(torch.empty(4, 32, 4096, 128, dtype=torch.bfloat16, device="meta") for _ in range(4))
     numbers = tuple(torch.empty(4, 32, 4096, device="meta") for _ in range(2))
-    bound = helion.kernel()(kernels.gradient_of_queries).bind((*tensors, *numbers, True), target="h100")
+    bound = helion.kernel()(kernel).bind((*tensors, *numbers, True), target="h100")
     assert bound.backend_on_gpu == "cute"
-    added = bound_of(case_of("all, causal"))
-    reason = Cute().on_request(added.plan().program, added.facts, HOPPER)
-    assert reason == "gradients of attention that are added to memory run on request, with backend='cute'"
 
 
 @pytest.mark.parametrize("name", ["keys", "keys, causal", "shared keys, causal", "all, causal", "queries, causal"])

@@ -1,7 +1,7 @@
 """Gradients of attention as facts describe them, and the predicted time of a launch.
 
-The rates are fitted to timings on an H100 (2026-11-28, test/backends/cute/gradients_on_gpu.py): head dimensions 64 and 128,
-4096 rows. Facts do not show masks, so that causal gradients are predicted as whole ones.
+The rates are fitted to timings on an H100 and an H200 (2026-11-28, test/backends/cute/gradients_on_gpu.py): head dimensions
+64 and 128, 4096 rows. Facts do not show masks, so that causal gradients are predicted as whole ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..plan.attention.build import REGISTERS
 from ..plan.records import SUM_BYTES, WGMMA_ROWS
 from .attention import MEASURED, predicted, rate_per_sm, rows_of
 
-BLOCK_NS = {1: 3.1, 2: 4.4, 3: 9.0}
+BLOCK_NS = {1: 3.1, 2: 4.4, 3: 5.3}
 """Time of a row of a tile, for each block, in which no MMAs run: by the gradients of the kernel."""
 SINGLE = 1.3
 """Factor of one consumer group, whose other work overlaps with its own MMAs alone."""
