@@ -543,7 +543,7 @@ def wrong(table: Any, case: Any) -> str | None:
     rounded = max(table.ROUNDED.get(t.dtype, 0.0) for t in tensors)
     tf32 = TF32_TOLERANCE if case.name.startswith(IN_TF32) else 0.0
     try:
-        check(case.name, case.op, case.reference, args, slack=2, rtol=tf32 or None)
+        check(case.name, case.op, case.reference, args, slack=max(2, case.slack), rtol=tf32 or None)
         if case.differentiated:
             op, reference = table.gradients(case)
             check(case.name, op, reference, args, rtol=max(rounded, tf32), slack=case.slack)

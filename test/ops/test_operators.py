@@ -236,6 +236,16 @@ def test_a_label_that_is_no_class_gives_nan() -> None:
     assert losses.isnan().tolist() == [False, True, True]
 
 
+def test_gradients_of_a_linear_loss_take_all_from_the_same_logits() -> None:
+    """Let the forward pass have multiplied fp32 tensors less precisely: all probabilities of a row are wrong by a factor."""
+    x, weight, labels = torch.randn(5, 8), torch.randn(19, 8), torch.randint(19, [5])
+    normalizers = torch.logsumexp(x @ weight.T, -1)
+    backward = torch.ops.helion_ops.linear_cross_entropy_backward
+    ops.linear_cross_entropy(x, weight, labels)
+    right, found = (backward(torch.ones(5), x, weight, labels, n, -100) for n in (normalizers, normalizers + 0.01))
+    torch.testing.assert_close(found, right)
+
+
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     ops.layer_norm(torch.randn(3, 19), torch.randn(19))
     assert capfd.readouterr() == ("", "")

@@ -69,7 +69,10 @@ def _run_backward(
     for begin in range(0, x.size(0), step):
         part = slice(begin, begin + step)
         logits = x[part] @ weight.T
-        given = cross_entropy_backward_kernel(grad[part], logits, labels[part], normalizers[part], ignore_index, 0.0)
+        total = normalizers[part]
+        if logits.dtype == torch.float32:  # torch may multiply in another precision than the kernel, TF32 or not
+            total = torch.logsumexp(logits, dim=-1)
+        given = cross_entropy_backward_kernel(grad[part], logits, labels[part], total, ignore_index, 0.0)
         torch.mm(given, weight, out=grad_x[part])
         grad_weight += given.T @ x[part]
     return grad_x, grad_weight.to(weight.dtype)
