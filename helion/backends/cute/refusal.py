@@ -46,13 +46,12 @@ def refusal(program: Program, target: Target) -> exc.Base | None:
 def unproven(program: Program, target: Target) -> str:
     """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string.
 
-    Hopper has run copies of A and B through registers, strided outputs, and TF32. It has run groups of rows, batches of
+    Hopper has run copies of A and B, strided outputs, and TF32. It has run groups of rows, batches of
     several dimensions, and three products with an output each.
     """
     problem = known_product(program).problem
     proven = unit_of(target) == "wgmma"
-    alone = problem.batch is None and not problem.epilogue.of_kind("product") and not problem.epilogue.of_kind("exact")
-    copied = [each for each in problem.copied if not (proven and alone) or each.granule]
+    copied = [] if proven and not problem.epilogue.of_kind("product") else [*problem.copied]
     strided = [each.name for each in problem.epilogue.of_kind("strided")]
     strided += [] if proven else [each.name for each in problem.outputs_of("strided")]
     part = ""

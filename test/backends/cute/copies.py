@@ -87,6 +87,7 @@ COPIES: dict[str, tuple[GemmProblem, Choice]] = {
     "even": (problem(even(), k=482), SQUARE),
     "even_8_bytes": (problem(even(484), k=483), Choice(tile=(64, 256, 64), cluster=(1, 2))),
     "even_pingpong": (problem(even(), k=482), dataclasses.replace(SMALL, pingpong=True)),
+    "tf32_pingpong": (problem(even(479, "float32"), copied("b", ("y", "float32", 1, 521)), k=479, operands="float32"), Choice(tile=(128, 128, 32), pingpong=True)),
     "even_splits": (problem(even(), k=482), dataclasses.replace(SMALL, splits=2)),
     "even_residual": (problem(even(), k=482, epilogue=gemms.scaled_residual(520)), NARROW),
     "even_and_odd": (problem(even(), odd()[1], k=482), NARROW),
@@ -134,6 +135,7 @@ COPIES: dict[str, tuple[GemmProblem, Choice]] = {
 ON_WGMMA_ALONE = (
     "even_pingpong",
     "even_splits",
+    "tf32_pingpong",
     "odd_pingpong",
     "odd_splits",
     "strided_fp32_splits",

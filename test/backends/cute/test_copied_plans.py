@@ -86,6 +86,15 @@ def test_a_missing_step_of_cp_async_is_found(name: str, target: str) -> None:
     check_faults(PAST_REGISTERS, kernel_program(copies.plan(name, target)))
 
 
+@pytest.mark.parametrize("name", ["even_pingpong", "tf32_pingpong", "odd_pingpong"])
+def test_consumer_groups_wait_for_operands_in_their_turn(name: str) -> None:
+    """A wait sees the parity of a phase, which a group that is ahead of its turn would mistake for that of its tile."""
+    for role in kernel_program(copies.plan(name, "sm_90")).roles[-2:]:
+        (loop,) = (step for step in role.program if isinstance(step, g.TileLoop))
+        turn = next(at for at, step in enumerate(loop.body) if step == g.BarrierSync(f"turn_{role.team}"))
+        assert loop.body[turn + 1] == g.Wait("ab_read")
+
+
 @pytest.mark.parametrize(("name", "target"), [("int8", "sm_90"), ("odd_splits", "sm_90"), ("int8", "sm_100")])
 def test_a_missing_step_is_found(name: str, target: str) -> None:
     check_faults(FAULTS, kernel_program(copies.plan(name, target)))

@@ -275,7 +275,8 @@ def test_what_is_not_copied_is_refused_by_name() -> None:
         (BF16, 4100, BLACKWELL, "whose operand y is copied by warps"),
         (BF16, 4100, HOPPER, ""),
         (BF16, 4096, HOPPER, ""),
-        (FP32, 4096, HOPPER, "whose operand y is copied by warps"),
+        (FP32, 4096, HOPPER, ""),
+        (FP32, 4096, BLACKWELL, "whose operand y is copied by warps"),
     ],
 )
 def test_auto_leaves_copies_to_others(dtype: torch.dtype, n: int, target: str, part: str) -> None:

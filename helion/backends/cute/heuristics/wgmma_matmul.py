@@ -51,7 +51,7 @@ def choices(shape: ProductShape, target: Target) -> list[Choice]:
         paired = dataclasses.replace(plain, cluster=(2, 1))
         found += [paired] if rows > 1 else []
         found.append(plain)
-        if together > target.num_sms:
+        if together > target.num_sms and not shape.problem.copied:  # these have not run with two consumer groups
             found += [dataclasses.replace(paired, pingpong=True)] if rows > 1 else []
             found.append(dataclasses.replace(plain, pingpong=True))
         for splits, clusters in itertools.product((1, *SPLITS), (1, *GRID_SPLITS)):

@@ -21,6 +21,7 @@ from .grammar import (
     Step,
     SubtileLoop,
     TileLoop,
+    Wait,
     WgmmaWait,
 )
 
@@ -77,7 +78,7 @@ def _in_turn(body: tuple[Step, ...], team: int) -> tuple[Step, ...]:
     products = [i for i, step in enumerate(body) if isinstance(step, Mma) or contains(step, Mma)]
     first, last = products[0], products[-1] + 1
     if isinstance(body[products[0]], Mma):
-        first -= 2  # the wait for operands and the fence before it
+        first = max(i for i in range(first) if isinstance(body[i], Wait))
     assert all(not isinstance(step, WgmmaWait) for step in body[first:last])
     return (
         *body[:first],
