@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import distributed_report, goals, sweep  # noqa: E402
+from benchmarks import distributed_report, first_call_report, goals, sweep  # noqa: E402
 from benchmarks.cells import timed_cells  # noqa: E402
 from benchmarks.goals import Finding, number  # noqa: E402
 from benchmarks.seeds import BOUNDS, RESULTS, SUITES, Row  # noqa: E402
@@ -67,7 +67,7 @@ def read(folder: Path) -> tuple[list[Results], list[Dispatch]]:
         SystemExit: a file is none of ours, or has rows of more than one suite.
     """
     results, dispatches = [], []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(set(folder.glob("*.json")) - set(folder.glob(f"*{first_call_report.SUFFIX}.json"))):
         try:
             found = json.loads(path.read_text())
             if path.stem.endswith("-dispatch"):
@@ -515,6 +515,7 @@ def render(
     folder: str = "performance",
     cute: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     distributed: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    first_calls: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> str:
     """The page; ``folder`` is where its plots are, relative to it."""
     lines = [
@@ -554,6 +555,7 @@ def render(
             lines += limits([row for each in suites.values() for row in each.rows])
     lines += cute_sections(cute or {})
     lines += distributed_report.sections(distributed or {})
+    lines += first_call_report.sections(first_calls or {})
     lines += dispatch_sections(dispatches)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -580,7 +582,8 @@ def main() -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     scores = sweep.scores(sweep.parse(sweep.KEPT.read_text()))
     cute, distributed = read_cute(options.results / "cute"), distributed_report.read(options.results)
-    options.out.write_text(render(results, dispatches, scores, folder.name, cute, distributed))
+    first_calls = first_call_report.read(options.results)
+    options.out.write_text(render(results, dispatches, scores, folder.name, cute, distributed, first_calls))
     if options.out == PAGE:
         README.write_text(with_figures(README.read_text(), cute))
     print(f"{options.out}: {len(results)} suites, {len(dispatches)} of dispatch")

@@ -81,7 +81,7 @@ RANGES: Mapping[str, tuple[float, float, float]] = {
     "walked_ops": (0.3, 0.001, 3),
     "walked_special": (0.3, 0.001, 3),
     "access_ops": (3, 1, 6),
-    "line_atomic_us": (0.0024, 0.0006, 0.01),
+    "line_atomic_us": (0.0054, 0.0006, 0.05),
     "lane_atomic_us": (0.00205, 0.0005, 0.01),
     "program_ops": (50, 10, 200),
     "dependency": (2.7, 2, 5),

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import helion
+from benchmarks import first_call_report
 from benchmarks.cells import swept_cells
-from benchmarks.first_call import caches, chosen, sampled, summary
+from benchmarks.first_call import ROOT, caches, chosen, sampled, summary
 from benchmarks.sweep import OTHER_SAMPLES, parse
 from helion import exc
 
@@ -64,3 +65,30 @@ def test_caches_are_in_the_folder_and_then_as_before(tmp_path: Path) -> None:
         assert os.environ["HELION_CACHE_DIR"] == str(tmp_path / "helion")
         assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
     assert dict(os.environ) == before
+
+
+def test_the_page_has_ratios_of_each_device() -> None:
+    found = {
+        "A": [
+            {
+                "kernel": "row_sum",
+                "case": "8 by 8",
+                "dtype": "float32",
+                "seconds": {"default": 0.5, "first call": 1.5},
+                "microseconds": {"default": 20.0, "first call": 12.5, "best of the sample": 10.0},
+            },
+            {"kernel": "broken", "case": "8", "dtype": "float32", "failure": "OutOfMemoryError"},
+        ]
+    }
+    text = "\n".join(first_call_report.sections(found))
+    assert "### First calls, A" in text and "broken" not in text
+    assert "- default / best of the sample: 2.000 in the geometric mean of 1 cells, at most 2.00." in text
+    assert "- first call / best of the sample: 1.250" in text and "second process" not in text.split("### ")[1]
+    assert "| row_sum | 8 by 8 | float32 | 20.0 | 12.5 | 10.0 |" in text
+    assert list(first_call_report.sections({})) == []
+
+
+def test_the_kept_first_calls_are_of_known_kernels() -> None:
+    known = {cell.kernel for cell in swept_cells()}
+    kept = first_call_report.read(ROOT / "benchmarks" / "results")
+    assert len(kept) >= 2 and all(cell["kernel"] in known for cells in kept.values() for cell in cells)

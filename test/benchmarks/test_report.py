@@ -287,7 +287,8 @@ def test_the_page_is_what_the_results_say() -> None:
         assert section is not None
         page = page.replace(section[0], "")
     distributed = report.distributed_report.read(seeds.RESULTS)
-    assert report.render(results, dispatches, scores, cute=cute, distributed=distributed) == page, remedy
+    calls = report.first_call_report.read(seeds.RESULTS)
+    assert report.render(results, dispatches, scores, "performance", cute, distributed, calls) == page, remedy
     drawn = {path.stem for path in report.PAGE.with_suffix("").glob("*.svg")}
     assert drawn == {each.slug for each in results if report.has_plot(each)}, remedy
 

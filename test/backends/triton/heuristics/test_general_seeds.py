@@ -301,7 +301,7 @@ def test_tiles_that_are_summed_before_atomics_leave_few_of_them(gpu: str, bins: 
 
 
 def test_few_programs_keep_moderate_tiles_before_atomics() -> None:
-    bound = one_hot_counts.bind((tensor(1000, dtype=torch.int32), 256), target="h100")
+    bound = one_hot_counts.bind((tensor(50, dtype=torch.int32), 256), target="h100")
     assert bound.default_config()["block_sizes"] == [1]
 
 

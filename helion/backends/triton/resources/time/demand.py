@@ -22,6 +22,8 @@ _WARP = 32
 _L2_SHARE = 0.6
 #: Bytes of a tensor read by all programs that an SM keeps in L1.
 _NEAR_BYTES = 131072
+#: Most neighbours in memory of one thread, whose atomics are instructions of their own.
+_NEIGHBOURS = 4
 #: Rows of one instruction of each matrix unit.
 _UNIT_ROWS = {"mma": 16, "wgmma": 64, "tcgen05": 128}
 _LEAST_COLUMNS = 8
@@ -70,7 +72,8 @@ class Demand(NamedTuple):
     written_bytes: float
     """Bytes of sectors that programs store partially, minus the stored bytes."""
     line_atomics: float
-    """Contiguous atomics to each line of the cache: the part of one program, per warp instruction."""
+    """Contiguous atomics to each line of the cache: the part of one program, per warp instruction (measurement
+    ``meeting_atomics``)."""
     lane_atomics: float
     """The same for scattered ones, per element."""
     near_bytes: float
@@ -207,7 +210,12 @@ class _Count:
         if kind == "atomic":
             sums["accesses"] += times * per_thread * launch.warps
             lines = max(1.0, access.once_bytes / _LINE)
-            sums["lane_atomics" if access.inner is None else "line_atomics"] += times * useful / min(run, _WARP) / lines
+            met = times * useful / min(run, _WARP) / lines
+            if access.inner is None:
+                sums["lane_atomics"] += met
+            else:
+                # a warp's atomics touch as many lines as each thread has neighbours, in as many instructions
+                sums["line_atomics"] += met * min(per_thread, _NEIGHBOURS) ** 2
         elif access.slot in launch.boxed:
             sums["descriptors"] += not launch.persistent
         else:
