@@ -76,6 +76,39 @@ def lines(folder: Path, known: Mapping[str, list[float]]) -> list[str]:
     return found
 
 
+def operator_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the rows of a table: operator, shape, microseconds, and the best of PyTorch's times divided by them."""
+    found = []
+    for row in rows:
+        cells = []
+        for label in ("forward", "both"):
+            times = dict(row.get(label, {}))
+            own = times.pop("helion", None)
+            cells += [f"{own:.1f}", f"{min(times.values()) / own:.2f}"] if own and times else ["", ""]
+        found.append(f"| `{row['name']}` | {row['shape']} | {' | '.join(cells)} |")
+    return found
+
+
+def operators() -> str:
+    """Return the section on the operators of ``helion.ops``."""
+    content = json.loads((RESULTS / "ops" / "nvidia-h200.json").read_text())
+    head = [
+        "| operator | shape | forward, µs | speed | with gradients, µs | speed |",
+        "| :-- | :-- | --: | --: | --: | --: |",
+    ]
+    return "\n".join(
+        [
+            "## Operators for models",
+            "",
+            "`python benchmarks/ops.py` measures these on an H200, with a cold L2 and without tuning. The speed is 1 for the "
+            "faster one of torch.compile and eager PyTorch.",
+            "",
+            *head,
+            *operator_lines(content["rows"]),
+        ]
+    )
+
+
 def page() -> str:
     """Return the page in Markdown."""
     known = measured(RESULTS, "nvidia-h200")
@@ -93,4 +126,4 @@ def page() -> str:
     for folder, title in FOLDERS.items():
         rows = lines(EXAMPLES / folder, known)
         parts.append(f"## {title}\n\n" + "\n".join(["| file | computes | speed |", "| :-- | :-- | --: |", *rows]))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, operators()]) + "\n"

@@ -48,3 +48,9 @@ def test_a_row_has_the_first_paragraph_and_the_mean_speed(tmp_path: Path) -> Non
     known = gallery.measured(tmp_path, "gpu")
     assert known == {"first": [pytest.approx(2)], "second": [pytest.approx(8)], "reference": [pytest.approx(8)]}
     assert gallery.lines(tmp_path, known) == [r"| `one.py` | Computes `a \| b`, in one line. | 4.00 (2) |"]
+
+
+def test_an_operator_is_compared_with_the_faster_one() -> None:
+    row = {"name": "softmax", "shape": "8x4", "forward": {"helion": 2.0, "compile": 3.0, "eager": 5.0}}
+    assert gallery.operator_lines([row]) == ["| `softmax` | 8x4 | 2.0 | 1.50 |  |  |"]
+    assert "| `softmax` | 8192x4096 | " in gallery.page()
