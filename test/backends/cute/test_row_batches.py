@@ -12,8 +12,6 @@ from harness import tensor
 import helion
 import helion.language as hl
 from helion import exc
-from helion.backends import BACKENDS
-from helion.hardware import target
 
 X = tensor(3, 5, 96, dtype=torch.bfloat16)
 
@@ -71,11 +69,10 @@ def test_rows_with_gaps_between_them() -> None:
     assert close(scale, torch.rsqrt(x.double().square().mean(-1) + EPS))
 
 
-def test_auto_leaves_several_dimensions_to_other_backends() -> None:
-    """They have been compiled and simulated, but not run on a GPU."""
-    bound = helion.kernel(sums_in_loops, backend="cute").bind((X, tensor(3, 5)), target="h100")
-    reason = BACKENDS["cute"].on_request(bound.plan().program, bound.facts, target("h100"))
-    assert reason.startswith("row kernels whose grid has several dimensions run on request")
+def test_auto_takes_long_rows_of_batches() -> None:
+    x, out = (tensor(4, 512, 131072, dtype=torch.bfloat16) for _ in range(2))
+    arguments = (x, tensor(131072, dtype=torch.bfloat16), out, tensor(4, 512))
+    assert helion.kernel(rms_norm, backend="auto").bind(arguments, target="h100").backend == "cute"
 
 
 def of_one_batch(x, bias, out):

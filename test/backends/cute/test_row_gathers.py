@@ -12,10 +12,8 @@ from harness import tensor
 import helion
 import helion.language as hl
 from helion import exc
-from helion.backends import BACKENDS
 from helion.backends.cute.plan.epilogue import constant
 from helion.backends.cute.plan.rowwise.records import RowChoice
-from helion.hardware import target
 
 M = 9
 
@@ -91,14 +89,6 @@ def test_the_column_of_a_gather() -> None:
     (gather,) = kernel.problem.gathers
     assert gather.index.startswith("labels")
     assert (gather.comparison, gather.other, gather.otherwise) == ("ne", constant(-100), 3)
-
-
-def test_auto_leaves_replaced_columns_to_other_backends() -> None:
-    """They have been compiled and simulated, but not run on a GPU."""
-    arguments = tensor(9, 1000), tensor(9, dtype=torch.int64), tensor(9)
-    bound = helion.kernel(ignored_constant, backend="cute").bind(arguments, target="h100")
-    reason = BACKENDS["cute"].on_request(bound.plan().program, bound.facts, target("h100"))
-    assert reason.startswith("row kernels that gather at a column that a comparison replaces run on request")
 
 
 def other_bound(x, labels, limit, loss):

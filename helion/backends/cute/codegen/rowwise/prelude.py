@@ -104,6 +104,8 @@ def expect(barrier, size, inside):
 """
 _ARRIVE = """
 def arrive(barrier, inside):
+    # Bulk copies write the stage through another proxy. The fence completes the warp's reads before that.
+    cute.arch.fence_view_async_shared()
     cute.arch.sync_warp()
     body = "@p mbarrier.arrive.shared::cta.b64 _, [{$r0}];"
     ptx(f"{{ .reg .pred p; setp.ne.b32 p, {{$r1}}, 0; {body} }}", (), [barrier, flag(inside)])
