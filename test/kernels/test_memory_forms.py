@@ -946,3 +946,19 @@ def test_descriptors_move_no_boxes_that_are_too_small() -> None:
         config = {"block_sizes": [rows, 16], "indexing": "tensor_descriptor"}
         assert bound.to_triton_code(config).count("make_tensor_descriptor(") == boxes
         torch.testing.assert_close(bound.compile_config(config)(x), x * 2)
+
+
+@pytest.mark.parametrize(("columns", "boxes"), [(66, 1), (68, 2), (64, 2)])
+def test_descriptors_store_no_rows_that_end_within_16_bytes(columns: int, boxes: int) -> None:
+    @helion.kernel
+    def doubled(x: torch.Tensor, out: torch.Tensor) -> None:
+        for a, b in hl.tile(x.size()):
+            out[a, b] = x[a, b] * 2
+
+    x, around = sample(16, 72)[:, :columns], torch.full([16, 72], 7.0)
+    bound = doubled.bind((x, around[:, :columns]))
+    config = {"block_sizes": [8, 32], "indexing": "tensor_descriptor"}
+    assert bound.to_triton_code(config).count("make_tensor_descriptor(") == boxes
+    bound.compile_config(config)(x, around[:, :columns])
+    torch.testing.assert_close(around[:, :columns], x * 2)
+    assert (around[:, columns:] == 7).all()

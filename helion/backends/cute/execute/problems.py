@@ -16,7 +16,7 @@ from ..plan.build import check_problem
 from ..plan.records import GemmProblem
 from ..plan.refusal import Refusal
 from ..plan.rowwise import records as row_records
-from ..plan.runtime import filled
+from ..plan.runtime import check_row_ends, filled
 from ..toolchain.kernel import GemmKernel
 
 
@@ -73,6 +73,8 @@ def launched(kernel: GemmKernel, integers: Sequence[int]) -> Problem:
         return problem
     found = filled(problem, dict(zip(problem.runtime, integers, strict=True)))
     check_problem(found)
+    for output in found.outputs_of("exact"):
+        check_row_ends(found, output)
     if problem.batch is not None and found.batch is not None:
         moved = zip(_batch_strides(problem), _batch_strides(found), strict=True)
         if any(bool(example) != bool(number) for example, number in moved):

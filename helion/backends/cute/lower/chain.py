@@ -34,6 +34,7 @@ from ..plan.epilogue import (
     OutputKind,
     constant,
 )
+from ..plan.records import TMA_ALIGNMENT_BYTES
 from ..plan.refusal import Refusal
 from .frame import Frame, Place, kind_of, place_of, suits_tma, upright
 from .known import known_number, known_of_positions
@@ -223,6 +224,11 @@ class Chain:
             return False
         return not suits_tma(self.frame, place)
 
+    def _ends_in_a_granule(self, place: Place) -> bool:
+        """Return whether rows of an output end within 16 bytes, which TMA stores whole."""
+        extent = self.frame.extent(self.frame.n) if place.blocks == (self.frame.m, self.frame.n) else 0
+        return isinstance(extent, int) and extent * place.tensor.dtype.itemsize % TMA_ALIGNMENT_BYTES != 0
+
     def _number(self, op: Op) -> Reference:
         """Read a number known only at launch; it is passed in fp32 as in eager."""
         expr = op.attributes(NumberAttrs).expr
@@ -349,7 +355,7 @@ class Chain:
     def store(self, op: Op) -> None:
         """Add the store of ``op`` to the outputs."""
         place = upright(self.frame, place_of(self.frame, op))
-        if self.by_tma and self._is_strided(place):
+        if self.by_tma and (self._is_strided(place) or self._ends_in_a_granule(place)):
             self._store_strided(op, place)
             return
         kind, stride = _output_kind(self.frame, place)

@@ -23,7 +23,7 @@ from .joint import own_parts
 from .passes import check_passes
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Groups, Major, Unit
 from .refusal import Refusal
-from .runtime import MAX_EXTENT, SIZES, check_batch, check_pitch, check_strided, shown_output
+from .runtime import MAX_EXTENT, SIZES, check_batch, check_pitch, check_row_ends, check_strided, shown_output
 from .scales import BlockScales
 from .shared import WORD_BYTES, shared_bytes
 
@@ -250,6 +250,8 @@ def _check_outputs(problem: GemmProblem) -> None:
             check_strided(problem, shown_output(problem, output), output.pitch, output.column_pitch, stored=True)
         elif output.kind == "exact":
             check_pitch(problem, shown_output(problem, output), output.dtype, output.pitch, "n")
+            if "size_n" not in problem.runtime:
+                check_row_ends(problem, output)
         elif output.pitch < 1:
             raise Refusal(f"output {output.name} has a stride of {output.pitch}; 1 and more are implemented")
 

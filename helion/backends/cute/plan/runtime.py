@@ -216,3 +216,13 @@ def check_pitch(problem: GemmProblem, name: str, dtype: str, pitch: int, side: s
             f"{name} has a stride of {pitch} elements, {pitch * itemsize(dtype)} bytes; TMA needs a multiple of"
             f" {TMA_ALIGNMENT_BYTES} bytes"
         )
+
+
+def check_row_ends(problem: GemmProblem, output: EpilogueOutput) -> None:
+    """Check that rows of an output are a multiple of 16 bytes long: TMA stores their last 16 bytes whole."""
+    row = problem.n * itemsize(output.dtype)
+    if row % TMA_ALIGNMENT_BYTES:
+        raise Refusal(
+            f"{shown_output(problem, output)} has rows of {problem.n} elements, {row} bytes; TMA stores a multiple of"
+            f" {TMA_ALIGNMENT_BYTES} bytes"
+        )

@@ -409,7 +409,7 @@ def _epilogue(
 def _output_kind(store: MemoryOpFact, axes: tuple[int, int]) -> OutputKind:
     if len(_walked(store, axes)) < len(axes):
         return "column"
-    return "strided" if _is_strided(store) else "exact"
+    return "strided" if _is_strided(store) or _ends_in_a_granule(store) else "exact"
 
 
 def _axes(fact: MatmulFact) -> tuple[int | None, int | None, int | None]:
@@ -547,6 +547,12 @@ def _is_strided(op: MemoryOpFact) -> bool:
     """Return whether a matrix has strides that TMA cannot take."""
     steps = [n for n, extent in zip(op.strides, op.extents, strict=True) if n != 1 and extent > 1]
     return op.static and (1 not in op.strides or any(n * op.itemsize % TMA_ALIGNMENT_BYTES for n in steps))
+
+
+def _ends_in_a_granule(store: MemoryOpFact) -> bool:
+    """Return whether rows of an output end within 16 bytes, which TMA stores whole."""
+    rows = [extent for step, extent in zip(store.strides, store.extents, strict=True) if step == 1]
+    return store.static and bool(rows) and rows[-1] * store.itemsize % TMA_ALIGNMENT_BYTES != 0
 
 
 def _kind(op: MemoryOpFact, axes: tuple[int, int]) -> OperandKind:

@@ -36,8 +36,9 @@ from ....hardware import DESCRIPTOR_RANKS, Target
 
 Mechanism = Literal["pointer", "block_ptr", "tensor_descriptor"]
 
-#: A descriptor's rows, and each of its strides, are multiples of this many bytes (CUDA's tensor maps). Triton 3.6
-#: places tiles with fewer bytes than TMA's alignment in shared memory too closely: "misaligned address".
+#: A descriptor's rows, and each of its strides, are multiples of this many bytes (CUDA's tensor maps). TMA stores the
+#: last ones of a row whole. Triton 3.6 places tiles with fewer bytes than TMA's alignment in shared memory too closely:
+#: "misaligned address".
 _DESCRIPTOR_BYTES, _LEAST_BOX_BYTES = 16, 128
 
 
@@ -165,6 +166,12 @@ class _Finder:
         unit = [d for d, stride in enumerate(tensor.strides) if stride == 1 and tensor.shape[d] != 1]
         if mechanism == "tensor_descriptor":
             if not (self.target.has("tensor_descriptor") and self.fits_descriptor(tensor, attrs, unit)):
+                return None
+            if (
+                op.kind == "store"
+                and unit[0] in check
+                and tensor.shape[unit[0]] * tensor.dtype.itemsize % _DESCRIPTOR_BYTES
+            ):
                 return None
             if tensor.storage in self.rewritten:
                 # barriers between threads do not order TMA stores with later accesses

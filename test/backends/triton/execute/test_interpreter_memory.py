@@ -58,9 +58,11 @@ def host_descriptor_kernel(source, target, R: tl.constexpr, C: tl.constexpr):
 
 def test_tensor_descriptors() -> None:
     x, out = randn(21, 40, dtype=BF16), torch.zeros(21, 40, dtype=BF16)
-    interpret(descriptor_kernel, (1,), (x[:, :35], out[:, :35], 21, 35, 40), {"R": 8, "C": 16})
-    assert torch.equal(out[:, :35], x[:, :35] * 2)
-    assert (out[:, 35:] == 0).all()
+    interpret(descriptor_kernel, (1,), (x[:, :24], out[:, :24], 21, 24, 40), {"R": 8, "C": 16})
+    assert torch.equal(out[:, :24], x[:, :24] * 2)
+    assert (out[:, 24:] == 0).all()
+    with pytest.raises(ValueError, match=r"stores whole groups of 16 bytes, and .* a row of 35 elements of 2 bytes"):
+        interpret(descriptor_kernel, (1,), (x[:, :35], out[:, :35], 21, 35, 40), {"R": 8, "C": 16})
     y = torch.zeros(21, 40)
     source, target = (TensorDescriptor.from_tensor(t, [8, 16]) for t in (x.float(), y))
     interpret(host_descriptor_kernel, (3, 3), (source, target), {"R": 8, "C": 16})

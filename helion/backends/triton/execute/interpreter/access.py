@@ -204,7 +204,14 @@ class Access:
         return self._padded_load(*window.at(_ints(offsets)).elements(), window.fill_nan)
 
     def create_descriptor_store(self, window: Window, value: Handle, offsets: Sequence[Handle]) -> None:
-        pointers, inside = window.at(_ints(offsets)).elements()
+        placed = window.at(_ints(offsets))
+        row, width = placed.extents[-1], _itemsize(window.base.dtype.element_ty)
+        if row * width % 16 and placed.offsets[-1] + placed.dims[-1] > row:
+            raise ValueError(
+                f"{self.place}: a tensor descriptor stores whole groups of 16 bytes, and a tile passes the end of a row of "
+                f"{row} elements of {width} bytes. Pad the rows, or use pointers."
+            )
+        pointers, inside = placed.elements()
         self.create_masked_store(pointers, value, inside)
 
     def create_descriptor_reduce(self, kind: Any, window: Window, value: Handle, offsets: Sequence[Handle]) -> None:
