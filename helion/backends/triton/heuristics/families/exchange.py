@@ -2,7 +2,7 @@
 
 Matches kernels with messages and one tile size, without matmuls and scans. Each program that sends a tile waits until
 its stores have arrived, then signals: a message costs a trip over the link. So tiles are as long as the programs that
-fill the link allow, and each thread stores whole vectors (measurements ``nvlink4``, ``exchanged_tiles``). Rows that are
+fill the link allow, and each thread stores whole vectors (measurements ``nvlink4`` and ``exchanged_tiles``). Rows that are
 reduced are whole: one per program, which is ready to send at once.
 """
 
