@@ -41,7 +41,7 @@ def even(pitch: int = 482, dtype: str = "bfloat16") -> Copied:
 
 
 def strided(dtype: str) -> GemmProblem:
-    """N = 519: a residual in every second column, an output of each way to store it."""
+    """N = 520: a residual in every second column, an output of each way to store it."""
     operands = (EpilogueOperand(name="residual", kind="strided", dtype="bfloat16", pitch=1040, column_pitch=2),)
     outputs = (
         EpilogueOutput(name="turned", value=2, kind="strided", dtype=dtype, pitch=1, column_pitch=1001),
@@ -49,7 +49,7 @@ def strided(dtype: str) -> GemmProblem:
     )
     chain = (Instruction("add", (0, 1)), Instruction("relu", (2,)))
     epilogue = Epilogue(operands=operands, instructions=chain, outputs=outputs)
-    return dataclasses.replace(gemms.product(1000, 519, 480, epilogue=epilogue), b_pitch=480)
+    return dataclasses.replace(gemms.product(1000, 520, 480, epilogue=epilogue), b_pitch=480)
 
 
 def strided_sums(dtype: str) -> GemmProblem:

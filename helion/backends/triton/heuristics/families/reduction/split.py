@@ -73,7 +73,8 @@ class TritonSplitReductionHeuristic(Heuristic):
         few = programs in range(target.num_sms, _TUNED.alone[1] * target.num_sms + 1)
         if facts.split_epilogue_loops and few and _lies_across(facts, primary):
             return (_alone(facts, primary, target, sizes, programs),)
-        if not facts.split_epilogue_loops and programs < target.num_sms:
+        in_rows = column_axis(facts, primary) is None
+        if in_rows and not facts.split_epilogue_loops and programs < target.num_sms:
             return _few_chunks(facts, primary, target, sizes, programs) or Declined(
                 "a split is predicted to gain little"
             )
