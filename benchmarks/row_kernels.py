@@ -32,6 +32,7 @@ TIMED = (
     ("bfloat16", 16384, 8192),
     ("float32", 2048, 131072),
     ("bfloat16", 4096, 32768),
+    ("bfloat16", 8192, 16384),
     ("bfloat16", 131072, 1000),
     ("bfloat16", 32, 4096),
     ("float32", 4096, 50257),
@@ -41,7 +42,7 @@ TIMED = (
     ("float32", 131072, 1000),
 )
 CHECKED = (1001, 255, 4099, 32001)
-SWEPT = TIMED[:1] + TIMED[8:9] + TIMED[2:3]
+SWEPT = (("bfloat16", 2048, 131072), ("bfloat16", 1024, 262144), ("bfloat16", 16384, 8192))
 SEEDS = 4
 REPEATED = (("softmax", 5003), ("layer_norm", 131072))
 JOB_SECONDS = 75.0

@@ -121,12 +121,13 @@ MATMUL = Shape(
 """One matmul with an epilogue. It claims every program, since its refusals say what is missing."""
 
 
-LEAST_AUTO_COLUMNS = 32768
-"""Columns from which ``auto`` takes rows. Some results of shorter rows in many tiles differed from run to run."""
+LEAST_AUTO_COLUMNS = 16384
+"""Columns from which ``auto`` takes rows. The general backend holds shorter rows in registers as well, and is faster in
+nine of ten kernels of 8192 columns in benchmarks/results/cute/nvidia-h200-row-kernels.jsonl."""
 
 
 def _rows_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
-    """Return a reason for the parts of row kernels that have not run on a GPU."""
+    """Return a reason for row kernels that have not run on a GPU, and for short rows."""
     if unit_of(target) != "wgmma":
         return f"row kernels on {target.name} run on request, {_REQUEST}"
     if rows.known_rows(program).problem.n < LEAST_AUTO_COLUMNS:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -491,57 +490,12 @@ def row_logsumexp(x, out):
         out[tile] = torch.logsumexp(x[tile, :].to(torch.float32), -1)
 
 
-def row_softmax(x: torch.Tensor) -> torch.Tensor:
-    m, n = x.size(0), hl.specialize(x.size(1))
-    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
-    for tile in hl.tile(m):
-        out[tile, :] = torch.softmax(x[tile, :].float(), -1).to(x.dtype)
-    return out
-
-
-def _for_auto(m: int, n: int, target: str = "h100", **settings: Any) -> Any:
-    x = torch.empty(m, n, dtype=torch.bfloat16, device="meta")
-    return helion.kernel(backend="auto", **settings)(row_softmax).bind((x,), target=target)
-
-
-@pytest.mark.parametrize("n", [50257, 131072])
-def test_auto_takes_long_rows(n: int) -> None:
-    bound = _for_auto(2048, n)
-    assert bound.backend == "cute"
-    candidates = {each.backend: each for each in bound.variant.specialized.analysis.backend_candidates}
-    assert candidates["cute"].us < 0.8 * candidates["triton"].us
-
-
-@pytest.mark.parametrize(("m", "n"), [(4096, 32768), (64, 131072)])
-def test_auto_leaves_rows_without_a_lead_to_triton(m: int, n: int) -> None:
-    """Triton reads rows of 32768 columns once as well. Few rows end before the DSL's compilation is repaid."""
-    bound = _for_auto(m, n)
-    assert bound.backend == "triton"
-    assert re.search(r"not cute: predicted [\d.]+ µs, which replaces triton above [\d.]+ µs", bound.explain())
-
-
-def test_auto_leaves_what_has_not_run_to_triton() -> None:
-    bound = _for_auto(4096, 131072, target="b200")
-    assert bound.backend == "triton"
-    assert "not cute: row kernels on sm_100 run on request, with backend='cute'" in bound.explain()
-
-
-def test_auto_leaves_short_rows_to_triton() -> None:
-    bound = _for_auto(16384, 8192)
-    assert bound.backend == "triton"
-    assert "not cute: row kernels of fewer than 32768 columns run on request" in bound.explain()
-
-
 def test_a_fence_completes_reads_before_a_stage_is_released() -> None:
     """Bulk copies write the stage by the async proxy, which does not wait for loads of the generic one."""
     x = numbers(4, 1000, dtype=torch.float32)
     text = render(r.row_program(prepared(softmax, (x, x), RowChoice(warps=1, rows=4))[1]))
     arrive = text[text.index("def arrive(") :].split("\n\n")[0]
     assert arrive.index("fence_view_async_shared()") < arrive.index("sync_warp()") < arrive.index("mbarrier.arrive")
-
-
-def test_auto_takes_rows_that_are_counted_at_launch() -> None:
-    assert _for_auto(4096, 131072, static_shapes=False).backend == "cute"
 
 
 def test_a_config_that_does_not_fit_is_refused() -> None:

@@ -1,6 +1,7 @@
 """A model of the time of a row kernel: bytes of a row against its instructions and waits, over the co-resident clusters.
 
-The constants are those of 338 timings of seven kernels on an H100 (2026-11-27).
+The constants are those of 338 timings of seven kernels on an H100 (2026-11-27). Times of ten kernels on an H200 are in
+benchmarks/results/cute/nvidia-h200-row-kernels.jsonl (2026-11-28).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from ....._compiler.facts.records import KernelFacts, MemoryOpFact
 from ...plan.rowwise.passes import POSITION_REGISTERS
 from ...plan.rowwise.records import RowDemand
 
-SFU_WORK, POLYNOMIAL_WORK = 6, 20
+SFU_WORK, POLYNOMIAL_WORK = 2, 20
 """Instructions of an operation on the special function unit, and of one that is a polynomial, approximately."""
 
 

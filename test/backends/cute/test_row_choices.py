@@ -1,0 +1,85 @@
+"""The choice between row kernels and the general backend: predicted times, those that were measured, and its limits."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+import helion
+import helion.language as hl
+from helion._testing import EXAMPLES_DIR
+
+ROOT = EXAMPLES_DIR.parent
+sys.path[:0] = [str(ROOT)]
+
+from benchmarks import row_workloads  # noqa: E402
+
+MEASURED = ROOT / "benchmarks/results/cute/nvidia-h200-row-kernels.jsonl"
+
+
+def row_softmax(x: torch.Tensor) -> torch.Tensor:
+    m, n = x.size(0), hl.specialize(x.size(1))
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile in hl.tile(m):
+        out[tile, :] = torch.softmax(x[tile, :].float(), -1).to(x.dtype)
+    return out
+
+
+def _for_auto(m: int, n: int, target: str = "h100", **settings: Any) -> Any:
+    x = torch.empty(m, n, dtype=torch.bfloat16, device="meta")
+    return helion.kernel(backend="auto", **settings)(row_softmax).bind((x,), target=target)
+
+
+@pytest.mark.parametrize("n", [50257, 131072])
+def test_auto_takes_long_rows(n: int) -> None:
+    bound = _for_auto(2048, n)
+    assert bound.backend == "cute"
+    candidates = {each.backend: each for each in bound.variant.specialized.analysis.backend_candidates}
+    assert candidates["cute"].us < 0.8 * candidates["triton"].us
+
+
+@pytest.mark.parametrize(("m", "n"), [(4096, 32768), (64, 131072)])
+def test_auto_leaves_rows_without_a_lead_to_triton(m: int, n: int) -> None:
+    """Triton reads rows of 32768 columns once as well. Few rows end before the DSL's compilation is repaid."""
+    bound = _for_auto(m, n)
+    assert bound.backend == "triton"
+    assert re.search(r"not cute: predicted [\d.]+ µs, which replaces triton above [\d.]+ µs", bound.explain())
+
+
+@pytest.mark.parametrize(("m", "n"), [(16384, 8192), (4096, 50257), (2048, 131072)])
+def test_predictions_of_softmax_are_near_the_times_of_an_h200(m: int, n: int) -> None:
+    """Loops over columns exponentiate each element twice, but compile to the same passes as whole rows."""
+    measured = {
+        each["name"]: each["us"]
+        for each in map(json.loads, MEASURED.read_text().splitlines())
+        if each["kind"] == "result"
+        and each["m"] == m
+        and each["n"] == n
+        and each["type"] == "bfloat16"
+        and "us" in each
+    }
+    x, out = (torch.empty(m, n, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    for kernel in (row_workloads.softmax, row_workloads.softmax_loops):
+        seed = helion.kernel(backend="cute")(kernel).bind((x, out), target="h200").seeds[0]
+        assert abs(seed.predicted.time_us / measured[kernel.__name__] - 1) < 0.12, seed.reason
+
+
+def test_auto_leaves_what_has_not_run_to_triton() -> None:
+    bound = _for_auto(4096, 131072, target="b200")
+    assert bound.backend == "triton"
+    assert "not cute: row kernels on sm_100 run on request, with backend='cute'" in bound.explain()
+
+
+def test_auto_leaves_short_rows_to_triton() -> None:
+    bound = _for_auto(16384, 8192)
+    assert bound.backend == "triton"
+    assert "not cute: row kernels of fewer than 16384 columns run on request" in bound.explain()
+
+
+def test_auto_takes_rows_that_are_counted_at_launch() -> None:
+    assert _for_auto(4096, 131072, static_shapes=False).backend == "cute"
