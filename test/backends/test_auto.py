@@ -229,8 +229,8 @@ def test_tensors_that_begin_elsewhere_are_the_next_backends(
     bound = kernel.bind((square, square))
     assert "wgmma_ab_stages" in bound.config and bound.variant.specialized.analysis.backend.name == "cute"
     assert len(compiled_by_nobody.launches) == 5 and "failed" not in capsys.readouterr().err
-    with pytest.raises(exc.CuteError, match="x, of shape .*begins 2 bytes after a multiple of 16"):
-        helion.kernel(matmul.fn, backend="cute")(apart, square)
+    helion.kernel(matmul.fn, backend="cute")(apart, square)
+    assert len(compiled_by_nobody.launches) == 6
 
 
 def test_the_next_backend_runs_where_the_first_cannot_launch(

@@ -22,6 +22,7 @@ from backends.cute.row_kernels import scaled_norm
 from fake_cudart import FakeRuntime
 
 import helion
+import helion.language as hl
 from helion import exc
 from helion.backends.cute import shapes
 from helion.backends.cute.execute import launcher, seen
@@ -73,11 +74,49 @@ def test_an_address_that_the_copy_engine_cannot_take_is_named(compiled_by_nobody
     with pytest.raises(launcher.LaunchFailed, match=r"y is on meta, and x on cpu"):
         launcher.check_launch(described, (ARGUMENTS[0], shifted.to("meta")))
     with helion.runtime.stub_driver() as stub:
-        kernel(*ARGUMENTS)
-        kernel(*ARGUMENTS)
-        with pytest.raises(exc.CuteError, match="y, of shape"):  # the written call leaves it to the launcher
-            kernel(ARGUMENTS[0], shifted)
-        assert len(stub.launches) == 2
+        for arguments in (ARGUMENTS, ARGUMENTS, (ARGUMENTS[0], shifted)):
+            kernel(*arguments)  # the written call leaves the last one to the launcher, which copies it
+        assert len(stub.launches) == 3
+
+
+def shifted(tensor: torch.Tensor, elements: int = 1) -> torch.Tensor:
+    """A tensor with the same numbers and strides, that begins after a multiple of 16 bytes."""
+    span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    view = torch.as_strided(torch.zeros(span + elements, dtype=tensor.dtype), tensor.shape, tensor.stride(), elements)
+    distinct = tuple(slice(None) if step else slice(1) for step in tensor.stride())
+    view[distinct] = tensor[distinct]
+    assert view.data_ptr() % 16
+    return view
+
+
+@helion.kernel(backend="cute", static_shapes=True)
+def accumulate(x: torch.Tensor, y: torch.Tensor, added: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    for tile_m, tile_n in hl.tile([x.size(0), y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = (acc + added[tile_m, tile_n]).to(out.dtype)
+    return out
+
+
+@pytest.mark.parametrize("elements", [1, 2, 4])
+def test_tensors_anywhere_are_copied_for_the_launch(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs with gaps between rows, repeated rows, and an output with gaps: all begin between multiples of 16 bytes."""
+    seen_by_kernel: list[int] = []
+    evaluate = launcher.evaluate
+    monkeypatch.setattr(
+        launcher,
+        "evaluate",
+        lambda kernel, given: (seen_by_kernel.extend(each.data_ptr() % 16 for each in given), evaluate(kernel, given)),
+    )
+    x = products.values(70, 96, dtype=BF16, device="cpu", seed=3)[:, :64]
+    row = products.values(1, 64, dtype=BF16, device="cpu", seed=4).expand(70, 64)
+    given = [shifted(each, elements) for each in (x, ARGUMENTS[1], row, torch.zeros(70, 96, dtype=BF16)[:, :64])]
+    assert accumulate(*given) is given[3]
+    expected = x.double() @ ARGUMENTS[1].double() + row.double()
+    torch.testing.assert_close(given[3].double(), expected, atol=0.05, rtol=0.02)
+    torch.testing.assert_close(given[0], x)
+    assert seen_by_kernel and not any(seen_by_kernel)
 
 
 @pytest.mark.parametrize("at", range(5))

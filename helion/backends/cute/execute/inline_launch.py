@@ -17,7 +17,8 @@ from ...._support.syntax import parse
 from ...execution import InlineBody
 from ..plan.dtypes import NUMBER, PITCH, SIZE
 from ..toolchain.kernel import GemmKernel
-from .launcher import ALIGNMENT_BYTES, Entry
+from .alignment import ALIGNMENT_BYTES
+from .launcher import Entry
 from .seen import SeenLauncher
 
 

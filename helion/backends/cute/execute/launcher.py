@@ -16,11 +16,10 @@ from ... import stub
 from ..plan.refusal import Refusal
 from ..toolchain.kernel import GemmKernel
 from ..toolchain.library import SHARED_OBJECT, Library, folder
+from .alignment import ALIGNMENT_BYTES, aligned, is_aligned, write_back
 from .evaluators import evaluate
 from .problems import Given, launched, names_of, split
 from .workspace import workspaces
-
-ALIGNMENT_BYTES = 16
 
 
 class LaunchFailed(RuntimeError):
@@ -57,18 +56,22 @@ KEPT = 4096
 def launch_gemm(kernel: GemmKernel, grid: tuple[int, ...], *given: Given) -> None:
     """Launch ``kernel`` over ``grid`` clusters of tiles, or evaluate it on CPU tensors. Empty grids launch nothing.
 
-    Raises ``LaunchFailed``, and the errors of compilation if the kernel is not compiled yet.
+    Tensors whose addresses TMA cannot take are copied for the launch. Raises ``LaunchFailed``, and the errors of
+    compilation if the kernel is not compiled yet.
     """
     if 0 in grid:
         return
     if stub.active():
         folder(kernel)
         stub.recorder(kernel.name, len(given))(*(*grid, 1, 1)[:3])
-    elif left_of(given).device.type == "cpu":
+        return
+    passed = aligned(given)
+    if left_of(given).device.type == "cpu":
         with _refusals(kernel):
-            evaluate(kernel, given)
+            evaluate(kernel, passed)
     else:
-        _launch(kernel, given)
+        _launch(kernel, passed)
+    write_back(kernel, given, passed)
 
 
 @contextlib.contextmanager
@@ -121,8 +124,8 @@ def _check_tensors(kernel: GemmKernel, given: Sequence[Given]) -> None:
         name = names_of(kernel)[at]
         if tensor.device != device:
             raise LaunchFailed(f"{name} is on {tensor.device}, and {names_of(kernel)[0]} on {device}; move one of them")
-        excess = tensor.data_ptr() % ALIGNMENT_BYTES
-        if excess:
+        if not is_aligned(tensor):
+            excess = tensor.data_ptr() % ALIGNMENT_BYTES
             raise LaunchFailed(
                 f"{name}, of shape {tuple(tensor.shape)}, begins {excess} bytes after a multiple of {ALIGNMENT_BYTES}, where"
                 " TMA cannot begin; clone it, or use backend='auto', which leaves such calls to another one"

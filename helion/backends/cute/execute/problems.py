@@ -33,6 +33,11 @@ class Problem(Protocol):
         """Names of the tensors and scalars of a launch for messages, in order."""
         ...
 
+    @property
+    def outputs_at(self) -> range:
+        """Positions of the outputs among the arguments of a launch."""
+        ...
+
 
 #: Names in the text of a problem.
 _RECORDS: dict[str, object] = {"inf": math.inf} | {

@@ -8,6 +8,7 @@ from typing import Any
 from ... import stub
 from ..toolchain.kernel import GemmKernel
 from ..toolchain.library import folder
+from .alignment import aligned
 from .launcher import Entry, check_launch, entry_of, left_of
 from .problems import Given, split
 
@@ -23,7 +24,7 @@ class SeenLauncher:
     def __call__(self, kernel: GemmKernel, grid: tuple[int, ...], *given: Given) -> None:
         if stub.active():
             folder(kernel)
-            check_launch(kernel, given)
+            check_launch(kernel, aligned(given))
             entry = self._stub(kernel, grid, len(given))
             entry.launch()
             entry.checked.add(split(kernel, given)[1])

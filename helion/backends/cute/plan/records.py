@@ -176,6 +176,11 @@ class GemmProblem:
         return (*self.names[:2], *outputs, *operands, *(factor.name for factor in factors), *sources, *groups)
 
     @property
+    def outputs_at(self) -> range:
+        """Positions of the outputs among the arguments of a launch."""
+        return range(2, 2 + len(self.outputs))
+
+    @property
     def outputs(self) -> tuple[EpilogueOutput, ...]:
         """Outputs of a launch, in the order of its pointers."""
         value = self.epilogue.last

@@ -119,6 +119,11 @@ class BackwardProblem(ScoreProblem):
         outputs += [] if self.atomic is None else [self.atomic.matrix.name]
         return (*self.names, *outputs, *(each.name for each in self.sources))
 
+    @property
+    def outputs_at(self) -> range:
+        """Positions of the outputs among the arguments of a launch."""
+        return range(len(self.names), len(self.argument_names) - len(self.sources))
+
     @functools.cached_property
     def late(self) -> tuple[bool, ...]:
         """Flags by value of the formula, true for values that the second product is needed for."""

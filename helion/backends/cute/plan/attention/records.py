@@ -215,6 +215,11 @@ class AttentionProblem(ScoreProblem):
         return (*self.names, *(each.name for each in self.outputs), *(each.name for each in self.sources))
 
     @property
+    def outputs_at(self) -> range:
+        """Positions of the outputs among the arguments of a launch."""
+        return range(len(self.names), len(self.names) + len(self.outputs))
+
+    @property
     def matrix(self) -> AttentionOutput:
         """The one output that is a matrix."""
         return next(output for output in self.outputs if output.kind == "exact")

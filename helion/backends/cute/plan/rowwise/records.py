@@ -56,6 +56,11 @@ class RowProblem:
         return (*outputs, *(operand.name for operand in self.epilogue.operands))
 
     @property
+    def outputs_at(self) -> range:
+        """Positions of the outputs among the arguments of a launch."""
+        return range(len(self.outputs))
+
+    @property
     def outputs(self) -> tuple[EpilogueOutput, ...]:
         return self.epilogue.outputs
 
