@@ -1,10 +1,11 @@
-"""Checks and times kernels over several GPUs on two of them, with NCCL and torch's fused operations in the same run.
+"""Checks and times kernels over several GPUs, with NCCL and torch's fused operations in the same run.
 
-    python3 benchmarks/distributed.py --out FOLDER [--seconds 200] [CASE ...]
+    python3 benchmarks/distributed.py --out FOLDER [--ranks N] [--seconds 200] [CASE ...]
 
-Each case checks its results first. It runs in two processes, one for each GPU, which are started again without the case
-if one of them fails or stalls. `distributed.jsonl` in the folder has a row for each check and each variant: microseconds, the
-larger of both ranks. The rows are printed, too. The cases are in `distributed_cases.py`.
+There is one process for each rank, with a GPU of its own; by default all GPUs take part. Each case checks its results
+first. If a process fails or stalls, all of them are started again without that case. `distributed.jsonl` in the folder has
+a row for each check and each variant: the number of ranks, and microseconds, the largest of all ranks. The rows are
+printed, too. The cases are in `distributed_cases.py`.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ CASES = (
     "experts",
     "ipc",
     "lost",
+    "pieces",
     "configs",
     "signal_pads",
     "compiled",
 )
-#: The case that ends one of its processes, in a pair of its own.
+#: The case that ends one of its processes, in processes of its own.
 LAST = "killed"
 STALL_SECONDS, LAST_SECONDS = 45.0, 30.0
 #: The host runs ahead of the GPU by this time, so that launches are not what is timed.
@@ -54,35 +56,35 @@ AHEAD_MICROSECONDS = 2500
 # --- the process that watches --------------------------------------------------------------------------------------------
 
 
-def watch(out: pathlib.Path, cases: list[str], seconds: float) -> None:
-    """Run the cases in pairs of processes until all are done or the time is up."""
-    end, port = time.time() + seconds, 29510
+def watch(out: pathlib.Path, ranks: int, cases: list[str], seconds: float) -> None:
+    """Run the cases, with a process for each rank, until all are done or the time is up."""
+    end, port = time.time() + seconds, 29510 + os.getpid() % 1000
     reserved = LAST_SECONDS if LAST in cases else 0.0
     todo = [case for case in cases if case != LAST]
     while todo and time.time() < end - reserved - 15:
         port += 1
-        state = _pair(out, port, todo, end - reserved)
+        state = _together(out, ranks, port, todo, end - reserved)
         if state == "done":
             break
-        done = {case for case in todo if all((out / f"{case}.done{rank}").exists() for rank in range(2))}
+        done = {case for case in todo if all((out / f"{case}.done{rank}").exists() for rank in range(ranks))}
         current = next((case for case in todo if case not in done), None)
-        print(f"{state} in {current}; see rank0.log and rank1.log", flush=True)
+        print(f"{state} in {current}; see the logs of the ranks", flush=True)
         todo = [case for case in todo if case not in done and case != current]
     if reserved:
-        print(f"{LAST}: {_pair(out, port + 1, [LAST], end)}", flush=True)
+        print(f"{LAST}: {_together(out, ranks, port + 1, [LAST], end)}", flush=True)
     lines = [line for file in sorted(out.glob("rows-*.jsonl")) for line in file.read_text().splitlines()]
     (out / "distributed.jsonl").write_text("".join(f"{line}\n" for line in lines))
     for line in lines:
         print(line, flush=True)
 
 
-def _pair(out: pathlib.Path, port: int, cases: list[str], end: float) -> str:
-    """Run cases in a pair of processes, and return how it ended."""
-    ranks = [_start(out, rank, port, cases, end) for rank in range(2)]
+def _together(out: pathlib.Path, ranks: int, port: int, cases: list[str], end: float) -> str:
+    """Run cases in a process for each rank, and return how they ended."""
+    processes = [_start(out, rank, ranks, port, cases, end) for rank in range(ranks)]
     seen, moved = "", time.time()
     while True:
         time.sleep(0.1)
-        codes = [process.poll() for process in ranks]
+        codes = [process.poll() for process in processes]
         now = "".join(str(file.stat().st_size) for file in sorted(out.iterdir()))
         if now != seen:
             seen, moved = now, time.time()
@@ -92,15 +94,19 @@ def _pair(out: pathlib.Path, port: int, cases: list[str], end: float) -> str:
         late = time.time() > end or time.time() - moved > STALL_SECONDS
         if failed or late:
             time.sleep(1)
-            for process in ranks:
+            for process in processes:
                 process.kill()
                 process.wait()
             return f"exit codes {codes}" if failed else "out of time" if time.time() > end else "stalled"
 
 
-def _start(out: pathlib.Path, rank: int, port: int, cases: list[str], end: float) -> subprocess.Popen[bytes]:
-    env = dict(os.environ, **OFF, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+def _start(
+    out: pathlib.Path, rank: int, ranks: int, port: int, cases: list[str], end: float
+) -> subprocess.Popen[bytes]:
+    env = dict(os.environ, **OFF, RANK=str(rank), LOCAL_RANK=str(rank))
     env |= {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": "bench",
@@ -180,7 +186,7 @@ class Rank:
 
     def write(self, row: dict[str, Any]) -> None:
         if self.rows is not None:
-            self.rows.write(json.dumps(row) + "\n")
+            self.rows.write(json.dumps({**row, "ranks": self.n}) + "\n")
             self.rows.flush()
 
     def largest(self, number: float) -> float:
@@ -211,8 +217,10 @@ class Rank:
         else:
             self.torch.distributed.all_reduce(self.torch.zeros(1, device=self.device))
 
-    def time(self, function: Callable[[], Any], *, graph: bool = False, calls: int = 4, rounds: int = 12) -> float:
-        """Return the median over rounds of the microseconds of a call, the larger of both ranks."""
+    def time(
+        self, function: Callable[[], Any], *, graph: bool = False, calls: int = 4, rounds: int = 8, warm: int = 2
+    ) -> list[float]:
+        """Return the microseconds of a call, by round. The first ``warm`` rounds raise the clock and are left out."""
         torch = self.torch
         for _ in range(2):
             function()
@@ -226,7 +234,7 @@ class Rank:
                     function()
             run = captured.replay
             run()
-        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(rounds)]
+        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(warm + rounds)]
         for begin, end in pairs:
             torch.cuda._sleep(AHEAD_MICROSECONDS * 1700)
             self.align()
@@ -235,33 +243,42 @@ class Rank:
                 run()
             end.record()
         torch.cuda.synchronize()
-        times = [begin.elapsed_time(end) * 1e3 / calls for begin, end in pairs]
-        return self.largest(statistics.median(times))
+        return [begin.elapsed_time(end) * 1e3 / calls for begin, end in pairs[warm:]]
 
-    def row(self, case: str, what: str, variant: str, function: Callable[[], Any], **options: Any) -> float | None:
-        """Time a variant, and write a row about it. Returns the microseconds, None without GPUs or time."""
-        if self.is_simulated or self.largest(float(time.time() > self.end - 8)):
-            return None
-        microseconds, error = None, ""
-        try:
-            microseconds = self.time(function, **options)
-        except (RuntimeError, AssertionError, AttributeError) as caught:
-            error = f"{type(caught).__name__}: {str(caught)[:300]}"
-            if "CUDA error" in error:
-                raise
-        row = {"case": case, "what": what, "variant": variant, "us": microseconds, **options}
-        self.write({**row, "error": error} if error else row)
-        return microseconds
+    def row(self, case: str, what: str, variant: str, function: Callable[[], Any], **options: Any) -> None:
+        """Time a variant, and write a row about it."""
+        self.rows_of(case, what, {variant: function}, **options)
 
     def rows_of(self, case: str, what: str, variants: dict[str, Callable[[], Any]], **options: Any) -> None:
-        for variant, function in variants.items():
-            self.row(case, what, variant, function, **options)
+        """Time variants in turn, in both orders, and write a row about each: the median, the largest of all ranks.
+
+        Nothing is timed without GPUs, or with no time left.
+        """
+        if self.is_simulated or self.largest(float(time.time() > self.end - 8)):
+            return
+        times: dict[str, list[float]] = {variant: [] for variant in variants}
+        errors: dict[str, str] = {}
+        for variant in (*variants, *reversed(variants)):
+            if variant not in errors:
+                try:
+                    times[variant] += self.time(variants[variant], **options)
+                except (RuntimeError, AssertionError, AttributeError) as caught:
+                    errors[variant] = f"{type(caught).__name__}: {str(caught)[:300]}"
+                    if "CUDA error" in errors[variant]:
+                        raise
+        for variant, rounds in times.items():
+            row = {"case": case, "what": what, "variant": variant, **options}
+            error = errors.get(variant)
+            self.write(
+                {**row, "us": None, "error": error} if error else {**row, "us": self.largest(statistics.median(rounds))}
+            )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--seconds", type=float, default=200)
+    parser.add_argument("--ranks", type=int, help="ranks, each with a GPU; all GPUs by default")
     parser.add_argument("--rank", action="store_true")
     parser.add_argument("cases", nargs="*")
     options = parser.parse_args()
@@ -272,7 +289,9 @@ def main() -> None:
     cases = [case for case in known if case in options.cases or not options.cases]
     if not options.rank:
         options.out.mkdir(parents=True, exist_ok=True)
-        watch(options.out, cases, options.seconds)
+        import torch
+
+        watch(options.out, options.ranks or torch.cuda.device_count(), cases, options.seconds)
         return
     import helion.distributed as dist
 

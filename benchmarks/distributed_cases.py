@@ -6,7 +6,7 @@ import functools
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import all_gather_matmul as tiled_gather
@@ -15,6 +15,7 @@ import all_reduce_rms_norm
 import all_reduce_two_shots as two_shots
 import dispatch_combine
 import matmul_all_reduce as tiled_all_reduce
+import matmul_few_rows as one_loop
 import matmul_reduce_scatter as tiled_reduce_scatter
 import overlapped_matmul as overlapped
 import torch
@@ -34,6 +35,7 @@ EXAMPLES = (
     "matmul_reduce_scatter",
     "matmul_all_reduce",
     "all_gather_matmul",
+    "matmul_few_rows",
     "overlapped_matmul",
     "dispatch_combine",
     "experts",
@@ -208,7 +210,7 @@ def _loss(ch: Any) -> str:
 
 
 def killed(r: Rank) -> None:
-    """End one rank between two calls: the other one gets an error in time."""
+    """End the last rank between two calls: the others get an error in time."""
     kernel = _brief(kernels.any_size)
     x, inbox, ch = (
         torch.ones(2**16, device=r.device),
@@ -217,13 +219,14 @@ def killed(r: Rank) -> None:
     )
     kernel(x, inbox, ch)
     dist.barrier()
-    if r.me != 0:
+    last = r.n - 1
+    if r.me == last:
         os._exit(0)
     began = time.time()
     for _ in range(3):
         kernel(x, inbox, ch)
     message = _loss(ch)
-    r.write({"case": "killed", "right": "rank 1" in message, "seconds": time.time() - began, "message": message})
+    r.write({"case": "killed", "right": f"rank {last}" in message, "seconds": time.time() - began, "message": message})
 
 
 def compiled(r: Rank) -> None:
@@ -312,8 +315,9 @@ def rms_norm(r: Rank) -> None:
             r.rows_of("rms_norm", what, {"default": call, "nccl + one kernel": serial}, graph=graph)
 
 
-#: Rows from which products and their messages overlap as wholes, and up to which single tiles are sent.
-_WHOLE, _TILES = 4096, 4096
+#: Rows from which products and their messages overlap as wholes, and up to which single tiles are sent: in two loops, and
+#: in one.
+_WHOLE, _TILES, _FEW = 4096, 4096, 512
 _ROWS = (64, 512, 4096, 16384)
 
 
@@ -324,6 +328,10 @@ def _products(r: Rank, rows: int, k: int, columns: int) -> tuple[Any, Any, Any]:
     return *pairs[r.me], torch.stack([x @ w for x, w in pairs]).float().sum(0)
 
 
+def _one_loop_memory(r: Rank, rows: int, columns: int) -> tuple[Any, Any]:
+    return dist.empty([2, r.n, rows, columns], BF16), dist.channel(one_loop.WORDS)
+
+
 def matmul_all_reduce(r: Rank) -> None:
     for rows in r.pick(_ROWS, (32,)):
         x, w, expected = _products(r, rows, 4096, 8192)
@@ -332,6 +340,8 @@ def matmul_all_reduce(r: Rank) -> None:
         if rows <= _TILES:
             memory = dist.empty([2, r.n, rows, columns], BF16), dist.channel(tiled_all_reduce.WORDS)
             calls["tiles"] = functools.partial(tiled_all_reduce.matmul_all_reduce, x, w, *memory)
+        if rows <= _FEW:
+            calls["one loop"] = functools.partial(one_loop.matmul_all_reduce, x, w, *_one_loop_memory(r, rows, columns))
         if rows >= r.pick(_WHOLE, 0):
             parts = [overlapped.Memory(rows // r.n, columns) for _ in range(2)]
             calls["overlapped"] = functools.partial(overlapped.matmul_all_reduce, x, w, *parts)
@@ -354,6 +364,10 @@ def matmul_reduce_scatter(r: Rank) -> None:
         if rows <= _TILES:
             memory = dist.empty([2, r.n, part, columns], BF16), dist.channel(tiled_reduce_scatter.WORDS)
             calls["tiles"] = functools.partial(tiled_reduce_scatter.matmul_reduce_scatter, x, w, *memory, r.me)
+        if rows <= _FEW:
+            calls["one loop"] = functools.partial(
+                one_loop.matmul_reduce_scatter, x, w, *_one_loop_memory(r, rows, columns), r.me
+            )
         if rows >= r.pick(_WHOLE, 0):
             calls["overlapped"] = functools.partial(
                 overlapped.matmul_reduce_scatter, x, w, overlapped.Memory(part, columns)
@@ -418,11 +432,15 @@ def experts(r: Rank) -> None:
         torch.distributed.all_to_all_single(home, there_rows, sent, taken)
         return torch.zeros_like(x).index_add_(0, order, home)
 
-    what = f"{tokens} x {columns}, {sum(sent) - sent[r.me]} rows to the peer"
+    what = f"{tokens} x {columns}, {sum(sent) - sent[r.me]} rows to peers"
     serial = functools.partial(_all_to_all, there_rows, x, order, taken, sent)
     r.rows_of(
         "experts", what, {"dispatch": send, "dispatch, nccl": serial, "combine": take, "combine, nccl": serial_combine}
     )
+    for rows, warps in ((1, 4), (2, 4), (2, 8), (4, 4), (4, 16), (8, 16)):
+        tiled = _configured(dispatch_combine.combine, block_sizes=[rows], num_warps=warps)
+        call = functools.partial(tiled, wanted, results, back)
+        r.row("experts", what, f"combine, {rows} rows in {warps} warps", call)
 
 
 def _all_to_all(out: Any, x: Any, order: Any, taken: list[int], sent: list[int]) -> None:
@@ -432,14 +450,26 @@ def _all_to_all(out: Any, x: Any, order: Any, taken: list[int], sent: list[int])
 # --- times of more configs -----------------------------------------------------------------------------------------------
 
 
-def _product_configs(loops: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield configs of kernels with a tile of a product, and a number of loops over K."""
-    for m, n, k, warps, stages in ((128, 256, 64, 8, 4), (64, 128, 128, 4, 4), (64, 64, 128, 4, 5)):
-        sizes = [m, n, *[k] * loops]
-        yield (
-            f"{m} x {n} x {k}",
-            {"block_sizes": sizes, "num_warps": warps, "num_stages": stages, "l2_groupings": [8, 8]},
-        )
+#: Configs of a product in one loop, by name.
+_PRODUCT_CONFIGS: dict[str, dict[str, Any]] = {
+    f"{m} x {n} x {k}, {warps} warps": {
+        "block_sizes": [m, n, k],
+        "num_warps": warps,
+        "num_stages": stages,
+        "l2_groupings": [8],
+    }
+    for m, n, k, warps, stages in (
+        (64, 32, 256, 4, 4),
+        (64, 32, 128, 4, 8),
+        (64, 64, 128, 4, 4),
+        (64, 64, 256, 4, 4),
+        (64, 128, 64, 4, 4),
+        (128, 64, 64, 4, 4),
+        (128, 128, 64, 4, 3),
+        (128, 128, 64, 8, 3),
+        (128, 128, 64, 8, 6),
+    )
+}
 
 
 def configs(r: Rank) -> None:
@@ -459,17 +489,43 @@ def configs(r: Rank) -> None:
         for warps in (8, 16, 32):
             tiled = _configured(all_reduce_rms_norm.all_reduce_rms_norm, block_sizes=[1], num_warps=warps)
             r.row("rms_norm", f"{rows} rows", f"{warps} warps", functools.partial(tiled, *args))
-    for rows in r.pick((64, 512, 4096), (32,)):
+    _configs_of_few_rows(r)
+
+
+def _configs_of_few_rows(r: Rank) -> None:
+    cases = (
+        ("matmul_all_reduce", one_loop.matmul_all_reduce, (4096, 8192), ()),
+        ("matmul_reduce_scatter", one_loop.matmul_reduce_scatter, (8192, 4096), (r.me,)),
+    )
+    for rows in r.pick((64, 512), (32,)):
+        for case, kernel, sizes, more in cases:
+            x, w, _ = _products(r, rows, *sizes)
+            memory = _one_loop_memory(r, rows, w.size(1))
+            for name, config in _PRODUCT_CONFIGS.items():
+                call = functools.partial(_configured(kernel, **config), x, w, *memory, *more)
+                r.row(case, f"{rows} x {x.size(1)} x {w.size(1)}", f"one loop, {name}", call, calls=2)
+
+
+def pieces(r: Rank) -> None:
+    """Time what `overlapped_matmul` is made of: products into own memory and into that of a peer, copies, messages."""
+    for rows in r.pick((512, 2048), (32,)):
         x, w, _ = _products(r, rows, 4096, 8192)
-        memory = dist.empty([2, r.n, rows, w.size(1)], BF16), dist.channel(tiled_all_reduce.WORDS)
-        for name, config in _product_configs(1):
-            call = functools.partial(_configured(tiled_all_reduce.matmul_all_reduce, **config), x, w, *memory)
-            r.row("matmul_all_reduce", f"{rows} x {x.size(1)} x {w.size(1)}", f"tiles, {name}", call, calls=2)
-    for rows in r.pick((64, 512, 4096), (32,)):
-        x, w, _ = _products(r, rows, 8192, 4096)
-        memory = dist.empty([2, r.n, rows // r.n, w.size(1)], BF16), dist.channel(tiled_reduce_scatter.WORDS)
-        for name, config in _product_configs(2):
-            call = functools.partial(
-                _configured(tiled_reduce_scatter.matmul_reduce_scatter, **config), x, w, *memory, r.me
-            )
-            r.row("matmul_reduce_scatter", f"{rows} x {x.size(1)} x {w.size(1)}", f"tiles, {name}", call, calls=2)
+        memory, out = overlapped.Memory(rows, w.size(1)), torch.empty([rows, w.size(1)], dtype=BF16, device=r.device)
+        theirs, parts = memory.inbox[1][0], tuple(memory.inbox[0][peer] for peer in range(1, r.n))
+
+        def messages(memory: Any = memory) -> None:
+            memory.hear(memory.ready)
+            overlapped.tell(memory.ready)
+
+        calls: dict[str, Call] = {
+            "product": functools.partial(overlapped.product, x, w, out),
+            "product, to the peer": functools.partial(overlapped.product, x, w, theirs),
+            "product plus": functools.partial(overlapped.product_plus, x, w, parts, out),
+            "copy to the peer": functools.partial(theirs.copy_, out),
+            "messages": messages,
+            "cublas alone": functools.partial(torch.mm, x, w),
+        }
+        calls["product"](), calls["product, to the peer"]()
+        r.close("pieces", f"{rows} rows", out, x @ w)
+        r.rows_of("pieces", f"{rows} rows, {x.size(1)} x {w.size(1)}", calls)
+        memory.check()

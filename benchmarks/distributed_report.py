@@ -25,6 +25,7 @@ class Cell:
     case: str
     what: str
     graph: bool
+    ranks: int
     times: Mapping[str, float]
 
     def best(self, *kinds: str) -> tuple[str, float] | None:
@@ -52,22 +53,24 @@ def read(folder: Path) -> dict[str, list[Row]]:
 
 def cells(rows: Sequence[Row]) -> list[Cell]:
     """Return the cells in the order of their first rows."""
-    found: dict[tuple[str, str, bool], dict[str, float]] = {}
+    found: dict[tuple[str, str, bool, int], dict[str, float]] = {}
     for row in rows:
         if row.get("us") is not None:
             part = f", {row['variant'].partition(',')[0]}" if row["case"] == "experts" else ""
-            key = (row["case"], row["what"] + part, bool(row.get("graph")))
+            key = (row["case"], row["what"] + part, bool(row.get("graph")), row["ranks"])
             found.setdefault(key, {})[row["variant"]] = row["us"]
-    return [Cell(case=case, what=what, graph=graph, times=times) for (case, what, graph), times in found.items()]
+    names = ("case", "what", "graph", "ranks")
+    return [Cell(**dict(zip(names, key, strict=True)), times=times) for key, times in found.items()]  # type: ignore[arg-type]
 
 
 def _sent_bytes(cell: Cell) -> int | None:
-    """Return the bytes that each of two ranks sends for a product."""
+    """Return the fewest bytes that each rank sends for a product: its part of the sums, for an all-reduce twice."""
     sizes = re.fullmatch(r"(\d+) x (\d+) x (\d+)", cell.what)
     if sizes is None:
         return None
     rows, _, columns = map(int, sizes.groups())
-    return rows * columns * _ELEMENT_BYTES // (1 if cell.case == "matmul_all_reduce" else 2)
+    part = rows * columns * _ELEMENT_BYTES // cell.ranks
+    return part * (cell.ranks - 1) * (2 if cell.case == "matmul_all_reduce" else 1)
 
 
 def goals(cell: Cell, link_gb_per_s: float | None) -> Iterator[tuple[str, float, float]]:
@@ -107,32 +110,42 @@ def _line(cell: Cell, link: float | None) -> tuple[str, ...]:
 
 
 def sections(by_device: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Return the lines of the page about several GPUs."""
+    """Return the lines of the page about several GPUs: a section for each device and number of ranks."""
     lines: list[str] = []
     for device, rows in by_device.items():
-        checks = [row for row in rows if "right" in row]
-        wrong = [f"{row['case']}: {row.get('what', '')}" for row in checks if not row["right"]]
-        failed = [
-            f"{row['case']}, {row['what']}, {row['variant']}: {row['error']}"
-            for row in rows
-            if "variant" in row and "error" in row
-        ]
-        found = cells(rows)
-        link = _link(found)
-        held = [ratio <= most for cell in found for _, ratio, most in goals(cell, link)]
-        start = next((row for row in rows if row["case"] == "start"), {"device": device, "torch": "-", "triton": "-"})
-        lines += [f"## Several GPUs: two {start['device']}", ""]
-        lines += [f"`benchmarks/distributed.py` with torch {start['torch']} and Triton {start['triton']}."]
-        lines += [f"{len(checks)} checks, {len(wrong)} wrong. Of {len(held)} goals {sum(held)} are met."]
-        lines += [f"Wrong: {'; '.join(wrong)}."] if wrong else []
-        lines += [f"The copy engine sends {link:.0f} GB/s in each direction." if link else "The link was not measured."]
-        lines += ["Microseconds of a call, the larger of both ranks, without NVLink multicast."]
-        lines += ["Goals are held against the fastest kernel under its default config; -: not measured.", ""]
-        header = ("case", "size", "default", "variant", "best config", "nccl", "torch", "ratio of the default's time")
-        body = [_line(cell, link) for cell in found if cell.case != "link"]
-        lines += [
-            f"| {' | '.join(each)} |"
-            for each in (header, [":--", ":--", "--:", ":--", "--:", "--:", "--:", ":--"], *body)
-        ]
-        lines += ["", *(f"- {each}" for each in failed), *[""] * bool(failed)]
+        for ranks in sorted({row["ranks"] for row in rows}):
+            lines += _section(device, ranks, [row for row in rows if row["ranks"] == ranks])
     return lines
+
+
+def _section(device: str, ranks: int, rows: Sequence[Row]) -> list[str]:
+    checks = [row for row in rows if "right" in row]
+    wrong = [f"{row['case']}: {row.get('what', '')}" for row in checks if not row["right"]]
+    failed = [
+        f"{row['case']}, {row['what']}, {row['variant']}: {row['error']}"
+        for row in rows
+        if "variant" in row and "error" in row
+    ]
+    found = cells(rows)
+    link = _link(found)
+    held = [ratio <= most for cell in found for _, ratio, most in goals(cell, link)]
+    start = next((row for row in rows if row["case"] == "start"), {"device": device, "torch": "-", "triton": "-"})
+    lines = [f"## Several GPUs: {ranks} {start['device']}", ""]
+    lines += [f"`benchmarks/distributed.py` with torch {start['torch']} and Triton {start['triton']}."]
+    lines += [f"{len(checks)} checks, {len(wrong)} wrong. Of {len(held)} goals {sum(held)} are met."]
+    lines += [f"Wrong: {'; '.join(wrong)}."] if wrong else []
+    lines += [f"The copy engine sends {link:.0f} GB/s in each direction." if link else "The link was not measured."]
+    lines += ["Microseconds of a call, the largest of all ranks, without NVLink multicast."]
+    lines += ["Goals are held against the fastest kernel under its default config; -: not measured.", ""]
+    header = ("case", "size", "default", "variant", "best config", "nccl", "torch", "ratio of the default's time")
+    body = [_line(cell, link) for cell in found if cell.case not in ("link", "pieces")]
+    lines += [
+        f"| {' | '.join(each)} |" for each in (header, [":--", ":--", "--:", ":--", "--:", "--:", "--:", ":--"], *body)
+    ]
+    notes = [*failed, *(_pieces(cell) for cell in found if cell.case == "pieces")]
+    return [*lines, "", *(f"- {note}" for note in notes), *[""] * bool(notes)]
+
+
+def _pieces(cell: Cell) -> str:
+    """Return the times of what overlapped products are made of."""
+    return f"{cell.what}: " + ", ".join(f"{variant} {us:.1f}" for variant, us in cell.times.items())

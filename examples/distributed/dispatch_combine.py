@@ -47,7 +47,10 @@ def dispatch(x: torch.Tensor, wanted: torch.Tensor, inbox: tuple[torch.Tensor, .
             hl.wait(ch, [tile.id], sender=peer)
 
 
-@helion.kernel(config=helion.Config(num_warps=8), ignore_warnings=[*ACROSS_CALLS, helion.exc.TensorOperationInWrapper])
+@helion.kernel(
+    config=helion.Config(block_sizes=[ROWS], num_warps=8),
+    ignore_warnings=[*ACROSS_CALLS, helion.exc.TensorOperationInWrapper],
+)
 def combine(wanted: torch.Tensor, results: tuple[torch.Tensor, ...], ch: hl.Channel) -> torch.Tensor:
     """Return the sum of the rows `results[p][.., t, :]` of the peers `p` with `wanted[t, p]`, once they are there.
 
@@ -59,7 +62,7 @@ def combine(wanted: torch.Tensor, results: tuple[torch.Tensor, ...], ch: hl.Chan
         for peer in hl.static_range(1, n):
             hl.signal(ch, [0], to=peer)
     hl.barrier()
-    for tile in hl.tile(tokens, block_size=ROWS):
+    for tile in hl.tile(tokens):
         own = wanted[tile, 0] != 0
         acc = hl.load(results[0], [0, tile, slice(None)], extra_mask=own[:, None]).to(torch.float32)
         for peer in hl.static_range(1, n):

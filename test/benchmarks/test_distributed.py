@@ -20,26 +20,36 @@ CASES = {
     "stress": 1,
     "all_reduce": 2,
     "rms_norm": 1,
-    "matmul_all_reduce": 2,
-    "matmul_reduce_scatter": 2,
+    "matmul_all_reduce": 3,
+    "matmul_reduce_scatter": 3,
     "all_gather_matmul": 2,
     "experts": 1,
+    "pieces": 1,
 }
 _SAMPLE = ["primitives", *(pytest.param(case, marks=pytest.mark.prove) for case in CASES if case != "primitives")]
 
 
-def _rows(case: str, make: Callable[[], distributed.Rank], folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def _rows(
+    case: str, make: Callable[[], distributed.Rank], folder: Path, monkeypatch: pytest.MonkeyPatch, ranks: int = 2
+) -> list[Any]:
     """Return the rows of a case."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     cases: Any = importlib.import_module("benchmarks.distributed_cases")
-    hd.run(lambda: getattr(cases, case)(make()), 2)
+    hd.run(lambda: getattr(cases, case)(make()), ranks)
     return [json.loads(line) for file in folder.iterdir() for line in file.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("case", _SAMPLE)
 def test_cases_are_right(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = _rows(case, lambda: distributed.Rank(tmp_path, 0.0), tmp_path, monkeypatch)
-    assert [row["right"] for row in rows] == [True] * CASES[case]
+    assert [(row["right"], row["ranks"]) for row in rows] == [(True, 2)] * CASES[case]
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("case", CASES)
+def test_cases_are_right_on_four_ranks(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = _rows(case, lambda: distributed.Rank(tmp_path, 0.0), tmp_path, monkeypatch, 4)
+    assert [(row["right"], row["ranks"]) for row in rows] == [(True, 4)] * CASES[case]
 
 
 class _TimedRank(distributed.Rank):
@@ -49,13 +59,13 @@ class _TimedRank(distributed.Rank):
         super().__init__(out, 0.0)
         self.refused = refused
 
-    def row(self, case: str, what: str, variant: str, function: Callable[[], Any], **options: Any) -> float | None:
-        try:
-            function()
-        except NotImplementedError:
-            self.refused.append(variant)
-        self.write({"case": case, "what": what, "variant": variant, **options})
-        return 1.0
+    def rows_of(self, case: str, what: str, variants: dict[str, Callable[[], Any]], **options: Any) -> None:
+        for variant, function in variants.items():
+            try:
+                function()
+            except NotImplementedError:
+                self.refused.append(variant)
+            self.write({"case": case, "what": what, "variant": variant, **options})
 
 
 @pytest.fixture

@@ -11,12 +11,15 @@ import pytest
 from benchmarks import distributed_report as report
 
 
-def timed(case: str, what: str, times: dict[str, float], **more: Any) -> list[dict[str, Any]]:
-    return [{"case": case, "what": what, "variant": variant, "us": us, **more} for variant, us in times.items()]
+def timed(case: str, what: str, times: dict[str, float], ranks: int = 2, **more: Any) -> list[dict[str, Any]]:
+    return [
+        {"case": case, "what": what, "variant": variant, "us": us, "ranks": ranks, **more}
+        for variant, us in times.items()
+    ]
 
 
 ROWS = [
-    {"case": "start", "device": "Test 100", "torch": "2.11", "triton": "3.6"},
+    {"case": "start", "device": "Test 100", "torch": "2.11", "triton": "3.6", "ranks": 2},
     *timed("link", "64 MB to the peer", {"copy engine": 2**26 / 400e3}),
     *timed("all_reduce", "512 KB", {"one shot": 6.0, "two shots": 7.0, "nccl": 10.0, "torch one_shot_all_reduce": 9.0}),
     *timed("all_reduce", "512 KB", {"one shot": 7.0, "nccl": 10.0}, graph=True),
@@ -34,7 +37,7 @@ ROWS = [
     *timed(
         "experts", "4096 x 4096", {"dispatch": 84.0, "dispatch, nccl": 99.0, "combine": 91.0, "combine, nccl": 99.0}
     ),
-    {"case": "stress", "what": "10000 calls", "right": True},
+    {"case": "stress", "what": "10000 calls", "right": True, "ranks": 2},
 ]
 
 
@@ -61,20 +64,32 @@ def test_the_bound_of_a_product_is_its_time_or_that_of_the_link() -> None:
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_what_is_wrong_or_fails_is_named(wrong: bool, tmp_path: Path) -> None:
-    more = [{"case": "ipc", "what": "all-reduce", "right": False}] if wrong else []
+    more = [{"case": "ipc", "what": "all-reduce", "right": False, "ranks": 2}] if wrong else []
     more += (
-        [{"case": "experts", "what": "4096 x 4096", "variant": "x", "us": None, "error": "RuntimeError: no"}]
+        [{"case": "experts", "what": "4096", "variant": "x", "us": None, "error": "RuntimeError: no", "ranks": 2}]
         if wrong
         else []
     )
     text = "\n".join(json.dumps(row) for row in [*ROWS, *more])
     (tmp_path / f"two-gpus{report.SUFFIX}.jsonl").write_text(text)
     page = "\n".join(report.sections(report.read(tmp_path)))
-    assert "## Several GPUs: two Test 100" in page and "400 GB/s" in page
+    assert "## Several GPUs: 2 Test 100" in page and "400 GB/s" in page
     assert "| rms_norm | 32 rows | 5.0 | default | 4.0 | 10.0 | - | 0.50 of nccl |" in page
     assert "| all_reduce | 8192 KB | 51.0 | one shot | 40.0 | 50.0 | - | 1.02 of nccl (missed) |" in page
-    assert ("Wrong: ipc: all-reduce." in page, "- experts, 4096 x 4096, x: RuntimeError: no" in page) == (wrong, wrong)
+    assert ("Wrong: ipc: all-reduce." in page, "- experts, 4096, x: RuntimeError: no" in page) == (wrong, wrong)
     assert f"{1 + wrong} checks, {int(wrong)} wrong. Of 12 goals 7 are met." in page
+
+
+def test_each_number_of_ranks_has_a_section_and_a_bound() -> None:
+    product = {"tiles": 120.0, "cublas alone": 10.0}
+    link = timed("link", "64 MB to the peer", {"copy engine": 2**26 / 400e3}, ranks=4)
+    rows = [*ROWS, *link, *timed("matmul_reduce_scatter", "4096 x 8 x 8192", product, ranks=4)]
+    rows += timed("pieces", "512 rows, 8 x 8", {"product": 2.25, "messages": 4.0}, ranks=4)
+    page = "\n".join(report.sections({"test": rows}))
+    assert page.index("## Several GPUs: 2 Test 100") < page.index("## Several GPUs: 4 test")
+    sent = 4096 * 8192 * 2 * 3 / 4 / 400e3
+    assert f"| matmul_reduce_scatter | 4096 x 8 x 8192 | 120.0 | tiles | - | - | - | {120 / sent:.2f} of bound" in page
+    assert "- 512 rows, 8 x 8: product 2.2, messages 4.0" in page
 
 
 def test_without_results_there_is_no_section(tmp_path: Path) -> None:

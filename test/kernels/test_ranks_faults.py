@@ -27,6 +27,7 @@ SMALL = {
     "all_reduce_rms_norm": {"rows": 5, "columns": 60},
     "matmul_reduce_scatter": {"rows": 32, "columns": 32, "k": 40},
     "matmul_all_reduce": {"rows": 20, "columns": 32, "k": 40},
+    "matmul_few_rows": {"rows": 20, "columns": 32, "k": 40},
     "all_gather_matmul": {"rows": 140, "columns": 32, "k": 40},
     "all_reduce_two_shots": {"part": 4500},
     "dispatch_combine": {"tokens": 9, "d": 40},
