@@ -212,7 +212,7 @@ class Cluster:
         exec("from __future__ import annotations\n" + "\n".join(kept), found)
         replaced = (
             *("load_shared", "load_plane", "load_global", "store_shared", "store_words", "store_element", "bulk_load"),
-            *("send", "put", "expect", "arrive", "await_cluster"),
+            *("send", "put", "expect", "arrive", "await_cluster", "log2_approximate"),
             *("unpack_float16", "pack_bfloat16", "pack_float16", "pack_float8_e4m3fn"),
         )
         found.update({name: getattr(self, name) for name in replaced if name in found})
@@ -337,6 +337,12 @@ class Cluster:
         assert not written[at - base].any() and len(np.unique(at)) == at.size, "bytes are written twice"
         written[at - base] = 1
         to[at - base] = data[on]
+
+    def log2_approximate(self, x: Any) -> Array:
+        """Return a logarithm that is off by as much as the instruction's may be."""
+        exact = np.log2(np.asarray(x, np.float64))
+        error = 2.0**-22.6 * np.maximum(1.0, np.abs(exact))
+        return floats(np.where(np.isfinite(exact), exact + error, exact))
 
     # Conversions ----------------------------------------------------------------------------------------------------
 

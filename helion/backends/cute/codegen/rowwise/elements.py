@@ -8,6 +8,7 @@ from ...plan.dtypes import LARGEST_E4M3, itemsize
 from ...plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand, EpilogueOutput, Instruction
 from ...plan.joint import OwnPart
 from ...plan.rowwise.extremes import IDENTITIES, packed_dtype, packed_extremes
+from ...plan.rowwise.logs import short_logs
 from ...plan.rowwise.passes import RowPass, Schedule, kept_bytes, schedule_of
 from ...plan.rowwise.powers import fused_powers, fused_quotients, minuend
 from ...plan.rowwise.records import RowPlan, RowProblem
@@ -169,6 +170,10 @@ def _value(plan: RowPlan, schedule: Schedule, each: RowPass, value: int) -> str:
         (argument,) = made.arguments
         assert isinstance(argument, int)
         return SHORT[made.op](names(argument))
+    if value in short_logs(problem):
+        (argument,) = made.arguments
+        assert isinstance(argument, int)
+        return f"short_log({names(argument)})"
     return expression(problem, value, names, position)
 
 

@@ -252,6 +252,19 @@ def power_base(top):
     rest = cute.math.fma(top, slope, -base)
     return slope, -base, cute.math.exp2(-rest, fastmath=True)
 """
+_LOG2_APPROXIMATE = """
+def log2_approximate(x):
+    return ptx("lg2.approx.f32 {$w0}, {$r0};", [Float32], [x])
+"""
+_SHORT_LOG = """
+def short_log(x):
+    t = x - 1.0
+    series = Float32(0.2)
+    for coefficient in (-0.25, 1 / 3, -0.5, 1.0):
+        series = cute.math.fma(series, t, Float32(coefficient))
+    far = log2_approximate(x) * 0.6931471805599453
+    return Float32(cutlass.select_(cute.math.abs(t) < 0.0625, t * series, far))
+"""
 
 #: The functions by name.
 FUNCTIONS: Mapping[str, str] = {
@@ -263,7 +276,7 @@ FUNCTIONS: Mapping[str, str] = {
         *(_JOINED, _BUTTERFLY, _MASKED, _MOVED, _SHIFTED, _RECIPROCAL, _DIVIDED, _DIVIDED_SHORT),
         _FIRST_MATCH,
         *(_ROW_MAXIMUM_BFLOAT16, _ROW_MINIMUM_BFLOAT16, _ROW_MAXIMUM_FLOAT16, _ROW_MINIMUM_FLOAT16),
-        _POWER_BASE,
+        *(_POWER_BASE, _LOG2_APPROXIMATE, _SHORT_LOG),
     )
 }
 
