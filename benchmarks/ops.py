@@ -4,8 +4,8 @@
 
 Operators have shapes of models in use. Workers share the cases and the cells. They check and compile side by side, and note
 the time of first calls. Then each in turn has the GPU alone and times all variants, with a cold L2: device time of a
-forward pass, and with gradients that of both passes. For few rows it also takes the host's time of a call. Cells and cases
-that it does not reach are listed. A variant that fails has no time but a reason.
+forward pass, and with gradients that of both passes and the memory that they need. For few rows it also takes the host's
+time of a call. Cells and cases that it does not reach are listed. A variant that fails has no time but a reason.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ def cells() -> Iterator[Cell]:
     for m, n in ((4096, 128256), (8192, 32000)):
         made = lambda m=m, n=n: (normal(m, n), integers(n, m))  # noqa: E731
         yield Cell("cross_entropy", f"{m}x{n}", ops.cross_entropy, F.cross_entropy, made, (0,), m)
-    for m, k, n in ((4096, 4096, 128256), (8192, 2048, 32000)):
+    for m, k, n in ((4096, 4096, 128256), (8192, 4096, 128256), (8192, 2048, 32000)):
         made = lambda m=m, k=k, n=n: (normal(m, k), normal(n, k, scale=0.02), integers(n, m))  # noqa: E731
         yield Cell("linear_cross_entropy", f"{m}x{k}x{n}", ops.linear_cross_entropy, linear_loss, made, (0, 1), m)
     yield from _head_cells()
@@ -500,7 +500,7 @@ def first_calls(cell: Cell, compiled: Callable[..., Any]) -> dict[str, Any]:
 
 
 def timed(cell: Cell, compiled: Callable[..., Any], timer: GraphTimer) -> dict[str, Any]:
-    """Return microseconds of all variants: of the device, and of the host where there are few rows."""
+    """Return microseconds of all variants, of the device and with few rows of the host, and MiB of both passes."""
     torch.manual_seed(0)
     args = cell.make()
     variants = {"helion": cell.op, "compile": compiled, "eager": cell.eager}
@@ -512,10 +512,23 @@ def timed(cell: Cell, compiled: Callable[..., Any], timer: GraphTimer) -> dict[s
         times, failures = timer.time(calls)
         row[label] = {name: round(each.median, 2) for name, each in times.items()}
         row["failed"] |= failures
+        if backward:
+            row["peak_mib"] = {name: round(peak_mib(calls[name]), 1) for name in times}
     if cell.rows <= FEW_ROWS:
         kept = {name: f for name, f in variants.items() if name not in row["failed"]}
         row["host"] = {name: round(host_us(passes(cell, f, args, backward=False)), 2) for name, f in kept.items()}
     return row
+
+
+def peak_mib(call: Callable[[], Any]) -> float:
+    """Return the most MiB that a call holds at once, results included and arguments not."""
+    call()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 def host_us(call: Callable[[], Any]) -> float:
@@ -584,6 +597,8 @@ def shown(row: dict[str, Any]) -> str:
             ours = times.get("helion", math.nan)
             others = " ".join(f"{name} {us:.1f} ({us / ours:.2f}x)" for name, us in times.items() if name != "helion")
             parts.append(f"{label} {ours:.1f} us; {others}")
+    if peaks := row.get("peak_mib"):
+        parts.append("MiB " + " ".join(f"{name} {peak:.0f}" for name, peak in peaks.items()))
     return f"{row['name']:22} {row['shape']:24} {' | '.join(parts)} {row['failed'] or ''}"
 
 

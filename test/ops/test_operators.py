@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 from ops.table import Case, cases
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import helion
 from helion import exc, ops
-from helion.ops.kernels import sampling
+from helion.ops.kernels import linear_cross_entropy, sampling
 
 NAMES = [case.name for case in cases()]
 FIRST = ("rms_norm, fp32",)
@@ -236,14 +237,80 @@ def test_a_label_that_is_no_class_gives_nan() -> None:
     assert losses.isnan().tolist() == [False, True, True]
 
 
-def test_gradients_of_a_linear_loss_take_all_from_the_same_logits() -> None:
-    """Let the forward pass have multiplied fp32 tensors less precisely: all probabilities of a row are wrong by a factor."""
-    x, weight, labels = torch.randn(5, 8), torch.randn(19, 8), torch.randint(19, [5])
-    normalizers = torch.logsumexp(x @ weight.T, -1)
-    backward = torch.ops.helion_ops.linear_cross_entropy_backward
-    ops.linear_cross_entropy(x, weight, labels)
-    right, found = (backward(torch.ones(5), x, weight, labels, n, -100) for n in (normalizers, normalizers + 0.01))
-    torch.testing.assert_close(found, right)
+def _linear(dtype: torch.dtype, rows: int = 150, n: int = 67) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return `x`, a weight and labels, of which some are 3."""
+    torch.manual_seed(3)
+    x, weight = (torch.randn(size, 20).add(0.1).mul(0.5).to(dtype).requires_grad_() for size in (rows, n))
+    labels = torch.randint(n, [rows])
+    labels[5:9] = 3
+    return x, weight, labels
+
+
+@pytest.mark.parametrize(
+    ("dtype", "reduction", "tolerance"),
+    [
+        (torch.float32, "mean", 1e-5),
+        (torch.float32, "none", 1e-5),
+        (torch.bfloat16, "sum", 2e-2),
+        (torch.float16, "mean", 2e-3),  # a weight of the loss as in loss scaling keeps the gradients in range
+    ],
+)
+def test_a_linear_loss_in_parts(
+    dtype: torch.dtype, reduction: str, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Take gradients of logits that are held in parts of 64 rows, with padded rows and an ignored class."""
+    monkeypatch.setattr(linear_cross_entropy, "LOGITS_AT_ONCE", 1)
+    x, weight, labels = _linear(dtype)
+    options: Any = {"ignore_index": 3, "reduction": reduction}
+    exact = [t.detach().double().requires_grad_() for t in (x, weight)]
+    loss = ops.linear_cross_entropy(x, weight, labels, **options)
+    expected = torch.nn.functional.cross_entropy(exact[0] @ exact[1].T, labels, **options)
+    given = torch.rand_like(loss) + (2.0**14 if dtype == torch.float16 else 0.5)
+    found = torch.autograd.grad(loss, [x, weight], given)
+    for got, right in zip(found, torch.autograd.grad(expected, exact, given.double()), strict=True):
+        assert (got - right).abs().max() <= tolerance * right.abs().max()
+    torch.testing.assert_close(loss.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_a_linear_loss_gives_its_gradients_away_once() -> None:
+    x, weight, labels = _linear(torch.float32)
+    loss = ops.linear_cross_entropy(x, weight, labels)
+    first = torch.autograd.grad(loss, [x, weight], torch.tensor(3.0), retain_graph=True)
+    kept = [each.clone() for each in first]
+    second = torch.autograd.grad(loss, [x, weight], torch.tensor(0.5))
+    torch.testing.assert_close(first, tuple(kept), rtol=0, atol=0)
+    torch.testing.assert_close([6 * each for each in second], kept)
+
+
+def test_a_linear_loss_computes_wanted_gradients_only() -> None:
+    reduced = torch.ops.helion_ops.reduced_linear_cross_entropy.default
+    for wanted in ((True, False), (False, True), (False, False)):
+        with FakeTensorMode(allow_non_fake_inputs=True), _Calls() as seen:
+            x, weight, labels = _linear(torch.float32)
+            ops.linear_cross_entropy(x.requires_grad_(wanted[0]), weight.requires_grad_(wanted[1]), labels)
+        ((operator, args),) = seen.calls
+        assert (operator is reduced) == any(wanted)
+        assert operator is not reduced or args[-1] == list(wanted)
+    x, weight, labels = _linear(torch.float32)
+    right = torch.autograd.grad(ops.linear_cross_entropy(x, weight, labels), [x, weight])
+    for at, found in enumerate([(x, weight.detach()), (x.detach(), weight)]):
+        loss, *gradients = reduced(*found, labels, -100, True, [at == 0, at == 1])
+        assert [each.numel() > 0 for each in gradients] == [at == 0, at == 1]
+        torch.testing.assert_close(torch.autograd.grad(loss, found[at])[0], right[at])
+
+
+def test_a_linear_loss_of_ignored_rows_has_no_gradient() -> None:
+    x, weight, labels = _linear(torch.float32)
+    loss = ops.linear_cross_entropy(x, weight, torch.full_like(labels, -100))
+    assert loss.isnan()
+    assert [each.abs().max() for each in torch.autograd.grad(loss, [x, weight])] == [0, 0]
+
+
+def test_a_linear_loss_is_differentiated_once() -> None:
+    x, weight, labels = _linear(torch.float32)
+    (grad,) = torch.autograd.grad(ops.linear_cross_entropy(x, weight, labels), x, create_graph=True)
+    with pytest.raises(exc.AutodiffNotSupported, match="reduced_linear_cross_entropy_backward computes"):
+        grad.sum().backward()
 
 
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:

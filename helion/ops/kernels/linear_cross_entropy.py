@@ -1,12 +1,17 @@
 """Cross-entropy of the logits of a linear layer, which are never stored as a whole.
 
-In the forward pass a program multiplies a tile of tokens by a tile of classes. It keeps the maximum and the sum of
-exponentials of each row. The host combines these per row. The backward pass computes logits again for some tokens at a
-time, and turns them into their gradient.
+Without gradients a program multiplies a tile of tokens by a tile of classes. It keeps the maximum and the sum of
+exponentials of each row, and the host combines these per row.
+
+With gradients, the logits of some tokens are computed at a time. A kernel takes their losses, and replaces the logits
+by their gradient, from which two products make the gradients of both operands. A loss of all rows does this in the
+forward pass, and its backward pass only scales. A loss per row computes its logits again in the backward pass, since
+the gradient of the weight cannot be scaled per row. So does float16, in which unscaled gradients underflow.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,10 +20,13 @@ import helion
 import helion.language as hl
 
 from .._operators import INDICES, Operator, check, check_tensor, rows
-from .cross_entropy import cross_entropy_backward_kernel
 
-#: Elements of the logits that the backward pass holds at once.
-LOGITS_AT_ONCE = 1 << 28
+#: Gradients take the rows in at most this many parts, of at least LOGITS_AT_ONCE logits each. The gradient of the
+#: weight is rounded to its dtype once for each part.
+PARTS = 8
+LOGITS_AT_ONCE = 1 << 27
+#: Parts have a multiple of this many rows, and rows of logits begin at a multiple of this many elements.
+ALIGNMENT = 64
 
 
 @helion.kernel(static_shapes=False)
@@ -49,10 +57,76 @@ def linear_normalizer_kernel(
     return highest, total, picked
 
 
-def _run(x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> tuple[torch.Tensor, ...]:
+@helion.kernel(static_shapes=False)
+def linear_gradient_kernel(logits: torch.Tensor, labels: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Compute fp32 losses of the rows of `logits[M, N]`, which become `scales[M]` times the gradients of these losses.
+
+    A label that is no class gives NaN as its loss.
+    """
+    m = logits.size(0)
+    n = hl.specialize(logits.size(1))
+    losses = torch.empty([m], dtype=torch.float32, device=logits.device)
+    for tile in hl.tile(m):
+        row = logits[tile, :].to(torch.float32)
+        highest = torch.amax(row, dim=-1)
+        exponentials = torch.exp(row - highest[:, None])
+        total = torch.sum(exponentials, dim=-1)
+        label = labels[tile]
+        is_own = hl.arange(n)[None, :] == label[:, None]
+        picked = torch.sum(torch.where(is_own, row, 0.0), dim=-1)
+        loss = highest + torch.log(total) - picked
+        losses[tile] = torch.where((label >= 0) & (label < n), loss, float("nan"))
+        p = exponentials / total[:, None]
+        logits[tile, :] = scales[tile][:, None] * (p - torch.where(is_own, 1.0, 0.0))
+    return losses
+
+
+@helion.kernel(static_shapes=False)
+def scale_kernel(values: torch.Tensor, factor: torch.Tensor) -> None:
+    """Multiply `values[M, N]` by `factor[1]` in place. A factor of 1 reads and writes nothing."""
+    m, n = values.size()
+    for tile_m in hl.tile(m, block_size=32):
+        by = factor[0]
+        if by != 1.0:
+            for tile_n in hl.tile(n):
+                values[tile_m, tile_n] = values[tile_m, tile_n].to(torch.float32) * by
+
+
+def _run(x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> torch.Tensor:
     highest, total, picked = linear_normalizer_kernel(x, weight, labels)
     normalizers = torch.logsumexp(highest + total.log(), dim=0)
-    return (normalizers - picked).masked_fill(labels == ignore_index, 0.0), normalizers
+    return (normalizers - picked).masked_fill(labels == ignore_index, 0.0)
+
+
+def _losses_and_gradients(
+    x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, scales: torch.Tensor, wanted: list[bool]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the losses of the rows, and the gradients of `(scales * losses).sum()`; an unwanted one is empty."""
+    (m, _), n = x.shape, weight.size(0)
+    losses = x.new_empty(m, dtype=torch.float32)
+    grad_x, grad_weight = _empty_gradients(x, weight, wanted)
+    if m == 0:
+        return losses, grad_x, grad_weight.zero_()
+    least = helion.cdiv(m, PARTS * ALIGNMENT)
+    step = ALIGNMENT * max(least, LOGITS_AT_ONCE // (n * ALIGNMENT))
+    buffer = x.new_empty(min(step, m), ALIGNMENT * helion.cdiv(n, ALIGNMENT))
+    buffer[:, n:] = 0  # some products on CPUs multiply elements between rows by 0
+    for begin in range(0, m, step):
+        part = slice(begin, min(begin + step, m))
+        logits = torch.mm(x[part], weight.T, out=buffer[: part.stop - begin, :n])
+        losses[part] = linear_gradient_kernel(logits, labels[part], scales[part])
+        if wanted[0]:
+            torch.mm(logits, weight, out=grad_x[part])
+        if wanted[1]:
+            grad_weight.addmm_(logits.T, x[part], beta=1 if begin else 0)
+    return losses, grad_x, grad_weight
+
+
+def _empty_gradients(x: torch.Tensor, weight: torch.Tensor, wanted: list[bool]) -> tuple[torch.Tensor, ...]:
+    return tuple(t.new_empty(t.shape if each else (0, 0)) for t, each in zip((x, weight), wanted, strict=True))
+
+
+# --- a loss per row ------------------------------------------------------------------------------------------------------
 
 
 def _run_backward(
@@ -60,51 +134,119 @@ def _run_backward(
     x: torch.Tensor,
     weight: torch.Tensor,
     labels: torch.Tensor,
-    normalizers: torch.Tensor,
     ignore_index: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=x.device)
-    step = max(LOGITS_AT_ONCE // weight.size(0), 1)
-    for begin in range(0, x.size(0), step):
-        part = slice(begin, begin + step)
-        logits = x[part] @ weight.T
-        total = normalizers[part]
-        if logits.dtype == torch.float32:  # torch may multiply in another precision than the kernel, TF32 or not
-            total = torch.logsumexp(logits, dim=-1)
-        given = cross_entropy_backward_kernel(grad[part], logits, labels[part], total, ignore_index, 0.0)
-        torch.mm(given, weight, out=grad_x[part])
-        grad_weight += given.T @ x[part]
-    return grad_x, grad_weight.to(weight.dtype)
+    wanted: list[bool],
+) -> tuple[torch.Tensor, ...]:
+    scales = grad.masked_fill(labels == ignore_index, 0.0)
+    return _losses_and_gradients(x, weight, labels, scales, wanted)[1:]
 
 
 _backward = Operator(
-    "linear_cross_entropy_backward(Tensor grad, Tensor x, Tensor weight, Tensor labels, Tensor normalizers, "
-    "int ignore_index) -> (Tensor, Tensor)",
-    cross_entropy_backward_kernel,
+    "linear_cross_entropy_backward(Tensor grad, Tensor x, Tensor weight, Tensor labels, int ignore_index, bool[] wanted)"
+    " -> (Tensor, Tensor)",
+    linear_gradient_kernel,
     run=_run_backward,
-    fake=lambda grad, x, weight, *others: (x.new_empty(x.shape), weight.new_empty(weight.shape)),
+    fake=lambda grad, x, weight, labels, ignore_index, wanted: _empty_gradients(x, weight, wanted),
 )
 _backward.differentiate_once()
 _linear_cross_entropy = Operator(
-    "linear_cross_entropy(Tensor x, Tensor weight, Tensor labels, int ignore_index) -> (Tensor, Tensor)",
+    "linear_cross_entropy(Tensor x, Tensor weight, Tensor labels, int ignore_index) -> Tensor",
     linear_normalizer_kernel,
     run=_run,
-    fake=lambda x, *others: tuple(x.new_empty(x.size(0), dtype=torch.float32) for _ in range(2)),
+    fake=lambda x, *others: x.new_empty(x.size(0), dtype=torch.float32),
 )
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     *tensors, ctx.ignore_index = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*tensors, output[1])
+    ctx.save_for_backward(*tensors)
 
 
-def _gradients(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
-    return (*_backward(grad, *ctx.saved_tensors, ctx.ignore_index), None, None)
+def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    wanted = list(ctx.needs_input_grad[:2])
+    found = _backward(grad, *ctx.saved_tensors, ctx.ignore_index, wanted)
+    return *_if_wanted(found, wanted), None, None
+
+
+def _if_wanted(gradients: tuple[torch.Tensor, ...], wanted: list[bool]) -> list[torch.Tensor | None]:
+    return [grad if each else None for grad, each in zip(gradients, wanted, strict=True)]
 
 
 _linear_cross_entropy.differentiate(_save, _gradients)
+
+# --- a loss of all rows --------------------------------------------------------------------------------------------------
+
+
+def _run_reduced(
+    x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, ignore_index: int, mean: bool, wanted: list[bool]
+) -> tuple[torch.Tensor, ...]:
+    counts = labels != ignore_index
+    scales = counts.to(torch.float32)
+    if mean:
+        scales /= counts.sum().clamp(min=1)
+    losses, *gradients = _losses_and_gradients(x, weight, labels, scales, wanted)
+    return _reduce(losses, counts, mean), *gradients
+
+
+def _reduce(losses: torch.Tensor, counts: torch.Tensor, mean: bool) -> torch.Tensor:
+    total = losses.masked_fill(~counts, 0.0).sum()
+    return total / counts.sum() if mean else total
+
+
+def _scale(gradients: Sequence[torch.Tensor], grad: torch.Tensor) -> None:
+    for each in gradients:
+        if each.numel():
+            scale_kernel(each, grad.reshape(1))
+
+
+def _run_scaled(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *gradients: torch.Tensor) -> Any:
+    scaled = tuple(each.clone() for each in gradients)
+    _scale(scaled, grad)
+    return scaled
+
+
+_reduced = Operator(
+    "reduced_linear_cross_entropy(Tensor x, Tensor weight, Tensor labels, int ignore_index, bool mean, bool[] wanted)"
+    " -> (Tensor, Tensor, Tensor)",
+    linear_gradient_kernel,
+    run=_run_reduced,
+    fake=lambda x, weight, labels, ignore_index, mean, wanted: (
+        x.new_empty((), dtype=torch.float32),
+        *_empty_gradients(x, weight, wanted),
+    ),
+)
+_scaled = Operator(
+    "reduced_linear_cross_entropy_backward(Tensor grad, Tensor x, Tensor weight, Tensor grad_x, Tensor grad_weight)"
+    " -> (Tensor, Tensor)",
+    scale_kernel,
+    run=_run_scaled,
+    fake=lambda grad, x, weight, *gradients: tuple(torch.empty_like(each) for each in gradients),
+)
+_scaled.differentiate_once()
+
+
+def _save_reduced(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    *tensors, ctx.ignore_index, ctx.mean, ctx.wanted = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*tensors)
+    ctx.gradients = output[1:]
+
+
+def _scaled_gradients(ctx: Any, grad: torch.Tensor, *_: torch.Tensor) -> tuple[Any, ...]:
+    """Return the gradients of the forward pass times `grad`, in the memory of these unless they are needed again."""
+    x, weight, labels = ctx.saved_tensors
+    gradients = ctx.gradients
+    if gradients is None:  # an earlier backward pass returned their memory
+        gradients = _run_reduced(x, weight, labels, ctx.ignore_index, ctx.mean, ctx.wanted)[1:]
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or type(grad) is not torch.Tensor:
+        gradients = _scaled(grad, x, weight, *gradients)
+    else:
+        ctx.gradients = None
+        _scale(gradients, grad)
+    return *_if_wanted(gradients, ctx.wanted), None, None, None, None
+
+
+_reduced.differentiate(_save_reduced, _scaled_gradients)
 
 
 def linear_cross_entropy(
@@ -117,8 +259,11 @@ def linear_cross_entropy(
 ) -> torch.Tensor:
     """Compute the cross-entropy loss of the logits `x @ weight.T`, without a tensor of all logits.
 
-    The loss is computed from fp32 accumulators. fp32 tensors are multiplied in TF32 on a GPU. The backward pass holds
-    some hundred megabytes of logits at a time, in the dtype of `x`.
+    Without gradients, the loss is computed from fp32 accumulators, and fp32 tensors are multiplied in TF32 on a GPU.
+
+    With gradients, logits have the dtype of `x`, and torch multiplies. An eighth of them is held at a time, or 2^27
+    elements if that is more. The gradient of `weight` is accumulated in its dtype. A mean or a sum computes its
+    gradients in the forward pass, and holds them until its backward pass; float16 and `"none"` in the backward pass.
 
     Args:
         x: `[..., K]`; float32, bfloat16 or float16.
@@ -141,8 +286,12 @@ def linear_cross_entropy(
     check_tensor(op, "labels", labels, dtypes=INDICES, shape=x.shape[:-1], like=x)
     check(op, "reduction", reduction in ("mean", "sum", "none"), "'mean', 'sum' or 'none'", repr(reduction))
     flat = labels.reshape(-1)
-    losses: torch.Tensor
-    losses, _ = _linear_cross_entropy(rows(x), weight, flat, ignore_index)
-    if reduction == "none":
-        return losses.view(labels.shape)
-    return losses.sum() if reduction == "sum" else losses.sum() / (flat != ignore_index).sum()
+    wanted = [x.requires_grad, weight.requires_grad] if torch.is_grad_enabled() else [False, False]
+    if any(wanted) and reduction != "none" and x.dtype != torch.float16:
+        reduced: torch.Tensor
+        reduced, *_ = _reduced(rows(x), weight, flat, ignore_index, reduction == "mean", wanted)
+        return reduced
+    losses: torch.Tensor = _linear_cross_entropy(rows(x), weight, flat, ignore_index)
+    return (
+        losses.view(labels.shape) if reduction == "none" else _reduce(losses, flat != ignore_index, reduction == "mean")
+    )
