@@ -1,5 +1,5 @@
-"""Check and time schedulers of matmuls that the CuTe backend runs on request: groups of rows, batches of several
-dimensions, and several products of the same rows.
+"""Check and time parts of matmuls that the CuTe backend runs on request: groups of rows, batches of several dimensions,
+several products of the same rows, and windows of tensors.
 
     python benchmarks/cute_parts.py [--times] [--repeats N] [--seconds N] [--device cpu] [NAME ...]
 
@@ -125,6 +125,39 @@ def three(
     return first, second, third
 
 
+def halves(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """SwiGLU with the gate in the first rows of ``w[2 * N, K]``."""
+    (m, k), n = x.size(), w.size(0) // 2
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        gate = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        up = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            rows = x[tile_m, tile_k]
+            gate = hl.dot(rows, w[tile_n, tile_k].T, acc=gate)
+            up = hl.dot(rows, w[tile_n.index + n, tile_k].T, acc=up)
+        out[tile_m, tile_n] = (torch.nn.functional.silu(gate) * up).to(x.dtype)
+    return out
+
+
+def rotated(x: torch.Tensor, w: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Heads of ``w[H * 2 * D, K]``, whose halves are rotated by angles of each row."""
+    (m, k), half = x.size(), hl.specialize(cos.size(1))
+    out = torch.empty([m, w.size(0)], dtype=x.dtype, device=x.device)
+    for tile_m, head in hl.tile([m, w.size(0) // (2 * half)], block_size=[None, 1]):
+        first = hl.zeros([tile_m, half], dtype=torch.float32)
+        second = hl.zeros([tile_m, half], dtype=torch.float32)
+        at = head.begin * 2 * half + hl.arange(half)
+        for tile_k in hl.tile(k):
+            rows = x[tile_m, tile_k]
+            first = hl.dot(rows, w[at, tile_k].T, acc=first)
+            second = hl.dot(rows, w[at + half, tile_k].T, acc=second)
+        c, s = cos[tile_m, :].to(torch.float32), sin[tile_m, :].to(torch.float32)
+        out[tile_m, at] = (first * c - second * s).to(x.dtype)
+        out[tile_m, at + half] = (first * s + second * c).to(x.dtype)
+    return out
+
+
 def held(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """``x[M, K]`` by ``w[N, K]``, with all of K at once."""
     (m, k), n = x.size(), w.size(0)
@@ -245,6 +278,55 @@ def side_by_side(kernel: Callable[..., Any], matrices: int, m: int, n: int, k: i
     return Case(kernel=kernel, arguments=arguments, exact=exact, library=library)
 
 
+def in_halves(m: int, n: int, k: int) -> Case:
+    """Return the case of two products by the halves of one matrix."""
+
+    def library(x: torch.Tensor, w: torch.Tensor) -> Calls:
+        def composed() -> torch.Tensor:
+            gate, up = torch.mm(x, w.t()).chunk(2, 1)
+            return torch.nn.functional.silu(gate) * up
+
+        return {"cublas": composed, "compiled": torch.compile(composed)}
+
+    def exact(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        gate, up = (x.double() @ w.double().t()).chunk(2, 1)
+        return torch.nn.functional.silu(gate) * up
+
+    return Case(
+        kernel=halves,
+        arguments=lambda: (made(m, k), made(2 * n, k, seed=1, scale=k**-0.5)),
+        exact=exact,
+        library=library,
+    )
+
+
+def by_heads(m: int, heads: int, k: int, half: int = 64) -> Case:
+    """Return the case of heads that are rotated."""
+
+    def rotation(product: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        first, second = product.view(m, heads, 2, half).unbind(2)
+        c, s = cos[:, None], sin[:, None]
+        return torch.stack([first * c - second * s, first * s + second * c], 2).view(m, -1)
+
+    def library(x: torch.Tensor, w: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Calls:
+        def composed() -> torch.Tensor:
+            return rotation(torch.mm(x, w.t()), cos, sin)
+
+        return {"cublas": composed, "compiled": torch.compile(composed)}
+
+    return Case(
+        kernel=rotated,
+        arguments=lambda: (
+            made(m, k),
+            made(heads * 2 * half, k, seed=1, scale=k**-0.5),
+            made(m, half, seed=2),
+            made(m, half, seed=3),
+        ),
+        exact=lambda x, w, cos, sin: rotation(x.double() @ w.double().t(), cos.double(), sin.double()),
+        library=library,
+    )
+
+
 EVEN, SKEWED, FEW = (512,) * 8, (0, 1, 3000, 0, 64, 129, 1, 901), (70, 0, 1, 229)
 GIANT = (0,) * 60 + (1,) * 60 + (8000,) + (0,) * 7
 CASES = {
@@ -263,6 +345,10 @@ CASES = {
     "projected": batched(projected, 3, 5, 203, 200, 64, 5),
     "three": side_by_side(three, 3, 203, 264, 200),
     "held": side_by_side(held, 1, 203, 264, 200),
+    "halves": in_halves(203, 264, 200),
+    "rotated": by_heads(203, 5, 200),
+    "halves_large": in_halves(8192, 8192, 2048),
+    "rotated_large": by_heads(8192, 32, 4096),
     "even_8": grouped(*EVEN),
     "skewed_8": grouped(*SKEWED),
     "even_64": grouped(*(128,) * 64, n=1536),

@@ -63,6 +63,8 @@ def unproven(program: Program, target: Target) -> str:
         part = "of several products that are stored separately, or of more than two,"
     elif problem.batch is not None and problem.batch.outer is not None and not proven:
         part = "in a batch of several dimensions"
+    elif any(problem.starts):
+        part = "that begin within a tensor"
     elif copied:
         part = f"whose operand {copied[0].sources[0].name} is copied by warps"
     elif strided:

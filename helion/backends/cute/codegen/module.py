@@ -295,6 +295,8 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
     out.lines(["    workspace: cute.Pointer,"] if workspace_bytes(plan) else [])
     out.lines(("    clusters: cutlass.Int32,", "    stream: CUstream,"))
     with out.block(") -> None:"):
+        begun = zip(pointers, plan.whole.starts, strict=False)
+        out.lines(f"{name} = {name} + {elements}" for name, elements in begun if elements)
         out.lines(finish.stored(plan))
         for name in plan.problem.runtime:
             if (multiple := multiple_of(plan.problem, name)) > 1:

@@ -68,6 +68,10 @@ def evaluate_gemm(kernel: GemmKernel, given: Sequence[Given]) -> None:
     problem = launched(kernel, integers)
     assert isinstance(problem, GemmProblem)
     tensors = [each if isinstance(each, torch.Tensor) else torch.tensor(float(each)) for each in passed]
+    if problem.starts:
+        tensors = [
+            _offset_view(each, start) if start else each for each, start in zip(tensors, problem.starts, strict=True)
+        ]
     batch = problem.batch
     if problem.groups is not None:
         _evaluate_groups(problem, problem.groups, tensors)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .... import exc
 from ...._compiler.decisions import Decisions
@@ -25,6 +25,7 @@ from .held import with_loop
 from .names import as_written, name_of
 from .numbers import dividing, equal, example, known
 from .product import Product, product_of
+from .windows import Start, with_windows
 
 KEPT = 64
 _PRODUCTS: dict[int, tuple[Program, Product]] = {}
@@ -42,6 +43,12 @@ def known_product(program: Program) -> Product:
 
 
 def _product(program: Program) -> Product:
+    windowed = with_windows(program)
+    return _begun(_of_windows(windowed.program), windowed.starts)
+
+
+def _of_windows(program: Program) -> Product:
+    """Return the product of a program whose accesses are of whole tensors, or windows."""
     grouped = without_groups(program)
     batched = without_batch(grouped.program)
     looped = with_loop(batched.program)
@@ -51,6 +58,29 @@ def _product(program: Program) -> Product:
     if grouped.offsets is not None:
         return _of_groups(product, batched, grouped.block, grouped.offsets)
     return _side_by_side(product, batched)
+
+
+def _begun(product: Product, starts: Mapping[int, Start]) -> Product:
+    """Return the product with the tensors that windows are of, and their first elements."""
+    if not starts:
+        return product
+
+    def whole(ids: Sequence[int | Expr]) -> tuple[int | Expr, ...]:
+        return tuple(starts[each].tensor if each in starts else each for each in ids)
+
+    given = product.arguments[: len(product.arguments) - len(product.runtime)]
+    firsts = tuple(starts[each].elements if each in starts else 0 for each in given)
+    a, b = whole((product.a, product.b))
+    return dataclasses.replace(
+        product,
+        problem=dataclasses.replace(product.problem, starts=firsts),
+        a=a,
+        b=b,
+        outputs=whole(product.outputs),
+        operands=whole(product.operands),
+        scales=whole(product.scales),
+        sources=whole(product.sources),
+    )
 
 
 def _of_groups(product: Product, batched: Batched, rows: int, offsets: HostTensor) -> Product:

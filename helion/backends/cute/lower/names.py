@@ -16,4 +16,11 @@ def name_of(tensor: HostTensor) -> str:
 def as_written(program: Program, refusal: Refusal) -> Refusal:
     """Return ``refusal`` with the tensor names of the user's program."""
     names = {name_of(tensor): tensor.name for tensor in program.tensors}
-    return Refusal(re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(refusal)))
+    written = {*names.values()}
+
+    def name(word: re.Match[str]) -> str:
+        before, _, number = word[0].rpartition("_")
+        window = number.isdigit() and before in written and word[0] not in written
+        return names.get(word[0], before if window else word[0])
+
+    return Refusal(re.sub(r"\w+", name, str(refusal)))

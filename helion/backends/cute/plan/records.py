@@ -104,6 +104,8 @@ class GemmProblem:
     scales: BlockScales | None = None
     copied: tuple[Copied, ...] = ()
     groups: Groups | None = None
+    starts: tuple[int, ...] = ()
+    """Elements of each argument's tensor before its first one, in order; empty where all begin with their tensors."""
     runtime: tuple[str, ...] = ()
     """Names of numbers that each launch passes (``plan.runtime``), in order. Their fields hold example values, which
     guide the choice of tiles and are not part of the kernel's text."""
@@ -116,6 +118,7 @@ class GemmProblem:
             "scales": self.scales is None,
             "copied": not self.copied,
             "groups": self.groups is None,
+            "starts": not self.starts,
             "runtime": not self.runtime,
             "names": self.names == NAMES,
         }

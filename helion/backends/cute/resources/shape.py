@@ -178,11 +178,25 @@ def _rows_of_groups(fact: MatmulFact, facts: KernelFacts) -> int | None:
 
 def _stores(facts: KernelFacts, axes: tuple[int, int]) -> list[MemoryOpFact] | str:
     """Return one store of each output, matrices first; or the reason why they are no outputs of a GEMM."""
-    stores = [*{op.storage: op for op in facts.memory_ops if op.kind == "store"}.values()]
+    stored = [op for op in facts.memory_ops if op.kind == "store"]
+    stores = [*{(op.storage, op.slot if _is_part(op) else None): _indexed(op) for op in stored}.values()]
     stores.sort(key=lambda store: len(_walked(store, axes)), reverse=True)
     if not stores or any(_walked(store, axes) not in (axes, axes[::-1], axes[:1]) for store in stores):
         return "the kernel stores something other than tiles of the matmul, or numbers per row"
     return stores
+
+
+def _indexed(store: MemoryOpFact) -> MemoryOpFact:
+    """Return a store with the axis of the only tile index that is computed, such as of ``out[row, head * 64 + column]``."""
+    rest = [axis for axis in store.tile_axes if axis not in store.subscript_axes]
+    if len(rest) != 1 or store.subscript_axes.count(None) != 1:
+        return store
+    return replace(store, subscript_axes=tuple(rest[0] if axis is None else axis for axis in store.subscript_axes))
+
+
+def _is_part(store: MemoryOpFact) -> bool:
+    """Return whether it may store a part of the tensor, of which others store the rest."""
+    return _indexed(store) != store or store.accessed_numel < math.prod(store.extents)
 
 
 def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: Sequence[MemoryOpFact]) -> GemmProblem:

@@ -62,7 +62,7 @@ def _without_extents(plan: GemmPlan) -> GemmPlan:
         plan,
         finish=None,
         problem=dataclasses.replace(
-            plan.problem, m=1, n=1, k=1, a_pitch=0, b_pitch=0, d_pitch=0, batch=None, runtime=()
+            plan.problem, m=1, n=1, k=1, a_pitch=0, b_pitch=0, d_pitch=0, batch=None, starts=(), runtime=()
         ),
     )
 
