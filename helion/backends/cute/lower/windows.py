@@ -35,6 +35,7 @@ from ...._compiler.ir.grammar import (
 from ...._compiler.passes.always.simplify import drop_dead
 from ...._shapes import Number
 from ....hardware import TMA_ALIGNMENT_BYTES
+from .chain import INDICES
 from .numbers import is_known
 
 POSITION = ("begin", "id", "index")
@@ -133,9 +134,13 @@ class _Cutter:
         self.whole = _whole_blocks(program)
         self.windows: dict[_Key, tuple[HostTensor, int]] = {}
         accesses = [op for op in program.walk() if isinstance(op.attrs, MemoryAttrs)]
-        #: Tensors of which some access is a part that begins within it.
+        #: Tensors of which some access is a part that begins within it. Those of positions, such as the offsets of
+        #: groups, stay whole.
         self.cut = {
-            op.attrs.tensor for op in accesses if not all(line is None or line.kept for line in self._lines(op))
+            op.attrs.tensor
+            for op in accesses
+            if program.tensors[op.attrs.tensor].dtype not in INDICES
+            and not all(line is None or line.kept for line in self._lines(op))
         }
 
     def region(self, region: Region) -> Region:
