@@ -65,21 +65,20 @@ def _begun(product: Product, starts: Mapping[int, Start]) -> Product:
     if not starts:
         return product
 
-    def whole(ids: Sequence[int | Expr]) -> tuple[int | Expr, ...]:
-        return tuple(starts[each].tensor if each in starts else each for each in ids)
+    def whole(tensor: int) -> int:
+        return starts[tensor].tensor if tensor in starts else tensor
 
     given = product.arguments[: len(product.arguments) - len(product.runtime)]
-    firsts = tuple(starts[each].elements if each in starts else 0 for each in given)
-    a, b = whole((product.a, product.b))
+    firsts = tuple(starts[each].elements if isinstance(each, int) and each in starts else 0 for each in given)
     return dataclasses.replace(
         product,
         problem=dataclasses.replace(product.problem, starts=firsts),
-        a=a,
-        b=b,
-        outputs=whole(product.outputs),
-        operands=whole(product.operands),
-        scales=whole(product.scales),
-        sources=whole(product.sources),
+        a=whole(product.a),
+        b=whole(product.b),
+        outputs=tuple(map(whole, product.outputs)),
+        operands=tuple(each if isinstance(each, Expr) else whole(each) for each in product.operands),
+        scales=tuple(map(whole, product.scales)),
+        sources=tuple(map(whole, product.sources)),
     )
 
 

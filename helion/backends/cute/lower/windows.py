@@ -33,7 +33,7 @@ from ...._compiler.ir.grammar import (
     Value,
 )
 from ...._compiler.passes.always.simplify import drop_dead
-from ...._shapes import Number
+from ...._shapes import Number, fixed_at
 from ....hardware import TMA_ALIGNMENT_BYTES
 from .chain import INDICES
 from .numbers import is_known
@@ -131,7 +131,7 @@ class _Cutter:
         self.program = program
         self.makers = {result.number: op for op in program.walk() for result in op.results}
         self.axes = {axis.block: axis for root in program.roots for axis in root.axes}
-        self.whole = _whole_blocks(program)
+        self.whole: set[int | None] = {*_whole_blocks(program)}
         self.windows: dict[_Key, tuple[HostTensor, int]] = {}
         accesses = [op for op in program.walk() if isinstance(op.attrs, MemoryAttrs)]
         #: Tensors of which some access is a part that begins within it. Those of positions, such as the offsets of
@@ -239,7 +239,7 @@ class _Cutter:
     def _extent(self, block: int | None) -> int:
         """Return the extent of a block; 0 if there is none, or it is known only at launch."""
         extent = None if block is None else self.program.blocks[block].extent
-        return extent if is_known(extent) and not isinstance(extent, bool) else 0
+        return extent if isinstance(extent, int) and not isinstance(extent, bool) else 0
 
     def _span(self, line: _Line) -> tuple[int, int]:
         """Return the first and the last index of a line; the last is -1 where an extent is not known."""
@@ -330,14 +330,15 @@ class _Cutter:
         return (first, last) if last < period else None
 
 
-def _whole_blocks(program: Program) -> set[int | None]:
-    """Return the blocks that every loop covers from 0 to their extents."""
+def _whole_blocks(program: Program) -> set[int]:
+    """Return the blocks that every loop covers from 0 to their extents, which are known."""
     loops = [op.attrs for op in program.walk() if isinstance(op.attrs, ForAttrs)]
-    axes = [axis for each in (*program.roots, *loops) for axis in each.axes]
+    axes = [axis for root in program.roots for axis in root.axes] + [axis for loop in loops for axis in loop.axes]
     partly = {axis.block for axis in axes if not _is_whole(axis) or axis.jagged is not None}
-    partly |= {axis.block for axis in axes if axis.end != program.blocks[axis.block].extent}
+    ends = {axis.block: program.blocks[axis.block].extent for axis in axes}
+    partly |= {axis.block for axis in axes if not isinstance(axis.end, int) or axis.end != ends[axis.block]}
     return {block.id for block in program.blocks} - partly
 
 
 def _is_whole(axis: LoopAxis) -> bool:
-    return axis.begin == 0 and axis.step == 1 and not axis.merged
+    return fixed_at(axis.begin, 0) and fixed_at(axis.step, 1) and not axis.merged
