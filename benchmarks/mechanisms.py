@@ -175,6 +175,51 @@ def shuffled_pixels(x: torch.Tensor, side: hl.constexpr) -> torch.Tensor:
     return out.view(b, c, h * side, w * side)
 
 
+@helion.kernel()
+def packed_pixels(x: torch.Tensor, side: hl.constexpr) -> torch.Tensor:
+    """Return ``[B, C side side, H, W]`` of ``x[B, C, H side, W side]``."""
+    b, c, tall, broad = x.size()
+    h, w = tall // side, broad // side
+    source = x.view(b, c, h, side, w, side)
+    out = torch.empty([b, c, side, side, h, w], dtype=x.dtype, device=x.device)
+    for tile_b, tile_c, tile_h, tile_w in hl.tile([b, c, h, w], block_size=[1, None, None, None]):
+        values = source[tile_b.begin, tile_c, tile_h, :, tile_w, :]
+        out[tile_b.begin, tile_c, :, :, tile_h, tile_w] = values.permute(0, 2, 4, 1, 3)
+    return out.view(b, c * side * side, h, w)
+
+
+@helion.kernel()
+def shuffled_channels(x: torch.Tensor, groups: hl.constexpr) -> torch.Tensor:
+    """Interleave the channels of the groups of ``x[B, H, W, C]``."""
+    b, h, w, c = x.size()
+    rows = b * h * w
+    source = x.view(rows, groups, c // groups)
+    out = torch.empty([rows, c // groups, groups], dtype=x.dtype, device=x.device)
+    for tile_r, tile_c in hl.tile([rows, c // groups]):
+        out[tile_r, tile_c, :] = source[tile_r, :, tile_c].permute(0, 2, 1)
+    return out.view(b, h, w, c)
+
+
+@helion.kernel()
+def weighted_counts(ids: torch.Tensor, weights: torch.Tensor, bins: hl.constexpr) -> torch.Tensor:
+    """Add ``weights[N]`` to the bins of ``ids[N]``: a one-hot matrix per tile, and its sum with atomics."""
+    out = torch.zeros([bins], dtype=torch.float32, device=ids.device)
+    for tile in hl.tile(ids.size(0)):
+        every = hl.arange(bins)
+        hits = torch.where(ids[tile][:, None] == every[None, :], weights[tile][:, None], 0.0)
+        hl.atomic_add(out, [every], hits.sum(0))
+    return out
+
+
+@helion.kernel()
+def summed_rows(x: torch.Tensor, ids: torch.Tensor, rows: int) -> torch.Tensor:
+    """Add each row of ``x[N, D]`` to row ``ids[N]`` of few ``rows``."""
+    out = torch.zeros([rows, x.size(1)], dtype=torch.float32, device=x.device)
+    for tile_n, tile_d in hl.tile(x.size()):
+        hl.atomic_add(out, [ids[tile_n], tile_d], x[tile_n, tile_d].to(torch.float32))
+    return out
+
+
 # --- the same in PyTorch ------------------------------------------------------------------------------------------------
 
 
@@ -262,6 +307,36 @@ def _pixels(make: Maker, dtype: torch.dtype, b: int, c: int, h: int, w: int, sid
     return make.normal(b, c * side * side, h, w, dtype=dtype), side
 
 
+def _shuffled(x: torch.Tensor, groups: int) -> torch.Tensor:
+    return x.unflatten(-1, (groups, -1)).transpose(-1, -2).flatten(-2)
+
+
+def _weighted(ids: torch.Tensor, weights: torch.Tensor, bins: int) -> torch.Tensor:
+    zeros = torch.zeros(bins, dtype=weights.dtype, device=ids.device)
+    return zeros.index_add_(0, ids, weights).to(FP32)
+
+
+def _rows_added(x: torch.Tensor, ids: torch.Tensor, rows: int) -> torch.Tensor:
+    zeros = torch.zeros(rows, x.size(1), dtype=torch.promote_types(x.dtype, FP32), device=x.device)
+    return zeros.index_add_(0, ids, wide(x)).to(FP32)
+
+
+def _packed_images(make: Maker, dtype: torch.dtype, b: int, c: int, h: int, w: int, side: int) -> Arguments:
+    return make.normal(b, c, h * side, w * side, dtype=dtype), side
+
+
+def _grouped_channels(make: Maker, dtype: torch.dtype, b: int, h: int, w: int, c: int, groups: int) -> Arguments:
+    return make.normal(b, h, w, c, dtype=dtype), groups
+
+
+def _weights(make: Maker, dtype: torch.dtype, n: int, bins: int) -> Arguments:
+    return make.integers(n, high=bins, dtype=torch.int32), make.normal(n, dtype=dtype), bins
+
+
+def _few_rows(make: Maker, dtype: torch.dtype, n: int, d: int, rows: int) -> Arguments:
+    return make.normal(n, d, dtype=dtype), make.integers(n, high=rows, dtype=torch.int32), rows
+
+
 def _row(kernel: helion.Kernel, reference: Any, arguments: Any, shapes: Any, small: Any) -> Unseen:
     return Unseen(kernel=kernel, reference=reference, arguments=arguments, shapes=shapes, small=small)
 
@@ -290,5 +365,9 @@ MECHANISMS = (
         ((FP32, (2, 37, 3, 16)),),
     ),
     _row(grouped_prefill, _prefill, _groups, ((BF16, (8192, 32, 8, 128)),), ((FP32, (37, 4, 2, 16)),)),
+    _row(packed_pixels, F.pixel_unshuffle, _packed_images, ((BF16, (8, 64, 180, 320, 2)),), ((FP32, (2, 3, 9, 10, 2)),)),
+    _row(shuffled_channels, _shuffled, _grouped_channels, ((BF16, (32, 56, 56, 480, 4)),), ((FP32, (2, 3, 5, 12, 4)),)),
+    _row(weighted_counts, _weighted, _weights, ((FP32, (1 << 20, 128)),), ((FP32, (100, 16)),)),
+    _row(summed_rows, _rows_added, _few_rows, ((BF16, (1 << 17, 512, 64)),), ((FP32, (100, 20, 7)),)),
     _row(counted_values, _added, _ids, ((I32, (1 << 24, 256)),), ((I64, (100, 7)),)),
 )
