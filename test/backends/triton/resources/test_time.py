@@ -15,7 +15,7 @@ from harness import tensor
 import helion
 import helion.language as hl
 from benchmarks.holdout import cast_both_ways
-from benchmarks.mechanisms import counted_values, one_hot_counts
+from benchmarks.mechanisms import counted_values, one_hot_counts, packed_pixels, shuffled_channels, shuffled_pixels
 from benchmarks.unseen.attention import flash_forward
 from benchmarks.unseen.rows import embedding_mean, row_running_sum
 from helion.autotuner.proposal import Predicted
@@ -146,6 +146,25 @@ def test_sectors_that_stores_fill_in_parts_are_counted() -> None:
     row, square = (demand(bound, block_sizes=sizes, num_warps=4) for sizes in ([1, 1024], [32, 32]))
     assert row.written_bytes == 1024 * (32 - 2)  # one element of each row of the transposed tensor
     assert square.written_bytes == 0
+
+
+def test_rows_that_a_tile_has_whole_are_one_run() -> None:
+    images = tensor(2, 256, 180, 320), tensor(2, 64, 360, 640)
+    for kernel, image in zip((shuffled_pixels, packed_pixels), images, strict=True):
+        bound = kernel.bind((image, 2), target=H200)
+        wide = demand(bound, block_sizes=[1, 2, 512], num_warps=4)
+        assert wide.sector_bytes == wide.asked_bytes and wide.written_bytes == 0
+        narrow = demand(bound, block_sizes=[1, 16, 8], num_warps=4)
+        assert narrow.sector_bytes > narrow.asked_bytes, "half of a sector of each row that is accessed alone"
+    channels = demand(shuffled_channels.bind((tensor(1, 8, 8, 512), 4), target=H200), block_sizes=[4, 32], num_warps=4)
+    assert channels.sector_bytes == channels.asked_bytes
+
+
+def test_rows_that_a_tile_has_in_parts_are_a_run_each() -> None:
+    bound = squares.bind((tensor(4096, 24),), target=H200)
+    whole, parts_of_rows = (demand(bound, block_sizes=[64, size], num_warps=4) for size in (32, 8))
+    assert whole.sector_bytes == whole.asked_bytes
+    assert parts_of_rows.sector_bytes == 2 * parts_of_rows.asked_bytes, "16 bytes of each sector"
 
 
 def test_gathered_rows_are_runs() -> None:

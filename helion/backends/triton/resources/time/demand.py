@@ -220,7 +220,7 @@ class _Count:
             sums["descriptors"] += not launch.persistent
         else:
             sums["accesses"] += times * max(1.0, per_thread / width) * launch.warps
-        self._traffic(access, asked, passes, run)
+        self._traffic(access, asked, passes)
         if kind == "store":
             sums["written_bytes"] += max(0.0, sector_bytes - asked)
             sums["stores"] += times
@@ -251,14 +251,14 @@ class _Count:
         inner, widest = access.inner, access.widest
         if inner is None:
             return 1.0, 1.0
-        run, tiled = self.nest.used[inner], self.launch.sizes[inner]
+        run, tiled = self.nest.run(access), self.launch.sizes[inner]
         if self.root in self.launch.flattened and inner in self.mine.order:
             # a tile is a run of the flat index, along the last of the axes in their order
             run, tiled = (float(numel), numel) if inner == self.fastest[-1] else (1.0, 1)
             widest = access.widest_of_run
         return run, float(max(1, min(widest, tiled, numel // self.threads)))
 
-    def _traffic(self, access: Access, asked: float, passes: int, run: float) -> None:
+    def _traffic(self, access: Access, asked: float, passes: int) -> None:
         """Add the bytes from and to memory: each once, and again where the cache has lost it in between."""
         sums, nest, once = self.sums, self.nest, access.once_bytes
         programs = nest.programs
@@ -291,7 +291,7 @@ class _Count:
         sums["again_bytes"] += again / programs
         if again:
             sums["row_bytes"] += first
-        together = self._run_bytes(access, run)
+        together = self._run_bytes(access)
         if together < _RUN_BYTES:
             halvings = math.log2(_RUN_BYTES / max(_SECTOR, together))
             sums["scattered_bytes"] += (total + again) / programs * halvings
@@ -299,11 +299,11 @@ class _Count:
     def _at_once(self) -> float:
         return self.target.num_sms * self.sums["resident"]
 
-    def _run_bytes(self, access: Access, run: float) -> float:
-        """Return the bytes that adjacent programs read together."""
+    def _run_bytes(self, access: Access) -> float:
+        """Return the bytes along the contiguous axis that adjacent programs read together."""
         if self.root in self.launch.flattened or not access.unit_stride.isdisjoint(self.fastest[:1]):
             return _RUN_BYTES
-        return run * access.itemsize
+        return access.itemsize * (1.0 if access.inner is None else self.nest.used[access.inner])
 
     def _wait(self) -> None:
         sums = self.sums

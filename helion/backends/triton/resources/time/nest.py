@@ -35,6 +35,7 @@ class Nest:
             if size < whole:
                 walked.append(axis)
         self.trips, self.used, self.walked = trips, used, frozenset(walked)
+        self._sizes = sizes
         self.programs = parts * _product(trips, root.order)
         if parts > 1:
             trips.update((axis, cdiv(trips[axis], parts)) for axis in root.divided)
@@ -62,6 +63,15 @@ class Nest:
         its dimensions.
         """
         return _product(self.trips, [axis for axis in self._root.loops[access.region] if axis not in access.axes])
+
+    def run(self, access: Access) -> float:
+        """Return the contiguous elements in memory of the tile of a contiguous access."""
+        run = 1.0
+        for axis, elements in access.nested:
+            run *= self.used[axis]
+            if self._sizes[axis] < elements:
+                break
+        return run
 
     @property
     def iterations(self) -> int:

@@ -32,7 +32,8 @@ class Extent(NamedTuple):
 class Access(NamedTuple):
     """A load, store or atomic of a tile, which is number ``tile`` of the root's.
 
-    ``inner`` is the contiguous axis, or None. Rows begin at multiples of ``aligned`` elements. ``widest`` are the
+    ``inner`` is the contiguous axis, or None. ``nested`` begins with it and its elements in memory; each further axis is
+    contiguous where a tile has all elements of those before. Rows begin at multiples of ``aligned`` elements. ``widest`` are the
     elements of the widest access of a thread, ``widest_of_run`` those in a flattened grid. ``inside`` are the axes of
     the grid that the access depends on, ``apart`` the others. ``looped``: the passes of a load where rows are chunked,
     by axis.
@@ -48,6 +49,7 @@ class Access(NamedTuple):
     once_bytes: int
     """Bytes of all elements in reach."""
     inner: int | None
+    nested: tuple[tuple[int, int], ...]
     aligned: int
     widest: int
     widest_of_run: int
@@ -207,6 +209,7 @@ class _Preparation:
             itemsize=op.itemsize,
             once_bytes=op.accessed_numel * op.itemsize,
             inner=inner,
+            nested=_nested(op),
             aligned=aligned,
             widest=min(vector, aligned),
             widest_of_run=vector if op.is_one_run(self.grid) else min(vector, aligned),
@@ -243,6 +246,22 @@ class _Preparation:
 def _extent(axis: AxisFact) -> Extent:
     elements = axis.mean if axis.extent is None else axis.extent
     return Extent(axis.block_id, elements, axis.outer, axis.padded if axis.rollable else 0)
+
+
+def _nested(op: MemoryOpFact) -> tuple[tuple[int, int], ...]:
+    """Return the axes along which an access is contiguous, each given all elements of those before, and their elements
+    in memory.
+    """
+    found: list[tuple[int, int]] = []
+    following = 1
+    dimensions = zip(op.subscript_axes, op.strides, op.extents, op.scales, strict=True)
+    left = [(axis, stride, extent) for axis, stride, extent, scale in dimensions if extent > 1 and scale == 1]
+    while True:
+        there = [(axis, extent) for axis, stride, extent in left if stride == following and axis is not None]
+        if not there:
+            return tuple(found)
+        found.append(there[-1])
+        following *= there[-1][1]
 
 
 def _divided(facts: KernelFacts) -> tuple[int, ...]:
