@@ -365,7 +365,9 @@ MECHANISMS = (
         ((FP32, (2, 37, 3, 16)),),
     ),
     _row(grouped_prefill, _prefill, _groups, ((BF16, (8192, 32, 8, 128)),), ((FP32, (37, 4, 2, 16)),)),
-    _row(packed_pixels, F.pixel_unshuffle, _packed_images, ((BF16, (8, 64, 180, 320, 2)),), ((FP32, (2, 3, 9, 10, 2)),)),
+    _row(
+        packed_pixels, F.pixel_unshuffle, _packed_images, ((BF16, (8, 64, 180, 320, 2)),), ((FP32, (2, 3, 9, 10, 2)),)
+    ),
     _row(shuffled_channels, _shuffled, _grouped_channels, ((BF16, (32, 56, 56, 480, 4)),), ((FP32, (2, 3, 5, 12, 4)),)),
     _row(weighted_counts, _weighted, _weights, ((FP32, (1 << 20, 128)),), ((FP32, (100, 16)),)),
     _row(summed_rows, _rows_added, _few_rows, ((BF16, (1 << 17, 512, 64)),), ((FP32, (100, 20, 7)),)),

@@ -520,6 +520,29 @@ def test_what_is_held_across_reductions() -> None:
     assert any(((0, 1), 4) in tiles for tiles in streamed.resident_tiles[0])
 
 
+def test_reductions_take_values_of_lower_rank_one_by_one() -> None:
+    def of_pairs(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size(0)):
+            out[tile] = torch.exp(x[tile][:, None] - y[:][None, :]).sum(-1)
+        return out
+
+    def of_pairs_used_again(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.empty([x.size(0), y.size(0)], dtype=x.dtype, device=x.device)
+        for tile in hl.tile(x.size(0)):
+            apart = torch.exp(x[tile][:, None] - y[:][None, :])
+            out[tile, :] = apart / apart.sum(-1)[:, None]
+        return out
+
+    x, y = tensor(64, dtype=torch.float32), tensor(100, dtype=torch.float32)
+    facts = facts_of(of_pairs, x, y)
+    assert any(((0, 1), 4) in tiles for tiles in facts.resident_tiles[0])
+    assert not any(((0, 1), 4) in tiles for tiles in facts.needed_tiles[0])
+    for fn, args in ((of_pairs_used_again, (x, y)), (softmax, (tensor(64, 1000),)), (row_sum, (tensor(64, 1000),))):
+        facts = facts_of(fn, *args)
+        assert facts.needed_tiles == facts.resident_tiles
+
+
 def test_summary_is_one_line() -> None:
     for fn, args in ((softmax, (tensor(64, 1000),)), (matmul, (tensor(64, 64), tensor(64, 64)))):
         assert "\n" not in summarize(facts_of(fn, *args))

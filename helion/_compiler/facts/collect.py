@@ -67,6 +67,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         work=work_facts(walk),
         live_tiles=tuple(liveness.peak_of([r.region for r in regions if r.root == root]) for root in roots),
         resident_tiles=tuple(map(maximal, liveness.resident)),
+        needed_tiles=tuple(map(maximal, liveness.needed)),
         held_tiles=tuple(map(maximal, liveness.held)),
         scans=tuple(_scan(op, walk) for op in walk.scans),
         random_tiles=tuple(walk.tile(op.results[0]) for op in walk.other if op.kind in ("random", "random4")),

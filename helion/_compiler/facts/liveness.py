@@ -1,6 +1,6 @@
 """Simultaneously live tiles, for symbolic axis sizes.
 
-The analysis counts three sets of the same program:
+The analysis counts four sets of the same program:
 
 - *live* tiles: at every op its operands and results together, as the IR is written. The peak is the step with the most
   tiles of the highest rank, then of the next. It is an actual snapshot, never a union over steps.
@@ -10,6 +10,8 @@ The analysis counts three sets of the same program:
 - *held* tiles: the minimum. Between two reductions, dots, loops and stores, elementwise ops can process a few elements
   at a time, from loads to results. Only values that cross one of these must exist whole. A stored value is also
   computed piecewise if all its inputs stay live.
+- *needed* tiles: resident ones without those that a reduction takes as they are computed from fewer values. The
+  assembler uses free registers for them, but spills none.
 """
 
 from __future__ import annotations
@@ -29,10 +31,11 @@ _PROFILE_BITS = 12
 @dataclass(slots=True)
 class Liveness:
     """Result of the analysis. ``peaks[region]`` is the rank profile and the live tiles of a region alone.
-    ``resident[root]`` and ``held[root]`` are snapshots."""
+    ``resident[root]``, ``needed[root]`` and ``held[root]`` are snapshots."""
 
     peaks: dict[int, tuple[int, LiveTiles]] = field(default_factory=dict)
     resident: list[set[LiveTiles]] = field(default_factory=list)
+    needed: list[set[LiveTiles]] = field(default_factory=list)
     held: list[set[LiveTiles]] = field(default_factory=list)
 
     def peak_of(self, regions: list[int]) -> LiveTiles:
@@ -47,6 +50,7 @@ def sweep(walk: Walk, staged: frozenset[int]) -> Liveness:
     for fact in walk.regions:
         if fact.kind == "root":
             liveness.resident.append(set())
+            liveness.needed.append(set())
             liveness.held.append(set())
             _Sweep(walk, staged, liveness).region(fact.region, {}, {})
     return liveness
@@ -87,11 +91,13 @@ class _Sweep:
         self.liveness = liveness
         self.alias: dict[int, int] = {}
         self.free: set[int] = set()
+        self.passing: set[int] = set()
 
     def region(self, number: int, live: dict[int, Value], resident: dict[int, LiveTile]) -> None:
         """Sweep a region. ``live`` and ``resident`` are values from outside that stay live throughout."""
         region = self.walk.bodies[number]
         self.register(region.ops)
+        self.passing |= self.reduced_at_once(region)
         last, held = self.last_uses(region)
         beyond = len(region.ops) + 1
         last.update(dict.fromkeys(live, beyond))
@@ -130,6 +136,36 @@ class _Sweep:
             if cheap:
                 free.update(r.number for r in op.results)
 
+    def reduced_at_once(self, region: Region) -> set[int]:
+        """Return the numbers of values that elementwise ops compute from values of lower rank, each for one other such
+        op or one reduction.
+
+        A thread reduces each of their elements as soon as it is computed.
+        """
+        made: set[int] = set()
+        users: dict[int, list[Op]] = {}
+        for op in region.ops:
+            for value in op.values():
+                users.setdefault(value.number, []).append(op)
+            if OPS[op.kind].keeps_lanes and self.is_of_lower_rank(op, made):
+                made.update(result.number for result in op.results)
+        kept = {value.number for value in region.results if isinstance(value, Value)}
+        kept.update(*(self.walk.captured[op.number] for op in region.ops if op.number in self.walk.inner))
+        found: set[int] = set()
+        for number in sorted(made - kept, reverse=True):
+            user, *others = users.get(number, [None])
+            if user is not None and not others and (user.kind == "reduce" or user.results[0].number in found):
+                found.add(number)
+        return found
+
+    def is_of_lower_rank(self, op: Op, made: set[int]) -> bool:
+        """Return whether the operands of an op have fewer dimensions than its result, cost no registers, or are among
+        ``made``.
+        """
+        rank = self.walk.shape(op.results[0].dims)[2]
+        same = [v.number for v in op.values() if OPS[op.kind].is_view or self.walk.shape(v.dims)[2] >= rank]
+        return bool(rank) and all(number in made or self.alias.get(number, number) in self.free for number in same)
+
     def last_uses(self, region: Region) -> tuple[dict[int, int], dict[int, int]]:
         last: dict[int, int] = {}
         for at, op in enumerate(region.ops):
@@ -158,7 +194,7 @@ class _Sweep:
 
     def steps(self, region: Region, scope: _Scope) -> tuple[int, LiveTiles]:
         """Sweep the ops of a region and return the peak of the region alone."""
-        snapshots, held = self.liveness.resident[-1], self.liveness.held[-1]
+        held = self.liveness.held[-1]
         best, best_tiles = scope.profile, tuple(map(self.walk.tile, scope.live.values()))
         grown = True
         for at, op in enumerate(region.ops):
@@ -176,7 +212,7 @@ class _Sweep:
             roots = {self.alias.get(v.number, v.number) for v in op.values()}
             dying = [key for key in roots if key in scope.resident and scope.held[key] <= at]
             if dying and grown:
-                snapshots.add(tuple(sorted(scope.resident.values())))
+                self.record(scope)
                 grown = False
             if op.kind in ("store", "atomic"):
                 repeated = [key for key in dying if self.is_repeated(key, at, scope)]
@@ -188,9 +224,15 @@ class _Sweep:
             if OPS[op.kind].needs_whole or op.number in self.walk.inner:
                 held.add(tuple(sorted(scope.resident.values())))
         if grown:
-            snapshots.add(tuple(sorted(scope.resident.values())))
+            self.record(scope)
         held.add(tuple(sorted(scope.resident.values())))
         return best, best_tiles
+
+    def record(self, scope: _Scope) -> None:
+        """Add the snapshot of resident tiles, and that of the needed ones."""
+        self.liveness.resident[-1].add(tuple(sorted(scope.resident.values())))
+        needed = (tile for key, tile in scope.resident.items() if key not in self.passing)
+        self.liveness.needed[-1].add(tuple(sorted(needed)))
 
     def is_repeated(self, key: int, at: int, scope: _Scope, hops: int = MAX_HOPS) -> bool:
         """Return whether elementwise ops can recompute a value a few elements at a time.

@@ -460,6 +460,7 @@ class KernelFacts:
     - ``live_tiles``: one snapshot per root, the peak by rank, as in ``ReductionFact``.
     - ``resident_tiles``: snapshots of the values that registers must hold between ops (per root, none contained in
       another). Elementwise chains run in place there, and masks and views cost nothing.
+    - ``needed_tiles``: the same without tiles whose elements a reduction takes one by one.
     - ``held_tiles``: snapshots of the values that must exist whole, because they cross a reduction, a dot, a loop or a
       store.
     - ``random_tiles``: tiles of random numbers.
@@ -482,6 +483,7 @@ class KernelFacts:
     work: tuple[WorkFact, ...]
     live_tiles: tuple[LiveTiles, ...]
     resident_tiles: tuple[tuple[LiveTiles, ...], ...]
+    needed_tiles: tuple[tuple[LiveTiles, ...], ...]
     held_tiles: tuple[tuple[LiveTiles, ...], ...]
     scans: tuple[ScanFact, ...] = ()
     random_tiles: LiveTiles = ()

@@ -144,13 +144,13 @@ def pressure(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, targe
 
     The risk is between 0 (none) and 1 (certain).
     """
-    resident, held = _tile_registers(facts, sizes, num_warps, target)
+    resident, needed, held = _tile_registers(facts, sizes, num_warps, target)
     wanted = round(_wanted(resident, held, facts, sizes, num_warps, target))
     scanned = _combined_registers(facts, sizes, num_warps, target)
     slack = 1.0 if facts.matmuls else _slack(facts, sizes, target)
-    tiles = resident / _SLACK
+    tiles = needed / _SLACK
     if target.kind == "hip" and not facts.matmuls:
-        tiles = _AMD_BASE + _AMD_HELD * held + _AMD_RESIDENT * resident
+        tiles = _AMD_BASE + _AMD_HELD * held + _AMD_RESIDENT * needed
     need = max(wanted / slack, tiles, held + scanned + _LEAST_BASE)
     over = need / register_limit(num_warps, target) - 1
     apart = facts.matmuls and target.has("tcgen05")
@@ -312,8 +312,8 @@ def register_limit(num_warps: int, target: Target) -> int:
 
 def _tile_registers(
     facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target
-) -> tuple[float, float]:
-    """Return the registers of the largest snapshot of resident and of held tiles."""
+) -> tuple[float, float, float]:
+    """Return the registers of the largest snapshot of resident, of needed and of held tiles."""
     threads = num_warps * target.warp_size
     products = frozenset(fact.axes for fact in facts.accumulators if fact.of_dot)
 
@@ -336,7 +336,9 @@ def _tile_registers(
             found = max(found, _snapshot(tiles, sizes, threads, products, least_rows) + beside)
         return max(found, together)
 
-    return most(facts.resident_tiles, 1), most(facts.held_tiles, WARP_ROWS)
+    resident = most(facts.resident_tiles, 1)
+    needed = resident if facts.needed_tiles == facts.resident_tiles else most(facts.needed_tiles, 1)
+    return resident, needed, most(facts.held_tiles, WARP_ROWS)
 
 
 def _added_at_once(tiles: LiveTiles, singles: Iterable[ReductionFact]) -> LiveTiles:
