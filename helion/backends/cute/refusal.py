@@ -46,12 +46,13 @@ def refusal(program: Program, target: Target) -> exc.Base | None:
 def unproven(program: Program, target: Target) -> str:
     """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string.
 
-    Hopper has run copies of A and B, strided outputs, and TF32. It has run groups of rows, batches of
+    Hopper has run copies of A and B other than of raw tiles, strided outputs, and TF32. It has run groups of rows, batches of
     several dimensions, and three products with an output each.
     """
     problem = known_product(program).problem
     proven = unit_of(target) == "wgmma"
-    copied = [] if proven and not problem.epilogue.of_kind("product") else [*problem.copied]
+    ran = proven and not problem.epilogue.of_kind("product")
+    copied = [each for each in problem.copied if not ran or each.raw]
     strided = [each.name for each in problem.epilogue.of_kind("strided")]
     strided += [] if proven else [each.name for each in problem.outputs_of("strided")]
     part = ""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from backends.cute import gemms
 from backends.cute.gemms import E4M3, SQUARE
 
 from helion.backends.cute.plan.build import plan_gemm
-from helion.backends.cute.plan.copied import Copied, CopySource, granule_of
+from helion.backends.cute.plan.copied import Copied, CopySource, granule_of, raw_major
 from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOperand, EpilogueOutput, Instruction, constant
 from helion.backends.cute.plan.records import Choice, GemmPlan, GemmProblem
 
@@ -22,14 +23,20 @@ def copied(operand: str, *sources: tuple[str, str, int, int], chain: tuple[Instr
 def problem(*copies: Copied, k: int = 479, operands: str = "bfloat16", epilogue: Epilogue | None = None) -> GemmProblem:
     """M = 1000, N = 520; pitches of copied operands are not those in memory."""
     whole = gemms.product(1000, 520, -(-k // 16) * 16, operands=operands, epilogue=epilogue)
-    return dataclasses.replace(whole, k=k, copied=tuple(with_granule(each, operands) for each in copies))
+    made = tuple(by_its_way(each, operands) for each in copies)
+    turned = [each.operand for each in made if each.raw and raw_major(each.sources[0], ()) == "mn"]
+    layouts: dict[str, Any] = {f"{operand}_major": "mn" for operand in turned}
+    layouts |= {f"{operand}_pitch": 1008 for operand in turned}
+    return dataclasses.replace(whole, k=k, copied=made, **layouts)
 
 
-def with_granule(copied: Copied, operands: str) -> Copied:
-    """Copy past registers what can be."""
+def by_its_way(copied: Copied, operands: str) -> Copied:
+    """Copy past registers what can be, and load raw tiles of what TMA can: of 16-bit operands in both major modes."""
     (source, *others) = copied.sources
     moves = not others and not copied.instructions and source.dtype == operands
-    return dataclasses.replace(copied, granule=granule_of(source, 0) if moves else 0)
+    major = None if moves else raw_major(source, ())
+    raw = major == "k" or (major == "mn" and operands in ("bfloat16", "float16"))
+    return dataclasses.replace(copied, granule=granule_of(source, 0) if moves else 0, raw=raw)
 
 
 def odd(dtype: str = "bfloat16") -> tuple[Copied, Copied]:
@@ -69,6 +76,15 @@ def strided_softmax() -> GemmProblem:
     )
 
 
+NUMBERED = (
+    Instruction("add", (0, 1)),
+    Instruction("row_number", ()),
+    Instruction("column_number", ()),
+    Instruction("ge", (3, 4)),
+    Instruction("where", (5, 2, constant(0.5))),
+    Instruction("round_bfloat16", (6,)),
+)
+"""Of a matrix and a second source: rows from the diagonal on."""
 SCALED = (Instruction("mul", (0, 1)), Instruction("relu", (2,)))
 SMALL, NARROW = Choice(tile=(64, 64, 64)), Choice(tile=(128, 64, 64))
 COPIES: dict[str, tuple[GemmProblem, Choice]] = {
@@ -100,18 +116,29 @@ COPIES: dict[str, tuple[GemmProblem, Choice]] = {
                 "a",
                 ("x", "bfloat16", 480, 1),
                 ("depth", "bfloat16", 0, 1),
-                chain=(
-                    Instruction("add", (0, 1)),
-                    Instruction("row_number", ()),
-                    Instruction("column_number", ()),
-                    Instruction("ge", (3, 4)),
-                    Instruction("where", (5, 2, constant(0.5))),
-                    Instruction("round_bfloat16", (6,)),
-                ),
+                chain=NUMBERED,
             ),
             k=480,
         ),
         SQUARE,
+    ),
+    "raw_n_major": (problem(copied("b", ("y", "int8", 1, 528)), k=479), SQUARE),
+    "raw_n_major_scaled": (problem(copied("b", ("y", "uint8", 1, 528), ("scale", "float32", 1, 0), chain=SCALED), k=479), Choice(tile=(128, 128, 64))),
+    "raw_m_major": (problem(copied("a", ("x", "bfloat16", 1, 1008), ("depth", "bfloat16", 0, 1), chain=NUMBERED), k=479), SQUARE),
+    "raw_lines": (problem(copied("a", ("x", "float32", 484, 1), ("scale", "float32", 1, 0), chain=SCALED), k=483), SQUARE),
+    "raw_fp8": (problem(copied("b", ("y", E4M3, 480, 1)), k=479), dataclasses.replace(SMALL, splits=2)),
+    "raw_both": (
+        problem(copied("a", ("x", "int8", 480, 1)), copied("b", ("y", E4M3, 1, 528)), k=480),
+        dataclasses.replace(SMALL, grid_splits=3),
+    ),
+    "raw_to_fp8": (problem(copied("b", ("y", "int8", 480, 1)), k=480, operands=E4M3), Choice(tile=(128, 64, 128), promote_k_tiles=1)),
+    "raw_to_tf32": (problem(copied("b", ("y", "int16", 480, 1)), k=480, operands="float32"), Choice(tile=(128, 128, 32))),
+    "raw_residual": (problem(copied("b", ("y", "int8", 1, 528)), k=480, epilogue=gemms.scaled_residual(520)), NARROW),
+    "raw_pingpong": (problem(copied("b", ("y", "int8", 480, 1)), k=480), dataclasses.replace(SMALL, pingpong=True)),
+    "raw_and_even": (problem(even(), copied("b", ("y", "int8", 1, 528)), k=482), NARROW),
+    "raw_swiglu": (
+        problem(copied("b", ("gate", "int8", 480, 1)), copied("up_operand", ("up", "int8", 480, 1)), k=480, epilogue=gemms.swiglu(480)),
+        Choice(tile=(64, 64, 64)),
     ),
     "swiglu": (
         problem(copied("b", ("gate", "bfloat16", 479, 1)), copied("up_operand", ("up", "bfloat16", 479, 1)), epilogue=gemms.swiglu(480)),
@@ -138,6 +165,8 @@ ON_WGMMA_ALONE = (
     "tf32_pingpong",
     "odd_pingpong",
     "odd_splits",
+    "raw_fp8",
+    "raw_pingpong",
     "strided_fp32_splits",
     "strided_pingpong",
     "strided_sums_fp8_splits",

@@ -11,7 +11,8 @@ from backends.cute import copies
 
 from helion.backends.cute.codegen import copied as code
 from helion.backends.cute.execute.evaluate import _multiplied
-from helion.backends.cute.plan.copied import Copied
+from helion.backends.cute.plan.copied import COPY_WARPS, Copied
+from helion.backends.cute.plan.counts import along_lines, is_raw
 from helion.backends.cute.plan.records import GemmPlan
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.programs import kernel_program
@@ -49,8 +50,9 @@ class Registers(list[Number]):
 class Source:
     """A tensor in global memory with bounds; coordinates are (line, k)."""
 
-    def __init__(self, values: torch.Tensor) -> None:
+    def __init__(self, values: torch.Tensor, *, along_lines: bool = False) -> None:
         self.values, self.layout, self.iterator = values, None, Place(self)
+        self.along_lines = along_lines
 
     def __getitem__(self, at: tuple[int, int]) -> Number:
         assert all(0 <= index < extent for index, extent in zip(at, self.values.shape, strict=True))
@@ -80,7 +82,8 @@ class View:
     def read(self) -> list[Number]:
         memory, at = self.place.memory, self.place.at
         if isinstance(memory, Source):
-            return [memory[at[0], at[1] + step] for step in range(self.size)]
+            along = [(step, 0) if memory.along_lines else (0, step) for step in range(self.size)]
+            return [memory[at[0] + line, at[1] + k] for line, k in along]
         return memory[at : at + self.size]
 
     def write(self, values: list[Number]) -> None:
@@ -93,8 +96,9 @@ class View:
             k = line[1] + at[2] * 32 // memory.itemsize
             line = line[0]
         for step, value in enumerate(values):
-            assert (line, k + step) not in memory.held
-            memory.held[line, k + step] = value
+            place = (line + step, k) if memory.along_lines else (line, k + step)
+            assert place not in memory.held
+            memory.held[place] = value
 
 
 def _rounded(dtype: torch.dtype) -> Any:
@@ -115,7 +119,7 @@ def run(
     """The elements of a stage after all threads have copied K tile ``k_tile`` of tile number ``tile``."""
     role = next(each for each in kernel_program(plan).roles if each.name == "copy")
     stage: Any = Stage()
-    stage.itemsize = plan.operand_bytes
+    stage.itemsize, stage.along_lines = plan.operand_bytes, along_lines(plan, copied)
     cutlass = types.SimpleNamespace(
         range_constexpr=range,
         min=min,
@@ -131,7 +135,7 @@ def run(
         make_layout=lambda size: size,
         make_tensor=lambda place, size: View(place, size),
         crd2idx=lambda at, layout: at,
-        recast_ptr=lambda place, swizzle, dtype: place,
+        recast_ptr=lambda place, swizzle=None, dtype=None: place,
         autovec_copy=lambda source, target: (
             target.write(source) if isinstance(source, list) else target.write(source.read())
         ),
@@ -140,24 +144,61 @@ def run(
     names: dict[str, Any] = {"cutlass": cutlass, "cute": cute, "tile_m": tile, "tile_n": tile, "k_tile": k_tile - 1}
     names |= {
         "ab_copy": types.SimpleNamespace(index=0),
+        "widen_bytes": widen_bytes,
         "layout_a": types.SimpleNamespace(inner=0),
         "layout_b": types.SimpleNamespace(inner=0),
     }
     names |= dict.fromkeys(("shared_a", "shared_b"), stage)
-    names |= dict(zip(code.source_names(copied), map(Source, sources), strict=True))
+    tensors = (Source(each, along_lines=stage.along_lines) for each in sources)
+    names |= dict(zip(code.source_names(copied), tensors, strict=True))
     setup = [line for line in code.set_up(plan, role) if not line.startswith("copy_part")]
     load = code.lines(g.LoadElements(copied.operand, ahead=1), plan, role, 2)
+    read: list[str] = []
+    if is_raw(plan, copied):
+        read = code.lines(g.ReadRaw(copied.operand, "raw_read"), plan, role, 2)
+        names["raw_read"] = types.SimpleNamespace(index=1)
+        names[f"shared_raw_{copied.operand}"] = types.SimpleNamespace(
+            iterator=Place(raw_tiles(plan, copied, tile, k_tile, sources[0]))
+        )
     write = code.lines(g.WriteElements(copied.operand, "ab_copy"), plan, role, 2)
-    program = compile("\n".join([*setup, *load, "k_tile += 1", *write]), copied.operand, "exec")
-    for thread in range(code.THREADS):
+    program = compile("\n".join([*setup, *load, "k_tile += 1", *read, *write]), copied.operand, "exec")
+    for thread in range(COPY_WARPS * 32):
         exec(program, {**names, "thread": thread + role.first_warp * 32, "copy_part": stage})
     return stage.held
 
 
-NAMES = ("odd", "n_major_tf32", "int8_scaled", "fp8_odd", "computed")
+def raw_tiles(plan: GemmPlan, copied: Copied, tile: int, k_tile: int, source: torch.Tensor) -> Registers:
+    """Two stages in shared memory: TMA has written the K tile to the second one, and zeros past the ends of the source."""
+    lines, depth = (plan.cta_tile[0] if copied.operand == "a" else plan.tile[1]), plan.tile[2]
+    whole = torch.zeros(lines, depth)
+    inside = source[tile * lines : (tile + 1) * lines, k_tile * depth : (k_tile + 1) * depth]
+    whole[: inside.shape[0], : inside.shape[1]] = inside
+    held = whole if copied.sources[0].k_pitch == 1 else whole.t()
+    return Registers([Number(-55.0)] * whole.numel() + [Number(x) for x in held.flatten().tolist()])
 
 
-@pytest.mark.parametrize(("name", "target"), [("fp8_odd", "sm_90"), ("fp8_odd", "sm_100")])
+def widen_bytes(numbers: View, least: int, wide: Registers) -> None:
+    wide[:] = numbers.read()
+    assert all(least <= x <= least + 255 for x in wide)
+
+
+NAMES = (
+    "raw_n_major_scaled",
+    "raw_m_major",
+    "raw_lines",
+    "raw_to_fp8",
+    "odd",
+    "n_major_tf32",
+    "int8_scaled",
+    "fp8_odd",
+    "computed",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [("fp8_odd", "sm_90"), ("fp8_odd", "sm_100"), ("raw_m_major", "sm_90"), ("raw_n_major_scaled", "sm_100")],
+)
 def test_the_last_elements_are_stored_once(name: str, target: str) -> None:
     check(name, target, first=False)
 

@@ -9,7 +9,16 @@ import pytest
 from backends.cute import copies, cubins
 from backends.cute.test_verify import drop, drop_kind, first_fault, is_found_at_once
 
-from helion.backends.cute.plan.counts import counts, elements_of_thread, granule_walk
+from helion.backends.cute.plan.counts import (
+    chunk_elements,
+    chunks_of_thread,
+    counts,
+    elements_of_thread,
+    granule_walk,
+    is_raw,
+    raw_operands,
+)
+from helion.backends.cute.plan.dtypes import itemsize
 from helion.backends.cute.plan.records import GemmPlan
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.edits import Rewrite, edit_role
@@ -67,6 +76,26 @@ FAULTS: tuple[tuple[str, Rewrite, str], ...] = (
 )
 
 
+RAW: tuple[tuple[str, Rewrite, str], ...] = (
+    ("load_raw", drop(g.Acquire("raw_fill")), "deadlock|arrivals|stale|bytes"),
+    ("load_raw", drop_kind(g.LoadRaw), "deadlock"),
+    ("load_raw", drop(g.Advance("raw_fill")), "stale|deadlock|arrivals|overwrites|has left"),
+    ("copy", drop(g.Wait("raw_read")), "stale raw tile"),
+    ("copy", drop_kind(g.ReadRaw), "is made of the raw tile"),
+    ("copy", drop(g.Release("raw_read")), "deadlock|arrivals"),
+    ("copy", drop(g.Advance("raw_read")), "stale|deadlock|arrivals"),
+    ("copy", drop(g.FenceShared()), "before a fence|no fence between"),
+    ("copy", drop(g.WarpSync()), "for the others"),
+    ("copy", lambda step: (step, g.Release("raw_read")) if isinstance(step, g.ReadRaw) else drop(g.Release("raw_read"))(step), "no fence between"),
+    ("copy", lambda step: (step, g.Release("raw_read")) if isinstance(step, g.FenceShared) else drop(g.Release("raw_read"))(step), "releases a raw tile for the others"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["raw_n_major", "raw_both", "raw_fp8"])
+def test_a_missing_step_of_raw_tiles_is_found(name: str) -> None:
+    check_faults(RAW, kernel_program(copies.plan(name, "sm_90")))
+
+
 PAST_REGISTERS: tuple[tuple[str, Rewrite, str], ...] = (
     ("copy", drop(g.CopyAcquire("ab_copy")), "overwrites|stale|arrivals|has left|deadlock"),
     ("copy", drop(g.Advance("ab_copy")), "stale|deadlock|arrivals|overwrites|has left"),
@@ -95,7 +124,7 @@ def test_consumer_groups_wait_for_operands_in_their_turn(name: str) -> None:
         assert loop.body[turn + 1] == g.Wait("ab_read")
 
 
-@pytest.mark.parametrize(("name", "target"), [("int8", "sm_90"), ("odd_splits", "sm_90"), ("int8", "sm_100")])
+@pytest.mark.parametrize(("name", "target"), [("fp8_odd", "sm_90"), ("odd_splits", "sm_90"), ("int8", "sm_100")])
 def test_a_missing_step_is_found(name: str, target: str) -> None:
     check_faults(FAULTS, kernel_program(copies.plan(name, target)))
 
@@ -148,13 +177,19 @@ def check(name: str, target: str) -> None:
         walk = granule_walk(plan, copied)
         assert opcodes["LDGSTS"] >= walk.walks * walk.lines // walk.step
     slow = [each for each in plan.problem.copied if not each.granule]
-    loaded = sum(elements_of_thread(plan, each, source) for each in slow for source in each.sources)
-    if slow:
+    loaded = sum(
+        elements_of_thread(plan, each, source) for each in slow for source in each.sources[is_raw(plan, each) :]
+    )
+    for copied in raw_operands(plan):
+        chunk = chunk_elements(plan) * itemsize(copied.sources[0].dtype)
+        reads = chunks_of_thread(plan, copied) * -(-chunk // 16)
+        assert sum(number for name, number in opcodes.items() if name.startswith("LDS")) >= reads
+    if loaded:
         partials = plan.tile[1] if plan.grid_splits > 1 else 0
         assert loaded // 16 <= opcodes["LDG"] <= 2 * loaded + partials + 8
     matrices = len(plan.problem.outputs_of("strided")) * plan.subtiles
     assert opcodes.get("STG", 0) >= matrices
-    if len(plan.problem.copied) == 1 + plan.products and not plan.has_residual:
+    if len(plan.problem.copied) == 1 + plan.products and not plan.has_residual and not raw_operands(plan):
         assert "UTMALDG" not in opcodes
     assert sum(opcodes.get(name, 0) for name in ("HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA")) >= plan.mma_steps
 

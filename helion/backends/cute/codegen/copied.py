@@ -1,58 +1,90 @@
-"""Code of the warps that copy operands: loads with clamped indices, arithmetic in fp32, writes of 16 bytes."""
+"""Code of the warps that copy operands: loads with clamped indices or of raw tiles, arithmetic in fp32, writes of 16
+bytes."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
 
-from ..plan.copied import CHUNK_BYTES, COPY_WARPS, Copied, CopySource
+from ..plan.copied import CHUNK_BYTES, Copied
 from ..plan.counts import (
+    along_lines,
     chunk_elements,
     chunks_of_thread,
     copied_lines,
+    copy_warps,
     elements_of_thread,
+    is_raw,
     is_vector,
     past_registers,
     through_registers,
+    varies,
 )
 from ..plan.dtypes import DTYPES, itemsize
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant
 from ..plan.records import WARP_THREADS, GemmPlan
 from ..roles import grammar as g
-from . import granules
+from . import granules, raw
 from .epilogue import EXPRESSIONS, literal
 
-THREADS = COPY_WARPS * WARP_THREADS
 _WORDS = {1: "Uint8", 2: "Uint16", 4: "Uint32", 8: "Uint64"}
 """Types that elements are moved as if they are not computed."""
+LEAST_BYTES = {"int8": -128, "uint8": 0, "bool": 0}
+"""The least number of each type of 8-bit integers."""
+WIDEN_BYTES = (
+    "",
+    "",
+    "def widen_bytes(numbers, least, wide):",
+    "    words = cute.recast_tensor(numbers, cutlass.Uint32)",
+    "    for at in range(cute.size(wide)):",
+    "        word = words[at // 4] ^ cutlass.Uint32(0x80808080 if least else 0)",
+    "        shifted = cute.arch.inline_ptx(",
+    '            f"prmt.b32 {{$w0}}, {{$r0}}, {{$r1}}, {0x7440 + at % 4};",',
+    "            write_only_types=[cutlass.Float32],",
+    "            read_only_args=[word, cutlass.Uint32(0x4B000000)],",
+    "        )",
+    "        wide[at] = shifted - (8388608.0 - least)",
+)
+"""The conversion of 8-bit integers to fp32: bytes become the mantissa of 2**23, which is subtracted. It takes two
+instructions at the full rate, where an I2F has a quarter of it."""
 
 
 class Layout:
-    """The chunks of a copied operand in a stage, by thread. ``elements`` are those of a chunk, ``chunks`` those of a
-    line, ``items`` those of a thread."""
+    """The chunks of a copied operand in a stage, by thread. ``elements`` are those of a chunk, ``chunks`` those of a line,
+    or of a column if they are ``along_lines``, and ``items`` those of a thread."""
 
     def __init__(self, plan: GemmPlan, copied: Copied) -> None:
         self.plan, self.copied = plan, copied
         self.is_a = copied.operand == "a"
         self.lines = copied_lines(plan, copied)
         self.elements = chunk_elements(plan)
-        self.chunks = plan.tile[2] // self.elements
+        self.along_lines = along_lines(plan, copied)
+        self.chunks = (self.lines if self.along_lines else plan.tile[2]) // self.elements
         self.items = chunks_of_thread(plan, copied)
+        self.threads = copy_warps(plan) * WARP_THREADS
         self.label = copied.operand
 
     @property
     def line(self) -> str:
-        """The line of item ``i`` in the tile."""
+        """The line of item ``i`` in the tile, the first one if its chunk is along lines."""
+        if self.along_lines:
+            return f"(copy_thread + i * {self.threads}) % {self.chunks} * {self.elements}"
         if self.copied.lines_are_contiguous:
-            return f"(copy_thread + i * {THREADS}) % {self.lines}"
-        return f"copy_thread // {self.chunks} + i * {THREADS // self.chunks}"
+            return f"(copy_thread + i * {self.threads}) % {self.lines}"
+        return f"copy_thread // {self.chunks} + i * {self.threads // self.chunks}"
 
     @property
-    def chunk(self) -> str:
-        """The chunk of item ``i`` in its line."""
+    def k(self) -> str:
+        """The index along K of item ``i`` in the tile, the first one if its chunk is along K."""
+        if self.along_lines:
+            return f"(copy_thread + i * {self.threads}) // {self.chunks}"
         if self.copied.lines_are_contiguous:
-            return f"(copy_thread + i * {THREADS}) // {self.lines}"
-        return f"copy_thread % {self.chunks}"
+            return f"(copy_thread + i * {self.threads}) // {self.lines} * {self.elements}"
+        return f"copy_thread % {self.chunks} * {self.elements}"
+
+    def within(self, index: str, *, line: bool) -> str:
+        """Return the line or the index along K of element ``j``, given that of its chunk."""
+        return f"{index} + j" if line == self.along_lines else index
 
     @property
     def first_line(self) -> str:
@@ -66,12 +98,10 @@ class Layout:
 
     def place(self, at: int) -> str:
         """Return the index of element ``j`` of item ``i`` in the registers of source number ``at``."""
-        source = self.copied.sources[at]
-        if source.k_pitch == 0:
-            return "0" if source.pitch == 0 else "i"
-        if source.pitch == 0 and not self.copied.lines_are_contiguous:
-            return "j"
-        return f"i * {self.elements} + j"
+        by_item, by_element = varies(self.plan, self.copied, self.copied.sources[at])
+        if by_item and by_element:
+            return f"i * {self.elements} + j"
+        return "i" if by_item else "j" if by_element else "0"
 
     def dtype(self, at: int) -> str:
         """Return the type of the registers of a source."""
@@ -151,34 +181,63 @@ def _(step: g.LoadElements, plan: GemmPlan, role: g.Role, stages: int) -> list[s
     tile = f"(k_tile + {step.ahead})" if step.ahead else "k_begin" if plan.parts > 1 else "0"
     found: list[str] = []
     for at, name in enumerate(source_names(copied)):
-        found += _load(layout, at, name, tile)
+        if at or not is_raw(plan, copied):
+            found += _load(layout, at, name, tile)
     return found
 
 
 def _load(layout: Layout, at: int, name: str, tile: str) -> list[str]:
     plan, source = layout.plan, layout.copied.sources[at]
-    extent = plan.problem.m if layout.is_a else plan.problem.n
+    extent, k = (plan.problem.m if layout.is_a else plan.problem.n), plan.problem.k
     batch = ", batch" if at == 0 and plan.problem.batch_pitch(layout.label) else ""
-    line = f"cutlass.min({layout.first_line} + {layout.line}, {extent - 1})" if source.pitch else "0"
-    first = f"{tile} * {plan.tile[2]} + {layout.chunk} * {layout.elements}"
-    place = layout.place(at)
+    line, index = f"{layout.first_line} + {layout.line}", f"{tile} * {plan.tile[2]} + {layout.k}"
     if is_vector(plan, layout.copied, source):
-        bytes_ = min(CHUNK_BYTES, layout.elements * itemsize(source.dtype))
-        place = f"({line}, cutlass.min({first}, {plan.problem.k - layout.elements}){batch})"
-        whole = f"cute.make_layout({layout.elements})"
-        return [
-            f"for i in cutlass.range_constexpr({layout.items}):",
-            f"    vector = ({name}.iterator + cute.crd2idx({place}, {name}.layout)).align({bytes_})",
-            f"    to_vector = cute.make_tensor({name}_loaded.iterator + i * {layout.elements}, {whole})",
-            f"    cute.autovec_copy(cute.make_tensor(vector, {whole}), to_vector)",
-        ]
+        last_line, last = extent - 1, k - 1
+        if layout.along_lines:
+            last_line = extent - layout.elements
+        else:
+            last = k - layout.elements
+        place = f"(cutlass.min({line}, {last_line}), cutlass.min({index}, {last}){batch})"
+        vector = f"{name}.iterator + cute.crd2idx({place}, {name}.layout)"
+        return [f"for i in cutlass.range_constexpr({layout.items}):", *_read(layout, at, name, vector)]
+    line = f"cutlass.min({layout.within(line, line=True)}, {extent - 1})" if source.pitch else "0"
+    index = f"cutlass.min({layout.within(index, line=False)}, {k - 1})" if source.k_pitch else "0"
+    place = layout.place(at)
     loops = [("i", layout.items if place[0] == "i" else 1), ("j", layout.elements if place[-1] == "j" else 1)]
-    index = f"cutlass.min({first} + j, {plan.problem.k - 1})" if source.k_pitch else "0"
     found, indent = [], ""
     for variable, count in loops:
         found.append(f"{indent}for {variable} in cutlass.range_constexpr({count}):")
         indent += "    "
     return [*found, f"{indent}{name}_loaded[{place}] = {name}[{line}, {index}{batch}]"]
+
+
+def _read(layout: Layout, at: int, name: str, vector: str) -> list[str]:
+    """Return the body of a loop over items that reads a chunk at the pointer ``vector`` into the registers of a source."""
+    bytes_ = min(CHUNK_BYTES, layout.elements * itemsize(layout.copied.sources[at].dtype))
+    whole = f"cute.make_layout({layout.elements})"
+    return [
+        f"    vector = ({vector}).align({bytes_})",
+        f"    to_vector = cute.make_tensor({name}_loaded.iterator + i * {layout.elements}, {whole})",
+        f"    cute.autovec_copy(cute.make_tensor(vector, {whole}), to_vector)",
+    ]
+
+
+@_lines.register
+def _(step: g.LoadRaw, plan: GemmPlan, role: g.Role, stages: int) -> list[str]:
+    return raw.load(plan, step)
+
+
+@_lines.register
+def _(step: g.ReadRaw, plan: GemmPlan, role: g.Role, stages: int) -> list[str]:
+    copied = plan.problem.copy_of(step.operand)
+    assert copied is not None
+    layout = Layout(plan, copied)
+    vector = f"cute.recast_ptr(shared_raw_{step.operand}.iterator, dtype={layout.dtype(0)}) + raw_at"
+    return [
+        f"for i in cutlass.range_constexpr({layout.items}):",
+        f"    raw_at = {raw.place(plan, copied, layout.line, layout.k, step.cursor)}",
+        *_read(layout, 0, source_names(copied)[0], vector),
+    ]
 
 
 @_lines.register
@@ -245,7 +304,7 @@ def _(step: g.WriteElements, plan: GemmPlan, role: g.Role, stages: int) -> list[
     return [
         f"for i in cutlass.range_constexpr({layout.items}):",
         f"    copy_line = {layout.line}",
-        f"    copy_k = {layout.chunk} * {layout.elements}",
+        f"    copy_k = {layout.k}",
         *(f"    {line}" for line in _computed(layout, copied)),
         f"    to_chunk = ({shared}.iterator + cute.crd2idx(({place}), {shared}.layout)).align({CHUNK_BYTES})",
         f"    to_chunk = cute.recast_ptr(to_chunk, {swizzle}, dtype={layout.stored})",
@@ -256,15 +315,16 @@ def _(step: g.WriteElements, plan: GemmPlan, role: g.Role, stages: int) -> list[
 def _computed(layout: Layout, copied: Copied) -> list[str]:
     """Return the elements of item ``i``, zero past the end of K."""
     names, plan, label = source_names(copied), layout.plan, layout.label
-    inside = f"k_tile * {plan.tile[2]} + copy_k + j < {plan.problem.k}" if plan.problem.k % plan.tile[2] else ""
+    index = layout.within(f"k_tile * {plan.tile[2]} + copy_k", line=False)
+    inside = f"{index} < {plan.problem.k}" if plan.problem.k % plan.tile[2] else ""
     each = f"for j in cutlass.range_constexpr({layout.elements}):"
     if layout.moves:
         value = f"{names[0]}_loaded[{layout.place(0)}]"
         value = f"{layout.stored}(cutlass.select_({inside}, {value}, {layout.stored}(0)))" if inside else value
         return [each, f"    {label}_written[j] = {value}"]
     found: list[str] = []
-    for at, (name, source) in enumerate(zip(names, copied.sources, strict=True)):
-        found += _widened(layout, at, name, source)
+    for at, name in enumerate(names):
+        found += _widened(layout, at, name)
     found.append(each)
     found += [f"    v{at} = {_number(layout, at, name)}" for at, name in enumerate(names)]
     for number, made in enumerate(copied.instructions, start=len(names)):
@@ -281,31 +341,47 @@ def _computed(layout: Layout, copied: Copied) -> list[str]:
 
 def _expression(layout: Layout, op: str, arguments: Sequence[str]) -> str:
     if op == ROW_NUMBER:
-        return f"cutlass.Float32({layout.first_line} + copy_line)"
+        return f"cutlass.Float32({layout.within(f'{layout.first_line} + copy_line', line=True)})"
     if op == COLUMN_NUMBER:
-        return f"cutlass.Float32(k_tile * {layout.plan.tile[2]} + copy_k + j)"
+        return f"cutlass.Float32({layout.within(f'k_tile * {layout.plan.tile[2]} + copy_k', line=False)})"
     return EXPRESSIONS[op](*arguments)
 
 
-def _is_narrow(source: CopySource) -> bool:
-    """Return whether single elements of a type cannot be converted: the DSL converts vectors of 8-bit floats."""
-    return source.dtype.startswith("float8")
+def _is_wide(layout: Layout, at: int) -> bool:
+    """Return whether a chunk of a source is converted as a whole: the DSL converts vectors of 8-bit floats, and 8-bit
+    integers of a vector take fewer cycles together."""
+    source = layout.copied.sources[at]
+    return source.dtype.startswith("float8") or _is_bytes(layout, at)
 
 
-def _widened(layout: Layout, at: int, name: str, source: CopySource) -> list[str]:
-    """Return the conversion of a chunk of 8-bit floats."""
-    if not _is_narrow(source):
+def _is_bytes(layout: Layout, at: int) -> bool:
+    """Return whether a source is of 8-bit integers that a thread has in words."""
+    source = layout.copied.sources[at]
+    packed = is_vector(layout.plan, layout.copied, source) or (at == 0 and is_raw(layout.plan, layout.copied))
+    return packed and source.dtype in LEAST_BYTES and not layout.moves
+
+
+def _widened(layout: Layout, at: int, name: str) -> list[str]:
+    """Return the conversion of a chunk of 8-bit numbers."""
+    if not _is_wide(layout, at):
         return []
     place = layout.place(at).replace("+ j", "").replace("j", "0").strip()
     view = f"cute.make_tensor({name}_loaded.iterator + {place}, cute.make_layout({layout.elements}))"
-    return [
-        f"{name}_wide = cute.make_rmem_tensor({layout.elements}, cutlass.Float32)",
-        f"{name}_wide.store({view}.load().to(cutlass.Float32))",
-    ]
+    wide = f"{name}_wide = cute.make_rmem_tensor({layout.elements}, cutlass.Float32)"
+    if _is_bytes(layout, at):
+        return [wide, f"widen_bytes({view}, {LEAST_BYTES[layout.copied.sources[at].dtype]}, {name}_wide)"]
+    return [wide, f"{name}_wide.store({view}.load().to(cutlass.Float32))"]
+
+
+def definitions(plan: GemmPlan) -> tuple[str, ...]:
+    """Return the functions that conversions call."""
+    layouts = [Layout(plan, copied) for copied in through_registers(plan)]
+    found = any(_is_bytes(layout, at) for layout in layouts for at in range(len(layout.copied.sources)))
+    return WIDEN_BYTES if found else ()
 
 
 def _number(layout: Layout, at: int, name: str) -> str:
     """Return an element of a source in fp32."""
-    if _is_narrow(layout.copied.sources[at]):
+    if _is_wide(layout, at):
         return f"{name}_wide[j]"
     return f"{name}_loaded[{layout.place(at)}].to(cutlass.Float32)"

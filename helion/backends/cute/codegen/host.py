@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..plan.counts import counts
+from ..plan.counts import counts, raw_operands
 from ..plan.records import GemmPlan
-from . import copied, groups
+from . import copied, groups, raw
 from .numbers import batch_modes, extent, number
 from .setups import by_tma, dsl, hopper_mma, mma_arguments, operand_dsl, second_b
 
@@ -202,9 +202,24 @@ def _residuals(plan: GemmPlan) -> HostObjects:
     return HostObjects(lines=tuple(lines), parameters=_parameters(*names))
 
 
+def _raw_tiles(plan: GemmPlan) -> HostObjects:
+    extents = {"m": _extent(plan, "m"), "n": _extent(plan, "n"), "k": _extent(plan, "k", 1)}
+    parameters = [
+        parameter
+        for copied in raw_operands(plan)
+        for parameter in (
+            (f"tma_raw_{copied.operand}", "cute.CopyAtom"),
+            (f"tensor_raw_{copied.operand}", "cute.Tensor"),
+            (f"layout_raw_{copied.operand}", "cute.Layout"),
+        )
+    ]
+    return HostObjects(lines=tuple(raw.host(plan, extents)), parameters=tuple(parameters))
+
+
 HOST: Mapping[str, Callable[[GemmPlan], HostObjects]] = {
     "wgmma": _wgmma,
     "umma": _umma,
     "output": _output,
     "residuals": _residuals,
+    "raw_tiles": _raw_tiles,
 }

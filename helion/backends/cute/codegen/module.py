@@ -11,7 +11,7 @@ from ..plan.workspace import workspace_bytes
 from ..roles.grammar import KernelProgram, Pipeline, Role
 from ..roles.programs import kernel_program
 from ..verify.verify import verify
-from . import copied, exchange, finish, groups, numbers, rows, scales, workspace
+from . import copied, exchange, finish, groups, numbers, raw, rows, scales, workspace
 from .host import HOST, HostObjects
 from .setups import definitions, dsl, operand_dsl
 from .steps import print_steps
@@ -207,6 +207,10 @@ def _allocation(plan: GemmPlan, allocation: Allocation) -> str:
         size = allocation.size_bytes // (8 if plan.paired else 4)
         return f"{name} = memory.allocate_array(cutlass.{word}, {size}, byte_alignment={alignment})"
     held = name.removeprefix("shared_")
+    if held.startswith("raw_"):
+        copied_operand = plan.problem.copy_of(held.removeprefix("raw_"))
+        assert copied_operand is not None
+        return f"{name} = memory.allocate_tensor({raw.dtype(copied_operand)}, layout_{held}, {alignment})"
     operands = {operand.label: operand for operand in plan.problem.epilogue.operands}
     if held in operands and operands[held].kind == "row":
         return f"{name} = memory.allocate_tensor(cutlass.Float32, cute.make_layout({plan.teams * plan.tile[1]}), {alignment})"

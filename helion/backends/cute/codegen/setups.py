@@ -9,7 +9,7 @@ from ..plan.dtypes import DTYPES
 from ..plan.epilogue import EpilogueOutput
 from ..plan.records import WARPGROUP_THREADS, GemmPlan
 from ..roles.grammar import Role
-from . import copied, exchange, rows, scales, workspace
+from . import copied, exchange, raw, rows, scales, workspace
 from .epilogue import dealt_columns, fragment, suffixed, values_of
 from .numbers import batch_modes
 
@@ -83,7 +83,8 @@ TF32_MMA = (
 
 def definitions(plan: GemmPlan) -> tuple[str, ...]:
     """Return the definitions that a module needs after its imports."""
-    return TF32_MMA if plan.unit == "wgmma" and plan.problem.operand_dtype == "float32" else ()
+    tf32 = plan.unit == "wgmma" and plan.problem.operand_dtype == "float32"
+    return (*(TF32_MMA if tf32 else ()), *copied.definitions(plan))
 
 
 def major(name: str) -> str:
@@ -369,6 +370,7 @@ SETUPS: Mapping[str, Callable[[GemmPlan, Role], list[str]]] = {
     "rows": rows.set_up,
     "scales": lambda plan, role: scales.set_up(plan),
     "copies": copied.set_up,
+    "raw_loads": lambda plan, role: raw.views(plan),
     "residual_loads": _residual_loads,
     "residual_reads": _residual_reads,
 }

@@ -9,7 +9,7 @@ import torch
 
 from ...._compiler.ir.grammar import HostTensor, Op, Operand, PointwiseAttrs, Value, ViewAttrs
 from ...._shapes import Number, dtype_name
-from ..plan.copied import Copied, CopySource, granule_of
+from ..plan.copied import Copied, CopySource, granule_of, raw_major
 from ..plan.epilogue import Constant, Instruction
 from ..plan.records import TMA_ALIGNMENT_BYTES, Major
 from ..plan.refusal import Refusal
@@ -67,7 +67,7 @@ def multiplied(
             major, pitch = major_of(frame, place)
             return Multiplied(tensors=(place.tensor,), dtype=dtype, major=major, pitch=pitch)
     (line,) = (block for block in wanted if block != frame.k)
-    return _Elements(frame, line).multiplied(value, dtype)
+    return _Elements(frame, line).multiplied(value, dtype, k_major=copies or dtype.itemsize != 2)
 
 
 def is_transposed(op: Op) -> bool:
@@ -117,8 +117,11 @@ class _Elements(Chain):
         super().__init__(replace(frame, m=line, n=frame.k, whole_rows=False, by_tiles=False))
         self.sources: dict[str, tuple[CopySource, HostTensor]] = {}
 
-    def multiplied(self, value: Operand, dtype: torch.dtype) -> Multiplied:
-        """Return the copy of an operand, without its label."""
+    def multiplied(self, value: Operand, dtype: torch.dtype, k_major: bool) -> Multiplied:
+        """Return the copy of an operand, without its label.
+
+        Where TMA loads the first source, elements stay in its order unless the operand has to be K-major.
+        """
         reference = self.read(value)
         if isinstance(reference, Constant) or not self.sources:
             raise Refusal("an operand of the dot that no tensor is loaded for is not implemented")
@@ -127,15 +130,27 @@ class _Elements(Chain):
         source, tensor = found[0]
         instructions = self._numbered(reference, names)
         moves = not instructions and tensor.dtype == dtype
+        batch_pitch = self._batch_pitch(tensor)
+        granule = granule_of(source, batch_pitch) if moves else 0
+        major = None if granule else raw_major(source, [batch_pitch])
+        raw = major == "k" or (major is not None and not k_major)
         copied = Copied(
             operand="",
             sources=tuple(source for source, _ in found),
             instructions=instructions,
-            granule=granule_of(source, self._batch_pitch(tensor)) if moves else 0,
+            granule=granule,
+            raw=raw,
         )
-        k = self.frame.extent(self.frame.k)
-        pitch = -(-known(k, "K of an operand that warps copy") // EXAMPLE_MULTIPLE) * EXAMPLE_MULTIPLE
-        return Multiplied(tensors=tuple(each for _, each in found), dtype=dtype, major="k", pitch=pitch, copied=copied)
+        turned = raw and major == "mn"
+        along = self.frame.extent(self.frame.m if turned else self.frame.k)
+        extent = known(along, f"{'the lines' if turned else 'K'} of an operand that warps copy")
+        return Multiplied(
+            tensors=tuple(each for _, each in found),
+            dtype=dtype,
+            major="mn" if turned else "k",
+            pitch=-(-extent // EXAMPLE_MULTIPLE) * EXAMPLE_MULTIPLE,
+            copied=copied,
+        )
 
     def _batch_pitch(self, tensor: HostTensor) -> int:
         """Return the largest divisor of the strides from one matmul of a batch to the next."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from ....hardware import TMA_ALIGNMENT_BYTES
 from .dtypes import DTYPES, itemsize
 from .epilogue import ARITY, COLUMN_NUMBER, ROW_NUMBER, Constant, Instruction
 from .refusal import Refusal
@@ -21,6 +24,10 @@ NOT_COPIED = (
     " is copied by warps, which is implemented without scales of blocks of K, and where sizes and strides are known when"
     " the kernel is compiled; use hl.specialize"
 )
+RAW_BYTES, MAX_RAW_STAGES = 40960, 8
+"""Bytes in flight that hide the latency of memory: raw tiles take at most so many, or two stages."""
+MAX_RAW_ITEM_BYTES = 4
+"""Bytes of an element of a raw tile."""
 GRANULES = (16, 8, 4)
 """Bytes that one cp.async copies."""
 MAX_SPAN = 2**31 - 1
@@ -42,17 +49,19 @@ class CopySource:
 
 @dataclass(frozen=True, kw_only=True)
 class Copied:
-    """An operand whose elements warps load, compute in fp32 and store to shared memory, K-major.
+    """An operand whose elements warps load, compute in fp32 and store to shared memory.
 
     ``operand`` is ``a``, ``b``, or the label of a second B. The first values are ``sources``, then one follows per
     instruction. The last value is rounded to the operand's type. ``row_number`` is the index of the line, and
     ``column_number`` the index along K. With a ``granule``, cp.async copies so many bytes at a time past the registers.
+    With ``raw``, TMA loads tiles of the first source to shared memory, from which warps read them (on wgmma).
     """
 
     operand: str
     sources: tuple[CopySource, ...]
     instructions: tuple[Instruction, ...] = ()
     granule: int = 0
+    raw: bool = False
 
     @property
     def last(self) -> int:
@@ -80,6 +89,8 @@ class Copied:
                 raise Refusal(f"{source.name} spans {span} elements; copies of up to {MAX_SPAN} are implemented")
         if self.granule and (self.instructions or self.granule > granule_of(self.sources[0], 0)):
             raise Refusal(f"{self.sources[0].name} cannot be copied by {self.granule} bytes at a time")
+        if self.raw and (self.granule or raw_major(self.sources[0], ()) is None):
+            raise Refusal(f"TMA cannot load tiles of {self.sources[0].name}")
         for number, made in enumerate(self.instructions):
             arity = {**ARITY, COLUMN_NUMBER: 0, ROW_NUMBER: 0}.get(made.op)
             values = [x for x in made.arguments if not isinstance(x, Constant)]
@@ -94,3 +105,15 @@ def granule_of(source: CopySource, batch_pitch: int) -> int:
         return size if size in GRANULES else 0
     steps = (source.pitch * size, batch_pitch * size)
     return next((each for each in GRANULES if not any(step % each for step in steps)), 0)
+
+
+def raw_major(source: CopySource, batch_pitches: Sequence[int]) -> Literal["k", "mn"] | None:
+    """Return the contiguous dimension of a source that TMA can load; None if there is none."""
+    size = itemsize(source.dtype)
+    if size > MAX_RAW_ITEM_BYTES:
+        return None
+    contiguous = {"k": (source.k_pitch, source.pitch), "mn": (source.pitch, source.k_pitch)}
+    for major, (step, pitch) in contiguous.items():
+        if step == 1 and pitch > 0 and not any(each * size % TMA_ALIGNMENT_BYTES for each in (pitch, *batch_pitches)):
+            return "k" if major == "k" else "mn"
+    return None

@@ -5,7 +5,14 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from .copied import CHUNK_BYTES, COPY_WARPS, Copied, CopySource
+from .copied import (
+    CHUNK_BYTES,
+    COPY_WARPS,
+    MAX_RAW_STAGES,
+    RAW_BYTES,
+    Copied,
+    CopySource,
+)
 from .dtypes import itemsize
 from .records import LOADING_WARPS, SUM_BYTES, SWIZZLE_BYTES, WARP_THREADS, GemmPlan
 from .reductions import exchanges
@@ -43,6 +50,8 @@ class Counts:
     accumulator: PipelineCounts | None
     residual: PipelineCounts | None
     """One stage holds a sub-tile of every residual."""
+    raw: PipelineCounts | None
+    """One stage holds a K tile of the source of each copied operand that TMA loads."""
     parts: PipelineCounts | None
     """One stage holds the partials of every other CTA that shares K, for all sub-tiles that this CTA stores. Its bytes
     are those of one such sub-tile."""
@@ -94,6 +103,7 @@ def counts(plan: GemmPlan) -> Counts:
         if tcgen05
         else None,
         residual=_residual_counts(plan) if plan.has_residual else None,
+        raw=_raw_counts(plan) if raw_operands(plan) else None,
         parts=PipelineCounts(
             stages=1,
             full_arrivals=1,
@@ -133,32 +143,53 @@ def chunk_elements(plan: GemmPlan) -> int:
 
 def chunks_of_thread(plan: GemmPlan, copied: Copied) -> int:
     """Return the chunks of a stage of a copied operand that each thread writes."""
-    return copied_lines(plan, copied) * (plan.tile[2] // chunk_elements(plan)) // (COPY_WARPS * WARP_THREADS)
+    return copied_lines(plan, copied) * (plan.tile[2] // chunk_elements(plan)) // (copy_warps(plan) * WARP_THREADS)
+
+
+def along_lines(plan: GemmPlan, copied: Copied) -> bool:
+    """Return whether elements of neighboring lines are contiguous in shared memory, rather than those along K."""
+    return (plan.problem.a_major if copied.operand == "a" else plan.problem.b_major) != "k"
 
 
 def is_vector(plan: GemmPlan, copied: Copied, source: CopySource) -> bool:
-    """Return whether each chunk of a source is contiguous, aligned, and inside K or outside as a whole."""
+    """Return whether each chunk of a source is contiguous, aligned, and inside the operand or outside as a whole."""
     size, elements = itemsize(source.dtype), chunk_elements(plan)
-    steps = (source.pitch * size, plan.problem.batch_pitch(copied.operand) * size)
-    aligned = all(step % min(elements * size, CHUNK_BYTES) == 0 for step in steps)
-    return source.k_pitch == 1 and source.pitch != 0 and aligned and plan.problem.k % elements == 0
+    extent, step, pitch = plan.problem.k, source.k_pitch, source.pitch
+    if along_lines(plan, copied):
+        extent, step, pitch = plan.problem.m if copied.operand == "a" else plan.problem.n, pitch, step
+    steps = (pitch * size, plan.problem.batch_pitch(copied.operand) * size)
+    aligned = all(each % min(elements * size, CHUNK_BYTES) == 0 for each in steps)
+    return step == 1 and pitch != 0 and aligned and extent % elements == 0
 
 
 def elements_of_thread(plan: GemmPlan, copied: Copied, source: CopySource) -> int:
     """Return the elements of a source that each thread loads for a K tile: those that differ."""
+    by_item, by_element = varies(plan, copied, source)
+    return (chunks_of_thread(plan, copied) if by_item else 1) * (chunk_elements(plan) if by_element else 1)
+
+
+def varies(plan: GemmPlan, copied: Copied, source: CopySource) -> tuple[bool, bool]:
+    """Return whether the elements of a source differ between the chunks of a thread, and within a chunk.
+
+    Threads that go along K first keep their index along K. Those that go along lines keep their lines if their number is
+    a multiple of the chunks of a column.
+    """
+    if along_lines(plan, copied):
+        columns = copied_lines(plan, copied) // chunk_elements(plan)
+        same_lines = copy_warps(plan) * WARP_THREADS % columns == 0
+        return bool(source.k_pitch or (source.pitch and not same_lines)), source.pitch != 0
     if source.k_pitch == 0:
-        return 1 if source.pitch == 0 else chunks_of_thread(plan, copied)
-    if source.pitch == 0 and not copied.lines_are_contiguous:
-        return chunk_elements(plan)
-    return chunks_of_thread(plan, copied) * chunk_elements(plan)
+        return source.pitch != 0, False
+    return source.pitch != 0 or copied.lines_are_contiguous, True
 
 
 def copied_registers(plan: GemmPlan) -> int:
     """Return the registers of a copying thread that loads of a K tile fill: elements share one in vectors alone."""
     found = 0
     for copied in through_registers(plan):
-        for source in copied.sources:
-            size = itemsize(source.dtype) if is_vector(plan, copied, source) else max(4, itemsize(source.dtype))
+        for at, source in enumerate(copied.sources):
+            packed = is_vector(plan, copied, source) or (at == 0 and is_raw(plan, copied))
+            size = itemsize(source.dtype) if packed else max(4, itemsize(source.dtype))
             found += elements_of_thread(plan, copied, source) * size // 4
     return found
 
@@ -171,6 +202,31 @@ def through_registers(plan: GemmPlan) -> list[Copied]:
 def past_registers(plan: GemmPlan) -> list[Copied]:
     """Return the operands that warps copy by cp.async."""
     return [each for each in plan.problem.copied if each.granule]
+
+
+def is_raw(plan: GemmPlan, copied: Copied) -> bool:
+    """Return whether warps read tiles of the first source that TMA loads."""
+    return copied.raw and plan.unit == "wgmma"
+
+
+def raw_operands(plan: GemmPlan) -> list[Copied]:
+    """Return the operands of which TMA loads the first source."""
+    return [each for each in plan.problem.copied if is_raw(plan, each)]
+
+
+def raw_bytes(plan: GemmPlan, copied: Copied) -> int:
+    """Return the bytes of a K tile of the first source of an operand."""
+    return copied_lines(plan, copied) * plan.tile[2] * itemsize(copied.sources[0].dtype)
+
+
+def _raw_counts(plan: GemmPlan) -> PipelineCounts:
+    size = sum(raw_bytes(plan, copied) for copied in raw_operands(plan))
+    return PipelineCounts(
+        stages=max(2, min(MAX_RAW_STAGES, RAW_BYTES // size)),
+        full_arrivals=1,
+        empty_arrivals=copy_warps(plan),
+        transaction_bytes=size,
+    )
 
 
 def loads_while_copying(plan: GemmPlan) -> bool:
@@ -209,7 +265,7 @@ def copied_line_step(plan: GemmPlan, copied: Copied) -> int:
     """Return the divisor of the lines of a stage that all threads copy the same number of chunks or granules of."""
     if copied.granule:
         return granule_walk(plan, copied).step
-    return COPY_WARPS * WARP_THREADS * chunk_elements(plan) // plan.tile[2]
+    return copy_warps(plan) * WARP_THREADS * chunk_elements(plan) // plan.tile[2]
 
 
 def granule_walk(plan: GemmPlan, copied: Copied) -> GranuleWalk:

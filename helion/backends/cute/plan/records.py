@@ -76,7 +76,7 @@ class Groups:
 class GemmProblem:
     """D (M, N) = epilogue(A (M, K) @ B (K, N)), accumulated in fp32; D has contiguous rows.
 
-    Operands that are ``copied`` by warps have any strides, and are K-major here.
+    Operands that are ``copied`` by warps have any strides; their major mode is that of shared memory.
 
     With ``groups``, whose number is the size of the batch, a group of rows takes the place of each matmul of a batch: M is
     the number of all rows.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from .counts import counts, subtile_bytes
+from .counts import counts, raw_bytes, raw_operands, subtile_bytes
 from .records import SUM_BYTES, GemmPlan
 
 RING_ALIGNMENT_BYTES = 1024
@@ -38,6 +38,9 @@ def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
     for operand in epilogue.of_kind("exact"):
         size = plan.residual_stages * subtile_bytes(plan, operand.dtype)
         wanted.append((f"shared_{operand.label}", size, RING_ALIGNMENT_BYTES))
+    if (raw := counts(plan).raw) is not None:
+        for copied in raw_operands(plan):
+            wanted.append((f"shared_raw_{copied.operand}", raw.stages * raw_bytes(plan, copied), RING_ALIGNMENT_BYTES))
     if plan.splits > 1:
         wanted.append(("shared_parts", plan.rounds * counts(plan).parts_stage_bytes, VECTOR_ALIGNMENT_BYTES))
     if (rows := counts(plan).rows) is not None:
@@ -48,6 +51,7 @@ def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
         ("ab_barriers", counts(plan).ab),
         ("accumulator_barriers", counts(plan).accumulator),
         ("residual_barriers", counts(plan).residual),
+        ("raw_barriers", counts(plan).raw),
         ("parts_barriers", counts(plan).parts),
         ("rows_barriers", counts(plan).rows),
     ):

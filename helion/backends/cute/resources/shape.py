@@ -12,7 +12,7 @@ import torch
 from ...._compiler.facts.records import AxisFact, KernelFacts, MatmulFact, MemoryOpFact, RegionFact
 from ...._shapes import dtype_name
 from ..plan.build import MAX_PROMOTE_K_TILES
-from ..plan.copied import Copied, CopySource, granule_of
+from ..plan.copied import Copied, CopySource, granule_of, raw_major
 from ..plan.dtypes import itemsize
 from ..plan.epilogue import (
     MAX_PRODUCTS,
@@ -69,8 +69,9 @@ def bytes_moved(problem: GemmProblem) -> int:
     """Return the bytes from and to global memory, each tensor once."""
     a, b = (problem.batches if any(problem.batch_pitches(name)) or not problem.batch else 1 for name in ("a", "b"))
     a = a if problem.groups is None else 1
-    products = 1 + len(problem.epilogue.of_kind("product"))
-    operands = (a * problem.m + b * products * problem.n) * problem.k * itemsize(problem.operand_dtype)
+    seconds = [each.label for each in problem.epilogue.of_kind("product")]
+    sides = (("a", a * problem.m), ("b", b * problem.n), *((label, b * problem.n) for label in seconds))
+    operands = sum(lines * problem.k * itemsize(problem.loaded_dtype(label)) for label, lines in sides)
     read = (each for kind in ("exact", "strided") for each in problem.epilogue.of_kind(kind))
     exact = sum(itemsize(each.dtype) for each in read)
     stored = sum(itemsize(each.dtype) for each in problem.matrices)
@@ -213,7 +214,7 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
     )
     for each in copied:
         if each.operand in ("a", "b"):
-            majors["ab".index(each.operand)] = "k"
+            majors["ab".index(each.operand)] = (each.raw and raw_major(each.sources[0], ())) or "k"
     walked = (*axes, None if sides.nested else fact.k_axis)
     loads = _without_offsets(facts) if sides.grouped else facts
     operands = (*_second(sides.others, _pitch(majors[1], n, k)), *_operands(loads, axes))
@@ -356,10 +357,31 @@ def _copied(facts: KernelFacts, fact: MatmulFact, operands: Sequence[EpilogueOpe
         if op is not None and op.static and not computed and op.dtype == dtype:
             steps = [n for at, n in zip(op.subscript_axes, op.strides, strict=True) if at != fact.k_axis]
             granule = granule_of(replace(source, pitch=math.gcd(*steps)), 0)
-        yield Copied(operand=operand, sources=(source,), granule=granule)
+        tiles = None if op is None or granule else _raw_source(op, fact, source, dtype)
+        source = tiles or source
+        yield Copied(operand=operand, sources=(source,), granule=granule, raw=tiles is not None)
         if operand == "b":
             seconds = [each.label for each in operands if each.kind == "product"]
-            yield from (Copied(operand=label, sources=(source,), granule=granule) for label in seconds)
+            for label in seconds:
+                yield Copied(operand=label, sources=(source,), granule=granule, raw=tiles is not None)
+
+
+def _raw_source(op: MemoryOpFact, fact: MatmulFact, source: CopySource, dtype: torch.dtype) -> CopySource | None:
+    """Return the source of a copied operand as TMA loads it, or None. Operands of 8 and 32 bits have to be K-major."""
+    if not op.static:
+        return None
+    along_k, others = _stride(op, fact.k_axis), []
+    for at, step in zip(op.subscript_axes, op.strides, strict=True):
+        others += [step] if at != fact.k_axis else []
+    if along_k == 1:
+        pitch, k_pitch = math.gcd(*others), 1
+    elif 1 in others and dtype.itemsize == 2:
+        others.remove(1)
+        pitch, k_pitch = 1, math.gcd(along_k, *others)
+    else:
+        return None
+    found = replace(source, dtype=dtype_name(op.dtype), pitch=pitch, k_pitch=k_pitch)
+    return found if raw_major(found, ()) is not None else None
 
 
 def _stride(op: MemoryOpFact, axis: int | None) -> int:

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 
 from .... import hardware
 from ....hardware import Target
-from ..plan.counts import Counts, counts, granule_walk, past_registers, through_registers
+from ..plan.counts import (
+    Counts,
+    copied_lines,
+    counts,
+    granule_walk,
+    is_raw,
+    past_registers,
+    raw_bytes,
+    raw_operands,
+    through_registers,
+)
 from ..plan.dtypes import itemsize
 from ..plan.finish import rows_bytes, stored_last
 from ..plan.records import SUM_BYTES, WARP_THREADS, Finish, GemmPlan, RowFinish, TileFinish
@@ -67,6 +77,12 @@ class Rates:
     copied_us: float = 1.1
     """Least time of a K tile that warps copy through registers: they have the loads of one in flight (benchmarks/results/
     cute/nvidia-h200-products.jsonl)."""
+    raw_us: float = 0.12
+    """Least time of a K tile whose raw tiles warps convert: waits, the fence and the arrival; not fitted."""
+    converted_us: float = 0.000026
+    """Time of an element that warps convert, of which an SM issues some 5 instructions per 128; not fitted."""
+    shared_bytes_per_us: float = 218e3
+    """Shared-memory bandwidth of an SM: 128 bytes per cycle. It limits K tiles that are written twice."""
     granules_us: float = 0.0023
     """Time of a cp.async of a warp along lines, of which an SM starts one at a time; not fitted."""
     spread_granules_us: float = 0.0052
@@ -196,7 +212,22 @@ def _copied_us(plan: GemmPlan, rates: Rates) -> float:
         walk = granule_walk(plan, copied)
         each_us = rates.spread_granules_us if copied.lines_are_contiguous else rates.granules_us
         started += each_us * walk.lines * walk.granules / WARP_THREADS
-    return max(started, rates.copied_us if through_registers(plan) else 0.0)
+    if any(not is_raw(plan, copied) for copied in through_registers(plan)):
+        return max(started, rates.copied_us)
+    return max(started, _converted_us(plan, rates)) if raw_operands(plan) else started
+
+
+def _converted_us(plan: GemmPlan, rates: Rates) -> float:
+    """Return the least time of a K tile with raw tiles: of the instructions that convert them, or of shared memory.
+
+    Shared memory holds each raw tile and each operand: both are written and read, operands by each warpgroup.
+    """
+    numbers, elements, moved = counts(plan), 0, 0
+    for copied in raw_operands(plan):
+        elements += copied_lines(plan, copied) * plan.tile[2]
+        moved += 2 * raw_bytes(plan, copied)
+    moved += 2 * numbers.a_stage_bytes + (1 + plan.warpgroups) * numbers.b_stage_bytes
+    return max(rates.raw_us + elements * rates.converted_us, moved / rates.shared_bytes_per_us)
 
 
 def _together(one: float, other: float, exponent: float) -> float:
@@ -229,6 +260,10 @@ def _rate(plan: GemmPlan, target: Target, rates: Rates, matrix: float) -> float:
 def _loaded(plan: GemmPlan, numbers: Counts, rates: Rates) -> float:
     """Return the effective bytes of a K tile after multicast."""
     a, b = numbers.a_stage_bytes, numbers.b_stage_bytes
+    for copied in raw_operands(plan):
+        operand = a if copied.operand == "a" else b // plan.products
+        saved = operand - raw_bytes(plan, copied)
+        a, b = (a - saved, b) if copied.operand == "a" else (a, b - saved)
     shared = (1 - 1 / numbers.a_multicast) * a + (1 - 1 / numbers.b_multicast) * b
     return a + b - rates.multicast * shared
 

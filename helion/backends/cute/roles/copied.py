@@ -6,9 +6,16 @@ from __future__ import annotations
 import dataclasses
 
 from ..plan.copied import COPY_WARPS
-from ..plan.counts import loads_while_copying, past_registers, through_registers
+from ..plan.counts import (
+    counts,
+    is_raw,
+    loads_while_copying,
+    past_registers,
+    raw_operands,
+    through_registers,
+)
 from ..plan.records import LOADING_WARPS, GemmPlan
-from .edits import edit_role, rewrite
+from .edits import add_role, edit_role, rewrite
 from .grammar import (
     Acquire,
     Advance,
@@ -23,12 +30,17 @@ from .grammar import (
     KernelProgram,
     KLoop,
     LoadElements,
+    LoadRaw,
     OrderCopies,
+    Pipeline,
+    ReadRaw,
     RegisterLimit,
+    Release,
     Role,
     SetUp,
     StartCopies,
     Step,
+    Tail,
     TileLoop,
     TmaLoad,
     Wait,
@@ -50,6 +62,8 @@ def with_copies(program: KernelProgram) -> KernelProgram:
         program = edit_role(program, "store" if plan.unit == "wgmma" else "multiply", _ordered)
     if loads_while_copying(plan):
         return _with_shared_warps(program)
+    if raw_operands(plan):
+        program = _with_raw_tiles(program)
     labels = [copied.operand for copied in plan.problem.copied]
     first = program.warps
     copy = Role(name="copy", first_warp=first, warps=COPY_WARPS, program=_copies(plan))
@@ -63,6 +77,27 @@ def with_copies(program: KernelProgram) -> KernelProgram:
     return dataclasses.replace(
         program, warps=first + COPY_WARPS, roles=(*roles, copy), registers=_registers(program, first)
     )
+
+
+def _with_raw_tiles(program: KernelProgram) -> KernelProgram:
+    """Add a warp that loads raw tiles through TMA, ahead of the copying warps by their pipeline."""
+    raw = counts(program.plan).raw
+    assert raw is not None
+    loads = tuple(LoadRaw(copied.operand, "raw_fill") for copied in raw_operands(program.plan))
+    role = Role(
+        name="load_raw",
+        first_warp=program.spare_warp + program.plan.has_residual,
+        warps=1,
+        program=(
+            SetUp("raw_loads"),
+            Cursor("raw_fill", "raw", "producer"),
+            TileLoop((KLoop((Acquire("raw_fill"), *loads, Commit("raw_fill"), Advance("raw_fill"))),)),
+            Tail("raw_fill"),
+        ),
+    )
+    pipeline = Pipeline(name="raw", kind="tma_epilogue", counts=raw, barriers="raw_barriers")
+    program = dataclasses.replace(program, pipelines=(*program.pipelines, pipeline), host=(*program.host, "raw_tiles"))
+    return add_role(program, role)
 
 
 def _with_shared_warps(program: KernelProgram) -> KernelProgram:
@@ -112,23 +147,29 @@ def _ordered(step: Step) -> tuple[Step, ...]:
 
 def _copies(plan: GemmPlan) -> tuple[Step, ...]:
     """Build the program of the copying warps. Loads into registers for the next K tile are in flight while they wait for
-    its stage; cp.async has all stages in flight."""
+    its stage; cp.async has all stages in flight, and so has TMA of raw tiles."""
     labels = [each.operand for each in through_registers(plan)]
+    loaded = [each.operand for each in through_registers(plan) if not is_raw(plan, each) or len(each.sources) > 1]
+    raw = [each.operand for each in raw_operands(plan)]
     started = [each.operand for each in past_registers(plan)]
     return (
         SetUp("copies"),
         Cursor("ab_copy", "ab", "producer"),
+        *((Cursor("raw_read", "raw", "consumer"),) if raw else ()),
         TileLoop(
             (
-                *(LoadElements(label) for label in labels),
+                *(LoadElements(label) for label in loaded),
                 KLoop(
                     (
+                        *((Wait("raw_read"), *(ReadRaw(label, "raw_read") for label in raw)) if raw else ()),
                         CopyAcquire("ab_copy"),
                         *(StartCopies(label, "ab_copy") for label in started),
                         *((ArriveAfterCopies("ab_copy"),) if started else ()),
                         *(WriteElements(label, "ab_copy") for label in labels),
-                        *((FenceShared(), WarpSync(), CopyCommit("ab_copy")) if labels else ()),
-                        *(LoadElements(label, ahead=1) for label in labels),
+                        *((FenceShared(), WarpSync()) if labels else ()),
+                        *((Release("raw_read"), Advance("raw_read")) if raw else ()),
+                        *((CopyCommit("ab_copy"),) if labels else ()),
+                        *(LoadElements(label, ahead=1) for label in loaded),
                         Advance("ab_copy"),
                     )
                 ),

@@ -147,9 +147,25 @@ class CopyStep(Step):
 
 
 @dataclass(frozen=True)
+class LoadRaw(CopyStep):
+    """Load the current K tile of the first source of a copied operand through TMA into the stage of ``cursor``."""
+
+    operand: str
+    cursor: str
+
+
+@dataclass(frozen=True)
+class ReadRaw(CopyStep):
+    """Read the elements of a raw tile from the stage of ``cursor`` into registers."""
+
+    operand: str
+    cursor: str
+
+
+@dataclass(frozen=True)
 class LoadElements(CopyStep):
     """Load the sources of a copied operand from global memory into registers, for the K tile ``ahead`` of the current
-    one. Indices past the ends of tensors are those of the last elements."""
+    one. Raw tiles are left out. Indices past the ends of tensors are those of the last elements."""
 
     operand: str
     ahead: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..plan.counts import is_raw, raw_bytes
 from ..plan.records import WARP_THREADS
 from ..roles import grammar as g
 from .cluster import Cluster, Ready, Running, rule
@@ -12,6 +13,31 @@ from .state import Fault, Tag, Warp
 @rule(g.LoadElements)
 def _(cluster: Cluster, step: g.LoadElements, warp: Warp) -> None:
     warp.copies.loaded[step.operand] = (warp.tile, warp.k_tile + step.ahead)
+
+
+@rule(g.LoadRaw)
+def _(cluster: Cluster, step: g.LoadRaw, warp: Warp) -> None:
+    ring, index, _ = cluster.slot(warp, step.cursor)
+    copied = cluster.plan.problem.copy_of(step.operand)
+    assert copied is not None
+    slot, full, tag = ring.slots[index], ring.full[index], (warp.tile, warp.k_tile)
+
+    def land() -> None:
+        slot.held[step.operand, warp.cta.rank] = tag
+        full.complete(raw_bytes(cluster.plan, copied))
+
+    cluster.send(warp.cta, land)
+
+
+@rule(g.ReadRaw)
+def _(cluster: Cluster, step: g.ReadRaw, warp: Warp) -> None:
+    ring, index, _ = cluster.slot(warp, step.cursor)
+    tag, held = (warp.tile, warp.k_tile), ring.slots[index].held.get((step.operand, warp.cta.rank))
+    if held != tag:
+        raise Fault(f"stale raw tile: a slot of {step.operand} holds {held}, to be read is {tag}")
+    warp.unfenced_reads.append(ring.slots[index])
+    warp.copies.read[step.operand] = tag
+    warp.copies.synced = False
 
 
 @rule(g.CopyAcquire)
@@ -26,7 +52,12 @@ def _(cluster: Cluster, step: g.WriteElements, warp: Warp) -> None:
     ring, index, _ = cluster.slot(warp, step.cursor)
     tag: Tag = (warp.tile, warp.k_tile)
     slot = ring.slots[index]
-    if warp.copies.loaded.get(step.operand) != tag:
+    copied = cluster.plan.problem.copy_of(step.operand)
+    assert copied is not None
+    raw = is_raw(cluster.plan, copied)
+    if raw and warp.copies.read.get(step.operand) != tag:
+        raise Fault(f"{step.operand} of {tag} is made of the raw tile of {warp.copies.read.get(step.operand)}")
+    if len(copied.sources) > raw and warp.copies.loaded.get(step.operand) != tag:
         raise Fault(f"{step.operand} of {tag} is made of the elements of {warp.copies.loaded.get(step.operand)}")
     if slot.readers:
         raise Fault(f"{step.operand} of K tile {tag[1]} of tile {tag[0]} overwrites a slot that is being read")

@@ -16,6 +16,8 @@ class Elements:
 
     loaded: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By operand: the K tile whose sources are loaded into registers."""
+    read: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By operand: the K tile of the raw tile in registers."""
     unfenced: list[tuple[int, str, tuple[int, int]]] = field(default_factory=list)
     fenced: list[tuple[int, str, tuple[int, int]]] = field(default_factory=list)
     started: list[tuple[int, str, tuple[int, int]]] = field(default_factory=list)

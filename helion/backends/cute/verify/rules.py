@@ -157,6 +157,8 @@ def _(cluster: Cluster, step: g.Release, warp: Warp) -> None:
     name = ring.pipeline.name
     if any(slot is ring.slots[index] for slot in warp.unfenced_reads):
         raise Fault(f"a slot of {name} is released while loads from it may be in flight: there is no fence between")
+    if name == "raw" and not warp.copies.synced:
+        raise Fault("a lane releases a raw tile for the others before they have read it")
     if ring.pipeline.kind == "tma_umma":
         owners = {id(owner): owner for cta in cluster.pair(warp.cta.rank) for owner in cluster.sharers(cta.rank)}
         for owner in owners.values():

@@ -37,6 +37,7 @@ _BY_WARPS = {
     "ab": ("empty_arrivals",),
     "accumulator": ("empty_arrivals",),
     "residual": ("empty_arrivals",),
+    "raw": (),
     "parts": ("empty_arrivals", "transaction_bytes"),
     "rows": ("transaction_bytes",),
 }
@@ -107,6 +108,8 @@ def _recounted(pipeline: Pipeline, plan: GemmPlan, few: GemmPlan, warps: int) ->
             after = after * warps // few.consumer_warps
         if field.name == "full_arrivals" and pipeline.name == "ab":
             after = full_arrivals(few, min(copy_warps(few), FEW_WARPS))
+        if field.name == "empty_arrivals" and pipeline.name == "raw":
+            after = min(copy_warps(few), FEW_WARPS)
         changed[field.name] = after + getattr(pipeline.counts, field.name) - before
     return dataclasses.replace(pipeline, counts=dataclasses.replace(pipeline.counts, **changed))
 
