@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+import helion
 import helion.language as hl
 
 EPS = 1e-5
@@ -105,14 +106,65 @@ def argmax(x: torch.Tensor, place: torch.Tensor, total: torch.Tensor) -> None:
         total[tile] = torch.amax(row, -1)
 
 
+def rms_norm_backward(
+    x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, out: torch.Tensor, of_weight: torch.Tensor
+) -> None:
+    m, n = x.size()
+    block_m = hl.register_block_size(m)
+    parts = torch.empty([helion.cdiv(m, block_m), n], dtype=torch.float32, device=x.device)
+    for block in hl.tile(m, block_size=block_m):
+        acc = hl.zeros([n], dtype=torch.float32)
+        for tile in hl.tile(block.begin, block.end):
+            row, given = x[tile, :].to(torch.float32), grad[tile, :].to(torch.float32)
+            scale = torch.rsqrt((row * row).mean(-1, keepdim=True) + EPS)
+            hat, slope = row * scale, given * weight[:].to(torch.float32)
+            acc += (given * hat).sum(0)
+            out[tile, :] = (scale * (slope - hat * (slope * hat).mean(-1, keepdim=True))).to(out.dtype)
+        parts[block.id, :] = acc
+    of_weight.copy_(parts.sum(0))
+
+
+def layer_norm_backward(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    grad: torch.Tensor,
+    out: torch.Tensor,
+    of_weight: torch.Tensor,
+    of_bias: torch.Tensor,
+) -> None:
+    m, n = x.size()
+    block_m = hl.register_block_size(m)
+    weights = torch.empty([helion.cdiv(m, block_m), n], dtype=torch.float32, device=x.device)
+    biases = torch.empty([helion.cdiv(m, block_m), n], dtype=torch.float32, device=x.device)
+    for block in hl.tile(m, block_size=block_m):
+        weight_acc, bias_acc = hl.zeros([n], dtype=torch.float32), hl.zeros([n], dtype=torch.float32)
+        for tile in hl.tile(block.begin, block.end):
+            row, given = x[tile, :].to(torch.float32), grad[tile, :].to(torch.float32)
+            centred = row - row.mean(-1, keepdim=True)
+            scale = torch.rsqrt((centred * centred).mean(-1, keepdim=True) + EPS)
+            hat, slope = centred * scale, given * weight[:].to(torch.float32)
+            weight_acc += (given * hat).sum(0)
+            bias_acc += given.sum(0)
+            along = (slope * hat).mean(-1, keepdim=True)
+            out[tile, :] = (scale * (slope - slope.mean(-1, keepdim=True) - hat * along)).to(out.dtype)
+        weights[block.id, :] = weight_acc
+        biases[block.id, :] = bias_acc
+    of_weight.copy_(weights.sum(0))
+    of_bias.copy_(biases.sum(0))
+
+
+#: Number of dimensions of an output: an element for each row and column, for each row, or for each column.
+Extent = Literal["elements", "rows", "columns"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """One kernel: its inputs, "rows" or "vector", its outputs by name with their types ("" is that of the inputs) and
-    whether they are rows, and its reference in fp64 and as torch compiles it."""
+    """One kernel: its inputs, "rows" or "vector", its outputs by name with their types (None is that of the inputs) and
+    extents, and its reference in fp64 and as torch compiles it."""
 
     kernel: Callable[..., None]
     inputs: Sequence[str]
-    outputs: Sequence[tuple[str, torch.dtype | None, bool]]
+    outputs: Sequence[tuple[str, torch.dtype | None, Extent]]
     reference: Callable[..., Sequence[torch.Tensor]]
     probabilities: bool = False
     slack: Callable[..., Any] = lambda *inputs: 0.0
@@ -147,44 +199,76 @@ def _kl(x: torch.Tensor, target: torch.Tensor) -> Sequence[torch.Tensor]:
     return (torch.where(wanted > 0, wanted * (torch.log(wanted) - given), 0.0).sum(-1),)
 
 
+def _rms_backward(x: torch.Tensor, w: torch.Tensor, grad: torch.Tensor) -> Sequence[torch.Tensor]:
+    row, given = _f(x), _f(grad)
+    scale = torch.rsqrt((row * row).mean(-1, keepdim=True) + EPS)
+    hat, slope = row * scale, given * _f(w)
+    return scale * (slope - hat * (slope * hat).mean(-1, keepdim=True)), (given * hat).sum(0)
+
+
+def _ln_backward(x: torch.Tensor, w: torch.Tensor, grad: torch.Tensor) -> Sequence[torch.Tensor]:
+    row, given = _f(x), _f(grad)
+    centred = row - row.mean(-1, keepdim=True)
+    scale = torch.rsqrt((centred * centred).mean(-1, keepdim=True) + EPS)
+    hat, slope = centred * scale, given * _f(w)
+    along = (slope * hat).mean(-1, keepdim=True)
+    return scale * (slope - slope.mean(-1, keepdim=True) - hat * along), (given * hat).sum(0), given.sum(0)
+
+
+def _slope(x: torch.Tensor, w: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    return (grad * w).abs().mean() / 4
+
+
 WORKLOADS: dict[str, Workload] = {
-    "rms_norm": Workload(kernel=rms_norm, inputs=("rows", "vector"), outputs=(("out", None, True),), reference=_rms),
+    "rms_norm": Workload(kernel=rms_norm, inputs=("rows", "vector"), outputs=(("out", None, "elements"),), reference=_rms),
     "layer_norm": Workload(
-        kernel=layer_norm, inputs=("rows", "vector", "vector"), outputs=(("out", None, True),), reference=_ln
+        kernel=layer_norm, inputs=("rows", "vector", "vector"), outputs=(("out", None, "elements"),), reference=_ln
     ),
     "softmax": Workload(
-        kernel=softmax, inputs=("rows",), outputs=(("out", None, True),),
+        kernel=softmax, inputs=("rows",), outputs=(("out", None, "elements"),),
         reference=lambda x: (torch.softmax(_f(x), -1),), shift=20.0,
     ),
     "softmax_loops": Workload(
-        kernel=softmax_loops, inputs=("rows",), outputs=(("out", None, True),),
+        kernel=softmax_loops, inputs=("rows",), outputs=(("out", None, "elements"),),
         reference=lambda x: (torch.softmax(_f(x), -1),), shift=20.0,
     ),
     "logsumexp": Workload(
-        kernel=logsumexp, inputs=("rows",), outputs=(("total", torch.float32, False),),
+        kernel=logsumexp, inputs=("rows",), outputs=(("total", torch.float32, "rows"),),
         reference=lambda x: (torch.logsumexp(_f(x), -1),), shift=20.0,
     ),
     "row_sum": Workload(
-        kernel=row_sum, inputs=("rows",), outputs=(("total", torch.float32, False),),
+        kernel=row_sum, inputs=("rows",), outputs=(("total", torch.float32, "rows"),),
         reference=lambda x: (_f(x).sum(-1),),
     ),
     "softmax_backward": Workload(
-        kernel=softmax_backward, inputs=("rows", "rows"), outputs=(("out", None, True),),
+        kernel=softmax_backward, inputs=("rows", "rows"), outputs=(("out", None, "elements"),),
         reference=lambda y, g: (_f(y) * (_f(g) - (_f(y) * _f(g)).sum(-1, keepdim=True)),), probabilities=True,
         slack=lambda y, g: y,
     ),
     "add_rms_norm_fp8": Workload(
         kernel=add_rms_norm_fp8, inputs=("rows", "rows", "vector"),
-        outputs=(("out", None, True), ("low", torch.float8_e4m3fn, True), ("scale", torch.float32, False)),
+        outputs=(("out", None, "elements"), ("low", torch.float8_e4m3fn, "elements"), ("scale", torch.float32, "rows")),
         reference=_fp8,
     ),
     "kl_div": Workload(
-        kernel=kl_div, inputs=("rows", "rows"), outputs=(("total", torch.float32, False),), reference=_kl,
+        kernel=kl_div, inputs=("rows", "rows"), outputs=(("total", torch.float32, "rows"),), reference=_kl,
         probabilities=True,
     ),
     "argmax": Workload(
         kernel=argmax, inputs=("rows",),
-        outputs=(("place", torch.int64, False), ("total", torch.float32, False)),
+        outputs=(("place", torch.int64, "rows"), ("total", torch.float32, "rows")),
         reference=lambda x: (torch.argmax(x, -1), torch.amax(_f(x), -1)),
+    ),
+    "rms_norm_backward": Workload(
+        kernel=rms_norm_backward, inputs=("rows", "vector", "rows"),
+        outputs=(("out", None, "elements"), ("of_weight", torch.float32, "columns")), reference=_rms_backward,
+        slack=_slope,
+    ),
+    "layer_norm_backward": Workload(
+        kernel=layer_norm_backward, inputs=("rows", "vector", "rows"),
+        outputs=(
+            ("out", None, "elements"), ("of_weight", torch.float32, "columns"), ("of_bias", torch.float32, "columns"),
+        ),
+        reference=_ln_backward, slack=_slope,
     ),
 }  # fmt: skip

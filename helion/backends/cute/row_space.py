@@ -25,6 +25,7 @@ from .plan.rowwise.choices import ranked
 from .plan.rowwise.layout import layout_of
 from .plan.rowwise.passes import demand_of
 from .plan.rowwise.records import RowChoice, RowLayout
+from .plan.rowwise.time import fastest_span
 from .space import DOCS as PRODUCT_KEYS
 from .space import ELSEWHERE, VERBATIM_PREFIX
 
@@ -59,6 +60,9 @@ def own_keys(shape: ProgramShape, program: Program, target: Target, settings: Se
         rows = {layout.choice.rows for layout in found}
         sizes[kernel.rows] = (min(rows), max(rows))
         initial[kernel.rows] = found[0].choice.rows
+    if kernel.blocks is not None and blocks[kernel.blocks].tunable:
+        sizes[kernel.blocks] = (1, next_power_of_2(kernel.problem.m))
+        initial[kernel.blocks], _ = fastest_span(found[0], kernel.problem.m, target)
     return OwnKeys(
         fields=(
             _field("cute_row_cluster", [layout.choice.cluster for layout in found]),

@@ -130,6 +130,8 @@ def _rows_on_request(program: Program, facts: KernelFacts, target: Target) -> st
     """Return a reason for row kernels that have not run on a GPU, and for short rows."""
     if unit_of(target) != "wgmma":
         return f"row kernels on {target.name} run on request, {_REQUEST}"
+    if rows.known_rows(program).problem.sums:
+        return f"row kernels with sums over rows run on request, {_REQUEST}"
     if rows.known_rows(program).problem.n < LEAST_AUTO_COLUMNS:
         return f"row kernels of fewer than {LEAST_AUTO_COLUMNS} columns run on request, {_REQUEST}"
     return ""

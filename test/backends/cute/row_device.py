@@ -412,13 +412,14 @@ def run_rows(
             arguments.append(Float32(given))
     arguments += [m] if plan.problem.runtime else []
     text = render(row_program(plan))
-    count = min(clusters, -(-m // plan.layout.choice.rows))
+    count = min(clusters, -(-m // (plan.layout.choice.rows * max(1, plan.problem.span))))
     for number in range(count):
         Cluster(plan, memory, number, count).run(text, arguments)
     for (_, _, written), output, tensor in zip(memory.parts, plan.problem.outputs, outputs, strict=False):
         assert written is not None
-        rows = m * (plan.problem.n if output.kind == "exact" else 1) * tensor.element_size()
-        assert int(written.sum()) == rows, f"{output.name}: {int(written.sum())} of {rows} bytes are written"
+        rows = -(-m // plan.problem.span) if output.kind == "sum" else m
+        size = rows * (1 if output.kind == "column" else plan.problem.n) * tensor.element_size()
+        assert int(written.sum()) == size, f"{output.name}: {int(written.sum())} of {size} bytes are written"
 
 
 def _extent(tensor: torch.Tensor) -> int:

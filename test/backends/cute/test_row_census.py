@@ -13,7 +13,6 @@ sys.path[:0] = [str(EXAMPLES_DIR.parent)]
 from benchmarks.row_census import answers  # noqa: E402
 
 REFUSED = {
-    "rms_norm_gradients": "an extent is known only at run time",
     "layer_norm_gradients": "atomic in a row kernel",
     "quantized_groups": "rows of 8192 and of 64 columns",
     "quantized_group_tiles": "some of the grid's dimensions",

@@ -66,10 +66,11 @@ def amax(x, out):
 def test_which_extremes_stay_packed() -> None:
     """Computed elements are of 32 bits, and a loop over chunks that no later pass reads keeps its results elsewhere."""
     x, out = numbers(3, 40003), torch.empty(3)
+    part = x[:, :1000].contiguous()
     for fn, arguments, packed in (
-        (amax_of_products, (x[:, :1000], x[:, :1000], out), 0),
-        (scaled_range, (x[:, :1000], torch.ones(3, 1000, dtype=torch.bool), out, out, out), 2),
-        (scaled_range, (x[:, :1000].float(), torch.ones(3, 1000, dtype=torch.bool), out, out, out), 0),
+        (amax_of_products, (part, part, out), 0),
+        (scaled_range, (part, torch.ones(3, 1000, dtype=torch.bool), out, out, out), 2),
+        (scaled_range, (part.float(), torch.ones(3, 1000, dtype=torch.bool), out, out, out), 0),
         (amax, (x, out), 0),
     ):
         _, plan = prepared(fn, arguments, RowChoice(warps=2))

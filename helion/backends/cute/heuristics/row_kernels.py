@@ -12,9 +12,10 @@ from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
 from ..plan.refusal import Refusal
 from ..plan.rowwise.choices import varied
-from ..plan.rowwise.time import described, predicted_us
+from ..plan.rowwise.records import RowLayout
+from ..plan.rowwise.time import described, fastest_span
 from ..proposal import CuteProposal
-from ..resources.rowwise.shape import describes_rows, row_shape_of
+from ..resources.rowwise.shape import RowShape, describes_rows, row_shape_of
 
 
 class CuteRowKernelHeuristic(Heuristic):
@@ -31,16 +32,19 @@ class CuteRowKernelHeuristic(Heuristic):
             layouts = varied(shape.demand, shape.m, target)
         except Refusal as refusal:
             return Declined(str(refusal))
-        return tuple(
-            CuteProposal(
-                reason=f"{described(layout)}: {predicted_us(layout, shape.m, target):.0f} us",
-                block_sizes={shape.rows: layout.choice.rows},
-                unit={
-                    "cute_row_cluster": layout.choice.cluster,
-                    "cute_row_warps": layout.choice.warps,
-                    "cute_row_ctas_per_sm": layout.choice.ctas_per_sm,
-                    "cute_row_keep": layout.choice.keep,
-                },
-            )
-            for layout in layouts
-        )
+        return tuple(_proposal(shape, layout, target) for layout in layouts)
+
+
+def _proposal(shape: RowShape, layout: RowLayout, target: Target) -> CuteProposal:
+    span, us = fastest_span(layout, shape.m, target)
+    blocks = f", blocks of {span} rows" if shape.blocks is not None else ""
+    return CuteProposal(
+        reason=f"{described(layout)}{blocks}: {us:.0f} us",
+        block_sizes={shape.rows: layout.choice.rows} | ({} if shape.blocks is None else {shape.blocks: span}),
+        unit={
+            "cute_row_cluster": layout.choice.cluster,
+            "cute_row_warps": layout.choice.warps,
+            "cute_row_ctas_per_sm": layout.choice.ctas_per_sm,
+            "cute_row_keep": layout.choice.keep,
+        },
+    )

@@ -11,7 +11,7 @@ from typing import Literal
 from .refusal import Refusal
 
 OperandKind = Literal["exact", "strided", "row", "column", "product", "number"]
-OutputKind = Literal["exact", "strided", "column", "tile"]
+OutputKind = Literal["exact", "strided", "column", "tile", "sum"]
 
 ARITY: Mapping[str, int] = {
     "add": 2,
@@ -134,9 +134,9 @@ class EpilogueOutput:
     """A tensor that value number ``value`` is stored to, rounded once.
 
     It is ``exact`` or ``strided`` (M, N), ``column`` (M,), or ``tile`` (M, tiles of N). Each tile stores a reduction of
-    its own columns to a ``tile``.
+    its own columns to a ``tile``. A ``sum`` (blocks of M, N) has the sum of the values over the rows of each block.
 
-    ``pitch`` counts elements from one row to the next of ``exact`` and ``tile``, and from one element to the next of
+    ``pitch`` counts elements from one row to the next of ``exact``, ``tile`` and ``sum``, and from one element to the next of
     ``column``. The values of ``column`` and ``tile`` have to be one per row.
     """
 
@@ -251,5 +251,5 @@ class Epilogue:
     def _check_output(self, output: EpilogueOutput) -> None:
         if not 0 <= output.value < len(self.per_row):
             raise Refusal(f"output {output.name} is value {output.value} of {len(self.per_row)}")
-        if output.kind not in ("exact", "strided") and not self.per_row[output.value]:
+        if output.kind not in ("exact", "strided", "sum") and not self.per_row[output.value]:
             raise Refusal(f"output {output.name} has one number per row, value {output.value} one per column as well")

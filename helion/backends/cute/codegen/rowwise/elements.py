@@ -44,6 +44,11 @@ def first_term(schedule: Schedule, value: int) -> int:
     return order.index(value) * CHAINS
 
 
+def first_sum(plan: RowPlan, output: EpilogueOutput) -> int:
+    """Return the place of the first of an output's sums among those of a thread."""
+    return plan.problem.sums.index(output) * plan.layout.thread_granules * plan.layout.lanes
+
+
 def print_pass(out: Writer, plan: RowPlan, each: RowPass) -> None:
     """Print the function of a pass over one granule of a thread."""
     problem, schedule = plan.problem, schedule_of(plan.problem)
@@ -117,13 +122,16 @@ def _element(plan: RowPlan, schedule: Schedule, each: RowPass) -> list[str]:
         lines.append(f"{place} = {reduction.join(place, term)}")
     for output in each.outputs:
         lines.append(f"{output.label}_values.append({_in_range(output, value_name(problem, output.value))})")
+    for output in each.sums:
+        place = f"cta.sums[{first_sum(plan, output)} + granule * {plan.layout.lanes} + i]"
+        lines.append(f"{place} = {place} + {value_name(problem, output.value)}")
     return lines
 
 
 def _needed(problem: RowProblem, schedule: Schedule, each: RowPass) -> list[int]:
     """Return the computed values of a pass, without those that fused powers replace."""
     fused = _fused(problem, schedule, each)
-    needed = {output.value for output in each.outputs} | ({schedule.kept} if each.number == 0 else set())
+    needed = {output.value for output in (*each.outputs, *each.sums)} | ({schedule.kept} if each.number == 0 else set())
     needed |= {x for value in each.reduces for x in problem.epilogue.instruction(value).arguments if isinstance(x, int)}
     for value in reversed(each.computes):
         if value in needed:
@@ -287,9 +295,9 @@ def print_places(out: Writer, plan: RowPlan) -> None:
 
 
 def print_stores(out: Writer, plan: RowPlan) -> None:
-    """Print a function for each output matrix that stores a granule: whole, or the elements of its row."""
+    """Print a function for each matrix and sum that stores a granule: whole, or the elements of its row."""
     layout = plan.layout
-    for output in plan.problem.matrices:
+    for output in (*plan.problem.matrices, *plan.problem.sums):
         size = itemsize(output.dtype)
         step, per_word = layout.threads * layout.granule_bytes(size), 4 // size
         out.lines(("", ""))

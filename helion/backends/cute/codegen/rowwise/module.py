@@ -11,7 +11,7 @@ from ...roles.rowwise.program import RowProgram
 from ...toolchain.kernel import GemmKernel
 from ..writer import Writer
 from . import prelude
-from .elements import CHAINS, print_pass, print_places, print_stores, print_vectors
+from .elements import CHAINS, first_sum, print_pass, print_places, print_stores, print_vectors
 from .statistics import print_statistics
 from .steps import print_functions, print_role
 
@@ -63,6 +63,7 @@ def render(program: RowProgram) -> str:
         print_pass(body, plan, each)
     print_statistics(body, plan)
     _rows(body, plan)
+    _sums(body, plan)
     print_functions(body, plan)
     _kernel(body, program)
     _host(body, plan)
@@ -133,6 +134,30 @@ def _rows(out: Writer, plan: RowPlan) -> None:
         out.line("return row")
 
 
+def _sums(out: Writer, plan: RowPlan) -> None:
+    """Print the functions that clear and store a thread's sums over the rows of a block."""
+    problem, layout = plan.problem, plan.layout
+    if not problem.sums:
+        return
+    count = len(problem.sums) * layout.thread_granules * layout.lanes
+    out.lines(("", "", "def clear_sums(cta):", f"    for i in range({count}):", "        cta.sums[i] = Float32(0.0)"))
+    out.lines(("", ""))
+    with out.block("def store_sums(cta, block):"):
+        out.line("row = types.SimpleNamespace(thread=cta.row_thread, base=cta.base)")
+        out.line("row.shift, row.granules = span(cta, block, Int32(1))")
+        for output in problem.sums:
+            step = layout.granule_bytes(itemsize(output.dtype))
+            out.line(f"granule = first_granule(cta, block, {output.pitch}) + row.thread")
+            out.line(f"row.{output.label}_address = cta.{output.label} + granule * {step}")
+        with out.block(f"for granule in range({layout.thread_granules}):"):
+            out.line("kind = KINDS[granule]")
+            out.line("inside = elements_inside(cta, row, granule, kind)")
+            for output in problem.sums:
+                first = f"{first_sum(plan, output)} + granule * {layout.lanes}"
+                out.line(f"values = [cta.sums[{first} + i] for i in range({layout.lanes})]")
+                out.line(f"store_{output.label}(cta, row, granule, kind, inside, values)")
+
+
 def _size(problem: RowProblem) -> str:
     return "cta.size_m" if problem.runtime else str(problem.m)
 
@@ -168,8 +193,8 @@ def _kernel(out: Writer, program: RowProgram) -> None:
         out.line("    row_thread=row_thread,")
         out.line("    group=group,")
         out.line("    row_warp=row_warp,")
-        if layout.rolled:
-            out.line("    terms=terms,")
+        out.lines(["    terms=terms,"] if layout.rolled else [])
+        out.lines(["    sums=sums,"] if problem.sums else [])
         out.line(")")
         for role in program.roles:
             print_role(out, program, role)
@@ -215,6 +240,10 @@ def _prologue(plan: RowPlan) -> list[str]:
     )
     rows = "size_m" if plan.problem.runtime else str(plan.problem.m)
     lines.append(f"tiles = ({rows} + {choice.rows - 1}) // {choice.rows}" if choice.rows > 1 else f"tiles = {rows}")
+    if plan.problem.sums:
+        count = len(plan.problem.sums) * layout.thread_granules * layout.lanes
+        lines.append(f"blocks = (tiles + {plan.problem.span - 1}) // {plan.problem.span}")
+        lines.append(f"sums = cute.make_rmem_tensor({count}, Float32)")
     if layout.rolled:
         count = CHAINS * sum(map(len, schedule_of(plan.problem).reductions))
         lines.append(f"terms = cute.make_rmem_tensor({count}, Float32)")
@@ -230,7 +259,8 @@ def _host(out: Writer, plan: RowPlan) -> None:
     out.lines(("    clusters: Int32,", "    stream: CUstream,"))
     with out.block(") -> None:"):
         rows = "size_m" if problem.runtime else f"Int32({problem.m})"
-        out.line(f"tiles = ({rows} + {choice.rows - 1}) // {choice.rows}")
+        each = choice.rows * max(1, problem.span)
+        out.line(f"tiles = ({rows} + {each - 1}) // {each}")
         out.line("kernel(")
         for name, annotation in parameters(problem):
             out.line(f"    {name}{'.toint()' if annotation == 'Int64' else ''},")

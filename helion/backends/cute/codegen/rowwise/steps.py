@@ -110,11 +110,31 @@ def _print(step: g.Step, out: Writer, program: r.RowProgram) -> None:
 
 
 @_print.register
-def _(step: r.RowLoop, out: Writer, program: r.RowProgram) -> None:
-    out.line("tile = Int32(first_tile)")
-    with out.block("while tile < tiles:"):
+def _(step: r.BlockLoop, out: Writer, program: r.RowProgram) -> None:
+    out.line("block = Int32(first_tile)")
+    with out.block("while block < blocks:"):
         print_steps(out, program, step.body)
-        out.line("tile = tile + tile_step")
+        out.line("block = block + tile_step")
+
+
+@_print.register
+def _(step: r.RowLoop, out: Writer, program: r.RowProgram) -> None:
+    problem = program.plan.problem
+    out.line(f"tile = {f'block * {problem.span}' if problem.sums else 'Int32(first_tile)'}")
+    out.lines([f"end = cutlass.min(tile + {problem.span}, tiles)"] if problem.sums else [])
+    with out.block(f"while tile < {'end' if problem.sums else 'tiles'}:"):
+        print_steps(out, program, step.body)
+        out.line(f"tile = tile + {'1' if problem.sums else 'tile_step'}")
+
+
+@_print.register
+def _(step: r.ClearSums, out: Writer, program: r.RowProgram) -> None:
+    out.line("clear_sums(cta)")
+
+
+@_print.register
+def _(step: r.StoreSums, out: Writer, program: r.RowProgram) -> None:
+    out.line("store_sums(cta, block)")
 
 
 @_print.register

@@ -36,8 +36,11 @@ def evaluate_rows(kernel: GemmKernel, given: Sequence[Given]) -> None:
         ]
         values.append(_apply(instruction.op, arguments, m, problem.n))
     for output, out in zip(problem.outputs, outputs, strict=True):
-        shape, strides = ((m, problem.n), (output.pitch, 1)) if output.kind == "exact" else ((m, 1), (output.pitch, 1))
-        torch.as_strided(out, shape, strides).copy_(values[output.value].expand(shape))
+        value, shape = values[output.value], (m, 1 if output.kind == "column" else problem.n)
+        value = value.expand(shape)
+        if output.kind == "sum":
+            value = torch.stack([rows.sum(0) for rows in value.split(problem.span)]) if m else value
+        torch.as_strided(out, value.shape, (output.pitch, 1)).copy_(value)
 
 
 def _columns(gather: Gather, value: Callable[[str], torch.Tensor]) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..... import exc
 from ....._compiler.decisions import Decisions
 from ....._compiler.host.analysis import overwritten
@@ -79,8 +81,9 @@ def build_plan(program: Program, decisions: Decisions, target: Target, settings:
         layout = layout_of(demand_of(kernel.problem), choice_of(decisions, kernel.rows), target)
     except Refusal as error:
         raise exc.InvalidConfig(f"{program.host.name} on {target}: {as_written(program, error)}.") from error
+    span = 0 if kernel.blocks is None else decisions.sizes[kernel.blocks]
     plan = RowPlan(
-        problem=kernel.problem,
+        problem=replace(kernel.problem, span=span),
         layout=layout,
         unit=unit_of(target),
         shared_limit_bytes=target.smem_per_block_bytes,
@@ -99,6 +102,7 @@ def build_plan(program: Program, decisions: Decisions, target: Target, settings:
 
 
 def row_pieces(plan: RowsPlan, host: HostBuilder) -> str:
-    """Return the number of tiles of rows."""
-    rows = dict(plan.runtime).get("size_m", plan.rows.problem.m)
-    return host.number(-(-rows // plan.rows.layout.choice.rows))
+    """Return the number of tiles of rows, or of blocks of rows that have sums."""
+    problem = plan.rows.problem
+    rows = dict(plan.runtime).get("size_m", problem.m)
+    return host.number(-(-rows // (plan.rows.layout.choice.rows * max(1, problem.span))))

@@ -39,13 +39,14 @@ from ...plan.refusal import Refusal
 from ...plan.rowwise.records import Gather, RowProblem
 from ...plan.runtime import MAX_EXTENT
 from ..chain import COMPARISONS, EXACT_INTEGERS, Chain, Reference, Written, is_integer
-from ..frame import Frame, blocks_of
+from ..frame import Frame, Place, blocks_of
 from ..names import name_of
 from ..numbers import equal, example, size
 from ..product import check_axis, check_memory
 from ..stored import stores_after_loop
 from ..tiled import TiledRows
 from .flat import with_flat_rows
+from .sums import RowSum, with_single_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,8 @@ class RowKernel:
     rows: int
     columns: tuple[int, ...]
     others: tuple[int, ...] = ()
+    blocks: int | None = None
+    """The block of the grid whose tiles have sums over their rows; None without sums."""
     is_empty: bool = False
     one_tile: bool = False
     """True if a tile of columns has to cover all of them."""
@@ -193,6 +196,18 @@ class RowChain(Chain):
             made = self.frame.maker(made.operands[0])
         return made
 
+    def add_rows(self, summed: RowSum) -> None:
+        """Add a sum over the rows of each block to the outputs."""
+        tensor, frame = self.frame.tensor(summed.store), self.frame
+        if not equal(tensor.shape[1], frame.extent(frame.n)) or not equal(tensor.strides[1], 1) or not tensor.aligned:
+            raise Refusal(
+                f"sums over rows have {frame.columns} contiguous columns; {tensor.name} has {tensor.shape[1]}"
+            )
+        place = Place(tensor=tensor, blocks=(frame.n,), strides=(1,))
+        value = self.read(summed.value)
+        pitch = self._pitch(f"{name_of(tensor)}_output", tensor.strides[0])
+        self.outputs.append(Written(op=summed.store, place=place, value=value, kind="sum", pitch=pitch))
+
     def epilogue(self) -> Epilogue:
         """Return the program with all outputs named."""
         found = super().epilogue()
@@ -236,7 +251,7 @@ def rows_of(program: Program) -> RowKernel:
     if len(program.roots) != 1:
         raise Refusal("row kernels over one grid of tiles of rows are implemented")
     others = tuple(axis.block for axis in program.roots[0].axes[:-1])
-    program = with_flat_rows(program)
+    program, blocks = with_single_rows(with_flat_rows(program))
     root = program.roots[0]
     check_axis(root.axes[0], program)
     loops = [op for op in root.body.ops if op.kind == "for"]
@@ -247,7 +262,10 @@ def rows_of(program: Program) -> RowKernel:
     stores = tiled.stores() if tiled else stores_after_loop(root.body, frame, chain)
     for store in sorted(stores, key=lambda store: len(blocks_of(frame, store)), reverse=True):
         chain.store(store)
-    return replace(_kernel(frame, chain), one_tile=tiled is not None and tiled.one_tile, others=others)
+    for each in blocks.sums if blocks else ():
+        chain.add_rows(each)
+    one_tile = tiled is not None and tiled.one_tile
+    return replace(_kernel(frame, chain), one_tile=one_tile, others=others, blocks=blocks.block if blocks else None)
 
 
 def _check_effects(program: Program, bodies: list[Region]) -> None:
@@ -330,6 +348,9 @@ def _check(problem: RowProblem) -> None:
         raise Refusal("the kernel reads no tensor of rows")
     if not problem.epilogue.reduces_rows:
         raise Refusal("the kernel reduces no row")
+    for output in problem.sums:
+        if problem.epilogue.per_row[output.value]:
+            raise Refusal(f"{output.name} sums one number of each row for all columns")
     for what, op, extent in (("rows", ROW_NUMBER, problem.m), ("columns", COLUMN_NUMBER, problem.n)):
         if extent > MAX_NUMBERED and problem.epilogue.numbers(op):
             raise Refusal(f"indices of {extent} {what}; up to {MAX_NUMBERED} are exact in float32")

@@ -10,7 +10,7 @@ from .....hardware import Target
 from ..refusal import Refusal
 from .layout import CLUSTERS, WARPS, layout_of
 from .records import Keep, RowChoice, RowDemand, RowLayout
-from .time import predicted_us
+from .time import fastest_span
 
 LEAST_CLUSTER_WARPS = 8
 """Warps of a row in each CTA of a cluster: with fewer, an exchange costs more than the row's part."""
@@ -49,7 +49,7 @@ def ranked(demand: RowDemand, m: int, target: Target) -> tuple[RowLayout, ...]:
 
     def order(layout: RowLayout) -> tuple[float, ...]:
         choice = layout.choice
-        share = predicted_us(layout, m, target)
+        _, share = fastest_span(layout, m, target)
         spare = layout.registers_needed + 16 <= layout.register_limit
         return (float(f"{share:.2g}"), choice.cluster, -choice.rows, choice.warps, not spare, -choice.ctas_per_sm)
 

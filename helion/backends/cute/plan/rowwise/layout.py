@@ -65,6 +65,11 @@ def _check(layout: RowLayout, room: int, target: Target) -> None:
     choice = layout.choice
     if layout.cta_threads > target.max_threads_per_block or choice.rows > MAX_ROWS:
         raise Refusal(f"{choice.rows} rows of {choice.warps} warps and a load warp exceed the threads of a CTA")
+    if layout.demand.sums and (choice.rows > 1 or not layout.aligned):
+        raise Refusal(
+            f"sums over rows of {layout.demand.n} columns, {choice.rows} rows at a time: one row at a time is implemented,"
+            f" of strides that are multiples of {layout.lanes} elements"
+        )
     if choice.rows > 1 and not layout.packed:
         raise Refusal(f"{choice.rows} rows at a time are implemented for contiguous rows that are one chunk of a CTA")
     if layout.thread_granules > MOST_HELD and not layout.rolled:

@@ -25,7 +25,8 @@ ACCESS_WORK = 2
 class RowPass:
     """One pass: what it computes of each element, by numbers of values.
 
-    ``computes`` are instructions in order, ``reads`` operands, ``reduces`` reductions whose terms it accumulates. A
+    ``computes`` are instructions in order, ``reads`` operands, ``reduces`` reductions whose terms it accumulates. ``sums``
+    are outputs whose values it adds to those of earlier rows. A
     pass after the first reads the ``kept`` value in place of inputs, if there is one.
     """
 
@@ -34,6 +35,7 @@ class RowPass:
     reads: tuple[int, ...]
     reduces: tuple[int, ...]
     outputs: tuple[EpilogueOutput, ...]
+    sums: tuple[EpilogueOutput, ...] = ()
     kept: int = 0
 
 
@@ -73,7 +75,8 @@ def schedule_of(problem: RowProblem) -> Schedule:
     """Return the passes of `problem`."""
     epilogue, reductions = problem.epilogue, reductions_of(problem)
     joint = own_parts(problem)
-    count = max([len(reductions), *(1 + _pass_of(epilogue, each, bool(joint)) for each in problem.matrices)])
+    found = (*problem.matrices, *problem.sums)
+    count = max([len(reductions), *(1 + _pass_of(epilogue, each, bool(joint)) for each in found)])
     targets = [_targets(problem, reductions, bool(joint), number) for number in range(count)]
     later = [value for target in targets[1:] for value in target]
     held = tuple(value for value in elements(epilogue, later) if _is_input(epilogue, value))
@@ -90,6 +93,7 @@ def schedule_of(problem: RowProblem) -> Schedule:
                 reads=tuple(value for value in values if 0 < value <= len(epilogue.operands)),
                 reduces=reductions[number] if number < len(reductions) else (),
                 outputs=tuple(each for each in problem.matrices if _pass_of(epilogue, each, bool(joint)) == number),
+                sums=tuple(each for each in problem.sums if _pass_of(epilogue, each, bool(joint)) == number),
                 kept=kept if number and kept in values else 0,
             )
         )
@@ -107,13 +111,17 @@ def demand_of(problem: RowProblem) -> RowDemand:
         n=problem.n,
         inputs=tuple(itemsize(each.dtype) for each in problem.inputs),
         outputs=tuple(itemsize(each.dtype) for each in problem.matrices),
-        pitches=(*(each.pitch for each in problem.inputs), *(each.pitch for each in problem.matrices)),
+        pitches=(
+            *(each.pitch for each in problem.inputs),
+            *(each.pitch for each in (*problem.matrices, *problem.sums)),
+        ),
         vectors=tuple(itemsize(each.dtype) for each in problem.vectors),
         strided_vectors=any(each.pitch != 1 for each in problem.vectors),
         held_bytes=held,
         keeps_computed=bool(schedule.kept),
         exchanges=tuple(sent),
         passes=len(schedule.passes),
+        sums=len(problem.sums),
         temporaries=POSITION_REGISTERS if any(each.op == "row_first" for each in epilogue.instructions) else 0,
         work=_work(epilogue, schedule),
     )
@@ -176,7 +184,7 @@ def gathers_late(problem: RowProblem) -> bool:
 
 
 def _pass_of(epilogue: Epilogue, output: EpilogueOutput, joint: bool) -> int:
-    """Return the pass that stores an output matrix: the first that has all statistics it needs."""
+    """Return the pass that has the values of a matrix or a sum: the first that has all statistics it needs."""
     level = epilogue.levels[output.value]
     return level + 1 if joint and level == 1 else level
 
@@ -187,7 +195,8 @@ def _targets(problem: RowProblem, reductions: tuple[tuple[int, ...], ...], joint
         term = epilogue.instruction(value).arguments[0]
         assert not isinstance(term, Constant)
         found.append(term)
-    return found + [each.value for each in problem.matrices if _pass_of(epilogue, each, joint) == number]
+    given = (*problem.matrices, *problem.sums)
+    return found + [each.value for each in given if _pass_of(epilogue, each, joint) == number]
 
 
 def _is_input(epilogue: Epilogue, value: int) -> bool:
@@ -212,5 +221,5 @@ def _work(epilogue: Epilogue, schedule: Schedule) -> int:
     found = 0
     for each in schedule.passes:
         found += sum(COSTLY.get(epilogue.instruction(value).op, 1) for value in each.computes)
-        found += ACCESS_WORK * (len(each.reads) + len(each.outputs)) + len(each.reduces)
+        found += ACCESS_WORK * (len(each.reads) + len(each.outputs)) + len(each.reduces) + len(each.sums)
     return found

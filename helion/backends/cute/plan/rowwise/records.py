@@ -48,6 +48,8 @@ class RowProblem:
     runtime: tuple[str, ...] = ()
     """Names of numbers that each launch passes, in order: ``size_m``, or nothing."""
     gathers: tuple[Gather, ...] = ()
+    span: int = 0
+    """Rows of a block whose sums are stored, if there are sums over rows."""
 
     @property
     def argument_names(self) -> tuple[str, ...]:
@@ -79,7 +81,12 @@ class RowProblem:
     @functools.cached_property
     def numbers(self) -> tuple[EpilogueOutput, ...]:
         """The outputs of one number per row."""
-        return tuple(output for output in self.outputs if output.kind != "exact")
+        return tuple(output for output in self.outputs if output.kind == "column")
+
+    @functools.cached_property
+    def sums(self) -> tuple[EpilogueOutput, ...]:
+        """The outputs of sums over the rows of a block."""
+        return tuple(output for output in self.outputs if output.kind == "sum")
 
     def value_of(self, operand: EpilogueOperand) -> int:
         """Return the number of the value that an operand is."""
@@ -92,7 +99,8 @@ class RowDemand:
 
     ``pitches`` are those of inputs and output matrices, in elements. ``vectors`` are elements of vectors over columns.
     ``held_bytes`` are bytes per element that later passes need, ``keeps_computed`` if these are a computed value.
-    ``exchanges`` has the fp32 numbers that each warp sends, by exchange. ``passes`` counts walks over a row.
+    ``exchanges`` has the fp32 numbers that each warp sends, by exchange. ``passes`` counts walks over a row. ``sums`` are
+    the sums over rows that each column has.
     """
 
     n: int
@@ -105,6 +113,7 @@ class RowDemand:
     keeps_computed: bool = False
     exchanges: tuple[int, ...] = ()
     passes: int = 1
+    sums: int = 0
     temporaries: int = 0
     """Registers of a pass that takes more than usual."""
     work: int = 8
@@ -316,12 +325,14 @@ class RowLayout:
         """Registers of a thread between passes, approximately."""
         held = self.demand.held_bytes if self.choice.keep == "registers" else 0
         words = -(-held * self.lanes // WORD_BYTES) * (self.thread_granules if held else 1)
+        words += self.demand.sums * self.lanes * self.thread_granules
         return words + 40 + self.demand.temporaries + (0 if self.aligned else UNALIGNED_REGISTERS)
 
     @property
     def rolled(self) -> bool:
         """True if a loop runs over the chunks of a row, because nothing is held and one pass reads it."""
-        return not self.demand.held_bytes and self.demand.passes == 1 and self.chunks > 1
+        held = self.demand.held_bytes or self.demand.sums
+        return not held and self.demand.passes == 1 and self.chunks > 1
 
     def kind(self, granule: int) -> Kind:
         """Return if granule number ``granule`` of a thread is certainly whole, is whole or outside of its row, or may

@@ -6,10 +6,12 @@ benchmarks/results/cute/nvidia-h200-row-kernels.jsonl (2026-11-28).
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
+from ....._shapes import next_power_of_2
 from .....hardware import Target
-from .records import RowLayout
+from .records import WORD_BYTES, RowLayout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +57,14 @@ def resident(layout: RowLayout, target: Target) -> int:
     return max(1, found * target.num_sms // sms)
 
 
-def predicted_us(layout: RowLayout, m: int, target: Target, rates: RowRates = RATES) -> float:
-    """Return the microseconds of one launch over ``m`` rows."""
+def predicted_us(layout: RowLayout, m: int, target: Target, rates: RowRates = RATES, span: int = 1) -> float:
+    """Return the microseconds of one launch over ``m`` rows, of which a cluster takes ``span`` one after the other.
+
+    The time includes that of the host, which reads the sums over the rows of each span.
+    """
     choice, demand = layout.choice, layout.demand
     clusters = resident(layout, target)
-    tiles = -(-m // choice.rows)
+    tiles = -(-m // (choice.rows * span))
     rounds = -(-tiles // clusters)
     elements = choice.rows * demand.n / choice.cluster
     bandwidth = target.bandwidth_gb_per_s * rates.memory
@@ -79,8 +84,18 @@ def predicted_us(layout: RowLayout, m: int, target: Target, rates: RowRates = RA
     flight = min(1.0, ahead / rates.ahead_bytes)
     used = 0.5 + 0.5 * layout.slice_granules / (layout.thread_granules * layout.threads)
     whole = rounds - 1 + min(1.0, (tiles - (rounds - 1) * clusters) / clusters * 2)
-    chain *= rates.shared if layout.held_stages else 1.0
-    return rates.launch_us + chain * max(1.0, whole if rounds > 1 else 1.0) / (asking * flight * min(1.0, used)) / 1e3
+    chain *= (rates.shared if layout.held_stages else 1.0) * min(span, m)
+    chain *= max(1.0, whole if rounds > 1 else 1.0) / (asking * flight * min(1.0, used))
+    summed = 2 * WORD_BYTES * tiles * demand.n * demand.sums / bandwidth
+    return rates.launch_us + (chain + summed) / 1e3
+
+
+@functools.lru_cache(maxsize=1024)
+def fastest_span(layout: RowLayout, m: int, target: Target) -> tuple[int, float]:
+    """Return the rows of a block whose sums are stored, a power of two, and the time with them; 1 without sums."""
+    spans = [2**power for power in range(next_power_of_2(m).bit_length())] if layout.demand.sums else [1]
+    times = {span: predicted_us(layout, m, target, span=span) for span in spans}
+    return min(times.items(), key=lambda found: (found[1], -found[0]))
 
 
 def described(layout: RowLayout) -> str:

@@ -26,7 +26,8 @@ def predict_rows(facts: KernelFacts, decisions: Decisions, target: Target) -> Pr
         layout = layout_of(shape.demand, choice_of(decisions, shape.rows), target)
     except Refusal as refusal:
         return _unknown(target, False, str(refusal), shape)
-    tiles = -(-shape.m // layout.choice.rows)
+    span = 1 if shape.blocks is None else decisions.sizes[shape.blocks]
+    tiles = -(-shape.m // (layout.choice.rows * span))
     return Predicted(
         registers_per_thread=layout.registers_needed,
         spill_risk=0.0,
@@ -37,7 +38,7 @@ def predict_rows(facts: KernelFacts, decisions: Decisions, target: Target) -> Pr
         fits=True,
         bytes_moved=bytes_moved(shape.m, shape.demand),
         flops=shape.m * shape.demand.n * shape.demand.work,
-        time_us=predicted_us(layout, shape.m, target),
+        time_us=predicted_us(layout, shape.m, target, span=span),
         register_limit=layout.register_limit,
         least_shared_bytes=layout.shared_bytes,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ....._compiler.facts.records import KernelFacts, MemoryOpFact
@@ -15,11 +16,12 @@ SFU_WORK, POLYNOMIAL_WORK = 2, 20
 
 @dataclass(frozen=True, kw_only=True)
 class RowShape:
-    """A row kernel from facts: ``rows`` is the last axis of the grid."""
+    """A row kernel from facts: ``rows`` is the axis of rows, and ``blocks`` that of blocks whose rows are summed."""
 
     demand: RowDemand
     m: int
     rows: int
+    blocks: int | None = None
 
 
 def describes_rows(facts: KernelFacts) -> bool:
@@ -31,45 +33,57 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
     """Return the row kernel of facts, or the reason why they show none."""
     if facts.num_roots != 1:
         return "the grid is not one tile of rows"
-    grid = facts.grid_axes
-    columns = {axis.block_id for axis in facts.axes if not axis.on_grid}
+    grid, inner = facts.grid_axes, _rows_of_blocks(facts)
+    rows = grid if inner is None else (inner,)
+    columns = {axis.block_id for axis in facts.axes if not axis.on_grid and axis.block_id != inner}
     extents = {facts.axes[axis].extent for axis in columns}
     m, n = math.prod(facts.axes[axis].extent or 0 for axis in grid), next(iter(extents), None)
     if len(extents) != 1 or not n or not m:
         return "rows do not have one number of columns"
-    loads = _accesses(facts, "load", columns)
-    stores = _accesses(facts, "store", columns)
+    loads = _accesses(facts, "load", rows, columns)
+    stores = _accesses(facts, "store", rows, columns)
     if not loads:
         return "the kernel reads no tensor of rows"
     reads = [op for op in facts.memory_ops if op.kind == "load"]
     vectors = [op for op in reads if len(op.tile_axes) == 1 and op.tile_axes[0] in columns]
-    stages = max((len(fact.stages) for fact in facts.reductions), default=1)
-    positions = any(name.startswith("arg") for fact in facts.reductions for name in fact.names)
+    reductions = [fact for fact in facts.reductions if fact.axis in columns]
+    stages = max((len(fact.stages) for fact in reductions), default=1)
+    positions = any(name.startswith("arg") for fact in reductions for name in fact.names)
     if positions:
         stages = max(stages, 2)  # the extreme, then its position
     again = [op for op in loads if stages > 1 or any(each.feeds_store for each in reads if each.storage == op.storage)]
-    sums = sum(len(fact.names) for fact in facts.reductions)
+    exchanged = sum(len(fact.names) for fact in reductions)
+    sums = [
+        op for op in facts.memory_ops if op.kind == "store" and len(op.tile_axes) == 1 and op.tile_axes[0] in columns
+    ]
     demand = RowDemand(
         n=n,
         inputs=tuple(op.itemsize for op in loads),
         outputs=tuple(op.itemsize for op in stores),
-        pitches=tuple(op.strides[-2] for op in (*loads, *stores)),
+        pitches=tuple(op.strides[-2] for op in (*loads, *stores, *(sums if inner is not None else ()))),
         vectors=tuple({op.storage: op.itemsize for op in vectors}.values()),
         held_bytes=sum(op.itemsize for op in again) if stores or stages > 1 else 0,
-        exchanges=(sums + (stages > 1),),
+        exchanges=(exchanged + (stages > 1),),
         passes=stages + bool(stores),
+        sums=len(sums) if inner is not None else 0,
         temporaries=POSITION_REGISTERS if positions else 0,
         work=_work(facts, columns),
     )
-    return RowShape(demand=demand, m=m, rows=grid[-1])
+    return RowShape(demand=demand, m=m, rows=rows[-1], blocks=None if inner is None else grid[0])
 
 
-def _accesses(facts: KernelFacts, kind: str, columns: set[int]) -> list[MemoryOpFact]:
+def _rows_of_blocks(facts: KernelFacts) -> int | None:
+    """Return the axis of the rows of a tile of the grid, if a loop covers them."""
+    found = [axis.block_id for axis in facts.axes if axis.extent is None and axis.outer in facts.grid_axes]
+    return found[0] if len(found) == 1 and len(facts.grid_axes) == 1 else None
+
+
+def _accesses(facts: KernelFacts, kind: str, among: Sequence[int], columns: set[int]) -> list[MemoryOpFact]:
     """Return one access of each tensor of rows."""
     found: dict[int, MemoryOpFact] = {}
     for op in facts.memory_ops:
         axes = set(op.tile_axes)
-        rows = {*facts.grid_axes} <= axes and len(op.tile_axes) == len(facts.grid_axes) + 1
+        rows = {*among} <= axes and len(op.tile_axes) == len(among) + 1
         if op.kind == kind and rows and axes & columns and not op.gathered:
             found.setdefault(op.storage, op)
     return list(found.values())

@@ -28,6 +28,23 @@ class RowLoop(Step):
 
 
 @dataclass(frozen=True)
+class BlockLoop(Step):
+    """Loop over the blocks of rows of this cluster; a ``RowLoop`` within has the rows of one block."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class ClearSums(Step):
+    """Clear the thread's sums over the rows of a block."""
+
+
+@dataclass(frozen=True)
+class StoreSums(Step):
+    """Store the thread's sums over the rows of a block. Its passes over each row have added to them."""
+
+
+@dataclass(frozen=True)
 class ChunkLoop(Step):
     """Loop over the chunks of a CTA's slice of a row; unrolled where a row is held."""
 
@@ -182,9 +199,14 @@ def _load(plan: RowPlan) -> tuple[Step, ...]:
     return (
         *((LoadVectors(),) if plan.layout.bulk_vectors else ()),
         Cursor("ring_fill", RING, "producer"),
-        RowLoop((ChunkLoop(chunk),)),
+        _rows_of_blocks(plan, RowLoop((ChunkLoop(chunk),))),
         Tail("ring_fill"),
     )
+
+
+def _rows_of_blocks(plan: RowPlan, rows: RowLoop, before: tuple[Step, ...] = (), after: tuple[Step, ...] = ()) -> Step:
+    """Return the loop over rows, within one over blocks if these have sums."""
+    return BlockLoop((*before, rows, *after)) if plan.problem.sums else rows
 
 
 def _rows(plan: RowPlan, schedule: Schedule) -> tuple[Step, ...]:
@@ -219,7 +241,8 @@ def _rows(plan: RowPlan, schedule: Schedule) -> tuple[Step, ...]:
     cursors = [Cursor("ring_read", RING, "consumer")]
     if layout.exchanges:
         cursors.append(Cursor("exchange_place", EXCHANGE, "consumer"))
-    return (*vectors, *cursors, RowLoop(tuple(steps)))
+    loop = _rows_of_blocks(plan, RowLoop(tuple(steps)), (ClearSums(),), (StoreSums(),))
+    return (*vectors, *cursors, loop)
 
 
 def _exchange(plan: RowPlan, number: int) -> tuple[Step, ...]:

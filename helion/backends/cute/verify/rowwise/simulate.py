@@ -51,6 +51,7 @@ class Warp:
     group: int
     number: int
     cursors: dict[str, tuple[int, int]] = field(default_factory=dict)
+    block: int = 0
     tile: int = 0
     chunk: int = 0
     taken: list[Tag] = field(default_factory=list)
@@ -58,9 +59,15 @@ class Warp:
     """Stages that hold the row until its last pass."""
     reduced: set[int] = field(default_factory=set)
     """Passes whose reductions this warp has for the row."""
+    summed: list[int] | None = None
+    """Tiles of rows whose values are in the sums of the block."""
     combined: int = -1
     """The last exchange whose results the warp has."""
     stored: int = 0
+
+
+BLOCK_ROWS = 3
+"""Rows of a block with sums."""
 
 
 class RowCluster:
@@ -69,6 +76,7 @@ class RowCluster:
     def __init__(self, program: r.RowProgram, *, tiles: int, seed: int) -> None:
         self.program, self.tiles = program, tiles
         self.layout, self.choice = program.plan.layout, program.plan.layout.choice
+        self.rows_each = BLOCK_ROWS if program.plan.problem.sums else 1
         self.random = random.Random(seed)
         self.flying: list[tuple[Cta, Callable[[], None]]] = []
         self.ctas = [self._cta(rank) for rank in range(self.choice.cluster)]
@@ -121,7 +129,7 @@ class RowCluster:
 
     def _check_end(self) -> None:
         for cta in self.ctas:
-            for tile in range(self.tiles):
+            for tile in range(self.tiles * self.rows_each):
                 for group in range(self.choice.rows):
                     if self.rows.get((cta.rank, tile, group)) != self.choice.warps:
                         raise Fault(f"row {group} of tile {tile} is not finished once by each warp")
@@ -141,8 +149,12 @@ class RowCluster:
 
     def _steps(self, steps: Sequence[g.Step], warp: Warp) -> Running:
         for step in steps:
-            if isinstance(step, r.RowLoop):
-                for warp.tile in range(self.tiles):
+            if isinstance(step, r.BlockLoop):
+                for warp.block in range(self.tiles):
+                    yield from self._steps(step.body, warp)
+            elif isinstance(step, r.RowLoop):
+                tiles = self.tiles_of(warp)
+                for warp.tile in tiles:
                     yield from self._steps(step.body, warp)
                     self._finish(warp)
             elif isinstance(step, r.ChunkLoop):
@@ -150,6 +162,12 @@ class RowCluster:
                     yield from self._steps(step.body, warp)
             else:
                 yield _run(step, self, warp)
+
+    def tiles_of(self, warp: Warp) -> range:
+        """Return the tiles of rows of a warp's block, or all of them."""
+        if not self.program.plan.problem.sums:
+            return range(self.tiles)
+        return range(warp.block * self.rows_each, (warp.block + 1) * self.rows_each)
 
     def _finish(self, warp: Warp) -> None:
         """Check that a warp has all results of its row."""
@@ -160,6 +178,10 @@ class RowCluster:
             raise Fault(f"a row ends after exchange {warp.combined} of {meetings}")
         key = warp.cta.rank, warp.tile, warp.group
         self.rows[key] = self.rows.get(key, 0) + 1
+        if self.program.plan.problem.sums:
+            if warp.summed is None:
+                raise Fault(f"tile {warp.tile} is added to sums that were not cleared")
+            warp.summed.append(warp.tile)
 
     def meet(self, warp: Warp, name: str, warps: int) -> Ready:
         """Arrive at a named barrier of the CTA; return a predicate for the completion of this phase."""
@@ -229,6 +251,17 @@ def _(step: r.LoadChunk, cluster: RowCluster, warp: Warp) -> None:
     full.arrive(size)
     if size:
         cluster.send(cta, land)
+
+
+@_run.register
+def _(step: r.ClearSums, cluster: RowCluster, warp: Warp) -> None:
+    warp.summed = []
+
+
+@_run.register
+def _(step: r.StoreSums, cluster: RowCluster, warp: Warp) -> None:
+    if warp.summed != [*cluster.tiles_of(warp)]:
+        raise Fault(f"the sums of block {warp.block} have the rows {warp.summed}")
 
 
 @_run.register

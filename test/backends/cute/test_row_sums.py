@@ -1,0 +1,212 @@
+"""Row kernels that sum over the rows of blocks: values on simulated threads, the CPU, plans, planted faults, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from backends.cute.test_row_kernels import close, edited, numbers, prepared, run
+from harness import tensor
+
+import helion
+import helion.language as hl
+from examples.layer_norm_backward import layer_norm_backward
+from examples.rms_norm_backward import rms_norm_backward
+from helion import exc
+from helion.backends.cute.plan.rowwise.records import RowChoice
+from helion.backends.cute.roles.rowwise import program as r
+from helion.backends.cute.verify.rowwise.simulate import RowCluster
+from helion.backends.cute.verify.rowwise.verify import smaller
+from helion.backends.cute.verify.state import Fault
+
+EPS = 1e-5
+SPAN = 4
+"""Rows of a block of the kernels here."""
+
+
+def rms_gradients(x, w, grad, out, parts):
+    for block in hl.tile(x.size(0), block_size=SPAN):
+        acc = hl.zeros([x.size(1)], dtype=torch.float32)
+        for tile in hl.tile(block.begin, block.end):
+            row, given = x[tile, :].to(torch.float32), grad[tile, :].to(torch.float32)
+            scale = torch.rsqrt((row * row).mean(-1, keepdim=True) + EPS)
+            slope = given * w[:].to(torch.float32)
+            out[tile, :] = (scale * slope - row * scale * scale * scale * (row * slope).mean(-1, keepdim=True)).to(
+                out.dtype
+            )
+            acc += (given * row * scale).sum(0)
+        parts[block.id, :] = acc
+
+
+def layer_gradients(x, w, grad, out, weights, biases):
+    for block in hl.tile(x.size(0), block_size=SPAN):
+        of_weight, of_bias = hl.zeros([x.size(1)], dtype=torch.float32), hl.zeros([x.size(1)], dtype=torch.float32)
+        for tile in hl.tile(block.begin, block.end):
+            row, given = x[tile, :].to(torch.float32), grad[tile, :].to(torch.float32)
+            centred = row - row.mean(-1, keepdim=True)
+            scale = torch.rsqrt((centred * centred).mean(-1, keepdim=True) + EPS)
+            hat, slope = centred * scale, given * w[:].to(torch.float32)
+            along = (slope * hat).mean(-1, keepdim=True)
+            out[tile, :] = (scale * (slope - slope.mean(-1, keepdim=True) - hat * along)).to(out.dtype)
+            of_bias += given.sum(0)
+            of_weight += (given * hat).sum(0)
+        weights[block.id, :] = of_weight
+        biases[block.id, :] = of_bias
+
+
+CHOICES = (
+    RowChoice(cluster=1, warps=1, ctas_per_sm=1),
+    RowChoice(cluster=1, warps=4, keep="shared"),
+    RowChoice(cluster=2, warps=8),
+)
+
+
+def _blocks(rows: torch.Tensor) -> torch.Tensor:
+    return torch.stack([each.sum(0) for each in rows.split(SPAN)])
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize(("dtype", "m", "n"), [(torch.bfloat16, 11, 1000), (torch.float32, 4, 1020)])
+def test_gradients_of_norms(choice: RowChoice, dtype: torch.dtype, m: int, n: int) -> None:
+    x, grad, w = numbers(m, n, dtype=dtype), numbers(m, n, dtype=dtype, seed=1), numbers(n, dtype=dtype, seed=2)
+    wide, given, slope = x.double(), grad.double(), grad.double() * w.double()
+    out, weights, biases = torch.full_like(x, 7.0), *(torch.full((-(-m // SPAN), n), 7.0) for _ in range(2))
+    run(rms_gradients, (x, w, grad, out, weights), choice, SPAN)
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)
+    assert close(out, scale * slope - wide * scale**3 * (wide * slope).mean(-1, keepdim=True))
+    assert close(weights, _blocks(given * wide * scale))
+    run(layer_gradients, (x, w, grad, out, weights, biases), choice, SPAN)
+    hat = torch.nn.functional.layer_norm(wide, (n,), eps=EPS)
+    scale = torch.rsqrt(wide.var(-1, correction=0, keepdim=True) + EPS)
+    want = scale * (slope - slope.mean(-1, keepdim=True) - hat * (slope * hat).mean(-1, keepdim=True))
+    relative = 2**-8 if dtype == torch.bfloat16 else 2e-5
+    assert ((out.double() - want).abs() <= relative * (want.abs() + 0.1 * slope.abs().mean())).all()
+    assert close(biases, _blocks(given))
+    assert ((weights.double() - _blocks(given * hat)).abs() <= 1e-5 * _blocks((given * hat).abs())).all()
+
+
+def test_rows_with_a_gap_after_each_and_an_end_within_a_granule() -> None:
+    """Elements after the end of a row are in no sum, and are not stored."""
+    x, grad, out = (numbers(9, 1040, seed=seed)[:, :1003] for seed in range(3))
+    w, parts = numbers(1003, seed=4), torch.full((3, 1040), 7.0)[:, :1003]
+    run(rms_gradients, (x, w, grad, out, parts), RowChoice(warps=2), SPAN)
+    wide, given, slope = x.double(), grad.double(), grad.double() * w.double()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)
+    assert close(out, scale * slope - wide * scale**3 * (wide * slope).mean(-1, keepdim=True))
+    assert close(parts, _blocks(given * wide * scale))
+
+
+def test_every_plan_is_free_of_faults() -> None:
+    x = numbers(64, 1024)
+    arguments = (x, numbers(1024), x, x, torch.empty(16, 1024))
+    for choice in CHOICES:
+        program = r.row_program(smaller(prepared(rms_gradients, arguments, choice, SPAN)[1]))
+        for seed in range(4):
+            RowCluster(program, tiles=seed, seed=seed).run()
+
+
+def _reordered(loop: r.BlockLoop, before: bool, after: bool) -> tuple[Any, ...]:
+    """Return a loop without a step, or one that stores before it has read the rows of the block."""
+    body = [step for step in loop.body if isinstance(step, r.RowLoop)]
+    if len(loop.body) == 1:
+        return (loop,)
+    first, last = [r.ClearSums()] if before else [], [r.StoreSums()]
+    return (dataclasses.replace(loop, body=(*first, *(() if after else last), *body, *(last if after else ()))),)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [(False, True, "sums that were not cleared"), (True, False, "the sums of block 0 have the rows")],
+)
+def test_planted_faults_of_sums(before: bool, after: bool, message: str) -> None:
+    x = numbers(64, 4096)
+    program = r.row_program(
+        smaller(prepared(rms_gradients, (x, numbers(4096), x, x, torch.empty(16, 4096)), CHOICES[2], SPAN)[1])
+    )
+    changed = edited(
+        program, lambda step: _reordered(step, before, after) if isinstance(step, r.BlockLoop) else (step,)
+    )
+    with pytest.raises(Fault, match=message):
+        RowCluster(changed, tiles=2, seed=0).run()
+
+
+@pytest.mark.parametrize(("m", "n"), [(16384, 8192), (2048, 131072), (70, 1000)])
+def test_examples_are_row_kernels(m: int, n: int) -> None:
+    """Their blocks divide the rows among the clusters of the GPU."""
+    x, w = tensor(m, n, dtype=torch.bfloat16), tensor(n, dtype=torch.bfloat16)
+    for example, arguments in ((rms_norm_backward, (x, x, w)), (layer_norm_backward, (x, x, w, w))):
+        bound = helion.kernel(example.fn, backend="cute", ignore_warnings=[exc.TensorOperationInWrapper]).bind(
+            arguments, target="h200"
+        )
+        span = int(bound.seeds[0].config["block_sizes"][0])
+        assert f"blocks of {span} rows" in bound.seeds[0].reason
+        assert f"blocks = (tiles + {span - 1}) // {span}" in bound.to_cute_code()
+
+
+def test_the_cpu_gives_the_sums() -> None:
+    x, grad, w = numbers(45, 301).float(), numbers(45, 301, seed=1).float(), numbers(301, seed=2).float()
+    kernel = helion.kernel(rms_norm_backward.fn, backend="cute", ignore_warnings=[exc.TensorOperationInWrapper])
+    with pytest.raises(exc.CuteUnsupported, match="sums over rows of 301 columns"):
+        kernel.bind((grad, x, w), target="h200").to_cute_code()
+    x, grad, w = x[:, :300].contiguous(), grad[:, :300].contiguous(), w[:300]
+    got = kernel(grad, x, w)
+    inputs = [each.double().requires_grad_() for each in (x, w)]
+    want = torch.autograd.grad(torch.nn.functional.rms_norm(inputs[0], [300], inputs[1], EPS), inputs, grad.double())
+    assert all(close(each, wanted) for each, wanted in zip(got, want, strict=True))
+
+
+def stored_between(x, out, parts):
+    for block in hl.tile(x.size(0), block_size=SPAN):
+        acc = hl.zeros([x.size(1)], dtype=torch.float32)
+        for tile in hl.tile(block.begin, block.end):
+            row = x[tile, :].to(torch.float32)
+            out[tile] = row.sum(-1)
+            acc = acc * 0.5 + row.sum(0)
+        parts[block.id, :] = acc
+
+
+def begun_at_one(x, out, parts):
+    for block in hl.tile(x.size(0), block_size=SPAN):
+        acc = hl.full([x.size(1)], 1.0, dtype=torch.float32)
+        for tile in hl.tile(block.begin, block.end):
+            row = x[tile, :].to(torch.float32)
+            out[tile] = row.sum(-1)
+            acc += row.sum(0)
+        parts[block.id, :] = acc
+
+
+def largest_of_blocks(x, out, parts):
+    for block in hl.tile(x.size(0), block_size=SPAN):
+        acc = hl.zeros([x.size(1)], dtype=torch.float32)
+        for tile in hl.tile(block.begin, block.end):
+            row = x[tile, :].to(torch.float32)
+            out[tile] = row.sum(-1)
+            acc = torch.maximum(acc, torch.amax(row, 0))
+        parts[block.id, :] = acc
+
+
+def of_halves(x, out, parts):
+    for block in hl.tile(x.size(0), block_size=SPAN):
+        acc = hl.zeros([x.size(1)], dtype=torch.float32)
+        for tile in hl.tile(block.begin, block.end):
+            row = x[tile, :].to(torch.float32)
+            out[tile] = row.sum(-1)
+            acc += row.sum(0)
+        parts[block.id, :] = acc.to(parts.dtype)
+
+
+@pytest.mark.parametrize(
+    ("fn", "dtype", "reason"),
+    [
+        (stored_between, torch.float32, "parts is no sum over the rows of a block, one term for each tile"),
+        (begun_at_one, torch.float32, "parts is no sum over the rows of a block that begins at 0"),
+        (largest_of_blocks, torch.float32, "parts is no sum over the rows of a block, one term for each tile"),
+        (of_halves, torch.bfloat16, "sums over rows are stored as bfloat16; float32 is implemented"),
+    ],
+)
+def test_refusals_of_sums(fn: Any, dtype: torch.dtype, reason: str) -> None:
+    arguments = tensor(16, 1000), tensor(16), tensor(4, 1000, dtype=dtype)
+    with pytest.raises(exc.CuteUnsupported, match=reason):
+        helion.kernel(fn, backend="cute").bind(arguments, target="h100").to_cute_code()
