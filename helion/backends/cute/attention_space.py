@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,11 +75,6 @@ def _smallest(found: Attention, target: Target) -> Refusal | None:
     except Refusal as error:
         return error
     return None
-
-
-def attention_multiples(program: Program) -> Mapping[str, int]:
-    """Return no assumptions about host numbers: sizes and strides are known."""
-    return {}
 
 
 def attention_keys(shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:

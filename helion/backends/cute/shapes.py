@@ -20,14 +20,23 @@ from ...autotuner.space.own import OwnKeys
 from ...autotuner.space.program_shape import ProgramShape
 from ...hardware import Target
 from ...settings import Settings
-from .attention_space import attention_keys, attention_multiples, attention_refusal
+from .attention_space import attention_keys, attention_refusal
 from .backward_space import backward_keys, backward_refusal
 from .codegen.attention.backward_kernel import backward_kernel
 from .codegen.attention.kernel import attention_kernel
 from .codegen.rowwise.module import row_kernel_of
 from .codegen.whole import gemm_kernel_of
 from .lower.attention.backward import has_backward
-from .lower.attention.kernel import attention_pieces, backward_pieces, build_attention, build_backward
+from .lower.attention.kernel import (
+    attention_multiples,
+    attention_pieces,
+    backward_multiples,
+    backward_pieces,
+    build_attention,
+    build_backward,
+    known_attention,
+    known_backward,
+)
 from .lower.attention.loops import has_attention
 from .lower.host import gemm_pieces
 from .lower.kernel import build_plan
@@ -169,6 +178,14 @@ def _verify_attention(plan: CuteAttentionPlan) -> None:
     verify_attention(plan.roles)
 
 
+def _attention_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
+    """Return a reason for attention of sizes known only at launch, which has not run on a GPU."""
+    known = known_backward if has_backward(program) else known_attention
+    return (
+        f"attention of sizes known only at launch runs on request, {_REQUEST}" if known(program).problem.runtime else ""
+    )
+
+
 ATTENTION = Shape(
     name="attention",
     claims=has_attention,
@@ -182,6 +199,7 @@ ATTENTION = Shape(
     pieces=attention_pieces,
     kernel=_attention_kernel,
     verify=_verify_attention,
+    on_request=_attention_on_request,
 )
 """Two chained matmuls with an online softmax between them."""
 
@@ -199,7 +217,7 @@ BACKWARD = Shape(
     claims=has_backward,
     describes=describes_backward,
     refusal=backward_refusal,
-    multiples=attention_multiples,
+    multiples=backward_multiples,
     keys=backward_keys,
     predict=predict_backward,
     plan=build_backward,
@@ -207,6 +225,7 @@ BACKWARD = Shape(
     pieces=backward_pieces,
     kernel=_backward_kernel,
     verify=_verify_backward,
+    on_request=_attention_on_request,
 )
 """Gradients of attention: two products of a tile with a block, and sums of what is computed from them @ the block."""
 

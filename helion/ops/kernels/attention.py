@@ -17,8 +17,8 @@ import helion.language as hl
 
 from .._operators import Operator, check, check_tensor, rows
 
-#: Score of a masked key. It is finite, so that a row whose first tiles are masked has no NaN; the first key that it
-#: sees scales what was added before by 0.
+#: Maximum of a row that has seen no key, below all scores. It is finite, so that rows whose first tiles are masked have
+#: no NaN.
 MASKED = -1e30
 
 
@@ -28,8 +28,8 @@ def attention_kernel(
     k: torch.Tensor,
     v: torch.Tensor,
     sinks: torch.Tensor | None,
-    shared: int,
-    scale: float,
+    shared: hl.constexpr,
+    scale: float | None,
     causal: hl.constexpr,
     window: hl.constexpr,
     softcap: hl.constexpr,
@@ -38,11 +38,12 @@ def attention_kernel(
 
     Consecutive `shared` heads of `q` share a head of `k`. Query i has the position i + N - M. With `causal` it sees the
     keys up to that position, with `window` only the last `window` of these. `sinks[S]` are scores without values, that
-    of head h at h modulo S. Log-sum-exp and scores are in base 2.
+    of head h at h modulo S. Log-sum-exp and scores are in base 2. A `scale` of None is `1 / sqrt(D)`.
     """
     heads, m = q.size(0), q.size(1)
     n = k.size(1)
-    width = hl.specialize(v.size(2))
+    depth, width = hl.specialize(q.size(2)), hl.specialize(v.size(2))
+    factor = depth**-0.5 if scale is None else scale
     later = n - m
     out = torch.empty([heads, m, width], dtype=q.dtype, device=q.device)
     normalizers = torch.empty([heads, m], dtype=torch.float32, device=q.device)
@@ -58,13 +59,13 @@ def attention_kernel(
         for tile_n in hl.tile(begin, end):
             scores = hl.dot(query, k[group, tile_n, :].T)
             if softcap:
-                scores = softcap * torch.tanh(scores * (scale / softcap)) * math.log2(math.e)
+                scores = softcap * torch.tanh(scores * (factor / softcap)) * math.log2(math.e)
             else:
-                scores = scores * (scale * math.log2(math.e))
+                scores = scores * (factor * math.log2(math.e))
             if causal:
-                ahead = tile_m.index[:, None] + later - tile_n.index[None, :]
-                seen = (ahead >= 0) & (ahead < window) if window else ahead >= 0
-                scores = torch.where(seen, scores, MASKED)
+                after = tile_n.index[None, :] - tile_m.index[:, None]
+                seen = (after <= later) & (after > later - window) if window else after <= later
+                scores = torch.where(seen, scores, float("-inf"))
             raised = torch.maximum(highest, torch.amax(scores, dim=-1))
             weights = torch.exp2(scores - raised[:, None])
             shrink = torch.exp2(highest - raised)
@@ -86,8 +87,8 @@ def attention_keys_backward_kernel(
     v: torch.Tensor,
     normalizers: torch.Tensor,
     along: torch.Tensor,
-    shared: int,
-    scale: float,
+    shared: hl.constexpr,
+    scale: float | None,
     causal: hl.constexpr,
     window: hl.constexpr,
     softcap: hl.constexpr,
@@ -96,6 +97,7 @@ def attention_keys_backward_kernel(
     m = q.size(1)
     groups, n = k.size(0), k.size(1)
     depth, width = hl.specialize(q.size(2)), hl.specialize(v.size(2))
+    factor = depth**-0.5 if scale is None else scale
     later = n - m
     grad_k = torch.empty([groups, n, depth], dtype=k.dtype, device=k.device)
     grad_v = torch.empty([groups, n, width], dtype=v.dtype, device=v.device)
@@ -112,21 +114,21 @@ def attention_keys_backward_kernel(
                 query, given = q[head, tile_m, :], grad[head, tile_m, :]
                 scores = hl.dot(key, query.T)
                 if softcap:
-                    tangent = torch.tanh(scores * (scale / softcap))
+                    tangent = torch.tanh(scores * (factor / softcap))
                     scores = softcap * tangent * math.log2(math.e)
                 else:
-                    scores = scores * (scale * math.log2(math.e))
+                    scores = scores * (factor * math.log2(math.e))
                 weights = torch.exp2(scores - normalizers[head, tile_m][None, :])
                 if causal:
-                    ahead = tile_m.index[None, :] + later - tile_n.index[:, None]
-                    seen = (ahead >= 0) & (ahead < window) if window else ahead >= 0
+                    after = tile_n.index[:, None] - tile_m.index[None, :]
+                    seen = (after <= later) & (after > later - window) if window else after <= later
                     weights = torch.where(seen, weights, 0.0)
                 acc_v = hl.dot(weights.to(given.dtype), given, acc=acc_v)
                 grad_scores = weights * (hl.dot(value, given.T) - along[head, tile_m][None, :])
                 if softcap:
                     grad_scores = grad_scores * (1 - tangent * tangent)
                 acc_k = hl.dot(grad_scores.to(query.dtype), query, acc=acc_k)
-        grad_k[group, tile_n, :] = acc_k * scale
+        grad_k[group, tile_n, :] = acc_k * factor
         grad_v[group, tile_n, :] = acc_v
     return grad_k, grad_v
 
@@ -139,8 +141,8 @@ def attention_queries_backward_kernel(
     v: torch.Tensor,
     normalizers: torch.Tensor,
     along: torch.Tensor,
-    shared: int,
-    scale: float,
+    shared: hl.constexpr,
+    scale: float | None,
     causal: hl.constexpr,
     window: hl.constexpr,
     softcap: hl.constexpr,
@@ -149,6 +151,7 @@ def attention_queries_backward_kernel(
     heads, m = q.size(0), q.size(1)
     n = k.size(1)
     depth = hl.specialize(q.size(2))
+    factor = depth**-0.5 if scale is None else scale
     later = n - m
     grad_q = torch.empty([heads, m, depth], dtype=q.dtype, device=q.device)
     for tile_h, tile_m in hl.tile([heads, m], block_size=[1, None]):
@@ -163,20 +166,20 @@ def attention_queries_backward_kernel(
             key = k[group, tile_n, :]
             scores = hl.dot(query, key.T)
             if softcap:
-                tangent = torch.tanh(scores * (scale / softcap))
+                tangent = torch.tanh(scores * (factor / softcap))
                 scores = softcap * tangent * math.log2(math.e)
             else:
-                scores = scores * (scale * math.log2(math.e))
+                scores = scores * (factor * math.log2(math.e))
             weights = torch.exp2(scores - normalizer[:, None])
             if causal:
-                ahead = tile_m.index[:, None] + later - tile_n.index[None, :]
-                seen = (ahead >= 0) & (ahead < window) if window else ahead >= 0
+                after = tile_n.index[None, :] - tile_m.index[:, None]
+                seen = (after <= later) & (after > later - window) if window else after <= later
                 weights = torch.where(seen, weights, 0.0)
             grad_scores = weights * (hl.dot(given, v[group, tile_n, :].T) - total[:, None])
             if softcap:
                 grad_scores = grad_scores * (1 - tangent * tangent)
             acc = hl.dot(grad_scores.to(key.dtype), key, acc=acc)
-        grad_q[head, tile_m, :] = acc * scale
+        grad_q[head, tile_m, :] = acc * factor
     return grad_q
 
 
@@ -199,7 +202,7 @@ def gradient_of_sinks(sinks: torch.Tensor | None, normalizers: torch.Tensor, alo
     return -(shares * along).sum(1).view(-1, sinks.numel()).sum(0).to(sinks.dtype)
 
 
-_OPTIONS = "SymInt shared, float scale, bool causal, int window, float softcap"
+_OPTIONS = "SymInt shared, float? scale, bool causal, int window, float softcap"
 _attention = Operator(
     f"attention(Tensor q, Tensor k, Tensor v, Tensor? sinks, {_OPTIONS}) -> (Tensor, Tensor)",
     attention_kernel,
@@ -304,7 +307,7 @@ def attention(
     )
     check(op, "q", not causal or m <= n, f"of at most {n} queries if attention is causal", f"{m} queries")
     check_scores(op, q, heads, causal, window, softcap, sinks)
-    factor = 1 / math.sqrt(depth) if scale is None else float(scale)
+    factor = None if scale is None else float(scale)
     flat = (rows(tensor, kept=2) for tensor in (q, k, v))
     out: torch.Tensor
     out, _ = _attention(*flat, sinks, heads // groups, factor, causal, window or 0, float(softcap or 0))

@@ -118,8 +118,8 @@ THREE_GROUPS = (0, 1, 2, 7, 8, 9)
 """Cases that are checked with three consumer groups as well."""
 
 
-def check(number: int, rows: int = 0) -> None:
-    """Check the seeds of a case, or its first seed with tiles of ``rows`` queries."""
+def check(number: int, rows: int = 0, static: bool = True) -> None:
+    """Check the seeds of a case, or its first seed with tiles of ``rows`` queries; ``static``: for its sizes alone."""
     import torch
     from backends.cute import attention_kernels as kernels
 
@@ -128,7 +128,7 @@ def check(number: int, rows: int = 0) -> None:
     torch.manual_seed(number)
     dtype = torch.float16 if number % 3 == 0 else torch.bfloat16
     case, _ = kernels.cases(large=True)[number]
-    kernel = helion.kernel(backend="cute")(case.kernel)
+    kernel = helion.kernel(backend="cute", static_shapes=static)(case.kernel)
     start = time.time()
     seeds = _compiled(kernel, kernels.cases(device="meta", dtype=dtype, large=True)[number][1], rows)
     took = time.time() - start
@@ -153,7 +153,7 @@ def check(number: int, rows: int = 0) -> None:
             limit = 6e-3 if dtype is torch.bfloat16 else 2e-3
             say(
                 kind="check",
-                name=f"{case.name}, {rows} queries" if rows else case.name,
+                name=f"{case.name}, {rows} queries" if rows else case.name if static else f"{case.name}, any size",
                 seed=at,
                 output=place,
                 dtype=str(dtype),
@@ -324,11 +324,19 @@ def flex(dims: int, causal: bool, name: str) -> None:
 
 
 def child(name: str) -> None:
-    from backends.cute import gradients_on_gpu
+    from backends.cute import gradients_on_gpu, sizes_on_gpu
 
     what, *rest = name.split(":")
     if what == "check":
         check(*map(int, rest))
+    elif what == "any":
+        check(int(rest[0]), static=False)
+    elif what == "sizes":
+        sizes_on_gpu.check(int(rest[0]), rest[1], say, on_gpu)
+    elif what == "size_times":
+        sizes_on_gpu.measured(int(rest[0]), rest[1], say, on_gpu, timer)
+    elif what == "any_gradients":
+        gradients_on_gpu.check(int(rest[0]), say, on_gpu, static=False)
     elif what == "time":
         measured(int(rest[0]), rest[1] == "causal", rest[2])
     elif what == "flex":
@@ -351,7 +359,7 @@ def child(name: str) -> None:
 
 def jobs() -> list[str]:
     from backends.cute import attention_kernels as kernels
-    from backends.cute import gradients_on_gpu
+    from backends.cute import gradients_on_gpu, sizes_on_gpu
     from backends.cute.test_backward import NAMES
 
     found = ["library"]
@@ -362,7 +370,18 @@ def jobs() -> list[str]:
     others += [f"time:{dims}:{'causal' if causal else 'full'}:triton" for dims, causal in SHAPES]
     hooks = [f"{kind}:128:causal:{name}" for name in HOOKS for kind in ("time", "flex")]
     variants = [f"variant:{at}" for at in range(len(VARIANTS))]
+    cases = [*range(len(kernels.cases(device="meta", large=True)))]
     return [
+        "sizes:128:causal",
+        *(
+            f"sizes:{dims}:{mask}"
+            for dims in (64, 128)
+            for mask in sizes_on_gpu.MASKS
+            if (dims, mask) != (128, "causal")
+        ),
+        *(f"any:{at}" for at in cases),
+        *(f"any_gradients:{at}" for at in range(len(NAMES)) if "queries, 96" not in NAMES[at]),
+        *(f"size_times:{dims}:{mask}" for dims in (128, 64) for mask in ("causal", "full")),
         *checks[:3],
         *found,
         *times,

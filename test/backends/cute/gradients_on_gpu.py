@@ -16,15 +16,15 @@ SHAPES = {  # by (head dimension, causal): batch, heads, heads of K and V, queri
 Say, Lock, Timer = Callable[..., None], Callable[[], Any], Callable[..., Callable[..., float]]
 
 
-def check(number: int, say: Say, on_gpu: Lock) -> None:
-    """Check all seeds of a case: values against fp64, and the same bits in three runs."""
+def check(number: int, say: Say, on_gpu: Lock, static: bool = True) -> None:
+    """Check all seeds of a case: values against fp64, and the same bits in three runs; ``static``: for its sizes alone."""
     import torch
     from backends.cute import backward_kernels as kernels
 
     import helion
 
     case = kernels.cases()[number]
-    kernel = helion.kernel(backend="cute")(case.kernel)
+    kernel = helion.kernel(backend="cute", static_shapes=static)(case.kernel)
     meta = tuple(each.to("meta") if torch.is_tensor(each) else each for each in case.arguments)
     bound = kernel.bind(meta, target="h100")
     configs = [seed.config for seed in bound.seeds]
@@ -45,7 +45,7 @@ def check(number: int, say: Say, on_gpu: Lock) -> None:
             error = ((one.double() - other).norm() / other.norm()).item()
             say(
                 kind="check",
-                name=f"gradients: {case.name}",
+                name=f"gradients: {case.name}" if static else f"gradients: {case.name}, any size",
                 seed=at,
                 output=place,
                 dtype=str(dtype),

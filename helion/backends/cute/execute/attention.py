@@ -24,12 +24,13 @@ from ..plan.attention.records import (
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant
 from ..toolchain.kernel import GemmKernel
 from .evaluate import OPERATIONS
-from .problems import Given, problem_of
+from .problems import Given, launched, split
 
 
 def evaluate_attention(kernel: GemmKernel, given: Sequence[Given]) -> None:
-    """Run attention on the arguments of a launch: q, k, v, the outputs, and the sources of both formulas."""
-    problem = problem_of(kernel.problem)
+    """Run attention on the arguments of a launch: q, k, v, the outputs, the sources of both formulas, and integers."""
+    given, integers = split(kernel, given)
+    problem = launched(kernel, integers)
     assert isinstance(problem, AttentionProblem)
     tensors = [each if isinstance(each, torch.Tensor) else torch.tensor(float(each)) for each in given]
     for head in itertools.product(*map(range, problem.heads)):
@@ -64,8 +65,10 @@ def _evaluate(problem: AttentionProblem, head: tuple[int, ...], tensors: Sequenc
 
 
 def evaluate_backward(kernel: GemmKernel, given: Sequence[Given]) -> None:
-    """Run gradients of attention on the arguments of a launch: owned and streamed matrices, outputs, and sources."""
-    problem = problem_of(kernel.problem)
+    """Run gradients of attention on the arguments of a launch: owned and streamed matrices, outputs, sources, and
+    integers."""
+    given, integers = split(kernel, given)
+    problem = launched(kernel, integers)
     assert isinstance(problem, BackwardProblem)
     tensors = [each if isinstance(each, torch.Tensor) else torch.tensor(float(each)) for each in given]
     for head in itertools.product(*map(range, problem.heads)):
@@ -82,7 +85,7 @@ def _evaluate_gradients(problem: BackwardProblem, head: tuple[int, ...], tensors
     of_formula, sources = sources[: len(problem.formula.sources)], sources[len(problem.formula.sources) :]
     sums = [torch.zeros(problem.queries, each.output.matrix.columns) for each in gradients]
     for repeat in range(problem.repeats):
-        place = (*head, repeat) if problem.repeats > 1 else head
+        place = (*head, repeat) if problem.is_repeated else head
         blocks = [
             _matrix(matrix, tensor, place, problem.keys).float()
             for matrix, tensor in zip(problem.streamed, of_streamed, strict=True)

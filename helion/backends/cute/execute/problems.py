@@ -11,7 +11,13 @@ import torch
 
 from ..plan import copied, epilogue, records
 from ..plan.attention import backward
+from ..plan.attention import numbers as launch_numbers
 from ..plan.attention import records as attention
+from ..plan.attention.backward import BackwardProblem, check_backward
+from ..plan.attention.build import check_problem as check_attention
+from ..plan.attention.launch import check_launch
+from ..plan.attention.numbers import filled as filled_attention
+from ..plan.attention.records import AttentionProblem, ScoreProblem
 from ..plan.build import check_problem
 from ..plan.records import GemmProblem
 from ..plan.refusal import Refusal
@@ -42,7 +48,7 @@ class Problem(Protocol):
 #: Names in the text of a problem.
 _RECORDS: dict[str, object] = {"inf": math.inf} | {
     name: value
-    for module in (records, epilogue, copied, attention, backward, row_records)
+    for module in (records, epilogue, copied, attention, backward, launch_numbers, row_records)
     for name, value in vars(module).items()
     if isinstance(value, type)
 }
@@ -74,6 +80,8 @@ def names_of(kernel: GemmKernel) -> tuple[str, ...]:
 def launched(kernel: GemmKernel, integers: Sequence[int]) -> Problem:
     """Return the problem of a launch. Raises ``Refusal`` for sizes and strides that the kernel cannot take."""
     problem = problem_of(kernel.problem)
+    if problem.runtime and isinstance(problem, ScoreProblem):
+        return _attention(problem, integers)
     if not problem.runtime or not isinstance(problem, GemmProblem):
         return problem
     found = filled(problem, dict(zip(problem.runtime, integers, strict=True)))
@@ -86,6 +94,16 @@ def launched(kernel: GemmKernel, integers: Sequence[int]) -> Problem:
             raise Refusal(
                 "matmuls of the batch share operands that the kernel was compiled to read separately for each"
             )
+    return found
+
+
+def _attention(problem: ScoreProblem, integers: Sequence[int]) -> ScoreProblem:
+    found = filled_attention(problem, dict(zip(problem.runtime, integers, strict=True)))
+    check_launch(found)
+    if isinstance(found, BackwardProblem):
+        check_backward(found)
+    elif isinstance(found, AttentionProblem):
+        check_attention(found)
     return found
 
 

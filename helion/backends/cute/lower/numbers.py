@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from ...._shapes import Expr, Number, hint_of, number_key
 from ..plan.refusal import Refusal
@@ -54,3 +54,37 @@ def dividing(multiple: int, number: Number) -> frozenset[str] | None:
     if number.op == "mul":
         return known[0] if known else None
     return frozenset().union(*known) if len(known) == len(found) else None
+
+
+def linear(number: Number) -> tuple[dict[Any, int], int]:
+    """Return the coefficients of other numbers, by their identity, and the constant of an integer."""
+    if not isinstance(number, Expr):
+        return {}, int(number)
+    if number.op == "neg":
+        terms, constant = linear(number.args[0])
+        return {key: -factor for key, factor in terms.items()}, -constant
+    if number.op in ("add", "sub"):
+        (terms, constant), (others, second) = map(linear, number.args)
+        sign = 1 if number.op == "add" else -1
+        found = {key: terms.get(key, 0) + sign * others.get(key, 0) for key in (*terms, *others)}
+        return {key: factor for key, factor in found.items() if factor}, constant + sign * second
+    if number.op == "mul":
+        (terms, constant), (others, second) = map(linear, number.args)
+        if not terms:
+            return {key: each * constant for key, each in others.items() if constant}, second * constant
+        if not others:
+            return {key: each * second for key, each in terms.items() if second}, constant * second
+    return {number.key: 1}, 0
+
+
+def at_most(one: Number, other: Number) -> bool:
+    """Return whether an integer is at most another one in every launch, by a constant difference.
+
+    The least of some numbers is at most each of them, and the greatest at least.
+    """
+    if isinstance(one, Expr) and one.op == "min" and any(at_most(each, other) for each in one.args):
+        return True
+    if isinstance(other, Expr) and other.op == "max" and any(at_most(one, each) for each in other.args):
+        return True
+    terms, difference = linear(other - one)
+    return not terms and difference >= 0

@@ -134,7 +134,7 @@ def atomic_registers(plan: BackwardPlan) -> list[str]:
         ")",
         "exchanged = cutlass.Int32(0)",
         "former = cutlass.Int32(0)",
-        *(["former_repeat = cutlass.Int32(0)"] if problem.repeats > 1 else []),
+        *(["former_repeat = cutlass.Int32(0)"] if problem.is_repeated else []),
     ]
 
 

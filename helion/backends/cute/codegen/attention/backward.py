@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable, Iterator
 
 from ...plan.attention.backward import PRODUCTS, STREAMED, BackwardPlan
+from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.records import Formula, Source
 from ...plan.epilogue import Constant
 from ..setups import dsl
+from . import numbers
 from .atomic import atomic_functions, atomic_registers
 from .formula import arguments_of, computed, head_axes, read
 from .softmax import exp2_function, has_masks
@@ -69,12 +71,17 @@ def _pack(plan: BackwardPlan) -> list[str]:
 def _seen(plan: BackwardPlan) -> list[str]:
     """Return the function of the first and last element of a block that a row sees, less the first of the thread."""
     band = plan.problem.band
-    last, first = f"{plan.problem.keys - 1} - first_key", "cutlass.Int32(0)"
+    last, first = f"{numbers.less(text_of(plan.problem.keys), 1)} - first_key", "cutlass.Int32(0)"
     if band.last is not None:
-        last = f"cutlass.min({last}, query + {band.last} - first_key)"
+        last = f"cutlass.min({last}, query + {text_of(band.last)} - first_key)"
     if band.first is not None:
-        first = f"query + {band.first} - first_key"
-    return ["def seen(query, first_key):", f"    return {first}, {last}"]
+        first = f"query + {text_of(band.first)} - first_key"
+    return [f"def seen({_with_sizes(plan, 'query', 'first_key')}):", f"    return {first}, {last}"]
+
+
+def _with_sizes(plan: BackwardPlan, *given: str) -> str:
+    """Return arguments, and the sizes that only launches know."""
+    return ", ".join([*given, *numbers.parameters(plan)])
 
 
 _FAST: dict[str, Callable[..., str]] = {
@@ -103,7 +110,8 @@ def values_arguments(plan: BackwardPlan, late: bool) -> list[str]:
     written = [f"left_{at}" for at in lefts(plan, late)]
     positions = ["first_query", "first_key", "lane", *head_axes(plan.problem)]
     staged = [f"staged_{source.label}" for source in plan.staged[STREAMED[late]]]
-    return [*products, *held, *written, *positions, *arguments_of(plan.problem.formula), *staged]
+    given = [*products, *held, *written, *positions, *arguments_of(plan.problem.formula), *staged]
+    return [*given, *numbers.parameters(plan)]
 
 
 def _values(plan: BackwardPlan, late: bool) -> list[str]:
@@ -118,9 +126,10 @@ def _values(plan: BackwardPlan, late: bool) -> list[str]:
     lines = [f"def {values_name(late)}({', '.join(given)}):"]
     lines += [f"    packed_{at} = cute.recast_tensor(left_{at}, cutlass.Int32)" for at in lefts(plan, late)]
     if has_masks(plan):
-        lines.append("    limits = [seen(first_query + 8 * row, first_key) if masked else (0, 0) for row in range(2)]")
+        seen = f"seen({_with_sizes(plan, 'first_query + 8 * row', 'first_key')})"
+        lines.append(f"    limits = [{seen} if masked else (0, 0) for row in range(2)]")
     if _masks_rows(plan):
-        lines.append(f"    owned = [first_query + 8 * row < {plan.problem.queries} for row in range(2)]")
+        lines.append(f"    owned = [first_query + 8 * row < {text_of(plan.problem.queries)} for row in range(2)]")
     lines += [f"    {line}" for line in _reads(plan, read_sources, ("query", "head", "number"), ())]
     lines.append(f"    for column in range({plan.keys // 8}):")
     lines += [f"        {line}" for line in _reads(plan, read_sources, ("key",), plan.staged[STREAMED[late]])]
@@ -218,7 +227,8 @@ def _element(plan: BackwardPlan, late: bool, needed: list[int]) -> list[str]:
 def _masks_rows(plan: BackwardPlan) -> bool:
     """Return whether left operands of owned rows past the end have to be 0, since the gradient of streamed rows adds over
     owned ones. Their weights may be infinite."""
-    return plan.problem.atomic is not None and plan.problem.queries % plan.rows != 0
+    queries = plan.problem.queries
+    return plan.problem.atomic is not None and (not is_known(queries) or queries % plan.rows != 0)
 
 
 # Outputs ---------------------------------------------------------------------------------------------------------------
@@ -227,7 +237,8 @@ def _masks_rows(plan: BackwardPlan) -> bool:
 def finish_arguments(plan: BackwardPlan, at: int) -> list[str]:
     """Return the names that the function of output number ``at`` takes, in the kernel as in the function."""
     positions = ["first_query", "lane", *head_axes(plan.problem)]
-    return [f"gradient_{at}", f"rounded_{at}", *positions, *arguments_of(plan.problem.gradients[at].finish)]
+    given = [f"gradient_{at}", f"rounded_{at}", *positions, *arguments_of(plan.problem.gradients[at].finish)]
+    return [*given, *numbers.parameters(plan)]
 
 
 def _finish(plan: BackwardPlan, at: int) -> list[str]:

@@ -12,6 +12,7 @@ from . import backward_steps
 from .backward import backward_functions
 from .bounds import bounds_function, place_function
 from .host import backward_matrices, backward_tensors
+from .kernel import integer_kinds
 from .module import ENTRY, Pieces, render
 from .steps import OWN_RULES
 
@@ -53,13 +54,16 @@ def backward_kernel(name: str, program: BackwardProgram) -> GemmKernel:
     """Return the kernel named ``name`` of a program."""
     plan, problem = program.plan, program.plan.problem
     pieces = backward_pieces(plan)
-    added = () if problem.atomic is None else (problem.atomic.matrix,)
-    matrices = (*problem.owned, *problem.streamed, *(each.output.matrix for each in problem.gradients), *added)
     sources = (NUMBER if source.kind == "number" else source.dtype for source in problem.sources)
     return GemmKernel(
         name=name,
         unit="wgmma",
-        pointers=(*(each.dtype for each in matrices), *sources, *(("float32",) if pieces.workspace_bytes else ())),
+        pointers=(
+            *(each.dtype for each in problem.matrices),
+            *sources,
+            *integer_kinds(problem),
+            *(("float32",) if pieces.workspace_bytes else ()),
+        ),
         ctas=1,
         threads=program.warps * WARP_THREADS,
         shared_bytes=pieces.shared_bytes,

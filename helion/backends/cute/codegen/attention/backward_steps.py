@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ...plan.attention.backward import ATOMIC_COLUMNS, EXCHANGE_STAGES, STREAMED, BackwardPlan
+from ...plan.attention.numbers import text_of
 from ...plan.records import WARPGROUP_THREADS, WGMMA_ROWS
 from ...roles import grammar as g
 from ...roles.attention import grammar as a
@@ -83,7 +84,7 @@ _SETUPS: Mapping[str, Callable[[BackwardPlan], list[str]]] = {
 @_rule(a.RepeatLoop)
 def _(out: Writer, program: BackwardProgram, step: a.RepeatLoop) -> None:
     problem = program.plan.problem
-    with out.block(f"for repeat in cutlass.range({problem.repeats}, unroll=1):"):
+    with out.block(f"for repeat in cutlass.range({text_of(problem.repeats)}, unroll=1):"):
         out.line(f"{head_axes(problem)[-1]} = repeat")
         if isinstance(step.body[0], a.BlockLoop):
             out.line("again_blocks = cutlass.min(repeat, 1)")
@@ -197,7 +198,7 @@ def _(out: Writer, program: BackwardProgram, step: a.PublishLeft) -> None:
     with out.block("with cute.arch.elect_one():"):
         out.line(f"cute.arch.mbarrier_arrive(exchange_barriers + {_WRITTEN})")
     out.lines((_NEXT, f"former = {'end - 1' if step.first else 'block'}"))
-    if program.plan.problem.repeats > 1:
+    if program.plan.problem.is_repeated:
         out.line(f"former_repeat = {head_axes(program.plan.problem)[-1]}")
 
 
@@ -225,7 +226,7 @@ def _(out: Writer, program: BackwardProgram, step: a.AddSum) -> None:
     problem = program.plan.problem
     assert problem.atomic is not None
     axes = list(head_axes(problem))
-    if problem.repeats > 1:
+    if problem.is_repeated:
         axes[-1] = "former_repeat"
     places = [mode.at.text(tuple(axes)) for mode in problem.atomic.matrix.modes]
     width = ATOMIC_COLUMNS // BOX[1]

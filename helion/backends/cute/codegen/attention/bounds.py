@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from ...plan.attention.numbers import text_of
 from ...plan.attention.records import Part, ScorePlan
-
-
-def query_tiles(plan: ScorePlan) -> int:
-    return -(-plan.problem.queries // plan.rows)
+from . import numbers
 
 
 def place_function(plan: ScorePlan) -> list[str]:
@@ -15,23 +13,22 @@ def place_function(plan: ScorePlan) -> list[str]:
     Heads are in bands whose K and V stay in the L2 cache. Where tiles differ in length, those of all heads of a band
     come longest first.
     """
-    tiles, heads = query_tiles(plan), plan.problem.batches
-    lines = ["def place(work):"]
+    tiles, heads, band = numbers.query_tiles(plan), numbers.batches(plan), numbers.heads_per_band(plan)
+    lines = [f"def place({', '.join(['work', *numbers.parameters(plan)])}):"]
     if not plan.orders_by_length:
         return [*lines, f"    return work % {tiles}, work // {tiles}"]
-    band, last = plan.heads_per_band, f"{tiles - 1} - " if plan.problem.band.last is not None else ""
-    if heads % band == 0:
-        width = str(band)
-        lines += [f"    first = work // {band * tiles} * {band}"]
-    else:
+    of_band = numbers.product(band, tiles)
+    last = f"{numbers.less(tiles, 1)} - " if plan.problem.band.last is not None else ""
+    lines += [f"    first = work // {of_band} * {band}"]
+    width = band
+    if not numbers.divides(band, heads):
         width = "width"
         lines += [
-            f"    first = work // {band * tiles} * {band}",
             f"    width = cutlass.min({band}, {heads} - first)",
         ]
     return [
         *lines,
-        f"    within = work % {band * tiles}",
+        f"    within = work % {of_band}",
         f"    return {last}within // {width}, first + within % {width}",
     ]
 
@@ -43,20 +40,20 @@ def bounds_function(plan: ScorePlan) -> list[str]:
     band, those before ``edge`` by the lower one.
     """
     band, rows, keys, total = plan.problem.band, plan.rows, plan.keys, plan.problem.keys
-    blocks = -(-total // keys)
-    lines = ["def blocks_of(tile_m):"]
+    blocks = numbers.parts(total, keys)
+    lines = [f"def blocks_of({', '.join(['tile_m', *numbers.parameters(plan)])}):"]
     zero, end, whole, begin, edge = "cutlass.Int32(0)", f"cutlass.Int32({blocks})", "end", "zero", "zero"
     lines.append(f"    zero = {zero}")
     lines.append(f"    end = {end}")
     if band.last is not None:
         lines += [
-            f"    seen = tile_m * {rows} + {band.last}",
+            f"    seen = tile_m * {rows} + {text_of(band.last)}",
             f"    end = cutlass.max(cutlass.min(end, (cutlass.max(seen + {rows}, zero) + {keys - 1}) // {keys}), 1)",
         ]
         whole = f"cutlass.max(seen + 1, zero) // {keys}"
     if band.first is not None:
         lines += [
-            f"    hidden = tile_m * {rows} + {band.first}",
+            f"    hidden = tile_m * {rows} + {text_of(band.first)}",
             f"    begin = cutlass.min(cutlass.max(hidden, zero) // {keys}, end - 1)",
         ]
         begin, edge = "begin", f"(cutlass.max(hidden + {rows - 1}, zero) + {keys - 1}) // {keys}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ...plan.attention.numbers import text_of
 from ...plan.attention.records import (
     ACCUMULATOR,
     MAXIMUM,
@@ -13,6 +14,7 @@ from ...plan.attention.records import (
     AttentionPlan,
 )
 from ..setups import dsl
+from . import numbers
 from .formula import arguments_of, computed, per_row, read
 from .softmax import NEGATIVE_INFINITY
 
@@ -21,7 +23,8 @@ def finish_call(plan: AttentionPlan, axes: Sequence[str]) -> list[str]:
     """Return the call in the kernel."""
     vectors = [f"vector_{output.label}" for output in plan.problem.outputs if output.kind == "query"]
     given = ["output", "rounded_output", "highest", "total", "first_query", "lane", *axes]
-    return [f"finish({', '.join([*given, *vectors, *arguments_of(plan.problem.finish)])})"]
+    given += [*vectors, *arguments_of(plan.problem.finish), *numbers.parameters(plan)]
+    return [f"finish({', '.join(given)})"]
 
 
 def finish_functions(plan: AttentionPlan) -> list[list[str]]:
@@ -30,7 +33,7 @@ def finish_functions(plan: AttentionPlan) -> list[list[str]]:
     axes = [f"head_{at}" for at in range(len(problem.heads))]
     vectors = [output for output in problem.outputs if output.kind == "query"]
     given = ["output", "rounded_output", "highest", "total", "first_query", "lane", *axes]
-    given += [*(f"vector_{each.label}" for each in vectors), *arguments_of(formula)]
+    given += [*(f"vector_{each.label}" for each in vectors), *arguments_of(formula), *numbers.parameters(plan)]
     lines = [f"def finish({', '.join(given)}):", *_of_rows(plan, axes)]
     for each in vectors:
         lines += [f"    {line}" for line in _stored(plan, each, axes)]
@@ -123,7 +126,7 @@ def _stored(plan: AttentionPlan, output: AttentionOutput, axes: Sequence[str]) -
     """Return the stores of both rows, by the first of the four lanes that share them."""
     places = ", ".join(["first_query + 8 * row", *(mode.at.text(tuple(axes)) for mode in output.matrix.modes)])
     value = f"{_names(plan, output.value)}.to({dsl(output.dtype)})"
-    inside = f"(lane % 4 == 0) & (first_query + 8 * row < {plan.problem.queries})"
+    inside = f"(lane % 4 == 0) & (first_query + 8 * row < {text_of(plan.problem.queries)})"
     return [
         "for row in range(2):",
         f"    store_number(vector_{output.label}, ({places}{',' if len(output.matrix.modes) == 0 else ''}), {value}, {inside})",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from ...plan.attention.numbers import text_of
 from ...plan.attention.records import INTEGERS, KEY_INDEX, QUERY_INDEX, Formula, ScorePlan, ScoreProblem, Source
 from ...plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, Instruction
 from ..epilogue import EXPRESSIONS, SHORT, literal
+from . import numbers
 
 Names = Callable[[int], str]
 
@@ -51,9 +53,9 @@ def read(plan: ScorePlan, source: Source, axes: Sequence[str], query: str, key: 
         return source.label
     places = ["0", "0", *(mode.at.text(tuple(axes)) for mode in source.modes)]
     if source.kind in ("exact", "query"):
-        places[0] = f"cutlass.min({query}, {plan.problem.queries - 1})"
+        places[0] = f"cutlass.min({query}, {numbers.less(text_of(plan.problem.queries), 1)})"
     if source.kind in ("exact", "key"):
-        places[1] = f"cutlass.min({key}, {columns - 1})"
+        places[1] = f"cutlass.min({key}, {numbers.less(text_of(columns), 1)})"
     kept = source.dtype in INTEGERS
     return f"vector_{source.label}[{', '.join(places)}]" + ("" if kept else ".to(cutlass.Float32)")
 

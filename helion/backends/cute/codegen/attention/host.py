@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...plan.attention.backward import BackwardPlan
+from ...plan.attention.numbers import text_of
 from ...plan.attention.records import AttentionOutput, AttentionPlan, Matrix, Mode, ScorePlan, ScoreProblem, Source
 from ...plan.records import WGMMA_ROWS
 from ..setups import dsl
@@ -56,7 +57,7 @@ def backward_matrices(plan: BackwardPlan) -> list[str]:
         lines += [*_matrix(name, name, matrix, problem.keys), f"layout_{name} = {text}"]
         lines += _descriptor(name, "G2S", (plan.keys, matrix.columns))
     for source in (source for sources in plan.staged.values() for source in sources):
-        name, keys = source.label, f"cutlass.Int32({problem.keys})"
+        name, keys = source.label, f"cutlass.Int32({text_of(problem.keys)})"
         vector = _layout([keys], ["1"], source.modes)
         lines += [
             f"matrix_{name} = cute.make_tensor({_moved(name, source.offset)}, {vector})",
@@ -85,7 +86,7 @@ def backward_matrices(plan: BackwardPlan) -> list[str]:
 
 
 def _matrix(name: str, pointer: str, matrix: Matrix, rows: int, transposed: bool = False) -> list[str]:
-    extents, strides = [f"cutlass.Int32({rows})", str(matrix.columns)], [str(matrix.pitch), "1"]
+    extents, strides = [f"cutlass.Int32({text_of(rows)})", str(matrix.columns)], [text_of(matrix.pitch), "1"]
     if transposed:
         extents, strides = extents[::-1], strides[::-1]
     layout = _layout(extents, strides, matrix.modes)
@@ -93,8 +94,8 @@ def _matrix(name: str, pointer: str, matrix: Matrix, rows: int, transposed: bool
 
 
 def _layout(extents: Sequence[str], strides: Sequence[str], modes: Sequence[Mode]) -> str:
-    shape = [*extents, *(f"cutlass.Int32({mode.size})" for mode in modes)]
-    stride = [*strides, *(str(mode.stride) for mode in modes)]
+    shape = [*extents, *(f"cutlass.Int32({text_of(mode.size)})" for mode in modes)]
+    stride = [*strides, *(text_of(mode.stride) for mode in modes)]
     return f"cute.make_layout({_tuple(shape)}, stride={_tuple(stride)})"
 
 
@@ -103,7 +104,7 @@ def _tuple(items: Sequence[str]) -> str:
 
 
 def _moved(pointer: str, offset: int) -> str:
-    return f"{pointer} + {offset}" if offset else pointer
+    return f"{pointer} + {text_of(offset)}" if offset != 0 else pointer
 
 
 def _descriptor(name: str, direction: str, box: tuple[int, int]) -> list[str]:
@@ -148,7 +149,7 @@ def _ticket(plan: ScorePlan) -> list[tuple[str, str, str]]:
 
 
 def _vector(output: AttentionOutput, queries: int) -> str:
-    layout = _layout([str(queries)], [str(output.matrix.pitch)], output.matrix.modes)
+    layout = _layout([text_of(queries)], [text_of(output.matrix.pitch)], output.matrix.modes)
     return f"cute.make_tensor({_moved(output.label, output.matrix.offset)}, {layout})"
 
 
@@ -158,9 +159,9 @@ def _source(problem: ScoreProblem, source: Source, columns: int) -> tuple[str, s
         return source.label, "cutlass.Float32", source.label
     extents, strides = ["1"], ["0"]
     if source.kind in ("exact", "query"):
-        extents, strides = [str(problem.queries)], [str(source.pitches[0])]
+        extents, strides = [text_of(problem.queries)], [text_of(source.pitches[0])]
     if source.kind in ("exact", "key"):
-        extents, strides = [*extents, str(columns)], [*strides, str(source.pitches[1])]
+        extents, strides = [*extents, text_of(columns)], [*strides, text_of(source.pitches[1])]
     else:
         extents, strides = [*extents, "1"], [*strides, "0"]
     tensor = f"cute.make_tensor({_moved(source.label, source.offset)}, {_layout(extents, strides, source.modes)})"

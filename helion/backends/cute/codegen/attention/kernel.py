@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...plan.attention.build import counter_bytes, shared_bytes, workspace_bytes
-from ...plan.attention.records import AttentionPlan
+from ...plan.attention.numbers import launch_integers
+from ...plan.attention.records import AttentionPlan, ScoreProblem
 from ...plan.dtypes import NUMBER
 from ...plan.records import WARP_THREADS
 from ...roles.attention.grammar import AttentionProgram
@@ -12,11 +13,17 @@ from .module import ENTRY, attention_pieces, render
 
 
 def pointer_dtypes(plan: AttentionPlan) -> tuple[str, ...]:
-    """Return the pointer types of a launch, in order: Q, K, V, outputs, sources, and the workspace, if any."""
+    """Return the types of a launch, in order: Q, K, V, outputs, sources, integers, and the workspace, if any."""
     problem = plan.problem
     sources = (NUMBER if source.kind == "number" else source.dtype for source in problem.sources)
     workspace = ("float32",) if workspace_bytes(plan) else ()
-    return *([problem.q.dtype] * 3), *(output.dtype for output in problem.outputs), *sources, *workspace
+    outputs = (output.dtype for output in problem.outputs)
+    return *([problem.q.dtype] * 3), *outputs, *sources, *integer_kinds(problem), *workspace
+
+
+def integer_kinds(problem: ScoreProblem) -> tuple[str, ...]:
+    """Return the kinds of the integers of a launch, in order."""
+    return tuple(each.kind for each in launch_integers(problem))
 
 
 def attention_kernel(name: str, program: AttentionProgram) -> GemmKernel:

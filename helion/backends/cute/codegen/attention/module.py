@@ -14,6 +14,7 @@ from ...roles.grammar import Pipeline, Role
 from ..module import CLASSES, warps_text
 from ..setups import dsl
 from ..writer import Writer
+from . import numbers
 from .bounds import bounds_function, place_function
 from .finish import finish_functions
 from .host import matrices, tensors
@@ -135,6 +136,7 @@ def _kernel(out: Writer, program: ScoreProgram, pieces: Pieces) -> None:
     parameters = [(f"{kind}_{name}", annotation) for name in pieces.matrices for kind, annotation in _OF_MATRIX]
     parameters += [(f"{kind}_{name}", annotation) for name in pieces.vectors for kind, annotation in _OF_VECTOR]
     parameters += [(name, annotation) for name, annotation, _ in pieces.tensors]
+    parameters += [(name, "cutlass.Int32") for name in numbers.parameters(program.plan)]
     out.lines(("", "", "@cute.kernel", "def kernel("))
     out.lines(f"    {name}: {annotation}," for name, annotation in parameters)
     with out.block(") -> None:"):
@@ -237,19 +239,23 @@ def _host(out: Writer, program: ScoreProgram, pieces: Pieces) -> None:
     out.lines(f"    {name}: cute.Pointer," for name in pieces.pointers)
     for source in pieces.sources:
         out.line(f"    {source.label}: {'cutlass.Float32' if source.kind == 'number' else 'cute.Pointer'},")
+    out.lines(f"    {name}: cutlass.{kind}," for name, kind in numbers.given(program.plan).items())
     out.lines(["    workspace: cute.Pointer,"] if pieces.workspace_bytes else [])
     out.lines(("    ctas: cutlass.Int32,", "    stream: CUstream,"))
     with out.block(") -> None:"):
+        out.lines(numbers.assumed(program.plan))
+        out.lines(f"{name} = {text}" for name, text in numbers.definitions(program.plan).items())
         out.lines(pieces.objects)
         arguments = [f"{kind}_{name}" for name in (*pieces.matrices, *pieces.vectors) for kind, _ in _OF_MATRIX]
         for name, _, tensor in pieces.tensors:
             if tensor != name:
                 out.line(f"{name} = {tensor}")
             arguments.append(name)
+        arguments += numbers.parameters(program.plan)
         out.line("kernel(")
         out.lines(f"    {name}," for name in arguments)
         with out.block(").launch("):
-            out.line(f"grid=(1, cutlass.min(ctas, {program.plan.pieces}), 1),")
+            out.line(f"grid=(1, cutlass.min(ctas, {numbers.pieces(program.plan)}), 1),")
             out.line(f"block=({program.warps * WARP_THREADS}, 1, 1),")
             out.line(f"smem={pieces.shared_bytes},")
             out.line("stream=stream,")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.records import LAZY, PRODUCT, AttentionPlan, ScorePlan
+from . import numbers
 from .formula import arguments_of, computed, read
 
 NEGATIVE_INFINITY = 'cutlass.Float32(float("-inf"))'
@@ -16,7 +18,8 @@ def has_formula(plan: AttentionPlan) -> bool:
 
 
 def has_masks(plan: ScorePlan) -> bool:
-    return not plan.problem.band.is_whole or plan.problem.keys % plan.keys != 0
+    problem = plan.problem
+    return not problem.band.is_whole or not is_known(problem.keys) or problem.keys % plan.keys != 0
 
 
 def softmax_call(plan: AttentionPlan, masked: bool, first: bool, axes: Sequence[str]) -> list[str]:
@@ -28,9 +31,11 @@ def softmax_call(plan: AttentionPlan, masked: bool, first: bool, axes: Sequence[
         lines.append(f"first_key = ({block}) * {plan.keys} + lane % 4 * 2")
     if has_formula(plan):
         given = ["scores", "first_query", "first_key", *axes, *arguments_of(plan.problem.score)]
+        given += numbers.parameters(plan)
         lines.append(f"apply_formula({', '.join(given)})")
     if masked and has_masks(plan):
-        lines.append("mask(scores, first_query, first_key)")
+        given = ["scores", "first_query", "first_key", *numbers.parameters(plan)]
+        lines.append(f"mask({', '.join(given)})")
     lines.append(f"softmax({', '.join(_REGISTERS + _peaks(plan))}, first={first}, guarded={guarded})")
     return lines
 
@@ -67,7 +72,7 @@ def _formula(plan: AttentionPlan) -> list[str]:
             return f"{source.label}_rows[row]" if source.kind == "query" else f"{source.label}_value"
         return f"x{value - formula.computed + 1}"
 
-    given = ["scores", "first_query", "first_key", *axes, *arguments_of(formula)]
+    given = ["scores", "first_query", "first_key", *axes, *arguments_of(formula), *numbers.parameters(plan)]
     lines = [f"def apply_formula({', '.join(given)}):"]
     by_kind: dict[str, list[str]] = {"once": [], "key": [], "exact": []}
     for source in formula.sources:
@@ -100,14 +105,14 @@ def _mask(plan: AttentionPlan) -> list[str]:
     """Return the function that hides the keys out of range, and those out of the band."""
     band = plan.problem.band
     lines = [
-        "def mask(scores, first_query, first_key):",
+        f"def mask({', '.join(['scores', 'first_query', 'first_key', *numbers.parameters(plan)])}):",
         "    for row in range(2):",
-        f"        last = {plan.problem.keys - 1} - first_key",
+        f"        last = {numbers.less(text_of(plan.problem.keys), 1)} - first_key",
     ]
     if band.last is not None:
-        lines.append(f"        last = cutlass.min(last, first_query + 8 * row + {band.last} - first_key)")
+        lines.append(f"        last = cutlass.min(last, first_query + 8 * row + {text_of(band.last)} - first_key)")
     if band.first is not None:
-        lines.append(f"        first = first_query + 8 * row + {band.first} - first_key")
+        lines.append(f"        first = first_query + 8 * row + {text_of(band.first)} - first_key")
     lines += [
         f"        for column in range({plan.keys // 8}):",
         "            for i in range(2):",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from ...plan.attention.numbers import text_of
 from ...plan.attention.records import AttentionPlan, Matrix, ScorePlan
 from ...plan.records import WGMMA_ROWS
 from ...roles import grammar as g
@@ -11,7 +12,7 @@ from ...roles.attention import grammar as a
 from ...roles.attention.grammar import AttentionProgram, ScoreProgram
 from ..setups import dsl
 from ..writer import Writer
-from . import splits
+from . import numbers, splits
 from .bounds import block_index, part_lengths
 from .finish import finish_call
 from .formula import arguments_of, head_axes
@@ -23,8 +24,8 @@ def coordinates(plan: ScorePlan) -> list[str]:
     lines, rest = [], "head"
     sizes = plan.problem.heads
     for at in reversed(range(len(sizes))):
-        lines.append(f"head_{at} = {rest} % {sizes[at]}" if at else f"head_{at} = {rest}")
-        rest = f"{rest} // {sizes[at]}"
+        lines.append(f"head_{at} = {rest} % {text_of(sizes[at])}" if at else f"head_{at} = {rest}")
+        rest = f"{rest} // {text_of(sizes[at])}"
     return [*lines, *(f"head_{at} = cutlass.Int32(0)" for at in range(len(sizes), len(plan.problem.coordinates)))]
 
 
@@ -155,9 +156,11 @@ _SETUPS: Mapping[str, Callable[[AttentionPlan], list[str]]] = {
 def _(out: Writer, program: ScoreProgram, step: a.WorkLoop) -> None:
     plan = program.plan
     out.lines(("visited = cutlass.Int32(0)", "work = cutlass.Int32(first_work)"))
-    with out.block(f"while work < {plan.pieces}:"):
+    with out.block(f"while work < {numbers.pieces(plan)}:"):
+        sizes = numbers.parameters(plan)
         item = "work" if plan.splits == 1 else f"work // {plan.splits}"
-        out.lines((f"tile_m, head = place({item})", *coordinates(plan), "begin, end, whole, edge = blocks_of(tile_m)"))
+        out.lines((f"tile_m, head = place({', '.join([item, *sizes])})", *coordinates(plan)))
+        out.line(f"begin, end, whole, edge = blocks_of({', '.join(['tile_m', *sizes])})")
         out.lines(splits.part_of_keys(plan) if isinstance(plan, AttentionPlan) and plan.splits > 1 else ())
         if _has(step.body, a.BlockLoop):
             out.lines(part_lengths(plan))
@@ -420,7 +423,7 @@ def _(out: Writer, program: ScoreProgram, step: a.HandOut) -> None:
         )
     )
     with out.block("if lane == 0:"):
-        with out.block(f"if work == {program.plan.tiles - 1} + work_step:"):
+        with out.block(f"if work == {numbers.less(numbers.pieces(program.plan), 1)} + work_step:"):
             out.line("ticket_counter[0] = cutlass.Int32(0)")
         out.line("tile_slots[visited & 1] = work")
         out.line("cute.arch.mbarrier_arrive(tile_barriers + (visited & 1))")

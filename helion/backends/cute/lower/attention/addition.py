@@ -41,7 +41,7 @@ class Addition:
         right = matrix_of(loops, load, loops.queries, "rows")
         if right not in owned:
             raise Refusal(f"{loops.tensor(load).name} is multiplied by an atomic sum, and by no product before it")
-        if access.extents[loops.keys] < keys or matrix.columns != right.columns:
+        if not loops.numbers.at_most(keys, access.extents[loops.keys]) or matrix.columns != right.columns:
             raise Refusal(
                 f"{access.tensor.name} has another shape than {loops.tensor(load).name} has for streamed rows"
             )

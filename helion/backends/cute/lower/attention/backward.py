@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import torch
 
 from ....._compiler.ir.grammar import ForAttrs, Op, Operand, Program, Region, Value
-from ....._shapes import Expr, dtype_name
+from ....._shapes import Expr, Number, dtype_name
 from ...plan.attention.backward import PRODUCTS, BackwardProblem, Gradient, check_backward
+from ...plan.attention.numbers import is_known
 from ...plan.attention.records import AttentionOutput, Band, Formula, Matrix
 from ...plan.epilogue import Constant
 from ...plan.refusal import Refusal
@@ -31,7 +32,7 @@ from .formula import FormulaReader
 from .loops import Loops, check_axis, is_tile
 from .operands import check_dot, loaded
 from .outputs import unrounded
-from .places import access_of, check_storage, matrix_of
+from .places import access_of, check_storage, check_strides, matrix_of
 from .values import by_number, is_minus_infinity, is_number, name_of_op, same_value, terms_of
 
 STARTS = tuple(f"product_{at}" for at in range(PRODUCTS))
@@ -99,14 +100,16 @@ def _before(body: Region, op: Op, operands: int | None = None) -> list[Op]:
 
 def backward_of(program: Program) -> Backward:
     """Return the gradients of attention that ``program`` computes. Raises ``Refusal``."""
-    loops, repeats, carried = _loops(program)
+    loops, number, carried = _loops(program)
+    repeats = loops.numbers.of(number, "size_repeats")
+    repeated = not is_known(repeats) or repeats > 1
     sums = [_sum(loops, each) for each in carried]
     addition = addition_of(loops)
     first, second = _products(loops, [*sums, *([addition.dot] if addition else ())])
     owned, streamed = zip(*(_sides(loops, dot) for dot in (first, second)), strict=True)
     lefts = _Lefts(loops, (first, second))
     band = lefts.band([dot.operands[0] for dot in sums])
-    stored = min(_extent(loops, load, loops.keys) for load in streamed)
+    stored = loops.numbers.least([_extent(loops, load, loops.keys) for load in streamed], "size_keys")
     keys = covered_keys(loops, band, stored)
     matrices = [_matrix(loops, load, loops.keys) for load in streamed]
     dots = [*sums, *([addition.dot] if addition else ())]
@@ -116,7 +119,7 @@ def backward_of(program: Program) -> Backward:
     own = [_matrix(loops, load, loops.queries) for load in owned]
     atomic = None if addition is None else addition.record(values[-1], own, keys)
     problem = BackwardProblem(
-        heads=tuple(loops.extent(block) for block in (loops.heads if repeats == 1 else loops.heads[:-1])) or (1,),
+        heads=tuple(loops.extent(block) for block in (loops.heads[:-1] if repeated else loops.heads)) or (1,),
         repeats=repeats,
         queries=loops.extent(loops.queries),
         keys=keys,
@@ -129,9 +132,11 @@ def backward_of(program: Program) -> Backward:
             for left, right, finish, output in zip(values, rights, outputs.formulas, outputs.records, strict=False)
         ),
         atomic=atomic,
+        units=tuple(loops.numbers.units),
         names=tuple(loops.tensor(load).name for load in (*owned, *streamed)),
     )
     check_backward(problem)
+    check_strides(loops, problem)
     check_storage(loops, () if addition is None else (addition.op,))
     added = () if addition is None else (loops.tensor(addition.op).id,)
     return Backward(
@@ -145,7 +150,7 @@ def backward_of(program: Program) -> Backward:
 # Loops -----------------------------------------------------------------------------------------------------------------
 
 
-def _loops(program: Program) -> tuple[Loops, int, tuple[Carried, ...]]:
+def _loops(program: Program) -> tuple[Loops, Number, tuple[Carried, ...]]:
     """Return the loops, the repetitions of the one over streamed rows, and what they carry. Raises ``Refusal``."""
     if len(program.roots) != 1:
         raise Refusal("gradients of attention in one grid loop are implemented; write a kernel for each")
@@ -163,7 +168,7 @@ def _loops(program: Program) -> tuple[Loops, int, tuple[Carried, ...]]:
     for axis in root.axes:
         check_axis(program, axis, axis.block == rows[-1])
     heads = [block for block in blocks if block != rows[-1]]
-    repeats = 1
+    repeats: Number = 1
     if outer is not inner:
         block, repeats = _repeats(program, outer)
         heads.append(block)
@@ -190,7 +195,7 @@ def _only_loop(body: Region) -> Op:
     return nested[0]
 
 
-def _repeats(program: Program, loop: Op) -> tuple[int, int]:
+def _repeats(program: Program, loop: Op) -> tuple[int, Number]:
     """Return the block and the number of the heads of a loop."""
     axes = loop.attributes(ForAttrs).axes
     if len(axes) == 1:
@@ -198,9 +203,10 @@ def _repeats(program: Program, loop: Op) -> tuple[int, int]:
         end = size(axis.end)
         plain = axis.jagged is None and axis.split is None and not axis.merged and not axis.backwards
         one = block.kind == "grid" or block.size == 1
-        if plain and one and equal(axis.begin, 0) and equal(axis.step, 1) and isinstance(end, int) and end > 0:
+        counted = isinstance(end, Expr) or end > 0
+        if plain and one and equal(axis.begin, 0) and equal(axis.step, 1) and counted:
             return axis.block, end
-    raise Refusal("a loop over heads, from 0 to a number that is known, of one head at a time, is implemented")
+    raise Refusal("a loop over heads, from 0 to a number of the host, of one head at a time, is implemented")
 
 
 def _carried(outer: Op, inner: Op) -> tuple[Carried, ...]:
@@ -340,7 +346,7 @@ class _Lefts:
             return None
         hidden[made.result.number] = one
         further = (self._zero if is_mask == "zero" else self._low)(one, hidden)
-        return band if further is None else joined(band, further)
+        return band if further is None else joined(self.loops, band, further)
 
     def _zero(self, value: Operand, hidden: dict[int, Operand]) -> Band | None:
         """Return a band out of which a value is 0, or None."""
@@ -358,7 +364,7 @@ class _Lefts:
             return self._zero(made.operands[0], hidden)
         if name == "mul":
             known = [band for each in made.operands if (band := self._zero(each, hidden)) is not None]
-            return joined(*known) if known else None
+            return joined(self.loops, *known) if known else None
         return None
 
     def _low(self, value: Operand, hidden: dict[int, Operand]) -> Band | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from ....._compiler.ir.grammar import ForAttrs, NumberAttrs, Op, Operand, OperandRef, PointwiseAttrs, Value
-from ....._shapes import Expr
+from ....._shapes import Expr, Number
+from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.records import Band
 from ...plan.refusal import Refusal
 from ..numbers import equal, size
@@ -19,7 +19,7 @@ class Affine:
 
     query: int
     key: int
-    number: int
+    number: Number
 
 
 def affine_of(loops: Loops, value: Operand) -> Affine | None:
@@ -34,6 +34,8 @@ def affine_of(loops: Loops, value: Operand) -> Affine | None:
         return {loops.queries: Affine(1, 0, 0), loops.keys: Affine(0, 1, 0)}.get(block)
     if made.kind == "full":
         return affine_of(loops, made.operands[0])
+    if made.kind == "number" and made.attributes(NumberAttrs).expr.kind is int:
+        return Affine(0, 0, made.attributes(NumberAttrs).expr)
     if not isinstance(made.attrs, PointwiseAttrs):
         return None
     terms = [affine_of(loops, each) for each in made.operands]
@@ -62,7 +64,7 @@ def band_of(loops: Loops, condition: Operand, seen: bool = True) -> Band | None:
     if name in (("bitwise_and", "logical_and") if seen else ("bitwise_or", "logical_or")):
         bands = [band_of(loops, each, seen) for each in made.operands]
         known = [band for band in bands if band is not None]
-        return joined(*known) if len(known) == len(bands) else None
+        return joined(loops, *known) if len(known) == len(bands) else None
     return _of_comparison(loops, made, seen)
 
 
@@ -85,11 +87,11 @@ def _of_comparison(loops: Loops, made: Op, seen: bool) -> Band | None:
         return None
     # key - query + number compared with 0
     if name in ("le", "lt"):
-        return Band(last=-number - (1 if name == "lt" else 0))
-    return Band(first=-number + (1 if name == "gt" else 0))
+        return Band(last=loops.numbers.of(-number - (1 if name == "lt" else 0), "bound_last"))
+    return Band(first=loops.numbers.of(-number + (1 if name == "gt" else 0), "bound_first"))
 
 
-def _of_distance(loops: Loops, value: Operand, name: str, most: int) -> Band | None:
+def _of_distance(loops: Loops, value: Operand, name: str, most: Number) -> Band | None:
     """Return the band of keys whose distance from the query, in either direction, is at most ``most``, or less."""
     made = loops.stripped(value)
     if made is None or made.attrs != PointwiseAttrs("abs") or name not in ("le", "lt"):
@@ -97,24 +99,32 @@ def _of_distance(loops: Loops, value: Operand, name: str, most: int) -> Band | N
     distance = affine_of(loops, made.operands[0])
     if distance is None or distance.query + distance.key != 0 or abs(distance.key) != 1:
         return None
-    most -= 1 if name == "lt" else 0
+    most = most - (1 if name == "lt" else 0)
     middle = -distance.number * distance.key
-    return Band(first=middle - most, last=middle + most)
+    return Band(first=loops.numbers.of(middle - most, "bound_first"), last=loops.numbers.of(middle + most, "bound_last"))
 
 
-def joined(*bands: Band) -> Band:
+def joined(loops: Loops, *bands: Band) -> Band:
     """Return the keys that all bands have."""
     firsts = [band.first for band in bands if band.first is not None]
     lasts = [band.last for band in bands if band.last is not None]
-    return Band(first=max(firsts, default=None), last=min(lasts, default=None))
+    return Band(
+        first=loops.numbers.greatest(firsts, "bound_first") if firsts else None,
+        last=loops.numbers.least(lasts, "bound_last") if lasts else None,
+    )
 
 
-def every_query_sees(band: Band, queries: int, keys: int) -> bool:
-    """Return whether each query has at least one key in the band."""
-    first = -math.inf if band.first is None else band.first
-    last = math.inf if band.last is None else band.last
-    ends = (0, queries - 1)
-    return keys > 0 and first <= last and all(query + last >= 0 and query + first <= keys - 1 for query in ends)
+def every_query_sees(loops: Loops, band: Band, keys: int) -> bool:
+    """Return whether each query has at least one key in the band, in every launch."""
+    numbers, queries = loops.numbers, loops.numbers.number(loops.extent(loops.queries))
+    sees = not is_known(keys) or keys > 0  # launches have keys
+    if band.last is not None:
+        sees &= numbers.at_most(0, band.last)
+    if band.first is not None:
+        sees &= numbers.at_most(queries + numbers.number(band.first), numbers.number(keys))
+    if band.first is not None and band.last is not None:
+        sees &= numbers.at_most(band.first, band.last)
+    return sees
 
 
 EVERY_KEY = -(2**62)
@@ -125,8 +135,8 @@ EVERY_KEY = -(2**62)
 class End:
     """The end of a loop over keys: ``limit`` keys, and those up to ``past`` beyond the end of the tile of queries."""
 
-    limit: int | None = None
-    past: int | None = None
+    limit: Number | None = None
+    past: Number | None = None
 
 
 def end_of_loop(loops: Loops, end: Operand) -> End | None:
@@ -138,6 +148,8 @@ def end_of_loop(loops: Loops, end: Operand) -> End | None:
         return None
     if made.kind == "full":
         return end_of_loop(loops, made.operands[0])
+    if made.kind == "number" and made.attributes(NumberAttrs).expr.kind is int:
+        return End(limit=size(made.attributes(NumberAttrs).expr))
     if is_position(made, ("end",)) == loops.queries:
         return End(past=0)
     if not isinstance(made.attrs, PointwiseAttrs):
@@ -151,7 +163,7 @@ def end_of_loop(loops: Loops, end: Operand) -> End | None:
     if one is None or other is None:
         return None
     if name == "minimum":
-        return End(limit=_least(one.limit, other.limit), past=_least(one.past, other.past))
+        return End(limit=_least(loops, one.limit, other.limit), past=_least(loops, one.past, other.past))
     if name not in ("add", "sub") or other.past is not None or other.limit is None:
         return None
     moved = other.limit if name == "add" else -other.limit
@@ -173,7 +185,7 @@ def _size_of(op: Op | None) -> int | None:
     return expr.args[0] if isinstance(expr, Expr) and expr.op == "block" else is_position(op, ("block_size",))
 
 
-def begin_of_loop(loops: Loops, begin: Operand) -> int | None:
+def begin_of_loop(loops: Loops, begin: Operand) -> Number | None:
     """Return the least distance of a loop's first key from the first query of the tile.
 
     A loop from 0 has every key. The result is None for a begin that is neither 0 nor a position of the tile plus a
@@ -193,20 +205,23 @@ def begin_of_loop(loops: Loops, begin: Operand) -> int | None:
         return begin_of_loop(loops, made.operands[0])
     if name == "maximum":
         known = [begin_of_loop(loops, each) for each in made.operands]
-        distances = [each for each in known if each is not None and each != EVERY_KEY]
-        return distances[0] if EVERY_KEY in known and len(distances) == 1 else None
+        distances = [each for each in known if each is not None and not equal(each, EVERY_KEY)]
+        return distances[0] if len(distances) == 1 and any(equal(each, EVERY_KEY) for each in known) else None
     if name not in ("add", "sub"):
         return None
-    one, number = made.operands
-    found = None if isinstance(number, Value) else begin_of_loop(loops, one)
-    if found is None or found == EVERY_KEY or not isinstance(number, int):
+    one, other = made.operands
+    moved = affine_of(loops, other)
+    if moved is None and name == "add":
+        one, moved = other, affine_of(loops, one)
+    found = None if moved is None or (moved.query, moved.key) != (0, 0) else begin_of_loop(loops, one)
+    if found is None or moved is None or equal(found, EVERY_KEY):
         return None
-    return found + (number if name == "add" else -number)
+    return found + (moved.number if name == "add" else -moved.number)
 
 
-def _least(one: int | None, other: int | None) -> int | None:
-    known = [each for each in (one, other) if each is not None]
-    return min(known, default=None)
+def _least(loops: Loops, one: Number | None, other: Number | None) -> Number | None:
+    known = [loops.numbers.of(each, "size_end") for each in (one, other) if each is not None]
+    return loops.numbers.number(loops.numbers.least(known, "size_end")) if known else None
 
 
 def covered_keys(loops: Loops, band: Band, stored: int) -> int:
@@ -219,27 +234,29 @@ def covered_keys(loops: Loops, band: Band, stored: int) -> int:
     first = begin_of_loop(loops, begin) if isinstance(begin, (int, Value)) else None
     if not plain or first is None or not equal(axis.step, 1):
         raise Refusal("a loop over keys from 0, or from the first query of the tile plus a number, is implemented")
-    if first > EVERY_KEY and (band.first is None or band.first < first):
+    numbers = loops.numbers
+    if not equal(first, EVERY_KEY) and (band.first is None or not numbers.at_most(first, band.first)):
         raise Refusal(
             "the loop over keys begins with the tile of queries, and its mask lets a query see earlier keys: the result"
             " would depend on the size of tiles"
         )
     found = _end(loops)
-    if found.past is not None and (band.last is None or band.last > found.past):
+    if found.past is not None and (band.last is None or not numbers.at_most(band.last, found.past)):
         raise Refusal(
             "the loop over keys ends with the tile of queries, and its mask lets a query see later keys: the result would"
             " depend on the size of tiles"
         )
-    keys = stored if found.limit is None else found.limit
-    if keys > stored or (found.limit is None and loops.extent(loops.queries) + (found.past or 0) > stored):
-        raise Refusal(f"the loop over keys has more of them than the {stored} of k and v")
-    return keys
+    if not numbers.at_most(last_key(loops), stored):
+        raise Refusal(f"the loop over keys has more of them than the {text_of(stored)} of k and v")
+    return stored if found.limit is None else numbers.of(found.limit, "size_keys")
 
 
-def last_key(loops: Loops) -> int:
+def last_key(loops: Loops) -> Number:
     """Return the keys up to the last one that the loop reaches for any tile. Raises ``Refusal``."""
     end = _end(loops)
-    return end.limit if end.limit is not None else loops.extent(loops.queries) + (end.past or 0)
+    if end.limit is not None:
+        return end.limit
+    return loops.numbers.number(loops.extent(loops.queries)) + (0 if end.past is None else end.past)
 
 
 def _end(loops: Loops) -> End:
@@ -252,7 +269,4 @@ def _end(loops: Loops) -> End:
 
 
 def _known(end: object) -> End | None:
-    found = size(end)
-    if not isinstance(found, int):
-        raise Refusal("attention of sizes known only at launch is not implemented; use static_shapes=True")
-    return End(limit=found)
+    return End(limit=size(end))

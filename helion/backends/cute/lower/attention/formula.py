@@ -9,6 +9,7 @@ import torch
 
 from ....._compiler.ir.grammar import NumberAttrs, Op, Operand, PointwiseAttrs, Value
 from ....._shapes import Expr, dtype_name
+from ...plan.attention.numbers import is_known
 from ...plan.attention.records import INTEGERS as _INTEGERS
 from ...plan.attention.records import KEY_INDEX, QUERY_INDEX, Formula, Source
 from ...plan.dtypes import FLOAT_DTYPES
@@ -108,13 +109,13 @@ class FormulaReader:
         dtype = dtype_name(access.tensor.dtype)
         if dtype not in SOURCE_DTYPES or (dtype in _INTEGERS and not compared):
             raise Refusal(f"{self.rest} that read {access.tensor.name} in {dtype} are not implemented")
-        along = [block for block, stride in access.strides.items() if stride and access.extents[block] > 1]
+        along = [block for block, stride in access.strides.items() if stride != 0 and _is_long(access.extents[block])]
         row, column = self.loops.queries in along, self.columns in along
         if any(block not in (self.loops.queries, self.columns) for block in along):
             raise Refusal(f"{access.tensor.name} is indexed by more than queries and keys")
         for block in along:
             needed = last_key(self.loops) if block == self.loops.keys else self.loops.extent(block)
-            if access.extents[block] < needed:
+            if not self.loops.numbers.at_most(needed, access.extents[block]):
                 raise Refusal(f"{access.tensor.name} has fewer elements than the loop over it")
         kind = "exact" if row and column else "query" if row else "key" if column else "head"
         pitches = access.strides.get(self.loops.queries, 0), access.strides.get(self.columns or -1, 0)
@@ -257,3 +258,8 @@ class FormulaReader:
     def reads(self, value: Reference, start: str) -> bool:
         """Return whether a value depends on a starting value."""
         return start in self._needed([value])
+
+
+def _is_long(extent: int) -> bool:
+    """Return whether a dimension may have more than one element."""
+    return not is_known(extent) or extent > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,16 +11,21 @@ from ....._compiler.decisions import Decisions
 from ....._compiler.host.analysis import overwritten
 from ....._compiler.host.build import HostBuilder
 from ....._compiler.ir.grammar import Program
-from ....._shapes import Expr
+from ....._shapes import Expr, NeedsValue, cdiv
 from .....hardware import Target
 from .....settings import Settings
 from ...plan.attention.backward import plan_backward
 from ...plan.attention.build import plan_attention
+from ...plan.attention.launch import launch_multiples
+from ...plan.attention.numbers import LaunchInt
 from ...plan.attention.plan import CuteAttentionPlan, CuteBackwardPlan
+from ...plan.attention.records import ScorePlan
+from ...plan.launch import LaunchPlan
 from ...plan.refusal import Refusal
 from ...resources.attention import choice_of
 from ...resources.backward import backward_choice
 from ..names import as_written
+from ..numbers import dividing
 from .backward import Backward, backward_of
 from .recognise import Attention, attention_of
 
@@ -73,9 +79,15 @@ def build_backward(program: Program, decisions: Decisions, target: Target, setti
 
 def _launch(program: Program, decisions: Decisions, settings: Settings, found: Attention | Backward) -> dict[str, Any]:
     """Return the fields of every plan of a launch."""
+    expressions = found.loops.numbers.expressions
+    runtime = tuple((name, expressions[name]) for name in found.problem.runtime)
     return {
         "program": program,
-        "arguments": tuple(at if isinstance(at, Expr) else program.tensors[at] for at in found.arguments),
+        "arguments": (
+            *(at if isinstance(at, Expr) else program.tensors[at] for at in found.arguments),
+            *(number for _, number in runtime),
+        ),
+        "runtime": runtime,
         "is_empty": 0 in (found.problem.queries, found.problem.batches),
         "sizes": tuple(decisions.sizes[block.id] for block in program.blocks),
         "overwritten": tuple(dict.fromkeys(tensor.source for tensor in overwritten(program, program))),
@@ -84,10 +96,45 @@ def _launch(program: Program, decisions: Decisions, settings: Settings, found: A
 
 
 def attention_pieces(plan: CuteAttentionPlan, host: HostBuilder) -> str:
-    """Return the number of tiles in host code."""
-    return host.number(plan.attention.pieces)
+    """Return the number of work items in host code."""
+    return _pieces(plan, plan.attention, host)
 
 
 def backward_pieces(plan: CuteBackwardPlan, host: HostBuilder) -> str:
-    """Return the number of tiles in host code."""
-    return host.number(plan.backward.pieces)
+    """Return the number of work items in host code."""
+    return _pieces(plan, plan.backward, host)
+
+
+def _pieces(plan: LaunchPlan, scores: ScorePlan, host: HostBuilder) -> str:
+    numbers = dict(plan.runtime)
+
+    def known(number: int) -> Any:
+        return numbers[number.name] if isinstance(number, LaunchInt) else number
+
+    tiles = cdiv(known(scores.problem.queries), scores.rows)
+    return host.number(math.prod(map(known, scores.problem.heads), start=tiles * scores.splits))
+
+
+def attention_multiples(program: Program) -> dict[str, int]:
+    """Return the divisors of host numbers by which kernels of attention differ; none for refused programs."""
+    return _multiples(program, known_attention)
+
+
+def backward_multiples(program: Program) -> dict[str, int]:
+    """Return the same of gradients of attention."""
+    return _multiples(program, known_backward)
+
+
+def _multiples(program: Program, known: Callable[[Program], Attention | Backward]) -> dict[str, int]:
+    try:
+        found = known(program)
+    except (Refusal, NeedsValue):
+        return {}
+    multiples: dict[str, int] = {}
+    for name, multiple in launch_multiples(found.problem).items():
+        number = found.loops.numbers.expressions[name]
+        names = dividing(multiple, number)
+        if names is None:
+            names = frozenset(leaf.args[0] for leaf in number.leaves() if leaf.op == "host" and leaf.kind is int)
+        multiples |= {each: max(multiple, multiples.get(each, 1)) for each in names}
+    return multiples

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ....._compiler.ir.grammar import (
     ForAttrs,
@@ -16,9 +16,11 @@ from ....._compiler.ir.grammar import (
     TileAttrs,
     Value,
 )
-from ....._shapes import Dim
+from ....._shapes import Dim, Expr
+from ...plan.attention.numbers import is_known
 from ...plan.refusal import Refusal
 from ..numbers import equal, size
+from .numbers import LaunchNumbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,7 @@ class Loops:
     keys: int
     first: Op
     second: Op
+    numbers: LaunchNumbers = field(default_factory=LaunchNumbers, compare=False)
 
     def maker(self, value: Operand) -> Op | None:
         return self.makers.get(value.number) if isinstance(value, Value) else None
@@ -68,15 +71,27 @@ class Loops:
                 return False
         return True
 
+    def require_one(self, stride: int) -> bool:
+        """Make launches check that a stride is 1, and return whether they can: strides of tensors that the host makes are
+        known only then, and those of arguments that are 1 are known before."""
+        if is_known(stride) or self.is_of_arguments(stride):
+            return False
+        self.numbers.units.setdefault(stride)
+        return True
+
+    def is_of_arguments(self, number: int) -> bool:
+        """Return whether a number that only launches know is computed from sizes and strides of arguments alone."""
+        expr = self.numbers.number(number)
+        symbols = self.program.host.symbols
+        return isinstance(expr, Expr) and all(leaf.op == "host" and leaf.args[0] in symbols for leaf in expr.leaves())
+
     def tensor(self, op: Op) -> HostTensor:
         return self.program.tensors[op.attrs.tensor]
 
     def extent(self, block: int) -> int:
-        """Return the elements of a block. Raises ``Refusal`` if they are known only at launch."""
-        found = size(self.program.blocks[block].extent)
-        if not isinstance(found, int):
-            raise Refusal("attention of sizes known only at launch is not implemented; use static_shapes=True")
-        return found
+        """Return the elements of a block. Raises ``Refusal`` if they depend on data."""
+        found = self.program.blocks[block]
+        return self.numbers.of(size(found.extent), f"size_{found.name or found.id}")
 
 
 def has_attention(program: Program) -> bool:

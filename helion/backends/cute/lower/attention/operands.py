@@ -123,4 +123,5 @@ class Queries:
 def stored_keys(loops: Loops) -> int:
     """Return the keys that k and v have."""
     pairs = ((loops.first, "k"), (loops.second, "v"))
-    return min(access_of(loops, loaded(loops, dot.operands[1], what)).extents[loops.keys] for dot, what in pairs)
+    loads = [access_of(loops, loaded(loops, dot.operands[1], what)) for dot, what in pairs]
+    return loops.numbers.least([access.extents[loops.keys] for access in loads], "size_keys")

@@ -25,7 +25,7 @@ _POSITIONS = (QUERY_INDEX, KEY_INDEX, ROW_NUMBER, COLUMN_NUMBER)
 
 def with_packed_heads(problem: AttentionProblem) -> AttentionProblem:
     """Return the problem with heads as rows, or the same one where that does not apply."""
-    if problem.queries != 1 or problem.sources or _reads_positions(problem):
+    if problem.queries != 1 or problem.sources or problem.runtime or _reads_positions(problem):
         return problem
     for at, size in enumerate(problem.heads):
         shared = _shared(problem, at)

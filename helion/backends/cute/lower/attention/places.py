@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ....._compiler.ir.grammar import HostTensor, Index, MemoryAttrs, Op, Operand, PointwiseAttrs, Value
-from ....._shapes import dtype_name
-from ...plan.attention.records import Matrix, Mode, Place
+from ....._compiler.ir.grammar import HostTensor, Index, MemoryAttrs, NumberAttrs, Op, Operand, PointwiseAttrs, Value
+from ....._shapes import Expr, Number, dtype_name, hint_of
+from ...plan.attention.launch import strides_of
+from ...plan.attention.numbers import is_known
+from ...plan.attention.records import Matrix, Mode, Place, ScoreProblem
+from ...plan.dtypes import PITCH
 from ...plan.refusal import Refusal
 from ..batch import POSITION
 from ..names import name_of
-from ..numbers import equal
+from ..numbers import dividing, equal
 from .loops import Loops, is_position
 
 MOST_ELEMENTS = 2**31
@@ -35,9 +38,12 @@ def access_of(loops: Loops, op: Op) -> Access:
     attrs, tensor = op.attributes(MemoryAttrs), loops.tensor(op)
     if attrs.mask is not None:
         raise Refusal(f"{tensor.name} is accessed with a mask of the user's; implemented are whole tiles")
-    strides, extents, modes, offset = dict[int, int](), dict[int, int](), list[Mode](), 0
+    strides, extents, modes, numbers = dict[int, int](), dict[int, int](), list[Mode](), loops.numbers
+    offset: Number = 0
+    name = name_of(tensor)
     for at, index in enumerate(attrs.indices):
-        shape, stride = _number(tensor, tensor.shape[at]), _number(tensor, tensor.strides[at])
+        shape = numbers.of(tensor.shape[at], f"size_{name}_{at}")
+        stride = numbers.of(tensor.strides[at], f"stride_{name}_{at}", PITCH)
         block = _block_of(loops, op, index)
         if block is not None and block not in loops.heads:
             if block in strides:
@@ -54,19 +60,14 @@ def access_of(loops: Loops, op: Op) -> Access:
         if place.op == "number":
             (number,) = place.arguments
             assert isinstance(number, int)
-            offset += stride * (number if number >= 0 else number + shape)
+            offset = offset + numbers.number(stride) * (number if number >= 0 else number + numbers.number(shape))
         else:
             modes.append(Mode(size=shape, stride=stride, at=place))
     if not tensor.aligned:
         raise Refusal(f"{tensor.name} may begin at an address that is no multiple of 16 bytes")
     modes.sort(key=lambda mode: mode.stride)
-    return Access(tensor=tensor, strides=strides, extents=extents, offset=offset, modes=tuple(modes))
-
-
-def _number(tensor: HostTensor, number: object) -> int:
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise Refusal(f"attention of sizes known only at launch, as those of {tensor.name}, is not implemented")
-    return number
+    start = numbers.of(offset, f"offset_{name}", PITCH)
+    return Access(tensor=tensor, strides=strides, extents=extents, offset=start, modes=tuple(modes))
 
 
 def _block_of(loops: Loops, op: Op, index: Index) -> int | None:
@@ -98,6 +99,8 @@ def _place_of(loops: Loops, op: Op, index: Index) -> Place:
     if index.operand is None:
         return Place("number", (index.shift,))
     place = place_of_value(loops, op.operands[index.operand], loops.tensor(op).name)
+    if place.op == "number" and not is_known(place.arguments[0]):  # type: ignore[arg-type]
+        raise Refusal(f"the index of {loops.tensor(op).name} is known only at launch")
     return place if index.shift == 0 else Place("add", (place, Place("number", (index.shift,))))
 
 
@@ -111,6 +114,8 @@ def place_of_value(loops: Loops, value: Operand, name: str) -> Place:
         return Place("axis", (loops.heads.index(block),))
     if made is not None and made.kind == "iota" and made.attrs.block in loops.heads and not made.attrs.relative:
         return Place("axis", (loops.heads.index(made.attrs.block),))
+    if made is not None and made.kind == "number" and made.attributes(NumberAttrs).expr.kind is int:
+        return Place("number", (loops.numbers.of(made.attributes(NumberAttrs).expr, "size_number"),))
     if made is not None and made.kind == "full":
         return place_of_value(loops, made.operands[0], name)
     if made is not None and isinstance(made.attrs, PointwiseAttrs):
@@ -135,7 +140,9 @@ def _folded(place: Place) -> Place:
 
 
 def _is_positive(place: Place) -> bool:
-    return place.op == "number" and isinstance(place.arguments[0], int) and place.arguments[0] > 0
+    """Return whether a place is a positive number. Launches check those that only they know."""
+    (number, *_) = place.arguments
+    return place.op == "number" and isinstance(number, int) and (number > 0 or not is_known(number))
 
 
 def matrix_of(loops: Loops, op: Op, rows: int, what: str) -> Matrix:
@@ -145,9 +152,14 @@ def matrix_of(loops: Loops, op: Op, rows: int, what: str) -> Matrix:
     if rows not in access.strides or len(others) != 1:
         raise Refusal(f"{access.tensor.name} is no matrix of {what} for each head")
     (columns,) = others
-    if access.strides[columns] != 1 and access.extents[columns] > 1:
+    if not is_known(access.extents[columns]):
         raise Refusal(
-            f"{access.tensor.name} has a stride of {access.strides[columns]} along the dimensions of a head; it must be"
+            f"{access.tensor.name} has a number of dimensions of a head that is known only at launch; use hl.specialize on it"
+        )
+    contiguous = access.strides[columns] == 1 or loops.require_one(access.strides[columns])
+    if not contiguous and access.extents[columns] > 1:
+        raise Refusal(
+            f"{access.tensor.name} has a stride of {int(access.strides[columns])} along the dimensions of a head; it must be"
             " contiguous there"
         )
     return Matrix(
@@ -185,3 +197,18 @@ def check_storage(loops: Loops, added: Sequence[Op] = ()) -> None:
     for op in loops.program.walk():
         if op.kind == "store" and (loops.tensor(op).storage in read or op not in loops.root.body.ops):
             raise Refusal(f"{loops.tensor(op).name} is stored in the loop over keys, or read by the kernel as well")
+
+
+def check_strides(loops: Loops, problem: ScoreProblem) -> None:
+    """Check strides of arguments that only launches know: for the bound arguments, TMA takes them. Launches check the others.
+    Raises ``Refusal``."""
+    for matrix in problem.matrices:
+        for name, multiple in strides_of([matrix], []).items():
+            number = loops.numbers.expressions[name]
+            known = isinstance(number, Expr) and all(
+                leaf.args[0] in loops.program.host.symbols for leaf in number.leaves()
+            )
+            if known and dividing(multiple, number) is None:
+                raise Refusal(
+                    f"{matrix.name} has a stride or offset of {hint_of(number)} elements; TMA needs a multiple of {multiple}"
+                )

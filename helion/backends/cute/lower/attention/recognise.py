@@ -20,7 +20,7 @@ from .loops import Loops, loops_of
 from .operands import Queries, operands_of, stored_keys
 from .outputs import Finish
 from .packing import with_packed_heads
-from .places import check_storage
+from .places import check_storage, check_strides
 from .scores import Scores, may_be_infinite
 from .softmax import softmax_of, start_of
 
@@ -49,7 +49,7 @@ def attention_of(program: Program) -> Attention:
     q, k, v = operands_of(loops, queries)
     scores = Scores(loops, softmax.scores)
     keys = covered_keys(loops, scores.band, stored_keys(loops))
-    start = start_of(loops, softmax, every_query_sees(scores.band, loops.extent(loops.queries), keys))
+    start = start_of(loops, softmax, every_query_sees(loops, scores.band, keys))
     finish = Finish(loops, softmax)
     outputs = finish.outputs()
     problem = AttentionProblem(
@@ -68,10 +68,12 @@ def attention_of(program: Program) -> Attention:
         band=scores.band,
         finish=finish.formula,
         outputs=outputs,
+        units=tuple(loops.numbers.units),
         names=tuple(name for _, _, name in (q, k, v)),  # type: ignore[arg-type]
     )
     problem = with_packed_heads(problem)
     check_problem(problem)
+    check_strides(loops, problem)
     check_storage(loops)
     return Attention(
         problem=problem,

@@ -70,11 +70,11 @@ class Scores:
         if band is None:
             return None
         if not is_minus_infinity(self.loops, other):
-            both = joined(self.band, band)
-            if not every_query_sees(both, self.loops.extent(self.loops.queries), stored_keys(self.loops)):
+            both = joined(self.loops, self.band, band)
+            if not every_query_sees(self.loops, both, stored_keys(self.loops)):
                 return None
             self.finite = True
-        self.band = joined(self.band, band)
+        self.band = joined(self.loops, self.band, band)
         self.hidden[made.result.number] = one
         return one
 

@@ -34,6 +34,7 @@ from .build import (
     blocks_counts,
     check_matrix,
 )
+from .numbers import is_known
 from .records import AttentionOutput, Band, Formula, Matrix, Scheduler, ScorePlan, ScoreProblem, Source
 
 PRODUCTS = 2
@@ -75,7 +76,7 @@ class AtomicSum:
         return f"{self.matrix.name}_sum"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class BackwardProblem(ScoreProblem):
     """Gradients of attention for each head: sums of a formula of ``owned[0] @ streamed[0].T`` and ``owned[1] @
     streamed[1].T``, rounded, @ streamed matrices.
@@ -95,12 +96,24 @@ class BackwardProblem(ScoreProblem):
     formula: Formula
     gradients: tuple[Gradient, ...]
     atomic: AtomicSum | None = None
+    units: tuple[int, ...] = ()
+    """Strides that each launch passes, and that have to be 1."""
     names: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+
+    @property
+    def is_repeated(self) -> bool:
+        """True if blocks may be streamed more than once."""
+        return not is_known(self.repeats) or self.repeats > 1
 
     @property
     def coordinates(self) -> tuple[int, ...]:
         """Sizes of the coordinates of a head, the repetition included."""
-        return (*self.heads, self.repeats) if self.repeats > 1 else self.heads
+        return (*self.heads, self.repeats) if self.is_repeated else self.heads
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        added = () if self.atomic is None else (self.atomic.matrix,)
+        return *self.owned, *self.streamed, *(each.output.matrix for each in self.gradients), *added
 
     @property
     def blocks(self) -> dict[str, Matrix]:
@@ -168,11 +181,16 @@ STREAMED = ("first", "second")
 """Names of the pipelines of streamed blocks."""
 
 
+def is_staging_kind(source: Source) -> bool:
+    """Return whether a source has one fp32 number for each streamed row, contiguous."""
+    return source.kind == "key" and source.dtype == "float32" and source.pitches[1] == 1
+
+
 def _is_staged(source: Source) -> bool:
     """Return whether TMA can load blocks of a source."""
     strides = (source.offset, *(mode.stride for mode in source.modes))
     aligned = all(stride * SUM_BYTES % TMA_ALIGNMENT_BYTES == 0 for stride in strides)
-    contiguous = source.kind == "key" and source.dtype == "float32" and source.pitches[1] == 1
+    contiguous = is_staging_kind(source)
     return contiguous and aligned and 1 + len(source.modes) <= MOST_MODES
 
 
@@ -207,6 +225,10 @@ class BackwardPlan(ScorePlan):
     """Pipeline stages of each streamed matrix."""
     scheduler: Scheduler
     heads_per_band: int
+    cached_rows: int
+    """Streamed rows of a head that stay in the L2 cache, counted once for each repetition."""
+    few_tiles: int
+    """Tiles of a launch up to which all heads are in one band, if tiles differ in length."""
     shared_limit_bytes: int
     registers_per_sm: int
     registers_per_thread: int
@@ -257,6 +279,9 @@ def plan_backward(problem: BackwardProblem, choice: BackwardChoice, target: Targ
     if not target.has("wgmma"):
         raise Refusal(f"gradients of attention are implemented for wgmma, which {target} does not have")
     _check_choice(problem, choice)
+    columns = sum(matrix.columns for matrix in problem.streamed)
+    cached = target.l2_bytes // (2 * columns * itemsize(problem.streamed[0].dtype))
+    few = 0 if problem.band.is_whole else FEW_TILES * target.num_sms
     stages = range(MOST_STAGES, LEAST_STAGES - 1, -1) if choice.stages is None else (choice.stages,)
     for number in stages:
         found = BackwardPlan(
@@ -265,7 +290,9 @@ def plan_backward(problem: BackwardProblem, choice: BackwardChoice, target: Targ
             keys=choice.keys,
             stages=number,
             scheduler=choice.scheduler,
-            heads_per_band=_heads_per_band(problem, WGMMA_ROWS * choice.groups, target),
+            heads_per_band=_heads_per_band(problem, WGMMA_ROWS * choice.groups, cached, few),
+            cached_rows=cached,
+            few_tiles=few,
             shared_limit_bytes=target.smem_per_block_bytes,
             registers_per_sm=target.registers_per_sm,
             registers_per_thread=target.max_registers_per_thread,
@@ -378,18 +405,16 @@ def _check_atomic(problem: BackwardProblem, atomic: AtomicSum) -> None:
     check_matrix(atomic.matrix)
 
 
-def _heads_per_band(problem: BackwardProblem, rows: int, target: Target) -> int:
+def _heads_per_band(problem: BackwardProblem, rows: int, cached_rows: int, few_tiles: int) -> int:
     """Return the heads whose streamed matrices stay in the L2 cache together.
 
     All heads are in one band where SMs have few tiles of different lengths. Else the longest tiles of the last band would
     begin when other SMs have none left.
     """
     tiles = -(-problem.queries // rows) * problem.batches
-    if not problem.band.is_whole and tiles <= FEW_TILES * target.num_sms:
+    if tiles <= few_tiles:
         return max(1, problem.batches)
-    columns = sum(matrix.columns for matrix in problem.streamed)
-    per_head = problem.repeats * problem.keys * columns * itemsize(problem.streamed[0].dtype)
-    return max(1, min(problem.batches, target.l2_bytes // (2 * max(1, per_head))))
+    return max(1, min(problem.batches, cached_rows // max(1, problem.repeats * problem.keys)))
 
 
 @functools.lru_cache(maxsize=1024)

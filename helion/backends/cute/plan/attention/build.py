@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 from .....hardware import Target
@@ -12,6 +13,7 @@ from ..records import SUM_BYTES, TMA_ALIGNMENT_BYTES, WARPGROUP_THREADS, WGMMA_R
 from ..refusal import Refusal
 from ..shared import RING_ALIGNMENT_BYTES, WORD_BYTES, Allocation, placed
 from ..workspace import COUNTER_BYTES, MAX_COUNTERS
+from .numbers import is_known
 from .records import AttentionChoice, AttentionPlan, AttentionProblem, Matrix, ScorePlan
 
 MOST_GROUPS, MOST_KEYS, KEY_STEP = 3, 256, 16
@@ -49,6 +51,7 @@ def plan_attention(problem: AttentionProblem, choice: AttentionChoice, target: T
         raise Refusal(f"attention is implemented for wgmma, which {target} does not have")
     _check_choice(problem, choice)
     found: AttentionPlan | None = None
+    cached = _cached_rows(problem, target)
     stages = range(MOST_STAGES, LEAST_STAGES - 1, -1) if choice.stages is None else (choice.stages,)
     for number in stages:
         for own in (True, False):
@@ -64,7 +67,8 @@ def plan_attention(problem: AttentionProblem, choice: AttentionChoice, target: T
                 scheduler=choice.scheduler,
                 splits=choice.splits,
                 own_output=own,
-                heads_per_band=_heads_per_band(problem, target),
+                heads_per_band=_heads_per_band(problem, cached),
+                cached_rows=cached,
                 shared_limit_bytes=target.smem_per_block_bytes,
                 registers_per_sm=target.registers_per_sm,
                 registers_per_thread=target.max_registers_per_thread,
@@ -97,6 +101,8 @@ def _check_choice(problem: AttentionProblem, choice: AttentionChoice) -> None:
 
 def _check_splits(problem: AttentionProblem, choice: AttentionChoice) -> None:
     """Check that each part of the keys has a block, in every tile."""
+    if problem.runtime:
+        raise Refusal("keys of a number that is known only at launch are not split among CTAs")
     rows = WGMMA_ROWS * choice.groups
     tiles = -(-problem.queries // rows)
     if choice.scheduler != "static":
@@ -155,7 +161,7 @@ def check_matrix(matrix: Matrix) -> None:
     """Check that TMA takes a matrix. Raises ``Refusal``."""
     width = itemsize(matrix.dtype)
     for pitch in (matrix.pitch, matrix.offset, *(mode.stride for mode in matrix.modes)):
-        if pitch * width % TMA_ALIGNMENT_BYTES:
+        if is_known(pitch) and pitch * width % TMA_ALIGNMENT_BYTES:
             raise Refusal(
                 f"{matrix.name} has a stride or offset of {pitch} elements, {pitch * width} bytes; TMA needs a multiple of"
                 f" {TMA_ALIGNMENT_BYTES} bytes"
@@ -170,18 +176,14 @@ def _may_share(problem: AttentionProblem) -> bool:
     return output.matrix.columns == problem.q.columns and itemsize(output.dtype) == itemsize(problem.q.dtype)
 
 
-def _heads_per_band(problem: AttentionProblem, target: Target) -> int:
-    per_head = problem.keys * (problem.k.columns + problem.v.columns) * itemsize(problem.k.dtype)
-    readers = max(1, problem.batches // max(1, _key_heads(problem)))
-    return max(1, min(problem.batches, int(L2_FOR_KEYS * target.l2_bytes / max(1, per_head)) * readers))
+def _cached_rows(problem: AttentionProblem, target: Target) -> int:
+    row = (problem.k.columns + problem.v.columns) * itemsize(problem.k.dtype)
+    return int(L2_FOR_KEYS * target.l2_bytes) // row
 
 
-def _key_heads(problem: AttentionProblem) -> int:
-    """Return the heads of K."""
-    heads = 1
-    for mode in problem.k.modes:
-        heads *= mode.size
-    return heads
+def _heads_per_band(problem: AttentionProblem, cached_rows: int) -> int:
+    readers = max(1, problem.batches // max(1, math.prod(mode.size for mode in problem.k.modes)))
+    return max(1, min(problem.batches, cached_rows // max(1, problem.keys) * readers))
 
 
 @functools.lru_cache(maxsize=1024)

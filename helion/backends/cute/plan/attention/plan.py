@@ -13,6 +13,7 @@ from ..report import memory_lines, pipeline_lines, role_lines
 from ..shared import Allocation
 from .backward import BackwardPlan, backward_bytes, backward_memory
 from .build import shared_bytes, shared_memory
+from .numbers import text_of
 from .records import AttentionPlan, ScorePlan
 
 
@@ -68,24 +69,28 @@ def _program_lines(program: ScoreProgram, memory: tuple[Allocation, ...]) -> lis
 
 def _band_lines(plan: ScorePlan, row: str, streamed: str) -> list[str]:
     band = plan.problem.band
-    sees = [f"{streamed} <= {row} + {band.last}"] * (band.last is not None)
-    sees += [f"{streamed} >= {row} + {band.first}"] * (band.first is not None)
+    sees = [] if band.last is None else [f"{streamed} <= {row} + {text_of(band.last)}"]
+    sees += [] if band.first is None else [f"{streamed} >= {row} + {text_of(band.first)}"]
     return [f"  a {row} sees {' and '.join(sees)}: blocks {', '.join(('first', *plan.parts))}"] if sees else []
+
+
+def _tiles(plan: ScorePlan) -> str:
+    return "tiles" if plan.problem.runtime else f"{plan.tiles} tiles"
 
 
 def _backward_lines(name: str, plan: BackwardPlan) -> list[str]:
     problem = plan.problem
-    heads = " x ".join(map(str, problem.heads))
-    repeats = f", streamed for {problem.repeats} heads each" if problem.repeats > 1 else ""
+    heads = " x ".join(map(text_of, problem.heads))
+    repeats = f", streamed for {text_of(problem.repeats)} heads each" if problem.is_repeated else ""
     owned, streamed = (", ".join(each.name for each in matrices) for matrices in (problem.owned, problem.streamed))
     columns = " and ".join(str(matrix.columns) for matrix in problem.owned)
     formula = problem.formula
     read = ", ".join(f"{each.name} ({each.kind}, {each.dtype})" for each in formula.sources) or "none"
     outputs = (f"{each.output.name} (of {problem.streamed[each.right].name})" for each in problem.gradients)
     return [
-        f"{name}: gradients of attention, {heads} heads, {problem.queries} rows of {owned} x {problem.keys} of {streamed},"
+        f"{name}: gradients of attention, {heads} heads, {text_of(problem.queries)} rows of {owned} x {text_of(problem.keys)} of {streamed},"
         f" dimensions {columns}, {problem.owned[0].dtype}",
-        f"  wgmma, {plan.tiles} tiles of {plan.rows} rows, blocks of {plan.keys}, {plan.stages} stages of {streamed}{repeats};"
+        f"  wgmma, {_tiles(plan)} of {plan.rows} rows, blocks of {plan.keys}, {plan.stages} stages of {streamed}{repeats};"
         f" {plan.scheduler} tile scheduler",
         *_band_lines(plan, "row", "streamed"),
         f"  left operands: {', '.join(made.op for made in formula.instructions)}; operands: {read}",
@@ -95,14 +100,14 @@ def _backward_lines(name: str, plan: BackwardPlan) -> list[str]:
 
 def _attention_lines(name: str, plan: AttentionPlan) -> list[str]:
     problem = plan.problem
-    heads = " x ".join(map(str, problem.heads))
+    heads = " x ".join(map(text_of, problem.heads))
     chosen = [name for name, on in (("ping-pong", plan.pingpong), ("lazy rescaling", plan.lazy)) if on]
     chosen += [f"keys split among {plan.splits} CTAs"] * (plan.splits > 1)
     chosen.append(f"{plan.scheduler} tile scheduler")
     lines = [
-        f"{name}: {heads} heads, {problem.queries} queries x {problem.keys} keys, dimensions {problem.q.columns} and"
+        f"{name}: {heads} heads, {text_of(problem.queries)} queries x {text_of(problem.keys)} keys, dimensions {problem.q.columns} and"
         f" {problem.v.columns}, {problem.q.dtype}",
-        f"  wgmma, {plan.tiles} tiles of {plan.rows} queries, blocks of {plan.keys} keys, {plan.stages} stages of K and V;"
+        f"  wgmma, {_tiles(plan)} of {plan.rows} queries, blocks of {plan.keys} keys, {plan.stages} stages of K and V;"
         f" {', '.join(chosen)}",
     ]
     lines += _band_lines(plan, "query", "key")

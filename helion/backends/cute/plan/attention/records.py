@@ -11,6 +11,7 @@ from typing import Literal
 from ..dtypes import itemsize
 from ..epilogue import Instruction
 from ..records import WGMMA_ROWS
+from .numbers import launch_integers, text_of
 
 Scheduler = Literal["static", "dynamic"]
 SourceKind = Literal["exact", "query", "key", "head", "number"]
@@ -41,7 +42,7 @@ class Place:
         if self.op in ("axis", "number"):
             (number,) = self.arguments
             assert isinstance(number, int)
-            return axes[number] if self.op == "axis" else str(number)
+            return axes[number] if self.op == "axis" else text_of(number)
         one, other = (each.text(axes) for each in self.arguments if isinstance(each, Place))
         return f"({one} {_SIGNS[self.op]} {other})"
 
@@ -151,16 +152,46 @@ class ScoreProblem:
     queries: int
     keys: int
     band: Band
+    units: tuple[int, ...]
 
-    @property
+    def __repr__(self) -> str:
+        shown = [each.name for each in dataclasses.fields(self) if each.name != "units" or self.units]  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    @functools.cached_property
     def runtime(self) -> tuple[str, ...]:
-        """Names of launch-time integers: there are none."""
-        return ()
+        """Names of the integers that each launch passes, in order."""
+        return tuple(each.name for each in launch_integers(self))
 
     @property
     def coordinates(self) -> tuple[int, ...]:
         """Sizes of the coordinates of a head."""
         return self.heads
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """The matrices that TMA loads and stores."""
+        raise NotImplementedError
+
+    @property
+    def vectors(self) -> tuple[Matrix, ...]:
+        """Outputs of one number per query."""
+        return ()
+
+    @property
+    def accessed(self) -> tuple[Matrix | Source, ...]:
+        """All inputs and outputs."""
+        return *self.matrices, *self.vectors, *self.sources
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """Names of the tensors and scalars of a launch for messages, in order."""
+        raise NotImplementedError
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Inputs other than the matrices, in the order of a launch."""
+        raise NotImplementedError
 
     @property
     def blocks(self) -> dict[str, Matrix]:
@@ -173,7 +204,7 @@ class ScoreProblem:
         return math.prod(self.heads)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AttentionProblem(ScoreProblem):
     """For each head and query: the sum of exp2(``unit`` * (score - maximum)) @ v over the keys of its band, and outputs
     computed from it.
@@ -199,11 +230,21 @@ class AttentionProblem(ScoreProblem):
     band: Band
     finish: Formula
     outputs: tuple[AttentionOutput, ...]
+    units: tuple[int, ...] = ()
+    """Strides that each launch passes, and that have to be 1."""
     names: tuple[str, str, str] = dataclasses.field(default=("q", "k", "v"), compare=False)
 
     @property
     def blocks(self) -> dict[str, Matrix]:
         return {"k": self.k, "v": self.v}
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.q, self.k, self.v, *(each.matrix for each in self.outputs if each.kind == "exact")
+
+    @property
+    def vectors(self) -> tuple[Matrix, ...]:
+        return tuple(each.matrix for each in self.outputs if each.kind == "query")
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -252,6 +293,7 @@ class ScorePlan:
     splits: int
     own_output: bool
     heads_per_band: int
+    cached_rows: int
     shared_limit_bytes: int
     registers_per_sm: int
     registers_per_thread: int
@@ -319,6 +361,8 @@ class AttentionPlan(ScorePlan):
     """The output has its own shared memory; else it takes that of Q."""
     heads_per_band: int
     """Heads whose tiles are visited together, so that their K and V stay in the L2 cache."""
+    cached_rows: int
+    """Rows of K, with those of V, that stay in the L2 cache."""
     shared_limit_bytes: int
     registers_per_sm: int
     registers_per_thread: int

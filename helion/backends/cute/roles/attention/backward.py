@@ -110,7 +110,7 @@ def _load_blocks(plan: BackwardPlan) -> Role:
 
 
 def _repeated(plan: BackwardPlan, body: tuple[Step, ...]) -> tuple[Step, ...]:
-    return (RepeatLoop(body),) if plan.problem.repeats > 1 else body
+    return (RepeatLoop(body),) if plan.problem.is_repeated else body
 
 
 def _load_rows() -> Role:
@@ -232,7 +232,7 @@ def _multiply(plan: BackwardPlan) -> Role:
     block, rows = (_atomic_block, AllRows()) if atomic else (_block, Wait("rows_read"))
     cursors = {name: (READ[name],) if atomic else (READ[name], FREE[name]) for name in STREAMED}
     parts: tuple[Step, ...] = tuple(BlockLoop(part, block(plan, masked=part != "free")) for part in plan.parts)
-    if plan.problem.repeats > 1:
+    if plan.problem.is_repeated:
         parts = (RepeatLoop((BlockLoop("again", block(plan, masked=True)), *parts)),)
     return Role(
         name="multiply",

@@ -1,0 +1,120 @@
+"""Attention of sizes known only at launch on a Hopper GPU: one binary for many sizes against fp64, and times with those of a
+kernel for one size. See ``attention_on_gpu.py``, which runs each in its own process."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+SIZES = [
+    (8, 2, 577, 577),
+    (8, 2, 63, 1000),
+    (4, 4, 1000, 4097),
+    (16, 8, 130, 131),
+    (24, 6, 4097, 4097),
+    (2, 2, 64, 128),
+    (8, 4, 5, 300),
+    (64, 16, 2048, 2048),
+    (8, 2, 577, 577),
+]
+"""Heads, heads of K and V, queries and keys, in the order of the launches."""
+TIMED = [(128, 32, 4096), (128, 128, 4096), (128, 128, 1024), (16, 16, 16384)]
+"""Heads, heads of K and V, queries."""
+MASKS = {"full": (False, 0), "causal": (True, 0), "window": (True, 100)}
+"""The arguments ``causal`` and ``window``."""
+Say, Lock, Timer = Callable[..., None], Callable[[], Any], Callable[..., Callable[..., float]]
+LOG2E = 1.4426950408889634
+
+
+def kernels(name: str, dims: int, mask: str, heads: int, groups: int, m: int, n: int) -> tuple[Any, ...]:
+    """Return a kernel of the operators for any sizes and, for meta tensors of these sizes, its config and arguments."""
+    import torch
+
+    import helion
+    from helion.ops.kernels import attention as ops
+
+    function = getattr(ops, f"attention{name}_kernel").fn
+    meta = functools.partial(torch.empty, dtype=torch.bfloat16, device="meta")
+    q, k, v = meta(heads, m, dims), meta(groups, n, dims), meta(groups, n, dims)
+    vector = torch.empty(heads, m, device="meta")
+    tensors = (q, k, v, None) if not name else (torch.empty_like(q), q, k, v, vector, vector)
+    given = (*tensors, heads // groups, None, *MASKS[mask], 0.0)
+    bound = helion.kernel(function, backend="cute", static_shapes=False).bind(given, target="h100")
+    config = bound.seeds[0].config
+    bound.resources(config)
+    return helion.kernel(function, config=config, backend="cute", static_shapes=False), config, given
+
+
+def check(dims: int, mask: str, say: Say, on_gpu: Lock) -> None:
+    """Launch the kernels of attention and of its gradients with all sizes, and compare them with fp64."""
+    import torch
+
+    made = {}
+    for heads, groups, m, n in SIZES:
+        for name in ("", "_queries_backward", "_keys_backward"):
+            key = name, heads // groups
+            if key not in made:
+                made[key] = kernels(name, dims, mask, 64, 64 // (heads // groups), 2048, 4096)[0]
+    lock = on_gpu()
+    for at, (heads, groups, m, n) in enumerate(SIZES):
+        torch.manual_seed(at)
+        causal, width = MASKS[mask]
+        q, k, v, grad = (
+            (torch.randn(x, rows, dims, device="cuda") + 0.2).bfloat16()
+            for x, rows in ((heads, m), (groups, n), (groups, n), (heads, m))
+        )
+        leaves = [x.double().requires_grad_() for x in (q, k, v)]
+        wide = [x.repeat_interleave(heads // groups, 0) for x in leaves[1:]]
+        scores = leaves[0] @ wide[0].mT * dims**-0.5
+        after = torch.arange(n, device="cuda")[None, :] - torch.arange(m, device="cuda")[:, None]
+        seen = (after <= n - m) & ((after > n - m - width) if width else True) if causal else after < n
+        scores = scores.masked_fill(~seen, float("-inf"))
+        out = torch.softmax(scores, -1) @ wide[1]
+        gradients = torch.autograd.grad(out, leaves, grad.double())
+        logsum = (torch.logsumexp(scores, -1) * LOG2E).detach().float()
+        along = (grad * out).sum(-1).detach().float()
+        more = heads // groups, None, causal, width, 0.0
+        shared = heads // groups
+        forward = made["", shared](q, k, v, None, *more)
+        backward = (grad, q, k, v, logsum, along, *more)
+        found = {
+            "out": (forward[0], out),
+            "logsum": (forward[1], logsum),
+            "dq": (made["_queries_backward", shared](*backward), gradients[0]),
+        }
+        found |= dict(
+            zip(("dk", "dv"), zip(made["_keys_backward", shared](*backward), gradients[1:], strict=True), strict=True)
+        )
+        torch.cuda.synchronize()
+        for output, (one, other) in found.items():
+            error = ((one.double() - other.double()).norm() / other.double().norm()).item()
+            name = f"sizes d{dims} {mask} {heads}/{groups} {m}x{n}"
+            say(kind="check", name=name, seed=at, output=output, dtype="bfloat16", ok=error < 6e-3, error=float(f"{error:.3g}"), same=True)  # fmt: skip
+    lock.close()
+
+
+def measured(dims: int, mask: str, say: Say, on_gpu: Lock, timer: Timer) -> None:
+    """Time the kernels for any size, and the same configs for one size."""
+    import torch
+
+    import helion
+
+    for heads, groups, m in TIMED:
+        made = {}
+        for name in ("", "_queries_backward", "_keys_backward"):
+            kernel, config, meta = kernels(name, dims, mask, heads, groups, m, m)
+            fixed = helion.kernel(kernel.fn, config=config, backend="cute")
+            fixed.bind(meta, target="h100").resources(config)
+            made[name or "_forward"] = kernel, fixed, meta
+        lock = on_gpu()
+        for name, (kernel, fixed, meta) in made.items():
+            torch.manual_seed(1)
+            given = [torch.randn_like(x, device="cuda") if torch.is_tensor(x) else x for x in meta]
+            if "backward" in name:
+                given[4].fill_(8.0 + dims / 8)
+            for label, function in (("any size", kernel), ("one size", fixed)):
+                us = timer(torch)(functools.partial(function, *given))
+                shape = (1, heads, groups, m, m)
+                say(kind="gradients", name=f"{name} of {label}", d=dims, causal=mask != "full", shape=shape, us=round(us, 1), right=True)  # fmt: skip
+        lock.close()
