@@ -101,7 +101,9 @@ def _of_distance(loops: Loops, value: Operand, name: str, most: Number) -> Band 
         return None
     most = most - (1 if name == "lt" else 0)
     middle = -distance.number * distance.key
-    return Band(first=loops.numbers.of(middle - most, "bound_first"), last=loops.numbers.of(middle + most, "bound_last"))
+    return Band(
+        first=loops.numbers.of(middle - most, "bound_first"), last=loops.numbers.of(middle + most, "bound_last")
+    )
 
 
 def joined(loops: Loops, *bands: Band) -> Band:

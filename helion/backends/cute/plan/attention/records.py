@@ -189,6 +189,11 @@ class ScoreProblem:
         raise NotImplementedError
 
     @property
+    def outputs_at(self) -> range:
+        """Positions of the written tensors among the arguments of a launch."""
+        raise NotImplementedError
+
+    @property
     def sources(self) -> tuple[Source, ...]:
         """Inputs other than the matrices, in the order of a launch."""
         raise NotImplementedError
