@@ -273,6 +273,9 @@ def all_reduce(r: Rank) -> None:
         every = [r.randn(count, seed=rank) for rank in range(r.n)]
         x, expected = every[r.me], torch.stack(every).float().sum(0)
         calls: dict[str, Call] = {"one shot": functools.partial(one_shot.all_reduce, x, *_one_shot_memory(r, count))}
+        if kilobytes <= 1024:
+            mail = dist.mailbox([count], BF16, marked=True)
+            calls["marked mail"] = functools.partial(one_shot.all_reduce_by_mail, x, mail)
         if kilobytes >= r.pick(512, 0):
             part, words = count // r.n, helion.cdiv(count // r.n, two_shots.BLOCK)
             memory = [dist.empty([r.n, part], BF16) for _ in range(2)], [dist.channel([words]) for _ in range(2)]
@@ -484,6 +487,12 @@ def configs(r: Rank) -> None:
                 )
                 for graph in (False, True) if kilobytes <= 512 else (False,):
                     r.row("all_reduce", f"{kilobytes} KB", f"one shot, {size} in {warps} warps", call, graph=graph)
+        mail = dist.mailbox([x.size(0)], BF16, marked=True) if kilobytes <= 512 else None
+        for size, warps in ((256, 2), (512, 4), (1024, 8), (2048, 8), (4096, 8)) if mail is not None else ():
+            if size <= x.size(0):
+                tiled = _configured(one_shot.all_reduce_by_mail, block_sizes=[size], num_warps=warps)
+                call = functools.partial(tiled, x, mail)
+                r.row("all_reduce", f"{kilobytes} KB", f"marked mail, {size} in {warps} warps", call)
     for rows in r.pick((32, 256), (5,)):
         args, _, _ = _rms_norm_arguments(r, rows)
         for warps in (8, 16, 32):

@@ -95,6 +95,8 @@ class World:
         self._calls: dict[tuple[int, tuple[int, ...]], Iterator[int]] = {}
         #: The ranks that share a memory, by its address.
         self.sharing: dict[int, tuple[int, ...]] = {}
+        #: Marked words, by their address.
+        self.marked: dict[int, torch.Tensor] = {}
         self._baton: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._failed: BaseException | None = None
 

@@ -117,6 +117,8 @@ class Mailbox(NamedTuple):
         inbox: tensors of shape ``[2, ranks, *shape]``, one for each peer.
         channel: the counters of the messages.
         sent: an int32 tensor, the number of messages sent to each peer.
+        marked: none, or tensors of words for *marked* mail, which has no signals. A word has an element, and in its upper
+            half the number of the message. The last of their ``[2, ranks + 1, *shape]`` notes a wait that timed out.
 
     Example::
 
@@ -138,6 +140,7 @@ class Mailbox(NamedTuple):
     inbox: tuple[torch.Tensor, ...]
     channel: Channel
     sent: torch.Tensor
+    marked: tuple[torch.Tensor, ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -146,7 +149,9 @@ class Mailbox(NamedTuple):
 
     @declare("device")
     def send(self, peer: int, index: Sequence[Any], value: Any) -> None:
-        """Send a tile to a peer. The peer also sees all earlier accesses of this program once it has received the tile.
+        """Send a tile to a peer.
+
+        The peer also sees all earlier accesses of this program once it has received the tile, unless the mail is marked.
 
         Args:
             peer: the peer: a constant, or the counter of a host loop around this one, as for ``hl.signal``.
@@ -154,7 +159,8 @@ class Mailbox(NamedTuple):
             value: the tile; it is converted to the dtype of the mailbox.
 
         Raises:
-            exc.InvalidAPIUsage: there is no such peer, or the index is not of tiles.
+            exc.InvalidAPIUsage: there is no such peer, or the index is not of tiles. Marked mail: the tiles do not
+                certainly cover the whole shape.
         """
 
     @declare("device")

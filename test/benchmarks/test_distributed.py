@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "distributed"
 CASES = {
     "primitives": 6,
     "stress": 1,
-    "all_reduce": 2,
+    "all_reduce": 3,
     "rms_norm": 1,
     "matmul_all_reduce": 3,
     "matmul_reduce_scatter": 3,

@@ -81,11 +81,18 @@ def drawn_seed(t: TraceState) -> DeviceValue:
 
 
 def load(
-    t: TraceState, tensor: HostTensorValue, index: Any, mask: Any = None, eviction: str | None = None
+    t: TraceState,
+    tensor: HostTensorValue,
+    index: Any,
+    mask: Any = None,
+    eviction: str | None = None,
+    mark: Sequence[Any] = (),
 ) -> DeviceValue:
+    """Record a load. ``mark`` is that of marked words, and what ``MemoryAttrs`` says of it."""
     plan = subscripts.plan(t, tensor, index, checked=mask is not None)
     operands: list[Operand] = list(plan.operands)
     mask_at = _mask(t, plan, mask, operands)
+    mark_at = _mark(t, mark, operands)
     load_slot = None
     if eviction is None:
         load_slot = t.slots.load()
@@ -97,6 +104,7 @@ def load(
         load_slot=load_slot,
         mask=mask_at,
         eviction=eviction,
+        mark=mark_at,
     )
     dtype = t.tensors.program[attrs.tensor].dtype
     if mask_at is not None:
@@ -105,7 +113,9 @@ def load(
     return ops.broadcast(t, ops.emit(t, "load", operands, dtype, once, attrs), plan.dims)
 
 
-def store(t: TraceState, tensor: HostTensorValue, index: Any, value: Any, mask: Any = None) -> None:
+def store(
+    t: TraceState, tensor: HostTensorValue, index: Any, value: Any, mask: Any = None, mark: Sequence[Any] = ()
+) -> None:
     _check_storable(value, "as the stored value")
     plan = subscripts.plan(t, tensor, index, shift=1, checked=mask is not None)
     if _repeated(t, plan, value) is not None:
@@ -123,6 +133,7 @@ def store(t: TraceState, tensor: HostTensorValue, index: Any, value: Any, mask: 
         slot=t.slots.memory(),
         rank=len(plan.dims),
         mask=mask_at,
+        mark=_mark(t, mark, operands),
     )
     t.builder.emit("store", operands, tensor.dtype, plan.dims, attrs)
 
@@ -182,6 +193,11 @@ def _mask(t: TraceState, plan: subscripts.SubscriptPlan, mask: Any, operands: li
         mask = ops.pointwise(t, "logical_and", mask, plan.inside)
     operands.append(mask.value)
     return len(operands) - 1
+
+
+def _mark(t: TraceState, mark: Sequence[Any], operands: list[Operand]) -> int | None:
+    operands += [ops.operand(t, each) for each in mark]
+    return len(operands) - len(mark) if mark else None
 
 
 def check_repeated(t: TraceState, tensor: HostTensorValue, plan: subscripts.SubscriptPlan, value: Any) -> None:

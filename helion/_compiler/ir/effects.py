@@ -76,12 +76,15 @@ _ORDERS: Mapping[str, Order] = MappingProxyType(
 def order_of(op: Op) -> Order:
     """Return the memory order that ``op`` itself imposes: that of an atomic's ``sem``.
 
-    A wait for other GPUs is an acquire. The user's inline source that may touch memory, and assembly that is not pure,
+    A wait for other GPUs is an acquire. A load that waits for marked words must also follow the stores of this program,
+    which other GPUs may wait for. The user's inline source that may touch memory, and assembly that is not pure,
     may contain any fence: they impose both orders.
     """
     match op.attrs:
         case MemoryAttrs(sem=sem) if op.kind == "atomic":
             return _ORDERS[sem]
+        case MemoryAttrs(mark=int()) if op.kind == "load":
+            return _BOTH
         case InlineAttrs(waits=True):
             return _ORDERS["acquire"]
         case InlineAttrs(effect="any") | AsmAttrs(is_pure=False):
@@ -94,10 +97,15 @@ def is_fence(op: Op) -> bool:
     return order_of(op) != _UNORDERED
 
 
+def stays(op: Op) -> bool:
+    """Return whether an op has a purpose without a use of its results."""
+    return OPS[op.kind].stays or is_fence(op)
+
+
 def is_message(op: Op) -> bool:
     """Return whether an op signals to other GPUs, or waits for them."""
     match op.attrs:
-        case MemoryAttrs(scope="sys") | InlineAttrs(waits=True):
+        case MemoryAttrs(scope="sys") | MemoryAttrs(mark=int()) | InlineAttrs(waits=True):
             return True
     return False
 

@@ -128,6 +128,8 @@ def _op(op: Op, program: Program) -> str:
             text = f"{op.kind} {program.tensors[op.attrs.tensor].name}[{where}] slot {op.attrs.slot}"
             if op.attrs.mask is not None:
                 text += f" if {_operand(op.operands[op.attrs.mask])}"
+            if op.attrs.mark is not None:
+                text += f" marked {_operand(op.operands[op.attrs.mark])}"
             if op.kind == "atomic":
                 unread = " unread" if op.attrs.unread else ""
                 scope = "" if op.attrs.scope == "gpu" else f" {op.attrs.scope}"

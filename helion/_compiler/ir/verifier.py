@@ -218,6 +218,9 @@ class _Verifier:
             mask = op.operands[attrs.mask]
             ok = isinstance(mask, Value) and mask.dtype == torch.bool and mask.dims == selected.dims
             self.check(ok, "the extra mask of an access has another shape or dtype")
+        if attrs.mark is not None:
+            last = attrs.mark + (2 if op.kind == "load" else 0)
+            self.check(op.kind != "atomic" and last < len(op.operands), "a marked access has no mark")
 
     def op_pointwise(self, op: Op, active: frozenset[int]) -> None:
         attrs = op.attributes(PointwiseAttrs)

@@ -17,7 +17,6 @@ from ..._compiler.frontend.rules import Rules
 from ..._compiler.frontend.tracer import Tracer
 from ..._compiler.frontend.values import describe
 from ..._compiler.ir.grammar import Definition, InlineAttrs
-from ..._support.ranks import NOTE_LINE
 from .source import escaped
 
 RULES = Rules()
@@ -96,8 +95,7 @@ def _wait(t: Tracer, channel: Any, index: Any, sender: Any, count: Any = 1, keep
     for place, stride in zip(at.index, words.strides[1:], strict=True):
         lanes = lanes + (place if isinstance(stride, int) and stride == 1 else place * stride)
     word, first = (row * words.strides[0] for row in (at.peer, at.ranks))
-    line = t.builder.location.line if t.builder.location is not None else 0
-    places = (lanes + word, first, lanes + first, want, at.sender + line * NOTE_LINE)
+    places = (lanes + word, first, lanes + first, want, hl_remote.note_of(t, at))
     operands = [ops.operand(t, each) for each in places]
     text = ", ".join(f"{{{number}}}" for number in range(len(operands)))
     called = f"{{{len(operands) + 1}}}({{{len(operands)}}}, {text})"

@@ -61,7 +61,7 @@ def _at_changing_peer(
     channel, peer = given["channel"] if mail is None else mail.channel, given[name]
     if isinstance(channel, hl.Channel) and s.t.numbers.changes(peer) and isinstance(node, ast.expr):
         words = item_of(s, channel.words, peer, node)
-        inbox = None if mail is None else item_of(s, mail.inbox, peer, node)
+        inbox = None if mail is None else item_of(s, mail.marked or mail.inbox, peer, node)
         for tensor in (words, *([] if inbox is None else [inbox])):
             name_tensor(s, tensor)
         given[name] = ChangingPeer(number=peer, words=words, inbox=inbox)

@@ -8,12 +8,14 @@ from typing import Any, cast
 
 import torch
 
-from .... import exc
+from .... import exc, knobs
 from .... import language as hl
 from ...._shapes import Expr
+from ...._support.ranks import NOTE_LINE
 from ....language.several_gpus import Channel, Mailbox
 from .. import memory, ops
 from ..rules import Rules
+from ..torch.shapes import bitcast
 from ..tracer import Tracer
 from ..values import DeviceValue, HostTensorValue, Tile, describe
 
@@ -116,9 +118,16 @@ def wait_at(t: Tracer, at: Word, count: Any = 1, keep: bool = False) -> None:
     rule(t, at, (), None, count, keep)
 
 
+def note_of(t: Tracer, at: Word) -> Any:
+    """Return the number that a wait which takes too long notes: its sender and its line."""
+    return at.sender + (t.builder.location.line if t.builder.location is not None else 0) * NOTE_LINE
+
+
 # --- mail -------------------------------------------------------------------------------------------------------------
 
 _PARTS = 2
+#: Nanoseconds that a wait without a limit takes at most.
+_NEVER = 2**62
 
 
 def _listed(index: Any) -> tuple[Any, ...]:
@@ -135,34 +144,105 @@ def _words_of(name: str, index: Any) -> tuple[Any, ...]:
     return tuple(each.id if isinstance(each, Tile) else 0 for each in places)
 
 
-def _parts_of(name: str, mail: Any) -> tuple[tuple[HostTensorValue, ...], Channel, HostTensorValue]:
-    """Return the inbox, the channel and the counter of a mailbox."""
+@dataclass(frozen=True, kw_only=True)
+class _Mail:
+    """A mailbox and the tile that a call names. ``memory`` is the inbox, or the marked words of each peer."""
+
+    dtype: torch.dtype
+    memory: tuple[HostTensorValue, ...]
+    is_marked: bool
+    counter: HostTensorValue
+    channel: Channel
+    at: Word
+
+
+def _mail(t: Tracer, name: str, mail: Any, peer: Any, index: Any) -> _Mail:
     if not isinstance(mail, Mailbox) or not isinstance(mail.channel, Channel):
         raise exc.InvalidAPIUsage(f"{name} takes a mailbox of helion.distributed.mailbox, got {describe(mail)}.")
-    inbox, channel, sent = cast("tuple[Any, Any, Any]", mail)
-    return inbox, channel, sent
+    inbox, channel, counter, marked = cast("tuple[Any, Any, Any, Any]", mail)
+    words = _words_of(name, index)
+    at = word(t, name, channel, words, peer, "peer")
+    if marked:
+        _check_backend(t, name)
+        _check_covers(name, inbox[0], _listed(index))
+    return _Mail(
+        dtype=inbox[0].dtype,
+        memory=tuple(marked or inbox),
+        is_marked=bool(marked),
+        counter=counter,
+        channel=channel,
+        at=at,
+    )
+
+
+def _check_covers(name: str, inbox: HostTensorValue, index: Sequence[Any]) -> None:
+    """Refuse tiles of marked mail that may leave out elements: those would keep the mark of an earlier message."""
+    for dim, (place, size) in enumerate(zip(index, inbox.shape[2:], strict=True)):
+        known = isinstance(place, Tile) and isinstance(place.last, int) and isinstance(size, int)
+        if isinstance(place, Tile) and not (known and (place.first, place.last) == (0, size)):
+            ends = (
+                f"from {place.first} to {place.last}, not from 0 to {size}"
+                if known
+                else "of a size known at run time only"
+            )
+            raise exc.InvalidAPIUsage(
+                f"index of {name} has a tile of a loop {ends}, in dimension {dim} of marked mail; send all of its elements "
+                "in each call, under static_shapes=True, or use helion.distributed.mailbox(marked=False)."
+            )
 
 
 @RULES.register(Mailbox.send)
 def _send(t: Tracer, self: Any, peer: Any, index: Any, value: Any) -> None:
-    inboxes, channel, counter = _parts_of("hl.Mailbox.send", self)
-    words = _words_of("hl.Mailbox.send", index)
-    at = word(t, "hl.Mailbox.send", channel, words, peer, "peer")
-    number = peer.number if isinstance(peer, ChangingPeer) else at.peer
-    inbox = peer.inbox if isinstance(peer, ChangingPeer) else inboxes[at.peer]
-    assert isinstance(inbox, HostTensorValue)
-    sent = memory.load(t, counter, (number, *words))
-    place = (sent % _PARTS, (at.ranks - number) % at.ranks, *_listed(index))
-    memory.store(t, inbox, place, ops.cast(t, value, inbox.dtype) if isinstance(value, DeviceValue) else value)
-    memory.store(t, counter, (number, *words), sent + 1)
-    _signal(t, channel, words, peer)
+    mail = _mail(t, "hl.Mailbox.send", self, peer, index)
+    number = peer.number if isinstance(peer, ChangingPeer) else mail.at.peer
+    memory_of = peer.inbox if isinstance(peer, ChangingPeer) else mail.memory[mail.at.peer]
+    assert isinstance(memory_of, HostTensorValue)
+    counted = (number, *mail.at.index)
+    sent = memory.load(t, mail.counter, counted)
+    place = (sent % _PARTS, (mail.at.ranks - number) % mail.at.ranks, *_listed(index))
+    if mail.is_marked:
+        tile = ops.cast(t, ops.as_device(t, value, "as the value of hl.Mailbox.send"), mail.dtype)
+        mark = sent + 1
+        memory.store(t, memory_of, place, _marked(t, tile, mark, memory_of.dtype), mark=(mark,))
+        memory.store(t, mail.counter, counted, mark)
+        return
+    memory.store(t, memory_of, place, ops.cast(t, value, mail.dtype) if isinstance(value, DeviceValue) else value)
+    memory.store(t, mail.counter, counted, sent + 1)
+    _signal(t, mail.channel, mail.at.index, peer)
 
 
 @RULES.register(Mailbox.receive)
 def _receive(t: Tracer, self: Any, peer: Any, index: Any, keep: Any = False) -> DeviceValue:
-    inboxes, channel, _ = _parts_of("hl.Mailbox.receive", self)
-    words = _words_of("hl.Mailbox.receive", index)
-    at = word(t, "hl.Mailbox.receive", channel, words, peer, "peer")
-    part = memory.load(t, at.seen, (at.peer, *words)) % _PARTS
-    wait_at(t, at, keep=keep)
-    return memory.load(t, inboxes[0], (part, at.peer, *_listed(index)))
+    mail = _mail(t, "hl.Mailbox.receive", self, peer, index)
+    part = memory.load(t, mail.at.seen, (mail.at.peer, *mail.at.index)) % _PARTS
+    place = (part, mail.at.peer, *_listed(index))
+    if not mail.is_marked:
+        wait_at(t, mail.at, keep=keep)
+        return memory.load(t, mail.memory[0], place)
+    mark = (take(t, mail.at, 1, keep=keep), note_of(t, mail.at), knobs.WAIT_TIMEOUT.read() * 10**9 or _NEVER)
+    return _unmarked(t, memory.load(t, mail.memory[0], place, eviction="", mark=mark), mail.dtype)
+
+
+def _check_backend(t: Tracer, name: str) -> None:
+    """Refuse marked mail on backends without waits."""
+    if t.context.rules.get(hl.wait) is None or t.context.target.kind != "cuda":
+        raise exc.BackendUnsupported(
+            what=f"{name} of marked mail",
+            backend=t.context.limits.backend,
+            remedy=f" on {t.context.target.name}; it needs an NVIDIA GPU and a backend that has hl.wait",
+        )
+
+
+def _marked(t: Tracer, tile: DeviceValue, mark: Any, words: torch.dtype) -> DeviceValue:
+    """Return words with an element in the lower half and the mark in the upper one."""
+    half = tile.dtype.itemsize * 8
+    bits = ops.cast(t, bitcast(t, tile, _INTEGERS[tile.dtype.itemsize]), words)
+    upper = ops.pointwise(t, "lshift", ops.cast(t, mark, words), half)
+    return ops.pointwise(t, "bitwise_or", ops.pointwise(t, "bitwise_and", bits, 2**half - 1), upper)
+
+
+def _unmarked(t: Tracer, words: DeviceValue, dtype: torch.dtype) -> DeviceValue:
+    return bitcast(t, ops.cast(t, words, _INTEGERS[dtype.itemsize]), dtype)
+
+
+_INTEGERS = {2: torch.int16, 4: torch.int32}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ...ir.effects import stays
 from ...ir.grammar import (
     ForAttrs,
     LoopAxis,
@@ -137,7 +138,7 @@ def _drop(region: Region, live: set[int]) -> tuple[Region, set[int]]:
             reads = {v.number for inner in op.walk() for v in inner.reads()}
         else:
             reads = set()
-        if not (OPS[op.kind].stays or any(r.number in live for r in op.results) or _has_effect(op)):
+        if not (stays(op) or any(r.number in live for r in op.results) or _has_effect(op)):
             continue
         live |= reads
         live.update(v.number for v in op.values())
@@ -146,7 +147,7 @@ def _drop(region: Region, live: set[int]) -> tuple[Region, set[int]]:
 
 
 def _has_effect(op: Op) -> bool:
-    return any(OPS[inner.kind].stays for region in op.regions for inner in region.walk())
+    return any(stays(inner) for region in op.regions for inner in region.walk())
 
 
 def _drop_loop(op: Op, live: set[int]) -> tuple[Op, set[int]]:

@@ -3,6 +3,8 @@
 All ranks run the same program. Peer ``i`` of a rank is the one ``i`` places after it, modulo the number of ranks. So
 sender ``n - p`` of a wait is the rank that signals to its peer ``p``. A rank stores into item ``p`` of a tuple of
 symmetric tensors, and its peer ``p`` loads that from item 0.
+
+A store of marked words is data and a signal, and a load of such words waits for it. Their channel is the memory itself.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from ...ir.effects import order_of
 from ...ir.grammar import (
     Block,
     ForAttrs,
+    HostTensor,
     Index,
     InlineAttrs,
     LoopAxis,
@@ -210,7 +213,7 @@ def messages_of(program: Program, sizes: Mapping[int, int] | None = None) -> Mes
 def _channel(program: Program, op: Op) -> str | None:
     """Return the name of the words that an op counts a message in, or waits for."""
     match op.attrs:
-        case InlineAttrs(waits=True, tensors=(tensor, *_)):
+        case InlineAttrs(waits=True, tensors=(tensor, *_)) | MemoryAttrs(mark=int(), tensor=tensor):
             member = program.tensors[tensor].member
             return None if member is None else member.of
         case MemoryAttrs(scope="sys", tensor=tensor):
@@ -260,7 +263,7 @@ class _Collector:
     def _event(self, op: Op, around: dict[str, Any]) -> None:
         common = {"op": op, "at": self.at, **around}
         if isinstance(op.attrs, InlineAttrs) and op.attrs.waits:
-            self._wait(op, op.attrs, common)
+            self._wait(op, self.program.tensors[op.attrs.tensors[0]], op.operands[_WANT], common)
         if not isinstance(op.attrs, MemoryAttrs):
             return
         tensor = self.program.tensors[op.attrs.tensor]
@@ -269,24 +272,46 @@ class _Collector:
             return
         peer = member.number if isinstance(member.number, int) else None
         common |= {"peer": peer, "ranks": member.count}
+        if op.attrs.mark is not None:
+            self._marked(op, op.attrs, tensor, common)
+            return
         if member.of in self.channels:
             if self._is_signal(op, member):
                 word = tuple(self.forms.of_index(op, index) for index in op.attrs.indices[1:])
                 common["guarded"] |= op.attrs.mask is not None
                 self.signals.append(Message(channel=member.of, shape=tensor.shape, word=word, **common))
             return
+        self._transfer(op, op.attrs, tensor, member, common)
+
+    def _transfer(self, op: Op, attrs: MemoryAttrs, tensor: HostTensor, member: Member, common: dict[str, Any]) -> None:
         shape = tuple(n.key if isinstance(n, Expr) else n for n in tensor.shape)
-        index = tuple(self.forms.place(op, each) for each in op.attrs.indices)
+        index = tuple(self.forms.place(op, each) for each in attrs.indices)
         event = Transfer(memory=member.of, shape=shape, index=index, **common)
-        if peer == 0 and op.kind == "load":
+        if common["peer"] == 0 and op.kind == "load":
             self.loaded.append(event)
-        elif peer != 0 and op.kind == "store":
+        elif common["peer"] != 0 and op.kind == "store":
             self.sent.append(event)
 
-    def _wait(self, op: Op, attrs: InlineAttrs, common: dict[str, Any]) -> None:
-        words = self.program.tensors[attrs.tensors[0]]
-        member = words.member
-        total = self.makers.of(op.operands[_WANT])
+    def _marked(self, op: Op, attrs: MemoryAttrs, tensor: HostTensor, common: dict[str, Any]) -> None:
+        """Record marked words as data and a signal, or as a wait and then data."""
+        member, mark = tensor.member, op.operands[attrs.mark or 0]
+        assert member is not None
+        if op.kind == "load":
+            self._wait(op, tensor, mark, dict(common))
+            self.at += 1
+            self._transfer(op, attrs, tensor, member, {**common, "at": self.at})
+            return
+        self._transfer(op, attrs, tensor, member, common)
+        self.at += 1
+        counted = _load_in(self.makers.of(mark), self.makers)
+        if counted is not None:
+            _, *places = counted.attributes(MemoryAttrs).indices
+            words = tuple(self.forms.of_index(counted, place) for place in places)
+            shape = self.program.tensors[counted.attributes(MemoryAttrs).tensor].shape
+            self.signals.append(Message(channel=member.of, shape=shape, word=words, **{**common, "at": self.at}))
+
+    def _wait(self, op: Op, words: HostTensor, want: Operand, common: dict[str, Any]) -> None:
+        member, total = words.member, self.makers.of(want)
         load = _load_in(total, self.makers)
         if member is None or total is None or load is None:
             return
@@ -296,7 +321,7 @@ class _Collector:
         self.waits.append(
             Message(
                 channel=member.of,
-                shape=words.shape,
+                shape=self.program.tensors[load.attributes(MemoryAttrs).tensor].shape,
                 word=tuple(self.forms.of_index(load, index) for index in word),
                 messages=messages,
                 keep=not self._counts(total.result, load),
@@ -408,7 +433,11 @@ class Forms:
             (name, f"{name.removesuffix('words')}seen", f"{name.removesuffix('channel.words')}sent")
             for name in self.channels
         )
-        return next((name for name, *counters in names if source in counters), None)
+        marks = (
+            (name, f"{name.removesuffix('marked')}channel.seen", f"{name.removesuffix('marked')}sent")
+            for name in self.channels
+        )
+        return next((name for name, *counters in (*names, *marks) if source in counters), None)
 
 
 def walked(event: Message) -> Iterator[LoopAxis]:

@@ -22,6 +22,7 @@ from .combine import Function
 from .emit import render_kernel
 from .expressions import LIBDEVICE
 from .ops import lanes as ops_lanes
+from .ops import marked as ops_marked
 from .ops import reduction as ops_reduction
 from .ops.literals import HELPERS
 from .standalone import without_helion
@@ -30,7 +31,7 @@ _FUTURE = "from __future__ import annotations"
 _TRITON = (Import(module="triton"), Import(module="triton.language", alias="tl"))
 _LIBDEVICE = Import(module="triton.language.extra", name=LIBDEVICE)
 #: Every function that an expression may call by name.
-_HELPERS = {**HELPERS, **ops_reduction.HELPERS, **ops_lanes.HELPERS}
+_HELPERS = {**HELPERS, **ops_reduction.HELPERS, **ops_lanes.HELPERS, **ops_marked.HELPERS}
 
 
 def render_module(plan: Plan, kernels: Sequence[Kernel], host: HostProgram, form: Form) -> Module:

@@ -149,7 +149,7 @@ class _Finder:
         tensor = self.program.tensors[attrs.tensor]
         if mechanism == "pointer" or mechanism not in self.available:
             return None
-        if attrs.mask is not None or self.program.index_dtype != torch.int32:
+        if attrs.mask is not None or attrs.mark is not None or self.program.index_dtype != torch.int32:
             return None
         if tensor.dtype == torch.bool:  # block pointers and descriptors access bytes only
             return None

@@ -9,6 +9,7 @@ from ....._shapes import Dims
 from .. import boxes
 from ..addresses import pointer
 from ..emission import Emission
+from . import marked
 from .literals import TRITON_DTYPES
 
 
@@ -32,6 +33,9 @@ def load(e: Emission, op: Op) -> None:
         return
     arguments = [pointer(e, op, attrs, op.result.dims)]
     mask = _mask(e, op, attrs, op.result.dims)
+    if attrs.mark is not None:
+        e.assign(op, "received", marked.load(e, op, attrs, arguments[0], mask))
+        return
     if mask:
         zero = "0.0" if op.result.dtype.is_floating_point else "0"
         arguments += [f"mask={mask}", f"other={zero}"]

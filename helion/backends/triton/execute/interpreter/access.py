@@ -114,7 +114,8 @@ class Access:
 
     def create_masked_load(self, pointers: Handle, mask: Handle | None, other: Handle | None, *rest: Any) -> Handle:
         element = pointers.dtype.element_ty
-        if self.races is not None:
+        marked = isinstance(self.races, RankWatch) and _is_volatile(rest) and self.races.marked_at(pointers) is not None
+        if self.races is not None and not marked:
             self.races.load(pointers, mask, _raw_dtype(element).itemsize)
         raw = self.memory.load(
             pointers.data,
@@ -122,7 +123,9 @@ class Access:
             None if other is None else numerics.encode(other.data, element.name),
             _raw_dtype(element),
         )
-        if self.races is not None and _is_volatile(rest):
+        if isinstance(self.races, RankWatch) and marked:
+            self.races.poll(pointers, mask, raw)
+        elif self.races is not None and _is_volatile(rest):
             self.races.polled(pointers, raw)
         return Handle(numerics.decode(raw, element.name), element, pointers.shape)
 

@@ -17,6 +17,7 @@ from triton._C.libtriton import ir
 
 from ..... import exc
 from ...codegen.ops.literals import RENEW_PTX, ROUND_PTX, SETTLE_PTX, ZERO_PTX
+from ...codegen.ops.marked import CLOCK_MARK, MORE_MARK
 from ...lower.float_reads import FLOAT_READ_PTX
 from ...remote import WAIT_MARK
 from . import numerics
@@ -266,6 +267,10 @@ class Builder(Elementwise, Access):
             return AssemblyResults(Handle(numerics.round_narrow(value.data, "bf16"), value.dtype, value.shape))
         if text.startswith(WAIT_MARK):
             return self._wait(*values)
+        if text.startswith(CLOCK_MARK):
+            return AssemblyResults(Handle(np.zeros(1, np.int64), tl.int64, ()))
+        if text.startswith(MORE_MARK):
+            return self._poll_again(*values)
         raise NotImplementedError(
             f"{self.place}: tl.inline_asm_elementwise does not run on CPU tensors (assembly {str(text).strip()!r}). "
             "Write the operation with triton.language, or run this kernel on a GPU."
@@ -273,14 +278,27 @@ class Builder(Elementwise, Access):
 
     def _wait(self, word: Handle, want: Handle, _first: Handle, _note: Handle, peer: Handle) -> AssemblyResults:
         """Wait for messages of another rank."""
+        at, count, note = (int(each.data.reshape(-1)[0]) for each in (word, want, peer))
+        self._ranks("hl.wait").wait(at, count, note)
+        return AssemblyResults(Handle(np.zeros(1, np.int32), tl.int32, ()))
+
+    def _poll_again(self, late: Handle, _polls: Handle, _notes: Handle, note: Handle, *_: Handle) -> AssemblyResults:
+        """Hand over if marked words have not come, and return whether to poll them again."""
+        again, sender = (int(each.data.reshape(-1)[0]) for each in (late, note))
+        ranks = self._ranks("mail.receive")
+        if again:
+            ranks.await_marked(sender)
+        else:
+            ranks.received()
+        return AssemblyResults(Handle(np.full(1, again, np.int32), tl.int32, ()))
+
+    def _ranks(self, name: str) -> RankWatch:
         if not isinstance(self.races, RankWatch):
             raise exc.SeveralGpusUnsupported(
-                name="hl.wait on CPU tensors outside of simulated ranks",
+                name=f"{name} on CPU tensors outside of simulated ranks",
                 remedy="; call the kernel in a function that helion.distributed.run runs on each rank",
             )
-        at, count, note = (int(each.data.reshape(-1)[0]) for each in (word, want, peer))
-        self.races.wait(at, count, note)
-        return AssemblyResults(Handle(np.zeros(1, np.int32), tl.int32, ()))
+        return self.races
 
     def create_print(self, prefix: str, hexadecimal: bool, values: Sequence[Handle], _signs: Any) -> None:
         head = f"pid {self.program}{prefix}"

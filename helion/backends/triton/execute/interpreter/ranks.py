@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from ....._support import ranks as _ranks
 from ....._support.locks import TRITON_LOCK
 from .memory import Region
 from .races import WatchedTensor, line_of
-from .shadows import Conflict, Shadows
+from .shadows import Conflict, Event, Shadows
 from .values import Handle
 
 _RELEASES, _ACQUIRES = ("RELEASE", "ACQUIRE_RELEASE"), ("ACQUIRE", "ACQUIRE_RELEASE")
@@ -44,6 +44,8 @@ class _Run:
     releases: dict[int, list[_Release]] = field(default_factory=dict)
     #: Values that tasks have polled, by task and address.
     polled: dict[tuple[int, int], int] = field(default_factory=dict)
+    #: Marked words that tasks have polled last, by task: their addresses, active lanes and values.
+    awaited: dict[int, tuple[Handle, Handle | None, np.ndarray]] = field(default_factory=dict)
 
 
 def _run_of(world: _ranks.World) -> _Run:
@@ -83,6 +85,9 @@ class RankWatch:
     def store(self, pointers: Handle, values: np.ndarray, mask: Handle | None) -> None:
         self.world.progress += 1
         self._check(self.run.shadows.store(self._task(), pointers, mask, values.dtype.itemsize, self._line()))
+        words = self.marked_at(pointers)
+        if words is not None:
+            self._send_marked(words, pointers, values, mask)
 
     def atomic(self, pointers: Handle, mask: Handle | None, itemsize: int, sem: Any, scope: Any) -> None:
         """Hand over before an atomic that other ranks may see, and check its order."""
@@ -130,6 +135,52 @@ class RankWatch:
             if _reached(release.value, want):
                 break
         task.clock[task.number] += 1
+
+    # --- marked words -----------------------------------------------------------------------------------------------------
+
+    def marked_at(self, pointers: Handle) -> torch.Tensor | None:
+        """Return the marked words that an access is to."""
+        address = int(pointers.data.reshape(-1)[0])
+        return next((words for at, words in self.world.marked.items() if at <= address < at + words.nbytes), None)
+
+    def _send_marked(self, words: torch.Tensor, pointers: Handle, values: np.ndarray, mask: Handle | None) -> None:
+        """Release what earlier launches of this rank did: nothing orders other stores of this one before the words."""
+        task, history = self._task(), self.run.releases
+        if values.dtype.itemsize != words.itemsize:
+            event = Event("written", task.name, self._line())
+            name = self.run.shadows.name(int(pointers.data.reshape(-1)[0]))
+            self._check(Conflict(element=name, first=event, second=replace(event, verb="written in part")))
+        known = dict(self.world.ranks[task.rank].clock)
+        for address, value in zip(*_active(pointers, values, mask), strict=True):
+            last = history.get(int(address), [])[-1:]
+            history[int(address)] = [*last, _Release(value=int(value), clock=known, rank=-1)]
+        self._hand_over(task)
+
+    def poll(self, pointers: Handle, mask: Handle | None, values: np.ndarray) -> None:
+        """Record that the task has looked for marks."""
+        self.run.awaited[self._task().number] = (pointers, mask, values)
+
+    def await_marked(self, note: int) -> None:
+        """Hand over until another task changes something, since words are late. ``note`` is their sender."""
+        task, line, before = self._task(), self._line(), self.world.progress
+        address = int(self.run.awaited[task.number][0].data.reshape(-1)[0])
+        sender, name = _ranks.sender_of(note, task.rank, self._sharing(address)), self.run.shadows.name(address)
+        self._hand_over(
+            task, lambda: self.world.progress != before, lambda: f"waits for marked mail of {sender} in {name} ({line})"
+        )
+
+    def received(self) -> None:
+        """Acquire what the words that were polled last have released: all of them have their marks."""
+        task = self._task()
+        pointers, mask, values = self.run.awaited.pop(task.number)
+        clocks: dict[int, dict[int, int]] = {}
+        for address, value in zip(*_active(pointers, values, mask), strict=True):
+            for release in self.run.releases.get(int(address), ()):
+                if release.value == int(value):
+                    clocks[id(release.clock)] = release.clock
+        for clock in clocks.values():
+            _ranks.World.join(task.clock, clock)
+        self.run.shadows.received(task, pointers, mask, values.dtype.itemsize, self._line())
 
     # --- order ----------------------------------------------------------------------------------------------------------
 
@@ -201,6 +252,13 @@ class RankWatch:
 
     def _line(self) -> str:
         return line_of(self.file)
+
+
+def _active(pointers: Handle, values: np.ndarray, mask: Handle | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the addresses and values of active lanes."""
+    addresses = pointers.full()
+    active = np.broadcast_to(True if mask is None else mask.full(), addresses.shape)
+    return addresses[active], np.broadcast_to(values, addresses.shape)[active]
 
 
 def _word(option: Any) -> str:

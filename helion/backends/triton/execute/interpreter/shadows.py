@@ -101,10 +101,14 @@ class Shadows:
             )
             if found:
                 return self._conflict(shadow, *found, event)
-            shadow.reads.append(_Read(np.unique(units), task.number, task.clock[task.number], event))
-            if len(shadow.reads) > _MOST_READS:
-                self._drop_old_reads(shadow)
+            self._add_read(task, shadow, units, event)
         return None
+
+    def received(self, task: Task, pointers: Handle, mask: Handle | None, itemsize: int, line: str) -> None:
+        """Record a read of words that the task has waited for."""
+        event = self._event("read", task, line)
+        for shadow, units in self._units(pointers, mask, itemsize):
+            self._add_read(task, shadow, units, event)
 
     def store(self, task: Task, pointers: Handle, mask: Handle | None, itemsize: int, line: str) -> Conflict | None:
         event = self._event("written", task, line)
@@ -163,6 +167,11 @@ class Shadows:
             if both.size:
                 return int(both[0]), read.event
         return None
+
+    def _add_read(self, task: Task, shadow: _Shadow, units: np.ndarray, event: int) -> None:
+        shadow.reads.append(_Read(np.unique(units), task.number, task.clock[task.number], event))
+        if len(shadow.reads) > _MOST_READS:
+            self._drop_old_reads(shadow)
 
     def _drop_old_reads(self, shadow: _Shadow) -> None:
         clocks = [rank.clock for rank in self.world.ranks]
