@@ -130,12 +130,11 @@ class MemoryAttrs:
     """One memory access.
 
     - ``slot`` numbers loads and stores together in program order and survives cloning. Atomics have slots of their own.
-    - ``load_slot`` numbers the loads whose eviction policy the user left open.
+      ``load_slot`` numbers the loads whose eviction policy the user left open.
     - ``mask`` is the operand that holds the user's extra mask, ``rank`` the number of dimensions of the accessed tile.
     - ``atomic`` is the operation of an atomic, ``sem`` its memory order, ``scope`` the programs that see it: those of
       this GPU (``gpu``) or of all GPUs (``sys``). The result of an ``unread`` atomic has no use.
-    - ``padded``: the memory of the load has whole tiles, with zeros out of range.
-    - ``aligned``: lanes begin at multiples of this many elements of the tensor; 0 if unknown.
+    - ``padded``: the load's memory has whole tiles, zeros out of range. ``aligned``: lanes begin at multiples of it, or 0.
     - ``mark``: operand with the mark of the words. A load waits for it; two more are its note, and nanoseconds until then.
     """
 
