@@ -430,6 +430,12 @@ def test_reduction_epilogue_over_tiles() -> None:
         assert facts_of(kernel, *args).matmul_with_tiled_reduction_epilogue is None
 
 
+def test_stages_with_sums_of_exponentials() -> None:
+    (reduction,) = facts_of(softmax, tensor(64, 64)).reductions
+    assert (reduction.stages, reduction.exponential_stages) == ((("max",), ("sum",)), (1,))
+    assert all(not each.exponential_stages for each in _epilogue("rms_norm", 64).reductions)
+
+
 def test_what_is_stored_while_its_sources_stay_is_made_piece_by_piece() -> None:
     facts = facts_of(matmul_in_tiles, tensor(512, 256), tensor(256, 1000))
     # the distance from the mean goes to memory while the product waits for its second reduction

@@ -222,7 +222,7 @@ class ReductionFact:
     op's operands and results together. ``body_live_tiles`` counts those that span the axis.
     ``per_feature_accumulator``: the reduction feeds a loop-carried accumulator that spans only other, whole axes
     (``grad_weight[N]``). ``stages`` names the reductions by their depth in the chain of dependent reductions. The
-    reductions of one stage can run together.
+    reductions of one stage can run together. ``exponential_stages`` are the numbers of those with a sum of exponentials.
     """
 
     axis: int
@@ -243,6 +243,7 @@ class ReductionFact:
     live_tiles: LiveTiles
     per_feature_accumulator: bool
     stages: tuple[tuple[str, ...], ...] = ()
+    exponential_stages: tuple[int, ...] = ()
 
     @property
     def sized(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ir.grammar import Op, ReduceAttrs, Value
+from ..ir.grammar import Op, Operand, PointwiseAttrs, ReduceAttrs, Value
 from ..ir.ops import OPS
 from .flow import Flow
 from .liveness import Liveness
@@ -52,23 +52,41 @@ def reduction_facts(
                 live_tiles=tiles,
                 per_feature_accumulator=any(_feeds_features(op, walk, axes) for op, _ in found),
                 stages=_stages(found, flow),
+                exponential_stages=_exponential_stages(found, flow, walk),
             )
         )
     return tuple(facts)
 
 
-def _stages(found: list[tuple[Op, int]], flow: Flow) -> tuple[tuple[str, ...], ...]:
-    """Return the names of reductions by depth of dependence. In program order a reduction follows those that it depends
-    on."""
+def _levels(found: list[tuple[Op, int]], flow: Flow) -> list[int]:
+    """Return the depth of dependence of each reduction. In program order it follows those that it depends on."""
     levels: list[int] = []
     for at, (_, bit) in enumerate(found):
         needed = [levels[i] for i, (op, _) in enumerate(found[:at]) if flow.of(op.result) & bit]
         levels.append(1 + max(needed, default=-1))
-    count = 1 + max(levels)
+    return levels
+
+
+def _stages(found: list[tuple[Op, int]], flow: Flow) -> tuple[tuple[str, ...], ...]:
+    """Return the names of reductions by depth of dependence."""
+    levels = _levels(found, flow)
     return tuple(
         tuple(op.attributes(ReduceAttrs).name for (op, _), level in zip(found, levels, strict=True) if level == stage)
-        for stage in range(count)
+        for stage in range(1 + max(levels))
     )
+
+
+def _exponential_stages(found: list[tuple[Op, int]], flow: Flow, walk: Walk) -> tuple[int, ...]:
+    sums = [op.attributes(ReduceAttrs).name == "sum" and _is_exponential(op.operands[0], walk) for op, _ in found]
+    return tuple(sorted({level for level, powers in zip(_levels(found, flow), sums, strict=True) if powers}))
+
+
+def _is_exponential(value: Operand, walk: Walk) -> bool:
+    """Return whether a value is an exponential, in all its valid elements."""
+    made = walk.makers.of(value)
+    while made is not None and made.kind in ("mask", "view"):
+        made = walk.makers.of(made.operands[0])
+    return made is not None and made.kind == "pointwise" and made.attributes(PointwiseAttrs).name in ("exp", "exp2")
 
 
 def _category(axis: AxisFact) -> Category:

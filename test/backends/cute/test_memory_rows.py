@@ -278,6 +278,40 @@ def test_tiles_of_nothing_but_minus_infinity() -> None:
     assert bool(wanted[1:].isnan().all()) and float(wanted[0]) < -100
 
 
+@pytest.mark.parametrize("test", ["isinf", "isfinite"])
+def test_a_top_that_is_zero_where_it_is_infinite(test: str) -> None:
+    """Sum exponentials as torch.logsumexp does, which gives infinities where the maximum is one."""
+    e = Chain()
+    top = e("row_maximum", 0)
+    about = e("where", e("isinf", top), 0.0, top) if test == "isinf" else e("where", e("isfinite", top), top, 0.0)
+    total = e("row_sum", e("exp", e("sub", 0, about)))
+    asked = gemms.product(
+        5, 600, 64, epilogue=e.done(("lse", e("add", e("log", total), about), "column", "float32", 1))
+    )
+    plan = plan_of(asked)
+    assert isinstance(plan.finish, TileFinish) and [part.kind for part in plan.finish.parts] == ["plain", "rescaled"]
+    sums = torch.randn(5, 600, generator=torch.Generator().manual_seed(2)) - 200
+    sums[0, 128:] = float("-inf")
+    sums[1] = float("-inf")
+    sums[2, 7] = float("nan")
+    sums[3, 300] = float("inf")
+    (found,) = run(plan, sums, {})
+    wanted = sums.double().logsumexp(1)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert wanted[1] == -float("inf") and wanted[3] == float("inf")
+
+
+@pytest.mark.parametrize("zero", [1.0, "top"])
+def test_another_number_is_no_such_top(zero: float | str) -> None:
+    e = Chain()
+    top = e("row_maximum", 0)
+    chosen = e("where", e("isinf", top), top, 0.0) if zero == "top" else e("where", e("isinf", top), 1.0, top)
+    asked = gemms.product(
+        5, 600, 64, epilogue=e.done(("t", e("row_sum", e("exp", e("sub", 0, chosen))), "column", "float32", 1))
+    )
+    assert isinstance(plan_of(asked).finish, RowFinish)
+
+
 def test_the_first_of_equal_columns_in_several_tiles() -> None:
     asked = gemms.whole_rows("argmax", 3, 600, 64)
     sums = torch.zeros(3, 600)

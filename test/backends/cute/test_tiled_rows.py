@@ -13,6 +13,7 @@ import helion.language as hl
 from helion import exc
 from helion._testing import EXAMPLES_DIR, import_path
 from helion.backends.cute.lower.kernel import known_product
+from helion.backends.cute.plan.finish import split
 from helion.backends.cute.plan.records import RowFinish, TileFinish
 from helion.backends.cute.resources import predict
 from helion.backends.cute.resources.shape import shape_of
@@ -93,6 +94,8 @@ def test_facts_show_the_product_that_tiles_compute() -> None:
         assert (shape.problem.m, shape.problem.n, shape.problem.k) == (problem.m, problem.n, problem.k)
         assert sorted(each.kind for each in shape.problem.outputs) == sorted(each.kind for each in problem.outputs)
         assert analysis.seeds.seeds, name
+        if problem.epilogue.reduces_rows and name != "chosen_maximum":  # facts show neither comparison nor choice
+            assert type(split(shape.problem, 128)[1]) is type(split(problem, 128)[1]), name
 
 
 def test_products_that_facts_do_not_show_are_predicted_to_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -453,6 +453,6 @@ def _joined(finish: TileFinish, part: Part) -> str:
         return own
     if part.kind == "first":
         return found_at(of_tile(part.of), f"x{part.of}_row", own)
-    shifted = f"({of_tile(part.of)} - x{part.of}_row)"
+    shifted = f"({of_tile(part.of)} - x{part.about}_row)"
     scaled = shifted if part.scale == 1.0 else f"{shifted} * {part.scale!r}"
     return f"{own} * cute.math.{part.power}({scaled})"

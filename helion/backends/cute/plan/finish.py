@@ -220,10 +220,27 @@ def _part(epilogue: Epilogue, value: int) -> Part | None:
     scale, shifted = _scaled(epilogue, argument) if isinstance(argument, int) else (1.0, None)
     if shifted is None or shifted.op != "sub":
         return None
-    x, top = shifted.arguments
-    if not isinstance(x, int) or not isinstance(top, int) or not _extreme(epilogue, top, x, ("row_maximum",)):
+    x, about = shifted.arguments
+    if not isinstance(x, int) or not isinstance(about, int):
         return None
-    return Part(value=value, kind="rescaled", of=top, power=power.op, scale=scale)
+    top = _unguarded(epilogue, about)
+    if not _extreme(epilogue, top, x, ("row_maximum",)):
+        return None
+    return Part(value=value, kind="rescaled", of=top, about=about, power=power.op, scale=scale)
+
+
+def _unguarded(epilogue: Epilogue, value: int) -> int:
+    """Return the number that `value` equals where it is finite, if `value` is 0 where it is infinite; else `value`."""
+    made = epilogue.made(value)
+    if made is None or made.op != "where":
+        return value
+    at, *chosen = made.arguments
+    test = epilogue.made(at) if isinstance(at, int) else None
+    if test is None or test.op not in ("isinf", "isfinite"):
+        return value
+    (number,) = test.arguments
+    expected = [constant(0.0), number] if test.op == "isinf" else [number, constant(0.0)]
+    return number if isinstance(number, int) and chosen == expected else value
 
 
 def _extreme(epilogue: Epilogue, value: int, x: int, ops: Sequence[str] = ("row_maximum", "row_minimum")) -> bool:
@@ -249,7 +266,7 @@ def _about_tiles(epilogue: Epilogue, parts: Sequence[Part]) -> tuple[Epilogue, d
 
     A tile of only -inf then has a sum of 0.
     """
-    tops = {part.of for part in parts if part.kind == "rescaled"}
+    tops = {part.of for part in parts if part.kind == "rescaled" and part.about == part.of}
     numbers: dict[int, int] = {value: value for value in range(1 + len(epilogue.operands))}
     about: dict[int, int] = {}
     made: list[Instruction] = []

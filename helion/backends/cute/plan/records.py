@@ -240,13 +240,14 @@ class Part:
     """A reduction, value number ``value`` of the whole problem, from those of the tiles.
 
     ``plain``: the tiles' results are reduced once more. ``first``: a position in the row, from the tiles whose extreme,
-    reduction ``of``, is that of the row. ``rescaled``: a sum of ``power`` ((x - top) * ``scale``), where each tile has
-    its own top, ``of``.
+    reduction ``of``, is that of the row. ``rescaled``: a sum of ``power`` ((x - ``about``) * ``scale``), where ``about``
+    is the row's top, ``of``, or 0 where that is infinite. Each tile has its own.
     """
 
     value: int
     kind: Literal["plain", "first", "rescaled"]
     of: int = 0
+    about: int = 0
     power: str = ""
     scale: float = 1.0
 

@@ -418,16 +418,21 @@ def _epilogue(
         instructions.append(Instruction(op, arguments))
         return len(operands) + len(instructions)
 
-    value, found = 0, None
-    stages = [stage for fact in facts.reductions if fact.axis == axes[1] for stage in fact.stages]
+    value, found, numbers_only = 0, None, all(_output_kind(store, axes) == "column" for store in stores)
+    over = [fact for fact in facts.reductions if fact.axis == axes[1]]
+    stages = [stage for fact in over for stage in fact.stages]
+    powers = [number in fact.exponential_stages for fact in over for number in range(len(fact.stages))]
     for number, operand in enumerate(operands, start=1) if stages else ():
         value = step("add", value, number) if operand.kind in ("exact", "strided", "product") else value
-    for stage in stages:
+    for stage, has_powers in zip(stages, powers, strict=True):
+        top = None
         for name in stage:
-            found = step(_REDUCTIONS.get(name, "row_sum"), value)
+            term = step("exp", value) if has_powers and numbers_only and name == "sum" else value
+            found = step(_REDUCTIONS.get(name, "row_sum"), term)
+            top = found if name == "max" else top
             found = step("row_first", value, found) if name.startswith("arg") else found
         assert found is not None
-        value = step("sub", 0, found)
+        value = step("sub", value if numbers_only else 0, found if top is None else top)
     outputs = tuple(
         EpilogueOutput(
             name=f"output_{store.slot}",
