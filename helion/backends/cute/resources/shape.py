@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ...._compiler.facts.records import AxisFact, KernelFacts, MatmulFact, MemoryOpFact, RegionFact
+from ...._compiler.facts.records import AxisFact, KernelFacts, MatmulFact, MemoryOpFact
 from ...._shapes import dtype_name
-from ..plan.build import MAX_PROMOTE_K_TILES
 from ..plan.copied import Copied, CopySource, granule_of, raw_major
 from ..plan.dtypes import itemsize
 from ..plan.epilogue import (
@@ -23,8 +22,8 @@ from ..plan.epilogue import (
     OperandKind,
     OutputKind,
 )
-from ..plan.records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups, Major
-from ..plan.scales import BlockScales, Scale, Side
+from ..plan.records import TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups, Major
+from .scales import block_scales, blocks_of_k, depth_of, fixed_size, scale_loads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +120,9 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
         whole_rows=sides.whole is not None,
         batch_blocks=tuple(axis.block_id for axis in batch if axis.kind == "tile"),
         depth=problem.line if sides.held else None,
-        fixed={block: size for block in blocks if block != sides.whole and (size := _size(facts, block)) is not None},
+        fixed={
+            block: size for block in blocks if block != sides.whole and (size := fixed_size(facts, block)) is not None
+        },
     )
 
 
@@ -141,10 +142,10 @@ def _sides(facts: KernelFacts) -> _Sides | str:
         return f"the kernel has {1 + len(others)} matmuls, not one to {MAX_PRODUCTS}"
     if any(_axes(each) != _axes(fact) for each in others):
         return "the matmuls of the kernel have different tiles"
-    nested = bool(_blocks_of_k(fact, facts))
+    nested = bool(blocks_of_k(fact, facts))
     m, n = (_extent(facts, axis) for axis in (fact.m_axis, fact.n_axis))
     all_rows = _rows_of_groups(fact, facts) if m is None else None
-    k = _depth(fact, facts) if nested else _extent(facts, fact.k_axis)
+    k = depth_of(fact, facts) if nested else _extent(facts, fact.k_axis)
     whole = _whole_axis(fact, facts)
     rows, inner = _tile(facts, fact.m_axis), _tile(facts, fact.k_axis)
     held = fact.k_axis is not None and facts.axes[fact.k_axis].kind == "full"
@@ -230,7 +231,7 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
         a_major=majors[0],
         b_major=majors[1],
         epilogue=_epilogue(operands, facts, stores, axes, n),
-        scales=None if copied else _scales(fact, facts, axes, k),
+        scales=None if copied else block_scales(fact, facts, axes, k),
         copied=copied,
         runtime=_runtime(facts, zip(("size_m", "size_n", "size_k"), walked, strict=True)),
     )
@@ -238,7 +239,7 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
 
 def _batch_axes(facts: KernelFacts, sides: _Sides, blocks: Sequence[int]) -> list[AxisFact]:
     """Return the axes other than M, N and K."""
-    over = {*blocks, *(facts.axes[at].block_id for at in _blocks_of_k(sides.fact, facts))}
+    over = {*blocks, *(facts.axes[at].block_id for at in blocks_of_k(sides.fact, facts))}
     return [axis for axis in facts.axes if axis.block_id not in over and (sides.whole is None or axis.on_grid)]
 
 
@@ -463,90 +464,6 @@ def _tile(facts: KernelFacts, axis: int | None) -> int | None:
     return found.block_id if found is not None and found.kind in ("tile", "fixed") else None
 
 
-def _size(facts: KernelFacts, block: int) -> int | None:
-    """Return the tile size of a block, if the program sets it."""
-    return next((axis.size for axis in facts.axes if axis.block_id == block and axis.kind == "fixed"), None)
-
-
-# Blocks of K with scales
-# -------------------------------------------------------------------------------------------------
-
-#: Lines that share a scale where facts do not show their number.
-SHARED_LINES = 128
-
-
-def _loops(fact: MatmulFact, facts: KernelFacts) -> list[RegionFact]:
-    """Return the loop over the tiles of K, and one over blocks of them, if any."""
-    regions = {region.region: region for region in facts.regions}
-    found = [regions[fact.region]]
-    parent = found[0].parent
-    if parent is not None and regions[parent].kind == "loop":
-        (*axes,) = regions[parent].axes
-        if all(facts.axes[axis].kind == "scalar" for axis in axes):
-            found.append(regions[parent])
-    return found
-
-
-def _blocks_of_k(fact: MatmulFact, facts: KernelFacts) -> tuple[int, ...]:
-    """Return the axes of a loop over blocks of K."""
-    return tuple(axis for region in _loops(fact, facts)[1:] for axis in region.axes)
-
-
-def _depth(fact: MatmulFact, facts: KernelFacts) -> int | None:
-    """Return K of the left operand, for a loop over a block of it."""
-    left = next((op for op in facts.memory_ops if op.slot == fact.lhs_slot and op.kind == "load"), None)
-    if left is None or not left.static:
-        return None
-    return next((n for axis, n in zip(left.subscript_axes, left.extents, strict=True) if axis == fact.k_axis), None)
-
-
-def _factors(fact: MatmulFact, facts: KernelFacts) -> list[MemoryOpFact]:
-    """Return the loads other than operands in the loops over K, if there are such loops."""
-    if fact.k_axis is not None and facts.axes[fact.k_axis].kind == "full":
-        return []
-    regions = {region.region for region in _loops(fact, facts)}
-    multiplied = {slot for each in facts.matmuls for slot in (each.lhs_slot, each.rhs_slot)}
-    return [op for op in facts.memory_ops if op.kind == "load" and op.region in regions and op.slot not in multiplied]
-
-
-def _scales(fact: MatmulFact, facts: KernelFacts, axes: tuple[int, int], k: int) -> BlockScales | None:
-    """Return scales per row and per column as far as facts show them: their presence, not their values."""
-    found = _factors(fact, facts)
-    if not found:
-        return None
-    line = SWIZZLE_BYTES // fact.lhs_dtype.itemsize
-    factors: dict[Side, Scale] = {}
-    for op in sorted(found, key=lambda op: len(op.tile_axes), reverse=True):
-        side: Side = "row" if axes[0] in op.tile_axes or "column" in factors else "column"
-        whole = not set(axes) & set(op.tile_axes)
-        lines = (_size(facts, axes[1]) or SHARED_LINES) if whole or op.gathered else 1
-        factors[side] = Scale(
-            name=f"factor_{op.slot}",
-            side=side,
-            dtype=dtype_name(op.dtype),
-            pitch=1,
-            k_pitch=1,
-            lines=lines,
-            whole=whole,
-        )
-    size = max(line, min(_shared_along_k(fact, facts, found, k), MAX_PROMOTE_K_TILES * line))
-    return BlockScales(k=size // line * line, factors=tuple(factors.values()))
-
-
-def _shared_along_k(fact: MatmulFact, facts: KernelFacts, found: Sequence[MemoryOpFact], k: int) -> int:
-    """Return the elements of K with one scale: those of a tile of known size, or from the extents of the scales."""
-    for axis in _blocks_of_k(fact, facts):
-        return -(-k // (facts.axes[axis].extent or k))
-    assert fact.k_axis is not None
-    if (size := facts.axes[fact.k_axis].size) is not None:
-        return size
-    for op in found:
-        blocks = [n for axis, n in zip(op.subscript_axes, op.extents, strict=True) if axis is None and n > 1]
-        if len(blocks) == 1:
-            return 1 << (-(-k // blocks[0]) - 1).bit_length()
-    return SHARED_LINES
-
-
 def _pitch(major: Major, other: int, k: int) -> int:
     return _even(k if major == "k" else other)
 
@@ -565,7 +482,7 @@ def _second(others: Sequence[MatmulFact], pitch: int) -> Iterator[EpilogueOperan
 def _operands(facts: KernelFacts, axes: tuple[int, int]) -> Iterator[EpilogueOperand]:
     seen: set[tuple[int, tuple[int | None, ...]]] = set()
     multiplied = {slot for each in facts.matmuls for slot in (each.lhs_slot, each.rhs_slot)}
-    multiplied |= {op.slot for each in facts.matmuls for op in _factors(each, facts)}
+    multiplied |= {op.slot for each in facts.matmuls for op in scale_loads(each, facts)}
     written: set[int] = set()
     for op in facts.memory_ops:
         if op.kind == "store":
