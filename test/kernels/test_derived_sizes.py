@@ -238,3 +238,25 @@ def unknown_length(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
 def test_lengths_that_depend_on_data() -> None:
     with pytest.raises(exc.ShapeSpecializingCall):
         helion.kernel(unknown_length).bind((torch.randn(8), torch.ones(1, dtype=torch.int32)))
+
+
+def sums_of_blocks(x: torch.Tensor) -> torch.Tensor:
+    block = hl.register_block_size(x.size(0))
+    partial = torch.empty([2, -(-x.size(0) // block), 2], device=x.device)
+    for tile in hl.tile(x.size(0), block_size=block):
+        partial[0, tile.id, 0] = x[tile].sum()
+        partial[1, tile.id, 0] = x[tile].abs().sum()
+        partial[0, tile.id, 1] = float(1 + -x.size(0) % block)
+        partial[1, tile.id, 1] = float((3 - x.size(0)) // block)
+    return partial
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize(("size", "block"), [(21, 8), (24, 8), (61, 32)])
+def test_numbers_of_blocks_round_down_as_in_python(size: int, block: int, static: bool) -> None:
+    x = torch.randn(size) + 0.5
+    parts = x.split(block)
+    numbers = [torch.tensor([1.0 + -size % block, (3.0 - size) // block][i]).expand(len(parts)) for i in range(2)]
+    sums = [torch.stack([p.sum() for p in parts]), torch.stack([p.abs().sum() for p in parts])]
+    expected = torch.stack([torch.stack(pair, 1) for pair in zip(sums, numbers, strict=True)])
+    torch.testing.assert_close(run(sums_of_blocks, x, sizes=[block], static=static), expected)

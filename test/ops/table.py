@@ -441,19 +441,24 @@ def caches() -> list[Case]:
     latent = functools.partial(ops.latent_decode, width=32, scale=0.25)
     few = torch.randperm(30)[:12].view(3, 4)
     halves = _normal(1, 20, 40, dtype=BF16), _normal(40, 16, 40, dtype=BF16)
+    wide = _normal(1, 5, 296, dtype=BF16), _normal(8, 16, 296, dtype=BF16), few[:1, :2] % 8, lengths[2:]
+    in_slices = functools.partial(ops.latent_decode, width=288, scale=0.25)
     return [
         Case("decode, fp32", ops.decode, _decoded, (q, k, v, lengths)),
         Case("decode, no batch", ops.decode, _decoded, (q[:0], k[:0], v[:0], lengths[:0])),
         Case("paged_decode, in two parts, bf16", ops.paged_decode, _paged, half),
         Case("latent_decode, fp32", latent, _latent, (_normal(3, 20, 40), _normal(30, 16, 40), few, lengths)),
         Case("latent_decode, in two parts, bf16", latent, _latent, (*halves, table, half[-1])),
+        Case("latent_decode, two slices, bf16", in_slices, functools.partial(_latent, width=288), wide),
         Case("latent_decode, no batch", latent, _latent, (_normal(0, 20, 40), halves[1].float(), few[:0], lengths[:0])),
     ]
 
 
-def _latent(q: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def _latent(
+    q: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, width: int = 32
+) -> torch.Tensor:
     rows = cache[table.long()].flatten(1, 2).unsqueeze(2)
-    return _decoded(q, rows, rows[..., :32], lengths, scale=0.25)
+    return _decoded(q, rows, rows[..., :width], lengths, scale=0.25)
 
 
 def _attended_linearly(

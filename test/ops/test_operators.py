@@ -187,14 +187,16 @@ def _close_to(frequencies: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 @pytest.fixture
-def in_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the kernel take all rows at once, in two tiles of columns."""
-    kernel = helion.kernel(config=helion.Config(block_sizes=[16, 2048]), static_shapes=False)(sampling.sample_kernel.fn)
-    monkeypatch.setattr(sampling, "sample_kernel", kernel)
+def in_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the kernels take many rows at once where they can."""
+    for name, blocks in (("sample_kernel", [64]), ("best_groups_kernel", [64]), ("sample_groups_kernel", [64])):
+        function = getattr(sampling, name).fn
+        config = helion.Config(block_sizes=blocks)
+        monkeypatch.setattr(sampling, name, helion.kernel(config=config, static_shapes=False)(function))
 
 
 @pytest.mark.prove
-@pytest.mark.usefixtures("in_large_tiles")
+@pytest.mark.usefixtures("in_many_rows")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_samples_have_the_probabilities_of_the_kept_tokens(dtype: torch.dtype) -> None:
     logits = torch.linspace(-3, 2, 23).roll(9).to(dtype)
@@ -211,13 +213,13 @@ def test_samples_have_the_probabilities_of_the_kept_tokens(dtype: torch.dtype) -
     assert _close_to(_frequencies(logits, temperature=0.7, top_k=5, top_p=0.8), kept / kept.sum())
 
 
-@pytest.mark.usefixtures("in_large_tiles")
+@pytest.mark.usefixtures("in_many_rows")
 def test_rows_have_options_of_their_own() -> None:
-    logits = torch.tensor([3.0, 3.0, 0.0, -0.0, -5.0]).expand(4, 60, 5)
+    logits = torch.tensor([1.0, 1.0, 0.0, -0.0, -5.0]).expand(4, 24, 5)
     torch.manual_seed(5)
-    rows = [[0.0, 1.0, 1.0, 1.0], [5, 1, 3, 9], [1.0, 1.0, 1.0, 0.9]]
+    rows = [[0.0, 1.0, 1.0, 1.0], [5, 1, 3, 9], [1.0, 1.0, 1.0, 0.7]]
     dtypes = torch.float32, torch.int64, torch.float32
-    options = [torch.tensor(r, dtype=t)[:, None].expand(4, 60) for r, t in zip(rows, dtypes, strict=True)]
+    options = [torch.tensor(r, dtype=t)[:, None].expand(4, 24) for r, t in zip(rows, dtypes, strict=True)]
     tokens = ops.sample(logits, temperature=options[0], top_k=options[1], top_p=options[2])
     assert [row.unique().tolist() for row in tokens] == [[0, 1], [0, 1], [0, 1, 2, 3], [0, 1]]
     torch.manual_seed(5)

@@ -21,8 +21,13 @@ from .attention import MASKED
 PROGRAMS = 512
 #: The fewest keys for which a sequence is split once more.
 LEAST_KEYS = 256
-#: Heads of a latent cache that one program takes, by which the number of parts is chosen.
+#: Heads of a latent cache that one program takes, and the programs of a call, by which the number of parts is chosen.
 LATENT_HEADS = 64
+LATENT_PROGRAMS = 128
+#: The widest slice of latent values whose accumulators fit into registers.
+LATENT_WIDTH = 256
+#: A part of a sequence has a multiple of so many keys.
+LATENT_KEYS = 64
 
 
 @helion.kernel(static_shapes=False)
@@ -74,38 +79,43 @@ def latent_parts_kernel(
     rotary: torch.Tensor,
     table: torch.Tensor,
     lengths: torch.Tensor,
-    page: int,
+    page: hl.constexpr,
     parts: hl.constexpr,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the same with rows of `latent[P * page, L]` that are keys and values of all heads of `q[B, H, L]`.
+    """Compute the same with rows of `latent[P * page, S, L]` that are keys and values of all heads of `q[B, H, S, L]`.
 
-    Scores have a second term, of `rotary_q[B, H, R]` and `rotary[P * page, R]`.
+    Scores have a second term, of `rotary_q[B, H, R]` and `rotary[P * page, R]`. A program computes one of the S slices
+    of its heads' values, for which it needs whole scores: accumulators of all slices would not fit into registers.
     """
     batch, heads = q.size(0), q.size(1)
-    width = hl.specialize(q.size(2))
-    out = torch.empty([batch, parts, heads, width], dtype=torch.float32, device=q.device)
-    normalizers = torch.empty([batch, parts, heads], dtype=torch.float32, device=q.device)
-    for tile_b, tile_p, tile_h in hl.tile([batch, parts, heads], block_size=[1, 1, None]):
-        sequence, part = tile_b.begin, tile_p.begin
-        query, rotary_query = q[sequence, tile_h, :], rotary_q[sequence, tile_h, :]
-        length = lengths[sequence]
-        step = (length + parts - 1) // parts
+    slices, width, _ = hl.specialize((q.size(2), q.size(3), rotary_q.size(2)))
+    out = torch.empty([batch, parts, heads, slices, width], dtype=torch.float32, device=q.device)
+    normalizers = torch.empty([batch, parts, heads, slices], dtype=torch.float32, device=q.device)
+    for tile_b, tile_p, tile_h, tile_s in hl.tile([batch, parts, heads, slices], block_size=[1, 1, None, 1]):
+        sequence, part, own = tile_b.begin, tile_p.begin, tile_s.begin
+        queries = [q[sequence, tile_h, (own + i) % slices, :] for i in range(slices)]
+        rotary_query = rotary_q[sequence, tile_h, :]
+        length = lengths[sequence].to(torch.int32)
+        step = (length + parts * LATENT_KEYS - 1) // (parts * LATENT_KEYS) * LATENT_KEYS
         highest = hl.full([tile_h], MASKED, dtype=torch.float32)
         total = hl.zeros([tile_h], dtype=torch.float32)
         acc = hl.zeros([tile_h, width], dtype=torch.float32)
         for tile in hl.tile(torch.minimum(part * step, length), torch.minimum(part * step + step, length)):
             row = table[sequence, tile.index // page] * page + tile.index % page
-            value = latent[row, :]
-            scores = hl.dot(rotary_query, rotary[row, :].T, acc=hl.dot(query, value.T)) * (scale * math.log2(math.e))
+            value = latent[row, own, :]
+            scores = hl.dot(rotary_query, rotary[row, :].T, acc=hl.dot(queries[0], value.T))
+            for i in hl.static_range(1, slices):
+                scores = hl.dot(queries[i], latent[row, (own + i) % slices, :].T, acc=scores)
+            scores = scores * (scale * math.log2(math.e))
             raised = torch.maximum(highest, torch.amax(scores, dim=-1))
             weights = torch.exp2(scores - raised[:, None])
             shrink = torch.exp2(highest - raised)
             total = total * shrink + torch.sum(weights, dim=-1)
             acc = hl.dot(weights.to(value.dtype), value, acc=acc * shrink[:, None])
             highest = raised
-        out[sequence, part, tile_h, :] = acc / torch.where(total > 0, total, 1.0)[:, None]
-        normalizers[sequence, part, tile_h] = highest + torch.log2(total)
+        out[sequence, part, tile_h, own, :] = acc / torch.where(total > 0, total, 1.0)[:, None]
+        normalizers[sequence, part, tile_h, own] = highest + torch.log2(total)
     return out, normalizers
 
 
@@ -125,10 +135,10 @@ def decode_combine_kernel(parts: torch.Tensor, normalizers: torch.Tensor, dtype:
     return out
 
 
-def _parts(programs: int, table: torch.Tensor, page: int) -> int:
+def _parts(programs: int, table: torch.Tensor, page: int, wanted: int = PROGRAMS) -> int:
     """Return the number of parts of a sequence, if one part each has `programs` programs."""
-    wanted = min(PROGRAMS // max(programs, 1), table.size(1) * page // LEAST_KEYS)
-    return 1 << max(wanted, 1).bit_length() - 1  # a power of two, so that few kernels are compiled
+    most = min(wanted // max(programs, 1), table.size(1) * page // LEAST_KEYS)
+    return 1 << max(most, 1).bit_length() - 1  # a power of two, so that few kernels are compiled
 
 
 def _run(
@@ -146,12 +156,16 @@ def _run_latent(
     q: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, *options: Any
 ) -> torch.Tensor:
     width, page, scale = options
-    operands = q[..., :width], q[..., width:], cache[:, :width], cache[:, width:]
-    parts = _parts(q.size(0) * -(-q.size(1) // LATENT_HEADS), table, page)
-    found: torch.Tensor = decode_combine_kernel(
-        *latent_parts_kernel(*operands, table, lengths, page, parts, scale), q.dtype
-    )
-    return found
+    slices = 1
+    while width // slices > LATENT_WIDTH and width % (2 * slices) == 0:
+        slices *= 2
+    batch, heads, _ = q.shape
+    operands = q[..., :width].unflatten(-1, (slices, -1)), q[..., width:]
+    rows = cache[:, :width].unflatten(-1, (slices, -1)), cache[:, width:]
+    parts = _parts(batch * slices * -(-heads // LATENT_HEADS), table, page, LATENT_PROGRAMS)
+    out, normalizers = latent_parts_kernel(*operands, *rows, table, lengths, page, parts, scale)
+    found: torch.Tensor = decode_combine_kernel(out.flatten(2, 3), normalizers.flatten(2, 3), q.dtype)
+    return found.view(batch, heads, width)
 
 
 _decode = Operator(

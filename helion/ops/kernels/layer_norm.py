@@ -1,7 +1,7 @@
 """Layer normalization of rows, alone or of the sum with a residual.
 
 Mean and variance come from one row in registers, the variance from centered values. The gradients of weight and bias
-are sums over rows: each program adds up a block of rows, and the host adds the partial sums.
+are sums over rows: each program adds up a block of rows, and a second kernel adds the blocks.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 import helion
 import helion.language as hl
 
+from .._block_sums import block_sums_kernel
 from .._operators import Operator, check_tensor, rows
 
 
@@ -55,18 +56,19 @@ def add_layer_norm_kernel(
     return out, added
 
 
-@helion.kernel(static_shapes=False, ignore_warnings=[helion.exc.TensorOperationInWrapper])
+@helion.kernel(static_shapes=False)
 def layer_norm_backward_kernel(
     grad: torch.Tensor, grad_row: torch.Tensor | None, x: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute the gradients of the rows `x[M, N]`, of `weight[N]` and of the bias; add `grad_row[M, N]` to the first."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the gradient of the rows `x[M, N]`, add `grad_row[M, N]` to it, and those of `weight[N]` and the bias.
+
+    The latter are of each block of rows, and in one tensor.
+    """
     m = x.size(0)
     n = hl.specialize(x.size(1))
     block = hl.register_block_size(m)
-    blocks = helion.cdiv(m, block)
     grad_x = torch.empty([m, n], dtype=x.dtype, device=x.device)
-    partial_weight = torch.empty([blocks, n], dtype=torch.float32, device=x.device)
-    partial_bias = torch.empty([blocks, n], dtype=torch.float32, device=x.device)
+    partial = torch.empty([2, helion.cdiv(m, block), n], dtype=torch.float32, device=x.device)
     for outer in hl.tile(m, block_size=block):
         sums_weight = hl.zeros([n], dtype=torch.float32)
         sums_bias = hl.zeros([n], dtype=torch.float32)
@@ -84,18 +86,26 @@ def layer_norm_backward_kernel(
             if grad_row is not None:
                 found = found + grad_row[tile, :].to(torch.float32)
             grad_x[tile, :] = found
-        partial_weight[outer.id, :] = sums_weight
-        partial_bias[outer.id, :] = sums_bias
-    return grad_x, partial_weight.sum(0).to(weight.dtype), partial_bias.sum(0)
+        partial[0, outer.id, :] = sums_weight
+        partial[1, outer.id, :] = sums_bias
+    return grad_x, partial
+
+
+def _run_backward(
+    grad: torch.Tensor, grad_row: torch.Tensor | None, x: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    grad_x, partial = layer_norm_backward_kernel(grad, grad_row, x, weight, eps)
+    return grad_x, block_sums_kernel(partial, weight.dtype)
 
 
 _backward = Operator(
-    "layer_norm_backward(Tensor grad, Tensor? grad_row, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)",
+    "layer_norm_backward(Tensor grad, Tensor? grad_row, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
     layer_norm_backward_kernel,
+    block_sums_kernel,
+    run=_run_backward,
     fake=lambda grad, grad_row, x, weight, eps: (
         x.new_empty(x.shape),
-        weight.new_empty(weight.shape),
-        weight.new_empty(weight.shape, dtype=torch.float32),
+        weight.new_empty(2, *weight.shape),
     ),
 )
 _backward.differentiate_once()
@@ -120,7 +130,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     x, weight = ctx.saved_tensors
-    grad_x, grad_weight, grad_bias = _backward(grad, None, x, weight, ctx.eps)
+    grad_x, grad_both = _backward(grad, None, x, weight, ctx.eps)
+    grad_weight, grad_bias = grad_both.unbind()
     return grad_x, grad_weight, None if ctx.bias_dtype is None else grad_bias.to(ctx.bias_dtype), None
 
 
@@ -132,7 +143,8 @@ def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...
 
 def _gradients_of_sum(ctx: Any, grad: torch.Tensor, grad_added: torch.Tensor) -> tuple[Any, ...]:
     added, weight = ctx.saved_tensors
-    grad_sum, grad_weight, grad_bias = _backward(grad, grad_added, added, weight, ctx.eps)
+    grad_sum, grad_both = _backward(grad, grad_added, added, weight, ctx.eps)
+    grad_weight, grad_bias = grad_both.unbind()
     bias = None if ctx.bias_dtype is None else grad_bias.to(ctx.bias_dtype)
     return grad_sum.to(ctx.dtype), grad_sum, grad_weight, bias, None
 

@@ -110,7 +110,17 @@ class Emission:
             return self.symbol(number.args[0])
         if number.op == "tunable":
             return repr(self.plan.tunables[number.args[0]])
-        return f"({number.combine(self.number)})"
+        text = number.combine(self.number)
+        if number.op in ("floordiv", "mod") and not number.leaves_are("block", "tunable"):
+            return self._rounded_down(number.op, text, *map(self.number, number.args))
+        return f"({text})"
+
+    @staticmethod
+    def _rounded_down(op: str, text: str, dividend: str, divisor: str) -> str:
+        """Correct ``text``, which Triton rounds toward zero, as Python has quotients and remainders."""
+        rest = f"{dividend} % {divisor}"
+        inexact = f"({rest} != 0) & (({dividend} < 0) != ({divisor} < 0))"
+        return f"({text} {'-' if op == 'floordiv' else '+'} tl.where({inexact}, {'1' if op == 'floordiv' else divisor}, 0))"
 
     def operand(self, operand: Operand) -> str:
         return self.names.of(operand) if isinstance(operand, Value) else literal(operand)
