@@ -136,7 +136,7 @@ def sample_groups_kernel(
         threshold = hl.full([tile], -(2 ** (31 - free)), dtype=torch.int32)
         wanted = hl.zeros([tile], dtype=torch.float32) + (top_k[tile] if isinstance(top_k, torch.Tensor) else top_k)
         for by_mass in hl.static_range(1 if top_p is None else 2):  # top-k by number, then top-p by mass
-            if by_mass:
+            if by_mass and top_p is not None:
                 wanted = hl.zeros([tile], dtype=torch.float32)
                 for tile_g in hl.tile(end, block_size=GROUPS):
                     at = chosen[tile, tile_g][:, :, None] * GROUP + inner
