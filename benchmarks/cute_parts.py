@@ -1,5 +1,5 @@
 """Check and time parts of matmuls that the CuTe backend runs on request: groups of rows, batches of several dimensions,
-several products of the same rows, and windows of tensors.
+several products of the same rows, windows of tensors, and additions to memory.
 
     python benchmarks/cute_parts.py [--times] [--repeats N] [--seconds N] [--device cpu] [NAME ...]
 
@@ -155,6 +155,19 @@ def rotated(x: torch.Tensor, w: torch.Tensor, cos: torch.Tensor, sin: torch.Tens
         c, s = cos[tile_m, :].to(torch.float32), sin[tile_m, :].to(torch.float32)
         out[tile_m, at] = (first * c - second * s).to(x.dtype)
         out[tile_m, at + half] = (first * s + second * c).to(x.dtype)
+    return out
+
+
+def into_zeros(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """``x[M, K]`` by ``y[K, N]``, which programs with 512 of K each add to zeros."""
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.zeros([m, n], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n, part in hl.tile([m, n, k], block_size=[None, None, 512]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(part.begin, part.end):
+            acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
+        hl.atomic_add(out, [tile_m, tile_n], acc)
     return out
 
 
@@ -327,6 +340,21 @@ def by_heads(m: int, heads: int, k: int, half: int = 64) -> Case:
     )
 
 
+def into_memory(m: int, n: int, k: int, split: int = 1) -> Case:
+    """Return the case of a matmul that is added to zeros in fp32, of which ``split`` clusters have a part of K each."""
+
+    def library(x: torch.Tensor, y: torch.Tensor) -> Calls:
+        return {"cublas": lambda: torch.mm(x, y)}
+
+    return Case(
+        kernel=into_zeros,
+        arguments=lambda: (made(m, k, scale=k**-0.25), made(k, n, seed=1, scale=k**-0.25)),
+        exact=lambda x, y: x.double() @ y.double(),
+        library=library,
+        config=(("wgmma_k_splits", 1), ("wgmma_grid_splits", split)) if split > 1 else (),
+    )
+
+
 EVEN, SKEWED, FEW = (512,) * 8, (0, 1, 3000, 0, 64, 129, 1, 901), (70, 0, 1, 229)
 GIANT = (0,) * 60 + (1,) * 60 + (8000,) + (0,) * 7
 CASES = {
@@ -345,6 +373,10 @@ CASES = {
     "projected": batched(projected, 3, 5, 203, 200, 64, 5),
     "three": side_by_side(three, 3, 203, 264, 200),
     "held": side_by_side(held, 1, 203, 264, 200),
+    "added": into_memory(203, 264, 2000),
+    "added_split": into_memory(203, 264, 2000, split=4),
+    "added_large": into_memory(256, 512, 100000),
+    "added_square": into_memory(4096, 4096, 4096),
     "halves": in_halves(203, 264, 200),
     "rotated": by_heads(203, 5, 200),
     "halves_large": in_halves(8192, 8192, 2048),

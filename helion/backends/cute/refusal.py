@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ... import exc
-from ..._compiler.ir.grammar import Program
-from ..._shapes import NeedsValue
+from ..._compiler.ir.grammar import NumberAttrs, Program
+from ..._shapes import Expr, NeedsValue
 from ...hardware import Target
 from .bounds import smallest
 from .lower.kernel import check_strides, known_product
@@ -25,9 +27,8 @@ def refusal(program: Program, target: Target) -> exc.Base | None:
     reason: Refusal | None = None
     try:
         unit_of(target)
-        if program.tunables:
-            raise Refusal(f"it has tunables of its own: {', '.join(name for name, _ in program.tunables)}")
         product = known_product(program)
+        _check_tunables(program, product.batch_blocks)
         check_strides(product)
         fixed = [product.fixed.get(block) for block in product.blocks]
         for choice in smallest(product.problem, product.whole_rows, target, fixed):
@@ -41,6 +42,17 @@ def refusal(program: Program, target: Target) -> exc.Base | None:
         reason = Refusal(f"a size that tiles depend on is known only when it runs ({error})")
     assert reason is not None
     return exc.CuteUnsupported(kernel=program.host.name, target=target, reason=as_written(program, reason))
+
+
+def _check_tunables(program: Program, free: Sequence[int]) -> None:
+    """Check that the kernel's own tunables size blocks alone that have no tiles here. Raises ``Refusal``."""
+    numbers: list[object] = [block.size for block in program.blocks if block.id not in free]
+    numbers += [block.extent for block in program.blocks]
+    numbers += [number for tensor in program.tensors for number in (*tensor.shape, *tensor.strides)]
+    numbers += [op.attrs.expr for op in program.walk() if isinstance(op.attrs, NumberAttrs)]
+    used = any(leaf.op == "tunable" for number in numbers if isinstance(number, Expr) for leaf in number.leaves())
+    if program.tunables and (used or not free):
+        raise Refusal(f"it has tunables of its own: {', '.join(name for name, _ in program.tunables)}")
 
 
 def unproven(program: Program, target: Target) -> str:
@@ -66,6 +78,8 @@ def unproven(program: Program, target: Target) -> str:
         part = "in a batch of several dimensions"
     elif any(problem.starts):
         part = "that begin within a tensor"
+    elif any(output.adds for output in problem.outputs):
+        part = "that are added to memory"
     elif copied:
         part = f"whose operand {copied[0].sources[0].name} is copied by warps"
     elif strided:

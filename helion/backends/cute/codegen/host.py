@@ -13,8 +13,8 @@ from .setups import by_tma, dsl, hopper_mma, mma_arguments, operand_dsl, second_
 
 LARGEST_SIDE = 256
 """The largest tile extent along M and N."""
-LOAD, STORE = "CopyBulkTensorTileG2SOp", "CopyBulkTensorTileS2GOp"
-"""The DSL's copies from and to global memory by TMA."""
+LOAD, STORE, ADD = "CopyBulkTensorTileG2SOp", "CopyBulkTensorTileS2GOp", "CopyReduceBulkTensorTileS2GOp"
+"""The DSL's copies from and to global memory by TMA, and additions to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,12 +163,12 @@ def _umma(plan: GemmPlan) -> HostObjects:
 
 
 def _row_tiles(
-    plan: GemmPlan, name: str, dtype: str, pitch: int, box: tuple[int, int], stages: int, *, stored: bool
+    plan: GemmPlan, name: str, dtype: str, pitch: int, box: tuple[int, int], stages: int, copy: str
 ) -> list[str]:
-    """Return the TMA objects of a matrix of D's shape, moved in tiles of shape ``box``."""
+    """Return the TMA objects of a matrix of D's shape, moved in tiles of shape ``box`` by an operation."""
     library = "hopper" if plan.unit == "wgmma" else "blackwell"
     lines, first = number(plan, f"pitch_{name}", pitch), name
-    if stored and plan.problem.groups is not None:
+    if copy != LOAD and plan.problem.groups is not None:
         first, shape, stride = groups.matrix(plan, name, lines, _extent(plan, "n"))
     else:
         extents = f"({_extent(plan, 'm')}, {_extent(plan, 'n')}"
@@ -177,7 +177,7 @@ def _row_tiles(
         f"matrix_{name} = cute.make_tensor({first}, cute.make_layout({shape}, stride={stride}))",
         f"layout_{name} = {library}.make_smem_layout_epi({dsl(dtype)}, LayoutEnum.ROW_MAJOR, {box}, {stages})",
         f"tma_{name}, tensor_{name} = cpasync.make_tiled_tma_atom(",
-        f"    cpasync.{STORE if stored else LOAD}(), matrix_{name}, cute.select(layout_{name}, mode=[0, 1]), {box}",
+        f"    cpasync.{copy}(), matrix_{name}, cute.select(layout_{name}, mode=[0, 1]), {box}",
         ")",
     ]
 
@@ -188,7 +188,8 @@ def _output(plan: GemmPlan) -> HostObjects:
     names = []
     for output in plan.problem.outputs_of("exact"):
         names.append(plan.problem.label_of(output))
-        lines += _row_tiles(plan, names[-1], output.dtype, output.pitch, plan.store_box, stages, stored=True)
+        copy = ADD if output.adds else STORE
+        lines += _row_tiles(plan, names[-1], output.dtype, output.pitch, plan.store_box, stages, copy)
     return HostObjects(lines=tuple(lines), parameters=_parameters(*names))
 
 
@@ -198,7 +199,7 @@ def _residuals(plan: GemmPlan) -> HostObjects:
     for operand in plan.problem.epilogue.of_kind("exact"):
         names.append(operand.label)
         box, stages = (plan.cta_tile[0], plan.epilogue_n), plan.residual_stages
-        lines += _row_tiles(plan, operand.label, operand.dtype, operand.pitch, box, stages, stored=False)
+        lines += _row_tiles(plan, operand.label, operand.dtype, operand.pitch, box, stages, LOAD)
     return HostObjects(lines=tuple(lines), parameters=_parameters(*names))
 
 

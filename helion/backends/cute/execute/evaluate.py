@@ -181,9 +181,9 @@ def _made(op: str, given: Sequence[torch.Tensor], rows: int, columns: int) -> to
 
 def _store(output: EpilogueOutput, out: torch.Tensor, value: torch.Tensor, problem: GemmProblem) -> None:
     if output in problem.matrices:
-        torch.as_strided(out, (problem.m, problem.n), (output.pitch, output.column_pitch)).copy_(
-            value.expand(problem.m, problem.n)
-        )
+        stored = torch.as_strided(out, (problem.m, problem.n), (output.pitch, output.column_pitch))
+        value = value.expand(problem.m, problem.n)
+        stored.copy_(stored + value.to(stored.dtype) if output.adds else value)
     else:
         torch.as_strided(out, (problem.m, 1), (output.pitch, 1)).copy_(value)
 

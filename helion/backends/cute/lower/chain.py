@@ -73,6 +73,10 @@ class Written:
     pitch: int
     column_pitch: int = 1
 
+    @property
+    def adds(self) -> bool:
+        return self.op.kind == "atomic"
+
 
 class Steps(Protocol):
     """A trace that appends steps."""
@@ -139,7 +143,8 @@ class Chain:
     def updated(self) -> frozenset[int]:
         """Return the outputs whose tiles are read, at the same place, before they are stored."""
         order = {op.number: at for at, op in enumerate(self.frame.program.walk())}
-        stored = {output.place.tensor.id: output for output in self.outputs if output.kind in ("exact", "strided")}
+        matrices = [output for output in self.outputs if output.kind in ("exact", "strided") and not output.adds]
+        stored = {output.place.tensor.id: output for output in matrices}
         return frozenset(
             tensor
             for tensor, output in stored.items()
@@ -353,8 +358,10 @@ class Chain:
     # Outputs -------------------------------------------------------------------------------------------------------------
 
     def store(self, op: Op) -> None:
-        """Add the store of ``op`` to the outputs."""
+        """Add the store, or the atomic addition, of ``op`` to the outputs."""
         place = upright(self.frame, place_of(self.frame, op))
+        if op.kind == "atomic" and (self._is_strided(place) or self._ends_in_a_granule(place)):
+            raise Refusal(f"{place.tensor.name} is added to by TMA, whose rows begin and end at multiples of 16 bytes")
         if self.by_tma and (self._is_strided(place) or self._ends_in_a_granule(place)):
             self._store_strided(op, place)
             return
@@ -397,7 +404,8 @@ class Chain:
         operands = tuple(operand for operand, _ in self.loads.values())
         written = tuple(self._output(output, names) for output in self.outputs)
         epilogue = Epilogue(operands=operands, instructions=tuple(instructions))
-        plain = len(written) == 1 and written[0].kind == "exact" and written[0].value == epilogue.last
+        stored = len(written) == 1 and written[0].kind == "exact" and not written[0].adds
+        plain = stored and written[0].value == epilogue.last
         return epilogue if plain else Epilogue(operands=operands, instructions=tuple(instructions), outputs=written)
 
     def _output(self, output: Written, names: Mapping[Reference, int]) -> EpilogueOutput:
@@ -411,6 +419,7 @@ class Chain:
             dtype=dtype_name(tensor.dtype),
             pitch=output.pitch,
             column_pitch=output.column_pitch,
+            adds=output.adds,
         )
 
     def _has_sums(self, value: Reference) -> bool:

@@ -17,7 +17,7 @@ from ..plan.records import Groups
 
 def host_program(plan: LaunchPlan, pieces: Callable[[Any, HostBuilder], str]) -> HostProgram:
     """Build the host function of a plan: one launch over its work items, whose number ``pieces`` returns."""
-    host = HostBuilder(plan.program.host, plan.sizes.__getitem__, {})
+    host = HostBuilder(plan.program.host, plan.sizes.__getitem__, dict(plan.tunables))
     call = KernelCall(
         kernel=plan.kernel_names[0],
         grid=["0" if plan.is_empty else pieces(plan, host)],

@@ -24,6 +24,7 @@ from .groups import without_groups
 from .held import with_loop
 from .names import as_written, name_of
 from .numbers import dividing, equal, example, known
+from .parts import without_parts
 from .product import Product, product_of
 from .windows import Start, with_windows
 
@@ -49,6 +50,14 @@ def _product(program: Program) -> Product:
 
 def _of_windows(program: Program) -> Product:
     """Return the product of a program whose accesses are of whole tensors, or windows."""
+    joined = without_parts(program)
+    product = _of_groups_or_batch(joined.program)
+    if joined.block is None:
+        return product
+    return dataclasses.replace(product, batch_blocks=(*product.batch_blocks, joined.block))
+
+
+def _of_groups_or_batch(program: Program) -> Product:
     grouped = without_groups(program)
     batched = without_batch(grouped.program)
     looped = with_loop(batched.program)
@@ -217,4 +226,5 @@ def build_plan(program: Program, decisions: Decisions, target: Target, settings:
         sizes=tuple(decisions.sizes[block.id] for block in program.blocks),
         overwritten=tuple(dict.fromkeys(tensor.source for tensor in overwritten(program, program))),
         origin_lines=settings.output_origin_lines,
+        tunables=tuple((name, decisions.values[name]) for name, _ in program.tunables),
     )

@@ -15,6 +15,7 @@ from ...._compiler.ir.grammar import (
     DotAttrs,
     ForAttrs,
     LoopAxis,
+    MemoryAttrs,
     Op,
     PointwiseAttrs,
     Program,
@@ -359,10 +360,25 @@ def _is_swapped(frame: Frame, dot: Op) -> bool:
 
 def _stores(program: Program, bodies: Sequence[Region]) -> list[Op]:
     effects = [op for op in program.walk() if OPS[op.kind].stays]
-    known = {op.number for body in bodies for op in body.ops if op.kind == "store"}
+    known = {op.number for body in bodies for op in body.ops if op.kind in ("store", "atomic")}
     if not effects or any(op.number not in known for op in effects):
-        raise Refusal("stores after the loop over K are implemented, and no other effect")
+        raise Refusal("stores and atomic additions after the loop over K are implemented, and no other effect")
+    for op in effects:
+        check_atomic(op, program)
     return effects
+
+
+def check_atomic(op: Op, program: Program) -> None:
+    """Check that an atomic is an addition as TMA makes it, of relaxed order and without a result. Raises ``Refusal``."""
+    if op.kind != "atomic":
+        return
+    attrs, tensor = op.attributes(MemoryAttrs), program.tensors[op.attrs.tensor]
+    read = any(value is op.result for other in program.walk() for value in other.reads())
+    if attrs.atomic != "add" or attrs.sem != "relaxed" or attrs.scope != "gpu" or read:
+        raise Refusal(
+            f"an atomic {attrs.atomic} to {tensor.name} in {attrs.sem} order, for {attrs.scope}, is not implemented;"
+            " relaxed additions whose result is not read are"
+        )
 
 
 def _oriented(frame: Frame, stores: Sequence[Op]) -> Frame:

@@ -25,6 +25,8 @@ class Stored:
         for store in stores:
             tensor = store.attrs.tensor
             before = self.stores.pop(tensor, store)
+            if before is not store and "atomic" in (before.kind, store.kind):
+                raise Refusal(f"{self.frame.tensor(store).name} is added to, and stored to as well")
             if blocks_of(self.frame, before) != blocks_of(self.frame, store):
                 raise Refusal(f"{self.frame.tensor(store).name} is stored in two ways")
             self.stores[tensor] = store
@@ -32,6 +34,8 @@ class Stored:
     def read_back(self, load: Op) -> None:
         """Read the value that ``load`` returns, of a tensor that was stored to."""
         tensor, store = self.frame.tensor(load), self.stores[load.attrs.tensor]
+        if store.kind == "atomic":
+            raise Refusal(f"{tensor.name} is read after it was added to")
         if blocks_of(self.frame, load) != blocks_of(self.frame, store):
             raise Refusal(f"{tensor.name} is read with other indices than it was stored")
         if tensor.dtype != torch.float32 and tensor.dtype not in ROUNDED:
@@ -47,7 +51,7 @@ def stores_after_loop(body: Region, frame: Frame, chain: Chain) -> list[Op]:
     """Return the final stores of a program that stores, and may read that again, after its loop over K."""
     stored = Stored(frame, chain)
     for op in body.ops:
-        if op.kind == "store":
+        if op.kind in ("store", "atomic"):
             stored.keep([op])
         elif op.kind == "load" and op.attrs.tensor in stored.stores:
             stored.read_back(op)

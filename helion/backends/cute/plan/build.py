@@ -9,6 +9,7 @@ from . import workspace
 from .copied import MAX_COPIED_SUMS, MAX_LOADED_REGISTERS, NOT_COPIED
 from .counts import copied_line_step, copied_lines, copied_registers, counts, loads_while_copying
 from .dtypes import (
+    ADDED_DTYPES,
     COLUMN_DTYPES,
     COLUMN_OUTPUT_DTYPES,
     EPILOGUE_DTYPES,
@@ -246,6 +247,11 @@ def _check_outputs(problem: GemmProblem) -> None:
         known = {"column": COLUMN_OUTPUT_DTYPES, "tile": ("float32",)}.get(output.kind, OUTPUT_DTYPES)
         if output.dtype not in known:
             raise Refusal(f"outputs of {output.dtype} are not implemented; {', '.join(known)} are")
+        if output.adds and (output.kind != "exact" or output.dtype not in ADDED_DTYPES or not _adds_by_tma(problem)):
+            raise Refusal(
+                f"{shown_output(problem, output)} is added to, which is implemented for matrices of"
+                f" {', '.join(ADDED_DTYPES)}, without row reductions and groups of rows"
+            )
         if output.kind == "strided":
             check_strided(problem, shown_output(problem, output), output.pitch, output.column_pitch, stored=True)
         elif output.kind == "exact":
@@ -254,6 +260,10 @@ def _check_outputs(problem: GemmProblem) -> None:
                 check_row_ends(problem, output)
         elif output.pitch < 1:
             raise Refusal(f"output {output.name} has a stride of {output.pitch}; 1 and more are implemented")
+
+
+def _adds_by_tma(problem: GemmProblem) -> bool:
+    return problem.groups is None and not problem.epilogue.reduces_rows
 
 
 def _check_second(problem: GemmProblem, operand: EpilogueOperand) -> None:

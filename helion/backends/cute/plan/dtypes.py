@@ -41,6 +41,8 @@ COLUMN_DTYPES = (*EPILOGUE_DTYPES, "int32", "int64")
 """Types of epilogue inputs of one number per row: integers are rounded to fp32."""
 OUTPUT_DTYPES = (*FLOAT_DTYPES, "float8_e4m3fn", "int8")
 """Types of output matrices. The conversion to e5m2 saturates where torch's gives infinity."""
+ADDED_DTYPES = FLOAT_DTYPES
+"""Types of output matrices that TMA adds to."""
 COLUMN_OUTPUT_DTYPES = (*FLOAT_DTYPES, "int32", "int64")
 """Types of outputs with one number per row, which are stored one by one."""
 LARGEST_E4M3 = 464.0

@@ -103,9 +103,12 @@ class EpilogueOperand:
 
 
 def _shown(tensor: EpilogueOperand | EpilogueOutput) -> str:
-    """Return the text of a tensor, without the pitch of columns if they are contiguous."""
+    """Return the text of a tensor, without the pitch of columns if they are contiguous, or ``adds`` if it is stored."""
+    hidden = {"column_pitch": 1, "adds": False}
     shown = [
-        each.name for each in dataclasses.fields(tensor) if each.name != "column_pitch" or tensor.column_pitch != 1
+        each.name
+        for each in dataclasses.fields(tensor)
+        if each.name not in hidden or getattr(tensor, each.name) != hidden[each.name]
     ]
     return f"{type(tensor).__name__}({', '.join(f'{name}={getattr(tensor, name)!r}' for name in shown)})"
 
@@ -137,7 +140,8 @@ class EpilogueOutput:
     its own columns to a ``tile``. A ``sum`` (blocks of M, N) has the sum of the values over the rows of each block.
 
     ``pitch`` counts elements from one row to the next of ``exact``, ``tile`` and ``sum``, and from one element to the next of
-    ``column``. The values of ``column`` and ``tile`` have to be one per row.
+    ``column``. The values of ``column`` and ``tile`` have to be one per row. With ``adds`` TMA adds the value to what is
+    in memory, element by element.
     """
 
     name: str
@@ -146,6 +150,7 @@ class EpilogueOutput:
     dtype: str
     pitch: int
     column_pitch: int = 1
+    adds: bool = False
 
     def __repr__(self) -> str:
         return _shown(self)

@@ -29,6 +29,8 @@ class LaunchPlan:
     is_empty: bool = False
     """True if nothing is launched."""
     warnings: tuple[exc.BaseWarning, ...] = ()
+    tunables: tuple[tuple[str, object], ...] = ()
+    """Values of the kernel's own tunables, which its host code may read."""
 
     @property
     def kernel_names(self) -> tuple[str, ...]:

@@ -92,6 +92,8 @@ class _Sides:
     nested: bool
     grouped: bool = False
     held: bool = False
+    parts: int | None = None
+    """The axis of the grid over parts of K, if there is one."""
 
 
 def shape_of(facts: KernelFacts) -> ProductShape | str:
@@ -118,7 +120,7 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
         blocks=blocks,
         root=number if dimensions > 1 and sides.whole is None else None,
         whole_rows=sides.whole is not None,
-        batch_blocks=tuple(axis.block_id for axis in batch if axis.kind == "tile"),
+        batch_blocks=tuple(axis.block_id for axis in batch if axis.kind == "tile") + _tiles(facts, sides.parts),
         depth=problem.line if sides.held else None,
         fixed={
             block: size for block in blocks if block != sides.whole and (size := fixed_size(facts, block)) is not None
@@ -145,7 +147,8 @@ def _sides(facts: KernelFacts) -> _Sides | str:
     nested = bool(blocks_of_k(fact, facts))
     m, n = (_extent(facts, axis) for axis in (fact.m_axis, fact.n_axis))
     all_rows = _rows_of_groups(fact, facts) if m is None else None
-    k = depth_of(fact, facts) if nested else _extent(facts, fact.k_axis)
+    parts = _parts_of_k(facts, fact)
+    k = depth_of(fact, facts) if nested or parts is not None else _extent(facts, fact.k_axis)
     whole = _whole_axis(fact, facts)
     rows, inner = _tile(facts, fact.m_axis), _tile(facts, fact.k_axis)
     held = fact.k_axis is not None and facts.axes[fact.k_axis].kind == "full"
@@ -167,7 +170,18 @@ def _sides(facts: KernelFacts) -> _Sides | str:
         nested=nested,
         grouped=all_rows is not None,
         held=held,
+        parts=parts,
     )
+
+
+def _parts_of_k(facts: KernelFacts, fact: MatmulFact) -> int | None:
+    """Return the axis of the grid whose programs each add a part of K by atomics."""
+    if fact.k_axis is None or facts.axes[fact.k_axis].extent is not None:
+        return None
+    accessed = (*facts.memory_ops, *facts.atomics)
+    indexed = {axis for op in accessed for axis in (*op.subscript_axes, *op.tile_axes)}
+    rest = [at for at, axis in enumerate(facts.axes) if axis.on_grid and at not in indexed]
+    return rest[0] if len(rest) == 1 and all(op.kind != "store" for op in accessed) else None
 
 
 def _rows_of_groups(fact: MatmulFact, facts: KernelFacts) -> int | None:
@@ -180,7 +194,7 @@ def _rows_of_groups(fact: MatmulFact, facts: KernelFacts) -> int | None:
 
 def _stores(facts: KernelFacts, axes: tuple[int, int]) -> list[MemoryOpFact] | str:
     """Return one store of each output, matrices first; or the reason why they are no outputs of a GEMM."""
-    stored = [op for op in facts.memory_ops if op.kind == "store"]
+    stored = [*(op for op in facts.memory_ops if op.kind == "store"), *facts.atomics]
     stores = [*{(op.storage, op.slot if _is_part(op) else None): _indexed(op) for op in stored}.values()]
     stores.sort(key=lambda store: len(_walked(store, axes)), reverse=True)
     if not stores or any(_walked(store, axes) not in (axes, axes[::-1], axes[:1]) for store in stores):
@@ -216,7 +230,7 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
     for each in copied:
         if each.operand in ("a", "b"):
             majors["ab".index(each.operand)] = (each.raw and raw_major(each.sources[0], ())) or "k"
-    walked = (*axes, None if sides.nested else fact.k_axis)
+    walked = (*axes, None if sides.nested or sides.parts is not None else fact.k_axis)
     loads = _without_offsets(facts) if sides.grouped else facts
     operands = (*_second(sides.others, _pitch(majors[1], n, k)), *_operands(loads, axes))
     return GemmProblem(
@@ -240,6 +254,7 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
 def _batch_axes(facts: KernelFacts, sides: _Sides, blocks: Sequence[int]) -> list[AxisFact]:
     """Return the axes other than M, N and K."""
     over = {*blocks, *(facts.axes[at].block_id for at in blocks_of_k(sides.fact, facts))}
+    over |= {facts.axes[at].block_id for at in (sides.parts,) if at is not None}
     return [axis for axis in facts.axes if axis.block_id not in over and (sides.whole is None or axis.on_grid)]
 
 
@@ -436,15 +451,16 @@ def _epilogue(
         value = step("sub", value if numbers_only else 0, found if top is None else top)
     outputs = tuple(
         EpilogueOutput(
-            name=f"output_{store.slot}",
+            name=f"{'added' if store.kind == 'atomic' else 'output'}_{store.slot}",
             value=value if len(_walked(store, axes)) == len(axes) or found is None else found,
             kind=_output_kind(store, axes),
             dtype=dtype_name(store.dtype),
             pitch=_pitches(store, axes, n),
+            adds=store.kind == "atomic",
         )
         for store in stores
     )
-    plain = len(outputs) == 1 and outputs[0].kind == "exact"
+    plain = len(outputs) == 1 and outputs[0].kind == "exact" and not outputs[0].adds
     return Epilogue(operands=operands, instructions=tuple(instructions), outputs=() if plain else outputs)
 
 
@@ -462,6 +478,11 @@ def _tile(facts: KernelFacts, axis: int | None) -> int | None:
     """Return the block of an axis, if it has tiles."""
     found = None if axis is None else facts.axes[axis]
     return found.block_id if found is not None and found.kind in ("tile", "fixed") else None
+
+
+def _tiles(facts: KernelFacts, axis: int | None) -> tuple[int, ...]:
+    """Return the block of an axis whose tiles a config has sizes for."""
+    return (facts.axes[axis].block_id,) if axis is not None and facts.axes[axis].kind == "tile" else ()
 
 
 def _pitch(major: Major, other: int, k: int) -> int:
