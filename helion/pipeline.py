@@ -193,7 +193,7 @@ class Analysis:
     def facts(self) -> KernelFacts:
         if not self.program.roots:
             raise exc.NoDeviceLoopsInKernel(kernel=self.name)
-        facts = collect.collect_facts(self.program, self.rollable)
+        facts = collect.collect_facts(self.backend.described(self.program), self.rollable)
         _LOG.debug("facts of %s: %s", self.name, facts)
         return facts
 

@@ -99,6 +99,10 @@ class Backend(Protocol[P]):
         """
         ...
 
+    def described(self, program: Program) -> Program:
+        """Return the program from which the facts of ``program`` are collected."""
+        ...
+
     def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
         """Return the predicted time of one launch."""
         ...

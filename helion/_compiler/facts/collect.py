@@ -20,7 +20,7 @@ from .axes import axis_facts, count, with_means
 from .composed import epilogue_fact, pointwise_fact, reduced_products, tiled_epilogue_fact, work_facts
 from .flow import trace_flow
 from .liveness import maximal, sweep
-from .matmuls import attention_fact, attention_gradient_facts, matmul_facts, operand_roles
+from .matmuls import attention_fact, attention_gradient_facts, matmul_facts, operand_roles, weighted_fact
 from .memory import atomic_facts, memory_facts
 from .records import (
     AttentionFact,
@@ -78,6 +78,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         matmul_with_reduction_epilogue=epilogue_fact(matmuls, reductions, axes, products),
         matmul_with_tiled_reduction_epilogue=tiled_epilogue_fact(matmuls, reductions, axes, products),
         attention=_attention(program, attention_fact(matmuls, reductions, regions)),
+        weighted=_attention(program, weighted_fact(matmuls, reductions, regions)),
         attention_gradients=_attention_gradients(program, attention_gradient_facts(matmuls, reductions, regions, axes)),
         rewrites=_rewrites(program, walk, axes),
         rewritten=_rewritten(program, rollable),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from ..._shapes import Dim
@@ -218,7 +219,22 @@ def _adds(op: Op) -> bool:
 def attention_fact(
     matmuls: tuple[MatmulFact, ...], reductions: tuple[ReductionFact, ...], regions: tuple[RegionFact, ...]
 ) -> AttentionFact | None:
-    """Return the fact of two dots in one loop where a reduction covers N of the first, which is K of the second."""
+    """Return the fact of two chained dots in one loop where a reduction covers N of the first, which is K of the second."""
+    reduced = {(fact.region, fact.axis) for fact in reductions}
+    return next((fact for fact in _chains(matmuls, regions) if (fact.region, fact.key_axis) in reduced), None)
+
+
+def weighted_fact(
+    matmuls: tuple[MatmulFact, ...], reductions: tuple[ReductionFact, ...], regions: tuple[RegionFact, ...]
+) -> AttentionFact | None:
+    """Return the fact of two chained dots in one loop, and no other, that no reduction joins: weights are not summed."""
+    reduced = {(fact.region, fact.axis) for fact in reductions}
+    found = next(_chains(matmuls, regions), None) if len(matmuls) == 2 else None
+    return None if found is None or (found.region, found.key_axis) in reduced else found
+
+
+def _chains(matmuls: tuple[MatmulFact, ...], regions: tuple[RegionFact, ...]) -> Iterator[AttentionFact]:
+    """Yield two dots of one loop over N of the first, which is K of the second: the second consumes the first."""
     for output in matmuls:
         for at in output.consumes:
             scores = matmuls[at]
@@ -226,9 +242,7 @@ def attention_fact(
             together = scores.region == output.region and output.k_axis == key and output.m_axis == query
             if key is None or not together or key not in regions[output.region].axes:
                 continue
-            if any(r.axis == key and r.region == output.region for r in reductions):
-                return AttentionFact(query_axis=query, key_axis=key, region=output.region)
-    return None
+            yield AttentionFact(query_axis=query, key_axis=key, region=output.region)
 
 
 def attention_gradient_facts(

@@ -354,8 +354,7 @@ class MatmulWithTiledReductionEpilogueFact:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionFact:
-    """Two dots in one loop, the second fed by the first through a reduction over the loop's axis.
-
+    """Two dots in one loop, the second fed by the first: through a reduction over the loop's axis, or (``weighted``) none.
     ``query_axis`` is M of both, None if the kernel has a constant number of queries. ``key_axis`` is N of the first and
     K of the second. ``region`` is the loop. ``hidden``: position comparisons mask whole tiles of keys in the loop
     (``rewrites/peel_masks.py``). ``diagonal``: the loop ends at the end of the query tile. ``window``: the keys that a query
@@ -495,6 +494,7 @@ class KernelFacts:
     matmul_with_reduction_epilogue: MatmulWithReductionEpilogueFact | None = None
     matmul_with_tiled_reduction_epilogue: MatmulWithTiledReductionEpilogueFact | None = None
     attention: AttentionFact | None = None
+    weighted: AttentionFact | None = None
     attention_gradients: tuple[AttentionGradientFact, ...] = ()
     rewrites: Mapping[str, Lazy[Any]] = field(default_factory=dict, compare=False, repr=False)
     rewritten: Mapping[str, Lazy[RewrittenFacts | None]] = field(default_factory=dict, compare=False, repr=False)

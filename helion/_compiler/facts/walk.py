@@ -145,35 +145,37 @@ def _region(
 def _note_outer(walk: Walk, op: Op, axes: tuple[LoopAxis, ...]) -> None:
     """Record the tile that bounds each nested loop.
 
-    It bounds both sides, as in ``hl.tile(outer.begin, outer.end)``, or one, as in ``hl.tile(outer.end)`` and
-    ``hl.tile(outer.begin, n)``. Numbers may shift a bound, as in ``hl.tile(outer.begin - window, outer.end + ahead)``.
+    It bounds both sides, as in ``hl.tile(outer.begin, outer.end)``, or one, as in ``hl.tile(outer.end)``,
+    ``hl.tile(0, outer.begin)`` and ``hl.tile(outer.begin, n)``. Numbers may shift a bound, as in
+    ``hl.tile(outer.begin - window, outer.end + ahead)``.
     """
     for axis in axes:
-        begin, end = _bound(walk, op, axis.begin, "begin"), _bound(walk, op, axis.end, "end")
-        shifted = any(isinstance(each, TileBound) and each.shift for each in (begin, end))
-        if isinstance(begin, TileBound) and isinstance(axis.end, OperandRef) and not shifted:
-            walk.outer[axis.block] = begin.block
+        begin, end = (_bound(walk, op, each, ("begin", "end")) for each in (axis.begin, axis.end))
+        first, last = _bound(walk, op, axis.begin, ("begin",)), _bound(walk, op, axis.end, ("end",))
+        whole = end is None and isinstance(axis.end, OperandRef)
+        if isinstance(first, TileBound) and not first.shift and (whole or first == last):
+            walk.outer[axis.block] = first.block
         elif begin is not None and end is not None and (isinstance(begin, TileBound) or isinstance(end, TileBound)):
             walk.diagonal[axis.block] = begin, end
 
 
-def _bound(walk: Walk, op: Op, bound: Bound, field: str) -> LoopBound | None:
-    """Return a bound of a loop, None if it depends on data or on the other end of a tile."""
-    return _value(walk, op.operands[bound.at], field) if isinstance(bound, OperandRef) else int(hint_of(bound))
+def _bound(walk: Walk, op: Op, bound: Bound, fields: tuple[str, ...]) -> LoopBound | None:
+    """Return a bound of a loop, None if it depends on data or on another property of a tile than ``fields``."""
+    return _value(walk, op.operands[bound.at], fields) if isinstance(bound, OperandRef) else int(hint_of(bound))
 
 
-def _value(walk: Walk, operand: Operand, field: str, hops: int = MAX_HOPS) -> LoopBound | None:
+def _value(walk: Walk, operand: Operand, fields: tuple[str, ...], hops: int = MAX_HOPS) -> LoopBound | None:
     if not isinstance(operand, Value):
         return operand if isinstance(operand, int) else None
     maker = walk.makers.of(operand)
     attrs = None if maker is None else maker.attrs
     if isinstance(attrs, TileAttrs):
-        return TileBound(attrs.block, 0) if attrs.field == field else None
+        return TileBound(attrs.block, 0) if attrs.field in fields else None
     if isinstance(attrs, NumberAttrs):
         return int(hint_of(attrs.expr))
     if maker is None or not isinstance(attrs, PointwiseAttrs) or not hops:
         return None
-    values = [_value(walk, each, field, hops - 1) for each in maker.operands]
+    values = [_value(walk, each, fields, hops - 1) for each in maker.operands]
     tiles = [each for each in values if isinstance(each, TileBound)]
     if attrs.name in ("minimum", "maximum"):  # the other value is the end of a tensor
         return tiles[0] if len(tiles) == 1 else None

@@ -75,6 +75,9 @@ class Cute:
     def keys(self, shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
         return shapes.shape_of_program(program).keys(shape, program, target, settings)
 
+    def described(self, program: Program) -> Program:
+        return shapes.shape_of_program(program).described(program)
+
     def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
         return shapes.shape_of_facts(facts).predict(facts, decisions, target)
 

@@ -27,6 +27,7 @@ from .codegen.attention.kernel import attention_kernel
 from .codegen.rowwise.module import row_kernel_of
 from .codegen.whole import gemm_kernel_of
 from .lower.attention.backward import has_backward
+from .lower.attention.consecutive import with_joined_loops
 from .lower.attention.kernel import (
     attention_multiples,
     attention_pieces,
@@ -68,7 +69,7 @@ class Shape:
 
     - ``claims``: returns whether a program has this shape; ``describes``: the same from facts.
     - ``refusal``: returns why the backend cannot run a program of this shape on a target, or None.
-    - ``multiples``, ``keys``, ``predict``, ``plan``: those of ``backends.protocol.Backend``.
+    - ``multiples``, ``keys``, ``described``, ``predict``, ``plan``: those of ``backends.protocol.Backend``.
     - ``plan_type``: the class of its plans, which no other shape has.
     - ``pieces``: returns the work items of a launch in host code, of which each cluster takes several.
     - ``kernel``: returns the kernel of a plan; ``verify`` raises ``verify.Fault`` for a plan with a broken protocol.
@@ -82,6 +83,7 @@ class Shape:
     refusal: Callable[[Program, Target], exc.Base | None]
     multiples: Callable[[Program], Mapping[str, int]]
     keys: Callable[[ProgramShape, Program, Target, Settings], OwnKeys]
+    described: Callable[[Program], Program] = lambda program: program
     predict: Callable[[KernelFacts, Decisions, Target], Predicted]
     plan: Callable[[Program, Decisions, Target, Settings], LaunchPlan]
     plan_type: type[LaunchPlan]
@@ -193,6 +195,7 @@ ATTENTION = Shape(
     refusal=attention_refusal,
     multiples=attention_multiples,
     keys=attention_keys,
+    described=with_joined_loops,
     predict=predict_attention,
     plan=build_attention,
     plan_type=CuteAttentionPlan,

@@ -103,6 +103,9 @@ class Triton:
     def keys(self, shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
         return space.own_keys(shape, program, target, settings)
 
+    def described(self, program: Program) -> Program:
+        return program
+
     def on_request(self, program: Program, facts: KernelFacts, target: Target) -> str:
         """Return no reason: this is the general backend."""
         return ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from backends.cute.attention_loops import loops
 
 import helion.language as hl
 from helion._testing import import_path
@@ -448,4 +449,6 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, large: bool 
         padding[:, n * 3 // 4 :] = float("-inf")
         slopes = torch.rand(heads, device=device) * 0.05
         add(f"biased {size}", biased, (*three(*size), bias, padding, slopes), _of_biased)
+    for named in loops(three, device, large):
+        add(*named)
     return found

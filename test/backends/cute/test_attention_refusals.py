@@ -60,7 +60,7 @@ CHANGES = {
                         "acc * shrink[:, :, None] + torch.bmm(weights.to(v.dtype), v[tile_h, tile_n, :])", r"acc \* c"),
     "an initial sum": ("hl.zeros([tile_h, tile_m], dtype", "hl.full([tile_h, tile_m], 2.0, dtype", None),
     "an initial accumulator": ("hl.zeros([tile_h, tile_m, dims], dtype", "hl.full([tile_h, tile_m, dims], 2.0, dtype", "initial"),
-    "an initial maximum": ('float("-inf"), dtype', "0.0, dtype", "initial maximum"),
+    "an initial maximum": ('float("-inf"), dtype', "0.0, dtype", None),
     "a low maximum": ('float("-inf"), dtype', "-1e30, dtype", None),
     "scores of the maximum": ("* 0.125", "* 0.125 + highest[:, :, None]", "other values of the loop"),
     "the position in the tile": ("* 0.125", "* 0.125 + hl.arange(0, 1)", None),

@@ -53,9 +53,9 @@ def _evaluate(problem: AttentionProblem, head: tuple[int, ...], tensors: Sequenc
         left = values_of_q[problem.query.value].to(q.dtype).float()
     read = _sources(problem, problem.score, of_score, head, keys)
     scores = _computed(problem.score, [left @ right.t(), *read])[problem.score.value] * problem.scale
-    scores = scores.expand(rows, keys).masked_fill(~_seen(problem), -math.inf)
+    scores = scores.expand(rows, keys).masked_fill(~_seen(problem), -math.inf if problem.softmax else 0.0)
     highest = scores.amax(1, keepdim=True).clamp(min=problem.start)
-    weights = torch.exp2(problem.unit * (scores - highest))
+    weights = torch.exp2(problem.unit * (scores - highest)) if problem.softmax else scores
     total = weights.sum(1, keepdim=True)
     read = _sources(problem, problem.finish, sources[len(of_score) :], head, problem.v.columns)
     found = _computed(problem.finish, [weights @ values, total, highest, *read])

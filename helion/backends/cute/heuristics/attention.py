@@ -74,7 +74,7 @@ def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
                 keys=length,
                 stages=LEAST_STAGES if shape.v_columns <= NARROW else None,
                 pingpong=shape.v_columns != 128 or shape.bounded,
-                lazy=shape.v_columns > 64,
+                lazy=shape.v_columns > 64 and shape.softmax,
                 scheduler="dynamic" if shape.bounded else "static",
             )
             yield choice
@@ -91,7 +91,7 @@ def _split(shape: AttentionShape, choice: AttentionChoice, target: Target) -> It
     rows = WGMMA_ROWS * choice.groups
     tiles = -(-shape.queries // rows) * shape.heads
     blocks = -(-shape.keys // choice.keys)
-    if shape.bounded or (shape.masked and shape.queries > rows):
+    if not shape.softmax or shape.bounded or (shape.masked and shape.queries > rows):
         return
     for splits in SPLITS:
         fits = _shared_bytes(shape, choice.groups, choice.keys, own_output=True) <= target.smem_per_block_bytes

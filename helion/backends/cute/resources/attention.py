@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from .... import hardware
 from ...._compiler.decisions import Decisions
-from ...._compiler.facts.records import AxisFact, KernelFacts, MatmulFact
+from ...._compiler.facts.records import AttentionFact, AxisFact, KernelFacts, MatmulFact
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
 from ..plan.attention.build import REGISTERS, registers_of
@@ -86,6 +86,8 @@ class AttentionShape:
     """The keys that a query sees at most, where masks bound them on both sides."""
     operations: int
     special: int
+    softmax: bool
+    """True if weights are relative to a running maximum."""
     loaded_bytes: int
     """Bytes of K and V in memory."""
     fixed: Mapping[int, int] = field(default_factory=dict)
@@ -103,12 +105,18 @@ class AttentionShape:
 
 def describes(facts: KernelFacts) -> bool:
     """Return whether facts describe an attention."""
-    return facts.attention is not None and facts.attention.query_axis is not None and len(facts.matmuls) == 2
+    fact = fact_of(facts)
+    return fact is not None and fact.query_axis is not None and len(facts.matmuls) == 2
+
+
+def fact_of(facts: KernelFacts) -> AttentionFact | None:
+    """Return the two chained dots, with or without a reduction between them."""
+    return facts.attention or facts.weighted
 
 
 def shape_of(facts: KernelFacts) -> AttentionShape | str:
     """Return the shape, or the reason why facts do not show one."""
-    fact = facts.attention
+    fact = fact_of(facts)
     if fact is None or fact.query_axis is None or len(facts.matmuls) != 2:
         return "the kernel is no attention of one loop over keys"
     scores, output = facts.matmuls
@@ -142,6 +150,9 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
             0, sum(each.ops for each in work) - PLAIN_OPS - (MASK_OPS if fact.diagonal or fact.hidden else 0)
         ),
         special=max(0, sum(each.sfu_ops for each in work) - 1),
+        softmax=any(
+            each.region == fact.region and not {"max", "amax"}.isdisjoint(each.names) for each in facts.reductions
+        ),
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
     )
 

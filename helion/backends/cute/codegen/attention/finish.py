@@ -22,7 +22,7 @@ from .softmax import NEGATIVE_INFINITY
 def finish_call(plan: AttentionPlan, axes: Sequence[str]) -> list[str]:
     """Return the call in the kernel."""
     vectors = [f"vector_{output.label}" for output in plan.problem.outputs if output.kind == "query"]
-    given = ["output", "rounded_output", "highest", "total", "first_query", "lane", *axes]
+    given = ["output", "rounded_output", *_registers(plan), "first_query", "lane", *axes]
     given += [*vectors, *arguments_of(plan.problem.finish), *numbers.parameters(plan)]
     return [f"finish({', '.join(given)})"]
 
@@ -32,7 +32,7 @@ def finish_functions(plan: AttentionPlan) -> list[list[str]]:
     problem, formula = plan.problem, plan.problem.finish
     axes = [f"head_{at}" for at in range(len(problem.heads))]
     vectors = [output for output in problem.outputs if output.kind == "query"]
-    given = ["output", "rounded_output", "highest", "total", "first_query", "lane", *axes]
+    given = ["output", "rounded_output", *_registers(plan), "first_query", "lane", *axes]
     given += [*(f"vector_{each.label}" for each in vectors), *arguments_of(formula), *numbers.parameters(plan)]
     lines = [f"def finish({', '.join(given)}):", *_of_rows(plan, axes)]
     for each in vectors:
@@ -51,6 +51,11 @@ def finish_functions(plan: AttentionPlan) -> list[list[str]]:
             ],
         )
     return functions
+
+
+def _registers(plan: AttentionPlan) -> list[str]:
+    """Return the registers of two rows that outputs are computed from."""
+    return ["highest"] * plan.problem.softmax + ["total"] * plan.problem.needs_total
 
 
 def _name(plan: AttentionPlan, value: int) -> str:
@@ -73,27 +78,9 @@ def _names(plan: AttentionPlan, value: int) -> str:
 
 
 def _of_rows(plan: AttentionPlan, axes: Sequence[str]) -> list[str]:
-    """Return the definitions of the values with one number per query, as lists of both rows.
-
-    A query that has seen no key has the initial maximum. If that is minus infinity, its exponents are those of minus
-    infinity less itself, and its sum is NaN.
-    """
-    problem, formula = plan.problem, plan.problem.finish
-    scale = f" * {problem.scale!r}" if problem.scale != 1.0 else ""
-    start = 'float("-inf")' if math.isinf(problem.start) else repr(problem.start)
-    unseen = f"highest[row] == {NEGATIVE_INFINITY}"
-    lines = [
-        f"    highest_rows = [cutlass.Float32(cutlass.select_({unseen}, cutlass.Float32({start}), highest[row]{scale}))"
-        " for row in range(2)]",
-    ]
-    if math.isinf(problem.start):
-        nan = 'cutlass.Float32(float("nan"))'
-        lines.append(
-            f"    total_rows = [cutlass.Float32(cutlass.select_({unseen}, {nan}, total[row])) for row in range(2)]"
-        )
-    else:
-        lines.append("    total_rows = [total[row] for row in range(2)]")
-    columns, rows = problem.v.columns, _rows(plan)
+    """Return the definitions of the values with one number per query, as lists of both rows."""
+    formula, columns, rows = plan.problem.finish, plan.problem.v.columns, _rows(plan)
+    lines = _maxima_and_totals(plan)
     for at, source in enumerate(formula.sources):
         if rows[formula.starts + at]:
             text = read(plan, source, axes, "first_query + 8 * row", "0", columns)
@@ -108,6 +95,32 @@ def _of_rows(plan: AttentionPlan, axes: Sequence[str]) -> list[str]:
         for value in _divisors(plan)
     ]
     return lines
+
+
+def _maxima_and_totals(plan: AttentionPlan) -> list[str]:
+    """Return the definitions of maxima and sums of both rows.
+
+    A query that has seen no key has the initial maximum. If that is minus infinity, its exponents are those of minus
+    infinity less itself, and its sum is NaN.
+    """
+    problem = plan.problem
+    totals = ["    total_rows = [total[row] for row in range(2)]"] * problem.needs_total
+    if not problem.softmax:
+        return totals
+    scale = f" * {problem.scale!r}" if problem.scale != 1.0 else ""
+    start = 'float("-inf")' if math.isinf(problem.start) else repr(problem.start)
+    unseen = f"highest[row] == {NEGATIVE_INFINITY}"
+    lines = [
+        f"    highest_rows = [cutlass.Float32(cutlass.select_({unseen}, cutlass.Float32({start}), highest[row]{scale}))"
+        " for row in range(2)]",
+    ]
+    if not math.isinf(problem.start):
+        return [*lines, *totals]
+    nan = 'cutlass.Float32(float("nan"))'
+    return [
+        *lines,
+        f"    total_rows = [cutlass.Float32(cutlass.select_({unseen}, {nan}, total[row])) for row in range(2)]",
+    ]
 
 
 def _divisors(plan: AttentionPlan) -> list[int]:

@@ -1,4 +1,4 @@
-"""The softmax of a block of scores: formula, masks, maxima, exponentials and sums."""
+"""The weights of a block of scores: formula, masks, maxima, exponentials and sums."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def softmax_call(plan: AttentionPlan, masked: bool, first: bool, axes: Sequence[
     if masked and has_masks(plan):
         given = ["scores", "first_query", "first_key", *numbers.parameters(plan)]
         lines.append(f"mask({', '.join(given)})")
-    lines.append(f"softmax({', '.join(_REGISTERS + _peaks(plan))}, first={first}, guarded={guarded})")
+    if plan.problem.softmax:
+        lines.append(f"softmax({', '.join(_REGISTERS + _peaks(plan))}, first={first}, guarded={guarded})")
+    elif plan.problem.needs_total:
+        lines.append(f"add_weights(scores, total, first={first})")
     return lines
 
 
@@ -50,7 +53,11 @@ def _peaks(plan: AttentionPlan) -> list[str]:
 
 def softmax_functions(plan: AttentionPlan) -> list[list[str]]:
     """Return the functions of a block, as the DSL traces them: loops over elements are unrolled."""
-    functions = [exp2_function(), _softmax(plan), *_rescale(plan), _round(plan), _join()]
+    functions = [exp2_function(), _round(plan), *([_join()] if plan.problem.needs_total else [])]
+    if plan.problem.softmax:
+        functions[1:1] = [_softmax(plan), *_rescale(plan)]
+    elif plan.problem.needs_total:
+        functions.insert(1, _add_weights(plan))
     if plan.restores_maxima:
         functions.append(_restore(plan))
     if has_masks(plan):
@@ -104,6 +111,7 @@ def _formula(plan: AttentionPlan) -> list[str]:
 def _mask(plan: AttentionPlan) -> list[str]:
     """Return the function that hides the keys out of range, and those out of the band."""
     band = plan.problem.band
+    hidden = NEGATIVE_INFINITY if plan.problem.softmax else "cutlass.Float32(0.0)"
     lines = [
         f"def mask({', '.join(['scores', 'first_query', 'first_key', *numbers.parameters(plan)])}):",
         "    for row in range(2):",
@@ -117,12 +125,10 @@ def _mask(plan: AttentionPlan) -> list[str]:
         f"        for column in range({plan.keys // 8}):",
         "            for i in range(2):",
         "                at = 4 * column + 2 * row + i",
-        f"                scores[at] = cutlass.select_(last >= 8 * column + i, scores[at], {NEGATIVE_INFINITY})",
+        f"                scores[at] = cutlass.select_(last >= 8 * column + i, scores[at], {hidden})",
     ]
     if band.first is not None:
-        lines.append(
-            f"                scores[at] = cutlass.select_(first <= 8 * column + i, scores[at], {NEGATIVE_INFINITY})"
-        )
+        lines.append(f"                scores[at] = cutlass.select_(first <= 8 * column + i, scores[at], {hidden})")
     return lines
 
 
@@ -183,6 +189,19 @@ def _softmax(plan: AttentionPlan) -> list[str]:
         "            sums[e % 4] = sums[e % 4] + weight",
         "    for row in range(2):",
         "        total[row] = sums[2 * row] + sums[2 * row + 1]",
+    ]
+
+
+def _add_weights(plan: AttentionPlan) -> list[str]:
+    """Return the function that adds weights to the sums of both rows, in two chains each."""
+    return [
+        "def add_weights(scores, total, first):",
+        "    sums = [scores[e] for e in range(4)]",
+        f"    for e in range(4, {plan.keys // 2}):",
+        "        sums[e % 4] = sums[e % 4] + scores[e]",
+        "    for row in range(2):",
+        "        added = sums[2 * row] + sums[2 * row + 1]",
+        "        total[row] = added if first else total[row] + added",
     ]
 
 

@@ -102,6 +102,14 @@ def _load_rows(plan: AttentionPlan) -> list[str]:
     return partition("q", plan.problem.q, (WGMMA_ROWS, plan.problem.q.columns))
 
 
+def _registers_of_rows(plan: AttentionPlan) -> list[str]:
+    """Return the registers of a thread's two rows: maxima, sums, and the factors of the accumulator."""
+    sizes = {"highest": 2, "total": 2, "factors": 3 if plan.lazy else 2}
+    if not plan.problem.softmax:
+        sizes = {"total": 2} if plan.problem.needs_total else {}
+    return [f"{name} = cute.make_rmem_tensor({size}, cutlass.Float32)" for name, size in sizes.items()]
+
+
 def _attend(plan: AttentionPlan) -> list[str]:
     """Return the registers and views of a consumer thread.
 
@@ -121,9 +129,7 @@ def _attend(plan: AttentionPlan) -> list[str]:
         f"scores = cute.make_rmem_tensor(mma_of_scores.partition_shape_C((64, {plan.keys})), cutlass.Float32)",
         f"output = cute.make_rmem_tensor(mma_of_output.partition_shape_C((64, {columns})), cutlass.Float32)",
         f"rounded_weights = cute.make_rmem_tensor(scores.shape, {dsl(problem.q.dtype)})",
-        "highest = cute.make_rmem_tensor(2, cutlass.Float32)",
-        "total = cute.make_rmem_tensor(2, cutlass.Float32)",
-        f"factors = cute.make_rmem_tensor({3 if plan.lazy else 2}, cutlass.Float32)",
+        *_registers_of_rows(plan),
         *(["peaks = cute.make_rmem_tensor(2, cutlass.Float32)"] if plan.restores_maxima else []),
         "fragment_q = mma_of_scores.make_fragment_A(mma_of_scores.get_slice(0).partition_A(shared_q))",
         "fragment_k = mma_of_scores.make_fragment_B(mma_of_scores.get_slice(0).partition_B(shared_k))",

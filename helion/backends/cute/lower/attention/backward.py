@@ -20,23 +20,21 @@ from ....._compiler.ir.grammar import ForAttrs, Op, Operand, Program, Region, Va
 from ....._shapes import Expr, Number, dtype_name
 from ...plan.attention.backward import PRODUCTS, BackwardProblem, Gradient, check_backward
 from ...plan.attention.numbers import is_known
-from ...plan.attention.records import AttentionOutput, Band, Formula, Matrix
-from ...plan.epilogue import Constant
+from ...plan.attention.records import AttentionOutput, Formula, Matrix
 from ...plan.refusal import Refusal
-from ..chain import ROUNDED
 from ..names import name_of
 from ..numbers import equal, size
 from .addition import addition_of
-from .band import band_of, covered_keys, joined
+from .band import covered_keys
 from .formula import FormulaReader
+from .lefts import EXPONENTIALS, Lefts
 from .loops import Loops, check_axis, is_tile
 from .operands import check_dot, loaded
 from .outputs import unrounded
 from .places import access_of, check_storage, check_strides, matrix_of
-from .values import by_number, is_minus_infinity, is_number, name_of_op, same_value, terms_of
+from .values import name_of_op, same_value, terms_of
 
 STARTS = tuple(f"product_{at}" for at in range(PRODUCTS))
-EXPONENTIALS = ("exp", "exp2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +105,7 @@ def backward_of(program: Program) -> Backward:
     addition = addition_of(loops)
     first, second = _products(loops, [*sums, *([addition.dot] if addition else ())])
     owned, streamed = zip(*(_sides(loops, dot) for dot in (first, second)), strict=True)
-    lefts = _Lefts(loops, (first, second))
+    lefts = Lefts(loops, dict(zip(STARTS, (first, second), strict=True)), "gradients")
     band = lefts.band([dot.operands[0] for dot in sums])
     stored = loops.numbers.least([_extent(loops, load, loops.keys) for load in streamed], "size_keys")
     keys = covered_keys(loops, band, stored)
@@ -307,99 +305,6 @@ def _right(loops: Loops, dot: Op, streamed: Sequence[Matrix]) -> int:
     if matrix not in streamed:
         raise Refusal(f"{loops.tensor(load).name} is multiplied by a gradient, and by no product before it")
     return streamed.index(matrix)
-
-
-# Left operands ---------------------------------------------------------------------------------------------------------
-
-
-class _Lefts:
-    """The formula of the left operands. Where a band of positions makes all of them 0, its masks are no part of it."""
-
-    def __init__(self, loops: Loops, products: Sequence[Op]) -> None:
-        self.loops = loops
-        self.reader = FormulaReader(loops, STARTS, loops.keys, "gradients")
-        for start, product in zip(STARTS, products, strict=True):
-            self.reader.known[product.result.number] = self.reader.rounded(start, product.result.dtype)
-
-    def band(self, lefts: Sequence[Operand]) -> Band:
-        """Return the band out of which all left operands are 0, and leave its masks out of the formula."""
-        hidden: dict[int, Operand] = {}
-        bands = [self._zero(each, hidden) for each in lefts]
-        if bands[0] is None or any(band != bands[0] for band in bands):
-            return Band()
-        for number, value in reversed(hidden.items()):
-            self.reader.known[number] = self.reader.read(value)
-        return bands[0]
-
-    def _masked(self, made: Op, hidden: dict[int, Operand], is_mask: str) -> Band | None:
-        """Return the band of a selection between a value and minus infinity, or 0."""
-        condition, one, other = made.operands
-        tests = {
-            "zero": lambda value: is_number(self.loops, value, 0.0),
-            "low": lambda v: is_minus_infinity(self.loops, v),
-        }
-        seen = not tests[is_mask](one)
-        if not seen:
-            one, other = other, one
-        band = band_of(self.loops, condition, seen) if tests[is_mask](other) else None
-        if band is None:
-            return None
-        hidden[made.result.number] = one
-        further = (self._zero if is_mask == "zero" else self._low)(one, hidden)
-        return band if further is None else joined(self.loops, band, further)
-
-    def _zero(self, value: Operand, hidden: dict[int, Operand]) -> Band | None:
-        """Return a band out of which a value is 0, or None."""
-        made = self.loops.stripped(value)
-        name = name_of_op(made)
-        if made is None:
-            return None
-        if name == "where":
-            return self._masked(made, hidden, "zero")
-        if name in EXPONENTIALS:
-            return self._low(made.operands[0], hidden)
-        if name in ("cast", "neg"):
-            return self._zero(made.operands[0], hidden)
-        if name == "div":
-            return self._zero(made.operands[0], hidden)
-        if name == "mul":
-            known = [band for each in made.operands if (band := self._zero(each, hidden)) is not None]
-            return joined(self.loops, *known) if known else None
-        return None
-
-    def _low(self, value: Operand, hidden: dict[int, Operand]) -> Band | None:
-        """Return a band out of which a value is minus infinity, or None."""
-        made = self.loops.stripped(value)
-        name = name_of_op(made)
-        if made is None:
-            return None
-        if name == "where":
-            return self._masked(made, hidden, "low")
-        if name == "cast" and (made.result.dtype in ROUNDED or made.result.dtype == torch.float32):
-            return self._low(made.operands[0], hidden)
-        if name in ("mul", "div"):
-            one, number = by_number(made)
-            return self._low(one, hidden) if not isinstance(number, Value) and number > 0 else None
-        if name in ("add", "sub"):
-            terms = made.operands[:1] if name == "sub" else made.operands
-            return next((band for each in terms if (band := self._low(each, hidden)) is not None), None)
-        return None
-
-    def formula(self, lefts: Sequence[Operand]) -> tuple[Formula, list[int]]:
-        """Return the formula, and the numbers of the left operands in it."""
-        read = {str(at): self.reader.read(self._unrounded(each)) for at, each in enumerate(lefts)}
-        for value in read.values():
-            if isinstance(value, Constant) or not any(self.reader.reads(value, start) for start in STARTS):
-                raise Refusal("gradients whose left operand does not depend on a product are not implemented")
-        formula, numbers = self.reader.formula(read)
-        return formula, [numbers[str(at)] for at in range(len(lefts))]
-
-    def _unrounded(self, left: Operand) -> Operand:
-        """Return a left operand without the cast to the operand type, which every one has."""
-        made = self.loops.stripped(left)
-        if made is not None and name_of_op(made) == "cast" and made.result.dtype in ROUNDED:
-            return made.operands[0]
-        return left
 
 
 # Outputs ---------------------------------------------------------------------------------------------------------------

@@ -100,22 +100,21 @@ def has_attention(program: Program) -> bool:
 
 
 def _chained(loop: Op) -> tuple[Op, Op] | None:
-    """Return the two dots of a loop if the second one's left operand depends on the first through an exponential."""
+    """Return the two dots of a loop if the second one's left operand depends on the first."""
     body = loop.regions[0]
     dots = [op for op in body.ops if op.kind == "dot"]
     if len(dots) != 2:
         return None
     makers = {result.number: op for op in body.walk() for result in op.results}
-    waiting, seen, exponential = [dots[1].operands[0]], set[int](), False
+    waiting, seen = [dots[1].operands[0]], set[int]()
     while waiting:
         value = waiting.pop()
         made = makers.get(value.number) if isinstance(value, Value) else None
         if made is None or made.number in seen:
             continue
         seen.add(made.number)
-        exponential |= getattr(made.attrs, "name", "") in ("exp", "exp2")
         if made is dots[0]:
-            return (dots[0], dots[1]) if exponential else None
+            return dots[0], dots[1]
         waiting += made.operands
     return None
 
@@ -127,7 +126,10 @@ def loops_of(program: Program) -> Loops:
     (root,) = program.roots
     nested = [op for op in root.body.ops if op.regions]
     if len(nested) != 1 or nested[0].kind != "for" or any(op.regions for op in nested[0].regions[0].ops):
-        raise Refusal("attention with one loop over keys in its grid, and nothing nested in it, is implemented")
+        raise Refusal(
+            "attention with one loop over keys in its grid is implemented, or with loops over adjacent ranges of keys that"
+            " differ in masks alone, and nothing nested in it"
+        )
     (loop,) = nested
     pair = _chained(loop)
     axes = loop.attributes(ForAttrs).axes

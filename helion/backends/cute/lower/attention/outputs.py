@@ -7,13 +7,14 @@ import torch
 from ....._compiler.ir.grammar import Op, Operand
 from ....._shapes import dtype_name
 from ...plan.attention.records import AttentionOutput, Formula, Matrix
+from ...plan.epilogue import constant
 from ...plan.refusal import Refusal
-from ..chain import ROUNDED
+from ..chain import ROUNDED, Reference
 from ..names import name_of
 from .formula import FormulaReader
 from .loops import Loops
 from .places import access_of, check_reach, matrix_of
-from .softmax import Softmax
+from .softmax import Softmax, Start
 from .values import name_of_op
 
 ACCUMULATOR, TOTAL, MAXIMUM = "accumulator", "total", "maximum"
@@ -22,17 +23,47 @@ ACCUMULATOR, TOTAL, MAXIMUM = "accumulator", "total", "maximum"
 class Finish:
     """The outputs that are computed after the loop."""
 
-    def __init__(self, loops: Loops, softmax: Softmax) -> None:
+    def __init__(self, loops: Loops) -> None:
         self.loops = loops
         columns = [each for each in loops.blocks(loops.second.result) if each != loops.queries]
         self.columns = columns[0] if columns else None
         self.reader = FormulaReader(loops, (ACCUMULATOR, TOTAL, MAXIMUM), self.columns, "outputs")
-        results = loops.loop.results
-        places = {softmax.accumulator: ACCUMULATOR, softmax.total: TOTAL, softmax.maximum: MAXIMUM}
-        for at, name in places.items():
-            self.reader.known[results[at].number] = name
         self.formula = Formula()
         self.tensors: tuple[int, ...] = ()
+
+    def start_from(self, softmax: Softmax, start: Start) -> None:
+        """Let the formula start from the results of a loop with a softmax."""
+        places = {softmax.accumulator: ACCUMULATOR, softmax.total: TOTAL, softmax.maximum: MAXIMUM}
+        values = places if start.held is None else dict(zip(places, self._with(start, softmax.unit), strict=True))
+        for at, value in values.items():
+            self.know(at, value)
+
+    def know(self, at: int, value: Reference) -> None:
+        """Let ``value`` be the result of the loop at position ``at``."""
+        self.reader.known[self.loops.loop.results[at].number] = value
+
+    def _with(self, start: Start, unit: float) -> tuple[Reference, Reference, Reference]:
+        """Return the accumulator, the sum and the maximum of the program, whose initial maximum and sum count.
+
+        The kernel begins with a maximum of ``UNSEEN`` and a sum of 0. Both sums become relative to the larger maximum.
+        """
+        step, read = self.reader.step, self.reader.read
+        assert start.held is not None
+        initial, total = map(read, start.held)
+        unseen = step("le", (MAXIMUM, constant(start.maximum)))
+        highest = step("where", (unseen, initial, step("maximum", (MAXIMUM, initial))))
+
+        def factor(maximum: Reference, same: Reference, otherwise: float) -> Reference:
+            power = step("exp2", (step("mul", (step("sub", (maximum, highest)), constant(unit))),))
+            return step("where", (same, constant(otherwise), power))
+
+        shrunk = factor(MAXIMUM, unseen, 0.0)
+        share = step("mul", (total, factor(initial, step("eq", (initial, highest)), 1.0)))
+        return (
+            step("mul", (ACCUMULATOR, shrunk)),
+            step("add", (step("mul", (TOTAL, shrunk)), share)),
+            highest,
+        )
 
     def outputs(self) -> tuple[AttentionOutput, ...]:
         """Return the outputs, the matrix first, and set the formula and the ids of their tensors."""

@@ -1,6 +1,6 @@
-"""``attention_of``: turn a program with an online softmax between two matmuls into an ``AttentionProblem``.
+"""``attention_of``: turn a program with weights computed between two matmuls into an ``AttentionProblem``.
 
-The loop carries the row maximum m, the row sum l and the accumulator of p @ v. For scores x computed from q @ k.T it has
+With an online softmax, the loop carries the row maximum m, the row sum l and the accumulator of p @ v. For scores x computed from q @ k.T it has
 to compute, up to the order of operands and the base of the exponential::
 
     m' = max(m, rowmax(x));  p = exp(unit * (x - m'));  c = exp(unit * (m - m'))
@@ -9,20 +9,23 @@ to compute, up to the order of operands and the base of the exponential::
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ....._compiler.ir.grammar import Program
 from ....._shapes import Expr
 from ...plan.attention.build import check_problem
-from ...plan.attention.records import AttentionProblem
+from ...plan.attention.records import AttentionProblem, Band, Formula
 from .band import covered_keys, every_query_sees
+from .consecutive import with_joined_loops
+from .lefts import Lefts
 from .loops import Loops, loops_of
 from .operands import Queries, operands_of, stored_keys
-from .outputs import Finish
+from .outputs import ACCUMULATOR, TOTAL, Finish
 from .packing import with_packed_heads
 from .places import check_storage, check_strides
-from .scores import Scores, may_be_infinite
-from .softmax import softmax_of, start_of
+from .scores import PRODUCT, Scores, may_be_infinite
+from .softmax import has_softmax, softmax_of, start_of
+from .weights import weights_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,34 +44,48 @@ class Attention:
         return (*self.tensors, *self.sources)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Weighting:
+    """The fields of a problem that describe its weights, and the ``sources`` of their formula."""
+
+    score: Formula
+    band: Band
+    keys: int
+    sources: tuple[int | Expr, ...]
+    scale: float = 1.0
+    unit: float = 1.0
+    guarded: bool = False
+    start: float = 0.0
+    softmax: bool = True
+
+
 def attention_of(program: Program) -> Attention:
     """Return the attention that ``program`` computes. Raises ``Refusal``."""
-    loops = loops_of(program)
-    softmax = softmax_of(loops)
+    loops = loops_of(with_joined_loops(program))
+    found = _with_softmax if has_softmax(loops) else _with_weights
+    finish = Finish(loops)
+    weighting = found(loops, finish)
     queries = Queries(loops)
     q, k, v = operands_of(loops, queries)
-    scores = Scores(loops, softmax.scores)
-    keys = covered_keys(loops, scores.band, stored_keys(loops))
-    start = start_of(loops, softmax, every_query_sees(loops, scores.band, keys))
-    finish = Finish(loops, softmax)
     outputs = finish.outputs()
     problem = AttentionProblem(
         heads=tuple(loops.extent(block) for block in loops.heads) or (1,),
         queries=loops.extent(loops.queries),
-        keys=keys,
+        keys=weighting.keys,
         q=q[0],
         k=k[0],
         v=v[0],
-        scale=scores.scale * queries.factor(scores.formula),
-        unit=softmax.unit,
+        scale=weighting.scale * (queries.factor(weighting.score) if weighting.softmax else 1.0),
+        unit=weighting.unit,
         query=queries.formula,
-        score=scores.formula,
-        guarded=may_be_infinite(scores.formula),
-        start=start,
-        band=scores.band,
+        score=weighting.score,
+        guarded=weighting.guarded,
+        start=weighting.start,
+        band=weighting.band,
         finish=finish.formula,
         outputs=outputs,
         units=tuple(loops.numbers.units),
+        softmax=weighting.softmax,
         names=tuple(name for _, _, name in (q, k, v)),  # type: ignore[arg-type]
     )
     problem = with_packed_heads(problem)
@@ -81,7 +98,42 @@ def attention_of(program: Program) -> Attention:
         tensors=(q[1], k[1], v[1], *finish.tensors),
         sources=(
             *queries.reader.arguments(queries.formula),
-            *scores.reader.arguments(scores.formula),
+            *weighting.sources,
             *finish.reader.arguments(finish.formula),
         ),
+    )
+
+
+def _with_softmax(loops: Loops, finish: Finish) -> Weighting:
+    softmax = softmax_of(loops)
+    scores = Scores(loops, softmax.scores)
+    keys = covered_keys(loops, scores.band, stored_keys(loops))
+    start = start_of(loops, softmax, every_query_sees(loops, scores.band, keys))
+    finish.start_from(softmax, start)
+    return Weighting(
+        score=scores.formula,
+        band=scores.band,
+        keys=keys,
+        sources=tuple(scores.reader.arguments(scores.formula)),
+        scale=scores.scale,
+        unit=softmax.unit,
+        guarded=may_be_infinite(scores.formula),
+        start=start.maximum,
+    )
+
+
+def _with_weights(loops: Loops, finish: Finish) -> Weighting:
+    weights = weights_of(loops)
+    lefts = Lefts(loops, {PRODUCT: loops.first}, "weights")
+    band = lefts.band([weights.value])
+    formula, (number,) = lefts.formula([weights.value])
+    finish.know(weights.accumulator, ACCUMULATOR)
+    if weights.total is not None:
+        finish.know(weights.total, TOTAL)
+    return Weighting(
+        score=replace(formula, value=number),
+        band=band,
+        keys=covered_keys(loops, band, stored_keys(loops)),
+        sources=tuple(lefts.reader.arguments(formula)),
+        softmax=False,
     )

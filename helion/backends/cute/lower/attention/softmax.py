@@ -11,7 +11,7 @@ from ....._compiler.ir.grammar import ForAttrs, Op, Operand, ReduceAttrs, Value
 from ....._shapes import dtype_name
 from ...plan.refusal import Refusal
 from .loops import Loops
-from .values import LOWEST, by_number, is_widening, name_of_op, same_value, terms_of
+from .values import LOWEST, UNSEEN, by_number, is_widening, name_of_op, same_value, terms_of
 
 LOG2E = math.log2(math.e)
 
@@ -28,6 +28,12 @@ class Softmax:
     """Position of the carried maximum; then of the sum and the accumulator."""
     total: int
     accumulator: int
+
+
+def has_softmax(loops: Loops) -> bool:
+    """Return whether the loop is one with a softmax: it reduces rows to other numbers than sums, or carries three values."""
+    reduced = [op.attrs.name for op in loops.loop.regions[0].ops if isinstance(op.attrs, ReduceAttrs)]
+    return loops.loop.attributes(ForAttrs).carried == 3 or any(name != "sum" for name in reduced)
 
 
 def softmax_of(loops: Loops) -> Softmax:
@@ -140,6 +146,27 @@ def _is_total(loops: Loops, at: int, power: Op, maximum: int, unit: float) -> bo
     return False
 
 
+def exact_sum(loops: Loops, value: Operand, carried: Value) -> bool:
+    """Return whether a value is ``carried`` plus the second dot, which is not rounded before."""
+    dot, made = loops.second, loops.stripped(value)
+    if made is dot and len(dot.operands) == 3:
+        return same_value(loops, dot.operands[2], carried)
+    terms = terms_of(loops, value, "add")
+    for one, other in (terms, terms[::-1]) if terms else ():
+        if same_value(loops, one, carried) and same_value(loops, other, dot.result):
+            _check_unrounded(dot)
+            return len(dot.operands) == 2
+    return False
+
+
+def _check_unrounded(dot: Op) -> None:
+    if dot.result.dtype != torch.float32:
+        raise Refusal(
+            f"p @ v is rounded to {dtype_name(dot.result.dtype)} before it is added;"
+            " hl.dot(p, v, acc=acc) and torch.baddbmm(acc, p, v) add it as it is"
+        )
+
+
 def _is_accumulated(loops: Loops, at: int, maximum: int, unit: float) -> bool:
     """Return whether carried value ``at`` becomes itself times the factor, plus the second dot."""
     dot, made = loops.second, loops.stripped(loops.loop.regions[0].results[at])
@@ -148,11 +175,7 @@ def _is_accumulated(loops: Loops, at: int, maximum: int, unit: float) -> bool:
     terms = terms_of(loops, loops.loop.regions[0].results[at], "add")
     for one, other in (terms, terms[::-1]) if terms else ():
         if _is_shrunk(loops, one, at, maximum, unit) and same_value(loops, other, dot.result):
-            if dot.result.dtype != torch.float32:
-                raise Refusal(
-                    f"p @ v is rounded to {dtype_name(dot.result.dtype)} before it is added;"
-                    " hl.dot(p, v, acc=acc) and torch.baddbmm(acc, p, v) add it as it is"
-                )
+            _check_unrounded(dot)
             return len(dot.operands) == 2
     return False
 
@@ -192,18 +215,37 @@ def _is_row_maximum(loops: Loops, value: Operand, scores: Operand) -> bool:
     return same and _is_row_maximum(loops, one, other)
 
 
-def start_of(loops: Loops, softmax: Softmax, sees: bool) -> float:
-    """Return the initial maximum. Raises ``Refusal`` for initial values that change the result."""
-    starts = [_initial(loops, softmax, at) for at in range(3)]
-    maximum, total, accumulator = (starts[at] for at in (softmax.maximum, softmax.total, softmax.accumulator))
-    if maximum is None or not (maximum == -math.inf or maximum <= LOWEST):
-        raise Refusal(f"an initial maximum of {maximum} is not implemented; use minus infinity or {LOWEST:g}")
-    if accumulator != 0 or total is None or (total != 0 and not (sees and math.isfinite(total))):
-        raise Refusal("an initial sum and accumulator other than 0 are not implemented")
-    return maximum
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The initial maximum of the kernel. ``held`` are the maximum and the sum that the program begins with instead, where
+    these count as a key without a value: outputs include them after the loop."""
+
+    maximum: float
+    held: tuple[Operand, Operand] | None = None
 
 
-def _initial(loops: Loops, softmax: Softmax, at: int) -> float | None:
-    made = loops.stripped(loops.loop.operands[at])
-    number = made.operands[0] if made is not None and made.kind == "full" else None
-    return float(number) if isinstance(number, (int, float)) else None
+def start_of(loops: Loops, softmax: Softmax, sees: bool) -> Start:
+    """Return the initial values. ``sees`` tells that every query sees a key. Raises ``Refusal``."""
+    maximum, total, accumulator = (initial(loops, at) for at in (softmax.maximum, softmax.total, softmax.accumulator))
+    if accumulator != 0:
+        raise Refusal("an initial accumulator other than 0 is not implemented")
+    lowest = isinstance(maximum, float) and (maximum == -math.inf or maximum <= LOWEST)
+    if isinstance(maximum, float) and lowest and (total == 0 or (sees and _is_finite(total))):
+        return Start(maximum=maximum)
+    if maximum == -math.inf:
+        raise Refusal(
+            f"an initial maximum of {maximum} with a sum of {total} is not implemented; begin with minus infinity and 0"
+        )
+    return Start(maximum=UNSEEN, held=(loops.loop.operands[softmax.maximum], loops.loop.operands[softmax.total]))
+
+
+def initial(loops: Loops, at: int) -> Operand:
+    """Return what carried value ``at`` begins with, as a float if it is a number in all of its elements."""
+    value = loops.loop.operands[at]
+    made = loops.stripped(value)
+    number = made.operands[0] if made is not None and made.kind == "full" else value
+    return number if isinstance(number, Value) else float(number)
+
+
+def _is_finite(value: Operand) -> bool:
+    return isinstance(value, float) and math.isfinite(value)

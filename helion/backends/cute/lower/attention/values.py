@@ -12,6 +12,8 @@ from .loops import Loops
 
 LOWEST = -1e9
 """Initial maxima up to this one are below all scores, as minus infinity is."""
+UNSEEN = -1e30
+"""The maximum of a query that has seen no key, where outputs compare it with another one."""
 
 
 def name_of_op(op: Op | None) -> str:

@@ -89,6 +89,8 @@ def _check_choice(problem: AttentionProblem, choice: AttentionChoice) -> None:
         raise Refusal(f"blocks of {choice.keys} keys; multiples of {KEY_STEP} up to {MOST_KEYS} are implemented")
     if choice.stages is not None and not LEAST_STAGES <= choice.stages <= MOST_STAGES:
         raise Refusal(f"{choice.stages} stages of K and V; {LEAST_STAGES} to {MOST_STAGES} are implemented")
+    if not problem.softmax and (choice.lazy or choice.splits > 1):
+        raise Refusal("wgmma_lazy_rescale and wgmma_key_splits are implemented for weights of a softmax")
     if choice.splits > 1:
         _check_splits(problem, choice)
     needed, most = registers_of(problem.v.columns, choice.keys), REGISTERS[choice.groups][1]

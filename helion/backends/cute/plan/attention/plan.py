@@ -113,6 +113,8 @@ def _attention_lines(name: str, plan: AttentionPlan) -> list[str]:
     lines += _band_lines(plan, "query", "key")
     if problem.score.instructions:
         read = ", ".join(f"{each.name} ({each.kind}, {each.dtype})" for each in problem.score.sources) or "none"
-        lines.append(f"  scores: {', '.join(made.op for made in problem.score.instructions)}; operands: {read}")
+        lines.append(
+            f"  {'scores' if problem.softmax else 'weights'}: {', '.join(made.op for made in problem.score.instructions)}; operands: {read}"
+        )
     outputs = ", ".join(f"{each.name} ({each.kind}, {each.dtype})" for each in problem.outputs)
     return [*lines, f"  outputs: {', '.join(made.op for made in problem.finish.instructions)}; {outputs}"]

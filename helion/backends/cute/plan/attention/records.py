@@ -212,7 +212,7 @@ class ScoreProblem:
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AttentionProblem(ScoreProblem):
     """For each head and query: the sum of exp2(``unit`` * (score - maximum)) @ v over the keys of its band, and outputs
-    computed from it.
+    computed from it. Without ``softmax``, weights are the scores themselves.
 
     ``heads`` are the sizes of the coordinates of a head, the slowest first. Scores are the formula
     ``score`` of q @ k.T, times the positive number ``scale``. ``start`` is the initial maximum.
@@ -235,6 +235,7 @@ class AttentionProblem(ScoreProblem):
     band: Band
     finish: Formula
     outputs: tuple[AttentionOutput, ...]
+    softmax: bool = True
     units: tuple[int, ...] = ()
     """Strides that each launch passes, and that have to be 1."""
     names: tuple[str, str, str] = dataclasses.field(default=("q", "k", "v"), compare=False)
@@ -259,6 +260,12 @@ class AttentionProblem(ScoreProblem):
     @property
     def argument_names(self) -> tuple[str, ...]:
         return (*self.names, *(each.name for each in self.outputs), *(each.name for each in self.sources))
+
+    @functools.cached_property
+    def needs_total(self) -> bool:
+        """True if the sums of the weights are computed."""
+        read = any(TOTAL in made.arguments for made in self.finish.instructions)
+        return self.softmax or read or any(output.value == TOTAL for output in self.outputs)
 
     @property
     def outputs_at(self) -> range:

@@ -167,7 +167,7 @@ def _step(plan: AttentionPlan, masked: bool) -> tuple[Step, ...]:
         WgmmaWait(0),
         Release("v_free"),
         Advance("v_free"),
-        Rescale(),
+        *((Rescale(),) if plan.problem.softmax else ()),
         RoundWeights(),
     )
 
@@ -207,7 +207,7 @@ def _last_output(plan: AttentionPlan) -> tuple[Step, ...]:
         WgmmaFence(),
         OutputMma("v_read"),
         WgmmaCommit(),
-        JoinTotals(),
+        *((JoinTotals(),) if plan.problem.needs_total else ()),
         WgmmaWait(0),
         Release("v_free"),
         Advance("v_free"),

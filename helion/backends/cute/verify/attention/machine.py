@@ -133,6 +133,8 @@ class Warp:
     """The block whose rounded weights are in registers."""
     factors: int | None = None
     """The block whose factors the accumulator needs next; None after it was rescaled."""
+    joined: bool = False
+    """True after the lanes of a row have added their sums."""
     products: dict[int, tuple[str, Place]] = field(default_factory=dict)
     """State of the registers of each product, and its block: ``mma``, ``ready`` or ``used``."""
     weighed: Place | None = None

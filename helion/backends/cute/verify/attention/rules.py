@@ -297,7 +297,9 @@ def _(machine: Machine, step: a.Softmax, warp: Warp) -> None:
     if step.first != (warp.part is None):
         raise Fault(f"block {warp.block} of part {warp.part} sets, or does not set, the first maxima")
     warp.scores = ("weights", warp.block)
-    warp.factors = None if step.first else warp.block
+    problem = machine.plan.problem
+    rescaled = isinstance(problem, AttentionProblem) and problem.softmax and not step.first
+    warp.factors = warp.block if rescaled else None
 
 
 @_rule(a.Rescale)
@@ -323,11 +325,12 @@ def _(machine: Machine, step: a.ClearOutput, warp: Warp) -> None:
     if warp.in_flight("output 0"):
         raise Fault("an accumulator is cleared while MMAs add to it")
     warp.added, warp.weights, warp.factors = {}, None, None
+    warp.joined = False
 
 
 @_rule(a.JoinTotals)
 def _(machine: Machine, step: a.JoinTotals, warp: Warp) -> None:
-    pass
+    warp.joined = True
 
 
 @_rule(a.RestoreMaxima)
@@ -339,6 +342,9 @@ def _(machine: Machine, step: a.RestoreMaxima, warp: Warp) -> None:
 @_rule(a.Finish)
 def _(machine: Machine, step: a.Finish, warp: Warp) -> None:
     assert warp.tile is not None
+    problem = machine.plan.problem
+    if isinstance(problem, AttentionProblem) and problem.needs_total and not warp.joined:
+        raise Fault(f"the sums of tile {warp.tile} are read before the lanes of a row have added theirs")
     blocks, added = machine.visits(warp.tile), warp.added.get(step.output)
     if warp.in_flight(f"output {step.output}") or added != blocks:
         raise Fault(f"output {step.output} of tile {warp.tile} has blocks {added} of {blocks}, or MMAs add to it")

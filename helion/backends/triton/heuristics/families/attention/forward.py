@@ -233,7 +233,19 @@ def _two_of_few_rows(facts: KernelFacts, query: int, sizes: Sizes, target: Targe
 
 def _sizes_of(facts: KernelFacts, query: int, key: int, tile: Tile) -> Sizes:
     sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
-    return sizes | {query: clamp(tile.held, facts.axes[query]), key: clamp(tile.walked, facts.axes[key])}
+    walked = {axis: clamp(tile.walked, facts.axes[axis]) for axis in (key, *_other_keys(facts, query, key))}
+    return sizes | walked | {query: clamp(tile.held, facts.axes[query])}
+
+
+def _other_keys(facts: KernelFacts, query: int, key: int) -> tuple[int, ...]:
+    """Return the axes of keys of other loops over the same queries, as of the loop over a tile's own keys."""
+    scores = [product for product in facts.matmuls if product.m_axis == query and product.n_axis not in (None, key)]
+    inner = {product.k_axis for product in facts.matmuls if product.m_axis == query and product.consumes}
+    return tuple(
+        product.n_axis
+        for product in scores
+        if product.n_axis is not None and product.n_axis in inner and facts.axes[product.n_axis].tunable
+    )
 
 
 def _has_narrow_heads(facts: KernelFacts, key: int) -> bool:
