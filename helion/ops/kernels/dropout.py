@@ -13,7 +13,14 @@ import torch
 import helion
 import helion.language as hl
 
+from .._block_sums import block_sums_kernel
 from .._operators import Operator, check, check_tensor, rows
+
+
+#: Random numbers from one counter, which are for as many columns far apart.
+NUMBERS = 4
+#: Rows of a tile of the backward pass, which adds up the gradient of the bias over them, and its columns.
+ROWS, COLUMNS = 32, 64
 
 
 @helion.kernel(static_shapes=False)
@@ -25,47 +32,89 @@ def dropout_kernel(
     p: float,
     drops: hl.constexpr,
 ) -> torch.Tensor:
-    """Compute `dropout(x[M, N] + bias[N]) + residual[M, N]`, where elements are dropped with probability `p`."""
-    m, n = x.size()
-    out = torch.empty([m, n], dtype=residual.dtype, device=x.device)
+    """Compute `dropout(x[M, S, N] + bias[S, N]) + residual[M, S, N]`, where elements are dropped with probability `p`."""
+    m, n = x.size(0), x.size(2)
+    pieces = hl.specialize(x.size(1))
+    out = torch.empty([m, pieces, n], dtype=residual.dtype, device=x.device)
     for tile_m, tile_n in hl.tile([m, n]):
-        values = x[tile_m, tile_n].to(torch.float32)
-        if bias is not None:
-            values = values + bias[tile_n].to(torch.float32)[None, :]
-        if drops:
-            kept = hl.rand([tile_m, tile_n], seed[0]) >= p
-            values = torch.where(kept, values / (1 - p), 0.0)
-        out[tile_m, tile_n] = values + residual[tile_m, tile_n].to(torch.float32)
+        numbers = hl.rand4x(seed[0], tile_m.index[:, None] * n + tile_n.index[None, :])
+        for piece in hl.static_range(pieces):
+            values = x[tile_m, piece, tile_n].to(torch.float32)
+            if bias is not None:
+                values = values + bias[piece, tile_n].to(torch.float32)[None, :]
+            if drops:
+                values = torch.where(numbers[piece] >= p, values / (1 - p), 0.0)
+            out[tile_m, piece, tile_n] = values + residual[tile_m, piece, tile_n].to(torch.float32)
     return out
 
 
 @helion.kernel(static_shapes=False)
 def dropout_backward_kernel(
-    grad: torch.Tensor, seed: torch.Tensor, p: float, drops: hl.constexpr, dtype: hl.constexpr
+    grad: torch.Tensor,
+    seed: torch.Tensor,
+    p: float,
+    drops: hl.constexpr,
+    dtype: hl.constexpr,
+    sums: hl.constexpr,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute the gradient of `x + bias` from that of the result, `grad[M, S, N]`, and its sums over blocks of rows."""
+    m, n = grad.size(0), grad.size(2)
+    pieces = hl.specialize(grad.size(1))
+    out = torch.empty([m, pieces, n], dtype=dtype, device=grad.device)
+    partial = (
+        torch.empty([1, helion.cdiv(m, ROWS), pieces, n], dtype=torch.float32, device=grad.device) if sums else None
+    )
+    for tile_m, tile_n in hl.tile([m, n], block_size=[ROWS, COLUMNS]):
+        numbers = hl.rand4x(seed[0], tile_m.index[:, None] * n + tile_n.index[None, :])
+        for piece in hl.static_range(pieces):
+            given = grad[tile_m, piece, tile_n].to(torch.float32)
+            if drops:
+                given = torch.where(numbers[piece] >= p, given / (1 - p), 0.0)
+            out[tile_m, piece, tile_n] = given
+            if partial is not None:
+                partial[0, tile_m.id, piece, tile_n] = torch.sum(given, dim=0)
+    return out, partial
+
+
+def _pieces(columns: int) -> int:
+    """Return the number of pieces of a row of which one element each takes its random number from the same counter."""
+    return NUMBERS if columns % NUMBERS == 0 else 1
+
+
+def _run(
+    x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, seed: torch.Tensor, p: float
 ) -> torch.Tensor:
-    """Compute the gradient of `x + bias` from that of the result, `grad[M, N]`."""
-    m, n = grad.size()
-    out = torch.empty([m, n], dtype=dtype, device=grad.device)
-    for tile_m, tile_n in hl.tile([m, n]):
-        given = grad[tile_m, tile_n].to(torch.float32)
-        if drops:
-            kept = hl.rand([tile_m, tile_n], seed[0]) >= p
-            given = torch.where(kept, given / (1 - p), 0.0)
-        out[tile_m, tile_n] = given
-    return out
+    pieces = _pieces(x.size(1))
+    x, residual = x.unflatten(1, (pieces, -1)), residual.unflatten(1, (pieces, -1))
+    bias = None if bias is None else bias.unflatten(0, (pieces, -1))
+    return dropout_kernel(x, bias, residual, seed, p, p > 0).flatten(1)
+
+
+def _run_backward(
+    grad: torch.Tensor, seed: torch.Tensor, p: float, dtype: torch.dtype, bias_dtype: torch.dtype | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    pieces = grad.unflatten(1, (_pieces(grad.size(1)), -1))
+    out, partial = dropout_backward_kernel(pieces, seed, p, p > 0, dtype, bias_dtype is not None)
+    if partial is None:
+        return out.flatten(1), grad.new_empty(0)
+    return out.flatten(1), block_sums_kernel(partial.flatten(2), bias_dtype).view(-1)
 
 
 _backward = Operator(
-    "dropout_backward(Tensor grad, Tensor seed, float p, ScalarType dtype) -> Tensor",
+    "dropout_backward(Tensor grad, Tensor seed, float p, ScalarType dtype, ScalarType? bias_dtype) -> (Tensor, Tensor)",
     dropout_backward_kernel,
-    run=lambda grad, seed, p, dtype: dropout_backward_kernel(grad, seed, p, p > 0, dtype),
-    fake=lambda grad, seed, p, dtype: grad.new_empty(grad.shape, dtype=dtype),
+    block_sums_kernel,
+    run=_run_backward,
+    fake=lambda grad, seed, p, dtype, bias_dtype: (
+        grad.new_empty(grad.shape, dtype=dtype),
+        grad.new_empty(0 if bias_dtype is None else grad.size(1), dtype=bias_dtype),
+    ),
 )
 _backward.differentiate_once()
 _dropout = Operator(
     "bias_dropout_residual(Tensor x, Tensor? bias, Tensor residual, Tensor seed, float p) -> Tensor",
     dropout_kernel,
-    run=lambda x, bias, residual, seed, p: dropout_kernel(x, bias, residual, seed, p, p > 0),
+    run=_run,
     fake=lambda x, bias, residual, seed, p: residual.new_empty(residual.shape),
 )
 
@@ -77,9 +126,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    grad_x = _backward(grad, *ctx.saved_tensors, ctx.p, ctx.dtype)
-    grad_bias = None if ctx.bias_dtype is None else grad_x.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
-    return grad_x, grad_bias, grad.to(ctx.residual_dtype), None, None
+    grad_x, grad_bias = _backward(grad, *ctx.saved_tensors, ctx.p, ctx.dtype, ctx.bias_dtype)
+    return grad_x, None if ctx.bias_dtype is None else grad_bias, grad.to(ctx.residual_dtype), None, None
 
 
 _dropout.differentiate(_save, _gradients)
