@@ -16,7 +16,6 @@ import helion.language as hl
 from .._block_sums import block_sums_kernel
 from .._operators import Operator, check, check_tensor, rows
 
-
 #: Random numbers from one counter, which are for as many columns far apart.
 NUMBERS = 4
 #: Rows of a tile of the backward pass, which adds up the gradient of the bias over them, and its columns.

@@ -13,6 +13,7 @@ import torch
 import helion
 import helion.language as hl
 
+from .._block_sums import block_sums_kernel
 from .._operators import INDICES, Operator, check, check_tensor, rows
 
 
@@ -38,8 +39,8 @@ def qk_norm_rope_kernel(
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Normalize and rotate `q[T, H, D]` and `k[T, G, D]`. Token t is at `positions[t]`, or at `t % length`."""
-    tokens, heads, groups = q.size(0), q.size(1), k.size(1)
-    half = hl.specialize(cos.size(1))
+    tokens = q.size(0)
+    heads, groups, half = hl.specialize((q.size(1), k.size(1), cos.size(1)))
     out_q = torch.empty([tokens, heads, 2 * half], dtype=q.dtype, device=q.device)
     out_k = torch.empty([tokens, groups, 2 * half], dtype=k.dtype, device=k.device)
     for tile_t in hl.tile(tokens):
@@ -65,7 +66,7 @@ def qk_norm_rope_kernel(
     return out_q, out_k
 
 
-@helion.kernel(static_shapes=False, ignore_warnings=[helion.exc.TensorOperationInWrapper])
+@helion.kernel(static_shapes=False)
 def norm_rope_backward_kernel(
     grad: torch.Tensor,
     x: torch.Tensor,
@@ -76,12 +77,12 @@ def norm_rope_backward_kernel(
     length: int,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the gradients of `x[T, H, D]`, which is `q` or `k`, and of its `weight[D]`."""
-    tokens, heads = x.size(0), x.size(1)
-    half = hl.specialize(cos.size(1))
+    """Compute the gradient of `x[T, H, D]`, which is `q` or `k`, and that of its `weight[D]` of each block of tokens."""
+    tokens = x.size(0)
+    heads, half = hl.specialize((x.size(1), cos.size(1)))
     block = hl.register_block_size(tokens)
     grad_x = torch.empty([tokens, heads, 2 * half], dtype=x.dtype, device=x.device)
-    partial = torch.empty([helion.cdiv(tokens, block), 2 * half], dtype=torch.float32, device=x.device)
+    partial = torch.empty([1, helion.cdiv(tokens, block), 2 * half], dtype=torch.float32, device=x.device)
     for outer in hl.tile(tokens, block_size=block):
         sum_first = hl.zeros([half], dtype=torch.float32)
         sum_second = hl.zeros([half], dtype=torch.float32)
@@ -103,15 +104,24 @@ def norm_rope_backward_kernel(
             along = 0.5 * torch.mean(back_first * first + back_second * second, dim=-1, keepdim=True)
             grad_x[tile_t, tile_h, :half] = (back_first - first * along) * factor
             grad_x[tile_t, tile_h, half:] = (back_second - second * along) * factor
-        partial[outer.id, :half] = sum_first
-        partial[outer.id, half:] = sum_second
-    return grad_x, partial.sum(0).to(weight.dtype)
+        partial[0, outer.id, :half] = sum_first
+        partial[0, outer.id, half:] = sum_second
+    return grad_x, partial
+
+
+def _run_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *others: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    grad_x, partial = norm_rope_backward_kernel(grad, x, weight, *others)
+    return grad_x, block_sums_kernel(partial, weight.dtype).view(-1)
 
 
 _ANGLES = "Tensor cos, Tensor sin, Tensor? positions, SymInt length, float eps"
 _backward = Operator(
     f"norm_rope_backward(Tensor grad, Tensor x, Tensor weight, {_ANGLES}) -> (Tensor, Tensor)",
     norm_rope_backward_kernel,
+    block_sums_kernel,
+    run=_run_backward,
     fake=lambda grad, x, weight, *others: (x.new_empty(x.shape), weight.new_empty(weight.shape)),
 )
 _backward.differentiate_once()
