@@ -324,6 +324,9 @@ def packed() -> list[Case]:
         Case("quantize_int4, fp32", of_groups, quantize, (dense,)),
         Case("int4_linear, fp32", ops.int4_linear, linear, (x, weight, scale, bias), (0, 3)),
         Case("int4_linear, one group, bf16", ops.int4_linear, linear, half, (0,), 4),
+        Case(
+            "int4_linear, many rows, fp16", ops.int4_linear, linear, (_normal(300, 64, dtype=F16), wide, one), (0,), 4
+        ),
         Case("int4_linear, no rows", ops.int4_linear, linear, (x[:0], weight, scale, bias), (0, 3)),
     ]
 

@@ -16,7 +16,7 @@ import helion.language as hl
 from .._block_sums import block_sums_kernel
 from .._operators import Operator, check, check_tensor, rows
 
-#: Random numbers from one counter, which are for as many columns far apart.
+#: Random numbers from one counter: one for each quarter of a row.
 NUMBERS = 4
 #: Rows of a tile of the backward pass, which adds up the gradient of the bias over them, and its columns.
 ROWS, COLUMNS = 32, 64

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 import helion
 import helion.language as hl
@@ -35,6 +36,23 @@ def quantize_int4_kernel(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     return packed, scales
 
 
+#: The most rows for which a kernel converts the weight on its way. For more, the weight is converted once before.
+MOST_ROWS = 256
+#: Columns of the result that a program computes.
+COLUMNS = 64
+#: Bits of a float that with an integer from 0 to 15 in its low bits is this integer plus an offset; and the offset.
+EXACT = {torch.bfloat16: (0x4300, 128.0), torch.float16: (0x6400, 1024.0)}
+
+
+def unpacked(nibbles: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Convert the low four bits of int8, which are signed, to floats."""
+    if dtype not in EXACT:
+        return ((nibbles << 4) >> 4).to(dtype)
+    bits, offset = EXACT[dtype]
+    # some times fewer instructions than a conversion of integers
+    return ((nibbles.to(torch.int16) & 15) ^ (bits | 8)).view(dtype) - (offset + 8)
+
+
 @helion.kernel(static_shapes=False)
 def int4_linear_kernel(
     x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
@@ -43,39 +61,45 @@ def int4_linear_kernel(
     m = x.size(0)
     n, groups, _ = hl.specialize(packed.size())
     out = torch.empty([m, n], dtype=x.dtype, device=x.device)
-    for tile_m, tile_n in hl.tile([m, n]):
-        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+    for tile_m, tile_n in hl.tile([m, n], block_size=[None, COLUMNS]):
+        acc = hl.zeros(
+            [tile_n, tile_m], dtype=torch.float32
+        )  # the converted operand comes first: it stays in registers
         for group in hl.grid(groups):
             both = packed[tile_n, group, :]
-            low, high = ((both << 4) >> 4).to(x.dtype), (both >> 4).to(x.dtype)
-            product = hl.dot(x[tile_m, group, 0, :], low.T)
-            product = hl.dot(x[tile_m, group, 1, :], high.T, acc=product)
-            acc = acc + product * scale[tile_n, group].to(torch.float32)[None, :]
+            product = hl.dot(unpacked(both, x.dtype), x[tile_m, group, 0, :].T)
+            product = hl.dot(unpacked(both >> 4, x.dtype), x[tile_m, group, 1, :].T, acc=product)
+            acc = acc + product * scale[tile_n, group].to(torch.float32)[:, None]
         if bias is not None:
-            acc = acc + bias[tile_n].to(torch.float32)[None, :]
-        out[tile_m, tile_n] = acc
+            acc = acc + bias[tile_n].to(torch.float32)[:, None]
+        out[tile_m, tile_n] = acc.T
     return out
 
 
 @helion.kernel(static_shapes=False)
-def int4_linear_backward_kernel(grad: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Compute the gradient `[M, G, 2, H]` of `x` from that of the result, `grad[M, N]`."""
-    m = grad.size(0)
-    n, groups, half = hl.specialize(packed.size())
-    out = torch.empty([m, groups, 2, half], dtype=grad.dtype, device=grad.device)
-    for tile_m, tile_g in hl.tile([m, groups], block_size=[None, 1]):
-        group = tile_g.begin
-        first = hl.zeros([tile_m, half], dtype=torch.float32)
-        second = hl.zeros([tile_m, half], dtype=torch.float32)
-        for tile_n in hl.tile(n):
-            given = grad[tile_m, tile_n].to(torch.float32) * scale[tile_n, group].to(torch.float32)[None, :]
-            both = packed[tile_n, group, :]
-            low, high = ((both << 4) >> 4).to(grad.dtype), (both >> 4).to(grad.dtype)
-            first = hl.dot(given.to(grad.dtype), low, acc=first)
-            second = hl.dot(given.to(grad.dtype), high, acc=second)
-        out[tile_m, group, 0, :] = first
-        out[tile_m, group, 1, :] = second
+def dequantize_int4_kernel(packed: torch.Tensor, scale: torch.Tensor, dtype: hl.constexpr) -> torch.Tensor:
+    """Compute the weight `[N, G, 2, H]` of a dtype from `packed[N, G, H]` and `scale[N, G]`."""
+    n = packed.size(0)
+    groups, half = hl.specialize((packed.size(1), packed.size(2)))
+    out = torch.empty([n, groups, 2, half], dtype=dtype, device=packed.device)
+    for tile_n, tile_g in hl.tile([n, groups]):
+        both = packed[tile_n, tile_g, :]
+        factor = scale[tile_n, tile_g].to(torch.float32)[:, :, None]
+        out[tile_n, tile_g, 0, :] = unpacked(both, dtype).to(torch.float32) * factor
+        out[tile_n, tile_g, 1, :] = unpacked(both >> 4, dtype).to(torch.float32) * factor
     return out
+
+
+def _run(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    if x.size(0) <= MOST_ROWS or x.dtype not in EXACT:
+        return int4_linear_kernel(x, packed, scale, bias)
+    weight = dequantize_int4_kernel(packed, scale, x.dtype).flatten(1)
+    return F.linear(x.flatten(1), weight, None if bias is None else bias.to(x.dtype))
+
+
+def _run_backward(grad: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    weight = dequantize_int4_kernel(packed, scale, grad.dtype)
+    return (grad @ weight.flatten(1)).view(-1, *weight.shape[1:])
 
 
 _quantize = Operator(
@@ -88,13 +112,16 @@ _quantize = Operator(
 )
 _backward = Operator(
     "int4_linear_backward(Tensor grad, Tensor packed, Tensor scale) -> Tensor",
-    int4_linear_backward_kernel,
+    dequantize_int4_kernel,
+    run=_run_backward,
     fake=lambda grad, packed, scale: grad.new_empty(grad.size(0), packed.size(1), 2, packed.size(2)),
 )
 _backward.differentiate_once()
 _int4_linear = Operator(
     "int4_linear(Tensor x, Tensor packed, Tensor scale, Tensor? bias) -> Tensor",
     int4_linear_kernel,
+    dequantize_int4_kernel,
+    run=_run,
     fake=lambda x, packed, scale, bias: x.new_empty(x.size(0), packed.size(0)),
 )
 
