@@ -1,5 +1,5 @@
 """Check and time parts of matmuls that the CuTe backend runs on request: groups of rows, batches of several dimensions,
-several products of the same rows, windows of tensors, and additions to memory.
+several products of the same rows, windows of tensors, additions to memory, and int8.
 
     python benchmarks/cute_parts.py [--times] [--repeats N] [--seconds N] [--device cpu] [NAME ...]
 
@@ -168,6 +168,19 @@ def into_zeros(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         for tile_k in hl.tile(part.begin, part.end):
             acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
         hl.atomic_add(out, [tile_m, tile_n], acc)
+    return out
+
+
+def integers(x: torch.Tensor, w: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
+    """int8 ``x[M, K]`` by ``w[N, K]`` with a scale of each row and each column."""
+    (m, k), n = x.size(), w.size(0)
+    out = torch.empty([m, n], dtype=torch.bfloat16, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.int32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_m, tile_k], w[tile_n, tile_k].T, acc=acc)
+        scaled = acc.to(torch.float32) * x_scale[tile_m][:, None] * w_scale[tile_n][None, :]
+        out[tile_m, tile_n] = scaled.to(torch.bfloat16)
     return out
 
 
@@ -355,6 +368,29 @@ def into_memory(m: int, n: int, k: int, split: int = 1) -> Case:
     )
 
 
+def of_bytes(m: int, n: int, k: int) -> Case:
+    """Return the case of int8 operands."""
+
+    def bytes_of(*shape: int, seed: int) -> torch.Tensor:
+        generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
+        return torch.randint(-128, 128, shape, generator=generator, dtype=torch.int8)
+
+    def arguments() -> Arguments:
+        scales = (made(size, seed=2, dtype=torch.float32).abs() / k for size in (m, n))
+        return bytes_of(m, k, seed=0), bytes_of(n, k, seed=1), *scales
+
+    def exact(x: torch.Tensor, w: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
+        return (x.double() @ w.double().t()) * x_scale.double()[:, None] * w_scale.double()
+
+    def library(x: torch.Tensor, w: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor) -> Calls:
+        def composed() -> torch.Tensor:
+            return (torch._int_mm(x, w.t()) * x_scale[:, None] * w_scale).to(torch.bfloat16)
+
+        return {"cublas": lambda: torch._int_mm(x, w.t()), "compiled": torch.compile(composed)} if m > 16 else {}
+
+    return Case(kernel=integers, arguments=arguments, exact=exact, library=library)
+
+
 EVEN, SKEWED, FEW = (512,) * 8, (0, 1, 3000, 0, 64, 129, 1, 901), (70, 0, 1, 229)
 GIANT = (0,) * 60 + (1,) * 60 + (8000,) + (0,) * 7
 CASES = {
@@ -377,6 +413,9 @@ CASES = {
     "added_split": into_memory(203, 264, 2000, split=4),
     "added_large": into_memory(256, 512, 100000),
     "added_square": into_memory(4096, 4096, 4096),
+    "bytes": of_bytes(203, 264, 3008),
+    "bytes_square": of_bytes(4096, 4096, 4096),
+    "bytes_rows": of_bytes(32, 8192, 8192),
     "halves": in_halves(203, 264, 200),
     "rotated": by_heads(203, 5, 200),
     "halves_large": in_halves(8192, 8192, 2048),

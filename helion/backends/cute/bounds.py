@@ -9,7 +9,7 @@ from ...hardware import Target
 from .limits import COLUMN_STEP, LEAST_COLUMNS, TCGEN05_ROWS
 from .plan.build import MAX_CLUSTER, MAX_ROW_CLUSTER, MAX_SUM_REGISTERS
 from .plan.copied import COPY_WARPS, MAX_COPIED_SUMS, MAX_LOADED_REGISTERS
-from .plan.dtypes import itemsize
+from .plan.dtypes import IMPRECISE_DTYPES, itemsize
 from .plan.records import SWIZZLE_BYTES, WARP_THREADS, WGMMA_ROWS, Choice, GemmProblem
 from .plan.scales import BlockScales
 from .subtiles import STORE_STAGES, buffers_of, subtile_of
@@ -26,7 +26,7 @@ def tile_bounds(problem: GemmProblem, target: Target) -> Sides:
     products = 1 + len(problem.epilogue.of_kind("product"))
     most, depth = MOST_COLUMNS // products // least * least, 2 * line if products == 1 else line
     rows = 2 * TCGEN05_ROWS if target.has("tcgen05") else 4 * WGMMA_ROWS
-    promotes = target.has("wgmma") and itemsize(problem.operand_dtype) == 1 and target.fp8_partial_sum > 0
+    promotes = target.has("wgmma") and problem.operand_dtype in IMPRECISE_DTYPES and target.fp8_partial_sum > 0
     if promotes or problem.scales is not None:  # two accumulators are live
         most = min(most, MAX_SUM_REGISTERS // products // least * least)
     rows //= min(products, 2)
@@ -54,7 +54,7 @@ def _copied_bounds(
     rows, columns = most
     past_registers = all(copied.granule for copied in problem.copied) and not problem.epilogue.of_kind("exact")
     if target.has("wgmma") and not past_registers:
-        promotes = itemsize(problem.operand_dtype) == 1 and target.fp8_partial_sum > 0
+        promotes = problem.operand_dtype in IMPRECISE_DTYPES and target.fp8_partial_sum > 0
         sums = MAX_COPIED_SUMS // (1 + len(problem.epilogue.of_kind("product"))) // (1 + promotes)
         columns = min(columns, 2 * sums)
 

@@ -58,8 +58,8 @@ def _check_tunables(program: Program, free: Sequence[int]) -> None:
 def unproven(program: Program, target: Target) -> str:
     """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string.
 
-    Hopper has run copies of A and B other than of raw tiles, strided outputs, and TF32. It has run groups of rows, batches of
-    several dimensions, and three products with an output each.
+    Hopper has run copies of A and B other than of raw tiles, strided outputs, TF32, and windows. It has run groups of rows,
+    batches of several dimensions, and three products with an output each (cute/nvidia-h200-parts.jsonl).
     """
     problem = known_product(program).problem
     proven = unit_of(target) == "wgmma"
@@ -76,8 +76,10 @@ def unproven(program: Program, target: Target) -> str:
         part = "of several products that are stored separately, or of more than two,"
     elif problem.batch is not None and problem.batch.outer is not None and not proven:
         part = "in a batch of several dimensions"
-    elif any(problem.starts):
-        part = "that begin within a tensor"
+    elif any(problem.starts) and not proven:
+        part = "of operands that begin within a tensor"
+    elif problem.operand_dtype == "int8":
+        part = "of int8"
     elif any(output.adds for output in problem.outputs):
         part = "that are added to memory"
     elif copied:

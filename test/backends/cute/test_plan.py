@@ -127,7 +127,7 @@ ROWS = EpilogueOperand(name="x", kind="row", dtype="float32")
         ("sm_80", gemms.product(), WIDE, "neither wgmma nor tcgen05"),
         ("sm_90", gemms.product(operands="float32", b_major="mn"), TF32, "contiguous along K"),
         ("sm_100", gemms.product(operands="float32", b_major="mn"), SQUARE, "contiguous along K"),
-        ("sm_90", gemms.product(operands="int8"), WIDE, "matmuls of int8"),
+        ("sm_90", gemms.product(operands="int16"), WIDE, "matmuls of int16"),
         ("sm_90", gemms.product(output="int16"), WIDE, "outputs of int16"),
         ("sm_90", gemms.product(output=gemms.E5M2), WIDE, "outputs of float8_e5m2"),
         ("sm_90", gemms.product(epilogue=gemms.bias(dtype=gemms.E4M3)), WIDE, "operand bias is of float8_e4m3fn"),

@@ -167,28 +167,6 @@ def test_a_tile_that_a_config_sizes_is_no_block() -> None:
         by_tile_of_any_size.bind((a, b, sa)).plan()
 
 
-@helion.kernel(backend="cute", static_shapes=True)
-def of_integers(a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor) -> torch.Tensor:
-    m, k = a.size()
-    n = b.size(1)
-    out = torch.empty([m, n], dtype=torch.bfloat16, device=a.device)
-    for tile_m, tile_n in hl.tile([m, n]):
-        acc = hl.zeros([tile_m, tile_n], dtype=torch.int32)
-        for tile_k in hl.tile(k):
-            acc = hl.dot(a[tile_m, tile_k], b[tile_k, tile_n], acc=acc)
-        out[tile_m, tile_n] = (acc.to(torch.float32) * sa[tile_m][:, None] * sb[tile_n]).to(torch.bfloat16)
-    return out
-
-
-def test_products_of_integers_say_why_not() -> None:
-    a, b = (torch.ones(128, 128, dtype=torch.int8) for _ in range(2))
-    for target in TARGETS:
-        with pytest.raises(
-            exc.CuteUnsupported, match="matmuls of integers are not implemented: epilogues compute in float32"
-        ):
-            of_integers.bind((a, b.t(), torch.ones(128), torch.ones(128)), target=target).plan()
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_tile_of_the_space_has_its_factors(target: str) -> None:
     """No config gives a tile more than the program's one factor."""

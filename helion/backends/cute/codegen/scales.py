@@ -108,6 +108,8 @@ def promote(plan: GemmPlan, cursor: str | None) -> list[str]:
 def _add(plan: GemmPlan, sums: str, total: str, values: int) -> list[str]:
     """Accumulate this many values of a thread."""
     term, factor = f"{sums}[i]", "column_factors[0]"
+    if plan.problem.operand_dtype == "int8":
+        term = f"{term}.to(cutlass.Float32)"
     if plan.factor("column") and not plan.one_column_factor:
         factor = _column(plan)
         term = f"{term} * {_row(plan)}" if plan.factor("row") else term

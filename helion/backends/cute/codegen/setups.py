@@ -25,6 +25,11 @@ def operand_dsl(plan: GemmPlan) -> str:
     return f"cutlass.{DTYPES[dtype].operand or DTYPES[dtype].dsl}"
 
 
+def sum_dsl(plan: GemmPlan) -> str:
+    """Return the DSL's name of the accumulator's type."""
+    return "cutlass.Int32" if plan.problem.operand_dtype == "int8" else "cutlass.Float32"
+
+
 def stage_of(plan: GemmPlan, role: Role) -> str:
     """Return the store buffer of a sub-tile, among those of the role's consumer group."""
     number = "subtile" if plan.splits == 1 else f"subtile // {plan.splits}"
@@ -52,7 +57,7 @@ def mma_arguments(plan: GemmPlan, columns: int) -> str:
     operand = operand_dsl(plan)
     majors = f"{major(plan.problem.a_major)}, {major(plan.problem.b_major)}"
     if plan.unit == "wgmma":
-        return f"{operand}, {operand}, {majors}, cutlass.Float32, ({plan.warpgroups}, 1, 1), (64, {columns})"
+        return f"{operand}, {operand}, {majors}, {sum_dsl(plan)}, ({plan.warpgroups}, 1, 1), (64, {columns})"
     group = "TWO" if plan.ctas_per_mma == 2 else "ONE"
     return f"{operand}, {operand}, {majors}, cutlass.Float32, tcgen05.CtaGroup.{group}, ({plan.tile[0]}, {columns})"
 
@@ -210,7 +215,7 @@ def _wgmma_sums(plan: GemmPlan, role: Role) -> list[str]:
         "fragment_a = tiled_mma.make_fragment_A(group_slice.partition_A(shared_a))",
         "fragment_b = tiled_mma.make_fragment_B(group_slice.partition_B(shared_b))",
         f"sums_shape = tiled_mma.partition_shape_C(({plan.tile[0]}, {plan.sum_columns}))",
-        "sums = cute.make_rmem_tensor(sums_shape, cutlass.Float32)",
+        f"sums = cute.make_rmem_tensor(sums_shape, {sum_dsl(plan)})",
         *(["total = cute.make_rmem_tensor(sums_shape, cutlass.Float32)"] if plan.promote else []),
         f"subtile_mma = {hopper_mma(plan, plan.epilogue_n)}",
         f"subtile_shape = subtile_mma.partition_shape_C(({plan.cta_tile[0]}, {plan.epilogue_n}))",

@@ -25,7 +25,7 @@ from .epilogue import (
     values_of,
 )
 from .numbers import batched
-from .setups import SETUPS, dsl, rows_of, second_b, stage_of
+from .setups import SETUPS, dsl, rows_of, second_b, stage_of, sum_dsl
 from .writer import Writer
 
 
@@ -328,7 +328,8 @@ def _(step: g.ReadSums, out: Writer, names: Names) -> None:
     with out.block(f"for i in cutlass.range_constexpr({fragment(names.plan).values}):"):
         for number, name in enumerate(_sums(names.plan)):
             first = f"{number * names.plan.tile[1] // 2} + " if number else ""
-            out.line(f"{name}[i] = {source}[{first}{sum_of(names.plan)}]")
+            converted = ".to(cutlass.Float32)" if source == "sums" and sum_dsl(names.plan) == "cutlass.Int32" else ""
+            out.line(f"{name}[i] = {source}[{first}{sum_of(names.plan)}]{converted}")
 
 
 def _sums(plan: GemmPlan) -> list[str]:

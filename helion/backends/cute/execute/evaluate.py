@@ -115,10 +115,10 @@ def _evaluate(problem: GemmProblem, tensors: Sequence[torch.Tensor]) -> None:
     sources = iter(factors if problem.copied else ())
     left = _multiplied(problem, "a", a, sources)
     right = _multiplied(problem, "b", b, sources).t()
-    values = [left @ right if problem.scales is None else _scaled(left, right, problem.scales, factors)]
+    values = [_product(left, right) if problem.scales is None else _scaled(left, right, problem.scales, factors)]
     for described, tensor in zip(problem.epilogue.operands, operands, strict=True):
         if described.kind == "product":
-            values.append(left @ _multiplied(problem, described.label, tensor, sources).t())
+            values.append(_product(left, _multiplied(problem, described.label, tensor, sources).t()))
         else:
             values.append(_operand(described, tensor, problem).float())
     for instruction in problem.epilogue.instructions:
@@ -128,15 +128,23 @@ def _evaluate(problem: GemmProblem, tensors: Sequence[torch.Tensor]) -> None:
         _store(output, out, values[output.value], problem)
 
 
+def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return the product in fp32. That of integers is exact before it is rounded."""
+    exact = left.dtype == torch.float64
+    return (left @ right).float() if exact else left @ right
+
+
 def _multiplied(problem: GemmProblem, operand: str, tensor: torch.Tensor, more: Iterator[torch.Tensor]) -> torch.Tensor:
-    """Return an operand of the matmul as (M or N, K) in fp32; ``more`` has the further sources of copied operands."""
+    """Return an operand of the matmul as (M or N, K) in fp32, or in fp64 of integers; ``more`` has the further sources of
+    copied operands."""
+    held = torch.float64 if problem.operand_dtype == "int8" else torch.float32
     lines = problem.m if operand == "a" else problem.n
     copied = problem.copy_of(operand)
     if copied is None:
         pitches = {each.label: each.pitch for each in problem.epilogue.of_kind("product")}
         pitch = problem.a_pitch if operand == "a" else pitches.get(operand, problem.b_pitch)
         major = problem.a_major if operand == "a" else problem.b_major
-        return _matrix(tensor, lines, problem.k, major, pitch).float()
+        return _matrix(tensor, lines, problem.k, major, pitch).to(held)
     values = [
         torch.as_strided(each, (lines, problem.k), (source.pitch, source.k_pitch)).float()
         for source, each in zip(copied.sources, (tensor, *itertools.islice(more, len(copied.sources) - 1)), strict=True)
@@ -145,16 +153,16 @@ def _multiplied(problem: GemmProblem, operand: str, tensor: torch.Tensor, more: 
         given = [torch.tensor(float(x.text)) if isinstance(x, Constant) else values[x] for x in instruction.arguments]
         values.append(_made(instruction.op, given, lines, problem.k))
     stored = values[copied.last].expand(lines, problem.k)
-    return stored.to(getattr(torch, problem.operand_dtype)).float()
+    return stored.to(getattr(torch, problem.operand_dtype)).to(held)
 
 
 def _scaled(
     left: torch.Tensor, right: torch.Tensor, scales: BlockScales, factors: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     """Return the sum over blocks of K, each times its scales."""
-    sums = left.new_zeros(left.shape[0], right.shape[1])
+    sums = torch.zeros(left.shape[0], right.shape[1])
     for block, first in enumerate(range(0, left.shape[1], scales.k)):
-        part = left[:, first : first + scales.k] @ right[first : first + scales.k]
+        part = _product(left[:, first : first + scales.k], right[first : first + scales.k])
         for scale, tensor in zip(scales.factors, factors, strict=True):
             lines = torch.arange(part.shape[0 if scale.side == "row" else 1]) // scale.lines
             start = tensor.storage_offset() + block * scale.k_pitch

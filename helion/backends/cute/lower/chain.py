@@ -138,6 +138,8 @@ class Chain:
         """Add the initial value of an accumulator, which is read as a part of the epilogue."""
         if starts_from_zero(self.frame, start):
             return
+        if sums.dtype == torch.int32:
+            raise Refusal("accumulators in int32 that start from other numbers than zero are not implemented")
         self.known[sums.number] = self.step("add", (self.known[sums.number], self.read(start)))
 
     def updated(self) -> frozenset[int]:

@@ -281,10 +281,8 @@ def _check_dot(frame: Frame, dot: Op) -> None:
         raise Refusal("a dot that adds to the loop-carried accumulator is implemented")
     if common_dtype(frame, dot) == torch.float32 and attrs.precision != "tf32":
         raise Refusal(f"matmuls of float32 in {attrs.precision} precision are not implemented; in tf32 they are")
-    if dot.results[0].dtype == torch.int32:
-        raise Refusal(
-            "matmuls of integers are not implemented: epilogues compute in float32, which does not hold every sum in int32"
-        )
+    if dot.results[0].dtype == torch.int32 and common_dtype(frame, dot) == torch.int8:
+        return
     if dot.results[0].dtype != torch.float32:
         raise Refusal(f"accumulators in float32 are implemented, not in {dtype_name(dot.results[0].dtype)}")
 

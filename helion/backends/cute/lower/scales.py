@@ -213,8 +213,8 @@ class ScaleReader:
         if op.kind != "pointwise" or op.attributes(PointwiseAttrs).name != "cast":
             return False
         source = op.operands[0]
-        loaded = isinstance(source, Value) and dtype_name(source.dtype) in FLOAT_DTYPES
-        return loaded and op.result.dtype == torch.float32
+        kept = isinstance(source, Value) and (source is self.part or dtype_name(source.dtype) in FLOAT_DTYPES)
+        return kept and op.result.dtype == torch.float32
 
     def _check_dims(self, value: Value) -> None:
         """Check that no dimension is transposed or merged with another."""

@@ -14,6 +14,7 @@ from .dtypes import (
     COLUMN_OUTPUT_DTYPES,
     EPILOGUE_DTYPES,
     FLOAT_DTYPES,
+    IMPRECISE_DTYPES,
     OPERAND_DTYPES,
     OUTPUT_DTYPES,
     itemsize,
@@ -44,6 +45,10 @@ MAX_GRID_SPLITS = 64
 MAX_ACCUMULATOR_STAGES = 4
 MAX_RESIDUAL_STAGES = 8
 MAX_PROMOTE_K_TILES = 8
+MAX_INT8_K = 2**17 - 1
+"""Products of two int8 numbers, up to 2**14 each, whose sum int32 holds."""
+MAX_EXACT_INT8_K = 2**10
+"""The same for fp32."""
 IMPRECISE_K = 256
 """Elements along K that are accumulated within the matrix unit (measurement ``cute_fp8_partials``)."""
 MAX_SUM_REGISTERS = 128
@@ -159,6 +164,8 @@ def check_problem(problem: GemmProblem) -> None:
     if not all(0 < extent <= MAX_EXTENT for extent in (problem.m, problem.n, problem.k)):
         extents = ", ".join(f"{side} = {getattr(problem, side.lower())}" for side in "MNK")
         raise Refusal(f"extents of 1 to {MAX_EXTENT} are implemented, not {extents}")
+    if problem.operand_dtype == "int8" and problem.k > MAX_INT8_K:
+        raise Refusal(f"K = {problem.k} of int8 operands; sums of up to {MAX_INT8_K} products fit in int32")
     if itemsize(problem.operand_dtype) != 2 and (problem.a_major, problem.b_major) != ("k", "k"):
         raise Refusal("operands of 8 and of 32 bits have to be contiguous along K")
     check_pitch(problem, problem.names[0], problem.operand_dtype, problem.a_pitch, _line(problem.a_major, "m"))
@@ -283,7 +290,7 @@ def _promotes(problem: GemmProblem, choice: Choice, target: Target) -> bool:
         return choice.promote
     if problem.scales is not None:
         return target.has("wgmma")
-    return itemsize(problem.operand_dtype) == 1 and target.fp8_partial_sum > 0
+    return problem.operand_dtype in IMPRECISE_DTYPES and target.fp8_partial_sum > 0
 
 
 def _promote_k_tiles(problem: GemmProblem, choice: Choice) -> int:
@@ -390,6 +397,11 @@ def _check_splits(plan: GemmPlan) -> None:
     """Check split K in a cluster: CTAs exchange partials through distributed shared memory."""
     if not 1 <= plan.splits <= MAX_SPLITS:
         raise Refusal(f"K split in {plan.splits} parts; 1 to {MAX_SPLITS} are implemented")
+    if plan.parts > 1 and plan.problem.operand_dtype == "int8" and plan.problem.k > MAX_EXACT_INT8_K:
+        raise Refusal(
+            f"K = {plan.problem.k} of int8 operands in {plan.parts} parts, whose sums fp32 may not hold; up to"
+            f" {MAX_EXACT_INT8_K} are implemented"
+        )
     _check_grid_splits(plan)
     if plan.splits == 1:
         return
@@ -520,6 +532,8 @@ def _check_tcgen05(plan: GemmPlan) -> None:
     step = 16 * plan.ctas_per_mma
     if n % step or not step <= n <= 256:
         raise Refusal(f"a tile of {n} columns; multiples of {step} up to 256 are implemented on tcgen05")
+    if plan.problem.operand_dtype == "int8":
+        raise Refusal("matmuls of int8 are implemented on wgmma")
     if plan.promote:
         raise Refusal("tcgen05 accumulates in fp32; there is nothing to promote")
     kept = n // 2 if plan.paired else n

@@ -22,7 +22,7 @@ DTYPES: dict[str, Dtype] = {
     "bfloat16": Dtype(itemsize_bytes=2, dsl="BFloat16", mma_k=16),
     "float8_e4m3fn": Dtype(itemsize_bytes=1, dsl="Float8E4M3FN", mma_k=32),
     "float8_e5m2": Dtype(itemsize_bytes=1, dsl="Float8E5M2", mma_k=32),
-    "int8": Dtype(itemsize_bytes=1, dsl="Int8"),
+    "int8": Dtype(itemsize_bytes=1, dsl="Int8", mma_k=32),
     "bool": Dtype(itemsize_bytes=1, dsl="Int8"),
     "uint8": Dtype(itemsize_bytes=1, dsl="Uint8"),
     "int16": Dtype(itemsize_bytes=2, dsl="Int16"),
@@ -34,6 +34,8 @@ NUMBER = "number"
 SIZE, PITCH = "size", "pitch"
 """In place of a dtype: an integer of 32 bits, or of 64."""
 OPERAND_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype.mma_k)
+IMPRECISE_DTYPES = ("float8_e4m3fn", "float8_e5m2")
+"""Operand types whose products wgmma adds in less than fp32."""
 FLOAT_DTYPES = ("float32", "float16", "bfloat16")
 EPILOGUE_DTYPES = (*FLOAT_DTYPES, "int8", "bool")
 """Types of epilogue inputs."""
