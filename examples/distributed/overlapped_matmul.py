@@ -14,6 +14,7 @@ and `all_gather_matmul.py` send single tiles.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import torch
 
@@ -22,10 +23,8 @@ import helion.distributed as dist
 import helion.language as hl
 from helion.testing import DEVICE
 
-#: The most parts in which the sums of a rank are sent to its peers. The last one is sent after all products.
-CHUNKS = 4
-#: The fewest rows of such a part.
-CHUNK_ROWS = 512
+#: The fewest rows of a part of the sums that a rank sends to its peers at once.
+PART_ROWS = 512
 
 
 @helion.kernel()
@@ -137,6 +136,18 @@ def matmul_reduce_scatter(x: torch.Tensor, w: torch.Tensor, memory: Memory) -> t
     return out
 
 
+def halves(rows: int) -> Iterator[slice]:
+    """Yield half of the rows, then half of the rest, and so on: a part is sent while the next one is computed.
+
+    The last part is sent after all products, and should be small.
+    """
+    first = 0
+    while first < rows:
+        step = max((rows - first) // 2 // PART_ROWS * PART_ROWS, PART_ROWS)
+        yield slice(first, min(first + step, rows))
+        first += step
+
+
 def matmul_all_reduce(x: torch.Tensor, w: torch.Tensor, memory: Memory, sums: Memory) -> torch.Tensor:
     """Return the sum of `x[M, K] @ w[K, N]` over all ranks. `memory` and `sums`: of `[M / ranks, N]`.
 
@@ -145,9 +156,7 @@ def matmul_all_reduce(x: torch.Tensor, w: torch.Tensor, memory: Memory, sums: Me
     """
     n, me, rows = memory.n, memory.me, x.size(0) // memory.n
     parts, own = send_products(x, w, memory), x.narrow(0, me * rows, rows)
-    step = max(helion.cdiv(rows, CHUNKS), min(CHUNK_ROWS, rows))
-    for first in range(0, rows, step):
-        some = slice(first, min(first + step, rows))
+    for some in halves(rows):
         product_plus(own[some], w, tuple(part[some] for part in parts), sums.inbox[0][me, some])
         with sums.beside():
             for peer in range(1, n):

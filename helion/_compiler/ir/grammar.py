@@ -134,7 +134,7 @@ class MemoryAttrs:
     - ``mask`` is the operand that holds the user's extra mask, ``rank`` the number of dimensions of the accessed tile.
     - ``atomic`` is the operation of an atomic, ``sem`` its memory order, ``scope`` the programs that see it: those of
       this GPU (``gpu``) or of all GPUs (``sys``). The result of an ``unread`` atomic has no use.
-    - ``padded``: the load's memory has whole tiles, zeros out of range. ``aligned``: lanes begin at multiples of it, or 0.
+    - ``padded``: memory of whole tiles, with zeros out of range. ``aligned``: lanes begin at its multiples; 0 if unknown.
     - ``mark``: operand with the mark of the words. A load waits for it; two more are its note, and nanoseconds until then.
     """
 
