@@ -48,7 +48,7 @@ CASES = (
 )
 #: The case that ends one of its processes, in processes of its own.
 LAST = "killed"
-STALL_SECONDS, LAST_SECONDS = 45.0, 30.0
+STALL_SECONDS, LAST_SECONDS = 45.0, 20.0
 #: The host runs ahead of the GPU by this time, so that launches are not what is timed.
 AHEAD_MICROSECONDS = 2500
 

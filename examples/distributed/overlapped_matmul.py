@@ -1,8 +1,8 @@
 """Matmuls with collective operations, made of plain products: each product runs as fast as it does alone.
 
-A product stores the rows of a peer into memory of that peer. Copies to peers run at the same time as products, on the copy
-engine of the GPU. Kernels of one program send and receive the messages between them. So no product waits inside, and each
-one may run on any backend.
+A product of few rows of a peer stores them into memory of that peer. Copies to peers run at the same time as later
+products, on the copy engine of the GPU. Kernels of one program send and receive the messages between them. So no product
+waits inside, and each one may run on any backend.
 
 This suits products that take longer than their messages. The kernels in `matmul_reduce_scatter.py`, `matmul_all_reduce.py`
 and `all_gather_matmul.py` send single tiles.
@@ -25,6 +25,8 @@ from helion.testing import DEVICE
 
 #: The fewest rows of a part of the sums that a rank sends to its peers at once.
 PART_ROWS = 512
+#: The fewest rows of a peer whose products are copied, in two parts: stores of a product to a peer take longer than own ones.
+COPIED_ROWS = 2048
 
 
 @helion.kernel()
@@ -68,12 +70,13 @@ def hear(ch: hl.Channel, first: hl.constexpr, last: hl.constexpr) -> None:
 class Memory:
     """Symmetric memory of one of the functions below: `[ranks, rows, columns]`, and its messages.
 
-    `ready`: the memory may be written again. `sent`: it has been written.
+    `ready`: the memory may be written again. `sent`: it has been written. `own`: memory of products to copy, by peer.
     """
 
     def __init__(self, rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> None:
         self.n, self.me = dist.world_size(), dist.rank()
         self.inbox = dist.empty([self.n, rows, columns], dtype)
+        self.own = torch.empty([self.n if rows >= COPIED_ROWS else 0, rows, columns], dtype=dtype, device=DEVICE)
         self.ready, self.sent = dist.channel([1]), dist.channel([1])
         tell(self.ready)
         self.side = torch.cuda.Stream(priority=-1) if DEVICE.type == "cuda" else None
@@ -115,23 +118,40 @@ def all_gather_matmul(x: torch.Tensor, w: torch.Tensor, memory: Memory) -> torch
     return out.flatten(0, 1)
 
 
-def send_products(x: torch.Tensor, w: torch.Tensor, memory: Memory) -> tuple[torch.Tensor, ...]:
-    """Write `x @ w` to the peers, each one its block of rows, and return what they have written here."""
+def send_products(x: torch.Tensor, w: torch.Tensor, memory: Memory) -> list[slice]:
+    """Write `x @ w` to the peers, each one its block of rows, and return the parts of the rows. A message follows each."""
     n, me, rows = memory.n, memory.me, x.size(0) // memory.n
+    blocks = {peer: x.narrow(0, (me + peer) % n * rows, rows) for peer in range(1, n)}
     memory.hear(memory.ready)
-    for peer in range(1, n):
-        product(x.narrow(0, (me + peer) % n * rows, rows), w, memory.inbox[peer][n - peer])
-    tell(memory.sent)
-    memory.hear(memory.sent)
-    return tuple(memory.inbox[0][peer] for peer in range(1, n))
+    if rows < COPIED_ROWS:
+        for peer, theirs in blocks.items():
+            product(theirs, w, memory.inbox[peer][n - peer])
+        tell(memory.sent)
+        return [slice(0, rows)]
+    parts = [slice(0, rows // 2), slice(rows // 2, rows)]
+    for part in parts:
+        for peer, theirs in blocks.items():
+            product(theirs[part], w, memory.own[peer, part])
+            with memory.beside():
+                memory.inbox[peer][n - peer, part].copy_(memory.own[peer, part])
+        with memory.beside():
+            tell(memory.sent)
+    return parts
+
+
+def product_plus_theirs(x: torch.Tensor, w: torch.Tensor, memory: Memory, some: slice, out: torch.Tensor) -> None:
+    """Write `x @ w` of some of this rank's rows, plus what the peers have written of them."""
+    own = x.narrow(0, memory.me * (x.size(0) // memory.n), x.size(0) // memory.n)
+    product_plus(own[some], w, tuple(memory.inbox[0][peer, some] for peer in range(1, memory.n)), out)
 
 
 def matmul_reduce_scatter(x: torch.Tensor, w: torch.Tensor, memory: Memory) -> torch.Tensor:
     """Return this rank's rows of the sum of `x[M, K] @ w[K, N]` over all ranks. `memory`: of `[M / ranks, N]`."""
-    rows = x.size(0) // memory.n
-    parts = send_products(x, w, memory)
-    out = torch.empty([rows, w.size(1)], dtype=x.dtype, device=x.device)
-    product_plus(x.narrow(0, memory.me * rows, rows), w, parts, out)
+    out = torch.empty([x.size(0) // memory.n, w.size(1)], dtype=x.dtype, device=x.device)
+    for part in send_products(x, w, memory):
+        memory.hear(memory.sent)
+        product_plus_theirs(x, w, memory, part, out[part])
+    memory.join()
     tell(memory.ready)
     return out
 
@@ -155,15 +175,20 @@ def matmul_all_reduce(x: torch.Tensor, w: torch.Tensor, memory: Memory, sums: Me
     call.
     """
     n, me, rows = memory.n, memory.me, x.size(0) // memory.n
-    parts, own = send_products(x, w, memory), x.narrow(0, me * rows, rows)
+    heard = 0
+    starts = [part.start for part in send_products(x, w, memory)]
     for some in halves(rows):
-        product_plus(own[some], w, tuple(part[some] for part in parts), sums.inbox[0][me, some])
+        while heard < len(starts) and starts[heard] < some.stop:
+            memory.hear(memory.sent)
+            heard += 1
+        product_plus_theirs(x, w, memory, some, sums.inbox[0][me, some])
         with sums.beside():
             for peer in range(1, n):
                 sums.inbox[peer][me, some].copy_(sums.inbox[0][me, some])
     with sums.beside():
         tell(sums.sent)
     sums.join()
+    memory.join()
     tell(memory.ready)
     sums.hear(sums.sent)
     return sums.inbox[0].flatten(0, 1)

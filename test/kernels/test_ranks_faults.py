@@ -74,7 +74,9 @@ def test_faults_of_examples_are_found(name: str, fault: str, tmp_path: Path, mon
         hd.run(lambda: module.on_rank(**SMALL[name], calls=4), 2)
 
 
-def test_sums_are_sent_in_parts(tmp_path: Path) -> None:
-    module = _changed("overlapped_matmul", "PART_ROWS = 512", "PART_ROWS = 4", tmp_path)
+def test_products_and_sums_are_sent_in_parts(tmp_path: Path) -> None:
+    module = _changed("overlapped_matmul", "PART_ROWS = 512\n", "PART_ROWS = 4\n", tmp_path)
     assert [(part.start, part.stop) for part in module.halves(22)] == [(0, 8), (8, 12), (12, 16), (16, 20), (20, 22)]
-    assert all(error < 0.1 for error in hd.run(lambda: module.on_rank(rows=22, columns=32, k=40, calls=2), 2))
+    for least in (2048, 10):
+        module.COPIED_ROWS = least
+        assert all(error < 0.1 for error in hd.run(lambda: module.on_rank(rows=22, columns=32, k=40, calls=2), 3))
