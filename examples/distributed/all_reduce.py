@@ -62,14 +62,20 @@ def inputs(rank: int, count: int, dtype: torch.dtype = torch.bfloat16) -> torch.
     return (torch.randn([count], generator=generator) + 0.5).to(dtype).to(DEVICE)
 
 
+def one_shot_memory(count: int) -> tuple[tuple[torch.Tensor, ...], hl.Channel]:
+    return dist.empty([2, dist.world_size(), count], torch.bfloat16), dist.channel([WORDS])
+
+
+def mail_memory(count: int) -> tuple[hl.Mailbox]:
+    return (dist.mailbox([count], torch.bfloat16, marked=None),)
+
+
 def on_rank(count: int = 5000, calls: int = 3) -> float:
     """Compare with the sum of all ranks' tensors, and return the largest error."""
-    ranks = dist.world_size()
-    inbox, ch = dist.empty([2, ranks, count], torch.bfloat16), dist.channel([WORDS])
-    mail = dist.mailbox([count], torch.bfloat16, marked=None)
-    expected = sum(inputs(rank, count).double() for rank in range(ranks))
+    expected = sum(inputs(rank, count).double() for rank in range(dist.world_size()))
     worst = 0.0
-    for kernel, memory in ((all_reduce, (inbox, ch)), (all_reduce_by_mail, (mail,))):
+    for kernel, make in ((all_reduce, one_shot_memory), (all_reduce_by_mail, mail_memory)):
+        memory = make(count)
         for _ in range(calls):
             result = kernel(inputs(dist.rank(), count), *memory)
             torch.testing.assert_close(result.double(), expected, rtol=1e-2, atol=3e-2)
