@@ -20,6 +20,7 @@ sys.path[:0] = [str(ROOT)]
 
 import helion  # noqa: E402
 import helion.language as hl  # noqa: E402
+from benchmarks import row_styles  # noqa: E402
 from benchmarks.cute_census import shortened  # noqa: E402
 
 M, N, GROUP = 4096, 8192, 128
@@ -406,6 +407,9 @@ def tensors(*kinds: str, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Ten
         "groups": ((M, N // GROUP), torch.float32),
         "batches": ((8, M // 8, N), dtype),
         "sums": ((N,), torch.float32),
+        "lines": ((M, 1), torch.float32),
+        "channels": ((M // 8,), dtype),
+        "heads": ((8,), dtype),
     }
     return tuple(torch.empty(shapes[kind][0], dtype=shapes[kind][1], device="meta") for kind in kinds)
 
@@ -453,9 +457,14 @@ CASES: tuple[tuple[Callable[..., Any], tuple[Any, ...]], ...] = (
 )
 
 
+def more_cases() -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
+    for fn, named in row_styles.CASES:
+        yield fn, tuple(each for name in named for each in (tensors(name) if isinstance(name, str) else (name,)))
+
+
 def answers(names: list[str], target: str) -> Iterator[tuple[str, str]]:
     """Yield each kernel's name with its layout, or the reason of its refusal."""
-    for fn, arguments in CASES:
+    for fn, arguments in (*CASES, *more_cases()):
         if names and fn.__name__ not in names:
             continue
         try:

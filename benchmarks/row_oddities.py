@@ -86,6 +86,21 @@ def summed_lanes(x: torch.Tensor, total: torch.Tensor) -> None:
         total[tile] = lanes.sum(-1)
 
 
+def from_fp8(x: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> None:
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :].to(torch.float32) * scale[tile][:, None]
+        out[tile, :] = (row * torch.rsqrt((row * row).mean(-1) + 1e-6)[:, None]).to(out.dtype)
+
+
+def unsigned(x: torch.Tensor, low: torch.Tensor, scale: torch.Tensor) -> None:
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :].to(torch.float32)
+        least, most = torch.amin(row, -1), torch.amax(row, -1)
+        step = torch.clamp(most - least, min=1e-8) / 255.0
+        scale[tile] = step
+        low[tile, :] = torch.round((row - least[:, None]) / step[:, None]).to(torch.uint8)
+
+
 def extremes(x: torch.Tensor, out: torch.Tensor, total: torch.Tensor) -> None:
     for tile in hl.tile(x.size(0)):
         row = x[tile, :].to(torch.float32)
@@ -226,6 +241,21 @@ def _of_batches(make: Numbers, m: int, n: int) -> Odd:
     return of_batches, {}, (x, gain, out, scale), lambda: near(out, want, 2**-8 * 1.02) and near(scale, r, 1e-5)
 
 
+def _from_fp8(make: Numbers, m: int, n: int) -> Odd:
+    x, scale = make.random(m, n, dtype=torch.float8_e4m3fn), make.random(m, dtype=torch.float32)
+    out = make.empty(m, n, dtype=torch.bfloat16)
+    row = x.double() * scale.double()[:, None]
+    want = row * torch.rsqrt(row.square().mean(-1, keepdim=True) + 1e-6)
+    return from_fp8, {}, (x, scale, out), lambda: near(out, want, 2**-8 * 1.02)
+
+
+def _unsigned(make: Numbers, m: int, n: int) -> Odd:
+    x, low, scale = make.random(m, n), make.empty(m, n, dtype=torch.uint8), make.empty(m)
+    wide = x.double()
+    exact = (wide - wide.amin(-1, keepdim=True)) / ((wide.amax(-1) - wide.amin(-1)) / 255)[:, None]
+    return unsigned, {}, (x, low, scale), lambda: bool(((low.double() - exact).abs() < 0.501).all())
+
+
 CASES: dict[str, Callable[[Numbers, int, int], Odd]] = {
     "masked": _masked,
     "cross entropy": _cross_entropy,
@@ -238,6 +268,8 @@ CASES: dict[str, Callable[[Numbers, int, int], Odd]] = {
     "lanes": _summed_lanes,
     "extremes": _extremes,
     "batches": _of_batches,
+    "fp8 in": _from_fp8,
+    "unsigned": _unsigned,
 }
 NAMES = tuple(CASES)
 SIZES = (1000, 1003, 20008, 50257)

@@ -197,7 +197,9 @@ class Cluster:
         unary = {
             name: wide(getattr(np, name)) for name in ("exp", "exp2", "log", "log2", "sqrt", "tanh", "floor", "abs")
         }
-        calls = types.SimpleNamespace(**unary, rsqrt=wide(lambda x: x**-0.5), fma=wide(lambda a, b, c: a * b + c))
+        calls = types.SimpleNamespace(
+            **unary, roundeven=wide(np.rint), rsqrt=wide(lambda x: x**-0.5), fma=wide(lambda a, b, c: a * b + c)
+        )
         cute = types.SimpleNamespace(arch=arch, math=calls, kernel=identity, jit=identity, Pointer=None)
         cutlass = types.SimpleNamespace(
             **dict(BFloat16=rounding(torch.bfloat16), Float16=rounding(torch.float16)),
@@ -213,7 +215,7 @@ class Cluster:
         replaced = (
             *("load_shared", "load_plane", "load_global", "store_shared", "store_words", "store_element", "bulk_load"),
             *("send", "put", "expect", "arrive", "await_cluster", "log2_approximate"),
-            *("unpack_float16", "pack_bfloat16", "pack_float16", "pack_float8_e4m3fn"),
+            *("unpack_float16", "unpack_float8_e4m3fn", "pack_bfloat16", "pack_float16", "pack_float8_e4m3fn"),
         )
         found.update({name: getattr(self, name) for name in replaced if name in found})
         for name, of in (("row_maximum", np.maximum), ("row_minimum", np.minimum)):
@@ -349,6 +351,11 @@ class Cluster:
     def unpack_float16(self, words: Sequence[Any]) -> list[Array]:
         halves = [np.ascontiguousarray(self._each(word)).view(np.float16).reshape(-1, 2) for word in words]
         return [floats(half[:, i]) for half in halves for i in range(2)]
+
+    def unpack_float8_e4m3fn(self, words: Sequence[Any]) -> list[Array]:
+        pairs = [np.ascontiguousarray(self._each(word)).view(np.uint8).reshape(-1, 4) for word in words]
+        wide = [torch.from_numpy(pair).view(torch.float8_e4m3fn).float().numpy() for pair in pairs]
+        return [floats(each[:, i]) for each in wide for i in range(4)]
 
     def pack_bfloat16(self, values: Sequence[Any]) -> list[Array]:
         return self._packed(values, torch.bfloat16)

@@ -17,10 +17,10 @@ REFUSED = {
     "quantized_groups": "rows of 8192 and of 64 columns",
     "quantized_group_tiles": "some of the grid's dimensions",
     "quantized_group_loops": "the index of a tile of columns picks one of 64 parts",
-    "asymmetric_bytes": "output low is of uint8",
     "rms_norm_of_batches": "dimension b is no plain tile loop",
     "softmax_of_one_row": "dimension at is no plain tile loop",
-    "dequantized_norm": "x is of float8_e4m3fn",
+    "instance_norm": "some of the grid's dimensions",
+    "biased_softmax_of_heads": "some of the grid's dimensions",
 }
 
 
@@ -30,4 +30,4 @@ def test_row_kernels_that_are_taken(target: str) -> None:
     found = dict(answers([], target))
     for name, answer in found.items():
         assert REFUSED[name] in answer if name in REFUSED else answer.startswith("yes"), (name, answer)
-    assert len(found) - len(REFUSED) >= 30
+    assert len(found) - len(REFUSED) >= 62

@@ -47,6 +47,10 @@ ADDED_DTYPES = FLOAT_DTYPES
 """Types of output matrices that TMA adds to."""
 COLUMN_OUTPUT_DTYPES = (*FLOAT_DTYPES, "int32", "int64")
 """Types of outputs with one number per row, which are stored one by one."""
+ROW_DTYPES = (*EPILOGUE_DTYPES, "float8_e4m3fn", "uint8")
+"""Types of the matrices that row kernels read."""
+ROW_OUTPUT_DTYPES = (*OUTPUT_DTYPES, "uint8")
+"""Types of the matrices that row kernels write."""
 LARGEST_E4M3 = 464.0
 """Rounds to 448, the largest finite e4m3. Torch gives NaN for larger values, where the conversion would saturate."""
 

@@ -138,6 +138,19 @@ _UNPACK_INT8 = """
 def unpack_int8(words):
     return [((word << (24 - 8 * i)) >> 24).to(Float32) for word in words for i in range(4)]
 """
+_UNPACK_UINT8 = """
+def unpack_uint8(words):
+    return [((word >> (8 * i)) & 255).to(Float32) for word in words for i in range(4)]
+"""
+_UNPACK_FLOAT8 = """
+def unpack_float8_e4m3fn(words):
+    halves = "mov.b32 { a, b }, {$r0}; cvt.rn.f16x2.e4m3x2 {$w0}, a; cvt.rn.f16x2.e4m3x2 {$w1}, b;"
+    code = f"{{ .reg .b16 a, b; {halves} }}"
+    found = []
+    for word in words:
+        found += unpack_float16(list(ptx(code, [Int32, Int32], [word])))
+    return found
+"""
 _PACK_BFLOAT16 = """
 def pack_bfloat16(values):
     code = "cvt.rn.bf16x2.f32 {$w0}, {$r0}, {$r1};"
@@ -163,6 +176,10 @@ def pack_int8(values):
     whole = [value.to(Int32) & 255 for value in values]
     parts = range(0, len(values), 4)
     return [whole[i] | (whole[i + 1] << 8) | (whole[i + 2] << 16) | (whole[i + 3] << 24) for i in parts]
+"""
+_PACK_UINT8 = """
+def pack_uint8(values):
+    return pack_int8(values)
 """
 _JOINED = """
 def joined(values, join):
@@ -272,7 +289,8 @@ FUNCTIONS: Mapping[str, str] = {
     for text in (
         *(_PTX, _FLAG, _LOAD_SHARED, _LOAD_PLANE, _LOAD_GLOBAL, _STORE_SHARED, _STORE_WORDS, _STORE_ELEMENT),
         *(_BULK_LOAD, _SEND, _PUT, _EXPECT, _ARRIVE, _AWAIT_CLUSTER, _UNPACK_BFLOAT16, _UNPACK_FLOAT16),
-        *(_UNPACK_FLOAT32, _UNPACK_INT8, _PACK_BFLOAT16, _PACK_FLOAT16, _PACK_FLOAT32, _PACK_FLOAT8, _PACK_INT8),
+        *(_UNPACK_FLOAT32, _UNPACK_INT8, _UNPACK_UINT8, _UNPACK_FLOAT8),
+        *(_PACK_BFLOAT16, _PACK_FLOAT16, _PACK_FLOAT32, _PACK_FLOAT8, _PACK_INT8, _PACK_UINT8),
         *(_JOINED, _BUTTERFLY, _MASKED, _MOVED, _SHIFTED, _RECIPROCAL, _DIVIDED, _DIVIDED_SHORT),
         _FIRST_MATCH,
         *(_ROW_MAXIMUM_BFLOAT16, _ROW_MINIMUM_BFLOAT16, _ROW_MAXIMUM_FLOAT16, _ROW_MINIMUM_FLOAT16),

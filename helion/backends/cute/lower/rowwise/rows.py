@@ -24,7 +24,7 @@ from ....._compiler.ir.grammar import (
 )
 from ....._compiler.ir.ops import OPS
 from ....._shapes import Expr, dtype_name
-from ...plan.dtypes import COLUMN_DTYPES, COLUMN_OUTPUT_DTYPES, EPILOGUE_DTYPES, OUTPUT_DTYPES
+from ...plan.dtypes import COLUMN_DTYPES, COLUMN_OUTPUT_DTYPES, EPILOGUE_DTYPES, ROW_DTYPES, ROW_OUTPUT_DTYPES
 from ...plan.epilogue import (
     COLUMN_NUMBER,
     MAX_NUMBERED,
@@ -355,10 +355,10 @@ def _check(problem: RowProblem) -> None:
         if extent > MAX_NUMBERED and problem.epilogue.numbers(op):
             raise Refusal(f"indices of {extent} {what}; up to {MAX_NUMBERED} are exact in float32")
     for operand in problem.epilogue.operands:
-        known = COLUMN_DTYPES if operand.kind == "column" else EPILOGUE_DTYPES
+        known = {"column": COLUMN_DTYPES, "exact": ROW_DTYPES}.get(operand.kind, EPILOGUE_DTYPES)
         if operand.dtype not in known:
             raise Refusal(f"{operand.name} is of {operand.dtype}; {', '.join(known)} are implemented")
     for output in problem.outputs:
-        known = OUTPUT_DTYPES if output.kind == "exact" else COLUMN_OUTPUT_DTYPES
+        known = ROW_OUTPUT_DTYPES if output.kind == "exact" else COLUMN_OUTPUT_DTYPES
         if output.dtype not in known:
             raise Refusal(f"output {output.name} is of {output.dtype}; {', '.join(known)} are implemented")

@@ -53,7 +53,7 @@ class BlockSums:
 
 def with_single_rows(program: Program) -> tuple[Program, BlockSums | None]:
     """Return the program over rows and its sums, or the program itself and None. Raises ``Refusal`` for other work of a
-    block than sums over its rows."""
+    block after its rows than the stores of their sums. Work before them is done for each row."""
     loop = _loop_over_tile(program)
     if loop is None:
         return program, None
@@ -63,7 +63,8 @@ def with_single_rows(program: Program) -> tuple[Program, BlockSums | None]:
     outer, (inner,) = root.axes[0].block, loop.attributes(ForAttrs).axes
     rows = replace(program.blocks[inner.block], extent=program.blocks[outer].extent)
     blocks = tuple(rows if block.id == inner.block else block for block in program.blocks)
-    body = replace(loop.regions[0], params=(), results=())
+    first = root.body.ops[: root.body.ops.index(loop)]
+    body = replace(loop.regions[0], params=(), ops=(*first, *loop.regions[0].ops), results=())
     single = replace(root, axes=(replace(root.axes[0], block=inner.block),), body=body)
     return replace(program, blocks=blocks, roots=(single,)), BlockSums(block=outer, sums=found)
 
@@ -95,12 +96,12 @@ class _Blocks:
 
     def sums(self) -> tuple[RowSum, ...]:
         """Return the sums that are stored after the loop."""
-        stores = []
-        for op in self.root.body.ops:
-            if op.kind == "store":
+        stores, at = [], self.root.body.ops.index(self.loop)
+        for number, op in enumerate(self.root.body.ops):
+            if op.kind == "store" and number > at:
                 stores.append(op)
-            elif op is not self.loop and op.kind not in ("full", "tile", "pointwise", "view", "number"):
-                raise Refusal(f"{op.kind} before or after the loop over the rows of a block is not implemented")
+            elif number > at and op.kind not in ("tile", "pointwise", "view"):
+                raise Refusal(f"{op.kind} after the loop over the rows of a block is not implemented")
         return tuple(RowSum(value=self._summed(store), store=store) for store in stores)
 
     def _summed(self, store: Op) -> Value:

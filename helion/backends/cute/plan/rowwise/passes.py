@@ -103,7 +103,7 @@ def schedule_of(problem: RowProblem) -> Schedule:
 def demand_of(problem: RowProblem) -> RowDemand:
     """Return the demands of `problem` on a layout."""
     schedule, epilogue = schedule_of(problem), problem.epilogue
-    held = sum(itemsize(epilogue.operands[value - 1].dtype) for value in schedule.held)
+    held = sum(held_bytes(epilogue.operands[value - 1].dtype) for value in schedule.held)
     if schedule.kept:
         held = kept_bytes(epilogue, schedule.kept)
     sent = [len(schedule.sent(meeting)) + schedule.counts for meeting in schedule.meetings]
@@ -125,6 +125,12 @@ def demand_of(problem: RowProblem) -> RowDemand:
         temporaries=POSITION_REGISTERS if any(each.op == "row_first" for each in epilogue.instructions) else 0,
         work=_work(epilogue, schedule),
     )
+
+
+def held_bytes(dtype: str) -> int:
+    """Return the bytes of an input's element between passes. ptxas keeps those of fp8 as fp32, since it does not convert
+    them twice."""
+    return 4 if dtype == "float8_e4m3fn" else itemsize(dtype)
 
 
 def kept_bytes(epilogue: Epilogue, value: int) -> int:

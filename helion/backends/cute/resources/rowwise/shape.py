@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ....._compiler.facts.records import KernelFacts, MemoryOpFact
-from ...plan.rowwise.passes import POSITION_REGISTERS
+from ....._shapes import dtype_name
+from ...plan.rowwise.passes import POSITION_REGISTERS, held_bytes
 from ...plan.rowwise.records import RowDemand
 
 SFU_WORK, POLYNOMIAL_WORK = 2, 20
@@ -62,7 +63,7 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         outputs=tuple(op.itemsize for op in stores),
         pitches=tuple(op.strides[-2] for op in (*loads, *stores, *(sums if inner is not None else ()))),
         vectors=tuple({op.storage: op.itemsize for op in vectors}.values()),
-        held_bytes=sum(op.itemsize for op in again) if stores or stages > 1 else 0,
+        held_bytes=sum(held_bytes(dtype_name(op.dtype)) for op in again) if stores or stages > 1 else 0,
         exchanges=(exchanged + (stages > 1),),
         passes=stages + bool(stores),
         sums=len(sums) if inner is not None else 0,
