@@ -44,6 +44,8 @@ TIMED = (
 CHECKED = (1001, 255, 4099, 32001)
 SWEPT = (("bfloat16", 2048, 131072), ("bfloat16", 1024, 262144), ("bfloat16", 16384, 8192))
 SEEDS = 4
+SWEPT_LAYOUTS = (("bfloat16", 4096, 50257), ("bfloat16", 2048, 131072))
+LAYOUTS = 10
 REPEATED = (("softmax", 5003), ("layer_norm", 131072))
 JOB_SECONDS = 75.0
 DRY = bool(os.environ.get("ROWS_DRY"))
@@ -186,6 +188,26 @@ def compiled_config(fn: Callable[..., None], arguments: Sequence[Any], config: A
     return kernel
 
 
+def layout_config(fn: Callable[..., None], arguments: Sequence[Any], at: int) -> tuple[Any, str] | None:
+    """Return the config of layout number ``at`` and its description; None after the last one."""
+    import helion
+    from helion.backends.cute.plan.rowwise.choices import ranked
+    from helion.backends.cute.plan.rowwise.time import described, fastest_span
+    from helion.backends.cute.resources.rowwise.shape import row_shape_of
+
+    bound = helion.kernel(fn, backend="cute").bind(tuple(arguments))
+    shape = row_shape_of(bound.variant.specialized.analysis.facts)
+    layouts = ranked(shape.demand, shape.m, bound.target)
+    if at >= len(layouts):
+        return None
+    layout, config = layouts[at], dict(bound.seeds[0].config)
+    span, us = fastest_span(layout, shape.m, bound.target)
+    sizes = [*config["block_sizes"]]
+    sizes[: 1 + (shape.blocks is not None)] = [*([] if shape.blocks is None else [span]), layout.choice.rows]
+    config |= {f"cute_row_{key}": getattr(layout.choice, key) for key in ("cluster", "warps", "ctas_per_sm", "keep")}
+    return helion.Config(**{**config, "block_sizes": sizes}), f"{described(layout)}: {us:.0f} us"
+
+
 def checked(case: Case, kernel: Callable[..., Any]) -> dict[str, Any]:
     """Run a kernel four times; return its error, and whether guards hold and runs are the same."""
     import torch
@@ -216,9 +238,10 @@ def timed(case: Case, kernel: Callable[..., Any], timer: Timer, copies: dict[int
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The work of one step: ``kind`` is ``cute``, ``seed``, ``check``, ``triton``, ``compile``, ``odd`` or ``repeated``.
+    """The work of one step: ``kind`` is ``cute``, ``seed``, ``sweep``, ``check``, ``triton``, ``compile``, ``odd`` or
+    ``repeated``.
 
-    ``at`` is the number of the seed that it times.
+    ``at`` is the number of the seed that it times, or of the layout for a ``sweep``.
     """
 
     kind: str
@@ -260,18 +283,29 @@ class Worker:
         if job.at >= len(seeds):
             return
         seed = seeds[job.at]
-        line = dict(kind="result", **job.facts, plan=seed.reason)
-        line["predicted"] = round(float(seed.reason.split()[-2]), 1) if not DRY else 1.0
+        self._result(job, case, seed.config, seed.reason)
+
+    _check = _seed = _cute
+
+    def _sweep(self, job: Job) -> None:
+        """Check and time a layout, by its place in the order of predicted times."""
+        with Gpu():
+            case = self._case(job)
+        found = layout_config(case.work.kernel, tuple(case.arguments), job.at)
+        if found is not None:
+            self._result(job, case, *found)
+
+    def _result(self, job: Job, case: Case, config: Any, plan: str) -> None:
+        line = dict(kind="result", **job.facts, plan=plan)
+        line["predicted"] = round(float(plan.split()[-2]), 1) if not DRY else 1.0
         start = time.time()
-        kernel = compiled_config(case.work.kernel, arguments, seed.config)
+        kernel = compiled_config(case.work.kernel, case.arguments, config)
         line["compile_s"] = round(time.time() - start, 1)
         with Gpu():
             line |= checked(case, kernel)
             if job.kind != "check":
                 line |= timed(case, kernel, self.timer, self.copies)
         say(**line)
-
-    _check = _seed = _cute
 
     def _triton(self, job: Job) -> None:
         """Time the default config of Triton: what ``auto`` compares with."""
@@ -380,6 +414,9 @@ def jobs(names: Sequence[str], kinds: Sequence[str]) -> list[Job]:
     ]
     for at, (dtype, m, n) in itertools.product(range(1, SEEDS), SWEPT):
         turns.append([Job(kind="seed", name=name, type=dtype, at=at, **small(m, n)) for name in names])
+    if "sweep" in kinds:
+        for at, (dtype, m, n) in itertools.product(range(LAYOUTS), SWEPT_LAYOUTS):
+            turns.append([Job(kind="sweep", name=name, type=dtype, at=at, **small(m, n)) for name in names])
     found = [job for turn in turns for job in turn]
     return (
         sorted((job for job in found if job.kind in kinds), key=lambda job: kinds.index(job.kind)) if kinds else found

@@ -198,7 +198,7 @@ def _quotient(problem: RowProblem, each: RowPass, value: int, names: Callable[[i
     numerator = f"Float32({x.text})" if isinstance(x, Constant) else names(x)
     read = any(value in made.arguments for made in epilogue.instructions)
     stored = [output.dtype for output in problem.outputs if output.value == value]
-    short = not read and all(dtype in ("bfloat16", "float16") for dtype in stored)
+    short = not read and all(dtype in ("bfloat16", "float16", "float8_e4m3fn") for dtype in stored)
     return f"{'divided_short' if short else 'divided'}({numerator}, {value_name(problem, over)}_inverse)"
 
 

@@ -15,7 +15,7 @@ GRANULE_BYTES = 16
 """The smallest unit of a bulk copy, and the largest vectorized access of a thread."""
 BARRIER_BYTES = 8
 WORD_BYTES = 4
-UNALIGNED_REGISTERS = 24
+UNALIGNED_REGISTERS = 16
 """Registers for the places and masks of rows that begin anywhere."""
 
 

@@ -72,7 +72,8 @@ def predicted_us(layout: RowLayout, m: int, target: Target, rates: RowRates = RA
     asking = min(1.0, min(tiles, clusters) * choice.cluster / slots / rates.asking)
     memory = elements * (sum(demand.inputs) + sum(demand.outputs)) / (bandwidth / slots)
     warps = choice.ctas_per_sm * choice.rows * choice.warps
-    issue = elements * demand.work * choice.ctas_per_sm / rates.issue / rates.clock_ghz
+    work = demand.work + (0 if layout.aligned else 1 + len(demand.vectors))
+    issue = elements * work * choice.ctas_per_sm / rates.issue / rates.clock_ghz
     issue *= max(1.0, rates.issuing_warps / warps)
     waits = rates.wait_ns
     if layout.partials > 1:

@@ -6,13 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from ....._compiler.facts.records import KernelFacts, MemoryOpFact
 from ....._shapes import dtype_name
 from ...plan.rowwise.passes import POSITION_REGISTERS, held_bytes
 from ...plan.rowwise.records import RowDemand
 
-SFU_WORK, POLYNOMIAL_WORK = 2, 20
-"""Instructions of an operation on the special function unit, and of one that is a polynomial, approximately."""
+SFU_WORK, POLYNOMIAL_WORK, FP8_WORK = 2, 20, 8
+"""Instructions of an operation on the special function unit, of one that is a polynomial, and of a conversion to e4m3 with
+its test for NaN, approximately."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +71,7 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         passes=stages + bool(stores),
         sums=len(sums) if inner is not None else 0,
         temporaries=POSITION_REGISTERS if positions else 0,
-        work=_work(facts, columns),
+        work=_work(facts, columns) + FP8_WORK * sum(op.dtype == torch.float8_e4m3fn for op in stores),
     )
     return RowShape(demand=demand, m=m, rows=rows[-1], blocks=None if inner is None else grid[0])
 
