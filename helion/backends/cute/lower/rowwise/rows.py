@@ -359,6 +359,6 @@ def _check(problem: RowProblem) -> None:
         if operand.dtype not in known:
             raise Refusal(f"{operand.name} is of {operand.dtype}; {', '.join(known)} are implemented")
     for output in problem.outputs:
-        known = ROW_OUTPUT_DTYPES if output.kind == "exact" else COLUMN_OUTPUT_DTYPES
-        if output.dtype not in known:
-            raise Refusal(f"output {output.name} is of {output.dtype}; {', '.join(known)} are implemented")
+        allowed = ROW_OUTPUT_DTYPES if output.kind == "exact" else COLUMN_OUTPUT_DTYPES
+        if output.dtype not in allowed:
+            raise Refusal(f"output {output.name} is of {output.dtype}; {', '.join(allowed)} are implemented")
