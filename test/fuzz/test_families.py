@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import PROVE
 
-from fuzz import families, shrink
+from fuzz import families, judge, shrink
 from fuzz.cases import Draft
 from fuzz.families import BY_NAME, FAMILIES
 from fuzz.runner import Outcome, Runner, attempt
@@ -80,3 +80,13 @@ def test_errors_of_the_compiler_have_kinds(reason: str, kind: str) -> None:
         raise exc.TritonError(kernel="f", decorator="@helion.kernel()", reason=reason, path="f.py")
 
     assert attempt(fail).kind == kind
+
+
+@pytest.mark.parametrize(("dtype", "operands"), [("float16", "float16"), ("bfloat16", "bfloat16"), ("float32", "tf32")])
+def test_scores_of_attention_have_the_precision_that_matmuls_return(dtype: str, operands: str) -> None:
+    """Scores of up to 20 in fp16, as ``torch.bmm`` returns them, have errors that fp32 arithmetic does not."""
+    options = {**BY_NAME["attention"].simplest, "dtype": dtype, "softmax": "online2"}
+    draft = Draft(family="attention", seed=1, sizes={"b": 3, "m": 256, "n": 129, "d": 128}, options=options, steps=())
+    case = families.render(draft)
+    assert "torch.bmm(q, k[i, :, c]).to(torch.float32)" in case.kernel
+    assert case.precision == judge.Precision(values=dtype, operands=operands)
