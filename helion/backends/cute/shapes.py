@@ -35,7 +35,6 @@ from .lower.attention.kernel import (
     backward_pieces,
     build_attention,
     build_backward,
-    known_attention,
     known_backward,
 )
 from .lower.attention.loops import has_attention
@@ -180,14 +179,6 @@ def _verify_attention(plan: CuteAttentionPlan) -> None:
     verify_attention(plan.roles)
 
 
-def _attention_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
-    """Return a reason for attention of sizes known only at launch, which has not run on a GPU."""
-    known = known_backward if has_backward(program) else known_attention
-    return (
-        f"attention of sizes known only at launch runs on request, {_REQUEST}" if known(program).problem.runtime else ""
-    )
-
-
 ATTENTION = Shape(
     name="attention",
     claims=has_attention,
@@ -202,7 +193,6 @@ ATTENTION = Shape(
     pieces=attention_pieces,
     kernel=_attention_kernel,
     verify=_verify_attention,
-    on_request=_attention_on_request,
 )
 """Two chained matmuls with an online softmax between them."""
 
@@ -213,6 +203,14 @@ def _backward_kernel(plan: CuteBackwardPlan) -> GemmKernel:
 
 def _verify_backward(plan: CuteBackwardPlan) -> None:
     verify_backward(plan.roles)
+
+
+def _backward_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
+    """Return a reason for gradients that have not run on a GPU."""
+    problem = known_backward(program).problem
+    if problem.atomic is None or not problem.runtime:
+        return ""
+    return f"gradients that are added to memory, of sizes known only at launch, run on request, {_REQUEST}"
 
 
 BACKWARD = Shape(
@@ -228,7 +226,7 @@ BACKWARD = Shape(
     pieces=backward_pieces,
     kernel=_backward_kernel,
     verify=_verify_backward,
-    on_request=_attention_on_request,
+    on_request=_backward_on_request,
 )
 """Gradients of attention: two products of a tile with a block, and sums of what is computed from them @ the block."""
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from backends.cute import attention_kernels, backward_kernels
+from backends.cute.printed_blocks import function
 
 import helion
+import helion.language as hl
+from helion import exc
+from helion.backends.cute.codegen.attention import bounds, numbers
+from helion.backends.cute.execute.launcher import LaunchFailed
+from helion.backends.cute.plan.attention import launch
+from helion.backends.cute.plan.attention import numbers as launch_numbers
+from helion.backends.cute.plan.attention.build import check_problem
+from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.shapes import shape_of_plan
 from helion.ops.kernels import attention as ops
 
@@ -16,7 +26,7 @@ FORWARD = {case.name.split(" (")[0]: (case, arguments) for case, arguments in at
 BACKWARD = {case.name: case for case in backward_kernels.cases()}
 SAMPLED = ("published", "causal", "flex capped_window", "rows of heads True", "packed", "documents")
 GRADIENTS = ("queries, causal", "shared keys, causal", "all, causal")
-SIZES = ((8, 2, 577, 577), (8, 2, 63, 1000), (4, 4, 130, 131), (6, 2, 5, 300))
+SIZES = ((4, 1, 577, 577), (4, 2, 63, 1000), (4, 4, 130, 131), (6, 2, 5, 300))
 """Heads, heads of K and V, queries and keys."""
 
 
@@ -46,7 +56,10 @@ def test_gradients(name: str) -> None:
     close(dynamic(case.kernel)(*case.arguments), tuple(case.wanted))
 
 
-@pytest.mark.parametrize(("causal", "window"), [(True, 0), (True, 100), (False, 0)])
+@pytest.mark.parametrize(
+    ("causal", "window"),
+    [(True, 100), pytest.param(True, 0, marks=pytest.mark.prove), pytest.param(False, 0, marks=pytest.mark.prove)],
+)
 def test_one_config_for_many_sizes(causal: bool, window: int) -> None:
     config = helion.Config(block_sizes=[128, 64], wgmma_tile_scheduler="dynamic")
     names = ("attention", "attention_queries_backward", "attention_keys_backward")
@@ -84,3 +97,107 @@ def test_text_does_not_depend_on_the_bound_sizes(name: str) -> None:
         assert len(kernel.pointers) == len(plan.arguments) + bool(kernel.workspace_bytes)
         texts.add(kernel.source)
     assert len(texts) == 1
+
+
+# Printed functions -----------------------------------------------------------------------------------------------------
+
+
+def numbers_of(plan: Any, arguments: dict[str, Any]) -> dict[str, int]:
+    """Return the numbers of a launch by name: those that it passes, and those that the host function derives."""
+    host = plan.program.host
+    leaves = {name: eval(source, arguments) for name, source in host.symbols.items()}
+    found = {name: number.evaluate(lambda leaf: leaves[leaf.args[0]]) for name, number in plan.runtime}
+    names = {"cutlass": SimpleNamespace(min=min, max=max, select_=lambda chosen, one, other: one if chosen else other)}
+    for name, text in numbers.definitions(scores_of(plan)).items():
+        found[name] = eval(text, {**names, **found})
+    return found
+
+
+def scores_of(plan: Any) -> Any:
+    return plan.attention if hasattr(plan, "attention") else plan.backward
+
+
+def bound_plan(name: str, static: bool, shape: tuple[int, int, int, int], window: int) -> tuple[Any, dict[str, Any]]:
+    heads, groups, m, n = shape
+    q, k, v = (torch.empty(x, rows, 64, device="meta").bfloat16() for x, rows in ((heads, m), (groups, n), (groups, n)))
+    of_rows = (torch.empty(heads, m, device="meta"), torch.empty(heads, m, device="meta"))
+    tensors = (q, k, v, None) if name == "attention" else (torch.empty_like(q), q, k, v, *of_rows)
+    given = dict(zip(("grad", "q", "k", "v", "normalizers", "along"), tensors, strict=True)) if len(tensors) > 4 else {}
+    kernel = helion.kernel(getattr(ops, f"{name}_kernel").fn, backend="cute", static_shapes=static)
+    bound = kernel.bind((*tensors, heads // groups, None, True, window, 0.0), target="sm_90")
+    config = helion.Config(block_sizes=[128, 64], wgmma_tile_scheduler="dynamic", wgmma_kv_stages=2)
+    return bound.plan(config), given or {"q": q, "k": k, "v": v}
+
+
+@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize("name", ["attention", "attention_queries_backward", "attention_keys_backward"])
+def test_tiles_and_blocks_are_those_of_a_kernel_for_one_size(name: str, window: int) -> None:
+    made, _ = bound_plan(name, False, (48, 12, 1000, 3000), window)
+    any_size = scores_of(made)
+    for shape in ((48, 12, 577, 1000), (8, 2, 63, 1001), (12, 3, 1300, 1301), (400, 100, 700, 6000)):
+        static, arguments = bound_plan(name, True, shape, window)
+        one_size, given = scores_of(static), numbers_of(made, arguments)
+        more = [given[each] for each in numbers.parameters(any_size)]
+        assert given["pieces"] == one_size.pieces
+        blocks, blocks_of_one = (function(bounds.bounds_function(plan), "blocks_of") for plan in (any_size, one_size))
+        place, place_of_one = (function(bounds.place_function(plan), "place") for plan in (any_size, one_size))
+        for tile in range(-(-one_size.problem.queries // one_size.rows)):
+            assert blocks(tile, *more) == blocks_of_one(tile)
+        assert [place(work, *more) for work in range(one_size.pieces)] == [*map(place_of_one, range(one_size.pieces))]
+
+
+# Launches that are refused ---------------------------------------------------------------------------------------------
+
+
+def grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shared: int) -> torch.Tensor:
+    heads, m, _ = q.size()
+    n, dims = k.size(1), hl.specialize(q.size(2))
+    out = torch.empty_like(q)
+    for tile_h, tile_m in hl.tile([heads, m], block_size=[1, None]):
+        group = tile_h.begin // shared
+        highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        acc = hl.zeros([tile_m, dims], dtype=torch.float32)
+        for tile_n in hl.tile(n):
+            scores = hl.dot(q[tile_h.begin, tile_m, :], k[group, tile_n, :].T) * 0.125
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights, shrink = torch.exp(scores - raised[:, None]), torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[group, tile_n, :], acc=acc * shrink[:, None])
+            highest = raised
+        out[tile_h.begin, tile_m, :] = acc / total[:, None]
+    return out
+
+
+def three(heads: int, groups: int, m: int, n: int) -> tuple[torch.Tensor, ...]:
+    shapes = ((heads, m, 64), (groups, n, 64), (groups, n, 64))
+    return tuple((torch.randn(shape) + 0.2).bfloat16() for shape in shapes)
+
+
+def test_the_ratio_of_heads_may_be_a_number_of_a_launch() -> None:
+    kernel = dynamic(grouped)
+    for shared in (2, 3):
+        q, k, v = three(6, 6 // shared, 100, 130)
+        wide = [x.double().repeat_interleave(shared, 0) for x in (k, v)]
+        close(kernel(q, k, v, shared), torch.softmax(q.double() @ wide[0].mT / 8, -1) @ wide[1])
+
+
+def test_divisors_are_positive() -> None:
+    with pytest.raises((LaunchFailed, exc.CuteError, exc.CuteUnsupported), match="divided by -2"):
+        dynamic(grouped)(*three(6, 3, 100, 130), -2)
+
+
+def test_integers_of_a_launch_are_checked() -> None:
+    """Numbers that no kernel can take are refused by name before a launch."""
+    plan, arguments = bound_plan("attention", False, (8, 2, 577, 1000), 0)
+    given = {name: numbers_of(plan, arguments)[name] for name in plan.attention.problem.runtime}
+    launch.check_launch(launch_numbers.filled(plan.attention.problem, given))
+    for name, number, message in (
+        ("size_q_0_0", 0, "0 heads"),
+        ("size_k_1_1", -3, "-3 keys"),
+        ("stride_k_1_0", 0, "stride of 0"),
+    ):
+        with pytest.raises(Refusal, match=message):
+            launch.check_launch(launch_numbers.filled(plan.attention.problem, {**given, name: number}))
+    with pytest.raises(Refusal, match="TMA needs a multiple of 16 bytes"):
+        check_problem(launch_numbers.filled(plan.attention.problem, {**given, "stride_q_0_0": 577 * 64 + 4}))

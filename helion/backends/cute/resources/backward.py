@@ -1,7 +1,7 @@
 """Gradients of attention as facts describe them, and the predicted time of a launch.
 
 The rates are fitted to timings on an H100 and an H200 (2026-11-28, test/backends/cute/gradients_on_gpu.py): head dimensions
-64 and 128, 4096 rows. Facts do not show masks, so that causal gradients are predicted as whole ones.
+64 and 128, 4096 rows. Facts show masks, and not their width: those of windows are predicted as causal ones.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ BLOCK_NS = {1: 3.1, 2: 4.4, 3: 5.3}
 """Time of a row of a tile, for each block, in which no MMAs run: by the gradients of the kernel."""
 SINGLE = 1.3
 """Factor of one consumer group, whose other work overlaps with its own MMAs alone."""
+UNEVEN = 1.05
+"""Factor of tiles that differ in length."""
 LAUNCH_US = 5.0
 
 
@@ -43,13 +45,22 @@ class BackwardShape:
     blocks: tuple[int, int]
     """Blocks of owned and of streamed rows."""
     head_blocks: tuple[int, ...]
+    repeats: int = 1
+    """Heads that a tile streams."""
     hidden: bool = False
     """True if tiles differ in their blocks, as with causal masks."""
     fixed: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def flops(self) -> int:
-        return 2 * self.heads * self.rows * self.streamed * self.columns
+        pairs = self.heads * self.repeats * self.rows * self.streamed
+        return 2 * int(pairs * self.seen) * self.columns
+
+    @property
+    def seen(self) -> float:
+        """Fraction of the pairs of rows that causal masks leave."""
+        fewer, more = sorted((self.rows, self.streamed))
+        return 1 - fewer / (2 * max(1, more)) if self.hidden else 1.0
 
     @property
     def columns(self) -> int:
@@ -59,7 +70,8 @@ class BackwardShape:
     @property
     def bytes_moved(self) -> int:
         """Bytes that are loaded once and stored, in operands of 16 bits."""
-        each = self.rows * (sum(self.products) + sum(self.gradients)) + self.streamed * sum(self.products)
+        streamed = self.repeats * self.streamed
+        each = self.rows * (sum(self.products) + sum(self.gradients)) + streamed * sum(self.products)
         return 2 * self.heads * each
 
 
@@ -96,6 +108,7 @@ def backward_shape(facts: KernelFacts) -> BackwardShape | str:
         atomic=sum(each for each in columns[len(gradients) :] if each is not None),
         blocks=(fact.stationary_axis, fact.streamed_axis),
         head_blocks=tuple(axis.block_id for axis in others if axis.kind == "tile"),
+        repeats=math.prod(axis.extent or 1 for axis in facts.axes if axis.kind == "scalar" and not axis.on_grid),
         hidden=fact.hidden,
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
     )
@@ -127,9 +140,11 @@ def predicted_us(shape: BackwardShape, choice: BackwardChoice, target: Target) -
     tiles = -(-shape.rows // rows) * shape.heads
     rate = target.matrix_tflops_for("bfloat16") * 1e3 / target.num_sms
     per_sm = rate_per_sm(target) / rate_per_sm(hardware.target(MEASURED))
-    blocks = -(-shape.streamed // choice.keys)
+    blocks: float = -(-shape.streamed // choice.keys)
+    if shape.hidden:  # half of the blocks on the diagonal is computed, and not seen
+        blocks = min(blocks, (blocks * shape.seen + rows / choice.keys / 2 + 0.5) * UNEVEN)
     others = BLOCK_NS[len(shape.gradients) + bool(shape.atomic)] / per_sm * (SINGLE if choice.groups == 1 else 1.0)
-    tile_us = rows * blocks * (2 * choice.keys * shape.columns / rate + others) / 1e3
+    tile_us = rows * shape.repeats * blocks * (2 * choice.keys * shape.columns / rate + others) / 1e3
     memory_us = shape.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
     return LAUNCH_US + max(-(-tiles // target.num_sms) * tile_us, memory_us)
 

@@ -14,8 +14,9 @@ T = TypeVar("T")
 class LaunchInt(int):
     """An integer that each launch passes as ``name``. Its value is that of the arguments which the kernel was bound to.
 
-    ``kind`` is ``SIZE``, of 32 bits, or ``PITCH``, of 64. Two of them are equal if they have one name: then they are equal
-    in every launch. None equals a plain integer. Arithmetic uses the value, and gives a plain integer.
+    ``kind`` is ``SIZE``, of 32 bits, or ``PITCH``, of 64. Those of one program are equal if they have one name: then they are
+    equal in every launch. Those of plans for other bound arguments differ. None equals a plain integer. Arithmetic uses the
+    value, and gives a plain integer.
     """
 
     name: str
@@ -30,13 +31,13 @@ class LaunchInt(int):
         return int(self), self.name, self.kind
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, LaunchInt) and self.name == other.name
+        return isinstance(other, LaunchInt) and (self.name, int(self)) == (other.name, int(other))
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __hash__(self) -> int:
-        return hash(self.name)
+        return hash((self.name, int(self)))
 
     def __repr__(self) -> str:
         return f"LaunchInt({int(self)}, {self.name!r}, {self.kind!r})"
