@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 from ..cases import Case, Draft, Draw, Family
-from . import atomics, attention, chunks, elements, indexed, integers, loops, operands, planes, products, rows, scans
+from . import (
+    atomics,
+    attention,
+    chunks,
+    elements,
+    indexed,
+    integers,
+    loops,
+    operands,
+    planes,
+    products,
+    rows,
+    scans,
+    softmaxes,
+)
 
 FAMILIES: tuple[Family, ...] = tuple(
     module.FAMILY
@@ -20,6 +34,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         indexed,
         atomics,
         loops,
+        softmaxes,
     )
 )
 BY_NAME = {family.name: family for family in FAMILIES}

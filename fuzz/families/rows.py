@@ -49,7 +49,7 @@ def _render(draft: Draft) -> Case:
         "return out",
     ]
     precision = precision_of(o["dtype"] if native else "float32")
-    return case_of(draft, inputs, kernel, [*reference, *lines, f"return {result}"], precision)
+    return case_of(draft, inputs, kernel, [*reference, *lines, f"return {result}"], precision, ("triton", "cute"))
 
 
 FAMILY = Family(
