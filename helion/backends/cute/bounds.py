@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from ..._shapes import is_power_of_2
 from ...hardware import Target
@@ -10,7 +11,9 @@ from .limits import COLUMN_STEP, LEAST_COLUMNS, TCGEN05_ROWS
 from .plan.build import MAX_CLUSTER, MAX_ROW_CLUSTER, MAX_SUM_REGISTERS
 from .plan.copied import COPY_WARPS, MAX_COPIED_SUMS, MAX_LOADED_REGISTERS
 from .plan.dtypes import IMPRECISE_DTYPES, itemsize
+from .plan.prepare import split
 from .plan.records import SWIZZLE_BYTES, WARP_THREADS, WGMMA_ROWS, Choice, GemmProblem
+from .plan.refusal import Refusal
 from .plan.scales import BlockScales
 from .subtiles import STORE_STAGES, buffers_of, subtile_of
 
@@ -30,13 +33,24 @@ def tile_bounds(problem: GemmProblem, target: Target) -> Sides:
     if promotes or problem.scales is not None:  # two accumulators are live
         most = min(most, MAX_SUM_REGISTERS // products // least * least)
     rows //= min(products, 2)
-    if problem.copied:
+    if problem.copied and (problem.epilogue.reduces_rows or not suits_memory(problem)):
         (rows, most), depth = (
             _copied_bounds(problem, (min(rows, 2 * WGMMA_ROWS), most), (WGMMA_ROWS, least), target),
             line,
         )
     sides = (WGMMA_ROWS, rows), (least, most), (line, depth)
     return sides if problem.scales is None else _with_factors(problem.scales, sides)
+
+
+def suits_memory(problem: GemmProblem) -> bool:
+    """Return whether kernels before the matmul can write its copied operands."""
+    if not problem.copied:
+        return False
+    try:
+        split(problem)
+    except Refusal:
+        return False
+    return True
 
 
 def _copied_bounds(
@@ -142,6 +156,13 @@ def smallest(
 
     ``fixed`` are tile extents along M, N and K that the program sets.
     """
+    found = [*_smallest(problem, whole_rows, target, fixed)]
+    yield from found
+    if suits_memory(problem):
+        yield from (replace(choice, copies_in="memory") for choice in found)
+
+
+def _smallest(problem: GemmProblem, whole_rows: bool, target: Target, fixed: Sequence[int | None]) -> Iterator[Choice]:
     bounds = tile_bounds(problem, target)
     tile = tuple(said or least for said, (least, _) in zip(fixed, bounds, strict=True))
     narrow = LEAST_COLUMNS // 2

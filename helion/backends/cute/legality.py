@@ -10,7 +10,7 @@ from ... import exc
 from ..._compiler.decisions import Decisions
 from ...autotuner.space.own import Rule
 from ...hardware import Target
-from .bounds import columns_of, ctas_per_mma, least_rows, lies_in_memory, row_clusters, tile_bounds
+from .bounds import columns_of, ctas_per_mma, least_rows, lies_in_memory, row_clusters, suits_memory, tile_bounds
 from .plan.build import plan_gemm, unit_of
 from .plan.records import Choice, GemmPlan, GemmProblem
 from .plan.refusal import Refusal
@@ -59,6 +59,7 @@ def choice_of(decisions: Decisions, asked: Asked, target: Target) -> Choice:
         tile=(m, width_of(decisions, asked, target), asked.depth or k),
         cluster=(value("cluster_m"), value("cluster_n")),
         rows_in=rows_in,
+        copies_in=value("copies_in", "shared"),
         ctas_per_mma=ctas_per_mma(m, target),
         ab_stages=value("ab_stages"),
         accumulator_stages=value("acc_stages"),
@@ -179,6 +180,7 @@ class Legalizer:
         least = row_clusters(self.product.problem, self.target)[0] if whole else 1
         for changes in (
             {"ab_stages": None, "acc_stages": None, "residual_stages": 2},
+            {"copies_in": "memory"} if suits_memory(self.product.problem) else {},
             {"pingpong": False, "k_splits": 1, "grid_splits": 1, "ctas_per_sm": 1},
             {"cluster_m": pair},
             {"cluster_n": least},

@@ -12,7 +12,15 @@ from ...autotuner.space.program_shape import ProgramShape
 from ...fields import BooleanFragment, EnumFragment
 from ...hardware import Target
 from ...settings import Settings
-from .bounds import column_step, held_by_cluster, least_rows, lies_in_memory, row_clusters, tile_bounds
+from .bounds import (
+    column_step,
+    held_by_cluster,
+    least_rows,
+    lies_in_memory,
+    row_clusters,
+    suits_memory,
+    tile_bounds,
+)
 from .legality import TILE_COLUMNS, Asked, Legalizer, key
 from .limits import COLUMN_STEP, LEAST_COLUMNS
 from .lower.kernel import known_product
@@ -67,6 +75,7 @@ DOCS: dict[str, str] = {
     "ctas_per_sm": "CTAs per SM where whole rows are reduced: one runs the epilogue while the other runs the mainloop.",
     "rows_in": "Place of rows that are reduced: `cluster`, registers of CTAs that exchange partial results, or `memory`, from which a second kernel finishes them.",
     "tile_columns": "Columns of a tile where rows are in global memory.",
+    "copies_in": "Place of operands that TMA cannot load as they are: `shared`, stages that warps fill in each tile, or `memory`, where kernels before the matmul write them.",
     "residual_stages": "Pipeline stages of residuals: sub-tiles of epilogue inputs of the output's shape, loaded in advance.",
 }  # fmt: skip
 #: Clusters per tile.
@@ -118,6 +127,9 @@ def _fields(product: Asked, unit: Unit, target: Target) -> list[Field]:
     ]
     if problem.epilogue.reduces_rows:
         fields += _memory_fields(product, target)
+    if problem.copied:
+        places = EnumFragment(("shared", *(["memory"] if suits_memory(problem) else [])))
+        fields.append(Scalar(key=key("copies_in", target), fragment=places, initial="shared"))
     fields.append(Scalar(key=key("grid_splits", target), fragment=EnumFragment(GRID_SPLITS), initial=1))
     if unit == "tcgen05":
         sums = EnumFragment((None, 1, 2, 4))
@@ -170,10 +182,12 @@ def _absent(problem: GemmProblem, unit: Unit) -> dict[str, str]:
     """Return the keys of the other matrix unit, and those of other kinds of GEMMs, with the reason."""
     other = "wgmma" if unit == "tcgen05" else "tcgen05"
     names = ["cluster_m", "cluster_n", "ab_stages", "c_stages", "epilogue_columns", "grid_splits", "residual_stages"]
-    names += ["rows_in", "tile_columns"]
+    names += ["rows_in", "tile_columns", "copies_in"]
     absent = {f"{other}_{name}": f"the matrix unit is {unit}, and the key {unit}_{name}" for name in names}
     if not problem.epilogue.of_kind("exact"):
         absent[f"{unit}_residual_stages"] = "the epilogue reads no tensor of the output's shape"
+    if not problem.copied:
+        absent[f"{unit}_copies_in"] = "TMA loads all operands"
     if not problem.epilogue.reduces_rows:
         absent |= {f"{unit}_{name}": "the epilogue reduces no rows" for name in ("rows_in", "tile_columns")}
         absent["wgmma_ctas_per_sm"] = "two CTAs share an SM only where the epilogue reduces whole rows"

@@ -122,10 +122,11 @@ def source_names(copied: Copied) -> list[str]:
 
 def pointer_names(plan: GemmPlan) -> list[str]:
     """Return the host function's pointers of further sources, in the order of ``more_sources``."""
-    return [name for copied in plan.problem.copied for name in _pointers(copied)[1:]]
+    return [name for copied in plan.whole.copied for name in pointers_of(copied)[1:]]
 
 
-def _pointers(copied: Copied) -> list[str]:
+def pointers_of(copied: Copied) -> list[str]:
+    """Return the host function's pointers of the sources of an operand."""
     return [copied.operand, *(f"{copied.operand}_from_{at}" for at in range(1, len(copied.sources)))]
 
 
@@ -135,7 +136,7 @@ def tensors(plan: GemmPlan) -> list[str]:
     for copied in plan.problem.copied:
         layout = Layout(plan, copied)
         extent = plan.problem.m if layout.is_a else plan.problem.n
-        for at, (name, pointer) in enumerate(zip(source_names(copied), _pointers(copied), strict=True)):
+        for at, (name, pointer) in enumerate(zip(source_names(copied), pointers_of(copied), strict=True)):
             source = copied.sources[at]
             shape, stride = f"({extent}, {plan.problem.k}", f"({source.pitch}, {source.k_pitch}"
             if at == 0 and (pitch := plan.problem.batch_pitch(copied.operand)):

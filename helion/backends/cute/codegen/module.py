@@ -11,7 +11,7 @@ from ..plan.workspace import workspace_bytes
 from ..roles.grammar import KernelProgram, Pipeline, Role
 from ..roles.programs import kernel_program
 from ..verify.verify import verify
-from . import copied, exchange, finish, groups, numbers, raw, rows, scales, workspace
+from . import copied, exchange, finish, groups, numbers, prepare, raw, rows, scales, workspace
 from .host import HOST, HostObjects
 from .setups import definitions, dsl, operand_dsl
 from .steps import print_steps
@@ -82,6 +82,7 @@ def render(program: KernelProgram) -> str:
     out.lines(IMPORTS[program.plan.unit])
     out.lines(definitions(program.plan))
     _kernel(out, program, objects)
+    prepare.print_kernels(out, program.plan)
     if program.plan.finish is not None:
         finish.print_kernel(out, program.plan.finish)
     _host(out, program, objects)
@@ -301,7 +302,7 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
     with out.block(") -> None:"):
         begun = zip(pointers, plan.whole.starts, strict=False)
         out.lines(f"{name} = {name} + {elements}" for name, elements in begun if elements)
-        out.lines(finish.stored(plan))
+        out.lines([*prepare.launches(plan), *finish.stored(plan)])
         for name in plan.problem.runtime:
             if (multiple := multiple_of(plan.problem, name)) > 1:
                 out.line(f"{name} = cute.assume({name}, divby={multiple})")

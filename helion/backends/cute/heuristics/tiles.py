@@ -12,7 +12,7 @@ from ...._shapes import is_power_of_2
 from ....hardware import Target
 from ..bounds import column_step, ctas_per_mma, tile_bounds
 from ..legality import key
-from ..plan.records import Choice, GemmPlan, RowsIn, TileFinish
+from ..plan.records import Choice, CopiesIn, GemmPlan, RowsIn, TileFinish
 from ..proposal import CuteProposal
 from ..resources.predict import plan_of, timing
 from ..resources.shape import ProductShape
@@ -132,12 +132,12 @@ def handicapped_us(option: Option) -> float:
 
 def proposals(shape: ProductShape, target: Target, ranked: Sequence[Option]) -> tuple[CuteProposal, ...]:
     """Return the fastest options as proposals, one per tile."""
-    chosen: dict[tuple[tuple[int, int, int], RowsIn], Option] = {}
+    chosen: dict[tuple[tuple[int, int, int], RowsIn, CopiesIn], Option] = {}
     fastest: dict[RowsIn, Option] = {}
     for option in ranked:
         fastest.setdefault(option.choice.rows_in, option)
         if option.time.total_us <= WITHIN * ranked[0].time.total_us:
-            chosen.setdefault((option.choice.tile, option.choice.rows_in), option)
+            chosen.setdefault((option.choice.tile, option.choice.rows_in, option.choice.copies_in), option)
     best = [_with_buffers(shape, target, option) for option in list(chosen.values())[:ALTERNATES]]
     even = next((option for option in ranked if not option.uneven), None)
     return tuple(_proposal(shape, target, option, fastest, even) for option in best)
@@ -170,6 +170,8 @@ def _proposal(
         "grid_splits": choice.grid_splits,
         "ctas_per_sm": choice.ctas_per_sm if plan.unit == "wgmma" else None,
     }
+    if shape.problem.copied:
+        values["copies_in"] = choice.copies_in
     if choice.rows_in == "memory":
         values |= {"rows_in": choice.rows_in, "tile_columns": choice.tile[1]}
     held = shape.problem.epilogue.reduces_rows and choice.rows_in == "cluster"
@@ -205,7 +207,7 @@ def reason(option: Option, group: int, target: Target) -> str:
     return (
         f"{time.tiles} tiles of {tile} in {time.waves} rounds on {target.num_sms} SMs, {k_tiles} K tiles of"
         f" {time.k_tile_us:.2f} us and an epilogue of {time.epilogue_us:.1f} us each: {time.total_us:.0f} us;"
-        f" {plan.ab_stages} stages fit{shared}; {_scheduler(plan, group)}{_producers(plan)}"
+        f" {plan.ab_stages} stages fit{shared}; {_scheduler(plan, group)}{_producers(plan, time)}"
     )
 
 
@@ -217,9 +219,11 @@ def _scheduler(plan: GemmPlan, group: int) -> str:
     return f"at most that many tiles: a scheduler on the device gives each of {groups.size} groups of rows those that it fills"
 
 
-def _producers(plan: GemmPlan) -> str:
+def _producers(plan: GemmPlan, time: Timing) -> str:
     """Describe the operands that TMA does not load."""
-    names = [copied.operand.upper() for copied in plan.problem.copied if copied.operand in ("a", "b")]
+    names = [copied.operand.upper() for copied in plan.whole.copied if copied.operand in ("a", "b")]
+    if plan.prepare is not None:
+        return f"; kernels before it write {' and '.join(names)} to memory in {time.prepare_us:.0f} us of these"
     return f"; warps copy {' and '.join(names)}" if names else ""
 
 

@@ -16,7 +16,8 @@ from typing import ClassVar
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
-from ..plan.records import Choice
+from ..bounds import suits_memory
+from ..plan.records import Choice, CopiesIn
 from ..resources.shape import ProductShape, shape_of
 from .tiles import narrowed, options, proposals, tiles
 
@@ -43,21 +44,28 @@ class CuteWgmmaMatmulHeuristic(Heuristic):
 
 def choices(shape: ProductShape, target: Target) -> list[Choice]:
     """Return choices, with a plan or without; among equally fast ones the first wins."""
+    if shape.problem.copied and suits_memory(shape.problem):
+        return [*_choices(shape, target, "shared"), *_choices(shape, target, "memory")]
+    return _choices(shape, target, "shared")
+
+
+def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[Choice]:
     found: list[Choice] = []
+    in_stages = bool(shape.problem.copied) and copies_in == "shared"
     for tile in sorted(tiles(shape, target), key=lambda tile: tile[:2] != WIDE):
         rows, columns = -(-shape.problem.m // tile[0]), -(-shape.problem.n // tile[1])
         together = rows * columns * shape.problem.repeats
-        plain = narrowed(Choice(tile=tile))
+        plain = narrowed(Choice(tile=tile, copies_in=copies_in))
         paired = dataclasses.replace(plain, cluster=(2, 1))
         found += [paired] if rows > 1 else []
         found.append(plain)
-        if together > target.num_sms and not shape.problem.copied:  # these have not run with two consumer groups
+        if together > target.num_sms and not in_stages:  # these have not run with two consumer groups
             found += [dataclasses.replace(paired, pingpong=True)] if rows > 1 else []
             found.append(dataclasses.replace(plain, pingpong=True))
         for splits, clusters in itertools.product((1, *SPLITS), (1, *GRID_SPLITS)):
             ctas = together * splits * clusters
             fills = clusters == 1 or 2 * ctas > target.num_sms
             if splits * clusters > 1 and fills and ctas <= target.num_sms:
-                split = Choice(tile=tile, splits=splits, grid_splits=clusters)
+                split = Choice(tile=tile, splits=splits, grid_splits=clusters, copies_in=copies_in)
                 found.append(narrowed(split, min(plain.epilogue_n, tile[1] // splits)))
     return found

@@ -23,6 +23,7 @@ from .epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, EpilogueOperand
 from .finish import split
 from .joint import own_parts
 from .passes import check_passes
+from .prepare import split as split_operands
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Groups, Major, Unit
 from .refusal import Refusal
 from .runtime import MAX_EXTENT, SIZES, check_batch, check_pitch, check_row_ends, check_strided, shown_output
@@ -69,6 +70,12 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     """
     unit = unit_of(target)
     check_problem(problem)
+    if choice.copies_in == "memory":
+        check_problem(problem)
+        stored, prepare = split_operands(problem)
+        return dataclasses.replace(
+            plan_gemm(stored, dataclasses.replace(choice, copies_in="shared"), target), prepare=prepare
+        )
     if choice.rows_in == "memory" and problem.strided:
         raise Refusal("rows in memory are implemented where TMA stores and loads all matrices of the epilogue")
     if choice.rows_in == "memory":
@@ -346,6 +353,11 @@ def _check_tile(plan: GemmPlan) -> None:
     _check_residents(plan)
     if plan.problem.copied and (plan.cluster[0] > 1 or plan.ctas_per_sm > 1):
         raise Refusal("operands that warps copy are implemented with one CTA along M in a cluster, and one on an SM")
+    if plan.problem.copied and (m > 2 * WGMMA_ROWS or k * plan.operand_bytes > SWIZZLE_BYTES):
+        raise Refusal(
+            f"a tile of {plan.tile} with operands that warps copy; up to {2 * WGMMA_ROWS} rows and {SWIZZLE_BYTES} bytes"
+            " along K are implemented"
+        )
     for copied in plan.problem.copied:
         if (lines := copied_lines(plan, copied)) % (step := copied_line_step(plan, copied)):
             raise Refusal(f"a tile with {lines} lines of {copied.sources[0].name}; warps copy multiples of {step}")

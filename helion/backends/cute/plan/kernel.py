@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from ..roles.grammar import KernelProgram
 from ..roles.programs import kernel_program
 from .copied import Copied
-from .counts import counts
+from .counts import counts, is_raw
 from .finish import ctas_of, threads_of
 from .launch import LaunchPlan
-from .records import Finish, GemmPlan, RowFinish, TileFinish
+from .records import Finish, GemmPlan, Prepared, RowFinish, TileFinish
 from .reductions import exchanges
 from .report import memory_lines, pipeline_lines, role_lines
 from .runtime import SIZES
@@ -67,7 +67,10 @@ def _product_lines(plan: CutePlan) -> list[str]:
     if problem.scales is not None:
         factors = [f"{each.name} ({_shared_by(each)}, {each.dtype})" for each in problem.scales.factors]
         lines.append(f"  factors of blocks of {problem.scales.k} along K: {', '.join(factors)}")
-    lines += [f"  producer of {_copied(each)}" for each in problem.copied]
+    if gemm.prepare is None:
+        lines += [f"  producer of {_copied(each, is_raw(gemm, each))}" for each in problem.copied]
+    else:
+        lines += [_prepared(each) for each in gemm.prepare.operands]
     if problem.groups is not None:
         groups = varying.get("batches", problem.groups.size)
         lines.append(
@@ -97,10 +100,23 @@ def _product_lines(plan: CutePlan) -> list[str]:
 _OPERANDS = {"a": "A", "b": "B"}
 
 
-def _copied(copied: Copied) -> str:
+def _prepared(prepared: Prepared) -> str:
+    """Describe the kernel that writes an operand to memory."""
+    copied = prepared.copied
+    sources = ", ".join(f"{each.name} ({each.dtype})" for each in copied.sources)
+    computed = "".join(f", {each.op}" for each in copied.instructions)
+    matrices = f"{prepared.batches} of " if prepared.batches > 1 else ""
+    return (
+        f"  a kernel before writes {_OPERANDS[copied.operand]}, {matrices}{prepared.rows} rows of {prepared.pitch}"
+        f" elements, to the workspace: from {sources}{computed}"
+    )
+
+
+def _copied(copied: Copied, raw: bool) -> str:
     """Describe the copy of an operand by warps."""
     sources = ", ".join(f"{each.name} ({each.dtype})" for each in copied.sources)
     how = f"cp.async of {copied.granule} bytes" if copied.granule else "loads to registers"
+    how = "reads of raw tiles that TMA loads" if raw else how
     computed = "".join(f", {each.op}" for each in copied.instructions)
     return f"{_OPERANDS.get(copied.operand, copied.operand)}: warps, by {how} of {sources}{computed}"
 

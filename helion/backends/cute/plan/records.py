@@ -19,6 +19,7 @@ from .scales import BlockScales, Scale, Side
 Major = Literal["k", "mn"]
 Unit = Literal["wgmma", "tcgen05"]
 RowsIn = Literal["cluster", "memory"]
+CopiesIn = Literal["shared", "memory"]
 
 SWIZZLE_BYTES = 128
 """Width of the widest swizzle atom in shared memory, and of the tile of one TMA instruction."""
@@ -269,6 +270,32 @@ Finish = RowFinish | TileFinish
 
 
 @dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """An operand that a kernel before the matmul writes to the workspace, as a matrix that TMA loads.
+
+    It has ``rows`` of ``pitch`` elements, of which ``columns`` are the operand's: along K, or along its lines with the
+    major ``mn``. There is a matrix for each of ``batches`` matmuls, and the first is ``offset_bytes`` after the start of
+    all operands.
+    """
+
+    copied: Copied
+    major: Major
+    rows: int
+    columns: int
+    pitch: int
+    batches: int
+    offset_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepare:
+    """The kernels before the matmul, of the whole ``problem``: one for each of ``operands``."""
+
+    problem: GemmProblem
+    operands: tuple[Prepared, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Choice:
     """The tunable decisions of a config; None means the most that fits.
 
@@ -308,6 +335,9 @@ class Choice:
     """Pipeline stages of residual sub-tiles, 2 to 8."""
     ctas_per_sm: int = 1
     """2 lets the epilogue of one CTA overlap the mainloop of another; wgmma only, with half the resources each."""
+    copies_in: CopiesIn = "shared"
+    """Place of operands that are copied or computed: stages in shared memory that warps fill, or global memory, where
+    kernels before the matmul write them."""
     rows_in: RowsIn = "cluster"
     """Place of rows that are reduced: the registers of a cluster's CTAs, or global memory, from which a second kernel
     finishes them."""
@@ -355,6 +385,8 @@ class GemmPlan:
     """Register limit of a thread."""
     finish: Finish | None = None
     """The second kernel, which completes ``problem``, the first part of the whole."""
+    prepare: Prepare | None = None
+    """The kernels that write operands of ``problem``, which the whole problem has to compute."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -366,7 +398,9 @@ class GemmPlan:
 
     @property
     def whole(self) -> GemmProblem:
-        """The problem of the launch, of which ``problem`` is the first kernel's part."""
+        """The problem of the launch, of which ``problem`` is the matmul's part."""
+        if self.prepare is not None:
+            return self.prepare.problem
         return self.problem if self.finish is None else self.finish.problem
 
     @property

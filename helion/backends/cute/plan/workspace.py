@@ -1,13 +1,15 @@
-"""Workspace in global memory: split-K partials of clusters, and rows of a matmul for the kernel that finishes them.
+"""Workspace in global memory: split-K partials of clusters, rows of a matmul for the kernel that finishes them, and
+operands that a kernel before the matmul writes.
 
-It starts with ``MAX_COUNTERS`` counters, one for each tile of a CTA, which are zero between launches. The fp32 partials
-and the rows follow. Kernels in order on a stream share one workspace: all of them have their counters in the same
+It starts with ``MAX_COUNTERS`` counters, one for each tile of a CTA, which are zero between launches. The fp32 partials,
+the rows and the operands follow. Kernels in order on a stream share one workspace: all of them have their counters in the same
 place.
 """
 
 from __future__ import annotations
 
 from .finish import rows_bytes
+from .prepare import ALIGNMENT_BYTES, prepared_bytes
 from .records import SUM_BYTES, WARP_THREADS, GemmPlan
 
 COUNTER_BYTES = 4
@@ -48,6 +50,8 @@ def sums_bytes(plan: GemmPlan) -> int:
 
 def workspace_bytes(plan: GemmPlan) -> int:
     """Return the workspace bytes of a launch; 0 for plans that need none."""
+    if plan.prepare is not None:
+        return prepared_offset(plan) + prepared_bytes(plan.prepare)
     needs = plan.grid_splits > 1 or rows_bytes(plan.finish) > 0
     return rows_offset(plan) + rows_bytes(plan.finish) if needs else 0
 
@@ -55,3 +59,8 @@ def workspace_bytes(plan: GemmPlan) -> int:
 def rows_offset(plan: GemmPlan) -> int:
     """Return the byte offset of the rows."""
     return MAX_COUNTERS * COUNTER_BYTES + (sums_bytes(plan) if plan.grid_splits > 1 else 0)
+
+
+def prepared_offset(plan: GemmPlan) -> int:
+    """Return the byte offset of operands in memory."""
+    return -(-(rows_offset(plan) + rows_bytes(plan.finish)) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -24,7 +24,7 @@ from ..plan.counts import (
 )
 from ..plan.dtypes import itemsize
 from ..plan.finish import rows_bytes, stored_last
-from ..plan.records import SUM_BYTES, WARP_THREADS, Finish, GemmPlan, RowFinish, TileFinish
+from ..plan.records import SUM_BYTES, WARP_THREADS, Finish, GemmPlan, Prepare, RowFinish, TileFinish
 from ..plan.reductions import reductions_of
 
 
@@ -108,6 +108,8 @@ CACHED_RATES = dataclasses.replace(
 FINISH_LAUNCH_US, FINISH_MEMORY, FINISH_CACHED, FROM_L2 = 3.0, 0.8, 1.2, 2.0
 """The fixed time of a second kernel, the fraction of the memory bandwidth for whole rows, the same from the L2 cache,
 and the speedup of repeated reads from it. The second and the last are not fitted."""
+PREPARE_LAUNCH_US, PREPARE_MEMORY = 3.0, 0.7
+"""The fixed time of a kernel before the matmul, and its fraction of the memory bandwidth; not fitted."""
 ACTIVE_CLUSTERS = {3: 39, 4: 30, 6: 17, 8: 15, 16: 7}
 """Co-resident clusters of this many CTAs on the SMs of ``MEASURED``, whose GPCs differ in size
 (``cudaOccupancyMaxActiveClusters``, benchmarks/results/cute/nvidia-h200.json)."""
@@ -131,6 +133,8 @@ class Timing:
     total_us: float
     finish_us: float = 0.0
     """Part of the total: the kernel after the matmul."""
+    prepare_us: float = 0.0
+    """Part of the total: the kernels before the matmul."""
     cached: bool = False
     """True if rows stay in the L2 cache until that kernel reads them."""
 
@@ -143,7 +147,20 @@ def predicted_time(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rate
     warm = cool.total_us / (cool.total_us + rates.sustained_us)
     time = _at_rate(plan, bytes_moved, target, rates, rates.matrix + (rates.sustained - rates.matrix) * warm)
     finish_us = _finish_us(plan.finish, target, FINISH_CACHED if cached else FINISH_MEMORY)
-    return dataclasses.replace(time, finish_us=finish_us, total_us=time.total_us + finish_us, cached=cached)
+    prepare_us = _prepare_us(plan.prepare, target)
+    total_us = prepare_us + time.total_us + finish_us
+    return dataclasses.replace(time, finish_us=finish_us, prepare_us=prepare_us, total_us=total_us, cached=cached)
+
+
+def _prepare_us(prepare: Prepare | None, target: Target) -> float:
+    """Return the time of the kernels before the matmul, which are memory-bound."""
+    time = 0.0
+    for prepared in prepare.operands if prepare is not None else ():
+        assert prepare is not None
+        width = itemsize(prepared.copied.sources[0].dtype) + itemsize(prepare.problem.operand_dtype)
+        moved = prepared.rows * prepared.columns * prepared.batches * width
+        time += PREPARE_LAUNCH_US + moved / (PREPARE_MEMORY * target.bandwidth_gb_per_s * 1e3)
+    return time
 
 
 def stays_cached(plan: GemmPlan, target: Target) -> bool:

@@ -61,6 +61,7 @@ def _without_extents(plan: GemmPlan) -> GemmPlan:
     return dataclasses.replace(
         plan,
         finish=None,
+        prepare=None,
         problem=dataclasses.replace(
             plan.problem, m=1, n=1, k=1, a_pitch=0, b_pitch=0, d_pitch=0, batch=None, starts=(), runtime=()
         ),

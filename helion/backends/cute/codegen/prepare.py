@@ -1,0 +1,268 @@
+"""The kernels before the matmul, which write operands to global memory, and their launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..plan.copied import CHUNK_BYTES, CopySource
+from ..plan.dtypes import DTYPES, itemsize
+from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant
+from ..plan.prepare import is_turned
+from ..plan.records import SUM_BYTES, WARP_THREADS, GemmPlan, GemmProblem, Prepared
+from ..plan.workspace import prepared_offset
+from .copied import pointers_of, source_names
+from .epilogue import EXPRESSIONS, literal
+from .raw import WORDS
+from .writer import Writer
+
+THREADS = 256
+VECTOR_ROWS, ELEMENT_ROWS = 4, 8
+"""Rows of which a thread has loads in flight, with vectors and with single elements."""
+SQUARE = WARP_THREADS
+"""Sides of a square that a CTA transposes in shared memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The work of a thread: ``rows`` of ``vector`` columns each; a square is of CTAs that transpose."""
+
+    prepared: Prepared
+    problem: GemmProblem
+    vector: int
+    rows: int
+    threads: int
+    turned: bool
+
+    @property
+    def across(self) -> int:
+        """CTAs along the columns of a matrix."""
+        return -(-self.prepared.columns // (SQUARE if self.turned else self.threads * self.vector))
+
+    @property
+    def ctas(self) -> int:
+        """CTAs of a matrix."""
+        return self.across * -(-self.prepared.rows // (SQUARE if self.turned else self.rows))
+
+    @property
+    def moves(self) -> bool:
+        """True if elements are copied as they are."""
+        copied = self.prepared.copied
+        return not copied.instructions and copied.sources[0].dtype == self.problem.operand_dtype
+
+    @property
+    def word(self) -> str:
+        """The type of the elements that are written: integers of their size."""
+        return WORDS[itemsize(self.problem.operand_dtype)]
+
+    def dtype(self, source: CopySource) -> str:
+        """Return the type of the registers of a source."""
+        return self.word if self.moves else f"cutlass.{DTYPES[source.dtype].dsl}"
+
+    def vectors(self, source: CopySource) -> bool:
+        """Return whether the columns of a source are contiguous and aligned vectors of a thread."""
+        step, pitch = (source.k_pitch, source.pitch) if self.prepared.major == "k" else (source.pitch, source.k_pitch)
+        return step == 1 and _is_aligned(self.prepared, self.problem, source, pitch, self.vector)
+
+
+def shape_of(prepared: Prepared, problem: GemmProblem) -> Shape:
+    """Return the work of the threads that write an operand."""
+    source = prepared.copied.sources[0]
+    whole = CHUNK_BYTES // itemsize(problem.operand_dtype)
+    pitch = source.pitch if prepared.major == "k" else source.k_pitch
+    turned = is_turned(prepared)
+    contiguous = (source.k_pitch if prepared.major == "k" else source.pitch) == 1
+    vector = whole if contiguous and _is_aligned(prepared, problem, source, pitch, whole) and not turned else 1
+    columns = -(-prepared.columns // vector)
+    return Shape(
+        prepared=prepared,
+        problem=problem,
+        vector=vector,
+        rows=SQUARE * WARP_THREADS // THREADS if turned else VECTOR_ROWS if vector > 1 else ELEMENT_ROWS,
+        threads=THREADS if turned else min(THREADS, -(-columns // WARP_THREADS) * WARP_THREADS),
+        turned=turned,
+    )
+
+
+def _is_aligned(prepared: Prepared, problem: GemmProblem, source: CopySource, pitch: int, vector: int) -> bool:
+    size = itemsize(source.dtype)
+    steps = (pitch * size, problem.batch_pitch(prepared.copied.operand) * size)
+    return prepared.columns % vector == 0 and not any(step % min(vector * size, CHUNK_BYTES) for step in steps)
+
+
+# The host function -------------------------------------------------------------------------------------------------------
+
+
+def launches(plan: GemmPlan) -> list[str]:
+    """Return the lines of the host function before the matmul: launches, after which operands are those in memory."""
+    found: list[str] = []
+    for prepared in plan.prepare.operands if plan.prepare is not None else ():
+        shape, label = shape_of(prepared, plan.whole), prepared.copied.operand
+        names = source_names(prepared.copied)
+        lines = plan.whole.m if label == "a" else plan.whole.n
+        for at, (name, pointer) in enumerate(zip(names, pointers_of(prepared.copied), strict=True)):
+            source = prepared.copied.sources[at]
+            pitch = plan.whole.batch_pitch(label) if at == 0 else 0
+            layout = (
+                f"({lines}, {plan.whole.k}, {prepared.batches}), stride=({source.pitch}, {source.k_pitch}, {pitch})"
+            )
+            given = f"cute.recast_ptr({pointer}, dtype={shape.word})" if shape.moves else pointer
+            found.append(f"{name} = cute.make_tensor({given}, cute.make_layout({layout}))")
+        place = f"workspace + {(prepared_offset(plan) + prepared.offset_bytes) // SUM_BYTES}"
+        strides = f"({prepared.pitch}, 1, {prepared.rows * prepared.pitch})"
+        layout = f"({prepared.rows}, {prepared.columns}, {prepared.batches}), stride={strides}"
+        found += [
+            f"to_{label} = cute.make_tensor(",
+            f"    cute.recast_ptr({place}, dtype={shape.word}), cute.make_layout({layout})",
+            ")",
+            f"prepare_{label}({', '.join([*names, f'to_{label}'])}).launch(",
+            f"    grid=({shape.ctas}, {prepared.batches}, 1),",
+            f"    block=({shape.threads}, 1, 1),",
+            *([f"    smem={(SQUARE + 1) * SQUARE * SUM_BYTES},"] if shape.turned else []),
+            "    stream=stream,",
+            ")",
+            f"{label} = cute.recast_ptr({place}, dtype=cutlass.{DTYPES[plan.whole.operand_dtype].dsl})",
+        ]
+    return found
+
+
+# The kernels -------------------------------------------------------------------------------------------------------------
+
+
+def print_kernels(out: Writer, plan: GemmPlan) -> None:
+    """Print a kernel for each operand in memory. Its parameters are the sources and the matrix."""
+    for prepared in plan.prepare.operands if plan.prepare is not None else ():
+        label = prepared.copied.operand
+        out.lines(("", "", "@cute.kernel", f"def prepare_{label}("))
+        out.lines(f"    {name}: cute.Tensor," for name in (*source_names(prepared.copied), f"to_{label}"))
+        with out.block(") -> None:"):
+            out.lines(body(shape_of(prepared, plan.whole)))
+
+
+def body(shape: Shape) -> list[str]:
+    """Return the body of a kernel."""
+    return _turning(shape) if shape.turned else _copying(shape)
+
+
+def _begin(shape: Shape) -> list[str]:
+    return [
+        "thread, _, _ = cute.arch.thread_idx()",
+        "cta, batch, _ = cute.arch.block_idx()",
+        f"across = cta % {shape.across}",
+        f"down = cta // {shape.across}",
+    ]
+
+
+def _copying(shape: Shape) -> list[str]:
+    """Return the body of a kernel that goes along the columns of sources and matrix: loads of all rows, then stores."""
+    prepared, label, vector = shape.prepared, shape.prepared.copied.operand, shape.vector
+    inner = [*_registers(shape), f"for i in cutlass.range_constexpr({shape.rows}):"]
+    inner.append(f"    row = cutlass.min(down * {shape.rows} + i, {prepared.rows - 1})")
+    for source, name in zip(prepared.copied.sources, source_names(prepared.copied), strict=True):
+        inner += [f"    {line}" for line in _loaded(shape, source, name)]
+    inner += _computed(shape, f"down * {shape.rows} + e // {vector}", f"column + e % {vector}")
+    inner.append(f"for i in cutlass.range_constexpr({shape.rows}):")
+    inner.append(f"    row = down * {shape.rows} + i")
+    store = [f"to_{label}[row, column, batch] = written[i]"]
+    if vector > 1:
+        whole = f"cute.make_layout({vector})"
+        store = [
+            f"chunk = (to_{label}.iterator + cute.crd2idx((row, column, batch), to_{label}.layout)).align({CHUNK_BYTES})",
+            f"from_chunk = cute.make_tensor(written.iterator + i * {vector}, {whole})",
+            f"cute.autovec_copy(from_chunk, cute.make_tensor(chunk, {whole}))",
+        ]
+    inner += [f"    if row < {prepared.rows}:", *(f"        {line}" for line in store)]
+    return [
+        *_begin(shape),
+        f"column = (across * {shape.threads} + thread) * {vector}",
+        f"if column < {prepared.columns}:",
+        *(f"    {line}" for line in inner),
+    ]
+
+
+def _turning(shape: Shape) -> list[str]:
+    """Return the body of a kernel that reads along the rows of the matrix and writes along its columns."""
+    prepared, label, step = shape.prepared, shape.prepared.copied.operand, THREADS // WARP_THREADS
+    loads = []
+    for name in source_names(prepared.copied):
+        loads.append(f"    {name}_loaded[i] = {name}[row, column, batch]")
+    return [
+        *_begin(shape),
+        f"lane = thread % {WARP_THREADS}",
+        f"part = thread // {WARP_THREADS}",
+        "memory = cutlass.memory.SmemAllocator()",
+        f"square = memory.allocate_tensor({shape.word}, cute.make_layout(({SQUARE}, {SQUARE}), stride=({SQUARE + 1}, 1)), 16)",
+        *_registers(shape),
+        f"for i in cutlass.range_constexpr({shape.rows}):",
+        f"    row = cutlass.min(down * {SQUARE} + lane, {prepared.rows - 1})",
+        f"    column = cutlass.min(across * {SQUARE} + part + i * {step}, {prepared.columns - 1})",
+        *loads,
+        *_computed(shape, f"down * {SQUARE} + lane", f"across * {SQUARE} + part + e * {step}"),
+        f"for i in cutlass.range_constexpr({shape.rows}):",
+        f"    square[part + i * {step}, lane] = written[i]",
+        "cute.arch.sync_threads()",
+        f"for i in cutlass.range_constexpr({shape.rows}):",
+        f"    row = down * {SQUARE} + part + i * {step}",
+        f"    column = across * {SQUARE} + lane",
+        f"    if row < {prepared.rows} and column < {prepared.columns}:",
+        f"        to_{label}[row, column, batch] = square[lane, part + i * {step}]",
+    ]
+
+
+def _registers(shape: Shape) -> list[str]:
+    size = shape.rows * shape.vector
+    return [
+        f"{name}_loaded = cute.make_rmem_tensor({size}, {shape.dtype(source)})"
+        for source, name in zip(shape.prepared.copied.sources, source_names(shape.prepared.copied), strict=True)
+    ]
+
+
+def _loaded(shape: Shape, source: CopySource, name: str) -> list[str]:
+    """Return the loads of the columns of ``row``."""
+    along_k = shape.prepared.major == "k"
+
+    def place(column: str) -> str:
+        return f"row, {column}, batch" if along_k else f"{column}, row, batch"
+
+    if shape.vector == 1:
+        return [f"{name}_loaded[i] = {name}[{place('column')}]"]
+    if not shape.vectors(source):
+        return [
+            f"for j in cutlass.range_constexpr({shape.vector}):",
+            f"    {name}_loaded[i * {shape.vector} + j] = {name}[{place('column + j')}]",
+        ]
+    whole, bytes_ = f"cute.make_layout({shape.vector})", min(CHUNK_BYTES, shape.vector * itemsize(source.dtype))
+    return [
+        f"vector = ({name}.iterator + cute.crd2idx(({place('column')}), {name}.layout)).align({bytes_})",
+        f"to_vector = cute.make_tensor({name}_loaded.iterator + i * {shape.vector}, {whole})",
+        f"cute.autovec_copy(cute.make_tensor(vector, {whole}), to_vector)",
+    ]
+
+
+def _computed(shape: Shape, row: str, column: str) -> list[str]:
+    """Return the elements ``written``, given the row and the column of element ``e``."""
+    copied, size = shape.prepared.copied, shape.rows * shape.vector
+    names = source_names(copied)
+    if shape.moves:
+        return [f"written = {names[0]}_loaded"]
+    line, k = (row, column) if shape.prepared.major == "k" else (column, row)
+    found: list[str] = []
+    for name in names:
+        found.append(f"{name}_wide = cute.make_rmem_tensor({size}, cutlass.Float32)")
+        found.append(f"{name}_wide.store({name}_loaded.load().to(cutlass.Float32))")
+    found.append(f"computed = cute.make_rmem_tensor({size}, cutlass.Float32)")
+    found.append(f"for e in cutlass.range_constexpr({size}):")
+    found += [f"    v{at} = {name}_wide[e]" for at, name in enumerate(names)]
+    for number, made in enumerate(copied.instructions, start=len(names)):
+        arguments = [literal(x) if isinstance(x, Constant) else f"v{x}" for x in made.arguments]
+        indices = {ROW_NUMBER: line, COLUMN_NUMBER: k}
+        index = indices.get(made.op)
+        value = EXPRESSIONS[made.op](*arguments) if index is None else f"cutlass.Float32({index})"
+        found.append(f"    v{number} = {value}")
+    stored = f"cutlass.{DTYPES[shape.problem.operand_dtype].dsl}"
+    return [
+        *found,
+        f"    computed[e] = v{copied.last}",
+        f"rounded = cute.make_rmem_tensor({size}, {stored})",
+        f"rounded.store(computed.load().to({stored}))",
+        f"written = cute.recast_tensor(rounded, {shape.word})",
+    ]

@@ -1,0 +1,87 @@
+"""Operands in memory: kernels before the matmul copy or compute them once, where the warps of each tile would do so again.
+
+In shared memory an operand is computed once for each tile of the other side. Where those are many, one pass over the
+operand, and TMA from then on, takes less time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from .copied import MAX_SPAN, Copied
+from .dtypes import itemsize
+from .records import TMA_ALIGNMENT_BYTES, GemmProblem, Major, Prepare, Prepared
+from .refusal import Refusal
+
+ALIGNMENT_BYTES = 128
+"""Alignment of a matrix: sectors of its first line are whole."""
+
+
+@functools.lru_cache(maxsize=256)
+def split(problem: GemmProblem) -> tuple[GemmProblem, Prepare]:
+    """Split a problem into the matmul of operands in memory, and the kernels that write them. Raises ``Refusal``."""
+    batch = problem.batch
+    if not problem.copied:
+        raise Refusal("operands in memory are implemented where TMA cannot load them as they are")
+    if any(copied.operand not in ("a", "b") for copied in problem.copied) or problem.epilogue.of_kind("product"):
+        raise Refusal("operands in memory are implemented for one matmul, whose epilogue has no other")
+    operands, offset, stored = [], 0, dataclasses.replace(problem, copied=())
+    for copied in problem.copied:
+        made = _prepared(problem, copied, offset)
+        operands.append(made)
+        size = made.rows * made.pitch * itemsize(problem.operand_dtype)
+        _check_span(problem, made)
+        offset += -(-size * made.batches // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        step = made.rows * made.pitch if made.batches > 1 else 0
+        if copied.operand == "a":
+            batch = batch and dataclasses.replace(batch, a=step)
+            stored = dataclasses.replace(stored, a_major=made.major, a_pitch=made.pitch)
+        else:
+            batch = batch and dataclasses.replace(batch, b=step)
+            stored = dataclasses.replace(stored, b_major=made.major, b_pitch=made.pitch)
+    return dataclasses.replace(stored, batch=batch), Prepare(problem=problem, operands=tuple(operands))
+
+
+def _prepared(problem: GemmProblem, copied: Copied, offset: int) -> Prepared:
+    """Return the matrix of an operand: in the order of its first source, unless the matrix unit needs it K-major."""
+    lines, size = (problem.m if copied.operand == "a" else problem.n), itemsize(problem.operand_dtype)
+    source = copied.sources[0]
+    major: Major = "mn" if size == 2 and source.pitch == 1 != source.k_pitch else "k"
+    rows, columns = (lines, problem.k) if major == "k" else (problem.k, lines)
+    step = TMA_ALIGNMENT_BYTES // size
+    return Prepared(
+        copied=copied,
+        major=major,
+        rows=rows,
+        columns=columns,
+        pitch=-(-columns // step) * step,
+        batches=problem.batches if problem.batch_pitch(copied.operand) else 1,
+        offset_bytes=offset,
+    )
+
+
+def _check_span(problem: GemmProblem, prepared: Prepared) -> None:
+    """Check that 32-bit offsets reach all elements of all batches. Raises ``Refusal``."""
+    copied = prepared.copied
+    lines = problem.m if copied.operand == "a" else problem.n
+    spans = [(lines - 1) * each.pitch + (problem.k - 1) * each.k_pitch for each in copied.sources]
+    spans[0] += (prepared.batches - 1) * problem.batch_pitch(copied.operand)
+    span = max(*spans, prepared.rows * prepared.pitch * prepared.batches)
+    if span > MAX_SPAN:
+        raise Refusal(f"{copied.sources[0].name} spans {span} elements in memory; up to {MAX_SPAN} are implemented")
+
+
+def is_turned(prepared: Prepared) -> bool:
+    """Return whether the first source is contiguous across the rows of the matrix."""
+    source = prepared.copied.sources[0]
+    return prepared.major == "k" and source.pitch == 1 != source.k_pitch
+
+
+def prepared_bytes(prepare: Prepare | None) -> int:
+    """Return the bytes of all operands in memory."""
+    if prepare is None:
+        return 0
+    last = prepare.operands[-1]
+    size = last.rows * last.pitch * last.batches * itemsize(prepare.problem.operand_dtype)
+    return last.offset_bytes + size
