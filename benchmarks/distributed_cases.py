@@ -331,8 +331,14 @@ def _products(r: Rank, rows: int, k: int, columns: int) -> tuple[Any, Any, Any]:
     return *pairs[r.me], torch.stack([x @ w for x, w in pairs]).float().sum(0)
 
 
-def _one_loop_memory(r: Rank, rows: int, columns: int) -> tuple[Any, Any]:
-    return dist.empty([2, r.n, rows, columns], BF16), dist.channel(one_loop.WORDS)
+def _in_one_loop(kernel: Any, x: torch.Tensor, w: torch.Tensor, *more: int) -> dict[str, Call]:
+    """Return calls of a product of few rows, by the number of parts of K; none for many rows."""
+    rows, columns, calls = x.size(0), w.size(1), {}
+    for parts in (1, 2, 4) if rows <= 64 else (1,) if rows <= _FEW else ():
+        memory = one_loop.Memory(rows, columns, parts)
+        name = f"one loop in {parts} parts" if parts > 1 else "one loop"
+        calls[name] = functools.partial(kernel, x, w, *memory.arguments, *more)
+    return calls
 
 
 def matmul_all_reduce(r: Rank) -> None:
@@ -343,8 +349,7 @@ def matmul_all_reduce(r: Rank) -> None:
         if rows <= _TILES:
             memory = dist.empty([2, r.n, rows, columns], BF16), dist.channel(tiled_all_reduce.WORDS)
             calls["tiles"] = functools.partial(tiled_all_reduce.matmul_all_reduce, x, w, *memory)
-        if rows <= _FEW:
-            calls["one loop"] = functools.partial(one_loop.matmul_all_reduce, x, w, *_one_loop_memory(r, rows, columns))
+        calls |= _in_one_loop(one_loop.matmul_all_reduce, x, w)
         if rows >= r.pick(_WHOLE, 0):
             parts = [overlapped.Memory(rows // r.n, columns) for _ in range(2)]
             calls["overlapped"] = functools.partial(overlapped.matmul_all_reduce, x, w, *parts)
@@ -367,10 +372,7 @@ def matmul_reduce_scatter(r: Rank) -> None:
         if rows <= _TILES:
             memory = dist.empty([2, r.n, part, columns], BF16), dist.channel(tiled_reduce_scatter.WORDS)
             calls["tiles"] = functools.partial(tiled_reduce_scatter.matmul_reduce_scatter, x, w, *memory, r.me)
-        if rows <= _FEW:
-            calls["one loop"] = functools.partial(
-                one_loop.matmul_reduce_scatter, x, w, *_one_loop_memory(r, rows, columns), r.me
-            )
+        calls |= _in_one_loop(one_loop.matmul_reduce_scatter, x, w, r.me)
         if rows >= r.pick(_WHOLE, 0):
             calls["overlapped"] = functools.partial(
                 overlapped.matmul_reduce_scatter, x, w, overlapped.Memory(part, columns)
@@ -477,42 +479,39 @@ _PRODUCT_CONFIGS: dict[str, dict[str, Any]] = {
 
 def configs(r: Rank) -> None:
     """Time kernels under configs that are not their default."""
-    for kilobytes in r.pick((8, 64, 512, 8192, 65536), (2,)):
+    cases = (
+        ("matmul_reduce_scatter", one_loop.matmul_reduce_scatter, (8192, 4096), (r.me,)),
+        ("matmul_all_reduce", one_loop.matmul_all_reduce, (4096, 8192), ()),
+    )
+    for rows in r.pick((512, 64), (32,)):
+        for case, kernel, sizes, more in cases:
+            x, w, _ = _products(r, rows, *sizes)
+            parts = 2 if rows == 64 else 1
+            memory = one_loop.Memory(rows, w.size(1), parts)
+            for name, config in _PRODUCT_CONFIGS.items():
+                call = functools.partial(_configured(kernel, **config), x, w, *memory.arguments, *more)
+                what = f"{rows} x {x.size(1)} x {w.size(1)}"
+                r.row(case, what, f"one loop in {parts} parts, {name}", call, calls=2)
+    for kilobytes in r.pick((8, 64, 512), (2,)):
         x = r.randn(kilobytes * 512, seed=r.me)
-        memory = _one_shot_memory(r, kilobytes * 512)
-        for size, warps in ((512, 2), (1024, 4), (2048, 8), (4096, 8), (8192, 16)):
-            if size <= x.size(0) <= size * one_shot.WORDS:
-                call = functools.partial(
-                    _configured(one_shot.all_reduce, block_sizes=[size], num_warps=warps), x, *memory
-                )
-                for graph in (False, True) if kilobytes <= 512 else (False,):
-                    r.row("all_reduce", f"{kilobytes} KB", f"one shot, {size} in {warps} warps", call, graph=graph)
-        mail = dist.mailbox([x.size(0)], BF16, marked=True) if kilobytes <= 512 else None
-        for size, warps in ((256, 2), (512, 4), (1024, 8), (2048, 8), (4096, 8)) if mail is not None else ():
-            if size <= x.size(0):
-                tiled = _configured(one_shot.all_reduce_by_mail, block_sizes=[size], num_warps=warps)
-                call = functools.partial(tiled, x, mail)
-                r.row("all_reduce", f"{kilobytes} KB", f"marked mail, {size} in {warps} warps", call)
+        for size, warps in ((256, 2), (512, 4), (1024, 8), (2048, 8), (4096, 8)):
+            for kernel, name, memory in _small_all_reduces(r, x.size(0)) if size <= x.size(0) else ():
+                call = functools.partial(_configured(kernel, block_sizes=[size], num_warps=warps), x, *memory)
+                r.row("all_reduce", f"{kilobytes} KB", f"{name}, {size} in {warps} warps", call)
     for rows in r.pick((32, 256), (5,)):
         args, _, _ = _rms_norm_arguments(r, rows)
         for warps in (8, 16, 32):
             tiled = _configured(all_reduce_rms_norm.all_reduce_rms_norm, block_sizes=[1], num_warps=warps)
             r.row("rms_norm", f"{rows} rows", f"{warps} warps", functools.partial(tiled, *args))
-    _configs_of_few_rows(r)
 
 
-def _configs_of_few_rows(r: Rank) -> None:
-    cases = (
-        ("matmul_all_reduce", one_loop.matmul_all_reduce, (4096, 8192), ()),
-        ("matmul_reduce_scatter", one_loop.matmul_reduce_scatter, (8192, 4096), (r.me,)),
+def _small_all_reduces(r: Rank, count: int) -> tuple[tuple[Any, str, tuple[Any, ...]], ...]:
+    """Return kernels for little data, their names and their memory, for one tile size."""
+    mail = dist.mailbox([count], BF16, marked=True)
+    return (
+        (one_shot.all_reduce_by_mail, "marked mail", (mail,)),
+        (one_shot.all_reduce, "one shot", _one_shot_memory(r, count)),
     )
-    for rows in r.pick((64, 512), (32,)):
-        for case, kernel, sizes, more in cases:
-            x, w, _ = _products(r, rows, *sizes)
-            memory = _one_loop_memory(r, rows, w.size(1))
-            for name, config in _PRODUCT_CONFIGS.items():
-                call = functools.partial(_configured(kernel, **config), x, w, *memory, *more)
-                r.row(case, f"{rows} x {x.size(1)} x {w.size(1)}", f"one loop, {name}", call, calls=2)
 
 
 def pieces(r: Rank) -> None:

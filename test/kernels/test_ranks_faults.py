@@ -15,7 +15,7 @@ from helion._compiler.passes.analysis import protocol
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "distributed"
 FAULTS: dict[str, tuple[str, str]] = {
-    "one half": (r"half = ch\.seen(\[.*\]) % 2", r"half = ch.seen\1 * 0"),
+    "one half": (r"half = (ch\.seen|calls)(\[.*\]) % 2", r"half = \1\2 * 0"),
     "no wait": (r"hl\.wait\(.*\)", "pass"),
     "no signal": (r"hl\.signal\(.*\)", "pass"),
     "signal of a wrong word": (r"hl\.signal\((\w+), \[(.*)\], to", r"hl.signal(\1, [\2 + 1], to"),
