@@ -158,6 +158,19 @@ def block_scaled_matmul(
     return (x.to(BF16) * x_scale.to(BF16).repeat_interleave(BLOCK, 1)) @ (weight.to(BF16) * wide.to(BF16)).T
 
 
+def quantize_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    blocks = weight.float().unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
+    scale = (blocks.abs().amax((1, 3)) / torch.finfo(E4M3).max).clamp(min=1e-12)
+    return (blocks / scale[:, None, :, None]).to(E4M3).view_as(weight), scale
+
+
+def quantize_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    groups = weight.float().unflatten(1, (-1, 2, BLOCK // 2))
+    scale = groups.abs().amax((2, 3)) / 7
+    low, high = torch.round(groups / scale[..., None, None]).to(torch.int8).unbind(2)
+    return ((high << 4) | (low & 15)).flatten(1), scale
+
+
 def int4_linear(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     halves = packed.unflatten(1, (scale.size(1), -1))
     weight = torch.cat(((halves << 4) >> 4, halves >> 4), 2).to(x.dtype) * scale.to(x.dtype)[..., None]
@@ -415,6 +428,10 @@ def _matmul_cells() -> Iterator[Cell]:
             return normal(m, k), integers(255, n, k).sub(127).to(torch.int8), torch.rand(n, device=DEVICE).to(BF16) / 64
 
         yield Cell("int8_linear", shape, ops.int8_linear, int8_linear, weights, (0,), m)
+    for n, k in ((4096, 4096), (14336, 4096)):
+        weight = lambda n=n, k=k: (normal(n, k),)  # noqa: E731
+        yield Cell("quantize_fp8_blocks", f"{n}x{k}", ops.quantize_fp8_blocks, quantize_blocks, weight, ())
+        yield Cell("quantize_int4", f"{n}x{k}", ops.quantize_int4, quantize_int4, weight, ())
     in_best = functools.partial(ops.sample, temperature=0.7, top_k=50, top_p=0.9)
     for m, n in ((1, 128256), (64, 151936)):
         words = lambda m=m, n=n: (normal(m, n, scale=3.0),)  # noqa: E731

@@ -20,6 +20,8 @@ _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 #: Dtypes of activations and weights. Kernels compute in fp32, so fp64 is refused.
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 INDICES = (torch.int32, torch.int64)
+#: Classes of tensors without a behaviour of their own.
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 class Operator:
@@ -48,11 +50,15 @@ class Operator:
         torch.library.register_fake(f"{NAMESPACE}::{self.name}", fake, lib=_LIBRARY)
         overload: torch._ops.OpOverload = getattr(getattr(torch.ops, NAMESPACE), self.name).default
         self.overload = overload
+        #: Called without torch's dispatcher, which would only count the writes of what has other effects.
+        self.direct = (run or kernels[0]) if "!" not in schema else None
 
     def __repr__(self) -> str:
         return f"<operator {NAMESPACE}::{self.name}>"
 
     def __call__(self, *arguments: Any) -> Any:
+        if self.direct is not None and is_plain(arguments):
+            return self.direct(*arguments)
         return self.overload(*arguments)
 
     def differentiate(self, save: Callable[..., None], backward: Callable[..., Any]) -> None:
@@ -74,6 +80,28 @@ class Operator:
             )
 
         self.differentiate(lambda ctx, inputs, output: None, refuse)
+
+
+def is_plain(arguments: Sequence[Any]) -> bool:
+    """Return whether torch's dispatcher would only call an operator: nothing traces, transforms or differentiates it."""
+    if torch.compiler.is_compiling():
+        return False
+    c: Any = torch._C
+    if (
+        c._len_torch_dispatch_stack()
+        or c._len_torch_function_stack()
+        or c._functorch.peek_interpreter_stack() is not None
+    ):
+        return False
+    if torch.autograd._profiler_enabled() or c._get_tracing_state() is not None:  # type: ignore[attr-defined]
+        return False
+    differentiates = torch.is_grad_enabled()
+    for each in arguments:
+        if isinstance(each, torch.Tensor) and (
+            type(each) not in _TENSORS or each.is_meta or (differentiates and each.requires_grad)
+        ):
+            return False
+    return True
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------------
@@ -147,4 +175,6 @@ def check_tensor(
 def rows(tensor: torch.Tensor, *, kept: int = 1) -> torch.Tensor:
     """Return a tensor with all dimensions before the last ``kept`` as one; a view where the strides allow it."""
     first = tensor.dim() - kept
+    if first == 1:
+        return tensor
     return tensor.reshape(math.prod(tensor.shape[:first]), *tensor.shape[first:])

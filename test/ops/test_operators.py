@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import helion
 from helion import exc, ops
+from helion.ops._operators import Operator
 from helion.ops.kernels import linear_cross_entropy, sampling
 
 NAMES = [case.name for case in cases()]
@@ -236,6 +237,31 @@ def test_a_profile_names_the_op() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
         ops.softmax(x)
     assert "helion_ops::softmax" in {event.key for event in seen.key_averages()}
+
+
+def test_the_dispatcher_is_asked_only_where_it_has_something_to_do() -> None:
+    x, weight = torch.randn(3, 33), torch.nn.Parameter(torch.randn(33))
+    expected = torch.nn.functional.rms_norm(x, [33], weight.detach(), 1e-6)
+    asked = []
+    rms_norm = Operator.__new__(Operator)
+    rms_norm.direct = lambda *args: asked.append("kernel") or torch.ops.helion_ops.rms_norm(*args)
+    rms_norm.overload = lambda *args: asked.append("dispatcher") or torch.ops.helion_ops.rms_norm(*args)
+
+    def call(x: torch.Tensor) -> tuple[str, torch.Tensor]:
+        result = rms_norm(x, weight, 1e-6)
+        return asked.pop(), result
+
+    with torch.no_grad():
+        assert call(x)[0] == "kernel"
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            assert call(x)[0] == "dispatcher"
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+            assert call(x)[0] == "dispatcher"
+        assert call(x.to("meta"))[0] == "dispatcher"
+    found, result = call(x)
+    assert found == "dispatcher"
+    torch.testing.assert_close(result, expected)
+    assert result.requires_grad
 
 
 def test_a_label_that_is_no_class_gives_nan() -> None:
