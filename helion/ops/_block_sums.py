@@ -8,14 +8,14 @@ import helion
 import helion.language as hl
 
 #: Columns of a program.
-COLUMNS = 64
+COLUMNS = 32
 
 
 @helion.kernel(static_shapes=False)
 def block_sums_kernel(partial: torch.Tensor, dtype: hl.constexpr) -> torch.Tensor:
     """Add up the blocks of `partial[P, B, N]`; return `[P, N]` of a dtype."""
-    weights, blocks = partial.size(0), partial.size(1)
-    n = hl.specialize(partial.size(2))
+    blocks = partial.size(1)
+    weights, n = hl.specialize((partial.size(0), partial.size(2)))
     out = torch.empty([weights, n], dtype=dtype, device=partial.device)
     for tile_w, tile_n in hl.tile([weights, n], block_size=[1, COLUMNS]):
         total = hl.zeros([tile_n], dtype=torch.float32)

@@ -113,7 +113,8 @@ def best_groups_kernel(
     return chosen, counts, highest
 
 
-@helion.kernel(static_shapes=False)
+# a program for each row, whose steps wait for each other: more warps have fewer elements each
+@helion.kernel(static_shapes=False, config=helion.Config(block_sizes=[1], num_warps=8))
 def sample_groups_kernel(
     logits: torch.Tensor,
     groups: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
