@@ -93,7 +93,7 @@ def is_plain(arguments: Sequence[Any]) -> bool:
         or c._functorch.peek_interpreter_stack() is not None
     ):
         return False
-    if torch.autograd._profiler_enabled() or c._get_tracing_state() is not None:  # type: ignore[attr-defined]
+    if torch.autograd._profiler_enabled() or c._get_tracing_state() is not None:
         return False
     differentiates = torch.is_grad_enabled()
     for each in arguments:
