@@ -331,6 +331,19 @@ def test_a_linear_loss_computes_wanted_gradients_only() -> None:
         torch.testing.assert_close(torch.autograd.grad(loss, found[at])[0], right[at])
 
 
+@pytest.mark.parametrize("batched", [(0, None), (None, 0), pytest.param((0, 0), marks=pytest.mark.prove)])
+def test_gradients_of_linear_losses_under_vmap(batched: tuple[int | None, int | None]) -> None:
+    """Get gradients of arguments that do not require one while vmap hides their batch."""
+    x, weight, labels = _linear(torch.float32, rows=9, n=19)
+    sizes = [(2, -1, -1) if at == 0 else (-1, -1) for at in batched]
+    leaves = [t.detach().expand(size).clone().requires_grad_() for t, size in zip((x, weight), sizes, strict=True)]
+    losses = torch.vmap(lambda x, weight: ops.linear_cross_entropy(x, weight, labels), in_dims=batched)(*leaves)
+    found = torch.autograd.grad(losses.sum(), leaves)
+    right = torch.autograd.grad(ops.linear_cross_entropy(x, weight, labels), [x, weight])
+    for got, each, at in zip(found, right, batched, strict=True):
+        torch.testing.assert_close(got, 2 * each if at is None else each.expand(2, -1, -1))
+
+
 def test_a_linear_loss_of_ignored_rows_has_no_gradient() -> None:
     x, weight, labels = _linear(torch.float32)
     loss = ops.linear_cross_entropy(x, weight, torch.full_like(labels, -100))

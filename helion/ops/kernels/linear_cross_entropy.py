@@ -235,15 +235,16 @@ def _save_reduced(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor,
 def _scaled_gradients(ctx: Any, grad: torch.Tensor, *_: torch.Tensor) -> tuple[Any, ...]:
     """Return the gradients of the forward pass times `grad`, in the memory of these unless they are needed again."""
     x, weight, labels = ctx.saved_tensors
-    gradients = ctx.gradients
-    if gradients is None:  # an earlier backward pass returned their memory
-        gradients = _run_reduced(x, weight, labels, ctx.ignore_index, ctx.mean, ctx.wanted)[1:]
+    gradients, needed = ctx.gradients, list(ctx.needs_input_grad[:2])
+    # An earlier backward pass returned their memory, or a transformation such as vmap hides that they are needed.
+    if gradients is None or any(need > given for need, given in zip(needed, ctx.wanted, strict=True)):
+        _, *gradients = _reduced(x, weight, labels, ctx.ignore_index, ctx.mean, needed)
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or type(grad) is not torch.Tensor:
         gradients = _scaled(grad, x, weight, *gradients)
     else:
         ctx.gradients = None
         _scale(gradients, grad)
-    return *_if_wanted(gradients, ctx.wanted), None, None, None, None
+    return *_if_wanted(gradients, needed), None, None, None, None
 
 
 _reduced.differentiate(_save_reduced, _scaled_gradients)
