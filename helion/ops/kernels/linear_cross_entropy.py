@@ -3,15 +3,15 @@
 Without gradients a program multiplies a tile of tokens by a tile of classes. It keeps the maximum and the sum of
 exponentials of each row, and the host combines these per row.
 
-With gradients, the logits of some tokens are computed at a time. A kernel takes their losses, and replaces the logits
-by their gradient, from which two products make the gradients of both operands. A loss of all rows does this in the
-forward pass, and its backward pass only scales. A loss per row computes its logits again in the backward pass, since
-the gradient of the weight cannot be scaled per row. So does float16, in which unscaled gradients underflow.
+With gradients, the logits of some tokens are computed at a time. A kernel replaces them by the probabilities, from
+which two products make the gradients of both operands. A loss of all rows does this in the forward pass, and its
+backward pass only scales. A loss per row computes its logits again in the backward pass, since the gradient of the
+weight cannot be scaled per row. So does float16, in which unscaled gradients underflow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -58,27 +58,55 @@ def linear_normalizer_kernel(
 
 
 @helion.kernel(static_shapes=False)
-def linear_gradient_kernel(logits: torch.Tensor, labels: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Compute fp32 losses of the rows of `logits[M, N]`, which become `scales[M]` times the gradients of these losses.
+def logits_kernel(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """Store `x[M, K] @ weight[N, K].T` in `out[M, N]`."""
+    m = x.size(0)
+    n, k = hl.specialize(weight.size())
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_m, tile_k], weight[tile_n, tile_k].T, acc=acc)
+        out[tile_m, tile_n] = acc
 
-    A label that is no class gives NaN as its loss.
-    """
+
+@helion.kernel(static_shapes=False)
+def probability_kernel(logits: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Replace the rows of `logits[M, N]` by `scales[M]` times their softmax; return the logsumexp of each."""
     m = logits.size(0)
     n = hl.specialize(logits.size(1))
-    losses = torch.empty([m], dtype=torch.float32, device=logits.device)
+    normalizers = torch.empty([m], dtype=torch.float32, device=logits.device)
     for tile in hl.tile(m):
-        row = logits[tile, :].to(torch.float32)
+        row = logits[tile, :n].to(torch.float32)
         highest = torch.amax(row, dim=-1)
         exponentials = torch.exp(row - highest[:, None])
         total = torch.sum(exponentials, dim=-1)
-        label = labels[tile]
-        is_own = hl.arange(n)[None, :] == label[:, None]
-        picked = torch.sum(torch.where(is_own, row, 0.0), dim=-1)
-        loss = highest + torch.log(total) - picked
-        losses[tile] = torch.where((label >= 0) & (label < n), loss, float("nan"))
-        p = exponentials / total[:, None]
-        logits[tile, :] = scales[tile][:, None] * (p - torch.where(is_own, 1.0, 0.0))
-    return losses
+        normalizers[tile] = highest + torch.log(total)
+        factor = scales[tile] / total
+        logits[tile, :n] = exponentials * factor[:, None]
+    return normalizers
+
+
+@helion.kernel(static_shapes=False)
+def label_gradient_kernel(grad: torch.Tensor, labels: torch.Tensor, scales: torch.Tensor) -> None:
+    """Subtract `scales[M]` from the elements of `grad[M, N]` at the labels that are classes."""
+    m, n = grad.size()
+    for tile in hl.tile(m):
+        label = labels[tile][:, None]
+        is_class = (label >= 0) & (label < n)
+        own = hl.load(grad, [tile.index[:, None], label], extra_mask=is_class).to(torch.float32)
+        hl.store(grad, [tile.index[:, None], label], own - scales[tile][:, None], extra_mask=is_class)
+
+
+@helion.kernel(static_shapes=False)
+def weight_gradient_kernel(grad: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
+    """Add `grad[M, N].T @ x[M, K]` to `out[N, K]`."""
+    m = x.size(0)
+    n, k = hl.specialize(out.size())
+    for tile_n, tile_k in hl.tile([n, k]):
+        acc = hl.zeros([tile_n, tile_k], dtype=torch.float32)
+        for tile_m in hl.tile(m):
+            acc = hl.dot(grad[tile_m, tile_n].T, x[tile_m, tile_k], acc=acc)
+        out[tile_n, tile_k] = acc + out[tile_n, tile_k]
 
 
 @helion.kernel(static_shapes=False)
@@ -98,28 +126,44 @@ def _run(x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, ignore_ind
     return (normalizers - picked).masked_fill(labels == ignore_index, 0.0)
 
 
-def _losses_and_gradients(
-    x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, scales: torch.Tensor, wanted: list[bool]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the losses of the rows, and the gradients of `(scales * losses).sum()`; an unwanted one is empty."""
-    (m, _), n = x.shape, weight.size(0)
-    losses = x.new_empty(m, dtype=torch.float32)
-    grad_x, grad_weight = _empty_gradients(x, weight, wanted)
-    if m == 0:
-        return losses, grad_x, grad_weight.zero_()
+def _logits_in_parts(x: torch.Tensor, weight: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield parts of the rows and their logits, in memory that all parts share."""
+    m, n = x.size(0), weight.size(0)
     least = helion.cdiv(m, PARTS * ALIGNMENT)
     step = ALIGNMENT * max(least, LOGITS_AT_ONCE // (n * ALIGNMENT))
     buffer = x.new_empty(min(step, m), ALIGNMENT * helion.cdiv(n, ALIGNMENT))
     buffer[:, n:] = 0  # some products on CPUs multiply elements between rows by 0
     for begin in range(0, m, step):
         part = slice(begin, min(begin + step, m))
-        logits = torch.mm(x[part], weight.T, out=buffer[: part.stop - begin, :n])
-        losses[part] = linear_gradient_kernel(logits, labels[part], scales[part])
+        logits = buffer[: part.stop - begin, :n]
+        logits_kernel(x[part], weight, logits)
+        yield part, logits
+
+
+def _at_labels(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the fp32 logits of the labels; NaN for a label that is no class."""
+    is_class = (labels >= 0) & (labels < logits.size(1))
+    own = logits.gather(1, labels.masked_fill(~is_class, 0).long()[:, None])
+    return own[:, 0].float().masked_fill(~is_class, float("nan"))
+
+
+def _losses_and_gradients(
+    x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, scales: torch.Tensor, wanted: list[bool]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the losses of the rows, and the gradients of `(scales * losses).sum()`; an unwanted one is empty."""
+    losses = x.new_empty(x.size(0), dtype=torch.float32)
+    grad_x, grad_weight = _empty_gradients(x, weight, wanted)
+    for part, logits in _logits_in_parts(x, weight):
+        own = _at_labels(logits, labels[part])
+        losses[part] = probability_kernel(logits, scales[part]) - own
+        label_gradient_kernel(logits, labels[part], scales[part])
         if wanted[0]:
             torch.mm(logits, weight, out=grad_x[part])
-        if wanted[1]:
-            grad_weight.addmm_(logits.T, x[part], beta=1 if begin else 0)
-    return losses, grad_x, grad_weight
+        if wanted[1] and part.start:
+            weight_gradient_kernel(logits, x[part], grad_weight)
+        elif wanted[1]:
+            torch.mm(logits.T, x[part], out=grad_weight)
+    return losses, grad_x, grad_weight if len(x) else grad_weight.zero_()
 
 
 def _empty_gradients(x: torch.Tensor, weight: torch.Tensor, wanted: list[bool]) -> tuple[torch.Tensor, ...]:
@@ -141,10 +185,11 @@ def _run_backward(
     return _losses_and_gradients(x, weight, labels, scales, wanted)[1:]
 
 
+_FOR_GRADIENTS = logits_kernel, probability_kernel, label_gradient_kernel, weight_gradient_kernel
 _backward = Operator(
     "linear_cross_entropy_backward(Tensor grad, Tensor x, Tensor weight, Tensor labels, int ignore_index, bool[] wanted)"
     " -> (Tensor, Tensor)",
-    linear_gradient_kernel,
+    *_FOR_GRADIENTS,
     run=_run_backward,
     fake=lambda grad, x, weight, labels, ignore_index, wanted: _empty_gradients(x, weight, wanted),
 )
@@ -208,7 +253,7 @@ def _run_scaled(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *grad
 _reduced = Operator(
     "reduced_linear_cross_entropy(Tensor x, Tensor weight, Tensor labels, int ignore_index, bool mean, bool[] wanted)"
     " -> (Tensor, Tensor, Tensor)",
-    linear_gradient_kernel,
+    *_FOR_GRADIENTS,
     run=_run_reduced,
     fake=lambda x, weight, labels, ignore_index, mean, wanted: (
         x.new_empty((), dtype=torch.float32),
@@ -228,6 +273,7 @@ _scaled.differentiate_once()
 def _save_reduced(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     *tensors, ctx.ignore_index, ctx.mean, ctx.wanted = inputs
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # those of non-differentiable results would be zeros as large as the gradients
     ctx.save_for_backward(*tensors)
     ctx.gradients = output[1:]
 
@@ -260,11 +306,10 @@ def linear_cross_entropy(
 ) -> torch.Tensor:
     """Compute the cross-entropy loss of the logits `x @ weight.T`, without a tensor of all logits.
 
-    Without gradients, the loss is computed from fp32 accumulators, and fp32 tensors are multiplied in TF32 on a GPU.
-
-    With gradients, logits have the dtype of `x`, and torch multiplies. An eighth of them is held at a time, or 2^27
-    elements if that is more. The gradient of `weight` is accumulated in its dtype. A mean or a sum computes its
-    gradients in the forward pass, and holds them until its backward pass; float16 and `"none"` in the backward pass.
+    Without gradients, the loss is computed from fp32 accumulators. With gradients, logits have the dtype of `x`. An
+    eighth of them is held at a time, or 2^27 elements if that is more. fp32 tensors are multiplied in TF32 on a GPU, or
+    more precisely. The gradient of `weight` is accumulated in its dtype. A mean or a sum computes its gradients in the
+    forward pass, and holds them until its backward pass; float16 and `"none"` in the backward pass.
 
     Args:
         x: `[..., K]`; float32, bfloat16 or float16.
