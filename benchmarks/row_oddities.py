@@ -10,6 +10,8 @@ import torch
 
 import helion.language as hl
 
+GROUP = 128
+
 
 def masked(x: torch.Tensor, mask: torch.Tensor, length: torch.Tensor, total: torch.Tensor) -> None:
     for tile in hl.tile(x.size(0)):
@@ -99,6 +101,29 @@ def unsigned(x: torch.Tensor, low: torch.Tensor, scale: torch.Tensor) -> None:
         step = torch.clamp(most - least, min=1e-8) / 255.0
         scale[tile] = step
         low[tile, :] = torch.round((row - least[:, None]) / step[:, None]).to(torch.uint8)
+
+
+def groups_of_norm(
+    x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, low: torch.Tensor, scale: torch.Tensor
+) -> None:
+    n = x.size(1)
+    for tile in hl.tile(x.size(0)):
+        total = (x[tile, :].to(torch.float32) + residual[tile, :].to(torch.float32)).to(residual.dtype)
+        residual[tile, :] = total
+        row = total.to(torch.float32)
+        normed = row * torch.rsqrt((row * row).mean(-1) + 1e-5)[:, None] * gain[:].to(torch.float32)
+        groups = normed.reshape(tile, n // GROUP, GROUP)
+        step = torch.clamp(torch.amax(torch.abs(groups), -1), min=1e-10) / 448.0
+        scale[tile, :] = step
+        low[tile, :] = (groups / step[:, :, None]).reshape(tile, n).to(low.dtype)
+
+
+def heads(x: torch.Tensor, out: torch.Tensor) -> None:
+    n = x.size(1)
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :].to(torch.float32).reshape(tile, n // GROUP, GROUP)
+        scale = torch.rsqrt((row * row).mean(-1, keepdim=True) + 1e-5)
+        out[tile, :] = (row * scale).reshape(tile, n).to(out.dtype)
 
 
 def extremes(x: torch.Tensor, out: torch.Tensor, total: torch.Tensor) -> None:
@@ -256,6 +281,30 @@ def _unsigned(make: Numbers, m: int, n: int) -> Odd:
     return unsigned, {}, (x, low, scale), lambda: bool(((low.double() - exact).abs() < 0.501).all())
 
 
+def _groups_of_norm(make: Numbers, m: int, n: int) -> Odd:
+    n = n // GROUP * GROUP
+    x, residual, gain = make.random(m, n), make.random(m, n), make.random(n)
+    low, scale = make.empty(m, n, dtype=torch.float8_e4m3fn), make.empty(m, n // GROUP)
+    sums = (x.float() + residual.float()).bfloat16()
+    normed = sums.double() * torch.rsqrt(sums.double().square().mean(-1, keepdim=True) + 1e-5) * gain.double()
+    parts = normed.view(m, -1, GROUP)
+    step = parts.abs().amax(-1) / 448
+    want = (parts / step[:, :, None]).view(m, n)
+
+    def check() -> bool:
+        return torch.equal(residual, sums) and near(scale, step, 1e-5) and near(low, want, 2**-4 * 1.02)
+
+    return groups_of_norm, {}, (x, residual, gain, low, scale), check
+
+
+def _heads(make: Numbers, m: int, n: int) -> Odd:
+    n = n // GROUP * GROUP
+    x, out = make.random(m, n), make.empty(m, n, dtype=torch.bfloat16)
+    parts = x.double().view(m, -1, GROUP)
+    want = (parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + 1e-5)).view(m, n)
+    return heads, {}, (x, out), lambda: near(out, want, 2**-8 * 1.02)
+
+
 CASES: dict[str, Callable[[Numbers, int, int], Odd]] = {
     "masked": _masked,
     "cross entropy": _cross_entropy,
@@ -270,6 +319,8 @@ CASES: dict[str, Callable[[Numbers, int, int], Odd]] = {
     "batches": _of_batches,
     "fp8 in": _from_fp8,
     "unsigned": _unsigned,
+    "groups": _groups_of_norm,
+    "heads": _heads,
 }
 NAMES = tuple(CASES)
 SIZES = (1000, 1003, 20008, 50257)

@@ -140,9 +140,11 @@ def _rows_on_request(program: Program, facts: KernelFacts, target: Target) -> st
     """Return a reason for row kernels that have not run on a GPU, and for short rows."""
     if unit_of(target) != "wgmma":
         return f"row kernels on {target.name} run on request, {_REQUEST}"
-    if rows.known_rows(program).problem.sums:
-        return f"row kernels with sums over rows run on request, {_REQUEST}"
-    if rows.known_rows(program).problem.n < LEAST_AUTO_COLUMNS:
+    problem = rows.known_rows(program).problem
+    if problem.sums or any(problem.epilogue.grouped):
+        what = "sums over rows" if problem.sums else "groups of columns"
+        return f"row kernels with {what} run on request, {_REQUEST}"
+    if problem.n < LEAST_AUTO_COLUMNS:
         return f"row kernels of fewer than {LEAST_AUTO_COLUMNS} columns run on request, {_REQUEST}"
     return ""
 

@@ -32,6 +32,8 @@ class Frame:
     same: Mapping[int, int] = field(default_factory=dict)
     batch_strides: Mapping[int, tuple[Number, ...]] = field(default_factory=dict)
     """Elements from one matrix to the next along each dimension of a batch, by tensor."""
+    groups: Mapping[int, int] = field(default_factory=dict)
+    """Columns of a group, by the block that counts groups of columns, or that has the columns of one."""
     k_extent: int | None = None
     """Extent of K if its loop iterates over a part of K."""
 

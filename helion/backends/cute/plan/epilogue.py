@@ -11,7 +11,7 @@ from typing import Literal
 from .refusal import Refusal
 
 OperandKind = Literal["exact", "strided", "row", "column", "product", "number"]
-OutputKind = Literal["exact", "strided", "column", "tile", "sum"]
+OutputKind = Literal["exact", "strided", "column", "tile", "sum", "group"]
 
 ARITY: Mapping[str, int] = {
     "add": 2,
@@ -69,6 +69,12 @@ REDUCTIONS: Mapping[str, int] = {"row_sum": 1, "row_maximum": 1, "row_minimum": 
 ``row_maximum`` and ``row_minimum`` give NaN for a row that has one. ``row_first`` (x, s) is the first column at which x
 equals s, or at which both are NaN. With s the maximum of x, it is the result of torch's ``argmax``.
 """
+GROUP_REDUCTIONS: Mapping[str, str] = {
+    "group_sum": "row_sum",
+    "group_maximum": "row_maximum",
+    "group_minimum": "row_minimum",
+}
+"""Reductions (x, n) over each n consecutive columns, whose result all columns of the group have, and those over rows."""
 MAX_PRODUCTS = 4
 """Matmuls of one A, whose columns one MMA instruction has side by side."""
 MAX_CHAIN = 4
@@ -137,9 +143,10 @@ class EpilogueOutput:
     """A tensor that value number ``value`` is stored to, rounded once.
 
     It is ``exact`` or ``strided`` (M, N), ``column`` (M,), or ``tile`` (M, tiles of N). Each tile stores a reduction of
-    its own columns to a ``tile``. A ``sum`` (blocks of M, N) has the sum of the values over the rows of each block.
+    its own columns to a ``tile``. A ``sum`` (blocks of M, N) has the sum of the values over the rows of each block. A ``group`` (M, groups of N) has one value of
+    each group of columns.
 
-    ``pitch`` counts elements from one row to the next of ``exact``, ``tile`` and ``sum``, and from one element to the next of
+    ``pitch`` counts elements from one row to the next of ``exact``, ``tile``, ``sum`` and ``group``, and from one element to the next of
     ``column``. The values of ``column`` and ``tile`` have to be one per row. With ``adds`` TMA adds the value to what is
     in memory, element by element.
     """
@@ -207,6 +214,21 @@ class Epilogue:
         return tuple(found)
 
     @functools.cached_property
+    def grouped(self) -> tuple[int, ...]:
+        """Columns of a group, by value, for values that are the same in all columns of a group, and not of a row; else 0."""
+        found = [0] * (1 + len(self.operands))
+        for number, instruction in enumerate(self.instructions):
+            values = [x for x in instruction.arguments if not isinstance(x, Constant)]
+            sizes = {found[x] for x in values if not self.per_row[x]}
+            if instruction.op in GROUP_REDUCTIONS:
+                size = instruction.arguments[1]
+                assert isinstance(size, Constant)
+                sizes = {int(float(size.text))}
+            same = len(sizes) == 1 and not self.per_row[1 + len(self.operands) + number]
+            found.append(sizes.pop() if same else 0)
+        return tuple(found)
+
+    @functools.cached_property
     def levels(self) -> tuple[int, ...]:
         """Depths by value: the longest chain of reductions that it depends on."""
         found = [0] * (1 + len(self.operands))
@@ -240,12 +262,17 @@ class Epilogue:
             raise Refusal(f"{max(self.levels)} dependent reductions of a row; up to {MAX_CHAIN} are implemented")
 
     def _check_instruction(self, number: int, instruction: Instruction) -> None:
-        arity = {**ARITY, **REDUCTIONS, COLUMN_NUMBER: 0, ROW_NUMBER: 0}.get(instruction.op)
+        groups = dict.fromkeys(GROUP_REDUCTIONS, 2)
+        arity = {**ARITY, **REDUCTIONS, **groups, COLUMN_NUMBER: 0, ROW_NUMBER: 0}.get(instruction.op)
         if arity != len(instruction.arguments):
             raise Refusal(f"no epilogue operation {instruction.op!r} of {len(instruction.arguments)} arguments")
         for argument in instruction.arguments:
             if not isinstance(argument, Constant) and not 0 <= argument < 1 + len(self.operands) + number:
                 raise Refusal(f"instruction {number} of the epilogue reads value {argument}, which comes later")
+        if instruction.op in GROUP_REDUCTIONS:
+            reduced, size = instruction.arguments
+            if isinstance(reduced, Constant) or self.per_row[reduced] or not isinstance(size, Constant):
+                raise Refusal(f"{instruction.op} of a value that is the same in all columns is not implemented")
         if instruction.op in REDUCTIONS:
             reduced, *others = instruction.arguments
             if isinstance(reduced, Constant) or self.per_row[reduced]:
@@ -256,5 +283,7 @@ class Epilogue:
     def _check_output(self, output: EpilogueOutput) -> None:
         if not 0 <= output.value < len(self.per_row):
             raise Refusal(f"output {output.name} is value {output.value} of {len(self.per_row)}")
-        if output.kind not in ("exact", "strided", "sum") and not self.per_row[output.value]:
+        if output.kind == "group" and not self.grouped[output.value]:
+            raise Refusal(f"output {output.name} has one number per group of columns, value {output.value} has not")
+        if output.kind not in ("exact", "strided", "sum", "group") and not self.per_row[output.value]:
             raise Refusal(f"output {output.name} has one number per row, value {output.value} one per column as well")

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ...plan.dtypes import LARGEST_E4M3, itemsize
-from ...plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand, EpilogueOutput, Instruction
+from ...plan.epilogue import (
+    COLUMN_NUMBER,
+    GROUP_REDUCTIONS,
+    ROW_NUMBER,
+    Constant,
+    EpilogueOperand,
+    EpilogueOutput,
+    Instruction,
+)
 from ...plan.joint import OwnPart
 from ...plan.rowwise.extremes import IDENTITIES, packed_dtype, packed_extremes
 from ...plan.rowwise.logs import short_logs
@@ -15,6 +23,7 @@ from ...plan.rowwise.records import RowPlan, RowProblem
 from ..epilogue import SHORT, expression
 from ..rows import REDUCTIONS
 from ..writer import Writer
+from .stages import divisors_of_groups, last_stage, read_by, stage_of
 
 CHAINS = 4
 """Independent partial results of a thread for each reduction, which hide latency."""
@@ -42,6 +51,15 @@ def first_term(schedule: Schedule, value: int) -> int:
     """Return the place of the first partial result of a reduction among those of a thread."""
     order = [each for level in schedule.reductions for each in level]
     return order.index(value) * CHAINS
+
+
+def stored_word(dtype: str, value: str) -> str:
+    """Return the word that stores one number of a type."""
+    return {
+        "float32": f"{value}.bitcast(Int32)",
+        "int64": f"{value}.to(Int64)",
+        "int32": f"{value}.to(Int32)",
+    }.get(dtype, f"pack_{dtype}([{value}, {value}])[0]")
 
 
 def first_sum(plan: RowPlan, output: EpilogueOutput) -> int:
@@ -72,8 +90,10 @@ def print_pass(out: Writer, plan: RowPlan, each: RowPass) -> None:
         out.lines(f"candidates_{value} = []" for value in places)
         if _numbers_columns(problem, each):
             out.line("first_column = column_of(cta, row, granule)")
-        with out.block(f"for i in range({plan.layout.lanes}):"):
-            out.lines(_element(plan, schedule, each))
+        for stage in range(1 + last_stage(problem, _needed(problem, schedule, each))):
+            out.lines(_between(plan, schedule, each, stage))
+            with out.block(f"for i in range({plan.layout.lanes}):"):
+                out.lines(_element(plan, schedule, each, stage))
         for value in packed_extremes(problem, plan.layout) if each.number == 0 else ():
             out.lines(_packed(problem, value))
         for value in places:
@@ -98,16 +118,73 @@ def _numbers_columns(problem: RowProblem, each: RowPass) -> bool:
     return COLUMN_NUMBER in made or "row_first" in made
 
 
-def _element(plan: RowPlan, schedule: Schedule, each: RowPass) -> list[str]:
-    """Return the code of element ``i`` of a granule."""
-    problem = plan.problem
-    lines = [
-        f"{value_name(problem, value)} = {problem.epilogue.operands[value - 1].label}_values[i]" for value in each.reads
-    ]
-    if each.kept:
-        lines.append(f"{value_name(problem, each.kept)} = kept_values[i]")
-    for value in _needed(problem, schedule, each):
+def _between(plan: RowPlan, schedule: Schedule, each: RowPass, stage: int) -> list[str]:
+    """Return the code of a granule before a stage: its groups' reductions and what follows from them alone, then the lists
+    of elements for later stages."""
+    problem, needed = plan.problem, _needed(plan.problem, schedule, each)
+    lines = []
+    for value in needed:
+        if not problem.epilogue.grouped[value] or stage_of(problem, value) != stage:
+            continue
+        name, made = value_name(problem, value), problem.epilogue.instruction(value)
+        if made.op in GROUP_REDUCTIONS:
+            lanes = problem.epilogue.grouped[value] // plan.layout.lanes
+            joined = f"joined({value_name(problem, _reduced(made))}_each, join_{made.op})"
+            lines.append(f"{name} = butterfly({joined}, {lanes}, join_{made.op})")
+        else:
+            lines.append(f"{name} = {_value(plan, schedule, each, value)}")
+        if value in divisors_of_groups(problem, needed):
+            lines.append(f"{name}_inverse = reciprocal({name})")
+    for output in each.groups:
+        if stage_of(problem, output.value) == stage:
+            lines.append(f"store_{output.label}(cta, row, granule, {value_name(problem, output.value)})")
+    return lines + [f"{value_name(problem, value)}_each = []" for value in _handed(problem, schedule, each, stage)]
+
+
+def _handed(problem: RowProblem, schedule: Schedule, each: RowPass, stage: int) -> list[int]:
+    """Return the elements of a stage that later stages, or reductions of groups, read."""
+    needed = _needed(problem, schedule, each)
+    read = {x for value in needed if stage_of(problem, value) > stage for x in read_by(problem, value)}
+    if stage < last_stage(problem, needed):
+        read |= _results(problem, schedule, each)
+    given = [*each.reads, *([each.kept] if each.kept else []), *needed]
+    return [x for x in given if x in read and stage_of(problem, x) == stage and not problem.epilogue.grouped[x]]
+
+
+def _results(problem: RowProblem, schedule: Schedule, each: RowPass) -> set[int]:
+    """Return the elements that a pass reduces, stores, adds up or keeps, in its last stage."""
+    found = {output.value for output in (*each.outputs, *each.sums)}
+    found |= {schedule.kept} if each.number == 0 else set()
+    return found | {_reduced(problem.epilogue.instruction(value)) for value in each.reduces}
+
+
+def _element(plan: RowPlan, schedule: Schedule, each: RowPass, stage: int) -> list[str]:
+    """Return the code of a stage of element ``i`` of a granule."""
+    problem, needed = plan.problem, _needed(plan.problem, schedule, each)
+    lines, last = [], stage == last_stage(problem, needed)
+    if not stage:
+        labels = {value: problem.epilogue.operands[value - 1].label for value in each.reads}
+        lines = [f"{value_name(problem, value)} = {label}_values[i]" for value, label in labels.items()]
+        lines += [f"{value_name(problem, each.kept)} = kept_values[i]"] if each.kept else []
+    here = [value for value in needed if stage_of(problem, value) == stage and not problem.epilogue.grouped[value]]
+    wanted = {x for value in here for x in read_by(problem, value)}
+    wanted |= _results(problem, schedule, each) if last else set()
+    for before in range(stage):
+        names = [value_name(problem, x) for x in _handed(problem, schedule, each, before) if x in wanted]
+        lines += [f"{name} = {name}_each[i]" for name in names]
+    for value in here:
         lines.append(f"{value_name(problem, value)} = {_value(plan, schedule, each, value)}")
+    lines += [
+        f"{name}_each.append({name})"
+        for x in _handed(problem, schedule, each, stage)
+        if (name := value_name(problem, x))
+    ]
+    return lines + (_ends(plan, schedule, each) if last else [])
+
+
+def _ends(plan: RowPlan, schedule: Schedule, each: RowPass) -> list[str]:
+    """Return the code that keeps, reduces, stores and adds up element ``i``."""
+    problem, lines = plan.problem, []
     if schedule.kept and each.number == 0:
         lines.append(f"kept_values.append({value_name(problem, schedule.kept)})")
     packed = packed_extremes(problem, plan.layout) if each.number == 0 else ()
@@ -131,7 +208,9 @@ def _element(plan: RowPlan, schedule: Schedule, each: RowPass) -> list[str]:
 def _needed(problem: RowProblem, schedule: Schedule, each: RowPass) -> list[int]:
     """Return the computed values of a pass, without those that fused powers replace."""
     fused = _fused(problem, schedule, each)
-    needed = {output.value for output in (*each.outputs, *each.sums)} | ({schedule.kept} if each.number == 0 else set())
+    needed = {output.value for output in (*each.outputs, *each.sums, *each.groups)} | (
+        {schedule.kept} if each.number == 0 else set()
+    )
     needed |= {x for value in each.reduces for x in problem.epilogue.instruction(value).arguments if isinstance(x, int)}
     for value in reversed(each.computes):
         if value in needed:
@@ -171,7 +250,10 @@ def _value(plan: RowPlan, schedule: Schedule, each: RowPass, value: int) -> str:
     def names(x: int) -> str:
         return own.get(x) or value_name(problem, x)
 
-    if made.op == "div" and not isinstance(made.arguments[1], Constant) and problem.epilogue.per_row[made.arguments[1]]:
+    over = made.arguments[1] if made.op == "div" else None
+    if isinstance(over, int) and (
+        problem.epilogue.per_row[over] or (problem.epilogue.grouped[over] and not problem.epilogue.grouped[value])
+    ):
         return _quotient(problem, each, value, names)
     powers = [part.term for part in schedule.joint if part.kind == "powers"]
     if value in powers and each.number == 1 and made.op in SHORT:

@@ -12,6 +12,7 @@ from ...toolchain.kernel import GemmKernel
 from ..writer import Writer
 from . import prelude
 from .elements import CHAINS, first_sum, print_pass, print_places, print_stores, print_vectors
+from .groups import print_groups
 from .statistics import print_statistics
 from .steps import print_functions, print_role
 
@@ -59,6 +60,7 @@ def render(program: RowProgram) -> str:
     print_places(body, plan)
     print_vectors(body, plan)
     print_stores(body, plan)
+    print_groups(body, plan)
     for each in schedule_of(plan.problem).passes:
         print_pass(body, plan, each)
     print_statistics(body, plan)
@@ -121,6 +123,9 @@ def _rows(out: Writer, plan: RowPlan) -> None:
             step = layout.granule_bytes(itemsize(output.dtype))
             out.line(f"granule = first_granule(cta, row.index, {output.pitch}) + row.thread")
             out.line(f"row.{output.label}_address = cta.{output.label} + granule * {step}")
+        for output in problem.groups:
+            step = output.pitch * itemsize(output.dtype)
+            out.line(f"row.{output.label}_address = cta.{output.label} + Int64(row.index) * {step}")
         if problem.vectors and not layout.aligned:
             out.line("row.places = []")
             with out.block(f"for i in range({lanes}):"):
@@ -245,7 +250,7 @@ def _prologue(plan: RowPlan) -> list[str]:
         lines.append(f"blocks = (tiles + {plan.problem.span - 1}) // {plan.problem.span}")
         lines.append(f"sums = cute.make_rmem_tensor({count}, Float32)")
     if layout.rolled:
-        count = CHAINS * sum(map(len, schedule_of(plan.problem).reductions))
+        count = max(1, CHAINS * sum(map(len, schedule_of(plan.problem).reductions)))
         lines.append(f"terms = cute.make_rmem_tensor({count}, Float32)")
     return lines
 

@@ -12,7 +12,7 @@ from ...plan.rowwise.records import WORD_BYTES, Gather, RowPlan, RowProblem
 from ..epilogue import EXPRESSIONS, INFINITY, expression, literal
 from ..rows import REDUCTIONS, found_at
 from ..writer import Writer
-from .elements import CHAINS, divisors, first_term, own_name, position, value_name, warp_name
+from .elements import CHAINS, divisors, first_term, own_name, position, stored_word, value_name, warp_name
 
 
 def _op(problem: RowProblem, value: int) -> str:
@@ -269,11 +269,6 @@ def _print_number_stores(out: Writer, problem: RowProblem) -> None:
     with out.block("def store_numbers(cta, row):"):
         out.line("first = row.live & (row.thread == 0) & (cta.rank == 0)")
         for output in problem.numbers:
-            size, value = itemsize(output.dtype), value_name(problem, output.value)
-            word = {
-                "float32": f"{value}.bitcast(Int32)",
-                "int64": f"{value}.to(Int64)",
-                "int32": f"{value}.to(Int32)",
-            }.get(output.dtype, f"pack_{output.dtype}([{value}, {value}])[0]")
+            size, word = itemsize(output.dtype), stored_word(output.dtype, value_name(problem, output.value))
             address = f"cta.{output.label} + Int64(row.index) * {output.pitch * size}"
             out.line(f"store_element({address}, 0, {word}, 0, {size}, first)")

@@ -6,9 +6,12 @@ A second load of an element is the value that the first one has read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard
+
+import torch
 
 from ....._compiler.ir.grammar import (
     ForAttrs,
@@ -18,9 +21,11 @@ from ....._compiler.ir.grammar import (
     Operand,
     PointwiseAttrs,
     Program,
+    ReduceAttrs,
     Region,
     Root,
     Value,
+    ViewAttrs,
 )
 from ....._compiler.ir.ops import OPS
 from ....._shapes import Expr, dtype_name
@@ -39,7 +44,7 @@ from ...plan.refusal import Refusal
 from ...plan.rowwise.records import Gather, RowProblem
 from ...plan.runtime import MAX_EXTENT
 from ..chain import COMPARISONS, EXACT_INTEGERS, Chain, Reference, Written, is_integer
-from ..frame import Frame, Place, blocks_of
+from ..frame import Frame, Place, blocks_of, place_of
 from ..names import name_of
 from ..numbers import equal, example, size
 from ..product import check_axis, check_memory
@@ -47,6 +52,10 @@ from ..stored import stores_after_loop
 from ..tiled import TiledRows
 from .flat import with_flat_rows
 from .sums import RowSum, with_single_rows
+
+PARTS = 2
+"""Dimensions of columns that are reshaped to groups."""
+GROUPED = {"sum": "group_sum", "max": "group_maximum", "min": "group_minimum"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +205,49 @@ class RowChain(Chain):
             made = self.frame.maker(made.operands[0])
         return made
 
+    def store(self, op: Op) -> None:
+        """Add the store of ``op``, whose columns may be groups of columns, to the outputs."""
+        blocks, tensor = blocks_of(self.frame, op), self.frame.tensor(op)
+        if len(blocks) != 2 or blocks[0] != self.frame.m or blocks[1] not in self.frame.groups:
+            super().store(op)
+            return
+        place = place_of(self.frame, op)
+        if not equal(place.strides[1], 1):
+            raise Refusal(f"numbers of groups of columns are contiguous; {tensor.name} has strides {place.strides}")
+        pitch = self._pitch(f"{name_of(tensor)}_output", place.strides[0])
+        value = self.read(self._unrounded(op))
+        self.outputs.append(Written(op=op, place=place, value=value, kind="group", pitch=pitch))
+
+    def _check_dims(self, value: Value) -> None:
+        """Check dimensions as for matmuls. Groups of columns, and the columns of a group, are two dimensions for one."""
+        blocks = [block for dim in value.dims if (block := self.frame.block(dim)) is not None]
+        parts = [block for block in blocks if block in self.frame.groups]
+        rest = [block for block in blocks if block not in self.frame.groups]
+        if not parts:
+            super()._check_dims(value)
+        elif rest not in ([], [self.frame.m]) or blocks[len(rest) :] != parts or len(parts) > PARTS:
+            raise Refusal("groups of columns follow the dimension of rows, with their columns last")
+
+    def _made(self, value: Value) -> Reference:
+        op = self.frame.maker(value)
+        grouped = any(self.frame.block(dim) in self.frame.groups for dim in value.dims)
+        if grouped and op is not None and isinstance(op.attrs, ViewAttrs) and op.attrs.name == "permute":
+            raise Refusal("a permutation of groups of columns is not implemented")
+        return super()._made(value)
+
+    def _reduced(self, op: Op, dtype: torch.dtype) -> Reference:
+        """Read a reduction of a row, or one of each group of columns."""
+        source, attrs = op.operands[0], op.attributes(ReduceAttrs)
+        assert isinstance(source, Value)
+        reduced = [self.frame.block(source.dims[dim]) for dim in attrs.dims]
+        if not any(block in self.frame.groups for block in reduced if block is not None):
+            return super()._reduced(op, dtype)
+        parts = [block for dim in source.dims if (block := self.frame.block(dim)) in self.frame.groups]
+        if attrs.name not in GROUPED or dtype != torch.float32 or reduced != parts[-1:] or len(parts) != PARTS:
+            raise Refusal("sums, maxima and minima in fp32 of the columns of each group are implemented")
+        assert reduced[0] is not None
+        return self.step(GROUPED[attrs.name], (self.read(source), constant(self.frame.groups[reduced[0]])))
+
     def add_rows(self, summed: RowSum) -> None:
         """Add a sum over the rows of each block to the outputs."""
         tensor, frame = self.frame.tensor(summed.store), self.frame
@@ -292,6 +344,8 @@ def _frame(program: Program, root: Root, loops: list[Op]) -> Frame:
     columns += [block.id for block in program.blocks if block.kind == "full" and block.id in used]
     if not columns:
         raise Refusal("the kernel has no dimension of columns besides its grid")
+    groups = _groups(program)
+    columns = [block for block in columns if block not in groups]
     first, *others = columns
     extent = size(program.blocks[first].extent)
     for other in others:
@@ -307,7 +361,27 @@ def _frame(program: Program, root: Root, loops: list[Op]) -> Frame:
         whole_rows=True,
         by_tiles=bool(loops),
         same={other: first for other in others},
+        groups=groups,
     )
+
+
+def _groups(program: Program) -> dict[int, int]:
+    """Return the columns of a group by the blocks of dimensions that columns are reshaped to."""
+    found: dict[int, int] = {}
+    for op in program.walk():
+        if op.kind != "view" or not isinstance(op.operands[0], Value):
+            continue
+        before = [dim.block for dim in op.operands[0].dims if dim.block is not None]
+        after = [dim.block for dim in op.result.dims if dim.block is not None]
+        split = [block for block in after if block not in before]
+        merged = [block for block in before if block not in after]
+        if len(merged) != 1 or len(split) != PARTS:
+            continue
+        extents = [program.blocks[block].extent for block in split]
+        whole = program.blocks[merged[0]].extent
+        if all(isinstance(each, int) for each in (*extents, whole)) and math.prod(extents) == whole:  # type: ignore[arg-type]
+            found |= dict.fromkeys(split, extents[-1])  # type: ignore[arg-type]
+    return found
 
 
 def _kernel(frame: Frame, chain: RowChain) -> RowKernel:
@@ -346,8 +420,13 @@ def _check(problem: RowProblem) -> None:
         raise Refusal(f"{problem.m} rows of {problem.n} columns; extents of 1 to {MAX_EXTENT} are implemented")
     if not problem.inputs:
         raise Refusal("the kernel reads no tensor of rows")
-    if not problem.epilogue.reduces_rows:
+    if not problem.epilogue.reduces_rows and not any(problem.epilogue.grouped):
         raise Refusal("the kernel reduces no row")
+    for output in problem.groups:
+        if output.dtype not in COLUMN_OUTPUT_DTYPES:
+            raise Refusal(
+                f"output {output.name} is of {output.dtype}; {', '.join(COLUMN_OUTPUT_DTYPES)} are implemented"
+            )
     for output in problem.sums:
         if problem.epilogue.per_row[output.value]:
             raise Refusal(f"{output.name} sums one number of each row for all columns")

@@ -20,11 +20,12 @@ IDENTITIES = {
 @functools.lru_cache(maxsize=256)
 def packed_extremes(problem: RowProblem, layout: RowLayout) -> tuple[int, ...]:
     """Return the extremes of the first pass whose elements stay packed. A pass in a loop has no place for them."""
-    if layout.rolled:
+    reductions = schedule_of(problem).reductions
+    if layout.rolled or not reductions:
         return ()
     epilogue = problem.epilogue
     found = []
-    for value in schedule_of(problem).reductions[0]:
+    for value in reductions[0]:
         x, made = epilogue.instruction(value).arguments[0], epilogue.instruction(value)
         loaded = isinstance(x, int) and 0 < x <= len(epilogue.operands) and epilogue.operands[x - 1].kind == "exact"
         if made.op in ("row_maximum", "row_minimum") and loaded and packed_dtype(problem, value) in HALF:

@@ -39,6 +39,7 @@ class RowsPlan(LaunchPlan):
         for each in schedule.passes:
             made = [problem.epilogue.instruction(value).op for value in (*each.computes, *each.reduces)]
             stored = "".join(f"; stores {output.name}" for output in each.outputs)
+            stored += "".join(f"; stores {output.name}" for output in each.groups)
             stored += "".join(f"; adds to {output.name}" for output in each.sums)
             lines.append(f"  pass {each.number}: {', '.join(made) or 'none'}{stored}")
         joined = ", of two passes at once" if schedule.joint else ""

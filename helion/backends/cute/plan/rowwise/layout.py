@@ -18,6 +18,7 @@ MOST_PACKED = 8
 """The most granules of a thread in a chunk that is a whole row, of all inputs."""
 MOST_HELD = 16
 """The most granules of a thread."""
+WARP_LANES = 32
 MAX_TRANSACTION_BYTES = 2**20 - 1
 """An mbarrier counts fewer than 2**20 bytes (PTX ISA, ``mbarrier`` objects)."""
 SPARE_REGISTERS = 8
@@ -61,6 +62,19 @@ def _check_pitches(demand: RowDemand) -> None:
         )
 
 
+def _check_groups(layout: RowLayout) -> None:
+    """Check that the lanes of one warp have each group of columns."""
+    group, lanes = layout.demand.group, layout.lanes
+    if not group:
+        return
+    if group % lanes or group & (group - 1) or group > WARP_LANES * lanes:
+        raise Refusal(
+            f"groups of {group} columns; powers of two from {lanes} to {WARP_LANES * lanes} columns are implemented"
+        )
+    if not layout.aligned:
+        raise Refusal(f"groups of columns need strides of rows that are multiples of {lanes} elements")
+
+
 def _check(layout: RowLayout, room: int, target: Target) -> None:
     choice = layout.choice
     if layout.cta_threads > target.max_threads_per_block or choice.rows > MAX_ROWS:
@@ -70,6 +84,7 @@ def _check(layout: RowLayout, room: int, target: Target) -> None:
             f"sums over rows of {layout.demand.n} columns, {choice.rows} rows at a time: one row at a time is implemented,"
             f" of strides that are multiples of {layout.lanes} elements"
         )
+    _check_groups(layout)
     if choice.rows > 1 and not layout.packed:
         raise Refusal(f"{choice.rows} rows at a time are implemented for contiguous rows that are one chunk of a CTA")
     if layout.thread_granules > MOST_HELD and not layout.rolled:

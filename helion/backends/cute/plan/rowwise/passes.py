@@ -26,7 +26,7 @@ class RowPass:
     """One pass: what it computes of each element, by numbers of values.
 
     ``computes`` are instructions in order, ``reads`` operands, ``reduces`` reductions whose terms it accumulates. ``sums``
-    are outputs whose values it adds to those of earlier rows. A
+    are outputs whose values it adds to those of earlier rows, ``groups`` those of groups of columns. A
     pass after the first reads the ``kept`` value in place of inputs, if there is one.
     """
 
@@ -36,6 +36,7 @@ class RowPass:
     reduces: tuple[int, ...]
     outputs: tuple[EpilogueOutput, ...]
     sums: tuple[EpilogueOutput, ...] = ()
+    groups: tuple[EpilogueOutput, ...] = ()
     kept: int = 0
 
 
@@ -75,7 +76,7 @@ def schedule_of(problem: RowProblem) -> Schedule:
     """Return the passes of `problem`."""
     epilogue, reductions = problem.epilogue, reductions_of(problem)
     joint = own_parts(problem)
-    found = (*problem.matrices, *problem.sums)
+    found = (*problem.matrices, *problem.sums, *problem.groups)
     count = max([len(reductions), *(1 + _pass_of(epilogue, each, bool(joint)) for each in found)])
     targets = [_targets(problem, reductions, bool(joint), number) for number in range(count)]
     later = [value for target in targets[1:] for value in target]
@@ -94,6 +95,7 @@ def schedule_of(problem: RowProblem) -> Schedule:
                 reduces=reductions[number] if number < len(reductions) else (),
                 outputs=tuple(each for each in problem.matrices if _pass_of(epilogue, each, bool(joint)) == number),
                 sums=tuple(each for each in problem.sums if _pass_of(epilogue, each, bool(joint)) == number),
+                groups=tuple(each for each in problem.groups if _pass_of(epilogue, each, bool(joint)) == number),
                 kept=kept if number and kept in values else 0,
             )
         )
@@ -122,6 +124,7 @@ def demand_of(problem: RowProblem) -> RowDemand:
         exchanges=tuple(sent),
         passes=len(schedule.passes),
         sums=len(problem.sums),
+        group=max(epilogue.grouped),
         temporaries=POSITION_REGISTERS if any(each.op == "row_first" for each in epilogue.instructions) else 0,
         work=_work(epilogue, schedule),
     )
@@ -201,7 +204,7 @@ def _targets(problem: RowProblem, reductions: tuple[tuple[int, ...], ...], joint
         term = epilogue.instruction(value).arguments[0]
         assert not isinstance(term, Constant)
         found.append(term)
-    given = (*problem.matrices, *problem.sums)
+    given = (*problem.matrices, *problem.sums, *problem.groups)
     return found + [each.value for each in given if _pass_of(epilogue, each, joint) == number]
 
 

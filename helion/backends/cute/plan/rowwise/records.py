@@ -84,6 +84,11 @@ class RowProblem:
         return tuple(output for output in self.outputs if output.kind == "column")
 
     @functools.cached_property
+    def groups(self) -> tuple[EpilogueOutput, ...]:
+        """The outputs of one number per group of columns."""
+        return tuple(output for output in self.outputs if output.kind == "group")
+
+    @functools.cached_property
     def sums(self) -> tuple[EpilogueOutput, ...]:
         """The outputs of sums over the rows of a block."""
         return tuple(output for output in self.outputs if output.kind == "sum")
@@ -100,7 +105,7 @@ class RowDemand:
     ``pitches`` are those of inputs and output matrices, in elements. ``vectors`` are elements of vectors over columns.
     ``held_bytes`` are bytes per element that later passes need, ``keeps_computed`` if these are a computed value.
     ``exchanges`` has the fp32 numbers that each warp sends, by exchange. ``passes`` counts walks over a row. ``sums`` are
-    the sums over rows that each column has.
+    the sums over rows that each column has, and ``group`` is the most columns that are reduced together, or 0.
     """
 
     n: int
@@ -114,6 +119,7 @@ class RowDemand:
     exchanges: tuple[int, ...] = ()
     passes: int = 1
     sums: int = 0
+    group: int = 0
     temporaries: int = 0
     """Registers of a pass that takes more than usual."""
     work: int = 8
@@ -181,8 +187,9 @@ class RowLayout:
 
     @functools.cached_property
     def slice_granules(self) -> int:
-        """The most granules of a row in one CTA."""
-        return -(-self.row_granules // self.choice.cluster)
+        """The most granules of a row in one CTA: whole groups of columns."""
+        each = max(1, self.demand.group // self.lanes)
+        return -(-self.row_granules // (self.choice.cluster * each)) * each
 
     @functools.cached_property
     def thread_granules(self) -> int:

@@ -40,6 +40,8 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
     grid, inner = facts.grid_axes, _rows_of_blocks(facts)
     rows = grid if inner is None else (inner,)
     columns = {axis.block_id for axis in facts.axes if not axis.on_grid and axis.block_id != inner}
+    parts = _parts(facts, columns)
+    columns -= parts
     extents = {facts.axes[axis].extent for axis in columns}
     m, n = math.prod(facts.axes[axis].extent or 0 for axis in grid), next(iter(extents), None)
     if len(extents) != 1 or not n or not m:
@@ -51,7 +53,8 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
     reads = [op for op in facts.memory_ops if op.kind == "load"]
     vectors = [op for op in reads if len(op.tile_axes) == 1 and op.tile_axes[0] in columns]
     reductions = [fact for fact in facts.reductions if fact.axis in columns]
-    stages = max((len(fact.stages) for fact in reductions), default=1)
+    stages = max((len(fact.stages) for fact in reductions), default=0)
+    groups = [facts.axes[fact.axis].extent or 0 for fact in facts.reductions if fact.axis in parts]
     positions = any(name.startswith("arg") for fact in reductions for name in fact.names)
     if positions:
         stages = max(stages, 2)  # the extreme, then its position
@@ -67,13 +70,21 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         pitches=tuple(op.strides[-2] for op in (*loads, *stores, *(sums if inner is not None else ()))),
         vectors=tuple({op.storage: op.itemsize for op in vectors}.values()),
         held_bytes=sum(held_bytes(dtype_name(op.dtype)) for op in again) if stores or stages > 1 else 0,
-        exchanges=(exchanged + (stages > 1),),
+        exchanges=(exchanged + (stages > 1),) if stages else (),
         passes=stages + bool(stores),
         sums=len(sums) if inner is not None else 0,
+        group=max(groups, default=0),
         temporaries=POSITION_REGISTERS if positions else 0,
         work=_work(facts, columns) + FP8_WORK * sum(op.dtype == torch.float8_e4m3fn for op in stores),
     )
     return RowShape(demand=demand, m=m, rows=rows[-1], blocks=None if inner is None else grid[0])
+
+
+def _parts(facts: KernelFacts, columns: set[int]) -> set[int]:
+    """Return the axes of groups of columns, and of the columns of a group: shorter ones that no load has."""
+    loaded = {axis for op in facts.memory_ops for axis in op.tile_axes if op.kind == "load"}
+    longest = max((facts.axes[axis].extent or 0 for axis in columns), default=0)
+    return {axis for axis in columns - loaded if (facts.axes[axis].extent or 0) < longest}
 
 
 def _rows_of_blocks(facts: KernelFacts) -> int | None:

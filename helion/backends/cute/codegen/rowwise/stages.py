@@ -1,0 +1,47 @@
+"""The stages of a pass: elements that depend on a reduction of their group of columns come after it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+
+from ...plan.epilogue import GROUP_REDUCTIONS, Constant
+from ...plan.rowwise.records import RowProblem
+
+
+@functools.lru_cache(maxsize=256)
+def _stages(problem: RowProblem) -> tuple[int, ...]:
+    epilogue = problem.epilogue
+    found = [0] * (1 + len(epilogue.operands))
+    for instruction in epilogue.instructions:
+        before = max((found[x] for x in instruction.arguments if isinstance(x, int)), default=0)
+        number = len(found)
+        found.append(0 if epilogue.per_row[number] else before + (instruction.op in GROUP_REDUCTIONS))
+    return tuple(found)
+
+
+def stage_of(problem: RowProblem, value: int) -> int:
+    """Return the number of reductions of groups that a value comes after; those of numbers of a row do not count."""
+    return _stages(problem)[value]
+
+
+def last_stage(problem: RowProblem, values: Iterable[int]) -> int:
+    """Return the last stage of a pass with these values."""
+    return max((stage_of(problem, value) for value in values), default=0)
+
+
+def read_by(problem: RowProblem, value: int) -> set[int]:
+    """Return the values that an instruction reads."""
+    made = problem.epilogue.made(value)
+    return {x for x in made.arguments if not isinstance(x, Constant)} if made is not None else set()
+
+
+def divisors_of_groups(problem: RowProblem, values: Sequence[int]) -> set[int]:
+    """Return the numbers of groups that elements are divided by."""
+    epilogue, found = problem.epilogue, set()
+    for value in values:
+        made = epilogue.instruction(value)
+        over = made.arguments[1] if made.op == "div" else None
+        if isinstance(over, int) and epilogue.grouped[over] and not epilogue.grouped[value]:
+            found.add(over)
+    return found
