@@ -415,7 +415,7 @@ def experts(r: Rank) -> None:
     """Send tokens to eight experts, two of them for each token, and their results back."""
     tokens, columns = r.pick(4096, 13), r.pick(4096, 40)
     inbox, results = (dist.empty([r.n, tokens, columns], BF16) for _ in range(2))
-    there, back = dist.channel([helion.cdiv(tokens, dispatch_combine.ROWS)]), dist.channel([1])
+    there, back = dist.channel([helion.cdiv(tokens, dispatch_combine.ROWS)]), dist.channel([tokens])
     gates = [dispatch_combine.routed(rank, r.n, tokens, 8 // r.n, 2) for rank in range(r.n)]
     mine = gates[r.me].roll(-r.me, 1)
     wanted = mine.ne(0).any(2).int().to(r.device)
@@ -444,7 +444,7 @@ def experts(r: Rank) -> None:
     )
     for rows, warps in ((1, 4), (2, 4), (2, 8), (4, 4), (4, 16), (8, 16)):
         tiled = _configured(dispatch_combine.combine, block_sizes=[rows], num_warps=warps)
-        call = functools.partial(tiled, wanted, results, back)
+        call = functools.partial(tiled, wanted, results, dist.channel([tokens]))
         r.row("experts", what, f"combine, {rows} rows in {warps} warps", call)
 
 
