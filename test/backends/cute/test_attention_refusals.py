@@ -11,6 +11,8 @@ from backends.cute.edited_source import edited
 
 import helion
 from helion import exc
+from helion.backends.cute.lower.attention.formula import MOST_DIVISOR
+from helion.backends.cute.plan.attention.build import MOST_POSITIONS
 
 TEXT = """
 import math
@@ -72,6 +74,10 @@ CHANGES = {
     "a negative scale": ("* 0.125", "* -0.125", None),
     "no scale": ("* 0.125", "", None),
     "a quotient": ("* 0.125", "/ 8", None),
+    "positions in chunks": ("* 0.125", "* 0.125 + torch.where(tile_m.index[:, None] // 40 == tile_n.index[None, :] // 40, 0.0, -3.0)", None),
+    "remainders of positions": ("* 0.125", "* 0.125 - (tile_m.index[:, None] % 7 + tile_n.index[None, :] % 48).to(torch.float32) * 0.01", None),
+    "a quotient by a position": ("* 0.125", "* 0.125 - tile_m.index[:, None] // (tile_n.index[None, :] + 1)", "floordiv"),
+    "a negative divisor": ("* 0.125", "* 0.125 - tile_n.index[None, :] // -3", "floordiv"),
     "the maximum as output": ("highest + torch.log(total)", "highest", None),
     "the sum as output": ("highest + torch.log(total)", "total", None),
     "a store in the loop": ("            highest = raised", "            highest = raised\n            more[tile_h, tile_m] = total", "loop over keys"),
@@ -99,3 +105,24 @@ def test_a_changed_loop_is_refused_or_right(name: str, tmp_path: Path) -> None:
     wanted = helion.kernel(backend="triton", ref_mode=helion.RefMode.EAGER)(function)(q, k, v, extra)
     for one, other in zip(attend(q, k, v, extra), wanted, strict=True):
         assert (one.double() - other.double()).norm() < 6e-3 * other.double().norm()
+
+
+@pytest.mark.parametrize("divisor", [1, 2, 3, 48, 1000, 4097, MOST_DIVISOR])
+@pytest.mark.parametrize("error", [0.0, 2.0**-22, -(2.0**-22)])
+def test_quotients_of_positions_are_exact(divisor: int, error: float) -> None:
+    """The steps of a quotient in fp32, for the largest positions, with reciprocals that are wrong in their last bits."""
+    positions = torch.arange(MOST_POSITIONS - 3 * MOST_DIVISOR, MOST_POSITIONS)
+    inverse = torch.tensor(1.0 / divisor) * (1 + error)
+    rest, quotient = positions.float(), torch.zeros(len(positions))
+    for _ in range(2):
+        part = torch.floor((rest + 0.5) * inverse)
+        rest, quotient = rest - part * divisor, quotient + part
+    assert torch.equal(quotient.long(), positions // divisor)
+    assert torch.equal(rest.long(), positions % divisor)
+
+
+def test_too_many_rows_for_positions(tmp_path: Path) -> None:
+    tensors = [torch.empty(1, MOST_POSITIONS + 64, 64, dtype=torch.bfloat16, device="meta") for _ in range(3)]
+    attend = helion.kernel(backend="cute")(changed("positions in chunks", tmp_path))
+    with pytest.raises(exc.CuteUnsupported, match="formulas of positions"):
+        attend.bind((*tensors, torch.empty(1, device="meta")), target="h100")

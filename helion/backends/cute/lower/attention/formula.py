@@ -23,6 +23,8 @@ from .places import access_of, check_reach, place_of_value
 
 INTEGERS = (torch.int32, torch.int64)
 SOURCE_DTYPES = (*FLOAT_DTYPES, "bool", "int8", *_INTEGERS)
+MOST_DIVISOR = 2**16
+"""The largest number that positions are divided by."""
 _OF_POSITIONS = ("add", "sub", "neg", "abs", "maximum", "minimum")
 """Arithmetic of positions, whose results fp32 holds exactly."""
 
@@ -140,8 +142,10 @@ class FormulaReader:
             return self._cast(op, dtype)
         if name in COMPARISONS and self._compares_integers(op):
             return self.step(name, tuple(self._integer(operand) for operand in op.operands))
-        if name not in (TRUTH if dtype == torch.bool else ARITHMETIC):
+        if name not in (TRUTH if dtype == torch.bool else (*ARITHMETIC, "floordiv", "remainder")):
             raise Refusal(f"{name} in {self.rest} is not implemented")
+        if dtype in INTEGERS and name in ("floordiv", "remainder"):
+            return self._quotient(op, name)
         if dtype in INTEGERS:
             self._check_positions(op, name)
         elif dtype not in (torch.bool, torch.float32, *ROUNDED):
@@ -194,6 +198,26 @@ class FormulaReader:
         if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= MAX_NUMBERED:
             raise Refusal(f"{value!r} is compared with integers in {self.rest}")
         return constant(float(value))
+
+    def _quotient(self, op: Op, name: str) -> Reference:
+        """Read the quotient of a position and a number, rounded down, or what remains of the position.
+
+        A first quotient may be wrong by some units, since fp32 rounds it. What remains of it is exact, and so small that
+        half a unit keeps its quotient away from integers.
+        """
+        position, divisor = op.operands
+        if not isinstance(divisor, int) or not 0 < divisor <= MOST_DIVISOR:
+            raise Refusal(f"{name} in {self.rest} by other than a number from 1 to {MOST_DIVISOR} is not implemented")
+        numbers, value = constant(float(divisor)), self.read(position)
+
+        def divided(x: Reference) -> tuple[Reference, Reference]:
+            ratio = self.step("div", (self.step("add", (x, constant(0.5))), numbers))
+            quotient = self.step("floor", (ratio,))
+            return quotient, self.step("sub", (x, self.step("mul", (quotient, numbers))))
+
+        first, rest = divided(value)
+        second, remainder = divided(rest)
+        return remainder if name == "remainder" else self.step("add", (first, second))
 
     def _check_positions(self, op: Op, name: str) -> None:
         """Check that integers are sums and differences of positions and small numbers."""

@@ -33,6 +33,7 @@ from .build import (
     TILE_SLOTS,
     blocks_counts,
     check_matrix,
+    check_positions,
 )
 from .numbers import is_known
 from .records import AttentionOutput, Band, Formula, Matrix, Scheduler, ScorePlan, ScoreProblem, Source
@@ -375,6 +376,7 @@ def check_backward(problem: BackwardProblem) -> None:
             raise Refusal(
                 f"heads of {matrix.columns} dimensions; multiples of {COLUMN_STEP} up to {MOST_COLUMNS} are implemented"
             )
+    check_positions(problem, (problem.formula,))
     rights = [each.right for each in problem.gradients]
     if len(set(rights)) < len(rights):
         raise Refusal("several gradients that multiply the same matrix are not implemented")

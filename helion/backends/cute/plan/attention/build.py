@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .....hardware import Target
 from ..counts import PipelineCounts
 from ..dtypes import itemsize
+from ..epilogue import COLUMN_NUMBER, ROW_NUMBER
 from ..records import SUM_BYTES, TMA_ALIGNMENT_BYTES, WARPGROUP_THREADS, WGMMA_ROWS
 from ..refusal import Refusal
 from ..shared import RING_ALIGNMENT_BYTES, WORD_BYTES, Allocation, placed
 from ..workspace import COUNTER_BYTES, MAX_COUNTERS
 from .numbers import is_known
-from .records import AttentionChoice, AttentionPlan, AttentionProblem, Matrix, ScorePlan
+from .records import AttentionChoice, AttentionPlan, AttentionProblem, Formula, Matrix, ScorePlan, ScoreProblem
 
 MOST_GROUPS, MOST_KEYS, KEY_STEP = 3, 256, 16
 LEAST_STAGES, MOST_STAGES = 2, 4
@@ -26,6 +28,8 @@ keep those that they are launched with."""
 OTHER_REGISTERS = 27
 """Registers besides accumulators, scores and weights: 24 to 33 in kernels compiled for sm_90a. A kernel with masks of
 128 x 128 and head dimension 128 has 45 and still fits (2026-11-27)."""
+MOST_POSITIONS = 2**23
+"""Most rows of formulas that read positions: fp32 holds these, and half of one more."""
 MOST_MODES = 5
 """Dimensions of a TMA descriptor (CUDA driver API, ``cuTensorMapEncodeTiled``)."""
 L2_FOR_KEYS = 0.5
@@ -157,6 +161,15 @@ def check_problem(problem: AttentionProblem) -> None:
     if output.dtype not in ("bfloat16", "float16"):
         raise Refusal(f"outputs in bfloat16 or float16 are implemented, not {output.name} in {output.dtype}")
     check_matrix(output.matrix)
+    check_positions(problem, (problem.score, problem.finish))
+
+
+def check_positions(problem: ScoreProblem, formulas: Sequence[Formula]) -> None:
+    """Check that fp32 holds the positions that formulas read. Raises ``Refusal``."""
+    numbered = any(made.op in (ROW_NUMBER, COLUMN_NUMBER) for formula in formulas for made in formula.instructions)
+    most = max(int(problem.queries), int(problem.keys))
+    if numbered and most > MOST_POSITIONS:
+        raise Refusal(f"formulas of positions of {most} rows are not implemented; up to {MOST_POSITIONS} are")
 
 
 def check_matrix(matrix: Matrix) -> None:
