@@ -202,7 +202,7 @@ class FormulaReader:
     def _quotient(self, op: Op, name: str) -> Reference:
         """Read the quotient of a position and a number, rounded down, or what remains of the position.
 
-        A first quotient may be wrong by some units, since fp32 rounds it. What remains of it is exact, and so small that
+        A first quotient may be wrong by some units, since fp32 rounds it. The rest is exact, and so small that
         half a unit keeps its quotient away from integers.
         """
         position, divisor = op.operands
