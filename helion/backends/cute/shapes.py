@@ -35,6 +35,7 @@ from .lower.attention.kernel import (
     backward_pieces,
     build_attention,
     build_backward,
+    known_attention,
     known_backward,
 )
 from .lower.attention.loops import has_attention
@@ -181,6 +182,13 @@ def _verify_attention(plan: CuteAttentionPlan) -> None:
     verify_attention(plan.roles)
 
 
+def _attention_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
+    """Return a reason for attention that has not run on a GPU."""
+    if known_attention(program).problem.length is None:
+        return ""
+    return f"attention whose loop ends at a loaded number of keys runs on request, {_REQUEST}"
+
+
 ATTENTION = Shape(
     name="attention",
     claims=has_attention,
@@ -195,6 +203,7 @@ ATTENTION = Shape(
     pieces=attention_pieces,
     kernel=_attention_kernel,
     verify=_verify_attention,
+    on_request=_attention_on_request,
 )
 """Two chained matmuls with an online softmax between them."""
 

@@ -249,6 +249,36 @@ def many_formulas(q, k, v, slope, gate, per_query, factor):
     return out, stat
 
 
+def cached(q, k, v, lengths):
+    """Decoding: queries `[B, G, R, D]` of heads that share keys, keys `[B, S, G, D]`, of which each sequence has some, or none."""
+    batch, groups = hl.specialize(q.size(0)), hl.specialize(q.size(1))
+    shared, dims = hl.specialize(q.size(2)), hl.specialize(q.size(3))
+    out = torch.empty([batch, groups, shared, dims], dtype=q.dtype, device=q.device)
+    for tile_b, tile_g, tile_r in hl.tile([batch, groups, shared], block_size=[1, 1, None]):
+        b, g = tile_b.begin, tile_g.begin
+        query = q[b, g, tile_r, :]
+        highest = hl.full([tile_r], -1e30, dtype=torch.float32)
+        total = hl.zeros([tile_r], dtype=torch.float32)
+        acc = hl.zeros([tile_r, dims], dtype=torch.float32)
+        for tile_n in hl.tile(lengths[b]):
+            scores = hl.dot(query, k[b, tile_n, g, :].T) * (LOG2E / math.sqrt(dims))
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights, shrink = torch.exp2(scores - raised[:, None]), torch.exp2(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[b, tile_n, g, :], acc=acc * shrink[:, None])
+            highest = raised
+        out[b, g, tile_r, :] = acc / torch.where(total > 0, total, 1.0)[:, None]
+    return out
+
+
+def of_cached(q, k, v, lengths):
+    """Return the result of ``cached`` in fp64."""
+    scores = torch.einsum("bgrd,bngd->bgrn", q.double(), k.double()) / math.sqrt(q.size(3))
+    seen = torch.arange(k.size(1), device=q.device) < lengths[:, None]
+    weights = torch.softmax(scores.masked_fill(~seen[:, None, None], -1e30), -1) * seen[:, None, None]
+    return torch.einsum("bgrn,bngd->bgrd", weights, v.double())
+
+
 def softcap(score, b, h, q, k):
     return 30 * torch.tanh(score / 30)
 

@@ -333,6 +333,8 @@ def child(name: str) -> None:
         check(int(rest[0]), static=False)
     elif what == "sizes":
         sizes_on_gpu.check(int(rest[0]), rest[1], say, on_gpu)
+    elif what == "lengths":
+        sizes_on_gpu.lengths(int(rest[0]), say, on_gpu, timer)
     elif what == "size_times":
         sizes_on_gpu.measured(int(rest[0]), rest[1], say, on_gpu, timer)
     elif what == "any_gradients":
@@ -373,6 +375,8 @@ def jobs() -> list[str]:
     cases = [*range(len(kernels.cases(device="meta", large=True)))]
     return [
         "sizes:128:causal",
+        "lengths:64",
+        "lengths:128",
         *(
             f"sizes:{dims}:{mask}"
             for dims in (64, 128)

@@ -122,3 +122,49 @@ def measured(dims: int, mask: str, say: Say, on_gpu: Lock, timer: Timer) -> None
                 shape = (1, heads, groups, m, m)
                 say(kind="gradients", name=f"{name} of {label}", d=dims, causal=mask != "full", shape=shape, us=round(us, 1), right=True)  # fmt: skip
         lock.close()
+
+
+LENGTHS = ((3, 2, 4, 700), (3, 2, 4, 20000), (3, 2, 4, 65), (3, 2, 4, 3001))
+"""Sequences, groups, heads of a group, and keys of the cache."""
+
+
+def lengths(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
+    """Launch decoding with keys of many numbers, in parts of several CTAs, and compare it with fp64; then time it."""
+    import torch
+    from backends.cute import attention_kernels as cases
+
+    import helion
+
+    made = {}
+    for static in (True, False):
+        for splits in (1, 3, 16):
+            config = helion.Config(block_sizes=[64, 64], wgmma_key_splits=splits)
+            kernel = helion.kernel(cases.cached, backend="cute", config=config, static_shapes=static)
+            meta = [
+                torch.empty(size, dtype=torch.bfloat16, device="meta")
+                for size in ((3, 2, 4, dims), *[(3, 700, 2, dims)] * 2)
+            ]
+            for numbers in (torch.int32, torch.int64):
+                kernel.bind((*meta, torch.empty(3, dtype=numbers, device="meta")), target="h100").resources(config)
+            made[static, splits] = kernel
+    lock = on_gpu()
+    for (static, splits), kernel in made.items():
+        for at, (batch, groups, shared, n) in enumerate(LENGTHS[: 1 if static else 9]):
+            for some in ([n, 0, 37], [1, n - 1, 64], [64 * 3, 65, n // 2]):
+                q, k, v = (torch.randn(size, device="cuda").bfloat16() + 0.2 for size in ((batch, groups, shared, dims), *[(batch, n, groups, dims)] * 2))  # fmt: skip
+                given = q, k, v, torch.tensor(some, device="cuda", dtype=torch.int32 if at % 2 else torch.int64)
+                wanted, runs = cases.of_cached(*given), [kernel(*given) for _ in range(3)]
+                torch.cuda.synchronize()
+                error = ((runs[0].double() - wanted).norm() / wanted.norm()).item()
+                same = all(torch.equal(run, runs[0]) for run in runs)
+                say(kind="check", name=f"lengths d{dims} {'one size' if static else 'any size'}, {splits} parts", seed=at, output=0, dtype="bfloat16", ok=error < 6e-3 and same, error=float(f"{error:.3g}"), same=same)  # fmt: skip
+    for batch, n, splits in ((32, 8192, 1), (1, 65536, 16), (1, 65536, 32), (4, 32768, 8)):
+        config = helion.Config(block_sizes=[64, 128], wgmma_key_splits=splits)
+        q, k, v = (
+            torch.randn(size, device="cuda").bfloat16() for size in ((batch, 8, 4, 128), *[(batch, n, 8, 128)] * 2)
+        )
+        kernel = helion.kernel(cases.cached, backend="cute", config=config, static_shapes=False)
+        for number in (n - 5, n // 2):
+            us = timer(torch)(functools.partial(kernel, q, k, v, torch.full([batch], number, device="cuda")))
+            say(kind="gradients", name=f"decode of {number} keys, {splits} parts", d=128, causal=False, shape=(batch, 32, 8, 1, n), us=round(us, 1), right=True)  # fmt: skip
+    lock.close()

@@ -14,6 +14,7 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion.backends.cute.codegen.attention import bounds, numbers
+from helion.backends.cute.codegen.attention import splits as splits_code
 from helion.backends.cute.execute.launcher import LaunchFailed
 from helion.backends.cute.plan.attention import launch
 from helion.backends.cute.plan.attention import numbers as launch_numbers
@@ -201,3 +202,54 @@ def test_integers_of_a_launch_are_checked() -> None:
             launch.check_launch(launch_numbers.filled(plan.attention.problem, {**given, name: number}))
     with pytest.raises(Refusal, match="TMA needs a multiple of 16 bytes"):
         check_problem(launch_numbers.filled(plan.attention.problem, {**given, "stride_q_0_0": 577 * 64 + 4}))
+
+
+# Loops to a loaded number of keys ----------------------------------------------------------------------------------------
+
+
+def caches(n: int, lengths: list[int], dtype: torch.dtype = torch.int32) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(n)
+    shapes = ((3, 2, 4, 64), (3, n, 2, 64), (3, n, 2, 64))
+    q, k, v = ((torch.randn(shape, generator=generator) + 0.2).bfloat16() for shape in shapes)
+    return q, k, v, torch.tensor(lengths, dtype=dtype)
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_sequences_of_any_length(static: bool, splits: int) -> None:
+    config = helion.Config(block_sizes=[64, 64], wgmma_key_splits=splits)
+    kernel = helion.kernel(attention_kernels.cached, backend="cute", config=config, static_shapes=static)
+    for n, dtype in ((200, torch.int32), (65, torch.int64)):
+        given = caches(n, [n, 0, 37], dtype)
+        found = kernel(*given)
+        close(found, attention_kernels.of_cached(*given))
+        assert not found[1].any(), "a sequence without keys gives 0"
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3, 16])
+@pytest.mark.parametrize("static", [True, False])
+def test_parts_visit_each_key_once(static: bool, splits: int) -> None:
+    """Run the printed bounds of all parts: their keys, less the masked ones, are those of the sequence."""
+    given = (*(x.to("meta") for x in caches(1000, [1, 1, 1])[:3]), torch.empty(3, dtype=torch.int32, device="meta"))
+    kernel = helion.kernel(attention_kernels.cached, backend="cute", static_shapes=static)
+    config = helion.Config(block_sizes=[64, 64], wgmma_key_splits=splits)
+    plan = kernel.bind(given, target="sm_90").plan(config).attention
+    cutlass = SimpleNamespace(min=min, max=max, Int32=int)
+    blocks = function(bounds.bounds_function(plan), "blocks_of")
+    sizes = [1000 for _ in numbers.parameters(plan)]
+    label = plan.problem.length.label
+    for length in (0, 1, 63, 64, 65, 127, 200, 999, 1000, 5000, -3):
+        seen: list[int] = []
+        for work in range(splits):
+            names = {"cutlass": cutlass, "work": work, "head_0": 1, f"vector_{label}": {(0, 0, 1): length}}
+            names |= dict(zip(numbers.parameters(plan), sizes, strict=True))
+            exec("\n".join(splits_code.limit(plan)), names)
+            names["begin"], names["end"], *_ = blocks(0, names["limit"], *sizes)
+            if splits > 1:
+                exec("\n".join(splits_code.part_of_keys(plan)), names)
+            assert 0 <= names["begin"] < names["end"] <= -(-1000 // 64), "a part visits blocks that there are"
+            first, last = names["begin"] * 64, names["end"] * 64
+            assert names["limit"] <= last, "keys from the limit on are in the first block, which is masked"
+            assert names["limit"] > last - 64 or last - first == 64
+            seen += range(first, min(last, names["limit"]))
+        assert seen == [*range(max(0, min(length, 1000)))]

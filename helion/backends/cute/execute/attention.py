@@ -53,7 +53,11 @@ def _evaluate(problem: AttentionProblem, head: tuple[int, ...], tensors: Sequenc
         left = values_of_q[problem.query.value].to(q.dtype).float()
     read = _sources(problem, problem.score, of_score, head, keys)
     scores = _computed(problem.score, [left @ right.t(), *read])[problem.score.value] * problem.scale
-    scores = scores.expand(rows, keys).masked_fill(~_seen(problem), -math.inf if problem.softmax else 0.0)
+    seen = _seen(problem)
+    if problem.length is not None:
+        seen &= torch.arange(keys) < _source(problem, problem.length, sources[-1], head, 1)
+        sources = sources[:-1]
+    scores = scores.expand(rows, keys).masked_fill(~seen, -math.inf if problem.softmax else 0.0)
     highest = scores.amax(1, keepdim=True).clamp(min=problem.start)
     weights = torch.exp2(problem.unit * (scores - highest)) if problem.softmax else scores
     total = weights.sum(1, keepdim=True)

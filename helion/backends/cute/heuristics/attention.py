@@ -91,7 +91,7 @@ def _split(shape: AttentionShape, choice: AttentionChoice, target: Target) -> It
     rows = WGMMA_ROWS * choice.groups
     tiles = -(-shape.queries // rows) * shape.heads
     blocks = -(-shape.keys // choice.keys)
-    if not shape.softmax or shape.bounded or (shape.masked and shape.queries > rows):
+    if not shape.softmax or not shape.splittable or shape.bounded or (shape.masked and shape.queries > rows):
         return
     for splits in SPLITS:
         fits = _shared_bytes(shape, choice.groups, choice.keys, own_output=True) <= target.smem_per_block_bytes

@@ -80,6 +80,8 @@ class AttentionShape:
     """Blocks of queries and of keys."""
     head_blocks: tuple[int, ...]
     bounded: bool
+    splittable: bool = True
+    """True if heads, queries and keys are known before a launch. Keys that are not have not been split on a GPU."""
     masked: bool
     """True if positions mask whole blocks of keys."""
     window: int | None
@@ -143,6 +145,10 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         blocks=(fact.query_axis, fact.key_axis),
         head_blocks=tuple(axis.block_id for axis in others if axis.kind == "tile"),
         bounded=(fact.diagonal or fact.hidden) and 2 * queries > keys,
+        splittable=all(
+            axis.static or axis.extent is None
+            for axis in (*others, facts.axes[fact.query_axis], facts.axes[fact.key_axis])
+        ),
         masked=fact.diagonal or fact.hidden,
         window=fact.window,
         loaded_bytes=loaded_bytes,

@@ -40,8 +40,9 @@ def bounds_function(plan: ScorePlan) -> list[str]:
     band, those before ``edge`` by the lower one.
     """
     band, rows, keys, total = plan.problem.band, plan.rows, plan.keys, plan.problem.keys
-    blocks = numbers.parts(total, keys)
-    lines = [f"def blocks_of({', '.join(['tile_m', *numbers.parameters(plan)])}):"]
+    limited = ["limit"] if plan.is_limited else []
+    lines = [f"def blocks_of({', '.join(['tile_m', *limited, *numbers.parameters(plan)])}):"]
+    blocks = f"cutlass.max((limit + {keys - 1}) // {keys}, 1)" if limited else numbers.parts(total, keys)
     zero, end, whole, begin, edge = "cutlass.Int32(0)", f"cutlass.Int32({blocks})", "end", "zero", "zero"
     lines.append(f"    zero = {zero}")
     lines.append(f"    end = {end}")

@@ -19,7 +19,8 @@ def has_formula(plan: AttentionPlan) -> bool:
 
 def has_masks(plan: ScorePlan) -> bool:
     problem = plan.problem
-    return not problem.band.is_whole or not is_known(problem.keys) or problem.keys % plan.keys != 0
+    ragged = not is_known(problem.keys) or problem.keys % plan.keys != 0
+    return ragged or plan.is_limited or not problem.band.is_whole
 
 
 def softmax_call(plan: AttentionPlan, masked: bool, first: bool, axes: Sequence[str]) -> list[str]:
@@ -34,13 +35,17 @@ def softmax_call(plan: AttentionPlan, masked: bool, first: bool, axes: Sequence[
         given += numbers.parameters(plan)
         lines.append(f"apply_formula({', '.join(given)})")
     if masked and has_masks(plan):
-        given = ["scores", "first_query", "first_key", *numbers.parameters(plan)]
-        lines.append(f"mask({', '.join(given)})")
+        lines.append(f"mask({', '.join(_mask_arguments(plan))})")
     if plan.problem.softmax:
         lines.append(f"softmax({', '.join(_REGISTERS + _peaks(plan))}, first={first}, guarded={guarded})")
     elif plan.problem.needs_total:
         lines.append(f"add_weights(scores, total, first={first})")
     return lines
+
+
+def _mask_arguments(plan: AttentionPlan) -> list[str]:
+    limited = ["limit"] if plan.is_limited else []
+    return ["scores", "first_query", "first_key", *limited, *numbers.parameters(plan)]
 
 
 _REGISTERS = ["scores", "highest", "total", "factors"]
@@ -112,10 +117,11 @@ def _mask(plan: AttentionPlan) -> list[str]:
     """Return the function that hides the keys out of range, and those out of the band."""
     band = plan.problem.band
     hidden = NEGATIVE_INFINITY if plan.problem.softmax else "cutlass.Float32(0.0)"
+    keys = "limit" if plan.is_limited else text_of(plan.problem.keys)
     lines = [
-        f"def mask({', '.join(['scores', 'first_query', 'first_key', *numbers.parameters(plan)])}):",
+        f"def mask({', '.join(_mask_arguments(plan))}):",
         "    for row in range(2):",
-        f"        last = {numbers.less(text_of(plan.problem.keys), 1)} - first_key",
+        f"        last = {numbers.less(keys, 1)} - first_key",
     ]
     if band.last is not None:
         lines.append(f"        last = cutlass.min(last, first_query + 8 * row + {text_of(band.last)} - first_key)")

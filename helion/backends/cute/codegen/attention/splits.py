@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from ...plan.attention.build import partial_values
+from ...plan.attention.numbers import text_of
 from ...plan.attention.records import AttentionPlan
 from ...plan.records import WARPGROUP_THREADS
 from ...plan.workspace import MAX_COUNTERS
+from .formula import head_axes, read
 from .softmax import NEGATIVE_INFINITY
 
 
@@ -19,14 +21,27 @@ def tensors(plan: AttentionPlan) -> list[tuple[str, str, str]]:
     return [("counters", "cute.Tensor", counters), ("partials", "cute.Tensor", partials)]
 
 
+def limit(plan: AttentionPlan) -> list[str]:
+    """Return the definition of the keys of a tile: those of its sequence, or all."""
+    keys, length = text_of(plan.problem.keys), plan.problem.length
+    if length is None:
+        return [f"limit = cutlass.Int32({keys})"]
+    loaded = read(plan, length, head_axes(plan.problem), "0", "0", 1)
+    return [f"limit = cutlass.max(cutlass.min(cutlass.Int32({loaded}), {keys}), 0)"]
+
+
 def part_of_keys(plan: AttentionPlan) -> list[str]:
-    """Return the definitions of a part's blocks, after those of the tile."""
-    return [
+    """Return the definitions of a part's blocks, after those of the tile. A part without blocks visits one, whose keys are
+    all masked."""
+    lines = [
         f"split = work % {plan.splits}",
         "first_block, blocks = begin, end - begin",
         f"begin = first_block + blocks * split // {plan.splits}",
         f"end = first_block + blocks * (split + 1) // {plan.splits}",
     ]
+    if plan.is_limited:
+        lines += [f"limit = cutlass.min(limit, end * {plan.keys})", "end = cutlass.max(end, begin + 1)"]
+    return lines
 
 
 def _place(plan: AttentionPlan, part: str) -> str:

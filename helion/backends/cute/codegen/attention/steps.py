@@ -166,7 +166,9 @@ def _(out: Writer, program: ScoreProgram, step: a.WorkLoop) -> None:
         sizes = numbers.parameters(plan)
         item = "work" if plan.splits == 1 else f"work // {plan.splits}"
         out.lines((f"tile_m, head = place({', '.join([item, *sizes])})", *coordinates(plan)))
-        out.line(f"begin, end, whole, edge = blocks_of({', '.join(['tile_m', *sizes])})")
+        limited = ["limit"] if plan.is_limited else []
+        out.lines(splits.limit(plan) if isinstance(plan, AttentionPlan) and limited else ())
+        out.line(f"begin, end, whole, edge = blocks_of({', '.join(['tile_m', *limited, *sizes])})")
         out.lines(splits.part_of_keys(plan) if isinstance(plan, AttentionPlan) and plan.splits > 1 else ())
         if _has(step.body, a.BlockLoop):
             out.lines(part_lengths(plan))

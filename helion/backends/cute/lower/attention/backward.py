@@ -25,7 +25,7 @@ from ...plan.refusal import Refusal
 from ..names import name_of
 from ..numbers import equal, size
 from .addition import addition_of
-from .band import covered_keys
+from .band import covered_keys, length_of
 from .formula import FormulaReader
 from .lefts import EXPONENTIALS, Lefts
 from .loops import Loops, check_axis, is_tile
@@ -108,6 +108,8 @@ def backward_of(program: Program) -> Backward:
     lefts = Lefts(loops, dict(zip(STARTS, (first, second), strict=True)), "gradients")
     band = lefts.band([dot.operands[0] for dot in sums])
     stored = loops.numbers.least([_extent(loops, load, loops.keys) for load in streamed], "size_keys")
+    if length_of(loops) is not None:
+        raise Refusal("gradients of attention in a loop to a number of rows that is loaded are not implemented")
     keys = covered_keys(loops, band, stored)
     matrices = [_matrix(loops, load, loops.keys) for load in streamed]
     dots = [*sums, *([addition.dot] if addition else ())]

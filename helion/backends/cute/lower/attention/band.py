@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from ....._compiler.ir.grammar import ForAttrs, NumberAttrs, Op, Operand, OperandRef, PointwiseAttrs, Value
 from ....._shapes import Expr, Number
 from ...plan.attention.numbers import is_known, text_of
@@ -119,7 +121,7 @@ def joined(loops: Loops, *bands: Band) -> Band:
 def every_query_sees(loops: Loops, band: Band, keys: int) -> bool:
     """Return whether each query has at least one key in the band, in every launch."""
     numbers, queries = loops.numbers, loops.numbers.number(loops.extent(loops.queries))
-    sees = not is_known(keys) or keys > 0  # launches have keys
+    sees = _end(loops).length is None and (not is_known(keys) or keys > 0)  # launches have keys
     if band.last is not None:
         sees &= numbers.at_most(0, band.last)
     if band.first is not None:
@@ -135,10 +137,12 @@ EVERY_KEY = -(2**62)
 
 @dataclass(frozen=True)
 class End:
-    """The end of a loop over keys: ``limit`` keys, and those up to ``past`` beyond the end of the tile of queries."""
+    """The end of a loop over keys: ``limit`` keys, those up to ``past`` beyond the end of the tile of queries, and a number
+    that ``length`` loads for each head."""
 
     limit: Number | None = None
     past: Number | None = None
+    length: Op | None = None
 
 
 def end_of_loop(loops: Loops, end: Operand) -> End | None:
@@ -154,6 +158,8 @@ def end_of_loop(loops: Loops, end: Operand) -> End | None:
         return End(limit=size(made.attributes(NumberAttrs).expr))
     if is_position(made, ("end",)) == loops.queries:
         return End(past=0)
+    if made.kind == "load" and not loops.blocks(made.result) and made.result.dtype in (torch.int32, torch.int64):
+        return End(length=made)
     if not isinstance(made.attrs, PointwiseAttrs):
         return None
     name, terms = made.attrs.name, [end_of_loop(loops, each) for each in made.operands]
@@ -165,8 +171,11 @@ def end_of_loop(loops: Loops, end: Operand) -> End | None:
     if one is None or other is None:
         return None
     if name == "minimum":
-        return End(limit=_least(loops, one.limit, other.limit), past=_least(loops, one.past, other.past))
-    if name not in ("add", "sub") or other.past is not None or other.limit is None:
+        if one.length is not None and other.length is not None:
+            return None
+        limit, past = _least(loops, one.limit, other.limit), _least(loops, one.past, other.past)
+        return End(limit=limit, past=past, length=one.length or other.length)
+    if name not in ("add", "sub") or other.past is not None or other.limit is None or one.length or other.length:
         return None
     moved = other.limit if name == "add" else -other.limit
     return End(*(None if each is None else each + moved for each in (one.limit, one.past)))
@@ -248,6 +257,8 @@ def covered_keys(loops: Loops, band: Band, stored: int) -> int:
             "the loop over keys ends with the tile of queries, and its mask lets a query see later keys: the result would"
             " depend on the size of tiles"
         )
+    if found.length is not None and found.past is None and found.limit is None:
+        return stored
     if not numbers.at_most(last_key(loops), stored):
         raise Refusal(f"the loop over keys has more of them than the {text_of(stored)} of k and v")
     return stored if found.limit is None else numbers.of(found.limit, "size_keys")
@@ -258,7 +269,14 @@ def last_key(loops: Loops) -> Number:
     end = _end(loops)
     if end.limit is not None:
         return end.limit
+    if end.length is not None:
+        raise Refusal("a number for each key, in a loop to a number of keys that is loaded, is not implemented")
     return loops.numbers.number(loops.extent(loops.queries)) + (0 if end.past is None else end.past)
+
+
+def length_of(loops: Loops) -> Op | None:
+    """Return the load of the number of keys at which the loop ends, or None. Raises ``Refusal``."""
+    return _end(loops).length
 
 
 def _end(loops: Loops) -> End:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...plan.attention.numbers import is_known
 from ...plan.attention.records import (
     KEY_INDEX,
     QUERY_INDEX,
@@ -18,19 +19,26 @@ from ...plan.attention.records import (
     Mode,
     Place,
 )
+from ...plan.dtypes import PITCH
 from ...plan.epilogue import COLUMN_NUMBER, ROW_NUMBER
+from .loops import Loops
 
 _POSITIONS = (QUERY_INDEX, KEY_INDEX, ROW_NUMBER, COLUMN_NUMBER)
 
 
-def with_packed_heads(problem: AttentionProblem) -> AttentionProblem:
+def with_packed_heads(loops: Loops, problem: AttentionProblem) -> AttentionProblem:
     """Return the problem with heads as rows, or the same one where that does not apply."""
-    if problem.queries != 1 or problem.sources or problem.runtime or _reads_positions(problem):
+    others = len(problem.sources) > (problem.length is not None)
+    begins = (
+        problem.band.first is None and is_known(problem.band.last) and (problem.length is None or problem.band.is_whole)
+    )
+    varies = not begins and (problem.length is not None or problem.runtime)
+    if problem.queries != 1 or others or varies or _reads_positions(problem):
         return problem
     for at, size in enumerate(problem.heads):
-        shared = _shared(problem, at)
-        if shared is not None and shared > 1 and size % shared == 0:
-            return _packed(problem, at, shared)
+        shared = _shared(problem, at) if is_known(size) else None
+        if shared is not None and is_known(shared) and shared > 1 and size % shared == 0:
+            return _packed(loops, problem, at, shared)
     return problem
 
 
@@ -50,6 +58,8 @@ def _shared(problem: AttentionProblem, at: int) -> int | None:
                 found.add(number)
         if not any(_depends(mode.at, at) for mode in matrix.modes):
             found.add(problem.heads[at])
+    if problem.length is not None and any(_depends(mode.at, at) for mode in problem.length.modes):
+        return None
     for matrix in (problem.q, *(output.matrix for output in problem.outputs)):
         if [mode.at for mode in matrix.modes if _depends(mode.at, at)] != [Place("axis", (at,))]:
             return None
@@ -71,40 +81,43 @@ def _divisor(place: Place, at: int) -> int | None:
     return known if isinstance(known, int) else None
 
 
-def _packed(problem: AttentionProblem, at: int, shared: int) -> AttentionProblem:
+def _packed(loops: Loops, problem: AttentionProblem, at: int, shared: int) -> AttentionProblem:
     heads = tuple(size // shared if number == at else size for number, size in enumerate(problem.heads))
     begin = max(0, problem.band.first or 0)
-    end = problem.keys if problem.band.last is None else min(problem.keys, problem.band.last + 1)
-    if end <= begin:  # no key is visible
+    end = problem.keys
+    if problem.band.last is not None:
+        end = loops.numbers.least([problem.keys, problem.band.last + 1], "size_keys")
+    if is_known(end) and end <= begin:  # no key is visible
         return problem
     k, v = (_of_keys(matrix, at, begin) for matrix in (problem.k, problem.v))
     return replace(
         problem,
         heads=heads,
         queries=shared,
-        keys=end - begin,
-        q=_rows(problem.q, at, shared),
+        keys=end - begin if begin else end,
+        q=_rows(loops, problem.q, at, shared),
         k=k,
         v=v,
         band=Band(),
-        outputs=tuple(_output(each, at, shared) for each in problem.outputs),
+        outputs=tuple(_output(loops, each, at, shared) for each in problem.outputs),
     )
 
 
 def _of_keys(matrix: Matrix, at: int, begin: int) -> Matrix:
     """Return K or V from key ``begin`` on, indexed by the group."""
     modes = tuple(replace(mode, at=Place("axis", (at,))) if _depends(mode.at, at) else mode for mode in matrix.modes)
-    return replace(matrix, offset=matrix.offset + begin * matrix.pitch, modes=modes)
+    return replace(matrix, offset=matrix.offset + begin * matrix.pitch if begin else matrix.offset, modes=modes)
 
 
-def _rows(matrix: Matrix, at: int, shared: int) -> Matrix:
+def _rows(loops: Loops, matrix: Matrix, at: int, shared: int) -> Matrix:
     """Return a matrix whose rows are the heads of a group."""
     (own,) = (mode for mode in matrix.modes if _depends(mode.at, at))
-    group = Mode(size=own.size // shared, stride=own.stride * shared, at=own.at)
+    stride = loops.numbers.of(loops.numbers.number(own.stride) * shared, f"stride_{matrix.name}_groups", PITCH)
+    group = Mode(size=own.size // shared, stride=stride, at=own.at)
     modes = tuple(group if mode is own else mode for mode in matrix.modes)
     kept = tuple(mode for mode in modes if mode is not group or mode.size > 1)
     return replace(matrix, pitch=own.stride, modes=kept)
 
 
-def _output(output: AttentionOutput, at: int, shared: int) -> AttentionOutput:
-    return replace(output, matrix=_rows(output.matrix, at, shared))
+def _output(loops: Loops, output: AttentionOutput, at: int, shared: int) -> AttentionOutput:
+    return replace(output, matrix=_rows(loops, output.matrix, at, shared))

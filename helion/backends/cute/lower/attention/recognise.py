@@ -11,18 +11,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ....._compiler.ir.grammar import Program
-from ....._shapes import Expr
+from ....._compiler.ir.grammar import Op, Program
+from ....._shapes import Expr, dtype_name
 from ...plan.attention.build import check_problem
-from ...plan.attention.records import AttentionProblem, Band, Formula
-from .band import covered_keys, every_query_sees
+from ...plan.attention.records import AttentionProblem, Band, Formula, Source
+from ..names import name_of
+from .band import covered_keys, every_query_sees, length_of
 from .consecutive import with_joined_loops
 from .lefts import Lefts
 from .loops import Loops, loops_of
 from .operands import Queries, operands_of, stored_keys
 from .outputs import ACCUMULATOR, TOTAL, Finish
 from .packing import with_packed_heads
-from .places import check_storage, check_strides
+from .places import access_of, check_reach, check_storage, check_strides
 from .scores import PRODUCT, Scores, may_be_infinite
 from .softmax import has_softmax, softmax_of, start_of
 from .weights import weights_of
@@ -67,7 +68,7 @@ def attention_of(program: Program) -> Attention:
     weighting = found(loops, finish)
     queries = Queries(loops)
     q, k, v = operands_of(loops, queries)
-    outputs = finish.outputs()
+    outputs, length = finish.outputs(), length_of(loops)
     problem = AttentionProblem(
         heads=tuple(loops.extent(block) for block in loops.heads) or (1,),
         queries=loops.extent(loops.queries),
@@ -84,11 +85,12 @@ def attention_of(program: Program) -> Attention:
         band=weighting.band,
         finish=finish.formula,
         outputs=outputs,
+        length=None if length is None else _length(loops, length),
         units=tuple(loops.numbers.units),
         softmax=weighting.softmax,
         names=tuple(name for _, _, name in (q, k, v)),  # type: ignore[arg-type]
     )
-    problem = with_packed_heads(problem)
+    problem = with_packed_heads(loops, problem)
     check_problem(problem)
     check_strides(loops, problem)
     check_storage(loops)
@@ -100,7 +102,21 @@ def attention_of(program: Program) -> Attention:
             *queries.reader.arguments(queries.formula),
             *weighting.sources,
             *finish.reader.arguments(finish.formula),
+            *([] if length is None else [loops.tensor(length).id]),
         ),
+    )
+
+
+def _length(loops: Loops, load: Op) -> Source:
+    """Return the number of keys of a sequence, which is loaded for each head. Raises ``Refusal``."""
+    access = access_of(loops, load)
+    check_reach(access)
+    return Source(
+        name=f"{name_of(access.tensor)}_of_keys",
+        kind="head",
+        dtype=dtype_name(access.tensor.dtype),
+        offset=access.offset,
+        modes=access.modes,
     )
 
 

@@ -107,8 +107,8 @@ def _check_choice(problem: AttentionProblem, choice: AttentionChoice) -> None:
 
 def _check_splits(problem: AttentionProblem, choice: AttentionChoice) -> None:
     """Check that each part of the keys has a block, in every tile."""
-    if problem.runtime:
-        raise Refusal("keys of a number that is known only at launch are not split among CTAs")
+    if not all(map(is_known, (*problem.heads, problem.queries))):
+        raise Refusal("keys are split among CTAs for numbers of heads and queries that are known before a launch")
     rows = WGMMA_ROWS * choice.groups
     tiles = -(-problem.queries // rows)
     if choice.scheduler != "static":
@@ -116,7 +116,7 @@ def _check_splits(problem: AttentionProblem, choice: AttentionChoice) -> None:
     if tiles > 1 and not problem.band.is_whole:
         raise Refusal("keys are split among CTAs where all queries of a head are one tile, or see all keys")
     blocks = visited_blocks(problem, rows, choice.keys)
-    if choice.splits > blocks:
+    if choice.splits > blocks and is_known(problem.keys) and problem.length is None:
         raise Refusal(f"{blocks} blocks of keys are split among {choice.splits} CTAs")
     if tiles * problem.batches * choice.groups > MAX_COUNTERS:
         raise Refusal(

@@ -11,7 +11,7 @@ from typing import Literal
 from ..dtypes import itemsize
 from ..epilogue import Instruction
 from ..records import WGMMA_ROWS
-from .numbers import launch_integers, text_of
+from .numbers import is_known, launch_integers, text_of
 
 Scheduler = Literal["static", "dynamic"]
 SourceKind = Literal["exact", "query", "key", "head", "number"]
@@ -155,7 +155,8 @@ class ScoreProblem:
     units: tuple[int, ...]
 
     def __repr__(self) -> str:
-        shown = [each.name for each in dataclasses.fields(self) if each.name != "units" or self.units]  # type: ignore[arg-type]
+        names = [each.name for each in dataclasses.fields(self)]  # type: ignore[arg-type]
+        shown = [name for name in names if name not in ("units", "length") or getattr(self, name)]
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     @functools.cached_property
@@ -236,6 +237,8 @@ class AttentionProblem(ScoreProblem):
     finish: Formula
     outputs: tuple[AttentionOutput, ...]
     softmax: bool = True
+    length: Source | None = None
+    """The keys of a sequence, an integer per head: there are no more than ``keys``, and may be none."""
     units: tuple[int, ...] = ()
     """Strides that each launch passes, and that have to be 1."""
     names: tuple[str, str, str] = dataclasses.field(default=("q", "k", "v"), compare=False)
@@ -255,7 +258,8 @@ class AttentionProblem(ScoreProblem):
     @property
     def sources(self) -> tuple[Source, ...]:
         """Inputs other than q, k and v, in the order of a launch."""
-        return (*self.query.sources, *self.score.sources, *self.finish.sources)
+        lengths = () if self.length is None else (self.length,)
+        return (*self.query.sources, *self.score.sources, *self.finish.sources, *lengths)
 
     @property
     def argument_names(self) -> tuple[str, ...]:
@@ -346,6 +350,11 @@ class ScorePlan:
         raise NotImplementedError
 
     @property
+    def is_limited(self) -> bool:
+        """True if tiles have their own number of keys, which may be 0."""
+        return False
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         """Parts of the loop over blocks, after the first block: from the right to the left."""
         band = self.problem.band
@@ -395,6 +404,10 @@ class AttentionPlan(ScorePlan):
     @property
     def orders_by_length(self) -> bool:
         return self.problem.band.last is not None
+
+    @property
+    def is_limited(self) -> bool:
+        return self.problem.length is not None or (self.splits > 1 and not is_known(self.problem.keys))
 
 
 LAZY = 8.0
