@@ -178,7 +178,8 @@ def end_of_loop(loops: Loops, end: Operand) -> End | None:
     if name not in ("add", "sub") or other.past is not None or other.limit is None or one.length or other.length:
         return None
     moved = other.limit if name == "add" else -other.limit
-    return End(*(None if each is None else each + moved for each in (one.limit, one.past)))
+    limit, past = (None if each is None else each + moved for each in (one.limit, one.past))
+    return End(limit=limit, past=past)
 
 
 def _is_begin_and_size(loops: Loops, made: Op) -> bool:
