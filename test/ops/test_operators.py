@@ -304,6 +304,14 @@ def test_a_linear_loss_in_parts(
     torch.testing.assert_close(loss.double(), expected, rtol=tolerance, atol=tolerance)
 
 
+def test_a_linear_loss_of_rows_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, labels = _linear(torch.float32)
+    monkeypatch.setattr(linear_cross_entropy, "CACHED_BYTES", 1)
+    losses = ops.linear_cross_entropy(x.detach(), weight.detach(), labels, ignore_index=3, reduction="none")
+    expected = torch.nn.functional.cross_entropy(x @ weight.T, labels, ignore_index=3, reduction="none")
+    torch.testing.assert_close(losses, expected)
+
+
 def test_a_linear_loss_gives_its_gradients_away_once() -> None:
     x, weight, labels = _linear(torch.float32)
     loss = ops.linear_cross_entropy(x, weight, labels)
