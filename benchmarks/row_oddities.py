@@ -126,6 +126,15 @@ def heads(x: torch.Tensor, out: torch.Tensor) -> None:
         out[tile, :] = (row * scale).reshape(tile, n).to(out.dtype)
 
 
+def of_channels(x: torch.Tensor, gain: torch.Tensor, shift: torch.Tensor, out: torch.Tensor) -> None:
+    for tile_b, tile_c in hl.tile([x.size(0), x.size(1)]):
+        row = x[tile_b, tile_c, :].to(torch.float32)
+        centred = row - row.mean(-1, keepdim=True)
+        scale = torch.rsqrt((centred * centred).mean(-1, keepdim=True) + 1e-5)
+        by, plus = gain[tile_c].to(torch.float32), shift[tile_b].to(torch.float32)
+        out[tile_b, tile_c, :] = (centred * scale * by[None, :, None] + plus[:, None, None]).to(out.dtype)
+
+
 def extremes(x: torch.Tensor, out: torch.Tensor, total: torch.Tensor) -> None:
     for tile in hl.tile(x.size(0)):
         row = x[tile, :].to(torch.float32)
@@ -305,6 +314,14 @@ def _heads(make: Numbers, m: int, n: int) -> Odd:
     return heads, {}, (x, out), lambda: near(out, want, 2**-8 * 1.02)
 
 
+def _of_channels(make: Numbers, m: int, n: int) -> Odd:
+    x, gain, shift = make.random(4, m // 4, n), make.random(m // 4), make.random(4, dtype=torch.float32)
+    out = make.empty(4, m // 4, n, dtype=torch.bfloat16)
+    want = torch.nn.functional.layer_norm(x.double(), (n,), eps=1e-5) * gain.double()[:, None]
+    want = want + shift.double()[:, None, None]
+    return of_channels, {}, (x, gain, shift, out), lambda: near(out, want, 2**-8 * 1.02)
+
+
 CASES: dict[str, Callable[[Numbers, int, int], Odd]] = {
     "masked": _masked,
     "cross entropy": _cross_entropy,
@@ -321,6 +338,7 @@ CASES: dict[str, Callable[[Numbers, int, int], Odd]] = {
     "unsigned": _unsigned,
     "groups": _groups_of_norm,
     "heads": _heads,
+    "channels": _of_channels,
 }
 NAMES = tuple(CASES)
 SIZES = (1000, 1003, 20008, 50257)

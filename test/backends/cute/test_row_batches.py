@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from backends.cute.test_row_kernels import EPS, close, numbers
+from backends.cute.test_row_kernels import EPS, close, numbers, run
 from harness import tensor
 
 import helion
 import helion.language as hl
 from helion import exc
+from helion.backends.cute.plan.rowwise.records import RowChoice
 
 X = tensor(3, 5, 96, dtype=torch.bfloat16)
 
@@ -36,6 +37,61 @@ def sums_in_loops(x, out):
         for tile_n in hl.tile(x.size(2)):
             acc += x[tile_b, tile_m, tile_n].to(torch.float32).sum(-1)
         out[tile_b, tile_m] = acc
+
+
+def instance_norm(x, weight, bias, out):
+    for tile_b, tile_c in hl.tile([x.size(0), x.size(1)]):
+        row = x[tile_b, tile_c, :].to(torch.float32)
+        centred = row - row.mean(-1, keepdim=True)
+        scale = torch.rsqrt((centred * centred).mean(-1, keepdim=True) + EPS)
+        gain, shift = weight[tile_c].to(torch.float32), bias[tile_b].to(torch.float32)
+        out[tile_b, tile_c, :] = (centred * scale * gain[None, :, None] + shift[:, None, None]).to(out.dtype)
+
+
+def biased_softmax(x, slope, out):
+    for tile_a, tile_h, tile_m in hl.tile([x.size(0), x.size(1), x.size(2)]):
+        place = hl.arange(x.size(3)).to(torch.float32)[None, None, None, :]
+        row = x[tile_a, tile_h, tile_m, :].to(torch.float32) + place * slope[tile_h][None, :, None, None]
+        out[tile_a, tile_h, tile_m, :] = torch.softmax(row, -1).to(out.dtype)
+
+
+def stored_once(x, weight, out, twice):
+    for tile_b, tile_c in hl.tile([x.size(0), x.size(1)]):
+        row = x[tile_b, tile_c, :].to(torch.float32)
+        gain = weight[tile_c].to(torch.float32)
+        twice[tile_c] = gain * 2.0
+        out[tile_b, tile_c, :] = (row - row.mean(-1, keepdim=True) * gain[None, :, None]).to(out.dtype)
+
+
+def test_a_vector_over_one_dimension_of_the_grid_is_not_stored() -> None:
+    arguments = X, tensor(5), X, tensor(5)
+    with pytest.raises(exc.CuteUnsupported, match="twice has some of the grid's dimensions"):
+        helion.kernel(stored_once, backend="cute").bind(arguments, target="h100").to_cute_code()
+
+
+@pytest.mark.parametrize("n", [96, 1003])
+def test_vectors_over_one_dimension_of_the_grid(n: int) -> None:
+    """Their elements repeat from row to row, of the last dimension or of an earlier one."""
+    x, weight, bias = numbers(3, 5, n), numbers(5, seed=1), numbers(3, seed=2, dtype=torch.float32)
+    want = torch.nn.functional.layer_norm(x.double(), (n,), eps=EPS) * weight.double()[:, None]
+    want = want + bias.double()[:, None, None]
+    out = torch.full_like(x, 7.0)
+    run(instance_norm, (x, weight, bias, out), RowChoice(warps=2, rows=4, ctas_per_sm=1))
+    assert close(out, want)
+    out.fill_(7.0)
+    helion.kernel(instance_norm, backend="cute")(x, weight, bias, out)
+    assert close(out, want)
+
+
+def test_slopes_of_heads() -> None:
+    x, slope = numbers(2, 3, 4, 257), torch.rand(3) * 0.1
+    out = torch.full_like(x, 7.0)
+    wide = x.double() + torch.arange(257) * slope.double()[:, None, None]
+    run(biased_softmax, (x, slope, out), RowChoice(warps=2))
+    assert close(out, torch.softmax(wide, -1))
+    out.fill_(7.0)
+    helion.kernel(biased_softmax, backend="cute")(x, slope, out)
+    assert close(out, torch.softmax(wide, -1))
 
 
 @pytest.mark.parametrize("n", [96, 1003])

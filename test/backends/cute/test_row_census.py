@@ -18,8 +18,6 @@ REFUSED = {
     "quantized_group_loops": "the index of a tile of columns picks one of 64 parts",
     "rms_norm_of_batches": "dimension b is no plain tile loop",
     "softmax_of_one_row": "dimension at is no plain tile loop",
-    "instance_norm": "some of the grid's dimensions",
-    "biased_softmax_of_heads": "some of the grid's dimensions",
 }
 
 
@@ -29,4 +27,4 @@ def test_row_kernels_that_are_taken(target: str) -> None:
     found = dict(answers([], target))
     for name, answer in found.items():
         assert REFUSED[name] in answer if name in REFUSED else answer.startswith("yes"), (name, answer)
-    assert len(found) - len(REFUSED) >= 63
+    assert len(found) - len(REFUSED) >= 65

@@ -8,7 +8,7 @@ from ...plan.joint import OwnPart
 from ...plan.rowwise.extremes import packed_dtype, packed_extremes
 from ...plan.rowwise.passes import Schedule, gathered, gathers_late, numbers_at, schedule_of
 from ...plan.rowwise.powers import fused_powers, fused_quotients
-from ...plan.rowwise.records import WORD_BYTES, Gather, RowPlan, RowProblem
+from ...plan.rowwise.records import WORD_BYTES, Gather, Repeat, RowPlan, RowProblem
 from ..epilogue import EXPRESSIONS, INFINITY, expression, literal
 from ..rows import REDUCTIONS, found_at
 from ..writer import Writer
@@ -212,12 +212,13 @@ def _is_launch_number(problem: RowProblem, value: int) -> bool:
 def _print_numbers(out: Writer, problem: RowProblem, schedule: Schedule, level: int) -> None:
     """Print the loads of a row's numbers, and what follows from them alone; gathers have a function of their own."""
     indices = {gather.operand: gather for gather in problem.gathers}
+    repeats = {repeat.operand: repeat for repeat in problem.repeats}
     after = gathered(problem)
     out.lines(("", ""))
     with out.block("def begin(cta, row):"):
         for operand in problem.epilogue.of_kind("column"):
             if operand.label not in indices:
-                out.lines(_load_number(operand, ""))
+                out.lines(_load_number(operand, "", repeats.get(operand.label)))
         out.lines(_numbers(problem, schedule, level, without=after))
         for value in divisors(problem, schedule):
             if _is_launch_number(problem, value):
@@ -245,11 +246,12 @@ def _column(gather: Gather) -> str:
     return f"cutlass.select_({holds} != 0.0, {column}, Int64({gather.otherwise}))"
 
 
-def _load_number(operand: EpilogueOperand, place: str) -> list[str]:
+def _load_number(operand: EpilogueOperand, place: str, repeat: Repeat | None = None) -> list[str]:
     size = itemsize(operand.dtype)
     word = f"row.{operand.label}_word"
+    index = "row.index" if repeat is None else f"row.index // {repeat.divisor} % {repeat.modulus}"
     return [
-        f"address = cta.{operand.label} + (Int64(row.index) * {operand.pitch}{place}) * {size}",
+        f"address = cta.{operand.label} + (Int64({index}) * {operand.pitch}{place}) * {size}",
         f"{word} = load_global(address, {size}, row.live)",
         f"row.{operand.label} = {_number(operand.dtype, word)}",
     ]

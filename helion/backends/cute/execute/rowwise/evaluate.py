@@ -21,9 +21,12 @@ def evaluate_rows(kernel: GemmKernel, given: Sequence[Given]) -> None:
     m = integers[0] if integers else problem.m
     tensors = [each if isinstance(each, torch.Tensor) else torch.tensor(float(each)) for each in passed]
     outputs, operands = tensors[: len(problem.outputs)], tensors[len(problem.outputs) :]
-    values = [torch.zeros(())]
+    values, repeats = [torch.zeros(())], {each.operand: each for each in problem.repeats}
     for described, tensor in zip(problem.epilogue.operands, operands, strict=True):
-        values.append(_operand(described, tensor, m, problem.n).float())
+        repeat = repeats.get(described.label)
+        rows = m if repeat is None else repeat.modulus
+        value = _operand(described, tensor, rows, problem.n).float()
+        values.append(value if repeat is None else value[torch.arange(m) // repeat.divisor % repeat.modulus])
     labels = [described.label for described in problem.epilogue.operands]
     for gather in problem.gathers:
         at, tensor = labels.index(gather.operand), operands[labels.index(gather.operand)]

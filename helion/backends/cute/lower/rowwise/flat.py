@@ -6,12 +6,13 @@
         row = x[tile_b, tile_m, :]             →        row = x.view(b * m, n)[tile, :]
 
 One stride has to lead from each row of a tensor to the next. The last dimension of the grid is the block of the rows.
+A vector over one dimension of the grid, as the weight of each channel, is one over rows with repeated elements.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ....._compiler.ir.grammar import (
@@ -29,17 +30,22 @@ from ....._compiler.ir.grammar import (
     Value,
     ViewAttrs,
 )
-from ....._shapes import Dim, Expr
+from ....._shapes import ONE, Dim, Expr
 from ...plan.refusal import Refusal
 from ..numbers import equal, size
 from ..product import check_axis
 
+#: Divisor and modulus, by tensor: the element of row r is (r // divisor) % modulus.
+Repeated = Mapping[int, tuple[int, int]]
 
-def with_flat_rows(program: Program) -> Program:
-    """Return the program with one grid dimension. Raises ``Refusal`` if a tensor's rows have no stride."""
+
+def with_flat_rows(program: Program) -> tuple[Program, Repeated]:
+    """Return the program with one grid dimension, and its vectors over one of several. Raises ``Refusal`` if a tensor's
+    rows have no stride."""
     if len(program.roots) != 1 or len(program.roots[0].axes) < 2:
-        return program
-    return _Flat(program).program()
+        return program, {}
+    flat = _Flat(program)
+    return flat.program(), flat.repeated
 
 
 class _Flat:
@@ -52,6 +58,7 @@ class _Flat:
         self.extents = tuple(size(source.blocks[block].extent) for block in self.blocks)
         self.values: dict[int, Value] = {}
         self.tensors: dict[int, HostTensor] = {}
+        self.repeated: dict[int, tuple[int, int]] = {}
 
     def program(self) -> Program:
         """Return the rewritten program; blocks of the other grid dimensions are left without a use."""
@@ -81,19 +88,27 @@ class _Flat:
         return self.values[value.number]
 
     def _dims(self, dims: Sequence[Dim]) -> tuple[Dim, ...]:
-        first = self._place([dim.blocks for dim in dims])
-        return tuple(dims) if first is None else (*dims[:first], *dims[first + len(self.blocks) - 1 :])
+        slot = self._slot(dims)
+        if slot is None:
+            return tuple(dims)
+        rows = Dim(blocks=(self.blocks[-1],)) if any(dim.blocks for dim in dims[slot[0] : slot[1]]) else ONE
+        return (*dims[: slot[0]], rows, *dims[slot[1] :])
 
-    def _place(self, found: Sequence[tuple[int, ...]]) -> int | None:
-        """Return the position of the grid's dimensions, which have to be all there and in order; None for none."""
-        used = [at for at, blocks in enumerate(found) if set(blocks) & set(self.blocks)]
+    def _slot(self, dims: Sequence[Dim]) -> tuple[int, int] | None:
+        """Return the first and last position of the grid's dimensions, some of which may be 1 or missing; None for
+        none of them."""
+        used = [at for at, dim in enumerate(dims) if {*dim.blocks} & {*self.blocks}]
         if not used:
-            return None
-        if tuple(found[at] for at in used) != tuple((block,) for block in self.blocks) or used[-1] - used[0] >= len(
-            used
-        ):
-            raise Refusal("a value has some of the grid's dimensions, or has them in another order")
-        return used[0]
+            ones = len(dims) > len(self.blocks) and all(dim.is_one for dim in dims[: len(self.blocks)])
+            return (0, len(self.blocks)) if ones else None
+        before = next(at for at, block in enumerate(self.blocks) if block in dims[used[0]].blocks)
+        first, end = max(0, used[0] - before), min(len(dims), used[0] - before + len(self.blocks))
+        for at, dim in enumerate(dims):
+            wanted = self.blocks[at - used[0] + before] if first <= at < end else None
+            known = at not in used if wanted is None else dim.is_one or dim.block == wanted
+            if not known:
+                raise Refusal("a value has some of the grid's dimensions, or has them in another order")
+        return first, end
 
     def _op(self, op: Op) -> Op:
         attrs = op.attrs
@@ -102,7 +117,7 @@ class _Flat:
         if isinstance(attrs, ViewAttrs) and attrs.name == "permute":
             raise Refusal("a permutation in a grid over several dimensions is not implemented")
         if isinstance(attrs, MemoryAttrs):
-            attrs = self._access(attrs)
+            attrs = self._access(attrs, op.kind == "load")
         if isinstance(attrs, (ReduceAttrs, MaskAttrs)):
             attrs = replace(attrs, dims=self._positions(op, attrs.dims))
         return replace(
@@ -117,24 +132,50 @@ class _Flat:
         """Return the positions of dimensions after the grid's are one; a reduction over these is refused later."""
         source = op.operands[0]
         assert isinstance(source, Value)
-        first = self._place([dim.blocks for dim in source.dims])
-        if first is None:
+        slot = self._slot(source.dims)
+        if slot is None:
             return positions
-        after = first + len(self.blocks) - 1
-        return tuple(dict.fromkeys(at if at < first else max(first, at - after + first) for at in positions))
+        first, end = slot
+        return tuple(dict.fromkeys(at if at < first else max(first, at - end + 1 + first) for at in positions))
 
-    def _access(self, attrs: MemoryAttrs) -> MemoryAttrs:
+    def _access(self, attrs: MemoryAttrs, loads: bool) -> MemoryAttrs:
         """Return an access of a tensor with the grid's dimensions as one."""
-        found = [(index.block,) if index.kind == "block" and index.block is not None else () for index in attrs.indices]
-        first, tensor = self._place(found), self.source.tensors[attrs.tensor]
-        known = self.tensors.get(tensor.id, tensor)
-        flat = tensor if first is None else self._flat(tensor, first, attrs.indices)
+        blocks = [index.block if index.kind == "block" else None for index in attrs.indices]
+        used, tensor = (
+            [at for at, block in enumerate(blocks) if block in self.blocks],
+            self.source.tensors[attrs.tensor],
+        )
+        known, first = self.tensors.get(tensor.id, tensor), used[0] if used else None
+        vector = loads and len(used) == 1 and len(blocks) == 1
+        if not used:
+            flat = tensor
+        elif vector:
+            flat = self._vector(tensor, attrs.indices[0])
+        elif [blocks[at] for at in used] == [*self.blocks] and used[-1] - used[0] < len(used):
+            flat = self._flat(tensor, used[0], attrs.indices)
+        else:
+            raise Refusal(f"{tensor.name} has some of the grid's dimensions, or has them in another order")
         if tensor.id in self.tensors and known != flat:
             raise Refusal(f"{tensor.name} is accessed in two ways")
         self.tensors[tensor.id] = flat
         if first is None:
             return attrs
+        if vector:
+            return replace(attrs, indices=(replace(attrs.indices[0], block=self.blocks[-1]),))
         return replace(attrs, indices=(*attrs.indices[:first], *attrs.indices[first + len(self.blocks) - 1 :]))
+
+    def _vector(self, tensor: HostTensor, index: Index) -> HostTensor:
+        """Return a vector over one dimension of the grid as one over rows, whose elements repeat."""
+        assert index.block is not None
+        at = self.blocks.index(index.block)
+        later, count = self.extents[at + 1 :], self.extents[at]
+        if (index.shift, index.operand) != (0, None) or not equal(tensor.shape[0], count):
+            raise Refusal(f"{tensor.name} is accessed at an offset")
+        divisor = math.prod(each for each in later if isinstance(each, int))
+        if not isinstance(count, int) or not all(isinstance(each, int) for each in later):
+            raise Refusal(f"{tensor.name} is a vector over a dimension of the grid whose extent is known at launch")
+        self.repeated[tensor.id] = (divisor, count)
+        return replace(tensor, shape=(self._rows(),))
 
     def _flat(self, tensor: HostTensor, first: int, indices: Sequence[Index]) -> HostTensor:
         end = first + len(self.blocks)

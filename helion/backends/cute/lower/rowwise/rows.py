@@ -41,7 +41,7 @@ from ...plan.epilogue import (
     constant,
 )
 from ...plan.refusal import Refusal
-from ...plan.rowwise.records import Gather, RowProblem
+from ...plan.rowwise.records import Gather, Repeat, RowProblem
 from ...plan.runtime import MAX_EXTENT
 from ..chain import COMPARISONS, EXACT_INTEGERS, Chain, Reference, Written, is_integer
 from ..frame import Frame, Place, blocks_of, place_of
@@ -50,7 +50,7 @@ from ..numbers import equal, example, size
 from ..product import check_axis, check_memory
 from ..stored import stores_after_loop
 from ..tiled import TiledRows
-from .flat import with_flat_rows
+from .flat import Repeated, with_flat_rows
 from .sums import RowSum, with_single_rows
 
 PARTS = 2
@@ -88,8 +88,11 @@ class RowChain(Chain):
 
     by_tma = False
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: Frame, repeated: Repeated) -> None:
         self.frame = frame
+        self.repeated = repeated
+        #: Vectors over one dimension of a grid of several, by the name of their operand.
+        self.repeats: dict[str, Repeat] = {}
         self.known = {}
         self.loads = {}
         self.steps = []
@@ -106,7 +109,11 @@ class RowChain(Chain):
     def _load(self, op: Op) -> Reference:
         index = op.attributes(MemoryAttrs).indices[0] if len(op.attributes(MemoryAttrs).indices) == 1 else None
         if index is None or index.kind != "tensor" or index.operand is None:
-            return super()._load(op)
+            found = super()._load(op)
+            if op.attrs.tensor in self.repeated and isinstance(found, str):
+                divisor, modulus = self.repeated[op.attrs.tensor]
+                self.repeats[found] = Repeat(operand=self.loads[found][0].label, divisor=divisor, modulus=modulus)
+            return found
         return self._gather(op, op.operands[index.operand])
 
     def _gather(self, op: Op, index: Operand) -> Reference:
@@ -303,13 +310,14 @@ def rows_of(program: Program) -> RowKernel:
     if len(program.roots) != 1:
         raise Refusal("row kernels over one grid of tiles of rows are implemented")
     others = tuple(axis.block for axis in program.roots[0].axes[:-1])
-    program, blocks = with_single_rows(with_flat_rows(program))
+    program, repeated = with_flat_rows(program)
+    program, blocks = with_single_rows(program)
     root = program.roots[0]
     check_axis(root.axes[0], program)
     loops = [op for op in root.body.ops if op.kind == "for"]
     _check_effects(program, [root.body, *(loop.regions[0] for loop in loops)])
     frame = _frame(program, root, loops)
-    chain = RowChain(frame)
+    chain = RowChain(frame, repeated)
     tiled = RowTiles(root, frame, chain, loops[0]) if loops else None
     stores = tiled.stores() if tiled else stores_after_loop(root.body, frame, chain)
     for store in sorted(stores, key=lambda store: len(blocks_of(frame, store)), reverse=True):
@@ -399,6 +407,7 @@ def _kernel(frame: Frame, chain: RowChain) -> RowKernel:
         epilogue=epilogue,
         runtime=("size_m",) if isinstance(rows, Expr) else (),
         gathers=tuple(chain.gathers.values()),
+        repeats=tuple(chain.repeats.values()),
     )
     _check(problem)
     chain.check_compared()

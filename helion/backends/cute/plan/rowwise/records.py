@@ -35,6 +35,15 @@ class Gather:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Repeat:
+    """A ``column`` operand, by its label, of whose elements row r has number (r // ``divisor``) % ``modulus``."""
+
+    operand: str
+    divisor: int
+    modulus: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class RowProblem:
     """Outputs of ``m`` rows of ``n`` columns, as a straight-line program over each row.
 
@@ -48,6 +57,7 @@ class RowProblem:
     runtime: tuple[str, ...] = ()
     """Names of numbers that each launch passes, in order: ``size_m``, or nothing."""
     gathers: tuple[Gather, ...] = ()
+    repeats: tuple[Repeat, ...] = ()
     span: int = 0
     """Rows of a block whose sums are stored, if there are sums over rows."""
 
