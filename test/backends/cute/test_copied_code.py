@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 from typing import Any
 
@@ -12,7 +13,7 @@ from backends.cute import copies
 from helion.backends.cute.codegen import copied as code
 from helion.backends.cute.execute.evaluate import _multiplied
 from helion.backends.cute.plan.copied import COPY_WARPS, Copied
-from helion.backends.cute.plan.counts import along_lines, is_raw
+from helion.backends.cute.plan.counts import along_lines, is_raw, turns
 from helion.backends.cute.plan.records import GemmPlan
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.programs import kernel_program
@@ -127,7 +128,7 @@ def run(
         Float32=Number,
         **{name: Number for name in ("Uint8", "Uint16", "Uint32", "Int8")},
         BFloat16=_rounded(torch.bfloat16),
-        Float8E4M3FN=Number,
+        Float8E4M3FN=_rounded(torch.float8_e4m3fn),
         TFloat32=Number,
     )
     cute = types.SimpleNamespace(
@@ -162,8 +163,9 @@ def run(
         )
     write = code.lines(g.WriteElements(copied.operand, "ab_copy"), plan, role, 2)
     program = compile("\n".join([*setup, *load, "k_tile += 1", *read, *write]), copied.operand, "exec")
-    for thread in range(COPY_WARPS * 32):
-        exec(program, {**names, "thread": thread + role.first_warp * 32, "copy_part": stage})
+    for warp, lane in itertools.product(range(0, COPY_WARPS, turns(plan)), range(32)):  # of one group
+        places = {"thread": (role.first_warp + warp) * 32 + lane, "warp": role.first_warp + warp, "lane": lane}
+        exec(program, {**names, **places, "copy_part": stage})
     return stage.held
 
 

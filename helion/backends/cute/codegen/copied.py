@@ -12,12 +12,13 @@ from ..plan.counts import (
     chunk_elements,
     chunks_of_thread,
     copied_lines,
-    copy_warps,
+    copying_threads,
     elements_of_thread,
     is_raw,
     is_vector,
     past_registers,
     through_registers,
+    turns,
     varies,
 )
 from ..plan.dtypes import DTYPES, itemsize
@@ -61,7 +62,7 @@ class Layout:
         self.along_lines = along_lines(plan, copied)
         self.chunks = (self.lines if self.along_lines else plan.tile[2]) // self.elements
         self.items = chunks_of_thread(plan, copied)
-        self.threads = copy_warps(plan) * WARP_THREADS
+        self.threads = copying_threads(plan)
         self.label = copied.operand
 
     @property
@@ -159,6 +160,11 @@ def _lines(step: g.CopyStep, plan: GemmPlan, role: g.Role, stages: int) -> list[
 def set_up(plan: GemmPlan, role: g.Role) -> list[str]:
     """Define the registers of the copying warps."""
     found = [f"copy_thread = thread - {role.first_warp * WARP_THREADS}"]
+    if (groups := turns(plan)) > 1:
+        found = [
+            f"copy_turn = (warp - {role.first_warp}) % {groups}",
+            f"copy_thread = (warp - {role.first_warp}) // {groups} * {WARP_THREADS} + lane",
+        ]
     if plan.products > 1 and any(copied.operand != "a" for copied in plan.problem.copied):
         found.append("copy_part = cute.make_tensor(shared_b.iterator, layout_part.outer)")
     for copied in past_registers(plan):
@@ -180,6 +186,7 @@ def _(step: g.LoadElements, plan: GemmPlan, role: g.Role, stages: int) -> list[s
     assert copied is not None
     layout = Layout(plan, copied)
     tile = f"(k_tile + {step.ahead})" if step.ahead else "k_begin" if plan.parts > 1 else "0"
+    tile = "k_tile" if step.now else tile
     found: list[str] = []
     for at, name in enumerate(source_names(copied)):
         if at or not is_raw(plan, copied):

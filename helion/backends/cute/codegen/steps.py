@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from ..plan.counts import counts
+from ..plan.counts import counts, turns
 from ..plan.epilogue import ROW_NUMBER
 from ..plan.passes import Pass, passes
 from ..plan.records import GemmPlan
@@ -140,6 +140,7 @@ def _(step: g.SubtileLoop, out: Writer, names: Names) -> None:
 @_print.register
 def _(step: g.Gate, out: Writer, names: Names) -> None:
     condition = {
+        "own_turn": f"(ab_copy.count + copy_turn) % {turns(names.plan)} == 0",
         "leader": "place[0] == 0",
         "first_warp": f"warp == {names.role.first_warp}",
         "last_subtile": f"subtile == {names.plan.subtiles - 1}",

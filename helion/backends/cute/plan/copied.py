@@ -26,6 +26,9 @@ NOT_COPIED = (
 )
 RAW_BYTES, MAX_RAW_STAGES = 40960, 8
 """Bytes in flight that hide the latency of memory: raw tiles take at most so many, or two stages."""
+MAX_TURN_BYTES = 16384
+"""Bytes of raw tiles that half of the copying warps have in registers, 32 of each thread; half of it with other sources.
+"""
 MAX_RAW_ITEM_BYTES = 4
 """Bytes of an element of a raw tile."""
 GRANULES = (16, 8, 4)

@@ -9,6 +9,7 @@ from .copied import (
     CHUNK_BYTES,
     COPY_WARPS,
     MAX_RAW_STAGES,
+    MAX_TURN_BYTES,
     RAW_BYTES,
     Copied,
     CopySource,
@@ -92,7 +93,7 @@ def counts(plan: GemmPlan) -> Counts:
         b_stage_bytes=b_bytes,
         ab=PipelineCounts(
             stages=plan.ab_stages,
-            full_arrivals=full_arrivals(plan, copy_warps(plan)),
+            full_arrivals=full_arrivals(plan, copy_warps(plan) // turns(plan)),
             # wgmma: every consumer warp of every CTA that reads this CTA's loads; tcgen05: one commit per CTA or pair.
             empty_arrivals=sharers if tcgen05 else sharers * plan.consumer_warps,
             transaction_bytes=_bytes_by_tma(plan, a_bytes, b_bytes) * plan.ctas_per_mma,
@@ -143,7 +144,7 @@ def chunk_elements(plan: GemmPlan) -> int:
 
 def chunks_of_thread(plan: GemmPlan, copied: Copied) -> int:
     """Return the chunks of a stage of a copied operand that each thread writes."""
-    return copied_lines(plan, copied) * (plan.tile[2] // chunk_elements(plan)) // (copy_warps(plan) * WARP_THREADS)
+    return copied_lines(plan, copied) * (plan.tile[2] // chunk_elements(plan)) // copying_threads(plan)
 
 
 def along_lines(plan: GemmPlan, copied: Copied) -> bool:
@@ -176,7 +177,7 @@ def varies(plan: GemmPlan, copied: Copied, source: CopySource) -> tuple[bool, bo
     """
     if along_lines(plan, copied):
         columns = copied_lines(plan, copied) // chunk_elements(plan)
-        same_lines = copy_warps(plan) * WARP_THREADS % columns == 0
+        same_lines = copying_threads(plan) % columns == 0
         return bool(source.k_pitch or (source.pitch and not same_lines)), source.pitch != 0
     if source.k_pitch == 0:
         return source.pitch != 0, False
@@ -224,7 +225,7 @@ def _raw_counts(plan: GemmPlan) -> PipelineCounts:
     return PipelineCounts(
         stages=max(2, min(MAX_RAW_STAGES, RAW_BYTES // size)),
         full_arrivals=1,
-        empty_arrivals=copy_warps(plan),
+        empty_arrivals=copy_warps(plan) // turns(plan),
         transaction_bytes=size,
     )
 
@@ -237,6 +238,22 @@ def loads_while_copying(plan: GemmPlan) -> bool:
 def copy_warps(plan: GemmPlan) -> int:
     """Return the warps that copy operands."""
     return LOADING_WARPS if loads_while_copying(plan) else COPY_WARPS
+
+
+def turns(plan: GemmPlan) -> int:
+    """Return the groups of copying warps, which take K tiles by turns.
+
+    A group waits for barriers, shared memory and its fence while another one converts.
+    """
+    raw = raw_operands(plan)
+    most = MAX_TURN_BYTES // (2 if plan.problem.more_sources else 1)
+    alone = bool(raw) and len(raw) == len(plan.problem.copied)
+    return 2 if alone and sum(raw_bytes(plan, copied) for copied in raw) <= most else 1
+
+
+def copying_threads(plan: GemmPlan) -> int:
+    """Return the threads that copy one K tile."""
+    return copy_warps(plan) // turns(plan) * WARP_THREADS
 
 
 def full_arrivals(plan: GemmPlan, copying_warps: int) -> int:
@@ -265,7 +282,7 @@ def copied_line_step(plan: GemmPlan, copied: Copied) -> int:
     """Return the divisor of the lines of a stage that all threads copy the same number of chunks or granules of."""
     if copied.granule:
         return granule_walk(plan, copied).step
-    return copy_warps(plan) * WARP_THREADS * chunk_elements(plan) // plan.tile[2]
+    return copying_threads(plan) * chunk_elements(plan) // plan.tile[2]
 
 
 def granule_walk(plan: GemmPlan, copied: Copied) -> GranuleWalk:

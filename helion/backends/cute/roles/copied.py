@@ -13,6 +13,7 @@ from ..plan.counts import (
     past_registers,
     raw_operands,
     through_registers,
+    turns,
 )
 from ..plan.records import LOADING_WARPS, GemmPlan
 from .edits import add_role, edit_role, rewrite
@@ -148,28 +149,35 @@ def _ordered(step: Step) -> tuple[Step, ...]:
 def _copies(plan: GemmPlan) -> tuple[Step, ...]:
     """Build the program of the copying warps. Loads into registers for the next K tile are in flight while they wait for
     its stage; cp.async has all stages in flight, and so has TMA of raw tiles."""
-    labels = [each.operand for each in through_registers(plan)]
-    loaded = [each.operand for each in through_registers(plan) if not is_raw(plan, each) or len(each.sources) > 1]
-    raw = [each.operand for each in raw_operands(plan)]
+    through, raw = through_registers(plan), [each.operand for each in raw_operands(plan)]
+    loaded = [each.operand for each in through if not is_raw(plan, each) or len(each.sources) > 1]
+    constant = [each.operand for each in raw_operands(plan) if not any(other.k_pitch for other in each.sources[1:])]
+    varying = [label for label in loaded if label not in constant]
     started = [each.operand for each in past_registers(plan)]
+    by_turns = turns(plan) > 1
+    steps: tuple[Step, ...] = (
+        *(LoadElements(label, now=True) for label in varying if by_turns),
+        *((Wait("raw_read"), *(ReadRaw(label, "raw_read") for label in raw)) if raw else ()),
+        CopyAcquire("ab_copy"),
+        *(StartCopies(label, "ab_copy") for label in started),
+        *((ArriveAfterCopies("ab_copy"),) if started else ()),
+        *(WriteElements(each.operand, "ab_copy") for each in through),
+        *((FenceShared(), WarpSync()) if through else ()),
+        *((Release("raw_read"),) if raw else ()),
+        *((CopyCommit("ab_copy"),) if through else ()),
+        *(LoadElements(label, ahead=1) for label in varying if not by_turns),
+    )
     return (
         SetUp("copies"),
         Cursor("ab_copy", "ab", "producer"),
         *((Cursor("raw_read", "raw", "consumer"),) if raw else ()),
         TileLoop(
             (
-                *(LoadElements(label) for label in loaded),
+                *(LoadElements(label) for label in loaded if label not in varying or not by_turns),
                 KLoop(
                     (
-                        *((Wait("raw_read"), *(ReadRaw(label, "raw_read") for label in raw)) if raw else ()),
-                        CopyAcquire("ab_copy"),
-                        *(StartCopies(label, "ab_copy") for label in started),
-                        *((ArriveAfterCopies("ab_copy"),) if started else ()),
-                        *(WriteElements(label, "ab_copy") for label in labels),
-                        *((FenceShared(), WarpSync()) if labels else ()),
-                        *((Release("raw_read"), Advance("raw_read")) if raw else ()),
-                        *((CopyCommit("ab_copy"),) if labels else ()),
-                        *(LoadElements(label, ahead=1) for label in loaded),
+                        *((Gate("own_turn", steps),) if by_turns else steps),
+                        *((Advance("raw_read"),) if raw else ()),
                         Advance("ab_copy"),
                     )
                 ),

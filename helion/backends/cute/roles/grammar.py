@@ -13,7 +13,7 @@ PipelineKind = Literal[
 ]
 """``tma_rows``: each consumer group has a stage of its own. ``mailbox``: tile numbers from a dynamic scheduler."""
 Side = Literal["producer", "consumer"]
-Who = Literal["leader", "first_warp", "last_subtile", "owner", "others", "last_part", "earlier_part"]
+Who = Literal["own_turn", "leader", "first_warp", "last_subtile", "owner", "others", "last_part", "earlier_part"]
 Slots = Literal["k_tiles", "subtiles"]
 Vector = Literal["column", "row"]
 VECTORS: tuple[Vector, ...] = ("column", "row")
@@ -66,7 +66,7 @@ class Gate(Step):
     It holds for the CTA of a pair that issues for both (``leader``), the first warp of the role, or the last sub-tile.
     With split K in a cluster, it holds for the CTA that stores the sub-tile (``owner``) or for the ``others``. With
     split K across clusters, it holds for the CTA that found all other partials in the workspace (``last_part``), or for
-    any other.
+    any other. Of warps that copy by turns, it holds for those of the current K tile (``own_turn``).
     """
 
     who: Who
@@ -165,10 +165,13 @@ class ReadRaw(CopyStep):
 @dataclass(frozen=True)
 class LoadElements(CopyStep):
     """Load the sources of a copied operand from global memory into registers, for the K tile ``ahead`` of the current
-    one. Raw tiles are left out. Indices past the ends of tensors are those of the last elements."""
+    one. Raw tiles are left out. Indices past the ends of tensors are those of the last elements.
+
+    Without a current K tile it is the first one of the tile, unless ``now``."""
 
     operand: str
     ahead: int = 0
+    now: bool = False
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ..plan.counts import counts, multicast_masks, owner, part_of, place, rank_at
 from ..plan.passes import passes, reads_matrices
 from ..roles import grammar as g
-from .elements import parts_of
+from .elements import parts_of, turns_of
 from .state import Barrier, Buffer, Cta, Fault, Ring, Slot, Sums, Tag, Warp, Workspace
 
 Ready = Callable[[], bool]
@@ -116,13 +116,14 @@ class Cluster:
         self.stored_rows: dict[tuple[int, int], int] = {}
         """By CTA and tile: the warps that have stored per-row numbers."""
         self.counts = counts(self.plan)
+        self.turns = turns_of(program)
         self.storing_warps = self.program.role("store").warps if self.plan.warp_stores else 1
         epilogue = self.plan.problem.epilogue
         self.by_rows = self.plan.by_rows
         self.reads_matrices = [reads_matrices(self.plan, walk) for walk in passes(self.plan)]
         self.reads_rows, self.reads_columns = (bool(epilogue.of_kind(kind)) for kind in ("row", "column"))
         self._rules: dict[int, tuple[Rule, bool, bool]] = {}
-        self._leaves: dict[tuple[str, bool, bool, int], list[Leaf]] = {}
+        self._leaves: dict[tuple[str, int, bool, bool, int], list[Leaf]] = {}
         self._ctas: dict[tuple[str, int], list[Cta]] = {}
         self._parts: dict[int, set[tuple[str, int]]] = {}
         self.exits = 0
@@ -200,10 +201,14 @@ class Cluster:
             yield Agent(self, warp, self._steps_of(warp), 0.05 + self.random.random() ** 2)
 
     def _steps_of(self, warp: Warp) -> list[Leaf]:
-        """Return the steps of a warp, cached: warps of a role other than the first share them, across CTAs with the
-        same part of K and half of a pair."""
+        """Return the steps of a warp, cached.
+
+        Warps of a role other than the first share them, if they take turns together. So do those of CTAs with the same
+        part of K and half of a pair.
+        """
         role, cta = warp.role, warp.cta
-        kind = (role.name, warp.number == 0, self.leader(cta.rank) is cta, part_of(self.plan, cta.rank))
+        turn = warp.number % self.turns if role.name == "copy" else 0
+        kind = (role.name, turn, warp.number == 0, self.leader(cta.rank) is cta, part_of(self.plan, cta.rank))
         known = self._leaves.get(kind)
         if known is None:
             steps = (*role.program, *self.program.exit)

@@ -10,6 +10,11 @@ from .elements import copied_by
 from .state import Fault, Tag, Warp
 
 
+def _part(cluster: Cluster, operand: str, warp: Warp) -> str:
+    """Return the part of an operand that a warp copies, which is that of a warp of each group that takes turns."""
+    return copied_by(operand, warp.number // cluster.turns)
+
+
 @rule(g.LoadElements)
 def _(cluster: Cluster, step: g.LoadElements, warp: Warp) -> None:
     warp.copies.loaded[step.operand] = (warp.tile, warp.k_tile + step.ahead)
@@ -57,11 +62,13 @@ def _(cluster: Cluster, step: g.WriteElements, warp: Warp) -> None:
     raw = is_raw(cluster.plan, copied)
     if raw and warp.copies.read.get(step.operand) != tag:
         raise Fault(f"{step.operand} of {tag} is made of the raw tile of {warp.copies.read.get(step.operand)}")
-    if len(copied.sources) > raw and warp.copies.loaded.get(step.operand) != tag:
+    loaded, varying = warp.copies.loaded.get(step.operand), any(each.k_pitch for each in copied.sources[raw:])
+    held = loaded == tag if varying or not raw else loaded is not None and loaded[0] == warp.tile
+    if len(copied.sources) > raw and not held:
         raise Fault(f"{step.operand} of {tag} is made of the elements of {warp.copies.loaded.get(step.operand)}")
     if slot.readers:
         raise Fault(f"{step.operand} of K tile {tag[1]} of tile {tag[0]} overwrites a slot that is being read")
-    slot.held.pop((copied_by(step.operand, warp.number), warp.cta.rank), None)
+    slot.held.pop((_part(cluster, step.operand, warp), warp.cta.rank), None)
     warp.copies.unfenced.append((index, step.operand, tag))
     warp.copies.synced = False
 
@@ -76,7 +83,7 @@ def _(cluster: Cluster, step: g.CopyCommit, warp: Warp) -> None:
     for written, operand, tag in warp.copies.fenced:
         if written != index:
             raise Fault(f"stage {index} is full, and {operand} was written to stage {written}")
-        ring.slots[index].held[copied_by(operand, warp.number), warp.cta.rank] = tag
+        ring.slots[index].held[_part(cluster, operand, warp), warp.cta.rank] = tag
     warp.copies.fenced = []
     ring.full[index].arrive()
 
@@ -86,7 +93,7 @@ def _(cluster: Cluster, step: g.StartCopies, warp: Warp) -> None:
     ring, index, _ = cluster.slot(warp, step.cursor)
     if ring.slots[index].readers:
         raise Fault(f"{step.operand} of K tile {warp.k_tile} of tile {warp.tile} overwrites a slot that is being read")
-    ring.slots[index].held.pop((copied_by(step.operand, warp.number), warp.cta.rank), None)
+    ring.slots[index].held.pop((_part(cluster, step.operand, warp), warp.cta.rank), None)
     warp.copies.started.append((index, step.operand, (warp.tile, warp.k_tile)))
 
 
@@ -101,7 +108,7 @@ def _(cluster: Cluster, step: g.ArriveAfterCopies, warp: Warp) -> None:
 
     def complete() -> None:
         for _, operand, tag in started:
-            ring.slots[index].held[copied_by(operand, warp.number), warp.cta.rank] = tag
+            ring.slots[index].held[_part(cluster, operand, warp), warp.cta.rank] = tag
         ring.slots[index].copied = True
         for _ in range(WARP_THREADS):
             ring.full[index].arrive()

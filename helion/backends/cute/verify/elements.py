@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..roles.grammar import KernelProgram
+from ..roles.grammar import Gate, KernelProgram, Step
 
 
 @dataclass
@@ -46,4 +47,16 @@ def parts_of(program: KernelProgram, operand: str) -> list[str]:
     """Return the parts of an operand in a stage: that of TMA, or one of each warp that copies it."""
     if program.plan.problem.copy_of(operand) is None:
         return [operand]
-    return [copied_by(operand, warp) for warp in range(program.role("copy").warps)]
+    return [copied_by(operand, warp) for warp in range(program.role("copy").warps // turns_of(program))]
+
+
+def turns_of(program: KernelProgram) -> int:
+    """Return the groups of copying warps that take turns; a smaller kernel has as many."""
+    copies = (role.program for role in program.roles if role.name == "copy")
+    return 2 if any(_takes_turns(steps) for steps in copies) else 1
+
+
+def _takes_turns(steps: Sequence[Step]) -> bool:
+    return any(
+        (isinstance(step, Gate) and step.who == "own_turn") or _takes_turns(getattr(step, "body", ())) for step in steps
+    )

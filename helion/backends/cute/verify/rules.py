@@ -38,6 +38,7 @@ def multiplied_tiles(cluster: Cluster, warp: Warp) -> range:
 def _(cluster: Cluster, step: g.KLoop, warp: Warp) -> Iterator[Leaf]:
     k_tiles = warp.group or multiplied_tiles(cluster, warp)
     for warp.k_tile in k_tiles[step.first :]:
+        warp.k_tiles += 1
         yield from cluster.steps(step.body, warp)
 
 
@@ -67,6 +68,7 @@ def _(cluster: Cluster, step: g.Gate, warp: Warp) -> Iterator[Leaf]:
 
 
 GATES: Mapping[g.Who, Callable[[Cluster, Warp], bool]] = {
+    "own_turn": lambda cluster, warp: (warp.k_tiles - 1 + warp.number) % cluster.turns == 0,
     "leader": lambda cluster, warp: cluster.leader(warp.cta.rank) is warp.cta,
     "first_warp": lambda cluster, warp: warp.number == 0,
     "last_subtile": lambda cluster, warp: warp.subtile == cluster.plan.subtiles - 1,

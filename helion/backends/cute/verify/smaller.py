@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ..plan.counts import copy_warps, counts, full_arrivals
+from ..plan.counts import copy_warps, counts, full_arrivals, turns
 from ..plan.records import WARP_THREADS, GemmPlan
 from ..roles.grammar import KernelProgram, NamedBarrier, Pipeline
 from .structure import visitors
@@ -107,9 +107,9 @@ def _recounted(pipeline: Pipeline, plan: GemmPlan, few: GemmPlan, warps: int) ->
         if field.name in _BY_WARPS[pipeline.name] and not _of_the_unit(pipeline, field.name):
             after = after * warps // few.consumer_warps
         if field.name == "full_arrivals" and pipeline.name == "ab":
-            after = full_arrivals(few, min(copy_warps(few), FEW_WARPS))
+            after = full_arrivals(few, min(copy_warps(few), FEW_WARPS) // turns(plan))
         if field.name == "empty_arrivals" and pipeline.name == "raw":
-            after = min(copy_warps(few), FEW_WARPS)
+            after = min(copy_warps(few), FEW_WARPS) // turns(plan)
         changed[field.name] = after + getattr(pipeline.counts, field.name) - before
     return dataclasses.replace(pipeline, counts=dataclasses.replace(pipeline.counts, **changed))
 

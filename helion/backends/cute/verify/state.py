@@ -132,6 +132,8 @@ class Warp:
     """By name: (pipeline, stage, parity)."""
     tile: int = 0
     k_tile: int = 0
+    k_tiles: int = 0
+    """K tiles of its loops so far."""
     group: range | None = None
     """The K tiles of a loop over them, if not all."""
     subtile: int = 0
