@@ -12,7 +12,8 @@ from ..config import Config
 
 class Status(enum.Enum):
     """Status of an outcome. ``OK`` has a time. ``PRUNED`` was never compiled: it is predicted to be far from the best.
-    ``UNTIMED`` compiles; there was no time, or no reason, to time it.
+    ``UNTIMED`` compiles; there was no time, or no reason, to time it. ``NO_MEMORY``: the GPU's memory was taken, which
+    says nothing about the config.
     """
 
     OK = "ok"
@@ -22,6 +23,7 @@ class Status(enum.Enum):
     TIMED_OUT = "timed out"
     CRASHED = "crashed"
     INACCURATE = "inaccurate"
+    NO_MEMORY = "no memory"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from .tuner import Budget, Listener, Result
 
 #: Seconds between lines if there is no terminal.
 _INTERVAL = 10.0
-_BAD = (Status.FAILED, Status.TIMED_OUT, Status.CRASHED, Status.INACCURATE)
+_BAD = (Status.FAILED, Status.TIMED_OUT, Status.CRASHED, Status.INACCURATE, Status.NO_MEMORY)
 
 Decorator = Callable[[Config], str]
 

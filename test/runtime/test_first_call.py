@@ -236,7 +236,7 @@ def test_measuring_that_goes_wrong_costs_the_call_nothing(
 ) -> None:
     monkeypatch.setattr(autotune, "copy_tensors", broken)
     check(kernel()(ROWS), ROWS)
-    assert "no space left" not in capsys.readouterr().err
+    assert "an error of the kernel" not in capsys.readouterr().err
     monkeypatch.setattr(autotune, "copy_tensors", copy_tensors)
     monkeypatch.setattr(evaluator.Evaluator, "finish", interrupted)
     with pytest.raises(KeyboardInterrupt):  # it was meant for the program
@@ -244,7 +244,7 @@ def test_measuring_that_goes_wrong_costs_the_call_nothing(
 
 
 def broken(*args: Any) -> Any:
-    raise OSError("no space left on device")
+    raise RuntimeError("an error of the kernel")
 
 
 def interrupted(*args: Any) -> Any:
@@ -432,3 +432,43 @@ def test_an_error_is_remembered_as_well(
     monkeypatch.setattr(autotune, "copy_tensors", broken)
     check(kernel()(ROWS), ROWS)
     remembered(monkeypatch, kernel().bind((ROWS,)).default_config(), searches)
+
+
+PASSING = (OSError("no space left on device"), torch.OutOfMemoryError("CUDA out of memory"), MemoryError())
+
+
+@pytest.mark.parametrize("error", PASSING, ids=lambda error: type(error).__name__)
+def test_an_error_of_the_moment_is_not_remembered(
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def full(*_: Any) -> Any:
+        raise error
+
+    default = kernel().bind((ROWS,)).default_config()
+    with monkeypatch.context() as patched:
+        patched.setattr(autotune, "copy_tensors", full)
+        one = kernel()
+        check(one(ROWS), ROWS)
+    assert one.bind((ROWS,)).config == default
+    check(kernel()(ROWS), ROWS)
+    remembered(monkeypatch, doubted, searches)
+
+
+def test_a_contender_without_memory_is_measured_by_the_next_process(
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = session.Session._loaded
+
+    def full(self: session.Session, text: str) -> Callable[..., Any]:
+        if "num_warps=16" in text:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(self, text)
+
+    default = kernel().bind((ROWS,)).default_config()
+    with monkeypatch.context() as patched:
+        patched.setattr(session.Session, "_loaded", full)
+        one = kernel()
+        check(one(ROWS), ROWS)
+    assert one.bind((ROWS,)).config == default
+    check(kernel()(ROWS), ROWS)
+    remembered(monkeypatch, doubted, searches)

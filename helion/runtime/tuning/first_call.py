@@ -55,6 +55,8 @@ _LOCK_SECONDS = 5.0
 #: Memory needed to measure, as a multiple of that of the arguments: copies to restore and compare, and results of two
 #: configs. Then the memory that flushes the caches.
 _COPIES, _FLUSHED = 6, 1 << 30
+#: Errors of the moment, such as a full disk. They say nothing about a config, and a later process may measure it.
+_PASSING = (torch.OutOfMemoryError, MemoryError, OSError)
 _UNDER_WAY = new_lock()
 
 
@@ -89,7 +91,7 @@ def measured(compiled: Compiled, args: Sequence[Any], config: Config) -> Config:
     """Return the fastest of ``config``, the default, and its contenders; or of those that a former process has timed.
 
     Another config must be certainly faster and give the same results. Writes its choice to the cache, also one without
-    times. Raises every error.
+    times, unless memory or the disk was full. Raises every error.
     """
     of = compiled.specialized
     seconds = of.settings.first_call_seconds
@@ -102,6 +104,8 @@ def measured(compiled: Compiled, args: Sequence[Any], config: Config) -> Config:
     try:
         times = Times.of(seconds, compiled.compile_seconds.get(config, 0.0))
         return _decided(of, args, config, times, former)
+    except _PASSING:
+        raise
     except Exception as error:
         chosen_before.keep_untimed(of, args, best, f"{type(error).__name__}: {error}"[:500])
         raise
@@ -147,6 +151,8 @@ def _fastest(
     result = found.result
     if result is None or result.why == "interrupted":
         raise KeyboardInterrupt  # it was meant for the program, which requested no search
+    if any(outcome.status is Status.NO_MEMORY for outcome in result.outcomes):
+        return first
     untimed = {built.key: built.seconds for built in late}
     outcomes = [_untimed(each, untimed[each.config]) if each.config in untimed else each for each in result.outcomes]
     store, key = default_store(), chosen_before.tagged(of, args, is_unfinished=bool(untimed))

@@ -102,7 +102,8 @@ class Session:
             return self._timed(function, candidate, best)
         except Exception as error:  # whatever generated code, its compiler or its driver raise
             detail = f"{type(error).__name__}: {str(error).strip()[:500]}"
-            return Trial(status=Status.FAILED, detail=detail, fatal=not self._is_sound())
+            status = Status.NO_MEMORY if isinstance(error, torch.OutOfMemoryError) else Status.FAILED
+            return Trial(status=status, detail=detail, fatal=not self._is_sound())
 
     def turns(self, candidates: Sequence[Candidate], count: int) -> Turns:
         """Time candidates that were checked before, in rounds."""
