@@ -464,6 +464,78 @@ def test_attention() -> None:
     assert facts_of(matmul, tensor(64, 64), tensor(64, 64)).attention is None
 
 
+def banded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keys: hl.constexpr) -> torch.Tensor:
+    out = torch.empty_like(q)
+    d, later = hl.specialize(q.size(1)), k.size(0) - q.size(0)
+    for tile_m in hl.tile(q.size(0)):
+        top = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        acc = hl.zeros([tile_m, d], dtype=torch.float32)
+        end = k.size(0)
+        if keys == "up to the query":
+            end = tile_m.end
+        elif keys == "and later ones":
+            end = tile_m.end + later
+        elif keys == "as far as there are":
+            end = min(tile_m.end + later, k.size(0))
+        for tile_n in hl.tile(0, end):
+            scores = hl.dot(q[tile_m, :], k[tile_n, :].T)
+            new = torch.maximum(top, scores.amax(-1))
+            p = torch.exp(scores - new[:, None])
+            acc = hl.dot(p.to(q.dtype), v[tile_n, :], acc=acc * torch.exp(top - new)[:, None])
+            top = new
+        out[tile_m, :] = acc.to(q.dtype)
+    return out
+
+
+@pytest.mark.parametrize("keys", ["up to the query", "and later ones", "as far as there are", "all"])
+@pytest.mark.parametrize("static_shapes", [True, False])
+def test_attention_up_to_a_diagonal(keys: str, static_shapes: bool) -> None:
+    kernel = helion.kernel(banded, static_shapes=static_shapes)
+    fact = kernel.bind((tensor(100, 64), tensor(300, 64), tensor(300, 64), keys), target="sm_90").facts.attention
+    assert fact is not None and fact.diagonal is (keys != "all")
+
+
+FORMS = {
+    "reshape": (128 * 3, 128 * 3, 64, 1),
+    "view": (128 * 3, 64, 1),
+    "flatten": (128 * 3, 1),
+    "copied by reshape": (128 * 7, 1),
+    "clone": (128, 128 * 3, 1),
+    "cast": (128 * 3, 128, 1),
+    "cat": (128 * 3, 128, 1),
+}
+
+
+def in_form(x: torch.Tensor, form: hl.constexpr) -> torch.Tensor:
+    source = x
+    if form == "reshape":
+        source = x.reshape([-1, 1, x.size(1) * 2, 64])
+    elif form == "view":
+        source = x.view(x.size(0), -1, 64)
+    elif form == "flatten":
+        source = x.flatten(1, 2)
+    elif form == "copied by reshape":
+        source = x.transpose(0, 1).reshape([x.size(1), -1])
+    elif form == "clone":
+        source = x.transpose(0, 1).clone()
+    elif form == "cast":
+        source = x.to(torch.float32)
+    elif form == "cat":
+        source = torch.cat([x, x])
+    out = torch.empty_like(source)
+    for tile in hl.tile(source.size()):
+        out[tile] = source[tile]
+    return out
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_strides_that_are_read_at_run_time_have_those_seen(form: str) -> None:
+    kernel = helion.kernel(in_form, static_shapes=False)
+    load, store = kernel.bind((tensor(7, 3, 128), form), target="sm_90").facts.memory_ops
+    assert load.strides == FORMS[form] and not load.static
+    assert store.strides == FORMS[form]
+
+
 # --- elementwise ---------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..ir.effects import is_message
-from ..ir.grammar import ForAttrs, HostTensor, Op, Program, TileAttrs, Value, ViewAttrs
+from ..ir.grammar import ForAttrs, HostTensor, Op, Program, Value, ViewAttrs
 from ..ir.loops import tile_of_bound
 from ..ir.rewrite import Makers
 from ..rewrites import REWRITES
@@ -33,7 +33,7 @@ from .records import (
     ScanFact,
 )
 from .reductions import accumulator_facts, reduction_facts
-from .walk import Walk, walk_program
+from .walk import TileBound, Walk, walk_program
 
 
 def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
@@ -77,8 +77,8 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         pointwise=pointwise_fact(walk, flow, axes, memory_ops, accumulators, reductions),
         matmul_with_reduction_epilogue=epilogue_fact(matmuls, reductions, axes, products),
         matmul_with_tiled_reduction_epilogue=tiled_epilogue_fact(matmuls, reductions, axes, products),
-        attention=_attention(program, attention_fact(matmuls, reductions, regions)),
-        weighted=_attention(program, weighted_fact(matmuls, reductions, regions)),
+        attention=_attention(walk, attention_fact(matmuls, reductions, regions)),
+        weighted=_attention(walk, weighted_fact(matmuls, reductions, regions)),
         attention_gradients=_attention_gradients(program, attention_gradient_facts(matmuls, reductions, regions, axes)),
         rewrites=_rewrites(program, walk, axes),
         rewritten=_rewritten(program, rollable),
@@ -128,19 +128,17 @@ def _rewrites(program: Program, walk: Walk, axes: tuple[AxisFact, ...]) -> dict[
     return {rewrite.key: Lazy(functools.partial(rewrite.fact, context)) for rewrite in REWRITES}
 
 
-def _attention(program: Program, fact: AttentionFact | None) -> AttentionFact | None:
+def _attention(walk: Walk, fact: AttentionFact | None) -> AttentionFact | None:
     """Return the fact with the results of the analysis of position masks."""
     if fact is None:
         return None
-    makers = Makers.among(program.walk())
-    loops = [(op, op.attrs.axes[0]) for op in program.walk() if isinstance(op.attrs, ForAttrs)]
-    ends = {axis.block: tile_of_bound(makers, op, axis.end) for op, axis in loops}
-    diagonal = ends.get(fact.key_axis) == TileAttrs(fact.query_axis, "end") if fact.query_axis is not None else False
+    program, queries, keys = walk.program, fact.query_axis, fact.key_axis
+    _, end = walk.diagonal.get(keys, (None, None))
     return replace(
         fact,
-        hidden=fact.key_axis in hidden_blocks(program),
-        diagonal=diagonal,
-        window=None if fact.query_axis is None else window_of(program, fact.query_axis, fact.key_axis),
+        hidden=keys in hidden_blocks(program),
+        diagonal=isinstance(end, TileBound) and end.block == queries,
+        window=None if queries is None else window_of(program, queries, keys),
     )
 
 

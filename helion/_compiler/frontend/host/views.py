@@ -17,6 +17,7 @@ from ...._shapes import Expr, Number, hint_of, number_key
 from ..state import TraceState
 from ..values import HostTensorValue, describe
 from .data import deferred
+from .factories import contiguous_strides
 
 Shape = tuple[Number, ...]
 Rule = Callable[..., Any]
@@ -38,13 +39,18 @@ def make(
     *,
     dtype: torch.dtype | None = None,
     own: bool = False,
+    seen: Sequence[int] | None = None,
 ) -> HostTensorValue:
-    """Return a tensor of ``shape``; strides of None are read from it at run time. ``own``: it has its own memory."""
+    """Return a tensor of ``shape``; strides of None are read from it at run time. ``own``: it has its own memory.
+
+    ``seen`` are its strides at bind time, those of a contiguous tensor by default.
+    """
     storage = t.tensors.new_storage() if own else like.storage
     result = HostTensorValue(t, shape, (), dtype or like.dtype, like.device, storage)
-    result.strides = (
-        tuple(deferred(t, result, "stride", i, 64) for i in range(len(shape))) if strides is None else strides
-    )
+    if strides is None:
+        seen = contiguous_strides(tuple(map(hint_of, shape))) if seen is None else seen
+        strides = tuple(deferred(t, result, "stride", i, int(stride)) for i, stride in enumerate(seen))
+    result.strides = strides
     result.aligned = own or like.aligned
     return result
 
@@ -102,7 +108,16 @@ def _view(t: TraceState, value: HostTensorValue, *sizes: Any) -> HostTensorValue
             reason=f"-1 can be any size in [{asked}], which has no elements; write the size out",
         )
     shape = tuple(_quotient(total, known) if isinstance(s, int) and s == -1 else s for s in wanted)
-    return make(t, value, shape, None)
+    return _viewed(t, value, shape)
+
+
+def _viewed(t: TraceState, value: HostTensorValue, shape: Shape) -> HostTensorValue:
+    """Return a view whose strides are read at run time."""
+    try:
+        seen = value.meta.reshape([hint_of(size) for size in shape]).stride()
+    except RuntimeError:  # sizes of other arguments, which do not fit at bind time
+        seen = None
+    return make(t, value, shape, None, seen=seen)
 
 
 def _factors(number: Number) -> tuple[int, list[Expr]]:
@@ -198,7 +213,7 @@ def _flatten(t: TraceState, value: HostTensorValue, start_dim: int = 0, end_dim:
     merged: Number = 1
     for size in value.shape[first : last + 1]:
         merged = merged * size
-    return make(t, value, (*value.shape[:first], merged, *value.shape[last + 1 :]), None)
+    return _viewed(t, value, (*value.shape[:first], merged, *value.shape[last + 1 :]))
 
 
 def _unflatten(t: TraceState, value: HostTensorValue, dim: int, sizes: Any) -> HostTensorValue:
@@ -222,7 +237,7 @@ def _contiguous(
 
 
 def _to(t: TraceState, value: HostTensorValue, dtype: torch.dtype) -> HostTensorValue:
-    return value if dtype == value.dtype else make(t, value, value.shape, None, dtype=dtype, own=True)
+    return value if dtype == value.dtype else _copied(t, value, dtype)
 
 
 def _cast(dtype: torch.dtype) -> Rule:
@@ -230,7 +245,12 @@ def _cast(dtype: torch.dtype) -> Rule:
 
 
 def _clone(t: TraceState, value: HostTensorValue, **_: Any) -> HostTensorValue:
-    return make(t, value, value.shape, None, own=True)
+    return _copied(t, value, value.dtype)
+
+
+def _copied(t: TraceState, value: HostTensorValue, dtype: torch.dtype) -> HostTensorValue:
+    """Return a copy whose strides are read at run time."""
+    return make(t, value, value.shape, None, dtype=dtype, own=True, seen=torch.empty_like(value.meta).stride())
 
 
 def _getitem(t: TraceState, value: HostTensorValue, index: Any) -> HostTensorValue:
