@@ -30,6 +30,8 @@ class Trust(Tuned):
     full_waves: float
     #: The fastest tile of several matmuls, for the first that fills the waves.
     several_matmuls: float
+    #: Fewer and longer rows of a permuted copy, for the tile of other elementwise kernels.
+    longer_rows: float
     #: Longer tiles that leave fewer atomics, for moderate ones.
     fewer_atomics: float
     #: Programs of more warps and longer chunks, for fewer programs than SMs.

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from ...._compiler.facts.records import LiveTile, MemoryOpFact
+from ...._compiler.facts.records import KernelFacts, LiveTile, MemoryOpFact
 from ....hardware import VECTOR_BYTES
 
 #: Of a stride passed at launch, Triton knows only whether it is a multiple of this.
@@ -73,3 +73,20 @@ def beyond(axes: Iterable[int], own: Iterable[int]) -> tuple[int, ...]:
     """
     there, part = Counter(axes), Counter(own)
     return tuple((there - part).elements()) if part <= there else ()
+
+
+def beside_turned(store: MemoryOpFact, facts: KernelFacts) -> tuple[int, ...] | None:
+    """Return the axes of a stored tile besides its contiguous axis and that of a load of the same tile, where these
+    differ; None where they are one.
+
+    Such a tile goes through shared memory, in which its rows meet in the same banks.
+    """
+    inner = inner_axis(store) if store.kind == "store" else None
+    tile = Counter(store.tile_axes)
+    for op in facts.memory_ops:
+        if inner is None or op.kind != "load" or op.region != store.region or Counter(op.tile_axes) != tile:
+            continue
+        other = inner_axis(op)
+        if other is not None and other != inner:
+            return tuple((tile - Counter((inner, other))).elements())
+    return None

@@ -9,7 +9,7 @@ from harness import tensor
 import helion
 import helion.language as hl
 from benchmarks.cells import workload_cells
-from benchmarks.mechanisms import dropped_residual, rotated_pairs, sample_energies
+from benchmarks.mechanisms import dropped_residual, packed_pixels, rotated_pairs, sample_energies, shuffled_pixels
 
 #: The first cell of each kernel, and its tiles on an H200.
 TILES = {
@@ -113,3 +113,30 @@ def test_threads_draw_enough_random_numbers_for_their_keys(gpu: str, threads: in
     bound = dropped_residual.bind((x, bias, x, 0.1, 1234), target=gpu)
     config = bound.default_config()
     assert config["block_sizes"] == [1, 1024] and config["num_warps"] * bound.target.warp_size == threads
+
+
+@pytest.mark.parametrize("gpu", ["sm_80", "h200", "sm_100"])
+@pytest.mark.parametrize("image", [(8, 64, 180, 320), (64, 64, 32, 32)])
+def test_permuted_tiles_have_few_rows(gpu: str, image: tuple[int, int, int, int]) -> None:
+    b, c, h, w = image
+    for kernel, shape in ((shuffled_pixels, (b, 4 * c, h, w)), (packed_pixels, (b, c, 2 * h, 2 * w))):
+        bound = kernel.bind((tensor(*shape, dtype=torch.bfloat16), 2), target=gpu)
+        seed, other = bound.seeds[:2]
+        assert seed.heuristic == other.heuristic == "TritonPointwiseHeuristic" and seed.config == bound.default_config()
+        channels, rows, run = seed.config["block_sizes"]
+        assert channels * rows <= 4 and run >= 32
+        assert seed.predicted.time_us <= other.predicted.time_us and not seed.predicted.spill_risk
+        assert seed.config["loop_orders"] == [[3, 2, 1, 0]]
+
+
+def test_plain_transposes_keep_their_tiles() -> None:
+    @helion.kernel()
+    def transposed(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty([x.size(1), x.size(0)], dtype=x.dtype, device=x.device)
+        for rows, columns in hl.tile(x.size()):
+            out[columns, rows] = x[rows, columns].T
+        return out
+
+    seed = transposed.bind((tensor(4096, 4096, dtype=torch.bfloat16),), target="h200").seeds[0]
+    rows, columns = seed.config["block_sizes"]
+    assert rows == columns >= 64

@@ -167,6 +167,29 @@ def test_rows_that_a_tile_has_in_parts_are_a_run_each() -> None:
     assert parts_of_rows.sector_bytes == 2 * parts_of_rows.asked_bytes, "16 bytes of each sector"
 
 
+def test_rows_of_a_permuted_tile_meet_in_shared_memory() -> None:
+    bound = shuffled_pixels.bind((tensor(8, 256, 180, 320, dtype=BF16), 2), target=H200)
+    tiles = ([1, 1, 512], [1, 2, 256], [1, 4, 128], [1, 8, 64], [4, 4, 64])
+    found = [demand(bound, block_sizes=sizes, num_warps=4) for sizes in tiles]
+    moved = 2 * 512 * 4 * 2  # in and out: 512 lanes of four pixels of two bytes
+    assert [each.conflicting_bytes for each in found] == [moved * rows for rows in (2, 4, 8, 16, 2 * 32)]
+    times = [predicted(bound, block_sizes=sizes, num_warps=4).time_us for sizes in tiles]
+    assert times == sorted(times) and times[-1] > 3 * times[0]
+    plain = demand(squares.bind((tensor(64, 64),), target=H200), block_sizes=[32, 32], num_warps=4)
+    assert plain.conflicting_bytes == 0
+
+
+def test_adjacent_lines_of_atomics_meet_in_one_slice_of_the_cache() -> None:
+    ids = tensor(1 << 19, dtype=torch.int32)
+
+    def line_atomics(bins: int, warps: int) -> float:
+        return demand(one_hot_counts.bind((ids, bins), target=H200), block_sizes=[64], num_warps=warps).line_atomics
+
+    assert line_atomics(64, 8) == line_atomics(128, 8) == 1
+    assert line_atomics(256, 8) == line_atomics(512, 16) == 2
+    assert line_atomics(256, 4) == 4, "each thread has two neighbours"
+
+
 def test_gathered_rows_are_runs() -> None:
     table, ids = tensor(50000, 256, dtype=BF16), tensor(4096, 32, dtype=torch.int64)
     found = demand(embedding_mean.bind((table, ids), target=H200), block_sizes=[8, 256], num_warps=4)

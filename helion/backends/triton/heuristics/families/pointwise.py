@@ -4,7 +4,8 @@ Matches kernels that only map elements (add, gelu, swiglu, rope, transpose, embe
 contiguous axis. Where loads and stores disagree, it is square. The numbers are the published ones for H100 (8 KiB per
 tile, 8 waves) and B200 (16 KiB, 4 waves); those of B200 apply where memory is fast for the number of SMs (measurement
 ``pointwise``). Tensors that are one run in memory are iterated over as one run, so that accesses of unaligned rows are
-vectorized (measurement ``pointwise_one_run``).
+vectorized (measurement ``pointwise_one_run``). Copies that exchange axes within a tile have few rows in it, chosen by
+predicted time, because rows meet in the same banks of shared memory (measurement ``turned_rows``).
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from ....._shapes import cdiv, previous_power_of_2
 from .....autotuner.proposal import Declined, Heuristic
 from .....hardware import Target
 from ...proposal import TritonProposal
+from ...resources.tiles import beside_turned
+from ..choose import trust, unless_faster
+from ..predicted_time import proposal_us
 from ..sizing import has_wide_memory, warps_for_threads
 from ..tuned import Tuned, tuned
 
@@ -78,6 +82,9 @@ class TritonPointwiseHeuristic(Heuristic):
         tiles = TritonProposal(
             reason=reason, block_sizes=sizes, loop_orders=_order(sizes, fact, facts), num_warps=warps, num_stages=1
         )
+        turned = _turned(tiles, fact, facts, target)
+        if turned is not None:
+            return turned, tiles
         rows = _shared_rows(sizes, fact, facts)
         if rows is not None:
             shared = replace(
@@ -91,6 +98,32 @@ class TritonPointwiseHeuristic(Heuristic):
             return (tiles,)
         run = replace(tiles, reason=f"{reason}, of one run in memory", loop_orders={}, flatten_loops={0: True})
         return run, tiles
+
+
+def _turned(tiles: TritonProposal, fact: PointwiseFact, facts: KernelFacts, target: Target) -> TritonProposal | None:
+    """Return the same with fewer and longer rows, if that is predicted to be faster, for copies that exchange axes."""
+    if len(fact.contiguous_axes) != 1 or all(beside_turned(op, facts) is None for op in facts.memory_ops):
+        return None
+    (first,) = fact.contiguous_axes
+    others = [axis for axis in facts.tunable_axes if axis.block_id != first]
+    highest = {axis.block_id: min(axis.padded or 2**30, axis.max_size or 2**30) for axis in facts.tunable_axes}
+    elements, run = math.prod(tiles.block_sizes.values()), tiles.block_sizes[first]
+    of_warp = target.warp_size * max(1, _VECTOR_BYTES // (fact.storage_itemsize * fact.max_op_slab))
+    orders, found = _innermost_first(first, facts), []
+    while run <= min(elements, highest[first]):
+        rows = elements // run
+        while rows:
+            least = {axis.block_id: axis.min_size for axis in others}
+            sizes = {**least, first: run, **_filled(others, rows, highest)}
+            warps = min(tiles.num_warps or 1, max(1, math.prod(sizes.values()) // of_warp))
+            shape = " x ".join(map(str, sizes.values()))
+            reason = f"{tiles.reason}, of {shape}: rows of a permuted tile meet in shared memory"
+            found.append(replace(tiles, reason=reason, block_sizes=sizes, loop_orders=orders, num_warps=warps))
+            rows //= 2
+        run *= 2
+    timed = [(each, proposal_us(facts, each, target)) for each in (tiles, *found)]
+    best = unless_faster(timed[0], timed[1:], trust(target).longer_rows)
+    return None if best is tiles else best
 
 
 def _whole_vectors(sizes: dict[int, int], threads: int, fact: PointwiseFact, facts: KernelFacts) -> dict[int, int]:
@@ -162,12 +195,17 @@ def _order(sizes: dict[int, int], fact: PointwiseFact, facts: KernelFacts) -> di
     """Return ``loop_orders`` with neighbouring programs along the contiguous axis, so that resident programs share
     memory pages.
     """
-    axes = facts.grid_axes
-    if facts.num_roots != 1 or len(axes) < 2 or len(fact.contiguous_axes) != 1:
+    if len(fact.contiguous_axes) != 1:
         return {}
     (first,) = fact.contiguous_axes
     extent = facts.axes[first].extent
-    if first not in axes or (extent is not None and sizes.get(first, 1) >= extent):
+    return {} if extent is not None and sizes.get(first, 1) >= extent else _innermost_first(first, facts)
+
+
+def _innermost_first(first: int, facts: KernelFacts) -> dict[int, tuple[int, ...]]:
+    """Return ``loop_orders`` with neighbouring programs along ``first``, then along the last of the other axes."""
+    axes = facts.grid_axes
+    if facts.num_roots != 1 or len(axes) < 2 or first not in axes:
         return {}
     at = axes.index(first)
     return {0: (at, *(other for other in reversed(range(len(axes))) if other != at))}

@@ -26,7 +26,7 @@ from .....hardware import Target
 from ...proposal import TritonProposal
 from ..choose import trust, unless_faster
 from ..predicted_time import proposal_us
-from ..sizing import clamp, estimate, extent_of, grid_extent, is_contiguous
+from ..sizing import all_sizes, clamp, estimate, extent_of, grid_extent, is_contiguous
 from ..tuned import Tuned, tuned
 
 
@@ -96,17 +96,20 @@ def _longer(
 ) -> Iterator[tuple[dict[int, int], int]]:
     """Yield larger tiles along axes that are reduced before atomics, as far as registers allow.
 
-    The programs along such an axis all add to the same addresses, and the cache adds one after the other there.
+    The programs along such an axis all add to the same addresses, and the cache adds one after the other there. A thread
+    has as many elements as registers at most, because its code has instructions for each.
     """
-    reduced = {fact.axis for fact in facts.reductions if fact.category == "grid_tile"}
-    meeting = [axis for axis in reduced & sizes.keys() if any(axis not in op.tile_axes for op in facts.atomics)]
+    reduced = {fact.axis: fact.tile for fact in facts.reductions if fact.category == "grid_tile"}
+    meeting = [axis for axis in reduced if axis in sizes and any(axis not in op.tile_axes for op in facts.atomics)]
     most_warps = target.max_threads_per_block // target.warp_size
+    registers = next_power_of_2(target.max_registers_per_thread)
     for axis in sorted(meeting):
         for count in (warps, 2 * warps):
-            size = clamp(2 * sizes[axis], facts.axes[axis])
+            size, threads = clamp(2 * sizes[axis], facts.axes[axis]), count * target.warp_size
             while count <= most_warps and size > sizes[axis]:
                 larger = {**sizes, axis: size}
-                if estimate(facts, target, larger, count, 1).spill_risk:
+                of_thread = math.prod(all_sizes(facts, larger)[each] for each in reduced[axis]) // threads
+                if of_thread > registers or estimate(facts, target, larger, count, 1).spill_risk:
                     break
                 yield larger, count
                 size = clamp(2 * size, facts.axes[axis]) if 2 * size <= extent_of(facts.axes[axis]) else 0

@@ -24,6 +24,9 @@ _L2_SHARE = 0.6
 _NEAR_BYTES = 131072
 #: Most neighbours in memory of one thread, whose atomics are instructions of their own.
 _NEIGHBOURS = 4
+#: Adjacent lines that slices of the cache serve at the same time, and those that meet in one slice (measurement
+#: ``meeting_atomics``).
+_LINES_APART, _LINES_MEETING = 4, 8
 #: Rows of one instruction of each matrix unit.
 _UNIT_ROWS = {"mma": 16, "wgmma": 64, "tcgen05": 128}
 _LEAST_COLUMNS = 8
@@ -109,6 +112,9 @@ class Demand(NamedTuple):
     """Bytes of accumulators in registers, each counted once for every dot that is added to it."""
     operand_bytes: float
     """Bytes that the matrix unit reads from shared memory."""
+    conflicting_bytes: float
+    """Bytes that tiles move through shared memory between loads and stores along other axes, once for each access to the
+    same bank (measurement ``turned_rows``)."""
     turned_bytes: float
     """Bytes of results that are operands of other dots and go to other warps."""
     exchanges: float
@@ -214,8 +220,9 @@ class _Count:
             if access.inner is None:
                 sums["lane_atomics"] += met
             else:
-                # a warp's atomics touch as many lines as each thread has neighbours, in as many instructions
-                sums["line_atomics"] += met * min(per_thread, _NEIGHBOURS) ** 2
+                # of each line, an instruction has a part: a thread's neighbours are in others
+                meeting = min(max(1.0, lines / _LINES_APART), _LINES_MEETING / _LINES_APART)
+                sums["line_atomics"] += met * min(per_thread, _NEIGHBOURS) * meeting
         elif access.slot in launch.boxed:
             sums["descriptors"] += not launch.persistent
         else:
@@ -224,6 +231,9 @@ class _Count:
         if kind == "store":
             sums["written_bytes"] += max(0.0, sector_bytes - asked)
             sums["stores"] += times
+            if access.turned is not None:
+                rows = min(_WARP, math.prod(self.launch.sizes[axis] for axis in access.turned))
+                sums["conflicting_bytes"] += 2 * times * numel * itemsize * rows
         elif kind == "load":
             if access.once_bytes <= _NEAR_BYTES and self._of_all_programs(access):
                 sums["near_bytes"] += sector_bytes

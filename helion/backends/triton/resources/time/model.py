@@ -106,7 +106,8 @@ class _Formula:
         cache = self._cache_bytes(spilled) * d.programs / (self.bandwidth * p.cache_speedup)
         instructions = self.issued / self.issue * self.per_sm
         matrix = self.matrix_us * self.per_sm
-        shared = d.operand_bytes * p.operand_share / (_SHARED_BYTES_PER_CYCLE * self.clock) * self.per_sm
+        moved = d.operand_bytes * p.operand_share + d.conflicting_bytes
+        shared = moved / (_SHARED_BYTES_PER_CYCLE * self.clock) * self.per_sm
         atomics = (d.line_atomics * p.line_atomic_us + d.lane_atomics * p.lane_atomic_us) * d.programs
         programs = (p.program_us + p.warp_us * d.warps) * self.per_sm * self.begun
         chain = self._chain() + spilled * p.spill_us

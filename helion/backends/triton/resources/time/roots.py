@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ....._compiler.facts.records import AxisFact, KernelFacts, MatmulFact, MemoryOpFact, ReductionFact
 from ..predict import Same
-from ..tiles import VECTOR_BYTES
+from ..tiles import VECTOR_BYTES, beside_turned
 
 #: Elements from which on a stride no longer narrows the accesses of one thread.
 _ALIGNED = 16
@@ -36,7 +36,7 @@ class Access(NamedTuple):
     contiguous where a tile has all elements of those before. Rows begin at multiples of ``aligned`` elements. ``widest`` are the
     elements of the widest access of a thread, ``widest_of_run`` those in a flattened grid. ``inside`` are the axes of
     the grid that the access depends on, ``apart`` the others. ``looped``: the passes of a load where rows are chunked,
-    by axis.
+    by axis. ``turned`` are those of ``beside_turned``.
     """
 
     kind: str
@@ -63,6 +63,7 @@ class Access(NamedTuple):
     """Contiguous bytes that begin at multiples of as many."""
     feeds_dots: bool
     in_loop: bool
+    turned: tuple[int, ...] | None
 
 
 class Work(NamedTuple):
@@ -221,6 +222,7 @@ class _Preparation:
             copied_bytes=op.itemsize * (min(VECTOR_BYTES // op.itemsize, aligned) if inner is not None else 1),
             feeds_dots=any(op.region == fact.region for fact in self.matmuls),
             in_loop=self.facts.regions[op.region].kind == "loop",
+            turned=beside_turned(op, self.facts),
         )
 
     def reduction(self, fact: ReductionFact) -> Reduction:
