@@ -4,8 +4,8 @@ Matches kernels that only map elements (add, gelu, swiglu, rope, transpose, embe
 contiguous axis. Where loads and stores disagree, it is square. The numbers are the published ones for H100 (8 KiB per
 tile, 8 waves) and B200 (16 KiB, 4 waves); those of B200 apply where memory is fast for the number of SMs (measurement
 ``pointwise``). Tensors that are one run in memory are iterated over as one run, so that accesses of unaligned rows are
-vectorized (measurement ``pointwise_one_run``). Copies that exchange axes within a tile have few rows in it, chosen by
-predicted time, because rows meet in the same banks of shared memory (measurement ``turned_rows``).
+vectorized (measurement ``pointwise_one_run``). Tiles of copies that exchange axes
+have few rows, which meet in the same banks of shared memory (measurement ``turned_rows``). Predicted time chooses them.
 """
 
 from __future__ import annotations
