@@ -48,8 +48,8 @@ def make(
     storage = t.tensors.new_storage() if own else like.storage
     result = HostTensorValue(t, shape, (), dtype or like.dtype, like.device, storage)
     if strides is None:
-        seen = contiguous_strides(tuple(map(hint_of, shape))) if seen is None else seen
-        strides = tuple(deferred(t, result, "stride", i, int(stride)) for i, stride in enumerate(seen))
+        steps = contiguous_strides(shape) if seen is None else seen
+        strides = tuple(deferred(t, result, "stride", i, hint_of(step)) for i, step in enumerate(steps))
     result.strides = strides
     result.aligned = own or like.aligned
     return result
@@ -116,7 +116,7 @@ def _viewed(t: TraceState, value: HostTensorValue, shape: Shape) -> HostTensorVa
     try:
         seen = value.meta.reshape([hint_of(size) for size in shape]).stride()
     except RuntimeError:  # sizes of other arguments, which do not fit at bind time
-        seen = None
+        return make(t, value, shape, None)
     return make(t, value, shape, None, seen=seen)
 
 
