@@ -78,7 +78,8 @@ def goals(cell: Cell, link_gb_per_s: float | None) -> Iterator[tuple[str, float,
     ours, nccl, torch, alone = cell.best("default"), cell.best("nccl"), cell.best("torch"), cell.best("cublas alone")
     if ours is None:
         return
-    if nccl is not None and cell.case != "experts":
+    absolute = cell.case == "experts" and cell.ranks == 2
+    if nccl is not None and not absolute:
         small = cell.case == "all_reduce" and int(cell.what.split()[0]) <= 512
         yield "nccl", ours[1] / nccl[1], 0.6 if small else 0.55 if cell.case == "rms_norm" else 1.0
     if torch is not None and cell.case == "all_gather_matmul":
@@ -86,7 +87,7 @@ def goals(cell: Cell, link_gb_per_s: float | None) -> Iterator[tuple[str, float,
     sent = _sent_bytes(cell)
     if alone is not None and sent is not None and link_gb_per_s:
         yield "bound", ours[1] / max(alone[1], sent / link_gb_per_s / 1e3), 1 / 0.9
-    if cell.case == "experts":
+    if absolute:
         most = 85 if "dispatch" in ours[0] else 90
         yield f"{most} us", ours[1] / most, 1.0
 

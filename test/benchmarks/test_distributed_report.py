@@ -84,11 +84,13 @@ def test_each_number_of_ranks_has_a_section_and_a_bound() -> None:
     product = {"tiles": 120.0, "cublas alone": 10.0}
     link = timed("link", "64 MB to the peer", {"copy engine": 2**26 / 400e3}, ranks=4)
     rows = [*ROWS, *link, *timed("matmul_reduce_scatter", "4096 x 8 x 8192", product, ranks=4)]
+    rows += timed("experts", "4096 x 4096", {"combine": 95.0, "combine, nccl": 190.0}, ranks=4)
     rows += timed("pieces", "512 rows, 8 x 8", {"product": 2.25, "messages": 4.0}, ranks=4)
     page = "\n".join(report.sections({"test": rows}))
     assert page.index("## Several GPUs: 2 Test 100") < page.index("## Several GPUs: 4 test")
     sent = 4096 * 8192 * 2 * 3 / 4 / 400e3
     assert f"| matmul_reduce_scatter | 4096 x 8 x 8192 | 120.0 | tiles | - | - | - | {120 / sent:.2f} of bound" in page
+    assert "| experts | 4096 x 4096, combine | 95.0 | combine | - | 190.0 | - | 0.50 of nccl |" in page
     assert "- 512 rows, 8 x 8: product 2.2, messages 4.0" in page
 
 

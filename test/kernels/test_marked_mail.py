@@ -272,6 +272,14 @@ def test_stores_of_half_a_word_are_torn() -> None:
         hd.run(on_rank, 2)
 
 
+def test_words_are_accessed_by_pointers() -> None:
+    """A box of a descriptor may write a word in parts, and its load does not wait."""
+    bound = all_reduce.bind((torch.empty(64, 64, device="meta"), hd.mailbox([64, 64], marked=True, device="meta", ranks=2)), target="h100", world_size=2)  # fmt: skip
+    code = bound.to_triton_code(helion.Config(block_sizes=[16, 64], indexing="tensor_descriptor"))
+    assert "tl.store(mail_marked_1 + " in code and "= _marked(mail_marked_0 + " in code
+    assert "make_tensor_descriptor(mail" not in code and "make_tensor_descriptor(x" in code
+
+
 # --- compiled ---------------------------------------------------------------------------------------------------------
 
 
