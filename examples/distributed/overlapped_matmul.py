@@ -25,8 +25,10 @@ from helion.testing import DEVICE
 
 #: The fewest rows of a part of the sums that a rank sends to its peers at once.
 PART_ROWS = 512
-#: The fewest rows of a peer whose products are copied, in two parts: stores of a product to a peer take longer than own ones.
-COPIED_ROWS = 2048
+#: The fewest rows of a peer whose products are copied, since stores of a product to a peer take longer than own ones.
+COPIED_ROWS = 512
+#: The fewest rows of a peer that are computed in two halves: products of the other half hide the copies.
+HALVED_ROWS = 2048
 
 
 @helion.kernel()
@@ -128,7 +130,7 @@ def send_products(x: torch.Tensor, w: torch.Tensor, memory: Memory) -> list[slic
             product(theirs, w, memory.inbox[peer][n - peer])
         tell(memory.sent)
         return [slice(0, rows)]
-    parts = [slice(0, rows // 2), slice(rows // 2, rows)]
+    parts = [slice(0, rows // 2), slice(rows // 2, rows)] if rows >= HALVED_ROWS else [slice(0, rows)]
     for part in parts:
         for peer, theirs in blocks.items():
             product(theirs[part], w, memory.own[peer, part])

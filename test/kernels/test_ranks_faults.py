@@ -77,6 +77,5 @@ def test_faults_of_examples_are_found(name: str, fault: str, tmp_path: Path, mon
 def test_products_and_sums_are_sent_in_parts(tmp_path: Path) -> None:
     module = _changed("overlapped_matmul", "PART_ROWS = 512\n", "PART_ROWS = 4\n", tmp_path)
     assert [(part.start, part.stop) for part in module.halves(22)] == [(0, 8), (8, 12), (12, 16), (16, 20), (20, 22)]
-    for least in (2048, 10):
-        module.COPIED_ROWS = least
+    for module.COPIED_ROWS, module.HALVED_ROWS in ((512, 2048), (10, 2048), (10, 20)):
         assert all(error < 0.1 for error in hd.run(lambda: module.on_rank(rows=22, columns=32, k=40, calls=2), 3))
