@@ -276,10 +276,14 @@ class Chain:
         if name not in _REDUCTIONS or (not exact and dtype != torch.float32 and dtype not in ROUNDED):
             raise Refusal(f"a reduction by {name} to {dtype_name(dtype)} in an epilogue is not implemented")
         value = self.read(source)
-        result = self.step(_REDUCTIONS[name], (value,))
+        result = self._over_columns(_REDUCTIONS[name], value)
         if name in _POSITIONS:
             return self.step("row_first", (value, result))
         return self.rounded(result, dtype)
+
+    def _over_columns(self, name: str, value: Reference) -> Reference:
+        """Return the reduction of a value over all columns."""
+        return self.step(name, (value,))
 
     # Elementwise ---------------------------------------------------------------------------------------------------------
 

@@ -50,6 +50,7 @@ from ..numbers import equal, example, size
 from ..product import check_axis, check_memory
 from ..stored import stores_after_loop
 from ..tiled import TiledRows
+from .factors import without_factors
 from .flat import Repeated, with_flat_rows
 from .sums import RowSum, with_single_rows
 
@@ -254,6 +255,13 @@ class RowChain(Chain):
             raise Refusal("sums, maxima and minima in fp32 of the columns of each group are implemented")
         assert reduced[0] is not None
         return self.step(GROUPED[attrs.name], (self.read(source), constant(self.frame.groups[reduced[0]])))
+
+    def _over_columns(self, name: str, value: Reference) -> Reference:
+        """Return a reduction of a row. Sums of products leave out factors that need another exchange."""
+        if name != "row_sum":
+            return super()._over_columns(name, value)
+        numbers = frozenset(name for name, (operand, _) in self.loads.items() if operand.kind in ("column", "number"))
+        return without_factors(self, self.steps, numbers, value)
 
     def add_rows(self, summed: RowSum) -> None:
         """Add a sum over the rows of each block to the outputs."""
