@@ -19,6 +19,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 FOLDERS = {
     "": "Kernels",
     "attention_variants": "Forms of attention",
+    "jagged": "Segments of rows of different lengths",
     "cute": "Kernels of the cute backend",
     "distributed": "Several GPUs",
 }

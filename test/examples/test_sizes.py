@@ -18,7 +18,7 @@ SAMPLE = ("bmm", "embedding", "layer_norm", "matmul", "softmax", "split_k")
 #: What sizes of 1 are refused for: a tile that walks over more is stored into, or masks, a dimension of size 1.
 BROADCAST: tuple[str, ...] = ("concatenate", "grouped_gemm", "attention")
 #: What the function itself refuses in eager mode: a view with -1 among sizes of 0, 0 heads shared by groups, a scale of
-#: 1 / sqrt(0), the largest of no elements.
+#: 1 / sqrt(0), the largest of no elements, a loop that stores nothing.
 UNKNOWN_TO_EAGER = (
     "attention",
     "flex_attention",
@@ -27,6 +27,7 @@ UNKNOWN_TO_EAGER = (
     "softmax",
     "batch_softmax",
     "scaled_masked_softmax",
+    "low_memory_dropout",
 )
 #: Kernels whose assertions refuse sizes that the reference takes.
 ASSERTING = ("flex_attention", "mamba2_chunk_scan", "mamba2_chunk_state", "rope", "swiglu")
