@@ -7,6 +7,7 @@ second kernel combines the parts. Lengths are known on the device only.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,11 +15,14 @@ import torch
 import helion
 import helion.language as hl
 
+from ...backends import GENERAL
 from .._operators import INDICES, Operator, check, check_tensor
 from .attention import MASKED
 
 #: Programs that a call should have: some for each SM of a large GPU.
 PROGRAMS = 512
+#: Programs below which those of a kernel without parts leave SMs without work.
+FEW_PROGRAMS = 128
 #: The fewest keys for which a sequence is split once more.
 LEAST_KEYS = 256
 #: Heads of a latent cache that one program takes, and the programs of a call, by which the number of parts is chosen.
@@ -28,6 +32,43 @@ LATENT_PROGRAMS = 128
 LATENT_WIDTH = 256
 #: A part of a sequence has a multiple of so many keys.
 LATENT_KEYS = 64
+
+
+@helion.kernel(static_shapes=False)
+def decode_kernel(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lengths: torch.Tensor,
+    few: hl.constexpr,
+    scale: float | None,
+) -> torch.Tensor:
+    """Compute the attention of `q[B, G, R, D]` to the first `lengths[b]` rows of `k[B, N, G, D]` and `v[B, N, G, E]`.
+
+    If programs are `few`, their number is part of the kernel, so that a backend can divide the keys among more.
+    """
+    batch, groups = q.size(0), q.size(1)
+    if few:
+        batch, groups = hl.specialize(batch), hl.specialize(groups)
+    shared, depth, width = hl.specialize(q.size(2)), hl.specialize(q.size(3)), hl.specialize(v.size(3))
+    factor = (depth**-0.5 if scale is None else scale) * math.log2(math.e)
+    out = torch.empty([batch, groups, shared, width], dtype=q.dtype, device=q.device)
+    for tile_b, tile_g, tile_r in hl.tile([batch, groups, shared], block_size=[1, 1, None]):
+        sequence, group = tile_b.begin, tile_g.begin
+        query = q[sequence, group, tile_r, :]
+        highest = hl.full([tile_r], MASKED, dtype=torch.float32)
+        total = hl.zeros([tile_r], dtype=torch.float32)
+        acc = hl.zeros([tile_r, width], dtype=torch.float32)
+        for tile in hl.tile(lengths[sequence]):
+            scores = hl.dot(query, k[sequence, tile, group, :].T) * factor
+            raised = torch.maximum(highest, torch.amax(scores, dim=-1))
+            weights = torch.exp2(scores - raised[:, None])
+            shrink = torch.exp2(highest - raised)
+            total = total * shrink + torch.sum(weights, dim=-1)
+            acc = hl.dot(weights.to(v.dtype), v[sequence, tile, group, :], acc=acc * shrink[:, None])
+            highest = raised
+        out[sequence, group, tile_r, :] = acc / torch.where(total > 0, total, 1.0)[:, None]
+    return out
 
 
 @helion.kernel(static_shapes=False)
@@ -152,6 +193,19 @@ def _run(
     return found.view(batch, groups, shared, v.size(2))
 
 
+def _run_contiguous(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    few = q.size(0) * q.size(1) < FEW_PROGRAMS
+    given = q, k, v, lengths, few, scale
+    if few and decode_kernel.bind(given).backend_on_gpu == GENERAL:
+        sequences = torch.arange(q.size(0), dtype=torch.int32, device=q.device)
+        factor = q.size(3) ** -0.5 if scale is None else scale
+        return _run(q, k.flatten(0, 1), v.flatten(0, 1), sequences[:, None], lengths, k.size(1), factor)
+    found: torch.Tensor = decode_kernel(*given)
+    return found
+
+
 def _run_latent(
     q: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, *options: Any
 ) -> torch.Tensor:
@@ -174,6 +228,15 @@ _decode = Operator(
     decode_combine_kernel,
     run=_run,
     fake=lambda q, k, v, *others: q.new_empty(*q.shape[:3], v.size(2)),
+)
+
+_contiguous = Operator(
+    "contiguous_decode(Tensor q, Tensor k, Tensor v, Tensor lengths, float? scale) -> Tensor",
+    decode_kernel,
+    decode_parts_kernel,
+    decode_combine_kernel,
+    run=_run_contiguous,
+    fake=lambda q, k, v, *others: q.new_empty(*q.shape[:3], v.size(3)),
 )
 
 _latent = Operator(
@@ -215,22 +278,13 @@ def paged_decode(
     """
     op = "paged_decode"
     check_tensor(op, "q", q, dims=3)
-    batch, heads, depth = q.shape
-    check_tensor(op, "k_cache", k_cache, dtypes=(q.dtype,), dims=4, like=q)
-    pages, page, groups = k_cache.shape[:3]
-    check_tensor(op, "k_cache", k_cache, dtypes=(q.dtype,), shape=(pages, page, groups, depth))
-    check_tensor(op, "v_cache", v_cache, dtypes=(q.dtype,), dims=4, like=q)
-    check_tensor(op, "v_cache", v_cache, dtypes=(q.dtype,), shape=(pages, page, groups, v_cache.size(3)))
-    check(op, "k_cache", k_cache.is_contiguous(), "contiguous", f"strides {k_cache.stride()}")
-    check(op, "v_cache", v_cache.is_contiguous(), "contiguous", f"strides {v_cache.stride()}")
-    divides = groups > 0 and heads > 0 and heads % groups == 0
-    check(op, "k_cache", divides, f"of a number of heads that divides {heads}", f"{groups} heads")
+    grouped = _grouped(op, q, {"k_cache": k_cache, "v_cache": v_cache})
+    page, (batch, heads, depth) = k_cache.size(1), q.shape
     check(op, "k_cache", page > 0, "of pages with at least one key", f"shape {list(k_cache.shape)}")
     check_tensor(op, "table", table, dtypes=INDICES, dims=2, like=q)
     check_tensor(op, "table", table, dtypes=INDICES, shape=(batch, table.size(1)))
     check_tensor(op, "lengths", lengths, dtypes=INDICES, shape=(batch,), like=q)
     factor = 1 / math.sqrt(depth) if scale is None else float(scale)
-    grouped = q.reshape(batch, groups, heads // groups, depth).detach()
     flat = k_cache.detach().flatten(0, 1), v_cache.detach().flatten(0, 1)
     out: torch.Tensor = _decode(grouped, *flat, table, lengths, page, factor)
     return out.view(batch, heads, v_cache.size(3))
@@ -256,11 +310,35 @@ def decode(
     Raises:
         exc.WrongOpArgument: an argument has another dtype, shape, device or value.
     """
-    check_tensor("decode", "q", q, dims=3)
-    check_tensor("decode", "k", k, dtypes=(q.dtype,), dims=4, like=q)
-    check_tensor("decode", "k", k, dtypes=(q.dtype,), shape=(q.size(0), *k.shape[1:3], q.size(2)))
-    sequences = torch.arange(q.size(0), dtype=torch.int32, device=q.device)
-    return paged_decode(q, k, v, sequences[:, None], lengths, scale=scale)
+    op = "decode"
+    check_tensor(op, "q", q, dims=3)
+    check_tensor(op, "k", k, dtypes=(q.dtype,), dims=4, like=q)
+    check_tensor(op, "k", k, dtypes=(q.dtype,), shape=(q.size(0), *k.shape[1:3], q.size(2)))
+    grouped = _grouped(op, q, {"k": k, "v": v})
+    check(op, "k", k.size(1) > 0, "of at least one key", f"shape {list(k.shape)}")
+    check_tensor(op, "lengths", lengths, dtypes=INDICES, shape=(q.size(0),), like=q)
+    factor = None if scale is None else float(scale)
+    out: torch.Tensor = _contiguous(grouped, k.detach(), v.detach(), lengths, factor)
+    return out.view(*q.shape[:2], v.size(3))
+
+
+def _grouped(op: str, q: torch.Tensor, caches: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Check contiguous caches of keys and values, whose last dimensions are groups and those of a head, by their names.
+
+    Return the queries as `[B, G, R, D]`.
+    """
+    batch, heads, depth = q.shape
+    (key, k), (value, v) = caches.items()
+    check_tensor(op, key, k, dtypes=(q.dtype,), dims=4, like=q)
+    check_tensor(op, key, k, dtypes=(q.dtype,), shape=(*k.shape[:3], depth))
+    check_tensor(op, value, v, dtypes=(q.dtype,), dims=4, like=q)
+    check_tensor(op, value, v, dtypes=(q.dtype,), shape=(*k.shape[:3], v.size(3)))
+    for name, cache in caches.items():
+        check(op, name, cache.is_contiguous(), "contiguous", f"strides {cache.stride()}")
+    groups = k.size(2)
+    divides = groups > 0 and heads > 0 and heads % groups == 0
+    check(op, key, divides, f"of a number of heads that divides {heads}", f"{groups} heads")
+    return q.reshape(batch, groups, heads // groups, depth).detach()
 
 
 def latent_decode(
