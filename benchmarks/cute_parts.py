@@ -1,5 +1,5 @@
 """Check and time parts of matmuls that the CuTe backend runs on request: groups of rows, batches of several dimensions,
-several products of the same rows, windows of tensors, additions to memory, and int8.
+several products of the same rows, windows of tensors, additions to memory, int8, and sums of matmuls.
 
     python benchmarks/cute_parts.py [--times] [--repeats N] [--seconds N] [--device cpu] [NAME ...]
 
@@ -181,6 +181,33 @@ def integers(x: torch.Tensor, w: torch.Tensor, x_scale: torch.Tensor, w_scale: t
             acc = hl.dot(x[tile_m, tile_k], w[tile_n, tile_k].T, acc=acc)
         scaled = acc.to(torch.float32) * x_scale[tile_m][:, None] * w_scale[tile_n][None, :]
         out[tile_m, tile_n] = scaled.to(torch.bfloat16)
+    return out
+
+
+def adapted(x: torch.Tensor, w: torch.Tensor, low: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """``x[M, K]`` by ``w[N, K]`` plus ``low[M, R]`` by ``up[N, R]``."""
+    (m, k), n, rank = x.size(), w.size(0), low.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_m, tile_k], w[tile_n, tile_k].T, acc=acc)
+        for tile_r in hl.tile(rank):
+            acc = hl.dot(low[tile_m, tile_r], up[tile_n, tile_r].T, acc=acc)
+        out[tile_m, tile_n] = acc.to(x.dtype)
+    return out
+
+
+def filtered(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A convolution of ``x[T + 2, K]`` along time by ``w[3, K, N]``."""
+    (t, c), n = x.size(), w.size(2)
+    out = torch.empty([t - 2, n], dtype=x.dtype, device=x.device)
+    for tile_t, tile_n in hl.tile([t - 2, n]):
+        acc = hl.zeros([tile_t, tile_n], dtype=torch.float32)
+        for tile_c in hl.tile(c):
+            for tap in hl.static_range(3):
+                acc = hl.dot(x[tile_t.index + tap, tile_c], w[tap, tile_c, tile_n], acc=acc)
+        out[tile_t, tile_n] = acc.to(x.dtype)
     return out
 
 
@@ -391,6 +418,46 @@ def of_bytes(m: int, n: int, k: int) -> Case:
     return Case(kernel=integers, arguments=arguments, exact=exact, library=library)
 
 
+def with_adapter(m: int, n: int, k: int, rank: int) -> Case:
+    """Return the case of two terms."""
+
+    def arguments() -> Arguments:
+        return made(m, k), made(n, k, seed=1, scale=k**-0.5), made(m, rank, seed=2), made(n, rank, seed=3)
+
+    def library(x: torch.Tensor, w: torch.Tensor, low: torch.Tensor, up: torch.Tensor) -> Calls:
+        def composed() -> torch.Tensor:
+            return torch.addmm(torch.mm(x, w.t()), low, up.t())
+
+        return {"cublas": composed, "compiled": torch.compile(composed), "one": lambda: torch.mm(x, w.t())}
+
+    return Case(
+        kernel=adapted,
+        arguments=arguments,
+        exact=lambda x, w, low, up: x.double() @ w.double().t() + low.double() @ up.double().t(),
+        library=library,
+    )
+
+
+def over_time(t: int, n: int, c: int) -> Case:
+    """Return the case of three terms of one tensor."""
+
+    def library(x: torch.Tensor, w: torch.Tensor) -> Calls:
+        channels, taps = x.t()[None], w.permute(2, 1, 0).contiguous()
+        return {
+            "cudnn": lambda: torch.nn.functional.conv1d(channels, taps),
+            "cublas": lambda: torch.addmm(torch.addmm(x[:-2] @ w[0], x[1:-1], w[1]), x[2:], w[2]),
+        }
+
+    return Case(
+        kernel=filtered,
+        arguments=lambda: (made(t + 2, c), made(3, c, n, seed=1, scale=c**-0.5)),
+        exact=lambda x, w: sum(
+            (x[tap : t + tap].double() @ w[tap].double() for tap in range(3)), start=torch.zeros(())
+        ),
+        library=library,
+    )
+
+
 EVEN, SKEWED, FEW = (512,) * 8, (0, 1, 3000, 0, 64, 129, 1, 901), (70, 0, 1, 229)
 GIANT = (0,) * 60 + (1,) * 60 + (8000,) + (0,) * 7
 CASES = {
@@ -416,6 +483,10 @@ CASES = {
     "bytes": of_bytes(203, 264, 3008),
     "bytes_square": of_bytes(4096, 4096, 4096),
     "bytes_rows": of_bytes(32, 8192, 8192),
+    "adapted": with_adapter(203, 264, 200, 24),
+    "filtered": over_time(203, 264, 200),
+    "adapted_large": with_adapter(8192, 4096, 4096, 64),
+    "filtered_large": over_time(8192, 2048, 2048),
     "halves": in_halves(203, 264, 200),
     "rotated": by_heads(203, 5, 200),
     "halves_large": in_halves(8192, 8192, 2048),

@@ -78,6 +78,8 @@ def unproven(program: Program, target: Target) -> str:
         part = "in a batch of several dimensions"
     elif any(problem.starts) and not proven:
         part = "of operands that begin within a tensor"
+    elif problem.terms:
+        part = "of several terms"
     elif problem.operand_dtype == "int8":
         part = "of int8"
     elif any(output.adds for output in problem.outputs):

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..plan.counts import counts, raw_operands
-from ..plan.records import GemmPlan
+from ..plan.records import GemmPlan, Multiplicand
 from . import copied, groups, raw
 from .numbers import batch_modes, extent, number
-from .setups import by_tma, dsl, hopper_mma, mma_arguments, operand_dsl, second_b
+from .setups import by_tma, dsl, hopper_mma, is_a, mma_arguments, operand_dsl, second_b
 
 LARGEST_SIDE = 256
 """The largest tile extent along M and N."""
@@ -25,12 +25,15 @@ class HostObjects:
     parameters: tuple[tuple[str, str], ...]
 
 
-def _operand_tensor(plan: GemmPlan, name: str, side: str, pitch: int, k_major: bool) -> str:
-    held = plan.problem.operand_dtype
+def _operand_tensor(plan: GemmPlan, operand: Multiplicand) -> str:
+    held, name, rows = plan.problem.operand_dtype, operand.label, operand.base == "a"
     pointer = f"cute.recast_ptr({name}, dtype={operand_dsl(plan)})" if dsl(held) != operand_dsl(plan) else name
-    lines = number(plan, f"pitch_{name}", pitch)
+    lines = number(plan, f"pitch_{name}", operand.pitch)
+    k_major = (plan.problem.a_major if rows else plan.problem.b_major) == "k"
     stride = f"({lines}, 1" if k_major else f"(1, {lines}"
-    shape = f"({_extent(plan, side)}, {_extent(plan, 'k', 1)}"  # no tile coordinate exceeds K
+    # no tile coordinate exceeds K
+    k = _bounded(str(operand.k), 1) if operand.term else _extent(plan, "k", 1)
+    shape = f"({_extent(plan, 'm' if rows else 'n')}, {k}"
     shape, stride = _with_batch(plan, name, shape, stride)
     return f"matrix_{name} = cute.make_tensor({pointer}, cute.make_layout({shape}, stride={stride}))"
 
@@ -48,22 +51,17 @@ def _extent(plan: GemmPlan, side: str, most: int = LARGEST_SIDE) -> str:
     The DSL simplifies constant dimensions. A dimension with one tile would vanish, so that elements past the end alias
     the start. A dimension with one element would give instructions fewer coordinates than their descriptors have.
     """
-    size = extent(plan, side)
+    return _bounded(extent(plan, side), most)
+
+
+def _bounded(size: str, most: int) -> str:
     return f"cutlass.Int32({size})" if size.isdigit() and int(size) <= most else size
 
 
 def _operands(plan: GemmPlan) -> list[str]:
-    problem = plan.problem
-    pitches = {"a": problem.a_pitch, "b": problem.b_pitch}
-    pitches |= {operand.label: operand.pitch for operand in problem.epilogue.of_kind("product")}
-    majors = {name: (problem.a_major if name == "a" else problem.b_major) == "k" for name in pitches}
-    return [
-        *copied.tensors(plan),
-        *(
-            _operand_tensor(plan, name, "m" if name == "a" else "n", pitches[name], majors[name])
-            for name in by_tma(plan)
-        ),
-    ]
+    loaded = by_tma(plan)
+    operands = [each for each in plan.problem.multiplicands if each.label in loaded]
+    return [*copied.tensors(plan), *(_operand_tensor(plan, each) for each in operands)]
 
 
 def _parameters(*names: str) -> tuple[tuple[str, str], ...]:
@@ -78,11 +76,11 @@ def _parameters(*names: str) -> tuple[tuple[str, str], ...]:
 
 
 def _matrix_parameters(plan: GemmPlan) -> tuple[tuple[str, str], ...]:
-    """Return the parameters of A and B, and of a second B, which shares the stages of the first. ``layout_part`` covers
-    one of both."""
+    """Return the parameters of A and B, and of other operands, which share their stages. ``layout_part`` covers one of
+    several B."""
     more = [("layout_part", "cute.ComposedLayout")] if second_b(plan) else []
-    for name in second_b(plan):
-        more += [(f"tma_{name}", "cute.CopyAtom"), (f"tensor_{name}", "cute.Tensor")]
+    for each in plan.problem.multiplicands[2:]:
+        more += [(f"tma_{each.label}", "cute.CopyAtom"), (f"tensor_{each.label}", "cute.Tensor")]
     more += [(name, "cute.Tensor") for each in plan.problem.copied for name in copied.source_names(each)]
     gone = {f"{what}_{each.operand}" for each in plan.problem.copied for what in ("tma", "tensor")}
     return tuple(each for each in (*_parameters("a", "b"), *more) if each[0] not in gone)
@@ -92,8 +90,8 @@ def _multicasts(plan: GemmPlan) -> tuple[tuple[str, str, int], ...]:
     """Return (operand, the layout that TMA fills, CTAs that share it) for each operand."""
     part = "layout_part" if second_b(plan) else "layout_b"
     shared = counts(plan).b_multicast
-    ways = {"a": ("layout_a", counts(plan).a_multicast)}
-    return tuple((name, *ways.get(name, (part, shared))) for name in by_tma(plan))
+    of_a = ("layout_a", counts(plan).a_multicast)
+    return tuple((name, *(of_a if is_a(plan, name) else (part, shared))) for name in by_tma(plan))
 
 
 def _copy(multicast: int) -> str:
@@ -115,7 +113,7 @@ def _wgmma(plan: GemmPlan) -> HostObjects:
             f"    cpasync.{_copy(multicast)}(),",
             f"    matrix_{name},",
             f"    cute.select({layout}, mode=[0, 1]),",
-            f"    ({m if name == 'a' else n}, {k}),",
+            f"    ({m if is_a(plan, name) else n}, {k}),",
             f"    {multicast},",
             ")",
         ]
@@ -150,12 +148,12 @@ def _umma(plan: GemmPlan) -> HostObjects:
         ]
     for name, layout, multicast in _multicasts(plan):
         lines += [
-            f"tma_{name}, tensor_{name} = cute.nvgpu.make_tiled_tma_atom_{'A' if name == 'a' else 'B'}(",
+            f"tma_{name}, tensor_{name} = cute.nvgpu.make_tiled_tma_atom_{'A' if is_a(plan, name) else 'B'}(",
             f"    cpasync.{_copy(multicast)}(tcgen05.CtaGroup.{group}),",
             f"    matrix_{name},",
             f"    cute.slice_({layout}, (None, None, None, 0)),",
             f"    ({m}, {n}, {k}),",
-            f"    {'tiled_mma' if name == 'a' else mma_b},",
+            f"    {'tiled_mma' if is_a(plan, name) else mma_b},",
             "    cluster_shape,",
             ")",
         ]

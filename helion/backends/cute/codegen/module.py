@@ -58,11 +58,12 @@ def pointer_dtypes(plan: GemmPlan) -> tuple[str, ...]:
     )
     factors = (scale.dtype for scale in problem.scales.factors) if problem.scales is not None else ()
     sources = (source.dtype for source in problem.more_sources)
+    terms = (problem.operand_dtype for each in problem.multiplicands if each.term)
     groups = () if problem.groups is None else (problem.groups.dtype,)
     shared = ("float32",) if workspace_bytes(plan) else ()
     given = (SIZE if is_size(name) else PITCH for name in problem.runtime)
     multiplied = (problem.loaded_dtype(operand) for operand in "ab")
-    return *multiplied, *outputs, *extra, *factors, *sources, *groups, *given, *shared
+    return *multiplied, *outputs, *extra, *factors, *sources, *terms, *groups, *given, *shared
 
 
 def build(plan: GemmPlan) -> str:
@@ -294,7 +295,8 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
     out.line(f"def {ENTRY}(")
     given = [operand.label for operand in plan.whole.epilogue.of_kind("number")]
     pointers += [name for name, _, _ in scales.parameters(plan)]
-    pointers += [*copied.pointer_names(plan), *groups.parameters(plan)]
+    pointers += [*copied.pointer_names(plan), *(each.label for each in plan.problem.multiplicands if each.term)]
+    pointers += groups.parameters(plan)
     out.lines(f"    {name}: {'cutlass.Float32' if name in given else 'cute.Pointer'}," for name in pointers)
     out.lines(f"    {name}: cutlass.{'Int32' if is_size(name) else 'Int64'}," for name in plan.problem.runtime)
     out.lines(["    workspace: cute.Pointer,"] if workspace_bytes(plan) else [])

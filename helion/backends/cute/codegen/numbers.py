@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..plan.records import GemmPlan
+from ..plan.records import GemmPlan, Multiplicand
 from ..plan.runtime import is_size
 
 
@@ -74,6 +74,20 @@ def in_group(plan: GemmPlan, row: str) -> str:
 
 def k_tiles(plan: GemmPlan) -> str:
     return "k_tiles" if "size_k" in plan.problem.runtime else str(plan.k_tiles)
+
+
+def tile_of(plan: GemmPlan, operand: Multiplicand) -> str:
+    """Return the coordinates of the current tile of an operand. K tiles count from the first one of its term."""
+    first, lines = plan.first_k_tiles[operand.term], "tile_m" if operand.base == "a" else "tile_n"
+    return f"{lines}, k_tile{f' - {first}' if first else ''}{batched(plan, operand.label)}"
+
+
+def is_of_term(plan: GemmPlan, term: int) -> str:
+    """Return the predicate of the K tiles of a term of a sum of matmuls."""
+    first, after = plan.first_k_tiles[term : term + 2]
+    bounds = [f"k_tile >= {first}"] if term else []
+    bounds += [f"k_tile < {after}"] if term < len(plan.problem.terms) else []
+    return " and ".join(bounds)
 
 
 def columns(plan: GemmPlan) -> str:

@@ -103,31 +103,37 @@ def second_b(plan: GemmPlan) -> list[str]:
 
 def by_tma(plan: GemmPlan) -> list[str]:
     """Return the labels of the operands of the matmul that TMA loads."""
-    return [name for name in ("a", "b", *second_b(plan)) if plan.problem.copy_of(name) is None]
+    return [each.label for each in plan.problem.multiplicands if plan.problem.copy_of(each.label) is None]
+
+
+def is_a(plan: GemmPlan, name: str) -> bool:
+    """Return whether an operand of the matmul has rows of the output, rather than columns."""
+    return plan.problem.multiplicand(name).base == "a"
 
 
 def _tiles(plan: GemmPlan, name: str, tensor: str) -> str:
     m, n, k = plan.tile
-    return f"tiles_{name} = cute.local_tile({tensor}, ({m if name == 'a' else n}, {k}), {_modes(plan, name)})"
+    lines = m if is_a(plan, name) else n
+    return f"tiles_{name} = cute.local_tile({tensor}, ({lines}, {k}), {_modes(plan, name)})"
 
 
 def _partition(plan: GemmPlan, name: str) -> list[str]:
     """Define the TMA views of an operand: the part of a tile that this CTA loads, and its destination. The matrix unit
     of tcgen05 has its own partition of tiles."""
     modes, part = (2, "{tiles}") if plan.unit == "wgmma" else (3, "half_{side}.partition_{side}({tiles})")
-    is_a, shared_b = name == "a", "shared_b" if plan.products == 1 else "shared_part"
+    rows, shared_b = is_a(plan, name), "shared_b" if plan.products == 1 else "shared_part"
     sharing = [
-        f"place[{2 if is_a else 1}]",
-        f"cute.make_layout(cute.slice_(cluster_layout, {'(0, 0, None, 0)' if is_a else '(0, None, 0, 0)'}).shape)",
+        f"place[{2 if rows else 1}]",
+        f"cute.make_layout(cute.slice_(cluster_layout, {'(0, 0, None, 0)' if rows else '(0, None, 0, 0)'}).shape)",
     ]
-    if is_a and not plan.shares_a:
+    if rows and not plan.shares_a:
         sharing = ["0", "cute.make_layout(1)"]
-    tiles = part.format(side="A" if is_a else "B", tiles=f"tiles_{name}")
+    tiles = part.format(side="A" if rows else "B", tiles=f"tiles_{name}")
     return [
         f"to_{name}, from_{name} = cpasync.tma_partition(",
         f"    tma_{name},",
         *(f"    {line}," for line in sharing),
-        f"    cute.group_modes({'shared_a' if is_a else shared_b}, 0, {modes}),",
+        f"    cute.group_modes({'shared_a' if rows else shared_b}, 0, {modes}),",
         f"    cute.group_modes({tiles}, 0, {modes}),",
         ")",
     ]

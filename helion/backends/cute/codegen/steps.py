@@ -154,6 +154,12 @@ def _(step: g.Gate, out: Writer, names: Names) -> None:
 
 
 @_print.register
+def _(step: g.OfTerm, out: Writer, names: Names) -> None:
+    with out.block(f"if {numbers.is_of_term(names.plan, step.number)}:"):
+        _body(step.body, out, names)
+
+
+@_print.register
 def _(step: g.Cursor, out: Writer, names: Names) -> None:
     names.pipelines[step.name] = step.pipeline
     stages = names.program.pipeline(step.pipeline).counts.stages
@@ -238,14 +244,14 @@ def _(step: g.Advance, out: Writer, names: Names) -> None:
 @_print.register
 def _(step: g.TmaLoad, out: Writer, names: Names) -> None:
     plan, slot, mask = names.plan, f"{step.cursor}.index", ""
-    if step.operand == "a":
-        source = f"[None, tile_m, k_tile{batched(plan, step.operand)}]"
-        mask = ", mcast_mask=mask_a" if counts(plan).a_multicast > 1 else ""
-    elif step.operand in ("b", *second_b(plan)):
-        source = f"[None, tile_n, k_tile{batched(plan, step.operand)}]"
-        mask = ", mcast_mask=mask_b" if counts(plan).b_multicast > 1 else ""
-        part = ("b", *second_b(plan)).index(step.operand)
-        slot = slot if plan.products == 1 else f"{slot} * {plan.products} + {part}"
+    multiplied = {each.label: each for each in plan.problem.multiplicands}.get(step.operand)
+    if multiplied is not None:
+        is_a, numbers_of = multiplied.base == "a", counts(plan)
+        source = f"[None, {numbers.tile_of(plan, multiplied)}]"
+        shared = numbers_of.a_multicast if is_a else numbers_of.b_multicast
+        mask = f", mcast_mask=mask_{'a' if is_a else 'b'}" if shared > 1 else ""
+        if not is_a and plan.products > 1:
+            slot = f"{slot} * {plan.products} + {('b', *second_b(plan)).index(multiplied.base)}"
     else:
         source = f"[None, {rows_of(plan)}, tile_n * {plan.subtiles} + subtile{batched(plan, step.operand)}]"
     barrier = f"{names.pipeline(step.cursor)}.producer_get_barrier({step.cursor})"

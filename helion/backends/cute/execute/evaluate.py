@@ -121,11 +121,25 @@ def _evaluate(problem: GemmProblem, tensors: Sequence[torch.Tensor]) -> None:
             values.append(_product(left, _multiplied(problem, described.label, tensor, sources).t()))
         else:
             values.append(_operand(described, tensor, problem).float())
+    _add_terms(problem, values, factors)
     for instruction in problem.epilogue.instructions:
         given = [torch.tensor(float(x.text)) if isinstance(x, Constant) else values[x] for x in instruction.arguments]
         values.append(_apply(instruction.op, given, problem))
     for output, out in zip(problem.outputs, outputs, strict=True):
         _store(output, out, values[output.value], problem)
+
+
+def _add_terms(problem: GemmProblem, values: list[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    """Add the further terms of a sum of matmuls, of which ``tensors`` are the operands, to the accumulators."""
+    added = [each for each in problem.multiplicands if each.term]
+    given = {each.label: tensor for each, tensor in zip(added, tensors, strict=False)}
+    labels = ["b", *(each.label for each in problem.epilogue.operands)]
+    for operand in added:
+        if operand.base == "a":
+            left = _matrix(given[operand.label], problem.m, operand.k, problem.a_major, operand.pitch).float()
+            continue
+        right = _matrix(given[operand.label], problem.n, operand.k, problem.b_major, operand.pitch).float()
+        values[labels.index(operand.base)] += left @ right.t()
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

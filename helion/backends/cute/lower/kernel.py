@@ -26,6 +26,7 @@ from .names import as_written, name_of
 from .numbers import dividing, equal, example, known
 from .parts import without_parts
 from .product import Product, product_of
+from .terms import blocks_of_loops, programs_of_terms, sum_of
 from .windows import Start, with_windows
 
 KEPT = 64
@@ -61,7 +62,9 @@ def _of_groups_or_batch(program: Program) -> Product:
     grouped = without_groups(program)
     batched = without_batch(grouped.program)
     looped = with_loop(batched.program)
-    product = product_of(looped.program, batched.strides)
+    terms = programs_of_terms(looped.program)
+    products = [product_of(each, batched.strides) for each in terms]
+    product = sum_of(products, blocks_of_loops(looped.program)) if len(terms) > 1 else products[0]
     if looped.held:
         product = dataclasses.replace(product, depth=product.problem.line)
     if grouped.offsets is not None:
@@ -88,6 +91,7 @@ def _begun(product: Product, starts: Mapping[int, Start]) -> Product:
         operands=tuple(each if isinstance(each, Expr) else whole(each) for each in product.operands),
         scales=tuple(map(whole, product.scales)),
         sources=tuple(map(whole, product.sources)),
+        terms=tuple(map(whole, product.terms)),
     )
 
 

@@ -68,6 +68,8 @@ class Product:
     """Ids of the sources of copied operands, after the first of each."""
     fixed: Mapping[int, int] = field(default_factory=dict)
     """Tile sizes that the program sets."""
+    terms: tuple[int, ...] = ()
+    """Ids of the operands of further terms of a sum of matmuls."""
     offsets: int | None = None
     """Id of the tensor with the first rows of groups."""
     depth: int | None = None
@@ -77,7 +79,8 @@ class Product:
     def arguments(self) -> tuple[int | Expr, ...]:
         """Arguments of a launch, in order."""
         groups = () if self.offsets is None else (self.offsets,)
-        tensors = (self.a, self.b, *self.outputs, *self.operands, *self.scales, *self.sources, *groups)
+        read = (*self.operands, *self.scales, *self.sources, *self.terms)
+        tensors = (self.a, self.b, *self.outputs, *read, *groups)
         return (*tensors, *(number for _, number in self.runtime))
 
 
@@ -138,7 +141,9 @@ def _loop(body: Region) -> Op:
         raise Refusal(f"{others[0]} in an epilogue is not implemented")
     loops = [op for op in body.ops if op.kind == "for"]
     if len(loops) != 1:
-        raise Refusal("one loop over K between the grid and the store is implemented")
+        raise Refusal(
+            "one loop over K between the grid and the store is implemented, or several that go on with all accumulators"
+        )
     return loops[0]
 
 

@@ -26,7 +26,16 @@ from .passes import check_passes
 from .prepare import split as split_operands
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Groups, Major, Unit
 from .refusal import Refusal
-from .runtime import MAX_EXTENT, SIZES, check_batch, check_pitch, check_row_ends, check_strided, shown_output
+from .runtime import (
+    MAX_EXTENT,
+    SIZES,
+    check_batch,
+    check_pitch,
+    check_row_ends,
+    check_strided,
+    check_terms,
+    shown_output,
+)
 from .scales import BlockScales
 from .shared import WORD_BYTES, shared_bytes
 
@@ -186,6 +195,7 @@ def check_problem(problem: GemmProblem) -> None:
         if problem.runtime or problem.scales is not None:
             raise Refusal(f"{copied.sources[0].name}{NOT_COPIED}")
         copied.check(problem.m if copied.operand == "a" else problem.n, problem.k)
+    check_terms(problem)
     if problem.scales is not None:
         _check_scales(problem, problem.scales)
     if problem.groups is not None:

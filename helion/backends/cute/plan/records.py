@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from dataclasses import dataclass, field
 from typing import Literal
@@ -74,6 +75,30 @@ class Groups:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Term:
+    """A further matmul that is added to the accumulators: A (M, ``k``) and a B for each of the first one's, whose types and
+    majors they have."""
+
+    k: int
+    a_pitch: int
+    b_pitches: tuple[int, ...]
+    names: tuple[str, ...] = field(default=(), compare=False)
+    """Names of A and of each B in messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multiplicand:
+    """An operand of the matrix unit: ``label`` in generated code. ``base`` is that of the first term, ``term`` the number of
+    its own."""
+
+    label: str
+    base: str
+    term: int
+    pitch: int
+    k: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class GemmProblem:
     """D (M, N) = epilogue(A (M, K) @ B (K, N)), accumulated in fp32; D has contiguous rows.
 
@@ -105,6 +130,7 @@ class GemmProblem:
     scales: BlockScales | None = None
     copied: tuple[Copied, ...] = ()
     groups: Groups | None = None
+    terms: tuple[Term, ...] = ()
     starts: tuple[int, ...] = ()
     """Elements of each argument's tensor before its first one, in order; empty where all begin with their tensors."""
     runtime: tuple[str, ...] = ()
@@ -119,6 +145,7 @@ class GemmProblem:
             "scales": self.scales is None,
             "copied": not self.copied,
             "groups": self.groups is None,
+            "terms": not self.terms,
             "starts": not self.starts,
             "runtime": not self.runtime,
             "names": self.names == NAMES,
@@ -129,6 +156,26 @@ class GemmProblem:
     def copy_of(self, operand: str) -> Copied | None:
         """Return the copy of an operand of the matmul, by label; None if TMA loads it."""
         return next((each for each in self.copied if each.operand == operand), None)
+
+    @functools.cached_property
+    def multiplicands(self) -> tuple[Multiplicand, ...]:
+        """Operands of the matrix unit, term by term: A, and each B."""
+        seconds = self.epilogue.of_kind("product")
+        bases = ("a", "b", *(each.label for each in seconds))
+        pitches = (self.a_pitch, self.b_pitch, *(each.pitch for each in seconds))
+        found = [
+            Multiplicand(label=base, base=base, term=0, pitch=pitch, k=self.k)
+            for base, pitch in zip(bases, pitches, strict=True)
+        ]
+        for number, term in enumerate(self.terms, start=1):
+            found += [
+                Multiplicand(label=f"{base}_of_{number}", base=base, term=number, pitch=pitch, k=term.k)
+                for base, pitch in zip(bases, (term.a_pitch, *term.b_pitches), strict=True)
+            ]
+        return tuple(found)
+
+    def multiplicand(self, label: str) -> Multiplicand:
+        return next(each for each in self.multiplicands if each.label == label)
 
     def loaded_dtype(self, operand: str) -> str:
         """Return the type in memory of an operand of the matmul: of its first source if it is copied."""
@@ -176,8 +223,9 @@ class GemmProblem:
         factors = self.scales.factors if self.scales is not None else ()
         operands = (operand.name for operand in self.epilogue.operands)
         sources = (source.name for source in self.more_sources)
+        terms = (name for term in self.terms for name in term.names)
         groups = () if self.groups is None else (self.groups.name,)
-        return (*self.names[:2], *outputs, *operands, *(factor.name for factor in factors), *sources, *groups)
+        return (*self.names[:2], *outputs, *operands, *(factor.name for factor in factors), *sources, *terms, *groups)
 
     @property
     def outputs_at(self) -> range:
@@ -479,7 +527,14 @@ class GemmPlan:
 
     @property
     def k_tiles(self) -> int:
-        return -(-self.problem.k // self.tile[2])
+        """K tiles of all terms."""
+        return self.first_k_tiles[-1]
+
+    @property
+    def first_k_tiles(self) -> tuple[int, ...]:
+        """Numbers of the first K tile of each term, and the number of all."""
+        extents = (self.problem.k, *(term.k for term in self.problem.terms))
+        return tuple(itertools.accumulate((-(-extent // self.tile[2]) for extent in extents), initial=0))
 
     @property
     def work(self) -> tuple[int, int]:

@@ -17,6 +17,8 @@ from .refusal import Refusal
 
 MAX_EXTENT = 2**31 - 1
 """Tile coordinates are 32-bit."""
+MAX_TERMS = 12
+"""Matmuls of a sum: each has TMA descriptors of its own among the parameters of the kernel."""
 MAX_BATCH_DIMENSIONS = 3
 """Dimensions of TMA after rows and columns."""
 SIZES = ("size_m", "size_n", "size_k", "batches")
@@ -207,9 +209,9 @@ def shown_output(problem: GemmProblem, output: EpilogueOutput) -> str:
     return problem.names[2] if output == problem.outputs[0] else output.name
 
 
-def check_pitch(problem: GemmProblem, name: str, dtype: str, pitch: int, side: str) -> None:
-    """Check a pitch along `side`: TMA needs a multiple of 16 bytes."""
-    line = getattr(problem, side)
+def check_pitch(problem: GemmProblem, name: str, dtype: str, pitch: int, side: str | int) -> None:
+    """Check a pitch along `side`, or between lines of so many elements: TMA needs a multiple of 16 bytes."""
+    line = getattr(problem, side) if isinstance(side, str) else side
     if pitch < line and (pitch == 0 or f"size_{side}" not in problem.runtime):
         raise Refusal(f"{name} has a stride of {pitch} elements between lines of {line}: they overlap")
     if pitch * itemsize(dtype) % TMA_ALIGNMENT_BYTES:
@@ -217,6 +219,25 @@ def check_pitch(problem: GemmProblem, name: str, dtype: str, pitch: int, side: s
             f"{name} has a stride of {pitch} elements, {pitch * itemsize(dtype)} bytes; TMA needs a multiple of"
             f" {TMA_ALIGNMENT_BYTES} bytes"
         )
+
+
+def check_terms(problem: GemmProblem) -> None:
+    """Check the further terms of a sum of matmuls."""
+    if len(problem.terms) >= MAX_TERMS:
+        raise Refusal(f"a sum of {1 + len(problem.terms)} matmuls; up to {MAX_TERMS} are implemented")
+    if problem.terms and (problem.batch or problem.groups or problem.scales or problem.copied or problem.runtime):
+        raise Refusal(
+            "sums of several matmuls are implemented without batches and scales, where TMA loads all operands"
+        )
+    if problem.terms and problem.operand_dtype == "int8":
+        raise Refusal("sums of several matmuls are implemented for floating-point operands")
+    for term in problem.terms:
+        if not 0 < term.k <= MAX_EXTENT:
+            raise Refusal(f"K = {term.k} of a term; 1 to {MAX_EXTENT} are implemented")
+        a, *bs = term.names or problem.names
+        check_pitch(problem, a, problem.operand_dtype, term.a_pitch, term.k if problem.a_major == "k" else problem.m)
+        for name, pitch in zip(bs, term.b_pitches, strict=False):
+            check_pitch(problem, name, problem.operand_dtype, pitch, term.k if problem.b_major == "k" else problem.n)
 
 
 def check_row_ends(problem: GemmProblem, output: EpilogueOutput) -> None:

@@ -22,7 +22,7 @@ from ..plan.epilogue import (
     OperandKind,
     OutputKind,
 )
-from ..plan.records import TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups, Major
+from ..plan.records import TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups, Major, Term
 from .scales import block_scales, blocks_of_k, depth_of, fixed_size, scale_loads
 
 
@@ -56,7 +56,8 @@ class ProductShape:
 
     @property
     def flops(self) -> int:
-        return 2 * self.problem.repeats * self.problem.m * self.problem.n * self.problem.k * self.products
+        depth = self.problem.k + sum(term.k for term in self.problem.terms)
+        return 2 * self.problem.repeats * self.problem.m * self.problem.n * depth * self.products
 
     @property
     def bytes_moved(self) -> int:
@@ -70,7 +71,8 @@ def bytes_moved(problem: GemmProblem) -> int:
     a = a if problem.groups is None else 1
     seconds = [each.label for each in problem.epilogue.of_kind("product")]
     sides = (("a", a * problem.m), ("b", b * problem.n), *((label, b * problem.n) for label in seconds))
-    operands = sum(lines * problem.k * itemsize(problem.loaded_dtype(label)) for label, lines in sides)
+    depth = problem.k + sum(term.k for term in problem.terms)
+    operands = sum(lines * depth * itemsize(problem.loaded_dtype(label)) for label, lines in sides)
     read = (each for kind in ("exact", "strided") for each in problem.epilogue.of_kind(kind))
     exact = sum(itemsize(each.dtype) for each in read)
     stored = sum(itemsize(each.dtype) for each in problem.matrices)
@@ -92,6 +94,7 @@ class _Sides:
     nested: bool
     grouped: bool = False
     held: bool = False
+    terms: Sequence[MatmulFact] = ()
     parts: int | None = None
     """The axis of the grid over parts of K, if there is one."""
 
@@ -120,7 +123,8 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
         blocks=blocks,
         root=number if dimensions > 1 and sides.whole is None else None,
         whole_rows=sides.whole is not None,
-        batch_blocks=tuple(axis.block_id for axis in batch if axis.kind == "tile") + _tiles(facts, sides.parts),
+        batch_blocks=tuple(axis.block_id for axis in batch if axis.kind == "tile")
+        + _tiles(facts, sides.parts, *(each.k_axis for each in sides.terms if each.k_axis != sides.fact.k_axis)),
         depth=problem.line if sides.held else None,
         fixed={
             block: size for block in blocks if block != sides.whole and (size := fixed_size(facts, block)) is not None
@@ -129,10 +133,19 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
 
 
 def _products(facts: KernelFacts) -> tuple[MatmulFact, ...]:
-    """Return the matmuls of the first loop that has any: others over the same columns recompute them."""
-    parents = {region.region: region.parent for region in facts.regions}
+    """Return the matmuls of the first loop that has any: others over the same columns recompute them, or are terms of
+    sums."""
     (first, *_) = facts.matmuls
-    return tuple(fact for fact in facts.matmuls if parents[fact.region] == parents[first.region])
+    return tuple(fact for fact in facts.matmuls if fact.region == first.region and not fact.chained)
+
+
+def _more_terms(facts: KernelFacts) -> tuple[MatmulFact, ...]:
+    """Return the first matmul of each further term that is added to the same accumulators."""
+    parents = {region.region: region.parent for region in facts.regions}
+    products = _products(facts)
+    rest = [each for each in facts.matmuls if each not in products]
+    rest = [each for each in rest if parents[each.region] == parents[products[0].region]]
+    return tuple(rest[:: len(products)])
 
 
 def _sides(facts: KernelFacts) -> _Sides | str:
@@ -170,6 +183,7 @@ def _sides(facts: KernelFacts) -> _Sides | str:
         nested=nested,
         grouped=all_rows is not None,
         held=held,
+        terms=_more_terms(facts),
         parts=parts,
     )
 
@@ -245,15 +259,26 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
         a_major=majors[0],
         b_major=majors[1],
         epilogue=_epilogue(operands, facts, stores, axes, n),
+        terms=() if copied else tuple(_terms(facts, sides, (m, n), majors)),
         scales=None if copied else block_scales(fact, facts, axes, k),
         copied=copied,
         runtime=_runtime(facts, zip(("size_m", "size_n", "size_k"), walked, strict=True)),
     )
 
 
+def _terms(facts: KernelFacts, sides: _Sides, extents: tuple[int, int], majors: Sequence[Major]) -> Iterator[Term]:
+    """Yield the further terms of a sum, with the majors of the first."""
+    for each in sides.terms:
+        k = _extent(facts, each.k_axis)
+        if k is not None:
+            a, b = (_pitch(major, extent, k) for major, extent in zip(majors, extents, strict=True))
+            yield Term(k=k, a_pitch=a, b_pitches=(b,) * (1 + len(sides.others)))
+
+
 def _batch_axes(facts: KernelFacts, sides: _Sides, blocks: Sequence[int]) -> list[AxisFact]:
     """Return the axes other than M, N and K."""
     over = {*blocks, *(facts.axes[at].block_id for at in blocks_of_k(sides.fact, facts))}
+    over |= {facts.axes[each.k_axis].block_id for each in sides.terms if each.k_axis is not None}
     over |= {facts.axes[at].block_id for at in (sides.parts,) if at is not None}
     return [axis for axis in facts.axes if axis.block_id not in over and (sides.whole is None or axis.on_grid)]
 
@@ -480,9 +505,9 @@ def _tile(facts: KernelFacts, axis: int | None) -> int | None:
     return found.block_id if found is not None and found.kind in ("tile", "fixed") else None
 
 
-def _tiles(facts: KernelFacts, axis: int | None) -> tuple[int, ...]:
-    """Return the block of an axis whose tiles a config has sizes for."""
-    return (facts.axes[axis].block_id,) if axis is not None and facts.axes[axis].kind == "tile" else ()
+def _tiles(facts: KernelFacts, *axes: int | None) -> tuple[int, ...]:
+    """Return the blocks of axes whose tiles a config has sizes for."""
+    return tuple(facts.axes[at].block_id for at in axes if at is not None and facts.axes[at].kind == "tile")
 
 
 def _pitch(major: Major, other: int, k: int) -> int:

@@ -13,6 +13,7 @@ from .grammar import (
     FenceShared,
     Gate,
     KLoop,
+    OfTerm,
     Role,
     SetUp,
     Step,
@@ -32,7 +33,12 @@ def load_role(plan: GemmPlan, warp: int, views: str) -> Role:
 
     A K shorter than the pipeline and an odd K tail need no special case.
     """
-    second = tuple(TmaLoad(operand.label, "ab_fill") for operand in plan.problem.epilogue.of_kind("product"))
+    operands = plan.problem.multiplicands
+    loads = [
+        tuple(TmaLoad(each.label, "ab_fill") for each in operands if each.term == term)
+        for term in range(1 + len(plan.problem.terms))
+    ]
+    steps = loads[0] if len(loads) == 1 else tuple(OfTerm(term, each) for term, each in enumerate(loads))
     return Role(
         name="load",
         first_warp=warp,
@@ -45,9 +51,7 @@ def load_role(plan: GemmPlan, warp: int, views: str) -> Role:
                     KLoop(
                         (
                             Acquire("ab_fill"),
-                            TmaLoad("a", "ab_fill"),
-                            TmaLoad("b", "ab_fill"),
-                            *second,
+                            *steps,
                             Commit("ab_fill"),
                             Advance("ab_fill"),
                         )

@@ -73,6 +73,14 @@ class Gate(Step):
     body: tuple[Step, ...]
 
 
+@dataclass(frozen=True)
+class OfTerm(Step):
+    """Run the body for K tiles of term ``number`` of a sum of matmuls."""
+
+    number: int
+    body: tuple[Step, ...]
+
+
 # Pipelines: a cursor is the pipeline state (stage and phase) of one side ---------------------------------------------
 
 

@@ -82,6 +82,14 @@ GUARDS: Mapping[g.Who, Callable[[Cluster, Warp], bool]] = {
 """Gates whose predicates are only known during the run."""
 
 
+@rule(g.OfTerm)
+def _(cluster: Cluster, step: g.OfTerm, warp: Warp) -> Iterator[Leaf]:
+    """Divide the K tiles evenly among the terms: their numbers are not part of the protocol."""
+    terms = 1 + len(cluster.plan.problem.terms)
+    if warp.k_tile * terms // cluster.k_tiles == step.number:
+        yield from cluster.steps(step.body, warp)
+
+
 @rule(g.SetUp)
 def _(cluster: Cluster, step: g.SetUp, warp: Warp) -> None:
     """Ignore set-up, which is not part of the protocol."""
@@ -200,6 +208,8 @@ def _(cluster: Cluster, step: g.TmaLoad, warp: Warp) -> None:
     """Send a slice to every CTA that reads it; a pair counts its bytes at the CTA that issues."""
     ring, index, _ = cluster.slot(warp, step.cursor)
     name, own = ring.pipeline.name, warp.cta.rank
+    multiplied = {each.label: each.base for each in cluster.plan.problem.multiplicands}
+    base = multiplied.get(step.operand, step.operand)
     if step.operand == "a" or ring.pipeline.kind == "tma_epilogue":
         check_views(cluster, warp, step.operand)
     if ring.pipeline.kind == "tma_epilogue":
@@ -210,14 +220,14 @@ def _(cluster: Cluster, step: g.TmaLoad, warp: Warp) -> None:
         numbers, tag = cluster.counts, (warp.tile, warp.k_tile)
         masks = multicast_masks(cluster.plan, own)
         of_b = masks[1], numbers.b_multicast, numbers.b_stage_bytes // cluster.plan.products
-        mask, sharers, size = (masks[0], numbers.a_multicast, numbers.a_stage_bytes) if step.operand == "a" else of_b
+        mask, sharers, size = (masks[0], numbers.a_multicast, numbers.a_stage_bytes) if base == "a" else of_b
     before = (mask & ((1 << own) - 1)).bit_count()
     slice_bytes = size * (before + 1) // sharers - size * before // sharers
     for cta in cluster.ctas:
         if mask >> cta.rank & 1:
             slot = cta.rings[name].slots[index]
             counting = cluster.leader(cta.rank) if ring.pipeline.kind == "tma_umma" else cta
-            cluster.send(cta, _landing(slot, step.operand, own, tag, counting.rings[name].full[index], slice_bytes))
+            cluster.send(cta, _landing(slot, base, own, tag, counting.rings[name].full[index], slice_bytes))
 
 
 def _landing(slot: Slot, operand: str, rank: int, tag: Tag, full: Barrier, size: int) -> Callable[[], None]:
