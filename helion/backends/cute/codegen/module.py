@@ -295,8 +295,7 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
     out.line(f"def {ENTRY}(")
     given = [operand.label for operand in plan.whole.epilogue.of_kind("number")]
     pointers += [name for name, _, _ in scales.parameters(plan)]
-    pointers += [*copied.pointer_names(plan), *(each.label for each in plan.problem.multiplicands if each.term)]
-    pointers += groups.parameters(plan)
+    pointers += [*copied.pointer_names(plan), *plan.problem.term_labels, *groups.parameters(plan)]
     out.lines(f"    {name}: {'cutlass.Float32' if name in given else 'cute.Pointer'}," for name in pointers)
     out.lines(f"    {name}: cutlass.{'Int32' if is_size(name) else 'Int64'}," for name in plan.problem.runtime)
     out.lines(["    workspace: cute.Pointer,"] if workspace_bytes(plan) else [])

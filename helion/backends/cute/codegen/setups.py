@@ -101,6 +101,11 @@ def second_b(plan: GemmPlan) -> list[str]:
     return [operand.label for operand in plan.problem.epilogue.of_kind("product")]
 
 
+def sums_of(plan: GemmPlan) -> list[str]:
+    """Return the registers of the accumulator of each matmul."""
+    return ["values", *(f"{label}_values" for label in second_b(plan))]
+
+
 def by_tma(plan: GemmPlan) -> list[str]:
     """Return the labels of the operands of the matmul that TMA loads."""
     return [each.label for each in plan.problem.multiplicands if plan.problem.copy_of(each.label) is None]
@@ -227,7 +232,7 @@ def _wgmma_sums(plan: GemmPlan, role: Role) -> list[str]:
         f"subtile_shape = subtile_mma.partition_shape_C(({plan.cta_tile[0]}, {plan.epilogue_n}))",
         *(
             f"{name} = cute.make_rmem_tensor(subtile_shape, cutlass.Float32)"
-            for name in ("values", *(f"{label}_values" for label in second_b(plan)), *_more_values(plan))
+            for name in (*sums_of(plan), *_more_values(plan))
         ),
         *(line for output in plan.problem.outputs_of("exact") for line in _wgmma_store(plan, output)),
         *_strided_registers(plan),
@@ -300,7 +305,7 @@ def _umma_sums(plan: GemmPlan, role: Role) -> list[str]:
         f"subtile_shape = thread_sums.partition_D(cute.make_identity_tensor(({rows}, {columns}))).shape",
         *(
             f"{name} = cute.make_rmem_tensor(subtile_shape, cutlass.Float32)"
-            for name in ("values", *(f"{label}_values" for label in second_b(plan)), *_more_values(plan))
+            for name in (*sums_of(plan), *_more_values(plan))
         ),
         *(line for output in plan.problem.outputs_of("exact") for line in _umma_store(plan, output)),
         *_strided_registers(plan),

@@ -25,7 +25,7 @@ from .epilogue import (
     values_of,
 )
 from .numbers import batched
-from .setups import SETUPS, dsl, rows_of, second_b, stage_of, sum_dsl
+from .setups import SETUPS, dsl, rows_of, second_b, stage_of, sum_dsl, sums_of
 from .writer import Writer
 
 
@@ -326,22 +326,17 @@ def _(step: g.SelectSums, out: Writer, names: Names) -> None:
 @_print.register
 def _(step: g.ReadSums, out: Writer, names: Names) -> None:
     if step.cursor is not None:
-        for number, name in enumerate(_sums(names.plan)):
+        for number, name in enumerate(sums_of(names.plan)):
             place = f"subtile + {number * names.plan.subtiles}" if number else "subtile"
             out.line(f"cute.copy(sums_copy, sums_part[None, None, None, 0, {place}, {step.cursor}.index], {name})")
         out.line("cute.arch.fence_view_async_tmem_load()")
         return
     source = "total" if names.plan.totals else "sums"
     with out.block(f"for i in cutlass.range_constexpr({fragment(names.plan).values}):"):
-        for number, name in enumerate(_sums(names.plan)):
+        for number, name in enumerate(sums_of(names.plan)):
             first = f"{number * names.plan.tile[1] // 2} + " if number else ""
             converted = ".to(cutlass.Float32)" if source == "sums" and sum_dsl(names.plan) == "cutlass.Int32" else ""
             out.line(f"{name}[i] = {source}[{first}{sum_of(names.plan)}]{converted}")
-
-
-def _sums(plan: GemmPlan) -> list[str]:
-    """Return the registers of the accumulator of each matmul."""
-    return ["values", *(f"{label}_values" for label in second_b(plan))]
 
 
 @_print.register

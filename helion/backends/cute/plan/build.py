@@ -13,7 +13,6 @@ from .dtypes import (
     COLUMN_DTYPES,
     COLUMN_OUTPUT_DTYPES,
     EPILOGUE_DTYPES,
-    FLOAT_DTYPES,
     IMPRECISE_DTYPES,
     OPERAND_DTYPES,
     OUTPUT_DTYPES,
@@ -24,14 +23,17 @@ from .finish import split
 from .joint import own_parts
 from .passes import check_passes
 from .prepare import split as split_operands
-from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Groups, Major, Unit
+from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
 from .refusal import Refusal
 from .runtime import (
     MAX_EXTENT,
+    MAX_PROMOTE_K_TILES,
     SIZES,
     check_batch,
+    check_groups,
     check_pitch,
     check_row_ends,
+    check_scales,
     check_strided,
     check_terms,
     shown_output,
@@ -54,7 +56,6 @@ MAX_SPLITS = 16
 MAX_GRID_SPLITS = 64
 MAX_ACCUMULATOR_STAGES = 4
 MAX_RESIDUAL_STAGES = 8
-MAX_PROMOTE_K_TILES = 8
 MAX_INT8_K = 2**17 - 1
 """Products of two int8 numbers, up to 2**14 each, whose sum int32 holds."""
 MAX_EXACT_INT8_K = 2**10
@@ -197,9 +198,9 @@ def check_problem(problem: GemmProblem) -> None:
         copied.check(problem.m if copied.operand == "a" else problem.n, problem.k)
     check_terms(problem)
     if problem.scales is not None:
-        _check_scales(problem, problem.scales)
+        check_scales(problem, problem.scales)
     if problem.groups is not None:
-        _check_groups(problem, problem.groups)
+        check_groups(problem, problem.groups)
     _check_outputs(problem)
     for operand in problem.epilogue.operands:
         if operand.kind == "product":
@@ -217,49 +218,6 @@ def check_problem(problem: GemmProblem) -> None:
                 f"epilogue operand {operand.name} has a stride of {operand.pitch}; 1 and more are implemented, and 0 of a"
                 " column with one number for all rows"
             )
-
-
-def _check_scales(problem: GemmProblem, scales: BlockScales) -> None:
-    if problem.batch is not None or problem.epilogue.of_kind("product"):
-        raise Refusal("scales of blocks of K are implemented for one matmul, without a batch")
-    if problem.runtime:
-        raise Refusal(
-            "scales of blocks of K are implemented where sizes and strides are known when the kernel is compiled"
-        )
-    sides = [factor.side for factor in scales.factors]
-    if not sides or len(set(sides)) != len(sides):
-        raise Refusal(f"scales of blocks of K per {', '.join(sides)}; one per row and one per column are implemented")
-    line = SWIZZLE_BYTES // itemsize(problem.operand_dtype)
-    if scales.k % line or scales.k > MAX_PROMOTE_K_TILES * line:
-        raise Refusal(
-            f"scales of blocks of {scales.k} along K; multiples of {line} up to {MAX_PROMOTE_K_TILES * line} are"
-            f" implemented for {problem.operand_dtype}"
-        )
-    for factor in scales.factors:
-        if factor.dtype not in FLOAT_DTYPES:
-            raise Refusal(f"{factor.name} is of {factor.dtype}; scales of {', '.join(FLOAT_DTYPES)} are implemented")
-        if factor.lines < 1 or factor.pitch < 0 or factor.k_pitch < 0:
-            raise Refusal(
-                f"{factor.name} has strides of {factor.pitch} and {factor.k_pitch}; none below 0 is implemented"
-            )
-
-
-def _check_groups(problem: GemmProblem, groups: Groups) -> None:
-    if groups.size < 1 or groups.pitch < 1 or groups.dtype not in ("int32", "int64"):
-        raise Refusal(
-            f"{groups.name} of {groups.dtype} with a stride of {groups.pitch} for {groups.size} groups of rows"
-        )
-    if problem.scales is not None or problem.copied or problem.strided:
-        raise Refusal(
-            f"groups of rows by {groups.name} are implemented where TMA moves all matrices, without scales along K"
-        )
-    residuals = [each.label for each in problem.epilogue.of_kind("exact") if any(problem.batch_pitches(each.label))]
-    if any(problem.batch_pitches("a")) or residuals:
-        raise Refusal(f"groups of rows by {groups.name} are implemented where all groups are rows of one matrix")
-    if problem.epilogue.reduces_rows or problem.numbers or problem.epilogue.numbers(ROW_NUMBER):
-        raise Refusal(
-            f"groups of rows by {groups.name} are implemented without reductions, numbers and indices of rows"
-        )
 
 
 def _check_outputs(problem: GemmProblem) -> None:

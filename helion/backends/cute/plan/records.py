@@ -174,6 +174,11 @@ class GemmProblem:
             ]
         return tuple(found)
 
+    @property
+    def term_labels(self) -> tuple[str, ...]:
+        """Labels of the operands of further terms."""
+        return tuple(each.label for each in self.multiplicands if each.term)
+
     def multiplicand(self, label: str) -> Multiplicand:
         return next(each for each in self.multiplicands if each.label == label)
 

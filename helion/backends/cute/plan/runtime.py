@@ -1,4 +1,4 @@
-"""Sizes and strides of a GEMM: those known only at launch, and checks of strides.
+"""Sizes and strides of a GEMM: those known only at launch, and checks of strides and of parts of a problem.
 
 Numbers known only at launch are ``size_m``, ``size_n``, ``size_k`` and ``batches``, and ``pitch_`` and ``batch_stride_`` with the label of an
 operand or output: parameters of the kernel have these names.
@@ -9,14 +9,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from .dtypes import itemsize
-from .epilogue import EpilogueOutput
+from .dtypes import FLOAT_DTYPES, itemsize
+from .epilogue import ROW_NUMBER, EpilogueOutput
 from .finish import ROWS
-from .records import TMA_ALIGNMENT_BYTES, Batch, GemmProblem
+from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups
 from .refusal import Refusal
+from .scales import BlockScales
 
 MAX_EXTENT = 2**31 - 1
 """Tile coordinates are 32-bit."""
+MAX_PROMOTE_K_TILES = 8
 MAX_TERMS = 12
 """Matmuls of a sum: each has TMA descriptors of its own among the parameters of the kernel."""
 MAX_BATCH_DIMENSIONS = 3
@@ -221,6 +223,65 @@ def check_pitch(problem: GemmProblem, name: str, dtype: str, pitch: int, side: s
         )
 
 
+def check_row_ends(problem: GemmProblem, output: EpilogueOutput) -> None:
+    """Check that rows of an output are a multiple of 16 bytes long: TMA stores their last 16 bytes whole.
+
+    Rows of the workspace are padded.
+    """
+    row = problem.n * itemsize(output.dtype)
+    if row % TMA_ALIGNMENT_BYTES and output.name != ROWS:
+        raise Refusal(
+            f"{shown_output(problem, output)} has rows of {problem.n} elements, {row} bytes; TMA stores a multiple of"
+            f" {TMA_ALIGNMENT_BYTES} bytes"
+        )
+
+
+# Checks of parts of a problem -------------------------------------------------------------------------------------------
+
+
+def check_scales(problem: GemmProblem, scales: BlockScales) -> None:
+    if problem.batch is not None or problem.epilogue.of_kind("product"):
+        raise Refusal("scales of blocks of K are implemented for one matmul, without a batch")
+    if problem.runtime:
+        raise Refusal(
+            "scales of blocks of K are implemented where sizes and strides are known when the kernel is compiled"
+        )
+    sides = [factor.side for factor in scales.factors]
+    if not sides or len(set(sides)) != len(sides):
+        raise Refusal(f"scales of blocks of K per {', '.join(sides)}; one per row and one per column are implemented")
+    line = SWIZZLE_BYTES // itemsize(problem.operand_dtype)
+    if scales.k % line or scales.k > MAX_PROMOTE_K_TILES * line:
+        raise Refusal(
+            f"scales of blocks of {scales.k} along K; multiples of {line} up to {MAX_PROMOTE_K_TILES * line} are"
+            f" implemented for {problem.operand_dtype}"
+        )
+    for factor in scales.factors:
+        if factor.dtype not in FLOAT_DTYPES:
+            raise Refusal(f"{factor.name} is of {factor.dtype}; scales of {', '.join(FLOAT_DTYPES)} are implemented")
+        if factor.lines < 1 or factor.pitch < 0 or factor.k_pitch < 0:
+            raise Refusal(
+                f"{factor.name} has strides of {factor.pitch} and {factor.k_pitch}; none below 0 is implemented"
+            )
+
+
+def check_groups(problem: GemmProblem, groups: Groups) -> None:
+    if groups.size < 1 or groups.pitch < 1 or groups.dtype not in ("int32", "int64"):
+        raise Refusal(
+            f"{groups.name} of {groups.dtype} with a stride of {groups.pitch} for {groups.size} groups of rows"
+        )
+    if problem.scales is not None or problem.copied or problem.strided:
+        raise Refusal(
+            f"groups of rows by {groups.name} are implemented where TMA moves all matrices, without scales along K"
+        )
+    residuals = [each.label for each in problem.epilogue.of_kind("exact") if any(problem.batch_pitches(each.label))]
+    if any(problem.batch_pitches("a")) or residuals:
+        raise Refusal(f"groups of rows by {groups.name} are implemented where all groups are rows of one matrix")
+    if problem.epilogue.reduces_rows or problem.numbers or problem.epilogue.numbers(ROW_NUMBER):
+        raise Refusal(
+            f"groups of rows by {groups.name} are implemented without reductions, numbers and indices of rows"
+        )
+
+
 def check_terms(problem: GemmProblem) -> None:
     """Check the further terms of a sum of matmuls."""
     if len(problem.terms) >= MAX_TERMS:
@@ -238,16 +299,3 @@ def check_terms(problem: GemmProblem) -> None:
         check_pitch(problem, a, problem.operand_dtype, term.a_pitch, term.k if problem.a_major == "k" else problem.m)
         for name, pitch in zip(bs, term.b_pitches, strict=False):
             check_pitch(problem, name, problem.operand_dtype, pitch, term.k if problem.b_major == "k" else problem.n)
-
-
-def check_row_ends(problem: GemmProblem, output: EpilogueOutput) -> None:
-    """Check that rows of an output are a multiple of 16 bytes long: TMA stores their last 16 bytes whole.
-
-    Rows of the workspace are padded.
-    """
-    row = problem.n * itemsize(output.dtype)
-    if row % TMA_ALIGNMENT_BYTES and output.name != ROWS:
-        raise Refusal(
-            f"{shown_output(problem, output)} has rows of {problem.n} elements, {row} bytes; TMA stores a multiple of"
-            f" {TMA_ALIGNMENT_BYTES} bytes"
-        )

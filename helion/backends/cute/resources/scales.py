@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, RegionFact
 from ...._shapes import dtype_name
-from ..plan.build import MAX_PROMOTE_K_TILES
 from ..plan.records import SWIZZLE_BYTES
+from ..plan.runtime import MAX_PROMOTE_K_TILES
 from ..plan.scales import BlockScales, Scale, Side
 
 
