@@ -21,7 +21,7 @@ from helion.backends.cute.codegen.writer import Writer
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.counts import counts
 from helion.backends.cute.plan.epilogue import ARITY, Epilogue, EpilogueOperand, Instruction, constant
-from helion.backends.cute.plan.records import Choice, GemmPlan
+from helion.backends.cute.plan.records import Choice, GemmPlan, Term
 from helion.backends.cute.plan.shared import shared_bytes
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.edits import edit_role
@@ -194,7 +194,9 @@ def test_every_step_prints() -> None:
     """No step of the grammar is without a rule, for a program that has all of them."""
     printed = set()
     copied = (copies.plan(name, "sm_90") for name in ("odd", "even", "strided"))
-    for plan in (*PLANS.values(), *copied, grouped_kernels.plan_of("sm_90")):
+    summed = dataclasses.replace(gemms.product(), terms=(Term(k=64, a_pitch=64, b_pitches=(64,)),))
+    of_terms = dataclasses.replace(gemms.hopper("bf16"), problem=summed)
+    for plan in (*PLANS.values(), *copied, grouped_kernels.plan_of("sm_90"), of_terms):
         render(kernel_program(plan))
         for role in kernel_program(plan).roles:
             printed |= {type(step) for step in _steps(role.program)}
