@@ -193,7 +193,7 @@ def test_every_operation_prints(op: str) -> None:
 def test_every_step_prints() -> None:
     """No step of the grammar is without a rule, for a program that has all of them."""
     printed = set()
-    copied = (copies.plan(name, "sm_90") for name in ("odd", "even", "strided"))
+    copied = (copies.plan(name, "sm_90") for name in ("odd", "even", "strided", "raw_n_major"))
     summed = dataclasses.replace(gemms.product(), terms=(Term(k=64, a_pitch=64, b_pitches=(64,)),))
     of_terms = dataclasses.replace(gemms.hopper("bf16"), problem=summed)
     for plan in (*PLANS.values(), *copied, grouped_kernels.plan_of("sm_90"), of_terms):
