@@ -348,13 +348,8 @@ def test_what_never_began_to_compile_is_not_tried_again(
     remembered(monkeypatch, default, searches)
 
 
-@pytest.mark.parametrize("is_faster", [True, False])
-def test_what_compiled_late_is_timed_by_the_next_process_and_by_no_other(
-    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch, is_faster: bool
-) -> None:
-    default = kernel().bind((ROWS,)).default_config()
-    if not is_faster:
-        monkeypatch.setattr(evaluator.Evaluator, "_candidate", as_predicted(default))
+def called_with_a_late_contender(monkeypatch: pytest.MonkeyPatch, default: helion.Config) -> Any:
+    """Return a kernel whose first call has ended before its only contender was compiled."""
     begun, polled = threading.Event(), threading.Event()
     late = ThreadPool(lambda function: function(), 1, float("inf"), compiled=(default,))
 
@@ -375,6 +370,18 @@ def test_what_compiled_late_is_timed_by_the_next_process_and_by_no_other(
         patched.setattr(first_call, "_threads", pooled(late))
         one = kernel()
         check(one(ROWS), ROWS)
+    return one
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_what_compiled_late_is_timed_by_the_next_process_and_by_no_other(
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch, is_faster: bool
+) -> None:
+    default = kernel().bind((ROWS,)).default_config()
+    if not is_faster:
+        monkeypatch.setattr(evaluator.Evaluator, "_candidate", as_predicted(default))
+    monkeypatch.setattr(first_call, "_LESS", float("inf"))
+    one = called_with_a_late_contender(monkeypatch, default)
     assert one.bind((ROWS,)).config == default and searches == [2]
     store = default_store()
     assert store is not None
@@ -385,6 +392,14 @@ def test_what_compiled_late_is_timed_by_the_next_process_and_by_no_other(
         check(kernel()(ROWS), ROWS)
     assert searches == [2, 2]
     remembered(monkeypatch, doubted if is_faster else default, searches)
+
+
+def test_what_compiled_late_is_forgotten_if_it_is_not_predicted_to_be_faster(
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default = kernel().bind((ROWS,)).default_config()
+    called_with_a_late_contender(monkeypatch, default)
+    remembered(monkeypatch, default, searches)
 
 
 def test_the_best_so_far_runs_where_the_rest_cannot_be_measured(

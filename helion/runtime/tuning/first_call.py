@@ -3,7 +3,7 @@
 They are the *leaders*: seeds, and configs near them, that may be faster than the default within the error of
 predictions. Threads compile them, the most promising first. Those that compile in time are checked against the results
 of the default, then timed in turns with it. The choice is kept on disk for later processes. Those that compile late are
-timed by the next process.
+timed by the next process, if they are predicted to be clearly faster.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ...autotuner.cache.store import default_store
 from ...autotuner.measure.comparison import RESOLUTION
 from ...autotuner.options import Options, cpus
 from ...autotuner.outcome import Outcome, Status
+from ...autotuner.pool.compiling import Built
 from ...autotuner.pool.threads import ThreadPool
 from ...autotuner.search.domain import SpaceDomain
 from ...autotuner.search.time_model import PredictedTime
@@ -41,9 +42,10 @@ from .evaluator import job_of
 #: Configs that are measured with the default one, and threads that compile them. More threads delay each other: parts
 #: of a compilation hold Python's lock, such as linking a library of functions. Two finish the first configs in time.
 MOST, _THREADS = 4, 2
-#: The same where a backend compiles one config at a time. They are seeds, predicted to take less than this ratio of the
-#: default's time: closer predictions do not tell which is faster.
-_MOST_SEEDS, _LESS = 2, 0.97
+#: The same where a backend compiles one config at a time. They are seeds, predicted to be clearly faster.
+_MOST_SEEDS = 2
+#: Ratio of predicted times below which a config is clearly faster: closer predictions do not tell.
+_LESS = 0.97
 #: Parts of ``first_call_seconds`` after which no further config is predicted, and after which those that have compiled
 #: are timed.
 _PREDICTING, _COMPILING = 0.15, 0.6
@@ -147,7 +149,7 @@ def _fastest(
     )
     with _threads(of, first, others, times) as pool:
         found = autotune.tuned(of, args, options, [first, *others], pool=pool, measuring=measuring, is_kept=False)
-        late = pool.late() if pool is not None and former is None else []
+        late = _worth_timing(of, found.config, pool.late()) if pool is not None and former is None else []
     result = found.result
     if result is None or result.why == "interrupted":
         raise KeyboardInterrupt  # it was meant for the program, which requested no search
@@ -161,6 +163,15 @@ def _fastest(
         kept = {outcome.config: outcome for outcome in (*known, *outcomes)}
         autotune.keep(store, key, replace(result, outcomes=tuple(kept.values())), options)
     return found.config
+
+
+def _worth_timing(of: Specialized, best: Config, late: Sequence[Built]) -> list[Built]:
+    """List the configs that are predicted to be clearly faster than ``best``, the fastest of those timed.
+
+    The next process delays its call for them.
+    """
+    least = _LESS * of.analysis.predict(best).time_us if late else 0.0
+    return [each for each in late if isinstance(each.key, Config) and of.analysis.predict(each.key).time_us < least]
 
 
 def _untimed(outcome: Outcome, seconds: float) -> Outcome:

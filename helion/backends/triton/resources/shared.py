@@ -276,9 +276,9 @@ def _narrow_rounds(
         return 1
     own = vector_elements(op, sizes, threads)
     held = rows_held(op.tile_axes, sizes, own, threads)
-    least = []
+    least, widths = [], _widths(wider, sizes, threads)
     for other in wider:
-        for width in _widths(wider, sizes, threads):
+        for width in widths:
             moved = moved_at_once(own * itemsize, width * itemsize, target)
             least.append(rounds(held, rows_held(other.tile_axes, sizes, width, threads), itemsize, moved))
     return min(least)

@@ -21,6 +21,7 @@ from ......autotuner.proposal import Declined, Heuristic, Predicted
 from ......hardware import Target
 from ....proposal import TritonProposal
 from ... import register_safety as safety
+from ...amd_options import with_amd_options
 from ...sizing import Sizes, clamp, estimate, programs_of
 from .tiles import Tile, cost_of, fits, neighbours_along, share_sms
 
@@ -65,7 +66,7 @@ class TritonAttentionGradientHeuristic(Heuristic):
         for percent in (safety.gradient(target), safety.ALL):
             found = tuple(itertools.islice(_feasible(facts, target, percent), _KEPT))
             if first or found:
-                return (*first, *found)
+                return with_amd_options((*first, *found), facts, target)
         return Declined("no tile of queries and keys fits without spilling")
 
 

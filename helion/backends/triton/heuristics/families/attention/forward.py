@@ -24,6 +24,7 @@ from ......hardware import Target
 from ....proposal import TritonProposal
 from ....resources.matrix import ASYNC_ROWS
 from ... import register_safety as safety
+from ...amd_options import with_amd_options
 from ...sizing import Sizes, clamp, estimate, extent_of, programs_of
 from .tiles import Tile, cost_of, fits, neighbours_along, share_sms
 
@@ -111,7 +112,7 @@ class TritonAttentionHeuristic(Heuristic):
         for percent in (safety.attention(target), safety.ALL):
             found = tuple(itertools.islice(_feasible(facts, fact, fact.query_axis, target, percent), _KEPT))
             if first or found:
-                return (*first, *found)
+                return with_amd_options((*first, *found), facts, target)
         return Declined("no tile of queries and keys fits without spilling")
 
 

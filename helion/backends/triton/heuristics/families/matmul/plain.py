@@ -30,6 +30,7 @@ from ......_compiler.facts.records import KernelFacts
 from ......autotuner.proposal import Declined, Heuristic
 from ......hardware import Target
 from ....proposal import TritonProposal
+from ...amd_options import with_amd_options
 from .grid_order import ordered
 from .precomputed import hoisting, unhoisted
 from .tiles import ProductSizer, single_product, sizer_as_written
@@ -46,4 +47,4 @@ class TritonMatmulHeuristic(Heuristic):
         if not unhoisted(facts, target):
             return hoisting(ProductSizer(facts.after("precompute_operands").facts, extents, target).proposals())
         found = sizer_as_written(facts, extents, target).proposals()
-        return tuple(ordered(facts, each, target) for each in found)
+        return with_amd_options(tuple(ordered(facts, each, target) for each in found), facts, target)

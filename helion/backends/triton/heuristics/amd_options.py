@@ -1,0 +1,62 @@
+"""Alternates that set options of Triton's compiler for AMD GPUs.
+
+None of them was timed on a GPU, so that the first seed never has them. A search and a first call measure them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ...._compiler.facts.records import KernelFacts
+from ....hardware import Target
+from ..proposal import TritonProposal
+from .sizing import estimate
+
+#: Sides of the small matrix instruction, and of tiles for which Triton takes the large one.
+_SMALL, _LARGE = 16, 32
+#: SIMD units of a compute unit, each with the registers of its waves.
+_UNITS = 4
+#: Ratio by which the compiler can reduce registers without spilling much.
+_REDUCED = 1.05
+#: Waves of a unit from which one more hides little.
+_MOST_WAVES = 4
+
+
+def with_amd_options(
+    proposals: tuple[TritonProposal, ...], facts: KernelFacts, target: Target
+) -> tuple[TritonProposal, ...]:
+    """Return the proposals, and on AMD those of ``_alternates`` of the first one after them."""
+    if target.kind != "hip" or not proposals:
+        return proposals
+    return (*proposals, *_alternates(proposals[0], facts, target))
+
+
+def _alternates(first: TritonProposal, facts: KernelFacts, target: Target) -> Iterator[TritonProposal]:
+    """Yield a proposal with small matrix instructions, and one with room for one more wave on each unit.
+
+    Small instructions hold operands and results of fewer rows (measurement ``amd_fragments``). Room for a wave is worth
+    a few spilled registers where shared memory has room as well, since waves hide each other's waits.
+    """
+    sides = (
+        first.block_sizes.get(axis, _LARGE)
+        for fact in facts.matmuls
+        for axis in (fact.m_block_id, fact.n_block_id)
+        if axis is not None
+    )
+    if min(sides, default=_LARGE) >= _LARGE:
+        yield _with(first, "matrix_instr_nonkdim", _SMALL, f"matrix instructions of {_SMALL} rows")
+    if len(facts.matmuls) > 1:  # registers of several matmuls are predicted too coarsely: attention spills 176 bytes
+        return
+    warps = first.num_warps or 1
+    predicted = estimate(facts, target, first.block_sizes, warps, first.num_stages or 1, first.reduction_loops)
+    file = target.registers_per_sm // (_UNITS * target.warp_size)
+    waves = file // max(1, predicted.registers_per_thread) + 1
+    blocks = waves * _UNITS // warps
+    room = predicted.registers_per_thread * waves <= _REDUCED * file
+    if room and waves <= _MOST_WAVES and blocks * predicted.shared_bytes <= target.smem_per_sm_bytes:
+        yield _with(first, "waves_per_eu", waves, f"room for {waves} waves on each unit")
+
+
+def _with(proposal: TritonProposal, key: str, value: int, reason: str) -> TritonProposal:
+    return replace(proposal, launch={**proposal.launch, key: value}, reason=f"{proposal.reason}, {reason}")
