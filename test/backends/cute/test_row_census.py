@@ -15,7 +15,6 @@ from benchmarks.row_census import answers  # noqa: E402
 REFUSED = {
     "layer_norm_gradients": "atomic in a row kernel",
     "quantized_group_tiles": "some of the grid's dimensions",
-    "quantized_group_loops": "the index of a tile of columns picks one of 64 parts",
     "rms_norm_of_batches": "dimension b is no plain tile loop",
     "softmax_of_one_row": "dimension at is no plain tile loop",
 }
@@ -27,4 +26,4 @@ def test_row_kernels_that_are_taken(target: str) -> None:
     found = dict(answers([], target))
     for name, answer in found.items():
         assert REFUSED[name] in answer if name in REFUSED else answer.startswith("yes"), (name, answer)
-    assert len(found) - len(REFUSED) >= 65
+    assert len(found) - len(REFUSED) >= 66

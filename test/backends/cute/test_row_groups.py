@@ -56,6 +56,30 @@ def norm_of_heads(x, out, total):
         total[tile] = torch.amax(normed, -1)
 
 
+def quantized_loops(x, low, scale):
+    for tile in hl.tile(x.size(0)):
+        for part in hl.tile(x.size(1), block_size=GROUP):
+            row = x[tile, part].to(torch.float32)
+            step = torch.clamp(torch.amax(torch.abs(row), -1), min=1e-10) / 448.0
+            scale[tile, part.id] = step
+            low[tile, part] = (row / step[:, None]).to(low.dtype)
+
+
+def normed_loops(x, w, low, scale):
+    n = x.size(1)
+    for tile in hl.tile(x.size(0)):
+        squares = hl.zeros([tile], dtype=torch.float32)
+        for part in hl.tile(n):
+            row = x[tile, part].to(torch.float32)
+            squares += (row * row).sum(-1)
+        inverse = torch.rsqrt(squares / n + 1e-5)
+        for part in hl.tile(n, block_size=GROUP):
+            normed = x[tile, part].to(torch.float32) * inverse[:, None] * w[part].to(torch.float32)
+            step = torch.amax(torch.abs(normed), -1) / 127.0
+            scale[tile, part.id] = step
+            low[tile, part] = torch.round(normed / step[:, None]).to(torch.int8)
+
+
 def _groups(x: torch.Tensor) -> torch.Tensor:
     return x.view(x.size(0), -1, GROUP)
 
@@ -75,6 +99,41 @@ def test_quantization_of_groups(choice: RowChoice, dtype: torch.dtype, n: int) -
     step = (_groups(x.double()).abs().amax(-1)).clamp(min=1e-10) / 448
     assert close(scale, step)
     assert close(low, (_groups(x.double()) / step[:, :, None]).view(m, n))
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_loops_over_groups(choice: RowChoice) -> None:
+    """A loop over tiles of a fixed size that carries nothing reduces each tile for itself."""
+    m, n = 5, 1152
+    x, w, low = numbers(m, n), numbers(n, seed=2), torch.full((m, n), 7.0).to(torch.float8_e4m3fn)
+    scale = torch.full((m, n // GROUP), 7.0)
+    run(quantized_loops, (x, low, scale), choice)
+    step = _groups(x.double()).abs().amax(-1) / 448
+    assert close(scale, step)
+    assert close(low, (_groups(x.double()) / step[:, :, None]).view(m, n))
+    whole = torch.full((m, n), 7, dtype=torch.int8)
+    run(normed_loops, (x, w, whole, scale), choice)
+    normed = _groups(x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-5) * w.double())
+    step = normed.abs().amax(-1) / 127
+    assert close(scale, step)
+    assert (_groups(whole.double()) - normed / step[:, :, None]).abs().max() < 0.501
+
+
+def maxima_of_tiles(x, y, out, each):
+    m, k = x.size()
+    for tile_m in hl.tile(m):
+        for tile_n in hl.tile(y.size(1), block_size=GROUP):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
+            each[tile_m, tile_n.id] = acc.amax(-1)
+            out[tile_m, tile_n] = acc.to(out.dtype)
+
+
+def test_groups_of_a_matmul_are_not_rows() -> None:
+    arguments = tensor(256, 512), tensor(512, 640), tensor(256, 640), tensor(256, 5, dtype=torch.float32)
+    with pytest.raises(exc.CuteUnsupported, match="picks one of 5 parts of each"):
+        helion.kernel(maxima_of_tiles, backend="cute").bind(arguments, target="h100").to_cute_code()
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)

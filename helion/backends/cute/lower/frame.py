@@ -68,6 +68,14 @@ class Frame:
             )
         return found
 
+    def tile_columns(self, block: int) -> int:
+        """Return the columns of each tile of ``block``, if their number is fixed, and a part of those of a row; else 0.
+
+        Rows of a matmul have none: its tiles are those of the accumulator.
+        """
+        size = self.program.blocks[block].size if self.k < 0 and self.named(block) == self.n else None
+        return size if isinstance(size, int) and 1 < size < self.columns and self.columns % size == 0 else 0
+
     def tiles_in(self, extent: Number) -> int | None:
         """Return an extent that counts tiles of columns, given one tile with all columns; None for others."""
         if not isinstance(extent, Expr):
@@ -105,9 +113,25 @@ def walked_blocks(frame: Frame, op: Op) -> tuple[tuple[int, ...], bool]:
         raise Refusal("loads and stores of whole tiles, without offsets and masks, are implemented")
     tensor = frame.tensor(op)
     for at in picked:
-        if frame.tiles_in(tensor.shape[at]) != 1:
+        if frame.tiles_in(tensor.shape[at]) != 1 and not _is_one_per_tile(frame, op, at):
             raise Refusal(f"the index of a tile of columns picks one of {tensor.shape[at]!r} parts of {tensor.name}")
     return tuple(frame.named(index.block) for index in attrs.indices if index.block is not None), bool(picked)
+
+
+def _is_one_per_tile(frame: Frame, op: Op, at: int) -> bool:
+    """Return whether dimension ``at`` of a tensor has one element for each tile of columns of a fixed size."""
+    index = op.attributes(MemoryAttrs).indices[at]
+    made = frame.maker(op.operands[index.operand]) if index.operand is not None else None
+    group = frame.tile_columns(made.attrs.block) if made is not None and isinstance(made.attrs, TileAttrs) else 0
+    return group > 0 and equal(frame.tensor(op).shape[at], frame.columns // group)
+
+
+def one_per_tile(frame: Frame, op: Op) -> bool:
+    """Return whether an access is of one element for each row and each tile of columns of a fixed size."""
+    indices = op.attributes(MemoryAttrs).indices
+    last = len(indices) - 1
+    picked = last == 1 and _is_number_of_tile(frame, op, indices[last])
+    return picked and blocks_of(frame, op) == (frame.m,) and _is_one_per_tile(frame, op, last)
 
 
 def _is_number_of_tile(frame: Frame, op: Op, index: Index) -> bool:

@@ -32,6 +32,7 @@ from ....._shapes import Expr, dtype_name
 from ...plan.dtypes import COLUMN_DTYPES, COLUMN_OUTPUT_DTYPES, EPILOGUE_DTYPES, ROW_DTYPES, ROW_OUTPUT_DTYPES
 from ...plan.epilogue import (
     COLUMN_NUMBER,
+    GROUP_REDUCTIONS,
     MAX_NUMBERED,
     ROW_NUMBER,
     Constant,
@@ -44,9 +45,9 @@ from ...plan.refusal import Refusal
 from ...plan.rowwise.records import Gather, Repeat, RowProblem
 from ...plan.runtime import MAX_EXTENT
 from ..chain import COMPARISONS, EXACT_INTEGERS, Chain, Reference, Written, is_integer
-from ..frame import Frame, Place, blocks_of, place_of
+from ..frame import Frame, Place, blocks_of, one_per_tile, place_of
 from ..names import name_of
-from ..numbers import equal, example, size
+from ..numbers import Number, equal, example, size
 from ..product import check_axis, check_memory
 from ..stored import stores_after_loop
 from ..tiled import TiledRows
@@ -216,13 +217,20 @@ class RowChain(Chain):
     def store(self, op: Op) -> None:
         """Add the store of ``op``, whose columns may be groups of columns, to the outputs."""
         blocks, tensor = blocks_of(self.frame, op), self.frame.tensor(op)
+        if one_per_tile(self.frame, op):
+            self._store_group(op, place_of(self.frame, op), tensor.strides)
+            return
         if len(blocks) != 2 or blocks[0] != self.frame.m or blocks[1] not in self.frame.groups:
             super().store(op)
             return
         place = place_of(self.frame, op)
-        if not equal(place.strides[1], 1):
-            raise Refusal(f"numbers of groups of columns are contiguous; {tensor.name} has strides {place.strides}")
-        pitch = self._pitch(f"{name_of(tensor)}_output", place.strides[0])
+        self._store_group(op, place, place.strides)
+
+    def _store_group(self, op: Op, place: Place, strides: Sequence[Number]) -> None:
+        tensor = place.tensor
+        if not equal(strides[1], 1):
+            raise Refusal(f"numbers of groups of columns are contiguous; {tensor.name} has strides {tuple(strides)}")
+        pitch = self._pitch(f"{name_of(tensor)}_output", strides[0])
         value = self.read(self._unrounded(op))
         self.outputs.append(Written(op=op, place=place, value=value, kind="group", pitch=pitch))
 
@@ -247,6 +255,9 @@ class RowChain(Chain):
         """Read a reduction of a row, or one of each group of columns."""
         source, attrs = op.operands[0], op.attributes(ReduceAttrs)
         assert isinstance(source, Value)
+        group = self._columns_of_tile(op)
+        if group and attrs.name in GROUPED and dtype == torch.float32:
+            return self.step(GROUPED[attrs.name], (self.read(source), constant(group)))
         reduced = [self.frame.block(source.dims[dim]) for dim in attrs.dims]
         if not any(block in self.frame.groups for block in reduced if block is not None):
             return super()._reduced(op, dtype)
@@ -255,6 +266,18 @@ class RowChain(Chain):
             raise Refusal("sums, maxima and minima in fp32 of the columns of each group are implemented")
         assert reduced[0] is not None
         return self.step(GROUPED[attrs.name], (self.read(source), constant(self.frame.groups[reduced[0]])))
+
+    def _columns_of_tile(self, op: Op) -> int:
+        """Return the columns that a tile reduces for itself, in a loop over tiles of a fixed size that carries nothing; else
+        0."""
+        source, attrs = op.operands[0], op.attributes(ReduceAttrs)
+        assert isinstance(source, Value)
+        blocks = [source.dims[dim].block for dim in attrs.dims]
+        alone = any(loop.kind == "for" and not loop.results and op in loop.regions[0].ops for loop in self._loops())
+        return self.frame.tile_columns(blocks[0]) if alone and len(blocks) == 1 and blocks[0] is not None else 0
+
+    def _loops(self) -> list[Op]:
+        return [op for root in self.frame.program.roots for op in root.body.ops if op.kind == "for"]
 
     def _over_columns(self, name: str, value: Reference) -> Reference:
         """Return a reduction of a row. Sums of products leave out factors that need another exchange."""
@@ -309,6 +332,10 @@ class RowTiles(TiledRows):
     def __init__(self, root: Root, frame: Frame, chain: Chain, first: Op) -> None:
         super().__init__(root, frame, chain, first, lambda loop: False)
 
+    def _whole(self, store: Op) -> Op:
+        """Return a store, which may be of one element for each tile."""
+        return store if one_per_tile(self.frame, store) else super()._whole(store)
+
     def _product(self, loop: Op) -> None:
         raise Refusal("loops within loops over tiles of columns are not implemented")
 
@@ -333,6 +360,8 @@ def rows_of(program: Program) -> RowKernel:
     for each in blocks.sums if blocks else ():
         chain.add_rows(each)
     one_tile = tiled is not None and tiled.one_tile
+    if one_tile and any(step.op in GROUP_REDUCTIONS for step in chain.steps):
+        raise Refusal("tiles of columns are reduced for themselves, in a kernel that needs one tile of all columns")
     return replace(_kernel(frame, chain), one_tile=one_tile, others=others, blocks=blocks.block if blocks else None)
 
 
