@@ -18,7 +18,7 @@ from helion.backends.cute.codegen.copied import source_names
 from helion.backends.cute.codegen.module import build
 from helion.backends.cute.execute.evaluate import _multiplied
 from helion.backends.cute.plan.build import plan_gemm
-from helion.backends.cute.plan.prepare import is_turned
+from helion.backends.cute.plan.operands import is_turned
 from helion.backends.cute.plan.records import Batch, Choice, GemmPlan, GemmProblem
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.plan.workspace import MAX_COUNTERS, prepared_offset, workspace_bytes

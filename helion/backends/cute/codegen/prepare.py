@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..plan.copied import CHUNK_BYTES, CopySource
 from ..plan.dtypes import DTYPES, itemsize
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant
-from ..plan.prepare import is_turned
+from ..plan.operands import is_turned
 from ..plan.records import SUM_BYTES, WARP_THREADS, GemmPlan, GemmProblem, Prepared
 from ..plan.workspace import prepared_offset
 from .copied import pointers_of, source_names

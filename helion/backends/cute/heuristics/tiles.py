@@ -244,7 +244,7 @@ def _reason_of_memory(option: Option, shared: str, target: Target) -> str:
         f"rows of {plan.whole.n} columns in memory: {time.tiles} tiles of {'x'.join(map(str, plan.tile))} in {time.waves} rounds on"
         f" {target.num_sms} SMs, {-(-plan.k_tiles // plan.parts)} K tiles of {time.k_tile_us:.2f} us and an epilogue of"
         f" {time.epilogue_us:.1f} us each, then {time.finish_us:.0f} us of a kernel that {joins} rows: {time.total_us:.0f} us;"
-        f" {plan.ab_stages} stages fit{shared}"
+        f" {plan.ab_stages} stages fit{shared}{_producers(plan, time)}"
     )
 
 

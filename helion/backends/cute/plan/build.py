@@ -6,8 +6,8 @@ import dataclasses
 
 from ....hardware import RESERVED_SHARED_BYTES, Target
 from . import workspace
-from .copied import MAX_COPIED_SUMS, MAX_LOADED_REGISTERS, NOT_COPIED
-from .counts import copied_line_step, copied_lines, copied_registers, counts, loads_while_copying
+from .copied import MAX_COPIED_SUMS, NOT_COPIED
+from .counts import counts, loads_while_copying, through_registers
 from .dtypes import (
     ADDED_DTYPES,
     COLUMN_DTYPES,
@@ -21,8 +21,9 @@ from .dtypes import (
 from .epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, EpilogueOperand
 from .finish import split
 from .joint import own_parts
+from .operands import check_copies
+from .operands import split as split_operands
 from .passes import check_passes
-from .prepare import split as split_operands
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
 from .refusal import Refusal
 from .runtime import (
@@ -67,7 +68,8 @@ MAX_SUM_REGISTERS = 128
 MAX_RESIDENT_SUM_REGISTERS = 64
 """The same where two CTAs share the registers of an SM."""
 MAX_SPLIT_SUM_REGISTERS = 64
-"""The same where the partials of other CTAs need registers as well."""
+"""The same where the partials of other CTAs need registers as well. Half of it where two warpgroups leave registers to
+warps that copy."""
 MAX_SCALED_SUMS = 64
 """Accumulator registers per thread for a tile with scales on tcgen05, besides those that hold reads of tensor memory;
 128 spill."""
@@ -319,21 +321,7 @@ def _check_tile(plan: GemmPlan) -> None:
     _check_splits(plan)
     _check_slices(plan)
     _check_residents(plan)
-    if plan.problem.copied and (plan.cluster[0] > 1 or plan.ctas_per_sm > 1):
-        raise Refusal("operands that warps copy are implemented with one CTA along M in a cluster, and one on an SM")
-    if plan.problem.copied and (m > 2 * WGMMA_ROWS or k * plan.operand_bytes > SWIZZLE_BYTES):
-        raise Refusal(
-            f"a tile of {plan.tile} with operands that warps copy; up to {2 * WGMMA_ROWS} rows and {SWIZZLE_BYTES} bytes"
-            " along K are implemented"
-        )
-    for copied in plan.problem.copied:
-        if (lines := copied_lines(plan, copied)) % (step := copied_line_step(plan, copied)):
-            raise Refusal(f"a tile with {lines} lines of {copied.sources[0].name}; warps copy multiples of {step}")
-    most = MAX_LOADED_REGISTERS[plan.unit == "wgmma" and plan.consumer_warps * plan.teams > 4]
-    if (loaded := copied_registers(plan)) > most:
-        raise Refusal(
-            f"a K tile of {plan.tile} that warps copy by {loaded} registers per thread; up to {most} are implemented"
-        )
+    check_copies(plan)
     if plan.by_rows:
         _check_rows(plan)
     if plan.products > 1:
@@ -497,7 +485,8 @@ def _check_wgmma(plan: GemmPlan) -> None:
     most = MAX_SUM_REGISTERS if not plan.problem.copied or loads_while_copying(plan) else MAX_COPIED_SUMS
     if sums > most:
         raise Refusal(f"a tile of {m}×{n} keeps {sums} accumulator registers per thread; up to {most} leave room")
-    if plan.splits > 1 and n // 2 * plan.row_atoms > MAX_SPLIT_SUM_REGISTERS:
+    few = plan.consumer_warps > 4 and through_registers(plan)
+    if plan.splits > 1 and n // 2 * plan.row_atoms > MAX_SPLIT_SUM_REGISTERS // (2 if few else 1):
         raise Refusal(
             f"a tile of {m}×{n}, whose accumulator leaves no room for the partials of other CTAs that split K"
         )

@@ -9,7 +9,7 @@ place.
 from __future__ import annotations
 
 from .finish import rows_bytes
-from .prepare import ALIGNMENT_BYTES, prepared_bytes
+from .operands import ALIGNMENT_BYTES, prepared_bytes
 from .records import SUM_BYTES, WARP_THREADS, GemmPlan
 
 COUNTER_BYTES = 4

@@ -1,4 +1,4 @@
-"""Operands in memory: kernels before the matmul copy or compute them once, where the warps of each tile would do so again.
+"""Copied operands: limits of copies to shared memory, and kernels before the matmul that write operands to global memory.
 
 In shared memory an operand is computed once for each tile of the other side. Where those are many, one pass over the
 operand, and TMA from then on, takes less time.
@@ -9,13 +9,42 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from .copied import MAX_SPAN, Copied
+from .copied import MAX_LOADED_REGISTERS, MAX_SPAN, Copied
+from .counts import copied_line_step, copied_lines, copied_registers
 from .dtypes import itemsize
-from .records import TMA_ALIGNMENT_BYTES, GemmProblem, Major, Prepare, Prepared
+from .records import (
+    SWIZZLE_BYTES,
+    TMA_ALIGNMENT_BYTES,
+    WGMMA_ROWS,
+    GemmPlan,
+    GemmProblem,
+    Major,
+    Prepare,
+    Prepared,
+)
 from .refusal import Refusal
 
 ALIGNMENT_BYTES = 128
 """Alignment of a matrix: sectors of its first line are whole."""
+
+
+def check_copies(plan: GemmPlan) -> None:
+    """Check the tile and the cluster for copied operands, if there are any. Raises ``Refusal``."""
+    if plan.problem.copied and (plan.cluster[0] > 1 or plan.ctas_per_sm > 1):
+        raise Refusal("operands that warps copy are implemented with one CTA along M in a cluster, and one on an SM")
+    if plan.problem.copied and (plan.tile[0] > 2 * WGMMA_ROWS or plan.tile[2] * plan.operand_bytes > SWIZZLE_BYTES):
+        raise Refusal(
+            f"a tile of {plan.tile} with operands that warps copy; up to {2 * WGMMA_ROWS} rows and {SWIZZLE_BYTES} bytes"
+            " along K are implemented"
+        )
+    for copied in plan.problem.copied:
+        if (lines := copied_lines(plan, copied)) % (step := copied_line_step(plan, copied)):
+            raise Refusal(f"a tile with {lines} lines of {copied.sources[0].name}; warps copy multiples of {step}")
+    most = MAX_LOADED_REGISTERS[plan.unit == "wgmma" and plan.consumer_warps * plan.teams > 4]
+    if (loaded := copied_registers(plan)) > most:
+        raise Refusal(
+            f"a K tile of {plan.tile} that warps copy by {loaded} registers per thread; up to {most} are implemented"
+        )
 
 
 @functools.lru_cache(maxsize=256)
