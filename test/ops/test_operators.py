@@ -218,6 +218,21 @@ def test_samples_have_the_probabilities_of_the_kept_tokens(dtype: torch.dtype) -
     assert _close_to(_frequencies(logits, temperature=0.7, top_k=5, top_p=0.8), kept / kept.sum())
 
 
+@pytest.mark.parametrize("options", [{"top_p": 0.3}, {"top_k": 90}, {"top_k": 3000, "top_p": 0.5}], ids=str)
+def test_samples_of_many_tokens_are_kept_ones(options: dict[str, Any]) -> None:
+    """Take rows of several parts, and more groups with the largest tokens than a program reads at once."""
+    torch.manual_seed(5)
+    logits = (torch.randn(2, 2 * sampling.PART + 77) * 2 + 1).bfloat16()
+    best, order = logits.double().sort(descending=True)
+    kept = best >= best[:, options.get("top_k", best.size(1)) - 1, None]
+    p = torch.where(kept, best, -torch.inf).softmax(-1)
+    reached = (p.cumsum(-1) - p < options.get("top_p", 2.0)).sum(-1) - 1
+    kept &= best >= best.gather(1, reached[:, None])
+    for _ in range(3):
+        tokens = ops.sample(logits, **options)
+        assert kept.gather(1, (order == tokens[:, None]).int().argmax(-1)[:, None]).all()
+
+
 @pytest.mark.usefixtures("in_many_rows")
 def test_rows_have_options_of_their_own() -> None:
     logits = torch.tensor([1.0, 1.0, 0.0, -0.0, -5.0]).expand(4, 24, 5)

@@ -173,7 +173,8 @@ def sample_groups_kernel(
     return out
 
 
-@helion.kernel(static_shapes=False)
+# 16 masses a token take the registers of 8 warps; 4 spill
+@helion.kernel(static_shapes=False, config=helion.Config(block_sizes=[1], num_warps=8))
 def sample_kernel(
     logits: torch.Tensor,
     temperature: torch.Tensor | float,
