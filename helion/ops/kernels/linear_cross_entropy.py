@@ -29,7 +29,7 @@ LOGITS_AT_ONCE = 1 << 27
 ALIGNMENT = 64
 #: Bytes of `x` that a forward pass without gradients multiplies at once. They stay in the L2 cache of a large GPU while
 #: all of the weight is read.
-CACHED_BYTES = 1 << 24
+CACHED_BYTES = 1 << 25
 
 
 @helion.kernel(static_shapes=False)
