@@ -493,6 +493,7 @@ CASES = {
     "rotated_large": by_heads(8192, 32, 4096),
     "even_8": grouped(*EVEN),
     "skewed_8": grouped(*SKEWED),
+    "even_128": grouped(*(128,) * 128, n=768, k=2048),
     "even_64": grouped(*(128,) * 64, n=1536),
     "few_rows_128": grouped(*(7,) * 128, n=1536),
     "giant_128": grouped(*GIANT, n=1536),

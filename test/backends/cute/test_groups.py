@@ -24,6 +24,7 @@ from helion.backends.cute.plan.epilogue import Epilogue, Instruction
 from helion.backends.cute.plan.records import Batch, Choice, GemmPlan, Groups
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.resources.shape import shape_of
+from helion.backends.cute.resources.time import expected_pieces
 from helion.backends.cute.roles.edits import edit_role
 from helion.backends.cute.roles.grammar import GroupViews, Step, TileLoop
 from helion.backends.cute.roles.programs import kernel_program
@@ -310,3 +311,14 @@ def test_parts_of_k_and_numbers_per_row_are_refused() -> None:
     reduced = Epilogue(instructions=(Instruction("row_sum", (0,)), Instruction("div", (0, 1))))
     with pytest.raises(Refusal, match="without reductions, numbers and indices of rows"):
         plan_gemm(problem(epilogue=reduced), Choice(tile=(128, 256, 64)), target_of("sm_90"))
+
+
+def test_time_counts_the_tiles_of_even_groups() -> None:
+    """The last tile of each group is half full on average; groups of a few rows have one tile each."""
+    plan = grouped_kernels.plan_of("sm_90")
+    rows, columns = plan.tile[0] * plan.cluster_tiles[0], plan.work[1]
+    for size, m, wanted in ((8, 64 * rows, 68), (100, 7 * 100, 100), (1, 5 * rows, 5)):
+        problem = dataclasses.replace(
+            plan.problem, m=m, groups=dataclasses.replace(plan.problem.groups, size=size), batch=None
+        )
+        assert expected_pieces(dataclasses.replace(plan, problem=problem)) == wanted * columns

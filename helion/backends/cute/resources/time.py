@@ -191,8 +191,9 @@ def _finish_us(finish: Finish | None, target: Target, memory: float) -> float:
 
 def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, matrix: float) -> Timing:
     resident = resident_clusters(plan.ctas, target) * plan.ctas_per_sm
-    waves = -(-plan.pieces // resident)
-    busy = min(plan.pieces * plan.ctas, resident * plan.ctas // plan.ctas_per_sm)
+    pieces = expected_pieces(plan)
+    waves = -(-pieces // resident)
+    busy = min(pieces * plan.ctas, resident * plan.ctas // plan.ctas_per_sm)
     share = target.bandwidth_gb_per_s * 1e3 / target.num_sms
     l2 = share * min(rates.l2_of_few, rates.l2 * target.num_sms / busy)
     multiplied, loaded = _flops(plan) / _rate(plan, target, rates, matrix), _loaded(plan, counts(plan), rates) / l2
@@ -214,6 +215,17 @@ def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, mat
         tiles=plan.tiles * plan.cluster_tiles[0] * plan.cluster_tiles[1],
         total_us=rates.launch_us + _together(body, rates.fill_us + memory_us, rates.overlap),
     )
+
+
+def expected_pieces(plan: GemmPlan) -> int:
+    """Return the work items of the tile loop. Of groups of rows, whose sizes only the device knows, they are those of even
+    groups: the last tile of a group is half full on average, and each group has one at least."""
+    groups = plan.problem.groups
+    if groups is None:
+        return plan.pieces
+    rows, (most, columns) = plan.tile[0] * plan.cluster_tiles[0], plan.work
+    along_m = -(-plan.problem.m // rows) + groups.size // 2
+    return min(most, max(groups.size, along_m)) * columns
 
 
 def _slot_us(plan: GemmPlan, rates: Rates) -> float:
