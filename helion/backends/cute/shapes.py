@@ -36,7 +36,6 @@ from .lower.attention.kernel import (
     build_attention,
     build_backward,
     known_attention,
-    known_backward,
 )
 from .lower.attention.loops import has_attention
 from .lower.host import gemm_pieces
@@ -220,14 +219,6 @@ def _verify_backward(plan: CuteBackwardPlan) -> None:
     verify_backward(plan.roles)
 
 
-def _backward_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
-    """Return a reason for gradients that have not run on a GPU."""
-    problem = known_backward(program).problem
-    if problem.atomic is None or not problem.runtime:
-        return ""
-    return f"gradients that are added to memory, of sizes known only at launch, run on request, {_REQUEST}"
-
-
 BACKWARD = Shape(
     name="gradients of attention",
     claims=has_backward,
@@ -241,7 +232,6 @@ BACKWARD = Shape(
     pieces=backward_pieces,
     kernel=_backward_kernel,
     verify=_verify_backward,
-    on_request=_backward_on_request,
 )
 """Gradients of attention: two products of a tile with a block, and sums of what is computed from them @ the block."""
 

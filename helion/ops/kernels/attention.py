@@ -80,6 +80,17 @@ def attention_kernel(
 
 
 @helion.kernel(static_shapes=False)
+def row_products_kernel(grad: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Compute the sum of `grad * out` of each row of `[H, M, E]`."""
+    heads, m, _ = grad.size()
+    along = torch.empty([heads, m], dtype=torch.float32, device=grad.device)
+    for tile_h, tile_m in hl.tile([heads, m]):
+        given, found = grad[tile_h, tile_m, :].to(torch.float32), out[tile_h, tile_m, :].to(torch.float32)
+        along[tile_h, tile_m] = torch.sum(given * found, dim=-1)
+    return along
+
+
+@helion.kernel(static_shapes=False)
 def attention_keys_backward_kernel(
     grad: torch.Tensor,
     q: torch.Tensor,
@@ -187,7 +198,7 @@ def _run_backward(
     grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     sinks, out, normalizers, *options = others
-    along = (grad.float() * out.float()).sum(-1)
+    along = row_products_kernel(grad, out)
     args = (grad, q, k, v, normalizers, along, *options)
     of_sinks = gradient_of_sinks(sinks, normalizers, along)
     return attention_queries_backward_kernel(*args), *attention_keys_backward_kernel(*args), of_sinks
@@ -216,6 +227,7 @@ _backward = Operator(
     f"{_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)",
     attention_queries_backward_kernel,
     attention_keys_backward_kernel,
+    row_products_kernel,
     run=_run_backward,
     fake=lambda grad, q, k, v, sinks, *others: (
         *(t.new_empty(t.shape) for t in (q, k, v)),
