@@ -24,6 +24,7 @@ from helion.backends.stub import stub_driver
 from helion.backends.triton.toolchain.chain import TritonToolchain
 from helion.runtime.tuning import autotune, chosen_before, evaluator, first_call, session
 from helion.runtime.tuning.session import Candidate, OfflineJob
+from helion.runtime.variants import policies
 from helion.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("as_on_a_gpu")
@@ -331,6 +332,7 @@ def remembered(monkeypatch: pytest.MonkeyPatch, expected: helion.Config, searche
     count, other = len(searches), kernel()
     with monkeypatch.context() as patched:
         patched.setattr(first_call, "measured", None)
+        patched.setattr(policies, "launches_on_gpu", lambda values: True)
         check(other(ROWS), ROWS)
     assert other.bind((ROWS,)).config == expected and len(searches) == count
     assert "seeds" not in vars(other.bind((ROWS,)).variant.analysis)

@@ -112,13 +112,6 @@ def searched_by_user(variant: Variant, args: Sequence[Any], context: CallContext
 # --- configs that were tuned ------------------------------------------------------------------------------------------
 
 
-def is_infeasible(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
-    """Raise ``exc.NoFeasibleConfig`` if no config can launch. The interpreter has no limits."""
-    if context.launches and not variant.kernel.configs:
-        variant.choice.check_feasible()
-    return False
-
-
 def loaded(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
     """Use a config of ``helion.load_configs``."""
     if context.forced or not has_loaded(variant.kernel.name):
@@ -145,6 +138,23 @@ def cached(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
     if config is None and asserted:
         raise exc.CacheAssertionError(_missing(variant.kernel.name, kept, key))
     return _used(variant, config)
+
+
+def measured_before(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
+    """Use the config that the first call of a former process has measured to be the fastest, without a request to tune."""
+    if context.forced or not context.on_gpu or variant.specialized.settings.autotune_effort is not None:
+        return False
+    return _used(variant, chosen_before.remembered(variant.specialized, args))
+
+
+def is_infeasible(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
+    """Raise ``exc.NoFeasibleConfig`` if no config can launch. The interpreter has no limits.
+
+    This needs all seeds, so that configs which former processes have launched come before.
+    """
+    if context.launches and not variant.kernel.configs:
+        variant.choice.check_feasible()
+    return False
 
 
 def tuned_now(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
@@ -179,13 +189,6 @@ def first_given(variant: Variant, args: Sequence[Any], context: CallContext) -> 
     return _used(variant, configs[0] if configs else None)
 
 
-def measured_before(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
-    """Use the config that the first call of a former process has measured to be the fastest."""
-    if not context.on_gpu or variant.specialized.settings.autotune_effort is not None:
-        return False
-    return _used(variant, chosen_before.remembered(variant.specialized, args))
-
-
 def by_default(variant: Variant, args: Sequence[Any], context: CallContext) -> bool:
     """Use the config of the kernel's table, else the compiler's choice.
 
@@ -200,18 +203,18 @@ def by_default(variant: Variant, args: Sequence[Any], context: CallContext) -> b
     return _used(variant, used)
 
 
-#: Requested configs come first, the default last.
+#: Requested configs come first, then those of former processes, the default last.
 POLICIES: tuple[Policy, ...] = (
     set_for_class,
     collected_for_table,
     given,
     searched_by_user,
-    is_infeasible,
     loaded,
     cached,
+    measured_before,
+    is_infeasible,
     tuned_now,
     first_given,
-    measured_before,
     by_default,
 )
 
