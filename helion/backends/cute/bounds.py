@@ -25,7 +25,7 @@ Sides = tuple[tuple[int, int], ...]
 def tile_bounds(problem: GemmProblem, target: Target) -> Sides:
     """Return the minimum and maximum extents of a tile along M, N and K."""
     line = SWIZZLE_BYTES // itemsize(problem.operand_dtype)
-    least = LEAST_COLUMNS if problem.b_major == "k" else max(LEAST_COLUMNS, line)
+    least = LEAST_COLUMNS if _is_k_major(problem) else max(LEAST_COLUMNS, line)
     products = 1 + len(problem.epilogue.of_kind("product"))
     most, depth = MOST_COLUMNS // products // least * least, 2 * line if products == 1 else line
     rows = 2 * TCGEN05_ROWS if target.has("tcgen05") else 4 * WGMMA_ROWS
@@ -47,10 +47,10 @@ def suits_memory(problem: GemmProblem) -> bool:
     if not problem.copied:
         return False
     try:
-        split(problem)
+        stored, _ = split(problem)
     except Refusal:
         return False
-    return True
+    return not problem.epilogue.reduces_rows or stored.b_major == problem.b_major
 
 
 def _copied_bounds(
@@ -91,7 +91,12 @@ def column_step(problem: GemmProblem) -> int | None:
     shared = problem.scales.of("column") if problem.scales is not None else None
     if shared is not None and shared.whole and is_power_of_2(shared.lines):
         return None
-    return COLUMN_STEP if problem.b_major == "k" else SWIZZLE_BYTES // itemsize(problem.operand_dtype)
+    return COLUMN_STEP if _is_k_major(problem) else SWIZZLE_BYTES // itemsize(problem.operand_dtype)
+
+
+def _is_k_major(problem: GemmProblem) -> bool:
+    """Return whether B is K-major in shared memory, wherever it is copied."""
+    return problem.b_major == "k" and not (suits_memory(problem) and split(problem)[0].b_major != "k")
 
 
 def _with_factors(scales: BlockScales, sides: Sides) -> Sides:

@@ -8,7 +8,7 @@ from ... import exc
 from ..._compiler.ir.grammar import NumberAttrs, Program
 from ..._shapes import Expr, NeedsValue
 from ...hardware import Target
-from .bounds import smallest, suits_memory
+from .bounds import smallest
 from .lower.kernel import check_strides, known_product
 from .lower.kernel import multiples as of_strides
 from .lower.names import as_written
@@ -58,13 +58,14 @@ def _check_tunables(program: Program, free: Sequence[int]) -> None:
 def unproven(program: Program, target: Target) -> str:
     """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string.
 
-    Hopper has run copies of A and B in shared memory, strided outputs, TF32, and windows. It has run groups of rows, batches
-    of several dimensions, and three products with an output each (cute/nvidia-h200-parts.jsonl).
+    Hopper has run copies of A and B, other than of raw tiles by turns, strided outputs, TF32, and windows. It has run
+    groups of rows, batches of several dimensions, and three products with an output each
+    (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl).
     """
     problem = known_product(program).problem
     proven = unit_of(target) == "wgmma"
     ran = proven and not problem.epilogue.of_kind("product")
-    copied = [each for each in problem.copied if not ran or suits_memory(problem)]
+    copied = [each for each in problem.copied if not ran or each.raw]
     strided = [each.name for each in problem.epilogue.of_kind("strided")]
     strided += [] if proven else [each.name for each in problem.outputs_of("strided")]
     part = ""
