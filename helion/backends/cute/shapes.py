@@ -142,13 +142,8 @@ def _rows_on_request(program: Program, facts: KernelFacts, target: Target) -> st
     if unit_of(target) != "wgmma":
         return f"row kernels on {target.name} run on request, {_REQUEST}"
     problem = rows.known_rows(program).problem
-    for what, found in (
-        ("sums over rows", bool(problem.sums)),
-        ("groups of columns", any(problem.epilogue.grouped)),
-        ("vectors over one of several dimensions", bool(problem.repeats)),
-    ):
-        if found:
-            return f"row kernels with {what} run on request, {_REQUEST}"
+    if problem.sums:
+        return f"row kernels with sums over rows run on request, {_REQUEST}"
     if problem.n < LEAST_AUTO_COLUMNS:
         return f"row kernels of fewer than {LEAST_AUTO_COLUMNS} columns run on request, {_REQUEST}"
     return ""

@@ -54,15 +54,10 @@ def test_auto_leaves_rows_without_a_lead_to_triton(m: int, n: int) -> None:
 @pytest.mark.parametrize(("m", "n"), [(16384, 8192), (4096, 50257), (2048, 131072)])
 def test_predictions_of_softmax_are_near_the_times_of_an_h200(m: int, n: int) -> None:
     """Loops over columns exponentiate each element twice, but compile to the same passes as whole rows."""
-    measured = {
-        each["name"]: each["us"]
-        for each in map(json.loads, MEASURED.read_text().splitlines())
-        if each["kind"] == "result"
-        and each["m"] == m
-        and each["n"] == n
-        and each["type"] == "bfloat16"
-        and "us" in each
-    }
+    measured: dict[str, float] = {}
+    for each in map(json.loads, MEASURED.read_text().splitlines()):
+        if each["kind"] == "result" and (each["m"], each["n"], each["type"]) == (m, n, "bfloat16") and "us" in each:
+            measured[each["name"]] = min(each["us"], measured.get(each["name"], each["us"]))
     x, out = (torch.empty(m, n, dtype=torch.bfloat16, device="meta") for _ in range(2))
     for kernel in (row_workloads.softmax, row_workloads.softmax_loops):
         seed = helion.kernel(backend="cute")(kernel).bind((x, out), target="h200").seeds[0]

@@ -18,6 +18,9 @@ WORD_BYTES = 4
 UNALIGNED_REGISTERS = 16
 """Registers for the places and masks of rows that begin anywhere."""
 
+SUM_REGISTERS = 8
+"""Registers for the loop over blocks of rows with sums."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gather:
@@ -342,7 +345,7 @@ class RowLayout:
         """Registers of a thread between passes, approximately."""
         held = self.demand.held_bytes if self.choice.keep == "registers" else 0
         words = -(-held * self.lanes // WORD_BYTES) * (self.thread_granules if held else 1)
-        words += self.demand.sums * self.lanes * self.thread_granules
+        words += self.demand.sums * self.lanes * self.thread_granules + (SUM_REGISTERS if self.demand.sums else 0)
         return words + 40 + self.demand.temporaries + (0 if self.aligned else UNALIGNED_REGISTERS)
 
     @property
