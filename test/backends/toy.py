@@ -157,6 +157,9 @@ class Toy:
     def keys(self, shape: ProgramShape, program: Program, target: Target, settings: Settings) -> OwnKeys:
         return OwnKeys(fields=(), absent={}, verbatim="_toy_", rules=())
 
+    def described(self, program: Program) -> Program:
+        return program
+
     def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
         return Predicted(
             registers_per_thread=0, spill_risk=0, shared_bytes=0, tensor_memory_columns=0, waves=1, occupancy_blocks=1,

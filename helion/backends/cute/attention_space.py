@@ -84,6 +84,7 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
     sizes = {loops.queries: (WGMMA_ROWS, MOST_GROUPS * WGMMA_ROWS), loops.keys: (KEY_STEP, MOST_KEYS)}
     sizes |= {block: (1, 1) for block in loops.heads if program.blocks[block].kind == "tile"}
     stages = EnumFragment((None, *range(LEAST_STAGES, MOST_STAGES + 1)))
+    simpler = _SIMPLER if found.problem.softmax else ({"wgmma_lazy_rescale": False}, {"wgmma_key_splits": 1}, *_SIMPLER)
 
     def planned(decisions: Decisions) -> dict[str, Any]:
         plan = plan_attention(found.problem, choice_of(decisions, (loops.queries, loops.keys)), target)
@@ -99,7 +100,7 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
         ),
         absent=absent_keys(),
         verbatim=VERBATIM_PREFIX,
-        rules=ScoreRules(program.host.name, target, planned, _SIMPLER).rules(),
+        rules=ScoreRules(program.host.name, target, planned, simpler).rules(),
         sizes=sizes,
         initial={loops.queries: 2 * WGMMA_ROWS, loops.keys: FIRST_KEYS},
         multiples={loops.queries: WGMMA_ROWS, loops.keys: KEY_STEP},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +139,14 @@ def test_auto_takes_both_loops_by_prediction(tmp_path: Path) -> None:
     function: Any = edited(TWO_LOOPS, "import torch", "import torch", tmp_path / "both.py").attend
     tensors = tuple(torch.empty(64, 4096, 128, dtype=torch.bfloat16, device="meta") for _ in range(3))
     assert helion.kernel()(function).bind(tensors, target="h100").backend_on_gpu == "cute"
+
+
+def test_random_configs_of_weights_have_a_plan(tmp_path: Path) -> None:
+    """Weights without a softmax have neither a maximum to rescale by nor partial results."""
+    function: Any = edited(WEIGHTS, "import torch", "import torch", tmp_path / "random.py").attend
+    tensors = tuple(torch.empty(4, 1000, 64, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    bound = helion.kernel(backend="cute")(function).bind(tensors, target="h100")
+    rng = random.Random(1)
+    for _ in range(40):
+        config = bound.config_spec.random(rng)
+        assert not config.config["wgmma_lazy_rescale"] and bound.plan(config)
