@@ -154,7 +154,9 @@ class _Sweep:
         found: set[int] = set()
         for number in sorted(made - kept, reverse=True):
             user, *others = users.get(number, [None])
-            if user is not None and not others and (user.kind == "reduce" or user.results[0].number in found):
+            if user is None or others:
+                continue
+            if user.kind == "reduce" or any(result.number in found for result in user.results):
                 found.add(number)
         return found
 

@@ -46,6 +46,10 @@ _SIMPLER: tuple[dict[str, Any], ...] = (
 """Changes that make a config legal, in order."""
 
 
+_OF_WEIGHTS: tuple[dict[str, Any], ...] = ({"wgmma_lazy_rescale": False}, {"wgmma_key_splits": 1})
+"""Changes that weights without a softmax need."""
+
+
 def attention_refusal(program: Program, target: Target) -> exc.Base | None:
     """Return why the backend cannot run attention on a target, or None."""
     try:
@@ -84,7 +88,7 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
     sizes = {loops.queries: (WGMMA_ROWS, MOST_GROUPS * WGMMA_ROWS), loops.keys: (KEY_STEP, MOST_KEYS)}
     sizes |= {block: (1, 1) for block in loops.heads if program.blocks[block].kind == "tile"}
     stages = EnumFragment((None, *range(LEAST_STAGES, MOST_STAGES + 1)))
-    simpler = _SIMPLER if found.problem.softmax else ({"wgmma_lazy_rescale": False}, {"wgmma_key_splits": 1}, *_SIMPLER)
+    simpler = _SIMPLER if found.problem.softmax else (*_OF_WEIGHTS, *_SIMPLER)
 
     def planned(decisions: Decisions) -> dict[str, Any]:
         plan = plan_attention(found.problem, choice_of(decisions, (loops.queries, loops.keys)), target)
