@@ -193,19 +193,19 @@ def sample_kernel(
     out = torch.empty([m], dtype=torch.int64, device=logits.device)
     for tile, tile_n in hl.tile([m, n], block_size=[1, PART]):
         highest[tile, tile_n.id] = torch.amax(logits[tile, tile_n].to(torch.float32), dim=-1)
-    for step in range(passes):
-        before, shift = max(32 - free - 4 * step, 0), max(28 - free - 4 * step, 0)
+    for number in range(passes):
+        turn = float(number)  # Triton compiles a kernel for integers of 1 and multiples of 16, but not for such floats
         for tile, tile_n in hl.tile([m, n], block_size=[1, PART]):
+            step = hl.full([], turn, dtype=torch.float32).to(torch.int32)
+            before, shift = torch.clamp(32 - free - 4 * step, min=0), torch.clamp(28 - free - 4 * step, min=0)
             given = temperature[tile] if isinstance(temperature, torch.Tensor) else temperature
             heat = torch.clamp(hl.zeros([tile], dtype=torch.float32) + given, min=1e-20)
             floor = hl.full([tile], -(2 ** (31 - free)), dtype=torch.int32)
             if top_p is not None:
                 share = top_p[tile] if isinstance(top_p, torch.Tensor) else top_p
                 if step > 0:
-                    totals, of_step = (
-                        torch.sum(masses[0, tile, :, :], dim=1),
-                        torch.sum(masses[step - 1, tile, :, :], dim=1),
-                    )
+                    totals = torch.sum(masses[0, tile, :, :], dim=1)
+                    of_step = torch.sum(masses[step - 1, tile, :, :], dim=1)
                     floor = floors[step - 1, tile, tile_n.id] + (reached(totals, of_step, share) << before)
             x = logits[tile, tile_n].to(torch.float32)
             weights = heated(x, torch.amax(highest[tile, :], dim=1)[:, None], heat[:, None])
