@@ -332,13 +332,15 @@ def _products(r: Rank, rows: int, k: int, columns: int) -> tuple[Any, Any, Any]:
 
 
 def _in_one_loop(kernel: Any, x: torch.Tensor, w: torch.Tensor, *more: int) -> dict[str, Call]:
-    """Return calls of a product of few rows, by the number of parts of K; none for many rows."""
-    rows, columns, calls = x.size(0), w.size(1), {}
-    for parts in (1, 2, 4) if rows <= 64 else (1,) if rows <= _FEW else ():
-        memory = one_loop.Memory(rows, columns, parts)
-        name = f"one loop in {parts} parts" if parts > 1 else "one loop"
-        calls[name] = functools.partial(kernel, x, w, *memory.arguments, *more)
-    return calls
+    """Return the call of a product of few rows; none for many rows."""
+    rows = x.size(0)
+    if rows > _FEW:
+        return {}
+    return {"one loop": functools.partial(kernel, x, w, *_one_loop_memory(rows, w.size(1)), *more)}
+
+
+def _one_loop_memory(rows: int, columns: int) -> tuple[Any, Any]:
+    return dist.empty([2, dist.world_size(), rows, columns], BF16), dist.channel(one_loop.WORDS)
 
 
 def matmul_all_reduce(r: Rank) -> None:
@@ -486,12 +488,11 @@ def configs(r: Rank) -> None:
     for rows in r.pick((512, 64), (32,)):
         for case, kernel, sizes, more in cases:
             x, w, _ = _products(r, rows, *sizes)
-            parts = 2 if rows == 64 else 1
-            memory = one_loop.Memory(rows, w.size(1), parts)
+            memory = _one_loop_memory(rows, w.size(1))
             for name, config in _PRODUCT_CONFIGS.items():
-                call = functools.partial(_configured(kernel, **config), x, w, *memory.arguments, *more)
+                call = functools.partial(_configured(kernel, **config), x, w, *memory, *more)
                 what = f"{rows} x {x.size(1)} x {w.size(1)}"
-                r.row(case, what, f"one loop in {parts} parts, {name}", call, calls=2)
+                r.row(case, what, f"one loop, {name}", call, calls=2)
     for kilobytes in r.pick((8, 64, 512), (2,)):
         x = r.randn(kilobytes * 512, seed=r.me)
         for size, warps in ((256, 2), (512, 4), (1024, 8), (2048, 8), (4096, 8)):
@@ -516,7 +517,7 @@ def _small_all_reduces(r: Rank, count: int) -> tuple[tuple[Any, str, tuple[Any, 
 
 def pieces(r: Rank) -> None:
     """Time what `overlapped_matmul` is made of: products into own memory and into that of a peer, copies, messages."""
-    for rows in r.pick((512, 2048), (32,)):
+    for rows in r.pick((512, 1024, 2048), (32,)):
         x, w, _ = _products(r, rows, 4096, 8192)
         memory, out = overlapped.Memory(rows, w.size(1)), torch.empty([rows, w.size(1)], dtype=BF16, device=r.device)
         theirs, parts = memory.inbox[1][0], tuple(memory.inbox[0][peer] for peer in range(1, r.n))

@@ -275,8 +275,8 @@ def mailbox(
     Args:
         shape: the shape of all data from one rank in one call of a kernel.
         dtype: the dtype.
-        marked: mark each element. None marks those of at most 4 bytes if all data to the peers takes less time on the
-            link than a signal.
+        marked: mark each element. None marks those of 2 or 4 bytes if the link takes less time for all marks to the peers
+            than for half of a signal.
         group: as for :func:`empty`.
         device: as for :func:`empty`.
         ranks: as for :func:`empty`.
@@ -301,8 +301,11 @@ def mailbox(
 
 
 def _marked_bytes() -> float:
-    """Return the most bytes that a rank sends faster in marked words than with a signal."""
-    return NVLINK4.stores_gb_per_s * NVLINK4.trip_us * 1e3
+    """Return the most bytes that a rank sends faster in marked words than with a signal.
+
+    Their marks take as long as the bytes. A signal waits until the bytes have arrived, for about half of its own trip.
+    """
+    return NVLINK4.stores_gb_per_s * NVLINK4.trip_us / 2 * 1e3
 
 
 def _marked(sizes: Sequence[int], dtype: torch.dtype, count: int, where: dict[str, Any]) -> tuple[torch.Tensor, ...]:

@@ -27,6 +27,8 @@ from helion.testing import DEVICE
 PART_ROWS = 512
 #: The fewest rows of a peer whose products are copied, since stores of a product to a peer take longer than own ones.
 COPIED_ROWS = 512
+#: The same for an all-reduce, whose sums are copied, too, and in more parts.
+COPIED_ROWS_OF_SUMS = 4096
 #: The fewest rows of a peer that are computed in two halves: products of the other half hide the copies.
 HALVED_ROWS = 2048
 
@@ -120,12 +122,15 @@ def all_gather_matmul(x: torch.Tensor, w: torch.Tensor, memory: Memory) -> torch
     return out.flatten(0, 1)
 
 
-def send_products(x: torch.Tensor, w: torch.Tensor, memory: Memory) -> list[slice]:
-    """Write `x @ w` to the peers, each one its block of rows, and return the parts of the rows. A message follows each."""
+def send_products(x: torch.Tensor, w: torch.Tensor, memory: Memory, copied_rows: int) -> list[slice]:
+    """Write `x @ w` to the peers, each one its block of rows, and return the parts of the rows. A message follows each.
+
+    Blocks of at least `copied_rows` are copied.
+    """
     n, me, rows = memory.n, memory.me, x.size(0) // memory.n
     blocks = {peer: x.narrow(0, (me + peer) % n * rows, rows) for peer in range(1, n)}
     memory.hear(memory.ready)
-    if rows < COPIED_ROWS:
+    if rows < copied_rows:
         for peer, theirs in blocks.items():
             product(theirs, w, memory.inbox[peer][n - peer])
         tell(memory.sent)
@@ -150,7 +155,7 @@ def product_plus_theirs(x: torch.Tensor, w: torch.Tensor, memory: Memory, some: 
 def matmul_reduce_scatter(x: torch.Tensor, w: torch.Tensor, memory: Memory) -> torch.Tensor:
     """Return this rank's rows of the sum of `x[M, K] @ w[K, N]` over all ranks. `memory`: of `[M / ranks, N]`."""
     out = torch.empty([x.size(0) // memory.n, w.size(1)], dtype=x.dtype, device=x.device)
-    for part in send_products(x, w, memory):
+    for part in send_products(x, w, memory, COPIED_ROWS):
         memory.hear(memory.sent)
         product_plus_theirs(x, w, memory, part, out[part])
     memory.join()
@@ -158,14 +163,15 @@ def matmul_reduce_scatter(x: torch.Tensor, w: torch.Tensor, memory: Memory) -> t
     return out
 
 
-def halves(rows: int) -> Iterator[slice]:
-    """Yield half of the rows, then half of the rest, and so on: a part is sent while the next one is computed.
+def parts_of_sums(rows: int) -> Iterator[slice]:
+    """Yield parts of the rows, each sent while the next one is computed: for many rows half, then half of the rest ...
 
     The last part is sent after all products, and should be small.
     """
     first = 0
     while first < rows:
-        step = max((rows - first) // 2 // PART_ROWS * PART_ROWS, PART_ROWS)
+        half = (rows - first) // 2 // PART_ROWS * PART_ROWS if rows >= COPIED_ROWS_OF_SUMS else 0
+        step = max(half, PART_ROWS)
         yield slice(first, min(first + step, rows))
         first += step
 
@@ -178,8 +184,8 @@ def matmul_all_reduce(x: torch.Tensor, w: torch.Tensor, memory: Memory, sums: Me
     """
     n, me, rows = memory.n, memory.me, x.size(0) // memory.n
     heard = 0
-    starts = [part.start for part in send_products(x, w, memory)]
-    for some in halves(rows):
+    starts = [part.start for part in send_products(x, w, memory, COPIED_ROWS_OF_SUMS)]
+    for some in parts_of_sums(rows):
         while heard < len(starts) and starts[heard] < some.stop:
             memory.hear(memory.sent)
             heard += 1

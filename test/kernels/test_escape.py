@@ -16,6 +16,7 @@ import helion.language as hl
 from helion import exc
 from helion.backends.triton.codegen.ops import lanes as ops_lanes
 from helion.backends.triton.codegen.ops import literals
+from helion.backends.triton.codegen.ops import marked as ops_marked
 from helion.backends.triton.codegen.ops import reduction as ops_reduction
 from helion.backends.triton.plan.build import HELPERS
 
@@ -177,7 +178,7 @@ def test_functions_of_two_kernels_have_a_name_each() -> None:
 
 
 def test_helpers_of_the_printer_are_known_to_the_planner() -> None:
-    assert set(HELPERS) == {*literals.HELPERS, *ops_reduction.HELPERS, *ops_lanes.HELPERS}
+    assert set(HELPERS) == {*literals.HELPERS, *ops_reduction.HELPERS, *ops_lanes.HELPERS, *ops_marked.HELPERS}
 
 
 def test_statements() -> None:
