@@ -275,8 +275,8 @@ def mailbox(
     Args:
         shape: the shape of all data from one rank in one call of a kernel.
         dtype: the dtype.
-        marked: mark each element. None marks those of 2 or 4 bytes if the link takes less time for all marks to the peers
-            than for half of a signal.
+        marked: mark each element. None marks those of 2 or 4 bytes if the link takes less time for all marks than for half
+            of a signal.
         group: as for :func:`empty`.
         device: as for :func:`empty`.
         ranks: as for :func:`empty`.
