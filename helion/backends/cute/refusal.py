@@ -58,8 +58,8 @@ def _check_tunables(program: Program, free: Sequence[int]) -> None:
 def unproven(program: Program, target: Target) -> str:
     """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string.
 
-    Hopper has run copies of A and B, other than of raw tiles by turns, strided outputs, TF32, and windows. It has run
-    groups of rows, batches of several dimensions, and three products with an output each
+    Hopper has run copies of A and B, other than of raw tiles by turns, strided outputs, TF32, int8, windows, and additions
+    to fp32. It has run groups of rows, batches of several dimensions, and three products with an output each
     (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl).
     """
     problem = known_product(program).problem
@@ -81,15 +81,20 @@ def unproven(program: Program, target: Target) -> str:
         part = "of operands that begin within a tensor"
     elif problem.terms:
         part = "of several terms"
-    elif problem.operand_dtype == "int8":
-        part = "of int8"
-    elif any(output.adds for output in problem.outputs):
+    elif problem.operand_dtype == "int8" and not (ran and _is_plain(problem)):
+        part = "of int8 other than by TMA and without scales of blocks,"
+    elif any(output.adds and not (proven and output.dtype == "float32") for output in problem.outputs):
         part = "that are added to memory"
     elif copied:
         part = f"whose operand {copied[0].sources[0].name} is copied by warps"
     elif strided:
         part = f"whose matrix {strided[0]} has strides that TMA cannot take"
     return str(as_written(program, Refusal(part)))
+
+
+def _is_plain(problem: GemmProblem) -> bool:
+    """Return whether TMA loads A and B of all rows, without scales of blocks of K."""
+    return not problem.copied and problem.scales is None and problem.groups is None
 
 
 def _has_several_products(problem: GemmProblem) -> bool:
