@@ -185,7 +185,8 @@ def _wanted(
         weights = _AMD_DOTS if amd else _DOTS
         features |= _product_features(facts, sizes, num_warps, target)
         features["overflow"] = max(0.0, held + _PRODUCT_BASE - register_limit(num_warps, target))
-    return sum(weight * features[name] for name, weight in weights.items())
+    # exact, so that rounding is the same in every version of Python
+    return math.fsum(weight * features[name] for name, weight in weights.items())
 
 
 def _features(
