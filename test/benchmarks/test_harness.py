@@ -109,7 +109,15 @@ def test_cells_are_chosen_by_suite_kernel_dtype_and_extent() -> None:
 
 def cute(kernel: str) -> list[str]:
     """The variant of the cute backend: where that is installed, of matmuls and of kernels over whole rows."""
-    rows = ("cross_entropy", "kl_div", "welford", "fused_linear_jsd", "dynamic_quant", "gated_rms_norm")
+    rows = (
+        "cross_entropy",
+        "kl_div",
+        "welford",
+        "fused_linear_jsd",
+        "dynamic_quant",
+        "gated_rms_norm",
+        "rms_norm_gradients",
+    )
     taken = kernel in ("matmul", "matmul_layernorm", "matmul_softmax_tiled", *rows, "row_probabilities")
     return ["cute"] * (taken and importlib.util.find_spec("cutlass") is not None)
 

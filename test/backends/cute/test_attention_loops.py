@@ -150,3 +150,13 @@ def test_random_configs_of_weights_have_a_plan(tmp_path: Path) -> None:
     for _ in range(40):
         config = bound.config_spec.random(rng)
         assert not config.config["wgmma_lazy_rescale"] and bound.plan(config)
+
+
+def test_a_single_key(tmp_path: Path) -> None:
+    """A dimension of one element may have no tile in its index."""
+    function: Any = edited(TWO_LOOPS, "import torch", "import torch", tmp_path / "single.py").attend
+    q, k, v = (torch.randn(2, 1, 64).bfloat16() for _ in range(3))
+    with pytest.raises(exc.CuteUnsupported, match="is not indexed by a tile of keys"):
+        helion.kernel(backend="cute")(function).bind((q, k, v), target="h100")
+    function = edited(WEIGHTS, "import torch", "import torch", tmp_path / "weights.py").attend
+    torch.testing.assert_close(helion.kernel(backend="cute")(function)(q, k, v), v, rtol=1e-2, atol=1e-2)

@@ -121,7 +121,10 @@ class Queries:
 
 
 def stored_keys(loops: Loops) -> int:
-    """Return the keys that k and v have."""
+    """Return the keys that k and v have. Raises ``Refusal``."""
     pairs = ((loops.first, "k"), (loops.second, "v"))
     loads = [access_of(loops, loaded(loops, dot.operands[1], what)) for dot, what in pairs]
+    for access in loads:
+        if loops.keys not in access.extents:
+            raise Refusal(f"{access.tensor.name} is not indexed by a tile of keys, or has a single one")
     return loops.numbers.least([access.extents[loops.keys] for access in loads], "size_keys")
