@@ -28,6 +28,7 @@ from ....hardware import Target
 from ...execution import CompileError
 from .descriptors import check_descriptors
 from .ending import Ending, ending_assembler
+from .narrow import check_narrow
 
 if TYPE_CHECKING:
     import triton
@@ -199,6 +200,7 @@ def check(compiled: CompiledKernel | None, target: Target) -> None:
     """Raise ``MiscompiledError`` for a binary that ``ptxas`` compiles wrongly. None, which hooks of Triton's give, passes."""
     if compiled is not None and target.has("wgmma"):
         check_descriptors(compiled, ptxas_version(target))
+        check_narrow(compiled, ptxas_version(target))
 
 
 @functools.cache
