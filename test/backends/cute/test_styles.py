@@ -73,7 +73,6 @@ def test_sums(name: str) -> None:
         (lambda acc, x, y: torch.addmm(acc, torch.sin(x), y), "sin in an epilogue"),
         (lambda acc, x, y: acc + hl.dot(x, y) * 2.0, "not by numbers"),
         (lambda acc, x, y: acc - hl.dot(x, y), "adds products"),
-        (lambda acc, x, y: hl.dot(x, y) + hl.dot(x, y, acc=acc), "a loop over K with one dot"),
     ],
 )
 def test_sums_that_are_refused(add: Sums, message: str) -> None:
