@@ -160,3 +160,12 @@ def test_a_single_key(tmp_path: Path) -> None:
         helion.kernel(backend="cute")(function).bind((q, k, v), target="h100")
     function = edited(WEIGHTS, "import torch", "import torch", tmp_path / "weights.py").attend
     torch.testing.assert_close(helion.kernel(backend="cute")(function)(q, k, v), v, rtol=1e-2, atol=1e-2)
+
+
+def test_the_tile_before_the_keys_before_it(tmp_path: Path) -> None:
+    """The loop over the tile's own keys may come first."""
+    marks = ("        for tile_n in hl.tile(0", "        between", "        out[tile_h")
+    start, middle, end = map(TWO_LOOPS.index, marks)
+    swapped = TWO_LOOPS[:start] + TWO_LOOPS[middle:end] + TWO_LOOPS[start:middle] + TWO_LOOPS[end:]
+    assert swapped.index("hl.tile(tile_m.begin") < swapped.index("hl.tile(0")
+    _compare(swapped, "import torch", "import torch", None, tmp_path)

@@ -101,23 +101,19 @@ class _Pair:
     def joined(self) -> Program | None:
         """Return the program with one loop of the body of ``high``, or None if the bodies differ in more than masks."""
         for at, value in enumerate(self.before.regions[0].params):
-            pair = (value, self.after.regions[0].params[self.order[at]])
-            self.known[self._numbers(*(pair if self.low is self.before else pair[::-1]))] = True
+            pair = value.number, self.after.regions[0].params[self.order[at]].number
+            self.known[pair if self.low is self.before else pair[::-1]] = True
         for at, to in self.order.items():
             results = self.before.regions[0].results[at], self.after.regions[0].results[to]
             if not self._is_same(*(results if self.low is self.before else results[::-1])):
                 return None
         return self._program()
 
-    @staticmethod
-    def _numbers(one: Value, other: Value) -> tuple[int, int]:
-        return one.number, other.number
-
     def _is_same(self, one: Any, other: Any) -> bool:
         """Return whether an operand of ``low`` is one of ``high`` but for selections, which ``hidden`` gets."""
         if not isinstance(one, Value) or not isinstance(other, Value):
             return type(one) is type(other) and one == other
-        pair = self._numbers(one, other)
+        pair = one.number, other.number
         if pair not in self.known:
             self.known[pair] = one.number == other.number or self._is_made_alike(one, other)
         return self.known[pair]
