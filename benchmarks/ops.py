@@ -244,6 +244,18 @@ def grouped(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> tor
     return torch._grouped_mm(x, weight, offs=offsets[1:].to(torch.int32))
 
 
+def mixture(
+    x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    by_expert, order = indices.flatten().sort(stable=True)
+    experts = torch.arange(1, down.size(0) + 1, dtype=by_expert.dtype, device=x.device)
+    ends = torch.searchsorted(by_expert, experts, out_int32=True)
+    gate, up = torch._grouped_mm(x[order // weights.size(1)], gate_up, offs=ends).chunk(2, dim=-1)
+    found = torch._grouped_mm(F.silu(gate) * up, down, offs=ends)
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=x.device))
+    return (found[places].view(*weights.shape, -1) * weights[..., None]).sum(1).to(x.dtype)
+
+
 def int8_linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return F.linear(x, weight.to(x.dtype)) * scale
 
@@ -446,6 +458,18 @@ def _matmul_cells() -> Iterator[Cell]:
             return normal(t, k), normal(e, k, n, scale=0.02), bounds(e, t)
 
         yield Cell("grouped_matmul", f"{tokens}x{experts}x{k}x{n}", ops.grouped_matmul, grouped, groups, (0, 1))
+    for tokens, (experts, count, k, n) in itertools.product(
+        (1024, 4096, 8192), ((8, 2, 4096, 14336), (128, 8, 2048, 768))
+    ):
+
+        def layer(
+            t: int = tokens, e: int = experts, c: int = count, k: int = k, n: int = n
+        ) -> tuple[torch.Tensor, ...]:
+            chosen = torch.rand(t, e, device=DEVICE).topk(c).indices.to(torch.int32)
+            matrices = normal(e, k, 2 * n, scale=0.02), normal(e, n, k, scale=0.02)
+            return normal(t, k), torch.rand(t, c, device=DEVICE), chosen, *matrices
+
+        yield Cell("moe", f"{tokens}x{experts}x{k}x{n} top {count}", ops.moe, mixture, layer, (), tokens)
 
 
 def _interleaved(x: tuple[torch.Tensor, ...], weight: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -65,10 +65,10 @@ def route_backward_kernel(
 
 @helion.kernel(static_shapes=False)
 def grouped_matmul_kernel(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """Compute `x[offsets[g] : offsets[g + 1]] @ weight[g]` of `x[T, K]` and `weight[G, K, N]`; other rows are 0."""
+    """Compute `x[offsets[g] : offsets[g + 1]] @ weight[g]` of `x[T, K]` and `weight[G, K, N]`, and no other row."""
     groups = weight.size(0)
     k, n = hl.specialize(weight.size(1)), hl.specialize(weight.size(2))
-    out = torch.zeros([x.size(0), n], dtype=x.dtype, device=x.device)
+    out = torch.empty([x.size(0), n], dtype=x.dtype, device=x.device)
     for tile_g, tile_n in hl.tile([groups, n], block_size=[1, None]):
         group = tile_g.begin
         for tile_m in hl.tile(offsets[group], offsets[group + 1]):
@@ -76,6 +76,69 @@ def grouped_matmul_kernel(x: torch.Tensor, weight: torch.Tensor, offsets: torch.
             for tile_k in hl.tile(k):
                 acc = hl.dot(x[tile_m, tile_k], weight[group, tile_k, tile_n], acc=acc)
             out[tile_m, tile_n] = acc
+    return out
+
+
+@helion.kernel(static_shapes=False)
+def clear_rest_kernel(out: torch.Tensor, offsets: torch.Tensor) -> None:
+    """Set the rows of `out[T, N]` before the first group and after the last one to 0."""
+    (t, n), groups = out.size(), offsets.size(0) - 1
+    for tile_t in hl.tile(t, block_size=64):
+        first, after = offsets[0], offsets[groups]
+        if (tile_t.begin < first) | (tile_t.end > after):
+            outside = (tile_t.index < first) | (tile_t.index >= after)
+            for tile_n in hl.tile(n, block_size=128):
+                zeros = hl.zeros([tile_t, tile_n], dtype=out.dtype)
+                hl.store(out, [tile_t, tile_n], zeros, extra_mask=outside[:, None])
+
+
+@helion.kernel(static_shapes=False)
+def gated_experts_kernel(x: torch.Tensor, gate_up: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Compute `silu(rows @ gate) * (rows @ up)` of the rows of each group, with `gate_up[G, K, 2 * N]` side by side."""
+    groups = gate_up.size(0)
+    k, n = hl.specialize(gate_up.size(1)), hl.specialize(gate_up.size(2)) // 2
+    out = torch.empty([x.size(0), n], dtype=x.dtype, device=x.device)
+    for tile_g, tile_n in hl.tile([groups, n], block_size=[1, None]):
+        group = tile_g.begin
+        for tile_m in hl.tile(offsets[group], offsets[group + 1]):
+            gate = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            up = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                rows_of_tile = x[tile_m, tile_k]
+                gate = hl.dot(rows_of_tile, gate_up[group, tile_k, tile_n], acc=gate)
+                up = hl.dot(rows_of_tile, gate_up[group, tile_k, tile_n.index + n], acc=up)
+            out[tile_m, tile_n] = gate * torch.sigmoid(gate) * up
+    return out
+
+
+@helion.kernel(static_shapes=False)
+def gather_tokens_kernel(
+    x: torch.Tensor, order: torch.Tensor, count: hl.constexpr
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return row `order[i] // count` of `x[T, K]` for each `i`, and the inverse of the permutation `order`."""
+    slots, k = order.size(0), x.size(1)
+    out = torch.empty([slots, k], dtype=x.dtype, device=x.device)
+    places = torch.empty([slots], dtype=torch.int32, device=x.device)
+    for tile in hl.tile(slots):
+        slot = order[tile]
+        places[slot] = tile.index.to(torch.int32)
+        for tile_k in hl.tile(k):
+            out[tile, tile_k] = x[slot // count, tile_k]
+    return out, places
+
+
+@helion.kernel(static_shapes=False)
+def combine_kernel(found: torch.Tensor, places: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the sums of the rows `found[places[t, j]]` of each token `t`, times `weights[t, j]`."""
+    tokens, k = weights.size(0), found.size(1)
+    count = hl.specialize(weights.size(1))
+    out = torch.empty([tokens, k], dtype=found.dtype, device=found.device)
+    for tile_t, tile_k in hl.tile([tokens, k]):
+        total = hl.zeros([tile_t, tile_k], dtype=torch.float32)
+        for at in hl.static_range(count):
+            rows_of_tile = found[places[tile_t, at], tile_k].to(torch.float32)
+            total = total + rows_of_tile * weights[tile_t, at].to(torch.float32)[:, None]
+        out[tile_t, tile_k] = total
     return out
 
 
@@ -130,9 +193,19 @@ _grouped_backward = Operator(
     fake=lambda grad, x, offsets, dtype: x.new_empty(offsets.size(0) - 1, x.size(1), grad.size(1), dtype=dtype),
 )
 _grouped_backward.differentiate_once()
+
+
+def _grouped_rows(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = grouped_matmul_kernel(x, weight, offsets)
+    clear_rest_kernel(out, offsets)
+    return out
+
+
 _grouped = Operator(
     "grouped_matmul(Tensor x, Tensor weight, Tensor offsets) -> Tensor",
     grouped_matmul_kernel,
+    clear_rest_kernel,
+    run=_grouped_rows,
     fake=lambda x, weight, offsets: x.new_empty(x.size(0), weight.size(2)),
 )
 
@@ -149,6 +222,51 @@ def _gradients_of_grouped(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 
 _grouped.differentiate(_save_grouped, _gradients_of_grouped)
+
+
+def _by_expert(indices: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the order of all choices by expert, and the offsets of the experts in it.
+
+    Numbers of experts that fit in 8 bits are sorted in one pass.
+    """
+    numbers = indices.reshape(-1).to(torch.uint8 if experts < 256 else torch.int32)
+    by_expert, order = torch.sort(numbers, stable=True)
+    bounds = torch.arange(experts + 1, dtype=by_expert.dtype, device=by_expert.device)
+    return order, torch.searchsorted(by_expert, bounds)
+
+
+def _layers(
+    x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """Compute `moe` of rows: a gather, the two matmuls with `swiglu` in the first one's epilogue, and a weighted sum."""
+    order, offsets = _by_expert(indices, gate_up.size(0))
+    gathered, places = gather_tokens_kernel(x, order, weights.size(1))
+    found = grouped_matmul_kernel(gated_experts_kernel(gathered, gate_up, offsets), down, offsets)
+    out: torch.Tensor = combine_kernel(found, places.view(weights.shape), weights)
+    return out
+
+
+_moe = Operator(
+    "moe(Tensor x, Tensor weights, Tensor indices, Tensor gate_up, Tensor down) -> Tensor",
+    gather_tokens_kernel,
+    gated_experts_kernel,
+    grouped_matmul_kernel,
+    combine_kernel,
+    run=_layers,
+    fake=lambda x, *others: x.new_empty(x.shape),
+)
+
+
+def _differentiable_layers(
+    x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """Compute `_layers` from operators that have gradients, with the matmul before `swiglu` in memory."""
+    order, offsets = _by_expert(indices, gate_up.size(0))
+    token = order // weights.size(1)
+    gate, up = grouped_matmul(x[token], gate_up, offsets).chunk(2, dim=-1)
+    found = grouped_matmul(swiglu(gate, up), down, offsets).float() * weights.reshape(-1)[order, None]
+    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device).index_add(0, token, found)
+    return total.to(x.dtype)
 
 
 def route(logits: torch.Tensor, count: int, *, renormalize: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
@@ -227,11 +345,7 @@ def moe(
     experts, width = down.shape[:2]
     check_tensor(op, "down", down, dtypes=(x.dtype,), shape=(experts, width, x.size(-1)))
     check_tensor(op, "gate_up", gate_up, dtypes=(x.dtype,), shape=(experts, x.size(-1), 2 * width), like=x)
-    flat, count = rows(x), weights.size(-1)
-    by_expert, order = torch.sort(indices.reshape(-1), stable=True)
-    offsets = torch.searchsorted(by_expert, torch.arange(experts + 1, dtype=by_expert.dtype, device=x.device))
-    token = order // count
-    gate, up = grouped_matmul(flat[token], gate_up, offsets).chunk(2, dim=-1)
-    found = grouped_matmul(swiglu(gate, up), down, offsets).float() * weights.reshape(-1)[order, None]
-    total = torch.zeros(flat.shape, dtype=torch.float32, device=x.device).index_add(0, token, found)
-    return total.to(x.dtype).view(x.shape)
+    given = rows(x), rows(weights), rows(indices), gate_up, down
+    differentiates = torch.is_grad_enabled() and any(each.requires_grad for each in given)
+    out: torch.Tensor = (_differentiable_layers if differentiates else _moe)(*given)
+    return out.view(x.shape)

@@ -134,9 +134,9 @@ RESIDUAL = Epilogue(
 WITH_RESIDUAL = problem(epilogue=RESIDUAL, batch=Batch(size=5, a=0, b=K * N, d=0, operands=(0, N, 0)))
 CHOICES = {
     "sm_90": Choice(tile=(128, 128, 64), cluster=(2, 1), store_stages=2),
-    "sm_90 ping-pong": Choice(tile=(64, 128, 64), cluster=(1, 2), pingpong=True),
+    "sm_90 ping-pong": Choice(tile=(64, 128, 64), cluster=(1, 2), pingpong=True, group=1),
     "sm_90 splits": Choice(tile=(64, 64, 64), splits=2),
-    "sm_100": Choice(tile=(128, 128, 64), cluster=(2, 2)),
+    "sm_100": Choice(tile=(128, 128, 64), cluster=(2, 2), group=2),
     "sm_100 pairs": Choice(tile=(256, 128, 64), cluster=(2, 1), ctas_per_mma=2),
 }
 

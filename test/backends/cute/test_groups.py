@@ -154,6 +154,17 @@ def stored_rows(plan: GemmPlan, offsets: Sequence[int], first: int, step: int) -
     return found
 
 
+def test_tiles_of_a_band_come_first() -> None:
+    """Clusters that run together share columns of a matrix: three tiles along M of a band, then one of the last."""
+    plan = dataclasses.replace(plan_of("sm_90", problem(rows=2000)), group=3)
+    (rows, _), columns = plan.cluster_tiles, plan.work[1]
+    high = plan.tile[0] * rows
+    places = [*stored_rows(plan, [0, 1, 1, 4 * high + 1, 0, 0], 0, 1)]
+    walked = list(dict.fromkeys(((row - 1) // high, column) for g, row, column in places if g == 2))
+    first = [(row, column) for column in range(columns) for row in range(3)]
+    assert walked == first + [(3, column) for column in range(columns)]
+
+
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_row_of_a_group_is_stored_once(choice: str) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -172,6 +183,7 @@ def test_every_row_of_a_group_is_stored_once(choice: str) -> None:
 
 def test_offsets_that_decrease_or_leave_the_matrix_store_inside_of_it() -> None:
     plan = plan_of("sm_90")
+    assert plan.group > 1
     rows = {row for _, row, _ in stored_rows(plan, [-9, 100, 20, 650, 9000, 3], 0, 1)}
     assert rows and min(rows) >= 0 and max(rows) < plan.problem.m
 

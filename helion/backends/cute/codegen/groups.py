@@ -1,10 +1,11 @@
 """Code for groups of rows: the order of their tiles, and views of matrices that begin at the first row of a group.
 
-Every role walks over the same tiles: those of group 0 first, and of a group all columns of the first rows first. A
-group has as many tiles along M as cover its rows, none if it is empty. Tiles are numbered across groups, and a role
-keeps the group of its last tile, since its numbers only increase. Rows of another group that a tile loads are not
-stored. A store by TMA leaves them out because they are outside of its tensor: dimension 0 of that has the rows of a
-tile, and the last dimension moves it along the matrix, by one row for each element.
+Every role walks over the same tiles: those of group 0 first. Tiles of a group are in bands of ``plan.group`` tiles
+along M, as without groups: all columns of the first band come first. A group has as many tiles along M as cover its
+rows, none if it is empty. Tiles are numbered across groups, and a role keeps the group of its last tile, since its
+numbers only increase. Rows of another group that a tile loads are not stored. A store by TMA leaves them out because
+they are outside of its tensor: dimension 0 of that has the rows of a tile, and the last dimension moves it along the
+matrix, by one row for each element.
 """
 
 from __future__ import annotations
@@ -63,10 +64,19 @@ def tile(plan: GemmPlan) -> list[str]:
     """Return the code of the coordinates of tile number ``work``: along M within its group."""
     lines = ["batch = row_group"] if plan.problem.batch is not None else []
     rows, columns_of_work = plan.cluster_tiles
+    if plan.group == 1:
+        return [
+            *lines,
+            f"tile_m = (row_tile - earlier_tiles) * {rows} + place[1]",
+            f"tile_n = work % {columns(plan)} * {columns_of_work} + place[2]",
+        ]
     return [
         *lines,
-        f"tile_m = (row_tile - earlier_tiles) * {rows} + place[1]",
-        f"tile_n = work % {columns(plan)} * {columns_of_work} + place[2]",
+        f"band = (row_tile - earlier_tiles) // {plan.group} * {plan.group}",
+        f"band_rows = cutlass.min(group_tiles - band, {plan.group})",
+        f"within = work - (earlier_tiles + band) * {columns(plan)}",
+        f"tile_m = (band + within % band_rows) * {rows} + place[1]",
+        f"tile_n = within // band_rows * {columns_of_work} + place[2]",
     ]
 
 
