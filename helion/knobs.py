@@ -250,6 +250,13 @@ SKIP_CACHE = Knob(
     False,
     "neither read nor write the caches of tuned configs and of checked binaries",
 )
+PRETUNED = Knob(
+    "HELION_PRETUNED",
+    str,
+    None,
+    "files of `python -m helion tune --contribute`, separated as in PATH, whose configs first calls and searches try "
+    "too; 0 leaves out the package's own",
+)
 ASSERT_CACHE_HIT = Knob(
     "HELION_ASSERT_CACHE_HIT", _bool, False, "raise if a kernel on a GPU has no tuned config, and name the difference"
 )

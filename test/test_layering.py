@@ -83,6 +83,7 @@ INNER = {
         "margins",
         "proposal",
         "space",
+        "pretuned",
         "legalise",
         "seeds",
         "default",

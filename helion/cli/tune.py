@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from ..autotuner import pretuned
 from ..autotuner.cache.rows import Entry, exported, imported
 from ..autotuner.cache.store import Store, default_store
 from ..autotuner.options import Options, cpus
@@ -38,6 +39,9 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", help="a TOML file: [[tune]] tables with kernel, args and options of kernel.autotune")
     parser.add_argument("--out", default=None, help="with no GPU: the file for the configs (default: SPEC with .json)")
     parser.add_argument("--configs", type=int, default=8, help="with no GPU: mutations of the seeds that are compiled")
+    parser.add_argument(
+        "--contribute", metavar="FILE", default=None, help="add the measured configs, keyed by facts, to this file"
+    )
     parser.add_argument("--force", action="store_true", help="tune also what was tuned before")
     parser.add_argument("--offline", action="store_true", help="as with no GPU")
     parser.add_argument(
@@ -55,6 +59,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.gpus is not None and options.gpus < 1:
         raise ValueError(f"--gpus must be at least 1, got {options.gpus}")
     measuring = not options.offline and (_on_gpus(works, options) or _all_simulated(works))
+    if options.contribute is not None and (not measuring or _all_simulated(works)):
+        raise ValueError("--contribute takes times of a GPU: run it where there is one, without --offline")
     if measuring:
         return _measured([replace(work, force=options.force) for work in works], options)
     offline = [replace(work, target=spec.get("target"), offline=options.configs) for work in works]
@@ -77,14 +83,24 @@ def _measured(works: Sequence[Work], options: argparse.Namespace) -> int:
     """Tune on GPUs, and keep all results in the cache of this machine, also those of other workers."""
     store = default_store()
     known = [replace(work, known=_known(store, work)) for work in works]
-    failed = 0
+    failed, measured = 0, []
     for work, report in _each(known, options, measuring=True):
         failed += not _shown(work, report)
+        measured += pretuned.parsed(report.measured) if report.measured else []
         if report.entries and store is not None:
             for entry in imported(report.entries):
                 store.put(entry)
     print(f"{len(works) - failed} of {len(works)} tuned")
+    if options.contribute is not None:
+        _contribute(pathlib.Path(options.contribute), measured)
     return 1 if failed else 0
+
+
+def _contribute(path: pathlib.Path, measured: Sequence[pretuned.Row]) -> None:
+    """Add rows to a file, and say how it is used. Raises ValueError if the file has another format."""
+    before = pretuned.parsed(path.read_text(encoding="utf-8")) if path.is_file() else []
+    path.write_text(pretuned.formatted([*before, *measured]), encoding="utf-8")
+    print(f"{len(measured)} measured configs added to {path}; HELION_PRETUNED={path} lets other kernels try them")
 
 
 def _known(store: Store | None, work: Work) -> str:

@@ -12,7 +12,8 @@ from .. import exc, knobs
 from ..autotuner.cache.rows import exported, imported
 from ..autotuner.cache.store import default_store
 from ..autotuner.options import Options
-from ..runtime.bound import BoundKernel, kept_entry, ranked_offline
+from ..autotuner.pretuned import formatted
+from ..runtime.bound import BoundKernel, kept_entry, measured_row, ranked_offline
 from ..runtime.kernel import Kernel
 from ..testing import map_tensors
 from .arguments import find_kernel, parse_arguments
@@ -41,11 +42,16 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The result of a job: ``message`` is for users, ``entries`` has the format of ``rows.exported``."""
+    """The result of a job.
+
+    ``message`` is for users, ``entries`` has the format of ``rows.exported``. ``measured`` has that of
+    ``pretuned.formatted``, "" without times of a GPU.
+    """
 
     worked: bool
     message: str
     entries: str = ""
+    measured: str = ""
 
 
 class Worker:
@@ -84,7 +90,9 @@ def _tuned(kernel: Kernel, args: tuple[Any, ...], work: Work) -> Report:
     entry = kept_entry(bound, values)
     took = "" if entry is None else f"{entry.row.microseconds:.1f} us: "
     entries = "" if entry is None else exported([entry], sweeps=True)
-    return Report(worked=True, message=f"{took}{bound.format_kernel_decorator(config)}", entries=entries)
+    measured = "" if entry is None or simulated else formatted([measured_row(bound, entry)])
+    message = f"{took}{bound.format_kernel_decorator(config)}"
+    return Report(worked=True, message=message, entries=entries, measured=measured)
 
 
 def _ranked(kernel: Kernel, args: tuple[Any, ...], work: Work) -> Report:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .. import pipeline
     from .._compiler.context import CompileContext
     from .._compiler.facts.records import KernelFacts
+    from ..autotuner import pretuned
     from ..autotuner.cache.rows import Entry
     from ..autotuner.options import Options
     from ..autotuner.proposal import Seed
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from .tuning import autotune as tuning
     from .tuning import offline, requests
 else:
+    pretuned = lazy("helion.autotuner.pretuned")
     offline = lazy("helion.runtime.tuning.offline")
     requests = lazy("helion.runtime.tuning.requests")
     tuning = lazy("helion.runtime.tuning.autotune")
@@ -254,3 +256,12 @@ def ranked_offline(bound: BoundKernel, args: Sequence[Any], options: Options, co
 def kept_entry(bound: BoundKernel, args: Sequence[Any]) -> Entry | None:
     """Return the cache entry of a bound kernel and its arguments, with all candidates tried."""
     return tuning.kept_entry(bound.variant.specialized, args)
+
+
+def measured_row(bound: BoundKernel, entry: Entry) -> pretuned.Row:
+    """Return the row of a measured cache entry for kernels of the same structure. It has no names and no source."""
+    of = bound.variant.specialized
+    analysis, row = of.analysis, entry.row
+    config = of.short_config(row.config)
+    times = (row.microseconds, row.baseline_microseconds)
+    return pretuned.row_of(analysis.facts, of.target, analysis.backend.name, config, *times)

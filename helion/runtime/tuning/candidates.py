@@ -10,6 +10,7 @@ from ... import exc
 from ...autotuner.cache.rows import Key
 from ...autotuner.cache.store import Store
 from ...autotuner.options import Options
+from ...autotuner.pretuned import pretuned
 from ...autotuner.search.domain import Domain, ListedDomain, SpaceDomain
 from ...autotuner.search.time_model import PredictedTime
 from ...config import Config, as_config
@@ -27,6 +28,13 @@ def legal(of: Specialized, config: Config | Mapping[str, Any]) -> Config | None:
         return of.analysis.space.normalize(config)
     except (exc.InvalidConfig, exc.NoFeasibleConfig):
         return None
+
+
+def measured_elsewhere(of: Specialized) -> list[Config]:
+    """List the full configs that were measured to be the fastest for kernels of the same structure, where legal here."""
+    analysis = of.analysis
+    found = (legal(of, config) for config in pretuned(analysis.facts, of.target, analysis.backend.name))
+    return list(dict.fromkeys(filter(None, found)))
 
 
 def admission(of: Specialized, options: Options) -> Callable[[Config], Config | None]:
@@ -47,12 +55,13 @@ def admission(of: Specialized, options: Options) -> Callable[[Config], Config | 
 def start_configs(of: Specialized, options: Options, store: Store | None, key: Key | None) -> list[Config]:
     """List the configs to begin with, in order.
 
-    These are the default config, the user's, the seeds', and those cached for this and the nearest shapes. All have the
-    user's overrides and pass the user's filter.
+    These are the default config, the user's, those measured for kernels of the same structure and the seeds'. Those
+    cached for this and the nearest shapes follow. All have the user's overrides and pass the user's filter.
     """
     wanted = options.seed_configs or ()
     asked = [as_config(each) for each in ([wanted] if isinstance(wanted, (dict, Config)) else wanted)]
-    found = [of.analysis.default_config, *asked, *(seed.config for seed in of.analysis.seeds.seeds)]
+    seeds = (seed.config for seed in of.analysis.seeds.seeds)
+    found = [of.analysis.default_config, *asked, *measured_elsewhere(of), *seeds]
     if store is not None and key is not None:
         sweep = sorted(store.sweep(key), key=lambda outcome: outcome.time)
         found += [outcome.config for outcome in sweep[:_RESUMED] if outcome.microseconds is not None]

@@ -1,7 +1,7 @@
 """Configs that the first call on a GPU measures without a request for tuning, within ``first_call_seconds``.
 
-They are the *leaders*: seeds, and configs near them, that may be faster than the default within the error of
-predictions. Threads compile them, the most promising first. Those that compile in time are checked against the results
+They are configs measured for kernels of the same structure (``autotuner.pretuned``), then the *leaders*: seeds, and
+configs near them, that may be faster than the default within the error of predictions. Threads compile them, the most promising first. Those that compile in time are checked against the results
 of the default, then timed in turns with it. The choice is kept on disk for later processes. Those that compile late are
 timed by the next process, if they are predicted to be clearly faster.
 """
@@ -35,7 +35,7 @@ from ...config import Config
 from ..generated import codecache
 from ..specialization.compiled import Compiled
 from ..specialization.specialized import Specialized
-from . import autotune, chosen_before
+from . import autotune, candidates, chosen_before
 from .chosen_before import Unfinished, is_decided
 from .evaluator import job_of
 
@@ -182,7 +182,8 @@ def _untimed(outcome: Outcome, seconds: float) -> Outcome:
 def contenders(of: Specialized, config: Config, times: Times) -> list[Config]:
     """List the configs to measure with ``config``, whose code differs, the most promising first.
 
-    They are seeds, and configs near seeds as far as there is time to predict them.
+    They are configs measured for kernels of the same structure, then seeds, and configs near seeds as far as there is
+    time to predict them.
     """
     if of.analysis.backend.toolchain.together() is None:
         return _faster_seeds(of, config, times.compiling)
@@ -197,7 +198,8 @@ def contenders(of: Specialized, config: Config, times: Times) -> list[Config]:
         return time.monotonic() < times.predicting
 
     error = model.predicted(config).error
-    found = leaders.leaders(domain, config, error, allowed, has_time, RESOLUTION)
+    measured = filter(model.fits, candidates.measured_elsewhere(of))
+    found = itertools.chain(measured, leaders.leaders(domain, config, error, allowed, has_time, RESOLUTION))
     return list(itertools.islice(_differing(of, config, found), MOST))
 
 
