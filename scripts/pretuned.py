@@ -1,8 +1,8 @@
 """Make helion/autotuner/pretuned.json, the measured configs that first calls try, from the kept sweeps. Needs no GPU.
 
-    python scripts/pretuned.py            writes the file: the best config of every swept cell, and contributed rows
+    python scripts/pretuned.py            writes the file from the best config of each cell, and contributed rows
     python scripts/pretuned.py --check    ends with 1 if the file is not what would be written
-    python scripts/pretuned.py --score    the time of a cell's nearest rows over its best, each cell's own rows left out
+    python scripts/pretuned.py --score    scores rows that leave the cell out
 
 Contributed rows are files of `python -m helion tune --contribute` in benchmarks/results/pretuned.
 """
