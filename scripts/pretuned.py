@@ -1,10 +1,10 @@
 """Make helion/autotuner/pretuned.json, the measured configs that first calls try, from the kept sweeps. Needs no GPU.
 
-    python scripts/pretuned.py            writes the file from the best config of each cell, and contributed rows
-    python scripts/pretuned.py --check    ends with 1 if the file is not what would be written
-    python scripts/pretuned.py --score    scores rows that leave the cell out
+    python scripts/pretuned.py [--check | --score]
 
-Contributed rows are files of `python -m helion tune --contribute` in benchmarks/results/pretuned.
+The file has the best config of each swept cell, and the contributed rows. `--check` ends with 1 if the file is not what
+would be written. `--score` tries the nearest rows of each cell, with the cell itself left out, and compares their times
+with the best. Contributed rows are files of `python -m helion tune --contribute` in benchmarks/results/pretuned.
 """
 
 from __future__ import annotations
