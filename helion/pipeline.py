@@ -410,7 +410,7 @@ def _fastest(found: Mapping[str, Analysis | str], configs: Sequence[Config]) -> 
 
 def _candidate(analysis: Analysis, configs: Sequence[Config]) -> BackendCandidate:
     program, facts, target = analysis.program, analysis.facts, analysis.target
-    reason, lead = analysis.backend.on_request(program, facts, target), analysis.backend.lead(facts)
+    reason, lead = analysis.backend.on_request(program, facts, target), analysis.backend.lead(program, facts)
     us = analysis.predicted_us(configs)
     return BackendCandidate(analysis.backend.name, us=us, reason=reason, replaces_us=lead.handicapped(us))
 

@@ -111,7 +111,7 @@ class Backend(Protocol[P]):
         """Return why ``auto`` prefers another backend that takes the kernel, or an empty string."""
         ...
 
-    def lead(self, facts: KernelFacts) -> Lead:
+    def lead(self, program: Program, facts: KernelFacts) -> Lead:
         """Return the lead in predicted time over the general backend from which ``auto`` takes a kernel."""
         ...
 

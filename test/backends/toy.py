@@ -169,7 +169,7 @@ class Toy:
     def on_request(self, program: Program, facts: KernelFacts, target: Target) -> str:
         return ""
 
-    def lead(self, facts: KernelFacts) -> Lead:
+    def lead(self, program: Program, facts: KernelFacts) -> Lead:
         return PREDICTABLE_LEAD
 
     def with_less_smem(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -84,8 +84,8 @@ class Cute:
     def on_request(self, program: Program, facts: KernelFacts, target: Target) -> str:
         return shapes.shape_of_program(program).on_request(program, facts, target)
 
-    def lead(self, facts: KernelFacts) -> Lead:
-        return shapes.shape_of_facts(facts).lead(facts)
+    def lead(self, program: Program, facts: KernelFacts) -> Lead:
+        return shapes.shape_of_program(program).lead(program, facts)
 
     def with_less_smem(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return None: legalizing a config has already shrunk its tiles' memory as far as possible."""

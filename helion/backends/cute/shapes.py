@@ -42,7 +42,6 @@ from .lower.host import gemm_pieces
 from .lower.kernel import build_plan
 from .lower.rowwise import kernel as rows
 from .plan.attention.plan import CuteAttentionPlan, CuteBackwardPlan
-from .plan.build import unit_of
 from .plan.kernel import CutePlan
 from .plan.launch import LaunchPlan
 from .plan.rowwise.kernel import RowsPlan
@@ -52,6 +51,7 @@ from .resources.backward import describes_backward, predict_backward
 from .resources.predict import predict
 from .resources.rowwise.predict import describes_rows, predict_rows
 from .resources.shape import shape_of
+from .row_margins import rows_lead, rows_on_request
 from .row_space import own_keys as row_keys
 from .space import own_keys
 from .toolchain.kernel import GemmKernel
@@ -90,7 +90,7 @@ class Shape:
     kernel: Callable[[Any], GemmKernel]
     verify: Callable[[Any], None]
     on_request: Callable[[Program, KernelFacts, Target], str] = lambda program, facts, target: ""
-    lead: Callable[[KernelFacts], Lead] = lambda facts: PREDICTABLE_LEAD
+    lead: Callable[[Program, KernelFacts], Lead] = lambda program, facts: PREDICTABLE_LEAD
 
 
 def _verify_gemm(plan: CutePlan) -> None:
@@ -108,7 +108,7 @@ COPIES_LEAD = Lead(ratio=0.9)
 in memory are up to a tenth too low, without strided outputs (benchmarks/results/cute/nvidia-h200-products.jsonl)."""
 
 
-def _matmul_lead(facts: KernelFacts) -> Lead:
+def _matmul_lead(program: Program, facts: KernelFacts) -> Lead:
     shape = shape_of(facts)
     return COPIES_LEAD if not isinstance(shape, str) and shape.problem.copied else PREDICTABLE_LEAD
 
@@ -132,27 +132,9 @@ MATMUL = Shape(
 """One matmul with an epilogue. It claims every program, since its refusals say what is missing."""
 
 
-LEAST_AUTO_COLUMNS = 16384
-"""Columns from which ``auto`` takes rows. The general backend holds shorter rows in registers as well, and is faster in
-nine of ten kernels of 8192 columns in benchmarks/results/cute/nvidia-h200-row-kernels.jsonl."""
-
-
 def _rows_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
-    """Return a reason for row kernels that have not run on a GPU, and for short rows."""
-    if unit_of(target) != "wgmma":
-        return f"row kernels on {target.name} run on request, {_REQUEST}"
-    problem = rows.known_rows(program).problem
-    if problem.sums:
-        return f"row kernels with sums over rows run on request, {_REQUEST}"
-    if problem.n < LEAST_AUTO_COLUMNS:
-        return f"row kernels of fewer than {LEAST_AUTO_COLUMNS} columns run on request, {_REQUEST}"
-    return ""
+    return rows_on_request(program, target, _REQUEST)
 
-
-ROWS_LEAD = Lead(ratio=0.8, saved_us=20.0)
-"""The general backend's times of row kernels are over-predicted by up to a quarter. A short launch does not repay the
-compilation, which takes the DSL seconds longer. All kernels with this lead are faster in
-benchmarks/results/cute/nvidia-h200-row-kernels.jsonl."""
 
 ROWS = Shape(
     name="rows",
@@ -168,7 +150,7 @@ ROWS = Shape(
     kernel=row_kernel_of,
     verify=verify_rows,
     on_request=_rows_on_request,
-    lead=lambda facts: ROWS_LEAD,
+    lead=lambda program, facts: rows_lead(program),
 )
 """Rows that a cluster reads once, reduces and maps, without a matmul."""
 

@@ -110,7 +110,7 @@ class Triton:
         """Return no reason: this is the general backend."""
         return ""
 
-    def lead(self, facts: KernelFacts) -> margins.Lead:
+    def lead(self, program: Program, facts: KernelFacts) -> margins.Lead:
         """Return no lead: this is the general backend."""
         return margins.NO_LEAD
 

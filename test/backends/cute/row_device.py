@@ -190,6 +190,11 @@ class Cluster:
             fmax=lambda a, b, nan=False: floats((np.maximum if nan else np.fmax)(a, b)),
             fmin=lambda a, b, nan=False: floats((np.minimum if nan else np.fmin)(a, b)),
             rcp_approx=wide(lambda x: 1 / x),
+            shuffle_sync=lambda x, lane: (
+                np.take_along_axis(self._each(x).reshape(-1, 32), np.asarray(self._each(lane)).reshape(-1, 32), axis=1)
+                .reshape(-1)
+                .view(Array)
+            ),
             shuffle_sync_bfly=lambda x, offset: (
                 self._each(x).reshape(-1, 32)[:, np.arange(32) ^ offset].reshape(-1).view(Array)
             ),

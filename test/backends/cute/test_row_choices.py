@@ -78,3 +78,39 @@ def test_auto_leaves_short_rows_to_triton() -> None:
 
 def test_auto_takes_rows_that_are_counted_at_launch() -> None:
     assert _for_auto(4096, 131072, static_shapes=False).backend == "cute"
+
+
+def test_auto_takes_short_rows_with_logarithms_or_sums_over_rows() -> None:
+    """Triton's logarithm takes 22 instructions of the 35 of an element; sums over rows are atomics or a second kernel."""
+    for name, m, n in (("kl_div", 65536, 2048), ("layer_norm_backward", 16384, 8192)):
+        assert _of_workload(name, "bfloat16", m, n).backend == "cute"
+    assert _of_workload("kl_div", "float32", 65536, 2048).backend == "triton"
+    assert _of_workload("kl_div", "bfloat16", 32, 4096).backend == "triton"
+
+
+def _of_workload(name: str, dtype: str, m: int, n: int) -> Any:
+    work = row_workloads.WORKLOADS[name]
+    shapes = {"elements": (m, n), "rows": (m, n), "vector": (n,), "columns": (n,)}
+    inputs = [torch.empty(shapes[kind], dtype=getattr(torch, dtype), device="meta") for kind in work.inputs]
+    sizes = {**shapes, "rows": (m,)}
+    outputs = [
+        torch.empty(sizes[extent], dtype=kind or getattr(torch, dtype), device="meta")
+        for _, kind, extent in work.outputs
+    ]
+    kernel = helion.kernel(backend="auto", ignore_warnings=[helion.exc.TensorOperationInWrapper])(work.kernel)
+    return kernel.bind((*inputs, *outputs), target="h200")
+
+
+@pytest.mark.prove
+def test_auto_never_takes_the_slower_backend_where_both_were_timed() -> None:
+    """Within 4 %, the differences between runs."""
+    times: dict[str, dict[tuple[Any, ...], float]] = {"result": {}, "triton": {}}
+    for each in map(json.loads, MEASURED.read_text().splitlines()):
+        if each["kind"] in times and each.get("at", 0) == 0 and "us" in each:
+            times[each["kind"]][each["name"], each["type"], each["m"], each["n"]] = each["us"]
+    both = times["result"].keys() & times["triton"].keys()
+    slower = []
+    for cell in sorted(both):
+        if _of_workload(*cell).backend == "cute" and times["result"][cell] > 1.04 * times["triton"][cell]:
+            slower.append(cell)
+    assert len(both) > 90 and not slower

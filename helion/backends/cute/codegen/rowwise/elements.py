@@ -20,6 +20,7 @@ from ...plan.rowwise.logs import short_logs
 from ...plan.rowwise.passes import RowPass, Schedule, kept_bytes, schedule_of
 from ...plan.rowwise.powers import fused_powers, fused_quotients, minuend
 from ...plan.rowwise.records import RowPlan, RowProblem
+from ...plan.rowwise.shorts import short_values
 from ..epilogue import SHORT, expression
 from ..rows import REDUCTIONS
 from ..writer import Writer
@@ -88,8 +89,9 @@ def print_pass(out: Writer, plan: RowPlan, each: RowPass) -> None:
         out.lines(f"{output.label}_values = []" for output in each.outputs)
         places = [value for value in each.reduces if problem.epilogue.instruction(value).op == "row_first"]
         out.lines(f"candidates_{value} = []" for value in places)
-        if _numbers_columns(problem, each):
+        if numbers_columns(problem, each):
             out.line("first_column = column_of(cta, row, granule)")
+            out.line("first_number = Float32(first_column)")
         for stage in range(1 + last_stage(problem, _needed(problem, schedule, each))):
             out.lines(_between(plan, schedule, each, stage))
             with out.block(f"for i in range({plan.layout.lanes}):"):
@@ -113,7 +115,7 @@ def _kept_dtype(problem: RowProblem, value: int) -> str:
     return op.removeprefix("round_") if kept_bytes(problem.epilogue, value) < 4 else "float32"
 
 
-def _numbers_columns(problem: RowProblem, each: RowPass) -> bool:
+def numbers_columns(problem: RowProblem, each: RowPass) -> bool:
     made = [problem.epilogue.instruction(value).op for value in (*each.computes, *each.reduces)]
     return COLUMN_NUMBER in made or "row_first" in made
 
@@ -256,7 +258,7 @@ def _value(plan: RowPlan, schedule: Schedule, each: RowPass, value: int) -> str:
     ):
         return _quotient(problem, each, value, names)
     powers = [part.term for part in schedule.joint if part.kind == "powers"]
-    if value in powers and each.number == 1 and made.op in SHORT:
+    if made.op in SHORT and (value in short_values(problem) or (value in powers and each.number == 1)):
         (argument,) = made.arguments
         assert isinstance(argument, int)
         return SHORT[made.op](names(argument))
@@ -264,12 +266,15 @@ def _value(plan: RowPlan, schedule: Schedule, each: RowPass, value: int) -> str:
         (argument,) = made.arguments
         assert isinstance(argument, int)
         return f"short_log({names(argument)})"
+    if made.op == COLUMN_NUMBER:
+        return "first_number + float(i)"
     return expression(problem, value, names, position)
 
 
 def position(op: str) -> str:
-    """Return the index of the row, or of the column of element ``i``."""
-    return "row.index" if op == ROW_NUMBER else "first_column + i"
+    """Return the index of the row, by the name of the operation."""
+    assert op == ROW_NUMBER, f"{op} is a value of each element"
+    return "row.index"
 
 
 def _quotient(problem: RowProblem, each: RowPass, value: int, names: Callable[[int], str]) -> str:

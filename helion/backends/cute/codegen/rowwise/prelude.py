@@ -195,6 +195,10 @@ def butterfly(value, width, join):
         offset *= 2
     return value
 """
+_RENEWED = """
+def renewed(value, lane):
+    return cute.arch.shuffle_sync(value, lane)
+"""
 _MASKED = """
 def masked(value, inside, i, identity):
     if inside is None:
@@ -291,7 +295,7 @@ FUNCTIONS: Mapping[str, str] = {
         *(_BULK_LOAD, _SEND, _PUT, _EXPECT, _ARRIVE, _AWAIT_CLUSTER, _UNPACK_BFLOAT16, _UNPACK_FLOAT16),
         *(_UNPACK_FLOAT32, _UNPACK_INT8, _UNPACK_UINT8, _UNPACK_FLOAT8),
         *(_PACK_BFLOAT16, _PACK_FLOAT16, _PACK_FLOAT32, _PACK_FLOAT8, _PACK_INT8, _PACK_UINT8),
-        *(_JOINED, _BUTTERFLY, _MASKED, _MOVED, _SHIFTED, _RECIPROCAL, _DIVIDED, _DIVIDED_SHORT),
+        *(_JOINED, _BUTTERFLY, _RENEWED, _MASKED, _MOVED, _SHIFTED, _RECIPROCAL, _DIVIDED, _DIVIDED_SHORT),
         _FIRST_MATCH,
         *(_ROW_MAXIMUM_BFLOAT16, _ROW_MINIMUM_BFLOAT16, _ROW_MAXIMUM_FLOAT16, _ROW_MINIMUM_FLOAT16),
         *(_POWER_BASE, _LOG2_APPROXIMATE, _SHORT_LOG),

@@ -10,6 +10,7 @@ from ...plan.rowwise.records import WORD_BYTES, RowLayout, RowPlan
 from ...roles import grammar as g
 from ...roles.rowwise import program as r
 from ..writer import Writer
+from .elements import numbers_columns
 
 FILL, READ, PLACE = "ring_fill", "ring_read", "exchange_place"
 
@@ -77,6 +78,8 @@ def _print_walk(out: Writer, plan: RowPlan, each: RowPass) -> None:
     out.lines(("", ""))
     with out.block(f"def walk_{each.number}(cta, row, done=None):"):
         out.line(f"granules = {layout.thread_granules}")
+        if numbers_columns(problem, each):
+            out.line("row.thread = renewed(row.thread, cta.lane)")
         with out.block("for granule in range(granules):"):
             passed = []
             for value in each.reads:

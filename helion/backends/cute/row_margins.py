@@ -1,0 +1,54 @@
+"""The row kernels that ``auto`` takes, from benchmarks/results/cute/nvidia-h200-row-kernels.jsonl."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..._compiler.ir.grammar import Program
+from ...autotuner.margins import Lead
+from ...hardware import Target
+from .lower.rowwise.kernel import known_rows
+from .plan.build import unit_of
+from .plan.rowwise.logs import short_logs
+from .plan.rowwise.records import RowProblem
+
+LEAST_AUTO_COLUMNS = 16384
+"""Columns from which ``auto`` takes any row. The general backend holds shorter rows in registers as well, and is faster in
+nine of ten kernels of 8192 columns."""
+
+ROWS_LEAD = Lead(ratio=0.85, saved_us=20.0)
+"""The general backend's times of row kernels are over-predicted by up to a quarter. A short launch does not repay the
+compilation, which takes the DSL seconds longer."""
+
+READS_LEAD = replace(ROWS_LEAD, corrected=0.85)
+"""The same for exponentials of rows of which no element is stored. Their times are over-predicted by up to two fifths,
+because the general backend reads such a row once."""
+
+LOGS_LEAD = replace(ROWS_LEAD, corrected=1.2)
+"""The same where the general backend's logarithm takes 22 instructions, and its times are under-predicted by a fifth."""
+
+
+def rows_on_request(program: Program, target: Target, request: str) -> str:
+    """Return a reason for row kernels that have not run on a GPU, and for short rows; ``request`` says how to ask."""
+    if unit_of(target) != "wgmma":
+        return f"row kernels on {target.name} run on request, {request}"
+    problem = known_rows(program).problem
+    if problem.n < LEAST_AUTO_COLUMNS and not _saves_instructions(problem):
+        return f"row kernels of fewer than {LEAST_AUTO_COLUMNS} columns run on request, {request}"
+    return ""
+
+
+def _saves_instructions(problem: RowProblem) -> bool:
+    """Return whether a kernel is faster for short rows as well: sums over rows, positions, and short logarithms."""
+    positions = any(made.op == "row_first" for made in problem.epilogue.instructions)
+    return bool(problem.sums or positions or short_logs(problem))
+
+
+def rows_lead(program: Program) -> Lead:
+    """Return the lead over the general backend from which ``auto`` takes a row kernel."""
+    problem = known_rows(program).problem
+    if short_logs(problem):
+        return LOGS_LEAD
+    powers = any(made.op in ("exp", "exp2") for made in problem.epilogue.instructions)
+    stores = problem.matrices or problem.sums or problem.groups
+    return READS_LEAD if powers and not stores else ROWS_LEAD
