@@ -115,6 +115,9 @@ class Executor(Protocol):
         """Return the launcher for the kernels of one config, in place of ``ordinary``, their module's own."""
         ...
 
+    def expect_launch(self, names: Mapping[str, Any], plan: Any, target: Target) -> None:
+        """Begin in the background what a first launch of the kernels of a module needs besides their binaries."""
+
     def is_failure(self, error: Exception) -> bool:
         """Return whether one of ``errors`` is the backend's refusal of a kernel."""
         ...

@@ -123,3 +123,17 @@ def test_after_the_deadline_nothing_is_compiled() -> None:
     (built,) = pool.poll(0.0)
     pool.close()
     assert built.timed_out and built.failure == "not compiled before the deadline"
+
+
+def test_results_can_be_taken_at_another_time() -> None:
+    pool, begun, go = ThreadPool(here, 2, float("inf")), threading.Event(), threading.Event()
+    pool.submit("soon", Job(lambda: 7))
+    pool.submit("late", Job(lambda: begun.set() or go.wait()))
+    pool.wait_for("soon")
+    begun.wait()
+    pool.take_at(time.monotonic())
+    found = {built.key: built for built in pool.poll(0.0)}
+    go.set()
+    pool.close()
+    assert found["soon"].answer == 7 and found["late"].timed_out
+    assert [built.key for built in pool.late()] == ["late"]

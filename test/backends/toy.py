@@ -78,6 +78,9 @@ class ToyExecutor:
     def launcher(self, ordinary: Launcher, target: Target) -> Launcher:
         return ordinary
 
+    def expect_launch(self, names: Mapping[str, Any], plan: ToyPlan, target: Target) -> None:
+        """Nothing is needed."""
+
     def is_failure(self, error: Exception) -> bool:
         return isinstance(error, ZeroDivisionError)
 

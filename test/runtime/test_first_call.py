@@ -22,6 +22,8 @@ from helion.autotuner.outcome import Outcome, Status
 from helion.autotuner.pool.threads import ThreadPool
 from helion.backends.stub import stub_driver
 from helion.backends.triton.toolchain.chain import TritonToolchain
+from helion.runtime.specialization import binary_check
+from helion.runtime.specialization.binary_check import BinaryResources
 from helion.runtime.tuning import autotune, chosen_before, evaluator, first_call, session
 from helion.runtime.tuning.session import Candidate, OfflineJob
 from helion.runtime.variants import policies
@@ -311,6 +313,73 @@ def test_the_most_promising_contenders_are_compiled_at_the_same_time(monkeypatch
     one = kernel()
     check(one(ROWS), ROWS)
     assert len(compiled) == 2 and all(resources.fits for resources in compiled)
+
+
+def launching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let calls with CPU tensors compile what they would launch, on a machine with processors for it."""
+    monkeypatch.setattr(policies, "launches_on_gpu", lambda values: True)
+    monkeypatch.setattr(first_call, "cpus", lambda: 16)
+
+
+def test_contenders_are_compiled_along_with_the_default(
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both compilations wait for the other to have begun; neither is done twice."""
+    meeting, texts = threading.Barrier(2, timeout=600.0), []
+    original = OfflineJob.run_within
+
+    def met(self: OfflineJob, seconds: float | None) -> Any:
+        texts.append(self.text)
+        meeting.wait()
+        return original(self, seconds)
+
+    monkeypatch.setattr(OfflineJob, "run_within", met)
+    monkeypatch.setattr(first_call, "_threads", None)
+    launching(monkeypatch)
+    one = kernel()
+    check(one(ROWS), ROWS)
+    bound = one.bind((ROWS,))
+    assert len(texts) == 2 and texts[0] == bound.variant.analysis.code(bound.default_config()).text
+    assert bound.config == doubted and searches == [2]
+    remembered(monkeypatch, doubted, searches)
+
+
+def test_the_contenders_of_a_default_whose_binary_is_refused_are_not_measured(
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = binary_check._resources_of
+    default = kernel().bind((ROWS,)).default_config()
+
+    def refused(compiled: Any, config: helion.Config, seconds: float | None) -> Any:
+        found = original(compiled, config, seconds)
+        return BinaryResources(refusal="does not fit") if config == default else found
+
+    monkeypatch.setattr(binary_check, "_resources_of", refused)
+    measured: list[helion.Config] = []
+    monkeypatch.setattr(first_call, "_decided", lambda of, args, config, *_: measured.append(config) or config)
+    launching(monkeypatch)
+    one = kernel()
+    check(one(ROWS), ROWS)
+    assert measured == [one.bind((ROWS,)).config] != [default] and searches == []
+
+
+def test_a_failure_of_what_compiles_along_costs_the_call_nothing(
+    searches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def failing(*_: Any) -> list[helion.Config]:
+        asked.append(True)
+        if len(asked) == 1:
+            raise RuntimeError("no such config")
+        return []
+
+    monkeypatch.setattr(first_call, "contenders", failing)
+    launching(monkeypatch)
+    one = kernel()
+    check(one(ROWS), ROWS)
+    assert len(asked) == 2 and one.bind((ROWS,)).config == one.bind((ROWS,)).default_config()
+    assert not first_call._UNDER_WAY._is_owned()
 
 
 # --- what is remembered -----------------------------------------------------------------------------------------------

@@ -59,6 +59,14 @@ class ThreadPool:
             return
         self._jobs[key] = self._threads.submit(self._run, lambda: self._built(key, job))
 
+    def wait_for(self, key: Hashable) -> None:
+        """Wait until a job that was submitted has ended."""
+        wait([self._jobs[key]])
+
+    def take_at(self, until: float) -> None:
+        """Take results at another time than the pool was made for."""
+        self._until = until
+
     def poll(self, seconds: float) -> list[Built]:
         """Return the results of all jobs once all have ended, or at the deadline. ``seconds`` has no effect."""
         jobs, self._jobs = self._jobs, {}

@@ -216,6 +216,7 @@ def _resources_of(compiled: Compiled, config: Config, seconds: float | None) -> 
     """
     of = compiled.specialized
     try:
+        compiled.expect_launch(config)
         found = compiled.resources(config, count_opcodes=False, seconds=seconds)
     except Exception as error:  # a call does not fail for want of a better config
         if _is_failure(of, error):

@@ -133,6 +133,12 @@ class Compiled:
         keywords = getattr(function, "__kwdefaults__", None) or {}
         return "_launcher" in keywords and keywords["_launcher"].launched
 
+    def expect_launch(self, config: Config) -> None:
+        """Begin what the first launch of a full config needs besides its binary, which is compiled next."""
+        of = self.specialized
+        names = self.function(config, allow_print=False).__globals__
+        of.executor.expect_launch(names, of.analysis.code(config).plan, of.target)
+
     def resources(self, config: Config, *, count_opcodes: bool = True, seconds: float | None = None) -> Resources:
         """Return the resources of a full config on its target; see ``Toolchain.resources``."""
         of = self.specialized

@@ -1,17 +1,20 @@
 """Configs that the first call on a GPU measures without a request for tuning, within ``first_call_seconds``.
 
 They are configs measured for kernels of the same structure (``autotuner.pretuned``), then the *leaders*: seeds, and
-configs near them, that may be faster than the default within the error of predictions. Threads compile them, the most promising first. Those that compile in time are checked against the results
-of the default, then timed in turns with it. The choice is kept on disk for later processes. Those that compile late are
-timed by the next process, if they are predicted to be clearly faster.
+configs near them, that may be faster than the default within the error of predictions. Threads compile them, the most
+promising first, and at the same time as the default where there are enough processors. Those that compile in time are
+checked against the results of the default, then timed in turns with it. The choice is kept on disk for later processes.
+Those that compile late are timed by the next process, if they are predicted to be clearly faster.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +34,7 @@ from ...autotuner.search.domain import SpaceDomain
 from ...autotuner.search.time_model import PredictedTime
 from ...autotuner.tuner import Measuring
 from ...backends import BACKENDS, stub
+from ...backends.execution import Resources
 from ...config import Config
 from ..generated import codecache
 from ..specialization.compiled import Compiled
@@ -38,6 +42,7 @@ from ..specialization.specialized import Specialized
 from . import autotune, candidates, chosen_before
 from .chosen_before import Unfinished, is_decided
 from .evaluator import job_of
+from .session import OfflineJob
 
 #: Configs that are measured with the default one, and threads that compile them. More threads delay each other: parts
 #: of a compilation hold Python's lock, such as linking a library of functions. Two finish the first configs in time.
@@ -47,8 +52,10 @@ _MOST_SEEDS = 2
 #: Ratio of predicted times below which a config is clearly faster: closer predictions do not tell.
 _LESS = 0.97
 #: Parts of ``first_call_seconds`` after which no further config is predicted, and after which those that have compiled
-#: are timed.
-_PREDICTING, _COMPILING = 0.15, 0.6
+#: are timed: from the end of the default's compilation on, if they began with it or after it.
+_PREDICTING, _COMPILING_ALONG, _COMPILING = 0.15, 0.35, 0.6
+#: The same after which no assembler runs that began with the default's.
+_ASSEMBLING_ALONG = 1.5
 #: Configs within this ratio of the least time of a few runs are ranked, and the fastest is compared with the default.
 #: Both take a part of ``first_call_seconds``.
 _CLOSE, _RANKING, _COMPARING = 1.3, 0.1, 0.15
@@ -59,6 +66,7 @@ _LOCK_SECONDS = 5.0
 _COPIES, _FLUSHED = 6, 1 << 30
 #: Errors of the moment, such as a full disk. They say nothing about a config, and a later process may measure it.
 _PASSING = (torch.OutOfMemoryError, MemoryError, OSError)
+_NO_OTHER = "no other config may be faster"
 _UNDER_WAY = new_lock()
 
 
@@ -89,7 +97,75 @@ class Times:
         return time.monotonic() + self.compiling < self.timing
 
 
-def measured(compiled: Compiled, args: Sequence[Any], config: Config) -> Config:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Along:
+    """The contenders of ``default`` that compile in ``pool`` along with it."""
+
+    default: Config
+    contenders: Sequence[Config]
+    pool: ThreadPool
+
+
+@contextlib.contextmanager
+def compiling_along(compiled: Compiled, args: Sequence[Any]) -> Iterator[Along | None]:
+    """Compile the contenders along with the default config, and yield them once it is compiled.
+
+    Yield None where nothing is measured, or they should not compile at the same time. In the body, this thread holds
+    the locks of ``compiled`` and of the compiler.
+    """
+    of = compiled.specialized
+    together = of.analysis.backend.toolchain.together()
+    if together is None or cpus() <= _THREADS or not _is_measured(of, args) or not _begun():
+        yield None
+        return
+    try:
+        with compiled.lock, together as run:  # in the order in which other threads take them
+            began, seconds = time.monotonic(), of.settings.first_call_seconds
+            pool = ThreadPool(run, 1 + _THREADS, math.inf, ends=began + _ASSEMBLING_ALONG * seconds)
+            try:
+                yield _begun_along(compiled, pool, Times.of(seconds, 0.0))
+            finally:
+                pool.close()
+    finally:
+        _UNDER_WAY.release()
+
+
+def _is_measured(of: Specialized, args: Sequence[Any]) -> bool:
+    """Return whether a call with these arguments may measure contenders, of which no process knows yet."""
+    return (
+        bool(of.settings.first_call_seconds)
+        and not is_decided(of)
+        and chosen_before.unfinished(of, args) is None
+        and not is_left_alone(args)
+        and of.analysis.refusal() is None
+    )
+
+
+def _begun_along(compiled: Compiled, pool: ThreadPool, times: Times) -> Along:
+    """Begin to compile the default config and the first contenders, and wait for the default's end."""
+    of = compiled.specialized
+    default = of.analysis.default_config
+    compiled.expect_launch(default)
+    pool.submit(default, _Unhurried(job_of(of, default)))
+    others = contenders(of, default, times)
+    for config in others[:_THREADS]:  # the others begin where they can still be timed
+        pool.submit(config, job_of(of, config))
+    pool.wait_for(default)
+    pool.take_at(time.monotonic() + _COMPILING_ALONG * of.settings.first_call_seconds)
+    return Along(default=default, contenders=others, pool=pool)
+
+
+@dataclass(frozen=True)
+class _Unhurried:
+    """The compilation of a config that runs in any case, with the limit of such."""
+
+    job: OfflineJob
+
+    def run_within(self, seconds: float) -> Resources:
+        return self.job.run_within(knobs.COMPILE_LIMIT_SECONDS.read() or None)
+
+
+def measured(compiled: Compiled, args: Sequence[Any], config: Config, along: Along | None = None) -> Config:
     """Return the fastest of ``config``, the default, and its contenders; or of those that a former process has timed.
 
     Another config must be certainly faster and give the same results. Writes its choice to the cache, also one without
@@ -101,9 +177,11 @@ def measured(compiled: Compiled, args: Sequence[Any], config: Config) -> Config:
         return config
     former = chosen_before.unfinished(of, args)
     best = config if former is None else former.config
-    if is_left_alone(args) or not _begun():
+    if along is None and (is_left_alone(args) or not _begun()):
         return best
     try:
+        if along is not None and along.default == config:  # the check of its binary may have replaced it
+            return _decided_along(of, args, along)
         times = Times.of(seconds, compiled.compile_seconds.get(config, 0.0))
         return _decided(of, args, config, times, former)
     except _PASSING:
@@ -112,17 +190,27 @@ def measured(compiled: Compiled, args: Sequence[Any], config: Config) -> Config:
         chosen_before.keep_untimed(of, args, best, f"{type(error).__name__}: {error}"[:500])
         raise
     finally:
-        _UNDER_WAY.release()
+        if along is None:
+            _UNDER_WAY.release()
+
+
+def _decided_along(of: Specialized, args: Sequence[Any], along: Along) -> Config:
+    """Measure the contenders that compile along with the default config."""
+    if along.contenders:
+        return _fastest(of, args, along.default, along.contenders, contextlib.nullcontext(along.pool), None)
+    chosen_before.keep_untimed(of, args, along.default, _NO_OTHER)
+    return along.default
 
 
 def _decided(of: Specialized, args: Sequence[Any], config: Config, times: Times, former: Unfinished | None) -> Config:
     """Measure the configs that a former process was late with, or else the contenders that there is time for."""
     if former is not None:
-        return _fastest(of, args, former.config, former.late, times, former)
+        threads = _threads(of, former.config, former.late, times)
+        return _fastest(of, args, former.config, former.late, threads, former)
     others = contenders(of, config, times) if times.suffice else []
     if others and times.suffice:
-        return _fastest(of, args, config, others, times, None)
-    why = "no other config may be faster" if times.suffice else "there is no time to compile another config"
+        return _fastest(of, args, config, others, _threads(of, config, others, times), None)
+    why = _NO_OTHER if times.suffice else "there is no time to compile another config"
     chosen_before.keep_untimed(of, args, config, why)
     return config
 
@@ -132,9 +220,10 @@ def _fastest(
     args: Sequence[Any],
     first: Config,
     others: Sequence[Config],
-    times: Times,
+    threads: AbstractContextManager[ThreadPool | None],
     former: Unfinished | None,
 ) -> Config:
+    """Return the fastest of ``first`` and ``others``, which ``threads`` compile, and keep all outcomes."""
     seconds = of.settings.first_call_seconds
     asked = {
         "progress": False,
@@ -147,7 +236,7 @@ def _fastest(
     measuring = Measuring(
         close=_CLOSE, ranking_seconds=_RANKING * seconds, comparing_seconds=_COMPARING * seconds, brief=True
     )
-    with _threads(of, first, others, times) as pool:
+    with threads as pool:
         found = autotune.tuned(of, args, options, [first, *others], pool=pool, measuring=measuring, is_kept=False)
         late = _worth_timing(of, found.config, pool.late()) if pool is not None and former is None else []
     result = found.result

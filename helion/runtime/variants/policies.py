@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -195,9 +196,12 @@ def by_default(variant: Variant, args: Sequence[Any], context: CallContext) -> b
     On a GPU the compiler's choice is checked by its binary, and configs that may be faster are measured. For CPU tensors
     its tiles are larger.
     """
-    default = config = variant.choice.verified(context.launches)
-    if context.on_gpu and variant.specialized.settings.autotune_effort is None:
-        config = _measured(variant, args, default)
+    measures = context.on_gpu and variant.specialized.settings.autotune_effort is None
+    with contextlib.ExitStack() as stack:
+        along = _compiling_along(variant, args, stack) if measures and context.launches else None
+        default = config = variant.choice.verified(context.launches)
+        if measures:
+            config = _measured(variant, args, default, along)
     used = config if context.launches else interpreted.in_large_tiles(variant.specialized, config)
     _announce(variant, config, used, is_faster=config != default)
     return _used(variant, used)
@@ -239,10 +243,19 @@ def _missing(kernel: str, kept: store.Store, key: rows.Key | None) -> str:
     return f"{text}; the nearest cached config differs: {'; '.join(parts)}."
 
 
-def _measured(variant: Variant, args: Sequence[Any], config: Config) -> Config:
+def _compiling_along(variant: Variant, args: Sequence[Any], stack: contextlib.ExitStack) -> first_call.Along | None:
+    """Compile configs that may be faster along with the default, until ``stack`` is left."""
+    try:
+        return stack.enter_context(first_call.compiling_along(variant.compiled, args))
+    except Exception as error:  # as in ``_measured``; the default is compiled by itself
+        _LOG.debug("%s: nothing compiles along: %s: %s", variant.kernel.name, type(error).__name__, error)
+        return None
+
+
+def _measured(variant: Variant, args: Sequence[Any], config: Config, along: first_call.Along | None) -> Config:
     """Return ``config``, unless another one is measured to be faster."""
     try:
-        return first_call.measured(variant.compiled, args, config)
+        return first_call.measured(variant.compiled, args, config, along)
     except Exception as error:  # the measurement is optional
         _LOG.debug("%s: nothing is measured: %s: %s", variant.kernel.name, type(error).__name__, error)
         return config

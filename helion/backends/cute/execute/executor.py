@@ -52,6 +52,9 @@ class CuteExecutor:
     def launcher(self, ordinary: Launcher, target: Target) -> Launcher:
         return SeenLauncher(ordinary)
 
+    def expect_launch(self, names: Mapping[str, Any], plan: LaunchPlan, target: Target) -> None:
+        """Do nothing: a launch needs the binary alone."""
+
     def is_failure(self, error: Exception) -> bool:
         return isinstance(error, (CompilationFailed, LaunchFailed))
 

@@ -18,7 +18,8 @@ from ....hardware import Target
 from ...execution import InlineBody, Launcher, OutOfResources, SizeTable
 from ..plan.records import Plan
 from ..toolchain import offline
-from . import compilable, fast_launch, inline_launch, native
+from ..toolchain.signature import offline_signature
+from . import c_launchers, compilable, fast_launch, inline_launch, native
 
 if TYPE_CHECKING:
     from .interpreter import races
@@ -66,6 +67,15 @@ class TritonExecutor:
 
     def launcher(self, ordinary: Launcher, target: Target) -> Launcher:
         return ordinary if knobs.TRITON_INTERPRET.read() else fast_launch.launcher(ordinary, target)
+
+    def expect_launch(self, names: Mapping[str, Any], plan: Plan, target: Target) -> None:
+        if c_launchers.are_needed():
+            for phase, kernel in enumerate(plan.kernel_names):
+                facts = offline_signature(plan, target, phase)
+                signature = offline.Signature(
+                    types=facts["signature"], constexprs=facts["constexprs"], equal_to_one=facts["equal_to_one"]
+                )
+                c_launchers.begin(offline.argument_types(names[kernel], signature, target))
 
     def is_failure(self, error: Exception) -> bool:
         return isinstance(error, TritonError) or _PASS_FAILED in str(error)

@@ -24,7 +24,7 @@ from ...._support.lazy import lazy
 from ...._support.locks import TRITON_LOCK, new_lock
 from ....hardware import Target
 from ... import stub
-from . import native
+from . import c_launchers, native
 
 if TYPE_CHECKING:
     from ..toolchain import offline
@@ -205,9 +205,12 @@ class FastLauncher:
         key = (device, *_modes(kernel), *options.items(), *arguments)
         entry = site.entries.get(key)
         if entry is None:
+            if c_launchers.are_needed():
+                c_launchers.begin(offline.argument_types(kernel, _signature(site, args), self.target))
             with TRITON_LOCK, offline.said_when_slow(kernel, options):
                 if self.target.has("wgmma"):  # checked before it is launched
                     offline.check(_compiled(kernel.run(*args, grid=grid, warmup=True, **options)), self.target)
+                c_launchers.wait()
                 compiled = kernel.run(*args, grid=grid, warmup=False, **options)
             found = _entry(kernel, compiled, device)
             if found is None:

@@ -12,6 +12,7 @@ from .... import knobs
 from ...._support.lazy import lazy
 from ....hardware import DEFAULT_TARGET, from_device_properties
 from ... import stub
+from . import c_launchers
 from .fast_launch import launch_stub
 
 if TYPE_CHECKING:
@@ -65,4 +66,5 @@ def default_launcher(kernel: triton.JITFunction, grid: tuple[int, ...], *args: A
                 host_copies.interpret_copies(kernel, grid, args, options)
                 return
             break
+    c_launchers.wait()
     kernel[grid](*args, **options)

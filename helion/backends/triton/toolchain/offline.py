@@ -129,6 +129,11 @@ def compile_offline(
         raise refuse(detail=f"ptxas was ended after {seconds:g} s" if ending.ended else _tail(error)) from error
 
 
+def argument_types(fn: triton.JITFunction, signature: Signature, target: Target) -> tuple[str, ...]:
+    """Return Triton's types of all arguments of a kernel; those compiled in are ``constexpr``."""
+    return tuple(_ast_source(fn, signature, _gpu_target(target)).signature.values())
+
+
 #: True in a thread whose compilations are under the lock that another thread holds for it.
 _TOGETHER = threading.local()
 
