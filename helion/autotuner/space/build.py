@@ -148,7 +148,8 @@ def _block_slots(shape: ProgramShape, chunks: Sequence[Chunk], target: Target, o
     initial = _conservative_size(dims, _row_volume(shape, chunks))
     slots = []
     for block in tunable:
-        low, high = block.min_size, max(highest[block.id], block.min_size)
+        low = own.least.get(block.id, block.min_size)
+        high = max(highest[block.id], low)
         if block.id in own.sizes:
             low, high = max(low, own.sizes[block.id][0]), max(low, own.sizes[block.id][1])
         fragment = _sizes_between(low, high, own.multiples.get(block.id))

@@ -66,6 +66,8 @@ class OwnKeys:
     sizes: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     initial: Mapping[int, int] = field(default_factory=dict)
     """Sizes of tiles that a config begins with, by block, where the fewest elements are not what other keys begin with."""
+    least: Mapping[int, int] = field(default_factory=dict)
+    """The fewest elements of tiles, by block, where they are less than those of any matmul."""
     multiples: Mapping[int, int] = field(default_factory=dict)
     """What sizes of tiles are multiples of, by block, where they need not be powers of two."""
     holds_values: bool = True

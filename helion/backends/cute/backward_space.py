@@ -18,7 +18,7 @@ from ...settings import Settings
 from .attention_space import FIRST_KEYS, ScoreRules, absent_keys
 from .lower.attention.kernel import known_backward
 from .lower.names import as_written
-from .plan.attention.backward import least_choice, plan_backward
+from .plan.attention.backward import BackwardChoice, BackwardProblem, least_choice, plan_backward
 from .plan.attention.build import KEY_STEP, LEAST_STAGES, MOST_GROUPS, MOST_KEYS, MOST_STAGES
 from .plan.records import WGMMA_ROWS
 from .plan.refusal import Refusal
@@ -54,10 +54,9 @@ def backward_keys(shape: ProgramShape, program: Program, target: Target, setting
     found = known_backward(program)
     loops = found.loops
     sizes = {loops.queries: (WGMMA_ROWS, MOST_GROUPS * WGMMA_ROWS), loops.keys: (KEY_STEP, MOST_KEYS)}
-    initial = {loops.queries: 2 * WGMMA_ROWS, loops.keys: FIRST_KEYS}
+    first = _first_choice(found.problem, target)
+    initial = {loops.queries: first.groups * WGMMA_ROWS, loops.keys: first.keys}
     if found.problem.atomic is not None:
-        only = least_choice(found.problem)
-        initial = {loops.queries: only.groups * WGMMA_ROWS, loops.keys: only.keys}
         sizes = {block: (size, size) for block, size in initial.items()}
     sizes |= {block: (1, 1) for block in loops.heads if program.blocks[block].kind == "tile"}
 
@@ -82,10 +81,23 @@ def backward_keys(shape: ProgramShape, program: Program, target: Target, setting
         rules=ScoreRules(program.host.name, target, planned, _SIMPLER).rules(),
         sizes=sizes,
         initial=initial,
+        least={loops.keys: first.keys} if first.groups > 1 and first.keys < FIRST_KEYS else {},
         multiples={loops.queries: WGMMA_ROWS, loops.keys: KEY_STEP},
         holds_values=False,
         planned=True,
     )
+
+
+def _first_choice(problem: BackwardProblem, target: Target) -> BackwardChoice:
+    """Return the choice that configs without sizes have: two consumer groups, with the longest blocks that fit."""
+    for keys in range(FIRST_KEYS, KEY_STEP, -KEY_STEP) if problem.atomic is None else ():
+        choice = BackwardChoice(groups=2, keys=keys)
+        try:
+            plan_backward(problem, choice, target)
+        except Refusal:
+            continue
+        return choice
+    return least_choice(problem)
 
 
 _OF_ATTENTION = ("pingpong", "lazy_rescale", "key_splits")

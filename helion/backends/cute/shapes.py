@@ -36,6 +36,7 @@ from .lower.attention.kernel import (
     build_attention,
     build_backward,
     known_attention,
+    known_backward,
 )
 from .lower.attention.loops import has_attention
 from .lower.host import gemm_pieces
@@ -193,6 +194,18 @@ def _backward_kernel(plan: CuteBackwardPlan) -> GemmKernel:
     return backward_kernel(plan.kernel_names[0], plan.roles)
 
 
+PROVEN_COLUMNS = 128
+"""The most dimensions of a head whose gradients have run on a GPU."""
+
+
+def _backward_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
+    """Return a reason for gradients that have not run on a GPU."""
+    columns = max(matrix.columns for matrix in known_backward(program).problem.owned)
+    if columns <= PROVEN_COLUMNS:
+        return ""
+    return f"gradients of heads of {columns} dimensions run on request, {_REQUEST}"
+
+
 def _verify_backward(plan: CuteBackwardPlan) -> None:
     verify_backward(plan.roles)
 
@@ -210,6 +223,7 @@ BACKWARD = Shape(
     pieces=backward_pieces,
     kernel=_backward_kernel,
     verify=_verify_backward,
+    on_request=_backward_on_request,
 )
 """Gradients of attention: two products of a tile with a block, and sums of what is computed from them @ the block."""
 

@@ -227,6 +227,7 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, scale: int =
     some = [device, dtype]
     shared, own = (_operands(1, 4, groups, m, n, 64, 64, *some) for groups in (2, 4))
     square, wide = _operands(1, 2, 2, m, m, 128, 128, *some), _operands(1, 2, 2, m, n, 96, 64, *some)
+    large, few = _operands(1, 2, 2, m, m, 256, 256, *some), _operands(1, 4, 2, m, n, 256, 256, *some)
     document = (torch.arange(odd, device=device) // 70).expand(1, odd).to(torch.int32).contiguous()
     bias = (torch.randn(2, odd, odd, device=device) * 0.5).to(dtype)
     together = (document[:, :, None] == document[:, None, :])[:, None]
@@ -247,4 +248,7 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, scale: int =
         _case("all", all_gradients, _operands(2, 4, 2, m, n, 128, 128, *some), whole=True, more=(False,)),
         _case("all, causal", all_gradients, _operands(2, 4, 2, m, n, 128, 128, *some), causal, whole=True, more=(True,)),
         _case("all, 64 and 96 dimensions", all_gradients, _operands(1, 2, 2, m, n, 64, 96, *some), whole=True, more=(False,)),
+        _case("queries, 256 dimensions", gradient_of_queries, few, causal, more=(True,)),
+        _case("keys, 256 dimensions", gradients_of_keys, large, at[:, None] >= at, keys=True, more=(True,)),
+        _case("shared keys, 256 dimensions", gradients_of_shared_keys, few, more=(False,), **heads_of_keys),
     ]  # fmt: skip

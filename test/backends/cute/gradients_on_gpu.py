@@ -12,7 +12,12 @@ SHAPES = {  # by (head dimension, causal): batch, heads, heads of K and V, queri
     (128, True): [(4, 32, 32, 4096), (1, 16, 16, 16384), (2, 32, 8, 4096)],
     (64, False): [(4, 32, 32, 4096), (2, 16, 16, 8192)],
     (64, True): [(4, 32, 32, 4096), (1, 16, 2, 16384)],
+    (256, False): [(2, 16, 16, 4096)],
+    (256, True): [(2, 16, 16, 4096), (2, 16, 4, 4096)],
+    (192, True): [(2, 16, 16, 4096)],
 }
+COLUMNS = {192: 128}
+"""Dimensions of values, where they are not those of queries."""
 Say, Lock, Timer = Callable[..., None], Callable[[], Any], Callable[..., Callable[..., float]]
 
 
@@ -58,7 +63,7 @@ def check(number: int, say: Say, on_gpu: Lock, static: bool = True) -> None:
 
 def kinds(dims: int) -> tuple[str, ...]:
     """Return the kernels that are timed for heads of ``dims`` dimensions, and torch's."""
-    return ("torch", "queries", "keys", *(("all",) if dims == 128 else ()))
+    return ("torch", *(("flash",) if dims > 128 else ()), "queries", "keys", *(("all",) if dims == 128 else ()))
 
 
 def measured(dims: int, causal: bool, kind: str, say: Say, on_gpu: Lock, timer: Timer) -> None:
@@ -75,12 +80,13 @@ def measured(dims: int, causal: bool, kind: str, say: Say, on_gpu: Lock, timer: 
         "all": kernels.all_gradients,
     }
     for batch, heads, groups, m in SHAPES[dims, causal]:
-        sizes = [(batch, each, m, dims) for each in (heads, groups, groups, heads)]
+        columns = (dims, dims, COLUMNS.get(dims, dims), COLUMNS.get(dims, dims))
+        sizes = [(batch, each, m, d) for each, d in zip((heads, groups, groups, heads), columns, strict=True)]
         more = {"d": dims, "causal": causal, "shape": (batch, heads, groups, m, m)}
-        if kind == "torch":
+        if kind in ("torch", "flash"):
             lock = on_gpu()
-            us = _torch([torch.randn(size, device="cuda").bfloat16() for size in sizes], causal, timer)
-            say(kind="gradients", name="torch", us=round(us, 1), right=True, **more)
+            us = _torch(kind, [torch.randn(size, device="cuda").bfloat16() for size in sizes], causal, timer)
+            say(kind="gradients", name=kind, us=round(us, 1), right=True, **more)
             lock.close()
             continue
         order = [0, 2, 1, 3] if kind == "keys" else [0, 1, 2, 3]
@@ -90,6 +96,9 @@ def measured(dims: int, causal: bool, kind: str, say: Say, on_gpu: Lock, timer: 
         configs = [seed.config for seed in bound.seeds]
         if kind == "keys" and dims == 64:
             configs.append(helion.Config(**{**configs[0], "block_sizes": [128, 64]}))
+        if dims == 256:
+            others = {"block_sizes": [128, 48], "wgmma_kv_stages": 2}
+            configs = [configs[0], *(helion.Config(**{**each, **others}) for each in configs[:2]), configs[2]]
         for config in configs:
             bound.resources(config)
         lock = on_gpu()
@@ -122,13 +131,13 @@ def _is_right(kind: str, found: Any, wanted: Any) -> bool:
     return all(bool((one - other).norm() < 6e-3 * other.norm()) for one, other in pairs)
 
 
-def _torch(tensors: list[Any], causal: bool, timer: Timer) -> float:
-    """Return the time of the backward of torch's attention by cuDNN."""
+def _torch(kind: str, tensors: list[Any], causal: bool, timer: Timer) -> float:
+    """Return the time of the backward of torch's attention by cuDNN, or by its own kernels."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     *leaves, grad = (each.detach().requires_grad_() for each in tensors)
     shared = leaves[0].size(1) != leaves[1].size(1)
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION if kind == "flash" else SDPBackend.CUDNN_ATTENTION):
         out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal, enable_gqa=shared)
     return timer(torch)(lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True))

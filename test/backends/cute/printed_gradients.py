@@ -217,9 +217,9 @@ def _lefts(plan, names, thread, products, block, masked) -> list[torch.Tensor]: 
     head = [thread[f"head_{at}"] for at in range(len(plan.problem.coordinates))]
     for source in itertools.chain.from_iterable(plan.staged.values()):
         given[f"staged_{source.label}"] = Staged(plan, source, names[f"vector_{source.label}"], block, head)
-    for late in (False, True):
-        arguments = [given[name] for name in printed.values_arguments(plan, late)]
-        names[printed.values_name(late)](*arguments, STAGE, masked)
+    for late, only in printed.values_of_passes(plan):
+        arguments = [given[name] for name in printed.values_arguments(plan, late, only)]
+        names[printed.values_name(late, only)](*arguments, STAGE, masked)
     found = []
     for pairs in packed.values():
         left = torch.zeros(64, plan.keys)

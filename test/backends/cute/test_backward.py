@@ -47,6 +47,9 @@ NAMES = (
     "all",
     "all, causal",
     "all, 64 and 96 dimensions",
+    "queries, 256 dimensions",
+    "keys, 256 dimensions",
+    "shared keys, 256 dimensions",
 )
 
 
@@ -129,6 +132,32 @@ def test_auto_takes_gradients(kernel: Any) -> None:
     numbers = tuple(torch.empty(4, 32, 4096, device="meta") for _ in range(2))
     bound = helion.kernel()(kernel).bind((*tensors, *numbers, True), target="h100")
     assert bound.backend_on_gpu == "cute"
+
+
+def test_wide_heads_run_on_request() -> None:
+    """No GPU has run their kernels: ``auto`` leaves them to Triton."""
+    tensors = [torch.empty(4, 32, 4096, 256, dtype=torch.bfloat16, device="meta")] * 4
+    numbers = [torch.empty(4, 32, 4096, device="meta")] * 2
+    bound = helion.kernel(backend="auto")(kernels.gradients_of_keys).bind((*tensors, *numbers, True), target="h100")
+    assert bound.backend_on_gpu == "triton"
+    assert "gradients of heads of 256 dimensions run on request" in str(bound.explain())
+
+
+@pytest.mark.parametrize("dims", [128, 192, 256])
+def test_wide_heads_have_passes(dims: int) -> None:
+    """Registers hold both sums of 128 dimensions. Of wider heads, blocks are as short as the tile's memory asks for."""
+    tensors = [torch.empty(2, 8, 1000, each, dtype=torch.bfloat16, device="meta") for each in (dims, dims, 128, 128)]
+    if dims != 192:
+        tensors = [torch.empty(2, 8, 1000, dims, dtype=torch.bfloat16, device="meta")] * 4
+    numbers = [torch.empty(2, 8, 1000, device="meta")] * 2
+    bound = helion.kernel(backend="cute")(kernels.gradients_of_keys).bind((*tensors, *numbers, False), target="h200")
+    plan = bound.plan().backward
+    assert len(plan.problem.passes) == (2 if dims == 256 else 1)
+    sizes = [tuple(seed.config["block_sizes"]) for seed in bound.seeds]
+    assert {128: (128, 64), 192: (128, 48), 256: (64, 80)}[dims] in sizes
+    helion.Config(
+        **{**bound.seeds[0].config, "block_sizes": [128, 48 if dims > 128 else 64], "wgmma_kv_stages": None}
+    ).minimize(bound.config_spec)
 
 
 @pytest.mark.parametrize("name", ["keys", "keys, causal", "shared keys, causal", "all, causal", "queries, causal"])

@@ -15,12 +15,15 @@ from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.attention import grammar as a
 from helion.backends.cute.roles.attention.backward import backward_program
+from helion.backends.cute.verify.attention.machine import Machine
+from helion.backends.cute.verify.attention.rules import execute
 from helion.backends.cute.verify.attention.verify import verify_backward
 from helion.backends.cute.verify.state import Fault
 from helion.hardware import target
 
 HOPPER = target("sm_90")
 QUERIES, KEYS, ALL = "queries, causal", "shared keys, causal", "all, causal"
+WIDE, WIDE_SHARED = "keys, 256 dimensions", "shared keys, 256 dimensions"
 
 
 @functools.cache
@@ -137,6 +140,55 @@ def test_planted_faults_of_additions_are_found(fault: str) -> None:
     assert changed != program, "the fault changes nothing"
     with pytest.raises(Fault, match=message):
         verify_backward(changed)
+
+
+def wide(name: str, **changes: object) -> BackwardPlan:
+    return plan_backward(problem(name), BackwardChoice(groups=2, keys=48, **changes), HOPPER)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [WIDE, WIDE_SHARED])
+def test_programs_of_two_passes_are_right(name: str) -> None:
+    assert [len(chosen) for chosen in problem(name).passes] == [1, 1]
+    for scheduler in ("static", "dynamic"):
+        verify_backward(backward_program(wide(name, scheduler=scheduler)))
+
+
+PASS_FAULTS = {
+    "one pass of loads": ("load", without(a.NextPass(loads=True)), "stale|deadlock"),
+    "one pass of products": ("multiply", without(a.NextPass()), "stale|as a later one"),
+    "no wait for blocks": ("multiply", without(g.Wait("second_read")), "stale"),
+    "no wait for a product": ("multiply", without(g.WgmmaWait(0)), "in state|released while"),
+    "blocks are not released": ("multiply", without(g.Release("second_free")), "deadlock"),
+    "no group barrier": ("multiply", without(a.GroupSync()), "overwrites|stale|is stored while"),
+    "no wait for stores": ("multiply", without(g.StoreWait(0)), "being stored|leaves while"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", PASS_FAULTS)
+def test_planted_faults_of_passes_are_found(fault: str) -> None:
+    role, edit, message = PASS_FAULTS[fault]
+    program = backward_program(wide(WIDE_SHARED, scheduler="dynamic"))
+    changed = edited(program, role, edit)
+    assert changed != program, "the fault changes nothing"
+    with pytest.raises(Fault, match=message):
+        verify_backward(changed)
+
+
+def test_an_output_in_the_memory_of_what_the_next_pass_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = backward_program(wide(WIDE))
+    right = program.plan.problem.output_memory
+    monkeypatch.setattr(BackwardProblem, "output_memory", lambda problem, gradient: 1 - right(gradient))
+    with pytest.raises(Fault, match="stale"):
+        Machine(program, tiles=1, seed=0).run(execute)
+
+
+def test_passes_of_other_sizes_are_refused() -> None:
+    """The output of one pass takes the memory of what the other does not read, which has to be as large."""
+    found = problem(WIDE)
+    narrow = dataclasses.replace(found.owned[1], columns=240), dataclasses.replace(found.streamed[1], columns=240)
+    changed = dataclasses.replace(found, owned=(found.owned[0], narrow[0]), streamed=(found.streamed[0], narrow[1]))
+    with pytest.raises(Refusal, match="gradients of 256 and 240 dimensions, of which registers hold one at a time"):
+        plan_backward(changed, BackwardChoice(groups=1, keys=64), HOPPER)
 
 
 def test_repetitions_begin_with_the_first_block() -> None:

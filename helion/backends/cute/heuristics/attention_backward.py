@@ -9,13 +9,18 @@ causal masks. It was faster on an H200 (benchmarks/results/cute/nvidia-h200-atte
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
-from ..plan.attention.backward import ATOMIC_COLUMNS, ATOMIC_KEYS, BackwardChoice, estimated_registers
+from ..plan.attention.backward import (
+    ATOMIC_COLUMNS,
+    ATOMIC_KEYS,
+    SHORTEST_KEYS,
+    BackwardChoice,
+    estimated_registers,
+)
 from ..plan.attention.build import KEY_STEP, REGISTERS
 from ..plan.attention.records import Scheduler
 from ..plan.records import WGMMA_ROWS
@@ -31,6 +36,7 @@ from ..resources.backward import (
 MOST = {1: 128, 2: 96}
 """The longest blocks, by number of gradients."""
 LEAST = 64
+"""The shortest blocks, unless heads are so wide that a tile holds none of them."""
 GROUPS = (2, 1)
 ALTERNATES = 4
 SCHEDULERS: dict[bool, tuple[Scheduler, Scheduler]] = {False: ("static", "dynamic"), True: ("dynamic", "static")}
@@ -68,12 +74,16 @@ def choices(shape: BackwardShape, target: Target) -> Iterator[BackwardChoice]:
         if shape.atomic and shape.atomic != groups * ATOMIC_COLUMNS:
             continue
         longest = ATOMIC_KEYS if shape.atomic else MOST[len(shape.gradients)]
-        for keys in range(longest, LEAST - 1, -KEY_STEP):
-            choice = BackwardChoice(groups=groups, keys=keys)
-            fits = shape_bytes(shape, choice) <= target.smem_per_block_bytes
-            if fits and estimated_registers(shape.gradients, keys) <= REGISTERS[groups][1]:
-                schedulers = SCHEDULERS[shape.hidden and len(shape.gradients) > 1]
-                yield from (replace(choice, scheduler=each) for each in schedulers)
+        sizes = [keys for keys in range(longest, SHORTEST_KEYS - 1, -KEY_STEP) if _fits(shape, groups, keys, target)]
+        for keys in [each for each in sizes if each >= LEAST] or ([] if shape.atomic else sizes):
+            schedulers = SCHEDULERS[shape.hidden and len(shape.gradients) > 1]
+            yield from (BackwardChoice(groups=groups, keys=keys, scheduler=each) for each in schedulers)
+
+
+def _fits(shape: BackwardShape, groups: int, keys: int, target: Target) -> bool:
+    """Return whether registers and shared memory hold blocks of ``keys`` rows."""
+    fits = shape_bytes(shape, BackwardChoice(groups=groups, keys=keys)) <= target.smem_per_block_bytes
+    return fits and estimated_registers(shape.gradients, keys, shape.atomic > 0) <= REGISTERS[groups][1]
 
 
 def _proposal(shape: BackwardShape, choice: BackwardChoice, target: Target) -> CuteProposal:

@@ -15,7 +15,7 @@ from ...._compiler.decisions import Decisions
 from ...._compiler.facts.records import KernelFacts, MatmulFact
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
-from ..plan.attention.backward import EXCHANGE_STAGES, BackwardChoice, estimated_registers
+from ..plan.attention.backward import EXCHANGE_STAGES, BackwardChoice, estimated_registers, in_passes
 from ..plan.attention.build import REGISTERS
 from ..plan.records import SUM_BYTES, WGMMA_ROWS
 from .attention import MEASURED, predicted, rate_per_sm, rows_of
@@ -64,8 +64,14 @@ class BackwardShape:
 
     @property
     def columns(self) -> int:
-        """Columns of all products of a block."""
-        return sum(self.products) + sum(self.gradients) + self.atomic
+        """Columns of all products of a block. Where gradients have a pass each, the scores are computed in both."""
+        again = self.products[0] if self.passes > 1 else 0
+        return sum(self.products) + again + sum(self.gradients) + self.atomic
+
+    @property
+    def passes(self) -> int:
+        """Passes over the blocks of a tile."""
+        return len(self.gradients) if not self.atomic and in_passes(self.gradients) else 1
 
     @property
     def bytes_moved(self) -> int:
@@ -143,7 +149,8 @@ def predicted_us(shape: BackwardShape, choice: BackwardChoice, target: Target) -
     blocks: float = -(-shape.streamed // choice.keys)
     if shape.hidden:  # half of the blocks on the diagonal is computed, and not seen
         blocks = min(blocks, (blocks * shape.seen + rows / choice.keys / 2 + 0.5) * UNEVEN)
-    others = BLOCK_NS[len(shape.gradients) + bool(shape.atomic)] / per_sm * (SINGLE if choice.groups == 1 else 1.0)
+    added = len(shape.gradients) // shape.passes + bool(shape.atomic)
+    others = shape.passes * BLOCK_NS[added] / per_sm * (SINGLE if choice.groups == 1 else 1.0)
     tile_us = rows * shape.repeats * blocks * (2 * choice.keys * shape.columns / rate + others) / 1e3
     memory_us = shape.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
     return LAUNCH_US + max(-(-tiles // target.num_sms) * tile_us, memory_us)
@@ -155,7 +162,8 @@ def predict_backward(facts: KernelFacts, decisions: Decisions, target: Target) -
     if isinstance(shape, str):
         return predicted(target, math.inf, reason=shape)
     choice = backward_choice(decisions, shape.blocks)
-    registers, shared = estimated_registers(shape.gradients, choice.keys), shape_bytes(shape, choice)
+    registers = estimated_registers(shape.gradients, choice.keys, shape.atomic > 0)
+    shared = shape_bytes(shape, choice)
     most = REGISTERS.get(choice.groups, (0, 0))[1]
     fits = shared <= target.smem_per_block_bytes and registers <= most and target.has("wgmma")
     return predicted(

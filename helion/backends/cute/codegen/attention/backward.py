@@ -21,7 +21,7 @@ def backward_functions(plan: BackwardPlan) -> list[list[str]]:
     functions = [*_mmas(plan), exp2_function(), _pack(plan)]
     if has_masks(plan):
         functions.append(_seen(plan))
-    functions += [_values(plan, late) for late in (False, True)]
+    functions += [_values(plan, late, only) for late, only in values_of_passes(plan)]
     functions += atomic_functions(plan)
     return [*functions, *(_finish(plan, at) for at in range(len(plan.problem.gradients)))]
 
@@ -93,38 +93,57 @@ _FAST: dict[str, Callable[..., str]] = {
 # Left operands ---------------------------------------------------------------------------------------------------------
 
 
-def values_name(late: bool) -> str:
-    """Return the name of the function of a block's values, before or after its second product."""
-    return "differences" if late else "weights"
+def values_name(late: bool, only: int | None = None) -> str:
+    """Return the name of the function of a block's values, before or after its second product; ``only`` is the one gradient
+    of the pass."""
+    return ("differences" if late else "weights") + ("" if only is None else f"_{only}")
 
 
-def lefts(plan: BackwardPlan, late: bool) -> list[int]:
+def values_of_passes(plan: BackwardPlan) -> list[tuple[bool, int | None]]:
+    """Return the functions of a block's values: whether after its second product, and the one gradient of the pass."""
+    problem = plan.problem
+    if len(problem.passes) == 1:
+        return [(False, None), (True, None)]
+    return [(late, only) for (only,) in problem.passes for late in (False, True) if not late or _is_late(plan, only)]
+
+
+def _is_late(plan: BackwardPlan, gradient: int) -> bool:
+    return plan.problem.late[plan.problem.gradients[gradient].left]
+
+
+def lefts(plan: BackwardPlan, late: bool, only: int | None) -> list[int]:
     """Return the gradients whose left operands are computed before, or after, the second product."""
-    return [at for at, each in enumerate(plan.problem.gradients) if plan.problem.late[each.left] == late]
+    gradients = range(len(plan.problem.gradients)) if only is None else (only,)
+    return [at for at in gradients if _is_late(plan, at) == late]
 
 
-def values_arguments(plan: BackwardPlan, late: bool) -> list[str]:
+def _held(plan: BackwardPlan, only: int | None) -> tuple[int, ...]:
+    """Return the values that are held between the products of a block."""
+    return plan.problem.held if only is None or _is_late(plan, only) else ()
+
+
+def values_arguments(plan: BackwardPlan, late: bool, only: int | None) -> list[str]:
     """Return the names that the function of a block's values takes, in the kernel as in the function."""
-    held = [f"held_{value}" for value in plan.problem.held]
+    held = [f"held_{value}" for value in _held(plan, only)]
     products = [f"product_{at}" for at in range(PRODUCTS if late else 1)]
-    written = [f"left_{at}" for at in lefts(plan, late)]
+    written = [f"left_{at}" for at in lefts(plan, late, only)]
     positions = ["first_query", "first_key", "lane", *head_axes(plan.problem)]
     staged = [f"staged_{source.label}" for source in plan.staged[STREAMED[late]]]
     given = [*products, *held, *written, *positions, *arguments_of(plan.problem.formula), *staged]
     return [*given, *numbers.parameters(plan)]
 
 
-def _values(plan: BackwardPlan, late: bool) -> list[str]:
+def _values(plan: BackwardPlan, late: bool, only: int | None) -> list[str]:
     """Return the function that computes held values and left operands from one product, or from both.
 
     It takes the elements of a thread in pairs, which are rounded together. Left operands of elements that a row does not
     see, and of those past the end, are 0.
     """
-    formula, needed = plan.problem.formula, [*_needed(plan, late)]
+    formula, needed = plan.problem.formula, [*_needed(plan, late, only)]
     read_sources = {each for at, each in enumerate(formula.sources) if formula.starts + at in needed}
-    given = [*values_arguments(plan, late), "stage", "masked"]
-    lines = [f"def {values_name(late)}({', '.join(given)}):"]
-    lines += [f"    packed_{at} = cute.recast_tensor(left_{at}, cutlass.Int32)" for at in lefts(plan, late)]
+    given, written = [*values_arguments(plan, late, only), "stage", "masked"], lefts(plan, late, only)
+    lines = [f"def {values_name(late, only)}({', '.join(given)}):"]
+    lines += [f"    packed_{at} = cute.recast_tensor(left_{at}, cutlass.Int32)" for at in written]
     if has_masks(plan):
         seen = f"seen({_with_sizes(plan, 'first_query + 8 * row', 'first_key')})"
         lines.append(f"    limits = [{seen} if masked else (0, 0) for row in range(2)]")
@@ -133,18 +152,21 @@ def _values(plan: BackwardPlan, late: bool) -> list[str]:
     lines += [f"    {line}" for line in _reads(plan, read_sources, ("query", "head", "number"), ())]
     lines.append(f"    for column in range({plan.keys // 8}):")
     lines += [f"        {line}" for line in _reads(plan, read_sources, ("key",), plan.staged[STREAMED[late]])]
-    lines += ["        for row in range(2):", *(f"            pair_{at} = []" for at in lefts(plan, late))]
-    lines += ["            for i in range(2):", *(f"                {line}" for line in _element(plan, late, needed))]
-    lines += [f"            packed_{at}[2 * column + row] = pack(*pair_{at})" for at in lefts(plan, late)]
+    lines += ["        for row in range(2):", *(f"            pair_{at} = []" for at in written)]
+    lines += [
+        "            for i in range(2):",
+        *(f"                {line}" for line in _element(plan, late, only, needed)),
+    ]
+    lines += [f"            packed_{at}[2 * column + row] = pack(*pair_{at})" for at in written]
     return lines
 
 
-def _needed(plan: BackwardPlan, late: bool) -> Iterator[int]:
+def _needed(plan: BackwardPlan, late: bool, only: int | None) -> Iterator[int]:
     """Yield the values that the function computes or reads, in order. Held values are computed once."""
     problem, formula = plan.problem, plan.problem.formula
-    waiting = [problem.gradients[at].left for at in lefts(plan, late)]
+    waiting = [problem.gradients[at].left for at in lefts(plan, late, only)]
     found = set[int]()
-    waiting += [] if late else problem.held
+    waiting += [] if late else _held(plan, only)
     while waiting:
         value = waiting.pop()
         if value in found:
@@ -190,7 +212,7 @@ def _names(plan: BackwardPlan, late: bool, value: int) -> str:
     return f"held_{value}[e]" if late and value in plan.problem.held else f"y{value}"
 
 
-def _element(plan: BackwardPlan, late: bool, needed: list[int]) -> list[str]:
+def _element(plan: BackwardPlan, late: bool, only: int | None, needed: list[int]) -> list[str]:
     """Return the lines of one element."""
     problem, formula = plan.problem, plan.problem.formula
     lines = [
@@ -207,8 +229,8 @@ def _element(plan: BackwardPlan, late: bool, needed: list[int]) -> list[str]:
         elif value >= formula.computed and not (late and value in problem.held):
             text = computed(formula, value, lambda each: _names(plan, late, each), ("query", "key"), _FAST)
             lines.append(f"y{value} = {text}")
-    lines += [] if late else [f"held_{value}[e] = y{value}" for value in problem.held]
-    for at in lefts(plan, late):
+    lines += [] if late else [f"held_{value}[e] = y{value}" for value in _held(plan, only)]
+    for at in lefts(plan, late, only):
         name = _names(plan, late, problem.gradients[at].left)
         if has_masks(plan):
             lines += [
@@ -314,7 +336,7 @@ def registers(plan: BackwardPlan) -> list[str]:
             f"stage_copy_{at} = cute.make_tiled_copy_C(",
             f"    cute.make_copy_atom(warp_level.StMatrix8x8x16bOp(False, 4), {dtype}), mma_{at}",
             ")",
-            f"stage_part_{at} = stage_copy_{at}.get_slice(group_thread).partition_D(shared_own_{gradient.right})",
+            f"stage_part_{at} = stage_copy_{at}.get_slice(group_thread).partition_D(shared_own_{problem.output_memory(at)})",
             f"stage_registers_{at} = stage_copy_{at}.retile(rounded_{at})",
         ]
     return [*lines, *atomic_registers(plan)]

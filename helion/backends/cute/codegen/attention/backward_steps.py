@@ -59,7 +59,7 @@ def _load_rows(plan: BackwardPlan) -> list[str]:
 def _multiply(plan: BackwardPlan) -> list[str]:
     lines = registers(plan)
     for at, gradient in enumerate(plan.problem.gradients):
-        matrix, shared = gradient.output.matrix, f"shared_own_{gradient.right}"
+        matrix, shared = gradient.output.matrix, f"shared_own_{plan.problem.output_memory(at)}"
         modes = ", ".join(["None", "0", *("None" for _ in matrix.modes)])
         lines += [
             f"tiles_{at} = cute.local_tile(tensor_gradient_{at}, (64, {matrix.columns}), ({modes}))",
@@ -91,6 +91,14 @@ def _(out: Writer, program: BackwardProgram, step: a.RepeatLoop) -> None:
         else:
             out.line("block = end - 1")
         print_steps(out, program, step.body)
+
+
+@_rule(a.NextPass)
+def _(out: Writer, program: BackwardProgram, step: a.NextPass) -> None:
+    if program.plan.problem.is_repeated:
+        out.line(f"{head_axes(program.plan.problem)[-1]} = cutlass.Int32(0)")
+    elif step.loads:
+        out.line("block = end - 1")
 
 
 @_rule(a.LoadRows)
@@ -142,7 +150,9 @@ def _values(late: bool) -> Callable[..., None]:
         block = "end - 1" if step.first else "block"
         masked = step.masked and has_masks(plan)
         out.line(f"first_key = ({block}) * {plan.keys} + lane % 4 * 2")
-        out.line(f"{values_name(late)}({', '.join(values_arguments(plan, late))}, {step.cursor}.index, {masked})")
+        out.line(
+            f"{values_name(late, step.only)}({', '.join(values_arguments(plan, late, step.only))}, {step.cursor}.index, {masked})"
+        )
 
     return rule
 

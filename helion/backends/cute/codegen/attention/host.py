@@ -70,7 +70,7 @@ def backward_matrices(plan: BackwardPlan) -> list[str]:
         name, output = f"gradient_{at}", gradient.output
         lines += [
             *_matrix(name, output.label, output.matrix, problem.queries),
-            f"layout_{name} = layout_own_{gradient.right}",
+            f"layout_{name} = layout_own_{problem.output_memory(at)}",
         ]
         lines += _descriptor(name, "S2G", (WGMMA_ROWS, output.matrix.columns))
     if problem.atomic is not None:

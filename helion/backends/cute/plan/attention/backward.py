@@ -153,6 +153,23 @@ class BackwardProblem(ScoreProblem):
             if early[value] and not self.late[value] and self._feeds_late(value)
         )
 
+    @functools.cached_property
+    def passes(self) -> tuple[tuple[int, ...], ...]:
+        """Gradients by pass over all blocks: all in one, or each in its own where registers do not hold both accumulators.
+
+        The one that needs both products comes first, since its output takes the memory of what the other does not read.
+        """
+        every = range(len(self.gradients))
+        if self.atomic is not None or not in_passes([self.streamed[each.right].columns for each in self.gradients]):
+            return (tuple(every),)
+        return tuple((at,) for at in sorted(every, key=lambda at: not self.late[self.gradients[at].left]))
+
+    def output_memory(self, gradient: int) -> int:
+        """Return the number of the owned matrix whose shared memory an output takes, after all have read that."""
+        if len(self.passes) == 1:
+            return self.gradients[gradient].right
+        return 1 if self.late[self.gradients[gradient].left] else 0
+
     def feeds_early(self, value: int) -> bool:
         """Return whether values before the second product are computed from a value."""
         formula = self.formula
@@ -176,6 +193,8 @@ EXCHANGE_STAGES = 2
 """Blocks of left operands in shared memory: one is written while the one before is multiplied."""
 FEW_TILES = 16
 """Tiles of an SM up to which their order matters more than the L2 cache: tiles of a head visit the same blocks in turn."""
+SHORTEST_KEYS = 32
+"""Streamed rows of the shortest blocks that are chosen for heads of many dimensions."""
 VECTOR_MULTIPLE = 32
 """Multiple of elements at which stages of a staged source begin: TMA needs 128 bytes."""
 STREAMED = ("first", "second")
@@ -271,7 +290,7 @@ class BackwardPlan(ScorePlan):
     def overlap(self) -> bool:
         """True if the MMAs of a block's gradient are in flight while the next block's first product is issued. Those of two
         gradients are not, since ptxas serializes MMAs with two accumulators in flight at a loop's edge."""
-        return len(self.problem.gradients) == 1 and self.problem.atomic is None
+        return self.problem.atomic is None and all(len(chosen) == 1 for chosen in self.problem.passes)
 
 
 def plan_backward(problem: BackwardProblem, choice: BackwardChoice, target: Target) -> BackwardPlan:
@@ -346,12 +365,23 @@ def least_choice(problem: BackwardProblem) -> BackwardChoice:
 
 def backward_registers(problem: BackwardProblem, keys: int) -> int:
     """Return the estimated registers of a consumer thread."""
-    return estimated_registers([problem.streamed[each.right].columns for each in problem.gradients], keys)
+    columns = [problem.streamed[each.right].columns for each in problem.gradients]
+    return estimated_registers(columns, keys, atomic=problem.atomic is not None)
 
 
-def estimated_registers(columns: Sequence[int], keys: int) -> int:
-    """Return the estimated registers of a consumer thread: accumulators of ``columns`` and two products in fp32, and left
-    operands of 16 bits.
+def in_passes(columns: Sequence[int]) -> bool:
+    """Return whether gradients of ``columns`` are computed one after the other, each in a pass over all blocks: registers of
+    two consumer groups do not hold both accumulators with the shortest blocks."""
+    return len(columns) > 1 and _registers(columns, SHORTEST_KEYS) > REGISTERS[2][1]
+
+
+def estimated_registers(columns: Sequence[int], keys: int, atomic: bool = False) -> int:
+    """Return the estimated registers of a consumer thread. With ``atomic``, a gradient is added to memory as well."""
+    return _registers([max(columns)] if columns and in_passes(columns) and not atomic else columns, keys)
+
+
+def _registers(columns: Sequence[int], keys: int) -> int:
+    """Return the estimated registers of accumulators of ``columns`` and two products in fp32, and left operands of 16 bits.
 
     One held value takes the registers of the first product. Facts do not show the others, which ptxas may spill.
     """
@@ -387,6 +417,19 @@ def check_backward(problem: BackwardProblem) -> None:
         check_matrix(output.matrix)
     if problem.atomic is not None:
         _check_atomic(problem, problem.atomic)
+    if len(problem.passes) > 1:
+        _check_passes(problem)
+
+
+def _check_passes(problem: BackwardProblem) -> None:
+    """Check that outputs fit into the memory of what no later pass reads."""
+    columns = [matrix.columns for matrix in problem.owned]
+    late = [problem.late[each.left] for each in problem.gradients]
+    if len(set(columns)) > 1 or sorted(late) != [False, True]:
+        raise Refusal(
+            f"gradients of {' and '.join(map(str, columns))} dimensions, of which registers hold one at a time, are implemented"
+            " for equal dimensions, if one of them needs one product alone; write a kernel for each"
+        )
 
 
 def _check_atomic(problem: BackwardProblem, atomic: AtomicSum) -> None:

@@ -7,6 +7,8 @@ all groups for that. It multiplies those of a block during the next one, in the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...plan.attention.backward import STREAMED, BackwardPlan, BackwardProblem, backward_counts
 from ...plan.records import WARPGROUP_THREADS
 from ..grammar import (
@@ -45,6 +47,7 @@ from .grammar import (
     LoadBlock,
     LoadLoop,
     LoadRows,
+    NextPass,
     NextTile,
     ProductMma,
     PublishLeft,
@@ -96,6 +99,8 @@ def _load_blocks(plan: BackwardPlan) -> Role:
     )
     blocks: tuple[Step, ...] = (*block, LoadLoop(block))
     ticket: tuple[Step, ...] = (TakeTicket(),) if plan.scheduler == "dynamic" else ()
+    whole = _repeated(plan, blocks)
+    later = [NextPass(loads=True), *whole] * (len(plan.problem.passes) - 1)
     return Role(
         name="load",
         first_warp=0,
@@ -103,7 +108,7 @@ def _load_blocks(plan: BackwardPlan) -> Role:
         program=(
             SetUp("load_blocks"),
             *(Cursor(f"{name}_fill", name, "producer") for name in STREAMED),
-            WorkLoop((*ticket, *_repeated(plan, blocks), HandOut())),
+            WorkLoop((*ticket, *whole, *later, HandOut())),
             *(Tail(f"{name}_fill") for name in STREAMED),
         ),
     )
@@ -126,47 +131,52 @@ def _load_rows() -> Role:
     )
 
 
-def _freed(problem: BackwardProblem, multiplied: bool) -> tuple[Step, ...]:
-    """Return the releases of the stages of streamed matrices that gradients multiply, or of the others."""
-    used = {STREAMED[each.right] for each in problem.gradients}
+def _freed(problem: BackwardProblem, chosen: Sequence[int], multiplied: bool) -> tuple[Step, ...]:
+    """Return the releases of the stages of streamed matrices that the chosen gradients multiply, or of the others."""
+    used = {STREAMED[problem.gradients[at].right] for at in chosen}
     freed = [name for name in STREAMED if (name in used) == multiplied]
     return tuple(step for name in freed for step in (Release(FREE[name]), Advance(FREE[name])))
 
 
-def _gradients(problem: BackwardProblem, late: bool, first: bool) -> tuple[Step, ...]:
-    """Return the MMAs of the gradients whose left operands need the second product, or of the others."""
-    chosen = [at for at, each in enumerate(problem.gradients) if problem.late[each.left] == late]
+def _gradients(problem: BackwardProblem, chosen: Sequence[int], late: bool, first: bool) -> tuple[Step, ...]:
+    """Return the MMAs of the chosen gradients whose left operands need the second product, or of the others."""
+    chosen = [at for at in chosen if problem.late[problem.gradients[at].left] == late]
     if not chosen:
         return ()
     issued = (GradientMma(at, READ[STREAMED[problem.gradients[at].right]], first) for at in chosen)
     return WgmmaFence(), *issued, WgmmaCommit()
 
 
-def _block(plan: BackwardPlan, masked: bool, first: bool = False) -> tuple[Step, ...]:
-    """Return the steps of one block. Those of the ``first`` one of a tile begin the accumulators."""
+def _product(number: int) -> tuple[Step, ...]:
+    cursor = READ[STREAMED[number]]
+    return Wait(cursor), WgmmaFence(), ProductMma(number, cursor), WgmmaCommit()
+
+
+def _block(plan: BackwardPlan, chosen: Sequence[int], masked: bool, first: bool = False) -> tuple[Step, ...]:
+    """Return the steps of one block, for the gradients of a pass. Those of the ``first`` one of a tile begin the
+    accumulators."""
     problem = plan.problem
-    freed = _freed(problem, multiplied=True)
+    only = chosen[0] if len(problem.passes) > 1 else None
+    freed, others = (_freed(problem, chosen, multiplied) for multiplied in (True, False))
     former: tuple[Step, ...] = (WgmmaWait(1), *freed) if plan.overlap and not first else ()
-    early = _gradients(problem, late=False, first=first)
+    early, late = (_gradients(problem, chosen, late, first) for late in (False, True))
+    advances = (Advance(READ[name]) for name in STREAMED)
+    weights = Weights(masked, READ["first"], first, only)
+    if not late:
+        return *_product(0), *former, WgmmaWait(0), weights, Wait(READ["second"]), *others, *early, *advances
+    differences = Differences(masked, READ["second"], first, only)
     return (
-        Wait(READ["first"]),
-        WgmmaFence(),
-        ProductMma(0, READ["first"]),
-        WgmmaCommit(),
+        *_product(0),
         *former,
-        Wait(READ["second"]),
-        WgmmaFence(),
-        ProductMma(1, READ["second"]),
-        WgmmaCommit(),
+        *_product(1),
         WgmmaWait(1),
-        Weights(masked, READ["first"], first),
+        weights,
         *early,
         WgmmaWait(1 if early else 0),
-        *_freed(problem, multiplied=False),
-        Differences(masked, READ["second"], first),
-        *_gradients(problem, late=True, first=first),
+        *((differences, *others) if only is not None else (*others, differences)),
+        *late,
         *(() if plan.overlap else (WgmmaWait(0), *freed)),
-        *(Advance(READ[name]) for name in STREAMED),
+        *advances,
     )
 
 
@@ -174,31 +184,24 @@ _WAIT_FOR_FORMER: tuple[Step, ...] = (WaitExchange(), WgmmaFence(), SumMma(), Wg
 _ADD_FORMER: tuple[Step, ...] = (StoreWait(0), WarpSync(), WriteSum(), FenceShared(), WarpSync(), AddSum())
 
 
-def _atomic_block(plan: BackwardPlan, masked: bool, first: bool = False) -> tuple[Step, ...]:
+def _atomic_block(plan: BackwardPlan, chosen: Sequence[int], masked: bool, first: bool = False) -> tuple[Step, ...]:
     """Return the steps of one block, in which the former block's gradient is added to memory.
 
     It takes the registers of the second product once the differences are computed. Its MMAs and those of the tile's own
     gradient are in flight while it is added, and while left operands are exchanged. A group waits for others late in a block,
     so that one may compute while another multiplies. No MMAs are in flight at the end, since ptxas would serialize them.
     """
-    problem = plan.problem
-    early = _gradients(problem, late=False, first=first)
+    early, late = (_gradients(plan.problem, chosen, late, first) for late in (False, True))
     return (
-        Wait(READ["first"]),
-        WgmmaFence(),
-        ProductMma(0, READ["first"]),
-        WgmmaCommit(),
-        Wait(READ["second"]),
-        WgmmaFence(),
-        ProductMma(1, READ["second"]),
-        WgmmaCommit(),
+        *_product(0),
+        *_product(1),
         WgmmaWait(1),
         Weights(masked, READ["first"], first),
         *early,
         WgmmaWait(1 if early else 0),
         Differences(masked, READ["second"], first),
         *(() if first else _WAIT_FOR_FORMER),
-        *_gradients(problem, late=True, first=first),
+        *late,
         WgmmaWait(1),
         *(() if first else _ADD_FORMER),
         WriteLeft(),
@@ -210,30 +213,38 @@ def _atomic_block(plan: BackwardPlan, masked: bool, first: bool = False) -> tupl
     )
 
 
-def _stored(plan: BackwardPlan) -> tuple[Step, ...]:
-    """Return the steps after the last block. Outputs take the shared memory of the tile's rows, which all warps of a group
-    have read then. Those of all groups have where the gradient of streamed rows is added."""
-    gradients = range(len(plan.problem.gradients))
+def _stored(plan: BackwardPlan, chosen: Sequence[int], last: bool) -> tuple[Step, ...]:
+    """Return the steps after the last block of a pass. Outputs take the shared memory of the tile's rows, which all warps of a
+    group have read then. Those of all groups have where the gradient of streamed rows is added."""
     atomic = plan.problem.atomic is not None
+    release = (StoreWait(0), Release("rows_read")) if last else ()
     return (
         *((*_WAIT_FOR_FORMER, WgmmaWait(0), *_ADD_FORMER) if atomic else ()),
-        *((WgmmaWait(0), *_freed(plan.problem, multiplied=True)) if plan.overlap else ()),
+        *((WgmmaWait(0), *_freed(plan.problem, chosen, multiplied=True)) if plan.overlap else ()),
         AllGroupsSync() if atomic else GroupSync(),
-        *(step for at in gradients for step in (Finish(at), WriteOutput(at))),
+        *(step for at in chosen for step in (Finish(at), WriteOutput(at))),
         FenceShared(),
         GroupSync(),
-        FirstWarp((*(StoreOutput(at) for at in gradients), StoreWait(0), Release("rows_read"))),
-        NextTile(),
+        FirstWarp((*(StoreOutput(at) for at in chosen), *release)),
     )
+
+
+def _pass(plan: BackwardPlan, chosen: Sequence[int]) -> tuple[Step, ...]:
+    """Return the steps of the blocks of a tile, for the gradients of a pass."""
+    block = _block if plan.problem.atomic is None else _atomic_block
+    parts: tuple[Step, ...] = tuple(BlockLoop(part, block(plan, chosen, masked=part != "free")) for part in plan.parts)
+    if plan.problem.is_repeated:
+        parts = (RepeatLoop((BlockLoop("again", block(plan, chosen, masked=True)), *parts)),)
+    return *block(plan, chosen, masked=True, first=True), *parts
 
 
 def _multiply(plan: BackwardPlan) -> Role:
     atomic = plan.problem.atomic is not None
-    block, rows = (_atomic_block, AllRows()) if atomic else (_block, Wait("rows_read"))
     cursors = {name: (READ[name],) if atomic else (READ[name], FREE[name]) for name in STREAMED}
-    parts: tuple[Step, ...] = tuple(BlockLoop(part, block(plan, masked=part != "free")) for part in plan.parts)
-    if plan.problem.is_repeated:
-        parts = (RepeatLoop((BlockLoop("again", block(plan, masked=True)), *parts)),)
+    first, *later = plan.problem.passes
+    steps = [*_pass(plan, first), *_stored(plan, first, last=not later)]
+    for chosen in later:
+        steps += [NextPass(), *_pass(plan, chosen), *_stored(plan, chosen, last=chosen == later[-1])]
     return Role(
         name="multiply",
         first_warp=LOADING_WARPS,
@@ -241,7 +252,7 @@ def _multiply(plan: BackwardPlan) -> Role:
         program=(
             SetUp("multiply"),
             *(Cursor(cursor, name, "consumer") for name in STREAMED for cursor in cursors[name]),
-            WorkLoop((rows, *block(plan, masked=True, first=True), *parts, *_stored(plan))),
+            WorkLoop((AllRows() if atomic else Wait("rows_read"), *steps, NextTile())),
             *((StoreWait(0),) if atomic else ()),
         ),
     )

@@ -194,6 +194,13 @@ class RepeatLoop(Step):
 
 
 @dataclass(frozen=True)
+class NextPass(Step):
+    """Begin another pass over the blocks of a tile; ``loads`` in the role that loads them."""
+
+    loads: bool = False
+
+
+@dataclass(frozen=True)
 class ProductMma(Step):
     """Issue the MMAs of product number ``product`` of the tile's rows with the stage of ``cursor``; they overwrite it."""
 
@@ -209,6 +216,8 @@ class Weights(Step):
     masked: bool
     cursor: str
     first: bool = False
+    only: int | None = None
+    """The one gradient of the pass; None for all."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +227,7 @@ class Differences(Step):
     masked: bool
     cursor: str
     first: bool = False
+    only: int | None = None
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,18 @@ def _problem(machine: Machine) -> BackwardProblem:
     return problem
 
 
+@_rule(a.NextPass)
+def _(machine: Machine, step: a.NextPass, warp: Warp) -> None:
+    assert warp.tile is not None
+    warp.passed += 1
+    warp.repeat, warp.block, warp.part = 0, machine.tiles[warp.tile].blocks - 1, None
+
+
 @_rule(a.ProductMma)
 def _(machine: Machine, step: a.ProductMma, warp: Warp) -> None:
     stage, _ = stage_of(machine, warp, step.cursor)
     rows, tag = machine.rings[machine.rows][warp.group], (warp.tile, warp.place)
-    if stage.held != tag or rows.held != warp.tile:
+    if stage.held != tag or rows.held != warp.tile or step.product in rows.overwritten:
         raise Fault(f"stale operands: a stage holds {stage.held} and rows of {rows.held}, to be multiplied are {tag}")
     state = warp.products.get(step.product, ("used", warp.place))
     if state[0] != "used":
@@ -53,10 +60,10 @@ def _check_block(machine: Machine, warp: Warp, step: a.Weights | a.Differences) 
         raise Fault(f"block {warp.place} of part {warp.part} is printed as the first one, or as a later one")
 
 
-def _write_lefts(machine: Machine, warp: Warp, late: bool) -> None:
+def _write_lefts(machine: Machine, warp: Warp, late: bool, only: int | None) -> None:
     problem = _problem(machine)
     for at, gradient in enumerate(problem.gradients):
-        if problem.late[gradient.left] != late:
+        if problem.late[gradient.left] != late or only not in (None, at):
             continue
         if warp.in_flight(f"output {at}"):
             raise Fault(f"the left operand of gradient {at} is overwritten while MMAs read it")
@@ -69,7 +76,9 @@ def _(machine: Machine, step: a.Weights, warp: Warp) -> None:
     if warp.products.get(0) != ("ready", warp.place):
         raise Fault(f"values of block {warp.place} are computed from a product in state {warp.products.get(0)}")
     warp.weighed = warp.place
-    _write_lefts(machine, warp, late=False)
+    _write_lefts(machine, warp, late=False, only=step.only)
+    if step.only is not None and not _problem(machine).late[_problem(machine).gradients[step.only].left]:
+        warp.products[0] = ("used", warp.place)
 
 
 @_rule(a.Differences)
@@ -79,7 +88,7 @@ def _(machine: Machine, step: a.Differences, warp: Warp) -> None:
     if warp.products != wanted or warp.weighed != warp.place:
         raise Fault(f"values of block {warp.place} are computed from products in state {warp.products}, or others held")
     warp.products = {0: ("used", warp.place), 1: ("used", warp.place)}
-    _write_lefts(machine, warp, late=True)
+    _write_lefts(machine, warp, late=True, only=step.only)
 
 
 @_rule(a.GradientMma)
@@ -154,7 +163,7 @@ def _(machine: Machine, step: a.SumMma, warp: Warp) -> None:
     wanted = {(number // 4, number): warp.former for number in range(machine.plan.consumer_warps)}
     if stage.held != wanted:
         raise Fault(f"stale operands: the exchange holds {stage.held}, to be multiplied is {warp.former}")
-    if any(each.held != warp.tile for each in rows):
+    if any(each.held != warp.tile or each.overwritten for each in rows):
         raise Fault(f"stale operands: rows of other tiles than {warp.tile} are multiplied")
     if warp.products.get(1, ("used",))[0] != "used":
         raise Fault(f"the gradient of block {warp.former} overwrites {warp.products[1]}")

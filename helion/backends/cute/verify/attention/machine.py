@@ -23,9 +23,10 @@ BURST = 8
 DELIVERIES = (0.01, 0.1, 0.5)
 """Probabilities that a transfer lands before the next waits of a warp."""
 Place = tuple[int, int]
-"""A block of a tile: (repetition, number). There are repetitions in gradients of attention alone."""
+"""A block of a tile: (repetition, number). There are repetitions in gradients of attention alone. Those of a later pass over
+the blocks follow those of the one before."""
 MOST_REPEATS = 3
-"""Simulated repetitions of a tile's blocks."""
+"""Simulated repetitions of a tile's blocks in a pass."""
 Block = tuple[int | None, Place]
 """A block of a tile: (tile, block)."""
 Ready = Callable[[], bool]
@@ -47,6 +48,8 @@ class Stage:
     readers: int = 0
     changed: dict[int, bool] = field(default_factory=dict)
     """By warp: whether its part of the queries has been computed, and fenced for the MMAs."""
+    overwritten: set[int] = field(default_factory=set)
+    """Numbers of the matrices of rows that outputs have overwritten."""
 
 
 @dataclass
@@ -121,6 +124,8 @@ class Warp:
     visited: int = 0
     group: int = 0
     repeat: int = 0
+    passed: int = 0
+    """Passes over the tile's blocks before the current one."""
     block: int = 0
     part: Part | None = None
     ticket: int | None = None
@@ -158,7 +163,7 @@ class Warp:
     @property
     def place(self) -> Place:
         """The current block."""
-        return self.repeat, self.block
+        return self.passed * MOST_REPEATS + self.repeat, self.block
 
     def reads(self, stage: Stage) -> bool:
         """Return whether MMAs of the warp that may be in flight read a stage."""
@@ -190,6 +195,7 @@ class Machine:
         problem = self.plan.problem
         self.repeats = min(problem.repeats, MOST_REPEATS) if isinstance(problem, BackwardProblem) else 1
         self.outputs = len(problem.gradients) if isinstance(problem, BackwardProblem) else 1
+        self.passes = problem.passes if isinstance(problem, BackwardProblem) else ((0,),)
         self.rows = next(each.name for each in program.pipelines if each.kind == "tma_rows")
         """Name of the pipeline of the tile's rows."""
         places = itertools.product(range(self.plan.groups), range(self.outputs))
@@ -218,9 +224,15 @@ class Machine:
             for _ in range(numbers.stages)
         ]
 
-    def visits(self, tile: int) -> list[Place]:
-        """Return the blocks of a tile in the order of their visits."""
-        return [*itertools.product(range(self.repeats), reversed(range(self.tiles[tile].blocks)))]
+    def visits(self, tile: int, output: int) -> list[Place]:
+        """Return the blocks of a tile in the order of their visits by the pass of an output."""
+        first = MOST_REPEATS * next(at for at, chosen in enumerate(self.passes) if output in chosen)
+        return [*itertools.product(range(first, first + self.repeats), reversed(range(self.tiles[tile].blocks)))]
+
+    def memory_of(self, output: int) -> int:
+        """Return the number of the matrix of rows whose shared memory an output takes."""
+        problem = self.plan.problem
+        return problem.output_memory(output) if isinstance(problem, BackwardProblem) else 0
 
     def first_tile(self) -> int | None:
         return 0 if self.tiles else None
@@ -281,7 +293,7 @@ class Machine:
     def _check_sums(self) -> None:
         if not isinstance(self.plan.problem, BackwardProblem) or self.plan.problem.atomic is None:
             return
-        blocks = [(tile, place) for tile in range(len(self.tiles)) for place in self.visits(tile)]
+        blocks = [(tile, place) for tile in range(len(self.tiles)) for place in self.visits(tile, 0)]
         wanted = {(block, group): 4 for block in blocks for group in range(self.plan.groups)}
         if self.sums != wanted:
             raise Fault("a block's gradient is not added to memory once by each warp")

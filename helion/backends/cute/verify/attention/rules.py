@@ -44,7 +44,7 @@ def run_steps(machine: Machine, warp: Warp, steps: Sequence[g.Step]) -> Running:
 @_rule(a.WorkLoop)
 def _(machine: Machine, step: a.WorkLoop, warp: Warp) -> Running:
     while warp.tile is not None:
-        warp.repeat, warp.block = 0, machine.tiles[warp.tile].blocks - 1
+        warp.passed, warp.repeat, warp.block = 0, 0, machine.tiles[warp.tile].blocks - 1
         warp.part = None
         yield from run_steps(machine, warp, step.body)
         warp.visited += 1
@@ -166,7 +166,7 @@ def _fill(machine: Machine, stage: Stage, name: str, tag: object) -> None:
     """Start a transfer to a stage, which lands later."""
     if stage.readers:
         raise Fault(f"{name}: a stage is filled while MMAs read it")
-    stage.held, stage.changed = None, {}
+    stage.held, stage.changed, stage.overwritten = None, {}, set()
     size = machine.bytes_of(name)
 
     def land() -> None:
@@ -188,7 +188,7 @@ def _(machine: Machine, step: a.LoadRows, warp: Warp) -> None:
 @_rule(a.LoadBlock)
 def _(machine: Machine, step: a.LoadBlock, warp: Warp) -> None:
     stage, _ = stage_of(machine, warp, step.cursor)
-    _fill(machine, stage, step.operand, (warp.tile, (warp.repeat, warp.block + 1 if step.behind else warp.block)))
+    _fill(machine, stage, step.operand, (warp.tile, (warp.place[0], warp.block + 1 if step.behind else warp.block)))
 
 
 # MMAs ------------------------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def _(machine: Machine, step: a.TransformQueries, warp: Warp) -> None:
 def _(machine: Machine, step: a.ScoreMma, warp: Warp) -> None:
     stage, _ = stage_of(machine, warp, step.cursor)
     rows, tag = machine.rings["q"][warp.group], (warp.tile, warp.place)
-    if stage.held != tag or rows.held != warp.tile:
+    if stage.held != tag or rows.held != warp.tile or rows.overwritten:
         raise Fault(f"stale operands: stages hold {stage.held} and queries of {rows.held}, to be multiplied are {tag}")
     problem = machine.plan.problem
     computed = isinstance(problem, AttentionProblem) and problem.query.instructions
@@ -345,7 +345,7 @@ def _(machine: Machine, step: a.Finish, warp: Warp) -> None:
     problem = machine.plan.problem
     if isinstance(problem, AttentionProblem) and problem.needs_total and not warp.joined:
         raise Fault(f"the sums of tile {warp.tile} are read before the lanes of a row have added theirs")
-    blocks, added = machine.visits(warp.tile), warp.added.get(step.output)
+    blocks, added = machine.visits(warp.tile, step.output), warp.added.get(step.output)
     if warp.in_flight(f"output {step.output}") or added != blocks:
         raise Fault(f"output {step.output} of tile {warp.tile} has blocks {added} of {blocks}, or MMAs add to it")
     warp.finished[step.output] = warp.tile
@@ -369,9 +369,9 @@ def _(machine: Machine, step: a.WriteOutput, warp: Warp) -> None:
     if not buffer.last.done:
         raise Fault(f"the output of tile {warp.tile} overwrites one that is being stored")
     if machine.shares_memory:
-        if rows.readers or rows.held not in (warp.tile, "overwritten"):
+        if rows.readers or rows.held != warp.tile:
             raise Fault(f"the output of tile {warp.tile} overwrites queries that MMAs read")
-        rows.held = "overwritten"
+        rows.overwritten.add(machine.memory_of(step.output))
     if warp.finished.get(step.output) != warp.tile or warp.tile is None:
         raise Fault(f"the output of tile {warp.tile} is written before it is computed")
     buffer.written[warp.number % 4] = warp.tile
