@@ -166,9 +166,9 @@ def _verify_attention(plan: CuteAttentionPlan) -> None:
 
 def _attention_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
     """Return a reason for attention that has not run on a GPU."""
-    if known_attention(program).problem.length is None:
+    if not known_attention(program).problem.spans_keys:
         return ""
-    return f"attention whose loop ends at a loaded number of keys runs on request, {_REQUEST}"
+    return f"attention whose keys are bounded by loaded integers runs on request, {_REQUEST}"
 
 
 ATTENTION = Shape(

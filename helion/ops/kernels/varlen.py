@@ -36,7 +36,7 @@ def varlen_attention_kernel(
     Returns also the log-sum-exp `[H, T]` in base 2, infinite for a query without keys, whose result is 0.
     """
     rows, heads = q.size(0), q.size(1)
-    width = hl.specialize(v.size(2))
+    _, width = hl.specialize((q.size(2), v.size(2)))
     out = torch.empty([rows, heads, width], dtype=q.dtype, device=q.device)
     normalizers = torch.empty([heads, rows], dtype=torch.float32, device=q.device)
     for tile_h, tile_m in hl.tile([heads, rows], block_size=[1, None]):

@@ -273,10 +273,11 @@ def cached(q, k, v, lengths):
 
 def of_cached(q, k, v, lengths):
     """Return the result of ``cached`` in fp64."""
-    scores = torch.einsum("bgrd,bngd->bgrn", q.double(), k.double()) / math.sqrt(q.size(3))
+    k, v = (torch.nan_to_num(x.double(), nan=0.0) for x in (k, v))
+    scores = torch.einsum("bgrd,bngd->bgrn", q.double(), k) / math.sqrt(q.size(3))
     seen = torch.arange(k.size(1), device=q.device) < lengths[:, None]
     weights = torch.softmax(scores.masked_fill(~seen[:, None, None], -1e30), -1) * seen[:, None, None]
-    return torch.einsum("bgrn,bngd->bgrd", weights, v.double())
+    return torch.einsum("bgrn,bngd->bgrd", weights, v)
 
 
 def softcap(score, b, h, q, k):

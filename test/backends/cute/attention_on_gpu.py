@@ -335,6 +335,8 @@ def child(name: str) -> None:
         sizes_on_gpu.check(int(rest[0]), rest[1], say, on_gpu)
     elif what == "lengths":
         sizes_on_gpu.lengths(int(rest[0]), say, on_gpu, timer)
+    elif what == "spans":
+        sizes_on_gpu.spans(int(rest[0]), say, on_gpu, timer)
     elif what == "size_times":
         sizes_on_gpu.measured(int(rest[0]), rest[1], say, on_gpu, timer)
     elif what == "any_gradients":
@@ -377,6 +379,8 @@ def jobs() -> list[str]:
         "sizes:128:causal",
         "lengths:64",
         "lengths:128",
+        "spans:64",
+        "spans:128",
         *(
             f"sizes:{dims}:{mask}"
             for dims in (64, 128)

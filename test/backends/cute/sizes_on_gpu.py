@@ -124,6 +124,63 @@ def measured(dims: int, mask: str, say: Say, on_gpu: Lock, timer: Timer) -> None
         lock.close()
 
 
+def spans(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
+    """Launch attention whose keys have loaded bounds, with keys that are not numbers out of them; time sequences of a batch."""
+    import dataclasses
+
+    import torch
+    from backends.cute import attention_spans as cases
+
+    import helion
+
+    meta = functools.partial(torch.empty, device="meta")
+    made = {}
+    for keys, scheduler, pingpong in ((128, "dynamic", True), (64, "static", False), (112, "dynamic", False)):
+        config = helion.Config(
+            block_sizes=[128, keys],
+            wgmma_tile_scheduler=scheduler,
+            wgmma_pingpong=pingpong,
+            wgmma_lazy_rescale=dims > 64,
+        )
+        kernel = helion.kernel(cases.of_rows, backend="cute", config=config, static_shapes=False)
+        for softcap in (0.0, 20.0):
+            for numbers in (torch.int32, torch.int64):
+                shapes = (5000, 16, dims), (6000, 4, dims), (6000, 4, dims)
+                tensors = [meta(shape, dtype=torch.bfloat16) for shape in shapes]
+                bounds = [meta(5000, dtype=numbers) for _ in range(2)]
+                kernel.bind((*tensors, None, *bounds, 4, 0.1, softcap), target="h100").resources(config)
+        made[keys, scheduler] = kernel
+    lock = on_gpu()
+    for (keys, scheduler), kernel in made.items():
+        for at, (name, case) in enumerate(cases.SEQUENCES.items()):
+            for more in ((), (2000, 64, 65, 1, 3)):
+                many = dataclasses.replace(
+                    case,
+                    queries=(*case.queries, *more),
+                    keys=None if case.keys is None else (*case.keys, *more[::-1]),
+                    dims=(dims, dims),
+                    heads=(8, 2),
+                )
+                given, wanted, logsum = cases.given_of(many, "cuda", at)
+                runs = [kernel(*given) for _ in range(3)]
+                torch.cuda.synchronize()
+                same = all(torch.equal(one, other) for run in runs for one, other in zip(run, runs[0], strict=True))
+                error = ((runs[0][0].double() - wanted).norm() / wanted.norm()).item()
+                known = torch.isfinite(logsum)
+                same &= torch.equal(torch.isfinite(runs[0][1]), known)
+                of_sums = (runs[0][1].double() - logsum)[known].abs().max().item()
+                say(kind="check", name=f"spans d{dims} {name}, {keys} keys, {scheduler}", seed=len(more), output=0, dtype="bfloat16", ok=error < 6e-3 and of_sums < 1e-2 and same, error=float(f"{error:.3g}"), worst_row=float(f"{of_sums:.3g}"), same=same)  # fmt: skip
+    for lengths in ([1024] * 16, [512] * 64, [137 * each % 2000 + 50 for each in range(32)], [4096] * 4):
+        for causal in (False, True):
+            many = cases.Sequences(queries=lengths, heads=(16, 16), dims=(dims, dims), causal=causal, rest=0)
+            given = cases.arguments_of(many, "cuda")
+            for (keys, scheduler), kernel in made.items():
+                us = timer(torch)(functools.partial(kernel, *given))
+                shape = (len(lengths), 16, 16, sum(lengths), sum(lengths))
+                say(kind="gradients", name=f"{len(lengths)} sequences, {keys} keys, {scheduler}", d=dims, causal=causal, shape=shape, us=round(us, 1), right=True)  # fmt: skip
+    lock.close()
+
+
 LENGTHS = ((3, 2, 4, 700), (3, 2, 4, 20000), (3, 2, 4, 65), (3, 2, 4, 3001))
 """Sequences, groups, heads of a group, and keys of the cache."""
 
@@ -152,6 +209,8 @@ def lengths(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
         for at, (batch, groups, shared, n) in enumerate(LENGTHS[: 1 if static else 9]):
             for some in ([n, 0, 37], [1, n - 1, 64], [64 * 3, 65, n // 2]):
                 q, k, v = (torch.randn(size, device="cuda").bfloat16() + 0.2 for size in ((batch, groups, shared, dims), *[(batch, n, groups, dims)] * 2))  # fmt: skip
+                for at_b, length in enumerate(some):  # keys that no query sees are not numbers
+                    k[at_b, length:], v[at_b, length:] = float("nan"), float("nan")
                 given = q, k, v, torch.tensor(some, device="cuda", dtype=torch.int32 if at % 2 else torch.int64)
                 wanted, runs = cases.of_cached(*given), [kernel(*given) for _ in range(3)]
                 torch.cuda.synchronize()

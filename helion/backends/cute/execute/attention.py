@@ -57,6 +57,14 @@ def _evaluate(problem: AttentionProblem, head: tuple[int, ...], tensors: Sequenc
     if problem.length is not None:
         seen &= torch.arange(keys) < _source(problem, problem.length, sources[-1], head, 1)
         sources = sources[:-1]
+    if problem.key_range is not None:
+        bounds = problem.key_range.bounds
+        for name, (source, shift) in reversed(bounds.items()):
+            bound = _source(problem, source, sources[-1], head, 1) + shift
+            seen &= torch.arange(keys) >= bound if name == "begins" else torch.arange(keys) < bound
+            sources = sources[:-1]
+    if problem.spans_keys:
+        values = values.masked_fill(~seen.any(0)[:, None], 0.0)  # rows out of the span are read as 0
     scores = scores.expand(rows, keys).masked_fill(~seen, -math.inf if problem.softmax else 0.0)
     highest = scores.amax(1, keepdim=True).clamp(min=problem.start)
     weights = torch.exp2(problem.unit * (scores - highest)) if problem.softmax else scores

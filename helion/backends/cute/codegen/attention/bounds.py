@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...plan.attention.numbers import text_of
 from ...plan.attention.records import Part, ScorePlan
-from . import numbers
+from . import numbers, spans
 
 
 def place_function(plan: ScorePlan) -> list[str]:
@@ -36,28 +36,34 @@ def place_function(plan: ScorePlan) -> list[str]:
 def bounds_function(plan: ScorePlan) -> list[str]:
     """Return the function from the tile of queries to its blocks of keys.
 
-    They are blocks ``begin`` to ``end``, at least one. Those from ``whole`` on are masked by the upper bound of the
-    band, those before ``edge`` by the lower one.
+    They are blocks ``begin`` to ``end``, at least one. Those from ``whole`` on are masked by an upper bound of the
+    keys of a query, those before ``edge`` by a lower one.
     """
     band, rows, keys, total = plan.problem.band, plan.rows, plan.keys, plan.problem.keys
-    limited = ["limit"] if plan.is_limited else []
-    lines = [f"def blocks_of({', '.join(['tile_m', *limited, *numbers.parameters(plan)])}):"]
-    blocks = f"cutlass.max((limit + {keys - 1}) // {keys}, 1)" if limited else numbers.parts(total, keys)
+    loaded, origin = spans.bounds_of(plan), spans.less_origin(plan)
+    lines = [f"def blocks_of({', '.join(['tile_m', *spans.names(plan), *numbers.parameters(plan)])}):"]
+    blocks = f"cutlass.max((limit + {keys - 1}) // {keys}, 1)" if plan.is_limited else numbers.parts(total, keys)
     zero, end, whole, begin, edge = "cutlass.Int32(0)", f"cutlass.Int32({blocks})", "end", "zero", "zero"
     lines.append(f"    zero = {zero}")
     lines.append(f"    end = {end}")
     if band.last is not None:
         lines += [
-            f"    seen = tile_m * {rows} + {text_of(band.last)}",
+            f"    seen = tile_m * {rows} + {text_of(band.last)}{origin}",
             f"    end = cutlass.max(cutlass.min(end, (cutlass.max(seen + {rows}, zero) + {keys - 1}) // {keys}), 1)",
         ]
         whole = f"cutlass.max(seen + 1, zero) // {keys}"
+    if "ends" in loaded:
+        of_rows = f"cutlass.max(least_ends{origin}, zero) // {keys}"
+        whole = of_rows if band.last is None else f"cutlass.min({whole}, {of_rows})"
     if band.first is not None:
         lines += [
-            f"    hidden = tile_m * {rows} + {text_of(band.first)}",
+            f"    hidden = tile_m * {rows} + {text_of(band.first)}{origin}",
             f"    begin = cutlass.min(cutlass.max(hidden, zero) // {keys}, end - 1)",
         ]
         begin, edge = "begin", f"(cutlass.max(hidden + {rows - 1}, zero) + {keys - 1}) // {keys}"
+    if "begins" in loaded:
+        of_rows = f"(most_begins{origin} + {keys - 1}) // {keys}"
+        edge = of_rows if band.first is None else f"cutlass.max({edge}, {of_rows})"
     return [*lines, f"    return {begin}, end, {whole}, {edge}"]
 
 

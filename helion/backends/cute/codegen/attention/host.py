@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from ...plan.attention.backward import BackwardPlan
 from ...plan.attention.numbers import text_of
 from ...plan.attention.records import AttentionOutput, AttentionPlan, Matrix, Mode, ScorePlan, ScoreProblem, Source
-from ...plan.records import WGMMA_ROWS
+from ...plan.dtypes import itemsize
+from ...plan.records import TMA_ALIGNMENT_BYTES, WGMMA_ROWS
 from ..setups import dsl
 from . import splits
 from .atomic import BOX, exchange_layout, sum_layout
@@ -24,8 +25,8 @@ def matrices(plan: AttentionPlan) -> list[str]:
     rows, keys, qk, columns = WGMMA_ROWS, plan.keys, problem.q.columns, problem.v.columns
     return [
         *_matrix("q", "q", problem.q, problem.queries),
-        *_matrix("k", "k", problem.k, problem.keys),
-        *_matrix("v", "v", problem.v, problem.keys, transposed=True),
+        *_matrix("k", "k", problem.k, problem.keys, spanned=problem.spans_keys),
+        *_matrix("v", "v", problem.v, problem.keys, transposed=True, spanned=problem.spans_keys),
         *_matrix("o", output.label, output.matrix, problem.queries),
         f"layout_q = hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, ({rows}, {keys}, {qk}), {dtype}, {plan.groups})",
         f"layout_k = hopper.make_smem_layout_b(LayoutEnum.ROW_MAJOR, ({rows}, {keys}, {qk}), {dtype}, {plan.stages})",
@@ -85,12 +86,24 @@ def backward_matrices(plan: BackwardPlan) -> list[str]:
     return lines
 
 
-def _matrix(name: str, pointer: str, matrix: Matrix, rows: int, transposed: bool = False) -> list[str]:
+def _matrix(
+    name: str, pointer: str, matrix: Matrix, rows: int, transposed: bool = False, spanned: bool = False
+) -> list[str]:
+    """Return the tensor of a matrix.
+
+    With ``spanned``, it has a third dimension, of rows as well, and begins ``rows`` rows earlier. Of a span of n rows
+    that ends at row e, row i has the indices rows - n + i and e. So TMA takes neither rows from the end on nor their places.
+    """
     extents, strides = [f"cutlass.Int32({text_of(rows)})", str(matrix.columns)], [text_of(matrix.pitch), "1"]
     if transposed:
         extents, strides = extents[::-1], strides[::-1]
-    layout = _layout(extents, strides, matrix.modes)
-    return [f"matrix_{name} = cute.make_tensor({_moved(pointer, matrix.offset)}, {layout})"]
+    start = _moved(pointer, matrix.offset)
+    if spanned:
+        extents, strides = [*extents, f"cutlass.Int32({text_of(rows)} + 1)"], [*strides, text_of(matrix.pitch)]
+        multiple = TMA_ALIGNMENT_BYTES // itemsize(matrix.dtype)
+        back = f"cutlass.Int64({text_of(rows)}) * {text_of(matrix.pitch)}"
+        start = f"{start} - cute.assume({back}, divby={multiple})"
+    return [f"matrix_{name} = cute.make_tensor({start}, {_layout(extents, strides, matrix.modes)})"]
 
 
 def _layout(extents: Sequence[str], strides: Sequence[str], modes: Sequence[Mode]) -> str:

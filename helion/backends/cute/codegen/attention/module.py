@@ -14,7 +14,7 @@ from ...roles.grammar import Pipeline, Role
 from ..module import CLASSES, warps_text
 from ..setups import dsl
 from ..writer import Writer
-from . import numbers
+from . import numbers, spans
 from .bounds import bounds_function, place_function
 from .finish import finish_functions
 from .host import matrices, tensors
@@ -81,6 +81,7 @@ def attention_pieces(plan: AttentionPlan) -> Pieces:
         functions=(
             *_matmul_functions(plan),
             place_function(plan),
+            *spans.functions(plan),
             bounds_function(plan),
             *queries_functions(plan),
             *softmax_functions(plan),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.records import LAZY, PRODUCT, AttentionPlan, ScorePlan
-from . import numbers
+from . import numbers, spans
 from .formula import arguments_of, computed, read
 
 NEGATIVE_INFINITY = 'cutlass.Float32(float("-inf"))'
@@ -20,7 +20,7 @@ def has_formula(plan: AttentionPlan) -> bool:
 def has_masks(plan: ScorePlan) -> bool:
     problem = plan.problem
     ragged = not is_known(problem.keys) or problem.keys % plan.keys != 0
-    return ragged or plan.is_limited or not problem.band.is_whole
+    return ragged or plan.is_limited or problem.has_first or problem.has_last
 
 
 def softmax_call(plan: AttentionPlan, masked: bool, first: bool, axes: Sequence[str]) -> list[str]:
@@ -29,7 +29,7 @@ def softmax_call(plan: AttentionPlan, masked: bool, first: bool, axes: Sequence[
     guarded = plan.problem.guarded or (masked and has_masks(plan))
     if has_formula(plan) or (masked and has_masks(plan)):
         block = "end - 1" if first else "block"
-        lines.append(f"first_key = ({block}) * {plan.keys} + lane % 4 * 2")
+        lines.append(f"first_key = {spans.plus_origin(plan)}({block}) * {plan.keys} + lane % 4 * 2")
     if has_formula(plan):
         given = ["scores", "first_query", "first_key", *axes, *arguments_of(plan.problem.score)]
         given += numbers.parameters(plan)
@@ -44,8 +44,8 @@ def softmax_call(plan: AttentionPlan, masked: bool, first: bool, axes: Sequence[
 
 
 def _mask_arguments(plan: AttentionPlan) -> list[str]:
-    limited = ["limit"] if plan.is_limited else []
-    return ["scores", "first_query", "first_key", *limited, *numbers.parameters(plan)]
+    limits = [*spans.span_names(plan), *spans.row_names(plan)]
+    return ["scores", "first_query", "first_key", *limits, *numbers.parameters(plan)]
 
 
 _REGISTERS = ["scores", "highest", "total", "factors"]
@@ -114,10 +114,10 @@ def _formula(plan: AttentionPlan) -> list[str]:
 
 
 def _mask(plan: AttentionPlan) -> list[str]:
-    """Return the function that hides the keys out of range, and those out of the band."""
-    band = plan.problem.band
+    """Return the function that hides the keys out of range, and those that a query does not see."""
+    band, loaded = plan.problem.band, spans.bounds_of(plan)
     hidden = NEGATIVE_INFINITY if plan.problem.softmax else "cutlass.Float32(0.0)"
-    keys = "limit" if plan.is_limited else text_of(plan.problem.keys)
+    keys = f"{spans.plus_origin(plan)}limit" if plan.is_limited else text_of(plan.problem.keys)
     lines = [
         f"def mask({', '.join(_mask_arguments(plan))}):",
         "    for row in range(2):",
@@ -125,15 +125,20 @@ def _mask(plan: AttentionPlan) -> list[str]:
     ]
     if band.last is not None:
         lines.append(f"        last = cutlass.min(last, first_query + 8 * row + {text_of(band.last)} - first_key)")
+    if "ends" in loaded:
+        lines.append("        last = cutlass.min(last, row_ends[row] - 1 - first_key)")
     if band.first is not None:
         lines.append(f"        first = first_query + 8 * row + {text_of(band.first)} - first_key")
+    if "begins" in loaded:
+        first = "row_begins[row] - first_key"
+        lines.append(f"        first = {first if band.first is None else f'cutlass.max(first, {first})'}")
     lines += [
         f"        for column in range({plan.keys // 8}):",
         "            for i in range(2):",
         "                at = 4 * column + 2 * row + i",
         f"                scores[at] = cutlass.select_(last >= 8 * column + i, scores[at], {hidden})",
     ]
-    if band.first is not None:
+    if plan.problem.has_first:
         lines.append(f"                scores[at] = cutlass.select_(first <= 8 * column + i, scores[at], {hidden})")
     return lines
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from ...plan.attention.build import partial_values
-from ...plan.attention.numbers import text_of
 from ...plan.attention.records import AttentionPlan
 from ...plan.records import WARPGROUP_THREADS
 from ...plan.workspace import MAX_COUNTERS
-from .formula import head_axes, read
 from .softmax import NEGATIVE_INFINITY
 
 
@@ -19,15 +17,6 @@ def tensors(plan: AttentionPlan) -> list[tuple[str, str, str]]:
     counters = f"cute.make_tensor(cute.recast_ptr(workspace, dtype=cutlass.Int32), cute.make_layout({MAX_COUNTERS}))"
     partials = f"cute.make_tensor(workspace + {MAX_COUNTERS}, cute.make_layout({shape}, stride={strides}))"
     return [("counters", "cute.Tensor", counters), ("partials", "cute.Tensor", partials)]
-
-
-def limit(plan: AttentionPlan) -> list[str]:
-    """Return the definition of the keys of a tile: those of its sequence, or all."""
-    keys, length = text_of(plan.problem.keys), plan.problem.length
-    if length is None:
-        return [f"limit = cutlass.Int32({keys})"]
-    loaded = read(plan, length, head_axes(plan.problem), "0", "0", 1)
-    return [f"limit = cutlass.max(cutlass.min(cutlass.Int32({loaded}), {keys}), 0)"]
 
 
 def part_of_keys(plan: AttentionPlan) -> list[str]:

@@ -12,7 +12,7 @@ from ...roles.attention import grammar as a
 from ...roles.attention.grammar import AttentionProgram, ScoreProgram
 from ..setups import dsl
 from ..writer import Writer
-from . import numbers, splits
+from . import numbers, spans, splits
 from .bounds import block_index, part_lengths
 from .finish import finish_call
 from .formula import arguments_of, head_axes
@@ -29,10 +29,10 @@ def coordinates(plan: ScorePlan) -> list[str]:
     return [*lines, *(f"head_{at} = cutlass.Int32(0)" for at in range(len(sizes), len(plan.problem.coordinates)))]
 
 
-def indexed(plan: ScorePlan, matrix: Matrix, block: str) -> str:
-    """Return the index of block number ``block`` of the current head's matrix."""
+def indexed(plan: ScorePlan, matrix: Matrix, block: str, span: str = "") -> str:
+    """Return the index of block number ``block`` of the current head's matrix, of a span of rows that ends at ``span``."""
     places = [mode.at.text(head_axes(plan.problem)) for mode in matrix.modes]
-    return ", ".join(["None", block, *places])
+    return ", ".join(["None", block, *([span] if span else []), *places])
 
 
 def print_steps(out: Writer, program: ScoreProgram, steps: Sequence[g.Step]) -> None:
@@ -78,12 +78,19 @@ def _(out: Writer, program: AttentionProgram, step: g.SetUp) -> None:
     out.lines(_SETUPS[step.name](program.plan))
 
 
-def partition(name: str, matrix: Matrix, box: tuple[int, int], transposed: bool = False) -> list[str]:
-    """Return the partition of a matrix in global and shared memory for its TMA loads."""
+def partition(
+    name: str, matrix: Matrix, box: tuple[int, int], transposed: bool = False, first_row: str = ""
+) -> list[str]:
+    """Return the partition of a matrix in global and shared memory for its TMA loads. That of a span of rows has tiles from
+    ``first_row`` on, and one more dimension: the end of the span."""
     modes = ["0", "None"] if transposed else ["None", "0"]
-    places = ", ".join([*modes, *("None" for _ in matrix.modes)])
+    others = ["None" for _ in matrix.modes] + (["None"] if first_row else [])
+    tensor = f"tensor_{name}"
+    if first_row:
+        offsets = ", ".join([*([first_row, "0"][:: -1 if transposed else 1]), *("0" for _ in others)])
+        tensor = f"cute.domain_offset(({offsets}), {tensor})"
     return [
-        f"tiles_{name} = cute.local_tile(tensor_{name}, {box}, ({places}))",
+        f"tiles_{name} = cute.local_tile({tensor}, {box}, ({', '.join([*modes, *others])}))",
         f"to_{name}, from_{name} = cpasync.tma_partition(",
         f"    tma_{name}, 0, cute.make_layout(1), cute.group_modes(shared_{name}, 0, 2), cute.group_modes(tiles_{name}, 0, 2)",
         ")",
@@ -91,10 +98,23 @@ def partition(name: str, matrix: Matrix, box: tuple[int, int], transposed: bool 
 
 
 def _load_blocks(plan: AttentionPlan) -> list[str]:
+    return [] if plan.problem.spans_keys else _blocks(plan)
+
+
+def _blocks(plan: AttentionPlan, first_row: str = "") -> list[str]:
     problem = plan.problem
     return [
-        *partition("k", problem.k, (plan.keys, problem.k.columns)),
-        *partition("v", problem.v, (problem.v.columns, plan.keys), transposed=True),
+        *partition("k", problem.k, (plan.keys, problem.k.columns), first_row=first_row),
+        *partition("v", problem.v, (problem.v.columns, plan.keys), transposed=True, first_row=first_row),
+    ]
+
+
+def _spanned_blocks(plan: AttentionPlan) -> list[str]:
+    """Return the partitions of a tile's span of K and V. Their rows are counted back from the end of the span."""
+    return [
+        f"span_end = {spans.plus_origin(plan)}limit",
+        f"first_row = {text_of(plan.problem.keys)} - limit",
+        *_blocks(plan, "first_row"),
     ]
 
 
@@ -130,6 +150,7 @@ def _attend(plan: AttentionPlan) -> list[str]:
         f"output = cute.make_rmem_tensor(mma_of_output.partition_shape_C((64, {columns})), cutlass.Float32)",
         f"rounded_weights = cute.make_rmem_tensor(scores.shape, {dsl(problem.q.dtype)})",
         *_registers_of_rows(plan),
+        *spans.registers(plan),
         *(["peaks = cute.make_rmem_tensor(2, cutlass.Float32)"] if plan.restores_maxima else []),
         "fragment_q = mma_of_scores.make_fragment_A(mma_of_scores.get_slice(0).partition_A(shared_q))",
         "fragment_k = mma_of_scores.make_fragment_B(mma_of_scores.get_slice(0).partition_B(shared_k))",
@@ -166,14 +187,17 @@ def _(out: Writer, program: ScoreProgram, step: a.WorkLoop) -> None:
         sizes = numbers.parameters(plan)
         item = "work" if plan.splits == 1 else f"work // {plan.splits}"
         out.lines((f"tile_m, head = place({', '.join([item, *sizes])})", *coordinates(plan)))
-        limited = ["limit"] if plan.is_limited else []
-        out.lines(splits.limit(plan) if isinstance(plan, AttentionPlan) and limited else ())
-        out.line(f"begin, end, whole, edge = blocks_of({', '.join(['tile_m', *limited, *sizes])})")
-        out.lines(splits.part_of_keys(plan) if isinstance(plan, AttentionPlan) and plan.splits > 1 else ())
-        if _has(step.body, a.BlockLoop):
+        loads, computes = any(isinstance(each, a.LoadBlock) for each in step.body), _has(step.body, a.BlockLoop)
+        if loads or computes or not plan.is_limited:  # other roles need no blocks, nor the loads of their bounds
+            out.lines(spans.of_tile(plan))
+            out.line(f"begin, end, whole, edge = blocks_of({', '.join(['tile_m', *spans.names(plan), *sizes])})")
+            out.lines(splits.part_of_keys(plan) if isinstance(plan, AttentionPlan) and plan.splits > 1 else ())
+        if computes:
             out.lines(part_lengths(plan))
             out.line(f"first_query = tile_m * {plan.rows} + group * 64 + group_warp * 16 + lane // 4")
-        if any(isinstance(each, a.LoadBlock) for each in step.body):
+            out.lines(spans.of_rows(plan))
+        if loads:
+            out.lines(_spanned_blocks(plan) if isinstance(plan, AttentionPlan) and plan.problem.spans_keys else ())
             out.line("block = end - 1")
         print_steps(out, program, step.body)
         out.line("visited += 1")
@@ -300,7 +324,8 @@ def _(out: Writer, program: AttentionProgram, step: a.LoadRows) -> None:
 @_rule(a.LoadBlock)
 def _(out: Writer, program: ScoreProgram, step: a.LoadBlock) -> None:
     plan, name = program.plan, step.operand
-    source = indexed(plan, plan.problem.blocks[name], "block + 1" if step.behind else "block")
+    span = "span_end" if isinstance(plan, AttentionPlan) and plan.problem.spans_keys else ""
+    source = indexed(plan, plan.problem.blocks[name], "block + 1" if step.behind else "block", span)
     out.line(
         f"cute.copy(tma_{name}, from_{name}[{source}], to_{name}[None, {step.cursor}.index],"
         f" tma_bar_ptr={name}.producer_get_barrier({step.cursor}))"

@@ -32,6 +32,7 @@ from .loops import Loops, check_axis, is_tile
 from .operands import check_dot, loaded
 from .outputs import unrounded
 from .places import access_of, check_storage, check_strides, matrix_of
+from .ranges import LoadedRange, check_range
 from .values import name_of_op, same_value, terms_of
 
 STARTS = tuple(f"product_{at}" for at in range(PRODUCTS))
@@ -108,6 +109,7 @@ def backward_of(program: Program) -> Backward:
     lefts = Lefts(loops, dict(zip(STARTS, (first, second), strict=True)), "gradients")
     band = lefts.band([dot.operands[0] for dot in sums])
     stored = loops.numbers.least([_extent(loops, load, loops.keys) for load in streamed], "size_keys")
+    check_range(loops, LoadedRange())
     if length_of(loops) is not None:
         raise Refusal("gradients of attention in a loop to a number of rows that is loaded are not implemented")
     keys = covered_keys(loops, band, stored)

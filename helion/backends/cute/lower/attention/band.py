@@ -13,6 +13,7 @@ from ...plan.attention.records import Band
 from ...plan.refusal import Refusal
 from ..numbers import equal, size
 from .loops import Loops, is_position
+from .values import end_of_tile
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def joined(loops: Loops, *bands: Band) -> Band:
 def every_query_sees(loops: Loops, band: Band, keys: int) -> bool:
     """Return whether each query has at least one key in the band, in every launch."""
     numbers, queries = loops.numbers, loops.numbers.number(loops.extent(loops.queries))
-    sees = _end(loops).length is None and (not is_known(keys) or keys > 0)  # launches have keys
+    sees = not _end(loops).is_loaded and (not is_known(keys) or keys > 0)  # launches have keys
     if band.last is not None:
         sees &= numbers.at_most(0, band.last)
     if band.first is not None:
@@ -137,19 +138,29 @@ EVERY_KEY = -(2**62)
 
 @dataclass(frozen=True)
 class End:
-    """The end of a loop over keys: ``limit`` keys, those up to ``past`` beyond the end of the tile of queries, and a number
-    that ``length`` loads for each head."""
+    """The end of a loop over keys: the least of several numbers, None where there is none.
+
+    They are ``limit``, and ``past`` keys beyond the end of the tile of queries. ``length`` loads one for each head.
+    ``greatest`` loads one for each of the tile's queries, of which the greatest counts.
+    """
 
     limit: Number | None = None
     past: Number | None = None
     length: Op | None = None
+    greatest: Op | None = None
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.length is not None or self.greatest is not None
 
 
 def end_of_loop(loops: Loops, end: Operand) -> End | None:
     """Return the end of a loop over keys from its operand, or None if it is neither of both kinds."""
     if not isinstance(end, Value):
         return End(limit=int(end))
-    made = loops.stripped(end)
+    made, greatest = loops.stripped(end), end_of_tile(loops, end, "amax")
+    if greatest is not None:
+        return End(greatest=greatest)
     if made is None:
         return None
     if made.kind == "full":
@@ -171,11 +182,12 @@ def end_of_loop(loops: Loops, end: Operand) -> End | None:
     if one is None or other is None:
         return None
     if name == "minimum":
-        if one.length is not None and other.length is not None:
+        if one.is_loaded and other.is_loaded:
             return None
         limit, past = _least(loops, one.limit, other.limit), _least(loops, one.past, other.past)
-        return End(limit=limit, past=past, length=one.length or other.length)
-    if name not in ("add", "sub") or other.past is not None or other.limit is None or one.length or other.length:
+        loaded = one if one.is_loaded else other
+        return End(limit=limit, past=past, length=loaded.length, greatest=loaded.greatest)
+    if name not in ("add", "sub") or other.past is not None or other.limit is None or one.is_loaded or other.is_loaded:
         return None
     moved = other.limit if name == "add" else -other.limit
     limit, past = (None if each is None else each + moved for each in (one.limit, one.past))
@@ -244,6 +256,8 @@ def covered_keys(loops: Loops, band: Band, stored: int) -> int:
     plain = block.kind == "tile" and not axis.scalar and axis.jagged is None and axis.split is None
     begin = loops.loop.operands[axis.begin.at] if isinstance(axis.begin, OperandRef) else axis.begin
     first = begin_of_loop(loops, begin) if isinstance(begin, (int, Value)) else None
+    if end_of_tile(loops, begin, "amin") is not None:
+        first = EVERY_KEY
     if not plain or first is None or not equal(axis.step, 1):
         raise Refusal("a loop over keys from 0, or from the first query of the tile plus a number, is implemented")
     numbers = loops.numbers
@@ -258,7 +272,7 @@ def covered_keys(loops: Loops, band: Band, stored: int) -> int:
             "the loop over keys ends with the tile of queries, and its mask lets a query see later keys: the result would"
             " depend on the size of tiles"
         )
-    if found.length is not None and found.past is None and found.limit is None:
+    if found.is_loaded and found.past is None and found.limit is None:
         return stored
     if not numbers.at_most(last_key(loops), stored):
         raise Refusal(f"the loop over keys has more of them than the {text_of(stored)} of k and v")
@@ -270,7 +284,7 @@ def last_key(loops: Loops) -> Number:
     end = _end(loops)
     if end.limit is not None:
         return end.limit
-    if end.length is not None:
+    if end.is_loaded:
         raise Refusal("a number for each key, in a loop to a number of keys that is loaded, is not implemented")
     return loops.numbers.number(loops.extent(loops.queries)) + (0 if end.past is None else end.past)
 

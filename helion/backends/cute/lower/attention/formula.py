@@ -136,6 +136,10 @@ class FormulaReader:
         self.sources[name] = source, access.tensor.id
         return name
 
+    def source_of(self, op: Op) -> tuple[Source, int | Expr]:
+        """Return the source that a load of integers is, and its argument of a launch. Raises ``Refusal``."""
+        return self.sources[self._load(op, compared=True)]
+
     def _pointwise(self, op: Op, dtype: torch.dtype) -> Reference:
         name = op.attributes(PointwiseAttrs).name
         if name == "cast":

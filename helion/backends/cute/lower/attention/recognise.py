@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ....._compiler.ir.grammar import Op, Program
 from ....._shapes import Expr, dtype_name
 from ...plan.attention.build import check_problem
-from ...plan.attention.records import AttentionProblem, Band, Formula, Source
+from ...plan.attention.records import AttentionProblem, Band, Formula, KeyRange, Source
 from ..names import name_of
 from .band import covered_keys, every_query_sees, length_of
 from .consecutive import with_joined_loops
@@ -24,6 +24,7 @@ from .operands import Queries, operands_of, stored_keys
 from .outputs import ACCUMULATOR, TOTAL, Finish
 from .packing import with_packed_heads
 from .places import access_of, check_reach, check_storage, check_strides
+from .ranges import LoadedRange, check_range, key_range
 from .scores import PRODUCT, Scores, may_be_infinite
 from .softmax import has_softmax, softmax_of, start_of
 from .weights import weights_of
@@ -53,6 +54,9 @@ class Weighting:
     band: Band
     keys: int
     sources: tuple[int | Expr, ...]
+    key_range: KeyRange | None = None
+    bounds: tuple[int | Expr, ...] = ()
+    """The arguments of a launch for the sources of ``key_range``."""
     scale: float = 1.0
     unit: float = 1.0
     guarded: bool = False
@@ -86,6 +90,7 @@ def attention_of(program: Program) -> Attention:
         finish=finish.formula,
         outputs=outputs,
         length=None if length is None else _length(loops, length),
+        key_range=weighting.key_range,
         units=tuple(loops.numbers.units),
         softmax=weighting.softmax,
         names=tuple(name for _, _, name in (q, k, v)),  # type: ignore[arg-type]
@@ -102,6 +107,7 @@ def attention_of(program: Program) -> Attention:
             *queries.reader.arguments(queries.formula),
             *weighting.sources,
             *finish.reader.arguments(finish.formula),
+            *weighting.bounds,
             *([] if length is None else [loops.tensor(length).id]),
         ),
     )
@@ -126,7 +132,11 @@ def _with_softmax(loops: Loops, finish: Finish) -> Weighting:
     keys = covered_keys(loops, scores.band, stored_keys(loops))
     start = start_of(loops, softmax, every_query_sees(loops, scores.band, keys))
     finish.start_from(softmax, start)
+    check_range(loops, scores.range)
+    loaded, bounds = key_range(scores.reader, scores.range)
     return Weighting(
+        key_range=loaded,
+        bounds=bounds,
         score=scores.formula,
         band=scores.band,
         keys=keys,
@@ -140,6 +150,7 @@ def _with_softmax(loops: Loops, finish: Finish) -> Weighting:
 
 def _with_weights(loops: Loops, finish: Finish) -> Weighting:
     weights = weights_of(loops)
+    check_range(loops, LoadedRange())
     lefts = Lefts(loops, {PRODUCT: loops.first}, "weights")
     band = lefts.band([weights.value])
     formula, (number,) = lefts.formula([weights.value])

@@ -16,6 +16,7 @@ from .band import band_of, every_query_sees, joined
 from .formula import FormulaReader
 from .loops import Loops
 from .operands import stored_keys
+from .ranges import LoadedRange, ends_of_loop, range_of, terms_of_condition
 from .values import by_number, is_lowest, is_minus_infinity, name_of_op
 
 PRODUCT = "product"
@@ -29,7 +30,7 @@ class Scores:
     """
 
     def __init__(self, loops: Loops, scores: Operand) -> None:
-        self.loops, self.band = loops, Band()
+        self.loops, self.band, self.range = loops, Band(), LoadedRange()
         self.reader = FormulaReader(loops, (PRODUCT,), loops.keys, "scores")
         product = loops.first.result
         self.reader.known[product.number] = self.reader.rounded(PRODUCT, product.dtype)
@@ -59,24 +60,50 @@ class Scores:
             value = following
 
     def _masked(self, made: Op) -> Operand | None:
-        """Return the scores that a mask by a band hides, and add the band."""
+        """Return the scores that a mask by a band, or by loaded integers of queries, hides, and add these."""
         if name_of_op(made) != "where":
             return None
         condition, one, other = made.operands
         seen = not is_lowest(self.loops, one)
         if not seen:
             one, other = other, one
-        band = band_of(self.loops, condition, seen) if is_lowest(self.loops, other) else None
-        if band is None:
+        found = self._visible(condition, seen) if is_lowest(self.loops, other) else None
+        if found is None:
             return None
+        band, loaded = found
         if not is_minus_infinity(self.loops, other):
-            both = joined(self.loops, self.band, band)
-            if not every_query_sees(self.loops, both, stored_keys(self.loops)):
+            if not self._is_shown(band, loaded):
                 return None
             self.finite = True
-        self.band = joined(self.loops, self.band, band)
+        self.band, self.range = band, loaded
         self.hidden[made.result.number] = one
         return one
+
+    def _visible(self, condition: Operand, seen: bool) -> tuple[Band, LoadedRange] | None:
+        """Return the band and the range of what is visible so far and by a condition, or None if it is neither of both."""
+        band, loaded = self.band, self.range
+        for term, wanted in terms_of_condition(self.loops, condition, seen):
+            of_term = band_of(self.loops, term, wanted)
+            if of_term is not None:
+                band = joined(self.loops, band, of_term)
+                continue
+            of_query = range_of(self.loops, term, wanted)
+            both = None if of_query is None else loaded.joined(of_query)
+            if both is None:
+                return None
+            loaded = both
+        return band, loaded
+
+    def _is_shown(self, band: Band, loaded: LoadedRange) -> bool:
+        """Return whether the number of hidden scores does not matter.
+
+        Every query sees a key then. Or the loop ends with the keys of a tile's queries: results of queries without keys
+        depend on the size of tiles in any case.
+        """
+        if loaded == LoadedRange():
+            return every_query_sees(self.loops, band, stored_keys(self.loops))
+        ends = ends_of_loop(self.loops)
+        return ends.begins is not None and ends.ends is not None
 
     def _kept(self, made: Op) -> Operand | None:
         """Return the operand whose minus infinity an operation keeps."""

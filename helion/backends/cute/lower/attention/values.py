@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ....._compiler.ir.grammar import Op, Operand, PointwiseAttrs, Value
+from ....._compiler.ir.grammar import Op, Operand, PointwiseAttrs, ReduceAttrs, Value
 from ..chain import ROUNDED
 from .loops import Loops
 
@@ -74,3 +74,23 @@ def is_minus_infinity(loops: Loops, value: Operand) -> bool:
     made = loops.stripped(value)
     number = made.operands[0] if made is not None and made.kind == "full" else value
     return isinstance(number, float) and number == -math.inf
+
+
+def loaded_bound(loops: Loops, value: Operand) -> Op | None:
+    """Return the load of an integer for each query, through views and casts, or None."""
+    made = loops.stripped(value)
+    while made is not None and name_of_op(made) == "cast" and made.result.dtype in (torch.int32, torch.int64):
+        made = loops.stripped(made.operands[0])
+    if made is None or made.kind != "load" or made.result.dtype not in (torch.int32, torch.int64):
+        return None
+    return made if loops.blocks(made.result) == (loops.queries,) else None
+
+
+def end_of_tile(loops: Loops, value: object, name: str) -> Op | None:
+    """Return the load whose least (``amin``), or greatest (``amax``), integer of the tile of queries a value is, or None."""
+    made = loops.stripped(value) if isinstance(value, Value) else None
+    while made is not None and (made.kind == "full" or made.attrs == PointwiseAttrs("cast")):
+        made = loops.stripped(made.operands[0])
+    if made is None or made.kind != "reduce" or made.attributes(ReduceAttrs).name not in (name, name[1:]):
+        return None
+    return None if loops.blocks(made.result) else loaded_bound(loops, made.operands[0])

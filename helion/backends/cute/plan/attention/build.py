@@ -109,6 +109,8 @@ def _check_splits(problem: AttentionProblem, choice: AttentionChoice) -> None:
     """Check that each part of the keys has a block, in every tile."""
     if not all(map(is_known, (*problem.heads, problem.queries))):
         raise Refusal("keys are split among CTAs for numbers of heads and queries that are known before a launch")
+    if problem.key_range is not None:
+        raise Refusal("keys are split among CTAs where bounds of the keys of a query are not loaded")
     rows = WGMMA_ROWS * choice.groups
     tiles = -(-problem.queries // rows)
     if choice.scheduler != "static":

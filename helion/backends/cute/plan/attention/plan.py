@@ -111,6 +111,9 @@ def _attention_lines(name: str, plan: AttentionPlan) -> list[str]:
         f" {', '.join(chosen)}",
     ]
     lines += _band_lines(plan, "query", "key")
+    if problem.key_range is not None:
+        loaded = ", ".join(f"{name} {source.name}" for name, (source, _) in problem.key_range.bounds.items())
+        lines.append(f"  the keys of a query: {loaded}: blocks {', '.join(('first', *plan.parts))}")
     if problem.score.instructions:
         read = ", ".join(f"{each.name} ({each.kind}, {each.dtype})" for each in problem.score.sources) or "none"
         lines.append(

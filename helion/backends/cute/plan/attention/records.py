@@ -126,6 +126,26 @@ class Band:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeyRange:
+    """The keys that a query sees, by integers that are loaded for it: from ``begins`` on, and those below ``ends``, where None
+    is no bound. ``shifts`` are added to them."""
+
+    begins: Source | None = None
+    ends: Source | None = None
+    shifts: tuple[int, int] = (0, 0)
+
+    @property
+    def bounds(self) -> dict[str, tuple[Source, int]]:
+        """The bounds there are, and what is added to each, by name."""
+        named = zip(("begins", "ends"), (self.begins, self.ends), self.shifts, strict=True)
+        return {name: (source, shift) for name, source, shift in named if source is not None}
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return tuple(source for source, _ in self.bounds.values())
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionOutput:
     """An output of one value of the formula of outputs: a matrix, or a number per query (``pitch`` elements from one to the next)."""
 
@@ -156,7 +176,7 @@ class ScoreProblem:
 
     def __repr__(self) -> str:
         names = [each.name for each in dataclasses.fields(self)]  # type: ignore[arg-type]
-        shown = [name for name in names if name not in ("units", "length") or getattr(self, name)]
+        shown = [name for name in names if name not in ("units", "length", "key_range") or getattr(self, name)]
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     @functools.cached_property
@@ -204,6 +224,16 @@ class ScoreProblem:
         """Streamed matrices by the names of their pipelines."""
         raise NotImplementedError
 
+    @property
+    def has_first(self) -> bool:
+        """True if there is a first key that a query sees, other than key 0."""
+        return self.band.first is not None
+
+    @property
+    def has_last(self) -> bool:
+        """True if there is a last key that a query sees, other than the last one of all."""
+        return self.band.last is not None
+
     @functools.cached_property
     def batches(self) -> int:
         """Heads of all coordinates of the grid."""
@@ -239,6 +269,7 @@ class AttentionProblem(ScoreProblem):
     softmax: bool = True
     length: Source | None = None
     """The keys of a sequence, an integer per head: there are no more than ``keys``, and may be none."""
+    key_range: KeyRange | None = None
     units: tuple[int, ...] = ()
     """Strides that each launch passes, and that have to be 1."""
     names: tuple[str, str, str] = dataclasses.field(default=("q", "k", "v"), compare=False)
@@ -258,8 +289,22 @@ class AttentionProblem(ScoreProblem):
     @property
     def sources(self) -> tuple[Source, ...]:
         """Inputs other than q, k and v, in the order of a launch."""
+        bounds = () if self.key_range is None else self.key_range.sources
         lengths = () if self.length is None else (self.length,)
-        return (*self.query.sources, *self.score.sources, *self.finish.sources, *lengths)
+        return (*self.query.sources, *self.score.sources, *self.finish.sources, *bounds, *lengths)
+
+    @property
+    def spans_keys(self) -> bool:
+        """True if a tile's keys are a span of rows of K and V, from loaded integers. Rows out of it are read as 0."""
+        return self.length is not None or self.key_range is not None
+
+    @property
+    def has_first(self) -> bool:
+        return self.band.first is not None or (self.key_range is not None and self.key_range.begins is not None)
+
+    @property
+    def has_last(self) -> bool:
+        return self.band.last is not None or (self.key_range is not None and self.key_range.ends is not None)
 
     @property
     def argument_names(self) -> tuple[str, ...]:
@@ -357,9 +402,8 @@ class ScorePlan:
     @property
     def parts(self) -> tuple[Part, ...]:
         """Parts of the loop over blocks, after the first block: from the right to the left."""
-        band = self.problem.band
-        right: tuple[Part, ...] = ("diagonal",) if band.last is not None else ()
-        left: tuple[Part, ...] = ("edge",) if band.first is not None else ()
+        right: tuple[Part, ...] = ("diagonal",) if self.problem.has_last else ()
+        left: tuple[Part, ...] = ("edge",) if self.problem.has_first else ()
         return (*right, "free", *left)
 
 
@@ -407,7 +451,7 @@ class AttentionPlan(ScorePlan):
 
     @property
     def is_limited(self) -> bool:
-        return self.problem.length is not None or (self.splits > 1 and not is_known(self.problem.keys))
+        return self.problem.spans_keys or (self.splits > 1 and not is_known(self.problem.keys))
 
 
 LAZY = 8.0

@@ -1,0 +1,206 @@
+"""Attention whose keys are bounded by loaded integers: values, the printed blocks and masks, and refusals."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from backends.cute import attention_spans as spans
+from backends.cute.edited_roles import edited, without
+from backends.cute.printed_blocks import function
+from backends.cute.printed_registers import unwritten_registers
+
+import helion
+import helion.language as hl
+from helion import exc
+from helion.backends.cute.codegen.attention import bounds, numbers, softmax, steps
+from helion.backends.cute.roles import grammar as g
+from helion.backends.cute.roles.attention.programs import attention_program
+from helion.backends.cute.shapes import shape_of_plan
+from helion.backends.cute.verify.attention.verify import verify_attention
+from helion.backends.cute.verify.state import Fault
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert (found.double() - wanted).norm() < 5e-3 * wanted.norm()
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("name", spans.SEQUENCES)
+def test_sequences_one_after_another(name: str, static: bool) -> None:
+    given, wanted, logsum = spans.given_of(spans.SEQUENCES[name])
+    out, found = helion.kernel(spans.of_rows, backend="cute", static_shapes=static)(*given)
+    close(out, wanted)
+    assert torch.equal(torch.isfinite(found), torch.isfinite(logsum))
+    assert not torch.isfinite(logsum).all(), "some rows see no key"
+    torch.testing.assert_close(found.double(), logsum, rtol=1e-5, atol=1e-5)
+
+
+def test_bounds_in_masks_alone() -> None:
+    """Bounds and a causal mask together, in a loop over all keys."""
+    torch.manual_seed(1)
+    q, k, v = ((torch.randn(2, 200, 64) + 0.2).bfloat16() for _ in range(3))
+    first = torch.arange(200) // 70 * 70
+    last = torch.minimum(first + 65, torch.tensor(199))
+    given = q, k, v, first.to(torch.int32), torch.maximum(last, torch.arange(200)).to(torch.int32)
+    kernel = helion.kernel(spans.documents, backend="cute")
+    close(kernel(*given), spans.of_documents(*given))
+    plan = kernel.bind(given, target="sm_90").plan().attention
+    assert plan.problem.key_range.shifts == (0, 1) and plan.parts == ("diagonal", "free", "edge")
+    assert not plan.problem.score.instructions
+
+
+def test_a_prefix_of_keys_for_each_query() -> None:
+    torch.manual_seed(2)
+    q, k, v = ((torch.randn(2, 2, n, 64) + 0.2).bfloat16() for n in (90, 150, 150))
+    given = q, k, v, torch.randint(0, 150, (2, 90))
+    close(helion.kernel(spans.prefixes, backend="cute")(*given), spans.of_prefixes(*given))
+
+
+def plan_of(causal: bool, keys: int = 64) -> Any:
+    meta = [torch.empty(2, 500, 64, dtype=torch.bfloat16, device="meta") for _ in range(3)]
+    numbers_of_rows = [torch.empty(500, dtype=torch.int32, device="meta") for _ in range(2)]
+    if causal:
+        bound = helion.kernel(spans.documents, backend="cute").bind((*meta, *numbers_of_rows), target="sm_90")
+        return bound.plan(helion.Config(block_sizes=[128, keys]))
+    rows = [x.transpose(0, 1).contiguous() for x in meta]
+    bound = helion.kernel(spans.of_rows, backend="cute").bind(
+        (*rows, None, *numbers_of_rows, 1, 0.1, 0.0), target="sm_90"
+    )
+    return bound.plan(helion.Config(block_sizes=[128, keys]))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_printed_blocks_and_masks_show_the_keys_of_each_query(causal: bool) -> None:
+    """Run the printed bounds, masks and rows of TMA for random bounds of a tile's rows."""
+    made = plan_of(causal).attention
+    blocks = function(bounds.bounds_function(made), "blocks_of")
+    cutlass = SimpleNamespace(
+        min=min, max=max, Int32=int, Float32=float, select_=lambda c, one, other: one if c else other
+    )
+    shown: dict[str, Any] = {"cutlass": cutlass}
+    exec("\n".join(softmax._mask(made)), shown)
+    rng = random.Random(0)
+    for _ in range(60):
+        rows, tile_m = made.rows, rng.randrange(4)
+        low = sorted(rng.randrange(500) for _ in range(rows)) if rng.random() < 0.7 else [rng.randrange(500)] * rows
+        high = [min(500, each + rng.randrange(-3, 150)) for each in low]
+        low, high = [max(0, each) for each in low], [max(0, each) for each in high]
+        origin = min(low)
+        names: dict[str, Any] = {
+            "cutlass": cutlass,
+            "origin": origin,
+            "limit": max(max(high) - origin, 0),
+            "most_begins": max(low),
+            "least_ends": min(high),
+        }
+        given = [names[each] for each in ("origin", "limit", "most_begins", "least_ends")]
+        given += [1 for _ in numbers.parameters(made)]
+        names["begin"], names["end"], names["whole"], names["edge"] = blocks(tile_m, *given)
+        exec("\n".join(bounds.part_lengths(made)), names)
+        order = [(names["end"] - 1, True)]
+        for part in made.parts:
+            counted = range(names[f"{part}_blocks"])
+            order += [(eval(bounds.block_index(made, part), {**names, "at": at}), part != "free") for at in counted]
+        assert [block for block, _ in order] == [*reversed(range(names["begin"], names["end"]))]
+        exec("\n".join(line for line in steps._spanned_blocks(made)[:2]), names)
+        for row in rng.sample(range(rows), 6):
+            query = tile_m * rows + row
+            last = min(high[row], query + 1) if causal else high[row]
+            found = []
+            for block, masked in order:
+                first_key = origin + block * made.keys
+                scores = [0.0] * made.keys
+                if masked:  # elements of a thread's first row, with two columns of each 8
+                    for lane in range(4):
+                        own = [0.0] * (made.keys // 2)
+                        shown["mask"](
+                            own,
+                            query,
+                            first_key + 2 * lane,
+                            names["origin"],
+                            names["limit"],
+                            [low[row]] * 2,
+                            [high[row]] * 2,
+                            *given[4:],
+                        )
+                        for at, value in enumerate(own):
+                            if at // 2 % 2 == 0:
+                                scores[at // 4 * 8 + at % 2 + 2 * lane] = value
+                found += [first_key + at for at, value in enumerate(scores) if value == 0.0]
+                for at in (0, made.keys - 1):  # the row that TMA reads, 0 beyond the extent
+                    index = names["first_row"] + block * made.keys + at
+                    assert index + names["span_end"] - 500 == first_key + at
+                    assert (index < 500) == (first_key + at < origin + names["limit"])
+            assert sorted(found) == [*range(low[row], last)]
+
+
+def test_registers_are_written_and_planted_faults_are_found() -> None:
+    made = plan_of(True)
+    assert not unwritten_registers(shape_of_plan(made).kernel(made).source)
+    program = attention_program(made.attention)
+    verify_attention(program)
+    with pytest.raises(Fault, match="stale"):
+        verify_attention(edited(program, "attend", without(g.Wait("v_read"))))
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("causal", [True, False])
+def test_binaries_are_neither_spilled_nor_serialized(causal: bool) -> None:
+    meta = [torch.empty(2, 500, 64, dtype=torch.bfloat16, device="meta") for _ in range(3)]
+    more = [torch.empty(500, dtype=torch.int32, device="meta") for _ in range(2)]
+    bound = helion.kernel(spans.documents, backend="cute").bind((*meta, *more), target="sm_90")
+    for seed in bound.seeds:
+        found = bound.resources(seed.config)
+        assert found.spill_bytes == 0 and found.sass_counts["WARPGROUP"] <= 14
+
+
+# Refusals --------------------------------------------------------------------------------------------------------------
+
+
+def unmasked(q, k, v, ends):  # type: ignore[no-untyped-def]
+    heads, m, dims = q.size(0), q.size(1), hl.specialize(q.size(2))
+    out = torch.empty_like(q)
+    for h, tile_m in hl.tile([heads, m], block_size=[1, None]):
+        highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        acc = hl.zeros([tile_m, dims], dtype=torch.float32)
+        for tile_n in hl.tile(0, torch.amax(ends[tile_m])):
+            scores = hl.dot(q[h.begin, tile_m, :], k[h.begin, tile_n, :].T) * 0.125
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights, shrink = torch.exp(scores - raised[:, None]), torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[h.begin, tile_n, :], acc=acc * shrink[:, None])
+            highest = raised
+        out[h.begin, tile_m, :] = acc / total[:, None]
+    return out
+
+
+def weighted(q, k, v, ends):  # type: ignore[no-untyped-def]
+    heads, m, dims = q.size(0), q.size(1), hl.specialize(q.size(2))
+    out = torch.empty_like(q)
+    for h, tile_m in hl.tile([heads, m], block_size=[1, None]):
+        acc = hl.zeros([tile_m, dims], dtype=torch.float32)
+        for tile_n in hl.tile(0, torch.amax(ends[tile_m])):
+            weights = torch.sigmoid(hl.dot(q[h.begin, tile_m, :], k[h.begin, tile_n, :].T))
+            acc = hl.dot(weights.to(v.dtype), v[h.begin, tile_n, :], acc=acc)
+        out[h.begin, tile_m, :] = acc
+    return out
+
+
+@pytest.mark.parametrize("function_", [unmasked, weighted])
+def test_a_loop_that_ends_with_a_tile_needs_a_mask(function_: Any) -> None:
+    given = [torch.zeros(2, 90, 64, dtype=torch.bfloat16) for _ in range(3)]
+    with pytest.raises(exc.CuteUnsupported, match="ends with the last key of a tile's queries, by ends"):
+        helion.kernel(function_, backend="cute").bind((*given, torch.zeros(90, dtype=torch.int32)))
+
+
+def test_keys_are_not_split_where_their_bounds_are_loaded() -> None:
+    meta = [torch.empty(2, 500, 64, dtype=torch.bfloat16, device="meta") for _ in range(3)]
+    more = [torch.empty(500, dtype=torch.int32, device="meta") for _ in range(2)]
+    bound = helion.kernel(spans.documents, backend="cute").bind((*meta, *more), target="sm_90")
+    with pytest.raises(exc.InvalidConfig, match="bounds of the keys of a query are not loaded"):
+        bound.plan(helion.Config(block_sizes=[64, 64], wgmma_key_splits=2))
