@@ -12,8 +12,8 @@ WARP = 32
 
 def bounds_of(plan: ScorePlan) -> dict[str, tuple[Source, int]]:
     """Return the loaded bounds of a plan, and what is added to each, by name."""
-    problem = plan.problem
-    return problem.key_range.bounds if isinstance(plan, AttentionPlan) and plan.problem.key_range is not None else {}
+    key_range = plan.problem.key_range if isinstance(plan, AttentionPlan) else None
+    return {} if key_range is None else key_range.bounds
 
 
 def span_names(plan: ScorePlan) -> list[str]:

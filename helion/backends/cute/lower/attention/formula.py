@@ -105,7 +105,7 @@ class FormulaReader:
         place_of_value(self.loops, op.result, self.rest)
         raise Refusal(f"the index of a head as a number in {self.rest} is not implemented")
 
-    def _load(self, op: Op, compared: bool = False) -> Reference:
+    def _load(self, op: Op, compared: bool = False) -> str:
         access = access_of(self.loops, op)
         check_reach(access)
         dtype = dtype_name(access.tensor.dtype)
