@@ -1,7 +1,8 @@
 """Registration of operators in torch's namespace ``helion_ops``, and the checks of their arguments.
 
 An operator has a schema, a function that launches kernels, a fake function that only makes results, and possibly a
-backward. ``torch.compile``, export, CUDA graphs and autograd see one node per call.
+backward. ``torch.compile``, export, CUDA graphs and autograd see one node per call. Calls that nothing observes pass by
+torch's dispatcher, which takes longer than the kernel's launch.
 """
 
 from __future__ import annotations
@@ -52,13 +53,19 @@ class Operator:
         self.overload = overload
         #: Called without torch's dispatcher, which would only count the writes of what has other effects.
         self.direct = (run or kernels[0]) if "!" not in schema else None
+        #: The same for calls that autograd records.
+        self.recorded: Callable[..., Any] | None = None
 
     def __repr__(self) -> str:
         return f"<operator {NAMESPACE}::{self.name}>"
 
     def __call__(self, *arguments: Any) -> Any:
-        if self.direct is not None and is_plain(arguments):
-            return self.direct(*arguments)
+        if self.direct is not None and not is_observed():
+            records = is_recorded(arguments)
+            if records is False:
+                return self.direct(*arguments)
+            if records and self.recorded is not None:
+                return self.recorded(*arguments)
         return self.overload(*arguments)
 
     def differentiate(self, save: Callable[..., None], backward: Callable[..., Any]) -> None:
@@ -70,6 +77,8 @@ class Operator:
         """
         name = f"{NAMESPACE}::{self.name}"
         torch.library.register_autograd(name, backward, setup_context=save, lib=_LIBRARY)
+        if self.direct is not None:
+            self.recorded = _recorded(self.name, self.direct, save, backward)
 
     def differentiate_once(self) -> None:
         """Register a backward that refuses: this operator computes gradients, which have none of their own."""
@@ -82,26 +91,46 @@ class Operator:
         self.differentiate(lambda ctx, inputs, output: None, refuse)
 
 
-def is_plain(arguments: Sequence[Any]) -> bool:
-    """Return whether torch's dispatcher would only call an operator: nothing traces, transforms or differentiates it."""
+def _recorded(
+    name: str, run: Callable[..., Any], save: Callable[..., None], backward: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return a function that runs an operator without torch's dispatcher, and records it for autograd."""
+
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        output = run(*arguments)
+        save(ctx, arguments, output)
+        return output
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function: Any = type(f"{NAMESPACE}_{name}", (torch.autograd.Function,), members)
+    apply: Callable[..., Any] = function.apply
+    return apply
+
+
+def is_observed() -> bool:
+    """Return whether torch traces, transforms or profiles what is called now."""
     if torch.compiler.is_compiling():
-        return False
+        return True
     c: Any = torch._C
-    if (
+    return bool(
         c._len_torch_dispatch_stack()
         or c._len_torch_function_stack()
         or c._functorch.peek_interpreter_stack() is not None
-    ):
-        return False
-    if torch.autograd._profiler_enabled() or c._get_tracing_state() is not None:
-        return False
-    differentiates = torch.is_grad_enabled()
+        or torch.autograd._profiler_enabled()
+        or c._get_tracing_state() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+def is_recorded(arguments: Sequence[Any]) -> bool | None:
+    """Return whether autograd records a call; None for tensors with a behaviour of their own."""
+    enabled, found = torch.is_grad_enabled(), False
     for each in arguments:
-        if isinstance(each, torch.Tensor) and (
-            type(each) not in _TENSORS or each.is_meta or (differentiates and each.requires_grad)
-        ):
-            return False
-    return True
+        if isinstance(each, torch.Tensor):
+            if type(each) not in _TENSORS or each.is_meta:
+                return None
+            found = found or (enabled and each.requires_grad)
+    return found
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------------
@@ -178,3 +207,8 @@ def rows(tensor: torch.Tensor, *, kept: int = 1) -> torch.Tensor:
     if first == 1:
         return tensor
     return tensor.reshape(math.prod(tensor.shape[:first]), *tensor.shape[first:])
+
+
+def shaped(result: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Return a result of ``rows`` in the shape of the argument; a view takes as long as half of a launch."""
+    return result if result.dim() == len(shape) else result.view(shape)

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import helion
 from helion import exc, ops
 from helion.ops._operators import Operator
-from helion.ops.kernels import linear_cross_entropy, sampling
+from helion.ops.kernels import dropout, linear_cross_entropy, sampling
 
 NAMES = [case.name for case in cases()]
 FIRST = ("rms_norm, fp32",)
@@ -178,6 +178,20 @@ def test_dropout(columns: int) -> None:
     torch.testing.assert_close(ops.bias_dropout_residual(x, None, residual, p=0.5, training=False), x + residual)
 
 
+@pytest.mark.parametrize("rows", [0, 32])
+def test_dropout_of_few_rows_adds_up_the_gradient_of_the_bias_in_one_kernel(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dropout, "block_sums_kernel", None if rows else dropout.block_sums_kernel)
+    x, bias = torch.randn(rows, 36).bfloat16().requires_grad_(), torch.randn(36).half().requires_grad_()
+    out = ops.bias_dropout_residual(x, bias, torch.zeros(rows, 36), p=0.25)
+    given = torch.randn_like(out).add(0.5)
+    of_x, of_bias = torch.autograd.grad(out, (x, bias), given)
+    expected = torch.where(out != 0, given / 0.75, 0)
+    torch.testing.assert_close(of_x, expected.bfloat16())
+    torch.testing.assert_close(of_bias, expected.sum(0).half())
+
+
 def _frequencies(logits: torch.Tensor, **options: Any) -> torch.Tensor:
     """Return the frequencies of the tokens of one row in 2000 samples."""
     torch.manual_seed(5)
@@ -260,6 +274,7 @@ def test_the_dispatcher_is_asked_only_where_it_has_something_to_do() -> None:
     asked = []
     rms_norm = Operator.__new__(Operator)
     rms_norm.direct = lambda *args: asked.append("kernel") or torch.ops.helion_ops.rms_norm(*args)
+    rms_norm.recorded = lambda *args: asked.append("autograd") or torch.ops.helion_ops.rms_norm(*args)
     rms_norm.overload = lambda *args: asked.append("dispatcher") or torch.ops.helion_ops.rms_norm(*args)
 
     def call(x: torch.Tensor) -> tuple[str, torch.Tensor]:
@@ -274,9 +289,30 @@ def test_the_dispatcher_is_asked_only_where_it_has_something_to_do() -> None:
             assert call(x)[0] == "dispatcher"
         assert call(x.to("meta"))[0] == "dispatcher"
     found, result = call(x)
-    assert found == "dispatcher"
+    assert found == "autograd"
     torch.testing.assert_close(result, expected)
     assert result.requires_grad
+    with torch.autograd.forward_ad.dual_level():
+        assert call(x)[0] == "dispatcher"
+    rms_norm.recorded = None
+    assert call(x)[0] == "dispatcher"
+
+
+def test_gradients_are_the_same_with_and_without_the_dispatcher() -> None:
+    """Without it a call is a node of autograd of its own, which still refuses second derivatives."""
+    inputs = [torch.randn(5, 33).requires_grad_(), torch.randn(5, 33), torch.randn(33).requires_grad_()]
+    direct, dispatched = ops.add_rms_norm(*inputs), torch.ops.helion_ops.add_rms_norm(*inputs, 1e-6)
+    names = [type(found[0].grad_fn).__name__ for found in (direct, dispatched)]
+    assert names[0] == "helion_ops_add_rms_normBackward" != names[1]
+    given = [torch.randn(5, 33), torch.randn(5, 33)]
+    wanted = inputs[0], inputs[2]
+    for got, expected in zip(
+        torch.autograd.grad(direct, wanted, given), torch.autograd.grad(dispatched, wanted, given), strict=True
+    ):
+        assert torch.equal(got, expected)
+    (first,) = torch.autograd.grad(ops.softmax(inputs[0]).square().sum(), inputs[0], create_graph=True)
+    with pytest.raises(exc.AutodiffNotSupported, match="differentiated once"):
+        first.sum().backward()
 
 
 def test_a_label_that_is_no_class_gives_nan() -> None:

@@ -14,12 +14,14 @@ import helion
 import helion.language as hl
 
 from .._block_sums import block_sums_kernel
-from .._operators import Operator, check, check_tensor, rows
+from .._operators import Operator, check, check_tensor, rows, shaped
 
 #: Random numbers from one counter: one for each quarter of a row.
 NUMBERS = 4
-#: Rows of a tile of the backward pass, which adds up the gradient of the bias over them, and its columns.
-ROWS, COLUMNS = 32, 64
+#: Rows of a tile of the backward pass, which adds up the gradient of the bias over them.
+ROWS = 32
+#: Columns of a tile of the backward pass: less for a single tile of rows, so that there are programs for all SMs.
+COLUMNS, COLUMNS_OF_FEW = 64, 16
 
 
 @helion.kernel(static_shapes=False)
@@ -55,15 +57,17 @@ def dropout_backward_kernel(
     drops: hl.constexpr,
     dtype: hl.constexpr,
     sums: hl.constexpr,
+    columns: hl.constexpr,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute the gradient of `x + bias` from that of the result, `grad[M, S, N]`, and its sums over blocks of rows."""
+    """Compute the gradient of `x + bias` from that of the result, `grad[M, S, N]`.
+
+    Also compute its sums over blocks of rows, in the dtype `sums`, unless that is None.
+    """
     m, n = grad.size(0), grad.size(2)
     pieces = hl.specialize(grad.size(1))
     out = torch.empty([m, pieces, n], dtype=dtype, device=grad.device)
-    partial = (
-        torch.empty([1, helion.cdiv(m, ROWS), pieces, n], dtype=torch.float32, device=grad.device) if sums else None
-    )
-    for tile_m, tile_n in hl.tile([m, n], block_size=[ROWS, COLUMNS]):
+    partial = torch.empty([1, helion.cdiv(m, ROWS), pieces, n], dtype=sums, device=grad.device) if sums else None
+    for tile_m, tile_n in hl.tile([m, n], block_size=[ROWS, columns]):
         numbers = hl.rand4x(seed[0], tile_m.index[:, None] * n + tile_n.index[None, :])
         for piece in hl.static_range(pieces):
             given = grad[tile_m, piece, tile_n].to(torch.float32)
@@ -93,9 +97,13 @@ def _run_backward(
     grad: torch.Tensor, seed: torch.Tensor, p: float, dtype: torch.dtype, bias_dtype: torch.dtype | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     pieces = grad.unflatten(1, (_pieces(grad.size(1)), -1))
-    out, partial = dropout_backward_kernel(pieces, seed, p, p > 0, dtype, bias_dtype is not None)
+    is_single = 0 < grad.size(0) <= ROWS
+    columns, sums = (COLUMNS_OF_FEW, bias_dtype) if is_single else (COLUMNS, bias_dtype and torch.float32)
+    out, partial = dropout_backward_kernel(pieces, seed, p, p > 0, dtype, sums, columns)
     if partial is None:
         return out.flatten(1), grad.new_empty(0)
+    if is_single:
+        return out.flatten(1), partial.view(-1)
     return out.flatten(1), block_sums_kernel(partial.flatten(2), bias_dtype).view(-1)
 
 
@@ -165,4 +173,4 @@ def bias_dropout_residual(
     check(op, "p", 0 <= p < 1, "from 0 to less than 1", p)
     seed = torch.randint(2**62, [1], device=x.device)
     out: torch.Tensor = _dropout(rows(x), bias, rows(residual), seed, float(p) if training else 0.0)
-    return out.view(x.shape)
+    return shaped(out, x.shape)

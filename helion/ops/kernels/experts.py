@@ -13,7 +13,7 @@ import torch
 import helion
 import helion.language as hl
 
-from .._operators import FLOATS, INDICES, Operator, check, check_tensor, rows
+from .._operators import FLOATS, INDICES, Operator, check, check_tensor, rows, shaped
 from .gated import swiglu
 
 
@@ -348,4 +348,4 @@ def moe(
     given = rows(x), rows(weights), rows(indices), gate_up, down
     differentiates = torch.is_grad_enabled() and any(each.requires_grad for each in given)
     out: torch.Tensor = (_differentiable_layers if differentiates else _moe)(*given)
-    return out.view(x.shape)
+    return shaped(out, x.shape)

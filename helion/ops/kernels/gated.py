@@ -14,7 +14,7 @@ import torch
 import helion
 import helion.language as hl
 
-from .._operators import Operator, check, check_tensor, rows
+from .._operators import Operator, check, check_tensor, rows, shaped
 
 
 def silu(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,7 +98,7 @@ def _call(op: str, gate: torch.Tensor, up: torch.Tensor, activation: str) -> tor
     check_tensor(op, "gate", gate, least_dims=1)
     check_tensor(op, "up", up, shape=gate.shape, like=gate)
     out: torch.Tensor = _gated(rows(gate), rows(up), activation)
-    return out.view(gate.shape)
+    return shaped(out, gate.shape)
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ import helion
 import helion.language as hl
 
 from .._block_sums import block_sums_kernel
-from .._operators import Operator, check_tensor, rows
+from .._operators import Operator, check_tensor, rows, shaped
 
 
 @helion.kernel(static_shapes=False)
@@ -172,7 +172,7 @@ def layer_norm(
     """
     _check("layer_norm", x, weight, bias)
     out: torch.Tensor = _layer_norm(rows(x), weight, bias, eps)
-    return out.view(x.shape)
+    return shaped(out, x.shape)
 
 
 def add_layer_norm(
@@ -200,7 +200,7 @@ def add_layer_norm(
     _check("add_layer_norm", x, weight, bias)
     check_tensor("add_layer_norm", "residual", residual, shape=x.shape, like=x)
     out, added = _add_layer_norm(rows(x), rows(residual), weight, bias, eps)
-    return out.view(x.shape), added.view(x.shape)
+    return shaped(out, x.shape), shaped(added, x.shape)
 
 
 def _check(op: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:

@@ -14,7 +14,7 @@ import helion
 import helion.language as hl
 
 from .._block_sums import block_sums_kernel
-from .._operators import INDICES, Operator, check, check_tensor, rows
+from .._operators import INDICES, Operator, check, check_tensor, rows, shaped
 
 
 def normalized(
@@ -196,4 +196,4 @@ def qk_norm_rope(
         positions = positions.reshape(-1)
     angles = cos.detach(), sin.detach(), positions, length, eps
     out_q, out_k = _qk_norm_rope(rows(q, kept=2), rows(k, kept=2), q_weight, k_weight, *angles)
-    return out_q.view(q.shape), out_k.view(k.shape)
+    return shaped(out_q, q.shape), shaped(out_k, k.shape)

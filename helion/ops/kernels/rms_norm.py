@@ -14,7 +14,7 @@ import helion
 import helion.language as hl
 
 from .._block_sums import block_sums_kernel
-from .._operators import Operator, check_tensor, rows
+from .._operators import Operator, check_tensor, rows, shaped
 
 
 @helion.kernel(static_shapes=False)
@@ -150,7 +150,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.
     check_tensor("rms_norm", "x", x, least_dims=1)
     check_tensor("rms_norm", "weight", weight, shape=x.shape[-1:], like=x)
     out: torch.Tensor = _rms_norm(rows(x), weight, eps)
-    return out.view(x.shape)
+    return shaped(out, x.shape)
 
 
 def add_rms_norm(
@@ -174,4 +174,4 @@ def add_rms_norm(
     check_tensor("add_rms_norm", "residual", residual, shape=x.shape, like=x)
     check_tensor("add_rms_norm", "weight", weight, shape=x.shape[-1:], like=x)
     out, added = _add_rms_norm(rows(x), rows(residual), weight, eps)
-    return out.view(x.shape), added.view(x.shape)
+    return shaped(out, x.shape), shaped(added, x.shape)

@@ -13,7 +13,7 @@ import torch
 import helion
 import helion.language as hl
 
-from .._operators import INDICES, Operator, check, check_tensor, rows
+from .._operators import INDICES, Operator, check, check_tensor, rows, shaped
 
 
 @helion.kernel(static_shapes=False)
@@ -111,4 +111,4 @@ def rope(
     if cos.requires_grad or sin.requires_grad:
         cos, sin = cos.detach(), sin.detach()
     out: torch.Tensor = _rope(rows(x, kept=2), cos, sin, positions, length, 1.0, interleaved)
-    return out.view(x.shape)
+    return shaped(out, x.shape)

@@ -12,7 +12,7 @@ import torch
 import helion
 import helion.language as hl
 
-from .._operators import Operator, check_tensor, rows
+from .._operators import Operator, check_tensor, rows, shaped
 
 
 @helion.kernel(static_shapes=False)
@@ -76,4 +76,4 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     """
     check_tensor("softmax", "x", x, least_dims=1)
     out: torch.Tensor = _softmax(rows(x))
-    return out.view(x.shape)
+    return shaped(out, x.shape)
