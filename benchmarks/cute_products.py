@@ -67,6 +67,18 @@ def activated(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> torch.Tens
     return out
 
 
+def linear(
+    x: torch.Tensor, y: torch.Tensor, out: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    (m, k), n = x.size(), y.size(1)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n].to(x.dtype), acc=acc)
+        out[tile_m, tile_n] = (acc * scale[tile_n][None, :] + bias[tile_n].to(torch.float32)[None, :]).to(out.dtype)
+    return out
+
+
 def softmax(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     (m, k), n = x.size(), y.size(1)
     for tile_m in hl.tile(m):
@@ -122,24 +134,31 @@ class Case:
                 numbers = torch.empty(shape, dtype=dtype, device=device)
                 return numbers.mT if turned else numbers
             numbers = torch.randn(shape, generator=generator, device=device) + 0.25
+            if dtype == torch.uint8:
+                numbers = numbers.abs()
             numbers = numbers * 16 if not dtype.is_floating_point else numbers / k**0.25
             return numbers.to(dtype).mT if turned else numbers.to(dtype)
 
         x = made(m, k, self.dtype, "x" in self.turned)
         y = made(k, n, self.weight or self.dtype, "y" in self.turned)
         more = (made(m, n, self.out, False),) if self.kernel is residual else ()
+        if self.kernel is linear:
+            more = made(1, n, FP32, False)[0], made(1, n, self.out, False)[0]
         return x, y, made(m, n, self.out, "o" in self.turned), *more
 
     def exact(self, x: torch.Tensor, y: torch.Tensor, out: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
         left = torch.relu(x.float() * 0.5).to(x.dtype) if self.kernel is activated else x
-        product = left.double() @ y.double() + sum(each.double() for each in more)
+        product = left.double() @ y.double()
+        product = torch.addcmul(more[1].double(), product, more[0].double()) if self.kernel is linear else product
+        product = product + more[0].double() if self.kernel is residual else product
         return torch.softmax(product, -1) if self.kernel is softmax else product
 
     def library(self, x: torch.Tensor, y: torch.Tensor, out: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
         """The same computation by torch's own calls."""
         left = torch.relu(x * 0.5) if self.kernel is activated else x
         product = left @ y.to(left.dtype)
-        product = torch.add(product, more[0]) if more else product
+        product = torch.add(product, more[0]) if self.kernel is residual else product
+        product = torch.addcmul(more[1], product, more[0].to(product.dtype)) if self.kernel is linear else product
         return torch.softmax(product, -1) if self.kernel is softmax else product
 
 
@@ -160,11 +179,36 @@ CASES = {
     "fp8_n_major": Case(dtype=E4M3, odd=(8, 1)),
     "int8_weights": Case(kernel=weights, weight=INT8, odd=(0, 1)),
     "int8_weights_k_major": Case(kernel=weights, weight=INT8, turned="y", odd=(0, 1)),
-    "int8_weights_few_rows": Case(kernel=weights, weight=INT8, turned="y", odd=(0, 1), large=(16, 8192, 8191)),
+    "int8_weights_few_rows": Case(
+        kernel=weights, weight=INT8, turned="y", odd=(0, 1), small=(13, 264, 479), large=(16, 8192, 8191)
+    ),
+    "int8_weights_one_row": Case(
+        kernel=weights, weight=INT8, turned="y", odd=(0, 1), small=(1, 264, 479), large=(1, 8192, 8191)
+    ),
+    "int8_weights_fp16": Case(
+        kernel=weights,
+        dtype=FP16,
+        out=FP16,
+        weight=INT8,
+        turned="y",
+        odd=(0, 1),
+        small=(40, 264, 479),
+        large=(32, 4096, 14335),
+    ),
+    "int8_linear_few_rows": Case(
+        kernel=linear, weight=INT8, turned="y", odd=(0, 1), small=(13, 264, 479), large=(16, 4096, 4095)
+    ),
+    "uint8_weights_few_rows": Case(
+        kernel=weights, weight=torch.uint8, turned="y", odd=(0, 1), small=(13, 264, 479), large=(16, 8192, 8191)
+    ),
     "int8_weights_n_major_few_rows": Case(kernel=weights, weight=INT8, odd=(0, 1), large=(16, 8192, 8191)),
-    "int8_weights_64_rows": Case(kernel=weights, weight=INT8, turned="y", odd=(0, 1), large=(64, 14336, 4095)),
+    "int8_weights_64_rows": Case(
+        kernel=weights, weight=INT8, turned="y", odd=(0, 1), small=(64, 264, 479), large=(64, 14336, 4095)
+    ),
     "int8_weights_512_rows": Case(kernel=weights, weight=INT8, turned="y", odd=(0, 1), large=(512, 4096, 4095)),
-    "fp8_weights_few_rows": Case(kernel=weights, weight=E4M3, turned="y", odd=(0, 1), large=(16, 8192, 8191)),
+    "fp8_weights_few_rows": Case(
+        kernel=weights, weight=E4M3, turned="y", odd=(0, 1), small=(13, 264, 479), large=(16, 8192, 8191)
+    ),
     "fp8_weights": Case(kernel=weights, weight=E4M3, odd=(0, 1)),
     "activated": Case(kernel=activated, odd=(0, 1)),
     "activated_m_major": Case(kernel=activated, turned="x", odd=(0, 1), small=(208, 264, 479)),

@@ -6,7 +6,7 @@ import torch
 
 from ..._compiler.context import Limits
 from ...hardware import Target
-from .plan.records import SWIZZLE_BYTES, WGMMA_ROWS
+from .plan.records import SWIZZLE_BYTES
 
 #: Rows of the accumulator that one CTA of tcgen05 holds in tensor memory.
 TCGEN05_ROWS = 128
@@ -22,7 +22,8 @@ def limits(target: Target) -> Limits:
         backend="cute",
         powers_of_2=True,
         tile_step=COLUMN_STEP,
-        min_dot={itemsize: (WGMMA_ROWS, LEAST_COLUMNS, SWIZZLE_BYTES // itemsize) for itemsize in (1, 2, 4, 8)},
+        # rows have more, unless the transposed matmul is computed
+        min_dot={itemsize: (LEAST_COLUMNS, LEAST_COLUMNS, SWIZZLE_BYTES // itemsize) for itemsize in (1, 2, 4, 8)},
         min_four_bit_k=SWIZZLE_BYTES,
         dot_precisions=frozenset({"ieee", "tf32", "tf32x3"}),
         float_arguments=torch.float32,

@@ -25,6 +25,7 @@ from .legality import TILE_COLUMNS, Asked, Legalizer, key
 from .limits import COLUMN_STEP, LEAST_COLUMNS
 from .lower.kernel import known_product
 from .plan.build import MAX_CLUSTER, MAX_RESIDUAL_STAGES, MAX_ROW_CLUSTER, MAX_SPLITS, MAX_STAGES, unit_of
+from .plan.operands import can_convert
 from .plan.records import WGMMA_ROWS, GemmProblem, Unit
 from .subtiles import ODD_STORE_STAGES, STORE_STAGES
 
@@ -75,7 +76,7 @@ DOCS: dict[str, str] = {
     "ctas_per_sm": "CTAs per SM where whole rows are reduced: one runs the epilogue while the other runs the mainloop.",
     "rows_in": "Place of rows that are reduced: `cluster`, registers of CTAs that exchange partial results, or `memory`, from which a second kernel finishes them.",
     "tile_columns": "Columns of a tile where rows are in global memory.",
-    "copies_in": "Place of operands that TMA cannot load as they are: `shared`, stages that warps fill in each tile, or `memory`, where kernels before the matmul write them.",
+    "copies_in": "Place of operands that TMA cannot load as they are: `shared`, stages that warps fill in each tile, `memory`, where kernels before the matmul write them, or `registers` of the warps that multiply, which convert 8-bit elements.",
     "residual_stages": "Pipeline stages of residuals: sub-tiles of epilogue inputs of the output's shape, loaded in advance.",
 }  # fmt: skip
 #: Clusters per tile.
@@ -128,7 +129,8 @@ def _fields(product: Asked, unit: Unit, target: Target) -> list[Field]:
     if problem.epilogue.reduces_rows:
         fields += _memory_fields(product, target)
     if problem.copied:
-        places = EnumFragment(("shared", *(["memory"] if suits_memory(problem) else [])))
+        others = {"memory": suits_memory(problem), "registers": unit == "wgmma" and can_convert(problem)}
+        places = EnumFragment(("shared", *(place for place, suits in others.items() if suits)))
         fields.append(Scalar(key=key("copies_in", target), fragment=places, initial="shared"))
     fields.append(Scalar(key=key("grid_splits", target), fragment=EnumFragment(GRID_SPLITS), initial=1))
     if unit == "tcgen05":

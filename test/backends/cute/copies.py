@@ -159,7 +159,21 @@ COPIES: dict[str, tuple[GemmProblem, Choice]] = {
         Choice(tile=(128, 128, 64), cluster=(1, 4)),
     ),
 }  # fmt: skip
+IN_REGISTERS = Choice(tile=(128, 64, 128), copies_in="registers")
+ZEROED = (Instruction("sub", (0, constant(8.0))), Instruction("row_number", ()), Instruction("column_number", ()))
+WEIGHED = (*ZEROED, Instruction("ge", (2, 3)), Instruction("where", (4, 1, constant(0.5))))
+"""Of bytes with a zero point: rows from the diagonal on."""
+COPIES |= {
+    "registers_int8": (problem(copied("a", ("x", "int8", 480, 1)), k=479), IN_REGISTERS),
+    "registers_fp16": (problem(copied("a", ("x", "int8", 480, 1)), k=479, operands="float16"), dataclasses.replace(IN_REGISTERS, splits=2, grid_splits=2)),
+    "registers_fp8": (problem(copied("a", ("x", E4M3, 480, 1)), k=480), dataclasses.replace(IN_REGISTERS, tile=(64, 32, 128), splits=2, epilogue_n=16)),
+    "registers_computed": (problem(copied("a", ("x", "uint8", 480, 1), chain=WEIGHED), k=479, epilogue=gemms.scaled_residual(520)), dataclasses.replace(IN_REGISTERS, grid_splits=3)),
+}  # fmt: skip
 ON_WGMMA_ALONE = (
+    "registers_int8",
+    "registers_fp16",
+    "registers_fp8",
+    "registers_computed",
     "even_pingpong",
     "even_splits",
     "tf32_pingpong",

@@ -30,8 +30,6 @@ from .epilogue import EXPRESSIONS, literal
 
 _WORDS = {1: "Uint8", 2: "Uint16", 4: "Uint32", 8: "Uint64"}
 """Types that elements are moved as if they are not computed."""
-LEAST_BYTES = {"int8": -128, "uint8": 0, "bool": 0}
-"""The least number of each type of 8-bit integers."""
 WIDEN_BYTES = (
     "",
     "",
@@ -237,6 +235,8 @@ def _(step: g.LoadRaw, plan: GemmPlan, role: g.Role, stages: int) -> list[str]:
 
 @_lines.register
 def _(step: g.ReadRaw, plan: GemmPlan, role: g.Role, stages: int) -> list[str]:
+    if plan.converts:
+        return raw.read(plan, step)
     copied = plan.problem.copy_of(step.operand)
     assert copied is not None
     layout = Layout(plan, copied)
@@ -366,7 +366,7 @@ def _is_bytes(layout: Layout, at: int) -> bool:
     """Return whether a source is of 8-bit integers that a thread has in words."""
     source = layout.copied.sources[at]
     packed = is_vector(layout.plan, layout.copied, source) or (at == 0 and is_raw(layout.plan, layout.copied))
-    return packed and source.dtype in LEAST_BYTES and not layout.moves
+    return packed and source.dtype in raw.LEAST_BYTES and not layout.moves
 
 
 def _widened(layout: Layout, at: int, name: str) -> list[str]:
@@ -377,7 +377,7 @@ def _widened(layout: Layout, at: int, name: str) -> list[str]:
     view = f"cute.make_tensor({name}_loaded.iterator + {place}, cute.make_layout({layout.elements}))"
     wide = f"{name}_wide = cute.make_rmem_tensor({layout.elements}, cutlass.Float32)"
     if _is_bytes(layout, at):
-        return [wide, f"widen_bytes({view}, {LEAST_BYTES[layout.copied.sources[at].dtype]}, {name}_wide)"]
+        return [wide, f"widen_bytes({view}, {raw.LEAST_BYTES[layout.copied.sources[at].dtype]}, {name}_wide)"]
     return [wide, f"{name}_wide.store({view}.load().to(cutlass.Float32))"]
 
 
@@ -385,7 +385,9 @@ def definitions(plan: GemmPlan) -> tuple[str, ...]:
     """Return the functions that conversions call."""
     layouts = [Layout(plan, copied) for copied in through_registers(plan)]
     found = any(_is_bytes(layout, at) for layout in layouts for at in range(len(layout.copied.sources)))
-    return WIDEN_BYTES if found else ()
+    if plan.converts and not raw.is_packed(plan):
+        found = raw.least_of(raw.source_of_a(plan)) is not None
+    return (*(WIDEN_BYTES if found else ()), *raw.definitions(plan))
 
 
 def _number(layout: Layout, at: int, name: str) -> str:

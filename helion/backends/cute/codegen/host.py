@@ -83,6 +83,7 @@ def _matrix_parameters(plan: GemmPlan) -> tuple[tuple[str, str], ...]:
         more += [(f"tma_{each.label}", "cute.CopyAtom"), (f"tensor_{each.label}", "cute.Tensor")]
     more += [(name, "cute.Tensor") for each in plan.problem.copied for name in copied.source_names(each)]
     gone = {f"{what}_{each.operand}" for each in plan.problem.copied for what in ("tma", "tensor")}
+    gone |= {"layout_a"} if plan.converts else set()
     return tuple(each for each in (*_parameters("a", "b"), *more) if each[0] not in gone)
 
 
@@ -101,10 +102,8 @@ def _copy(multicast: int) -> str:
 def _wgmma(plan: GemmPlan) -> HostObjects:
     m, n, k = plan.tile
     lines = [*_operands(plan), f"tiled_mma = {hopper_mma(plan, plan.sum_columns)}"]
-    lines += [
-        f"layout_a = {_wgmma_layout(plan, 'a', n, 1)}",
-        f"layout_b = {_wgmma_layout(plan, 'b', plan.sum_columns, 1)}",
-    ]
+    lines += [] if plan.converts else [f"layout_a = {_wgmma_layout(plan, 'a', n, 1)}"]
+    lines.append(f"layout_b = {_wgmma_layout(plan, 'b', plan.sum_columns, 1)}")
     if plan.products > 1:
         lines.append(f"layout_part = {_wgmma_layout(plan, 'b', n, plan.products)}")
     for name, layout, multicast in _multicasts(plan):
@@ -209,7 +208,7 @@ def _raw_tiles(plan: GemmPlan) -> HostObjects:
         for parameter in (
             (f"tma_raw_{copied.operand}", "cute.CopyAtom"),
             (f"tensor_raw_{copied.operand}", "cute.Tensor"),
-            (f"layout_raw_{copied.operand}", "cute.Layout"),
+            (f"layout_raw_{copied.operand}", "cute.ComposedLayout" if plan.converts else "cute.Layout"),
         )
     ]
     return HostObjects(lines=tuple(raw.host(plan, extents)), parameters=tuple(parameters))

@@ -212,7 +212,10 @@ def _allocation(plan: GemmPlan, allocation: Allocation) -> str:
     if held.startswith("raw_"):
         copied_operand = plan.problem.copy_of(held.removeprefix("raw_"))
         assert copied_operand is not None
-        return f"{name} = memory.allocate_tensor({raw.dtype(copied_operand)}, layout_{held}, {alignment})"
+        layout = (
+            f"layout_{held}.outer, {alignment}, layout_{held}.inner" if plan.converts else f"layout_{held}, {alignment}"
+        )
+        return f"{name} = memory.allocate_tensor({raw.dtype(copied_operand)}, {layout})"
     operands = {operand.label: operand for operand in plan.problem.epilogue.operands}
     if held in operands and operands[held].kind == "row":
         return f"{name} = memory.allocate_tensor(cutlass.Float32, cute.make_layout({plan.teams * plan.tile[1]}), {alignment})"

@@ -1,12 +1,20 @@
-"""Code of raw tiles: sources of copied operands that TMA loads as they are, and copying warps read from shared memory."""
+"""Code of raw tiles: sources of copied operands that TMA loads as they are, and warps read from shared memory.
+
+Copying warps write what they compute to shared memory. Warps that multiply convert 8-bit elements of A to their MMA
+fragments.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..plan.copied import Copied, raw_major
 from ..plan.counts import copied_lines, counts, raw_operands
-from ..plan.dtypes import itemsize
-from ..plan.records import GemmPlan
+from ..plan.dtypes import DTYPES, itemsize
+from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, Instruction
+from ..plan.records import WARP_ROWS, GemmPlan
 from ..roles import grammar as g
+from .epilogue import EXPRESSIONS, literal
 from .numbers import batch_modes, batched
 
 WORDS = {1: "cutlass.Uint8", 2: "cutlass.Uint16", 4: "cutlass.Uint32"}
@@ -34,28 +42,37 @@ def place(plan: GemmPlan, copied: Copied, line: str, k: str, cursor: str) -> str
 def host(plan: GemmPlan, extent: dict[str, str]) -> list[str]:
     """Return the TMA objects of raw tiles; ``extent`` are those of M, N and K in descriptors."""
     found = []
-    ring = counts(plan).raw
-    assert ring is not None
     for copied in raw_operands(plan):
         label, source, lines = copied.operand, copied.sources[0], copied_lines(plan, copied)
         modes = batch_modes(plan, label)
         sizes, steps = ("".join(f", {mode[at]}" for mode in modes) for at in (0, 1))
         shape = f"({extent['m' if label == 'a' else 'n']}, {extent['k']}{sizes})"
-        first, second = _strides(plan, copied)
         tile = f"({lines}, {plan.tile[2]})"
         found += [
             f"matrix_raw_{label} = cute.make_tensor(",
             f"    cute.recast_ptr({label}, dtype={dtype(copied)}),",
             f"    cute.make_layout({shape}, stride=({source.pitch}, {source.k_pitch}{steps})),",
             ")",
-            f"layout_raw_{label} = cute.make_layout(",
-            f"    ({lines}, {plan.tile[2]}, {ring.stages}), stride=({first}, {second}, {lines * plan.tile[2]})",
-            ")",
+            *_layout(plan, copied),
             f"tma_raw_{label}, tensor_raw_{label} = cpasync.make_tiled_tma_atom(",
             f"    cpasync.CopyBulkTensorTileG2SOp(), matrix_raw_{label}, cute.select(layout_raw_{label}, mode=[0, 1]), {tile}",
             ")",
         ]
     return found
+
+
+def _layout(plan: GemmPlan, copied: Copied) -> list[str]:
+    """Define the layout of the stages of raw tiles."""
+    label, ring, lines = copied.operand, counts(plan).raw, copied_lines(plan, copied)
+    assert ring is not None
+    if plan.converts:
+        return [f"layout_raw_{label} = {_swizzled(plan)}"]
+    first, second = _strides(plan, copied)
+    return [
+        f"layout_raw_{label} = cute.make_layout(",
+        f"    ({lines}, {plan.tile[2]}, {ring.stages}), stride=({first}, {second}, {lines * plan.tile[2]})",
+        ")",
+    ]
 
 
 def views(plan: GemmPlan) -> list[str]:
@@ -83,3 +100,149 @@ def load(plan: GemmPlan, step: g.LoadRaw) -> list[str]:
         f"cute.copy(tma_raw_{label}, from_raw_{label}{tile}, to_raw_{label}[None, {cursor}.index],"
         f" tma_bar_ptr=raw.producer_get_barrier({cursor}))"
     ]
+
+
+# Fragments of A ----------------------------------------------------------------------------------------------------
+
+ATOM_K = 16
+"""Elements along K of one MMA, which are those of a 16-byte chunk of a swizzled line."""
+PAIRS = 4
+"""Pairs of a thread of one MMA: of two rows, 8 rows distant, in each half of the elements along K."""
+
+
+def source_of_a(plan: GemmPlan) -> Copied:
+    """Return the copy of A."""
+    (copied,) = plan.problem.copied
+    return copied
+
+
+def _pairs(plan: GemmPlan) -> int:
+    return plan.tile[2] // ATOM_K * PAIRS
+
+
+def _swizzled(plan: GemmPlan) -> str:
+    """Return the layout of the stages of the raw tile, whose lines are swizzled."""
+    ring = counts(plan).raw
+    assert ring is not None
+    return f"hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, {plan.tile}, cutlass.Uint8, {ring.stages})"
+
+
+def set_up(plan: GemmPlan) -> list[str]:
+    """Define the registers of a K tile: bytes in pairs, numbers in fp32, and the fragments of all MMAs."""
+    elements = 2 * _pairs(plan)
+    return [
+        f"fragment_a = cute.make_rmem_tensor(tiled_mma.partition_shape_A(({plan.tile[0]}, {plan.tile[2]})),"
+        f" cutlass.{DTYPES[plan.problem.operand_dtype].dsl})",
+        f"raw_pairs = cute.make_rmem_tensor({_pairs(plan)}, cutlass.Uint16)",
+        f"raw_computed = cute.make_tensor(fragment_a.iterator, cute.make_layout({elements}))",
+        *(
+            ["raw_packed = cute.recast_tensor(raw_computed, cutlass.Uint32)"]
+            if is_packed(plan)
+            else [
+                f"raw_numbers = cute.recast_tensor(raw_pairs, cutlass.{DTYPES[source_of_a(plan).sources[0].dtype].dsl})",
+                f"raw_wide = cute.make_rmem_tensor({elements}, cutlass.Float32)",
+            ]
+        ),
+        f"raw_row = store_warp * {WARP_ROWS} + lane // 4",
+    ]
+
+
+def read(plan: GemmPlan, step: g.ReadRaw) -> list[str]:
+    """Return the code that reads a raw tile, without bank conflicts, and converts it.
+
+    A line has 128 bytes. The swizzle exchanges its 16-byte chunks by the last three bits of the line's number.
+    """
+    line = plan.tile[2] // 2
+    tile = copied_lines(plan, source_of_a(plan)) * line
+    ring = counts(plan).raw
+    assert ring is not None
+    return [
+        f"raw_words = cute.make_tensor(cute.recast_ptr(shared_raw_{step.operand}.iterator, dtype=cutlass.Uint16),"
+        f" cute.make_layout({ring.stages * tile}))",
+        f"raw_at = {step.cursor}.index * {tile} + raw_row * {line} + lane % 4",
+        f"for i in cutlass.range_constexpr({_pairs(plan)}):",
+        f"    raw_chunk = ((lane // 4) ^ (i // {PAIRS})) * {ATOM_K // 2} + i // 2 % 2 * {ATOM_K // 4}",
+        f"    raw_pairs[i] = raw_words[raw_at + i % 2 * {8 * line} + raw_chunk]",
+        *_converted(plan, source_of_a(plan)),
+    ]
+
+
+def _converted(plan: GemmPlan, copied: Copied) -> list[str]:
+    """Return the conversion of a thread's elements of a K tile; computed ones are zero past the end of K."""
+    if is_packed(plan):
+        return [
+            f"for i in cutlass.range_constexpr({_pairs(plan)}):",
+            "    raw_packed[i] = pack_bytes(raw_pairs[i].to(cutlass.Uint32))",
+        ]
+    from_bytes = least_of(copied)
+    wide = "raw_wide.store(raw_numbers.load().to(cutlass.Float32))"
+    found = [wide if from_bytes is None else f"widen_bytes(raw_numbers, {from_bytes}, raw_wide)"]
+    if copied.instructions:
+        found += [f"for j in cutlass.range_constexpr({2 * _pairs(plan)}):", "    v0 = raw_wide[j]"]
+        for number, made in enumerate(copied.instructions, start=1):
+            found.append(f"    v{number} = {_expression(plan, made)}")
+        value = f"v{copied.last}"
+        if plan.problem.k % plan.tile[2]:
+            inside = f"{_position(plan, COLUMN_NUMBER)} < {plan.problem.k}"
+            value = f"cutlass.Float32(cutlass.select_({inside}, {value}, cutlass.Float32(0.0)))"
+        found.append(f"    raw_wide[j] = {value}")
+    return [*found, f"raw_computed.store(raw_wide.load().to(cutlass.{DTYPES[plan.problem.operand_dtype].dsl}))"]
+
+
+def _expression(plan: GemmPlan, made: Instruction) -> str:
+    if made.op in (ROW_NUMBER, COLUMN_NUMBER):
+        return f"cutlass.Float32({_position(plan, made.op)})"
+    return EXPRESSIONS[made.op](*(literal(x) if isinstance(x, Constant) else f"v{x}" for x in made.arguments))
+
+
+def _position(plan: GemmPlan, op: str) -> str:
+    """Return the line, or the index along K, of element ``j``."""
+    if op == ROW_NUMBER:
+        return f"tile_m * {plan.tile[0]} + raw_row + j // 2 % 2 * 8"
+    return f"k_tile * {plan.tile[2]} + lane % 4 * 2 + j % 2 + j // 4 % 2 * {ATOM_K // 2} + j // 8 * {ATOM_K}"
+
+
+def is_packed(plan: GemmPlan) -> bool:
+    """Return whether pairs of integers are converted together, to the 16-bit type."""
+    return plan.converts and source_of_a(plan).sources[0].dtype == "int8" and not source_of_a(plan).instructions
+
+
+def definitions(plan: GemmPlan) -> tuple[str, ...]:
+    """Return the function that conversions of pairs call."""
+    return PACK_BYTES[plan.problem.operand_dtype] if is_packed(plan) else ()
+
+
+def _packing(high: int, most: Sequence[str], subtraction: str) -> tuple[str, ...]:
+    """Return the conversion of a pair of signed bytes, each of which becomes the low half of a float below ``high``."""
+    return (
+        "",
+        "",
+        "def pack_bytes(pair):",
+        "    word = cute.arch.inline_ptx(",
+        '        "prmt.b32 {$w0}, {$r0}, {$r1}, 0x4140;",',
+        "        write_only_types=[cutlass.Uint32],",
+        f"        read_only_args=[pair, cutlass.Uint32({high * 0x01010101:#x})],",
+        "    )",
+        "    return cute.arch.inline_ptx(",
+        f'        "{subtraction} {{$w0}}, {{$r0}}, {{$r1}};",',
+        "        write_only_types=[cutlass.Uint32],",
+        f"        read_only_args=[{', '.join(most)}],",
+        "    )",
+    )
+
+
+PACK_BYTES = {
+    "bfloat16": _packing(
+        0x43, ("word & cutlass.Uint32(0xFF7FFF7F)", "word & cutlass.Uint32(0xFF80FF80)"), "sub.rn.bf16x2"
+    ),
+    "float16": _packing(0x64, ("word ^ cutlass.Uint32(0x00800080)", "cutlass.Uint32(0x64806480)"), "sub.rn.f16x2"),
+}
+"""The conversion of signed bytes by the type that they become. In bfloat16 it is 128 plus the low seven bits, less 128 or
+256 by the sign. In float16 it is 1024 plus the byte plus 128, less 1152. All of these are exact."""
+LEAST_BYTES = {"int8": -128, "uint8": 0, "bool": 0}
+"""The least number of each type of 8-bit integers."""
+
+
+def least_of(copied: Copied) -> int | None:
+    """Return the least number of a source of 8-bit integers; None for other types."""
+    return LEAST_BYTES.get(copied.sources[0].dtype)

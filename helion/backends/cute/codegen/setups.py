@@ -25,6 +25,10 @@ def operand_dsl(plan: GemmPlan) -> str:
     return f"cutlass.{DTYPES[dtype].operand or DTYPES[dtype].dsl}"
 
 
+CLEARED_SUMS = ("sums.fill(0.0)", "tiled_mma.set(warpgroup.Field.ACCUMULATE, True)")
+"""The start of a mainloop whose MMAs never overwrite the accumulator."""
+
+
 def sum_dsl(plan: GemmPlan) -> str:
     """Return the DSL's name of the accumulator's type."""
     return "cutlass.Int32" if plan.problem.operand_dtype == "int8" else "cutlass.Float32"
@@ -66,7 +70,8 @@ def hopper_mma(plan: GemmPlan, columns: int) -> str:
     """Return the construction of a tiled MMA of wgmma with `columns`; that of TF32 is ``TF32_MMA``."""
     if plan.problem.operand_dtype == "float32":
         return f"tf32_mma({plan.warpgroups}, {columns})"
-    return f"hopper.make_trivial_tiled_mma({mma_arguments(plan, columns)})"
+    source = ", warpgroup.OperandSource.RMEM" if plan.converts else ""
+    return f"hopper.make_trivial_tiled_mma({mma_arguments(plan, columns)}{source})"
 
 
 TF32_MMA = (
@@ -223,7 +228,11 @@ def _wgmma_sums(plan: GemmPlan, role: Role) -> list[str]:
         *_thread_numbers(role),
         f"group_layout = cute.make_layout({plan.warpgroups}, stride={WARPGROUP_THREADS})",
         "group_slice = tiled_mma.get_slice(group_layout(store_warp // 4))",
-        "fragment_a = tiled_mma.make_fragment_A(group_slice.partition_A(shared_a))",
+        *(
+            raw.set_up(plan)
+            if plan.converts
+            else ["fragment_a = tiled_mma.make_fragment_A(group_slice.partition_A(shared_a))"]
+        ),
         "fragment_b = tiled_mma.make_fragment_B(group_slice.partition_B(shared_b))",
         f"sums_shape = tiled_mma.partition_shape_C(({plan.tile[0]}, {plan.sum_columns}))",
         f"sums = cute.make_rmem_tensor(sums_shape, {sum_dsl(plan)})",

@@ -25,7 +25,7 @@ from .epilogue import (
     values_of,
 )
 from .numbers import batched
-from .setups import SETUPS, dsl, rows_of, second_b, stage_of, sum_dsl, sums_of
+from .setups import CLEARED_SUMS, SETUPS, dsl, rows_of, second_b, stage_of, sum_dsl, sums_of
 from .writer import Writer
 
 
@@ -278,7 +278,8 @@ def _(step: g.Mma, out: Writer, names: Names) -> None:
         out.line("tiled_mma.set(warpgroup.Field.ACCUMULATE, False)")
     with out.block(f"for step in cutlass.range_constexpr({names.plan.mma_steps}):"):
         place = f"[None, None, step, {step.cursor}.index]"
-        out.line(f"cute.gemm(tiled_mma, sums, fragment_a{place}, fragment_b{place}, sums)")
+        of_a = "[None, None, step]" if names.plan.converts else place
+        out.line(f"cute.gemm(tiled_mma, sums, fragment_a{of_a}, fragment_b{place}, sums)")
         if step.first or not wgmma:
             out.line(f"tiled_mma.set({'warpgroup' if wgmma else 'tcgen05'}.Field.ACCUMULATE, True)")
 
@@ -295,7 +296,7 @@ def _(step: g.WgmmaWait, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.ClearSums, out: Writer, names: Names) -> None:
-    out.line("total.fill(0.0)")
+    out.lines(CLEARED_SUMS if names.plan.converts else ["total.fill(0.0)"])
 
 
 @_print.register

@@ -224,7 +224,8 @@ def _producers(plan: GemmPlan, time: Timing) -> str:
     names = [copied.operand.upper() for copied in plan.whole.copied if copied.operand in ("a", "b")]
     if plan.prepare is not None:
         return f"; kernels before it write {' and '.join(names)} to memory in {time.prepare_us:.0f} us of these"
-    return f"; warps copy {' and '.join(names)}" if names else ""
+    how = "warps that multiply convert" if plan.converts else "warps copy"
+    return f"; {how} {' and '.join(names)}" if names else ""
 
 
 def _reason_of_rows(option: Option, shared: str, target: Target) -> str:

@@ -17,7 +17,8 @@ from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
 from ..bounds import suits_memory
-from ..plan.records import Choice, CopiesIn
+from ..plan.operands import can_convert
+from ..plan.records import SWIZZLE_BYTES, Choice, CopiesIn
 from ..resources.shape import ProductShape, shape_of
 from .tiles import narrowed, options, proposals, tiles
 
@@ -44,15 +45,17 @@ class CuteWgmmaMatmulHeuristic(Heuristic):
 
 def choices(shape: ProductShape, target: Target) -> list[Choice]:
     """Return choices, with a plan or without; among equally fast ones the first wins."""
-    if shape.problem.copied and suits_memory(shape.problem):
-        return [*_choices(shape, target, "shared"), *_choices(shape, target, "memory")]
-    return _choices(shape, target, "shared")
+    places: list[CopiesIn] = ["shared"]
+    places += ["memory"] if suits_memory(shape.problem) else []
+    places += ["registers"] if can_convert(shape.problem) else []
+    return [choice for place in places for choice in _choices(shape, target, place)]
 
 
 def _choices(shape: ProductShape, target: Target, copies_in: CopiesIn) -> list[Choice]:
     found: list[Choice] = []
-    in_stages = bool(shape.problem.copied) and copies_in == "shared"
+    in_stages = bool(shape.problem.copied) and copies_in != "memory"
     for tile in sorted(tiles(shape, target), key=lambda tile: tile[:2] != WIDE):
+        tile = (*tile[:2], SWIZZLE_BYTES) if copies_in == "registers" else tile
         rows, columns = -(-shape.problem.m // tile[0]), -(-shape.problem.n // tile[1])
         together = rows * columns * shape.problem.repeats
         plain = narrowed(Choice(tile=tile, copies_in=copies_in))

@@ -122,7 +122,7 @@ class _Elements(Chain):
 
         Where TMA loads the first source, elements stay in its order unless the operand has to be K-major.
         """
-        reference = self.read(value)
+        reference = self._unrounded_to(dtype, self.read(value))
         if isinstance(reference, Constant) or not self.sources:
             raise Refusal("an operand of the dot that no tensor is loaded for is not implemented")
         found = sorted(self.sources.values(), key=lambda pair: _dimensions(pair[0]), reverse=True)
@@ -151,6 +151,11 @@ class _Elements(Chain):
             pitch=-(-extent // EXAMPLE_MULTIPLE) * EXAMPLE_MULTIPLE,
             copied=copied,
         )
+
+    def _unrounded_to(self, dtype: torch.dtype, value: Reference) -> Reference:
+        """Return a value without a rounding that its store as ``dtype`` repeats."""
+        made = self.steps[value] if isinstance(value, int) else None
+        return made.arguments[0] if made is not None and made.op == ROUNDED.get(dtype) else value
 
     def _batch_pitch(self, tensor: HostTensor) -> int:
         """Return the largest divisor of the strides from one matmul of a batch to the next."""

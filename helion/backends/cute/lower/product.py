@@ -26,6 +26,7 @@ from ...._compiler.ir.grammar import (
 from ...._compiler.ir.ops import OPS
 from ...._shapes import Expr, Number, dtype_name
 from ..plan.epilogue import MAX_PRODUCTS
+from ..plan.operands import gains_by_turning
 from ..plan.records import SWIZZLE_BYTES, GemmProblem
 from ..plan.refusal import Refusal
 from .chain import EXAMPLE_MULTIPLE, Chain, starts_from_zero
@@ -85,10 +86,18 @@ class Product:
 
 
 def product_of(program: Program, batch_strides: Mapping[int, tuple[Number, ...]] | None = None) -> Product:
-    """Return the GEMM that `program` computes. Raises ``Refusal``.
+    """Return the GEMM that `program` computes, or the transposed one if that is faster. Raises ``Refusal``.
 
     ``batch_strides`` are those of tensors along each dimension of a batch, of which `program` is one matmul.
     """
+    product = _traced(program, batch_strides or {})
+    if product.whole_rows or batch_strides or not gains_by_turning(product.problem):
+        return product
+    return _traced(program, {}, turned=True)
+
+
+def _traced(program: Program, batch_strides: Mapping[int, tuple[Number, ...]], turned: bool = False) -> Product:
+    """Return the GEMM of a program, whose N is the contiguous dimension of the output unless it is ``turned``."""
     if len(program.roots) != 1 or len(program.roots[0].axes) not in (1, 2):
         raise Refusal("matmuls over one grid, of tiles of M and N or of whole rows, are implemented")
     root = program.roots[0]
@@ -99,7 +108,7 @@ def product_of(program: Program, batch_strides: Mapping[int, tuple[Number, ...]]
         check_axis(axis, program)
     stores = _stores(program, [root.body, *(each.regions[0] for each in outer)])
     frame = tiled_frame(program, root, outer, loop) if outer else _oriented(_frame(program, root, loop, nest), stores)
-    frame = replace(frame, batch_strides=batch_strides or {})
+    frame = replace(frame, batch_strides=batch_strides, **({"m": frame.n, "n": frame.m} if turned else {}))
     dots, scaled = _dots(frame, loop, nest)
     (a, b), *others = _pairs(frame, dots)
     if any(other != a for other, _ in others):

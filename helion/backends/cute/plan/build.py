@@ -113,6 +113,7 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
         warp_stores=False,
         shares_a=True,
         joins=False,
+        converts=choice.copies_in == "registers",
         shared_limit_bytes=_shared_limit(target, choice.ctas_per_sm),
         tensor_memory_limit_columns=target.tensor_memory_columns,
         registers_per_sm=target.registers_per_sm,

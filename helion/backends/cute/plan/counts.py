@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .copied import (
     CHUNK_BYTES,
+    CONVERTED_BYTES,
     COPY_WARPS,
     MAX_RAW_STAGES,
     MAX_TURN_BYTES,
@@ -80,7 +81,7 @@ class Counts:
 def counts(plan: GemmPlan) -> Counts:
     """Return the counts of `plan`."""
     rows, columns = plan.cta_tile
-    a_bytes = rows * plan.tile[2] * plan.operand_bytes
+    a_bytes = 0 if plan.converts else rows * plan.tile[2] * plan.operand_bytes
     b_bytes = columns * plan.products // plan.ctas_per_mma * plan.tile[2] * plan.operand_bytes
     a_multicast, b_multicast = plan.cluster[1] if plan.shares_a else 1, plan.cluster_tiles[0]
     sharers = a_multicast + b_multicast - 1
@@ -197,7 +198,7 @@ def copied_registers(plan: GemmPlan) -> int:
 
 def through_registers(plan: GemmPlan) -> list[Copied]:
     """Return the operands that warps copy through registers."""
-    return [each for each in plan.problem.copied if not each.granule]
+    return [each for each in plan.problem.copied if not each.granule and not plan.converts]
 
 
 def past_registers(plan: GemmPlan) -> list[Copied]:
@@ -222,12 +223,18 @@ def raw_bytes(plan: GemmPlan, copied: Copied) -> int:
 
 def _raw_counts(plan: GemmPlan) -> PipelineCounts:
     size = sum(raw_bytes(plan, copied) for copied in raw_operands(plan))
+    in_flight = CONVERTED_BYTES // plan.ctas_per_sm if plan.converts else RAW_BYTES
     return PipelineCounts(
-        stages=max(2, min(MAX_RAW_STAGES, RAW_BYTES // size)),
+        stages=max(2, min(MAX_RAW_STAGES, in_flight // size)),
         full_arrivals=1,
-        empty_arrivals=copy_warps(plan) // turns(plan),
+        empty_arrivals=raw_readers(plan, copy_warps(plan)),
         transaction_bytes=size,
     )
+
+
+def raw_readers(plan: GemmPlan, copying_warps: int) -> int:
+    """Return the warps that read a raw tile, given those that copy."""
+    return plan.consumer_warps if plan.converts else copying_warps // turns(plan)
 
 
 def loads_while_copying(plan: GemmPlan) -> bool:
@@ -245,6 +252,8 @@ def turns(plan: GemmPlan) -> int:
 
     A group waits for barriers, shared memory and its fence while another one converts.
     """
+    if plan.converts:
+        return 1
     raw = raw_operands(plan)
     most = MAX_TURN_BYTES // (2 if plan.problem.more_sources else 1)
     alone = bool(raw) and len(raw) == len(plan.problem.copied)

@@ -68,7 +68,7 @@ def _product_lines(plan: CutePlan) -> list[str]:
         factors = [f"{each.name} ({_shared_by(each)}, {each.dtype})" for each in problem.scales.factors]
         lines.append(f"  factors of blocks of {problem.scales.k} along K: {', '.join(factors)}")
     if gemm.prepare is None:
-        lines += [f"  producer of {_copied(each, is_raw(gemm, each))}" for each in problem.copied]
+        lines += [f"  producer of {_copied(each, is_raw(gemm, each), gemm.converts)}" for each in problem.copied]
     else:
         lines += [_prepared(each) for each in gemm.prepare.operands]
     if problem.groups is not None:
@@ -112,13 +112,14 @@ def _prepared(prepared: Prepared) -> str:
     )
 
 
-def _copied(copied: Copied, raw: bool) -> str:
+def _copied(copied: Copied, raw: bool, converts: bool) -> str:
     """Describe the copy of an operand by warps."""
     sources = ", ".join(f"{each.name} ({each.dtype})" for each in copied.sources)
     how = f"cp.async of {copied.granule} bytes" if copied.granule else "loads to registers"
     how = "reads of raw tiles that TMA loads" if raw else how
     computed = "".join(f", {each.op}" for each in copied.instructions)
-    return f"{_OPERANDS.get(copied.operand, copied.operand)}: warps, by {how} of {sources}{computed}"
+    warps = "warps that multiply" if converts else "warps"
+    return f"{_OPERANDS.get(copied.operand, copied.operand)}: {warps}, by {how} of {sources}{computed}"
 
 
 def _shared_by(scale: Scale) -> str:

@@ -24,6 +24,8 @@ from .records import (
 )
 from .refusal import Refusal
 
+FEW_ROWS = 64
+"""Rows of an output, of which one instruction has as many columns."""
 ALIGNMENT_BYTES = 128
 """Alignment of a matrix: sectors of its first line are whole."""
 
@@ -32,6 +34,9 @@ def check_copies(plan: GemmPlan) -> None:
     """Check the tile and the cluster for copied operands, if there are any. Raises ``Refusal``."""
     if plan.problem.copied and (plan.cluster[0] > 1 or plan.ctas_per_sm > 1):
         raise Refusal("operands that warps copy are implemented with one CTA along M in a cluster, and one on an SM")
+    if plan.converts:
+        _check_converted(plan)
+        return
     if plan.problem.copied and (plan.tile[0] > 2 * WGMMA_ROWS or plan.tile[2] * plan.operand_bytes > SWIZZLE_BYTES):
         raise Refusal(
             f"a tile of {plan.tile} with operands that warps copy; up to {2 * WGMMA_ROWS} rows and {SWIZZLE_BYTES} bytes"
@@ -44,6 +49,42 @@ def check_copies(plan: GemmPlan) -> None:
     if (loaded := copied_registers(plan)) > most:
         raise Refusal(
             f"a K tile of {plan.tile} that warps copy by {loaded} registers per thread; up to {most} are implemented"
+        )
+
+
+def can_convert(problem: GemmProblem) -> bool:
+    """Return whether the warps that multiply can convert raw tiles of A: bytes along K, of one tensor, to 16 bits."""
+    if len(problem.copied) != 1 or problem.groups is not None or problem.scales is not None:
+        return False
+    (copied,) = problem.copied
+    (source, *others) = copied.sources
+    along_k = copied.raw and source.k_pitch == 1 and itemsize(source.dtype) == 1 and problem.a_major == "k"
+    one = copied.operand == "a" and not others and not problem.epilogue.of_kind("product")
+    return along_k and one and itemsize(problem.operand_dtype) == 2
+
+
+def gains_by_turning(problem: GemmProblem) -> bool:
+    """Return whether a matmul of few rows should be computed transposed, with B, which is converted, as the rows of tiles.
+
+    Few rows fill a small part of an instruction's 64, and the warps that multiply convert A alone.
+    """
+    turned = [dataclasses.replace(each, operand="a") for each in problem.copied if each.operand == "b"]
+    stored = all(output.kind in ("exact", "strided") and not output.adds for output in problem.outputs)
+    if problem.m > FEW_ROWS or problem.runtime or problem.terms or not stored or len(turned) != len(problem.copied):
+        return False
+    return can_convert(dataclasses.replace(problem, copied=tuple(turned), a_major=problem.b_major))
+
+
+def _check_converted(plan: GemmPlan) -> None:
+    """Check a plan whose warps convert A in their registers. Raises ``Refusal``."""
+    if not can_convert(plan.problem) or plan.unit != "wgmma":
+        raise Refusal(
+            "operands in registers are implemented on wgmma for A of 8-bit elements, contiguous along K, that become 16 bits"
+        )
+    if plan.teams > 1 or plan.tile[0] > 2 * WGMMA_ROWS or plan.tile[2] != SWIZZLE_BYTES:
+        raise Refusal(
+            f"a tile of {plan.tile} with A in registers; up to {2 * WGMMA_ROWS} rows and {SWIZZLE_BYTES} elements along K are"
+            " implemented, without ping-pong"
         )
 
 

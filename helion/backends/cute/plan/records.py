@@ -20,7 +20,7 @@ from .scales import BlockScales, Scale, Side
 Major = Literal["k", "mn"]
 Unit = Literal["wgmma", "tcgen05"]
 RowsIn = Literal["cluster", "memory"]
-CopiesIn = Literal["shared", "memory"]
+CopiesIn = Literal["shared", "memory", "registers"]
 
 SWIZZLE_BYTES = 128
 """Width of the widest swizzle atom in shared memory, and of the tile of one TMA instruction."""
@@ -389,8 +389,8 @@ class Choice:
     ctas_per_sm: int = 1
     """2 lets the epilogue of one CTA overlap the mainloop of another; wgmma only, with half the resources each."""
     copies_in: CopiesIn = "shared"
-    """Place of operands that are copied or computed: stages in shared memory that warps fill, or global memory, where
-    kernels before the matmul write them."""
+    """Place of operands that are copied or computed: stages in shared memory that warps fill, global memory, where
+    kernels before the matmul write them, or the registers of the warps that multiply, which convert raw tiles of A."""
     rows_in: RowsIn = "cluster"
     """Place of rows that are reduced: the registers of a cluster's CTAs, or global memory, from which a second kernel
     finishes them."""
@@ -440,6 +440,8 @@ class GemmPlan:
     """The second kernel, which completes ``problem``, the first part of the whole."""
     prepare: Prepare | None = None
     """The kernels that write operands of ``problem``, which the whole problem has to compute."""
+    converts: bool = False
+    """The warps that multiply convert raw tiles of A in their registers; wgmma only."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -563,10 +565,6 @@ class GemmPlan:
     @property
     def operand_bytes(self) -> int:
         return itemsize(self.problem.operand_dtype)
-
-    @property
-    def output_bytes(self) -> int:
-        return itemsize(self.problem.output_dtype)
 
     @functools.cached_property
     def totals(self) -> bool:

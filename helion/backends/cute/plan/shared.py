@@ -27,10 +27,8 @@ class Allocation:
 @functools.lru_cache(maxsize=1024)
 def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
     """Return every allocation of `plan`, by offset."""
-    wanted: list[tuple[str, int, int]] = [
-        ("shared_a", plan.ab_stages * counts(plan).a_stage_bytes, RING_ALIGNMENT_BYTES),
-        ("shared_b", plan.ab_stages * counts(plan).b_stage_bytes, RING_ALIGNMENT_BYTES),
-    ]
+    stages = {"shared_a": counts(plan).a_stage_bytes, "shared_b": counts(plan).b_stage_bytes}
+    wanted = [(name, plan.ab_stages * size, RING_ALIGNMENT_BYTES) for name, size in stages.items() if size]
     for output in plan.problem.outputs_of("exact"):
         size = plan.teams * plan.store_stages * subtile_bytes(plan, output.dtype)
         wanted.append((f"shared_{plan.problem.label_of(output)}", size, RING_ALIGNMENT_BYTES))

@@ -22,6 +22,7 @@ from ..plan.epilogue import (
     OperandKind,
     OutputKind,
 )
+from ..plan.operands import gains_by_turning
 from ..plan.records import TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups, Major, Term
 from .scales import block_scales, blocks_of_k, depth_of, fixed_size, scale_loads
 
@@ -111,13 +112,17 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
         return stores
     if _lines(stores[0], axes) == axes[::-1]:  # the GEMM of the transposed operands
         axes = axes[::-1]
-    blocks = (*axes, sides.inner)
-    batch = _batch_axes(facts, sides, blocks)
+    batch = _batch_axes(facts, sides, (*axes, sides.inner))
     if any(axis.extent is None or not (axis.on_grid or axis.kind == "scalar") for axis in batch):
         return "there are more dimensions than M, N, K and those of a batch"
     number = facts.regions[sides.fact.region].root
     dimensions = next(len(region.axes) for region in facts.regions if region.root == number and region.parent is None)
-    problem = _with_batch(facts, sides, axes, _problem(facts, sides, axes, stores), batch)
+    problem = _problem(facts, sides, axes, stores)
+    if sides.whole is None and not batch and _has_one_source(facts, sides.fact) and gains_by_turning(problem):
+        axes = axes[::-1]
+        problem = _stored_by_threads(_problem(facts, sides, axes, stores))
+    problem = _with_batch(facts, sides, axes, problem, batch)
+    blocks = (*axes, sides.inner)
     return ProductShape(
         problem=problem,
         blocks=blocks,
@@ -264,6 +269,24 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
         copied=copied,
         runtime=_runtime(facts, zip(("size_m", "size_n", "size_k"), walked, strict=True)),
     )
+
+
+def _has_one_source(facts: KernelFacts, fact: MatmulFact) -> bool:
+    """Return whether the operands of a matmul are computed from one tensor each."""
+    slots = {op.slot for op in facts.memory_ops if op.kind == "load" and op.region == fact.region}
+    return slots <= {fact.lhs_slot, fact.rhs_slot}
+
+
+def _stored_by_threads(problem: GemmProblem) -> GemmProblem:
+    """Return the problem of a transposed matmul, whose matrices are contiguous along M."""
+    pitch = _even(problem.m)
+    outputs = tuple(replace(each, kind="strided", pitch=1, column_pitch=pitch) for each in problem.outputs)
+    operands = tuple(
+        replace(each, kind="strided", pitch=1, column_pitch=pitch) if each.kind == "exact" else each
+        for each in problem.epilogue.operands
+    )
+    epilogue = replace(problem.epilogue, operands=operands, outputs=outputs)
+    return replace(problem, epilogue=epilogue, d_pitch=1)
 
 
 def _terms(facts: KernelFacts, sides: _Sides, extents: tuple[int, int], majors: Sequence[Major]) -> Iterator[Term]:

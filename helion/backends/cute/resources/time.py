@@ -81,6 +81,10 @@ class Rates:
     """Least time of a K tile whose raw tiles warps convert: waits, the fence and the arrival; not fitted."""
     converted_us: float = 0.000026
     """Time of an element that warps convert, of which an SM issues some 5 instructions per 128; not fitted."""
+    fragment_us: float = 0.2
+    """Least time of a K tile that the warps that multiply convert: waits, and the latency of its MMAs; not fitted."""
+    fragments_us: float = 0.0000076
+    """Time of an element that these warps convert, in some 2 instructions per 64; not fitted."""
     shared_bytes_per_us: float = 218e3
     """Shared-memory bandwidth of an SM: 128 bytes per cycle. It limits K tiles that are written twice."""
     granules_us: float = 0.0023
@@ -256,7 +260,10 @@ def _converted_us(plan: GemmPlan, rates: Rates) -> float:
         elements += copied_lines(plan, copied) * plan.tile[2]
         moved += 2 * raw_bytes(plan, copied)
     moved += 2 * numbers.a_stage_bytes + (1 + plan.warpgroups) * numbers.b_stage_bytes
-    return max(rates.raw_us + elements * rates.converted_us, moved / rates.shared_bytes_per_us)
+    each_us, element_us = rates.raw_us, rates.converted_us
+    if plan.converts:
+        each_us, element_us = rates.fragment_us, rates.fragments_us
+    return max(each_us + elements * element_us, moved / rates.shared_bytes_per_us)
 
 
 def _together(one: float, other: float, exponent: float) -> float:

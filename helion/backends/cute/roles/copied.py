@@ -16,7 +16,7 @@ from ..plan.counts import (
     turns,
 )
 from ..plan.records import LOADING_WARPS, GemmPlan
-from .edits import add_role, edit_role, rewrite
+from .edits import add_role, after, edit_role, rewrite
 from .grammar import (
     Acquire,
     Advance,
@@ -59,13 +59,16 @@ START_REGISTERS, LARGE_STORE_REGISTERS = 88, 208
 def with_copies(program: KernelProgram) -> KernelProgram:
     """Add the warps that copy operands, which TMA then does not load. A stage is full after both."""
     plan = program.plan
+    labels = [copied.operand for copied in plan.problem.copied]
+    if plan.converts:
+        program = edit_role(program, "load", lambda step: () if _is_copied(step, labels) else (step,))
+        return edit_role(_with_raw_tiles(program), "store", after(ReadRaw, (FenceShared(), WarpSync())))
     if past_registers(plan):
         program = edit_role(program, "store" if plan.unit == "wgmma" else "multiply", _ordered)
     if loads_while_copying(plan):
         return _with_shared_warps(program)
     if raw_operands(plan):
         program = _with_raw_tiles(program)
-    labels = [copied.operand for copied in plan.problem.copied]
     first = program.warps
     copy = Role(name="copy", first_warp=first, warps=COPY_WARPS, program=_copies(plan))
     roles = []
@@ -81,7 +84,7 @@ def with_copies(program: KernelProgram) -> KernelProgram:
 
 
 def _with_raw_tiles(program: KernelProgram) -> KernelProgram:
-    """Add a warp that loads raw tiles through TMA, ahead of the copying warps by their pipeline."""
+    """Add a warp that loads raw tiles through TMA, ahead of the warps that read them by their pipeline."""
     raw = counts(program.plan).raw
     assert raw is not None
     loads = tuple(LoadRaw(copied.operand, "raw_fill") for copied in raw_operands(program.plan))

@@ -20,6 +20,7 @@ from .grammar import (
     NamedBarrier,
     Pipeline,
     Promote,
+    ReadRaw,
     ReadSums,
     Release,
     Role,
@@ -63,6 +64,26 @@ MAINLOOP: tuple[Step, ...] = (
 )
 """One K tile is in flight during the wait for the next; its stage is released after the next MMAs are issued."""
 
+CONVERTING_MAINLOOP: tuple[Step, ...] = (
+    ClearSums(),
+    KLoop(
+        (
+            Wait("raw_read"),
+            ReadRaw("a", "raw_read"),
+            Release("raw_read"),
+            Advance("raw_read"),
+            Wait("ab_read"),
+            WgmmaFence(),
+            Mma("ab_read"),
+            WgmmaCommit(),
+            WgmmaWait(0),
+            Release("ab_read"),
+            Advance("ab_read"),
+        )
+    ),
+)
+"""A is converted in registers, which MMAs in flight still read. The other warpgroup converts during the wait."""
+
 PROMOTED_MAINLOOP: tuple[Step, ...] = (
     ClearSums(),
     KLoop(
@@ -82,6 +103,8 @@ PROMOTED_MAINLOOP: tuple[Step, ...] = (
 
 
 def _mainloop(plan: GemmPlan) -> tuple[Step, ...]:
+    if plan.converts:
+        return CONVERTING_MAINLOOP
     if not plan.promote:
         return MAINLOOP
     if plan.promote_k_tiles == 1:
@@ -107,7 +130,9 @@ def program(plan: GemmPlan) -> KernelProgram:
     warps, shared_sm = plan.consumer_warps, plan.ctas_per_sm > 1
     mainloop = _mainloop(plan)
     cursors = [Cursor("ab_read", "ab", "consumer")]
-    if not plan.promote or plan.promote_k_tiles > 1:
+    if plan.converts:
+        cursors.append(Cursor("raw_read", "raw", "consumer"))
+    elif not plan.promote or plan.promote_k_tiles > 1:
         cursors.append(Cursor("ab_free", "ab", "consumer"))
     store = Role(
         name="store",

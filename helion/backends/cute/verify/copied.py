@@ -40,6 +40,8 @@ def _(cluster: Cluster, step: g.ReadRaw, warp: Warp) -> None:
     tag, held = (warp.tile, warp.k_tile), ring.slots[index].held.get((step.operand, warp.cta.rank))
     if held != tag:
         raise Fault(f"stale raw tile: a slot of {step.operand} holds {held}, to be read is {tag}")
+    if warp.groups or warp.open_group:
+        raise Fault(f"{step.operand} is read into registers that the matrix unit may still read")
     warp.unfenced_reads.append(ring.slots[index])
     warp.copies.read[step.operand] = tag
     warp.copies.synced = False

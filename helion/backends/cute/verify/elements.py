@@ -44,9 +44,11 @@ def copied_by(operand: str, warp: int) -> str:
 
 
 def parts_of(program: KernelProgram, operand: str) -> list[str]:
-    """Return the parts of an operand in a stage: that of TMA, or one of each warp that copies it."""
+    """Return the parts of an operand in a stage: that of TMA, or one of each warp that copies it; none in registers."""
     if program.plan.problem.copy_of(operand) is None:
         return [operand]
+    if program.plan.converts:
+        return []
     return [copied_by(operand, warp) for warp in range(program.role("copy").warps // turns_of(program))]
 
 

@@ -158,6 +158,7 @@ def _(cluster: Cluster, step: g.Wait, warp: Warp) -> Ready:
     ring, index, parity = cluster.slot(warp, step.cursor)
     if ring.pipeline.name == "ab":
         warp.copies.unordered.add(index)
+        warp.awaited = (index, parity)
     return lambda: ring.full[index].passed(parity)
 
 
@@ -278,7 +279,7 @@ def _(cluster: Cluster, step: g.WgmmaFence, warp: Warp) -> None:
 
 @rule(g.Mma)
 def _(cluster: Cluster, step: g.Mma, warp: Warp) -> None:
-    ring, index, _ = cluster.slot(warp, step.cursor)
+    ring, index, parity = cluster.slot(warp, step.cursor)
     tag = (warp.tile, warp.k_tile)
     if ring.slots[index].copied and index in warp.copies.unordered:
         raise Fault(f"stage {index} is read by the matrix unit before a fence orders the copies that cp.async wrote")
@@ -288,7 +289,11 @@ def _(cluster: Cluster, step: g.Mma, warp: Warp) -> None:
         if not warp.fenced:
             raise Fault("wgmma uses registers without a fence before it")
         slot = ring.slots[index]
+        if warp.awaited != (index, parity):
+            raise Fault(f"stale operands: K tile {tag[1]} of tile {tag[0]} is multiplied without a wait for its stage")
         cluster.expect(warp.cta, slot, tag)
+        if cluster.plan.converts and warp.copies.read.get("a") != tag:
+            raise Fault(f"A of {tag} is multiplied from the raw tile of {warp.copies.read.get('a')}")
         slot.readers += 1
         if step.first:
             warp.sums = Sums()
@@ -333,7 +338,7 @@ def _(cluster: Cluster, step: g.WgmmaWait, warp: Warp) -> None:
 
 @rule(g.ClearSums)
 def _(cluster: Cluster, step: g.ClearSums, warp: Warp) -> None:
-    warp.total = []
+    warp.total, warp.sums = [], Sums()
 
 
 @rule(g.LoadScales)

@@ -109,7 +109,7 @@ def _recounted(pipeline: Pipeline, plan: GemmPlan, few: GemmPlan, warps: int) ->
         if field.name == "full_arrivals" and pipeline.name == "ab":
             after = full_arrivals(few, min(copy_warps(few), FEW_WARPS) // turns(plan))
         if field.name == "empty_arrivals" and pipeline.name == "raw":
-            after = min(copy_warps(few), FEW_WARPS) // turns(plan)
+            after = warps if few.converts else min(copy_warps(few), FEW_WARPS) // turns(plan)
         changed[field.name] = after + getattr(pipeline.counts, field.name) - before
     return dataclasses.replace(pipeline, counts=dataclasses.replace(pipeline.counts, **changed))
 

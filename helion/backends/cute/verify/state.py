@@ -150,6 +150,8 @@ class Warp:
     stage: int = 0
     overwrite: bool = False
     fenced: bool = False
+    awaited: tuple[int, int] | None = None
+    """The stage of A and B, and the parity of its phase, that it has waited for."""
     open_group: list[tuple[Slot, Tag]] = field(default_factory=list)
     groups: list[list[tuple[Slot, Tag]]] = field(default_factory=list)
     held: Tag | None = None

@@ -1,0 +1,93 @@
+"""Matmuls of few rows with weights of 8 bits, which are computed transposed, with the weights in registers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from backends.cute import copies, gemms
+
+import helion
+import helion.language as hl
+from helion.backends.cute.lower.kernel import known_product
+from helion.backends.cute.plan.build import plan_gemm
+from helion.backends.cute.plan.copied import Copied
+from helion.backends.cute.plan.refusal import Refusal
+from helion.backends.cute.plan.shared import shared_memory
+from helion.backends.cute.resources.shape import shape_of
+
+
+@helion.kernel(backend="cute", static_shapes=True)
+def linear(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    (m, k), n = x.size(), w.size(0)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_m, tile_k], w[tile_n, tile_k].to(x.dtype).T, acc=acc)
+        out[tile_m, tile_n] = acc * scale[tile_n].to(torch.float32)[None, :] + bias[tile_m, tile_n].to(torch.float32)
+    return out
+
+
+def arguments(m: int, dtype: torch.dtype = torch.int8, n: int = 264, k: int = 480) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(m)
+    x = torch.randn(m, k, generator=generator) + 0.25
+    w = torch.randn(n, k, generator=generator) * (20 if dtype == torch.int8 else 1) + 0.5
+    scale, bias = torch.rand(n, generator=generator) / 16, torch.randn(m, n, generator=generator)
+    return x.bfloat16(), w.to(dtype), scale, bias.bfloat16()
+
+
+@pytest.mark.parametrize(("m", "dtype"), [(1, torch.int8), (13, torch.float8_e4m3fn), (64, torch.int8)])
+def test_weights_are_the_rows_of_tiles(m: int, dtype: torch.dtype) -> None:
+    x, w, scale, bias = given = arguments(m, dtype)
+    bound = linear.bind(given, target="h100")
+    problem = bound.plan().gemm.problem
+    assert (problem.m, problem.n, problem.k, problem.names[:2]) == (264, m, 480, ("w", "x"))
+    assert [(each.kind, each.pitch, each.column_pitch) for each in problem.outputs] == [("strided", 1, 264)]
+    config = bound.seeds[0].config
+    assert config["wgmma_copies_in"] == "registers"
+    assert bound.plan(config).gemm.converts
+    exact = x.double() @ w.double().T * scale.double() + bias.double()
+    torch.testing.assert_close(bound(*given).double(), exact, rtol=1e-2, atol=1e-2)
+
+
+def test_other_matmuls_keep_their_rows() -> None:
+    cases: dict[str, tuple[torch.Tensor, ...]] = {"more rows": arguments(65), "bfloat16": arguments(13, torch.bfloat16)}
+    x, w, *others = arguments(13)
+    cases["contiguous along N"] = (x, w.T.contiguous().T, *others)
+    for why, given in cases.items():
+        assert linear.bind(given, target="h100").plan().gemm.problem.n == 264, why
+
+
+def test_facts_describe_the_transposed_matmul() -> None:
+    bound = linear.bind(arguments(13), target="h100")
+    shape, problem = shape_of(bound.facts), known_product(bound.plan().program).problem
+    assert not isinstance(shape, str)
+    assert (shape.problem.m, shape.problem.n) == (problem.m, problem.n)
+    assert shape.blocks == known_product(bound.plan().program).blocks
+    described = sorted(each.kind for each in shape.problem.epilogue.operands)
+    assert described == sorted(each.kind for each in problem.epilogue.operands) == ["column", "strided"]
+
+
+def test_what_cannot_be_in_registers_is_refused() -> None:
+    problem, choice = copies.COPIES["registers_int8"]
+    (copied,) = problem.copied
+
+    def of(changed: Copied, **other: Any) -> None:
+        plan_gemm(dataclasses.replace(problem, copied=(changed,)), dataclasses.replace(choice, **other), gemms.HOPPER)
+
+    of(copied)
+    for changes in ({"tile": (128, 64, 64)}, {"tile": (256, 64, 128)}, {"tile": (64, 64, 128), "pingpong": True}):
+        with pytest.raises(Refusal, match="with A in registers"):
+            of(copied, **changes)
+    with pytest.raises(Refusal, match="operands in registers are implemented on wgmma for A"):
+        of(dataclasses.replace(copied, operand="b"))
+    with pytest.raises(Refusal, match="operands in registers"):
+        plan_gemm(problem, choice, gemms.BLACKWELL)
+
+
+def test_shared_memory_has_no_converted_operand() -> None:
+    names = [each.name for each in shared_memory(copies.plan("registers_int8", "sm_90"))]
+    assert "shared_raw_a" in names and "shared_a" not in names
