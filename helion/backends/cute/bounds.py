@@ -11,7 +11,7 @@ from .limits import COLUMN_STEP, LEAST_COLUMNS, TCGEN05_ROWS
 from .plan.build import MAX_CLUSTER, MAX_ROW_CLUSTER, MAX_SUM_REGISTERS
 from .plan.copied import COPY_WARPS, MAX_COPIED_SUMS, MAX_LOADED_REGISTERS
 from .plan.dtypes import IMPRECISE_DTYPES, itemsize
-from .plan.operands import split
+from .plan.operands import can_convert, split
 from .plan.records import SWIZZLE_BYTES, WARP_THREADS, WGMMA_ROWS, Choice, GemmProblem
 from .plan.refusal import Refusal
 from .plan.scales import BlockScales
@@ -33,6 +33,8 @@ def tile_bounds(problem: GemmProblem, target: Target) -> Sides:
     if promotes or problem.scales is not None:  # two accumulators are live
         most = min(most, MAX_SUM_REGISTERS // products // least * least)
     rows //= min(products, 2)
+    if problem.runtime and can_convert(problem):
+        return (WGMMA_ROWS, 2 * WGMMA_ROWS), (least, 2 * MAX_COPIED_SUMS), (depth, depth)
     if problem.copied and (problem.epilogue.reduces_rows or not suits_memory(problem)):
         (rows, most), depth = (
             _copied_bounds(problem, (min(rows, 2 * WGMMA_ROWS), most), (WGMMA_ROWS, least), target),
@@ -165,6 +167,8 @@ def smallest(
     yield from found
     if suits_memory(problem):
         yield from (replace(choice, copies_in="memory") for choice in found)
+    if can_convert(problem) and target.has("wgmma"):
+        yield from (replace(choice, copies_in="registers", tile=(*choice.tile[:2], SWIZZLE_BYTES)) for choice in found)
 
 
 def _smallest(problem: GemmProblem, whole_rows: bool, target: Target, fixed: Sequence[int | None]) -> Iterator[Choice]:

@@ -129,9 +129,10 @@ def _fields(product: Asked, unit: Unit, target: Target) -> list[Field]:
     if problem.epilogue.reduces_rows:
         fields += _memory_fields(product, target)
     if problem.copied:
-        others = {"memory": suits_memory(problem), "registers": unit == "wgmma" and can_convert(problem)}
-        places = EnumFragment(("shared", *(place for place, suits in others.items() if suits)))
-        fields.append(Scalar(key=key("copies_in", target), fragment=places, initial="shared"))
+        suiting = {"shared": not problem.runtime, "memory": suits_memory(problem)}
+        suiting["registers"] = unit == "wgmma" and can_convert(problem)
+        places = tuple(place for place, suits in suiting.items() if suits)
+        fields.append(Scalar(key=key("copies_in", target), fragment=EnumFragment(places), initial=places[0]))
     fields.append(Scalar(key=key("grid_splits", target), fragment=EnumFragment(GRID_SPLITS), initial=1))
     if unit == "tcgen05":
         sums = EnumFragment((None, 1, 2, 4))

@@ -11,6 +11,7 @@ from backends.cute import copies, gemms
 
 import helion
 import helion.language as hl
+from helion import exc
 from helion.backends.cute.lower.kernel import known_product
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.copied import Copied
@@ -91,3 +92,32 @@ def test_what_cannot_be_in_registers_is_refused() -> None:
 def test_shared_memory_has_no_converted_operand() -> None:
     names = [each.name for each in shared_memory(copies.plan("registers_int8", "sm_90"))]
     assert "shared_raw_a" in names and "shared_a" not in names
+
+
+@helion.kernel(backend="cute", static_shapes=False)
+def of_any_rows(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    m = x.size(0)
+    n, k = hl.specialize(w.size())
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_m, tile_k], w[tile_n, tile_k].to(x.dtype).T, acc=acc)
+        out[tile_m, tile_n] = acc * scale[tile_n][None, :]
+    return out
+
+
+def test_launches_give_the_rows() -> None:
+    bound = of_any_rows.bind(arguments(13)[:3], target="h100")
+    plan = bound.plan().gemm
+    assert plan.problem.runtime == ("size_n",) and plan.converts
+    assert {seed.config["wgmma_copies_in"] for seed in bound.seeds} == {"registers"}
+    for m in (13, 5):
+        x, w, scale, _ = arguments(m)
+        exact = x.double() @ w.double().T * scale.double()
+        torch.testing.assert_close(bound(x, w, scale).double(), exact, rtol=1e-2, atol=1e-2)
+
+
+def test_many_rows_that_launches_give_are_refused() -> None:
+    with pytest.raises(exc.CuteUnsupported, match="w is copied by warps, .* use hl.specialize"):
+        of_any_rows.bind(arguments(4096, n=64)[:3], target="h100")

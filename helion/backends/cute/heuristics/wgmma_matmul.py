@@ -45,7 +45,7 @@ class CuteWgmmaMatmulHeuristic(Heuristic):
 
 def choices(shape: ProductShape, target: Target) -> list[Choice]:
     """Return choices, with a plan or without; among equally fast ones the first wins."""
-    places: list[CopiesIn] = ["shared"]
+    places: list[CopiesIn] = [] if shape.problem.copied and shape.problem.runtime else ["shared"]
     places += ["memory"] if suits_memory(shape.problem) else []
     places += ["registers"] if can_convert(shape.problem) else []
     return [choice for place in places for choice in _choices(shape, target, place)]

@@ -21,7 +21,7 @@ from .dtypes import (
 from .epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, EpilogueOperand
 from .finish import split
 from .joint import own_parts
-from .operands import check_copies
+from .operands import can_convert, check_copies
 from .operands import split as split_operands
 from .passes import check_passes
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
@@ -196,7 +196,7 @@ def check_problem(problem: GemmProblem) -> None:
             raise Refusal(f"indices of {extent} {what}; up to {MAX_NUMBERED} are exact in float32")
     check_batch(problem)
     for copied in problem.copied:
-        if problem.runtime or problem.scales is not None:
+        if problem.scales is not None or (problem.runtime and not can_convert(problem)):
             raise Refusal(f"{copied.sources[0].name}{NOT_COPIED}")
         copied.check(problem.m if copied.operand == "a" else problem.n, problem.k)
     check_terms(problem)

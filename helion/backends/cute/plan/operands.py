@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from .copied import MAX_LOADED_REGISTERS, MAX_SPAN, Copied
+from .copied import MAX_LOADED_REGISTERS, MAX_SPAN, NOT_COPIED, Copied
 from .counts import copied_line_step, copied_lines, copied_registers
 from .dtypes import itemsize
 from .records import (
@@ -37,6 +37,9 @@ def check_copies(plan: GemmPlan) -> None:
     if plan.converts:
         _check_converted(plan)
         return
+    for copied in plan.problem.copied:
+        if plan.problem.runtime:
+            raise Refusal(f"{copied.sources[0].name}{NOT_COPIED}")
     if plan.problem.copied and (plan.tile[0] > 2 * WGMMA_ROWS or plan.tile[2] * plan.operand_bytes > SWIZZLE_BYTES):
         raise Refusal(
             f"a tile of {plan.tile} with operands that warps copy; up to {2 * WGMMA_ROWS} rows and {SWIZZLE_BYTES} bytes"
@@ -53,8 +56,13 @@ def check_copies(plan: GemmPlan) -> None:
 
 
 def can_convert(problem: GemmProblem) -> bool:
-    """Return whether the warps that multiply can convert raw tiles of A: bytes along K, of one tensor, to 16 bits."""
+    """Return whether the warps that multiply can convert raw tiles of A: bytes along K, of one tensor, to 16 bits.
+
+    Launches may give the columns, which only TMA and stores of threads depend on.
+    """
     if len(problem.copied) != 1 or problem.groups is not None or problem.scales is not None:
+        return False
+    if not {*problem.runtime} <= {"size_n", "pitch_b"}:
         return False
     (copied,) = problem.copied
     (source, *others) = copied.sources
@@ -70,9 +78,11 @@ def gains_by_turning(problem: GemmProblem) -> bool:
     """
     turned = [dataclasses.replace(each, operand="a") for each in problem.copied if each.operand == "b"]
     stored = all(output.kind in ("exact", "strided") and not output.adds for output in problem.outputs)
-    if problem.m > FEW_ROWS or problem.runtime or problem.terms or not stored or len(turned) != len(problem.copied):
+    if problem.m > FEW_ROWS or problem.terms or not stored or len(turned) != len(problem.copied):
         return False
-    return can_convert(dataclasses.replace(problem, copied=tuple(turned), a_major=problem.b_major))
+    names = {"size_m": "size_n", "pitch_a": "pitch_b"}
+    runtime = tuple(names.get(name, "") for name in problem.runtime)
+    return can_convert(dataclasses.replace(problem, copied=tuple(turned), a_major=problem.b_major, runtime=runtime))
 
 
 def _check_converted(plan: GemmPlan) -> None:
@@ -94,6 +104,8 @@ def split(problem: GemmProblem) -> tuple[GemmProblem, Prepare]:
     batch = problem.batch
     if not problem.copied:
         raise Refusal("operands in memory are implemented where TMA cannot load them as they are")
+    if problem.runtime:
+        raise Refusal(f"{problem.copied[0].sources[0].name}{NOT_COPIED}")
     if any(copied.operand not in ("a", "b") for copied in problem.copied) or problem.epilogue.of_kind("product"):
         raise Refusal("operands in memory are implemented for one matmul, whose epilogue has no other")
     operands, offset, stored = [], 0, dataclasses.replace(problem, copied=())
