@@ -108,7 +108,8 @@ def _traced(program: Program, batch_strides: Mapping[int, tuple[Number, ...]], t
         check_axis(axis, program)
     stores = _stores(program, [root.body, *(each.regions[0] for each in outer)])
     frame = tiled_frame(program, root, outer, loop) if outer else _oriented(_frame(program, root, loop, nest), stores)
-    frame = replace(frame, batch_strides=batch_strides, **({"m": frame.n, "n": frame.m} if turned else {}))
+    frame = replace(frame, batch_strides=batch_strides)
+    frame = replace(frame, m=frame.n, n=frame.m) if turned else frame
     dots, scaled = _dots(frame, loop, nest)
     (a, b), *others = _pairs(frame, dots)
     if any(other != a for other, _ in others):
