@@ -25,7 +25,7 @@ SHOWING = (
     "_testing.py",
     "_testing_unittest.py",
 )
-ERRORS = tuple(name for name, _, _ in exc._TABLE)
+ERRORS = dict.fromkeys(name for name, _, _ in exc._TABLE)
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +39,20 @@ def nodes_of(tree: ast.Module) -> tuple[ast.AST, ...]:
     return tuple(ast.walk(tree))
 
 
+@functools.cache
+def attributes_of(tree: ast.Module) -> tuple[ast.Attribute, ...]:
+    """The attributes that a file reads."""
+    return tuple(n for n in nodes_of(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load))
+
+
 def attributes(trees: Mapping[str, ast.Module], owner: str, but: Collection[str] = ()) -> Iterator[str]:
     """The names read as ``owner.NAME`` or ``....owner.NAME``, and used for something."""
     for path, tree in trees.items():
-        idle = {id(node.value) for node in nodes_of(tree) if isinstance(node, ast.Expr)}
-        for node in nodes_of(tree) if path not in but else ():
-            if id(node) not in idle and isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-                held = node.value
-                if getattr(held, "id", getattr(held, "attr", None)) == owner:
-                    yield node.attr
+        if path in but:
+            continue
+        read = [n for n in attributes_of(tree) if getattr(n.value, "id", getattr(n.value, "attr", None)) == owner]
+        idle = {id(node.value) for node in nodes_of(tree) if isinstance(node, ast.Expr)} if read else ()
+        yield from (node.attr for node in read if id(node) not in idle)
 
 
 def unused(known: Collection[str], used: Collection[str], listed: Collection[str]) -> dict[str, list[str]]:
@@ -75,6 +80,8 @@ def test_every_environment_variable_is_read(trees: dict[str, ast.Module]) -> Non
 def raised(tree: ast.Module) -> set[str]:
     """Errors that a file names anywhere but where they are caught, told from others or said to be given or returned."""
     names = [n for n in nodes_of(tree) if isinstance(n, (ast.Name, ast.Attribute)) and _name(n) in ERRORS]
+    if not names:
+        return set()
     apart = [n.type for n in nodes_of(tree) if isinstance(n, ast.ExceptHandler) and n.type is not None]
     tests = [n for n in nodes_of(tree) if isinstance(n, ast.Call) and _name(n.func) in ("isinstance", "issubclass")]
     apart += [arg for call in tests for arg in call.args[1:]]

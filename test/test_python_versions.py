@@ -40,6 +40,10 @@ LATER: dict[str, frozenset[str] | None] = {
     ),
     "warnings": frozenset(("deprecated",)),
 }  # fmt: skip
+#: Any of these names, in code or in prose: a file without them needs no closer look.
+LATER_WORDS = re.compile(
+    r"\b(?:" + "|".join(sorted({name for module, names in LATER.items() for name in names or (module,)})) + r")\b"
+)
 
 
 def sources() -> list[Path]:
@@ -49,9 +53,12 @@ def sources() -> list[Path]:
 def later_names(text: str) -> Iterator[str]:
     """What a module names of the standard library that its oldest version lacks, outside of blocks for type checkers."""
     tree = ast.parse(text, feature_version=OLDEST)
-    checked = [n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
+    if not LATER_WORDS.search(text):
+        return
+    nodes = [*ast.walk(tree)]
+    checked = [n for n in nodes if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
     skipped = {id(inner) for block in checked for part in block.body for inner in ast.walk(part)}
-    for node in ast.walk(tree):
+    for node in nodes:
         if id(node) in skipped:
             continue
         if isinstance(node, ast.Import):
