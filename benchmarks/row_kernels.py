@@ -46,6 +46,8 @@ SWEPT = (("bfloat16", 2048, 131072), ("bfloat16", 1024, 262144), ("bfloat16", 16
 SEEDS = 4
 SWEPT_LAYOUTS = (("bfloat16", 4096, 50257), ("bfloat16", 2048, 131072))
 LAYOUTS = 10
+SWEPT_AHEAD = (*SWEPT_LAYOUTS, ("bfloat16", 4096, 32768), ("bfloat16", 1024, 262144), ("bfloat16", 16384, 8192))
+LAYOUTS_AHEAD = 3
 REPEATED = (("softmax", 5003), ("layer_norm", 131072))
 JOB_SECONDS = 75.0
 DRY = bool(os.environ.get("ROWS_DRY"))
@@ -188,8 +190,13 @@ def compiled_config(fn: Callable[..., None], arguments: Sequence[Any], config: A
     return kernel
 
 
-def layout_config(fn: Callable[..., None], arguments: Sequence[Any], at: int) -> tuple[Any, str] | None:
-    """Return the config of layout number ``at`` and its description; None after the last one."""
+def layout_config(
+    fn: Callable[..., None], arguments: Sequence[Any], at: int, ahead: bool = False
+) -> tuple[Any, str] | None:
+    """Return the config of layout number ``at`` and its description; None after the last one.
+
+    With ``ahead``, only layouts that reduce rows ahead are counted, without it only others.
+    """
     import helion
     from helion.backends.cute.plan.rowwise.choices import ranked
     from helion.backends.cute.plan.rowwise.time import described, fastest_span
@@ -197,14 +204,16 @@ def layout_config(fn: Callable[..., None], arguments: Sequence[Any], at: int) ->
 
     bound = helion.kernel(fn, backend="cute").bind(tuple(arguments))
     shape = row_shape_of(bound.variant.specialized.analysis.facts)
-    layouts = ranked(shape.demand, shape.m, bound.target)
+    layouts = [each for each in ranked(shape.demand, shape.m, bound.target) if each.choice.ahead == ahead]
     if at >= len(layouts):
         return None
     layout, config = layouts[at], dict(bound.seeds[0].config)
     span, us = fastest_span(layout, shape.m, bound.target)
     sizes = [*config["block_sizes"]]
     sizes[: 1 + (shape.blocks is not None)] = [*([] if shape.blocks is None else [span]), layout.choice.rows]
-    config |= {f"cute_row_{key}": getattr(layout.choice, key) for key in ("cluster", "warps", "ctas_per_sm", "keep")}
+    config |= {
+        f"cute_row_{key}": getattr(layout.choice, key) for key in ("cluster", "warps", "ctas_per_sm", "keep", "ahead")
+    }
     return helion.Config(**{**config, "block_sizes": sizes}), f"{described(layout)}: {us:.0f} us"
 
 
@@ -238,10 +247,10 @@ def timed(case: Case, kernel: Callable[..., Any], timer: Timer, copies: dict[int
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The work of one step: ``kind`` is ``cute``, ``seed``, ``sweep``, ``check``, ``triton``, ``compile``, ``odd`` or
+    """The work of one step: ``kind`` is ``cute``, ``seed``, ``sweep``, ``ahead``, ``check``, ``triton``, ``compile``, ``odd`` or
     ``repeated``.
 
-    ``at`` is the number of the seed that it times, or of the layout for a ``sweep``.
+    ``at`` is the number of the seed that it times, or of the layout for ``sweep`` and ``ahead``.
     """
 
     kind: str
@@ -291,9 +300,11 @@ class Worker:
         """Check and time a layout, by its place in the order of predicted times."""
         with Gpu():
             case = self._case(job)
-        found = layout_config(case.work.kernel, tuple(case.arguments), job.at)
+        found = layout_config(case.work.kernel, tuple(case.arguments), job.at, job.kind == "ahead")
         if found is not None:
             self._result(job, case, *found)
+
+    _ahead = _sweep
 
     def _result(self, job: Job, case: Case, config: Any, plan: str) -> None:
         line = dict(kind="result", **job.facts, plan=plan)
@@ -417,6 +428,9 @@ def jobs(names: Sequence[str], kinds: Sequence[str]) -> list[Job]:
     if "sweep" in kinds:
         for at, (dtype, m, n) in itertools.product(range(LAYOUTS), SWEPT_LAYOUTS):
             turns.append([Job(kind="sweep", name=name, type=dtype, at=at, **small(m, n)) for name in names])
+    if "ahead" in kinds:
+        for at, (dtype, m, n) in itertools.product(range(LAYOUTS_AHEAD), SWEPT_AHEAD):
+            turns.append([Job(kind="ahead", name=name, type=dtype, at=at, **small(m, n)) for name in names])
     found = [job for turn in turns for job in turn]
     return (
         sorted((job for job in found if job.kind in kinds), key=lambda job: kinds.index(job.kind)) if kinds else found

@@ -35,10 +35,11 @@ DOCS: dict[str, str] = {
     "cute_row_warps": "Warps of a row in each CTA.",
     "cute_row_ctas_per_sm": "CTAs per SM: the exchange of one overlaps the loads and stores of the other.",
     "cute_row_keep": "Place of a row between passes: `registers`, or `shared` memory, from which it is read again.",
+    "cute_row_ahead": "Reduce the next row before the exchange of a row is awaited: that needs memory for two rows.",
 }
 
-SIMILAR = 3
-"""Decisions, of four, that a legal layout shares with the one that does not fit and that it replaces."""
+SIMILAR = 4
+"""Decisions, of five, that a legal layout shares with the one that does not fit and that it replaces."""
 LAYOUT = "warps, stages and copies of a row kernel follow from cute_row_cluster, cute_row_warps and the like"
 
 
@@ -69,6 +70,7 @@ def own_keys(shape: ProgramShape, program: Program, target: Target, settings: Se
             _field("cute_row_warps", [layout.choice.warps for layout in found]),
             _field("cute_row_ctas_per_sm", [layout.choice.ctas_per_sm for layout in found]),
             _field("cute_row_keep", [layout.choice.keep for layout in found]),
+            _field("cute_row_ahead", [layout.choice.ahead for layout in found]),
         ),
         absent=_absent(),
         verbatim=VERBATIM_PREFIX,
@@ -127,8 +129,10 @@ class RowSettling:
             cute_row_warps=best.warps,
             cute_row_ctas_per_sm=best.ctas_per_sm,
             cute_row_keep=best.keep,
+            cute_row_ahead=best.ahead,
         )
 
 
 def _common(one: RowChoice, other: RowChoice) -> int:
-    return sum(getattr(one, name) == getattr(other, name) for name in ("cluster", "warps", "ctas_per_sm", "keep"))
+    names = ("cluster", "warps", "ctas_per_sm", "keep", "ahead")
+    return sum(getattr(one, name) == getattr(other, name) for name in names)

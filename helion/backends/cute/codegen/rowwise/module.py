@@ -236,7 +236,7 @@ def _prologue(plan: RowPlan) -> list[str]:
         f"        for stage in cutlass.range_constexpr({stages}):",
         "            cute.arch.mbarrier_init(barriers + stage, 1)",
         f"            cute.arch.mbarrier_init(barriers + {stages} + stage, {choice.rows * choice.warps})",
-        "        for word in cutlass.range_constexpr(3):",
+        f"        for word in cutlass.range_constexpr({layout.exchange_stages + 1}):",
         f"            cute.arch.mbarrier_init(barriers + {2 * stages} + word, 1)",
         "cute.arch.mbarrier_init_fence()",
     ]

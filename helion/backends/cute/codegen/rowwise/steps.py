@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 
 from ...plan.dtypes import itemsize
-from ...plan.rowwise.passes import RowPass, schedule_of
-from ...plan.rowwise.records import WORD_BYTES, RowLayout, RowPlan
+from ...plan.rowwise.passes import RowPass, gathers_late, schedule_of
+from ...plan.rowwise.records import WORD_BYTES, RowLayout, RowPlan, RowProblem
 from ...roles import grammar as g
 from ...roles.rowwise import program as r
 from ..writer import Writer
 from .elements import numbers_columns
-
-FILL, READ, PLACE = "ring_fill", "ring_read", "exchange_place"
 
 
 def print_role(out: Writer, program: r.RowProgram, role: r.RowRole) -> None:
@@ -50,8 +48,8 @@ def _print_take(out: Writer, plan: RowPlan, each: RowPass) -> None:
     size, count = layout.chunk_granules, layout.thread_granules
     out.lines(("", ""))
     with out.block(f"def take_chunk(cta, row, stage, chunk{', kind' if layout.rolled else ''}):"):
-        out.line("row.stages.append(stage)" if layout.held_stages else "first = chunk * " + str(size))
-        out.lines([f"first = chunk * {size}"] if layout.held_stages else [])
+        out.lines(["row.stages.append(stage)"] if layout.held_stages else [])
+        out.line(f"first = chunk * {size}")
         with out.block(
             f"for at in range({size}):" if layout.rolled else f"for at in range(min({size}, {count} - first)):"
         ):
@@ -123,11 +121,39 @@ def _(step: r.BlockLoop, out: Writer, program: r.RowProgram) -> None:
 @_print.register
 def _(step: r.RowLoop, out: Writer, program: r.RowProgram) -> None:
     problem = program.plan.problem
-    out.line(f"tile = {f'block * {problem.span}' if problem.sums else 'Int32(first_tile)'}")
+    out.line(f"tile = {_first(problem)}")
     out.lines([f"end = cutlass.min(tile + {problem.span}, tiles)"] if problem.sums else [])
-    with out.block(f"while tile < {'end' if problem.sums else 'tiles'}:"):
+    more = f" + {_step(problem)}" if any(isinstance(each, r.Behind) for each in step.body) else ""
+    with out.block(f"while tile < {_end(problem)}{more}:"):
         print_steps(out, program, step.body)
-        out.line(f"tile = tile + {'1' if problem.sums else 'tile_step'}")
+        out.line(f"tile = tile + {_step(problem)}")
+
+
+def _first(problem: RowProblem) -> str:
+    """Return the first row of the cluster, or of its block with sums."""
+    return f"block * {problem.span}" if problem.sums else "Int32(first_tile)"
+
+
+def _end(problem: RowProblem) -> str:
+    return "end" if problem.sums else "tiles"
+
+
+def _step(problem: RowProblem) -> str:
+    return "1" if problem.sums else "tile_step"
+
+
+@_print.register
+def _(step: r.Ahead, out: Writer, program: r.RowProgram) -> None:
+    with out.block(f"if tile < {_end(program.plan.problem)}:"):
+        print_steps(out, program, step.body)
+
+
+@_print.register
+def _(step: r.Behind, out: Writer, program: r.RowProgram) -> None:
+    problem = program.plan.problem
+    with out.block(f"if tile > {_first(problem)}:"):
+        out.line(f"former = tile - {_step(problem)}")
+        print_steps(out, program, step.body)
 
 
 @_print.register
@@ -189,7 +215,8 @@ def _(step: g.Cursor, out: Writer, program: r.RowProgram) -> None:
 
 @_print.register
 def _(step: g.Advance, out: Writer, program: r.RowProgram) -> None:
-    stages = r.EXCHANGE_STAGES if step.cursor == PLACE else program.ring.stages
+    exchange = step.cursor.startswith(r.EXCHANGE)
+    stages = program.plan.layout.exchange_stages if exchange else program.ring.stages
     index, phase = f"{step.cursor}_index", f"{step.cursor}_phase"
     out.line(f"{index} = {index} + 1")
     out.line(f"{phase} = cutlass.select_({index} == {stages}, {phase} ^ 1, {phase})")
@@ -244,9 +271,8 @@ def _(step: r.LoadChunk, out: Writer, program: r.RowProgram) -> None:
 
 @_print.register
 def _(step: g.Wait, out: Writer, program: r.RowProgram) -> None:
-    if step.cursor == PLACE:
-        barrier = f"cta.barrier + ({2 * program.ring.stages} + {PLACE}_index) * 8"
-        out.line(f"await_cluster({barrier}, {PLACE}_phase)")
+    if step.cursor.startswith(r.EXCHANGE):
+        out.line(f"await_cluster({_messages(program, step.cursor)}, {step.cursor}_phase)")
     else:
         out.line(f"cute.arch.mbarrier_wait(barriers + {step.cursor}_index, {step.cursor}_phase)")
 
@@ -285,7 +311,7 @@ def _(step: r.LoadVectors, out: Writer, program: r.RowProgram) -> None:
     sizes = [itemsize(operand.dtype) for operand in plan.problem.vectors]
     for at, size in enumerate(sizes):
         out.line(f"vector_bytes_{at} = (columns * {size} + 15) // 16 * 16")
-    word, total = 2 * layout.stages + 2, " + ".join(f"vector_bytes_{at}" for at in range(len(sizes)))
+    word, total = layout.vectors_barrier, " + ".join(f"vector_bytes_{at}" for at in range(len(sizes)))
     out.line(f"cute.arch.mbarrier_arrive_and_expect_tx(barriers + {word}, {total})")
     with out.block("if columns > 0:"):
         for at, (operand, place) in enumerate(zip(plan.problem.vectors, layout.vector_offsets, strict=False)):
@@ -295,7 +321,7 @@ def _(step: r.LoadVectors, out: Writer, program: r.RowProgram) -> None:
 
 @_print.register
 def _(step: r.AwaitVectors, out: Writer, program: r.RowProgram) -> None:
-    out.line(f"cute.arch.mbarrier_wait(barriers + {2 * program.ring.stages + 2}, 0)")
+    out.line(f"cute.arch.mbarrier_wait(barriers + {program.plan.layout.vectors_barrier}, 0)")
 
 
 @_print.register
@@ -321,7 +347,14 @@ def _(step: r.ShareVectors, out: Writer, program: r.RowProgram) -> None:
 
 @_print.register
 def _(step: r.BeginRow, out: Writer, program: r.RowProgram) -> None:
-    out.lines(("row = row_of(cta, tile)", "begin(cta, row)"))
+    out.lines((f"row = row_of(cta, {'former' if step.again else 'tile'})", "begin(cta, row)"))
+    if step.again and gathers_late(program.plan.problem):
+        out.line("gather(cta, row)")
+
+
+@_print.register
+def _(step: r.HoldChunk, out: Writer, program: r.RowProgram) -> None:
+    out.line(f"row.stages.append({step.cursor}_index)")
 
 
 @_print.register
@@ -339,18 +372,23 @@ def _(step: r.ReduceWarp, out: Writer, program: r.RowProgram) -> None:
     out.line(f"reduce_{step.number}(cta, row)")
 
 
-def _slots(program: r.RowProgram) -> str:
+def _messages(program: r.RowProgram, cursor: str) -> str:
+    """Return the address of the barrier that counts the bytes of messages."""
+    return f"cta.barrier + ({2 * program.ring.stages} + {cursor}_index) * 8"
+
+
+def _slots(program: r.RowProgram, cursor: str) -> str:
     layout = program.plan.layout
     size = layout.partials * layout.slot_words * WORD_BYTES
     rows = layout.choice.rows
-    index = f"({PLACE}_index * {rows} + group)" if rows > 1 else f"{PLACE}_index"
+    index = f"({cursor}_index * {rows} + group)" if rows > 1 else f"{cursor}_index"
     return f"cta.partials + {index} * {size}"
 
 
 @_print.register
 def _(step: r.ArmExchange, out: Writer, program: r.RowProgram) -> None:
     assert program.exchange is not None
-    barrier = f"cta.barrier + ({2 * program.ring.stages} + {step.cursor}_index) * 8"
+    barrier = _messages(program, step.cursor)
     out.line(f"expect({barrier}, {program.exchange.transaction_bytes}, row_thread == 0)")
 
 
@@ -358,17 +396,17 @@ def _(step: r.ArmExchange, out: Writer, program: r.RowProgram) -> None:
 def _(step: r.SendMessage, out: Writer, program: r.RowProgram) -> None:
     layout = program.plan.layout
     size = layout.slot_words * WORD_BYTES
-    if layout.choice.cluster == 1:
-        out.line(f"put({_slots(program)} + row_warp * {size}, message_{step.number}(row), lane == 0)")
+    if program.exchange is None:
+        out.line(f"put({_slots(program, step.cursor)} + row_warp * {size}, message_{step.number}(row), lane == 0)")
         return
-    barrier = f"cta.barrier + ({2 * program.ring.stages} + {step.cursor}_index) * 8"
-    place = f"{_slots(program)} + (rank * {layout.choice.warps} + row_warp) * {size}"
+    barrier = _messages(program, step.cursor)
+    place = f"{_slots(program, step.cursor)} + (rank * {layout.choice.warps} + row_warp) * {size}"
     out.line(f"send({place}, message_{step.number}(row), {barrier}, lane, lane < {layout.choice.cluster})")
 
 
 @_print.register
 def _(step: r.Combine, out: Writer, program: r.RowProgram) -> None:
-    out.line(f"combine_{step.number}(cta, row, {_slots(program) if step.cursor else 'None'})")
+    out.line(f"combine_{step.number}(cta, row, {_slots(program, step.cursor) if step.cursor else 'None'})")
 
 
 @_print.register

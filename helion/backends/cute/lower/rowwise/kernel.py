@@ -71,6 +71,7 @@ def choice_of(decisions: Decisions, rows: int) -> RowChoice:
         rows=decisions.sizes[rows],
         ctas_per_sm=values["cute_row_ctas_per_sm"],
         keep=values["cute_row_keep"],
+        ahead=values["cute_row_ahead"],
     )
 
 

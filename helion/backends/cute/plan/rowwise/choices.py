@@ -35,30 +35,41 @@ def layouts(demand: RowDemand, target: Target) -> tuple[RowLayout, ...]:
 
 
 def _choices(target: Target) -> Iterator[RowChoice]:
-    for keep, ctas, cluster, warps in itertools.product(KEEPS, (2, 1), CLUSTERS, WARPS):
+    for ahead, keep, ctas, cluster, warps in itertools.product((False, True), KEEPS, (2, 1), CLUSTERS, WARPS):
         if (cluster > 1 and warps < LEAST_CLUSTER_WARPS) or (ctas == 2 and warps == WARPS[-1]):
             continue
-        for rows in ROWS if cluster == 1 else (1,):
+        for rows in ROWS if cluster == 1 and not ahead else (1,):
             if rows * warps <= 8 * (3 - ctas):
-                yield RowChoice(cluster=cluster, warps=warps, rows=rows, ctas_per_sm=ctas, keep=keep)
+                yield RowChoice(cluster=cluster, warps=warps, rows=rows, ctas_per_sm=ctas, keep=keep, ahead=ahead)
 
 
 @functools.lru_cache(maxsize=256)
 def ranked(demand: RowDemand, m: int, target: Target) -> tuple[RowLayout, ...]:
-    """Return the layouts by predicted time; of nearly equal ones, those with fewer CTAs, warps and registers first."""
+    """Return the layouts by predicted time; of nearly equal ones, those with fewer CTAs, warps and registers first.
+
+    Those that reduce rows ahead come last, since they have not run on a GPU.
+    """
 
     def order(layout: RowLayout) -> tuple[float, ...]:
         choice = layout.choice
         _, share = fastest_span(layout, m, target)
         spare = layout.registers_needed + 16 <= layout.register_limit
-        return (float(f"{share:.2g}"), choice.cluster, -choice.rows, choice.warps, not spare, -choice.ctas_per_sm)
+        return (
+            choice.ahead,
+            float(f"{share:.2g}"),
+            choice.cluster,
+            -choice.rows,
+            choice.warps,
+            not spare,
+            -choice.ctas_per_sm,
+        )
 
     return tuple(sorted(layouts(demand, target), key=order))
 
 
 def varied(demand: RowDemand, m: int, target: Target) -> tuple[RowLayout, ...]:
     """Return the best layout, then the best of those that differ in one decision."""
-    first, *others = ranked(demand, m, target)
+    first, *others = (layout for layout in ranked(demand, m, target) if not layout.choice.ahead)
     found = [first]
     for differs in (
         lambda choice: choice.keep != first.choice.keep,

@@ -75,6 +75,15 @@ def _check_groups(layout: RowLayout) -> None:
         raise Refusal(f"groups of columns need strides of rows that are multiples of {lanes} elements")
 
 
+def _check_ahead(layout: RowLayout) -> None:
+    """Check that a row waits for one exchange, in shared memory."""
+    demand, choice = layout.demand, layout.choice
+    if len(demand.exchanges) != 1 or not layout.exchanges or choice.rows > 1:
+        raise Refusal("rows are reduced ahead of one exchange between the warps of one row at a time")
+    if demand.later and choice.keep != "shared":
+        raise Refusal("rows that stay in registers are not reduced ahead of an exchange; keep them in shared memory")
+
+
 def _check(layout: RowLayout, room: int, target: Target) -> None:
     choice = layout.choice
     if layout.cta_threads > target.max_threads_per_block or choice.rows > MAX_ROWS:
@@ -98,6 +107,8 @@ def _check(layout: RowLayout, room: int, target: Target) -> None:
         raise Refusal(f"a barrier counts at most {MAX_TRANSACTION_BYTES} bytes")
     if choice.keep == "shared" and (layout.demand.keeps_computed or not layout.demand.held_bytes):
         raise Refusal("nothing of the input is read again, so that a row does not stay in shared memory")
+    if choice.ahead:
+        _check_ahead(layout)
     limit = layout.register_limit - SPARE_REGISTERS
     if layout.registers_needed > limit:
         raise Refusal(f"a thread would hold {layout.registers_needed} registers of a row, of {limit}")

@@ -123,6 +123,7 @@ def demand_of(problem: RowProblem) -> RowDemand:
         keeps_computed=bool(schedule.kept),
         exchanges=tuple(sent),
         passes=len(schedule.passes),
+        later=len(schedule.passes) > len(schedule.reductions),
         sums=len(problem.sums),
         group=max(epilogue.grouped),
         temporaries=POSITION_REGISTERS if any(each.op == "row_first" for each in epilogue.instructions) else 0,

@@ -131,6 +131,8 @@ class RowDemand:
     keeps_computed: bool = False
     exchanges: tuple[int, ...] = ()
     passes: int = 1
+    later: bool = False
+    """True if a pass follows the last exchange."""
     sums: int = 0
     group: int = 0
     temporaries: int = 0
@@ -149,7 +151,8 @@ class RowChoice:
     """The tunable decisions of a config.
 
     ``cluster`` CTAs hold a row, in ``warps`` warps each. A CTA works on ``rows`` rows at a time. ``ctas_per_sm`` CTAs
-    share an SM. Between passes a row stays in ``registers``, or in its chunks in ``shared`` memory.
+    share an SM. Between passes a row stays in ``registers``, or in its chunks in ``shared`` memory. With ``ahead``, warps
+    reduce the next row before they await the exchange of a row.
     """
 
     cluster: int = 1
@@ -157,6 +160,7 @@ class RowChoice:
     rows: int = 1
     ctas_per_sm: int = 2
     keep: Keep = "registers"
+    ahead: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,9 +250,14 @@ class RowLayout:
         return self.input_offsets[-1]
 
     @property
+    def held_rows(self) -> int:
+        """Rows in the ring that wait for their last pass."""
+        return 2 if self.choice.ahead and self.demand.later else 1
+
+    @property
     def held_stages(self) -> int:
-        """Stages that a row occupies until its last pass."""
-        return self.chunks if self.choice.keep == "shared" and self.demand.held_bytes else 0
+        """Stages that these rows occupy."""
+        return self.chunks * self.held_rows if self.choice.keep == "shared" and self.demand.held_bytes else 0
 
     @property
     def bulk_vectors(self) -> bool:
@@ -283,9 +292,19 @@ class RowLayout:
         return most if most <= 2 else -(-most // 4) * 4
 
     @property
+    def exchange_stages(self) -> int:
+        """Stages of messages.
+
+        A warp sends for exchange i + 2 after it has received all messages of i. Then all warps have read those of i - 1,
+        so that two stages do. With ``ahead``, a warp sends for i + 1 before it reads those of i: four stages.
+        """
+        return 4 if self.choice.ahead else 2
+
+    @property
     def partial_bytes(self) -> int:
-        """Bytes of the messages of two exchanges."""
-        return 2 * self.choice.rows * self.partials * self.slot_words * WORD_BYTES if self.exchanges else 0
+        """Bytes of the messages of all stages."""
+        each = self.choice.rows * self.partials * self.slot_words * WORD_BYTES
+        return self.exchange_stages * each if self.exchanges else 0
 
     @property
     def exchanges(self) -> bool:
@@ -294,8 +313,13 @@ class RowLayout:
 
     @property
     def barrier_words(self) -> int:
-        """The full and empty barriers of the ring, two of the exchange, and that of the vectors."""
-        return 2 * self.stages + 3
+        """The full and empty barriers of the ring, those of the exchange, and that of the vectors."""
+        return self.vectors_barrier + 1
+
+    @property
+    def vectors_barrier(self) -> int:
+        """Place of the barrier of the vectors."""
+        return 2 * self.stages + self.exchange_stages
 
     @functools.cached_property
     def spare_bytes(self) -> int:

@@ -78,7 +78,8 @@ def predicted_us(layout: RowLayout, m: int, target: Target, rates: RowRates = RA
     waits = rates.wait_ns
     if layout.partials > 1:
         cluster = rates.cluster_ns + rates.per_cta_ns * choice.cluster
-        waits += (rates.cta_ns if choice.cluster == 1 else cluster) * max(1, len(demand.exchanges))
+        exchange = (rates.cta_ns if choice.cluster == 1 else cluster) * max(1, len(demand.exchanges))
+        waits += 0.0 if choice.ahead else exchange
     busy = 0.7 * issue + waits * (1.0 if choice.rows == 1 else 0.6)
     chain = (memory**rates.overlap + issue**rates.overlap + busy**rates.overlap) ** (1 / rates.overlap)
     ahead = (layout.stages - layout.held_stages) * layout.stage_bytes * choice.ctas_per_sm
@@ -104,6 +105,7 @@ def described(layout: RowLayout) -> str:
     choice = layout.choice
     where = "registers" if choice.keep == "registers" else "shared memory"
     held = f", held in {where}" if layout.demand.held_bytes else ""
+    held += ", the next one reduced ahead" if choice.ahead else ""
     ctas = f"{choice.cluster} CTAs" if choice.cluster > 1 else "1 CTA"
     rows = f", {choice.rows} rows at a time" if choice.rows > 1 else ""
     return (

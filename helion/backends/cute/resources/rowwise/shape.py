@@ -72,6 +72,7 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         held_bytes=sum(held_bytes(dtype_name(op.dtype)) for op in again) if stores or stages > 1 else 0,
         exchanges=(exchanged + (stages > 1),) if stages else (),
         passes=stages + bool(stores),
+        later=bool(stores),
         sums=len(sums) if inner is not None else 0,
         group=max(groups, default=0),
         temporaries=POSITION_REGISTERS if positions else 0,

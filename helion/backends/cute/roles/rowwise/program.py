@@ -15,14 +15,29 @@ from ...plan.rowwise.records import WORD_BYTES, RowPlan
 from ..grammar import Advance, BarrierSync, ClusterExit, Cursor, NamedBarrier, Release, Step, Tail, Wait
 
 RING, EXCHANGE, VECTORS = "ring", "exchange", "vectors"
-EXCHANGE_STAGES = 2
-"""No warp sends for exchange i + 2 before all warps have sent for i + 1, and each has read its messages of i by then."""
+READ, HELD = "ring_read", "ring_held"
+PLACE, SENT = "exchange_place", "exchange_sent"
+"""Cursors of rows ahead are ``READ`` and ``SENT``; ``HELD`` and ``PLACE`` follow them by one row."""
 FIRST_ROW_BARRIER, VECTORS_BARRIER = 1, 15
 
 
 @dataclass(frozen=True)
 class RowLoop(Step):
     """Loop over the tiles of rows of this cluster."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Ahead(Step):
+    """The steps that reduce the row of a ``RowLoop``, which has one more round than rows."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Behind(Step):
+    """The steps that combine the results of the row before that of a ``RowLoop``, and map it."""
 
     body: tuple[Step, ...]
 
@@ -82,7 +97,19 @@ class ShareVectors(Step):
 
 @dataclass(frozen=True)
 class BeginRow(Step):
-    """Find the thread's part of the row, load the row's numbers, and clear the partial results."""
+    """Find the thread's part of the row, load the row's numbers, and clear the partial results.
+
+    With ``again``, the row is the one before, whose results were sent.
+    """
+
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class HoldChunk(Step):
+    """Note the stage of ``cursor``, which holds a chunk of the row."""
+
+    cursor: str
 
 
 @dataclass(frozen=True)
@@ -152,7 +179,7 @@ class RowProgram:
     plan: RowPlan
     ring: PipelineCounts
     exchange: PipelineCounts | None
-    """Barriers of the messages between CTAs; None within one CTA."""
+    """Barriers of the messages; None within one CTA, where a named barrier is enough."""
     barriers: tuple[NamedBarrier, ...]
     roles: tuple[RowRole, ...]
     exit: tuple[Step, ...] = ()
@@ -170,11 +197,13 @@ def row_program(plan: RowPlan) -> RowProgram:
         stages=layout.stages, full_arrivals=1, empty_arrivals=row_warps, transaction_bytes=layout.stage_bytes
     )
     exchange = None
-    if choice.cluster > 1 and layout.exchanges:
+    if layout.exchanges and (choice.cluster > 1 or choice.ahead):
         size = layout.partials * layout.slot_words * WORD_BYTES
-        exchange = PipelineCounts(stages=EXCHANGE_STAGES, full_arrivals=1, empty_arrivals=0, transaction_bytes=size)
+        exchange = PipelineCounts(
+            stages=layout.exchange_stages, full_arrivals=1, empty_arrivals=0, transaction_bytes=size
+        )
     barriers = []
-    if choice.cluster == 1 and layout.exchanges:
+    if layout.exchanges and exchange is None:
         barriers += [
             NamedBarrier(name=f"row_{group}", number=FIRST_ROW_BARRIER + group, threads=layout.threads)
             for group in range(choice.rows)
@@ -214,48 +243,74 @@ def _rows(plan: RowPlan, schedule: Schedule) -> tuple[Step, ...]:
     vectors: tuple[Step, ...] = ()
     if layout.demand.vectors:
         vectors = (AwaitVectors(),) if layout.bulk_vectors else (ShareVectors(), BarrierSync(VECTORS))
-    stays = layout.held_stages > 0
-    take = (
-        Wait("ring_read"),
-        TakeChunk("ring_read"),
-        *(() if stays else (Release("ring_read"),)),
-        Advance("ring_read"),
-    )
-    steps: list[Step] = [BeginRow(), ChunkLoop(take)]
-    done = 0
+    cursors = [Cursor(READ, RING, "consumer")]
+    if layout.exchanges:
+        cursors.append(Cursor(PLACE, EXCHANGE, "consumer"))
+    if layout.choice.ahead:
+        cursors.append(Cursor(SENT, EXCHANGE, "consumer"))
+        cursors += [Cursor(HELD, RING, "consumer")] if layout.held_stages else []
+    steps = _ahead(plan, schedule) if layout.choice.ahead else _one_row(plan, schedule)
+    loop = _rows_of_blocks(plan, RowLoop(steps), (ClearSums(),), (StoreSums(),))
+    return (*vectors, *cursors, loop)
+
+
+def _one_row(plan: RowPlan, schedule: Schedule) -> tuple[Step, ...]:
+    """Return the steps of a row, one exchange after the other."""
+    steps, done = _taken(plan), 0
     for at, meeting in enumerate(schedule.meetings):
-        for number in meeting:
-            steps += [] if number == 0 else [WalkRow(number)]
-            steps.append(ReduceWarp(number))
-            done = number
+        steps += _reduced(meeting)
+        done = meeting[-1]
         steps += _exchange(plan, at)
     steps += [WalkRow(each.number) for each in schedule.passes if each.number > done]
+    return (*_released(plan, steps, READ), *_numbers(plan))
+
+
+def _ahead(plan: RowPlan, schedule: Schedule) -> tuple[Step, ...]:
+    """Return the steps of a row up to its messages, and those of the row before from there on."""
+    ((*first, last),) = schedule.meetings
+    later = [WalkRow(each.number) for each in schedule.passes if each.number > last]
+    reduced = [*_taken(plan), *_reduced((*first, last))]
+    reduced = reduced if later else _released(plan, reduced, READ)
+    sent = (ArmExchange(SENT), SendMessage(SENT, 0), Advance(SENT))
+    held: list[Step] = [BeginRow(again=True)]
+    if later and plan.layout.held_stages:
+        held.append(ChunkLoop((HoldChunk(HELD), Advance(HELD))))
+    held += [Wait(PLACE), Combine(PLACE, 0), Advance(PLACE)]
+    mapped = _released(plan, [*held, *later], HELD) if later else held
+    return (Ahead((*reduced, *sent)), Behind((*mapped, *_numbers(plan))))
+
+
+def _taken(plan: RowPlan) -> list[Step]:
+    """Return the first pass, over the chunks as they arrive."""
+    release = () if plan.layout.held_stages else (Release(READ),)
+    return [BeginRow(), ChunkLoop((Wait(READ), TakeChunk(READ), *release, Advance(READ)))]
+
+
+def _reduced(meeting: tuple[int, ...]) -> list[Step]:
+    """Return the passes whose reductions share an exchange, without the walk of the first pass."""
+    return [step for number in meeting for step in (*([WalkRow(number)] if number else []), ReduceWarp(number))]
+
+
+def _released(plan: RowPlan, steps: list[Step], cursor: str) -> list[Step]:
+    """Let the last pass over a row in shared memory release its stages."""
     last = max((i for i, step in enumerate(steps) if isinstance(step, WalkRow)), default=None)
-    if stays:
-        assert last is not None, "a row stays in shared memory for a later pass"
-        walk = steps[last]
-        assert isinstance(walk, WalkRow)
-        steps[last] = WalkRow(walk.number, releases="ring_read")
-    if plan.problem.numbers:
-        steps.append(StoreNumbers())
-    cursors = [Cursor("ring_read", RING, "consumer")]
-    if layout.exchanges:
-        cursors.append(Cursor("exchange_place", EXCHANGE, "consumer"))
-    loop = _rows_of_blocks(plan, RowLoop(tuple(steps)), (ClearSums(),), (StoreSums(),))
-    return (*vectors, *cursors, loop)
+    if not plan.layout.held_stages:
+        return steps
+    assert last is not None, "a row stays in shared memory for a later pass"
+    walk = steps[last]
+    assert isinstance(walk, WalkRow)
+    return [*steps[:last], WalkRow(walk.number, releases=cursor), *steps[last + 1 :]]
+
+
+def _numbers(plan: RowPlan) -> tuple[Step, ...]:
+    return (StoreNumbers(),) if plan.problem.numbers else ()
 
 
 def _exchange(plan: RowPlan, number: int) -> tuple[Step, ...]:
     """Return the steps of one exchange, which a row of one warp does not need."""
-    cursor, layout = "exchange_place", plan.layout
+    layout = plan.layout
     if not layout.exchanges:
         return (Combine("", number),)
     if layout.choice.cluster == 1:
-        return (SendMessage(cursor, number), BarrierSync("row"), Combine(cursor, number), Advance(cursor))
-    return (
-        ArmExchange(cursor),
-        SendMessage(cursor, number),
-        Wait(cursor),
-        Combine(cursor, number),
-        Advance(cursor),
-    )
+        return (SendMessage(PLACE, number), BarrierSync("row"), Combine(PLACE, number), Advance(PLACE))
+    return (ArmExchange(PLACE), SendMessage(PLACE, number), Wait(PLACE), Combine(PLACE, number), Advance(PLACE))

@@ -91,9 +91,9 @@ class RowCluster:
             rank=rank,
             full=[Barrier("ring full", ring.full_arrivals) for _ in range(ring.stages)],
             empty=[Barrier("ring empty", ring.empty_arrivals) for _ in range(ring.stages)],
-            messages=[Barrier("messages", arrivals) for _ in range(r.EXCHANGE_STAGES)],
+            messages=[Barrier("messages", arrivals) for _ in range(self.layout.exchange_stages)],
             stages=[Stage() for _ in range(ring.stages)],
-            slots=[[{} for _ in range(self.choice.rows)] for _ in range(r.EXCHANGE_STAGES)],
+            slots=[[{} for _ in range(self.choice.rows)] for _ in range(self.layout.exchange_stages)],
         )
 
     def run(self) -> None:
@@ -153,15 +153,30 @@ class RowCluster:
                 for warp.block in range(self.tiles):
                     yield from self._steps(step.body, warp)
             elif isinstance(step, r.RowLoop):
-                tiles = self.tiles_of(warp)
-                for warp.tile in tiles:
-                    yield from self._steps(step.body, warp)
-                    self._finish(warp)
+                yield from self._rows(step, warp)
             elif isinstance(step, r.ChunkLoop):
                 for warp.chunk in range(self.layout.chunks):
                     yield from self._steps(step.body, warp)
             else:
                 yield _run(step, self, warp)
+
+    def _rows(self, loop: r.RowLoop, warp: Warp) -> Running:
+        """Run the rows of a loop; the steps behind one row come after those ahead of the next."""
+        tiles = self.tiles_of(warp)
+        if not any(isinstance(step, r.Ahead) for step in loop.body):
+            for warp.tile in tiles:
+                yield from self._steps(loop.body, warp)
+                self._finish(warp)
+            return
+        for at in range(len(tiles) + 1):
+            for step in loop.body:
+                if isinstance(step, r.Ahead) and at < len(tiles):
+                    warp.tile = tiles[at]
+                    yield from self._steps(step.body, warp)
+                elif isinstance(step, r.Behind) and at:
+                    warp.tile = tiles[at - 1]
+                    yield from self._steps(step.body, warp)
+                    self._finish(warp)
 
     def tiles_of(self, warp: Warp) -> range:
         """Return the tiles of rows of a warp's block, or all of them."""
@@ -222,7 +237,8 @@ def _(step: g.Cursor, cluster: RowCluster, warp: Warp) -> None:
 
 @_run.register
 def _(step: g.Advance, cluster: RowCluster, warp: Warp) -> None:
-    stages = r.EXCHANGE_STAGES if step.cursor.startswith(r.EXCHANGE) else cluster.program.ring.stages
+    exchange = step.cursor.startswith(r.EXCHANGE)
+    stages = cluster.layout.exchange_stages if exchange else cluster.program.ring.stages
     index, phase = warp.cursors[step.cursor]
     warp.cursors[step.cursor] = (index + 1, phase) if index + 1 < stages else (0, phase ^ 1)
 
@@ -266,7 +282,9 @@ def _(step: r.StoreSums, cluster: RowCluster, warp: Warp) -> None:
 
 @_run.register
 def _(step: r.BeginRow, cluster: RowCluster, warp: Warp) -> None:
-    warp.taken, warp.kept, warp.reduced, warp.combined = [], [], set(), -1
+    if not step.again:
+        warp.taken, warp.reduced = [], set()
+    warp.kept, warp.combined = [], -1
 
 
 @_run.register
@@ -285,6 +303,11 @@ def _(step: r.TakeChunk, cluster: RowCluster, warp: Warp) -> None:
     stage.readers += 1
     warp.taken.append(tag)
     warp.kept.append(index)
+
+
+@_run.register
+def _(step: r.HoldChunk, cluster: RowCluster, warp: Warp) -> None:
+    warp.kept.append(warp.cursors[step.cursor][0])
 
 
 @_run.register
@@ -336,11 +359,11 @@ def _(step: r.SendMessage, cluster: RowCluster, warp: Warp) -> None:
         if sender in slots:
             raise Fault(f"a message of tile {tag[0]} overwrites one that has not been read")
         slots[sender] = tag
-        if cluster.choice.cluster > 1:
+        if cluster.program.exchange is not None:
             cta.messages[index].complete(cluster.layout.slot_words * WORD_BYTES)
 
     for cta in cluster.ctas:
-        if cluster.choice.cluster == 1:
+        if cluster.program.exchange is None:
             land(cta)
         else:
             cluster.send(cta, functools.partial(land, cta))

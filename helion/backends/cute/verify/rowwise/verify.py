@@ -7,7 +7,7 @@ import functools
 
 from ...plan.rowwise.kernel import RowsPlan
 from ...plan.rowwise.records import BARRIER_BYTES, WORD_BYTES, RowPlan
-from ...roles.rowwise.program import EXCHANGE_STAGES, RowProgram, row_program
+from ...roles.rowwise.program import RowProgram, row_program
 from ..state import Fault
 from ..structure import MAX_BOX_BYTES, MAX_NAMED_BARRIERS
 from .simulate import RowCluster
@@ -45,7 +45,7 @@ def smaller(plan: RowPlan) -> RowPlan:
     )
     chunks = min(layout.chunks, FEW_CHUNKS)
     n = chunks * choice.cluster * choice.warps * 32 * layout.lanes
-    held = chunks if layout.held_stages else 0
+    held = chunks * layout.held_rows if layout.held_stages else 0
     stages = held + min(layout.stages - layout.held_stages, FEW_STAGES)
     demand = dataclasses.replace(layout.demand, n=n, pitches=(n,) * len(layout.demand.pitches))
     few = dataclasses.replace(layout, demand=demand, choice=choice, chunk_granules=1, stages=stages)
@@ -63,7 +63,7 @@ def check_structure(program: RowProgram, limit_bytes: int) -> None:
             raise Fault(f"{name} overlaps the allocation before it, or is not aligned")
         end = offset + size
     barriers = next(size for name, _, size in layout.allocations if name == "barriers")
-    if barriers < (2 * program.ring.stages + EXCHANGE_STAGES + 1) * BARRIER_BYTES:
+    if barriers < (2 * program.ring.stages + layout.exchange_stages + 1) * BARRIER_BYTES:
         raise Fault(f"{barriers} bytes of barriers for {program.ring.stages} stages")
     warps = sum(role.warps for role in program.roles if role.name == "rows")
     if program.ring.empty_arrivals != warps or program.ring.full_arrivals != 1:
@@ -72,7 +72,7 @@ def check_structure(program: RowProgram, limit_bytes: int) -> None:
         raise Fault(f"the ring awaits {program.ring.transaction_bytes} bytes; a barrier counts {MAX_BOX_BYTES}")
     if program.ring.stages <= layout.held_stages:
         raise Fault(
-            f"a row holds {layout.held_stages} of {program.ring.stages} stages, so that its next chunk never loads"
+            f"rows hold {layout.held_stages} of {program.ring.stages} stages, so that the next chunk never loads"
         )
     if program.exchange is not None:
         sent = choice.cluster * choice.warps * layout.slot_words * WORD_BYTES
