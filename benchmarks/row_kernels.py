@@ -236,19 +236,25 @@ def checked(case: Case, kernel: Callable[..., Any]) -> dict[str, Any]:
 
 def timed(case: Case, kernel: Callable[..., Any], timer: Timer, copies: dict[int, float]) -> dict[str, Any]:
     """Return the microseconds of a kernel, and of a copy of the same bytes."""
+    us = timer(lambda: kernel(*case.arguments))
+    copy = copied(case.moved, timer, copies)
+    return dict(us=round(us, 2), copy_us=round(copy, 2), share=round(copy / us, 3))
+
+
+def copied(size: int, timer: Timer, copies: dict[int, float]) -> float:
+    """Return the microseconds of a copy that reads and writes ``size`` bytes together."""
     import torch
 
-    size, us = case.moved, timer(lambda: kernel(*case.arguments))
     if size not in copies:
         source, to = (torch.zeros(max(1, size // 8), device=DEVICE) for _ in range(2))
         copies[size] = timer(lambda: to.copy_(source))
-    return dict(us=round(us, 2), copy_us=round(copies[size], 2), share=round(copies[size] / us, 3))
+    return copies[size]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The work of one step: ``kind`` is ``cute``, ``seed``, ``sweep``, ``ahead``, ``check``, ``triton``, ``compile``, ``odd`` or
-    ``repeated``.
+    """The work of one step: ``kind`` is ``cute``, ``seed``, ``sweep``, ``ahead``, ``check``, ``triton``, ``compile``, ``suite``,
+    ``odd`` or ``repeated``.
 
     ``at`` is the number of the seed that it times, or of the layout for ``sweep`` and ``ahead``.
     """
@@ -350,6 +356,14 @@ class Worker:
             us = self.timer(lambda: call(*case.inputs))
         say(kind="compile", **job.facts, us=round(us, 2))
 
+    def _suite(self, job: Job) -> None:
+        """Time a cell of the suites as ``auto`` runs it."""
+        import row_suites
+
+        shape = (job.name, job.type, job.m, job.n)
+        found = row_suites.timed(shape, DEVICE, Gpu, self.timer, lambda size: copied(size, self.timer, self.copies))
+        say(kind="suite", **job.facts, **found)
+
     def _odd(self, job: Job) -> None:
         import row_oddities
 
@@ -431,6 +445,11 @@ def jobs(names: Sequence[str], kinds: Sequence[str]) -> list[Job]:
     if "ahead" in kinds:
         for at, (dtype, m, n) in itertools.product(range(LAYOUTS_AHEAD), SWEPT_AHEAD):
             turns.append([Job(kind="ahead", name=name, type=dtype, at=at, **small(m, n)) for name in names])
+    if "suite" in kinds:
+        import row_suites
+
+        shapes = [(name, dtype, m, n) for name, dtype, m, n in row_suites.shapes() if not DRY or n == 1000]
+        turns.append([Job(kind="suite", name=name, type=dtype, m=m, n=n) for name, dtype, m, n in shapes])
     found = [job for turn in turns for job in turn]
     return (
         sorted((job for job in found if job.kind in kinds), key=lambda job: kinds.index(job.kind)) if kinds else found
@@ -540,6 +559,12 @@ def summarize(folder: Path) -> None:
         print(
             f"{text}  predicted {line['predicted']:7.1f}{beside}  {'' if line['ok'] else 'WRONG '}{line['plan'][:90]}"
         )
+    for line in (line for line in lines if line["kind"] == "suite"):
+        others = "".join(
+            f"  {kind} {line[f'{kind}_us']:8.1f} us" for kind in ("triton", "compile") if f"{kind}_us" in line
+        )
+        cell = f"{line['name']:22s} {line['type']:8s} {line['m']:6d} {line['n']:6d}"
+        print(f"{cell} {line['backend']:6s} {line['auto_us']:8.1f} us {line['share']:.3f} of copy{others}")
     for line in (*bad, *(line for line in lines if line["kind"] in ("failed", "repeated"))):
         print(json.dumps(line)[:700])
 

@@ -1,0 +1,84 @@
+"""Row kernels of the suites *reductions* and *transfer* as ``auto`` runs them, for ``benchmarks/row_kernels.py``.
+
+Each is compared with a copy of the same bytes, the general backend's default and torch.compile, all timed in one process.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
+
+LARGE_BYTES = 64_000_000
+"""Bytes of a cell from which its share of a copy is counted."""
+
+
+def shapes() -> Iterator[tuple[str, str, int, int]]:
+    """Yield kernel, type, rows and columns of each large cell, long rows first."""
+    found = [(cell.kernel, cell.dtype, *_sizes(cell.case)) for cell in _cells().values()]
+    large = [each for each in found if each[2] * each[3] * (2 if each[1] == "bfloat16" else 4) >= LARGE_BYTES // 2]
+    yield from sorted(large, key=lambda each: -each[3])
+
+
+def _sizes(case: str) -> tuple[int, int]:
+    m, n = (int(word) for word in case.split() if word.isdigit())
+    return m, n
+
+
+@functools.cache
+def _cells() -> dict[tuple[str, str, int, int], Any]:
+    from benchmarks.cells import row_cells
+
+    return {(cell.kernel, cell.dtype, *_sizes(cell.case)): cell for cell in row_cells() if cell.summed is None}
+
+
+def timed(
+    shape: tuple[str, str, int, int],
+    device: str,
+    gpu: Callable[[], Any],
+    time: Callable[[Callable[[], Any]], float],
+    copies: Callable[[int], float],
+) -> dict[str, Any]:
+    """Check a cell against fp64 and time it. ``gpu`` enters the GPU, ``copies`` times a copy of a number of bytes."""
+    import torch
+
+    import helion
+    from benchmarks.cells import inputs
+    from benchmarks.seeds import bound_of, least_bytes, relative_error
+    from helion._testing import map_tensors
+
+    cell = _cells()[shape]
+    with gpu():
+        args = inputs(cell, device)
+    auto = helion.kernel(cell.function.fn, backend="auto").bind(args)
+    calls = {"auto": functools.partial(auto.compile_config(auto.default_config()), *args)}
+    if auto.backend != "triton":
+        general = helion.kernel(cell.function.fn, backend="triton").bind(args)
+        calls["triton"] = functools.partial(general.compile_config(general.default_config()), *args)
+    torch._dynamo.reset()
+    calls["compile"] = functools.partial(torch.compile(cell.baseline, dynamic=False), *args)
+    for call in calls.values():
+        call()  # compiles, while others have the GPU
+    with gpu():
+        wide = map_tensors(args, lambda t: t.double() if t.is_floating_point() else t)
+        error = relative_error(calls["auto"](), cell.baseline(*wide))
+        del wide
+        size = least_bytes(cell, args)
+        times = {name: time(call) for name, call in calls.items()}
+        copy = copies(size)
+    found = {f"{name}_us": round(us, 2) for name, us in times.items()}
+    return dict(
+        suite=cell.suite,
+        backend=auto.backend,
+        bytes=size,
+        ok=error <= bound_of(args),
+        error=float(f"{error:.3g}"),
+        **found,
+        copy_us=round(copy, 2),
+        share=round(copy / times["auto"], 3),
+    )
