@@ -17,7 +17,7 @@ from helion.backends.cute.plan.dtypes import DTYPES
 from helion.backends.cute.plan.records import Choice, GemmPlan
 
 KEPT_BITS = 13
-"""Behind the leading one."""
+"""Former the leading one."""
 LONG = 16384
 HALF_ROUNDED = 2.0**-9
 """Half of what rounding to bfloat16 takes off at most."""

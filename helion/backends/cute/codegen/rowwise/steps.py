@@ -123,7 +123,7 @@ def _(step: r.RowLoop, out: Writer, program: r.RowProgram) -> None:
     problem = program.plan.problem
     out.line(f"tile = {_first(problem)}")
     out.lines([f"end = cutlass.min(tile + {problem.span}, tiles)"] if problem.sums else [])
-    more = f" + {_step(problem)}" if any(isinstance(each, r.Behind) for each in step.body) else ""
+    more = f" + {_step(problem)}" if any(isinstance(each, r.Former) for each in step.body) else ""
     with out.block(f"while tile < {_end(problem)}{more}:"):
         print_steps(out, program, step.body)
         out.line(f"tile = tile + {_step(problem)}")
@@ -149,7 +149,7 @@ def _(step: r.Ahead, out: Writer, program: r.RowProgram) -> None:
 
 
 @_print.register
-def _(step: r.Behind, out: Writer, program: r.RowProgram) -> None:
+def _(step: r.Former, out: Writer, program: r.RowProgram) -> None:
     problem = program.plan.problem
     with out.block(f"if tile > {_first(problem)}:"):
         out.line(f"former = tile - {_step(problem)}")

@@ -36,8 +36,8 @@ class Ahead(Step):
 
 
 @dataclass(frozen=True)
-class Behind(Step):
-    """The steps that combine the results of the row before that of a ``RowLoop``, and map it."""
+class Former(Step):
+    """The steps that combine the results of the former row of a ``RowLoop``, and map it."""
 
     body: tuple[Step, ...]
 
@@ -277,7 +277,7 @@ def _ahead(plan: RowPlan, schedule: Schedule) -> tuple[Step, ...]:
         held.append(ChunkLoop((HoldChunk(HELD), Advance(HELD))))
     held += [Wait(PLACE), Combine(PLACE, 0), Advance(PLACE)]
     mapped = _released(plan, [*held, *later], HELD) if later else held
-    return (Ahead((*reduced, *sent)), Behind((*mapped, *_numbers(plan))))
+    return (Ahead((*reduced, *sent)), Former((*mapped, *_numbers(plan))))
 
 
 def _taken(plan: RowPlan) -> list[Step]:

@@ -161,7 +161,7 @@ class RowCluster:
                 yield _run(step, self, warp)
 
     def _rows(self, loop: r.RowLoop, warp: Warp) -> Running:
-        """Run the rows of a loop; the steps behind one row come after those ahead of the next."""
+        """Run the rows of a loop: the steps of the former row come after those of the next one."""
         tiles = self.tiles_of(warp)
         if not any(isinstance(step, r.Ahead) for step in loop.body):
             for warp.tile in tiles:
@@ -173,7 +173,7 @@ class RowCluster:
                 if isinstance(step, r.Ahead) and at < len(tiles):
                     warp.tile = tiles[at]
                     yield from self._steps(step.body, warp)
-                elif isinstance(step, r.Behind) and at:
+                elif isinstance(step, r.Former) and at:
                     warp.tile = tiles[at - 1]
                     yield from self._steps(step.body, warp)
                     self._finish(warp)
