@@ -74,6 +74,20 @@ class _Rank:
     launches: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """A word after a release: its value, all that was released so far, and the rank that sees it, -1 for all."""
+
+    value: int
+    clock: dict[int, int]
+    rank: int
+
+
+def reached(value: int, want: int) -> bool:
+    """Return whether a counter of 32 bits has reached a number, which may have wrapped around."""
+    return (value - want + 2**31) % 2**32 >= 2**31
+
+
 class World:
     """A simulated run of ``size`` ranks.
 
@@ -90,6 +104,8 @@ class World:
         #: Rank and launch of each task, by its number; -1 is the host code of the rank.
         self.launch_of: list[tuple[int, int]] = []
         self.notes: dict[str, Any] = {}
+        #: The releases of each word, by its address.
+        self.releases: dict[int, list[Release]] = {}
         self._tasks: list[Task] = []
         self._shared: dict[tuple[tuple[int, ...], int], list[Any]] = {}
         self._calls: dict[tuple[int, tuple[int, ...]], Iterator[int]] = {}
@@ -222,6 +238,23 @@ class World:
     def is_before(self, number: int, time: int, clock: dict[int, int]) -> bool:
         """Return whether what task ``number`` did at ``time`` is known to the owner of ``clock``."""
         return clock.get(number, 0) >= time or self._is_complete(number, clock)
+
+    def acquire(self, rank: int, address: int, known: dict[int, int], want: int | None = None) -> None:
+        """Add to a clock of a rank what releases of a word have published, up to the one at which it reached ``want``."""
+        for release in self.releases.get(address, ()):
+            if release.rank in (-1, rank):
+                self.join(known, release.clock)
+            if want is not None and reached(release.value, want):
+                break
+
+    def release(self, address: int, value: int, rank: int, clock: dict[int, int] | None) -> None:
+        """Record a word after an update that publishes a clock, if there is one, to a rank, -1 for all. What earlier
+        updates released stays released."""
+        history = self.releases.setdefault(address, [])
+        known = dict(history[-1].clock) if history else {}
+        if clock is not None:
+            self.join(known, clock)
+        history.append(Release(value=value, clock=known, rank=rank))
 
     # --- collective calls -----------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...hardware import Target
     from ...settings import Settings
     from ..execution import Executor, Toolchain
-    from . import limits, shapes
+    from . import limits, remote, shapes
     from .codegen import whole
     from .execute import executor
     from .heuristics import registry
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 else:
     # `import helion` needs none of these
     limits = lazy("helion.backends.cute.limits")
+    remote = lazy("helion.backends.cute.remote")
     shapes = lazy("helion.backends.cute.shapes")
     whole = lazy("helion.backends.cute.codegen.whole")
     executor = lazy("helion.backends.cute.execute.executor")
@@ -61,7 +62,7 @@ class Cute:
 
     @property
     def rules(self) -> Mapping[Any, Callable[..., Any]]:
-        return {}
+        return remote.RULES
 
     def limits(self, target: Target) -> Limits:
         return limits.limits(target)

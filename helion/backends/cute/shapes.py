@@ -41,6 +41,7 @@ from .lower.attention.kernel import (
 from .lower.attention.loops import has_attention
 from .lower.host import gemm_pieces
 from .lower.kernel import build_plan
+from .lower.peers.messages import plain
 from .lower.rowwise import kernel as rows
 from .plan.attention.plan import CuteAttentionPlan, CuteBackwardPlan
 from .plan.kernel import CutePlan
@@ -121,6 +122,7 @@ MATMUL = Shape(
     refusal=refusal,
     multiples=multiples,
     keys=own_keys,
+    described=plain,
     predict=predict,
     plan=build_plan,
     plan_type=CutePlan,

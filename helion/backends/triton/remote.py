@@ -15,7 +15,6 @@ from ..._compiler.frontend import memory, ops
 from ..._compiler.frontend.hl import remote as hl_remote
 from ..._compiler.frontend.rules import Rules
 from ..._compiler.frontend.tracer import Tracer
-from ..._compiler.frontend.values import describe
 from ..._compiler.ir.grammar import Definition, InlineAttrs
 from .source import escaped
 
@@ -85,17 +84,7 @@ def _wait(t: Tracer, channel: Any, index: Any, sender: Any, count: Any = 1, keep
         raise exc.BackendUnsupported(
             what="hl.wait", backend="triton", remedy=f" on {t.context.target.name}; it needs an NVIDIA GPU"
         )
-    whole = isinstance(channel, hl_remote.Word)
-    at = channel if whole else hl_remote.word(t, "hl.wait", channel, index, sender, "sender")
-    if not isinstance(keep, bool):
-        raise exc.InvalidAPIUsage(f"keep of hl.wait must be True or False, got {describe(keep)}.")
-    want = hl_remote.take(t, at, count, keep=keep)
-    words = at.own
-    lanes: Any = 0
-    for place, stride in zip(at.index, words.strides[1:], strict=True):
-        lanes = lanes + (place if isinstance(stride, int) and stride == 1 else place * stride)
-    word, first = (row * words.strides[0] for row in (at.peer, at.ranks))
-    places = (lanes + word, first, lanes + first, want, hl_remote.note_of(t, at))
+    words, places = hl_remote.awaited(t, channel, index, sender, count, keep)
     operands = [ops.operand(t, each) for each in places]
     text = ", ".join(f"{{{number}}}" for number in range(len(operands)))
     called = f"{{{len(operands) + 1}}}({{{len(operands)}}}, {text})"

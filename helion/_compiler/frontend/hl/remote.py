@@ -110,6 +110,26 @@ def _signal(t: Tracer, channel: Any, index: Any, to: Any) -> None:
     memory.atomic(t, "add", words, tuple(sender), (1,), "release", "sys")
 
 
+def awaited(
+    t: Tracer, channel: Any, index: Any, sender: Any, count: Any, keep: Any
+) -> tuple[HostTensorValue, tuple[Any, ...]]:
+    """Return the words of a channel, and what a wait needs: the number of its word among them, of the first note and of
+    the note of this word, the messages to wait for, and the number to note.
+
+    ``channel`` may be a ``Word``, whose index and sender are known.
+    """
+    at = channel if isinstance(channel, Word) else word(t, "hl.wait", channel, index, sender, "sender")
+    if not isinstance(keep, bool):
+        raise exc.InvalidAPIUsage(f"keep of hl.wait must be True or False, got {describe(keep)}.")
+    want = take(t, at, count, keep=keep)
+    words = at.own
+    lanes: Any = 0
+    for place, stride in zip(at.index, words.strides[1:], strict=True):
+        lanes = lanes + (place if isinstance(stride, int) and stride == 1 else place * stride)
+    first = at.ranks * words.strides[0]
+    return words, (lanes + at.peer * words.strides[0], first, lanes + first, want, note_of(t, at))
+
+
 def wait_at(t: Tracer, at: Word, count: Any = 1, keep: bool = False) -> None:
     """Wait for messages in a word, by the rule of the backend."""
     rule = t.context.rules.get(hl.wait)

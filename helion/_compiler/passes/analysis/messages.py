@@ -303,7 +303,7 @@ class _Collector:
             return
         self._transfer(op, attrs, tensor, member, common)
         self.at += 1
-        counted = _load_in(self.makers.of(mark), self.makers)
+        counted = load_in(self.makers.of(mark), self.makers)
         if counted is not None:
             _, *places = counted.attributes(MemoryAttrs).indices
             words = tuple(self.forms.of_index(counted, place) for place in places)
@@ -312,7 +312,7 @@ class _Collector:
 
     def _wait(self, op: Op, words: HostTensor, want: Operand, common: dict[str, Any]) -> None:
         member, total = words.member, self.makers.of(want)
-        load = _load_in(total, self.makers)
+        load = load_in(total, self.makers)
         if member is None or total is None or load is None:
             return
         peer, *word = load.attributes(MemoryAttrs).indices
@@ -351,7 +351,7 @@ class _Collector:
         return op.kind == "asm" and not op.attrs.is_pure
 
 
-def _load_in(total: Op | None, makers: Makers) -> Op | None:
+def load_in(total: Op | None, makers: Makers) -> Op | None:
     """Return the load of the messages seen so far, which a wait adds its count to."""
     if total is None or total.kind == "load":
         return total
@@ -446,4 +446,4 @@ def walked(event: Message) -> Iterator[LoopAxis]:
     return (axis for axis in event.axes if axis.block not in selected)
 
 
-__all__ = ["Event", "Form", "Message", "Messages", "Place", "Transfer", "messages_of", "walked"]
+__all__ = ["Event", "Form", "Message", "Messages", "Place", "Transfer", "load_in", "messages_of", "walked"]

@@ -13,6 +13,7 @@ from ..roles.programs import kernel_program
 from ..verify.verify import verify
 from . import copied, exchange, finish, groups, numbers, prepare, raw, rows, scales, workspace
 from .host import HOST, HostObjects
+from .peers import messages
 from .setups import definitions, dsl, operand_dsl
 from .steps import print_steps
 from .writer import Writer
@@ -63,7 +64,8 @@ def pointer_dtypes(plan: GemmPlan) -> tuple[str, ...]:
     shared = ("float32",) if workspace_bytes(plan) else ()
     given = (SIZE if is_size(name) else PITCH for name in problem.runtime)
     multiplied = (problem.loaded_dtype(operand) for operand in "ab")
-    return *multiplied, *outputs, *extra, *factors, *sources, *terms, *groups, *given, *shared
+    words = ("int32" for _ in problem.epilogue.words)
+    return *multiplied, *outputs, *extra, *factors, *sources, *terms, *groups, *words, *given, *shared
 
 
 def build(plan: GemmPlan) -> str:
@@ -137,7 +139,7 @@ def _kernel(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> 
         *((name, "cutlass.Float32") for name in _numbers(plan)),
         *((name, "cutlass.Int32") for name in numbers.sizes(plan)),
         *((name, annotation) for name, annotation, _ in scales.parameters(plan)),
-        *((name, "cute.Tensor") for name in groups.parameters(plan)),
+        *((name, "cute.Tensor") for name in (*groups.parameters(plan), *messages.parameters(plan))),
         *(workspace.PARAMETERS if plan.grid_splits > 1 else ()),
     ]
     out.line("def kernel(")
@@ -299,6 +301,7 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
     given = [operand.label for operand in plan.whole.epilogue.of_kind("number")]
     pointers += [name for name, _, _ in scales.parameters(plan)]
     pointers += [*copied.pointer_names(plan), *plan.problem.term_labels, *groups.parameters(plan)]
+    pointers += messages.parameters(plan)
     out.lines(f"    {name}: {'cutlass.Float32' if name in given else 'cute.Pointer'}," for name in pointers)
     out.lines(f"    {name}: cutlass.{'Int32' if is_size(name) else 'Int64'}," for name in plan.problem.runtime)
     out.lines(["    workspace: cute.Pointer,"] if workspace_bytes(plan) else [])
@@ -329,6 +332,9 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
         arguments += [f"factors_{name}" for name, _, _ in scales.parameters(plan)]
         for name in groups.parameters(plan):
             out.line(f"vector_{name} = {groups.tensor(plan)}")
+            arguments.append(f"vector_{name}")
+        for name in messages.parameters(plan):
+            out.line(f"vector_{name} = cute.make_tensor({name}, cute.make_layout({messages.MOST_WORDS}))")
             arguments.append(f"vector_{name}")
         if plan.grid_splits > 1:
             out.lines(workspace.tensors(plan))

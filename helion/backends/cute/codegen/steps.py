@@ -9,6 +9,7 @@ from ..plan.epilogue import ROW_NUMBER
 from ..plan.passes import Pass, passes
 from ..plan.records import GemmPlan
 from ..roles import grammar as g
+from ..roles.messages import MessageStep
 from . import copied, exchange, groups, numbers, rows, scales, vectors, workspace
 from .epilogue import (
     evaluate,
@@ -25,6 +26,7 @@ from .epilogue import (
     values_of,
 )
 from .numbers import batched
+from .peers import messages
 from .setups import CLEARED_SUMS, SETUPS, dsl, rows_of, second_b, stage_of, sum_dsl, sums_of
 from .writer import Writer
 
@@ -267,6 +269,11 @@ def _(step: g.CopyStep, out: Writer, names: Names) -> None:
 
 
 @_print.register
+def _(step: MessageStep, out: Writer, names: Names) -> None:
+    out.lines(messages.lines(step, names.plan))
+
+
+@_print.register
 def _(step: g.WgmmaFence, out: Writer, names: Names) -> None:
     out.line("warpgroup.fence()")
 
@@ -356,17 +363,13 @@ def _(step: g.StorePartials, out: Writer, names: Names) -> None:
 
 
 @_print.register
-def _(step: g.WorkspaceRelease, out: Writer, names: Names) -> None:
-    out.line("cute.arch.fence_acq_rel_gpu()")
-
-
-@_print.register
 def _(step: g.IncrementTileCounter, out: Writer, names: Names) -> None:
     out.lines(workspace.count(names.plan))
 
 
-@_print.register
-def _(step: g.WorkspaceAcquire, out: Writer, names: Names) -> None:
+@_print.register(g.WorkspaceRelease)
+@_print.register(g.WorkspaceAcquire)
+def _(step: g.Step, out: Writer, names: Names) -> None:
     out.line("cute.arch.fence_acq_rel_gpu()")
 
 

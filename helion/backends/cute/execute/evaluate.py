@@ -13,6 +13,7 @@ from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand
 from ..plan.records import GemmProblem, Groups, Major
 from ..plan.scales import BlockScales
 from ..toolchain.kernel import GemmKernel
+from .messages import await_messages, signal_peers
 from .problems import Given, launched, split
 
 
@@ -68,6 +69,15 @@ def evaluate_gemm(kernel: GemmKernel, given: Sequence[Given]) -> None:
     problem = launched(kernel, integers)
     assert isinstance(problem, GemmProblem)
     tensors = [each if isinstance(each, torch.Tensor) else torch.tensor(float(each)) for each in passed]
+    first_word = len(tensors) - len(problem.epilogue.words)
+    tensors, words = tensors[:first_word], tensors[first_word:]
+    await_messages(problem, words)
+    _evaluate_all(problem, tensors)
+    signal_peers(problem, words)
+
+
+def _evaluate_all(problem: GemmProblem, tensors: list[torch.Tensor]) -> None:
+    """Evaluate a GEMM, or all of a batch or of groups of rows."""
     if problem.starts:
         tensors = [
             _offset_view(each, start) if start else each for each, start in zip(tensors, problem.starts, strict=True)

@@ -18,7 +18,7 @@ from ..toolchain.kernel import GemmKernel
 from ..toolchain.library import SHARED_OBJECT, Library, folder
 from .alignment import ALIGNMENT_BYTES, aligned, is_aligned, write_back
 from .evaluators import evaluate
-from .problems import Given, launched, names_of, split
+from .problems import Given, has_messages, launched, names_of, split
 from .workspace import workspaces
 
 
@@ -56,8 +56,8 @@ KEPT = 4096
 def launch_gemm(kernel: GemmKernel, grid: tuple[int, ...], *given: Given) -> None:
     """Launch ``kernel`` over ``grid`` clusters of tiles, or evaluate it on CPU tensors. Empty grids launch nothing.
 
-    Tensors whose addresses TMA cannot take are copied for the launch. Raises ``LaunchFailed``, and the errors of
-    compilation if the kernel is not compiled yet.
+    Tensors whose addresses TMA cannot take are copied for the launch, unless peers access them. Raises
+    ``LaunchFailed``, and the errors of compilation if the kernel is not compiled yet.
     """
     if 0 in grid:
         return
@@ -65,6 +65,8 @@ def launch_gemm(kernel: GemmKernel, grid: tuple[int, ...], *given: Given) -> Non
         folder(kernel)
         stub.recorder(kernel.name, len(given))(*(*grid, 1, 1)[:3])
         return
+    if has_messages(kernel):
+        _check_tensors(kernel, given)
     passed = aligned(given)
     if left_of(given).device.type == "cpu":
         with _refusals(kernel):

@@ -77,6 +77,13 @@ def names_of(kernel: GemmKernel) -> tuple[str, ...]:
     return problem_of(kernel.problem).argument_names
 
 
+@functools.lru_cache(maxsize=256)
+def has_messages(kernel: GemmKernel) -> bool:
+    """Return whether a kernel waits for peers, or signals to them."""
+    problem = problem_of(kernel.problem)
+    return isinstance(problem, GemmProblem) and bool(problem.epilogue.words)
+
+
 def launched(kernel: GemmKernel, integers: Sequence[int]) -> Problem:
     """Return the problem of a launch. Raises ``Refusal`` for sizes and strides that the kernel cannot take."""
     problem = problem_of(kernel.problem)

@@ -25,6 +25,7 @@ from .held import with_loop
 from .names import as_written, name_of
 from .numbers import dividing, equal, example, known
 from .parts import without_parts
+from .peers.messages import with_messages, without_messages
 from .product import Product, product_of
 from .terms import blocks_of_loops, programs_of_terms, sum_of
 from .windows import Start, with_windows
@@ -45,8 +46,10 @@ def known_product(program: Program) -> Product:
 
 
 def _product(program: Program) -> Product:
-    windowed = with_windows(program)
-    return _begun(_of_windows(windowed.program), windowed.starts)
+    apart = without_messages(program)
+    windowed = with_windows(apart.program)
+    product = _begun(_of_windows(windowed.program), windowed.starts)
+    return with_messages(product, apart, program)
 
 
 def _of_windows(program: Program) -> Product:

@@ -75,13 +75,15 @@ class Product:
     """Id of the tensor with the first rows of groups."""
     depth: int | None = None
     """K of a tile, if the program has all of K at once."""
+    words: tuple[int, ...] = ()
+    """Ids of the tensors of words that count messages, in the order of the epilogue."""
 
     @property
     def arguments(self) -> tuple[int | Expr, ...]:
         """Arguments of a launch, in order."""
         groups = () if self.offsets is None else (self.offsets,)
         read = (*self.operands, *self.scales, *self.sources, *self.terms)
-        tensors = (self.a, self.b, *self.outputs, *read, *groups)
+        tensors = (self.a, self.b, *self.outputs, *read, *groups, *self.words)
         return (*tensors, *(number for _, number in self.runtime))
 
 

@@ -82,6 +82,8 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     """
     unit = unit_of(target)
     check_problem(problem)
+    if problem.epilogue.words:
+        problem = _with_tile(problem, choice)
     if choice.copies_in == "memory":
         check_problem(problem)
         stored, prepare = split_operands(problem)
@@ -120,6 +122,8 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
         registers_per_thread=target.max_registers_per_thread,
     )
     _check_tile(plan)
+    if problem.epilogue.words:
+        _check_messages(plan)
     (_check_wgmma if unit == "wgmma" else _check_tcgen05)(plan)
     plan = dataclasses.replace(
         plan, accumulator_stages=_accumulator_stages(plan, choice), warp_stores=_stores_by_warps(plan)
@@ -131,6 +135,27 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     plan = dataclasses.replace(plan, shares_a=shares, joins=joins and shares)
     _check_fits(plan)
     return plan
+
+
+def _with_tile(problem: GemmProblem, choice: Choice) -> GemmProblem:
+    rows, columns, _ = choice.tile
+    return dataclasses.replace(problem, epilogue=dataclasses.replace(problem.epilogue, tile=(rows, columns)))
+
+
+def _check_messages(plan: GemmPlan) -> None:
+    """Check that a tile of D is one of the program's tiles, which one CTA waits for, computes and stores."""
+    problem = plan.problem
+    if plan.unit != "wgmma":
+        raise Refusal("messages to and from peers are implemented for wgmma")
+    if problem.batch is not None or problem.terms or problem.copied or problem.epilogue.reduces_rows:
+        raise Refusal(
+            "messages are implemented without batches, groups of rows, sums of several matmuls, row reductions and copied"
+            " operands"
+        )
+    if plan.parts > 1:
+        raise Refusal("messages are implemented where one CTA has all of K; k_splits and grid_splits are 1")
+    if problem.epilogue.waits and not plan.has_residual:
+        raise Refusal("a wait that no load of a matrix by TMA follows is not implemented")
 
 
 def _shares_a(plan: GemmPlan, joins: bool) -> bool:

@@ -169,20 +169,70 @@ class EpilogueOutput:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Word:
+    """A word of int32 for each tile: number ``first`` of a tensor, plus the numbers of the tile along M and N times
+    ``steps``. With steps of 0, tiles share it."""
+
+    name: str
+    first: int
+    steps: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signal:
+    """A message to a peer after all accesses of a tile: 1 is added to ``word``, in memory of the peer."""
+
+    word: Word
+
+
+@dataclass(frozen=True, kw_only=True)
+class Await:
+    """A wait before the matrices of a tile are loaded: ``word`` has to reach ``seen`` plus ``count``.
+
+    Unless it has to ``keep`` the messages, ``seen`` then counts them. A wait of ``seconds``, 0 for never, writes ``note``
+    to the words ``lost`` and ``lost_word``, and ends.
+    """
+
+    word: Word
+    seen: Word
+    count: int
+    keep: bool
+    seconds: int
+    note: int
+    lost: int
+    lost_word: Word
+
+
+@dataclass(frozen=True, kw_only=True)
 class Epilogue:
     """A straight-line program. Value 0 is the accumulator, values 1 .. len(operands) the operands, then one value per
     instruction.
 
-    Each output is a value of these; without outputs the last value is stored to D.
+    Each output is a value of these; without outputs the last value is stored to D. A tile waits for messages of peers
+    before, and signals to peers after it.
     """
 
     operands: tuple[EpilogueOperand, ...] = ()
     instructions: tuple[Instruction, ...] = ()
     outputs: tuple[EpilogueOutput, ...] = ()
+    waits: tuple[Await, ...] = ()
+    signals: tuple[Signal, ...] = ()
+    tile: tuple[int, int] = (0, 0)
+    """Rows and columns of the tiles of messages, which a plan decides."""
 
     def __repr__(self) -> str:
-        outputs = f", outputs={self.outputs!r}" if self.outputs else ""
-        return f"Epilogue(operands={self.operands!r}, instructions={self.instructions!r}{outputs})"
+        more = "".join(f", {name}={getattr(self, name)!r}" for name in self._shown_names())
+        return f"Epilogue(operands={self.operands!r}, instructions={self.instructions!r}{more})"
+
+    def _shown_names(self) -> list[str]:
+        messages = ("waits", "signals", "tile") if self.words else ()
+        return [name for name in ("outputs", *messages) if getattr(self, name)]
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """The words of messages, of which each has a tensor among the arguments of a launch."""
+        awaited = (word for wait in self.waits for word in (wait.word, wait.seen))
+        return (*awaited, *(signal.word for signal in self.signals))
 
     @property
     def last(self) -> int:

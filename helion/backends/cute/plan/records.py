@@ -226,11 +226,11 @@ class GemmProblem:
         """Names of the tensors and scalars of a launch for messages, in order."""
         outputs = (self.names[2], *(output.name for output in self.outputs[1:]))
         factors = self.scales.factors if self.scales is not None else ()
-        operands = (operand.name for operand in self.epilogue.operands)
-        sources = (source.name for source in self.more_sources)
+        read = (each.name for each in (*self.epilogue.operands, *factors, *self.more_sources))
         terms = (name for term in self.terms for name in term.names)
         groups = () if self.groups is None else (self.groups.name,)
-        return (*self.names[:2], *outputs, *operands, *(factor.name for factor in factors), *sources, *terms, *groups)
+        words = (word.name for word in self.epilogue.words)
+        return (*self.names[:2], *outputs, *read, *terms, *groups, *words)
 
     @property
     def outputs_at(self) -> range:

@@ -41,6 +41,7 @@ from .grammar import (
     Wait,
 )
 from .grid_splits import with_grid_splits
+from .messages import with_messages
 from .rows import with_rows
 from .splits import with_splits
 from .teams import with_teams
@@ -55,6 +56,8 @@ def kernel_program(plan: GemmPlan) -> KernelProgram:
         program = with_rows(program)
     if plan.has_residual:
         program = with_residuals(program)
+    if plan.problem.epilogue.words:
+        program = with_messages(program)
     if plan.problem.copied:
         program = with_copies(program)
     if plan.problem.groups is not None:

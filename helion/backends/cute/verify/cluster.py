@@ -115,6 +115,9 @@ class Cluster:
         """By CTA, tile and sub-tile, and index of the output matrix."""
         self.stored_rows: dict[tuple[int, int], int] = {}
         """By CTA and tile: the warps that have stored per-row numbers."""
+        self.waits: dict[tuple[int, int], int] = {}
+        self.signals: dict[tuple[int, int], int] = {}
+        """By CTA and tile: how often messages are awaited, and signalled."""
         self.counts = counts(self.plan)
         self.turns = turns_of(program)
         self.storing_warps = self.program.role("store").warps if self.plan.warp_stores else 1
@@ -193,6 +196,10 @@ class Cluster:
                     raise Fault(f"sub-tile {subtile} of tile {tile} is not stored once")
         if self.plan.problem.numbers and self.stored_rows.get((cta.rank, tile)) != warps:
             raise Fault(f"numbers per row of tile {tile} are not stored once by each warp")
+        epilogue, key = self.plan.problem.epilogue, (cta.rank, tile)
+        for what, given, times in (("awaited", epilogue.waits, self.waits), ("signalled", epilogue.signals, self.signals)):
+            if times.get(key, 0) != (1 if given else 0):
+                raise Fault(f"messages of tile {tile} are {what} {times.get(key, 0)} times")
 
     def _agents(self, cta: Cta, role: g.Role) -> Iterator[Agent]:
         for number in range(role.warps):

@@ -11,6 +11,7 @@ from ..plan.passes import Pass, passes
 from ..plan.reductions import exchanges
 from ..roles import grammar as g
 from .cluster import Cluster, Ready, rule
+from .messages import land
 from .rules import EVERY_TILE, check_views, multiplied_tiles
 from .state import Barrier, Buffer, Fault, Slot, Store, Warp
 
@@ -244,6 +245,7 @@ def _(cluster: Cluster, step: g.TmaStore, warp: Warp) -> None:
     def read() -> None:
         buffer.stores -= 1
         store.done = True
+        land(cluster, warp, store)
 
     key = (warp.cta.rank, tag, step.output)
     cluster.stored[key] = cluster.stored.get(key, 0) + 1

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from ..plan.counts import k_range, multicast_masks, subtile_bytes
 from ..roles import grammar as g
 from .cluster import Cluster, Leaf, Ready, Running, rule
+from .messages import check_awaited, meet
 from .state import Barrier, Cta, Fault, Ring, Slot, Sums, Tag, Warp
 from .workspace import share
 
@@ -214,6 +215,7 @@ def _(cluster: Cluster, step: g.TmaLoad, warp: Warp) -> None:
     if step.operand == "a" or ring.pipeline.kind == "tma_epilogue":
         check_views(cluster, warp, step.operand)
     if ring.pipeline.kind == "tma_epilogue":
+        check_awaited(cluster, warp, step.operand)
         tag, mask, sharers = (warp.tile, warp.subtile), 1 << own, 1
         operand = next(o for o in cluster.plan.problem.epilogue.operands if o.label == step.operand)
         size = subtile_bytes(cluster.plan, operand.dtype)
@@ -389,6 +391,8 @@ def _come(cluster: Cluster, warp: Warp, name: str) -> Ready:
     cta, barrier = warp.cta, next(barrier for barrier in cluster.program.barriers if barrier.name == name)
     if warp.shared_vectors is not None:
         cta.vectors[warp.role.team][warp.number], warp.shared_vectors = warp.shared_vectors, None
+    if cluster.plan.problem.epilogue.signals:
+        meet(cta, warp)
     there, meetings = cta.meetings.get(name, (0, 0))
     complete = (there + 1) * 32 >= barrier.threads
     cta.meetings[name] = (0, meetings + 1) if complete else (there + 1, meetings)

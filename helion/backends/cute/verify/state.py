@@ -77,6 +77,8 @@ class Store:
     done: bool = False
     awaited: bool = False
     """True if the storing warp has waited for it."""
+    landed: bool = False
+    """True if it is complete in memory."""
 
 
 @dataclass
@@ -116,6 +118,8 @@ class Cta:
     """Parts of the tile in the workspace before its own."""
     vectors: dict[int, dict[int, int]] = field(default_factory=dict)
     """By consumer group and warp: the tile of its row operands in shared memory, before the last barrier."""
+    complete: dict[int, dict[int, int | None]] = field(default_factory=dict)
+    """By consumer group and warp: the tile whose stores were complete in memory before the last barrier."""
     allocated: bool = False
     freed: bool = False
     running: int = 0
@@ -188,3 +192,7 @@ class Warp:
     """Writes to shared memory since the last proxy fence."""
     views: int | None = None
     """The tile whose group of rows its views of matrices begin at."""
+    awaited: int | None = None
+    """The tile whose messages it has waited for."""
+    complete: int | None = None
+    """The tile up to which its stores are complete in memory."""

@@ -27,21 +27,11 @@ from .values import Handle
 _RELEASES, _ACQUIRES = ("RELEASE", "ACQUIRE_RELEASE"), ("ACQUIRE", "ACQUIRE_RELEASE")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Release:
-    """A word after a release: its value, all that was released so far, and the rank that sees it, -1 for all."""
-
-    value: int
-    clock: dict[int, int]
-    rank: int
-
-
 @dataclass(eq=False)
 class _Run:
-    """State of a simulated run that its launches share: accesses, and the releases of each word."""
+    """State of a simulated run that its launches share."""
 
     shadows: Shadows
-    releases: dict[int, list[_Release]] = field(default_factory=dict)
     #: Values that tasks have polled, by task and address.
     polled: dict[tuple[int, int], int] = field(default_factory=dict)
     #: Marked words that tasks have polled last, by task: their addresses, active lanes and values.
@@ -103,10 +93,11 @@ class RankWatch:
         addresses = pointers.reshape(-1)
         known = task.clock if _word(sem) in _ACQUIRES or sem is None else task.observed
         for address in addresses:
-            self._acquire(task, int(address), known)
+            self.world.acquire(task.rank, int(address), known)
         changes = bool((old != new).any())
+        released = task.clock if sem is None or _word(sem) in _RELEASES else None
         for address, value in zip(addresses, new, strict=True):
-            self._release(task, int(address), int(value), rank, releases=sem is None or _word(sem) in _RELEASES)
+            self.world.release(int(address), int(value), rank, released)
         if changes:
             self.world.progress += 1
         elif rank < 0 or _word(sem) in _ACQUIRES:
@@ -128,12 +119,8 @@ class RankWatch:
             sender = _ranks.sender_of(note, task.rank, self._sharing(word))
             return f"waits for {missing} more message{'s' * (missing != 1)} of {sender} in {name} ({line})"
 
-        self._hand_over(task, lambda: _reached(read(), want), waiting)
-        for release in self.run.releases.get(word, ()):
-            if release.rank in (-1, task.rank):
-                _ranks.World.join(task.clock, release.clock)
-            if _reached(release.value, want):
-                break
+        self._hand_over(task, lambda: _ranks.reached(read(), want), waiting)
+        self.world.acquire(task.rank, word, task.clock, want)
         task.clock[task.number] += 1
 
     # --- marked words -----------------------------------------------------------------------------------------------------
@@ -145,7 +132,7 @@ class RankWatch:
 
     def _send_marked(self, words: torch.Tensor, pointers: Handle, values: np.ndarray, mask: Handle | None) -> None:
         """Release what earlier launches of this rank did: nothing orders other stores of this one before the words."""
-        task, history = self._task(), self.run.releases
+        task, history = self._task(), self.world.releases
         if values.dtype.itemsize != words.itemsize:
             event = Event("written", task.name, self._line())
             name = self.run.shadows.name(int(pointers.data.reshape(-1)[0]))
@@ -153,7 +140,7 @@ class RankWatch:
         known = dict(self.world.ranks[task.rank].clock)
         for address, value in zip(*_active(pointers, values, mask), strict=True):
             last = history.get(int(address), [])[-1:]
-            history[int(address)] = [*last, _Release(value=int(value), clock=known, rank=-1)]
+            history[int(address)] = [*last, _ranks.Release(value=int(value), clock=known, rank=-1)]
         self._hand_over(task)
 
     def poll(self, pointers: Handle, mask: Handle | None, values: np.ndarray) -> None:
@@ -175,7 +162,7 @@ class RankWatch:
         pointers, mask, values = self.run.awaited.pop(task.number)
         clocks: dict[int, dict[int, int]] = {}
         for address, value in zip(*_active(pointers, values, mask), strict=True):
-            for release in self.run.releases.get(int(address), ()):
+            for release in self.world.releases.get(int(address), ()):
                 if release.value == int(value):
                     clocks[id(release.clock)] = release.clock
         for clock in clocks.values():
@@ -183,19 +170,6 @@ class RankWatch:
         self.run.shadows.received(task, pointers, mask, values.dtype.itemsize, self._line())
 
     # --- order ----------------------------------------------------------------------------------------------------------
-
-    def _acquire(self, task: _ranks.Task, address: int, known: dict[int, int]) -> None:
-        for release in self.run.releases.get(address, ()):
-            if release.rank in (-1, task.rank):
-                _ranks.World.join(known, release.clock)
-
-    def _release(self, task: _ranks.Task, address: int, value: int, rank: int, *, releases: bool) -> None:
-        """Record the word after an update; what earlier updates released stays released."""
-        history = self.run.releases.setdefault(address, [])
-        clock = dict(history[-1].clock) if history else {}
-        if releases:
-            _ranks.World.join(clock, task.clock)
-        history.append(_Release(value=value, clock=clock, rank=rank))
 
     def _hand_over(
         self, task: _ranks.Task, ready: Callable[[], bool] = lambda: True, waiting: Callable[[], str] = str
@@ -263,11 +237,6 @@ def _active(pointers: Handle, values: np.ndarray, mask: Handle | None) -> tuple[
 
 def _word(option: Any) -> str:
     return "" if option is None else str(option).rpartition(".")[2]
-
-
-def _reached(value: int, want: int) -> bool:
-    """Return whether a counter of 32 bits has reached a number, which may have wrapped around."""
-    return (value - want + 2**31) % 2**32 >= 2**31
 
 
 def programs_of(

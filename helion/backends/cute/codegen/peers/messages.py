@@ -1,0 +1,103 @@
+"""Code of waits for messages of peers and of signals to them, by lane 0 of a warp.
+
+TMA uses the async proxy. A store by it that is complete is visible in the generic proxy, in which a signal releases it.
+Loads by it follow a wait after a proxy fence.
+"""
+
+from __future__ import annotations
+
+from ...plan.epilogue import Await, Word
+from ...plan.records import GemmPlan
+from ...roles.messages import AwaitMessages, MessageStep, StoresComplete
+from .. import numbers
+
+#: Polls of a word between two looks at the clock and at the notes.
+_POLLS = 16
+_REACHED, _WAITING, _LOST = range(3)
+"""Results of polls: the messages are there, they are not, and some wait of the channel has given up."""
+_POLL = (
+    "{ .reg .pred p; .reg .u32 got, polls; mov.u32 polls, POLLS; mov.u32 {$w0}, REACHED;"
+    " again: ld.acquire.sys.global.u32 got, [{$r0}]; sub.u32 got, got, {$r1}; setp.ge.s32 p, got, 0; @p bra done;"
+    " sub.u32 polls, polls, 1; setp.ne.u32 p, polls, 0; @p bra again;"
+    " ld.relaxed.sys.global.u32 got, [{$r2}]; setp.ne.u32 p, got, 0; selp.u32 {$w0}, LOST, WAITING, p; done: }"
+)
+_NOTE = "st.relaxed.sys.global.u32 [{$r0}], {$r2}; st.relaxed.sys.global.u32 [{$r1}], {$r2};"
+_SIGNAL = "red.release.sys.global.add.u32 [{$r0}], {$r1};"
+
+MOST_WORDS = 2**30
+"""Extent of the kernel's tensors of words, more than any has."""
+
+
+def parameters(plan: GemmPlan) -> list[str]:
+    """Return the names of the tensors of words, of the kernel and of the host function's pointers."""
+    return [f"words_{at}" for at in range(len(plan.problem.epilogue.words))]
+
+
+def lines(step: MessageStep, plan: GemmPlan) -> list[str]:
+    """Return the code of a step. CTAs whose tile is outside of D neither wait nor signal."""
+    if isinstance(step, StoresComplete):
+        return ["cute.arch.cp_async_bulk_wait_group(0)"]
+    epilogue, at = plan.problem.epilogue, 0
+    body = []
+    for wait in epilogue.waits:
+        body += _wait(wait, at) if isinstance(step, AwaitMessages) else []
+        at += 2
+    for signal in epilogue.signals if not isinstance(step, AwaitMessages) else ():
+        body += _asm(_SIGNAL, [_address(at, signal.word), "cutlass.Int32(1)"])
+        at += 1
+    found = ["if lane == 0:", *(f"    {line}" for line in body)]
+    found += ["cute.arch.sync_warp()", 'cute.arch.fence_proxy("async")'] if isinstance(step, AwaitMessages) else []
+    inside = _inside(plan)
+    return [f"if {inside}:", *(f"    {line}" for line in found)] if inside else found
+
+
+def _wait(wait: Await, at: int) -> list[str]:
+    """Return the code that waits for messages of one peer, and then counts them."""
+    seen, lost = f"words_{at + 1}[{_index(wait.seen)}]", f"(words_{at}.iterator + {wait.lost}).toint()"
+    text = _POLL.replace("POLLS", str(_POLLS))
+    for name, value in (("REACHED", _REACHED), ("WAITING", _WAITING), ("LOST", _LOST)):
+        text = text.replace(name, str(value))
+    poll = _asm(text, [_address(at, wait.word), "wanted", lost], "state = ")
+    late = [
+        f"if cute.arch.globaltimer() - begun > {wait.seconds * 10**9}:",
+        f"    state = cutlass.Int32({_LOST})",
+    ]
+    note = _asm(_NOTE, [lost, _address(at, wait.lost_word), f"cutlass.Int32({wait.note})"])
+    counted = [] if wait.keep else [f"{seen} = wanted"]
+    return [
+        f"wanted = {seen} + {wait.count}",
+        "begun = cute.arch.globaltimer()",
+        *poll,
+        f"while state == {_WAITING}:",
+        *(f"    {line}" for line in poll),
+        f"    if state == {_WAITING}:" if wait.seconds else "",
+        *(f"        {line}" for line in late if wait.seconds),
+        f"if state == {_LOST}:",
+        *(f"    {line}" for line in note),
+        *counted,
+    ]
+
+
+def _asm(text: str, given: list[str], result: str = "") -> list[str]:
+    made = ["    write_only_types=[cutlass.Int32],"] if result else []
+    return [f"{result}cute.arch.inline_ptx(", f"    '{text}',", *made, f"    read_only_args=[{', '.join(given)}],", ")"]
+
+
+def _address(at: int, word: Word) -> str:
+    return f"(words_{at}.iterator + ({_index(word)})).toint()"
+
+
+def _index(word: Word) -> str:
+    """Return the number of a tile's word in its tensor."""
+    terms = [str(word.first), *(f"{tile} * {step}" for tile, step in zip(("tile_m", "tile_n"), word.steps) if step)]
+    return " + ".join(terms)
+
+
+def _inside(plan: GemmPlan) -> str:
+    """Return the predicate of tiles inside D, or an empty string if all tiles of clusters are."""
+    found = []
+    for at, side in enumerate("mn"):
+        tiles, walked = numbers.parts(plan, side, plan.tile[at]), plan.work[at] * plan.cluster_tiles[at]
+        if not tiles.isdigit() or int(tiles) < walked:
+            found.append(f"tile_{side} < {tiles}")
+    return " and ".join(found)

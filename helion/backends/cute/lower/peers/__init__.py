@@ -1,0 +1,1 @@
+"""Messages of a GEMM to and from the programs of other GPUs."""
