@@ -38,6 +38,7 @@ CASES = (
     "matmul_all_reduce",
     "matmul_reduce_scatter",
     "all_gather_matmul",
+    "sending",
     "experts",
     "ipc",
     "lost",
@@ -50,7 +51,7 @@ CASES = (
 LAST = "killed"
 STALL_SECONDS, LAST_SECONDS = 45.0, 20.0
 #: The host runs ahead of the GPU by this time, so that launches are not what is timed.
-AHEAD_MICROSECONDS = 2500
+AHEAD_MICROSECONDS = 6000
 
 
 # --- the process that watches --------------------------------------------------------------------------------------------
@@ -145,6 +146,8 @@ class Rank:
         self.device = "cpu" if self.is_simulated else f"cuda:{torch.cuda.current_device()}"
         self.rows = (out / f"rows-{self.me}-{time.time_ns()}.jsonl").open("a") if self.me == 0 else None
         self.by_ipc, self.group, self._align = False, "0", None
+        #: Microseconds in which the host had started a call, in each round of the last function that was timed.
+        self.host: list[float] = []
         if not self.is_simulated:
             self.group = torch.distributed.group.WORLD.group_name
             self.symmetric(64)
@@ -235,12 +238,15 @@ class Rank:
             run = captured.replay
             run()
         pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(warm + rounds)]
+        self.host = []
         for begin, end in pairs:
             torch.cuda._sleep(AHEAD_MICROSECONDS * 1700)
             self.align()
             begin.record()
+            started = time.perf_counter()
             for _ in range(per):
                 run()
+            self.host.append((time.perf_counter() - started) * 1e6 / calls)
             end.record()
         torch.cuda.synchronize()
         return [begin.elapsed_time(end) * 1e3 / calls for begin, end in pairs[warm:]]
@@ -258,16 +264,18 @@ class Rank:
             return
         times: dict[str, list[float]] = {variant: [] for variant in variants}
         errors: dict[str, str] = {}
+        host: dict[str, float] = {}
         for variant in (*variants, *reversed(variants)):
             if variant not in errors:
                 try:
                     times[variant] += self.time(variants[variant], **options)
+                    host[variant] = statistics.median(self.host)
                 except (RuntimeError, AssertionError, AttributeError) as caught:
                     errors[variant] = f"{type(caught).__name__}: {str(caught)[:300]}"
                     if "CUDA error" in errors[variant]:
                         raise
         for variant, rounds in times.items():
-            row = {"case": case, "what": what, "variant": variant, **options}
+            row = {"case": case, "what": what, "variant": variant, "host_us": host.get(variant), **options}
             error = errors.get(variant)
             self.write(
                 {**row, "us": None, "error": error} if error else {**row, "us": self.largest(statistics.median(rounds))}

@@ -18,6 +18,7 @@ import matmul_all_reduce as tiled_all_reduce
 import matmul_few_rows as one_loop
 import matmul_reduce_scatter as tiled_reduce_scatter
 import overlapped_matmul as overlapped
+import sending_matmul
 import torch
 
 import helion
@@ -37,6 +38,7 @@ EXAMPLES = (
     "all_gather_matmul",
     "matmul_few_rows",
     "overlapped_matmul",
+    "sending_matmul",
     "dispatch_combine",
     "experts",
     "gradients",
@@ -411,6 +413,24 @@ def all_gather_matmul(r: Rank) -> None:
         calls |= {"nccl + cublas": serial, "cublas alone": product}
         calls["torch"] = functools.partial(torch.ops.symm_mem.fused_all_gather_matmul, shard, [w], 0, r.group)
         r.rows_of("all_gather_matmul", what, calls, calls=2)
+
+
+def sending(r: Rank) -> None:
+    """Check and time matmuls of the cute backend that send and receive tiles."""
+    r.write({"case": "sending", "what": "example", "right": True, "error": sending_matmul.on_rank()})
+    for rows in r.pick((512, 4096, 16384), (32,)):
+        cases = (("matmul_all_reduce", 4096, 8192), ("matmul_reduce_scatter", 8192, 4096))
+        for case, k, columns in cases:
+            x, w, total = _products(r, rows, k, columns)
+            is_sum = case == "matmul_all_reduce"
+            memory = sending_matmul.Memory(rows // r.n, w.size(1), sums=is_sum)
+            call = functools.partial(getattr(sending_matmul, case), x, w, memory)
+            for number in range(3):
+                found, expected = call(), total if is_sum else total.chunk(r.n)[r.me]
+                r.close("sending", f"{case}, {rows} rows, call {number}", found, expected)
+            what = f"{rows} x {x.size(1)} x {w.size(1)}"
+            r.rows_of(case, what, {"sending": call, "cublas alone": functools.partial(torch.mm, x, w)}, calls=2)
+            memory.check()
 
 
 def experts(r: Rank) -> None:

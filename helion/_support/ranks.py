@@ -248,8 +248,8 @@ class World:
                 break
 
     def release(self, address: int, value: int, rank: int, clock: dict[int, int] | None) -> None:
-        """Record a word after an update that publishes a clock, if there is one, to a rank, -1 for all. What earlier
-        updates released stays released."""
+        """Record a word after an update that publishes a clock, if there is one, to a rank, -1 for all. Earlier
+        releases stay released."""
         history = self.releases.setdefault(address, [])
         known = dict(history[-1].clock) if history else {}
         if clock is not None:

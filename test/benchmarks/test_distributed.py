@@ -24,6 +24,7 @@ CASES = {
     "matmul_reduce_scatter": 3,
     "all_gather_matmul": 2,
     "experts": 1,
+    "sending": 7,
     "pieces": 1,
 }
 _SAMPLE = ["primitives", *(pytest.param(case, marks=pytest.mark.prove) for case in CASES if case != "primitives")]

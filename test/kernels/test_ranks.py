@@ -292,9 +292,7 @@ def test_wrong_calls_are_refused(call: str, message: str) -> None:
 
 
 def test_other_backends_and_gpus_refuse_by_name() -> None:
-    assert re.search(
-        "BackendUnsupported.*hl.wait is not supported by the cute backend", _refused(_one_box, backend="cute")
-    )
+    assert "CuteUnsupported" in _refused(_one_box, backend="cute")
     with pytest.raises(exc.BackendUnsupported, match=r"hl\.wait is not supported by the triton backend on .*NVIDIA"):
         _bound(_one_box, target="mi300x").to_triton_code()
 

@@ -82,6 +82,8 @@ def unproven(program: Program, target: Target) -> str:
         part = "of operands that begin within a tensor"
     elif problem.terms:
         part = "of several terms"
+    elif problem.epilogue.words:
+        part = "with messages to and from peers"
     elif problem.operand_dtype == "int8" and not (ran and _is_plain(problem)):
         part = "of int8 other than by TMA and without scales of blocks,"
     elif any(output.adds and not (proven and output.dtype == "float32") for output in problem.outputs):

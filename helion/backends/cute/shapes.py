@@ -13,6 +13,7 @@ from ... import exc
 from ..._compiler.decisions import Decisions
 from ..._compiler.facts.records import KernelFacts
 from ..._compiler.host.build import HostBuilder
+from ..._compiler.ir.effects import meets_other_gpus
 from ..._compiler.ir.grammar import Program
 from ...autotuner.margins import PREDICTABLE_LEAD, Lead
 from ...autotuner.proposal import Predicted
@@ -234,6 +235,9 @@ SHAPES: tuple[Shape, ...] = (BACKWARD, ATTENTION, ROWS, MATMUL)
 
 
 def shape_of_program(program: Program) -> Shape:
+    """Return the shape that compiles or refuses a program: with messages to other GPUs it is a matmul."""
+    if meets_other_gpus(program):
+        return MATMUL
     return next(shape for shape in SHAPES if shape.claims(program))
 
 

@@ -113,9 +113,9 @@ def _signal(t: Tracer, channel: Any, index: Any, to: Any) -> None:
 def awaited(
     t: Tracer, channel: Any, index: Any, sender: Any, count: Any, keep: Any
 ) -> tuple[HostTensorValue, tuple[Any, ...]]:
-    """Return the words of a channel, and what a wait needs: the number of its word among them, of the first note and of
-    the note of this word, the messages to wait for, and the number to note.
+    """Return the words of a channel, and the numbers that a wait needs.
 
+    They are its word, the first note, the note of its word, the messages to wait for, and what to note.
     ``channel`` may be a ``Word``, whose index and sender are known.
     """
     at = channel if isinstance(channel, Word) else word(t, "hl.wait", channel, index, sender, "sender")

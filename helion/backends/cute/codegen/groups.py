@@ -30,9 +30,12 @@ def parameters(plan: GemmPlan) -> list[str]:
     return [] if plan.problem.groups is None else [PARAMETER]
 
 
-def tensor(plan: GemmPlan) -> str:
-    """Return the host's tensor of offsets."""
-    return f"cute.make_tensor({PARAMETER}, cute.make_layout({groups(plan)} + 1, stride={_groups(plan).pitch}))"
+def tensors(plan: GemmPlan) -> list[tuple[str, str]]:
+    """Return the host's tensor of offsets by name, if there are any."""
+    return [
+        (name, f"cute.make_tensor({name}, cute.make_layout({groups(plan)} + 1, stride={_groups(plan).pitch}))")
+        for name in parameters(plan)
+    ]
 
 
 def start() -> list[str]:

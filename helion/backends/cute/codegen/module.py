@@ -299,9 +299,8 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
     out.lines(("", "", "@cute.jit"))
     out.line(f"def {ENTRY}(")
     given = [operand.label for operand in plan.whole.epilogue.of_kind("number")]
-    pointers += [name for name, _, _ in scales.parameters(plan)]
-    pointers += [*copied.pointer_names(plan), *plan.problem.term_labels, *groups.parameters(plan)]
-    pointers += messages.parameters(plan)
+    pointers += [*(name for name, _, _ in scales.parameters(plan)), *copied.pointer_names(plan)]
+    pointers += [*plan.problem.term_labels, *groups.parameters(plan), *messages.parameters(plan)]
     out.lines(f"    {name}: {'cutlass.Float32' if name in given else 'cute.Pointer'}," for name in pointers)
     out.lines(f"    {name}: cutlass.{'Int32' if is_size(name) else 'Int64'}," for name in plan.problem.runtime)
     out.lines(["    workspace: cute.Pointer,"] if workspace_bytes(plan) else [])
@@ -330,11 +329,8 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
         arguments += [f"vector_{name}" for name in (*_vectors(plan), *_strided(plan), *_parted(plan))]
         arguments += [*_numbers(plan), *numbers.sizes(plan)]
         arguments += [f"factors_{name}" for name, _, _ in scales.parameters(plan)]
-        for name in groups.parameters(plan):
-            out.line(f"vector_{name} = {groups.tensor(plan)}")
-            arguments.append(f"vector_{name}")
-        for name in messages.parameters(plan):
-            out.line(f"vector_{name} = cute.make_tensor({name}, cute.make_layout({messages.MOST_WORDS}))")
+        for name, tensor in (*groups.tensors(plan), *messages.tensors(plan)):
+            out.line(f"vector_{name} = {tensor}")
             arguments.append(f"vector_{name}")
         if plan.grid_splits > 1:
             out.lines(workspace.tensors(plan))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 from ..plan.counts import counts, turns
 from ..plan.epilogue import ROW_NUMBER
@@ -55,9 +56,23 @@ def _body(steps: tuple[g.Step, ...], out: Writer, names: Names) -> None:
         _print(step, out, names)
 
 
+_LINES: Mapping[type[g.Step], str] = {
+    g.WgmmaFence: "warpgroup.fence()",
+    g.WgmmaCommit: "warpgroup.commit_group()",
+    g.FenceShared: 'cute.arch.fence_proxy("async.shared", space="cta")',
+    g.LaunchFinish: "cute.arch.griddepcontrol_launch_dependents()",
+    g.WarpSync: "cute.arch.sync_warp()",
+    g.WorkspaceRelease: "cute.arch.fence_acq_rel_gpu()",
+    g.WorkspaceAcquire: "cute.arch.fence_acq_rel_gpu()",
+}
+"""Steps that are one line of code, the same in every kernel."""
+
+
 @functools.singledispatch
 def _print(step: g.Step, out: Writer, names: Names) -> None:
-    raise NotImplementedError(f"no rule prints {type(step).__name__}")
+    if type(step) not in _LINES:
+        raise NotImplementedError(f"no rule prints {type(step).__name__}")
+    out.line(_LINES[type(step)])
 
 
 @_print.register
@@ -274,11 +289,6 @@ def _(step: MessageStep, out: Writer, names: Names) -> None:
 
 
 @_print.register
-def _(step: g.WgmmaFence, out: Writer, names: Names) -> None:
-    out.line("warpgroup.fence()")
-
-
-@_print.register
 def _(step: g.Mma, out: Writer, names: Names) -> None:
     wgmma = names.plan.unit == "wgmma"
     if step.first:
@@ -289,11 +299,6 @@ def _(step: g.Mma, out: Writer, names: Names) -> None:
         out.line(f"cute.gemm(tiled_mma, sums, fragment_a{of_a}, fragment_b{place}, sums)")
         if step.first or not wgmma:
             out.line(f"tiled_mma.set({'warpgroup' if wgmma else 'tcgen05'}.Field.ACCUMULATE, True)")
-
-
-@_print.register
-def _(step: g.WgmmaCommit, out: Writer, names: Names) -> None:
-    out.line("warpgroup.commit_group()")
 
 
 @_print.register
@@ -365,12 +370,6 @@ def _(step: g.StorePartials, out: Writer, names: Names) -> None:
 @_print.register
 def _(step: g.IncrementTileCounter, out: Writer, names: Names) -> None:
     out.lines(workspace.count(names.plan))
-
-
-@_print.register(g.WorkspaceRelease)
-@_print.register(g.WorkspaceAcquire)
-def _(step: g.Step, out: Writer, names: Names) -> None:
-    out.line("cute.arch.fence_acq_rel_gpu()")
 
 
 @_print.register
@@ -506,11 +505,6 @@ def _(step: g.WriteStage, out: Writer, names: Names) -> None:
 
 
 @_print.register
-def _(step: g.FenceShared, out: Writer, names: Names) -> None:
-    out.line('cute.arch.fence_proxy("async.shared", space="cta")')
-
-
-@_print.register
 def _(step: g.TmaStore, out: Writer, names: Names) -> None:
     plan = names.plan
     label = plan.problem.label_of(plan.problem.outputs_of("exact")[step.output])
@@ -555,11 +549,6 @@ def _inside(plan: GemmPlan) -> list[str]:
 
 
 @_print.register
-def _(step: g.LaunchFinish, out: Writer, names: Names) -> None:
-    out.line("cute.arch.griddepcontrol_launch_dependents()")
-
-
-@_print.register
 def _(step: g.StoreWait, out: Writer, names: Names) -> None:
     out.line(f"cute.arch.cp_async_bulk_wait_group({step.pending}, read=True)")
 
@@ -567,11 +556,6 @@ def _(step: g.StoreWait, out: Writer, names: Names) -> None:
 @_print.register
 def _(step: g.BarrierSync, out: Writer, names: Names) -> None:
     out.line(f"{step.barrier}_barrier.arrive_and_wait()")
-
-
-@_print.register
-def _(step: g.WarpSync, out: Writer, names: Names) -> None:
-    out.line("cute.arch.sync_warp()")
 
 
 @_print.register

@@ -14,7 +14,7 @@ from ....hardware import WARP_ROWS as WARP_ROWS
 from ....hardware import WARP_THREADS as WARP_THREADS
 from .copied import Copied, CopySource
 from .dtypes import DTYPES, itemsize
-from .epilogue import Epilogue, EpilogueOutput, OutputKind
+from .epilogue import Epilogue, EpilogueOperand, EpilogueOutput, OutputKind
 from .scales import BlockScales, Scale, Side
 
 Major = Literal["k", "mn"]
@@ -226,7 +226,12 @@ class GemmProblem:
         """Names of the tensors and scalars of a launch for messages, in order."""
         outputs = (self.names[2], *(output.name for output in self.outputs[1:]))
         factors = self.scales.factors if self.scales is not None else ()
-        read = (each.name for each in (*self.epilogue.operands, *factors, *self.more_sources))
+        named: tuple[EpilogueOperand | Scale | CopySource, ...] = (
+            *self.epilogue.operands,
+            *factors,
+            *self.more_sources,
+        )
+        read = (each.name for each in named)
         terms = (name for term in self.terms for name in term.names)
         groups = () if self.groups is None else (self.groups.name,)
         words = (word.name for word in self.epilogue.words)

@@ -197,9 +197,12 @@ class Cluster:
         if self.plan.problem.numbers and self.stored_rows.get((cta.rank, tile)) != warps:
             raise Fault(f"numbers per row of tile {tile} are not stored once by each warp")
         epilogue, key = self.plan.problem.epilogue, (cta.rank, tile)
-        for what, given, times in (("awaited", epilogue.waits, self.waits), ("signalled", epilogue.signals, self.signals)):
-            if times.get(key, 0) != (1 if given else 0):
-                raise Fault(f"messages of tile {tile} are {what} {times.get(key, 0)} times")
+        for what, wanted, found in (
+            ("awaited", epilogue.waits, self.waits.get(key, 0)),
+            ("signalled", epilogue.signals, self.signals.get(key, 0)),
+        ):
+            if found != (1 if wanted else 0):
+                raise Fault(f"messages of tile {tile} are {what} {found} times")
 
     def _agents(self, cta: Cta, role: g.Role) -> Iterator[Agent]:
         for number in range(role.warps):

@@ -59,4 +59,3 @@ def _(cluster: Cluster, step: m.SignalPeers, warp: Warp) -> None:
         raise Fault(f"tile {warp.tile} is signalled while stores of tiles {sorted(known, key=str)} are complete")
     key = (warp.cta.rank, warp.tile)
     cluster.signals[key] = cluster.signals.get(key, 0) + 1
-

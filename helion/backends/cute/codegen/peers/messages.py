@@ -24,13 +24,18 @@ _POLL = (
 _NOTE = "st.relaxed.sys.global.u32 [{$r0}], {$r2}; st.relaxed.sys.global.u32 [{$r1}], {$r2};"
 _SIGNAL = "red.release.sys.global.add.u32 [{$r0}], {$r1};"
 
-MOST_WORDS = 2**30
+_MOST_WORDS = 2**30
 """Extent of the kernel's tensors of words, more than any has."""
 
 
 def parameters(plan: GemmPlan) -> list[str]:
     """Return the names of the tensors of words, of the kernel and of the host function's pointers."""
     return [f"words_{at}" for at in range(len(plan.problem.epilogue.words))]
+
+
+def tensors(plan: GemmPlan) -> list[tuple[str, str]]:
+    """Return the host's tensors of words by name."""
+    return [(name, f"cute.make_tensor({name}, cute.make_layout({_MOST_WORDS}))") for name in parameters(plan)]
 
 
 def lines(step: MessageStep, plan: GemmPlan) -> list[str]:
@@ -89,7 +94,10 @@ def _address(at: int, word: Word) -> str:
 
 def _index(word: Word) -> str:
     """Return the number of a tile's word in its tensor."""
-    terms = [str(word.first), *(f"{tile} * {step}" for tile, step in zip(("tile_m", "tile_n"), word.steps) if step)]
+    terms = [
+        str(word.first),
+        *(f"{tile} * {step}" for tile, step in zip(("tile_m", "tile_n"), word.steps, strict=True) if step),
+    ]
     return " + ".join(terms)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from ....._compiler.ir.effects import is_message
 from ....._compiler.ir.grammar import HostTensor, MemoryAttrs, Op, Program
@@ -24,7 +25,6 @@ from ....._compiler.passes.always.simplify import drop_dead
 from ....._compiler.passes.analysis.messages import Form, Message, Messages, load_in, messages_of
 from ...plan.epilogue import Await, Signal, Word
 from ...plan.refusal import Refusal
-from ..names import name_of
 from ..numbers import known
 from ..product import Product
 
@@ -48,7 +48,9 @@ def without_messages(program: Program) -> Apart:
         return Apart(program=program)
     found = messages_of(program)
     if found is None or found.opaque or {op.number for op in remote} != {each.op.number for each in _events(found)}:
-        raise Refusal("messages other than hl.signal and hl.wait on a channel of helion.distributed are not implemented")
+        raise Refusal(
+            "messages other than hl.signal and hl.wait on a channel of helion.distributed are not implemented"
+        )
     if any(isinstance(op.attrs, MemoryAttrs) and op.attrs.mark is not None for op in remote):
         raise Refusal("marked mail is not implemented; hl.signal and hl.wait are")
     if len(program.roots) != 1 or any(each.path for each in _events(found)):
@@ -91,8 +93,6 @@ def _check_order(program: Program, found: Messages, counters: set[int]) -> froze
         raise Refusal("a wait before the loop over K is not implemented; after it, before a matrix is loaded, it is")
     if waits and signals and min(signals) < max(waits):
         raise Refusal("a signal before a wait of the same tile is not implemented; a kernel for each is")
-    if {each.channel for each in found.waits} & {each.channel for each in found.signals}:
-        raise Refusal("signals and waits of one channel in one kernel are not implemented; a channel for each is")
     after = ops[min(waits) :] if waits else ()
     late = {op.attrs.tensor for op in after if op.kind == "load"} - counters
     stored = {program.tensors[op.attrs.tensor].storage for op in ops if op.kind in ("store", "atomic")}
@@ -187,9 +187,10 @@ class _Words:
             if form.number is not None:
                 first += form.number * stride
                 continue
-            block, (field, factor, constant) = form.tile or (-1, ("", 0, 0))  # type: ignore[misc]
+            block, parts = form.tile or (-1, ("", 0, 0))
+            field, factor, constant = cast("tuple[str, int, int]", parts)
             if field != "id" or block not in self.blocks[:2]:
                 raise Refusal(f"words of {tensor.name} are those of constants and of tile.id, of the grid's tiles")
             steps[self.blocks.index(block)] += factor * stride
             first += constant * stride
-        return Word(name=name_of(tensor), first=first, steps=(steps[0], steps[1]))
+        return Word(name=tensor.name, first=first, steps=(steps[0], steps[1]))
