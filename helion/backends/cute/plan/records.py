@@ -14,7 +14,7 @@ from ....hardware import WARP_ROWS as WARP_ROWS
 from ....hardware import WARP_THREADS as WARP_THREADS
 from .copied import Copied, CopySource
 from .dtypes import DTYPES, itemsize
-from .epilogue import Epilogue, EpilogueOperand, EpilogueOutput, OutputKind
+from .epilogue import Epilogue, EpilogueOutput, OutputKind
 from .scales import BlockScales, Scale, Side
 
 Major = Literal["k", "mn"]
@@ -226,16 +226,12 @@ class GemmProblem:
         """Names of the tensors and scalars of a launch for messages, in order."""
         outputs = (self.names[2], *(output.name for output in self.outputs[1:]))
         factors = self.scales.factors if self.scales is not None else ()
-        named: tuple[EpilogueOperand | Scale | CopySource, ...] = (
-            *self.epilogue.operands,
-            *factors,
-            *self.more_sources,
-        )
-        read = (each.name for each in named)
+        operands = (operand.name for operand in self.epilogue.operands)
+        sources = (source.name for source in self.more_sources)
         terms = (name for term in self.terms for name in term.names)
         groups = () if self.groups is None else (self.groups.name,)
         words = (word.name for word in self.epilogue.words)
-        return (*self.names[:2], *outputs, *read, *terms, *groups, *words)
+        return (*self.names[:2], *outputs, *operands, *(f.name for f in factors), *sources, *terms, *groups, *words)
 
     @property
     def outputs_at(self) -> range:
@@ -397,8 +393,7 @@ class Choice:
     """Place of operands that are copied or computed: stages in shared memory that warps fill, global memory, where
     kernels before the matmul write them, or the registers of the warps that multiply, which convert raw tiles of A."""
     rows_in: RowsIn = "cluster"
-    """Place of rows that are reduced: the registers of a cluster's CTAs, or global memory, from which a second kernel
-    finishes them."""
+    """Place of rows that are reduced: the registers of a cluster's CTAs, or global memory, for a second kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
