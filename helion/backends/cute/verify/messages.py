@@ -15,7 +15,7 @@ from .state import Cta, Fault, Store, Warp
 def _(cluster: Cluster, step: m.AwaitMessages, warp: Warp) -> Ready:
     tile, come = warp.tile, []
     cluster.send(warp.cta, lambda: come.append(tile))
-    warp.awaited = tile
+    warp.heard = tile
     key = (warp.cta.rank, tile)
     cluster.waits[key] = cluster.waits.get(key, 0) + 1
     return lambda: bool(come)
@@ -23,8 +23,8 @@ def _(cluster: Cluster, step: m.AwaitMessages, warp: Warp) -> Ready:
 
 def check_awaited(cluster: Cluster, warp: Warp, operand: str) -> None:
     """Check that a load of a matrix follows the messages that its tile waits for. Raises ``Fault``."""
-    if cluster.plan.problem.epilogue.waits and warp.awaited != warp.tile:
-        raise Fault(f"{operand} of tile {warp.tile} is loaded after the messages of tile {warp.awaited}")
+    if cluster.plan.problem.epilogue.waits and warp.heard != warp.tile:
+        raise Fault(f"{operand} of tile {warp.tile} is loaded after the messages of tile {warp.heard}")
 
 
 def land(cluster: Cluster, warp: Warp, store: Store) -> None:

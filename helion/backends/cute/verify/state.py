@@ -192,7 +192,7 @@ class Warp:
     """Writes to shared memory since the last proxy fence."""
     views: int | None = None
     """The tile whose group of rows its views of matrices begin at."""
-    awaited: int | None = None
+    heard: int | None = None
     """The tile whose messages it has waited for."""
     complete: int | None = None
     """The tile up to which its stores are complete in memory."""
