@@ -22,6 +22,7 @@ from ...config import RANGE_OPTIONS
 from ...hardware import Target
 from ...settings import Settings
 from .chains import chained_products, may_unroll, most_warps
+from .column_warps import asynchronous_products, with_wide_columns
 from .lower.steps import STEPS
 from .plan.lowered import Lowered, lower, waiting_loops
 from .value_limits import enough_warps, enough_warps_of_rows
@@ -36,12 +37,14 @@ REGISTER_LIMITS = (32, 64, 128, 256)
 class LaunchContext(RuleContext):
     """The context of all rules, besides decisions.
 
-    ``chained`` are the dots that the kernel chains. ``orders_memory``: some loads read what the kernel stores.
+    ``chained`` are the dots that the kernel chains, and ``asynchronous`` those that wgmma may compute. ``orders_memory``:
+    some loads read what the kernel stores.
     """
 
     shape: ProgramShape
     settings: Settings
     chained: tuple[Op, ...]
+    asynchronous: tuple[Op, ...]
     orders_memory: bool
 
 
@@ -50,13 +53,14 @@ _Step = Callable[[LaunchContext, Decisions, bool], Decisions]
 
 def rules(shape: ProgramShape, program: Program, target: Target, settings: Settings) -> tuple[Rule, ...]:
     """Return all rules for one program, in the order in which they run."""
-    chained = chained_products(program) if shape.matrix_blocks and target.has("wgmma") else ()
+    is_asynchronous = bool(shape.matrix_blocks) and target.has("wgmma")
     context = LaunchContext(
         program=program,
         shape=shape,
         target=target,
         settings=settings,
-        chained=chained,
+        chained=chained_products(program) if is_asynchronous else (),
+        asynchronous=asynchronous_products(program) if is_asynchronous else (),
         orders_memory=any(rewrites(program, root.body) for root in program.roots),
         lowered=functools.partial(_rewritten, program, target, settings),
     )
@@ -185,6 +189,11 @@ def _chained_warps(context: LaunchContext, decisions: Decisions, repair: bool) -
     if not context.chained:
         return decisions
     return decisions.with_values(num_warps=most_warps(context.chained, decisions.sizes, decisions.values["num_warps"]))
+
+
+def _wide_columns(context: LaunchContext, decisions: Decisions, repair: bool) -> Decisions:
+    """Lower warps that would divide the columns of a matmul too far, except those that a user gives; see ``column_warps``."""
+    return with_wide_columns(context.asynchronous, decisions) if context.asynchronous and repair else decisions
 
 
 def _held_values(context: LaunchContext, decisions: Decisions, repair: bool) -> Decisions:
@@ -344,6 +353,7 @@ _RULES: tuple[tuple[str, _Step], ...] = (
     ("a loop that is unrolled at compile time has no other options", _static_loops),
     ("Triton miscompiles chained dots with fewer than 16 rows per warp", _chained_warps),
     *_of_rewrites("precompute_operands", None),
+    ("matmul instructions of 8 columns are slow, and some releases of ptxas leave them out of loops", _wide_columns),
     ("a block with this many registers per thread does not fit an SM", _registers),
     ("no epilogue tile has enough columns", _subtiles),
     ("a dimension of the grid is too long for the launch", _long_axes),

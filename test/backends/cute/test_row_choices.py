@@ -18,6 +18,7 @@ ROOT = EXAMPLES_DIR.parent
 sys.path[:0] = [str(ROOT)]
 
 from benchmarks import row_workloads  # noqa: E402
+from benchmarks.workloads.rows import smoothed_loss_and_gradient  # noqa: E402
 
 MEASURED = ROOT / "benchmarks/results/cute/nvidia-h200-row-kernels.jsonl"
 
@@ -74,6 +75,16 @@ def test_auto_leaves_short_rows_to_triton() -> None:
     bound = _for_auto(16384, 8192)
     assert bound.backend == "triton"
     assert "not cute: row kernels of fewer than 16384 columns run on request" in bound.explain()
+
+
+def test_auto_leaves_rows_that_compute_with_numbers_of_columns_to_triton() -> None:
+    """Their predicted times lack most of what comparisons with labels take."""
+    logits, labels = torch.empty(4096, 128256, dtype=torch.bfloat16, device="meta"), torch.empty(4096, device="meta")
+    bound = helion.kernel(backend="auto")(smoothed_loss_and_gradient.fn).bind(
+        (logits, labels.long(), 0.1), target="h200"
+    )
+    assert bound.backend == "triton"
+    assert "row kernels that compute with numbers of columns run on request, with backend='cute'" in bound.explain()
 
 
 def test_auto_takes_rows_that_are_counted_at_launch() -> None:

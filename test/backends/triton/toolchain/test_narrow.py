@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -54,3 +55,52 @@ def test_tiles_of_a_kernel(dtype: torch.dtype) -> None:
                 bound.resources(config)
         else:
             assert bound.resources(config).spill_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("block_sizes", "warps", "fewer"),
+    [
+        ([64, 16, 32], 8, 4),
+        ([64, 64, 32], 32, 16),
+        ([256, 16, 32], 16, 16),
+        ([128, 32, 16], 32, 16),
+        ([32, 16, 32], 8, 8),
+    ],
+)
+def test_no_search_draws_instructions_of_8_columns(block_sizes: list[int], warps: int, fewer: int) -> None:
+    tensors = torch.empty(256, 256, device="meta"), torch.empty(256, 256, device="meta")
+    bound = helion.kernel(backend="triton")(product).bind(tensors, target="h100")
+    config = helion.Config(block_sizes=block_sizes, num_warps=warps, num_stages=2)
+    assert bound.config_spec.repair(config)["num_warps"] == fewer
+    assert bound.config_spec.normalize(config)["num_warps"] == warps  # of a user: ptxas decides
+    older = helion.kernel(backend="triton")(product).bind(tensors, target="a100")
+    assert older.config_spec.repair(config)["num_warps"] == warps
+
+
+def normalized(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), y.size(1)], dtype=torch.float32, device=x.device)
+    for t in hl.tile(x.size(0)):
+        rows = hl.zeros([t, y.size(1)], dtype=torch.float32)
+        for c in hl.tile(x.size(1)):
+            rows = torch.addmm(rows, x[t, c], y[c, :])
+        out[t, :] = rows - rows.amax(-1, keepdim=True)
+    return out
+
+
+def test_unfused_matmuls_have_warps_of_their_own() -> None:
+    tensors = (torch.empty(512, 256, dtype=torch.bfloat16, device="meta"),) * 2
+    bound = helion.kernel(backend="triton")(normalized).bind((tensors[0], tensors[1][:256]), target="h100")
+    asked = {"block_sizes": [4, 32], "num_warps": 8, "unfuse_matmul": [256, 16, 16], "matmul_num_warps": 32}
+    found = bound.config_spec.repair(asked)
+    assert (found["num_warps"], found["matmul_num_warps"]) == (8, 16)
+
+
+def test_random_configs_have_wide_instructions() -> None:
+    """Draw configs as a search does: none divides a tile's columns into instructions of 8."""
+    tensors = torch.empty(256, 256, device="meta"), torch.empty(256, 256, device="meta")
+    space = helion.kernel(backend="triton")(product).bind(tensors, target="h100").config_spec
+    rng = Random(5)
+    for config in (space.random(rng) for _ in range(200)):
+        rows, columns = config["block_sizes"][:2]
+        rows, columns = (columns, rows) if config.config.get("swap_ab") else (rows, columns)
+        assert rows < 64 or columns < 16 or config["num_warps"] <= rows * columns // 256
