@@ -1,11 +1,12 @@
 """Gain and cost of the first call's measurements (`helion/runtime/tuning/first_call.py`) on a GPU.
 
-    python benchmarks/first_call.py [--out FILE.json] [--cells N] [--seconds S]
+    python benchmarks/first_call.py [--out FILE.json] [--cells N] [--part K/N] [--seconds S] [--tuned S]
 
 Takes kernels of the kept samples, one cell of each. Each is called for the first time without and with measurements,
 both with empty caches. Two later processes then call all of them with what the second calls have cached. The default
-config, the one that the first call chose and the best of the kept sample are timed in turns. Each row is written when
-it is there.
+config, the one that the first call chose and the best of the kept sample are timed in turns, and with ``--tuned`` the
+config that the effort ``full`` finds in so many seconds. ``--part 1/4`` takes every fourth cell. Each row is written
+when it is there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import math
 import os
@@ -39,7 +41,7 @@ from helion.settings import Settings  # noqa: E402
 
 OUT = ROOT / "build" / "first-call.json"
 #: The configs that are timed, and the one that others are compared with.
-NAMES, BEST = ("default", "first call", "best of the sample"), "best of the sample"
+NAMES, BEST, TUNED = ("default", "first call", "best of the sample"), "best of the sample", "tuned"
 SAMPLED_BACKEND = "triton"
 #: Processes that call all kernels with what the first calls, and the processes before, have cached.
 LATER = ("second process", "third process")
@@ -93,8 +95,11 @@ def sampled(cell: Cell, config: Mapping[str, Any], args: tuple[Any, ...]) -> tup
     return bound, bound.config_spec.normalize(config)
 
 
-def measured(cell: Cell, best: Mapping[str, Any], folder: Path, timer: GraphTimer) -> dict[str, Any]:
-    """Return seconds of first calls, and microseconds of the configs by their names."""
+def measured(cell: Cell, best: Mapping[str, Any], folder: Path, timer: GraphTimer, tuned: float) -> dict[str, Any]:
+    """Return seconds of first calls, and microseconds of the configs by their names.
+
+    They include one that is searched for ``tuned`` seconds, unless that is 0.
+    """
     args = inputs(cell, "cuda")
     row: dict[str, Any] = {"kernel": cell.kernel, "case": cell.case, "dtype": cell.dtype, "seconds": {}}
     with caches(folder / "without"):
@@ -108,6 +113,10 @@ def measured(cell: Cell, best: Mapping[str, Any], folder: Path, timer: GraphTime
         ]
     pairs = ((bound, bound.config), (chose, chose.config), sampled(cell, best, args))
     configs = dict(zip(NAMES, pairs, strict=True))
+    if tuned:
+        with caches(folder / "tuned"):
+            found = bound.autotune(args, effort="full", seconds=tuned, progress=False, random_seed=1)
+        configs[TUNED] = (bound, bound.config_spec.normalize(found))
     row["configs"] = {name: by.short_config(config).to_dict() for name, (by, config) in configs.items()}
     row["backends"] = {name: by.backend for name, (by, _) in configs.items()}
     functions = {name: functools.partial(by.compile_config(config), *args) for name, (by, config) in configs.items()}
@@ -126,10 +135,10 @@ def again(folder: Path, names: Sequence[str]) -> dict[str, float]:
         return {name: called(by_name[name], args[name], Settings().first_call_seconds)[0] for name in names}
 
 
-def ratios(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+def ratios(rows: Sequence[Mapping[str, Any]], name: str, best: str = BEST) -> list[float]:
     """Return the times of a config over the best one, of the cells that have both."""
-    timed = [row["microseconds"] for row in rows if {name, BEST} <= set(row.get("microseconds", ()))]
-    return [times[name] / times[BEST] for times in timed]
+    timed = [row["microseconds"] for row in rows if {name, best} <= set(row.get("microseconds", ()))]
+    return [times[name] / times[best] for times in timed]
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -137,10 +146,10 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if not any("microseconds" in row for row in rows):
         return ["nothing was timed"]
     lines = []
-    for name in NAMES[:2]:
-        found = ratios(rows, name)
-        mean = math.exp(sum(map(math.log, found)) / len(found))
-        lines.append(f"{name} / {BEST}: geometric mean {mean:.3f}, worst {max(found):.2f} of {len(found)} cells")
+    for best, name in itertools.product((BEST, TUNED), NAMES[:2]):
+        if found := ratios(rows, name, best):
+            mean = math.exp(sum(map(math.log, found)) / len(found))
+            lines.append(f"{name} / {best}: geometric mean {mean:.3f}, worst {max(found):.2f} of {len(found)} cells")
     for name in ("default", "first call", *LATER):
         taken = [row["seconds"][name] for row in rows if name in row.get("seconds", ())]
         if taken:
@@ -154,6 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--cells", type=int, default=24)
     parser.add_argument("--seconds", type=float, default=180.0, help="after which no other cell is begun")
+    parser.add_argument("--part", default="1/1", help="K/N: every Nth cell from the Kth on")
+    parser.add_argument("--tuned", type=float, default=0.0, help="seconds of a search of each cell")
     parser.add_argument("--again", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--names", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -164,11 +175,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         named: dict[str, dict[str, Any]] = {}
-        for cell, best in chosen(swept_cells(), parse(OTHER_SAMPLES.read_text()), options.cells):
+        part, parts = map(int, options.part.split("/"))
+        every = chosen(swept_cells(), parse(OTHER_SAMPLES.read_text()), options.cells)
+        for cell, best in every[part - 1 :: parts]:
             if time.monotonic() - began > options.seconds:
                 break
             try:
-                rows.append(measured(cell, best, Path(folder), timer))
+                rows.append(measured(cell, best, Path(folder), timer, options.tuned))
                 named[" ".join(cell.key)] = rows[-1]
             except Exception as error:  # it belongs into the table
                 rows.append({"kernel": cell.kernel, "case": cell.case, "dtype": cell.dtype, "failure": reason(error)})

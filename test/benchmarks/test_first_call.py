@@ -57,13 +57,16 @@ def test_summary_compares_with_the_best_of_the_sample() -> None:
         "seconds, third process: median 0.10, at most 0.10",
     ]
     assert summary(rows[2:]) == ["nothing was timed"]
+    searched = {"default": 12.0, "first call": 10.0, "best of the sample": 10.0, "tuned": 8.0}
+    lines = summary([{"microseconds": searched, "seconds": {}}])
+    assert "first call / tuned: geometric mean 1.250, worst 1.25 of 1 cells" in lines
 
 
 def test_caches_are_in_the_folder_and_then_as_before(tmp_path: Path) -> None:
     before = dict(os.environ)
     with caches(tmp_path):
         assert os.environ["HELION_CACHE_DIR"] == str(tmp_path / "helion")
-        assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
+        assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton") and os.environ["HELION_PRETUNED"] == "0"
     assert dict(os.environ) == before
 
 
