@@ -35,21 +35,22 @@ def all_reduce(
     """
     n, part = inbox[0].size()
     assert n * part == x.size(0), f"{x.size(0)} elements are not {n} parts of {part}"
-    for peer in range(1, n):
-        theirs = x.narrow(0, (rank + peer) % n * part, part)
-        for tile in hl.tile(part, block_size=BLOCK):
-            inbox[peer][n - peer, tile] = theirs[tile]
+    parts = x.view([n, part])
+    for tile in hl.tile(part, block_size=BLOCK):
+        for peer in hl.static_range(1, n):
+            inbox[peer][n - peer, tile] = parts[(rank + peer) % n, tile]
+        for peer in hl.static_range(1, n):  # after the stores to all peers, so that one trip is awaited
             hl.signal(ch, [tile.id], to=peer)
     hl.barrier()
-    own = x.narrow(0, rank * part, part)
     for tile in hl.tile(part, block_size=BLOCK):
-        acc = own[tile].to(torch.float32)
+        acc = parts[rank, tile].to(torch.float32)
         for sender in hl.static_range(1, n):
             hl.wait(ch, [tile.id], sender=sender)
+        for sender in hl.static_range(1, n):
             acc = acc + inbox[0][sender, tile]
-        out[0][rank, tile] = acc.to(x.dtype)
-        for receiver in hl.static_range(1, n):
+        for receiver in hl.static_range(n):
             out[receiver][rank, tile] = acc.to(x.dtype)
+        for receiver in hl.static_range(1, n):
             hl.signal(done, [tile.id], to=receiver)
     hl.barrier()
     for tile in hl.tile(part, block_size=BLOCK):

@@ -36,6 +36,7 @@ def matmul_all_reduce(
         out[tile_m, tile_n] = mine
         for peer in hl.static_range(1, n):
             inbox[peer][half, n - peer, tile_m, tile_n] = mine
+        for peer in hl.static_range(1, n):
             hl.signal(ch, [tile_m.id, tile_n.id], to=peer)
     hl.barrier()
     for tile_m, tile_n in hl.tile([rows, columns], block_size=[block_m, block_n]):
@@ -43,6 +44,7 @@ def matmul_all_reduce(
         acc = out[tile_m, tile_n].to(torch.float32)
         for peer in hl.static_range(1, n):
             hl.wait(ch, [tile_m.id, tile_n.id], sender=peer)
+        for peer in hl.static_range(1, n):
             acc = acc + inbox[0][half, peer, tile_m, tile_n]
         out[tile_m, tile_n] = acc.to(x.dtype)
     return out

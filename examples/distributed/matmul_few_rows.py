@@ -36,9 +36,11 @@ def matmul_all_reduce(
         mine = acc.to(x.dtype)
         for peer in hl.static_range(1, n):
             inbox[peer][half, n - peer, tile_m, tile_n] = mine
+        for peer in hl.static_range(1, n):  # after the stores to all peers, so that one trip is awaited
             hl.signal(ch, [tile_m.id, tile_n.id], to=peer)
         for sender in hl.static_range(1, n):
             hl.wait(ch, [tile_m.id, tile_n.id], sender=sender)
+        for sender in hl.static_range(1, n):
             acc = acc + inbox[0][half, sender, tile_m, tile_n]
         out[tile_m, tile_n] = acc.to(x.dtype)
     return out
@@ -66,10 +68,12 @@ def matmul_reduce_scatter(
         for peer in hl.static_range(1, n):
             theirs = (owner == peer)[:, None]
             hl.store(inbox[peer], [half, n - peer, tile_m, tile_n], mine, extra_mask=theirs)
+        for peer in hl.static_range(1, n):
             hl.signal(ch, [tile_m.id, tile_n.id], to=peer)
         own = (owner == 0)[:, None]
         for sender in hl.static_range(1, n):
             hl.wait(ch, [tile_m.id, tile_n.id], sender=sender)
+        for sender in hl.static_range(1, n):
             part = hl.load(inbox[0], [half, sender, tile_m, tile_n], extra_mask=own)
             acc = acc + part.to(torch.float32)
         hl.store(out, [tile_m.index - rank * rows, tile_n], acc.to(x.dtype), extra_mask=own)

@@ -51,6 +51,7 @@ def matmul_reduce_scatter(
         half = ch.seen[n - 1, tile_m.id, tile_n.id] % 2
         for sender in hl.static_range(1, n):
             hl.wait(ch, [tile_m.id, tile_n.id], sender=sender)
+        for sender in hl.static_range(1, n):
             acc = acc + inbox[0][half, sender, tile_m, tile_n]
         out[tile_m, tile_n] = acc.to(x.dtype)
     return out

@@ -55,7 +55,11 @@ def product_plus(x: torch.Tensor, w: torch.Tensor, parts: tuple[torch.Tensor, ..
         out[tile_m, tile_n] = acc.to(out.dtype)
 
 
-@helion.kernel()
+#: Kernels of messages have one warp, which fits on an SM beside a CTA of a matmul.
+ONE_WARP = helion.Config(block_sizes=[1], num_warps=1)
+
+
+@helion.kernel(config=ONE_WARP)
 def tell(ch: hl.Channel) -> None:
     """Send a message to each peer, after all earlier kernels of this stream."""
     for _ in hl.tile(1):
@@ -63,7 +67,7 @@ def tell(ch: hl.Channel) -> None:
             hl.signal(ch, [0], to=peer)
 
 
-@helion.kernel()
+@helion.kernel(config=ONE_WARP)
 def hear(ch: hl.Channel, first: hl.constexpr, last: hl.constexpr) -> None:
     """Let later kernels of this stream wait for a message of each peer from `first` to `last`."""
     for _ in hl.tile(1):
@@ -108,8 +112,8 @@ def all_gather_matmul(x: torch.Tensor, w: torch.Tensor, memory: Memory) -> torch
     """Return the rows `x[M, K]` of all ranks, in their order, times `w[K, N]`. `memory`: of `[M, K]`."""
     n, me, rows = memory.n, memory.me, x.size(0)
     out = torch.empty([n, rows, w.size(1)], dtype=x.dtype, device=x.device)
-    memory.hear(memory.ready)  # before the product, which leaves no SM for other kernels
     with memory.beside():
+        memory.hear(memory.ready)
         for peer in range(1, n):
             memory.inbox[peer][n - peer].copy_(x)
         tell(memory.sent)

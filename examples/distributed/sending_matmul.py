@@ -77,7 +77,7 @@ def send_sums(
             hl.signal(done, [0], to=peer)
 
 
-@helion.kernel()
+@helion.kernel(config=helion.Config(block_sizes=[1], num_warps=1))
 def hear(ch: hl.Channel, count: int) -> None:
     """Let later kernels of this stream wait for some messages of each peer."""
     for _ in hl.tile(1):
