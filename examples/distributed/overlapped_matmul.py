@@ -55,7 +55,7 @@ def product_plus(x: torch.Tensor, w: torch.Tensor, parts: tuple[torch.Tensor, ..
         out[tile_m, tile_n] = acc.to(out.dtype)
 
 
-#: Kernels of messages have one warp, which fits on an SM beside a CTA of a matmul.
+#: Kernels of messages have one warp, which fits on an SM next to a CTA of a matmul.
 ONE_WARP = helion.Config(block_sizes=[1], num_warps=1)
 
 
