@@ -60,8 +60,8 @@ def unproven(program: Program, target: Target) -> str:
     """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string.
 
     Hopper has run copies of A and B, other than to registers, strided outputs, TF32, int8, windows, and additions
-    to fp32. It has run groups of rows, batches of several dimensions, and three products with an output each
-    (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl).
+    to fp32. It has run groups of rows, batches of several dimensions, sums of products, and three products with an output
+    each (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl).
     """
     problem = known_product(program).problem
     proven = unit_of(target) == "wgmma"
@@ -80,8 +80,8 @@ def unproven(program: Program, target: Target) -> str:
         part = "in a batch of several dimensions"
     elif any(problem.starts) and not proven:
         part = "of operands that begin within a tensor"
-    elif problem.terms:
-        part = "of several terms"
+    elif problem.terms and not (proven and not problem.epilogue.of_kind("product")):
+        part = "of several terms" if not proven else "of several terms in more than one accumulator"
     elif problem.epilogue.words:
         part = "with messages to and from peers"
     elif problem.operand_dtype == "int8" and not (ran and _is_plain(problem)):

@@ -122,7 +122,14 @@ def test_seeds_know_all_terms(target: str) -> None:
     shape = shape_of(bound.facts)
     assert not isinstance(shape, str) and [term.k for term in shape.problem.terms] == [2048, 2048]
     assert bound.plan().gemm.k_tiles == 96
-    assert MATMUL.on_request(bound.plan().program, bound.facts, bound.target)
+    assert bool(MATMUL.on_request(bound.plan().program, bound.facts, bound.target)) == (target == "sm_100")
+
+
+def test_terms_of_two_accumulators_run_on_request() -> None:
+    meta = {"dtype": BF16, "device": "meta"}
+    x, h, w, u = (torch.empty(shape, **meta) for shape in ((M, 72), (M, N), (2, 72, N), (2, N, N)))
+    bound = gates.bind((x, h, w, u), target="sm_90")
+    assert "in more than one accumulator" in MATMUL.on_request(bound.plan().program, bound.facts, bound.target)
 
 
 @pytest.mark.parametrize("target", TARGETS)
