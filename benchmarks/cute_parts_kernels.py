@@ -221,3 +221,47 @@ def turned_experts(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, out:
                 acc = hl.dot(x[tile_m, tile_k], w[g.begin, tile_k, tile_n], acc=acc)
             out[tile_m, tile_n] = acc.to(out.dtype)
     return out
+
+
+def routed_experts(
+    x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    """The same of the rows of ``tokens``."""
+    groups, k, n = w.size(0), hl.specialize(w.size(1)), hl.specialize(out.size(1))
+    for g, tile_n in hl.tile([groups, n], block_size=[1, None]):
+        for tile_m in hl.tile(offsets[g.begin], offsets[g.begin + 1]):
+            token = tokens[tile_m]
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = hl.dot(x[token, tile_k], w[g.begin, tile_k, tile_n], acc=acc)
+            out[tile_m, tile_n] = acc.to(out.dtype)
+    return out
+
+
+def scattered_experts(
+    x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    """``x[rows, K]`` by ``w[G, K, N]``, stored to the rows ``tokens``."""
+    groups, k, n = w.size(0), hl.specialize(w.size(1)), hl.specialize(out.size(1))
+    for g, tile_n in hl.tile([groups, n], block_size=[1, None]):
+        for tile_m in hl.tile(offsets[g.begin], offsets[g.begin + 1]):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = hl.dot(x[tile_m, tile_k], w[g.begin, tile_k, tile_n], acc=acc)
+            out[tokens[tile_m], tile_n] = acc.to(out.dtype)
+    return out
+
+
+def added_experts(
+    x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, tokens: torch.Tensor, like: torch.Tensor
+) -> torch.Tensor:
+    """The same, added to zeros."""
+    groups, k, n = w.size(0), hl.specialize(w.size(1)), hl.specialize(w.size(2))
+    out = torch.zeros_like(like)
+    for g, tile_n in hl.tile([groups, n], block_size=[1, None]):
+        for tile_m in hl.tile(offsets[g.begin], offsets[g.begin + 1]):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = hl.dot(x[tile_m, tile_k], w[g.begin, tile_k, tile_n], acc=acc)
+            hl.atomic_add(out, [tokens[tile_m], tile_n], acc.to(out.dtype))
+    return out

@@ -12,7 +12,7 @@ from .plan.build import MAX_CLUSTER, MAX_ROW_CLUSTER, MAX_SUM_REGISTERS
 from .plan.copied import COPY_WARPS, MAX_COPIED_SUMS, MAX_LOADED_REGISTERS
 from .plan.dtypes import IMPRECISE_DTYPES, itemsize
 from .plan.operands import can_convert, split
-from .plan.records import SWIZZLE_BYTES, WARP_THREADS, WGMMA_ROWS, Choice, GemmProblem
+from .plan.records import SWIZZLE_BYTES, WARP_THREADS, WGMMA_ROWS, Choice, CopiesIn, GemmProblem
 from .plan.refusal import Refusal
 from .plan.scales import BlockScales
 from .subtiles import STORE_STAGES, buffers_of, subtile_of
@@ -169,6 +169,17 @@ def smallest(
         yield from (replace(choice, copies_in="memory") for choice in found)
     if can_convert(problem) and target.has("wgmma"):
         yield from (replace(choice, copies_in="registers", tile=(*choice.tile[:2], SWIZZLE_BYTES)) for choice in found)
+
+
+def places_of_copies(problem: GemmProblem, target: Target) -> tuple[CopiesIn, ...]:
+    """Return the places where copied operands can be."""
+    in_memory = problem.groups is not None or any(copied.lines is not None for copied in problem.copied)
+    suiting: dict[CopiesIn, bool] = {
+        "shared": not problem.runtime and not in_memory,
+        "memory": suits_memory(problem),
+        "registers": target.has("wgmma") and can_convert(problem),
+    }
+    return tuple(place for place, suits in suiting.items() if suits)
 
 
 def _smallest(problem: GemmProblem, whole_rows: bool, target: Target, fixed: Sequence[int | None]) -> Iterator[Choice]:

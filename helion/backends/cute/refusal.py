@@ -67,10 +67,16 @@ def unproven(program: Program, target: Target) -> str:
     proven = unit_of(target) == "wgmma"
     ran = proven and not problem.epilogue.of_kind("product")
     copied = [each for each in problem.copied if not ran or can_convert(problem)]
+    picked = [each.sources[0].name for each in problem.copied if each.lines is not None]
+    picked += [each.name for each in problem.outputs if each.lines is not None]
     strided = [each.name for each in problem.epilogue.of_kind("strided")]
     strided += [] if proven else [each.name for each in problem.outputs_of("strided")]
     part = ""
-    if problem.groups is not None and not (proven and not problem.epilogue.of_kind("product")):
+    if picked:
+        part = f"with lines of {picked[0]} that an index picks"
+    elif problem.groups is not None and (problem.copied or problem.strided):
+        part = f"over groups of rows by {problem.groups.name} with matrices that TMA does not move"
+    elif problem.groups is not None and not (proven and not problem.epilogue.of_kind("product")):
         part = f"over groups of rows by {problem.groups.name}"
     elif _has_several_products(problem) and not (
         proven and len(problem.epilogue.of_kind("product")) < MAX_PRODUCTS - 1
@@ -86,7 +92,10 @@ def unproven(program: Program, target: Target) -> str:
         part = "with messages to and from peers"
     elif problem.operand_dtype == "int8" and not (ran and _is_plain(problem)):
         part = "of int8 other than by TMA and without scales of blocks,"
-    elif any(output.adds and not (proven and output.dtype == "float32") for output in problem.outputs):
+    elif any(
+        output.adds and not (proven and output.kind == "exact" and output.dtype == "float32")
+        for output in problem.outputs
+    ):
         part = "that are added to memory"
     elif copied:
         part = f"whose operand {copied[0].sources[0].name} is copied by warps"

@@ -17,15 +17,14 @@ from .bounds import (
     held_by_cluster,
     least_rows,
     lies_in_memory,
+    places_of_copies,
     row_clusters,
-    suits_memory,
     tile_bounds,
 )
 from .legality import TILE_COLUMNS, Asked, Legalizer, key
 from .limits import COLUMN_STEP, LEAST_COLUMNS
 from .lower.kernel import known_product
 from .plan.build import MAX_CLUSTER, MAX_RESIDUAL_STAGES, MAX_ROW_CLUSTER, MAX_SPLITS, MAX_STAGES, unit_of
-from .plan.operands import can_convert
 from .plan.records import WGMMA_ROWS, GemmProblem, Unit
 from .subtiles import ODD_STORE_STAGES, STORE_STAGES
 
@@ -129,9 +128,7 @@ def _fields(product: Asked, unit: Unit, target: Target) -> list[Field]:
     if problem.epilogue.reduces_rows:
         fields += _memory_fields(product, target)
     if problem.copied:
-        suiting = {"shared": not problem.runtime, "memory": suits_memory(problem)}
-        suiting["registers"] = unit == "wgmma" and can_convert(problem)
-        places = tuple(place for place, suits in suiting.items() if suits)
+        places = places_of_copies(problem, target)
         fields.append(Scalar(key=key("copies_in", target), fragment=EnumFragment(places), initial=places[0]))
     fields.append(Scalar(key=key("grid_splits", target), fragment=EnumFragment(GRID_SPLITS), initial=1))
     if unit == "tcgen05":

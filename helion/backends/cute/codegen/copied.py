@@ -26,7 +26,7 @@ from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant
 from ..plan.records import WARP_THREADS, GemmPlan
 from ..roles import grammar as g
 from . import granules, raw
-from .epilogue import EXPRESSIONS, literal
+from .epilogue import EXPRESSIONS, literal, numbers_name
 
 _WORDS = {1: "Uint8", 2: "Uint16", 4: "Uint32", 8: "Uint64"}
 """Types that elements are moved as if they are not computed."""
@@ -119,14 +119,20 @@ def source_names(copied: Copied) -> list[str]:
     return [f"source_{copied.operand}_{at}" for at in range(len(copied.sources))]
 
 
+def lines_name(copied: Copied) -> str:
+    """Return the kernel's tensor of the numbers of picked lines."""
+    return f"lines_of_{copied.operand}"
+
+
 def pointer_names(plan: GemmPlan) -> list[str]:
     """Return the host function's pointers of further sources, in the order of ``more_sources``."""
-    return [name for copied in plan.whole.copied for name in pointers_of(copied)[1:]]
+    lines = [numbers_name(output) for output in plan.whole.outputs if output.lines is not None]
+    return [*(name for copied in plan.whole.copied for name in pointers_of(copied)[1:]), *lines]
 
 
 def pointers_of(copied: Copied) -> list[str]:
-    """Return the host function's pointers of the sources of an operand."""
-    return [copied.operand, *(f"{copied.operand}_from_{at}" for at in range(1, len(copied.sources)))]
+    """Return the host function's pointers of the tensors of an operand."""
+    return [copied.operand, *(f"{copied.operand}_from_{at}" for at in range(1, len(copied.tensors)))]
 
 
 def tensors(plan: GemmPlan) -> list[str]:
@@ -135,7 +141,7 @@ def tensors(plan: GemmPlan) -> list[str]:
     for copied in plan.problem.copied:
         layout = Layout(plan, copied)
         extent = plan.problem.m if layout.is_a else plan.problem.n
-        for at, (name, pointer) in enumerate(zip(source_names(copied), pointers_of(copied), strict=True)):
+        for at, (name, pointer) in enumerate(zip(source_names(copied), pointers_of(copied), strict=False)):
             source = copied.sources[at]
             shape, stride = f"({extent}, {plan.problem.k}", f"({source.pitch}, {source.k_pitch}"
             if at == 0 and (pitch := plan.problem.batch_pitch(copied.operand)):

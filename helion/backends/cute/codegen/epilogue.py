@@ -8,13 +8,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..plan.dtypes import LARGEST_E4M3, itemsize
+from ..plan.dtypes import DTYPES, LARGEST_E4M3, itemsize
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand, EpilogueOutput
 from ..plan.joint import OwnPart, joint, moved
 from ..plan.passes import Pass, divisor_of, passes
 from ..plan.records import WGMMA_ROWS, GemmPlan, GemmProblem
 from ..plan.reductions import Evaluated
-from .numbers import batched, last
+from .numbers import batched, in_group, last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +248,7 @@ def _position(plan: GemmPlan, op: str) -> str:
 
 def first_row(plan: GemmPlan, rows: str) -> str:
     """Return the definition of the thread's first row; `rows` is the CTA's index among tiles along M."""
-    return f"first_row = {rows} * {plan.cta_tile[0]} + {fragment(plan).first_row}"
+    return f"first_row = {in_group(plan, f'{rows} * {plan.cta_tile[0]}')} + {fragment(plan).first_row}"
 
 
 def numbers_columns(problem: GemmProblem, walk: Pass) -> bool:
@@ -367,13 +367,43 @@ def positions(plan: GemmPlan, rows: str) -> list[str]:
 
 
 def store_strided(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
-    """Return the stores of the values of a strided output that are inside its bounds."""
+    """Return the stores of the values of a strided output that are inside its bounds, or their additions."""
     row, column = row_number(plan, fragment(plan).row_of), column_number(plan)
-    place = strided_place(plan, output.label, clamped=False)
+    end = last(plan, "m") if plan.problem.groups is None else "group_end - 1"
+    inside, place, found = f"{row} <= {end}", strided_place(plan, output.label, clamped=False), list[str]()
+    if output.lines is not None:
+        line = f"{output.label}_lines[{fragment(plan).row_of}]"
+        inside += f" and {line} >= 0 and {line} < {output.picked}"
+        place = place.replace(row, line, 1)
+        found += _read_lines(plan, output)
+    value = f"{suffixed(plan, 'rounded', output)}[i]"
+    stored = [f"{output.label}[{place}] = {value}"]
+    if output.adds:
+        stored = [
+            f"to_element = {output.label}.iterator + cute.crd2idx(({place}), {output.label}.layout)",
+            f'cute.arch.red(to_element, {value}, op="add", dtype=cutlass.{DTYPES[output.dtype].dsl}, sem="relaxed", scope="gpu")',
+        ]
     return [
+        *found,
         f"for i in cutlass.range_constexpr({fragment(plan).values}):",
-        f"    if {row} <= {last(plan, 'm')} and {column} <= {last(plan, 'n')}:",
-        f"        {output.label}[{place}] = {suffixed(plan, 'rounded', output)}[i]",
+        f"    if {inside} and {column} <= {last(plan, 'n')}:",
+        *(f"        {line}" for line in stored),
+    ]
+
+
+def numbers_name(output: EpilogueOutput) -> str:
+    """Return the kernel's tensor of the numbers of an output's picked lines."""
+    return f"{output.label}_numbers"
+
+
+def _read_lines(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
+    """Return the loads of the numbers of the lines of a thread's rows."""
+    rows = fragment(plan).rows
+    return [
+        f"{output.label}_lines = cute.make_rmem_tensor({rows}, cutlass.Int32)",
+        f"for i in cutlass.range_constexpr({rows}):",
+        f"    number = {numbers_name(output)}[cutlass.min({row_number(plan)}, {last(plan, 'm')})]",
+        f"    {output.label}_lines[i] = number.to(cutlass.Int32)",
     ]
 
 

@@ -12,6 +12,7 @@ from ..roles.grammar import KernelProgram, Pipeline, Role
 from ..roles.programs import kernel_program
 from ..verify.verify import verify
 from . import copied, exchange, finish, groups, numbers, prepare, raw, rows, scales, workspace
+from .epilogue import numbers_name
 from .host import HOST, HostObjects
 from .peers import messages
 from .setups import definitions, dsl, operand_dsl
@@ -112,7 +113,12 @@ def _strided(plan: GemmPlan) -> dict[str, str]:
     found = {}
     outputs: tuple[EpilogueOutput | EpilogueOperand, ...] = plan.problem.outputs_of("strided")
     for each in outputs + plan.problem.epilogue.of_kind("strided"):
-        shape = f"({numbers.extent(plan, 'm')}, {numbers.extent(plan, 'n')}"
+        rows = numbers.extent(plan, "m")
+        if isinstance(each, EpilogueOutput) and each.lines is not None:
+            vector = f"cute.make_layout({rows}, stride={each.lines.pitch})"
+            found[numbers_name(each)] = f"cute.make_tensor({numbers_name(each)}, {vector})"
+            rows = str(each.picked)
+        shape = f"({rows}, {numbers.extent(plan, 'n')}"
         stride = f"({numbers.number(plan, f'pitch_{each.label}', each.pitch)}, {each.column_pitch}"
         for size, step, _ in numbers.batch_modes(plan, each.label):
             shape += f", {size}"

@@ -10,7 +10,7 @@ from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant
 from ..plan.operands import is_turned
 from ..plan.records import SUM_BYTES, WARP_THREADS, GemmPlan, GemmProblem, Prepared
 from ..plan.workspace import prepared_offset
-from .copied import pointers_of, source_names
+from .copied import lines_name, pointers_of, source_names
 from .epilogue import EXPRESSIONS, literal
 from .raw import WORDS
 from .writer import Writer
@@ -99,14 +99,18 @@ def launches(plan: GemmPlan) -> list[str]:
         shape, label = shape_of(prepared, plan.whole), prepared.copied.operand
         names = source_names(prepared.copied)
         lines = plan.whole.m if label == "a" else plan.whole.n
-        for at, (name, pointer) in enumerate(zip(names, pointers_of(prepared.copied), strict=True)):
+        pointers = pointers_of(prepared.copied)
+        for at, (name, pointer) in enumerate(zip(names, pointers, strict=False)):
             source = prepared.copied.sources[at]
             pitch = plan.whole.batch_pitch(label) if at == 0 else 0
-            layout = (
-                f"({lines}, {plan.whole.k}, {prepared.batches}), stride=({source.pitch}, {source.k_pitch}, {pitch})"
-            )
+            shape_of_source = f"({source.picked or lines}, {plan.whole.k}, {prepared.batches})"
+            layout = f"{shape_of_source}, stride=({source.pitch}, {source.k_pitch}, {pitch})"
             given = f"cute.recast_ptr({pointer}, dtype={shape.word})" if shape.moves else pointer
             found.append(f"{name} = cute.make_tensor({given}, cute.make_layout({layout}))")
+        if (numbers := prepared.copied.lines) is not None:
+            names.append(lines_name(prepared.copied))
+            vector = f"cute.make_layout({lines}, stride={numbers.pitch})"
+            found.append(f"{names[-1]} = cute.make_tensor({pointers[-1]}, {vector})")
         place = f"workspace + {(prepared_offset(plan) + prepared.offset_bytes) // SUM_BYTES}"
         strides = f"({prepared.pitch}, 1, {prepared.rows * prepared.pitch})"
         layout = f"({prepared.rows}, {prepared.columns}, {prepared.batches}), stride={strides}"
@@ -133,7 +137,8 @@ def print_kernels(out: Writer, plan: GemmPlan) -> None:
     for prepared in plan.prepare.operands if plan.prepare is not None else ():
         label = prepared.copied.operand
         out.lines(("", "", "@cute.kernel", f"def prepare_{label}("))
-        out.lines(f"    {name}: cute.Tensor," for name in (*source_names(prepared.copied), f"to_{label}"))
+        lines = [] if prepared.copied.lines is None else [lines_name(prepared.copied)]
+        out.lines(f"    {name}: cute.Tensor," for name in (*source_names(prepared.copied), *lines, f"to_{label}"))
         with out.block(") -> None:"):
             out.lines(body(shape_of(prepared, plan.whole)))
 
@@ -157,6 +162,7 @@ def _copying(shape: Shape) -> list[str]:
     prepared, label, vector = shape.prepared, shape.prepared.copied.operand, shape.vector
     inner = [*_registers(shape), f"for i in cutlass.range_constexpr({shape.rows}):"]
     inner.append(f"    row = cutlass.min(down * {shape.rows} + i, {prepared.rows - 1})")
+    inner += [f"    {line}" for line in _picked(shape)]
     for source, name in zip(prepared.copied.sources, source_names(prepared.copied), strict=True):
         inner += [f"    {line}" for line in _loaded(shape, source, name)]
     inner += _computed(shape, f"down * {shape.rows} + e // {vector}", f"column + e % {vector}")
@@ -183,8 +189,8 @@ def _turning(shape: Shape) -> list[str]:
     """Return the body of a kernel that reads along the rows of the matrix and writes along its columns."""
     prepared, label, step = shape.prepared, shape.prepared.copied.operand, THREADS // WARP_THREADS
     loads = []
-    for name in source_names(prepared.copied):
-        loads.append(f"    {name}_loaded[i] = {name}[row, column, batch]")
+    for source, name in zip(prepared.copied.sources, source_names(prepared.copied), strict=True):
+        loads.append(f"    {name}_loaded[i] = {name}[{_line(source)}, column, batch]")
     return [
         *_begin(shape),
         f"lane = thread % {WARP_THREADS}",
@@ -195,6 +201,7 @@ def _turning(shape: Shape) -> list[str]:
         f"for i in cutlass.range_constexpr({shape.rows}):",
         f"    row = cutlass.min(down * {SQUARE} + lane, {prepared.rows - 1})",
         f"    column = cutlass.min(across * {SQUARE} + part + i * {step}, {prepared.columns - 1})",
+        *(f"    {line}" for line in _picked(shape)),
         *loads,
         *_computed(shape, f"down * {SQUARE} + lane", f"across * {SQUARE} + part + e * {step}"),
         f"for i in cutlass.range_constexpr({shape.rows}):",
@@ -206,6 +213,21 @@ def _turning(shape: Shape) -> list[str]:
         f"    if row < {prepared.rows} and column < {prepared.columns}:",
         f"        to_{label}[row, column, batch] = square[lane, part + i * {step}]",
     ]
+
+
+def _picked(shape: Shape) -> list[str]:
+    """Return the definition of the line that ``row`` picks: in the tensor for any number, as of rows that no group has."""
+    copied = shape.prepared.copied
+    picked = next((source.picked for source in copied.sources if source.picked), 0)
+    if not picked:
+        return []
+    number = f"cutlass.max({lines_name(copied)}[row].to(cutlass.Int32), 0)"
+    return [f"picked = cutlass.min({number}, {picked - 1})"]
+
+
+def _line(source: CopySource) -> str:
+    """Return the line of a source for line ``row`` of the operand."""
+    return "picked" if source.picked else "row"
 
 
 def _registers(shape: Shape) -> list[str]:
@@ -221,7 +243,7 @@ def _loaded(shape: Shape, source: CopySource, name: str) -> list[str]:
     along_k = shape.prepared.major == "k"
 
     def place(column: str) -> str:
-        return f"row, {column}, batch" if along_k else f"{column}, row, batch"
+        return f"{_line(source)}, {column}, batch" if along_k else f"{column}, row, batch"
 
     if shape.vector == 1:
         return [f"{name}_loaded[i] = {name}[{place('column')}]"]

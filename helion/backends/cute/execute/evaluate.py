@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand, EpilogueOutput
+from ..plan.copied import CopySource
+from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand, EpilogueOutput, LineNumbers
 from ..plan.records import GemmProblem, Groups, Major
 from ..plan.scales import BlockScales
 from ..toolchain.kernel import GemmKernel
@@ -100,11 +101,19 @@ def _evaluate_groups(problem: GemmProblem, groups: Groups, tensors: Sequence[tor
     """Evaluate the rows of each group, which begin at its offset in each tensor with rows."""
     *tensors, offsets = tensors
     epilogue = problem.epilogue.operands
-    pitches = [problem.a_pitch if problem.a_major == "k" else 1, 0, *(each.pitch for each in problem.outputs)]
+    pitches = [problem.a_pitch if problem.a_major == "k" else 1, 0]
+    pitches += [each.pitch if each.lines is None else 0 for each in problem.outputs]
     pitches += [each.pitch if each.kind in ("exact", "column") else 0 for each in epilogue]
+    a = problem.copy_of("a")
+    if a is not None:
+        pitches[0] = _step_of_lines(a.sources[0])
+    for copied in problem.copied:
+        pitches += [_step_of_lines(each) if copied is a else 0 for each in copied.tensors[1:]]
+    pitches += [each.lines.pitch for each in problem.outputs if each.lines is not None]
     of_group = [0] * len(tensors)
     if problem.batch is not None:
-        of_group = [problem.batch.a, problem.batch.b, *problem.batch.outputs, *problem.batch.operands]
+        steps = [problem.batch.a, problem.batch.b, *problem.batch.outputs, *problem.batch.operands]
+        of_group[: len(steps)] = steps
     bounds = _offset_view(offsets, 0).as_strided((groups.size + 1,), (groups.pitch,)).tolist()
     for group, (first, after) in enumerate(itertools.pairwise(bounds)):
         first, after = max(first, 0), min(after, problem.m)
@@ -112,6 +121,11 @@ def _evaluate_groups(problem: GemmProblem, groups: Groups, tensors: Sequence[tor
             starts = (group * step + first * pitch for step, pitch in zip(of_group, pitches, strict=True))
             views = [_offset_view(tensor, start) for tensor, start in zip(tensors, starts, strict=True)]
             _evaluate(dataclasses.replace(problem, m=after - first), views)
+
+
+def _step_of_lines(source: CopySource | LineNumbers) -> int:
+    """Return the elements from one line of an operand to the next in a tensor; 0 in one whose lines are picked."""
+    return 0 if isinstance(source, CopySource) and source.picked else source.pitch
 
 
 def _offset_view(tensor: torch.Tensor, elements: int) -> torch.Tensor:
@@ -124,7 +138,7 @@ def _evaluate(problem: GemmProblem, tensors: Sequence[torch.Tensor]) -> None:
     a, b, *others = tensors
     outputs, operands = others[: len(problem.outputs)], others[len(problem.outputs) :]
     operands, factors = operands[: len(problem.epilogue.operands)], operands[len(problem.epilogue.operands) :]
-    sources = iter(factors if problem.copied else ())
+    sources = iter(factors if problem.more_sources else ())
     left = _multiplied(problem, "a", a, sources)
     right = _multiplied(problem, "b", b, sources).t()
     values = [_product(left, right) if problem.scales is None else _scaled(left, right, problem.scales, factors)]
@@ -138,7 +152,10 @@ def _evaluate(problem: GemmProblem, tensors: Sequence[torch.Tensor]) -> None:
         given = [torch.tensor(float(x.text)) if isinstance(x, Constant) else values[x] for x in instruction.arguments]
         values.append(_apply(instruction.op, given, problem))
     for output, out in zip(problem.outputs, outputs, strict=True):
-        _store(output, out, values[output.value], problem)
+        if output.lines is not None:
+            _store_lines(output, out, values[output.value], problem, next(sources))
+        else:
+            _store(output, out, values[output.value], problem)
 
 
 def _add_terms(problem: GemmProblem, values: list[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
@@ -171,15 +188,28 @@ def _multiplied(problem: GemmProblem, operand: str, tensor: torch.Tensor, more: 
         pitch = problem.a_pitch if operand == "a" else pitches.get(operand, problem.b_pitch)
         major = problem.a_major if operand == "a" else problem.b_major
         return _matrix(tensor, lines, problem.k, major, pitch).to(held)
+    given = (tensor, *itertools.islice(more, len(copied.tensors) - 1))
+    numbers = None
+    if copied.lines is not None:
+        numbers = torch.as_strided(given[-1], (lines,), (copied.lines.pitch,)).long()
     values = [
-        torch.as_strided(each, (lines, problem.k), (source.pitch, source.k_pitch)).float()
-        for source, each in zip(copied.sources, (tensor, *itertools.islice(more, len(copied.sources) - 1)), strict=True)
+        _source(source, each, lines, problem.k, numbers) for source, each in zip(copied.sources, given, strict=False)
     ]
     for instruction in copied.instructions:
-        given = [torch.tensor(float(x.text)) if isinstance(x, Constant) else values[x] for x in instruction.arguments]
-        values.append(_made(instruction.op, given, lines, problem.k))
+        arguments = [
+            torch.tensor(float(x.text)) if isinstance(x, Constant) else values[x] for x in instruction.arguments
+        ]
+        values.append(_made(instruction.op, arguments, lines, problem.k))
     stored = values[copied.last].expand(lines, problem.k)
     return stored.to(getattr(torch, problem.operand_dtype)).to(held)
+
+
+def _source(source: CopySource, tensor: torch.Tensor, lines: int, k: int, numbers: torch.Tensor | None) -> torch.Tensor:
+    """Return the elements of a source as (M or N, K) in fp32; ``numbers`` are those of picked lines."""
+    held = torch.as_strided(tensor, (source.picked or lines, k), (source.pitch, source.k_pitch))
+    if source.picked and numbers is not None:
+        held = held[numbers.clamp(0, source.picked - 1)]
+    return held.float()
 
 
 def _scaled(
@@ -220,6 +250,18 @@ def _store(output: EpilogueOutput, out: torch.Tensor, value: torch.Tensor, probl
         stored.copy_(stored + value.to(stored.dtype) if output.adds else value)
     else:
         torch.as_strided(out, (problem.m, 1), (output.pitch, 1)).copy_(value)
+
+
+def _store_lines(
+    output: EpilogueOutput, out: torch.Tensor, value: torch.Tensor, problem: GemmProblem, vector: torch.Tensor
+) -> None:
+    """Store rows to the lines that ``vector`` has the numbers of, or add them; none outside of the tensor."""
+    assert output.lines is not None
+    stored = torch.as_strided(out, (output.picked, problem.n), (output.pitch, output.column_pitch))
+    numbers = torch.as_strided(vector, (problem.m,), (output.lines.pitch,)).long()
+    inside = (numbers >= 0) & (numbers < output.picked)
+    rows = value.expand(problem.m, problem.n)[inside].to(stored.dtype)
+    stored.index_put_((numbers[inside],), rows, accumulate=output.adds)
 
 
 def _matrix(tensor: torch.Tensor, lines: int, k: int, major: Major, pitch: int) -> torch.Tensor:

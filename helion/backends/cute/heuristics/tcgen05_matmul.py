@@ -12,8 +12,8 @@ from typing import ClassVar
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
-from ..bounds import ctas_per_mma
-from ..plan.records import Choice
+from ..bounds import ctas_per_mma, places_of_copies
+from ..plan.records import Choice, CopiesIn
 from ..resources.shape import ProductShape, shape_of
 from .tiles import narrowed, options, proposals, tiles
 
@@ -39,9 +39,11 @@ class CuteTcgen05MatmulHeuristic(Heuristic):
 def choices(shape: ProductShape, target: Target) -> list[Choice]:
     """Return choices, with a plan or without; among equally fast ones the first wins."""
     found = []
+    places = places_of_copies(shape.problem, target) if shape.problem.copied else ()
+    place: CopiesIn = (*places, "shared")[0]
     for tile in tiles(shape, target):
         pair = ctas_per_mma(tile[0], target)
-        choice = narrowed(Choice(tile=tile, cluster=(pair, 1), ctas_per_mma=pair))
+        choice = narrowed(Choice(tile=tile, cluster=(pair, 1), ctas_per_mma=pair, copies_in=place))
         found.append(choice)
         ctas = shape.problem.repeats * pair * -(-shape.problem.m // tile[0]) * -(-shape.problem.n // tile[1])
         for clusters in GRID_SPLITS:

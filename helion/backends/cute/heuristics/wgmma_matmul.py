@@ -16,8 +16,7 @@ from typing import ClassVar
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
-from ..bounds import suits_memory
-from ..plan.operands import can_convert
+from ..bounds import places_of_copies
 from ..plan.records import SWIZZLE_BYTES, Choice, CopiesIn
 from ..resources.shape import ProductShape, shape_of
 from .tiles import narrowed, options, proposals, tiles
@@ -45,9 +44,7 @@ class CuteWgmmaMatmulHeuristic(Heuristic):
 
 def choices(shape: ProductShape, target: Target) -> list[Choice]:
     """Return choices, with a plan or without; among equally fast ones the first wins."""
-    places: list[CopiesIn] = [] if shape.problem.copied and shape.problem.runtime else ["shared"]
-    places += ["memory"] if suits_memory(shape.problem) else []
-    places += ["registers"] if can_convert(shape.problem) else []
+    places = places_of_copies(shape.problem, target) if shape.problem.copied else ("shared",)
     return [choice for place in places for choice in _choices(shape, target, place)]
 
 

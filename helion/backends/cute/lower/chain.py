@@ -36,10 +36,11 @@ from ..plan.epilogue import (
 )
 from ..plan.records import TMA_ALIGNMENT_BYTES
 from ..plan.refusal import Refusal
-from .frame import Frame, Place, kind_of, place_of, suits_tma, upright
+from .frame import Frame, Place, kind_of, numbers_of, picked_lines, place_of, suits_tma, upright
 from .known import known_number, known_of_positions
 from .names import name_of
 from .numbers import equal, example, known
+from .rewrites.picks import Pick
 
 ROUNDED = {torch.bfloat16: "round_bfloat16", torch.float16: "round_float16"}
 """Types to which eager rounds every result; arithmetic itself is in fp32."""
@@ -72,6 +73,8 @@ class Written:
     kind: OutputKind
     pitch: int
     column_pitch: int = 1
+    picked: int = 0
+    lines: HostTensor | None = None
 
     @property
     def adds(self) -> bool:
@@ -206,6 +209,9 @@ class Chain:
 
     def _load(self, op: Op) -> Reference:
         place = upright(self.frame, place_of(self.frame, op))
+        if place.tensor.id in self.frame.picks:
+            pick = self.frame.picks[place.tensor.id]
+            raise Refusal(f"lines of {pick.tensor.name} that {pick.lines.name} picks are read in an epilogue")
         self.read_from.append((op, place))
         tensor, column_pitch = place.tensor, 1
         kind: OperandKind
@@ -366,18 +372,20 @@ class Chain:
     def store(self, op: Op) -> None:
         """Add the store, or the atomic addition, of ``op`` to the outputs."""
         place = upright(self.frame, place_of(self.frame, op))
-        if op.kind == "atomic" and (self._is_strided(place) or self._ends_in_a_granule(place)):
-            raise Refusal(f"{place.tensor.name} is added to by TMA, whose rows begin and end at multiples of 16 bytes")
-        if self.by_tma and (self._is_strided(place) or self._ends_in_a_granule(place)):
-            self._store_strided(op, place)
+        picked = picked_lines(self.frame, op, place)
+        if self.by_tma and (picked is not None or self._is_strided(place) or self._ends_in_a_granule(place)):
+            self._store_strided(op, place, picked)
             return
         kind, stride = _output_kind(self.frame, place)
         first = kind == "exact" and all(output.kind != "exact" for output in self.outputs)
         pitch = self._pitch("d" if first else f"{name_of(place.tensor)}_output", stride)
         self.outputs.append(Written(op=op, place=place, value=self.read(self._unrounded(op)), kind=kind, pitch=pitch))
 
-    def _store_strided(self, op: Op, place: Place) -> None:
+    def _store_strided(self, op: Op, place: Place, picked: Pick | None) -> None:
+        if place.blocks != (self.frame.m, self.frame.n):
+            raise Refusal(f"{place.tensor.name} is stored to picked lines, and has another dimension than columns")
         tensor, (stride, columns) = place.tensor, place.strides
+        lines = None if picked is None else picked.tensor.shape[picked.along]
         written = Written(
             op=op,
             place=place,
@@ -385,6 +393,8 @@ class Chain:
             kind="strided",
             pitch=self._pitch(f"{name_of(tensor)}_output", stride),
             column_pitch=known(columns, f"a stride of {tensor.name}"),
+            picked=0 if lines is None else known(lines, f"the size of {tensor.name}, whose lines are picked,"),
+            lines=None if picked is None else picked.lines,
         )
         self.outputs.append(written)
 
@@ -426,6 +436,8 @@ class Chain:
             pitch=output.pitch,
             column_pitch=output.column_pitch,
             adds=output.adds,
+            picked=output.picked,
+            lines=None if output.lines is None else numbers_of(output.lines),
         )
 
     def _has_sums(self, value: Reference) -> bool:

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ...._compiler.ir.grammar import HostTensor, Index, MemoryAttrs, Op, Operand, Program, TileAttrs, Value
-from ...._shapes import Dim, Expr, Number, next_power_of_2
-from ..plan.epilogue import OperandKind
+from ...._shapes import Dim, Expr, Number, dtype_name, next_power_of_2
+from ..plan.epilogue import LineNumbers, OperandKind
 from ..plan.records import TMA_ALIGNMENT_BYTES, Major
 from ..plan.refusal import Refusal
-from .numbers import equal, size
+from .names import name_of
+from .numbers import equal, known, size
+from .rewrites.picks import Pick
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,8 @@ class Frame:
     """Elements from one matrix to the next along each dimension of a batch, by tensor."""
     groups: Mapping[int, int] = field(default_factory=dict)
     """Columns of a group, by the block that counts groups of columns, or that has the columns of one."""
+    picks: Mapping[int, Pick] = field(default_factory=dict)
+    """Tensors of picked lines, by id."""
     k_extent: int | None = None
     """Extent of K if its loop iterates over a part of K."""
 
@@ -156,6 +160,23 @@ def place_of(frame: Frame, op: Op) -> Place:
     if not tensor.aligned:
         raise Refusal(f"{tensor.name} may begin at an address that is no multiple of 16 bytes")
     return Place(tensor=tensor, blocks=blocks, strides=tuple(tensor.strides[at] for at in walked))
+
+
+def picked_lines(frame: Frame, op: Op, place: Place) -> Pick | None:
+    """Return the pick of an access, along M; None if it picks nothing. Raises ``Refusal`` for other dimensions."""
+    pick = frame.picks.get(place.tensor.id)
+    if pick is None:
+        return None
+    block = op.attributes(MemoryAttrs).indices[pick.along].block
+    if block is None or frame.named(block) != frame.m:
+        raise Refusal(f"{pick.lines.name} picks from {pick.tensor.name} along another dimension than its lines")
+    return pick
+
+
+def numbers_of(lines: HostTensor) -> LineNumbers:
+    """Return a vector of numbers of lines."""
+    step = known(lines.strides[0], f"the stride of {lines.name}")
+    return LineNumbers(name=name_of(lines), dtype=dtype_name(lines.dtype), pitch=step)
 
 
 def upright(frame: Frame, place: Place) -> Place:

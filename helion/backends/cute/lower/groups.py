@@ -254,14 +254,17 @@ class _Reader:
     # Bodies ---------------------------------------------------------------------------------------------------------------
 
     def all_rows(self) -> int | Expr:
-        """Return the number of rows of the tensor that is stored."""
-        for op in self.nest.ops:
-            for at, index in enumerate(op.attrs.indices if op.kind == "store" else ()):
+        """Return the number of rows of the tensor that is stored, or else of one that is loaded."""
+        accesses = sorted(
+            (op for op in self.nest.ops if op.kind in ("store", "atomic", "load")), key=lambda op: op.kind == "load"
+        )
+        for op in accesses:
+            for at, index in enumerate(op.attrs.indices):
                 if self._walks_rows(op, index):
                     rows = self.program.tensors[op.attrs.tensor].shape[at]
                     assert isinstance(rows, (int, Expr))
                     return rows
-        raise Refusal("no tensor is stored by the rows of groups")
+        raise Refusal("no tensor is accessed by the rows of groups")
 
     def over_all_rows(self, op: Op, relative: bool) -> Op:
         """Return an op, and those within, with indices of rows of all groups."""

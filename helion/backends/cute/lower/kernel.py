@@ -27,6 +27,7 @@ from .numbers import dividing, equal, example, known
 from .parts import without_parts
 from .peers.messages import with_messages, without_messages
 from .product import Product, product_of
+from .rewrites.picks import with_picks
 from .terms import blocks_of_loops, programs_of_terms, sum_of
 from .windows import Start, with_windows
 
@@ -63,16 +64,37 @@ def _of_windows(program: Program) -> Product:
 
 def _of_groups_or_batch(program: Program) -> Product:
     grouped = without_groups(program)
-    batched = without_batch(grouped.program)
+    picked = with_picks(grouped.program)
+    batched = without_batch(picked.program)
     looped = with_loop(batched.program)
     terms = programs_of_terms(looped.program)
-    products = [product_of(each, batched.strides) for each in terms]
+    products = [product_of(each, batched.strides, picked.picks) for each in terms]
     product = sum_of(products, blocks_of_loops(looped.program)) if len(terms) > 1 else products[0]
     if looped.held:
         product = dataclasses.replace(product, depth=product.problem.line)
     if grouped.offsets is not None:
-        return _of_groups(product, batched, grouped.block, grouped.offsets)
-    return _side_by_side(product, batched)
+        product = _of_groups(product, batched, grouped.block, grouped.offsets)
+    else:
+        product = _side_by_side(product, batched)
+    return _renamed(product, {each: pick.tensor.id for each, pick in picked.picks.items()})
+
+
+def _renamed(product: Product, tensors: Mapping[int, int]) -> Product:
+    """Return the product with other tensors in place of some, by their ids."""
+
+    def renamed(tensor: int) -> int:
+        return tensors.get(tensor, tensor)
+
+    return dataclasses.replace(
+        product,
+        a=renamed(product.a),
+        b=renamed(product.b),
+        outputs=tuple(map(renamed, product.outputs)),
+        operands=tuple(each if isinstance(each, Expr) else renamed(each) for each in product.operands),
+        scales=tuple(map(renamed, product.scales)),
+        sources=tuple(map(renamed, product.sources)),
+        terms=tuple(map(renamed, product.terms)),
+    )
 
 
 def _begun(product: Product, starts: Mapping[int, Start]) -> Product:
@@ -80,22 +102,10 @@ def _begun(product: Product, starts: Mapping[int, Start]) -> Product:
     if not starts:
         return product
 
-    def whole(tensor: int) -> int:
-        return starts[tensor].tensor if tensor in starts else tensor
-
     given = product.arguments[: len(product.arguments) - len(product.runtime)]
     firsts = tuple(starts[each].elements if isinstance(each, int) and each in starts else 0 for each in given)
-    return dataclasses.replace(
-        product,
-        problem=dataclasses.replace(product.problem, starts=firsts),
-        a=whole(product.a),
-        b=whole(product.b),
-        outputs=tuple(map(whole, product.outputs)),
-        operands=tuple(each if isinstance(each, Expr) else whole(each) for each in product.operands),
-        scales=tuple(map(whole, product.scales)),
-        sources=tuple(map(whole, product.sources)),
-        terms=tuple(map(whole, product.terms)),
-    )
+    product = dataclasses.replace(product, problem=dataclasses.replace(product.problem, starts=firsts))
+    return _renamed(product, {each: start.tensor for each, start in starts.items()})
 
 
 def _of_groups(product: Product, batched: Batched, rows: int, offsets: HostTensor) -> Product:

@@ -14,7 +14,7 @@ from ..plan.epilogue import Constant, Instruction
 from ..plan.records import TMA_ALIGNMENT_BYTES, Major
 from ..plan.refusal import Refusal
 from .chain import EXAMPLE_MULTIPLE, ROUNDED, Chain, Reference
-from .frame import Frame, Place, blocks_of, major_of, place_of
+from .frame import Frame, Place, blocks_of, major_of, numbers_of, picked_lines, place_of
 from .names import name_of
 from .numbers import equal, is_known, known
 
@@ -99,6 +99,8 @@ def _turned(frame: Frame, value: Operand, wanted: tuple[int, int]) -> tuple[int,
 def _suits_tma(frame: Frame, place: Place) -> bool:
     """Return whether TMA loads tiles of a tensor for the matrix unit. Strides that only the launch knows have to be
     multiples of 16 bytes."""
+    if place.tensor.id in frame.picks:
+        return False
     along_k = place.blocks.index(frame.k)
     k_stride, other = place.strides[along_k], place.strides[1 - along_k]
     contiguous = equal(k_stride, 1) or (equal(other, 1) and place.tensor.dtype.itemsize == 2)
@@ -116,6 +118,7 @@ class _Elements(Chain):
     def __init__(self, frame: Frame, line: int) -> None:
         super().__init__(replace(frame, m=line, n=frame.k, whole_rows=False, by_tiles=False))
         self.sources: dict[str, tuple[CopySource, HostTensor]] = {}
+        self.lines: HostTensor | None = None
 
     def multiplied(self, value: Operand, dtype: torch.dtype, k_major: bool) -> Multiplied:
         """Return the copy of an operand, without its label.
@@ -129,10 +132,11 @@ class _Elements(Chain):
         names = {source.name: number for number, (source, _) in enumerate(found)}
         source, tensor = found[0]
         instructions = self._numbered(reference, names)
-        moves = not instructions and tensor.dtype == dtype
+        lines = None if self.lines is None else numbers_of(self.lines)
+        moves = not instructions and tensor.dtype == dtype and lines is None
         batch_pitch = self._batch_pitch(tensor)
         granule = granule_of(source, batch_pitch) if moves else 0
-        major = None if granule else raw_major(source, [batch_pitch])
+        major = None if granule or lines is not None else raw_major(source, [batch_pitch])
         raw = major == "k" or (major is not None and not k_major)
         copied = Copied(
             operand="",
@@ -140,12 +144,13 @@ class _Elements(Chain):
             instructions=instructions,
             granule=granule,
             raw=raw,
+            lines=lines,
         )
         turned = raw and major == "mn"
         along = self.frame.extent(self.frame.m if turned else self.frame.k)
         extent = known(along, f"{'the lines' if turned else 'K'} of an operand that warps copy")
         return Multiplied(
-            tensors=tuple(each for _, each in found),
+            tensors=(*(each for _, each in found), *([] if self.lines is None else [self.lines])),
             dtype=dtype,
             major="mn" if turned else "k",
             pitch=-(-extent // EXAMPLE_MULTIPLE) * EXAMPLE_MULTIPLE,
@@ -156,6 +161,16 @@ class _Elements(Chain):
         """Return a value without a rounding that its store as ``dtype`` repeats."""
         made = self.steps[value] if isinstance(value, int) else None
         return made.arguments[0] if made is not None and made.op == ROUNDED.get(dtype) else value
+
+    def _picked(self, op: Op, place: Place) -> int:
+        """Return the lines of a tensor, of which numbers pick; 0 where none do. Raises ``Refusal``."""
+        pick = picked_lines(self.frame, op, place)
+        if pick is None:
+            return 0
+        if self.lines not in (None, pick.lines):
+            raise Refusal(f"an operand of the dot is picked by {pick.lines.name}, and by another tensor")
+        self.lines = pick.lines
+        return known(pick.tensor.shape[pick.along], f"the size of {pick.tensor.name}, whose lines are picked,")
 
     def _batch_pitch(self, tensor: HostTensor) -> int:
         """Return the largest divisor of the strides from one matmul of a batch to the next."""
@@ -184,7 +199,13 @@ class _Elements(Chain):
             for block in (self.frame.m, self.frame.n)
         )
         name = name_of(place.tensor)
-        source = CopySource(name=name, dtype=dtype_name(place.tensor.dtype), pitch=pitch, k_pitch=k_pitch)
+        source = CopySource(
+            name=name,
+            dtype=dtype_name(place.tensor.dtype),
+            pitch=pitch,
+            k_pitch=k_pitch,
+            picked=self._picked(op, place),
+        )
         if name in self.sources and self.sources[name][0] != source:
             source = replace(source, name=f"{name}_{len(self.sources)}")
         self.sources[source.name] = (source, place.tensor)

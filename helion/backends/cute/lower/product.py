@@ -33,6 +33,7 @@ from .chain import EXAMPLE_MULTIPLE, Chain, starts_from_zero
 from .frame import Frame, blocks_of, place_of
 from .numbers import equal, example, size
 from .operands import Multiplied, common_dtype, multiplied
+from .rewrites.picks import Pick
 from .scales import Nest, Scaled, ScaleReader, nest_of
 from .stored import stores_after_loop
 from .tiled import TiledRows, loops_over_columns
@@ -87,18 +88,25 @@ class Product:
         return (*tensors, *(number for _, number in self.runtime))
 
 
-def product_of(program: Program, batch_strides: Mapping[int, tuple[Number, ...]] | None = None) -> Product:
+def product_of(
+    program: Program,
+    batch_strides: Mapping[int, tuple[Number, ...]] | None = None,
+    picks: Mapping[int, Pick] | None = None,
+) -> Product:
     """Return the GEMM that `program` computes, or the transposed one if that is faster. Raises ``Refusal``.
 
-    ``batch_strides`` are those of tensors along each dimension of a batch, of which `program` is one matmul.
+    ``batch_strides`` are those of tensors along each dimension of a batch, of which `program` is one matmul. ``picks`` are
+    tensors of picked lines.
     """
-    product = _traced(program, batch_strides or {})
-    if product.whole_rows or batch_strides or not gains_by_turning(product.problem):
+    product = _traced(program, batch_strides or {}, picks or {})
+    if product.whole_rows or batch_strides or picks or not gains_by_turning(product.problem):
         return product
-    return _traced(program, {}, turned=True)
+    return _traced(program, {}, {}, turned=True)
 
 
-def _traced(program: Program, batch_strides: Mapping[int, tuple[Number, ...]], turned: bool = False) -> Product:
+def _traced(
+    program: Program, batch_strides: Mapping[int, tuple[Number, ...]], picks: Mapping[int, Pick], turned: bool = False
+) -> Product:
     """Return the GEMM of a program, whose N is the contiguous dimension of the output unless it is ``turned``."""
     if len(program.roots) != 1 or len(program.roots[0].axes) not in (1, 2):
         raise Refusal("matmuls over one grid, of tiles of M and N or of whole rows, are implemented")
@@ -110,7 +118,7 @@ def _traced(program: Program, batch_strides: Mapping[int, tuple[Number, ...]], t
         check_axis(axis, program)
     stores = _stores(program, [root.body, *(each.regions[0] for each in outer)])
     frame = tiled_frame(program, root, outer, loop) if outer else _oriented(_frame(program, root, loop, nest), stores)
-    frame = replace(frame, batch_strides=batch_strides)
+    frame = replace(frame, batch_strides=batch_strides, picks=picks)
     frame = replace(frame, m=frame.n, n=frame.m) if turned else frame
     dots, scaled = _dots(frame, loop, nest)
     (a, b), *others = _pairs(frame, dots)
@@ -139,7 +147,8 @@ def _traced(program: Program, batch_strides: Mapping[int, tuple[Number, ...]], t
         chain.store(store)
     labelled = tuple(replace(each, operand=label) for label, each in copied.items() if each is not None)
     sources = tuple(tensor.id for each in (a, b, *second) for tensor in each.tensors[1:])
-    product = replace(_product(frame, a, b, chain, scaled, sources), sources=sources)
+    lines = tuple(output.lines.id for output in chain.outputs if output.lines is not None)
+    product = replace(_product(frame, a, b, chain, scaled, (*sources, *lines)), sources=(*sources, *lines))
     product = replace(product, problem=replace(product.problem, copied=labelled))
     return replace(product, one_tile=frozenset(frame.column_blocks)) if outer and tiled.one_tile else product
 

@@ -6,7 +6,7 @@ import dataclasses
 
 from ....hardware import RESERVED_SHARED_BYTES, Target
 from . import workspace
-from .copied import MAX_COPIED_SUMS, NOT_COPIED
+from .copied import MAX_COPIED_SUMS, NOT_COPIED, check_lines
 from .counts import counts, loads_while_copying, through_registers
 from .dtypes import (
     ADDED_DTYPES,
@@ -18,7 +18,7 @@ from .dtypes import (
     OUTPUT_DTYPES,
     itemsize,
 )
-from .epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, EpilogueOperand
+from .epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, EpilogueOperand, EpilogueOutput
 from .finish import split
 from .joint import own_parts
 from .operands import can_convert, check_copies
@@ -238,7 +238,7 @@ def check_problem(problem: GemmProblem) -> None:
         if operand.dtype not in known:
             raise Refusal(f"epilogue operand {operand.name} is of {operand.dtype}; {', '.join(known)} are implemented")
         if operand.kind == "strided":
-            check_strided(problem, operand.name, operand.pitch, operand.column_pitch, stored=False)
+            check_strided(problem, operand.name, operand.pitch, operand.column_pitch)
         elif operand.kind == "exact":
             check_pitch(problem, operand.name, operand.dtype, operand.pitch, "n")
         elif operand.pitch < (0 if operand.kind == "column" else 1):
@@ -257,13 +257,17 @@ def _check_outputs(problem: GemmProblem) -> None:
         known = {"column": COLUMN_OUTPUT_DTYPES, "tile": ("float32",)}.get(output.kind, OUTPUT_DTYPES)
         if output.dtype not in known:
             raise Refusal(f"outputs of {output.dtype} are not implemented; {', '.join(known)} are")
-        if output.adds and (output.kind != "exact" or output.dtype not in ADDED_DTYPES or not _adds_by_tma(problem)):
+        if output.adds and (output.dtype not in ADDED_DTYPES or not _is_added(problem, output)):
             raise Refusal(
                 f"{shown_output(problem, output)} is added to, which is implemented for matrices of"
-                f" {', '.join(ADDED_DTYPES)}, without row reductions and groups of rows"
+                f" {', '.join(ADDED_DTYPES)}, without row reductions, and of groups of rows for picked lines"
             )
+        if output.lines is not None and (output.kind != "strided" or output.picked < 1 or problem.scales is not None):
+            raise Refusal(f"{shown_output(problem, output)} is stored to picked lines, without scales of blocks of K")
+        check_lines(output.lines)
         if output.kind == "strided":
-            check_strided(problem, shown_output(problem, output), output.pitch, output.column_pitch, stored=True)
+            rows = output.picked or problem.m
+            check_strided(problem, shown_output(problem, output), output.pitch, output.column_pitch, stored=rows)
         elif output.kind == "exact":
             check_pitch(problem, shown_output(problem, output), output.dtype, output.pitch, "n")
             if "size_n" not in problem.runtime:  # each launch checks its own
@@ -272,8 +276,10 @@ def _check_outputs(problem: GemmProblem) -> None:
             raise Refusal(f"output {output.name} has a stride of {output.pitch}; 1 and more are implemented")
 
 
-def _adds_by_tma(problem: GemmProblem) -> bool:
-    return problem.groups is None and not problem.epilogue.reduces_rows
+def _is_added(problem: GemmProblem, output: EpilogueOutput) -> bool:
+    """Return whether an addition to an output is implemented: by TMA, or by threads, which know the ends of groups."""
+    matrix = output.kind == "strided" or (output.kind == "exact" and problem.groups is None)
+    return matrix and not problem.epilogue.reduces_rows
 
 
 def _check_second(problem: GemmProblem, operand: EpilogueOperand) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ....hardware import TMA_ALIGNMENT_BYTES
 from .dtypes import DTYPES, itemsize
-from .epilogue import ARITY, COLUMN_NUMBER, ROW_NUMBER, Constant, Instruction
+from .epilogue import ARITY, COLUMN_NUMBER, ROW_NUMBER, Constant, Instruction, LineNumbers
 from .refusal import Refusal
 
 COPY_WARPS = 8
@@ -33,6 +34,8 @@ MAX_TURN_BYTES = 16384
 """
 MAX_RAW_ITEM_BYTES = 4
 """Bytes of an element of a raw tile."""
+LINE_DTYPES = ("int32", "int64")
+"""Types of the numbers of picked lines."""
 GRANULES = (16, 8, 4)
 """Bytes that one cp.async copies."""
 MAX_SPAN = 2**31 - 1
@@ -44,12 +47,20 @@ class CopySource:
     """A tensor that elements of an operand are computed from.
 
     That of line ``i`` at ``k`` is ``i * pitch + k * k_pitch`` elements after the first. A stride of 0 repeats a number.
+    Line ``i`` of a source with ``picked`` lines is the one whose number ``Copied.lines`` has at ``i``.
     """
 
     name: str
     dtype: str
     pitch: int
     k_pitch: int
+    picked: int = 0
+    """Lines of the tensor, of which numbers pick; 0 where lines are those of the operand."""
+
+    def __repr__(self) -> str:
+        picked = f", picked={self.picked}" if self.picked else ""
+        strides = f"pitch={self.pitch}, k_pitch={self.k_pitch}"
+        return f"CopySource(name={self.name!r}, dtype={self.dtype!r}, {strides}{picked})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +78,18 @@ class Copied:
     instructions: tuple[Instruction, ...] = ()
     granule: int = 0
     raw: bool = False
+    lines: LineNumbers | None = None
+    """A vector of numbers of lines, for sources whose lines are picked."""
+
+    def __repr__(self) -> str:
+        hidden = {"lines"} if self.lines is None else set()
+        shown = [each.name for each in dataclasses.fields(self) if each.name not in hidden]
+        return f"Copied({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    @property
+    def tensors(self) -> tuple[CopySource | LineNumbers, ...]:
+        """The sources, and the vector of numbers of lines, if there is one."""
+        return self.sources if self.lines is None else (*self.sources, self.lines)
 
     @property
     def last(self) -> int:
@@ -89,9 +112,13 @@ class Copied:
                 raise Refusal(
                     f"{source.name} has strides of {source.pitch} and {source.k_pitch}; none below 0 is implemented"
                 )
-            span = (lines - 1) * source.pitch + (k - 1) * source.k_pitch
+            span = ((source.picked or lines) - 1) * source.pitch + (k - 1) * source.k_pitch
             if span > MAX_SPAN:
                 raise Refusal(f"{source.name} spans {span} elements; copies of up to {MAX_SPAN} are implemented")
+        picked = any(source.picked for source in self.sources)
+        if picked != (self.lines is not None) or (picked and (self.granule or self.raw)):
+            raise Refusal(f"lines of {self.sources[0].name} are picked without a vector of their numbers")
+        check_lines(self.lines)
         if self.granule and (self.instructions or self.granule > granule_of(self.sources[0], 0)):
             raise Refusal(f"{self.sources[0].name} cannot be copied by {self.granule} bytes at a time")
         if self.raw and (self.granule or raw_major(self.sources[0], ()) is None):
@@ -101,6 +128,12 @@ class Copied:
             values = [x for x in made.arguments if not isinstance(x, Constant)]
             if arity != len(made.arguments) or any(not 0 <= x < len(self.sources) + number for x in values):
                 raise Refusal(f"instruction {number} of a computed operand, {made.op}, is not implemented")
+
+
+def check_lines(lines: LineNumbers | None) -> None:
+    """Check a vector of numbers of lines, if there is one. Raises ``Refusal``."""
+    if lines is not None and (lines.dtype not in LINE_DTYPES or lines.pitch < 0):
+        raise Refusal(f"{lines.name} of {lines.dtype} with a stride of {lines.pitch} picks lines")
 
 
 def granule_of(source: CopySource, batch_pitch: int) -> int:

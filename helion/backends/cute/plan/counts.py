@@ -255,7 +255,7 @@ def turns(plan: GemmPlan) -> int:
     if plan.converts:
         return 1
     raw = raw_operands(plan)
-    most = MAX_TURN_BYTES // (2 if plan.problem.more_sources else 1)
+    most = MAX_TURN_BYTES // (2 if any(each.tensors[1:] for each in plan.problem.copied) else 1)
     alone = bool(raw) and len(raw) == len(plan.problem.copied)
     return 2 if alone and sum(raw_bytes(plan, copied) for copied in raw) <= most else 1
 

@@ -109,8 +109,8 @@ class EpilogueOperand:
 
 
 def _shown(tensor: EpilogueOperand | EpilogueOutput) -> str:
-    """Return the text of a tensor, without the pitch of columns if they are contiguous, or ``adds`` if it is stored."""
-    hidden = {"column_pitch": 1, "adds": False}
+    """Return the text of a tensor, without what most have: contiguous columns, stores, and lines in order."""
+    hidden = {"column_pitch": 1, "adds": False, "lines": None, "picked": 0}
     shown = [
         each.name
         for each in dataclasses.fields(tensor)
@@ -139,6 +139,15 @@ class Instruction:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LineNumbers:
+    """A vector of the numbers of picked lines, ``pitch`` elements from one to the next."""
+
+    name: str
+    dtype: str
+    pitch: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class EpilogueOutput:
     """A tensor that value number ``value`` is stored to, rounded once.
 
@@ -147,8 +156,9 @@ class EpilogueOutput:
     each group of columns.
 
     ``pitch`` counts elements from one row to the next of ``exact``, ``tile``, ``sum`` and ``group``, and from one element to the next of
-    ``column``. The values of ``column`` and ``tile`` have to be one per row. With ``adds`` TMA adds the value to what is
-    in memory, element by element.
+    ``column``. The values of ``column`` and ``tile`` have to be one per row. With ``adds`` TMA, or threads, add the value
+    to what is in memory, element by element. With ``lines`` row ``i`` is stored to the line whose number these have at
+    ``i``, of the ``picked`` lines of the tensor; other numbers store nothing.
     """
 
     name: str
@@ -158,6 +168,8 @@ class EpilogueOutput:
     pitch: int
     column_pitch: int = 1
     adds: bool = False
+    lines: LineNumbers | None = None
+    picked: int = 0
 
     def __repr__(self) -> str:
         return _shown(self)

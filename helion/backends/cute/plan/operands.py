@@ -32,6 +32,9 @@ ALIGNMENT_BYTES = 128
 
 def check_copies(plan: GemmPlan) -> None:
     """Check the tile and the cluster for copied operands, if there are any. Raises ``Refusal``."""
+    in_memory = plan.problem.groups is not None or any(copied.lines is not None for copied in plan.problem.copied)
+    if plan.problem.copied and in_memory:
+        raise Refusal("operands of groups of rows, and those of picked lines, are copied in memory")
     if plan.problem.copied and (plan.cluster[0] > 1 or plan.ctas_per_sm > 1):
         raise Refusal("operands that warps copy are implemented with one CTA along M in a cluster, and one on an SM")
     if plan.converts:
@@ -106,8 +109,9 @@ def split(problem: GemmProblem) -> tuple[GemmProblem, Prepare]:
         raise Refusal("operands in memory are implemented where TMA cannot load them as they are")
     if problem.runtime:
         raise Refusal(f"{problem.copied[0].sources[0].name}{NOT_COPIED}")
-    if any(copied.operand not in ("a", "b") for copied in problem.copied) or problem.epilogue.of_kind("product"):
-        raise Refusal("operands in memory are implemented for one matmul, whose epilogue has no other")
+    several = problem.epilogue.of_kind("product") and any(copied.operand != "a" for copied in problem.copied)
+    if several or any(copied.operand not in ("a", "b") for copied in problem.copied):
+        raise Refusal("right operands in memory are implemented for one matmul, whose epilogue has no other")
     operands, offset, stored = [], 0, dataclasses.replace(problem, copied=())
     for copied in problem.copied:
         made = _prepared(problem, copied, offset)
@@ -129,7 +133,8 @@ def _prepared(problem: GemmProblem, copied: Copied, offset: int) -> Prepared:
     """Return the matrix of an operand: in the order of its first source, unless the matrix unit needs it K-major."""
     lines, size = (problem.m if copied.operand == "a" else problem.n), itemsize(problem.operand_dtype)
     source = copied.sources[0]
-    major: Major = "mn" if size == 2 and source.pitch == 1 != source.k_pitch else "k"
+    turned = size == 2 and source.pitch == 1 != source.k_pitch and not source.picked
+    major: Major = "mn" if turned else "k"
     rows, columns = (lines, problem.k) if major == "k" else (problem.k, lines)
     step = TMA_ALIGNMENT_BYTES // size
     return Prepared(
@@ -147,7 +152,7 @@ def _check_span(problem: GemmProblem, prepared: Prepared) -> None:
     """Check that 32-bit offsets reach all elements of all batches. Raises ``Refusal``."""
     copied = prepared.copied
     lines = problem.m if copied.operand == "a" else problem.n
-    spans = [(lines - 1) * each.pitch + (problem.k - 1) * each.k_pitch for each in copied.sources]
+    spans = [((each.picked or lines) - 1) * each.pitch + (problem.k - 1) * each.k_pitch for each in copied.sources]
     spans[0] += (prepared.batches - 1) * problem.batch_pitch(copied.operand)
     span = max(*spans, prepared.rows * prepared.pitch * prepared.batches)
     if span > MAX_SPAN:

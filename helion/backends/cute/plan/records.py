@@ -14,7 +14,7 @@ from ....hardware import WARP_ROWS as WARP_ROWS
 from ....hardware import WARP_THREADS as WARP_THREADS
 from .copied import Copied, CopySource
 from .dtypes import DTYPES, itemsize
-from .epilogue import Epilogue, EpilogueOutput, OutputKind
+from .epilogue import Epilogue, EpilogueOutput, LineNumbers, OutputKind
 from .scales import BlockScales, Scale, Side
 
 Major = Literal["k", "mn"]
@@ -188,9 +188,10 @@ class GemmProblem:
         return self.operand_dtype if copied is None else copied.sources[0].dtype
 
     @property
-    def more_sources(self) -> tuple[CopySource, ...]:
-        """Sources of copied operands after the first of each, which takes the operand's place among arguments."""
-        return tuple(source for each in self.copied for source in each.sources[1:])
+    def more_sources(self) -> tuple[CopySource | LineNumbers, ...]:
+        """Tensors of copied operands after the first of each, the operand's own, and the numbers of outputs' lines."""
+        lines = (output.lines for output in self.outputs if output.lines is not None)
+        return (*(source for each in self.copied for source in each.tensors[1:]), *lines)
 
     @property
     def batches(self) -> int:
@@ -226,12 +227,11 @@ class GemmProblem:
         """Names of the tensors and scalars of a launch for messages, in order."""
         outputs = (self.names[2], *(output.name for output in self.outputs[1:]))
         factors = self.scales.factors if self.scales is not None else ()
-        operands = (operand.name for operand in self.epilogue.operands)
-        sources = (source.name for source in self.more_sources)
+        read = (each.name for each in (*self.epilogue.operands, *factors, *self.more_sources))
         terms = (name for term in self.terms for name in term.names)
         groups = () if self.groups is None else (self.groups.name,)
         words = (word.name for word in self.epilogue.words)
-        return (*self.names[:2], *outputs, *operands, *(f.name for f in factors), *sources, *terms, *groups, *words)
+        return (*self.names[:2], *outputs, *read, *terms, *groups, *words)
 
     @property
     def outputs_at(self) -> range:

@@ -194,15 +194,17 @@ def _columns_of(problem: GemmProblem, output: EpilogueOutput) -> int:
     return 1 + (problem.n - 1) * output.column_pitch if output in problem.matrices else 1
 
 
-def check_strided(problem: GemmProblem, name: str, pitch: int, column_pitch: int, *, stored: bool) -> None:
-    """Check the strides of a matrix that threads access: offsets have 32 bits, and outputs no element twice."""
-    span = (problem.m - 1) * pitch + (problem.n - 1) * column_pitch
+def check_strided(problem: GemmProblem, name: str, pitch: int, column_pitch: int, *, stored: int = 0) -> None:
+    """Check the strides of a matrix that threads access: offsets have 32 bits, and outputs, of ``stored`` lines, no
+    element twice."""
+    height = stored or problem.m
+    span = (height - 1) * pitch + (problem.n - 1) * column_pitch
     if min(pitch, column_pitch) < 0 or span > MAX_EXTENT:
         raise Refusal(
             f"{name} with strides of {pitch} and {column_pitch} spans {span} elements; 0 to {MAX_EXTENT} are implemented"
         )
-    rows, columns = (problem.m - 1) * pitch, (problem.n - 1) * column_pitch
-    if stored and not ((pitch > columns or problem.m == 1) or (column_pitch > rows or problem.n == 1)):
+    rows, columns = (height - 1) * pitch, (problem.n - 1) * column_pitch
+    if stored and not ((pitch > columns or height == 1) or (column_pitch > rows or problem.n == 1)):
         raise Refusal(f"{name} with strides of {pitch} and {column_pitch} elements may store two results at one place")
 
 
@@ -269,9 +271,9 @@ def check_groups(problem: GemmProblem, groups: Groups) -> None:
         raise Refusal(
             f"{groups.name} of {groups.dtype} with a stride of {groups.pitch} for {groups.size} groups of rows"
         )
-    if problem.scales is not None or problem.copied or problem.strided:
+    if problem.scales is not None or problem.epilogue.of_kind("strided"):
         raise Refusal(
-            f"groups of rows by {groups.name} are implemented where TMA moves all matrices, without scales along K"
+            f"groups of rows by {groups.name} are implemented where TMA loads what the epilogue reads, without scales along K"
         )
     residuals = [each.label for each in problem.epilogue.of_kind("exact") if any(problem.batch_pitches(each.label))]
     if any(problem.batch_pitches("a")) or residuals:
@@ -290,6 +292,8 @@ def check_terms(problem: GemmProblem) -> None:
         raise Refusal(
             "sums of several matmuls are implemented without batches and scales, where TMA loads all operands"
         )
+    if problem.terms and any(output.lines is not None for output in problem.outputs):
+        raise Refusal("sums of several matmuls are stored to lines in order")
     if problem.terms and problem.operand_dtype == "int8":
         raise Refusal("sums of several matmuls are implemented for floating-point operands")
     for term in problem.terms:

@@ -24,6 +24,7 @@ from ..plan.epilogue import (
 )
 from ..plan.operands import gains_by_turning
 from ..plan.records import TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups, Major, Term
+from .picks import LINES, is_picked, with_picks
 from .scales import block_scales, blocks_of_k, depth_of, fixed_size, scale_loads
 
 
@@ -102,6 +103,7 @@ class _Sides:
 
 def shape_of(facts: KernelFacts) -> ProductShape | str:
     """Return the GEMM of a kernel, or the reason why its facts show none."""
+    facts = with_picks(facts)
     sides = _sides(facts)
     if isinstance(sides, str):
         return sides
@@ -249,7 +251,10 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
     for each in copied:
         if each.operand in ("a", "b"):
             majors["ab".index(each.operand)] = (each.raw and raw_major(each.sources[0], ())) or "k"
-    walked = (*axes, None if sides.nested or sides.parts is not None else fact.k_axis)
+    walked = [*axes, None if sides.nested or sides.parts is not None else fact.k_axis]
+    left = _load_of(facts, fact.lhs_slot)
+    if sides.grouped and left is not None and left.static:
+        walked[axes.index(sides.rows)] = None  # all rows are those of the operand
     loads = _without_offsets(facts) if sides.grouped else facts
     operands = (*_second(sides.others, _pitch(majors[1], n, k)), *_operands(loads, axes))
     return GemmProblem(
@@ -410,7 +415,8 @@ def _copied(facts: KernelFacts, fact: MatmulFact, operands: Sequence[EpilogueOpe
         ("b", fact.rhs_slot, fact.rhs_prologue and fact.rhs_dtype == dtype),
     ):
         op = _load_of(facts, slot)
-        if op is not None and op.dtype == dtype and not computed and not _is_odd(op, fact.k_axis):
+        picked = op is not None and is_picked(op)
+        if op is not None and op.dtype == dtype and not computed and not picked and not _is_odd(op, fact.k_axis):
             continue
         along_k = op is not None and _stride(op, fact.k_axis) == 1
         kept = dtype_name(fact.lhs_dtype if op is None or computed else op.dtype)
@@ -418,6 +424,9 @@ def _copied(facts: KernelFacts, fact: MatmulFact, operands: Sequence[EpilogueOpe
             name=f"source_{operand}", dtype=kept, pitch=0 if along_k else 1, k_pitch=1 if along_k else 2
         )
         granule = 0
+        if picked:
+            yield Copied(operand=operand, sources=(replace(source, picked=1),), lines=LINES)
+            continue
         if op is not None and op.static and not computed and op.dtype == dtype:
             steps = [n for at, n in zip(op.subscript_axes, op.strides, strict=True) if at != fact.k_axis]
             granule = granule_of(replace(source, pitch=math.gcd(*steps)), 0)
@@ -505,6 +514,8 @@ def _epilogue(
             dtype=dtype_name(store.dtype),
             pitch=_pitches(store, axes, n),
             adds=store.kind == "atomic",
+            lines=LINES if is_picked(store) else None,
+            picked=1 if is_picked(store) else 0,
         )
         for store in stores
     )
@@ -515,7 +526,7 @@ def _epilogue(
 def _output_kind(store: MemoryOpFact, axes: tuple[int, int]) -> OutputKind:
     if len(_walked(store, axes)) < len(axes):
         return "column"
-    return "strided" if _is_strided(store) or _ends_in_a_granule(store) else "exact"
+    return "strided" if is_picked(store) or _is_strided(store) or _ends_in_a_granule(store) else "exact"
 
 
 def _axes(fact: MatmulFact) -> tuple[int | None, int | None, int | None]:

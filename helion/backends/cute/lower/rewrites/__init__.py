@@ -1,0 +1,1 @@
+"""Rewrites of programs to the forms that lowering knows."""

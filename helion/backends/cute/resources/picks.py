@@ -1,0 +1,49 @@
+"""Facts of accesses to lines that an index picks, as if to tensors of the picked lines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ...._compiler.facts.records import KernelFacts, MemoryOpFact
+from ..plan.epilogue import LineNumbers
+
+LINES = LineNumbers(name="lines", dtype="int32", pitch=1)
+"""A vector of numbers of lines, as facts show it."""
+
+
+def with_picks(facts: KernelFacts) -> KernelFacts:
+    """Return the facts with the axis of the vector in place of a picked dimension. The loads of vectors are left out."""
+    vectors = {op.subscript_axes[0]: op for op in facts.memory_ops if _is_vector(op)}
+    picked = {axis for op in (*facts.memory_ops, *facts.atomics) if (axis := picked_axis(op)) in vectors}
+    if not picked:
+        return facts
+
+    def changed(op: MemoryOpFact) -> MemoryOpFact:
+        axis = picked_axis(op)
+        if axis not in picked:
+            return op
+        at, lines = op.subscript_axes.index(None), vectors[axis].extents[0]
+        extents = (*op.extents[:at], lines, *op.extents[at + 1 :])
+        axes = (*op.subscript_axes[:at], axis, *op.subscript_axes[at + 1 :])
+        return replace(op, subscript_axes=axes, extents=extents)
+
+    kept = (op for op in facts.memory_ops if not (_is_vector(op) and op.subscript_axes[0] in picked))
+    return replace(facts, memory_ops=tuple(map(changed, kept)), atomics=tuple(map(changed, facts.atomics)))
+
+
+def picked_axis(op: MemoryOpFact) -> int | None:
+    """Return the axis of the numbers that pick along a dimension; None for another access."""
+    rest = [axis for axis in op.tile_axes if axis not in op.subscript_axes]
+    return rest[0] if op.gathered and len(rest) == 1 and op.subscript_axes.count(None) == 1 else None
+
+
+def is_picked(op: MemoryOpFact) -> bool:
+    """Return whether an access of ``with_picks`` is of picked lines."""
+    return op.gathered and None not in op.subscript_axes
+
+
+def _is_vector(op: MemoryOpFact) -> bool:
+    whole = op.kind == "load" and len(op.subscript_axes) == 1 and op.tile_axes == op.subscript_axes
+    return whole and op.dtype in (torch.int32, torch.int64)
