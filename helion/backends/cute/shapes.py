@@ -169,9 +169,10 @@ def _verify_attention(plan: CuteAttentionPlan) -> None:
 
 def _attention_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
     """Return a reason for attention that has not run on a GPU."""
-    if not known_attention(program).problem.spans_keys:
+    problem = known_attention(program).problem
+    if not problem.loaded and problem.key_range is None:
         return ""
-    return f"attention whose keys are bounded by loaded integers runs on request, {_REQUEST}"
+    return f"attention whose rows or keys are bounded by loaded integers runs on request, {_REQUEST}"
 
 
 ATTENTION = Shape(

@@ -337,6 +337,8 @@ def child(name: str) -> None:
         sizes_on_gpu.lengths(int(rest[0]), say, on_gpu, timer)
     elif what == "spans":
         sizes_on_gpu.spans(int(rest[0]), say, on_gpu, timer)
+    elif what == "packed":
+        sizes_on_gpu.packed(int(rest[0]), say, on_gpu, timer)
     elif what == "size_times":
         sizes_on_gpu.measured(int(rest[0]), rest[1], say, on_gpu, timer)
     elif what == "any_gradients":
@@ -381,6 +383,8 @@ def jobs() -> list[str]:
         "lengths:128",
         "spans:64",
         "spans:128",
+        "packed:64",
+        "packed:128",
         *(
             f"sizes:{dims}:{mask}"
             for dims in (64, 128)

@@ -61,6 +61,82 @@ def prefixes(q, k, v, ends):
     return out
 
 
+def packed(q, k, v, cu_q, cu_k, max_q, shared, causal: hl.constexpr):
+    """A tile of each sequence of `[T, H, D]` whose begins are in ``cu_q`` and ``cu_k``, causal from the last query on."""
+    sequences, heads = cu_q.size(0) - 1, q.size(1)
+    dims, wide = hl.specialize((q.size(2), v.size(2)))
+    out = torch.zeros([q.size(0), heads, wide], dtype=q.dtype, device=q.device)
+    lse = torch.zeros([heads, q.size(0)], dtype=torch.float32, device=q.device)
+    for seq, head, tile_m in hl.tile([sequences, heads, max_q], block_size=[1, 1, None]):
+        start_q, start_k = cu_q[seq.begin], cu_k[seq.begin]
+        len_q, len_k = cu_q[seq.begin + 1] - start_q, cu_k[seq.begin + 1] - start_k
+        rows, valid = start_q + tile_m.index, tile_m.index < len_q
+        query = hl.load(q, [rows, head.begin, hl.arange(dims)], extra_mask=valid[:, None])
+        m_i = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        l_i = hl.zeros([tile_m], dtype=torch.float32)
+        acc = hl.zeros([tile_m, wide], dtype=torch.float32)
+        for tile_n in hl.tile(len_k):
+            qk = hl.dot(query, k[start_k + tile_n.index, head.begin // shared, :].T) * (dims**-0.5 * 1.44269504)
+            if causal:
+                qk = torch.where(tile_m.index[:, None] + (len_k - len_q) >= tile_n.index[None, :], qk, float("-inf"))
+            m_ij = torch.maximum(m_i, torch.amax(qk, -1))
+            p, alpha = torch.exp2(qk - m_ij[:, None]), torch.exp2(m_i - m_ij)
+            l_i = l_i * alpha + p.sum(-1)
+            acc = torch.addmm(acc * alpha[:, None], p.to(v.dtype), v[start_k + tile_n.index, head.begin // shared, :])
+            m_i = m_ij
+        hl.store(out, [rows, head.begin, hl.arange(wide)], acc / l_i[:, None], extra_mask=valid[:, None])
+        hl.store(lse, [head.begin, rows], m_i + torch.log2(l_i), extra_mask=valid)
+    return out, lse
+
+
+def absolute(q, k, v, offsets, longest):
+    """The same with a loop over rows of the keys themselves, and masks that repeat the ends; no head shares keys."""
+    dims = hl.specialize(q.size(2))
+    out = torch.zeros_like(q)
+    for seq, head, tile in hl.tile([offsets.size(0) - 1, q.size(1), longest], block_size=[1, 1, None]):
+        b, h = seq.begin, head.begin
+        begin, end = offsets[b], offsets[b + 1]
+        inside = tile.index < (end - begin)
+        query = hl.load(q, [begin + tile.index, h, hl.arange(dims)], extra_mask=inside[:, None])
+        highest = hl.full([tile], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile], dtype=torch.float32)
+        acc = hl.zeros([tile, dims], dtype=torch.float32)
+        for keys in hl.tile(begin, end):
+            seen = (keys.index[None, :] <= begin + tile.index[:, None]) & inside[:, None]
+            scores = torch.where(seen, hl.dot(query, k[keys, h, :].T) * dims**-0.5, float("-inf"))
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights, shrink = torch.exp(scores - raised[:, None]), torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[keys, h, :], acc=acc * shrink[:, None])
+            highest = raised
+        hl.store(out, [begin + tile.index, h, hl.arange(dims)], acc / total[:, None], extra_mask=inside[:, None])
+    return out
+
+
+def slots(q, k, v, slot, lengths):
+    """One query per head and sequence, whose keys are in a slot of the caches `[P, N, G, D]` and end with its length."""
+    dims = hl.specialize(q.size(2))
+    shared = q.size(1) // k.size(2)
+    queries, out = q.view([q.size(0), k.size(2), shared, dims]), torch.empty_like(q)
+    of_groups = out.view([q.size(0), k.size(2), shared, dims])
+    for tile_b, tile_g, rows in hl.tile([q.size(0), k.size(2), shared], block_size=[1, 1, None]):
+        b, g = tile_b.begin, tile_g.begin
+        own = slot[b]
+        query = queries[b, g, rows, :]
+        highest = hl.full([rows], -1e30, dtype=torch.float32)
+        total = hl.zeros([rows], dtype=torch.float32)
+        acc = hl.zeros([rows, dims], dtype=torch.float32)
+        for tile_n in hl.tile(0, lengths[b]):
+            scores = hl.dot(query, k[own, tile_n, g, :].T) * dims**-0.5
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights, shrink = torch.exp(scores - raised[:, None]), torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[own, tile_n, g, :], acc=acc * shrink[:, None])
+            highest = raised
+        of_groups[b, g, rows, :] = acc / total[:, None]
+    return out
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sequences:
     """Lengths of sequences of queries and keys, one after another, with some rows of no sequence at the end."""
@@ -134,3 +210,39 @@ def of_prefixes(q, k, v, ends):
     seen = torch.arange(k.size(2), device=q.device) < ends[:, None, :, None]
     scores = (q.double() @ k.double().mT * q.size(3) ** -0.5).masked_fill(~seen, -1e30)
     return torch.softmax(scores, -1) * seen @ v.double()
+
+
+def of_packed(q, k, v, cu_q, cu_k, max_q, shared, causal):
+    """Return the result of ``packed`` in fp64, and the logarithms of its sums to base 2."""
+    out = q.new_zeros([*q.shape[:2], v.size(2)], dtype=torch.float64)
+    lse = torch.zeros([q.size(1), q.size(0)], dtype=torch.float64, device=q.device)
+    for b in range(len(cu_q) - 1):
+        queries, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
+        one = q[queries].double().transpose(0, 1)
+        of_keys, values = (x[keys].double().repeat_interleave(shared, 1).transpose(0, 1) for x in (k, v))
+        scores = one @ of_keys.mT * q.size(2) ** -0.5
+        if causal:
+            m, n = scores.shape[1:]
+            scores = scores.masked_fill(torch.ones(m, n, device=q.device).tril(n - m) == 0, float("-inf"))
+        out[queries] = (torch.softmax(scores, -1) @ values).transpose(0, 1)
+        lse[:, queries] = torch.logsumexp(scores, -1) / math.log(2)
+    return out, lse
+
+
+def packed_of(lengths, other, heads, shared, dims, wide, causal, device="cpu", numbers=torch.int32):
+    """Return arguments of ``packed`` for sequences with ``lengths`` queries and ``other`` keys. Rows of none are not numbers."""
+    cu_q, cu_k = (torch.tensor([3, *each]).cumsum(0).to(numbers).to(device) for each in (lengths, other))
+    shapes = (int(cu_q[-1]) + 4, heads, dims), (int(cu_k[-1]) + 7, heads // shared, dims)
+    q, k, v = (torch.randn(shape, device=device).add(0.2).bfloat16() for shape in (*shapes, (*shapes[1][:2], wide)))
+    for tensor, at in ((q, cu_q), (k, cu_k), (v, cu_k)):
+        tensor[: int(at[0])], tensor[int(at[-1]) :] = float("nan"), float("nan")
+    return q, k, v, cu_q, cu_k, max(lengths), shared, causal
+
+
+def of_slots(q, k, v, slot, lengths):
+    own = slot.long()
+    shared = q.size(1) // k.size(2)
+    keys, values = (torch.nan_to_num(x.double()[own], nan=0.0).repeat_interleave(shared, 2) for x in (k, v))
+    scores = torch.einsum("bhd,bnhd->bhn", q.double(), keys) * q.size(2) ** -0.5
+    hidden = torch.arange(k.size(1), device=q.device) >= lengths[:, None, None]
+    return torch.einsum("bhn,bnhd->bhd", torch.softmax(scores.masked_fill(hidden, float("-inf")), -1), values)

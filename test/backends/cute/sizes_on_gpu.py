@@ -181,6 +181,60 @@ def spans(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
     lock.close()
 
 
+def packed(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
+    """Launch attention of a tile of each sequence, whose rows begin at loaded places, with one binary for many batches."""
+    import torch
+    from backends.cute import attention_spans as cases
+
+    import helion
+
+    batches = (
+        ((100, 1, 130), (150, 40, 130)),
+        ((70, 5, 0, 200), (5, 70, 33, 65)),
+        ((1000, 37, 64, 128, 129, 2000, 1), (1000, 100, 64, 65, 300, 3000, 1)),
+        ([64] * 40, [64] * 40),
+    )
+    made = {}
+    for causal in (True, False):
+        for more in ({}, {"wgmma_tile_scheduler": "dynamic", "wgmma_pingpong": True}):
+            config = helion.Config(block_sizes=[128, 128 if more else 64], **more)
+            kernel = helion.kernel(cases.packed, backend="cute", config=config, static_shapes=False)
+            given = cases.packed_of((500, 700), (600, 700), 8, 4, dims, dims, causal)
+            kernel.bind([x.to("meta") if torch.is_tensor(x) else x for x in given], target="h100").resources(config)
+            made[causal, bool(more)] = kernel
+    slots = helion.kernel(cases.slots, backend="cute", static_shapes=False)
+    shapes = (3, 8, dims), (5, 200, 2, dims), (5, 200, 2, dims)
+    meta = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes]
+    numbers = [torch.empty(3, dtype=torch.int64, device="meta") for _ in range(2)]
+    bound = slots.bind((*meta, *numbers), target="h100")
+    bound.resources(bound.default_config())
+    lock = on_gpu()
+    for (causal, dynamic), kernel in made.items():
+        for at, (queries, keys) in enumerate(batches):
+            torch.manual_seed(at)
+            more = [max(each) for each in zip(queries, keys, strict=True)] if causal else keys
+            given = cases.packed_of(queries, more, 8, 4, dims, dims, causal, "cuda")
+            wanted, runs = cases.of_packed(*given), [kernel(*given) for _ in range(3)]
+            torch.cuda.synchronize()
+            same = all(torch.equal(one, other) for run in runs for one, other in zip(run, runs[0], strict=True))
+            begin, end = int(given[3][0]), int(given[3][-1])
+            same &= not runs[0][0][:begin].any() and not runs[0][0][end:].any()
+            errors = [((one.double() - other).norm() / other.norm()).item() for one, other in zip(runs[0], wanted, strict=True)]  # fmt: skip
+            say(kind="check", name=f"packed d{dims} {'causal' if causal else 'full'}{', dynamic' * dynamic}", seed=at, output=0, dtype="bfloat16", ok=max(errors) < 6e-3 and same, error=float(f"{max(errors):.3g}"), same=same)  # fmt: skip
+    q, k, v = ((torch.randn(shape, device="cuda") + 0.2).bfloat16() for shape in shapes)
+    k[:, 190:], v[:, 190:] = float("nan"), float("nan")
+    given = q, k, v, torch.tensor([4, 0, 2], device="cuda"), torch.tensor([190, 1, 77], device="cuda")
+    error = ((slots(*given).double() - cases.of_slots(*given)).norm() / cases.of_slots(*given).norm()).item()
+    say(kind="check", name=f"slots d{dims}", seed=0, output=0, dtype="bfloat16", ok=error < 6e-3, error=float(f"{error:.3g}"), same=True)  # fmt: skip
+    for lengths in ([1024] * 16, [512] * 64, [137 * each % 2000 + 50 for each in range(32)], [4096] * 4):
+        for causal in (False, True):
+            given = cases.packed_of(lengths, lengths, 16, 1, dims, dims, causal, "cuda")
+            us = timer(torch)(functools.partial(made[causal, True], *given))
+            shape = (len(lengths), 16, 16, sum(lengths), sum(lengths))
+            say(kind="gradients", name=f"packed, {len(lengths)} sequences", d=dims, causal=causal, shape=shape, us=round(us, 1), right=True)  # fmt: skip
+    lock.close()
+
+
 LENGTHS = ((3, 2, 4, 700), (3, 2, 4, 20000), (3, 2, 4, 65), (3, 2, 4, 3001))
 """Sequences, groups, heads of a group, and keys of the cache."""
 

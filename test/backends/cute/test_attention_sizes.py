@@ -239,13 +239,20 @@ def test_parts_visit_each_key_once(static: bool, splits: int) -> None:
     cutlass = SimpleNamespace(min=min, max=max, Int32=int)
     blocks = function(bounds.bounds_function(plan), "blocks_of")
     sizes = [1000 for _ in numbers.parameters(plan)]
-    label = plan.problem.length.label
+    (source,) = plan.problem.loaded
+    cute = SimpleNamespace(arch=SimpleNamespace(make_warp_uniform=int))
     for length in (0, 1, 63, 64, 65, 127, 200, 999, 1000, 5000, -3):
         seen: list[int] = []
         for work in range(splits):
-            names = {"cutlass": cutlass, "work": work, "head_0": 1, f"vector_{label}": {(0, 0, 1): length}}
+            names = {
+                "cutlass": cutlass,
+                "cute": cute,
+                "work": work,
+                "head_0": 1,
+                f"vector_{source.label}": {(0, 0, 1): length},
+            }
             names |= dict(zip(numbers.parameters(plan), sizes, strict=True))
-            exec("\n".join(spans.of_tile(plan)), names)
+            exec("\n".join([*spans.coordinates(plan), *spans.of_tile(plan)]), names)
             names["begin"], names["end"], *_ = blocks(0, names["limit"], *sizes)
             if splits > 1:
                 exec("\n".join(splits_code.part_of_keys(plan)), names)

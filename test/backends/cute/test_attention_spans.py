@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,12 +17,15 @@ from backends.cute.printed_registers import unwritten_registers
 import helion
 import helion.language as hl
 from helion import exc
+from helion._testing import import_path
 from helion.backends.cute.codegen.attention import bounds, numbers, softmax, steps
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.attention.programs import attention_program
 from helion.backends.cute.shapes import shape_of_plan
 from helion.backends.cute.verify.attention.verify import verify_attention
 from helion.backends.cute.verify.state import Fault
+
+hstu = import_path(Path(__file__).resolve().parents[3] / "examples" / "jagged" / "hstu_attention.py")
 
 
 def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -58,6 +62,45 @@ def test_a_prefix_of_keys_for_each_query() -> None:
     q, k, v = ((torch.randn(2, 2, n, 64) + 0.2).bfloat16() for n in (90, 150, 150))
     given = q, k, v, torch.randint(0, 150, (2, 90))
     close(helion.kernel(spans.prefixes, backend="cute")(*given), spans.of_prefixes(*given))
+
+
+PACKED = {
+    "causal": ((100, 1, 130), (150, 40, 130), 4, 2, 64, 64, True),
+    "full, more values": ((70, 5, 0, 200), (5, 70, 33, 65), 2, 1, 64, 128, False),
+}
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("name", PACKED)
+def test_rows_of_a_sequence(name: str, static: bool) -> None:
+    torch.manual_seed(3)
+    given = spans.packed_of(*PACKED[name])
+    found = helion.kernel(spans.packed, backend="cute", static_shapes=static)(*given)
+    for one, wanted in zip(found, spans.of_packed(*given), strict=True):
+        close(one, wanted)
+    begin, end = int(given[3][0]), int(given[3][-1])
+    assert not found[0][:begin].any() and not found[0][end:].any(), "rows of no sequence are not written"
+
+
+def test_a_loop_over_the_rows_of_a_sequence() -> None:
+    torch.manual_seed(4)
+    q, k, v, offsets, _, longest, *_ = spans.packed_of((100, 0, 129), (100, 0, 129), 2, 1, 64, 64, True)
+    found = helion.kernel(spans.absolute, backend="cute")(q, k[: len(q)], v[: len(q)], offsets, longest)
+    close(found, spans.of_packed(q, k, v, offsets, offsets, longest, 1, True)[0])
+
+
+def test_slots_of_caches() -> None:
+    torch.manual_seed(5)
+    q, k, v = ((torch.randn(shape) + 0.2).bfloat16() for shape in ((3, 8, 64), (5, 200, 2, 64), (5, 200, 2, 64)))
+    k[:, 190:], v[:, 190:] = float("nan"), float("nan")
+    given = q, k, v, torch.tensor([4, 0, 2]), torch.tensor([190, 1, 77])
+    close(helion.kernel(spans.slots, backend="cute")(*given), spans.of_slots(*given))
+
+
+def test_segments_without_a_softmax() -> None:
+    _, kernel, given = hstu.cases()[1]
+    found = helion.kernel(kernel.fn, backend="cute")(*given)
+    close(found, hstu.reference(*(x.double() if x.is_floating_point() else x for x in given[:4]), *given[4:]))
 
 
 def plan_of(causal: bool, keys: int = 64) -> Any:
@@ -147,12 +190,22 @@ def test_registers_are_written_and_planted_faults_are_found() -> None:
         verify_attention(edited(program, "attend", without(g.Wait("v_read"))))
 
 
+def of_meta(given: Any) -> Any:
+    return [each.to("meta") if torch.is_tensor(each) else each for each in given]
+
+
 @pytest.mark.prove
-@pytest.mark.parametrize("causal", [True, False])
-def test_binaries_are_neither_spilled_nor_serialized(causal: bool) -> None:
-    meta = [torch.empty(2, 500, 64, dtype=torch.bfloat16, device="meta") for _ in range(3)]
-    more = [torch.empty(500, dtype=torch.int32, device="meta") for _ in range(2)]
-    bound = helion.kernel(spans.documents, backend="cute").bind((*meta, *more), target="sm_90")
+@pytest.mark.parametrize("name", ["documents", "packed", "absolute", "hstu"])
+def test_binaries_are_neither_spilled_nor_serialized(name: str) -> None:
+    rows = spans.packed_of((500, 700), (600, 700), 4, 2, 128, 128, True)
+    given = {
+        "documents": [*(torch.empty(2, 500, 64, dtype=torch.bfloat16) for _ in range(3)), *[torch.arange(500)] * 2],
+        "packed": rows,
+        "absolute": [rows[0], *[rows[0]] * 2, rows[3], 500],
+        "hstu": [rows[0], *[rows[0]] * 2, rows[3], 0.1, 500],
+    }[name]
+    kernel = hstu.hstu_attention.fn if name == "hstu" else getattr(spans, name)
+    bound = helion.kernel(kernel, backend="cute").bind(of_meta(given), target="sm_90")
     for seed in bound.seeds:
         found = bound.resources(seed.config)
         assert found.spill_bytes == 0 and found.sass_counts["WARPGROUP"] <= 14

@@ -20,6 +20,7 @@ from ..plan.attention.records import (
     Place,
     ScoreProblem,
     Source,
+    Span,
 )
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant
 from ..toolchain.kernel import GemmKernel
@@ -41,22 +42,29 @@ def _evaluate(problem: AttentionProblem, head: tuple[int, ...], tensors: Sequenc
     """Evaluate one head."""
     q, k, v, *others = tensors
     outputs, sources = others[: len(problem.outputs)], others[len(problem.outputs) :]
+    for source, tensor in zip(problem.loaded, sources[len(sources) - len(problem.loaded) :], strict=True):
+        head = (*head, int(_source(problem, source, tensor, head, 1)))
+    sources = sources[: len(sources) - len(problem.loaded)]
+    stored = _span(problem.query_span, head, problem.queries)
+    kept = _span(problem.key_span, head, problem.keys - (0 if problem.k.row is None else place_at(problem.k.row, head)))
     of_query, sources = sources[: len(problem.query.sources)], sources[len(problem.query.sources) :]
     of_score = sources[: len(problem.score.sources)]
     rows, keys = problem.queries, problem.keys
     left, right, values = (
-        _matrix(matrix, tensor, head, lines).float()
-        for matrix, tensor, lines in ((problem.q, q, rows), (problem.k, k, keys), (problem.v, v, keys))
+        _rows(matrix, tensor, head, span, lines).float()
+        for matrix, tensor, span, lines in (
+            (problem.q, q, stored, rows),
+            (problem.k, k, kept, keys),
+            (problem.v, v, kept, keys),
+        )
     )
     if problem.query.instructions:
         values_of_q = _computed(problem.query, [left, *(tensor.float() for tensor in of_query)])
         left = values_of_q[problem.query.value].to(q.dtype).float()
     read = _sources(problem, problem.score, of_score, head, keys)
     scores = _computed(problem.score, [left @ right.t(), *read])[problem.score.value] * problem.scale
-    seen = _seen(problem)
-    if problem.length is not None:
-        seen &= torch.arange(keys) < _source(problem, problem.length, sources[-1], head, 1)
-        sources = sources[:-1]
+    seen = _seen(problem, head)
+    seen[:, : kept.start], seen[:, kept.stop :] = False, False
     if problem.key_range is not None:
         bounds = problem.key_range.bounds
         for name, (source, shift) in reversed(bounds.items()):
@@ -72,8 +80,8 @@ def _evaluate(problem: AttentionProblem, head: tuple[int, ...], tensors: Sequenc
     read = _sources(problem, problem.finish, sources[len(of_score) :], head, problem.v.columns)
     found = _computed(problem.finish, [weights @ values, total, highest, *read])
     for output, tensor in zip(problem.outputs, outputs, strict=True):
-        result = _matrix(output.matrix, tensor, head, rows)
-        result.copy_(found[output.value].expand(rows, output.matrix.columns))
+        result = _matrix(output.matrix, tensor, head, stored.stop)
+        result.copy_(found[output.value].expand(rows, output.matrix.columns)[: stored.stop])
 
 
 def evaluate_backward(kernel: GemmKernel, given: Sequence[Given]) -> None:
@@ -140,8 +148,26 @@ def _add(
     target += _computed(atomic.finish, [product, *numbers])[atomic.finish.value]
 
 
-def _seen(problem: ScoreProblem) -> torch.Tensor:
+def _span(span: Span | None, head: tuple[int, ...], rows: int) -> slice:
+    """Return the indices of a span, of at most ``rows``."""
+    if span is None:
+        return slice(0, rows)
+    begin = 0 if span.begin is None else max(0, place_at(span.begin, head))
+    end = max(0, min([rows, *(place_at(each, head) for each in span.ends)]))
+    return slice(min(begin, end), end)
+
+
+def _rows(matrix: Matrix, tensor: torch.Tensor, head: tuple[int, ...], span: slice, rows: int) -> torch.Tensor:
+    """Return the rows of a matrix, those out of the span as 0."""
+    held = tensor.new_zeros(rows, matrix.columns)
+    held[span] = _matrix(matrix, tensor, head, span.stop)[span.start :]
+    return held
+
+
+def _seen(problem: ScoreProblem, head: tuple[int, ...] = ()) -> torch.Tensor:
     distance = torch.arange(problem.keys) - torch.arange(problem.queries)[:, None]
+    if problem.band.shift is not None:
+        distance = distance - place_at(problem.band.shift, head)
     seen = torch.ones_like(distance, dtype=torch.bool)
     if problem.band.first is not None:
         seen &= distance >= problem.band.first
@@ -196,6 +222,7 @@ def _source(
 
 def _matrix(matrix: Matrix, tensor: torch.Tensor, head: tuple[int, ...], rows: int) -> torch.Tensor:
     start = _start(tensor, matrix.offset, matrix.modes, head)
+    start += 0 if matrix.row is None else place_at(matrix.row, head) * matrix.pitch
     return torch.as_strided(tensor, (rows, matrix.columns), (matrix.pitch, 1), start)
 
 
@@ -210,7 +237,13 @@ def place_at(place: Place, head: tuple[int, ...]) -> int:
         assert isinstance(number, int)
         return head[number] if place.op == "axis" else number
     one, other = (place_at(each, head) for each in place.arguments if isinstance(each, Place))
-    results = {"add": one + other, "sub": one - other, "mul": one * other}
+    results = {
+        "add": one + other,
+        "sub": one - other,
+        "mul": one * other,
+        "min": min(one, other),
+        "max": max(one, other),
+    }
     if place.op in results:
         return results[place.op]
     return one // other if place.op == "floordiv" else one % other

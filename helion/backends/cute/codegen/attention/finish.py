@@ -14,8 +14,8 @@ from ...plan.attention.records import (
     AttentionPlan,
 )
 from ..setups import dsl
-from . import numbers
-from .formula import arguments_of, computed, per_row, read
+from . import numbers, spans
+from .formula import arguments_of, computed, head_axes, per_row, read
 from .softmax import NEGATIVE_INFINITY
 
 
@@ -23,17 +23,18 @@ def finish_call(plan: AttentionPlan, axes: Sequence[str]) -> list[str]:
     """Return the call in the kernel."""
     vectors = [f"vector_{output.label}" for output in plan.problem.outputs if output.kind == "query"]
     given = ["output", "rounded_output", *_registers(plan), "first_query", "lane", *axes]
-    given += [*vectors, *arguments_of(plan.problem.finish), *numbers.parameters(plan)]
+    given += [*vectors, *arguments_of(plan.problem.finish), *_limits(plan), *numbers.parameters(plan)]
     return [f"finish({', '.join(given)})"]
 
 
 def finish_functions(plan: AttentionPlan) -> list[list[str]]:
     """Return the function of a tile's end, and the guarded store of numbers per query."""
     problem, formula = plan.problem, plan.problem.finish
-    axes = [f"head_{at}" for at in range(len(problem.heads))]
+    axes = head_axes(problem)
     vectors = [output for output in problem.outputs if output.kind == "query"]
     given = ["output", "rounded_output", *_registers(plan), "first_query", "lane", *axes]
-    given += [*(f"vector_{each.label}" for each in vectors), *arguments_of(formula), *numbers.parameters(plan)]
+    given += [*(f"vector_{each.label}" for each in vectors), *arguments_of(formula), *_limits(plan)]
+    given += numbers.parameters(plan)
     lines = [f"def finish({', '.join(given)}):", *_of_rows(plan, axes)]
     for each in vectors:
         lines += [f"    {line}" for line in _stored(plan, each, axes)]
@@ -51,6 +52,10 @@ def finish_functions(plan: AttentionPlan) -> list[list[str]]:
             ],
         )
     return functions
+
+
+def _limits(plan: AttentionPlan) -> list[str]:
+    return ["query_limit"] if plan.problem.spans_queries else []
 
 
 def _registers(plan: AttentionPlan) -> list[str]:
@@ -137,9 +142,11 @@ def _divisors(plan: AttentionPlan) -> list[int]:
 
 def _stored(plan: AttentionPlan, output: AttentionOutput, axes: Sequence[str]) -> list[str]:
     """Return the stores of both rows, by the first of the four lanes that share them."""
-    places = ", ".join(["first_query + 8 * row", *(mode.at.text(tuple(axes)) for mode in output.matrix.modes)])
+    first = f"{row} + " if (row := spans.row_of(plan, output.matrix)) else ""
+    places = ", ".join([f"{first}first_query + 8 * row", *(mode.at.text(tuple(axes)) for mode in output.matrix.modes)])
     value = f"{_names(plan, output.value)}.to({dsl(output.dtype)})"
-    inside = f"(lane % 4 == 0) & (first_query + 8 * row < {text_of(plan.problem.queries)})"
+    queries = "query_limit" if plan.problem.spans_queries else text_of(plan.problem.queries)
+    inside = f"(lane % 4 == 0) & (first_query + 8 * row < {queries})"
     return [
         "for row in range(2):",
         f"    store_number(vector_{output.label}, ({places}{',' if len(output.matrix.modes) == 0 else ''}), {value}, {inside})",

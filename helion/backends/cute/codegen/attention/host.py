@@ -13,6 +13,9 @@ from ..setups import dsl
 from . import splits
 from .atomic import BOX, exchange_layout, sum_layout
 
+MOST_ROWS = "2147483647"
+"""The extent of rows whose number in the tensor no plan has."""
+
 
 def matrices(plan: AttentionPlan) -> list[str]:
     """Return the lines that make tensors, layouts and descriptors of Q, K, V and the output.
@@ -24,10 +27,10 @@ def matrices(plan: AttentionPlan) -> list[str]:
     output, dtype = problem.matrix, dsl(problem.q.dtype)
     rows, keys, qk, columns = WGMMA_ROWS, plan.keys, problem.q.columns, problem.v.columns
     return [
-        *_matrix("q", "q", problem.q, problem.queries),
+        *_matrix("q", "q", problem.q, problem.queries, spanned=problem.spans_queries, most=MOST_ROWS),
         *_matrix("k", "k", problem.k, problem.keys, spanned=problem.spans_keys),
         *_matrix("v", "v", problem.v, problem.keys, transposed=True, spanned=problem.spans_keys),
-        *_matrix("o", output.label, output.matrix, problem.queries),
+        *_matrix("o", output.label, output.matrix, problem.queries, spanned=problem.spans_queries, most=MOST_ROWS),
         f"layout_q = hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, ({rows}, {keys}, {qk}), {dtype}, {plan.groups})",
         f"layout_k = hopper.make_smem_layout_b(LayoutEnum.ROW_MAJOR, ({rows}, {keys}, {qk}), {dtype}, {plan.stages})",
         f"layout_v = hopper.make_smem_layout_b(LayoutEnum.COL_MAJOR, ({rows}, {columns}, {keys}), {dtype}, {plan.stages})",
@@ -87,19 +90,27 @@ def backward_matrices(plan: BackwardPlan) -> list[str]:
 
 
 def _matrix(
-    name: str, pointer: str, matrix: Matrix, rows: int, transposed: bool = False, spanned: bool = False
+    name: str,
+    pointer: str,
+    matrix: Matrix,
+    rows: int,
+    transposed: bool = False,
+    spanned: bool = False,
+    most: str = "",
 ) -> list[str]:
     """Return the tensor of a matrix.
 
     With ``spanned``, it has a third dimension, of rows as well, and begins ``rows`` rows earlier. Of a span of n rows
-    that ends at row e, row i has the indices rows - n + i and e. So TMA takes neither rows from the end on nor their places.
+    that ends at row e, row i has the indices rows - n + i and e. So TMA takes neither rows from the end on nor their
+    places. Spans end at ``most`` at last, or at ``rows``.
     """
     extents, strides = [f"cutlass.Int32({text_of(rows)})", str(matrix.columns)], [text_of(matrix.pitch), "1"]
     if transposed:
         extents, strides = extents[::-1], strides[::-1]
     start = _moved(pointer, matrix.offset)
     if spanned:
-        extents, strides = [*extents, f"cutlass.Int32({text_of(rows)} + 1)"], [*strides, text_of(matrix.pitch)]
+        extents.append(f"cutlass.Int32({most or f'{text_of(rows)} + 1'})")
+        strides.append(text_of(matrix.pitch))
         multiple = TMA_ALIGNMENT_BYTES // itemsize(matrix.dtype)
         back = f"cutlass.Int64({text_of(rows)}) * {text_of(matrix.pitch)}"
         start = f"{start} - cute.assume({back}, divby={multiple})"

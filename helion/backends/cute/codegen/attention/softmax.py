@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.records import LAZY, PRODUCT, AttentionPlan, ScorePlan
 from . import numbers, spans
-from .formula import arguments_of, computed, read
+from .formula import arguments_of, computed, head_axes, read
 
 NEGATIVE_INFINITY = 'cutlass.Float32(float("-inf"))'
 
@@ -74,7 +74,7 @@ def softmax_functions(plan: AttentionPlan) -> list[list[str]]:
 
 def _formula(plan: AttentionPlan) -> list[str]:
     formula, problem = plan.problem.score, plan.problem
-    axes = [f"head_{at}" for at in range(len(problem.heads))]
+    axes = head_axes(problem)
 
     def names(value: int) -> str:
         if value == PRODUCT:
@@ -116,6 +116,7 @@ def _formula(plan: AttentionPlan) -> list[str]:
 def _mask(plan: AttentionPlan) -> list[str]:
     """Return the function that hides the keys out of range, and those that a query does not see."""
     band, loaded = plan.problem.band, spans.bounds_of(plan)
+    shift = " + shift" if band.shift else ""
     hidden = NEGATIVE_INFINITY if plan.problem.softmax else "cutlass.Float32(0.0)"
     keys = f"{spans.plus_origin(plan)}limit" if plan.is_limited else text_of(plan.problem.keys)
     lines = [
@@ -124,11 +125,13 @@ def _mask(plan: AttentionPlan) -> list[str]:
         f"        last = {numbers.less(keys, 1)} - first_key",
     ]
     if band.last is not None:
-        lines.append(f"        last = cutlass.min(last, first_query + 8 * row + {text_of(band.last)} - first_key)")
+        lines.append(
+            f"        last = cutlass.min(last, first_query + 8 * row + {text_of(band.last)}{shift} - first_key)"
+        )
     if "ends" in loaded:
         lines.append("        last = cutlass.min(last, row_ends[row] - 1 - first_key)")
     if band.first is not None:
-        lines.append(f"        first = first_query + 8 * row + {text_of(band.first)} - first_key")
+        lines.append(f"        first = first_query + 8 * row + {text_of(band.first)}{shift} - first_key")
     if "begins" in loaded:
         first = "row_begins[row] - first_key"
         lines.append(f"        first = {first if band.first is None else f'cutlass.max(first, {first})'}")

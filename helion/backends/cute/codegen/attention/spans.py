@@ -1,9 +1,11 @@
-"""Bounds of the keys that a query sees, loaded for each query: of a tile for its blocks, and of a thread's rows for masks."""
+"""Rows of a tile by integers that are loaded: spans of keys and of queries, and bounds of the keys that a query sees."""
 
 from __future__ import annotations
 
+import functools
+
 from ...plan.attention.numbers import text_of
-from ...plan.attention.records import AttentionPlan, ScorePlan, Source
+from ...plan.attention.records import AttentionPlan, Matrix, ScorePlan, Source
 from . import numbers
 from .formula import head_axes, read
 
@@ -17,8 +19,16 @@ def bounds_of(plan: ScorePlan) -> dict[str, tuple[Source, int]]:
 
 
 def span_names(plan: ScorePlan) -> list[str]:
-    """Return the names of the first key of a tile and of the number of its keys, where these are loaded."""
-    return (["origin"] if "begins" in bounds_of(plan) else []) + (["limit"] if plan.is_limited else [])
+    """Return the names of what is loaded for all queries of a tile: the first key, the number of keys, the shift of the
+    band."""
+    shift = ["shift"] if plan.problem.band.shift is not None else []
+    return (["origin"] if has_origin(plan) else []) + (["limit"] if plan.is_limited else []) + shift
+
+
+def has_origin(plan: ScorePlan) -> bool:
+    """Return whether the first key of a tile is loaded."""
+    span = plan.problem.key_span if isinstance(plan, AttentionPlan) else None
+    return "begins" in bounds_of(plan) or (span is not None and span.begin is not None)
 
 
 def names(plan: ScorePlan) -> list[str]:
@@ -28,11 +38,11 @@ def names(plan: ScorePlan) -> list[str]:
 
 
 def plus_origin(plan: ScorePlan) -> str:
-    return "origin + " if "begins" in bounds_of(plan) else ""
+    return "origin + " if has_origin(plan) else ""
 
 
 def less_origin(plan: ScorePlan) -> str:
-    return " - origin" if "begins" in bounds_of(plan) else ""
+    return " - origin" if has_origin(plan) else ""
 
 
 def row_names(plan: ScorePlan) -> list[str]:
@@ -69,32 +79,73 @@ def _bound(plan: ScorePlan, source: Source, shift: int, query: str) -> str:
     return f"cutlass.max(cutlass.min({moved}, {text_of(plan.problem.keys)}), 0)"
 
 
-def of_tile(plan: ScorePlan) -> list[str]:
-    """Return the definitions of a tile's first key and of the number of its keys, and of its bounds, in the kernel."""
-    if not isinstance(plan, AttentionPlan) or not plan.is_limited:
+def coordinates(plan: ScorePlan) -> list[str]:
+    """Return the loads of the integers of a head, its last coordinates."""
+    if not isinstance(plan, AttentionPlan):
         return []
-    bounds = bounds_of(plan)
-    if not bounds:
-        return _limit(plan)
+    axes, loaded = head_axes(plan.problem), plan.problem.loaded
+    names = axes[len(axes) - len(loaded) :]
+    return [
+        f"{name} = cute.arch.make_warp_uniform(cutlass.Int32({read(plan, source, axes, '0', '0', 1)}))"
+        for name, source in zip(names, loaded, strict=True)
+    ]
+
+
+def of_tile(plan: ScorePlan) -> list[str]:
+    """Return the definitions of what is loaded for a tile, in the kernel."""
+    if not isinstance(plan, AttentionPlan):
+        return []
+    return [*_keys(plan), *_shift(plan)]
+
+
+def _shift(plan: AttentionPlan) -> list[str]:
+    shift = plan.problem.band.shift
+    return [] if shift is None else [f"shift = {shift.text(head_axes(plan.problem))}"]
+
+
+def _keys(plan: AttentionPlan) -> list[str]:
+    """Return the definitions of a tile's first key, of the number of its keys, and of the bounds of its queries."""
+    if not plan.is_limited:
+        return []
+    bounds, axes, span = bounds_of(plan), head_axes(plan.problem), plan.problem.key_span
     lines = [
         f"least_{name}, most_{name} = {name}_of_tile({', '.join(_arguments(plan, source))})"
         for name, (source, _) in bounds.items()
     ]
-    end = "most_ends" if "ends" in bounds else text_of(plan.problem.keys)
-    return [
-        *lines,
-        *(["origin = least_begins"] if "begins" in bounds else []),
-        f"limit = cutlass.max({end}{less_origin(plan)}, 0)",
-    ]
+    keys, row = text_of(plan.problem.keys), row_of(plan, plan.problem.k)
+    end = "most_ends" if "ends" in bounds else keys
+    if span is not None:
+        ends = [f"{keys} - {row}" if row else keys, *(each.text(axes) for each in span.ends)]
+        end = functools.reduce(lambda one, other: f"cutlass.min({one}, {other})", ends)
+    if has_origin(plan):
+        begin = "least_begins" if span is None or span.begin is None else span.begin.text(axes)
+        lines.append(f"origin = cutlass.max({begin}, 0)")
+    spanned = plan.problem.spans_keys
+    lines.append(f"limit = cutlass.max({end}{less_origin(plan)}, 0)" if spanned else f"limit = cutlass.Int32({end})")
+    if plan.problem.spans_queries:  # tiles beyond the queries of a head have no keys
+        lines += of_queries(plan)
+        lines.append(f"limit = cutlass.Int32(cutlass.select_(tile_m * {plan.rows} < query_limit, limit, 0))")
+    return lines
 
 
-def _limit(plan: AttentionPlan) -> list[str]:
-    """Return the definition of the keys of a tile: those of its sequence, or all."""
-    keys, length = text_of(plan.problem.keys), plan.problem.length
-    if length is None:
-        return [f"limit = cutlass.Int32({keys})"]
-    loaded = read(plan, length, head_axes(plan.problem), "0", "0", 1)
-    return [f"limit = cutlass.max(cutlass.min(cutlass.Int32({loaded}), {keys}), 0)"]
+def of_queries(plan: AttentionPlan) -> list[str]:
+    """Return the definition of the number of queries of the head."""
+    span, queries = plan.problem.query_span, text_of(plan.problem.queries)
+    if span is None:
+        return []
+    ends = [queries, *(each.text(head_axes(plan.problem)) for each in span.ends)]
+    least = functools.reduce(lambda one, other: f"cutlass.min({one}, {other})", ends)
+    return [f"query_limit = cutlass.max({least}, 0)"]
+
+
+def row_of(plan: ScorePlan, matrix: Matrix) -> str:
+    """Return the row of index 0 of a matrix, or nothing if it is row 0."""
+    return "" if matrix.row is None else matrix.row.text(head_axes(plan.problem))
+
+
+def first_row(rows: int, count: str) -> str:
+    """Return the index of a span's first row in TMA's descriptor, which counts it back from the last of ``rows``."""
+    return f"{text_of(rows)} - {count}"
 
 
 def of_rows(plan: ScorePlan) -> list[str]:

@@ -26,6 +26,8 @@ def coordinates(plan: ScorePlan) -> list[str]:
     for at in reversed(range(len(sizes))):
         lines.append(f"head_{at} = {rest} % {text_of(sizes[at])}" if at else f"head_{at} = {rest}")
         rest = f"{rest} // {text_of(sizes[at])}"
+    if isinstance(plan, AttentionPlan):
+        return [*lines, *spans.coordinates(plan)]
     return [*lines, *(f"head_{at} = cutlass.Int32(0)" for at in range(len(sizes), len(plan.problem.coordinates)))]
 
 
@@ -111,15 +113,43 @@ def _blocks(plan: AttentionPlan, first_row: str = "") -> list[str]:
 
 def _spanned_blocks(plan: AttentionPlan) -> list[str]:
     """Return the partitions of a tile's span of K and V. Their rows are counted back from the end of the span."""
+    row = spans.row_of(plan, plan.problem.k)
     return [
-        f"span_end = {spans.plus_origin(plan)}limit",
-        f"first_row = {text_of(plan.problem.keys)} - limit",
+        f"span_end = {f'{row} + ' if row else ''}{spans.plus_origin(plan)}limit",
+        f"first_row = {spans.first_row(plan.problem.keys, 'limit')}",
         *_blocks(plan, "first_row"),
     ]
 
 
 def _load_rows(plan: AttentionPlan) -> list[str]:
-    return partition("q", plan.problem.q, (WGMMA_ROWS, plan.problem.q.columns))
+    return [] if plan.problem.spans_queries else _rows(plan)
+
+
+def _rows(plan: AttentionPlan, first_row: str = "") -> list[str]:
+    return partition("q", plan.problem.q, (WGMMA_ROWS, plan.problem.q.columns), first_row=first_row)
+
+
+def _spanned_rows(plan: AttentionPlan) -> list[str]:
+    """Return the partition of a head's span of Q."""
+    return [
+        *spans.of_queries(plan),
+        f"first_row = {spans.first_row(plan.problem.queries, 'query_limit')}",
+        *_rows(plan, "first_row"),
+    ]
+
+
+def _stored_rows(plan: AttentionPlan, first_row: str = "") -> list[str]:
+    """Return the partition of the output for its TMA stores."""
+    output, tensor = plan.problem.matrix.matrix, "tensor_o"
+    others = ["None" for _ in output.modes] + (["None"] if first_row else [])
+    if first_row:
+        tensor = f"cute.domain_offset(({', '.join([first_row, '0', *('0' for _ in others)])}), {tensor})"
+    return [
+        f"tiles_o = cute.local_tile({tensor}, (64, {plan.problem.v.columns}), ({', '.join(['None', '0', *others])}))",
+        "from_o, to_o = cpasync.tma_partition(",
+        "    tma_o, 0, cute.make_layout(1), cute.group_modes(shared_o, 0, 2), cute.group_modes(tiles_o, 0, 2)",
+        ")",
+    ]
 
 
 def _registers_of_rows(plan: AttentionPlan) -> list[str]:
@@ -137,8 +167,7 @@ def _attend(plan: AttentionPlan) -> list[str]:
     from its first. Operand A of the second MMA has its elements in the same order.
     """
     problem, columns = plan.problem, plan.problem.v.columns
-    output = problem.matrix
-    stored = dsl(output.dtype)
+    stored = dsl(problem.matrix.dtype)
     return [
         "consumer_thread = thread - 128",
         "group = cute.arch.make_warp_uniform(consumer_thread // 128)",
@@ -162,10 +191,7 @@ def _attend(plan: AttentionPlan) -> list[str]:
         f"rounded_output = cute.make_rmem_tensor(output.shape, {stored})",
         "stage_part = stage_copy.get_slice(group_thread).partition_D(shared_o)",
         "stage_registers = stage_copy.retile(rounded_output)",
-        f"tiles_o = cute.local_tile(tensor_o, (64, {columns}), ({', '.join(['None', '0', *('None' for _ in output.matrix.modes)])}))",
-        "from_o, to_o = cpasync.tma_partition(",
-        "    tma_o, 0, cute.make_layout(1), cute.group_modes(shared_o, 0, 2), cute.group_modes(tiles_o, 0, 2)",
-        ")",
+        *([] if problem.spans_queries else _stored_rows(plan)),
     ]
 
 
@@ -196,6 +222,10 @@ def _(out: Writer, program: ScoreProgram, step: a.WorkLoop) -> None:
             out.lines(part_lengths(plan))
             out.line(f"first_query = tile_m * {plan.rows} + group * 64 + group_warp * 16 + lane // 4")
             out.lines(spans.of_rows(plan))
+            if isinstance(plan, AttentionPlan) and plan.problem.spans_queries:
+                out.lines(_stored_rows(plan, spans.first_row(plan.problem.queries, "query_limit")))
+        elif not loads and isinstance(plan, AttentionPlan) and plan.problem.spans_queries:
+            out.lines(_spanned_rows(plan))
         if loads:
             out.lines(_spanned_blocks(plan) if isinstance(plan, AttentionPlan) and plan.problem.spans_keys else ())
             out.line("block = end - 1")
@@ -317,8 +347,14 @@ def _(out: Writer, program: ScoreProgram, step: g.Tail) -> None:
 @_rule(a.LoadRows)
 def _(out: Writer, program: AttentionProgram, step: a.LoadRows) -> None:
     plan = program.plan
-    source = indexed(plan, plan.problem.q, f"tile_m * {plan.groups} + group")
+    source = indexed(plan, plan.problem.q, f"tile_m * {plan.groups} + group", _end_of_queries(plan, plan.problem.q))
     out.line(f"cute.copy(tma_q, from_q[{source}], to_q[None, group], tma_bar_ptr=q_barriers + group)")
+
+
+def _end_of_queries(plan: AttentionPlan, matrix: Matrix) -> str:
+    """Return the row after the span of queries in a matrix, or nothing if these are all rows."""
+    row = spans.row_of(plan, matrix)
+    return f"{f'{row} + ' if row else ''}query_limit" if plan.problem.spans_queries else ""
 
 
 @_rule(a.LoadBlock)
@@ -411,7 +447,8 @@ def _(out: Writer, program: AttentionProgram, step: a.Finish) -> None:
 @_rule(a.StoreOutput)
 def _(out: Writer, program: AttentionProgram, step: a.StoreOutput) -> None:
     plan = program.plan
-    target = indexed(plan, plan.problem.matrix.matrix, f"tile_m * {plan.groups} + group")
+    output = plan.problem.matrix.matrix
+    target = indexed(plan, output, f"tile_m * {plan.groups} + group", _end_of_queries(plan, output))
     out.line(f"cute.copy(tma_o, from_o[None, group], to_o[{target}])")
     out.line("cute.arch.cp_async_bulk_commit_group()")
 

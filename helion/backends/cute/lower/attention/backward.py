@@ -25,7 +25,7 @@ from ...plan.refusal import Refusal
 from ..names import name_of
 from ..numbers import equal, size
 from .addition import addition_of
-from .band import covered_keys, length_of
+from .band import covered_keys, key_span
 from .formula import FormulaReader
 from .lefts import EXPONENTIALS, Lefts
 from .loops import Loops, check_axis, is_tile
@@ -110,7 +110,7 @@ def backward_of(program: Program) -> Backward:
     band = lefts.band([dot.operands[0] for dot in sums])
     stored = loops.numbers.least([_extent(loops, load, loops.keys) for load in streamed], "size_keys")
     check_range(loops, LoadedRange())
-    if length_of(loops) is not None:
+    if key_span(loops, None) is not None:
         raise Refusal("gradients of attention in a loop to a number of rows that is loaded are not implemented")
     keys = covered_keys(loops, band, stored)
     matrices = [_matrix(loops, load, loops.keys) for load in streamed]
@@ -138,6 +138,8 @@ def backward_of(program: Program) -> Backward:
         names=tuple(loops.tensor(load).name for load in (*owned, *streamed)),
     )
     check_backward(problem)
+    if loops.loaded:
+        raise Refusal("gradients of attention that read integers of each head are not implemented")
     check_strides(loops, problem)
     check_storage(loops, () if addition is None else (addition.op,))
     added = () if addition is None else (loops.tensor(addition.op).id,)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from ....._compiler.ir.grammar import ForAttrs, NumberAttrs, Op, Operand, OperandRef, PointwiseAttrs, Value
 from ....._shapes import Expr, Number
 from ...plan.attention.numbers import is_known, text_of
-from ...plan.attention.records import Band
+from ...plan.attention.records import Band, Place, Span
 from ...plan.refusal import Refusal
 from ..numbers import equal, size
 from .loops import Loops, is_position
+from .places import ZERO, added, loaded_value, subtracted
 from .values import end_of_tile
 
 
 @dataclass(frozen=True)
 class Affine:
-    """``query`` * the index of the query + ``key`` * that of the key + ``number``."""
+    """``query`` * the index of the query + ``key`` * that of the key + ``number`` + what is ``loaded`` for the head."""
 
     query: int
     key: int
     number: Number
+    loaded: Place = ZERO
 
 
 def affine_of(loops: Loops, value: Operand) -> Affine | None:
@@ -32,6 +32,9 @@ def affine_of(loops: Loops, value: Operand) -> Affine | None:
     made = loops.stripped(value)
     if made is None or value.dtype.is_floating_point:
         return None
+    place = loaded_value(loops, value)
+    if place is not None:
+        return Affine(0, 0, 0, place)
     if made.kind == "iota" and not made.attrs.relative:
         block = made.attrs.block
         return {loops.queries: Affine(1, 0, 0), loops.keys: Affine(0, 1, 0)}.get(block)
@@ -48,11 +51,15 @@ def affine_of(loops: Loops, value: Operand) -> Affine | None:
     if made.attrs.name == "cast":
         return known[0]
     if made.attrs.name == "neg":
-        return Affine(-known[0].query, -known[0].key, -known[0].number)
+        (one,) = known
+        return Affine(-one.query, -one.key, -one.number, subtracted(ZERO, one.loaded))
     if made.attrs.name in ("add", "sub") and len(known) == 2:
         sign = 1 if made.attrs.name == "add" else -1
         one, other = known
-        return Affine(one.query + sign * other.query, one.key + sign * other.key, one.number + sign * other.number)
+        loaded = (added if sign > 0 else subtracted)(one.loaded, other.loaded)
+        return Affine(
+            one.query + sign * other.query, one.key + sign * other.key, one.number + sign * other.number, loaded
+        )
     return None
 
 
@@ -79,19 +86,21 @@ def _of_comparison(loops: Loops, made: Op, seen: bool) -> Band | None:
     if name not in _NEGATED:
         return None
     one, other = (affine_of(loops, each) for each in made.operands)
-    if one is None and other is not None and (other.query, other.key) == (0, 0):
+    if one is None and other is not None and (other.query, other.key, other.loaded) == (0, 0, ZERO):
         return _of_distance(loops, made.operands[0], name, other.number)
     if one is None or other is None:
         return None
+    if one.key < other.key:  # mirror the comparison
+        one, other, name = other, one, {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}[name]
     key, query, number = one.key - other.key, one.query - other.query, one.number - other.number
-    if key < 0:  # mirror the comparison
-        key, query, number, name = -key, -query, -number, {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}[name]
     if (key, query) != (1, -1):
         return None
-    # key - query + number compared with 0
+    # key - query + number compared with what is loaded
+    place = subtracted(other.loaded, one.loaded)
+    shift = None if place == ZERO else place
     if name in ("le", "lt"):
-        return Band(last=loops.numbers.of(-number - (1 if name == "lt" else 0), "bound_last"))
-    return Band(first=loops.numbers.of(-number + (1 if name == "gt" else 0), "bound_first"))
+        return Band(last=loops.numbers.of(-number - (1 if name == "lt" else 0), "bound_last"), shift=shift)
+    return Band(first=loops.numbers.of(-number + (1 if name == "gt" else 0), "bound_first"), shift=shift)
 
 
 def _of_distance(loops: Loops, value: Operand, name: str, most: Number) -> Band | None:
@@ -100,7 +109,7 @@ def _of_distance(loops: Loops, value: Operand, name: str, most: Number) -> Band 
     if made is None or made.attrs != PointwiseAttrs("abs") or name not in ("le", "lt"):
         return None
     distance = affine_of(loops, made.operands[0])
-    if distance is None or distance.query + distance.key != 0 or abs(distance.key) != 1:
+    if distance is None or distance.query + distance.key != 0 or abs(distance.key) != 1 or distance.loaded != ZERO:
         return None
     most = most - (1 if name == "lt" else 0)
     middle = -distance.number * distance.key
@@ -110,19 +119,23 @@ def _of_distance(loops: Loops, value: Operand, name: str, most: Number) -> Band 
 
 
 def joined(loops: Loops, *bands: Band) -> Band:
-    """Return the keys that all bands have."""
+    """Return the keys that all bands have. Raises ``Refusal``."""
+    shifts = {band.shift for band in bands if not band.is_whole}
+    if len(shifts) > 1:
+        raise Refusal("masks by distances of queries and keys plus different loaded integers are not implemented")
     firsts = [band.first for band in bands if band.first is not None]
     lasts = [band.last for band in bands if band.last is not None]
     return Band(
         first=loops.numbers.greatest(firsts, "bound_first") if firsts else None,
         last=loops.numbers.least(lasts, "bound_last") if lasts else None,
+        shift=next(iter(shifts), None),
     )
 
 
 def every_query_sees(loops: Loops, band: Band, keys: int) -> bool:
     """Return whether each query has at least one key in the band, in every launch."""
     numbers, queries = loops.numbers, loops.numbers.number(loops.extent(loops.queries))
-    sees = not _end(loops).is_loaded and (not is_known(keys) or keys > 0)  # launches have keys
+    sees = not _end(loops).is_loaded and band.shift is None and (not is_known(keys) or keys > 0)  # launches have keys
     if band.last is not None:
         sees &= numbers.at_most(0, band.last)
     if band.first is not None:
@@ -140,18 +153,18 @@ EVERY_KEY = -(2**62)
 class End:
     """The end of a loop over keys: the least of several numbers, None where there is none.
 
-    They are ``limit``, and ``past`` keys beyond the end of the tile of queries. ``length`` loads one for each head.
+    They are ``limit``, and ``past`` keys beyond the end of the tile of queries. ``loaded`` ones are of each head.
     ``greatest`` loads one for each of the tile's queries, of which the greatest counts.
     """
 
     limit: Number | None = None
     past: Number | None = None
-    length: Op | None = None
+    loaded: tuple[Place, ...] = ()
     greatest: Op | None = None
 
     @property
     def is_loaded(self) -> bool:
-        return self.length is not None or self.greatest is not None
+        return bool(self.loaded) or self.greatest is not None
 
 
 def end_of_loop(loops: Loops, end: Operand) -> End | None:
@@ -161,6 +174,9 @@ def end_of_loop(loops: Loops, end: Operand) -> End | None:
     made, greatest = loops.stripped(end), end_of_tile(loops, end, "amax")
     if greatest is not None:
         return End(greatest=greatest)
+    place = loaded_value(loops, end)
+    if place is not None:
+        return End(loaded=(place,))
     if made is None:
         return None
     if made.kind == "full":
@@ -169,10 +185,10 @@ def end_of_loop(loops: Loops, end: Operand) -> End | None:
         return End(limit=size(made.attributes(NumberAttrs).expr))
     if is_position(made, ("end",)) == loops.queries:
         return End(past=0)
-    if made.kind == "load" and not loops.blocks(made.result) and made.result.dtype in (torch.int32, torch.int64):
-        return End(length=made)
     if not isinstance(made.attrs, PointwiseAttrs):
         return None
+    if made.attrs.name == "mul" and 0 in made.operands:
+        return End(limit=0)
     name, terms = made.attrs.name, [end_of_loop(loops, each) for each in made.operands]
     if name == "cast":
         return terms[0]
@@ -182,11 +198,12 @@ def end_of_loop(loops: Loops, end: Operand) -> End | None:
     if one is None or other is None:
         return None
     if name == "minimum":
-        if one.is_loaded and other.is_loaded:
+        if one.greatest is not None and other.greatest is not None:
             return None
         limit, past = _least(loops, one.limit, other.limit), _least(loops, one.past, other.past)
-        loaded = one if one.is_loaded else other
-        return End(limit=limit, past=past, length=loaded.length, greatest=loaded.greatest)
+        return End(limit=limit, past=past, loaded=(*one.loaded, *other.loaded), greatest=one.greatest or other.greatest)
+    if name == "add" and one.limit == 0 and one.past is None and not one.is_loaded:
+        return other
     if name not in ("add", "sub") or other.past is not None or other.limit is None or one.is_loaded or other.is_loaded:
         return None
     moved = other.limit if name == "add" else -other.limit
@@ -256,7 +273,7 @@ def covered_keys(loops: Loops, band: Band, stored: int) -> int:
     plain = block.kind == "tile" and not axis.scalar and axis.jagged is None and axis.split is None
     begin = loops.loop.operands[axis.begin.at] if isinstance(axis.begin, OperandRef) else axis.begin
     first = begin_of_loop(loops, begin) if isinstance(begin, (int, Value)) else None
-    if end_of_tile(loops, begin, "amin") is not None:
+    if end_of_tile(loops, begin, "amin") is not None or loaded_begin(loops) is not None:
         first = EVERY_KEY
     if not plain or first is None or not equal(axis.step, 1):
         raise Refusal("a loop over keys from 0, or from the first query of the tile plus a number, is implemented")
@@ -267,12 +284,14 @@ def covered_keys(loops: Loops, band: Band, stored: int) -> int:
             " would depend on the size of tiles"
         )
     found = _end(loops)
+    if band.shift is not None and (found.past is not None or not equal(first, EVERY_KEY)):
+        raise Refusal("a loop over keys to the end of the tile of queries, and masks by distances plus loaded integers")
     if found.past is not None and (band.last is None or not numbers.at_most(band.last, found.past)):
         raise Refusal(
             "the loop over keys ends with the tile of queries, and its mask lets a query see later keys: the result would"
             " depend on the size of tiles"
         )
-    if found.is_loaded and found.past is None and found.limit is None:
+    if found.is_loaded:
         return stored
     if not numbers.at_most(last_key(loops), stored):
         raise Refusal(f"the loop over keys has more of them than the {text_of(stored)} of k and v")
@@ -289,9 +308,20 @@ def last_key(loops: Loops) -> Number:
     return loops.numbers.number(loops.extent(loops.queries)) + (0 if end.past is None else end.past)
 
 
-def length_of(loops: Loops) -> Op | None:
-    """Return the load of the number of keys at which the loop ends, or None. Raises ``Refusal``."""
-    return _end(loops).length
+def loaded_begin(loops: Loops) -> Place | None:
+    """Return the loaded integer of each head at which the loop over keys begins, or None."""
+    (axis,) = loops.loop.attributes(ForAttrs).axes
+    return loaded_value(loops, loops.loop.operands[axis.begin.at]) if isinstance(axis.begin, OperandRef) else None
+
+
+def key_span(loops: Loops, row: Place | None) -> Span | None:
+    """Return the keys of the loop by what is loaded for each head, or None. ``row`` is the row of key 0, if it is loaded.
+    Raises ``Refusal``."""
+    begin, end = loaded_begin(loops), _end(loops)
+    if begin is None and not end.loaded and row is None:
+        return None
+    limit = () if end.limit is None else (Place("number", (loops.numbers.of(end.limit, "size_keys"),)),)
+    return Span(begin=begin, ends=(*end.loaded, *limit))
 
 
 def _end(loops: Loops) -> End:

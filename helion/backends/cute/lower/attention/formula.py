@@ -107,6 +107,7 @@ class FormulaReader:
 
     def _load(self, op: Op, compared: bool = False) -> str:
         access = access_of(self.loops, op)
+        access.check_plain()
         check_reach(access)
         dtype = dtype_name(access.tensor.dtype)
         if dtype not in SOURCE_DTYPES or (dtype in _INTEGERS and not compared):

@@ -14,6 +14,7 @@ from ..chain import ROUNDED
 from .band import band_of, joined
 from .formula import FormulaReader
 from .loops import Loops
+from .ranges import needed_terms
 from .values import by_number, is_minus_infinity, is_number, name_of_op
 
 EXPONENTIALS = ("exp", "exp2")
@@ -51,9 +52,13 @@ class Lefts:
         seen = not tests[is_mask](one)
         if not seen:
             one, other = other, one
-        band = band_of(self.loops, condition, seen) if tests[is_mask](other) else None
-        if band is None:
+        if not tests[is_mask](other):
             return None
+        bands = [band_of(self.loops, *term) for term in needed_terms(self.loops, condition, seen)]
+        known = [each for each in bands if each is not None]
+        if len(known) < len(bands):
+            return None
+        band = joined(self.loops, *known)
         hidden[made.result.number] = one
         further = (self._zero if is_mask == "zero" else self._low)(one, hidden)
         return band if further is None else joined(self.loops, band, further)

@@ -18,6 +18,7 @@ from ....._compiler.ir.grammar import (
 )
 from ....._shapes import Dim, Expr
 from ...plan.attention.numbers import is_known
+from ...plan.attention.records import Source
 from ...plan.refusal import Refusal
 from ..numbers import equal, size
 from .numbers import LaunchNumbers
@@ -41,6 +42,8 @@ class Loops:
     first: Op
     second: Op
     numbers: LaunchNumbers = field(default_factory=LaunchNumbers, compare=False)
+    loaded: dict[Source, int | Expr] = field(default_factory=dict, compare=False)
+    """Integers that are loaded for each head, and their arguments of a launch."""
 
     def maker(self, value: Operand) -> Op | None:
         return self.makers.get(value.number) if isinstance(value, Value) else None

@@ -81,7 +81,7 @@ class Finish:
         if name not in numbers:
             raise Refusal(f"{access.tensor.name} does not depend on the attention")
         if self.columns in access.strides:
-            matrix = matrix_of(self.loops, op, self.loops.queries, "queries")
+            matrix = matrix_of(self.loops, op, self.loops.queries, "queries", spanned=True)
             return AttentionOutput(name=name, value=numbers[name], kind="exact", dtype=matrix.dtype, matrix=matrix)
         if set(access.strides) != {self.loops.queries}:
             raise Refusal(f"{access.tensor.name} is no matrix of queries, nor has it one number for each")
@@ -96,6 +96,7 @@ class Finish:
             pitch=access.strides[self.loops.queries],
             offset=access.offset,
             modes=access.modes,
+            row=access.rows.get(self.loops.queries),
         )
         return AttentionOutput(name=name, value=numbers[name], kind="query", dtype=dtype, matrix=matrix)
 

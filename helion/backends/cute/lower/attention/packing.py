@@ -28,12 +28,12 @@ _POSITIONS = (QUERY_INDEX, KEY_INDEX, ROW_NUMBER, COLUMN_NUMBER)
 
 def with_packed_heads(loops: Loops, problem: AttentionProblem) -> AttentionProblem:
     """Return the problem with heads as rows, or the same one where that does not apply."""
-    others = len(problem.sources) > (problem.length is not None)
-    begins = (
-        problem.band.first is None and is_known(problem.band.last) and (problem.length is None or problem.band.is_whole)
-    )
-    varies = not begins and (problem.length is not None or problem.runtime)
-    if problem.queries != 1 or others or varies or _reads_positions(problem):
+    others = len(problem.sources) > len(problem.loaded)
+    spanned = problem.key_span is not None
+    begins = problem.band.first is None and is_known(problem.band.last) and (not spanned or problem.band.is_whole)
+    varies = not begins and (spanned or problem.runtime)
+    shifted = problem.query_span is not None or problem.band.shift is not None
+    if problem.queries != 1 or others or varies or shifted or _reads_positions(problem):
         return problem
     for at, size in enumerate(problem.heads):
         shared = _shared(problem, at) if is_known(size) else None
@@ -58,7 +58,7 @@ def _shared(problem: AttentionProblem, at: int) -> int | None:
                 found.add(number)
         if not any(_depends(mode.at, at) for mode in matrix.modes):
             found.add(problem.heads[at])
-    if problem.length is not None and any(_depends(mode.at, at) for mode in problem.length.modes):
+    if any(_depends(mode.at, at) for source in problem.loaded for mode in source.modes):
         return None
     for matrix in (problem.q, *(output.matrix for output in problem.outputs)):
         if [mode.at for mode in matrix.modes if _depends(mode.at, at)] != [Place("axis", (at,))]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ....._compiler.ir.grammar import HostTensor, Index, MemoryAttrs, NumberAttrs, Op, Operand, PointwiseAttrs, Value
 from ....._shapes import Expr, Number, dtype_name, hint_of
 from ...plan.attention.launch import strides_of
 from ...plan.attention.numbers import is_known
-from ...plan.attention.records import Matrix, Mode, Place, ScoreProblem
+from ...plan.attention.records import INTEGERS, Matrix, Mode, Place, ScoreProblem, Source
 from ...plan.dtypes import PITCH
 from ...plan.refusal import Refusal
 from ..batch import POSITION
@@ -19,32 +19,54 @@ from .loops import Loops, is_position
 
 MOST_ELEMENTS = 2**31
 """Elements that an offset of 32 bits reaches."""
-_OPERATIONS = {"add": "add", "sub": "sub", "mul": "mul", "floordiv": "floordiv", "mod": "mod", "remainder": "mod"}
+_OPERATIONS = {
+    "add": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "floordiv": "floordiv",
+    "mod": "mod",
+    "remainder": "mod",
+    "minimum": "min",
+    "maximum": "max",
+}
+ZERO = Place("number", (0,))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """An accessed tensor: strides by block of its tile's dimensions, and the rest of its dimensions by head."""
+    """An accessed tensor: strides by block of its tile's dimensions, and the rest of its dimensions by head.
+
+    ``rows`` are added to the indices of a block, and ``ends`` are the ends of the indices that a mask lets pass.
+    """
 
     tensor: HostTensor
     strides: dict[int, int]
     extents: dict[int, int]
     offset: int
     modes: tuple[Mode, ...]
+    rows: dict[int, Place]
+    ends: dict[int, Place]
+
+    def check_plain(self) -> None:
+        """Check that indices of tiles are those of rows, without a mask. Raises ``Refusal``."""
+        if self.rows:
+            raise Refusal(f"{self.tensor.name} is indexed by a tile plus an offset, which is not implemented")
+        if self.ends:
+            raise Refusal(f"{self.tensor.name} is accessed with a mask of the user's; implemented are whole tiles")
 
 
 def access_of(loops: Loops, op: Op) -> Access:
     """Return the access of a load or store. Raises ``Refusal``."""
     attrs, tensor = op.attributes(MemoryAttrs), loops.tensor(op)
-    if attrs.mask is not None:
-        raise Refusal(f"{tensor.name} is accessed with a mask of the user's; implemented are whole tiles")
+    ends = {} if attrs.mask is None else _ends_of_mask(loops, op.operands[attrs.mask], tensor.name)
     strides, extents, modes, numbers = dict[int, int](), dict[int, int](), list[Mode](), loops.numbers
+    rows = dict[int, Place]()
     offset: Number = 0
     name = name_of(tensor)
     for at, index in enumerate(attrs.indices):
         shape = numbers.of(tensor.shape[at], f"size_{name}_{at}")
         stride = numbers.of(tensor.strides[at], f"stride_{name}_{at}", PITCH)
-        block = _block_of(loops, op, index)
+        block, row = _block_of(loops, op, index)
         if block is not None and block not in loops.heads:
             if block in strides:
                 raise Refusal(f"{tensor.name} is indexed twice by one tile")
@@ -53,8 +75,10 @@ def access_of(loops: Loops, op: Op) -> Access:
                     f"{tensor.name} is indexed by a part of the dimensions of a head, which is not implemented"
                 )
             strides[block], extents[block] = stride, shape
+            rows |= {} if row == ZERO else {block: row}
             continue
-        place = Place("axis", (loops.heads.index(block),)) if block is not None else _place_of(loops, op, index)
+        of_head = None if block is None else Place("axis", (loops.heads.index(block),))
+        place = _place_of(loops, op, index) if of_head is None else added(of_head, row)
         if stride == 0 or shape == 1:
             continue
         if place.op == "number":
@@ -67,23 +91,152 @@ def access_of(loops: Loops, op: Op) -> Access:
         raise Refusal(f"{tensor.name} may begin at an address that is no multiple of 16 bytes")
     modes.sort(key=lambda mode: mode.stride)
     start = numbers.of(offset, f"offset_{name}", PITCH)
-    return Access(tensor=tensor, strides=strides, extents=extents, offset=start, modes=tuple(modes))
+    return Access(
+        tensor=tensor,
+        strides=strides,
+        extents=extents,
+        offset=start,
+        modes=tuple(modes),
+        rows=rows,
+        ends=ends,
+    )
 
 
-def _block_of(loops: Loops, op: Op, index: Index) -> int | None:
-    """Return the block of an index that is a tile, without offset; None for an index of one element."""
+def _block_of(loops: Loops, op: Op, index: Index) -> tuple[int | None, Place]:
+    """Return the block of an index that is a tile, and what is added to it; None for an index of one element."""
     if index.kind == "block":
         if index.operand is None and equal(index.shift, 0):
-            return index.block
+            return index.block, ZERO
+        row = ZERO if index.operand is None else loaded_value(loops, op.operands[index.operand])
+        moved = row is not None and isinstance(index.shift, int)
+        if moved and (row != ZERO or index.block in loops.heads):
+            return index.block, added(row, Place("number", (index.shift,)))  # type: ignore[arg-type]
         raise Refusal(f"{loops.tensor(op).name} is indexed by a tile plus an offset, which is not implemented")
     if index.kind == "scalar":
-        return None
+        return None, ZERO
     made = loops.stripped(op.operands[index.operand]) if index.operand is not None else None
     if made is not None and made.kind == "iota" and (not made.attrs.relative or _is_whole(loops, made)):
-        return int(made.attrs.block)
+        return int(made.attrs.block), ZERO
     if made is not None and not loops.blocks(made.result):
-        return None
+        return None, ZERO
+    found = None if made is None else _moved_tile(loops, made)
+    if found is not None:
+        return found
     raise Refusal(f"{loops.tensor(op).name} is indexed by computed positions, which is not implemented")
+
+
+def _moved_tile(loops: Loops, made: Op) -> tuple[int, Place] | None:
+    """Return the block and the loaded integer that a value adds to its indices, or None."""
+    if made.attrs != PointwiseAttrs("add"):
+        return None
+    for one, other in (made.operands, made.operands[::-1]):
+        block, row = tile_of(loops, one), loaded_value(loops, other)
+        if block is not None and row is not None:
+            return block, row
+    return None
+
+
+def tile_of(loops: Loops, value: Operand) -> int | None:
+    """Return the block whose indices a value is, through views and casts, or None."""
+    made = loops.stripped(value)
+    while made is not None and made.attrs == PointwiseAttrs("cast") and not made.result.dtype.is_floating_point:
+        made = loops.stripped(made.operands[0])
+    return int(made.attrs.block) if made is not None and made.kind == "iota" and not made.attrs.relative else None
+
+
+def _ends_of_mask(loops: Loops, mask: Operand, name: str) -> dict[int, Place]:
+    """Return the ends of the indices that a mask lets pass, by block. Raises ``Refusal``."""
+    ends = dict[int, Place]()
+    for condition, seen in terms_of_condition(loops, mask, True):
+        found = end_of_indices(loops, condition, seen)
+        if found is None or found[0] in ends:
+            raise Refusal(
+                f"{name} is accessed with a mask of the user's; implemented are those of indices below an integer that is"
+                " loaded for each head"
+            )
+        ends |= [found]
+    return ends
+
+
+def terms_of_condition(loops: Loops, condition: Operand, seen: bool) -> list[tuple[Operand, bool]]:
+    """Return the conditions that together make up one, and whether each has to be true."""
+    made = loops.stripped(condition)
+    name = made.attrs.name if made is not None and isinstance(made.attrs, PointwiseAttrs) else ""
+    if made is not None and name in ("logical_not", "bitwise_not"):
+        return terms_of_condition(loops, made.operands[0], not seen)
+    if made is not None and name in (("bitwise_and", "logical_and") if seen else ("bitwise_or", "logical_or")):
+        return [term for each in made.operands for term in terms_of_condition(loops, each, seen)]
+    return [(condition, seen)]
+
+
+def end_of_indices(loops: Loops, condition: Operand, seen: bool) -> tuple[int, Place] | None:
+    """Return the block whose indices are below a loaded integer of a head if a condition is ``seen``, and that integer."""
+    made = loops.stripped(condition)
+    name = made.attrs.name if made is not None and isinstance(made.attrs, PointwiseAttrs) else ""
+    if made is None or name not in ("lt", "gt", "le", "ge"):
+        return None
+    one, other = made.operands if name in ("lt", "ge") else made.operands[::-1]
+    block, place = tile_of(loops, one), loaded_value(loops, other)
+    below = name in (("lt", "gt") if seen else ("ge", "le"))
+    return (block, place) if below and block is not None and place is not None else None
+
+
+def loaded_value(loops: Loops, value: Operand) -> Place | None:
+    """Return an integer that is computed from integers that are loaded for each head, or None."""
+    if not isinstance(value, Value) or value.dtype.is_floating_point or loops.blocks(value):
+        return None
+    try:
+        place = place_of_value(loops, value, "a loop")
+    except Refusal:
+        return None
+    return place if _is_loaded(loops, place) else None
+
+
+def _is_loaded(loops: Loops, place: Place) -> bool:
+    if place.op == "axis":
+        (axis,) = place.arguments
+        return isinstance(axis, int) and axis >= first_loaded(loops)
+    return any(isinstance(each, Place) and _is_loaded(loops, each) for each in place.arguments)
+
+
+def first_loaded(loops: Loops) -> int:
+    """Return the number of the first coordinate of a head that is a loaded integer."""
+    return len(loops.heads) or 1
+
+
+def _loaded(loops: Loops, op: Op) -> Place:
+    """Return an integer that is loaded for each head, as a coordinate. Raises ``Refusal``."""
+    access = access_of(loops, op)
+    access.check_plain()
+    check_reach(access)
+    name = name_of(access.tensor)
+    source = Source(
+        name=f"{name}_of_heads",
+        kind="head",
+        dtype=dtype_name(access.tensor.dtype),
+        offset=access.offset,
+        modes=access.modes,
+    )
+    while any(each.name == source.name and each != source for each in loops.loaded):
+        source = replace(source, name=f"{source.name}_more")
+    if source.dtype not in INTEGERS or access.strides:
+        raise Refusal(f"{access.tensor.name} in {source.dtype} as an index is not implemented")
+    loops.loaded.setdefault(source, access.tensor.id)
+    return Place("axis", (first_loaded(loops) + [*loops.loaded].index(source),))
+
+
+def added(one: Place, other: Place) -> Place:
+    """Return the sum of two places."""
+    return other if one == ZERO else one if other == ZERO else Place("add", (one, other))
+
+
+def subtracted(one: Place, other: Place) -> Place:
+    """Return the difference of two places."""
+    if one == ZERO and other.op == "sub":
+        (first, second) = other.arguments
+        assert isinstance(first, Place) and isinstance(second, Place)
+        return subtracted(second, first)
+    return one if other == ZERO else Place("sub", (one, other))
 
 
 def _is_whole(loops: Loops, made: Op) -> bool:
@@ -118,6 +271,8 @@ def place_of_value(loops: Loops, value: Operand, name: str) -> Place:
         return Place("number", (loops.numbers.of(made.attributes(NumberAttrs).expr, "size_number"),))
     if made is not None and made.kind == "full":
         return place_of_value(loops, made.operands[0], name)
+    if made is not None and made.kind == "load" and not loops.blocks(made.result):
+        return _loaded(loops, made)
     if made is not None and isinstance(made.attrs, PointwiseAttrs):
         if made.attrs.name == "cast" and not made.result.dtype.is_floating_point:
             return place_of_value(loops, made.operands[0], name)
@@ -131,10 +286,16 @@ def place_of_value(loops: Loops, value: Operand, name: str) -> Place:
 def _folded(place: Place) -> Place:
     """Return a place without operations that change nothing."""
     one, other = place.arguments
+    assert isinstance(one, Place) and isinstance(other, Place)
+    if place.op == "mul" and ZERO in (one, other):
+        return ZERO
+    if place.op == "add":
+        return added(one, other)
+    if place.op == "sub":
+        return subtracted(one, other)
     if place.op in ("floordiv", "mul") and other == Place("number", (1,)):
-        assert isinstance(one, Place)
         return one
-    if place.op in ("floordiv", "mod") and not (isinstance(other, Place) and _is_positive(other)):
+    if place.op in ("floordiv", "mod") and not _is_positive(other):
         raise Refusal("an index is divided by a number that is not known to be positive")
     return place
 
@@ -145,9 +306,14 @@ def _is_positive(place: Place) -> bool:
     return place.op == "number" and isinstance(number, int) and (number > 0 or not is_known(number))
 
 
-def matrix_of(loops: Loops, op: Op, rows: int, what: str) -> Matrix:
-    """Return the matrix of a head whose rows are those of block ``rows``. Raises ``Refusal``."""
+def matrix_of(loops: Loops, op: Op, rows: int, what: str, spanned: bool = False) -> Matrix:
+    """Return the matrix of a head whose rows are those of block ``rows``, or with ``spanned`` a span of them. Raises
+    ``Refusal``."""
     access = access_of(loops, op)
+    if not spanned:
+        access.check_plain()
+    if {*access.rows, *access.ends} - {rows}:
+        raise Refusal(f"{access.tensor.name} is no matrix of all dimensions of {what}")
     others = [block for block in access.strides if block != rows]
     if rows not in access.strides or len(others) != 1:
         raise Refusal(f"{access.tensor.name} is no matrix of {what} for each head")
@@ -169,6 +335,7 @@ def matrix_of(loops: Loops, op: Op, rows: int, what: str) -> Matrix:
         pitch=access.strides[rows],
         offset=access.offset,
         modes=access.modes,
+        row=access.rows.get(rows),
     )
 
 

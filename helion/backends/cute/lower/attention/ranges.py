@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ....._compiler.ir.grammar import ForAttrs, Op, Operand, OperandRef
 from ....._shapes import Expr
-from ...plan.attention.records import KeyRange, Source
+from ...plan.attention.records import AttentionProblem, KeyRange, Matrix, Place, Source, Span
 from ...plan.refusal import Refusal
+from .band import key_span
 from .formula import FormulaReader
 from .loops import Loops
+from .places import access_of, end_of_indices, terms_of_condition, tile_of
 from .values import end_of_tile, loaded_bound, name_of_op
 
 MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
@@ -35,15 +38,26 @@ class LoadedRange:
         )
 
 
-def terms_of_condition(loops: Loops, condition: Operand, seen: bool) -> list[tuple[Operand, bool]]:
-    """Return the conditions that together make up one, and whether each has to be true."""
-    made = loops.stripped(condition)
-    name = name_of_op(made)
-    if made is not None and name in ("logical_not", "bitwise_not"):
-        return terms_of_condition(loops, made.operands[0], not seen)
-    if made is not None and name in (("bitwise_and", "logical_and") if seen else ("bitwise_or", "logical_or")):
-        return [term for each in made.operands for term in terms_of_condition(loops, each, seen)]
-    return [(condition, seen)]
+def stored_queries(loops: Loops) -> Place | None:
+    """Return the loaded end of the queries that stores let pass, or None. Raises ``Refusal``."""
+    stores = [op for op in loops.root.body.ops if op.kind == "store"]
+    ends = {access_of(loops, op).ends.get(loops.queries) for op in stores}
+    if len(ends) > 1:
+        raise Refusal("outputs of different queries are not implemented; store all with the same mask")
+    return next(iter(ends), None)
+
+
+def needed_terms(loops: Loops, condition: Operand, seen: bool) -> list[tuple[Operand, bool]]:
+    """Return the conditions that together make up one, without those that hold for all keys of the loop and all stored
+    queries."""
+    span, queries = key_span(loops, None), stored_queries(loops)
+    ends = {loops.keys: () if span is None else span.ends, loops.queries: () if queries is None else (queries,)}
+    found = []
+    for term, wanted in terms_of_condition(loops, condition, seen):
+        end = end_of_indices(loops, term, wanted)
+        if end is None or end[1] not in ends.get(end[0], ()):
+            found.append((term, wanted))
+    return found
 
 
 def range_of(loops: Loops, condition: Operand, seen: bool) -> LoadedRange | None:
@@ -54,21 +68,14 @@ def range_of(loops: Loops, condition: Operand, seen: bool) -> LoadedRange | None
         return None
     name = name if seen else NEGATED[name]
     one, other = made.operands
-    if not _is_key(loops, one):
+    if tile_of(loops, one) != loops.keys:
         one, other, name = other, one, MIRRORED[name]
-    load = loaded_bound(loops, other) if _is_key(loops, one) else None
+    load = loaded_bound(loops, other) if tile_of(loops, one) == loops.keys else None
     if load is None:
         return None
     if name in ("ge", "gt"):
         return LoadedRange(begins=load, shifts=(1 if name == "gt" else 0, 0))
     return LoadedRange(ends=load, shifts=(0, 1 if name == "le" else 0))
-
-
-def _is_key(loops: Loops, value: Operand) -> bool:
-    made = loops.stripped(value)
-    while made is not None and name_of_op(made) == "cast" and not made.result.dtype.is_floating_point:
-        made = loops.stripped(made.operands[0])
-    return made is not None and made.kind == "iota" and not made.attrs.relative and made.attrs.block == loops.keys
 
 
 def ends_of_loop(loops: Loops) -> LoadedRange:
@@ -111,3 +118,32 @@ def key_range(reader: FormulaReader, found: LoadedRange) -> tuple[KeyRange | Non
         bounds[name] = replace(source, name=f"{source.name}_{name}")
         ids.append(tensor)
     return (KeyRange(**bounds, shifts=found.shifts) if bounds else None), tuple(ids)
+
+
+def query_span(loops: Loops, matrices: Sequence[Matrix]) -> Span | None:
+    """Return the queries of a head that are stored, or None if these are all. Raises ``Refusal``."""
+    end = stored_queries(loops)
+    moved = [matrix.name for matrix in matrices if matrix.row is not None]
+    if moved and end is None:
+        raise Refusal(
+            f"{moved[0]} has the rows of a head at a loaded place, and outputs are stored without"
+            " extra_mask=tile.index < length, which would keep a tile out of the rows of others"
+        )
+    return None if end is None else Span(ends=(end,))
+
+
+def check_spans(loops: Loops, problem: AttentionProblem) -> None:
+    """Check that K and V have the same rows, and that masks of loads let all of them pass. Raises ``Refusal``."""
+    span = problem.key_span
+    if problem.k.row != problem.v.row:
+        raise Refusal("k and v whose rows begin at different loaded places are not implemented")
+    if span is not None and problem.key_range is not None:
+        raise Refusal("bounds of keys that are loaded for each head and for each query are not implemented together")
+    queries = () if problem.query_span is None else problem.query_span.ends
+    known = {loops.keys: () if span is None else span.ends, loops.queries: queries}
+    for op in (op for op in loops.program.walk() if op.kind == "load"):
+        for block, end in access_of(loops, op).ends.items():
+            if end not in known.get(block, ()):
+                raise Refusal(
+                    f"{loops.tensor(op).name} is loaded with a mask other than that of the loop or of the stores"
+                )

@@ -11,20 +11,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ....._compiler.ir.grammar import Op, Program
-from ....._shapes import Expr, dtype_name
+from ....._compiler.ir.grammar import Program
+from ....._shapes import Expr
 from ...plan.attention.build import check_problem
-from ...plan.attention.records import AttentionProblem, Band, Formula, KeyRange, Source
-from ..names import name_of
-from .band import covered_keys, every_query_sees, length_of
+from ...plan.attention.records import AttentionProblem, Band, Formula, KeyRange
+from .band import covered_keys, every_query_sees, key_span
 from .consecutive import with_joined_loops
 from .lefts import Lefts
 from .loops import Loops, loops_of
 from .operands import Queries, operands_of, stored_keys
 from .outputs import ACCUMULATOR, TOTAL, Finish
 from .packing import with_packed_heads
-from .places import access_of, check_reach, check_storage, check_strides
-from .ranges import LoadedRange, check_range, key_range
+from .places import check_storage, check_strides
+from .ranges import LoadedRange, check_range, check_spans, key_range, query_span
 from .scores import PRODUCT, Scores, may_be_infinite
 from .softmax import has_softmax, softmax_of, start_of
 from .weights import weights_of
@@ -72,7 +71,7 @@ def attention_of(program: Program) -> Attention:
     weighting = found(loops, finish)
     queries = Queries(loops)
     q, k, v = operands_of(loops, queries)
-    outputs, length = finish.outputs(), length_of(loops)
+    outputs = finish.outputs()
     problem = AttentionProblem(
         heads=tuple(loops.extent(block) for block in loops.heads) or (1,),
         queries=loops.extent(loops.queries),
@@ -89,12 +88,15 @@ def attention_of(program: Program) -> Attention:
         band=weighting.band,
         finish=finish.formula,
         outputs=outputs,
-        length=None if length is None else _length(loops, length),
+        loaded=tuple(loops.loaded),
+        key_span=key_span(loops, k[0].row),
+        query_span=query_span(loops, (q[0], *(output.matrix for output in outputs))),
         key_range=weighting.key_range,
         units=tuple(loops.numbers.units),
         softmax=weighting.softmax,
         names=tuple(name for _, _, name in (q, k, v)),  # type: ignore[arg-type]
     )
+    check_spans(loops, problem)
     problem = with_packed_heads(loops, problem)
     check_problem(problem)
     check_strides(loops, problem)
@@ -108,21 +110,8 @@ def attention_of(program: Program) -> Attention:
             *weighting.sources,
             *finish.reader.arguments(finish.formula),
             *weighting.bounds,
-            *([] if length is None else [loops.tensor(length).id]),
+            *loops.loaded.values(),
         ),
-    )
-
-
-def _length(loops: Loops, load: Op) -> Source:
-    """Return the number of keys of a sequence, which is loaded for each head. Raises ``Refusal``."""
-    access = access_of(loops, load)
-    check_reach(access)
-    return Source(
-        name=f"{name_of(access.tensor)}_of_keys",
-        kind="head",
-        dtype=dtype_name(access.tensor.dtype),
-        offset=access.offset,
-        modes=access.modes,
     )
 
 

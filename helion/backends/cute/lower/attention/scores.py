@@ -16,7 +16,7 @@ from .band import band_of, every_query_sees, joined
 from .formula import FormulaReader
 from .loops import Loops
 from .operands import stored_keys
-from .ranges import LoadedRange, ends_of_loop, range_of, terms_of_condition
+from .ranges import LoadedRange, ends_of_loop, needed_terms, range_of
 from .values import by_number, is_lowest, is_minus_infinity, name_of_op
 
 PRODUCT = "product"
@@ -82,7 +82,7 @@ class Scores:
     def _visible(self, condition: Operand, seen: bool) -> tuple[Band, LoadedRange] | None:
         """Return the band and the range of what is visible so far and by a condition, or None if it is neither of both."""
         band, loaded = self.band, self.range
-        for term, wanted in terms_of_condition(self.loops, condition, seen):
+        for term, wanted in needed_terms(self.loops, condition, seen):
             of_term = band_of(self.loops, term, wanted)
             if of_term is not None:
                 band = joined(self.loops, band, of_term)

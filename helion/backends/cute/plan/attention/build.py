@@ -109,8 +109,8 @@ def _check_splits(problem: AttentionProblem, choice: AttentionChoice) -> None:
     """Check that each part of the keys has a block, in every tile."""
     if not all(map(is_known, (*problem.heads, problem.queries))):
         raise Refusal("keys are split among CTAs for numbers of heads and queries that are known before a launch")
-    if problem.key_range is not None:
-        raise Refusal("keys are split among CTAs where bounds of the keys of a query are not loaded")
+    if problem.key_range is not None or problem.query_span is not None:
+        raise Refusal("keys are split among CTAs where bounds of queries, and of the keys of a query, are not loaded")
     rows = WGMMA_ROWS * choice.groups
     tiles = -(-problem.queries // rows)
     if choice.scheduler != "static":
@@ -118,7 +118,7 @@ def _check_splits(problem: AttentionProblem, choice: AttentionChoice) -> None:
     if tiles > 1 and not problem.band.is_whole:
         raise Refusal("keys are split among CTAs where all queries of a head are one tile, or see all keys")
     blocks = visited_blocks(problem, rows, choice.keys)
-    if choice.splits > blocks and is_known(problem.keys) and problem.length is None:
+    if choice.splits > blocks and is_known(problem.keys) and problem.key_span is None:
         raise Refusal(f"{blocks} blocks of keys are split among {choice.splits} CTAs")
     if tiles * problem.batches * choice.groups > MAX_COUNTERS:
         raise Refusal(
@@ -151,7 +151,7 @@ def check_problem(problem: AttentionProblem) -> None:
             raise Refusal(
                 f"attention of bfloat16 or float16 tensors is implemented, not {matrix.name} in {matrix.dtype}"
             )
-        check_matrix(matrix)
+        check_matrix(matrix, problem.spans_queries if matrix is problem.q else problem.spans_keys)
         if matrix.columns % COLUMN_STEP or not COLUMN_STEP <= matrix.columns <= MOST_COLUMNS:
             raise Refusal(
                 f"heads of {matrix.columns} dimensions; multiples of {COLUMN_STEP} up to {MOST_COLUMNS} are implemented"
@@ -162,7 +162,7 @@ def check_problem(problem: AttentionProblem) -> None:
     (output,) = matrices
     if output.dtype not in ("bfloat16", "float16"):
         raise Refusal(f"outputs in bfloat16 or float16 are implemented, not {output.name} in {output.dtype}")
-    check_matrix(output.matrix)
+    check_matrix(output.matrix, problem.spans_queries)
     check_positions(problem, (problem.score, problem.finish))
 
 
@@ -174,8 +174,8 @@ def check_positions(problem: ScoreProblem, formulas: Sequence[Formula]) -> None:
         raise Refusal(f"formulas of positions of {most} rows are not implemented; up to {MOST_POSITIONS} are")
 
 
-def check_matrix(matrix: Matrix) -> None:
-    """Check that TMA takes a matrix. Raises ``Refusal``."""
+def check_matrix(matrix: Matrix, spanned: bool = False) -> None:
+    """Check that TMA takes a matrix, or with ``spanned`` a span of its rows. Raises ``Refusal``."""
     width = itemsize(matrix.dtype)
     for pitch in (matrix.pitch, matrix.offset, *(mode.stride for mode in matrix.modes)):
         if is_known(pitch) and pitch * width % TMA_ALIGNMENT_BYTES:
@@ -183,8 +183,10 @@ def check_matrix(matrix: Matrix) -> None:
                 f"{matrix.name} has a stride or offset of {pitch} elements, {pitch * width} bytes; TMA needs a multiple of"
                 f" {TMA_ALIGNMENT_BYTES} bytes"
             )
-    if 2 + len(matrix.modes) > MOST_MODES:
-        raise Refusal(f"{matrix.name} has {2 + len(matrix.modes)} dimensions; TMA takes {MOST_MODES}")
+    dimensions = 2 + len(matrix.modes) + spanned
+    if dimensions > MOST_MODES:
+        more = ", one for the span of its rows" if spanned else ""
+        raise Refusal(f"{matrix.name} has {dimensions} dimensions{more}; TMA takes {MOST_MODES}")
 
 
 def _may_share(problem: AttentionProblem) -> bool:

@@ -111,6 +111,17 @@ def _attention_lines(name: str, plan: AttentionPlan) -> list[str]:
         f" {', '.join(chosen)}",
     ]
     lines += _band_lines(plan, "query", "key")
+    for name, span in (("keys", problem.key_span), ("queries", problem.query_span)):
+        if span is not None:
+            axes = tuple(f"head_{at}" for at in range(len(problem.coordinates)))
+            begin = "0" if span.begin is None else span.begin.text(axes)
+            lines.append(
+                f"  {name} of a head: from {begin} to {' and '.join(each.text(axes) for each in span.ends) or 'the last'}"
+            )
+    if problem.loaded:
+        first = len(problem.coordinates) - len(problem.loaded)
+        integers = (f"head_{first + at} of {source.name}" for at, source in enumerate(problem.loaded))
+        lines.append(f"  loaded for each head: {', '.join(integers)}")
     if problem.key_range is not None:
         loaded = ", ".join(f"{name} {source.name}" for name, (source, _) in problem.key_range.bounds.items())
         lines.append(f"  the keys of a query: {loaded}: blocks {', '.join(('first', *plan.parts))}")

@@ -32,7 +32,8 @@ STARTS = 3
 @dataclass(frozen=True)
 class Place:
     """An integer that depends on the head: ``axis`` (coordinate number ``arguments[0]`` of the head), ``number``, or
-    ``add``, ``sub``, ``mul``, ``floordiv`` and ``mod`` of two places."""
+    ``add``, ``sub``, ``mul``, ``floordiv``, ``mod``, ``min`` and ``max`` of two places. Integers that are loaded for a head are its last
+    coordinates."""
 
     op: str
     arguments: tuple[Place | int, ...]
@@ -44,6 +45,8 @@ class Place:
             assert isinstance(number, int)
             return axes[number] if self.op == "axis" else text_of(number)
         one, other = (each.text(axes) for each in self.arguments if isinstance(each, Place))
+        if self.op in ("min", "max"):
+            return f"cutlass.{self.op}({one}, {other})"
         return f"({one} {_SIGNS[self.op]} {other})"
 
 
@@ -63,7 +66,8 @@ class Mode:
 class Matrix:
     """A tensor of one matrix per head, whose rows are queries or keys and whose columns are contiguous.
 
-    ``offset`` counts elements before the first matrix, ``pitch`` elements from one row to the next.
+    ``offset`` counts elements before the first matrix, ``pitch`` elements from one row to the next. ``row`` is the row of
+    index 0, if it is not row 0.
     """
 
     name: str
@@ -72,6 +76,7 @@ class Matrix:
     pitch: int
     offset: int = 0
     modes: tuple[Mode, ...] = ()
+    row: Place | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +120,11 @@ class Formula:
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """The keys that a query sees: ``first`` <= key - query <= ``last``, where None is no bound."""
+    """The keys that a query sees: ``first`` <= key - query - ``shift`` <= ``last``, where None is no bound, or no shift."""
 
     first: int | None = None
     last: int | None = None
+    shift: Place | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -146,6 +152,14 @@ class KeyRange:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Span:
+    """Indices of rows from ``begin`` on, or from 0, up to the least of ``ends``, or to the last row."""
+
+    begin: Place | None = None
+    ends: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionOutput:
     """An output of one value of the formula of outputs: a matrix, or a number per query (``pitch`` elements from one to the next)."""
 
@@ -159,6 +173,10 @@ class AttentionOutput:
     def label(self) -> str:
         """Its name in generated code."""
         return f"{self.name}_output"
+
+
+_OPTIONAL = ("units", "loaded", "key_span", "query_span", "key_range")
+"""Fields of problems that their text leaves out where they are empty."""
 
 
 class ScoreProblem:
@@ -176,7 +194,7 @@ class ScoreProblem:
 
     def __repr__(self) -> str:
         names = [each.name for each in dataclasses.fields(self)]  # type: ignore[arg-type]
-        shown = [name for name in names if name not in ("units", "length", "key_range") or getattr(self, name)]
+        shown = [name for name in names if name not in _OPTIONAL or getattr(self, name)]
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     @functools.cached_property
@@ -225,6 +243,11 @@ class ScoreProblem:
         raise NotImplementedError
 
     @property
+    def spans(self) -> tuple[Span, ...]:
+        """Spans of rows that are loaded for each head."""
+        return ()
+
+    @property
     def has_first(self) -> bool:
         """True if there is a first key that a query sees, other than key 0."""
         return self.band.first is not None
@@ -267,8 +290,12 @@ class AttentionProblem(ScoreProblem):
     finish: Formula
     outputs: tuple[AttentionOutput, ...]
     softmax: bool = True
-    length: Source | None = None
-    """The keys of a sequence, an integer per head: there are no more than ``keys``, and may be none."""
+    loaded: tuple[Source, ...] = ()
+    """Integers that are loaded for each head, which are coordinates of it."""
+    key_span: Span | None = None
+    """The keys of a head, which may be none."""
+    query_span: Span | None = None
+    """The queries of a head that are stored."""
     key_range: KeyRange | None = None
     units: tuple[int, ...] = ()
     """Strides that each launch passes, and that have to be 1."""
@@ -290,13 +317,25 @@ class AttentionProblem(ScoreProblem):
     def sources(self) -> tuple[Source, ...]:
         """Inputs other than q, k and v, in the order of a launch."""
         bounds = () if self.key_range is None else self.key_range.sources
-        lengths = () if self.length is None else (self.length,)
-        return (*self.query.sources, *self.score.sources, *self.finish.sources, *bounds, *lengths)
+        return (*self.query.sources, *self.score.sources, *self.finish.sources, *bounds, *self.loaded)
+
+    @property
+    def coordinates(self) -> tuple[int, ...]:
+        return (*self.heads, *(1 for _ in self.loaded))
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return tuple(span for span in (self.key_span, self.query_span) if span is not None)
+
+    @property
+    def spans_queries(self) -> bool:
+        """True if the queries of a head are a span of rows of Q and of the outputs, the others of which are not stored."""
+        return self.query_span is not None
 
     @property
     def spans_keys(self) -> bool:
         """True if a tile's keys are a span of rows of K and V, from loaded integers. Rows out of it are read as 0."""
-        return self.length is not None or self.key_range is not None
+        return self.key_span is not None or self.key_range is not None
 
     @property
     def has_first(self) -> bool:
@@ -451,7 +490,8 @@ class AttentionPlan(ScorePlan):
 
     @property
     def is_limited(self) -> bool:
-        return self.problem.spans_keys or (self.splits > 1 and not is_known(self.problem.keys))
+        spanned = self.problem.spans_keys or self.problem.spans_queries
+        return spanned or (self.splits > 1 and not is_known(self.problem.keys))
 
 
 LAZY = 8.0
