@@ -185,11 +185,20 @@ def loaded_value(loops: Loops, value: Operand) -> Place | None:
     """Return an integer that is computed from integers that are loaded for each head, or None."""
     if not isinstance(value, Value) or value.dtype.is_floating_point or loops.blocks(value):
         return None
+    if not _reads_integers(loops, value):  # numbers get names where they are read
+        return None
     try:
         place = place_of_value(loops, value, "a loop")
     except Refusal:
         return None
     return place if _is_loaded(loops, place) else None
+
+
+def _reads_integers(loops: Loops, value: Operand) -> bool:
+    made = loops.stripped(value)
+    if made is None or made.kind == "load":
+        return made is not None
+    return any(_reads_integers(loops, each) for each in made.operands)
 
 
 def _is_loaded(loops: Loops, place: Place) -> bool:

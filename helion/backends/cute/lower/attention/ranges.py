@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ....._compiler.ir.grammar import ForAttrs, Op, Operand, OperandRef
+from ....._compiler.ir.grammar import ForAttrs, MemoryAttrs, Op, Operand, OperandRef
 from ....._shapes import Expr
 from ...plan.attention.records import AttentionProblem, KeyRange, Matrix, Place, Source, Span
 from ...plan.refusal import Refusal
@@ -41,23 +41,32 @@ class LoadedRange:
 def stored_queries(loops: Loops) -> Place | None:
     """Return the loaded end of the queries that stores let pass, or None. Raises ``Refusal``."""
     stores = [op for op in loops.root.body.ops if op.kind == "store"]
-    ends = {access_of(loops, op).ends.get(loops.queries) for op in stores}
+    ends = {access_of(loops, op).ends.get(loops.queries) if _is_masked(op) else None for op in stores}
     if len(ends) > 1:
         raise Refusal("outputs of different queries are not implemented; store all with the same mask")
     return next(iter(ends), None)
 
 
+def _is_masked(op: Op) -> bool:
+    return op.attributes(MemoryAttrs).mask is not None
+
+
 def needed_terms(loops: Loops, condition: Operand, seen: bool) -> list[tuple[Operand, bool]]:
     """Return the conditions that together make up one, without those that hold for all keys of the loop and all stored
     queries."""
-    span, queries = key_span(loops, None), stored_queries(loops)
-    ends = {loops.keys: () if span is None else span.ends, loops.queries: () if queries is None else (queries,)}
-    found = []
-    for term, wanted in terms_of_condition(loops, condition, seen):
-        end = end_of_indices(loops, term, wanted)
-        if end is None or end[1] not in ends.get(end[0], ()):
-            found.append((term, wanted))
-    return found
+    terms = terms_of_condition(loops, condition, seen)
+    return [term for term in terms if not _always_holds(loops, *term)]
+
+
+def _always_holds(loops: Loops, condition: Operand, seen: bool) -> bool:
+    found = end_of_indices(loops, condition, seen)
+    if found is None:
+        return False
+    block, end = found
+    if block == loops.queries:
+        return end == stored_queries(loops)
+    span = key_span(loops, None) if block == loops.keys else None
+    return span is not None and end in span.ends
 
 
 def range_of(loops: Loops, condition: Operand, seen: bool) -> LoadedRange | None:
@@ -141,7 +150,7 @@ def check_spans(loops: Loops, problem: AttentionProblem) -> None:
         raise Refusal("bounds of keys that are loaded for each head and for each query are not implemented together")
     queries = () if problem.query_span is None else problem.query_span.ends
     known = {loops.keys: () if span is None else span.ends, loops.queries: queries}
-    for op in (op for op in loops.program.walk() if op.kind == "load"):
+    for op in (op for op in loops.program.walk() if op.kind == "load" and _is_masked(op)):
         for block, end in access_of(loops, op).ends.items():
             if end not in known.get(block, ()):
                 raise Refusal(
