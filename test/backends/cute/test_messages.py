@@ -99,6 +99,62 @@ def test_another_backend_waits_for_what_a_matmul_sends() -> None:
         torch.testing.assert_close(found.double(), expected, atol=0.2, rtol=0.02)
 
 
+@helion.kernel(ignore_warnings=[exc.UnacknowledgedReuse])
+def send_rows(x: torch.Tensor, inbox: tuple[torch.Tensor, ...], ch: hl.Channel) -> None:
+    for tile in hl.tile(x.size(0), block_size=64):
+        inbox[1][tile, :] = x[tile, :]
+        hl.signal(ch, [tile.id], to=1)
+
+
+@helion.kernel(backend="cute")
+def product_of_received(w: torch.Tensor, inbox: tuple[torch.Tensor, ...], ch: hl.Channel) -> torch.Tensor:
+    rows, k = inbox[0].size()
+    out = torch.empty([rows, w.size(1)], dtype=w.dtype, device=w.device)
+    for tile_m, tile_n in hl.tile([rows, w.size(1)], block_size=[64, None]):
+        hl.wait(ch, [tile_m.id], sender=1, keep=True)
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, inbox[0][tile_m, tile_k], w[tile_k, tile_n])
+        out[tile_m, tile_n] = acc.to(w.dtype)
+    return out
+
+
+def test_operands_that_a_peer_sends() -> None:
+    generators = [torch.Generator().manual_seed(seed) for seed in range(3)]
+    a, w = [torch.randn(150, 72, generator=each) + 0.25 for each in generators[:2]], torch.randn(72, 40) + 0.1
+    a, w = [each.bfloat16() for each in a], w.bfloat16()
+
+    def on_rank() -> list[torch.Tensor]:
+        inbox, ch = hd.empty([150, 72], BF16), hd.channel([3])
+        found = []
+        for call in range(2):
+            send_rows(a[hd.rank()] * (call + 1), inbox, ch)
+            found.append(product_of_received(w, inbox, ch))
+            ch.seen[1] += 1
+            hd.barrier()
+        return found
+
+    for me, results in enumerate(hd.run(on_rank, 2)):
+        for call, found in enumerate(results):
+            expected = (a[1 - me] * (call + 1)).double() @ w.double()
+            torch.testing.assert_close(found.double(), expected, atol=0.3, rtol=0.02)
+
+
+def test_a_cluster_waits_for_the_operands_of_all_its_tiles() -> None:
+    bound = product_of_received.bind((meta(136, 264), peers(300, 136), words(5)), target="h200")
+    code = bound.to_cute_code(
+        helion.Config(block_sizes=[128, 64], wgmma_cluster_m=2, wgmma_cluster_n=2, wgmma_ab_stages=2)
+    )
+    load = code.partition("# load")[2].partition("# store")[0]
+    for number in range(2):  # 5 tiles along M, in clusters of 2
+        assert f"if (tile_m - place[1] + {number}) < 5:" in load
+        assert f"wanted = words_1[5 + (tile_m - place[1] + {number}) * 1] + 1" in load
+    assert load.count("wanted = ") == 2, "a word for a row of tiles"
+    program = bound.plan(helion.Config(block_sizes=[64, 64], wgmma_ab_stages=2)).roles
+    with pytest.raises(Fault, match="a of tile 0 is loaded after the messages of tile None"):
+        verify(edit_role(program, "load", without(m.AwaitMessages)))
+
+
 def test_a_wait_without_a_message_is_a_deadlock() -> None:
     def on_rank() -> None:
         memory = EXAMPLE.Memory(128, 64)
@@ -229,7 +285,14 @@ WAIT = "hl.wait(ch, [tile_m.id, tile_n.id], sender=1)"
 SIGNAL = "hl.signal(done, [0, 0], to=1)"
 STORE = "out[tile_m, tile_n] = acc.to(x.dtype)"
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "wait before the loop": ([f"BEFORE {WAIT}", ADD, STORE], "a wait before the loop over K is not implemented"),
+    "matrix after a wait for operands": (
+        [f"BEFORE {WAIT}", ADD, STORE],
+        "inbox.* is loaded after a wait before the loop",
+    ),
+    "waits for operands and for matrices": (
+        [f"BEFORE {WAIT}", WAIT, ADD, STORE],
+        "waits before the loop over K and after",
+    ),
     "signal before a wait": ([STORE, SIGNAL, WAIT, ADD, "bias[0] = 0"], "a signal before a wait of the same tile"),
     "vector after a wait": ([WAIT, ADD, "acc = acc + bias[tile_n]", STORE], "bias is loaded after a wait"),
     "nothing after a wait": ([ADD, WAIT, STORE], "a wait that no load of a matrix follows is not implemented"),

@@ -154,8 +154,11 @@ def _check_messages(plan: GemmPlan) -> None:
         )
     if plan.parts > 1:
         raise Refusal("messages are implemented where one CTA has all of K; k_splits and grid_splits are 1")
-    if problem.epilogue.waits and not plan.has_residual:
-        raise Refusal("a wait that no load of a matrix by TMA follows is not implemented")
+    for wait in problem.epilogue.waits:
+        if wait.before == "matrices" and not plan.has_residual:
+            raise Refusal("a wait that no load of a matrix by TMA follows is not implemented")
+        if wait.before == "operands" and plan.ctas > 1 and not wait.keep:
+            raise Refusal("CTAs of a cluster, which share operands, wait for the same messages; they pass keep=True")
 
 
 def _shares_a(plan: GemmPlan, joins: bool) -> bool:

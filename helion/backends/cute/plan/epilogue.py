@@ -10,6 +10,8 @@ from typing import Literal
 
 from .refusal import Refusal
 
+Awaiting = Literal["operands", "matrices"]
+"""Loads after messages: those of A and B, in a CTA and in all that share them, or those of matrices of the epilogue."""
 OperandKind = Literal["exact", "strided", "row", "column", "product", "number"]
 OutputKind = Literal["exact", "strided", "column", "tile", "sum", "group"]
 
@@ -199,12 +201,13 @@ class Signal:
 
 @dataclass(frozen=True, kw_only=True)
 class Await:
-    """A wait before the matrices of a tile are loaded: ``word`` has to reach ``seen`` plus ``count``.
+    """A wait before the loads of a tile, of operands or of matrices: ``word`` has to reach ``seen`` plus ``count``.
 
     Unless it has to ``keep`` the messages, ``seen`` then counts them. A wait of ``seconds``, 0 for never, writes ``note``
     to the words ``lost`` and ``lost_word``, and ends.
     """
 
+    before: Awaiting = "matrices"
     word: Word
     seen: Word
     count: int

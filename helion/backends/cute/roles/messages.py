@@ -33,10 +33,10 @@ class SignalPeers(MessageStep):
 
 
 def with_messages(program: KernelProgram) -> KernelProgram:
-    """Let the loads of residuals wait for messages, and signal after the last store of a tile."""
+    """Let the loads of operands, or of residuals, wait for messages, and signal after the last store of a tile."""
     epilogue = program.plan.problem.epilogue
     if epilogue.waits:
-        program = edit_role(program, "load_residual", _begin)
+        program = edit_role(program, "load" if epilogue.waits[0].before == "operands" else "load_residual", _begin)
     return edit_role(program, "store", _end) if epilogue.signals else program
 
 

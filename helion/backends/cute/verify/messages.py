@@ -6,6 +6,7 @@ stores, and warps that meet at a barrier know it of each other's. Peers send the
 
 from __future__ import annotations
 
+from ..plan.epilogue import Awaiting
 from ..roles import messages as m
 from .cluster import Cluster, Ready, rule
 from .state import Cta, Fault, Store, Warp
@@ -21,9 +22,9 @@ def _(cluster: Cluster, step: m.AwaitMessages, warp: Warp) -> Ready:
     return lambda: bool(come)
 
 
-def check_awaited(cluster: Cluster, warp: Warp, operand: str) -> None:
-    """Check that a load of a matrix follows the messages that its tile waits for. Raises ``Fault``."""
-    if cluster.plan.problem.epilogue.waits and warp.heard != warp.tile:
+def check_awaited(cluster: Cluster, warp: Warp, loads: Awaiting, operand: str) -> None:
+    """Check that a load of an operand, or of a matrix, follows the messages that its tile waits for. Raises ``Fault``."""
+    if any(wait.before == loads for wait in cluster.plan.problem.epilogue.waits) and warp.heard != warp.tile:
         raise Fault(f"{operand} of tile {warp.tile} is loaded after the messages of tile {warp.heard}")
 
 

@@ -214,8 +214,9 @@ def _(cluster: Cluster, step: g.TmaLoad, warp: Warp) -> None:
     base = multiplied.get(step.operand, step.operand)
     if step.operand == "a" or ring.pipeline.kind == "tma_epilogue":
         check_views(cluster, warp, step.operand)
+    is_matrix = ring.pipeline.kind == "tma_epilogue"
+    check_awaited(cluster, warp, "matrices" if is_matrix else "operands", step.operand)
     if ring.pipeline.kind == "tma_epilogue":
-        check_awaited(cluster, warp, step.operand)
         tag, mask, sharers = (warp.tile, warp.subtile), 1 << own, 1
         operand = next(o for o in cluster.plan.problem.epilogue.operands if o.label == step.operand)
         size = subtile_bytes(cluster.plan, operand.dtype)

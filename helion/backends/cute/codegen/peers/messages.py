@@ -39,35 +39,55 @@ def tensors(plan: GemmPlan) -> list[tuple[str, str]]:
 
 
 def lines(step: MessageStep, plan: GemmPlan) -> list[str]:
-    """Return the code of a step. CTAs whose tile is outside of D neither wait nor signal."""
+    """Return the code of a step. Tiles outside of D neither wait nor signal."""
     if isinstance(step, StoresComplete):
         return ["cute.arch.cp_async_bulk_wait_group(0)"]
-    epilogue, at = plan.problem.epilogue, 0
-    body = []
-    for wait in epilogue.waits:
-        body += _wait(wait, at) if isinstance(step, AwaitMessages) else []
-        at += 2
-    for signal in epilogue.signals if not isinstance(step, AwaitMessages) else ():
-        body += _asm(_SIGNAL, [_address(at, signal.word), "cutlass.Int32(1)"])
-        at += 1
-    found = ["if lane == 0:", *(f"    {line}" for line in body)]
-    found += ["cute.arch.sync_warp()", 'cute.arch.fence_proxy("async")'] if isinstance(step, AwaitMessages) else []
-    inside = _inside(plan)
-    return [f"if {inside}:", *(f"    {line}" for line in found)] if inside else found
+    epilogue = plan.problem.epilogue
+    if isinstance(step, AwaitMessages):
+        waits: dict[_Tile, list[str]] = {}
+        for number, wait in enumerate(epilogue.waits):
+            for tile in _awaited_tiles(wait, plan):
+                waits.setdefault(tile, []).extend(_wait(wait, 2 * number, tile))
+        inside = [line for tile, each in waits.items() for line in _within(plan, tile, each)]
+        return ["if lane == 0:", *_indented(inside), "cute.arch.sync_warp()", 'cute.arch.fence_proxy("async")']
+    found = []
+    for at, signal in enumerate(epilogue.signals, start=2 * len(epilogue.waits)):
+        found += _asm(_SIGNAL, [_address(at, signal.word, _OWN), "cutlass.Int32(1)"])
+    return _within(plan, _OWN, ["if lane == 0:", *_indented(found)])
 
 
-def _wait(wait: Await, at: int) -> list[str]:
+_Tile = tuple[str, str]
+"""Numbers of a tile along M and N, in the text of the kernel."""
+_OWN: _Tile = ("tile_m", "tile_n")
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
+
+
+def _awaited_tiles(wait: Await, plan: GemmPlan) -> list[_Tile]:
+    """Return the tiles whose messages a CTA waits for: its own one, or those of all CTAs that share operands with it."""
+    if wait.before == "matrices" or plan.ctas == 1:
+        return [_OWN]
+    sides = [
+        [f"(tile_{side} - place[{at}] + {number})" for number in range(tiles)] if step else [f"tile_{side}"]
+        for at, side, tiles, step in zip((1, 2), "mn", plan.cluster_tiles, wait.word.steps, strict=True)
+    ]
+    return [(m, n) for m in sides[0] for n in sides[1]]
+
+
+def _wait(wait: Await, at: int, tile: _Tile) -> list[str]:
     """Return the code that waits for messages of one peer, and then counts them."""
-    seen, lost = f"words_{at + 1}[{_index(wait.seen)}]", f"(words_{at}.iterator + {wait.lost}).toint()"
+    seen, lost = f"words_{at + 1}[{_index(wait.seen, tile)}]", f"(words_{at}.iterator + {wait.lost}).toint()"
     text = _POLL.replace("POLLS", str(_POLLS))
     for name, value in (("REACHED", _REACHED), ("WAITING", _WAITING), ("LOST", _LOST)):
         text = text.replace(name, str(value))
-    poll = _asm(text, [_address(at, wait.word), "wanted", lost], "state = ")
+    poll = _asm(text, [_address(at, wait.word, tile), "wanted", lost], "state = ")
     late = [
         f"if cute.arch.globaltimer() - begun > {wait.seconds * 10**9}:",
         f"    state = cutlass.Int32({_LOST})",
     ]
-    note = _asm(_NOTE, [lost, _address(at, wait.lost_word), f"cutlass.Int32({wait.note})"])
+    note = _asm(_NOTE, [lost, _address(at, wait.lost_word, tile), f"cutlass.Int32({wait.note})"])
     counted = [] if wait.keep else [f"{seen} = wanted"]
     return [
         f"wanted = {seen} + {wait.count}",
@@ -88,24 +108,21 @@ def _asm(text: str, given: list[str], result: str = "") -> list[str]:
     return [f"{result}cute.arch.inline_ptx(", f"    '{text}',", *made, f"    read_only_args=[{', '.join(given)}],", ")"]
 
 
-def _address(at: int, word: Word) -> str:
-    return f"(words_{at}.iterator + ({_index(word)})).toint()"
+def _address(at: int, word: Word, tile: _Tile) -> str:
+    return f"(words_{at}.iterator + ({_index(word, tile)})).toint()"
 
 
-def _index(word: Word) -> str:
+def _index(word: Word, tile: _Tile) -> str:
     """Return the number of a tile's word in its tensor."""
-    terms = [
-        str(word.first),
-        *(f"{tile} * {step}" for tile, step in zip(("tile_m", "tile_n"), word.steps, strict=True) if step),
-    ]
+    terms = [str(word.first), *(f"{number} * {step}" for number, step in zip(tile, word.steps, strict=True) if step)]
     return " + ".join(terms)
 
 
-def _inside(plan: GemmPlan) -> str:
-    """Return the predicate of tiles inside D, or an empty string if all tiles of clusters are."""
+def _within(plan: GemmPlan, tile: _Tile, lines: list[str]) -> list[str]:
+    """Return the code under the predicate of a tile inside D, unless all tiles of clusters are."""
     found = []
-    for at, side in enumerate("mn"):
+    for at, (side, number) in enumerate(zip("mn", tile, strict=True)):
         tiles, walked = numbers.parts(plan, side, plan.tile[at]), plan.work[at] * plan.cluster_tiles[at]
         if not tiles.isdigit() or int(tiles) < walked:
-            found.append(f"tile_{side} < {tiles}")
-    return " and ".join(found)
+            found.append(f"{number} < {tiles}")
+    return [f"if {' and '.join(found)}:", *_indented(lines)] if found else lines

@@ -8,7 +8,8 @@
     out[tile_m, tile_n] = acc
     hl.signal(done, [0], to=1)
 
-A tile then waits before its matrices are loaded, and signals after it is stored. The program has to have that order.
+A tile then waits before its matrices are loaded, and signals after it is stored. The program has to have that order. A wait
+before the loop is for the loads of A and B.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ....._compiler.ir.grammar import HostTensor, MemoryAttrs, Op, Program
 from ....._compiler.ir.rewrite import Makers
 from ....._compiler.passes.always.simplify import drop_dead
 from ....._compiler.passes.analysis.messages import Form, Message, Messages, load_in, messages_of
-from ...plan.epilogue import Await, Signal, Word
+from ...plan.epilogue import Await, Awaiting, Signal, Word
 from ...plan.refusal import Refusal
 from ..numbers import known
 from ..product import Product
@@ -31,7 +32,8 @@ from ..product import Product
 
 @dataclass(frozen=True, kw_only=True)
 class Apart:
-    """A ``program`` without messages, and those of the original one. ``late`` are the tensors that it loads after a wait.
+    """A ``program`` without messages, and those of the original one. ``late`` are the tensors that it loads after a wait,
+    which are ``early`` where waits precede the loop over K.
 
     Without messages the program is the original one.
     """
@@ -39,6 +41,7 @@ class Apart:
     program: Program
     found: Messages | None = None
     late: frozenset[int] = frozenset()
+    early: bool = False
 
 
 def without_messages(program: Program) -> Apart:
@@ -57,7 +60,7 @@ def without_messages(program: Program) -> Apart:
         raise Refusal("messages in a loop, under a condition, or of several grids are not implemented")
     body = program.roots[0].body
     counters = {_seen(program, wait).id for wait in found.waits}
-    late = _check_order(program, found, counters)
+    late, early = _check_order(program, found, counters)
     gone = {each.op.number for each in _events(found)}
     gone |= {op.number for op in body.ops if op.kind == "store" and op.attrs.tensor in counters}
     ops = tuple(op for op in body.ops if op.number not in gone)
@@ -68,7 +71,7 @@ def without_messages(program: Program) -> Apart:
         if isinstance(op.attrs, MemoryAttrs) and op.attrs.tensor in counters:
             name = program.tensors[op.attrs.tensor].name
             raise Refusal(f"{name} is read by more than waits; a place that it selects is not implemented")
-    return Apart(program=rest, found=found, late=late)
+    return Apart(program=rest, found=found, late=late, early=early)
 
 
 def plain(program: Program) -> Program:
@@ -83,23 +86,27 @@ def _events(found: Messages) -> tuple[Message, ...]:
     return (*found.waits, *found.signals)
 
 
-def _check_order(program: Program, found: Messages, counters: set[int]) -> frozenset[int]:
-    """Check that waits follow the loop over K, and signals the waits. Return the tensors that are loaded after a wait."""
+def _check_order(program: Program, found: Messages, counters: set[int]) -> tuple[frozenset[int], bool]:
+    """Check that all waits precede the loop over K, or follow it, and precede signals.
+
+    Return the tensors that are loaded after a wait, and whether waits precede the loop.
+    """
     ops = program.roots[0].body.ops
     at = {op.number: number for number, op in enumerate(ops)}
     loop = max((number for number, op in enumerate(ops) if op.regions), default=-1)
     waits, signals = ([at[each.op.number] for each in events] for events in (found.waits, found.signals))
-    if waits and min(waits) < loop:
-        raise Refusal("a wait before the loop over K is not implemented; after it, before a matrix is loaded, it is")
+    early = bool(waits) and min(waits) < loop
+    if early and max(waits) > loop:
+        raise Refusal("waits before the loop over K and after it are not implemented in one kernel")
     if waits and signals and min(signals) < max(waits):
         raise Refusal("a signal before a wait of the same tile is not implemented; a kernel for each is")
     after = ops[min(waits) :] if waits else ()
-    late = {op.attrs.tensor for op in after if op.kind == "load"} - counters
+    late = {op.attrs.tensor for each in after for op in each.walk() if op.kind == "load"} - counters
     stored = {program.tensors[op.attrs.tensor].storage for op in ops if op.kind in ("store", "atomic")}
     for tensor in late:
         if program.tensors[tensor].storage in stored:
             raise Refusal(f"{program.tensors[tensor].name} is loaded after a wait, and stored to as well")
-    return frozenset(late)
+    return frozenset(late), early
 
 
 def _seen(program: Program, wait: Message) -> HostTensor:
@@ -120,7 +127,7 @@ def with_messages(product: Product, apart: Apart, program: Program) -> Product:
     if apart.found is None:
         return product
     _check_late(product, apart, program)
-    words = _Words(program, product.blocks)
+    words = _Words(program, product.blocks, "operands" if apart.early else "matrices")
     waits = tuple(words.wait(wait) for wait in apart.found.waits)
     signals = tuple(words.signal(signal) for signal in apart.found.signals)
     epilogue = dataclasses.replace(product.problem.epilogue, waits=waits, signals=signals)
@@ -131,6 +138,13 @@ def with_messages(product: Product, apart: Apart, program: Program) -> Product:
 
 def _check_late(product: Product, apart: Apart, program: Program) -> None:
     """Check that TMA loads all that a tile may load after a wait alone, in the role that waits."""
+    if apart.early:
+        others = [program.tensors[each].name for each in sorted(apart.late - {product.a, product.b})]
+        if others:
+            raise Refusal(
+                f"{others[0]} is loaded after a wait before the loop over K; that is implemented for operands of one matmul"
+            )
+        return
     pairs = [*zip(product.operands, product.problem.epilogue.operands, strict=True)]
     waited = [each for source, each in pairs if source in apart.late]
     moved = [each.name for each in waited if each.kind != "exact"]
@@ -146,8 +160,8 @@ def _check_late(product: Product, apart: Apart, program: Program) -> None:
 class _Words:
     """The words of messages by their tensors: the arguments of a launch, in the order of ``Epilogue.words``."""
 
-    def __init__(self, program: Program, blocks: Sequence[int]) -> None:
-        self.program, self.blocks = program, blocks
+    def __init__(self, program: Program, blocks: Sequence[int], before: Awaiting) -> None:
+        self.program, self.blocks, self.before = program, blocks, before
         self.tensors: list[int] = []
 
     def wait(self, wait: Message) -> Await:
@@ -161,6 +175,7 @@ class _Words:
         notes = self._word(own, wait.ranks, wait.word)
         self.tensors += [own.id, seen.id]
         return Await(
+            before=self.before,
             word=self._word(own, wait.peer, wait.word),
             seen=self._word(seen, wait.peer, wait.word),
             count=wait.count,
