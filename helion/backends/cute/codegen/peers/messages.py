@@ -44,16 +44,17 @@ def lines(step: MessageStep, plan: GemmPlan) -> list[str]:
         return ["cute.arch.cp_async_bulk_wait_group(0)"]
     epilogue = plan.problem.epilogue
     if isinstance(step, AwaitMessages):
-        waits: dict[_Tile, list[str]] = {}
+        waits: dict[str, list[str]] = {}
         for number, wait in enumerate(epilogue.waits):
             for tile in _awaited_tiles(wait, plan):
-                waits.setdefault(tile, []).extend(_wait(wait, 2 * number, tile))
-        inside = [line for tile, each in waits.items() for line in _within(plan, tile, each)]
-        return ["if lane == 0:", *_indented(inside), "cute.arch.sync_warp()", 'cute.arch.fence_proxy("async")']
+                inside = _inside(plan, tile, _sides(wait, plan))
+                waits.setdefault(inside, []).extend(_wait(wait, 2 * number, tile))
+        found = [line for inside, each in waits.items() for line in _under(inside, each)]
+        return ["if lane == 0:", *_indented(found), "cute.arch.sync_warp()", 'cute.arch.fence_proxy("async")']
     found = []
     for at, signal in enumerate(epilogue.signals, start=2 * len(epilogue.waits)):
         found += _asm(_SIGNAL, [_address(at, signal.word, _OWN), "cutlass.Int32(1)"])
-    return _within(plan, _OWN, ["if lane == 0:", *_indented(found)])
+    return _under(_inside(plan, _OWN), ["if lane == 0:", *_indented(found)])
 
 
 _Tile = tuple[str, str]
@@ -118,11 +119,22 @@ def _index(word: Word, tile: _Tile) -> str:
     return " + ".join(terms)
 
 
-def _within(plan: GemmPlan, tile: _Tile, lines: list[str]) -> list[str]:
-    """Return the code under the predicate of a tile inside D, unless all tiles of clusters are."""
+def _sides(wait: Await, plan: GemmPlan) -> str:
+    """Return the sides on which a tile outside of D has no messages. CTAs load operands for others of their cluster even where
+    their own tile is outside of D."""
+    shared = wait.before == "operands" and plan.ctas > 1
+    return "".join(side for side, step in zip("mn", wait.word.steps, strict=True) if step or not shared)
+
+
+def _inside(plan: GemmPlan, tile: _Tile, sides: str = "mn") -> str:
+    """Return the predicate of a tile inside D along some sides, or an empty string if all tiles of clusters are."""
     found = []
     for at, (side, number) in enumerate(zip("mn", tile, strict=True)):
         tiles, walked = numbers.parts(plan, side, plan.tile[at]), plan.work[at] * plan.cluster_tiles[at]
-        if not tiles.isdigit() or int(tiles) < walked:
+        if side in sides and (not tiles.isdigit() or int(tiles) < walked):
             found.append(f"{number} < {tiles}")
-    return [f"if {' and '.join(found)}:", *_indented(lines)] if found else lines
+    return " and ".join(found)
+
+
+def _under(predicate: str, lines: list[str]) -> list[str]:
+    return [f"if {predicate}:", *_indented(lines)] if predicate else lines
