@@ -4,7 +4,8 @@
 
 The kernels are the matmuls among those of ``benchmarks/unseen``, ``benchmarks/workloads``, ``benchmarks/holdout.py``,
 ``test/unseen_kernels.py`` and the cases of the examples. Nothing is run or compiled, and no GPU is needed. Tensors are
-on ``meta``. A kernel counts if some backend binds it and its program has a matmul.
+on ``meta``. A kernel counts if some backend binds it and its program has a matmul. Attention and its gradients, by the
+structure of their programs, are no products and do not count; ``--all`` counts them too.
 """
 
 from __future__ import annotations
@@ -63,24 +64,29 @@ def cases(suites: Sequence[str]) -> Iterator[tuple[str, str, Any, tuple[Any, ...
                 yield suite, f"{cell.case} {cell.dtype}", cell.function, cell.args
 
 
-def answers(suites: Sequence[str], targets: Sequence[str], kernels: Sequence[str]) -> Iterator[Answer]:
-    """Yield the answers about each case on each target."""
+def answers(
+    suites: Sequence[str], targets: Sequence[str], kernels: Sequence[str], attention: bool = False
+) -> Iterator[Answer]:
+    """Yield the answers about each case on each target, with those about ``attention`` or without."""
     for suite, case, kernel, args in cases(suites):
         if kernels and kernel.name not in kernels:
             continue
         for target in targets:
-            reason = refusal(kernel, args, target)
+            reason = refusal(kernel, args, target, attention)
             if reason is not None:
                 yield Answer(suite=suite, kernel=kernel.name, case=case, target=target, reason=reason)
 
 
-def refusal(kernel: Any, args: tuple[Any, ...], target: str) -> str | None:
-    """Return the reason why the CuTe backend refuses a kernel, or ""; None for a kernel without a matmul."""
+def refusal(kernel: Any, args: tuple[Any, ...], target: str, attention: bool = False) -> str | None:
+    """Return the reason why the CuTe backend refuses a kernel, or ""; None for one that does not count."""
     from helion import exc
+    from helion.backends.cute.shapes import MATMUL, shape_of_program
 
     general = _with_backend(kernel, "triton")
     try:
-        if not general.bind(args, target=target).facts.matmuls:
+        bound = general.bind(args, target=target)
+        counted = attention or shape_of_program(bound._analysis.program) is MATMUL
+        if not bound.facts.matmuls or not counted:
             return None
     except exc.Base:
         return None
@@ -138,11 +144,13 @@ def main() -> None:
     parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--suites", default=",".join(SUITES))
     parser.add_argument("--kernels", default="", help="these alone, by name")
+    parser.add_argument("--all", action="store_true", help="attention and its gradients too")
     parser.add_argument("--brief", action="store_true", help="the summary alone")
     arguments = parser.parse_args()
     targets = arguments.targets.split(",")
     found = []
-    for one in answers(arguments.suites.split(","), targets, [name for name in arguments.kernels.split(",") if name]):
+    kernels = [name for name in arguments.kernels.split(",") if name]
+    for one in answers(arguments.suites.split(","), targets, kernels, arguments.all):
         found.append(one)
         if not arguments.brief:
             print(one.line, flush=True)

@@ -60,8 +60,8 @@ def unproven(program: Program, target: Target) -> str:
     """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string.
 
     Hopper has run copies of A and B, other than to registers, strided outputs, TF32, int8, windows, and additions
-    to fp32. It has run groups of rows, batches of several dimensions, sums of products, and three products with an output
-    each (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl).
+    to fp32. It has run up to two products of groups of rows. It has run batches of several dimensions, sums of products,
+    and three products with an output each (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl).
     """
     problem = known_product(program).problem
     proven = unit_of(target) == "wgmma"
@@ -76,7 +76,7 @@ def unproven(program: Program, target: Target) -> str:
         part = f"with lines of {picked[0]} that an index picks"
     elif problem.groups is not None and (problem.copied or problem.strided):
         part = f"over groups of rows by {problem.groups.name} with matrices that TMA does not move"
-    elif problem.groups is not None and not (proven and not problem.epilogue.of_kind("product")):
+    elif problem.groups is not None and not (proven and len(problem.epilogue.of_kind("product")) <= 1):
         part = f"over groups of rows by {problem.groups.name}"
     elif _has_several_products(problem) and not (
         proven and len(problem.epilogue.of_kind("product")) < MAX_PRODUCTS - 1

@@ -249,7 +249,8 @@ def test_groups_that_have_not_run_on_a_gpu_run_on_request() -> None:
     meta = {"dtype": BF16, "device": "meta"}
     x, w, row = torch.empty(300, K, **meta), torch.empty(3, N, K, **meta), torch.empty(300, device="meta")
     given = x, w, w, torch.empty(3, N, **meta), row[:3], row, torch.empty(300, N, **meta), torch.arange(4)
-    assert on_request(grouped_kernels.fused.bind(given, target="sm_90")) == asked
+    assert not on_request(grouped_kernels.fused.bind(given, target="sm_90"))
+    assert on_request(grouped_kernels.fused.bind(given, target="sm_100")) == asked
     dynamic = helion.kernel(grouped_kernels.by_bounds.fn, backend="cute", static_shapes=False)
     assert not on_request(dynamic.bind((x, w.transpose(1, 2), torch.arange(4)), target="sm_90"))
 

@@ -109,6 +109,9 @@ CACHED_RATES = dataclasses.replace(
 )  # fmt: skip
 """Rates of GEMMs that store rows which stay in the L2 cache until a second kernel reads them (measurement
 ``cute_cached_model``)."""
+GROUP_RATES = dataclasses.replace(RATES, memory=0.82)
+"""Rates of groups of rows, whose matrices are read once: ``few_rows_128``, ``even_128``, ``giant_128`` and
+``gated_few_128`` of benchmarks/results/cute/nvidia-h200-parts.jsonl."""
 FINISH_LAUNCH_US, FINISH_MEMORY, FINISH_CACHED, FROM_L2 = 3.0, 0.8, 1.2, 2.0
 """The fixed time of a second kernel, the fraction of the memory bandwidth for whole rows, the same from the L2 cache,
 and the speedup of repeated reads from it. The second and the last are not fitted."""
@@ -146,7 +149,8 @@ class Timing:
 def predicted_time(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates | None = None) -> Timing:
     """Return the time of one launch of `plan`, which moves ``bytes_moved`` from and to global memory."""
     cached = stays_cached(plan, target)
-    rates = rates or (ROW_RATES if plan.by_rows else CACHED_RATES if cached else RATES)
+    usual = RATES if plan.problem.groups is None else GROUP_RATES
+    rates = rates or (ROW_RATES if plan.by_rows else CACHED_RATES if cached else usual)
     cool = _at_rate(plan, bytes_moved, target, rates, rates.matrix)
     warm = cool.total_us / (cool.total_us + rates.sustained_us)
     time = _at_rate(plan, bytes_moved, target, rates, rates.matrix + (rates.sustained - rates.matrix) * warm)
