@@ -17,6 +17,7 @@ RESERVED = frozenset(
         "_otherwise",
         "_default_launcher",
         "_source_module",
+        "_ARRIVED",
         "_NUM_SM",
         "_helion_runtime",
         "_builtins",

@@ -108,6 +108,7 @@ KEYS: dict[str, str] = {
     "num_stages": "Depth of the software pipeline: iterations of a loop whose loads are in flight at once.",
     "pid_type": "Mapping of programs to the grid: `flat` numbers them, `xyz` uses the dimensions of the grid. The `persistent_` ones launch as many programs as run at once; each takes consecutive (`persistent_blocked`) or interleaved tiles.",
     "num_sm_multiplier": "Programs per SM of a persistent grid.",
+    "cooperative_launch": "Launch the grid loops before and after `hl.barrier()` as one kernel, whose persistent programs meet in between.",
     "maxnreg": "Maximum of registers per thread; None leaves it to the compiler.",
     "indexing": "Memory addressing: `pointer`, `block_ptr` or `tensor_descriptor` (TMA, if the GPU has it and the access fits; a pointer otherwise).",
     "atomic_indexing": "Accepted and checked, without effect: atomic operations use pointers. Another value is reported once.",
@@ -121,7 +122,7 @@ KEYS: dict[str, str] = {
 }  # fmt: skip
 #: Keys beyond those of the public API, which ``declare`` adds. A kernel may have a tunable of the same name: then the
 #: name is the user's, and the kernel lacks the key.
-OWN_KEYS: set[str] = set()
+OWN_KEYS: set[str] = {"cooperative_launch"}
 #: Former names of keys. A kernel that has no tunable of that name accepts them, and a config can be read by them.
 RENAMED: Mapping[str, str] = {
     "turn_products": "swap_ab",

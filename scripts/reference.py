@@ -290,6 +290,7 @@ def config_fields() -> dict[str, Field]:
             (_weighted, (half, half)),
             (_reduced, (half, half)),
             (_stepped, (x,)),
+            (_phased, (x,)),
         ),
     )
     return _fields((kernel, args, target) for target in ("sm_100", "gfx942", "sm_90") for kernel, args in subjects)
@@ -298,6 +299,18 @@ def config_fields() -> dict[str, Field]:
 ROW_KEYS = {key.removeprefix("cute_"): meaning for key, meaning in ROW_DOCS.items()}
 PRODUCT_KEYS = {**MATMUL_DOCS, **ATTENTION_DOCS, **ROW_KEYS}
 """Meanings of the config keys of the cute backend, without the unit's name in front."""
+
+
+@helion.kernel
+def _phased(x: torch.Tensor) -> torch.Tensor:
+    sums = torch.empty([x.size(0)], dtype=x.dtype, device=x.device)
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        sums[tile] = x[tile, :].sum(-1)
+    hl.barrier()
+    for tile in hl.tile(x.size(1)):
+        out[:, tile] = x[:, tile] - sums[:][:, None]
+    return out
 
 
 @helion.kernel(backend="cute")

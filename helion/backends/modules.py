@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .._support.lazy import lazy
+from .triton.execute.launcher import arrived_programs as arrived_programs
 from .triton.execute.launcher import default_launcher as default_launcher
 from .triton.execute.launcher import get_num_sm as get_num_sm
 from .triton.execute.launcher import random_seeds as random_seeds

@@ -4,6 +4,7 @@ from .._support.symmetric import own_words as own_words
 from .._support.symmetric import remote_tensor as remote_tensor
 from .._support.symmetric import remote_words as remote_words
 from .._support.symmetric import seen_words as seen_words
+from ..backends.modules import arrived_programs as arrived_programs
 from ..backends.modules import default_launcher as default_launcher
 from ..backends.modules import gemm_kernel as gemm_kernel
 from ..backends.modules import get_num_sm as get_num_sm

@@ -117,6 +117,18 @@ def two_grids(x):
     return low, high
 
 
+def two_phases(x):
+    """Sums of columns, which a barrier makes visible to the rows."""
+    sums = torch.empty([x.size(1)], dtype=x.dtype, device=x.device)
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(1)):
+        sums[tile] = x[:, tile].sum(0)
+    hl.barrier()
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = x[tile, :] - sums[:]
+    return out
+
+
 def _meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")
 
@@ -166,6 +178,7 @@ SAMPLES = {
     "tile_sums": Sample(fn=tile_sums, args=(_meta(48, 64),), config={"block_sizes": [2]}),
     "scaled": Sample(fn=scaled, args=(_meta(1000),), config={"block_sizes": [128]}),
     "count": Sample(fn=count, args=(_meta(1000, dtype=torch.int32),), config={"block_sizes": [128]}),
+    "two_phases": Sample(fn=two_phases, args=(_meta(48, 60),), config={"block_sizes": [16, 2]}),
     "two_grids": Sample(fn=two_grids, args=(_meta(1000),), config={"block_sizes": [128, 128]}),
 }
 
@@ -228,6 +241,7 @@ ENTRIES = (
     entry("pid_type", "two_grids", "persistent_interleaved"),
     entry("pid_type", "two_grids", "xyz"),
     entry("num_sm_multiplier", "add", 4, **_PERSISTENT),
+    entry("cooperative_launch", "two_phases", True, **_PERSISTENT),
     entry("maxnreg", "add", 64, **_PERSISTENT),
     entry("waves_per_eu", "matmul", 2),
     entry("matrix_instr_nonkdim", "matmul", 16),

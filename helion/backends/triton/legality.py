@@ -15,6 +15,7 @@ from ..._compiler.rewrites import LEGALIZED, between, rewrite_of
 from ..._compiler.rewrites.epilogue_subtile import largest_count
 from ..._compiler.rewrites.legality import LOOP_OPTIONS, legalize
 from ..._compiler.rewrites.record import RuleContext
+from ..._compiler.rewrites.unfuse_matmul import matmul_tile
 from ..._shapes import cdiv, hint_of
 from ...autotuner.space.own import Rule
 from ...autotuner.space.program_shape import ProgramShape
@@ -25,6 +26,7 @@ from .chains import chained_products, may_unroll, most_warps
 from .column_warps import asynchronous_products, with_wide_columns
 from .lower.steps import STEPS
 from .plan.lowered import Lowered, lower, waiting_loops
+from .together import TOGETHER
 from .value_limits import enough_warps, enough_warps_of_rows
 
 #: Warps of a warp-specialized loop: one group of four for each role.
@@ -113,6 +115,28 @@ def _single_tiles(context: LaunchContext, decisions: Decisions, repair: bool) ->
     decisions = _plain(decisions, [at for at, loop in enumerate(context.shape.loops) if loop.root is not None])
     if pid_type == "xyz":
         decisions = decisions.with_entries("l2_groupings", dict.fromkeys(decisions.entries["l2_groupings"], 1))
+    return decisions
+
+
+def _resident_programs(context: LaunchContext, decisions: Decisions, repair: bool) -> Decisions:
+    """Require persistent programs where all of them meet at a barrier.
+
+    They access memory through pointers: TMA may read what it had before the barrier.
+    """
+    if not decisions.values.get(TOGETHER):
+        return decisions
+    if not _is_persistent(decisions) or matmul_tile(decisions) is not None:
+        if not repair:
+            raise exc.InvalidConfig(
+                f"{TOGETHER}=True needs programs that are all resident, of one number of warps; use a persistent pid_type "
+                "without unfuse_matmul, or leave it out."
+            )
+        return decisions.with_values(**{TOGETHER: False})
+    for key in ("range_warp_specializes", "indexing"):
+        plain = {"indexing": "pointer"}.get(key)
+        entries = decisions.entries.get(key)
+        if entries and any(value not in (plain, None, False) for value in entries.values()):
+            decisions = decisions.with_entries(key, dict.fromkeys(entries, plain))
     return decisions
 
 
@@ -344,6 +368,7 @@ _RULES: tuple[tuple[str, _Step], ...] = (
     ("a checked kernel reports indices by dimension", _check_lanes),
     ("a flattened grid has a single dimension", _flattened_grids),
     ("programs of this pid_type take one tile each", _single_tiles),
+    ("programs that meet at a barrier are persistent, and use pointers", _resident_programs),
     ("at most one loop is warp-specialized, with at least 4 warps and no unrolling", _one_specialized),
     (
         "unrolling chains the dots of a loop, and Triton miscompiles chained dots with fewer than 16 rows per warp",

@@ -28,6 +28,7 @@ from ...hardware import Target
 from ...settings import Settings
 from .legality import rules
 from .tile_field import Tile
+from .together import TOGETHER, why_apart
 from .value_limits import check_held_values
 
 #: Launcher options under any name; they are passed on as they are.
@@ -51,6 +52,7 @@ _MISSING: dict[str, Missing] = {
     **{option.key: Missing(fragment=option.values, initial=option.off) for option in RANGE_OPTIONS},
     **{each.key: Missing(fragment=each.range, initial=each.off, structural=True) for each in REWRITES},
     **{key.key: Missing(fragment=key.range, structural=True) for each in REWRITES for key in each.launch},
+    TOGETHER: Missing(fragment=BooleanFragment(), initial=False, structural=True),
 }
 #: Keys that no arguments of a kernel have on this target, with the values that request nothing.
 _NEUTRAL: dict[str, Any] = {"waves_per_eu": 0, "matrix_instr_nonkdim": 0, "num_ctas": 1, "occupancy": 1}
@@ -74,6 +76,7 @@ def own_keys(shape: ProgramShape, program: Program, target: Target, settings: Se
         *_range_fields(shape, target, settings, absent),
         _static_field(shape),
         *_launch_fields(shape, target, absent),
+        *_barrier_fields(program, target, settings, absent),
         *_rewrite_fields(program, target, settings, absent),
         *_memory_fields(shape),
     ]
@@ -191,6 +194,14 @@ def _launch_fields(shape: ProgramShape, target: Target, absent: dict[str, str]) 
     else:
         absent["advanced_controls_file"] = f"it is an option of ptxas, and the target is {target}"
     return fields
+
+
+def _barrier_fields(program: Program, target: Target, settings: Settings, absent: dict[str, str]) -> Iterator[Field]:
+    """Yield the field of kernels whose programs can meet at a barrier, or note the reason against it."""
+    if why := why_apart(program, target, settings):
+        absent[TOGETHER] = why
+    else:
+        yield Scalar(key=TOGETHER, fragment=BooleanFragment(), initial=False)
 
 
 def _rewrite_fields(program: Program, target: Target, settings: Settings, absent: dict[str, str]) -> Iterator[Field]:

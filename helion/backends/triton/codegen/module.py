@@ -18,6 +18,7 @@ from ...._compiler.host.program import Form, HostProgram, Import, Module
 from ...._compiler.source import Location
 from ..lower.kernels import Kernel
 from ..plan.records import Plan
+from . import together
 from .combine import Function
 from .emit import render_kernel
 from .expressions import LIBDEVICE
@@ -49,6 +50,11 @@ def render_module(plan: Plan, kernels: Sequence[Kernel], host: HostProgram, form
     for name, helper in _HELPERS.items():
         if name in needs:
             lines += ["", helper.rstrip(), ""]
+    joined = [
+        (name, plan.launch_of(phase)) for name, phase in plan.launched if plan.are_together(plan.launch_of(phase))
+    ]
+    if joined:
+        lines += ["", together.HELPERS[together.GRID_BARRIER].rstrip(), ""]
     lines = "\n".join(lines).split("\n")
     origins: list[tuple[int, Location | None]] = []
     for text in texts:
@@ -56,6 +62,8 @@ def render_module(plan: Plan, kernels: Sequence[Kernel], host: HostProgram, form
         origins += [(len(lines) + at + 1, location) for at, location in text.origins]
         lines += [*text.lines, ""]
         origins.append((len(lines), None))
+    for name, launch in joined:
+        lines += ["", *together.render_together(plan, launch, name), ""]
     host_text = print_host(host)
     if form.alone and "_helion_runtime.own_words(" in host_text:
         raise exc.InvalidAPIUsage(

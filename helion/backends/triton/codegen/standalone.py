@@ -22,6 +22,10 @@ class _helion_runtime:
         return max(1, torch.cuda.get_device_properties(device).multi_processor_count - reserved_sms)
 
     @staticmethod
+    def arrived_programs(device):
+        return torch.zeros(1, dtype=torch.int32, device=device)
+
+    @staticmethod
     def set_triton_allocator():
         triton.set_allocator(lambda size, alignment, stream: torch.empty(size, device="cuda", dtype=torch.int8))
 

@@ -70,7 +70,7 @@ class TritonExecutor:
 
     def expect_launch(self, names: Mapping[str, Any], plan: Plan, target: Target) -> None:
         if c_launchers.are_needed():
-            for phase, kernel in enumerate(plan.kernel_names):
+            for kernel, phase in plan.launched:
                 facts = offline_signature(plan, target, phase)
                 signature = offline.Signature(
                     types=facts["signature"], constexprs=facts["constexprs"], equal_to_one=facts["equal_to_one"]

@@ -23,12 +23,47 @@ else:
     interpreter = lazy("helion.backends.triton.execute.interpreter")
 
 
+#: Counters of programs at a barrier, by number of the device and stream. They are 0 in their lower 31 bits between
+#: launches.
+_ARRIVED: dict[tuple[int | None, int], torch.Tensor] = {}
+#: Counters that no launch has, by number of the device. A capture cannot make one without another node of its graph.
+_SPARE: dict[int | None, list[torch.Tensor]] = {}
+#: Number of counters that are made at once, and their distance in elements: arguments are aligned to 16 bytes.
+_COUNTERS, _APART = 1024, 4
+
+
 def get_num_sm(device: torch.device, reserved_sms: int = 0) -> int:
     """Return the number of SMs for persistent programs; 4 where the interpreter replaces a GPU."""
     if device.type != "cuda":
         return 4
     index = device.index if device.index is not None else torch.cuda.current_device()
     return max(1, from_device_properties(index).num_sms - reserved_sms)
+
+
+def arrived_programs(device: torch.device) -> torch.Tensor:
+    """Return the counter of programs at a barrier for a launch on the current stream of a device.
+
+    Launches of a stream share it, since they run one after the other. A graph may run next to them, so each of its
+    launches has one of its own.
+    """
+    if device.type != "cuda":
+        return torch.zeros(1, dtype=torch.int32)
+    if torch.cuda.is_current_stream_capturing():
+        spare = _SPARE.get(device.index)
+        return spare.pop() if spare else torch.zeros(1, dtype=torch.int32, device=device)
+    key = (device.index, torch.cuda.current_stream(device).cuda_stream)
+    if key not in _ARRIVED:
+        _ARRIVED[key] = _spare(device)
+    return _ARRIVED[key]
+
+
+def _spare(device: torch.device) -> torch.Tensor:
+    """Return a counter that no launch has."""
+    if not _SPARE.get(device.index):
+        counters = torch.zeros(_COUNTERS * _APART, dtype=torch.int32, device=device)
+        torch.cuda.synchronize(device)  # other streams use them, too
+        _SPARE[device.index] = [counters[at : at + 1] for at in range(0, counters.numel(), _APART)]
+    return _SPARE[device.index].pop()
 
 
 def random_seeds(count: int, like: torch.Tensor) -> torch.Tensor:

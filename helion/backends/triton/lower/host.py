@@ -10,7 +10,7 @@ from ...._compiler.host.build import HostBuilder, KernelCall
 from ...._compiler.host.program import HostProgram
 from ...._compiler.ir.grammar import HostTensor
 from ...._shapes import Expr, Number, dtype_name
-from ..plan.records import BlockPlan, GridPlan, LaunchArguments, Plan, constexpr_parameters
+from ..plan.records import ARRIVED, BlockPlan, GridPlan, LaunchArguments, Plan, constexpr_parameters
 
 #: The variable with the number of SMs for persistent programs.
 _NUM_SM = "_NUM_SM"
@@ -23,15 +23,13 @@ def host_program(plan: Plan) -> HostProgram:
         arguments = [host.source(a.tensor.source) for a in launch.tensors]
         arguments += [host.number(a.expr) for a in launch.numbers]
         before = list(_before(plan, launch, host))
+        if plan.are_together(launch):
+            arguments.append(ARRIVED)
         arguments += constexpr_parameters(plan, launch)
         calls = [
-            KernelCall(
-                kernel=plan.kernel_names[phase],
-                grid=_grid(plan, phase, host),
-                arguments=arguments,
-                options=plan.launch.options_of(phase),
-            )
-            for phase in launch.phases
+            KernelCall(kernel=name, grid=_grid(plan, phase, host), arguments=arguments, options=plan.options_of(phase))
+            for name, phase in plan.launched
+            if phase in launch.phases
         ]
         host.launch(before, calls)
     return host.program(written(plan.program))
@@ -46,6 +44,9 @@ def _before(plan: Plan, launch: LaunchArguments, host: HostBuilder) -> Iterator[
         device = host.source(launch.tensors[0].tensor.source)
         reserved = f", {plan.launch.reserved_sms}" if plan.launch.reserved_sms else ""
         yield f"{_NUM_SM} = {host.runtime('get_num_sm')}({device}.device{reserved})"
+    if plan.are_together(launch):
+        device = host.source(launch.tensors[0].tensor.source)
+        yield f"{ARRIVED} = {host.runtime('arrived_programs')}({device}.device)"
     if plan.needs_alignment:
         # Triton keeps the allocator for descriptors per thread, so setting it at import of the module is too early
         yield f"{host.runtime('set_triton_allocator')}()"

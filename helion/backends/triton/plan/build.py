@@ -36,6 +36,7 @@ from ....config import RANGE_OPTIONS
 from ....hardware import Target
 from ....settings import Settings
 from ..resources.unfused import GROUP
+from ..together import are_together
 from .dots import partial_sums, settled_sums
 from .lowered import Lowered, lower, waits
 from .records import (
@@ -351,6 +352,7 @@ class _Planner:
             own=self.own_options(options),
             persistent=chosen["num_sm_multiplier"] if pid_type.startswith("persistent") else 0,
             reserved_sms=self.settings.persistent_reserved_sms,
+            together=are_together(self.decisions),
         )
 
     def own_options(self, options: list[tuple[str, Any]]) -> dict[int, tuple[tuple[str, Any], ...]]:

@@ -15,6 +15,13 @@ from .indexing import Box
 PidType = Literal["flat", "xyz", "persistent_blocked", "persistent_interleaved"]
 
 
+#: The end of the name of a kernel for several phases, and the option of its launch.
+TOGETHER_SUFFIX = "_together"
+COOPERATIVE = ("launch_cooperative_grid", True)
+#: The parameter with the counter of programs that have arrived at a barrier.
+ARRIVED = "_ARRIVED"
+
+
 @dataclass(frozen=True, kw_only=True)
 class BlockPlan:
     """A block of the kernel. ``size`` is in elements; ``symbol`` is its name in generated code, empty for scalar axes.
@@ -101,7 +108,7 @@ class LaunchPlan:
     """Launch options. ``options`` are the keyword arguments of launches, ``own`` those of the kernels of phases with
     different ones.
 
-    ``persistent`` is programs per SM, 0 for other grids.
+    ``persistent`` is programs per SM, 0 for other grids. ``together``: phases of one place share a cooperative launch.
     """
 
     pid_type: PidType
@@ -109,6 +116,7 @@ class LaunchPlan:
     own: Mapping[int, tuple[tuple[str, Any], ...]] = field(default_factory=dict)
     persistent: int = 0
     reserved_sms: int = 0
+    together: bool = False
 
     def options_of(self, phase: int) -> tuple[tuple[str, Any], ...]:
         return self.own.get(phase, self.options)
@@ -166,6 +174,26 @@ class Plan(Structural):
     bound: frozenset[str]
     #: Warnings about the programs of this config.
     warnings: tuple[exc.BaseWarning, ...] = ()
+
+    def are_together(self, launch: LaunchArguments) -> bool:
+        """Return whether one kernel runs all phases of a place."""
+        return self.launch.together and len(launch.phases) > 1
+
+    @property
+    def launched(self) -> tuple[tuple[str, int], ...]:
+        """The kernels that are launched, each with its first phase."""
+        found: list[tuple[str, int]] = []
+        for launch in self.launches:
+            if self.are_together(launch):
+                found.append((f"{self.kernel_names[launch.phases[0]]}{TOGETHER_SUFFIX}", launch.phases[0]))
+            else:
+                found += [(self.kernel_names[phase], phase) for phase in launch.phases]
+        return tuple(sorted(found, key=lambda each: each[1]))
+
+    def options_of(self, phase: int) -> tuple[tuple[str, Any], ...]:
+        """Return the options of the launch that begins with a phase."""
+        options = self.launch.options_of(phase)
+        return (*options, COOPERATIVE) if self.are_together(self.launch_of(phase)) else options
 
     def launch_of(self, phase: int) -> LaunchArguments:
         return next(launch for launch in self.launches if phase in launch.phases)

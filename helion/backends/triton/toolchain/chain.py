@@ -32,7 +32,7 @@ class TritonToolchain:
         """Return the resources of the kernel that takes the most; opcodes are not counted."""
         measured = [
             measure(compile_offline(names[kernel], **offline_signature(plan, target, phase), seconds=seconds), target)
-            for phase, kernel in enumerate(plan.kernel_names)
+            for kernel, phase in plan.launched
         ]
         return max(measured, key=lambda r: (not r.fits, r.spill_bytes, r.shared_bytes, r.registers))
 

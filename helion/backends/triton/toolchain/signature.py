@@ -9,7 +9,7 @@ from ...._compiler.ir.grammar import HostTensor
 from ...._shapes import hint_of
 from ....hardware import Target
 from ..codegen.ops.literals import SIGNATURE_DTYPES
-from ..plan.records import NumberArgument, Plan
+from ..plan.records import ARRIVED, NumberArgument, Plan
 
 #: AMD's backend addresses smaller tensors with buffer instructions.
 _SMALL_BYTES = 2**31
@@ -20,6 +20,8 @@ def offline_signature(plan: Plan, target: Target, phase: int = 0) -> dict[str, A
     launch = plan.launch_of(phase)
     types = {a.name: f"*{SIGNATURE_DTYPES[a.tensor.dtype]}" for a in launch.tensors}
     types.update({a.name: _number_type(a) for a in launch.numbers})
+    if plan.are_together(launch):
+        types[ARRIVED] = "*i32"
     constexprs = {b.symbol: b.size for b in launch.blocks if b.dynamic is not None}
     if plan.launch.persistent:
         constexprs["_NUM_SM"] = target.num_sms
@@ -32,7 +34,7 @@ def offline_signature(plan: Plan, target: Target, phase: int = 0) -> dict[str, A
         "equal_to_one": frozenset(a.name for a in integers if a.hint == 1),
         "small_pointers": frozenset(a.name for a in launch.tensors if _bytes(a.tensor) < _SMALL_BYTES),
         "target": target,
-        "options": dict(plan.launch.options_of(phase)),
+        "options": dict(plan.options_of(phase)),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ....._support import ranks as _ranks
 from ....._support.locks import TRITON_LOCK, recover
 from .....hardware import WARP_THREADS
+from ...codegen.together import called_between_barriers
 from .memory import Memory, Region
 from .races import RaceDetector, WatchedTensor, is_detecting
 from .ranks import RankWatch, programs_of
@@ -250,19 +251,31 @@ def interpret(
             values = arguments.all(fn, _bound(fn, args, kwargs))
             builder.memory = Memory(tuple(arguments.regions()), lambda: builder.place, elsewhere)
             builder.races = _detector(fn, builder.memory, arguments.watched, kwargs) if is_detecting() else None
-            function = interpreted(fn).refresh()
-            for z in range(sizes[2]):
-                for y in range(sizes[1]):
-                    for x in range(sizes[0]):
-                        builder.program = (x, y, z)
-                        if builder.races is not None:
-                            builder.races.begin_program(builder.program)
-                        function(**values)
+            for function, given in _phases(fn, values):
+                for z in range(sizes[2]):
+                    for y in range(sizes[1]):
+                        for x in range(sizes[0]):
+                            builder.program = (x, y, z)
+                            if builder.races is not None:
+                                builder.races.begin_program(builder.program)
+                            function(*given)
         except Exception as error:
             _annotate(error, builder.place)
             raise
         finally:
             builder.kernel, builder.memory, builder.grid, builder.program, builder.races = outer
+
+
+def _phases(fn: JITFunction, values: Mapping[str, Any]) -> Iterator[tuple[Callable[..., Any], list[Any]]]:
+    """Yield the functions that all programs run one after the other, with their arguments.
+
+    A kernel without a barrier of its grid is the only one.
+    """
+    called = called_between_barriers(fn.src)
+    if not called:
+        yield interpreted(fn).refresh(), [values[parameter.name] for parameter in fn.params]
+    for name, given in called:
+        yield interpreted(fn.fn.__globals__[name]).refresh(), [values[argument] for argument in given]
 
 
 def _interpret_rank(
