@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from ..plan.records import ARRIVED, LaunchArguments, Plan, constexpr_parameters
 
-#: The barrier of all programs. The first program adds what the others lack to 2**31, so that the highest bit of the
-#: counter changes once all have arrived, and its other bits are 0 again: no launch has to reset it.
+#: The barrier of all programs. The first program adds what the others lack to 2**31. So the highest bit of the counter
+#: changes once all have arrived, and its other bits are 0 again: no launch has to reset it.
 GRID_BARRIER = "_grid_barrier"
 HELPERS: Mapping[str, str] = {
     GRID_BARRIER: f"""\
