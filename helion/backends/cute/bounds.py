@@ -11,7 +11,7 @@ from .limits import COLUMN_STEP, LEAST_COLUMNS, TCGEN05_ROWS
 from .plan.build import MAX_CLUSTER, MAX_ROW_CLUSTER, MAX_SUM_REGISTERS
 from .plan.copied import COPY_WARPS, MAX_COPIED_SUMS, MAX_LOADED_REGISTERS
 from .plan.dtypes import IMPRECISE_DTYPES, itemsize
-from .plan.operands import can_convert, split
+from .plan.operands import can_convert, needs_registers, split
 from .plan.records import SWIZZLE_BYTES, WARP_THREADS, WGMMA_ROWS, Choice, CopiesIn, GemmProblem
 from .plan.refusal import Refusal
 from .plan.scales import BlockScales
@@ -33,7 +33,7 @@ def tile_bounds(problem: GemmProblem, target: Target) -> Sides:
     if promotes or problem.scales is not None:  # two accumulators are live
         most = min(most, MAX_SUM_REGISTERS // products // least * least)
     rows //= min(products, 2)
-    if problem.runtime and can_convert(problem):
+    if needs_registers(problem) and can_convert(problem):
         return (WGMMA_ROWS, 2 * WGMMA_ROWS), (least, 2 * MAX_COPIED_SUMS), (depth, depth)
     if problem.copied and (problem.epilogue.reduces_rows or not suits_memory(problem)):
         (rows, most), depth = (
@@ -175,7 +175,7 @@ def places_of_copies(problem: GemmProblem, target: Target) -> tuple[CopiesIn, ..
     """Return the places where copied operands can be."""
     in_memory = problem.groups is not None or any(copied.lines is not None for copied in problem.copied)
     suiting: dict[CopiesIn, bool] = {
-        "shared": not problem.runtime and not in_memory,
+        "shared": not needs_registers(problem) and not in_memory,
         "memory": suits_memory(problem),
         "registers": target.has("wgmma") and can_convert(problem),
     }

@@ -44,6 +44,7 @@ from .lower.host import gemm_pieces
 from .lower.kernel import build_plan
 from .lower.peers.messages import plain
 from .lower.rowwise import kernel as rows
+from .lower.weights.nibbles import with_nibbles
 from .plan.attention.plan import CuteAttentionPlan, CuteBackwardPlan
 from .plan.kernel import CutePlan
 from .plan.launch import LaunchPlan
@@ -123,7 +124,7 @@ MATMUL = Shape(
     refusal=refusal,
     multiples=multiples,
     keys=own_keys,
-    described=plain,
+    described=lambda program: with_nibbles(plain(program)).program,
     predict=predict,
     plan=build_plan,
     plan_type=CutePlan,

@@ -12,6 +12,7 @@ from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.copied import Copied, CopySource, granule_of, raw_major
 from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOperand, EpilogueOutput, Instruction, constant
 from helion.backends.cute.plan.records import Choice, GemmPlan, GemmProblem
+from helion.backends.cute.plan.scales import BlockScales, Scale
 
 
 def copied(operand: str, *sources: tuple[str, str, int, int], chain: tuple[Instruction, ...] = ()) -> Copied:
@@ -159,6 +160,14 @@ COPIES: dict[str, tuple[GemmProblem, Choice]] = {
         Choice(tile=(128, 128, 64), cluster=(1, 4)),
     ),
 }  # fmt: skip
+
+
+def scaled_groups(whole: GemmProblem) -> GemmProblem:
+    """A scale per row of A for each group of 128 elements along K."""
+    scale = Scale(name="scale", side="row", dtype="float32", pitch=-(-whole.k // 128), k_pitch=1)
+    return dataclasses.replace(whole, scales=BlockScales(k=128, factors=(scale,)))
+
+
 IN_REGISTERS = Choice(tile=(128, 64, 128), copies_in="registers")
 ZEROED = (Instruction("sub", (0, constant(8.0))), Instruction("row_number", ()), Instruction("column_number", ()))
 WEIGHED = (*ZEROED, Instruction("ge", (2, 3)), Instruction("where", (4, 1, constant(0.5))))
@@ -167,12 +176,19 @@ COPIES |= {
     "registers_int8": (problem(copied("a", ("x", "int8", 480, 1)), k=479), IN_REGISTERS),
     "registers_fp16": (problem(copied("a", ("x", "int8", 480, 1)), k=479, operands="float16"), dataclasses.replace(IN_REGISTERS, splits=2, grid_splits=2)),
     "registers_fp8": (problem(copied("a", ("x", E4M3, 480, 1)), k=480), dataclasses.replace(IN_REGISTERS, tile=(64, 32, 128), splits=2, epilogue_n=16)),
+    "registers_int4": (scaled_groups(problem(copied("a", ("x", "int4", 640, 1)), k=640)), dataclasses.replace(IN_REGISTERS, splits=2)),
+    "registers_uint4": (
+        scaled_groups(problem(copied("a", ("x", "uint4", 640, 1), chain=(Instruction("sub", (0, constant(7.0))),)), k=640, operands="float16")),
+        dataclasses.replace(IN_REGISTERS, tile=(64, 32, 128), epilogue_n=16),
+    ),
     "registers_computed": (problem(copied("a", ("x", "uint8", 480, 1), chain=WEIGHED), k=479, epilogue=gemms.scaled_residual(520)), dataclasses.replace(IN_REGISTERS, grid_splits=3)),
 }  # fmt: skip
 ON_WGMMA_ALONE = (
     "registers_int8",
     "registers_fp16",
     "registers_fp8",
+    "registers_int4",
+    "registers_uint4",
     "registers_computed",
     "even_pingpong",
     "even_splits",

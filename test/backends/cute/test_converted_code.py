@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from typing import Any
 
@@ -11,6 +12,7 @@ from backends.cute import copies
 
 from helion.backends.cute.codegen import copied, raw
 from helion.backends.cute.execute.evaluate import _multiplied
+from helion.backends.cute.plan.dtypes import per_byte
 from helion.backends.cute.plan.records import GemmPlan
 from helion.backends.cute.roles import grammar as g
 
@@ -20,6 +22,9 @@ HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 class Word(int):
     """An unsigned integer of the DSL."""
+
+    def __rshift__(self, by: int) -> Word:
+        return Word(int(self) >> by)
 
     def to(self, dtype: Any) -> Word:
         return self
@@ -59,7 +64,11 @@ class Words:
 
 
 def inline_ptx(code: str, write_only_types: Any, read_only_args: list[int]) -> Word:
-    """Execute one instruction."""
+    """Execute one instruction, whose second operand may be a constant in a register."""
+    if code.startswith("{"):
+        constant = re.fullmatch(r"\{ \.reg \.b32 less; mov\.b32 less, (0x\w+); (.*), less; \}", code)
+        assert constant is not None
+        read_only_args, code = [*read_only_args, int(constant[1], 16)], constant[2]
     first, second = (torch.tensor([int(x)], dtype=torch.uint32) for x in read_only_args)
     if code.startswith("prmt.b32"):
         both = [*first.view(torch.uint8).tolist(), *second.view(torch.uint8).tolist()]
@@ -124,33 +133,39 @@ def fragments(plan: GemmPlan, memory: bytearray, tile: int, k_tile: int, warp: i
 
 def raw_stages(plan: GemmPlan, source: torch.Tensor, tile: int, k_tile: int) -> bytearray:
     """Return two stages, of which the second has the K tile as TMA writes it: swizzled, with zeros past the ends."""
-    m, k = plan.tile[0], plan.tile[2]
-    whole = torch.zeros(m, LINE, dtype=torch.uint8)
+    (copied,) = plan.problem.copied
+    m, k = plan.tile[0], plan.tile[2] // per_byte(copied.sources[0].dtype)
+    whole = torch.zeros(m, k, dtype=torch.uint8)
     inside = source.view(torch.uint8)[tile * m : (tile + 1) * m, k_tile * k : (k_tile + 1) * k]
     whole[: inside.shape[0], : inside.shape[1]] = inside
-    memory = bytearray([0xA5]) * (2 * m * LINE)
+    memory = bytearray([0xA5]) * (2 * m * k)
     for row in range(m):
-        for chunk in range(LINE // CHUNK):
-            first = (m + row) * LINE + (chunk ^ row % 8) * CHUNK
+        for chunk in range(k // CHUNK):
+            pattern = row % 8 if k == LINE else row // 2 % 4
+            first = (m + row) * k + (chunk ^ pattern) * CHUNK
             memory[first : first + CHUNK] = bytes(whole[row, chunk * CHUNK : (chunk + 1) * CHUNK].tolist())
     return memory
 
 
-@pytest.mark.parametrize("name", ["registers_int8", "registers_fp16", "registers_fp8", "registers_computed"])
+@pytest.mark.parametrize(
+    "name",
+    ["registers_int8", "registers_fp16", "registers_fp8", "registers_computed", "registers_int4", "registers_uint4"],
+)
 def test_fragments_are_those_of_the_operand(name: str) -> None:
     plan = copies.plan(name, "sm_90")
     problem = plan.problem
     (source,) = problem.copied[0].sources
-    bits = torch.randint(0, 256, (problem.m, source.pitch), generator=torch.Generator().manual_seed(3)).to(torch.uint8)
+    pitch, packed = source.pitch // per_byte(source.dtype), per_byte(source.dtype) > 1
+    bits = torch.randint(0, 256, (problem.m, pitch), generator=torch.Generator().manual_seed(3)).to(torch.uint8)
     bits[:, 7] = 0x80  # the least integer
     if source.dtype == "float8_e4m3fn":
         bits[bits & 0x7F == 0x7F] = 0x3C
-    values = bits.view(getattr(torch, source.dtype))
-    exact = _multiplied(problem, "a", values.flatten()[: (problem.m - 1) * source.pitch + problem.k], iter(())).double()
+    values = bits if packed else bits.view(getattr(torch, source.dtype))
+    exact = _multiplied(problem, "a", values.flatten(), iter(())).double()
     m, k = plan.tile[0], plan.tile[2]
     last = (problem.m - 1) // m, (problem.k - 1) // k
     for tile, k_tile, warp in ((0, 1, m // 16 - 1), (*last, 1)):
         found = fragments(plan, raw_stages(plan, values, tile, k_tile), tile, k_tile, warp)
         inside = exact[tile * m : (tile + 1) * m, k_tile * k : (k_tile + 1) * k][warp * 16 : (warp + 1) * 16]
         assert torch.equal(found[: inside.shape[0], : inside.shape[1]], inside)
-        assert problem.copied[0].instructions == () or not found[:, inside.shape[1] :].any()
+        assert problem.copied[0].instructions == () or packed or not found[:, inside.shape[1] :].any()

@@ -6,13 +6,13 @@ fragments.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import torch
 
 from ..plan.copied import Copied, raw_major
 from ..plan.counts import copied_lines, counts, raw_operands
-from ..plan.dtypes import DTYPES, itemsize
+from ..plan.dtypes import DTYPES, itemsize, per_byte
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, Instruction
-from ..plan.records import WARP_ROWS, GemmPlan
+from ..plan.records import SWIZZLE_BYTES, WARP_ROWS, GemmPlan
 from ..roles import grammar as g
 from .epilogue import EXPRESSIONS, literal
 from .numbers import batch_modes, batched
@@ -44,14 +44,16 @@ def host(plan: GemmPlan, extent: dict[str, str]) -> list[str]:
     found = []
     for copied in raw_operands(plan):
         label, source, lines = copied.operand, copied.sources[0], copied_lines(plan, copied)
+        packed = per_byte(source.dtype)
         modes = batch_modes(plan, label)
         sizes, steps = ("".join(f", {mode[at]}" for mode in modes) for at in (0, 1))
-        shape = f"({extent['m' if label == 'a' else 'n']}, {extent['k']}{sizes})"
-        tile = f"({lines}, {plan.tile[2]})"
+        depth = f"cutlass.Int32({plan.problem.k // packed})" if packed > 1 else extent["k"]
+        shape = f"({extent['m' if label == 'a' else 'n']}, {depth}{sizes})"
+        tile = f"({lines}, {plan.tile[2] // packed})"
         found += [
             f"matrix_raw_{label} = cute.make_tensor(",
             f"    cute.recast_ptr({label}, dtype={dtype(copied)}),",
-            f"    cute.make_layout({shape}, stride=({source.pitch}, {source.k_pitch}{steps})),",
+            f"    cute.make_layout({shape}, stride=({source.pitch // packed}, {source.k_pitch}{steps})),",
             ")",
             *_layout(plan, copied),
             f"tma_raw_{label}, tensor_raw_{label} = cpasync.make_tiled_tma_atom(",
@@ -81,7 +83,7 @@ def views(plan: GemmPlan) -> list[str]:
     for copied in raw_operands(plan):
         label = copied.operand
         modes = f"(None, None{', None' * len(batch_modes(plan, label))})"
-        tile = f"({copied_lines(plan, copied)}, {plan.tile[2]})"
+        tile = f"({copied_lines(plan, copied)}, {plan.tile[2] // per_byte(copied.sources[0].dtype)})"
         found += [
             f"tiles_raw_{label} = cute.local_tile(tensor_raw_{label}, {tile}, {modes})",
             f"to_raw_{label}, from_raw_{label} = cpasync.tma_partition(",
@@ -116,20 +118,26 @@ def source_of_a(plan: GemmPlan) -> Copied:
     return copied
 
 
+def _line_bytes(plan: GemmPlan) -> int:
+    return plan.tile[2] // per_byte(source_of_a(plan).sources[0].dtype)
+
+
 def _pairs(plan: GemmPlan) -> int:
-    return plan.tile[2] // ATOM_K * PAIRS
+    """Return the pairs of bytes of a thread."""
+    return _line_bytes(plan) // ATOM_K * PAIRS
 
 
 def _swizzled(plan: GemmPlan) -> str:
     """Return the layout of the stages of the raw tile, whose lines are swizzled."""
     ring = counts(plan).raw
     assert ring is not None
-    return f"hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, {plan.tile}, cutlass.Uint8, {ring.stages})"
+    tile = (*plan.tile[:2], _line_bytes(plan))
+    return f"hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, {tile}, cutlass.Uint8, {ring.stages})"
 
 
 def set_up(plan: GemmPlan) -> list[str]:
     """Define the registers of a K tile: bytes in pairs, numbers in fp32, and the fragments of all MMAs."""
-    elements = 2 * _pairs(plan)
+    elements = plan.tile[2] // 2
     return [
         f"fragment_a = cute.make_rmem_tensor(tiled_mma.partition_shape_A(({plan.tile[0]}, {plan.tile[2]})),"
         f" cutlass.{DTYPES[plan.problem.operand_dtype].dsl})",
@@ -150,9 +158,11 @@ def set_up(plan: GemmPlan) -> list[str]:
 def read(plan: GemmPlan, step: g.ReadRaw) -> list[str]:
     """Return the code that reads a raw tile, without bank conflicts, and converts it.
 
-    A line has 128 bytes. The swizzle exchanges its 16-byte chunks by the last three bits of the line's number.
+    A line has 128 bytes, or 64. The swizzle exchanges its 16-byte chunks by the last three bits of the line's number, or
+    by the two before the last.
     """
-    line = plan.tile[2] // 2
+    line = _line_bytes(plan) // 2
+    swizzle = "lane // 4" if _line_bytes(plan) == SWIZZLE_BYTES else "lane // 8"
     tile = copied_lines(plan, source_of_a(plan)) * line
     ring = counts(plan).raw
     assert ring is not None
@@ -161,7 +171,7 @@ def read(plan: GemmPlan, step: g.ReadRaw) -> list[str]:
         f" cute.make_layout({ring.stages * tile}))",
         f"raw_at = {step.cursor}.index * {tile} + raw_row * {line} + lane % 4",
         f"for i in cutlass.range_constexpr({_pairs(plan)}):",
-        f"    raw_chunk = ((lane // 4) ^ (i // {PAIRS})) * {ATOM_K // 2} + i // 2 % 2 * {ATOM_K // 4}",
+        f"    raw_chunk = (({swizzle}) ^ (i // {PAIRS})) * {ATOM_K // 2} + i // 2 % 2 * {ATOM_K // 4}",
         f"    raw_pairs[i] = raw_words[raw_at + i % 2 * {8 * line} + raw_chunk]",
         *_converted(plan, source_of_a(plan)),
     ]
@@ -169,6 +179,13 @@ def read(plan: GemmPlan, step: g.ReadRaw) -> list[str]:
 
 def _converted(plan: GemmPlan, copied: Copied) -> list[str]:
     """Return the conversion of a thread's elements of a K tile; computed ones are zero past the end of K."""
+    if copied.is_packed:
+        return [
+            f"for i in cutlass.range_constexpr({_pairs(plan)}):",
+            "    raw_nibbles = spread_bytes(raw_pairs[i].to(cutlass.Uint32), 0)",
+            "    raw_packed[i] = pack_nibbles(raw_nibbles)",
+            f"    raw_packed[i + {_pairs(plan)}] = pack_nibbles(raw_nibbles >> cutlass.Uint32(4))",
+        ]
     if is_packed(plan):
         return [
             f"for i in cutlass.range_constexpr({_pairs(plan)}):",
@@ -178,7 +195,7 @@ def _converted(plan: GemmPlan, copied: Copied) -> list[str]:
     wide = "raw_wide.store(raw_numbers.load().to(cutlass.Float32))"
     found = [wide if from_bytes is None else f"widen_bytes(raw_numbers, {from_bytes}, raw_wide)"]
     if copied.instructions:
-        found += [f"for j in cutlass.range_constexpr({2 * _pairs(plan)}):", "    v0 = raw_wide[j]"]
+        found += [f"for j in cutlass.range_constexpr({plan.tile[2] // 2}):", "    v0 = raw_wide[j]"]
         for number, made in enumerate(copied.instructions, start=1):
             found.append(f"    v{number} = {_expression(plan, made)}")
         value = f"v{copied.last}"
@@ -204,41 +221,92 @@ def _position(plan: GemmPlan, op: str) -> str:
 
 def is_packed(plan: GemmPlan) -> bool:
     """Return whether pairs of integers are converted together, to the 16-bit type."""
-    return plan.converts and source_of_a(plan).sources[0].dtype == "int8" and not source_of_a(plan).instructions
+    if not plan.converts:
+        return False
+    copied = source_of_a(plan)
+    return copied.is_packed or (copied.sources[0].dtype == "int8" and not copied.instructions)
 
 
 def definitions(plan: GemmPlan) -> tuple[str, ...]:
-    """Return the function that conversions of pairs call."""
-    return PACK_BYTES[plan.problem.operand_dtype] if is_packed(plan) else ()
+    """Return the functions that conversions of pairs call."""
+    if not is_packed(plan):
+        return ()
+    copied, dtype = source_of_a(plan), plan.problem.operand_dtype
+    if not copied.is_packed:
+        return (*SPREAD_BYTES, *PACK_BYTES[dtype])
+    assert copied.offset is not None
+    flipped = 8 if copied.sources[0].dtype == "int4" else 0
+    return (*SPREAD_BYTES, *_pack_nibbles(dtype, flipped, copied.offset - flipped))
 
 
-def _packing(high: int, most: Sequence[str], subtraction: str) -> tuple[str, ...]:
-    """Return the conversion of a pair of signed bytes, each of which becomes the low half of a float below ``high``."""
+SPREAD_BYTES = (
+    "",
+    "",
+    "def spread_bytes(pair, high):",
+    "    return cute.arch.inline_ptx(",
+    '        "prmt.b32 {$w0}, {$r0}, {$r1}, 0x4140;",',
+    "        write_only_types=[cutlass.Uint32],",
+    "        read_only_args=[pair, cutlass.Uint32(high)],",
+    "    )",
+)
+"""The bytes of a pair as the low halves of 16 bits, of which ``high`` has the other half."""
+EXACT = {"bfloat16": (0x4300, 128, "sub.rn.bf16x2"), "float16": (0x6400, 1024, "sub.rn.f16x2")}
+"""By type: the bits and the value of a number whose last bits count integers, and the subtraction of a pair."""
+
+
+def _difference(dtype: str, first: str, second: str | int) -> tuple[str, ...]:
+    """Return the end of a function that subtracts two pairs of 16-bit floats; a constant needs a register."""
+    given, code = first, f"{EXACT[dtype][2]} {{$w0}}, {{$r0}}, {{$r1}};"
+    if isinstance(second, int):
+        code = f"{{ .reg .b32 less; mov.b32 less, {second:#x}; {EXACT[dtype][2]} {{$w0}}, {{$r0}}, less; }}"
+    else:
+        given = f"{first}, {second}"
     return (
-        "",
-        "",
-        "def pack_bytes(pair):",
-        "    word = cute.arch.inline_ptx(",
-        '        "prmt.b32 {$w0}, {$r0}, {$r1}, 0x4140;",',
-        "        write_only_types=[cutlass.Uint32],",
-        f"        read_only_args=[pair, cutlass.Uint32({high * 0x01010101:#x})],",
-        "    )",
         "    return cute.arch.inline_ptx(",
-        f'        "{subtraction} {{$w0}}, {{$r0}}, {{$r1}};",',
+        f'        "{code}",',
         "        write_only_types=[cutlass.Uint32],",
-        f"        read_only_args=[{', '.join(most)}],",
+        f"        read_only_args=[{given}],",
         "    )",
     )
 
 
 PACK_BYTES = {
-    "bfloat16": _packing(
-        0x43, ("word & cutlass.Uint32(0xFF7FFF7F)", "word & cutlass.Uint32(0xFF80FF80)"), "sub.rn.bf16x2"
+    "bfloat16": (
+        "",
+        "",
+        "def pack_bytes(pair):",
+        "    word = spread_bytes(pair, 0x43434343)",
+        *_difference("bfloat16", "word & cutlass.Uint32(0xFF7FFF7F)", "word & cutlass.Uint32(0xFF80FF80)"),
     ),
-    "float16": _packing(0x64, ("word ^ cutlass.Uint32(0x00800080)", "cutlass.Uint32(0x64806480)"), "sub.rn.f16x2"),
+    "float16": (
+        "",
+        "",
+        "def pack_bytes(pair):",
+        "    word = spread_bytes(pair, 0x64646464)",
+        *_difference("float16", "word ^ cutlass.Uint32(0x00800080)", 0x64806480),
+    ),
 }
 """The conversion of signed bytes by the type that they become. In bfloat16 it is 128 plus the low seven bits, less 128 or
 256 by the sign. In float16 it is 1024 plus the byte plus 128, less 1152. All of these are exact."""
+
+
+def _pack_nibbles(dtype: str, flipped: int, offset: int) -> tuple[str, ...]:
+    """Return the conversion of the low four bits of each half of a word: with ``flipped`` bits, plus an offset."""
+    bits, exact, _ = EXACT[dtype]
+    half = {"bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
+    less = int(torch.tensor([exact - offset], dtype=half).view(torch.int16).item())
+    return (
+        "",
+        "",
+        "def pack_nibbles(word):",
+        *_difference(
+            dtype,
+            f"(word & cutlass.Uint32(0x000F000F)) ^ cutlass.Uint32({(bits | flipped) * 0x00010001:#x})",
+            less * 0x00010001,
+        ),
+    )
+
+
 LEAST_BYTES = {"int8": -128, "uint8": 0, "bool": 0}
 """The least number of each type of 8-bit integers."""
 

@@ -308,7 +308,7 @@ def _(step: g.WgmmaWait, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.ClearSums, out: Writer, names: Names) -> None:
-    out.lines(CLEARED_SUMS if names.plan.converts else ["total.fill(0.0)"])
+    out.lines(CLEARED_SUMS if names.plan.converts and not names.plan.promote else ["total.fill(0.0)"])
 
 
 @_print.register

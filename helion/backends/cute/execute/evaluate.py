@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from ..plan.copied import CopySource
+from ..plan.copied import NIBBLE_GROUP, CopySource
+from ..plan.dtypes import per_byte
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand, EpilogueOutput, LineNumbers
 from ..plan.records import GemmProblem, Groups, Major
 from ..plan.scales import BlockScales
@@ -206,10 +207,20 @@ def _multiplied(problem: GemmProblem, operand: str, tensor: torch.Tensor, more: 
 
 def _source(source: CopySource, tensor: torch.Tensor, lines: int, k: int, numbers: torch.Tensor | None) -> torch.Tensor:
     """Return the elements of a source as (M or N, K) in fp32; ``numbers`` are those of picked lines."""
+    if per_byte(source.dtype) > 1:
+        return _nibbles(tensor, source, lines, k)
     held = torch.as_strided(tensor, (source.picked or lines, k), (source.pitch, source.k_pitch))
     if source.picked and numbers is not None:
         held = held[numbers.clamp(0, source.picked - 1)]
     return held.float()
+
+
+def _nibbles(tensor: torch.Tensor, source: CopySource, lines: int, k: int) -> torch.Tensor:
+    """Return the numbers of 4 bits of a tensor as (lines, K) in fp32."""
+    half = NIBBLE_GROUP // 2
+    held = torch.as_strided(tensor, (lines, k // NIBBLE_GROUP, half), (source.pitch // 2, half, 1)).int() & 255
+    bits = torch.cat((held & 15, held >> 4), dim=2).flatten(1)
+    return ((bits ^ 8) - 8 if source.dtype == "int4" else bits).float()
 
 
 def _scaled(

@@ -14,6 +14,7 @@ from ....hardware import Target
 from ....settings import Settings
 from ..legality import choice_of
 from ..plan.build import plan_gemm
+from ..plan.copied import NIBBLE_GROUP
 from ..plan.kernel import CutePlan
 from ..plan.records import TMA_ALIGNMENT_BYTES, Batch, Groups
 from ..plan.refusal import Refusal
@@ -29,6 +30,7 @@ from .peers.messages import with_messages, without_messages
 from .product import Product, product_of
 from .rewrites.picks import with_picks
 from .terms import blocks_of_loops, programs_of_terms, sum_of
+from .weights.nibbles import with_nibbles
 from .windows import Start, with_windows
 
 KEPT = 64
@@ -48,8 +50,11 @@ def known_product(program: Program) -> Product:
 
 def _product(program: Program) -> Product:
     apart = without_messages(program)
-    windowed = with_windows(apart.program)
+    unpacked = with_nibbles(apart.program)
+    windowed = with_windows(unpacked.program)
     product = _begun(_of_windows(windowed.program), windowed.starts)
+    if unpacked.block is not None:
+        product = _renamed(dataclasses.replace(product, depth=NIBBLE_GROUP), unpacked.tensors)
     return with_messages(product, apart, program)
 
 

@@ -130,10 +130,8 @@ def _traced(
     for other, sums in zip(second, loop.results[1:], strict=True):
         label = chain.add_product(sums, other.tensor, other.dtype, _second_pitch(b, other))
         copied[label] = other.copied
-    if scaled.scales is not None and (outer or _is_swapped(frame, dots[0])):
-        raise Refusal(
-            "matmuls with factors of blocks of K in loops over tiles of columns, or stored transposed, are not implemented"
-        )
+    if scaled.scales is not None and outer:
+        raise Refusal("matmuls with factors of blocks of K in loops over tiles of columns are not implemented")
     for result, start in zip(loop.results, loop.operands, strict=False):
         if outer and not starts_from_zero(frame, start):
             raise Refusal("accumulators that start from zero are implemented where loops go over tiles of columns")

@@ -152,6 +152,7 @@ class ScaleReader:
 
     def __init__(self, frame: Frame, loop: Op, part: Value, nest: Nest | None) -> None:
         self.frame, self.loop, self.part, self.nest = frame, loop, part, nest
+        self.sides = tuple(frame.block(dim) for dim in part.dims)
 
     def read(self, line: int) -> Scaled:
         """Read the scales. `line` is the size of a K tile where no scale depends on K. Raises ``Refusal``."""
@@ -218,16 +219,17 @@ class ScaleReader:
 
     def _check_dims(self, value: Value) -> None:
         """Check that no dimension is transposed or merged with another."""
-        frame = self.frame
-        allowed = {2: ({frame.m, None}, {frame.n, None}), 1: ({frame.m, frame.n, None},), 0: ()}.get(len(value.dims))
+        frame, (first, second) = self.frame, self.sides
+        allowed = {2: ({first, None}, {second, None}), 1: ({first, second, None},), 0: ()}.get(len(value.dims))
         if allowed is None or not all(frame.block(d) in each for d, each in zip(value.dims, allowed, strict=True)):
             raise Refusal("factors within the loop over K have the dimensions of the output's tile, or some of them")
 
     def _check_ranks(self, product: Op) -> None:
-        """Check that a vector along M has its second dimension: with a two-dimensional value it would be read along N."""
+        """Check that a vector along the first dimension has its second one: with a two-dimensional value it would be read
+        along that."""
         values = [operand for operand in product.operands if isinstance(operand, Value)]
-        along_m = any(len(value.dims) == 1 and self.frame.block(value.dims[0]) == self.frame.m for value in values)
-        if along_m and any(len(value.dims) > 1 for value in values):
+        first = any(len(value.dims) == 1 and self.frame.block(value.dims[0]) == self.sides[0] for value in values)
+        if first and any(len(value.dims) > 1 for value in values):
             raise Refusal("a vector of factors along M without its second dimension")
 
     # Memory --------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import dataclasses
 
 from ....hardware import RESERVED_SHARED_BYTES, Target
 from . import workspace
-from .copied import MAX_COPIED_SUMS, NOT_COPIED, check_lines
+from .copied import MAX_COPIED_SUMS, check_lines
 from .counts import counts, loads_while_copying, through_registers
 from .dtypes import (
     ADDED_DTYPES,
@@ -21,7 +21,7 @@ from .dtypes import (
 from .epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, EpilogueOperand, EpilogueOutput
 from .finish import split
 from .joint import own_parts
-from .operands import can_convert, check_copies
+from .operands import can_convert, check_copies, check_known
 from .operands import split as split_operands
 from .passes import check_passes
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
@@ -223,9 +223,9 @@ def check_problem(problem: GemmProblem) -> None:
         if extent > MAX_NUMBERED and problem.epilogue.numbers(op):
             raise Refusal(f"indices of {extent} {what}; up to {MAX_NUMBERED} are exact in float32")
     check_batch(problem)
+    if not can_convert(problem):
+        check_known(problem)
     for copied in problem.copied:
-        if problem.scales is not None or (problem.runtime and not can_convert(problem)):
-            raise Refusal(f"{copied.sources[0].name}{NOT_COPIED}")
         copied.check(problem.m if copied.operand == "a" else problem.n, problem.k)
     check_terms(problem)
     if problem.scales is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ....hardware import TMA_ALIGNMENT_BYTES
-from .dtypes import DTYPES, itemsize
+from .dtypes import DTYPES, itemsize, per_byte
 from .epilogue import ARITY, COLUMN_NUMBER, ROW_NUMBER, Constant, Instruction, LineNumbers
 from .refusal import Refusal
 
@@ -25,6 +25,8 @@ NOT_COPIED = (
     " is copied by warps, which is implemented without scales of blocks of K, and where sizes and strides are known when"
     " the kernel is compiled; use hl.specialize"
 )
+NIBBLE_GROUP = 128
+"""Elements of a line whose bytes are adjacent: the low four bits are the first half of them, the high ones the other."""
 RAW_BYTES, MAX_RAW_STAGES = 40960, 8
 """Bytes in flight that hide the latency of memory: raw tiles take at most so many, or two stages."""
 CONVERTED_BYTES = 98304
@@ -32,6 +34,8 @@ CONVERTED_BYTES = 98304
 MAX_TURN_BYTES = 16384
 """Bytes of raw tiles that half of the copying warps have in registers, 32 of each thread; half of it with other sources.
 """
+MAX_OFFSET = 64
+"""The largest offset of integers that are converted in pairs: 128 less it, and all sums, are exact in bfloat16."""
 MAX_RAW_ITEM_BYTES = 4
 """Bytes of an element of a raw tile."""
 LINE_DTYPES = ("int32", "int64")
@@ -97,6 +101,23 @@ class Copied:
         return len(self.sources) + len(self.instructions) - 1
 
     @property
+    def is_packed(self) -> bool:
+        """True if its first source has 4-bit integers, which only the warps that multiply convert."""
+        return per_byte(self.sources[0].dtype) > 1
+
+    @property
+    def offset(self) -> int | None:
+        """What its instructions add to integers; None if they do anything else."""
+        if not self.instructions:
+            return 0
+        (made, *others) = self.instructions
+        number = made.arguments[-1]
+        if others or made.op not in ("add", "sub") or made.arguments[0] != 0 or not isinstance(number, Constant):
+            return None
+        value = float(number.text) * (-1 if made.op == "sub" else 1)
+        return int(value) if value.is_integer() and abs(value) <= MAX_OFFSET else None
+
+    @property
     def lines_are_contiguous(self) -> bool:
         """True if neighboring threads should read neighboring lines, rather than neighboring elements of a line."""
         return self.sources[0].k_pitch != 1
@@ -147,11 +168,12 @@ def granule_of(source: CopySource, batch_pitch: int) -> int:
 
 def raw_major(source: CopySource, batch_pitches: Sequence[int]) -> Literal["k", "mn"] | None:
     """Return the contiguous dimension of a source that TMA can load; None if there is none."""
-    size = itemsize(source.dtype)
+    size, packed = itemsize(source.dtype), per_byte(source.dtype)
     if size > MAX_RAW_ITEM_BYTES:
         return None
     contiguous = {"k": (source.k_pitch, source.pitch), "mn": (source.pitch, source.k_pitch)}
     for major, (step, pitch) in contiguous.items():
-        if step == 1 and pitch > 0 and not any(each * size % TMA_ALIGNMENT_BYTES for each in (pitch, *batch_pitches)):
+        steps = (pitch, *batch_pitches)
+        if step == 1 and pitch > 0 and not any(each * size % (TMA_ALIGNMENT_BYTES * packed) for each in steps):
             return "k" if major == "k" else "mn"
     return None

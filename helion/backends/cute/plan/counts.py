@@ -15,7 +15,7 @@ from .copied import (
     Copied,
     CopySource,
 )
-from .dtypes import itemsize
+from .dtypes import itemsize, per_byte
 from .records import LOADING_WARPS, SUM_BYTES, SWIZZLE_BYTES, WARP_THREADS, GemmPlan
 from .reductions import exchanges
 
@@ -218,7 +218,8 @@ def raw_operands(plan: GemmPlan) -> list[Copied]:
 
 def raw_bytes(plan: GemmPlan, copied: Copied) -> int:
     """Return the bytes of a K tile of the first source of an operand."""
-    return copied_lines(plan, copied) * plan.tile[2] * itemsize(copied.sources[0].dtype)
+    dtype = copied.sources[0].dtype
+    return copied_lines(plan, copied) * plan.tile[2] * itemsize(dtype) // per_byte(dtype)
 
 
 def _raw_counts(plan: GemmPlan) -> PipelineCounts:

@@ -28,7 +28,10 @@ DTYPES: dict[str, Dtype] = {
     "int16": Dtype(itemsize_bytes=2, dsl="Int16"),
     "int32": Dtype(itemsize_bytes=4, dsl="Int32"),
     "int64": Dtype(itemsize_bytes=8, dsl="Int64"),
+    "int4": Dtype(itemsize_bytes=1, dsl="Uint8"),
+    "uint4": Dtype(itemsize_bytes=1, dsl="Uint8"),
 }
+"""Of 4-bit integers, ``per_byte`` are in the one byte of ``itemsize_bytes``."""
 NUMBER = "number"
 """In place of a dtype: an fp32 scalar instead of a tensor."""
 SIZE, PITCH = "size", "pitch"
@@ -53,6 +56,11 @@ ROW_OUTPUT_DTYPES = (*OUTPUT_DTYPES, "uint8")
 """Types of the matrices that row kernels write."""
 LARGEST_E4M3 = 464.0
 """Rounds to 448, the largest finite e4m3. Torch gives NaN for larger values, where the conversion would saturate."""
+
+
+def per_byte(name: str) -> int:
+    """Return the elements of a byte: 2 of 4-bit integers."""
+    return 2 if name in ("int4", "uint4") else 1
 
 
 def itemsize(name: str) -> int:

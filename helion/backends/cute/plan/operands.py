@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from .copied import MAX_LOADED_REGISTERS, MAX_SPAN, NOT_COPIED, Copied
+from .copied import MAX_LOADED_REGISTERS, MAX_SPAN, NIBBLE_GROUP, NOT_COPIED, Copied
 from .counts import copied_line_step, copied_lines, copied_registers
 from .dtypes import itemsize
 from .records import (
@@ -40,9 +40,7 @@ def check_copies(plan: GemmPlan) -> None:
     if plan.converts:
         _check_converted(plan)
         return
-    for copied in plan.problem.copied:
-        if plan.problem.runtime:
-            raise Refusal(f"{copied.sources[0].name}{NOT_COPIED}")
+    check_known(plan.problem)
     if plan.problem.copied and (plan.tile[0] > 2 * WGMMA_ROWS or plan.tile[2] * plan.operand_bytes > SWIZZLE_BYTES):
         raise Refusal(
             f"a tile of {plan.tile} with operands that warps copy; up to {2 * WGMMA_ROWS} rows and {SWIZZLE_BYTES} bytes"
@@ -58,16 +56,37 @@ def check_copies(plan: GemmPlan) -> None:
         )
 
 
+def needs_registers(problem: GemmProblem) -> bool:
+    """Return whether only the warps that multiply may convert its copied operands."""
+    return bool(problem.copied and (problem.runtime or problem.scales)) or any(
+        each.is_packed for each in problem.copied
+    )
+
+
+def check_known(problem: GemmProblem) -> None:
+    """Check that warps can copy operands. Raises ``Refusal``."""
+    for copied in problem.copied:
+        if copied.is_packed:
+            raise Refusal(
+                f"{copied.sources[0].name} has 4-bit integers, which are implemented with up to {FEW_ROWS} rows of the other"
+                " operand on wgmma"
+            )
+        if needs_registers(problem):
+            raise Refusal(f"{copied.sources[0].name}{NOT_COPIED}")
+
+
 def can_convert(problem: GemmProblem) -> bool:
     """Return whether the warps that multiply can convert raw tiles of A: bytes along K, of one tensor, to 16 bits.
 
     Launches may give the columns, which only TMA and stores of threads depend on.
     """
-    if len(problem.copied) != 1 or problem.groups is not None or problem.scales is not None:
+    if len(problem.copied) != 1 or problem.groups is not None or not {*problem.runtime} <= {"size_n", "pitch_b"}:
         return False
-    if not {*problem.runtime} <= {"size_n", "pitch_b"}:
+    if problem.scales is not None and problem.scales.k != SWIZZLE_BYTES:
         return False
     (copied,) = problem.copied
+    if copied.is_packed and (copied.offset is None or problem.k % NIBBLE_GROUP):
+        return False
     (source, *others) = copied.sources
     along_k = copied.raw and source.k_pitch == 1 and itemsize(source.dtype) == 1 and problem.a_major == "k"
     one = copied.operand == "a" and not others and not problem.epilogue.of_kind("product")
@@ -107,8 +126,7 @@ def split(problem: GemmProblem) -> tuple[GemmProblem, Prepare]:
     batch = problem.batch
     if not problem.copied:
         raise Refusal("operands in memory are implemented where TMA cannot load them as they are")
-    if problem.runtime:
-        raise Refusal(f"{problem.copied[0].sources[0].name}{NOT_COPIED}")
+    check_known(problem)
     several = problem.epilogue.of_kind("product") and any(copied.operand != "a" for copied in problem.copied)
     if several or any(copied.operand not in ("a", "b") for copied in problem.copied):
         raise Refusal("right operands in memory are implemented for one matmul, whose epilogue has no other")

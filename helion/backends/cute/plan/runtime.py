@@ -244,7 +244,7 @@ def check_row_ends(problem: GemmProblem, output: EpilogueOutput) -> None:
 def check_scales(problem: GemmProblem, scales: BlockScales) -> None:
     if problem.batch is not None or problem.epilogue.of_kind("product"):
         raise Refusal("scales of blocks of K are implemented for one matmul, without a batch")
-    if problem.runtime:
+    if problem.runtime and not (problem.copied and all(factor.side == "row" for factor in scales.factors)):
         raise Refusal(
             "scales of blocks of K are implemented where sizes and strides are known when the kernel is compiled"
         )

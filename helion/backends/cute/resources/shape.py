@@ -11,8 +11,8 @@ import torch
 
 from ...._compiler.facts.records import AxisFact, KernelFacts, MatmulFact, MemoryOpFact
 from ...._shapes import dtype_name
-from ..plan.copied import Copied, CopySource, granule_of, raw_major
-from ..plan.dtypes import itemsize
+from ..plan.copied import NIBBLE_GROUP, Copied, CopySource, granule_of, raw_major
+from ..plan.dtypes import itemsize, per_byte
 from ..plan.epilogue import (
     MAX_PRODUCTS,
     Epilogue,
@@ -74,7 +74,8 @@ def bytes_moved(problem: GemmProblem) -> int:
     seconds = [each.label for each in problem.epilogue.of_kind("product")]
     sides = (("a", a * problem.m), ("b", b * problem.n), *((label, b * problem.n) for label in seconds))
     depth = problem.k + sum(term.k for term in problem.terms)
-    operands = sum(lines * depth * itemsize(problem.loaded_dtype(label)) for label, lines in sides)
+    loaded = {label: problem.loaded_dtype(label) for label, _ in sides}
+    operands = sum(lines * depth * itemsize(loaded[label]) // per_byte(loaded[label]) for label, lines in sides)
     read = (each for kind in ("exact", "strided") for each in problem.epilogue.of_kind(kind))
     exact = sum(itemsize(each.dtype) for each in read)
     stored = sum(itemsize(each.dtype) for each in problem.matrices)
@@ -132,7 +133,7 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
         whole_rows=sides.whole is not None,
         batch_blocks=tuple(axis.block_id for axis in batch if axis.kind == "tile")
         + _tiles(facts, sides.parts, *(each.k_axis for each in sides.terms if each.k_axis != sides.fact.k_axis)),
-        depth=problem.line if sides.held else None,
+        depth=problem.line if sides.held else NIBBLE_GROUP if any(each.is_packed for each in problem.copied) else None,
         fixed={
             block: size for block in blocks if block != sides.whole and (size := fixed_size(facts, block)) is not None
         },
@@ -248,6 +249,7 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
     copied = tuple(
         replace(each, operand=swaps.get(each.operand, each.operand)) for each in _copied(facts, fact, seconds)
     )
+    packed = any(each.is_packed for each in copied)
     for each in copied:
         if each.operand in ("a", "b"):
             majors["ab".index(each.operand)] = (each.raw and raw_major(each.sources[0], ())) or "k"
@@ -270,14 +272,18 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
         b_major=majors[1],
         epilogue=_epilogue(operands, facts, stores, axes, n),
         terms=() if copied else tuple(_terms(facts, sides, (m, n), majors)),
-        scales=None if copied else block_scales(fact, facts, axes, k),
+        scales=None if copied and not packed else block_scales(fact, facts, axes, k),
         copied=copied,
         runtime=_runtime(facts, zip(("size_m", "size_n", "size_k"), walked, strict=True)),
     )
 
 
 def _has_one_source(facts: KernelFacts, fact: MatmulFact) -> bool:
-    """Return whether the operands of a matmul are computed from one tensor each."""
+    """Return whether the operands of a matmul are computed from one tensor each. Others multiply products of groups of
+    4-bit integers."""
+    load = _load_of(facts, fact.rhs_slot), _load_of(facts, fact.lhs_slot)
+    if any(op is not None and per_byte(dtype_name(op.dtype)) > 1 for op in load):
+        return True
     slots = {op.slot for op in facts.memory_ops if op.kind == "load" and op.region == fact.region}
     return slots <= {fact.lhs_slot, fact.rhs_slot}
 
@@ -308,7 +314,12 @@ def _batch_axes(facts: KernelFacts, sides: _Sides, blocks: Sequence[int]) -> lis
     over = {*blocks, *(facts.axes[at].block_id for at in blocks_of_k(sides.fact, facts))}
     over |= {facts.axes[each.k_axis].block_id for each in sides.terms if each.k_axis is not None}
     over |= {facts.axes[at].block_id for at in (sides.parts,) if at is not None}
-    return [axis for axis in facts.axes if axis.block_id not in over and (sides.whole is None or axis.on_grid)]
+    rest = [(at, axis) for at, axis in enumerate(facts.axes) if axis.block_id not in over]
+    looped = {at for region in facts.regions for at in region.axes}
+    looped |= {
+        at for op in (*facts.memory_ops, *facts.atomics) for at in (*op.subscript_axes, *op.tile_axes) if at is not None
+    }
+    return [axis for at, axis in rest if at in looped and (sides.whole is None or axis.on_grid)]
 
 
 def _with_batch(

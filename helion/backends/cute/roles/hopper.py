@@ -64,26 +64,6 @@ MAINLOOP: tuple[Step, ...] = (
 )
 """One K tile is in flight during the wait for the next; its stage is released after the next MMAs are issued."""
 
-CONVERTING_MAINLOOP: tuple[Step, ...] = (
-    ClearSums(),
-    KLoop(
-        (
-            Wait("raw_read"),
-            ReadRaw("a", "raw_read"),
-            Release("raw_read"),
-            Advance("raw_read"),
-            Wait("ab_read"),
-            WgmmaFence(),
-            Mma("ab_read"),
-            WgmmaCommit(),
-            WgmmaWait(0),
-            Release("ab_read"),
-            Advance("ab_read"),
-        )
-    ),
-)
-"""A is converted in registers, which MMAs in flight still read. The other warpgroup converts during the wait."""
-
 PROMOTED_MAINLOOP: tuple[Step, ...] = (
     ClearSums(),
     KLoop(
@@ -102,12 +82,31 @@ PROMOTED_MAINLOOP: tuple[Step, ...] = (
 """The accumulator of each K tile is added outside of the matrix unit, while the other warpgroup uses the unit."""
 
 
+def _converting(promotes: bool) -> tuple[Step, ...]:
+    """Build a mainloop that converts A in registers, which MMAs in flight still read. The other warpgroup converts during
+    the wait."""
+    converts: tuple[Step, ...] = (
+        Wait("raw_read"),
+        ReadRaw("a", "raw_read"),
+        Release("raw_read"),
+        Advance("raw_read"),
+        Wait("ab_read"),
+        WgmmaFence(),
+        Mma("ab_read", first=promotes),
+        WgmmaCommit(),
+        WgmmaWait(0),
+        Release("ab_read"),
+        Advance("ab_read"),
+    )
+    return ClearSums(), KLoop((*converts, Promote()) if promotes else converts)
+
+
 def _mainloop(plan: GemmPlan) -> tuple[Step, ...]:
-    if plan.converts:
-        return CONVERTING_MAINLOOP
     if not plan.promote:
-        return MAINLOOP
-    if plan.promote_k_tiles == 1:
+        return _converting(promotes=False) if plan.converts else MAINLOOP
+    if plan.converts:
+        loop = _converting(promotes=True)
+    elif plan.promote_k_tiles == 1:
         loop = PROMOTED_MAINLOOP
     else:
         loop = (ClearSums(), KGroups((*MAINLOOP, Promote()), size=plan.promote_k_tiles))

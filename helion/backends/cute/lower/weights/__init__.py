@@ -1,0 +1,1 @@
+"""Weights of other types than the matmul's."""
