@@ -107,7 +107,7 @@ class Copied:
 
     @property
     def offset(self) -> int | None:
-        """What its instructions add to integers; None if they do anything else."""
+        """The number that its instructions add to integers; None if they do anything else."""
         if not self.instructions:
             return 0
         (made, *others) = self.instructions
