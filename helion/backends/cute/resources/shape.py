@@ -11,7 +11,7 @@ import torch
 
 from ...._compiler.facts.records import AxisFact, KernelFacts, MatmulFact, MemoryOpFact
 from ...._shapes import dtype_name
-from ..plan.copied import NIBBLE_GROUP, Copied, CopySource, granule_of, raw_major
+from ..plan.copied import NIBBLE_GROUP, raw_major
 from ..plan.dtypes import itemsize, per_byte
 from ..plan.epilogue import (
     MAX_PRODUCTS,
@@ -26,6 +26,7 @@ from ..plan.operands import gains_by_turning
 from ..plan.records import TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups, Major, Term
 from .picks import LINES, is_picked, with_picks
 from .scales import block_scales, blocks_of_k, depth_of, fixed_size, scale_loads
+from .sources import copied_operands, has_one_source, load_of, multiplied_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +122,7 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
     number = facts.regions[sides.fact.region].root
     dimensions = next(len(region.axes) for region in facts.regions if region.root == number and region.parent is None)
     problem = _problem(facts, sides, axes, stores)
-    if sides.whole is None and not batch and _has_one_source(facts, sides.fact) and gains_by_turning(problem):
+    if sides.whole is None and not batch and has_one_source(facts, sides.fact) and gains_by_turning(problem):
         axes = axes[::-1]
         problem = _stored_by_threads(_problem(facts, sides, axes, stores))
     problem = _with_batch(facts, sides, axes, problem, batch)
@@ -208,7 +209,7 @@ def _parts_of_k(facts: KernelFacts, fact: MatmulFact) -> int | None:
 
 def _rows_of_groups(fact: MatmulFact, facts: KernelFacts) -> int | None:
     """Return the rows of the left operand, if a loop over rows has bounds on the device."""
-    left = _load_of(facts, fact.lhs_slot)
+    left = load_of(facts, fact.lhs_slot)
     if left is None or fact.m_axis is None or facts.axes[fact.m_axis].on_grid or fact.m_axis not in left.subscript_axes:
         return None
     return left.extents[left.subscript_axes.index(fact.m_axis)]
@@ -247,14 +248,14 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
     swaps = {"a": "b", "b": "a"} if axes[0] != sides.rows else {}
     seconds = tuple(_second(sides.others, 0))
     copied = tuple(
-        replace(each, operand=swaps.get(each.operand, each.operand)) for each in _copied(facts, fact, seconds)
+        replace(each, operand=swaps.get(each.operand, each.operand)) for each in copied_operands(facts, fact, seconds)
     )
     packed = any(each.is_packed for each in copied)
     for each in copied:
         if each.operand in ("a", "b"):
             majors["ab".index(each.operand)] = (each.raw and raw_major(each.sources[0], ())) or "k"
     walked = [*axes, None if sides.nested or sides.parts is not None else fact.k_axis]
-    left = _load_of(facts, fact.lhs_slot)
+    left = load_of(facts, fact.lhs_slot)
     if sides.grouped and left is not None and left.static:
         walked[axes.index(sides.rows)] = None  # all rows are those of the operand
     loads = _without_offsets(facts) if sides.grouped else facts
@@ -263,7 +264,7 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
         m=m,
         n=n,
         k=k,
-        operand_dtype=dtype_name(_multiplied_dtype(facts, fact)),
+        operand_dtype=dtype_name(multiplied_dtype(facts, fact)),
         output_dtype=dtype_name(stores[0].dtype),
         a_pitch=_pitch(majors[0], m, k),
         b_pitch=_pitch(majors[1], n, k),
@@ -276,16 +277,6 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
         copied=copied,
         runtime=_runtime(facts, zip(("size_m", "size_n", "size_k"), walked, strict=True)),
     )
-
-
-def _has_one_source(facts: KernelFacts, fact: MatmulFact) -> bool:
-    """Return whether the operands of a matmul are computed from one tensor each. Others multiply products of groups of
-    4-bit integers."""
-    load = _load_of(facts, fact.rhs_slot), _load_of(facts, fact.lhs_slot)
-    if any(op is not None and per_byte(dtype_name(op.dtype)) > 1 for op in load):
-        return True
-    slots = {op.slot for op in facts.memory_ops if op.kind == "load" and op.region == fact.region}
-    return slots <= {fact.lhs_slot, fact.rhs_slot}
 
 
 def _stored_by_threads(problem: GemmProblem) -> GemmProblem:
@@ -403,81 +394,6 @@ def _lines(store: MemoryOpFact, axes: tuple[int, int]) -> tuple[int, ...]:
     walked = _walked(store, axes)
     strides = [stride for axis, stride in zip(store.subscript_axes, store.strides, strict=True) if axis in axes]
     return walked[::-1] if len(walked) == 2 and strides[0] == 1 != strides[1] else walked
-
-
-def _load_of(facts: KernelFacts, slot: int | None) -> MemoryOpFact | None:
-    return next((op for op in facts.memory_ops if op.slot == slot and op.kind == "load"), None)
-
-
-def _multiplied_dtype(facts: KernelFacts, fact: MatmulFact) -> torch.dtype:
-    """Return the type that the operands are multiplied in: 16-bit ones may be widened before the matmul."""
-    held = {
-        None if op is None else op.dtype for op in (_load_of(facts, slot) for slot in (fact.lhs_slot, fact.rhs_slot))
-    }
-    (first, *others) = held
-    return first if not others and first in (torch.bfloat16, torch.float16) else fact.lhs_dtype
-
-
-def _copied(facts: KernelFacts, fact: MatmulFact, operands: Sequence[EpilogueOperand]) -> Iterator[Copied]:
-    """Yield the operands that warps copy, with their main source. A second B is copied if the first one is."""
-    dtype = _multiplied_dtype(facts, fact)
-    for operand, slot, computed in (
-        ("a", fact.lhs_slot, fact.lhs_prologue and fact.lhs_dtype == dtype),  # 16-bit ones that are widened stay
-        ("b", fact.rhs_slot, fact.rhs_prologue and fact.rhs_dtype == dtype),
-    ):
-        op = _load_of(facts, slot)
-        picked = op is not None and is_picked(op)
-        if op is not None and op.dtype == dtype and not computed and not picked and not _is_odd(op, fact.k_axis):
-            continue
-        along_k = op is not None and _stride(op, fact.k_axis) == 1
-        kept = dtype_name(fact.lhs_dtype if op is None or computed else op.dtype)
-        source = CopySource(
-            name=f"source_{operand}", dtype=kept, pitch=0 if along_k else 1, k_pitch=1 if along_k else 2
-        )
-        granule = 0
-        if picked:
-            yield Copied(operand=operand, sources=(replace(source, picked=1),), lines=LINES)
-            continue
-        if op is not None and op.static and not computed and op.dtype == dtype:
-            steps = [n for at, n in zip(op.subscript_axes, op.strides, strict=True) if at != fact.k_axis]
-            granule = granule_of(replace(source, pitch=math.gcd(*steps)), 0)
-        tiles = None if op is None or granule else _raw_source(op, fact, source, dtype)
-        source = tiles or source
-        yield Copied(operand=operand, sources=(source,), granule=granule, raw=tiles is not None)
-        if operand == "b":
-            seconds = [each.label for each in operands if each.kind == "product"]
-            for label in seconds:
-                yield Copied(operand=label, sources=(source,), granule=granule, raw=tiles is not None)
-
-
-def _raw_source(op: MemoryOpFact, fact: MatmulFact, source: CopySource, dtype: torch.dtype) -> CopySource | None:
-    """Return the source of a copied operand as TMA loads it, or None. Operands of 8 and 32 bits have to be K-major."""
-    if not op.static:
-        return None
-    along_k, others = _stride(op, fact.k_axis), []
-    for at, step in zip(op.subscript_axes, op.strides, strict=True):
-        others += [step] if at != fact.k_axis else []
-    if along_k == 1:
-        pitch, k_pitch = math.gcd(*others), 1
-    elif 1 in others and dtype.itemsize == 2:
-        others.remove(1)
-        pitch, k_pitch = 1, math.gcd(along_k, *others)
-    else:
-        return None
-    found = replace(source, dtype=dtype_name(op.dtype), pitch=pitch, k_pitch=k_pitch)
-    return found if raw_major(found, ()) is not None else None
-
-
-def _stride(op: MemoryOpFact, axis: int | None) -> int:
-    return next((n for at, n in zip(op.subscript_axes, op.strides, strict=True) if at == axis), 0)
-
-
-def _is_odd(op: MemoryOpFact, k_axis: int | None) -> bool:
-    """Return whether TMA cannot load tiles of a tensor for the matrix unit."""
-    k_major = _stride(op, k_axis) == 1
-    contiguous = k_major or (1 in op.strides and op.itemsize == 2)
-    steps = [n for n in op.strides if n != 1] if op.static else []
-    return op.static and (not contiguous or any(n * op.itemsize % TMA_ALIGNMENT_BYTES for n in steps))
 
 
 def _pitches(store: MemoryOpFact, axes: tuple[int, int], n: int) -> int:

@@ -1,0 +1,102 @@
+"""Operands of a GEMM that warps copy or convert, as facts describe them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact
+from ...._shapes import dtype_name
+from ..plan.copied import Copied, CopySource, granule_of, raw_major
+from ..plan.dtypes import per_byte
+from ..plan.epilogue import EpilogueOperand
+from ..plan.records import TMA_ALIGNMENT_BYTES
+from .picks import LINES, is_picked
+
+
+def load_of(facts: KernelFacts, slot: int | None) -> MemoryOpFact | None:
+    return next((op for op in facts.memory_ops if op.slot == slot and op.kind == "load"), None)
+
+
+def multiplied_dtype(facts: KernelFacts, fact: MatmulFact) -> torch.dtype:
+    """Return the type that the operands are multiplied in: 16-bit ones may be widened before the matmul."""
+    held = {
+        None if op is None else op.dtype for op in (load_of(facts, slot) for slot in (fact.lhs_slot, fact.rhs_slot))
+    }
+    (first, *others) = held
+    return first if not others and first in (torch.bfloat16, torch.float16) else fact.lhs_dtype
+
+
+def has_one_source(facts: KernelFacts, fact: MatmulFact) -> bool:
+    """Return whether the operands of a matmul are computed from one tensor each. Others multiply products of groups of
+    4-bit integers."""
+    load = load_of(facts, fact.rhs_slot), load_of(facts, fact.lhs_slot)
+    if any(op is not None and per_byte(dtype_name(op.dtype)) > 1 for op in load):
+        return True
+    slots = {op.slot for op in facts.memory_ops if op.kind == "load" and op.region == fact.region}
+    return slots <= {fact.lhs_slot, fact.rhs_slot}
+
+
+def copied_operands(facts: KernelFacts, fact: MatmulFact, operands: Sequence[EpilogueOperand]) -> Iterator[Copied]:
+    """Yield the operands that warps copy, with their main source. A second B is copied if the first one is."""
+    dtype = multiplied_dtype(facts, fact)
+    for operand, slot, computed in (
+        ("a", fact.lhs_slot, fact.lhs_prologue and fact.lhs_dtype == dtype),  # 16-bit ones that are widened stay
+        ("b", fact.rhs_slot, fact.rhs_prologue and fact.rhs_dtype == dtype),
+    ):
+        op = load_of(facts, slot)
+        picked = op is not None and is_picked(op)
+        if op is not None and op.dtype == dtype and not computed and not picked and not _is_odd(op, fact.k_axis):
+            continue
+        along_k = op is not None and _stride(op, fact.k_axis) == 1
+        kept = dtype_name(fact.lhs_dtype if op is None or computed else op.dtype)
+        source = CopySource(
+            name=f"source_{operand}", dtype=kept, pitch=0 if along_k else 1, k_pitch=1 if along_k else 2
+        )
+        granule = 0
+        if picked:
+            yield Copied(operand=operand, sources=(replace(source, picked=1),), lines=LINES)
+            continue
+        if op is not None and op.static and not computed and op.dtype == dtype:
+            steps = [n for at, n in zip(op.subscript_axes, op.strides, strict=True) if at != fact.k_axis]
+            granule = granule_of(replace(source, pitch=math.gcd(*steps)), 0)
+        tiles = None if op is None or granule else _raw_source(op, fact, source, dtype)
+        source = tiles or source
+        yield Copied(operand=operand, sources=(source,), granule=granule, raw=tiles is not None)
+        if operand == "b":
+            seconds = [each.label for each in operands if each.kind == "product"]
+            for label in seconds:
+                yield Copied(operand=label, sources=(source,), granule=granule, raw=tiles is not None)
+
+
+def _raw_source(op: MemoryOpFact, fact: MatmulFact, source: CopySource, dtype: torch.dtype) -> CopySource | None:
+    """Return the source of a copied operand as TMA loads it, or None. Operands of 8 and 32 bits have to be K-major."""
+    if not op.static:
+        return None
+    along_k, others = _stride(op, fact.k_axis), []
+    for at, step in zip(op.subscript_axes, op.strides, strict=True):
+        others += [step] if at != fact.k_axis else []
+    if along_k == 1:
+        pitch, k_pitch = math.gcd(*others), 1
+    elif 1 in others and dtype.itemsize == 2:
+        others.remove(1)
+        pitch, k_pitch = 1, math.gcd(along_k, *others)
+    else:
+        return None
+    found = replace(source, dtype=dtype_name(op.dtype), pitch=pitch, k_pitch=k_pitch)
+    return found if raw_major(found, ()) is not None else None
+
+
+def _stride(op: MemoryOpFact, axis: int | None) -> int:
+    return next((n for at, n in zip(op.subscript_axes, op.strides, strict=True) if at == axis), 0)
+
+
+def _is_odd(op: MemoryOpFact, k_axis: int | None) -> bool:
+    """Return whether TMA cannot load tiles of a tensor for the matrix unit."""
+    k_major = _stride(op, k_axis) == 1
+    contiguous = k_major or (1 in op.strides and op.itemsize == 2)
+    steps = [n for n in op.strides if n != 1] if op.static else []
+    return op.static and (not contiguous or any(n * op.itemsize % TMA_ALIGNMENT_BYTES for n in steps))
