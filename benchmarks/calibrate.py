@@ -2,9 +2,11 @@
 
     python benchmarks/calibrate.py               writes benchmarks/results/calibration/<device>.json
     python benchmarks/calibrate.py --dry         says what would be measured; needs no GPU
+    python benchmarks/calibrate.py --received FILE   keeps what an owner of another GPU has sent; needs no GPU
 
 Each experiment runs twice, with less and with more of one thing; the difference of the times is that thing's alone. Medians
-by CUDA graph (benchmarks/timing.py). `python benchmarks/time_model.py --fit --calibration PATH` holds the fit to it.
+by CUDA graph (benchmarks/timing.py). Files of `python -m helion calibrate --send FILE` have the same rates, and configs
+for `scripts/pretuned.py`. `python benchmarks/time_model.py --fit --calibration PATH` holds the fit to it.
 """
 
 from __future__ import annotations
@@ -27,11 +29,15 @@ import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
 from benchmarks.timing import GraphTimer, Timer  # noqa: E402
+from helion.autotuner.pretuned import Row, formatted  # noqa: E402
 from helion.backends.triton.resources.time.model import issue_rate  # noqa: E402
 from helion.backends.triton.resources.time.parameters import fitted  # noqa: E402
-from helion.hardware import Target, from_device_properties, target  # noqa: E402
+from helion.cli.calibrate import FORMAT  # noqa: E402
+from helion.hardware import Link, Target, from_device_properties, target  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "calibration"
+#: Best configs of other GPUs, which `scripts/pretuned.py` reads.
+CONTRIBUTED = ROOT / "benchmarks" / "results" / "pretuned"
 #: Elements of one program's tile, and its warps.
 _TILE, _WARPS = 4096, 8
 #: Programs per SM of the experiments that keep all units busy.
@@ -241,10 +247,46 @@ def record(measured: Mapping[str, float], device: Target) -> dict[str, Any]:
     }
 
 
+def received(path: Path, results: Path = RESULTS, contributed: Path = CONTRIBUTED) -> Path:
+    """Keep a file of `python -m helion calibrate --send`: its rates as a calibration, and its best configs. Returns the
+    calibration's path. Raises ValueError or KeyError for any other file."""
+    sent = json.loads(path.read_text())
+    if not isinstance(sent, dict) or sent.get("format") != FORMAT:
+        raise ValueError(f"{path}: not made by `python -m helion calibrate --send`, or by another version of it")
+    device = target_of(sent["row"])
+    versions = ", ".join(f"{name} {version}" for name, version in sent["versions"].items())
+    measured = sent["microseconds"]
+    kept = {
+        "device": sent["device"],
+        "date": sent["date"],
+        "versions": versions,
+        "microseconds": measured,
+        "parameters": parameters_of(measured, device),
+    }
+    name = re.sub(r"[^a-z0-9]+", "-", sent["device"].lower()).strip("-")
+    rows = [Row.from_list(each["structure"], each["best"]) for each in sent["sweeps"]]
+    contributed.mkdir(parents=True, exist_ok=True)
+    (contributed / f"{name}.json").write_text(formatted(rows))
+    (results / f"{name}.json").write_text(json.dumps(kept, indent=2) + "\n")
+    return results / f"{name}.json"
+
+
+def target_of(row: Mapping[str, Any]) -> Target:
+    """The GPU of a row that was sent."""
+    link = None if row["link"] is None else Link(**row["link"])
+    pairs = {"matrix_tflops": tuple(map(tuple, row["matrix_tflops"])), "features": frozenset(row["features"])}
+    tuples = {key: tuple(value) for key, value in row.items() if isinstance(value, list) and key not in pairs}
+    return Target(**{**row, **tuples, **pairs, "link": link})
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="measure what predicted times are made of")
     parser.add_argument("--dry", action="store_true", help="say what would be measured")
+    parser.add_argument("--received", type=Path, help="keep this file of `python -m helion calibrate --send`")
     options = parser.parse_args()
+    if options.received:
+        print(received(options.received))
+        return 0
     if options.dry:
         for each in experiments(target("h200")):
             print(f"{each.name:22} {each.less:10} and {each.more:10} times {each.of:g} {each.unit}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import bench, cache, doctor, explain, report, tune
+from . import bench, cache, calibrate, doctor, explain, report, tune
 from .command import Command
 
 COMMANDS: tuple[Command, ...] = (
@@ -12,4 +12,5 @@ COMMANDS: tuple[Command, ...] = (
     cache.COMMAND,
     report.COMMAND,
     tune.COMMAND,
+    calibrate.COMMAND,
 )
