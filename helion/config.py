@@ -331,6 +331,12 @@ def declare(key: str, doc: str) -> None:
     setattr(Config, key, _property(key, doc))
 
 
+declare(
+    "kpack",
+    "On some AMD GPUs: steps of a matmul along K that one access to shared memory reads; None leaves it to Triton.",
+)
+
+
 def as_config(given: Config | Mapping[str, Any]) -> Config:
     """Return a config as it is, or make one from a dict.
 

@@ -25,6 +25,7 @@ FEATURES = frozenset(
         "mfma",
         "scaled_mma",
         "lds_copy",
+        "packed_k",
         "matrix_store",
     }
 )
@@ -242,7 +243,7 @@ def _cdna(
     bandwidth_gb_per_s: float,
     fp32_tflops: float,
     matrix_tflops: tuple[tuple[str, float], ...],
-    features: frozenset[str] = frozenset({"fp8", "mfma"}),
+    features: frozenset[str] = frozenset({"fp8", "mfma", "packed_k"}),
 ) -> Target:
     """Make a CDNA 3 or 4 row: per compute unit 4 SIMDs x 512 registers x 64 lanes, and 8 waves per SIMD."""
     return Target(

@@ -245,6 +245,7 @@ ENTRIES = (
     entry("maxnreg", "add", 64, **_PERSISTENT),
     entry("waves_per_eu", "matmul", 2),
     entry("matrix_instr_nonkdim", "matmul", 16),
+    entry("kpack", "matmul", 2),
     entry("advanced_controls_file", "add", "/tmp/options.acf"),
     entry("indexing", "add", "block_ptr"),
     entry("indexing", "add", "tensor_descriptor", same=("gfx942",)),

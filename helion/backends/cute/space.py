@@ -56,6 +56,7 @@ ELSEWHERE = {
     "static_ranges": "its loops are generated per role",
     "waves_per_eu": "it is an option of AMD GPUs",
     "matrix_instr_nonkdim": "it is an option of AMD GPUs",
+    "kpack": "it is an option of AMD GPUs",
     "xcd_remap": "it is an option of AMD GPUs",
     "advanced_controls_file": "the DSL has no such option",
 }

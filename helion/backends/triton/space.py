@@ -55,7 +55,7 @@ _MISSING: dict[str, Missing] = {
     TOGETHER: Missing(fragment=BooleanFragment(), initial=False, structural=True),
 }
 #: Keys that no arguments of a kernel have on this target, with the values that request nothing.
-_NEUTRAL: dict[str, Any] = {"waves_per_eu": 0, "matrix_instr_nonkdim": 0, "num_ctas": 1, "occupancy": 1}
+_NEUTRAL: dict[str, Any] = {"waves_per_eu": 0, "matrix_instr_nonkdim": 0, "kpack": None, "num_ctas": 1, "occupancy": 1}
 
 
 def _missing(program: Program, settings: Settings) -> dict[str, Missing]:
@@ -189,6 +189,10 @@ def _launch_fields(shape: ProgramShape, target: Target, absent: dict[str, str]) 
             fields.append(Scalar(key=key, fragment=EnumFragment(choices), initial=0))
         else:
             absent[key] = f"it is an option of AMD GPUs, and the target is {target}"
+    if target.has("packed_k"):
+        fields.append(Scalar(key="kpack", fragment=EnumFragment((None, 1, 2)), initial=None))
+    else:
+        absent["kpack"] = f"it is an option of AMD's CDNA 3, and the target is {target}"
     if target.kind == "cuda":
         fields.append(OptionsFile(key="advanced_controls_file", fragment=EnumFragment((None,))))
     else:

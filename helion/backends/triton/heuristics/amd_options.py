@@ -15,6 +15,8 @@ from .sizing import estimate
 
 #: Sides of the small matrix instruction, and of tiles for which Triton takes the large one.
 _SMALL, _LARGE = 16, 32
+#: Bytes of operands whose matrix instruction reads 8 bytes of each row.
+_PACKED_BYTES = 2
 #: SIMD units of a compute unit, each with the registers of its waves.
 _UNITS = 4
 #: Ratio by which the compiler can reduce registers without spilling much.
@@ -33,10 +35,11 @@ def with_amd_options(
 
 
 def _alternates(first: TritonProposal, facts: KernelFacts, target: Target) -> Iterator[TritonProposal]:
-    """Yield a proposal with small matrix instructions, and one with room for one more wave on each unit.
+    """Yield proposals with small matrix instructions, wide accesses to operands, and room for one more wave on each unit.
 
-    Small instructions hold operands and results of fewer rows (measurement ``amd_fragments``). Room for a wave is worth
-    a few spilled registers where shared memory has room as well, since waves hide each other's waits.
+    Small instructions hold operands and results of fewer rows (measurement ``amd_fragments``). An access for two steps
+    along K reads 16 bytes of an operand in place of twice 8, with fewer registers (measurement ``amd_kpack``). Room for a
+    wave is worth a few spilled registers where shared memory has room as well, since waves hide each other's waits.
     """
     sides = (
         first.block_sizes.get(axis, _LARGE)
@@ -46,6 +49,8 @@ def _alternates(first: TritonProposal, facts: KernelFacts, target: Target) -> It
     )
     if min(sides, default=_LARGE) >= _LARGE:
         yield _with(first, "matrix_instr_nonkdim", _SMALL, f"matrix instructions of {_SMALL} rows")
+    if target.has("packed_k") and any(fact.lhs_dtype.itemsize == _PACKED_BYTES for fact in facts.matmuls):
+        yield _with(first, "kpack", 2, "operands of two steps along K in one access")
     if len(facts.matmuls) > 1:  # registers of several matmuls are predicted too coarsely: attention spills 176 bytes
         return
     warps = first.num_warps or 1

@@ -56,7 +56,7 @@ from .renewed import renewed_operands
 #: The prefix of launch options under any name.
 _VERBATIM = "_triton_config_"
 #: Config keys that are passed to the launch unchanged, where present.
-_LAUNCH_KEYS = ("num_warps", "num_stages", "maxnreg", "waves_per_eu", "matrix_instr_nonkdim", "num_ctas")
+_LAUNCH_KEYS = ("num_warps", "num_stages", "maxnreg", "waves_per_eu", "matrix_instr_nonkdim", "kpack", "num_ctas")
 
 
 def build_plan(
