@@ -35,7 +35,12 @@ def test_alternates_have_small_matrix_instructions(kernel: helion.Kernel, args: 
     ("tile", "warps", "stages", "expected"),
     [
         ((64, 256, 32), 4, 1, [{"matrix_instr_nonkdim": 16}, {"kpack": 2}, {"waves_per_eu": 4}]),
-        ((64, 256, 32), 4, 2, [{"matrix_instr_nonkdim": 16}, {"kpack": 2}]),  # shared memory has room for three programs
+        (
+            (64, 256, 32),
+            4,
+            2,
+            [{"matrix_instr_nonkdim": 16}, {"kpack": 2}],
+        ),  # shared memory has room for three programs
         ((128, 256, 32), 4, 1, [{"matrix_instr_nonkdim": 16}, {"kpack": 2}]),  # too many registers for three waves
         ((64, 64, 32), 4, 1, [{"matrix_instr_nonkdim": 16}, {"kpack": 2}]),  # enough waves
         ((16, 64, 32), 4, 1, [{"kpack": 2}]),  # Triton takes the small instructions
