@@ -186,7 +186,7 @@ def record(target: hardware.Target, rates: dict[str, float], sweeps: Sequence[di
 def _fields(target: hardware.Target) -> Iterator[tuple[str, Any]]:
     for field in dataclasses.fields(target):
         value = getattr(target, field.name)
-        yield field.name, dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+        yield field.name, dataclasses.asdict(value) if isinstance(value, hardware.Link) else value
 
 
 COMMAND = Command(

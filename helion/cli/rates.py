@@ -6,6 +6,7 @@ made of these rates (``benchmarks/time_model.py``).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -114,9 +115,13 @@ def experiments(device: Target) -> Iterator[Experiment]:
     instructions = programs * TILE / device.warp_size
     tile_bytes = programs * TILE * 4
     yield Experiment(name="copy", unit="bytes", less=2**27, more=2**29, of=2, run=_copy)
-    yield Experiment(name="cache", unit="bytes", less=64, more=512, of=tile_bytes, run=lambda n: _sum(programs, n))
-    yield Experiment(name="wait", unit="loads", less=512, more=4096, of=1, run=lambda n: _chase(_LARGE_BYTES, n))
-    yield Experiment(name="cache wait", unit="loads", less=512, more=4096, of=1, run=lambda n: _chase(_SMALL_BYTES, n))
+    yield Experiment(
+        name="cache", unit="bytes", less=64, more=512, of=tile_bytes, run=functools.partial(_sum, programs)
+    )
+    yield Experiment(name="wait", unit="loads", less=512, more=4096, of=1, run=functools.partial(_chase, _LARGE_BYTES))
+    yield Experiment(
+        name="cache wait", unit="loads", less=512, more=4096, of=1, run=functools.partial(_chase, _SMALL_BYTES)
+    )
     for warps, started in ((4, _started), (_WARPS, _started_wide)):
         yield Experiment(
             name=f"programs of {warps} warps",
@@ -124,7 +129,7 @@ def experiments(device: Target) -> Iterator[Experiment]:
             less=64,
             more=1024,
             of=1,
-            run=lambda n, started=started: _start(started, n * device.num_sms),
+            run=functools.partial(_start, started, device.num_sms),
         )
     for name, made, less, more in (("multiply", _multiplied, 256, 2048), ("exponential", _raised, 64, 512)):
         yield Experiment(
@@ -133,7 +138,7 @@ def experiments(device: Target) -> Iterator[Experiment]:
             less=less,
             more=more,
             of=instructions,
-            run=lambda n, made=made: _compute(made, programs, n),
+            run=functools.partial(_compute, made, programs),
         )
     for name in ("float16", "bfloat16"):
         yield Experiment(
@@ -142,7 +147,7 @@ def experiments(device: Target) -> Iterator[Experiment]:
             less=_SIDE // 2,
             more=2 * _SIDE,
             of=2 * _SIDE**2,
-            run=lambda depth, name=name: _product(getattr(torch, name), depth),
+            run=functools.partial(_product, getattr(torch, name)),
         )
 
 
@@ -184,8 +189,8 @@ def _chase(size: int, steps: int) -> Callable[[], Any]:
     return lambda: _chased(table, out, steps)
 
 
-def _start(started: Any, programs: int) -> Callable[[], Any]:
-    out = torch.empty([programs], device="cuda")
+def _start(started: Any, sms: int, programs_per_sm: int) -> Callable[[], Any]:
+    out = torch.empty([programs_per_sm * sms], device="cuda")
     return lambda: started(out)
 
 
