@@ -256,11 +256,32 @@ def test_tiles_outside_of_the_matrix_have_no_messages() -> None:
     assert "if tile_m <" not in even
 
 
-def test_auto_leaves_messages_to_the_general_backend() -> None:
-    kernel = helion.kernel(EXAMPLE.send_sums.fn, backend="auto", ignore_warnings=[exc.UnacknowledgedReuse])
-    bound = kernel.bind(sums_arguments(256, 256), target="h200")
+def test_a_tile_for_several_ranks_is_staged_once() -> None:
+    """Sums in bf16 and the same in fp32: the former are stored to all ranks from one buffer."""
+    bound = EXAMPLE.send_sums.bind(sums_arguments(256, 256, ranks=4), target="h200")
+    plan = bound.plan(helion.Config(**HALF_TILE, wgmma_pingpong=True))
+    verify(plan.roles)
+    code = bound.to_cute_code(helion.Config(**HALF_TILE, wgmma_pingpong=True))
+    assert code.count("stage_copy, stage_registers") == 2, "each warpgroup writes a sub-tile once"
+    assert code.count("cute.group_modes(shared_d, 0, 2)") == 8, "and stores it to four ranks"
+    late = edit_role(plan.roles, "store_0", lambda step: (step, g.WriteStage(1)) if step == g.TmaStore(0) else (step,))
+    with pytest.raises(Fault, match="overwrites a buffer that is being stored"):
+        verify(late)
+
+
+def test_auto_leaves_waits_for_operands_to_the_general_backend() -> None:
+    kernel = helion.kernel(product_of_received.fn, backend="auto")
+    bound = kernel.bind((meta(136, 264), peers(300, 136), words(5)), target="h200")
     assert bound.backend == "triton"
-    assert "matmuls with messages to and from peers run on request" in bound.explain()
+    assert "matmuls that wait for operands of peers run on request" in bound.explain()
+    assert (
+        helion.kernel(EXAMPLE.product_plus_received.fn, backend="auto")
+        .bind(
+            (meta(4096, 4096), meta(4096, 4096), peers(2, 4096, 4096), words(32, 32), meta(4096, 4096)), target="h200"
+        )
+        .backend
+        == "cute"
+    )
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------------

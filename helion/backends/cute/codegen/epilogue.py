@@ -14,6 +14,7 @@ from ..plan.joint import OwnPart, joint, moved
 from ..plan.passes import Pass, divisor_of, passes
 from ..plan.records import WGMMA_ROWS, GemmPlan, GemmProblem
 from ..plan.reductions import Evaluated
+from ..plan.shared import staged_as
 from .numbers import batched, in_group, last
 
 
@@ -339,8 +340,8 @@ def evaluate(plan: GemmPlan) -> list[str]:
     walk = passes(plan)[-1]
     if not walk.computes and [(o.value, values_of(plan, o)) for o in walk.outputs] == [(walk.held, "values")]:
         return []
-    outputs = [f"{values_of(plan, o)}[i] = {value_name(plan, o.value)}" for o in reversed(walk.outputs)]
-    return [*compute(plan, walk), *outputs]
+    outputs = {values_of(plan, o): value_name(plan, o.value) for o in reversed(walk.outputs)}
+    return [*compute(plan, walk), *(f"{values}[i] = {value}" for values, value in outputs.items())]
 
 
 def in_range(dtype: str, values: str) -> list[str]:
@@ -418,8 +419,8 @@ def values_of(plan: GemmPlan, output: EpilogueOutput) -> str:
 
 
 def suffixed(plan: GemmPlan, name: str, output: EpilogueOutput) -> str:
-    """Return a name that each output matrix has separately."""
-    label = plan.problem.label_of(output)
+    """Return a name that each output matrix has separately, unless it is stored from the buffers of another one."""
+    label = plan.problem.label_of(staged_as(plan.problem, output))
     return name if label == "d" else f"{label}_{name}"
 
 

@@ -8,6 +8,7 @@ from ..plan.counts import counts
 from ..plan.dtypes import DTYPES
 from ..plan.epilogue import EpilogueOutput
 from ..plan.records import WARPGROUP_THREADS, GemmPlan
+from ..plan.shared import staged_as
 from ..roles.grammar import Role
 from . import copied, exchange, raw, rows, scales, workspace
 from .epilogue import dealt_columns, fragment, suffixed, values_of
@@ -185,6 +186,9 @@ def _umma_loads(plan: GemmPlan, role: Role) -> list[str]:
 def _store_views(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
     """Define the views from registers to a buffer in shared memory, and from there to global memory."""
     label = plan.problem.label_of(output)
+    views = tile_views(plan, label, plan.store_box, f"tensor_{label}") if plan.problem.groups is None else []
+    if staged_as(plan.problem, output) != output:
+        return views
     staged, lines = f"shared_{label}", []
     if plan.warp_stores:  # the same memory as the tile of all warps
         staged, tile = f"staged_{label}", (plan.cta_tile[0], plan.epilogue_n)
@@ -199,18 +203,20 @@ def _store_views(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
         f"{thread} = {copy}.get_slice(store_thread)",
         f"{part} = {thread}.partition_D({staged})",
         f"{registers} = {copy}.retile({rounded})",
-        *(tile_views(plan, label, plan.store_box, f"tensor_{label}") if plan.problem.groups is None else ()),
+        *views,
     ]
 
 
 def tile_views(plan: GemmPlan, label: str, box: tuple[int, int], tensor: str, *, stored: bool = True) -> list[str]:
     """Define the TMA views of a matrix of the output's shape, of which ``tensor`` are the coordinates."""
     first, second = ("from", "to") if stored else ("to", "from")
+    outputs = {plan.problem.label_of(each): each for each in plan.problem.outputs_of("exact")}
+    held = plan.problem.label_of(staged_as(plan.problem, outputs[label])) if label in outputs else label
     return [
         f"tiles_{label} = cute.local_tile({tensor}, ({box[0]}, {box[1]}), {_modes(plan, label)})",
         f"{first}_{label}, {second}_{label} = cpasync.tma_partition(",
         f"    tma_{label}, 0, cute.make_layout(1),"
-        f" cute.group_modes(shared_{label}, 0, 2), cute.group_modes(tiles_{label}, 0, 2)",
+        f" cute.group_modes(shared_{held}, 0, 2), cute.group_modes(tiles_{label}, 0, 2)",
         ")",
     ]
 
@@ -258,6 +264,8 @@ def _wgmma_store(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
         else f"cute.nvgpu.CopyUniversalOp(), {dtype}, num_bits_per_copy={16 * size}"
     )
     copy = f"cute.make_tiled_copy_C(cute.make_copy_atom({atom}), subtile_mma)"
+    if staged_as(plan.problem, output) != output:
+        return _store_views(plan, output)
     return [
         f"{suffixed(plan, 'rounded', output)} = cute.make_rmem_tensor(subtile_shape, {dtype})",
         f"{suffixed(plan, 'stage_copy', output)} = {copy}",
@@ -267,7 +275,8 @@ def _wgmma_store(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
 
 def _more_values(plan: GemmPlan) -> list[str]:
     """Return registers for the values of matrices other than D, which uses those of the accumulator."""
-    return [values_of(plan, output) for output in plan.problem.matrices if plan.problem.label_of(output) != "d"]
+    names = dict.fromkeys(values_of(plan, output) for output in plan.problem.matrices)
+    return [name for name in names if name != "values"]
 
 
 def _strided_registers(plan: GemmPlan) -> list[str]:
@@ -324,6 +333,8 @@ def _umma_sums(plan: GemmPlan, role: Role) -> list[str]:
 
 def _umma_store(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
     dtype = dsl(output.dtype)
+    if staged_as(plan.problem, output) != output:
+        return _store_views(plan, output)
     return [
         f"{suffixed(plan, 'rounded', output)} = cute.make_rmem_tensor(subtile_shape, {dtype})",
         f"{suffixed(plan, 'stage_copy', output)} = cute.make_tiled_copy_D(",

@@ -9,6 +9,7 @@ from ..plan.counts import counts, turns
 from ..plan.epilogue import ROW_NUMBER
 from ..plan.passes import Pass, passes
 from ..plan.records import GemmPlan
+from ..plan.shared import staged_as
 from ..roles import grammar as g
 from ..roles.messages import MessageStep
 from . import copied, exchange, groups, numbers, rows, scales, vectors, workspace
@@ -478,7 +479,7 @@ def _(step: g.Evaluate, out: Writer, names: Names) -> None:
         out.line(first_column(plan))
     if not plan.problem.strided and not plan.by_rows and plan.problem.epilogue.numbers(ROW_NUMBER):
         out.line(first_row(plan, rows_of(plan)))
-    outputs = plan.problem.matrices
+    outputs = [output for output in plan.problem.matrices if staged_as(plan.problem, output) == output]
     body = evaluate(plan)
     for output in outputs:
         body += in_range(output.dtype, values_of(plan, output))

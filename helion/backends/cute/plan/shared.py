@@ -6,7 +6,8 @@ import functools
 from dataclasses import dataclass
 
 from .counts import counts, raw_bytes, raw_operands, subtile_bytes
-from .records import SUM_BYTES, GemmPlan
+from .epilogue import EpilogueOutput
+from .records import SUM_BYTES, GemmPlan, GemmProblem
 
 RING_ALIGNMENT_BYTES = 1024
 """A swizzle atom is 8 rows of 128 bytes; TMA and the matrix units compute its pattern from address bits."""
@@ -24,12 +25,25 @@ class Allocation:
     alignment_bytes: int
 
 
+def staged_as(problem: GemmProblem, output: EpilogueOutput) -> EpilogueOutput:
+    """Return the output whose buffers an ``exact`` output is stored from: the first one of the same value and type."""
+    if output.kind != "exact":
+        return output
+    same = (each for each in problem.outputs_of("exact") if (each.value, each.dtype) == (output.value, output.dtype))
+    return next(same)
+
+
+def staged(problem: GemmProblem) -> tuple[EpilogueOutput, ...]:
+    """Return the ``exact`` outputs that have buffers of their own."""
+    return tuple(each for each in problem.outputs_of("exact") if staged_as(problem, each) == each)
+
+
 @functools.lru_cache(maxsize=1024)
 def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
     """Return every allocation of `plan`, by offset."""
     stages = {"shared_a": counts(plan).a_stage_bytes, "shared_b": counts(plan).b_stage_bytes}
     wanted = [(name, plan.ab_stages * size, RING_ALIGNMENT_BYTES) for name, size in stages.items() if size]
-    for output in plan.problem.outputs_of("exact"):
+    for output in staged(plan.problem):
         size = plan.teams * plan.store_stages * subtile_bytes(plan, output.dtype)
         wanted.append((f"shared_{plan.problem.label_of(output)}", size, RING_ALIGNMENT_BYTES))
     epilogue = plan.problem.epilogue

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..plan.records import GemmPlan
+from ..plan.shared import staged
 from .grammar import (
     Acquire,
     Advance,
@@ -70,15 +73,16 @@ def store_subtile(plan: GemmPlan) -> tuple[Step, ...]:
     stores but those of the last ``store_stages`` - 2. Without stores by TMA, the barrier separates the reads of row
     operands from the writes of those of the next tile.
     """
-    outputs = range(len(plan.problem.outputs_of("exact")))
+    exact = plan.problem.outputs_of("exact")
+    outputs, written = range(len(exact)), [exact.index(output) for output in staged(plan.problem)]
     evaluated = (Evaluate(), *(StoreStrided(at) for at in range(len(plan.problem.outputs_of("strided")))))
     if not outputs and plan.problem.strided:
         return (*evaluated, BarrierSync("epilogue"))
     if plan.warp_stores:
-        return _store_rows_of_warp(plan, outputs, evaluated)
+        return _store_rows_of_warp(plan, outputs, written, evaluated)
     return (
         *evaluated,
-        *(WriteStage(output) for output in outputs),
+        *(WriteStage(output) for output in written),
         FenceShared(),
         Gate("first_warp", (StoreWait((plan.store_stages - 2) * len(outputs)),)),
         BarrierSync("epilogue"),
@@ -86,7 +90,9 @@ def store_subtile(plan: GemmPlan) -> tuple[Step, ...]:
     )
 
 
-def _store_rows_of_warp(plan: GemmPlan, outputs: range, evaluated: tuple[Step, ...]) -> tuple[Step, ...]:
+def _store_rows_of_warp(
+    plan: GemmPlan, outputs: range, written: Sequence[int], evaluated: tuple[Step, ...]
+) -> tuple[Step, ...]:
     """Return the steps of a store by each warp separately.
 
     The storing lane waits until its buffers have been read before the others write them, and stores after all have
@@ -96,7 +102,7 @@ def _store_rows_of_warp(plan: GemmPlan, outputs: range, evaluated: tuple[Step, .
         *evaluated,
         StoreWait((plan.store_stages - 1) * len(outputs)),
         WarpSync(),
-        *(WriteStage(output) for output in outputs),
+        *(WriteStage(output) for output in written),
         FenceShared(),
         WarpSync(),
         *(TmaStore(output) for output in outputs),

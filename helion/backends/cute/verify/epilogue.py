@@ -9,6 +9,7 @@ from ..plan.counts import row_peers
 from ..plan.joint import exchanged, meeting
 from ..plan.passes import Pass, passes
 from ..plan.reductions import exchanges
+from ..plan.shared import staged_as
 from ..roles import grammar as g
 from .cluster import Cluster, Ready, rule
 from .messages import land
@@ -199,7 +200,8 @@ def _check_walk(cluster: Cluster, warp: Warp, walk: Pass) -> None:
 
 
 def _buffer(cluster: Cluster, warp: Warp, output: int) -> Buffer:
-    stages = cluster.plan.store_stages
+    stages, exact = cluster.plan.store_stages, cluster.plan.problem.outputs_of("exact")
+    output = exact.index(staged_as(cluster.plan.problem, exact[output]))
     first = (warp.role.team * cluster.matrices + output) * stages
     at = first + warp.subtile // cluster.plan.splits % stages
     return warp.cta.buffers[at * cluster.plan.storing_warps + (warp.number if cluster.plan.warp_stores else 0)]
