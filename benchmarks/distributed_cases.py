@@ -431,6 +431,38 @@ def sending(r: Rank) -> None:
             r.close("sending", f"{case}, {what}, call {number}", call(), expected)
         r.rows_of(case, what, {"sending": call, "cublas alone": functools.partial(torch.mm, x, w)}, calls=2)
         memory.check()
+    if not r.is_simulated:
+        _sending_pieces(r)
+
+
+def _sending_pieces(r: Rank) -> None:
+    """Time the matmul of `sending_matmul` whose messages nothing waits for, and the same into own memory."""
+    x, w, _ = _products(r, 4096 // r.n, 4096, 8192)
+    memory, out = sending_matmul.Memory(x.size(0), w.size(1)), x.new_empty(x.size(0), w.size(1))
+    sent = functools.partial(sending_matmul.send_product, x, w, memory.inboxes[0], memory.sent, 1)
+    calls = {"product, sent": sent, "cublas alone": functools.partial(torch.mm, x, w)}
+    for name, config in _CUTE_CONFIGS.items():
+        kernel = helion.kernel(overlapped.product.fn, backend="cute", config=helion.Config(**config))
+        calls[f"product, {name}"] = functools.partial(kernel, x, w, out)
+    r.rows_of("pieces", f"{x.size(0)} rows, {x.size(1)} x {w.size(1)}", calls)
+    x, w, _ = _products(r, 4096, 8192, 8192)
+    out, calls = x.new_empty(x.size(0), w.size(1)), {"cublas alone": functools.partial(torch.mm, x, w)}
+    for name, config in _CUTE_CONFIGS.items():
+        kernel = helion.kernel(overlapped.product.fn, backend="cute", config=helion.Config(**config))
+        calls[f"product, {name}"] = functools.partial(kernel, x, w, out)
+    r.rows_of("pieces", f"{x.size(0)} rows, {x.size(1)} x {w.size(1)}", calls)
+
+
+#: Configs of a product of the cute backend.
+_CUTE_CONFIGS: dict[str, dict[str, Any]] = {
+    f"{m} x {n}{', ping-pong' if m == n else ''} in groups of {group}": {
+        "block_sizes": [m, n, 64],
+        "wgmma_pingpong": m == n,
+        "wgmma_cluster_m": 2,
+        "l2_groupings": [group],
+    }
+    for m, n, group in ((128, 128, 4), (128, 128, 16), (128, 256, 8), (128, 256, 16), (256, 128, 4), (256, 128, 8))
+}
 
 
 def experts(r: Rank) -> None:
