@@ -317,8 +317,13 @@ def rms_norm(r: Rank) -> None:
         args, expected, serial = _rms_norm_arguments(r, rows)
         what, call = f"{rows} rows", functools.partial(all_reduce_rms_norm.all_reduce_rms_norm, *args)
         r.close("rms_norm", what, call()[0], expected)
+        calls = {"default": call}
+        if r.n > 2 and rows % r.n == 0:
+            more = all_reduce_rms_norm.two_shots_memory(rows, args[0].size(1))
+            calls["two shots"] = functools.partial(all_reduce_rms_norm.all_reduce_rms_norm_two_shots, *args[:4], *more)
+            r.close("rms_norm", f"{what}, two shots", calls["two shots"]()[0], expected)
         for graph in (False, True):
-            r.rows_of("rms_norm", what, {"default": call, "nccl + one kernel": serial}, graph=graph)
+            r.rows_of("rms_norm", what, {**calls, "nccl + one kernel": serial}, graph=graph)
 
 
 #: Rows from which products and their messages overlap as wholes, and up to which single tiles are sent: in two loops, and
