@@ -1,9 +1,11 @@
-"""Matmul with all-reduce or reduce-scatter, in which matmuls send and receive tiles while they compute others.
+"""Matmul with all-reduce, reduce-scatter or all-gather, in which matmuls send and receive tiles while they compute others.
 
 The first kernels compute the rows of the peers. Each tile is stored to the peer, and a message tells that it is complete.
 The last one computes the rank's own rows. It adds the tiles of the peers, each after its message, and for an all-reduce
 sends the sums to all ranks. On Hopper the kernels of the cute backend run at the rate of a matmul alone: stores to a peer
 take place during the next tile's matmul.
+
+For an all-gather rows are copied to the peers. The matmul of those of a peer waits for them when it loads its first ones.
 
 A tile has to have one size in all kernels, since a word of the channel belongs to it.
 
@@ -12,6 +14,8 @@ A tile has to have one size in all kernels, since a word of the channel belongs 
 """
 
 from __future__ import annotations
+
+import contextlib
 
 import torch
 
@@ -77,6 +81,37 @@ def send_sums(
             hl.signal(done, [0], to=peer)
 
 
+@helion.kernel(backend="cute")
+def product(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> None:
+    """Write `x[M, K] @ w[K, N]` to `out[M, N]`."""
+    for tile_m, tile_n in hl.tile([x.size(0), w.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[tile_m, tile_k], w[tile_k, tile_n])
+        out[tile_m, tile_n] = acc.to(out.dtype)
+
+
+@helion.kernel(backend="cute")
+def product_of_received(
+    inbox: tuple[torch.Tensor, ...], w: torch.Tensor, ch: hl.Channel, out: torch.Tensor, peer: hl.constexpr
+) -> None:
+    """Write part `peer` of `inbox`, symmetric: `[ranks, M, K]`, times `w[K, N]` to `out[M, N]`, after its message."""
+    for tile_m, tile_n in hl.tile([out.size(0), w.size(1)]):
+        hl.wait(ch, [0], sender=peer, keep=True)
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(w.size(0)):
+            acc = torch.addmm(acc, inbox[0][peer, tile_m, tile_k], w[tile_k, tile_n])
+        out[tile_m, tile_n] = acc.to(out.dtype)
+
+
+@helion.kernel(config=helion.Config(block_sizes=[1], num_warps=1))
+def tell(ch: hl.Channel) -> None:
+    """Send a message to each peer, after all earlier kernels and copies of this stream."""
+    for _ in hl.tile(1):
+        for peer in hl.static_range(1, ch.world_size):
+            hl.signal(ch, [0], to=peer)
+
+
 @helion.kernel(config=helion.Config(block_sizes=[1], num_warps=1))
 def hear(ch: hl.Channel, count: int) -> None:
     """Let later kernels of this stream wait for some messages of each peer."""
@@ -98,6 +133,18 @@ class Memory:
         self.inboxes = [dist.empty([self.n, rows, columns], dtype) for _ in range(2)]
         self.results = [dist.empty([self.n, rows, columns], dtype) for _ in range(2 if sums else 0)]
         self.sent, self.done = dist.channel(tiles), dist.channel([1])
+        self.side = torch.cuda.Stream(priority=-1) if DEVICE.type == "cuda" else None
+
+    def beside(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context in which copies run at the same time as later matmuls; `join` ends it."""
+        if self.side is None:
+            return contextlib.nullcontext()
+        self.side.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self.side)
+
+    def join(self) -> None:
+        if self.side is not None:
+            torch.cuda.current_stream().wait_stream(self.side)
 
     def check(self) -> None:
         dist.check(self.sent)
@@ -134,23 +181,42 @@ def matmul_all_reduce(x: torch.Tensor, w: torch.Tensor, memory: Memory) -> torch
     return sums[0].flatten(0, 1)
 
 
+def all_gather_matmul(x: torch.Tensor, w: torch.Tensor, memory: Memory) -> torch.Tensor:
+    """Return the rows `x[M, K]` of all ranks, in their order, times `w[K, N]`. `memory`: of `[M, K]`."""
+    n, me = memory.n, memory.me
+    memory.call += 1
+    inbox = memory.inboxes[memory.call % 2]
+    out = torch.empty([n, x.size(0), w.size(1)], dtype=x.dtype, device=x.device)
+    with memory.beside():
+        for peer in range(1, n):
+            inbox[peer][n - peer].copy_(x)
+        tell(memory.done)
+    product(x, w, out[me])
+    for peer in range(1, n):
+        product_of_received(inbox, w, memory.done, out[(me + peer) % n], peer)
+    memory.done.seen.add_(1)
+    memory.join()
+    return out.flatten(0, 1)
+
+
 def inputs(seed: int, rows: int, columns: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return ((torch.randn([rows, columns], generator=generator) + 0.25) / rows**0.25).bfloat16().to(DEVICE)
 
 
 def on_rank(rows: int = 200, columns: int = 264, k: int = 136, calls: int = 3) -> float:
-    """Compare both functions with products in fp64, and return the largest error."""
+    """Compare all functions with products in fp64, and return the largest error."""
     ranks, me = dist.world_size(), dist.rank()
     pairs = [(inputs(rank, ranks * rows, k), inputs(rank + 100, k, columns)) for rank in range(ranks)]
     total = torch.stack([x.double() @ w.double() for x, w in pairs]).sum(0)
-    worst = 0.0
-    for function, memory, expected in (
-        (matmul_reduce_scatter, Memory(rows, columns), total.chunk(ranks)[me]),
-        (matmul_all_reduce, Memory(rows, columns, sums=True), total),
+    (x, w), some, worst = pairs[me], [x[:rows].contiguous() for x, _ in pairs], 0.0
+    for function, mine, memory, expected in (
+        (matmul_reduce_scatter, x, Memory(rows, columns), total.chunk(ranks)[me]),
+        (matmul_all_reduce, x, Memory(rows, columns, sums=True), total),
+        (all_gather_matmul, some[me], Memory(rows, k), torch.cat(some).double() @ w.double()),
     ):
         for _ in range(calls):
-            result = function(*pairs[me], memory)
+            result = function(mine, w, memory)
             torch.testing.assert_close(result.double(), expected, rtol=2e-2, atol=0.02 * float(expected.std()))
             worst = max(worst, float((result - expected).abs().max()))
         memory.check()

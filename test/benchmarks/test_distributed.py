@@ -22,9 +22,9 @@ CASES = {
     "rms_norm": 1,
     "matmul_all_reduce": 3,
     "matmul_reduce_scatter": 3,
-    "all_gather_matmul": 2,
+    "all_gather_matmul": 3,
     "experts": 1,
-    "sending": 7,
+    "sending": 6,
     "pieces": 1,
 }
 _SAMPLE = ["primitives", *(pytest.param(case, marks=pytest.mark.prove) for case in CASES if case != "primitives")]
