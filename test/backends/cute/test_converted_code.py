@@ -15,6 +15,7 @@ from helion.backends.cute.execute.evaluate import _multiplied
 from helion.backends.cute.plan.dtypes import per_byte
 from helion.backends.cute.plan.records import GemmPlan
 from helion.backends.cute.roles import grammar as g
+from helion.backends.cute.roles.halves import ConvertHalf
 
 LINE, CHUNK = 128, 16
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -33,15 +34,19 @@ class Word(int):
 class Words:
     """Registers as bytes, which views of other types share."""
 
-    def __init__(self, memory: bytearray, dtype: torch.dtype) -> None:
-        self.memory, self.dtype = memory, dtype
+    def __init__(self, memory: bytearray, dtype: torch.dtype, first: int = 0, size: int = -1) -> None:
+        self.memory, self.dtype, self.first, self.size = memory, dtype, first, size
+
+    def __add__(self, elements: int) -> Words:
+        return Words(self.memory, self.dtype, self.first + elements)
 
     @property
     def iterator(self) -> Words:
         return self
 
     def values(self) -> torch.Tensor:
-        return torch.frombuffer(self.memory, dtype=self.dtype)
+        whole = torch.frombuffer(self.memory, dtype=self.dtype)[self.first :]
+        return whole if self.size < 0 else whole[: self.size]
 
     def __getitem__(self, at: int) -> Any:
         value = self.values()[at].item()
@@ -107,17 +112,19 @@ def fragments(plan: GemmPlan, memory: bytearray, tile: int, k_tile: int, warp: i
     cute = types.SimpleNamespace(
         make_rmem_tensor=registers,
         make_layout=lambda size: size,
-        make_tensor=lambda place, size: place,
+        make_tensor=lambda place, size: Words(place.memory, place.dtype, place.first, size),
         recast_ptr=lambda place, dtype: Words(place.memory, dtype),
         recast_tensor=lambda place, dtype: Words(place.memory, known.get(dtype, dtype)),
         arch=types.SimpleNamespace(inline_ptx=inline_ptx),
     )
     names: dict[str, Any] = {"cutlass": cutlass, "cute": cute, "widen_bytes": widen_bytes}
-    names |= {"tile_m": tile, "k_tile": k_tile, "raw_read": types.SimpleNamespace(index=1)}
+    names |= {"tile_m": tile, "k_tile": k_tile, "k_begin": 0, "raw_read": types.SimpleNamespace(index=1)}
     names["shared_raw_a"] = Words(memory, torch.uint8)
     names["tiled_mma"] = types.SimpleNamespace(partition_shape_A=lambda shape: k // 2)
     exec("\n".join(raw.definitions(plan)), names)
-    lines = [*raw.set_up(plan), *copied.lines(g.ReadRaw("a", "raw_read"), plan, None, 2)]  # type: ignore[arg-type]
+    steps = (g.ReadRaw("a", "raw_read"), ConvertHalf(0, first=k_tile == 0), ConvertHalf(1, first=k_tile == 0))
+    printed = [copied.lines(step, plan, None, 2) for step in steps]  # type: ignore[arg-type]
+    lines = [*raw.set_up(plan), *(line for each in printed for line in each)]
     program = compile("\n".join(lines), "converted", "exec")
     found = torch.full((16, k), torch.nan, dtype=torch.float64)
     for lane in range(32):
@@ -164,7 +171,7 @@ def test_fragments_are_those_of_the_operand(name: str) -> None:
     exact = _multiplied(problem, "a", values.flatten(), iter(())).double()
     m, k = plan.tile[0], plan.tile[2]
     last = (problem.m - 1) // m, (problem.k - 1) // k
-    for tile, k_tile, warp in ((0, 1, m // 16 - 1), (*last, 1)):
+    for tile, k_tile, warp in ((0, 0, m // 16 - 1), (*last, 1)):
         found = fragments(plan, raw_stages(plan, values, tile, k_tile), tile, k_tile, warp)
         inside = exact[tile * m : (tile + 1) * m, k_tile * k : (k_tile + 1) * k][warp * 16 : (warp + 1) * 16]
         assert torch.equal(found[: inside.shape[0], : inside.shape[1]], inside)

@@ -14,6 +14,7 @@ from ..plan.dtypes import DTYPES, itemsize, per_byte
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, Instruction
 from ..plan.records import SWIZZLE_BYTES, WARP_ROWS, GemmPlan
 from ..roles import grammar as g
+from ..roles.halves import ConvertHalf
 from .epilogue import EXPRESSIONS, literal
 from .numbers import batch_modes, batched
 
@@ -148,7 +149,7 @@ def set_up(plan: GemmPlan) -> list[str]:
             if is_packed(plan)
             else [
                 f"raw_numbers = cute.recast_tensor(raw_pairs, cutlass.{DTYPES[source_of_a(plan).sources[0].dtype].dsl})",
-                f"raw_wide = cute.make_rmem_tensor({elements}, cutlass.Float32)",
+                f"raw_wide = cute.make_rmem_tensor({elements // 2}, cutlass.Float32)",
             ]
         ),
         f"raw_row = store_warp * {WARP_ROWS} + lane // 4",
@@ -156,7 +157,7 @@ def set_up(plan: GemmPlan) -> list[str]:
 
 
 def read(plan: GemmPlan, step: g.ReadRaw) -> list[str]:
-    """Return the code that reads a raw tile, without bank conflicts, and converts it.
+    """Return the code that reads a raw tile, without bank conflicts.
 
     A line has 128 bytes, or 64. The swizzle exchanges its 16-byte chunks by the last three bits of the line's number, or
     by the two before the last.
@@ -173,50 +174,66 @@ def read(plan: GemmPlan, step: g.ReadRaw) -> list[str]:
         f"for i in cutlass.range_constexpr({_pairs(plan)}):",
         f"    raw_chunk = (({swizzle}) ^ (i // {PAIRS})) * {ATOM_K // 2} + i // 2 % 2 * {ATOM_K // 4}",
         f"    raw_pairs[i] = raw_words[raw_at + i % 2 * {8 * line} + raw_chunk]",
-        *_converted(plan, source_of_a(plan)),
     ]
 
 
-def _converted(plan: GemmPlan, copied: Copied) -> list[str]:
-    """Return the conversion of a thread's elements of a K tile; computed ones are zero past the end of K."""
+def convert(plan: GemmPlan, step: ConvertHalf) -> list[str]:
+    """Return the conversion of a thread's elements of half of a K tile. Of 4-bit integers it has the low or the high ones
+    of all bytes."""
+    copied, half, words = source_of_a(plan), step.half, plan.tile[2] // 8
     if copied.is_packed:
+        shifted = " >> cutlass.Uint32(4)" if half else ""
         return [
-            f"for i in cutlass.range_constexpr({_pairs(plan)}):",
+            f"for i in cutlass.range_constexpr({words}):",
             "    raw_nibbles = spread_bytes(raw_pairs[i].to(cutlass.Uint32), 0)",
-            "    raw_packed[i] = pack_nibbles(raw_nibbles)",
-            f"    raw_packed[i + {_pairs(plan)}] = pack_nibbles(raw_nibbles >> cutlass.Uint32(4))",
+            f"    raw_packed[i + {half * words}] = pack_nibbles(raw_nibbles{shifted})",
         ]
     if is_packed(plan):
         return [
-            f"for i in cutlass.range_constexpr({_pairs(plan)}):",
+            f"for i in cutlass.range_constexpr({half * words}, {(half + 1) * words}):",
             "    raw_packed[i] = pack_bytes(raw_pairs[i].to(cutlass.Uint32))",
         ]
+    return _computed(plan, copied, step)
+
+
+def _computed(plan: GemmPlan, copied: Copied, step: ConvertHalf) -> list[str]:
+    """Return the conversion through fp32; computed elements are zero past the end of K."""
+    elements, half = plan.tile[2] // 4, step.half
     from_bytes = least_of(copied)
-    wide = "raw_wide.store(raw_numbers.load().to(cutlass.Float32))"
-    found = [wide if from_bytes is None else f"widen_bytes(raw_numbers, {from_bytes}, raw_wide)"]
+    halves = f"cute.make_tensor({{}}.iterator + {half * elements}, cute.make_layout({elements}))"
+    found = [f"raw_numbers_half = {halves.format('raw_numbers')}"]
+    wide = "raw_wide.store(raw_numbers_half.load().to(cutlass.Float32))"
+    found.append(wide if from_bytes is None else f"widen_bytes(raw_numbers_half, {from_bytes}, raw_wide)")
     if copied.instructions:
-        found += [f"for j in cutlass.range_constexpr({plan.tile[2] // 2}):", "    v0 = raw_wide[j]"]
+        found += [f"for j in cutlass.range_constexpr({elements}):", "    v0 = raw_wide[j]"]
         for number, made in enumerate(copied.instructions, start=1):
-            found.append(f"    v{number} = {_expression(plan, made)}")
+            found.append(f"    v{number} = {_expression(plan, made, step)}")
         value = f"v{copied.last}"
         if plan.problem.k % plan.tile[2]:
-            inside = f"{_position(plan, COLUMN_NUMBER)} < {plan.problem.k}"
+            inside = f"{_position(plan, COLUMN_NUMBER, step)} < {plan.problem.k}"
             value = f"cutlass.Float32(cutlass.select_({inside}, {value}, cutlass.Float32(0.0)))"
         found.append(f"    raw_wide[j] = {value}")
-    return [*found, f"raw_computed.store(raw_wide.load().to(cutlass.{DTYPES[plan.problem.operand_dtype].dsl}))"]
+    dtype = DTYPES[plan.problem.operand_dtype].dsl
+    return [
+        *found,
+        f"raw_computed_half = {halves.format('raw_computed')}",
+        f"raw_computed_half.store(raw_wide.load().to(cutlass.{dtype}))",
+    ]
 
 
-def _expression(plan: GemmPlan, made: Instruction) -> str:
+def _expression(plan: GemmPlan, made: Instruction, step: ConvertHalf) -> str:
     if made.op in (ROW_NUMBER, COLUMN_NUMBER):
-        return f"cutlass.Float32({_position(plan, made.op)})"
+        return f"cutlass.Float32({_position(plan, made.op, step)})"
     return EXPRESSIONS[made.op](*(literal(x) if isinstance(x, Constant) else f"v{x}" for x in made.arguments))
 
 
-def _position(plan: GemmPlan, op: str) -> str:
-    """Return the line, or the index along K, of element ``j``."""
+def _position(plan: GemmPlan, op: str, step: ConvertHalf) -> str:
+    """Return the line, or the index along K, of element ``j`` of a half."""
     if op == ROW_NUMBER:
         return f"tile_m * {plan.tile[0]} + raw_row + j // 2 % 2 * 8"
-    return f"k_tile * {plan.tile[2]} + lane % 4 * 2 + j % 2 + j // 4 % 2 * {ATOM_K // 2} + j // 8 * {ATOM_K}"
+    tile = ("k_begin" if plan.parts > 1 else "0") if step.first else "k_tile"
+    first = f"{tile} * {plan.tile[2]} + {step.half * plan.tile[2] // 2}"
+    return f"{first} + lane % 4 * 2 + j % 2 + j // 4 % 2 * {ATOM_K // 2} + j // 8 * {ATOM_K}"
 
 
 def is_packed(plan: GemmPlan) -> bool:

@@ -26,10 +26,6 @@ def operand_dsl(plan: GemmPlan) -> str:
     return f"cutlass.{DTYPES[dtype].operand or DTYPES[dtype].dsl}"
 
 
-CLEARED_SUMS = ("sums.fill(0.0)", "tiled_mma.set(warpgroup.Field.ACCUMULATE, True)")
-"""The start of a mainloop whose MMAs never overwrite the accumulator."""
-
-
 def sum_dsl(plan: GemmPlan) -> str:
     """Return the DSL's name of the accumulator's type."""
     return "cutlass.Int32" if plan.problem.operand_dtype == "int8" else "cutlass.Float32"

@@ -11,6 +11,7 @@ from ..plan.passes import Pass, passes
 from ..plan.records import GemmPlan
 from ..plan.shared import staged_as
 from ..roles import grammar as g
+from ..roles.halves import MmaHalf
 from ..roles.messages import MessageStep
 from . import copied, exchange, groups, numbers, rows, scales, vectors, workspace
 from .epilogue import (
@@ -29,7 +30,7 @@ from .epilogue import (
 )
 from .numbers import batched
 from .peers import messages
-from .setups import CLEARED_SUMS, SETUPS, dsl, rows_of, second_b, stage_of, sum_dsl, sums_of
+from .setups import SETUPS, dsl, rows_of, second_b, stage_of, sum_dsl, sums_of
 from .writer import Writer
 
 
@@ -296,8 +297,7 @@ def _(step: g.Mma, out: Writer, names: Names) -> None:
         out.line("tiled_mma.set(warpgroup.Field.ACCUMULATE, False)")
     with out.block(f"for step in cutlass.range_constexpr({names.plan.mma_steps}):"):
         place = f"[None, None, step, {step.cursor}.index]"
-        of_a = "[None, None, step]" if names.plan.converts else place
-        out.line(f"cute.gemm(tiled_mma, sums, fragment_a{of_a}, fragment_b{place}, sums)")
+        out.line(f"cute.gemm(tiled_mma, sums, fragment_a{place}, fragment_b{place}, sums)")
         if step.first or not wgmma:
             out.line(f"tiled_mma.set({'warpgroup' if wgmma else 'tcgen05'}.Field.ACCUMULATE, True)")
 
@@ -308,8 +308,20 @@ def _(step: g.WgmmaWait, out: Writer, names: Names) -> None:
 
 
 @_print.register
+def _(step: MmaHalf, out: Writer, names: Names) -> None:
+    if step.first:
+        out.line("tiled_mma.set(warpgroup.Field.ACCUMULATE, False)")
+    steps = names.plan.mma_steps // 2
+    with out.block(f"for step in cutlass.range_constexpr({step.half * steps}, {(step.half + 1) * steps}):"):
+        place = f"fragment_b[None, None, step, {step.cursor}.index]"
+        out.line(f"cute.gemm(tiled_mma, sums, fragment_a[None, None, step], {place}, sums)")
+        if step.first:
+            out.line("tiled_mma.set(warpgroup.Field.ACCUMULATE, True)")
+
+
+@_print.register
 def _(step: g.ClearSums, out: Writer, names: Names) -> None:
-    out.lines(CLEARED_SUMS if names.plan.converts and not names.plan.promote else ["total.fill(0.0)"])
+    out.line("total.fill(0.0)")
 
 
 @_print.register

@@ -164,7 +164,7 @@ class LoadRaw(CopyStep):
 
 @dataclass(frozen=True)
 class ReadRaw(CopyStep):
-    """Read the elements of a raw tile from the stage of ``cursor`` into registers; warps that multiply convert them."""
+    """Read the elements of a raw tile from the stage of ``cursor`` into registers."""
 
     operand: str
     cursor: str
@@ -261,7 +261,7 @@ class WgmmaWait(Step):
 
 @dataclass(frozen=True)
 class ClearSums(Step):
-    """Clear the registers that ``Promote`` adds to, or the accumulator where MMAs never overwrite it."""
+    """Clear the fp32 registers that ``Promote`` adds to."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from .grammar import (
     NamedBarrier,
     Pipeline,
     Promote,
-    ReadRaw,
     ReadSums,
     Release,
     Role,
@@ -33,6 +32,7 @@ from .grammar import (
     WgmmaFence,
     WgmmaWait,
 )
+from .halves import converting_mainloop
 from .registers import register_limit
 
 LOADING_REGISTERS = 40
@@ -82,30 +82,11 @@ PROMOTED_MAINLOOP: tuple[Step, ...] = (
 """The accumulator of each K tile is added outside of the matrix unit, while the other warpgroup uses the unit."""
 
 
-def _converting(promotes: bool) -> tuple[Step, ...]:
-    """Build a mainloop that converts A in registers, which MMAs in flight still read. The other warpgroup converts during
-    the wait."""
-    converts: tuple[Step, ...] = (
-        Wait("raw_read"),
-        ReadRaw("a", "raw_read"),
-        Release("raw_read"),
-        Advance("raw_read"),
-        Wait("ab_read"),
-        WgmmaFence(),
-        Mma("ab_read", first=promotes),
-        WgmmaCommit(),
-        WgmmaWait(0),
-        Release("ab_read"),
-        Advance("ab_read"),
-    )
-    return ClearSums(), KLoop((*converts, Promote()) if promotes else converts)
-
-
 def _mainloop(plan: GemmPlan) -> tuple[Step, ...]:
     if not plan.promote:
-        return _converting(promotes=False) if plan.converts else MAINLOOP
+        return converting_mainloop(promotes=False) if plan.converts else MAINLOOP
     if plan.converts:
-        loop = _converting(promotes=True)
+        loop = converting_mainloop(promotes=True)
     elif plan.promote_k_tiles == 1:
         loop = PROMOTED_MAINLOOP
     else:
@@ -131,7 +112,7 @@ def program(plan: GemmPlan) -> KernelProgram:
     cursors = [Cursor("ab_read", "ab", "consumer")]
     if plan.converts:
         cursors.append(Cursor("raw_read", "raw", "consumer"))
-    elif not plan.promote or plan.promote_k_tiles > 1:
+    if not plan.promote or plan.promote_k_tiles > 1:
         cursors.append(Cursor("ab_free", "ab", "consumer"))
     store = Role(
         name="store",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from ..plan.counts import is_raw, raw_bytes
 from ..plan.records import WARP_THREADS
 from ..roles import grammar as g
+from ..roles.halves import ConvertHalf, MmaHalf
 from .cluster import Cluster, Ready, Running, rule
 from .elements import copied_by
-from .state import Fault, Tag, Warp
+from .state import Fault, Sums, Tag, Warp
 
 
 def _part(cluster: Cluster, operand: str, warp: Warp) -> str:
@@ -40,11 +41,40 @@ def _(cluster: Cluster, step: g.ReadRaw, warp: Warp) -> None:
     tag, held = (warp.tile, warp.k_tile), ring.slots[index].held.get((step.operand, warp.cta.rank))
     if held != tag:
         raise Fault(f"stale raw tile: a slot of {step.operand} holds {held}, to be read is {tag}")
-    if warp.groups or warp.open_group:
-        raise Fault(f"{step.operand} is read into registers that the matrix unit may still read")
     warp.unfenced_reads.append(ring.slots[index])
     warp.copies.read[step.operand] = tag
     warp.copies.synced = False
+
+
+@rule(ConvertHalf)
+def _(cluster: Cluster, step: ConvertHalf, warp: Warp) -> None:
+    in_flight = len(warp.groups) + bool(warp.open_group)
+    if in_flight and step.half in warp.copies.multiplied[-in_flight:]:
+        raise Fault(f"half {step.half} of A is converted to registers that the matrix unit may still read")
+    warp.copies.converted[step.half] = warp.copies.read.get("a")
+
+
+@rule(MmaHalf)
+def _(cluster: Cluster, step: MmaHalf, warp: Warp) -> None:
+    """Issue the MMAs of half a K tile, which is added to the accumulator after its second half."""
+    ring, index, parity = cluster.slot(warp, step.cursor)
+    tag, slot = (warp.tile, warp.k_tile), ring.slots[index]
+    if warp.awaited != (index, parity):
+        raise Fault(f"stale operands: K tile {tag[1]} of tile {tag[0]} is multiplied without a wait for its stage")
+    cluster.expect(warp.cta, slot, tag)
+    if not warp.fenced or warp.open_group:
+        raise Fault("wgmma uses registers without a fence before it, or before the group of the other half ends")
+    if warp.copies.converted.get(step.half) != tag:
+        raise Fault(
+            f"half {step.half} of {tag} is multiplied from the raw tile of {warp.copies.converted.get(step.half)}"
+        )
+    slot.readers += 1
+    warp.fenced = False
+    warp.sums = Sums() if step.first else warp.sums
+    warp.copies.multiplied.append(step.half)
+    if step.half:
+        warp.sums.added.append(tag)
+    warp.open_group.append((slot, tag))
 
 
 @rule(g.CopyAcquire)

@@ -19,6 +19,10 @@ class Elements:
     """By operand: the K tile whose sources are loaded into registers."""
     read: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By operand: the K tile of the raw tile in registers."""
+    converted: dict[int, tuple[int, int] | None] = field(default_factory=dict)
+    """By half: the K tile whose fragments of A are in registers."""
+    multiplied: list[int] = field(default_factory=list)
+    """Halves whose MMAs it has issued, a group of each."""
     unfenced: list[tuple[int, str, tuple[int, int]]] = field(default_factory=list)
     fenced: list[tuple[int, str, tuple[int, int]]] = field(default_factory=list)
     started: list[tuple[int, str, tuple[int, int]]] = field(default_factory=list)

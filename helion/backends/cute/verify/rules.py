@@ -295,8 +295,6 @@ def _(cluster: Cluster, step: g.Mma, warp: Warp) -> None:
         if warp.awaited != (index, parity):
             raise Fault(f"stale operands: K tile {tag[1]} of tile {tag[0]} is multiplied without a wait for its stage")
         cluster.expect(warp.cta, slot, tag)
-        if cluster.plan.converts and warp.copies.read.get("a") != tag:
-            raise Fault(f"A of {tag} is multiplied from the raw tile of {warp.copies.read.get('a')}")
         slot.readers += 1
         if step.first:
             warp.sums = Sums()
@@ -341,7 +339,7 @@ def _(cluster: Cluster, step: g.WgmmaWait, warp: Warp) -> None:
 
 @rule(g.ClearSums)
 def _(cluster: Cluster, step: g.ClearSums, warp: Warp) -> None:
-    warp.total, warp.sums = [], Sums()
+    warp.total = []
 
 
 @rule(g.LoadScales)
