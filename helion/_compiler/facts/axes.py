@@ -108,7 +108,8 @@ def _mean(
     """Return the estimated extent of an axis: that of an access, divided by the grid axes that it does not index.
 
     Of all accesses, use the one that indexes the most grid axes, and a direct access before a gather. Divide only by
-    axes with a fixed tile if there are any: a bound is one number, looked up by such an axis.
+    axes with a fixed tile if there are any: a bound is one number, looked up by such an axis. If all of them index the
+    access, rows along other axes share its extent.
     """
     found: list[tuple[bool, int, int]] = []
     for op in memory_ops:
@@ -120,7 +121,8 @@ def _mean(
         root = regions[op.region].root
         around = {a.block_id for a in axes if a.on_grid and root in a.roots} | set(op.tile_axes)
         sharing = around - set(op.subscript_axes) - {axis}
-        sharing = {a for a in sharing if not axes[a].tunable} or sharing
+        fixed = {a for a in around - {axis} if not axes[a].tunable}
+        sharing = sharing & fixed or (set() if fixed else sharing)
         parts = math.prod(max(1, axes[a].extent or axes[a].size or 1) for a in sharing)
         found.append((at is None, parts, max(1, cdiv(reach, parts))))
     return min(found)[-1] if found else None

@@ -19,6 +19,8 @@ import helion.language as hl
 from helion import exc
 from helion._testing import import_path
 from helion.backends.cute.codegen.attention import bounds, numbers, softmax, steps
+from helion.backends.cute.codegen.attention import spans as printed_spans
+from helion.backends.cute.execute.launcher import LaunchFailed
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.attention.programs import attention_program
 from helion.backends.cute.shapes import shape_of_plan
@@ -149,7 +151,7 @@ def test_printed_blocks_and_masks_show_the_keys_of_each_query(causal: bool) -> N
             counted = range(names[f"{part}_blocks"])
             order += [(eval(bounds.block_index(made, part), {**names, "at": at}), part != "free") for at in counted]
         assert [block for block, _ in order] == [*reversed(range(names["begin"], names["end"]))]
-        exec("\n".join(line for line in steps._spanned_blocks(made)[:2]), names)
+        exec("\n".join(line for line in steps._spanned_blocks(made)[:3]), names)
         for row in rng.sample(range(rows), 6):
             query = tile_m * rows + row
             last = min(high[row], query + 1) if causal else high[row]
@@ -174,11 +176,31 @@ def test_printed_blocks_and_masks_show_the_keys_of_each_query(causal: bool) -> N
                             if at // 2 % 2 == 0:
                                 scores[at // 4 * 8 + at % 2 + 2 * lane] = value
                 found += [first_key + at for at, value in enumerate(scores) if value == 0.0]
-                for at in (0, made.keys - 1):  # the row that TMA reads, 0 beyond the extent
+                for at in (0, made.keys - 1):  # the row that TMA reads, by an address modulo 2**64
                     index = names["first_row"] + block * made.keys + at
-                    assert index + names["span_end"] - 500 == first_key + at
-                    assert (index < 500) == (first_key + at < origin + names["limit"])
+                    pitch = 2 * made.problem.k.pitch
+                    end, rows_back = (eval(each, names) for each in printed_spans.places("end_of_k"))
+                    address = (index + end) * pitch + rows_back * (2**34 - pitch)
+                    assert address % 2**64 == (first_key + at) * pitch % 2**64
+                    assert (index < printed_spans.ROWS) == (first_key + at < origin + names["limit"])
             assert sorted(found) == [*range(low[row], last)]
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_heads_are_rows_where_tma_has_too_few_dimensions(static: bool) -> None:
+    """Sequences of a cache are whole rows apart. A launch whose sequences are not is refused."""
+    q, k, v = (torch.randn(shape).bfloat16() for shape in ((3, 8, 64), (5, 200, 2, 64), (5, 200, 2, 64)))
+    given = q, k, v, torch.tensor([4, 0, 2]), torch.tensor([190, 1, 77])
+    kernel = helion.kernel(spans.slots, backend="cute", static_shapes=static)
+    problem = kernel.bind(given).plan().attention.problem
+    assert len(problem.k.modes) == 1 and problem.k.base is not None
+    close(kernel(*given), spans.of_slots(*given))
+    rows = torch.randn(5, 201 * 128 + 64).bfloat16()
+    apart = rows[:, : 200 * 128].view(5, 200, 2, 64)
+    with pytest.raises(
+        (LaunchFailed, exc.CuteError, exc.CuteUnsupported), match="no whole number of rows|6 dimensions"
+    ):
+        kernel(q, apart, apart, *given[3:])
 
 
 def test_registers_are_written_and_planted_faults_are_found() -> None:

@@ -222,7 +222,8 @@ def _source(
 
 def _matrix(matrix: Matrix, tensor: torch.Tensor, head: tuple[int, ...], rows: int) -> torch.Tensor:
     start = _start(tensor, matrix.offset, matrix.modes, head)
-    start += 0 if matrix.row is None else place_at(matrix.row, head) * matrix.pitch
+    before = (place_at(each, head) for each in (matrix.base, matrix.row) if each is not None)
+    start += sum(before) * matrix.pitch
     return torch.as_strided(tensor, (rows, matrix.columns), (matrix.pitch, 1), start)
 
 

@@ -75,10 +75,15 @@ def choices(shape: AttentionShape, target: Target) -> Iterator[AttentionChoice]:
                 stages=LEAST_STAGES if shape.v_columns <= NARROW else None,
                 pingpong=shape.v_columns != 128 or shape.bounded,
                 lazy=shape.v_columns > 64 and shape.softmax,
-                scheduler="dynamic" if shape.bounded else "static",
+                scheduler="dynamic" if shape.bounded or _varies(shape, groups) else "static",
             )
             yield choice
             yield from _split(shape, choice, target)
+
+
+def _varies(shape: AttentionShape, groups: int) -> bool:
+    """Return whether heads have several tiles, of different lengths."""
+    return shape.loaded and shape.queries > WGMMA_ROWS * groups
 
 
 def _is_narrow(shape: AttentionShape) -> bool:
@@ -101,8 +106,9 @@ def _split(shape: AttentionShape, choice: AttentionChoice, target: Target) -> It
 
 def longest_keys(shape: AttentionShape, groups: int, target: Target) -> int:
     """Return the most keys of a block that registers and shared memory hold, 0 if none."""
-    most = REGISTERS[groups][1] - (MASKED_REGISTERS if shape.bounded and groups < 3 else 0)
-    limit = 128 if groups == 3 or shape.bounded else WIDE_KEYS
+    masked = shape.bounded or shape.loaded
+    most = REGISTERS[groups][1] - (MASKED_REGISTERS if masked and groups < 3 else 0)
+    limit = 128 if groups == 3 or shape.bounded or shape.loaded else WIDE_KEYS
     for keys in range(min(limit, MOST_KEYS), 0, -KEY_STEP):
         shared = _shared_bytes(shape, groups, keys, own_output=shape.qk_columns != shape.v_columns)
         if registers_of(shape.v_columns, keys) <= most and shared <= target.smem_per_block_bytes:

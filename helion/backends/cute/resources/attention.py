@@ -81,7 +81,9 @@ class AttentionShape:
     head_blocks: tuple[int, ...]
     bounded: bool
     splittable: bool = True
-    """True if heads, queries and keys are known before a launch. Keys that are not have not been split on a GPU."""
+    """True if heads and queries are known before a launch."""
+    loaded: bool = False
+    """True if the number of keys is loaded."""
     masked: bool
     """True if positions mask whole blocks of keys."""
     window: int | None
@@ -123,7 +125,8 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         return "the kernel is no attention of one loop over keys"
     scores, output = facts.matmuls
     queries = facts.axes[fact.query_axis].extent
-    keys = facts.axes[fact.key_axis].extent or rows_of(facts, scores, fact.key_axis)
+    axis = facts.axes[fact.key_axis]
+    keys = axis.extent or loaded_keys(facts, scores, axis)
     qk, v = _extent(facts, scores.k_axis, scores.static_k), _extent(facts, output.n_axis, output.static_n)
     if queries is None or keys is None or qk is None or v is None:
         return "an extent of the attention depends on data"
@@ -145,10 +148,8 @@ def shape_of(facts: KernelFacts) -> AttentionShape | str:
         blocks=(fact.query_axis, fact.key_axis),
         head_blocks=tuple(axis.block_id for axis in others if axis.kind == "tile"),
         bounded=(fact.diagonal or fact.hidden) and 2 * queries > keys,
-        splittable=all(
-            axis.static or axis.extent is None
-            for axis in (*others, facts.axes[fact.query_axis], facts.axes[fact.key_axis])
-        ),
+        splittable=all(each.static or each.extent is None for each in (*others, facts.axes[fact.query_axis])),
+        loaded=axis.extent is None,
         masked=fact.diagonal or fact.hidden,
         window=fact.window,
         loaded_bytes=loaded_bytes,
@@ -173,6 +174,15 @@ def _loaded_bytes(facts: KernelFacts) -> int:
 def _extent(facts: KernelFacts, axis: int | None, static: int | None) -> int | None:
     found: AxisFact | None = None if axis is None else facts.axes[axis]
     return static if static is not None else None if found is None else found.extent
+
+
+def loaded_keys(facts: KernelFacts, scores: MatmulFact, axis: AxisFact) -> int | None:
+    """Return an estimate of a loaded number of keys: those that each head has, or the mean if heads share them."""
+    loads = [op for op in facts.memory_ops if op.kind == "load" and op.slot == scores.rhs_slot]
+    of_heads = {each.block_id for each in facts.axes if each.on_grid and not each.tunable}
+    own = any(of_heads <= {*op.subscript_axes} for op in loads)
+    rows = rows_of(facts, scores, axis.block_id)
+    return rows if own or axis.mean is None else axis.mean
 
 
 def rows_of(facts: KernelFacts, matmul: MatmulFact, axis: int) -> int | None:

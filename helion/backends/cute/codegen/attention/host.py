@@ -7,14 +7,10 @@ from collections.abc import Sequence
 from ...plan.attention.backward import BackwardPlan
 from ...plan.attention.numbers import text_of
 from ...plan.attention.records import AttentionOutput, AttentionPlan, Matrix, Mode, ScorePlan, ScoreProblem, Source
-from ...plan.dtypes import itemsize
-from ...plan.records import TMA_ALIGNMENT_BYTES, WGMMA_ROWS
+from ...plan.records import WGMMA_ROWS
 from ..setups import dsl
-from . import splits
+from . import spans, splits
 from .atomic import BOX, exchange_layout, sum_layout
-
-MOST_ROWS = "2147483647"
-"""The extent of rows whose number in the tensor no plan has."""
 
 
 def matrices(plan: AttentionPlan) -> list[str]:
@@ -27,10 +23,10 @@ def matrices(plan: AttentionPlan) -> list[str]:
     output, dtype = problem.matrix, dsl(problem.q.dtype)
     rows, keys, qk, columns = WGMMA_ROWS, plan.keys, problem.q.columns, problem.v.columns
     return [
-        *_matrix("q", "q", problem.q, problem.queries, spanned=problem.spans_queries, most=MOST_ROWS),
+        *_matrix("q", "q", problem.q, problem.queries, spanned=problem.spans_queries),
         *_matrix("k", "k", problem.k, problem.keys, spanned=problem.spans_keys),
         *_matrix("v", "v", problem.v, problem.keys, transposed=True, spanned=problem.spans_keys),
-        *_matrix("o", output.label, output.matrix, problem.queries, spanned=problem.spans_queries, most=MOST_ROWS),
+        *_matrix("o", output.label, output.matrix, problem.queries, spanned=problem.spans_queries),
         f"layout_q = hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, ({rows}, {keys}, {qk}), {dtype}, {plan.groups})",
         f"layout_k = hopper.make_smem_layout_b(LayoutEnum.ROW_MAJOR, ({rows}, {keys}, {qk}), {dtype}, {plan.stages})",
         f"layout_v = hopper.make_smem_layout_b(LayoutEnum.COL_MAJOR, ({rows}, {columns}, {keys}), {dtype}, {plan.stages})",
@@ -90,31 +86,19 @@ def backward_matrices(plan: BackwardPlan) -> list[str]:
 
 
 def _matrix(
-    name: str,
-    pointer: str,
-    matrix: Matrix,
-    rows: int,
-    transposed: bool = False,
-    spanned: bool = False,
-    most: str = "",
+    name: str, pointer: str, matrix: Matrix, rows: int, transposed: bool = False, spanned: bool = False
 ) -> list[str]:
-    """Return the tensor of a matrix.
-
-    With ``spanned``, it has a third dimension, of rows as well, and begins ``rows`` rows earlier. Of a span of n rows
-    that ends at row e, row i has the indices rows - n + i and e. So TMA takes neither rows from the end on nor their
-    places. Spans end at ``most`` at last, or at ``rows``.
-    """
+    """Return the tensor of a matrix, or with ``spanned`` one that TMA takes any span of rows of."""
     extents, strides = [f"cutlass.Int32({text_of(rows)})", str(matrix.columns)], [text_of(matrix.pitch), "1"]
+    if spanned:
+        extents[0] = f"cutlass.Int32({spans.ROWS})"
     if transposed:
         extents, strides = extents[::-1], strides[::-1]
-    start = _moved(pointer, matrix.offset)
     if spanned:
-        extents.append(f"cutlass.Int32({most or f'{text_of(rows)} + 1'})")
-        strides.append(text_of(matrix.pitch))
-        multiple = TMA_ALIGNMENT_BYTES // itemsize(matrix.dtype)
-        back = f"cutlass.Int64({text_of(rows)}) * {text_of(matrix.pitch)}"
-        start = f"{start} - cute.assume({back}, divby={multiple})"
-    return [f"matrix_{name} = cute.make_tensor({start}, {_layout(extents, strides, matrix.modes)})"]
+        for extent, stride in spans.dimensions(matrix):
+            extents, strides = [*extents, extent], [*strides, stride]
+    layout = _layout(extents, strides, matrix.modes)
+    return [f"matrix_{name} = cute.make_tensor({_moved(pointer, matrix.offset)}, {layout})"]
 
 
 def _layout(extents: Sequence[str], strides: Sequence[str], modes: Sequence[Mode]) -> str:

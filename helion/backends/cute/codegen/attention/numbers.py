@@ -84,7 +84,7 @@ def parameters(plan: ScorePlan) -> list[str]:
     """Return the names of the numbers that the kernel takes: sizes, those of indices of heads, and derived numbers."""
     problem = plan.problem
     indices = tuple(mode.at for each in problem.accessed for mode in each.modes)
-    rows = tuple(each.row for each in (*problem.matrices, *problem.vectors) if each.row is not None)
+    rows = tuple((each.row, each.base) for each in (*problem.matrices, *problem.vectors))
     placed = (*indices, *rows, problem.spans)
     used = (problem.heads, problem.coordinates, problem.queries, problem.keys, problem.band, placed)
     return [*(each.name for each in launch_integers(used)), *definitions(plan)]

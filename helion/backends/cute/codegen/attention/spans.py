@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 
-from ...plan.attention.numbers import text_of
+from ...plan.attention.numbers import is_known, text_of
 from ...plan.attention.records import AttentionPlan, Matrix, ScorePlan, Source
+from ...plan.dtypes import itemsize
 from . import numbers
 from .formula import head_axes, read
 
 WARP = 32
+ROWS, MOST_ROWS = 2**30, 2**31 - 1
+"""The extent of the rows of a span in TMA's descriptor, and of its other dimensions."""
 
 
 def bounds_of(plan: ScorePlan) -> dict[str, tuple[Source, int]]:
@@ -143,9 +146,32 @@ def row_of(plan: ScorePlan, matrix: Matrix) -> str:
     return "" if matrix.row is None else matrix.row.text(head_axes(plan.problem))
 
 
-def first_row(rows: int, count: str) -> str:
-    """Return the index of a span's first row in TMA's descriptor, which counts it back from the last of ``rows``."""
-    return f"{text_of(rows)} - {count}"
+def end_of(plan: ScorePlan, matrix: Matrix, end: str) -> str:
+    """Return the row for TMA after the last one of a span that ends at an index."""
+    rows = [each.text(head_axes(plan.problem)) for each in (matrix.base, matrix.row) if each is not None]
+    return " + ".join([*rows, end])
+
+
+def first_row(count: str) -> str:
+    """Return the index of a span's first row in TMA's descriptor, which counts it back from the last row."""
+    return f"{ROWS} - {count}"
+
+
+def dimensions(matrix: Matrix) -> list[tuple[str, str]]:
+    """Return the extents and strides of the dimensions that a span of rows adds to a matrix.
+
+    A span has n rows and ends before row e. Its row i has the indices ``ROWS`` - n + i of rows, e, and ``ROWS``. Each
+    counts rows, the last one backwards, so that their sum is row e - n + i. TMA takes no rows whose first index is
+    ``ROWS`` or more, those after the span. Addresses are computed modulo 2**64, which ``ROWS`` * 2**34 bytes are.
+    """
+    wrap, pitch = 2**64 // ROWS // itemsize(matrix.dtype), text_of(matrix.pitch)
+    back = str(wrap - matrix.pitch) if is_known(matrix.pitch) else f"cutlass.Int64({wrap}) - {pitch}"
+    return [(f"cutlass.Int32({MOST_ROWS})", pitch), (f"cutlass.Int32({MOST_ROWS})", back)]
+
+
+def places(end: str) -> list[str]:
+    """Return the indices of these dimensions for a span that ends before a row."""
+    return [end, str(ROWS)]
 
 
 def of_rows(plan: ScorePlan) -> list[str]:

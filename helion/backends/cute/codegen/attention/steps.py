@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ...plan.attention.numbers import text_of
-from ...plan.attention.records import AttentionPlan, Matrix, ScorePlan
+from ...plan.attention.records import SPAN_DIMENSIONS, AttentionPlan, Matrix, ScorePlan
 from ...plan.records import WGMMA_ROWS
 from ...roles import grammar as g
 from ...roles.attention import grammar as a
@@ -34,7 +34,7 @@ def coordinates(plan: ScorePlan) -> list[str]:
 def indexed(plan: ScorePlan, matrix: Matrix, block: str, span: str = "") -> str:
     """Return the index of block number ``block`` of the current head's matrix, of a span of rows that ends at ``span``."""
     places = [mode.at.text(head_axes(plan.problem)) for mode in matrix.modes]
-    return ", ".join(["None", block, *([span] if span else []), *places])
+    return ", ".join(["None", block, *(spans.places(span) if span else []), *places])
 
 
 def print_steps(out: Writer, program: ScoreProgram, steps: Sequence[g.Step]) -> None:
@@ -84,9 +84,9 @@ def partition(
     name: str, matrix: Matrix, box: tuple[int, int], transposed: bool = False, first_row: str = ""
 ) -> list[str]:
     """Return the partition of a matrix in global and shared memory for its TMA loads. That of a span of rows has tiles from
-    ``first_row`` on, and one more dimension: the end of the span."""
+    ``first_row`` on, and the dimensions of a span."""
     modes = ["0", "None"] if transposed else ["None", "0"]
-    others = ["None" for _ in matrix.modes] + (["None"] if first_row else [])
+    others = ["None" for _ in matrix.modes] + (["None"] * SPAN_DIMENSIONS if first_row else [])
     tensor = f"tensor_{name}"
     if first_row:
         offsets = ", ".join([*([first_row, "0"][:: -1 if transposed else 1]), *("0" for _ in others)])
@@ -113,10 +113,10 @@ def _blocks(plan: AttentionPlan, first_row: str = "") -> list[str]:
 
 def _spanned_blocks(plan: AttentionPlan) -> list[str]:
     """Return the partitions of a tile's span of K and V. Their rows are counted back from the end of the span."""
-    row = spans.row_of(plan, plan.problem.k)
+    problem, end = plan.problem, f"{spans.plus_origin(plan)}limit"
     return [
-        f"span_end = {f'{row} + ' if row else ''}{spans.plus_origin(plan)}limit",
-        f"first_row = {spans.first_row(plan.problem.keys, 'limit')}",
+        *(f"end_of_{name} = {spans.end_of(plan, matrix, end)}" for name, matrix in problem.blocks.items()),
+        f"first_row = {spans.first_row('limit')}",
         *_blocks(plan, "first_row"),
     ]
 
@@ -133,7 +133,7 @@ def _spanned_rows(plan: AttentionPlan) -> list[str]:
     """Return the partition of a head's span of Q."""
     return [
         *spans.of_queries(plan),
-        f"first_row = {spans.first_row(plan.problem.queries, 'query_limit')}",
+        f"first_row = {spans.first_row('query_limit')}",
         *_rows(plan, "first_row"),
     ]
 
@@ -141,7 +141,7 @@ def _spanned_rows(plan: AttentionPlan) -> list[str]:
 def _stored_rows(plan: AttentionPlan, first_row: str = "") -> list[str]:
     """Return the partition of the output for its TMA stores."""
     output, tensor = plan.problem.matrix.matrix, "tensor_o"
-    others = ["None" for _ in output.modes] + (["None"] if first_row else [])
+    others = ["None" for _ in output.modes] + (["None"] * SPAN_DIMENSIONS if first_row else [])
     if first_row:
         tensor = f"cute.domain_offset(({', '.join([first_row, '0', *('0' for _ in others)])}), {tensor})"
     return [
@@ -223,7 +223,7 @@ def _(out: Writer, program: ScoreProgram, step: a.WorkLoop) -> None:
             out.line(f"first_query = tile_m * {plan.rows} + group * 64 + group_warp * 16 + lane // 4")
             out.lines(spans.of_rows(plan))
             if isinstance(plan, AttentionPlan) and plan.problem.spans_queries:
-                out.lines(_stored_rows(plan, spans.first_row(plan.problem.queries, "query_limit")))
+                out.lines(_stored_rows(plan, spans.first_row("query_limit")))
         elif not loads and isinstance(plan, AttentionPlan) and plan.problem.spans_queries:
             out.lines(_spanned_rows(plan))
         if loads:
@@ -353,14 +353,13 @@ def _(out: Writer, program: AttentionProgram, step: a.LoadRows) -> None:
 
 def _end_of_queries(plan: AttentionPlan, matrix: Matrix) -> str:
     """Return the row after the span of queries in a matrix, or nothing if these are all rows."""
-    row = spans.row_of(plan, matrix)
-    return f"{f'{row} + ' if row else ''}query_limit" if plan.problem.spans_queries else ""
+    return spans.end_of(plan, matrix, "query_limit") if plan.problem.spans_queries else ""
 
 
 @_rule(a.LoadBlock)
 def _(out: Writer, program: ScoreProgram, step: a.LoadBlock) -> None:
     plan, name = program.plan, step.operand
-    span = "span_end" if isinstance(plan, AttentionPlan) and plan.problem.spans_keys else ""
+    span = f"end_of_{name}" if isinstance(plan, AttentionPlan) and plan.problem.spans_keys else ""
     source = indexed(plan, plan.problem.blocks[name], "block + 1" if step.behind else "block", span)
     out.line(
         f"cute.copy(tma_{name}, from_{name}[{source}], to_{name}[None, {step.cursor}.index],"

@@ -7,12 +7,23 @@ from dataclasses import dataclass, replace
 
 from ....._compiler.ir.grammar import ForAttrs, MemoryAttrs, Op, Operand, OperandRef
 from ....._shapes import Expr
-from ...plan.attention.records import AttentionProblem, KeyRange, Matrix, Place, Source, Span
+from ...plan.attention.build import MOST_MODES
+from ...plan.attention.numbers import is_known
+from ...plan.attention.records import (
+    SPAN_DIMENSIONS,
+    AttentionProblem,
+    KeyRange,
+    Matrix,
+    Mode,
+    Place,
+    Source,
+    Span,
+)
 from ...plan.refusal import Refusal
 from .band import key_span
 from .formula import FormulaReader
 from .loops import Loops
-from .places import access_of, end_of_indices, terms_of_condition, tile_of
+from .places import access_of, added, end_of_indices, terms_of_condition, tile_of
 from .values import end_of_tile, loaded_bound, name_of_op
 
 MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
@@ -156,3 +167,39 @@ def check_spans(loops: Loops, problem: AttentionProblem) -> None:
                 raise Refusal(
                     f"{loops.tensor(op).name} is loaded with a mask other than that of the loop or of the stores"
                 )
+
+
+def with_heads_as_rows(loops: Loops, problem: AttentionProblem) -> AttentionProblem:
+    """Return the problem with heads whose distance is a whole number of rows as rows, where TMA has too few dimensions."""
+    matrices = {}
+    if problem.spans_keys:
+        matrices |= {"k": _heads_as_rows(loops, problem.k), "v": _heads_as_rows(loops, problem.v)}
+    if problem.spans_queries:
+        outputs = (
+            replace(each, matrix=_heads_as_rows(loops, each.matrix)) if each.kind == "exact" else each
+            for each in problem.outputs
+        )
+        problem = replace(problem, outputs=tuple(outputs))
+        matrices["q"] = _heads_as_rows(loops, problem.q)
+    return replace(problem, **matrices)  # type: ignore[arg-type]
+
+
+def _heads_as_rows(loops: Loops, matrix: Matrix) -> Matrix:
+    for mode in reversed(matrix.modes):
+        if 2 + len(matrix.modes) + SPAN_DIMENSIONS <= MOST_MODES:
+            break
+        if int(mode.stride) % int(matrix.pitch):
+            continue
+        place = Place("mul", (mode.at, Place("number", (_rows_between(loops, matrix, mode),))))
+        base = place if matrix.base is None else added(matrix.base, place)
+        matrix = replace(matrix, base=base, modes=tuple(each for each in matrix.modes if each is not mode))
+    return matrix
+
+
+def _rows_between(loops: Loops, matrix: Matrix, mode: Mode) -> int:
+    """Return the rows from one matrix of a mode to the next. Launches check that these are whole."""
+    if is_known(mode.stride) and is_known(matrix.pitch):
+        return mode.stride // matrix.pitch
+    stride, pitch = (loops.numbers.number(each) for each in (mode.stride, matrix.pitch))
+    loops.numbers.units.setdefault(loops.numbers.of(stride % pitch + 1, f"rest_{matrix.name}"))
+    return loops.numbers.of(stride // pitch, f"rows_{matrix.name}")

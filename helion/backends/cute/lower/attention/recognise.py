@@ -23,7 +23,7 @@ from .operands import Queries, operands_of, stored_keys
 from .outputs import ACCUMULATOR, TOTAL, Finish
 from .packing import with_packed_heads
 from .places import check_storage, check_strides
-from .ranges import LoadedRange, check_range, check_spans, key_range, query_span
+from .ranges import LoadedRange, check_range, check_spans, key_range, query_span, with_heads_as_rows
 from .scores import PRODUCT, Scores, may_be_infinite
 from .softmax import has_softmax, softmax_of, start_of
 from .weights import weights_of
@@ -97,7 +97,8 @@ def attention_of(program: Program) -> Attention:
         names=tuple(name for _, _, name in (q, k, v)),  # type: ignore[arg-type]
     )
     check_spans(loops, problem)
-    problem = with_packed_heads(loops, problem)
+    problem = with_heads_as_rows(loops, with_packed_heads(loops, problem))
+    problem = replace(problem, units=tuple(loops.numbers.units))
     check_problem(problem)
     check_strides(loops, problem)
     check_storage(loops)

@@ -16,7 +16,16 @@ from ..refusal import Refusal
 from ..shared import RING_ALIGNMENT_BYTES, WORD_BYTES, Allocation, placed
 from ..workspace import COUNTER_BYTES, MAX_COUNTERS
 from .numbers import is_known
-from .records import AttentionChoice, AttentionPlan, AttentionProblem, Formula, Matrix, ScorePlan, ScoreProblem
+from .records import (
+    SPAN_DIMENSIONS,
+    AttentionChoice,
+    AttentionPlan,
+    AttentionProblem,
+    Formula,
+    Matrix,
+    ScorePlan,
+    ScoreProblem,
+)
 
 MOST_GROUPS, MOST_KEYS, KEY_STEP = 3, 256, 16
 LEAST_STAGES, MOST_STAGES = 2, 4
@@ -183,9 +192,9 @@ def check_matrix(matrix: Matrix, spanned: bool = False) -> None:
                 f"{matrix.name} has a stride or offset of {pitch} elements, {pitch * width} bytes; TMA needs a multiple of"
                 f" {TMA_ALIGNMENT_BYTES} bytes"
             )
-    dimensions = 2 + len(matrix.modes) + spanned
+    dimensions = 2 + len(matrix.modes) + (SPAN_DIMENSIONS if spanned else 0)
     if dimensions > MOST_MODES:
-        more = ", one for the span of its rows" if spanned else ""
+        more = f", {SPAN_DIMENSIONS} for the span of its rows" if spanned else ""
         raise Refusal(f"{matrix.name} has {dimensions} dimensions{more}; TMA takes {MOST_MODES}")
 
 

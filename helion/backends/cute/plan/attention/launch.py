@@ -46,7 +46,9 @@ def check_launch(problem: ScoreProblem) -> None:
     if problem.queries * problem.batches > MAX_EXTENT:
         raise Refusal(f"attention of {problem.queries * problem.batches} queries of all heads; up to {MAX_EXTENT}")
     if any(unit != 1 for unit in problem.units):
-        raise Refusal("a tensor is not contiguous along the dimensions of a head")
+        raise Refusal(
+            "a tensor is not contiguous along the dimensions of a head, or the distance of its heads is no whole number of rows"
+        )
     for matrix in problem.matrices:
         if any(mode.stride == 0 for mode in matrix.modes):
             raise Refusal(f"{matrix.name} has a stride of 0 that is known only at launch")

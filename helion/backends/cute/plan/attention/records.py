@@ -67,7 +67,7 @@ class Matrix:
     """A tensor of one matrix per head, whose rows are queries or keys and whose columns are contiguous.
 
     ``offset`` counts elements before the first matrix, ``pitch`` elements from one row to the next. ``row`` is the row of
-    index 0, if it is not row 0.
+    index 0, if it is not row 0. ``base`` is the row at which the matrix of a head begins, where heads are rows for TMA.
     """
 
     name: str
@@ -77,6 +77,11 @@ class Matrix:
     offset: int = 0
     modes: tuple[Mode, ...] = ()
     row: Place | None = None
+    base: Place | None = None
+
+
+SPAN_DIMENSIONS = 2
+"""Dimensions that a span of rows adds to a TMA descriptor."""
 
 
 @dataclass(frozen=True, kw_only=True)
