@@ -171,7 +171,7 @@ def check_spans(loops: Loops, problem: AttentionProblem) -> None:
 
 def with_heads_as_rows(loops: Loops, problem: AttentionProblem) -> AttentionProblem:
     """Return the problem with heads whose distance is a whole number of rows as rows, where TMA has too few dimensions."""
-    matrices = {}
+    matrices: dict[str, Matrix] = {}
     if problem.spans_keys:
         matrices |= {"k": _heads_as_rows(loops, problem.k), "v": _heads_as_rows(loops, problem.v)}
     if problem.spans_queries:
