@@ -350,6 +350,17 @@ def test_what_a_matmul_cannot_order_is_refused(name: str, tmp_path: Path) -> Non
         bind(lines, tmp_path)
 
 
+@pytest.mark.parametrize("k", [104, 479])
+def test_operands_that_kernels_before_would_copy_are_refused(k: int) -> None:
+    """A kernel that copies them would read what a peer has not sent yet."""
+    arguments = (meta(k, 264), peers(300, k), words(5))
+    if k % 8:
+        with pytest.raises(exc.CuteUnsupported, match="messages are implemented without .* and copied operands"):
+            product_of_received.bind(arguments, target="h200")
+    else:
+        assert product_of_received.bind(arguments, target="h200").backend == "cute"
+
+
 def test_messages_are_for_hopper_and_whole_k(tmp_path: Path) -> None:
     with pytest.raises(exc.CuteUnsupported, match="messages to and from peers are implemented for wgmma"):
         bind([STORE, SIGNAL], tmp_path, target="b200")

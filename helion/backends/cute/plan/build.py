@@ -83,7 +83,7 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     unit = unit_of(target)
     check_problem(problem)
     if problem.epilogue.words:
-        problem = _with_tile(problem, choice)
+        problem = _of_messages(problem, choice)
     if choice.copies_in == "memory":
         check_problem(problem)
         stored, prepare = split_operands(problem)
@@ -137,7 +137,13 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     return plan
 
 
-def _with_tile(problem: GemmProblem, choice: Choice) -> GemmProblem:
+def _of_messages(problem: GemmProblem, choice: Choice) -> GemmProblem:
+    """Return a problem with messages and the tile that they are about. Raises ``Refusal`` for parts without messages."""
+    if problem.batch is not None or problem.terms or problem.copied or problem.epilogue.reduces_rows:
+        raise Refusal(
+            "messages are implemented without batches, groups of rows, sums of several matmuls, row reductions and copied"
+            " operands"
+        )
     rows, columns, _ = choice.tile
     return dataclasses.replace(problem, epilogue=dataclasses.replace(problem.epilogue, tile=(rows, columns)))
 
@@ -147,11 +153,6 @@ def _check_messages(plan: GemmPlan) -> None:
     problem = plan.problem
     if plan.unit != "wgmma":
         raise Refusal("messages to and from peers are implemented for wgmma")
-    if problem.batch is not None or problem.terms or problem.copied or problem.epilogue.reduces_rows:
-        raise Refusal(
-            "messages are implemented without batches, groups of rows, sums of several matmuls, row reductions and copied"
-            " operands"
-        )
     if plan.parts > 1:
         raise Refusal("messages are implemented where one CTA has all of K; k_splits and grid_splits are 1")
     for wait in problem.epilogue.waits:
