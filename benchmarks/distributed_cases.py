@@ -201,6 +201,12 @@ def lost(r: Rank) -> None:
     dist.reset(ch)
     r.close("lost", "after a reset", kernel(x, inbox, ch), r.n * x, 1e-6)
     dist.check(ch)
+    memory, a, message = sending_matmul.Memory(256, 256), r.randn(256, 256), ""
+    product = helion.kernel(sending_matmul.product_plus_received.fn, backend="cute")
+    if r.me == 0:
+        product(a, a, memory.inboxes[0], memory.sent, torch.empty_like(a))
+        message = _loss(memory.sent)
+    r.holds("lost", "one rank calls a matmul", r.me != 0 or "rank 1" in message, message=message)
     os.environ["HELION_WAIT_TIMEOUT"] = usual
 
 
