@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT)]
 
 import helion  # noqa: E402
 import helion.language as hl  # noqa: E402
-from benchmarks import row_styles  # noqa: E402
+from benchmarks import row_forms, row_styles  # noqa: E402
 from benchmarks.cute_census import shortened  # noqa: E402
 
 M, N, GROUP = 4096, 8192, 128
@@ -404,6 +404,8 @@ def tensors(*kinds: str, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Ten
         "mask": ((M, N), torch.bool),
         "fp8": ((M, N), FP8),
         "bytes": ((M, N), torch.uint8),
+        "int8": ((M, N), torch.int8),
+        "float rows": ((M, N), torch.float32),
         "groups": ((M, N // GROUP), torch.float32),
         "batches": ((8, M // 8, N), dtype),
         "sums": ((N,), torch.float32),
@@ -458,7 +460,7 @@ CASES: tuple[tuple[Callable[..., Any], tuple[Any, ...]], ...] = (
 
 
 def more_cases() -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
-    for fn, named in row_styles.CASES:
+    for fn, named in (*row_styles.CASES, *row_forms.CASES):
         yield fn, tuple(each for name in named for each in (tensors(name) if isinstance(name, str) else (name,)))
 
 

@@ -49,7 +49,7 @@ def own_keys(shape: ProgramShape, program: Program, target: Target, settings: Se
     The tile of rows is the number of rows that a CTA works on at a time. Tiles of columns have no meaning here.
     """
     kernel = known_rows(program)
-    found = ranked(demand_of(kernel.problem), kernel.problem.m, target)
+    found = ranked(demand_of(kernel.problem), kernel.problem.m, target, tiled=not kernel.fixed)
     legalizer = RowSettling(program, kernel, target, found)
     blocks = {block.id: block for block in program.blocks}
     columns = [block for block in kernel.columns if blocks[block].tunable]
@@ -57,7 +57,7 @@ def own_keys(shape: ProgramShape, program: Program, target: Target, settings: Se
     sizes = dict.fromkeys(columns, (width, width))
     sizes |= {block: (1, 1) for block in kernel.others if blocks[block].tunable}
     initial = {}
-    if blocks[kernel.rows].tunable:
+    if not kernel.fixed:
         rows = {layout.choice.rows for layout in found}
         sizes[kernel.rows] = (min(rows), max(rows))
         initial[kernel.rows] = found[0].choice.rows
@@ -108,7 +108,7 @@ class RowSettling:
         decisions = (
             decisions.with_values(epilogue_subtile=None) if "epilogue_subtile" in decisions.values else decisions
         )
-        asked = choice_of(decisions, self.kernel.rows)
+        asked = choice_of(decisions, self.kernel.tile)
         try:
             layout_of(self.found[0].demand, asked, self.target)
         except Refusal as refusal:

@@ -13,7 +13,7 @@ from ....hardware import Target
 from ..plan.refusal import Refusal
 from ..plan.rowwise.choices import varied
 from ..plan.rowwise.records import RowLayout
-from ..plan.rowwise.time import described, fastest_span
+from ..plan.rowwise.time import described, fastest_span, predicted_us
 from ..proposal import CuteProposal
 from ..resources.rowwise.shape import RowShape, describes_rows, row_shape_of
 
@@ -29,7 +29,7 @@ class CuteRowKernelHeuristic(Heuristic):
         if isinstance(shape, str):
             return Declined(shape)
         try:
-            layouts = varied(shape.demand, shape.m, target)
+            layouts = varied(shape.demand, shape.m, target, tiled=shape.tile is not None)
         except Refusal as refusal:
             return Declined(str(refusal))
         return tuple(_proposal(shape, layout, target) for layout in layouts)
@@ -37,10 +37,14 @@ class CuteRowKernelHeuristic(Heuristic):
 
 def _proposal(shape: RowShape, layout: RowLayout, target: Target) -> CuteProposal:
     span, us = fastest_span(layout, shape.m, target)
+    if shape.blocks in shape.fixed:
+        span = shape.fixed[shape.blocks]
+        us = predicted_us(layout, shape.m, target, span=span)
     blocks = f", blocks of {span} rows" if shape.blocks is not None else ""
+    sizes = {shape.tile: layout.choice.rows, shape.blocks: span}
     return CuteProposal(
         reason=f"{described(layout)}{blocks}: {us:.0f} us",
-        block_sizes={shape.rows: layout.choice.rows} | ({} if shape.blocks is None else {shape.blocks: span}),
+        block_sizes={block: size for block, size in sizes.items() if block is not None and block not in shape.fixed},
         unit={
             "cute_row_cluster": layout.choice.cluster,
             "cute_row_warps": layout.choice.warps,

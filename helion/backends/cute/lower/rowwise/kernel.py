@@ -62,13 +62,16 @@ def multiples(program: Program) -> dict[str, int]:
     return {}
 
 
-def choice_of(decisions: Decisions, rows: int) -> RowChoice:
-    """Return the decisions about a row kernel as a choice; ``rows`` is the block of the grid."""
+def choice_of(decisions: Decisions, tile: int | None) -> RowChoice:
+    """Return the decisions about a row kernel as a choice; ``tile`` is the tunable block of rows, if it is one.
+
+    A kernel that fixes its tile has one row at a time: no result depends on the rows of a tile.
+    """
     values = decisions.values
     return RowChoice(
         cluster=values["cute_row_cluster"],
         warps=values["cute_row_warps"],
-        rows=decisions.sizes[rows],
+        rows=1 if tile is None else decisions.sizes[tile],
         ctas_per_sm=values["cute_row_ctas_per_sm"],
         keep=values["cute_row_keep"],
         ahead=values["cute_row_ahead"],
@@ -79,7 +82,7 @@ def build_plan(program: Program, decisions: Decisions, target: Target, settings:
     """Build the plan of a program. Raises ``exc.InvalidConfig`` for decisions that do not fit."""
     kernel = known_rows(program)
     try:
-        layout = layout_of(demand_of(kernel.problem), choice_of(decisions, kernel.rows), target)
+        layout = layout_of(demand_of(kernel.problem), choice_of(decisions, kernel.tile), target)
     except Refusal as error:
         raise exc.InvalidConfig(f"{program.host.name} on {target}: {as_written(program, error)}.") from error
     span = 0 if kernel.blocks is None else decisions.sizes[kernel.blocks]

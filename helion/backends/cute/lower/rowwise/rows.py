@@ -78,6 +78,13 @@ class RowKernel:
     is_empty: bool = False
     one_tile: bool = False
     """True if a tile of columns has to cover all of them."""
+    fixed: bool = False
+    """True if the kernel fixes the tile of rows."""
+
+    @property
+    def tile(self) -> int | None:
+        """The block whose size is the number of rows of a CTA at a time; None if the kernel fixes it."""
+        return None if self.fixed else self.rows
 
     @property
     def arguments(self) -> tuple[int | Expr, ...]:
@@ -362,7 +369,13 @@ def rows_of(program: Program) -> RowKernel:
     one_tile = tiled is not None and tiled.one_tile
     if one_tile and any(step.op in GROUP_REDUCTIONS for step in chain.steps):
         raise Refusal("tiles of columns are reduced for themselves, in a kernel that needs one tile of all columns")
-    return replace(_kernel(frame, chain), one_tile=one_tile, others=others, blocks=blocks.block if blocks else None)
+    return replace(
+        _kernel(frame, chain),
+        one_tile=one_tile,
+        others=others,
+        blocks=blocks.block if blocks else None,
+        fixed=not program.blocks[frame.m].tunable,
+    )
 
 
 def _check_effects(program: Program, bodies: list[Region]) -> None:

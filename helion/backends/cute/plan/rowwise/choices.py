@@ -44,9 +44,10 @@ def _choices(target: Target) -> Iterator[RowChoice]:
 
 
 @functools.lru_cache(maxsize=256)
-def ranked(demand: RowDemand, m: int, target: Target) -> tuple[RowLayout, ...]:
+def ranked(demand: RowDemand, m: int, target: Target, tiled: bool = True) -> tuple[RowLayout, ...]:
     """Return the layouts by predicted time; of nearly equal ones, those with fewer CTAs, warps and registers first.
 
+    If rows are not ``tiled``, a CTA works on one at a time.
     Those that reduce rows ahead come last, since they have not run on a GPU.
     """
 
@@ -64,12 +65,12 @@ def ranked(demand: RowDemand, m: int, target: Target) -> tuple[RowLayout, ...]:
             -choice.ctas_per_sm,
         )
 
-    return tuple(sorted(layouts(demand, target), key=order))
+    return tuple(sorted((each for each in layouts(demand, target) if tiled or each.choice.rows == 1), key=order))
 
 
-def varied(demand: RowDemand, m: int, target: Target) -> tuple[RowLayout, ...]:
+def varied(demand: RowDemand, m: int, target: Target, tiled: bool = True) -> tuple[RowLayout, ...]:
     """Return the best layout, then the best of those that differ in one decision."""
-    first, *others = (layout for layout in ranked(demand, m, target) if not layout.choice.ahead)
+    first, *others = (layout for layout in ranked(demand, m, target, tiled) if not layout.choice.ahead)
     found = [first]
     for differs in (
         lambda choice: choice.keep != first.choice.keep,

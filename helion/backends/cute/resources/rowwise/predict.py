@@ -23,7 +23,7 @@ def predict_rows(facts: KernelFacts, decisions: Decisions, target: Target) -> Pr
     if isinstance(shape, str):
         return _unknown(target, True, shape)
     try:
-        layout = layout_of(shape.demand, choice_of(decisions, shape.rows), target)
+        layout = layout_of(shape.demand, choice_of(decisions, shape.tile), target)
     except Refusal as refusal:
         return _unknown(target, False, str(refusal), shape)
     span = 1 if shape.blocks is None else decisions.sizes[shape.blocks]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -20,12 +20,21 @@ its test for NaN, approximately."""
 
 @dataclass(frozen=True, kw_only=True)
 class RowShape:
-    """A row kernel from facts: ``rows`` is the axis of rows, and ``blocks`` that of blocks whose rows are summed."""
+    """A row kernel from facts: ``rows`` is the axis of rows, and ``blocks`` that of blocks whose rows are summed.
+
+    ``fixed`` are sizes that the kernel gives to these axes.
+    """
 
     demand: RowDemand
     m: int
     rows: int
     blocks: int | None = None
+    fixed: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def tile(self) -> int | None:
+        """The axis whose size is the number of rows of a CTA at a time; None if the kernel fixes it."""
+        return None if self.rows in self.fixed else self.rows
 
 
 def describes_rows(facts: KernelFacts) -> bool:
@@ -78,7 +87,9 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         temporaries=POSITION_REGISTERS if positions else 0,
         work=_work(facts, columns) + FP8_WORK * sum(op.dtype == torch.float8_e4m3fn for op in stores),
     )
-    return RowShape(demand=demand, m=m, rows=rows[-1], blocks=None if inner is None else grid[0])
+    blocks = None if inner is None else grid[0]
+    fixed = {axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None}
+    return RowShape(demand=demand, m=m, rows=rows[-1], blocks=blocks, fixed=fixed)
 
 
 def _parts(facts: KernelFacts, columns: set[int]) -> set[int]:
