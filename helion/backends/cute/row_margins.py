@@ -13,15 +13,15 @@ from .plan.epilogue import COLUMN_NUMBER
 from .plan.rowwise.logs import short_logs
 from .plan.rowwise.records import RowProblem
 
-LEAST_AUTO_COLUMNS = 16384
+LEAST_AUTO_COLUMNS = 32768
 """Columns from which ``auto`` takes any row. The general backend holds shorter rows in registers as well, and is faster in
-nine of ten kernels of 8192 columns."""
+nine of ten kernels of 8192 and 16384 columns."""
 
 ROWS_LEAD = Lead(ratio=0.85, saved_us=20.0)
 """The general backend's times of row kernels are over-predicted by up to a quarter. A short launch does not repay the
 compilation, which takes the DSL seconds longer."""
 
-READS_LEAD = replace(ROWS_LEAD, corrected=0.85)
+READS_LEAD = replace(ROWS_LEAD, corrected=0.87)
 """The same for exponentials of rows of which no element is stored. Their times are over-predicted by up to two fifths,
 because the general backend reads such a row once."""
 
@@ -51,7 +51,7 @@ def _saves_instructions(problem: RowProblem) -> bool:
 def rows_lead(program: Program) -> Lead:
     """Return the lead over the general backend from which ``auto`` takes a row kernel."""
     problem = known_rows(program).problem
-    if short_logs(problem):
+    if any(problem.epilogue.instruction(value).op == "log" for value in short_logs(problem)):
         return LOGS_LEAD
     powers = any(made.op in ("exp", "exp2") for made in problem.epilogue.instructions)
     stores = problem.matrices or problem.sums or problem.groups

@@ -74,7 +74,7 @@ def test_auto_leaves_what_has_not_run_to_triton() -> None:
 def test_auto_leaves_short_rows_to_triton() -> None:
     bound = _for_auto(16384, 8192)
     assert bound.backend == "triton"
-    assert "not cute: row kernels of fewer than 16384 columns run on request" in bound.explain()
+    assert "not cute: row kernels of fewer than 32768 columns run on request" in bound.explain()
 
 
 def test_auto_leaves_rows_that_compute_with_numbers_of_columns_to_triton() -> None:

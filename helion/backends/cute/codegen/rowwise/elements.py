@@ -20,7 +20,7 @@ from ...plan.rowwise.logs import short_logs
 from ...plan.rowwise.passes import RowPass, Schedule, kept_bytes, schedule_of
 from ...plan.rowwise.powers import fused_powers, fused_quotients, minuend
 from ...plan.rowwise.records import RowPlan, RowProblem
-from ...plan.rowwise.shorts import short_values
+from ...plan.rowwise.shorts import short_quotients, short_values
 from ..epilogue import SHORT, expression
 from ..rows import REDUCTIONS
 from ..writer import Writer
@@ -265,7 +265,7 @@ def _value(plan: RowPlan, schedule: Schedule, each: RowPass, value: int) -> str:
     if value in short_logs(problem):
         (argument,) = made.arguments
         assert isinstance(argument, int)
-        return f"short_log({names(argument)})"
+        return f"short_{made.op}({names(argument)})"
     if made.op == COLUMN_NUMBER:
         return "first_number + float(i)"
     return expression(problem, value, names, position)
@@ -283,9 +283,7 @@ def _quotient(problem: RowProblem, each: RowPass, value: int, names: Callable[[i
     x, over = epilogue.instruction(value).arguments
     assert isinstance(over, int)
     numerator = f"Float32({x.text})" if isinstance(x, Constant) else names(x)
-    read = any(value in made.arguments for made in epilogue.instructions)
-    stored = [output.dtype for output in problem.outputs if output.value == value]
-    short = not read and all(dtype in ("bfloat16", "float16", "float8_e4m3fn") for dtype in stored)
+    short = value in short_quotients(problem)
     return f"{'divided_short' if short else 'divided'}({numerator}, {value_name(problem, over)}_inverse)"
 
 
@@ -301,6 +299,15 @@ def divisors(problem: RowProblem, schedule: Schedule) -> tuple[int, ...]:
             if isinstance(over, int) and problem.epilogue.per_row[over]:
                 found.add(over)
     return tuple(sorted(found))
+
+
+def divisors_again(problem: RowProblem, schedule: Schedule, each: RowPass) -> list[str]:
+    """Return the reciprocals of quotients that an earlier pass has computed: ptxas would keep these quotients."""
+    before = {value for other in schedule.passes[: each.number] for value in other.computes}
+    again = [problem.epilogue.instruction(value) for value in each.computes if value in before]
+    over = {made.arguments[1] for made in again if made.op == "div"}
+    names = [value_name(problem, x) for x in over if isinstance(x, int) and problem.epilogue.per_row[x]]
+    return [f"{name}_inverse" for name in sorted(names)]
 
 
 def own_name(problem: RowProblem, part: OwnPart) -> str:

@@ -197,6 +197,7 @@ def butterfly(value, width, join):
 """
 _RENEWED = """
 def renewed(value, lane):
+    # The same value, which no compiler knows: it does not keep what an earlier pass has computed from it.
     return cute.arch.shuffle_sync(value, lane)
 """
 _MASKED = """
@@ -279,7 +280,14 @@ def log2_approximate(x):
 """
 _SHORT_LOG = """
 def short_log(x):
-    t = x - 1.0
+    return log_near_one(x, x - 1.0)
+"""
+_SHORT_LOG1P = """
+def short_log1p(t):
+    return log_near_one(t + 1.0, t)
+"""
+_LOG_NEAR_ONE = """
+def log_near_one(x, t):
     series = Float32(0.2)
     for coefficient in (-0.25, 1 / 3, -0.5, 1.0):
         series = cute.math.fma(series, t, Float32(coefficient))
@@ -298,7 +306,7 @@ FUNCTIONS: Mapping[str, str] = {
         *(_JOINED, _BUTTERFLY, _RENEWED, _MASKED, _MOVED, _SHIFTED, _RECIPROCAL, _DIVIDED, _DIVIDED_SHORT),
         _FIRST_MATCH,
         *(_ROW_MAXIMUM_BFLOAT16, _ROW_MINIMUM_BFLOAT16, _ROW_MAXIMUM_FLOAT16, _ROW_MINIMUM_FLOAT16),
-        *(_POWER_BASE, _LOG2_APPROXIMATE, _SHORT_LOG),
+        *(_POWER_BASE, _LOG2_APPROXIMATE, _LOG_NEAR_ONE, _SHORT_LOG, _SHORT_LOG1P),
     )
 }
 

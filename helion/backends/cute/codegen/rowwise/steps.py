@@ -10,7 +10,7 @@ from ...plan.rowwise.records import WORD_BYTES, RowLayout, RowPlan, RowProblem
 from ...roles import grammar as g
 from ...roles.rowwise import program as r
 from ..writer import Writer
-from .elements import numbers_columns
+from .elements import divisors_again, numbers_columns
 
 
 def print_role(out: Writer, program: r.RowProgram, role: r.RowRole) -> None:
@@ -78,6 +78,8 @@ def _print_walk(out: Writer, plan: RowPlan, each: RowPass) -> None:
         out.line(f"granules = {layout.thread_granules}")
         if numbers_columns(problem, each):
             out.line("row.thread = renewed(row.thread, cta.lane)")
+        for name in divisors_again(problem, schedule, each) if layout.choice.keep == "registers" else ():
+            out.line(f"{name} = (renewed({name}[0], cta.lane), *{name}[1:])")
         with out.block("for granule in range(granules):"):
             passed = []
             for value in each.reads:
@@ -198,9 +200,12 @@ def _begin_load(out: Writer, plan: RowPlan) -> None:
     out.line(f"shift, granules = span(cta, {first}, {count})")
     if _counts_elements(layout):
         out.line(f"ends = shift + {count} * {layout.demand.n} - cta.base * {layout.lanes}")
+    repeats = {repeat.operand: repeat for repeat in plan.problem.repeats}
     for operand in plan.problem.inputs:
         step = layout.granule_bytes(itemsize(operand.dtype))
-        granule = f"first_granule(cta, {first}, {operand.pitch})"
+        repeat = repeats.get(operand.label)
+        row = first if repeat is None else f"{first} // {repeat.divisor} % {repeat.modulus}"
+        granule = f"first_granule(cta, {row}, {operand.pitch})"
         out.line(f"{operand.label}_source = {operand.label} + {granule} * {step}")
 
 

@@ -31,8 +31,9 @@ def evaluate_rows(kernel: GemmKernel, given: Sequence[Given]) -> None:
     for gather in problem.gathers:
         at, tensor = labels.index(gather.operand), operands[labels.index(gather.operand)]
         columns = _columns(gather, lambda label: values[1 + labels.index(label)])
-        places = torch.arange(m)[:, None] * problem.epilogue.operands[at].pitch + columns
-        values[1 + at] = tensor.flatten()[places].float()
+        pitch = problem.epilogue.operands[at].pitch
+        places = torch.arange(m)[:, None] * pitch + columns
+        values[1 + at] = torch.as_strided(tensor, (max(0, m - 1) * pitch + problem.n,), (1,))[places].float()
     for instruction in problem.epilogue.instructions:
         arguments = [
             torch.tensor(float(x.text)) if isinstance(x, Constant) else values[x] for x in instruction.arguments

@@ -6,7 +6,9 @@
         row = x[tile_b, tile_m, :]             →        row = x.view(b * m, n)[tile, :]
 
 One stride has to lead from each row of a tensor to the next. The last dimension of the grid is the block of the rows.
-A vector over one dimension of the grid, as the weight of each channel, is one over rows with repeated elements.
+A vector over one dimension of the grid, as the weight of each channel, is one over rows with repeated elements. So is a
+matrix of one of them and columns, as a mask that heads share. A load at the indices of all dimensions of the grid and a
+number of each row, as ``x[tile_b.index[:, None], tile_m.index[None, :], labels]``, reads one element of each row.
 """
 
 from __future__ import annotations
@@ -59,6 +61,44 @@ class _Flat:
         self.values: dict[int, Value] = {}
         self.tensors: dict[int, HostTensor] = {}
         self.repeated: dict[int, tuple[int, int]] = {}
+        self.makers = {result.number: op for op in source.walk() for result in op.results}
+        self.positions = self._positions_of_gathers()
+
+    def _positions_of_gathers(self) -> frozenset[int]:
+        """Return the values that only give loads the indices of the grid's dimensions."""
+        found: set[int] = set()
+        gathers = [op for op in self.source.walk() if op.kind == "load" and self._gathers(op)]
+        for op in gathers:
+            left = [operand for operand in op.operands[: len(self.blocks)] if isinstance(operand, Value)]
+            while left:
+                value = left.pop()
+                found.add(value.number)
+                left += [each for each in self.makers[value.number].operands if isinstance(each, Value)]
+        known = {op.number for op in gathers}
+        for op in self.source.walk():
+            inner = any(result.number in found for result in op.results)
+            if op.number not in known and not inner:
+                found -= {operand.number for operand in op.operands if isinstance(operand, Value)}
+        return frozenset(found)
+
+    def _gathers(self, op: Op) -> bool:
+        """Return whether a load reads one element of each row, at the indices of all dimensions of the grid."""
+        indices, count = op.attributes(MemoryAttrs).indices, len(self.blocks)
+        plain = len(indices) == count + 1 == len(op.operands)
+        if not plain or any(each.kind != "tensor" or each.operand != at for at, each in enumerate(indices)):
+            return False
+        return [self._index(operand) for operand in op.operands[:count]] == [*self.blocks]
+
+    def _index(self, operand: Operand) -> int | None:
+        """Return the block whose indices a value is, with other dimensions of 1; None for other values."""
+        made = self.makers.get(operand.number) if isinstance(operand, Value) else None
+        while made is not None and isinstance(made.attrs, ViewAttrs) and made.attrs.name != "permute":
+            source = made.operands[0]
+            made = self.makers.get(source.number) if isinstance(source, Value) else None
+        if made is None or not isinstance(made.attrs, IotaAttrs):
+            return None
+        attrs = made.attrs
+        return attrs.block if not attrs.relative and (attrs.start, attrs.step) == (0, 1) else None
 
     def program(self) -> Program:
         """Return the rewritten program; blocks of the other grid dimensions are left without a use."""
@@ -76,7 +116,8 @@ class _Flat:
 
     def _region(self, region: Region) -> Region:
         params = tuple(map(self._value, region.params))
-        ops = tuple(map(self._op, region.ops))
+        kept = (op for op in region.ops if not any(result.number in self.positions for result in op.results))
+        ops = tuple(map(self._op, kept))
         return replace(region, params=params, ops=ops, results=tuple(map(self._operand, region.results)))
 
     def _operand(self, operand: Operand) -> Operand:
@@ -103,6 +144,8 @@ class _Flat:
             return (0, len(self.blocks)) if ones else None
         before = next(at for at, block in enumerate(self.blocks) if block in dims[used[0]].blocks)
         first, end = max(0, used[0] - before), min(len(dims), used[0] - before + len(self.blocks))
+        while end - 1 > used[-1] and not dims[end - 1].is_one:
+            end -= 1
         for at, dim in enumerate(dims):
             wanted = self.blocks[at - used[0] + before] if first <= at < end else None
             known = at not in used if wanted is None else dim.is_one or dim.block == wanted
@@ -116,6 +159,8 @@ class _Flat:
             raise Refusal("positions of rows in a grid over several dimensions are not implemented")
         if isinstance(attrs, ViewAttrs) and attrs.name == "permute":
             raise Refusal("a permutation in a grid over several dimensions is not implemented")
+        if isinstance(attrs, MemoryAttrs) and op.kind == "load" and self._gathers(op):
+            return self._gathered(op, attrs)
         if isinstance(attrs, MemoryAttrs):
             attrs = self._access(attrs, op.kind == "load")
         if isinstance(attrs, (ReduceAttrs, MaskAttrs)):
@@ -126,6 +171,21 @@ class _Flat:
             results=tuple(map(self._value, op.results)),
             attrs=attrs,
             regions=tuple(map(self._region, op.regions)),
+        )
+
+    def _gathered(self, op: Op, attrs: MemoryAttrs) -> Op:
+        """Return a load of one element of each row as one at the row and a number of it."""
+        tensor, place = self.source.tensors[attrs.tensor], op.operands[-1]
+        flat = self._flat(tensor, 0, [Index(kind="block", block=block) for block in self.blocks])
+        if self.tensors.setdefault(tensor.id, flat) != flat:
+            raise Refusal(f"{tensor.name} is accessed in two ways")
+        row = Index(kind="block", block=self.blocks[-1], positions=(0,))
+        column = replace(attrs.indices[-1], operand=0, positions=(0,))
+        return replace(
+            op,
+            operands=(self._operand(place),),
+            results=tuple(map(self._value, op.results)),
+            attrs=replace(attrs, indices=(row, column), rank=1),
         )
 
     def _positions(self, op: Op, positions: tuple[int, ...]) -> tuple[int, ...]:
@@ -146,11 +206,11 @@ class _Flat:
             self.source.tensors[attrs.tensor],
         )
         known, first = self.tensors.get(tensor.id, tensor), used[0] if used else None
-        vector = loads and len(used) == 1 and len(blocks) == 1
+        repeats = loads and len(used) == 1 and used == [0] and len(blocks) <= 2
         if not used:
             flat = tensor
-        elif vector:
-            flat = self._vector(tensor, attrs.indices[0])
+        elif repeats:
+            flat = self._repeating(tensor, attrs.indices[0])
         elif [blocks[at] for at in used] == [*self.blocks] and used[-1] - used[0] < len(used):
             flat = self._flat(tensor, used[0], attrs.indices)
         else:
@@ -160,12 +220,12 @@ class _Flat:
         self.tensors[tensor.id] = flat
         if first is None:
             return attrs
-        if vector:
-            return replace(attrs, indices=(replace(attrs.indices[0], block=self.blocks[-1]),))
+        if repeats:
+            return replace(attrs, indices=(replace(attrs.indices[0], block=self.blocks[-1]), *attrs.indices[1:]))
         return replace(attrs, indices=(*attrs.indices[:first], *attrs.indices[first + len(self.blocks) - 1 :]))
 
-    def _vector(self, tensor: HostTensor, index: Index) -> HostTensor:
-        """Return a vector over one dimension of the grid as one over rows, whose elements repeat."""
+    def _repeating(self, tensor: HostTensor, index: Index) -> HostTensor:
+        """Return a tensor over one dimension of the grid as one over rows, whose elements or rows repeat."""
         assert index.block is not None
         at = self.blocks.index(index.block)
         later, count = self.extents[at + 1 :], self.extents[at]
@@ -173,9 +233,9 @@ class _Flat:
             raise Refusal(f"{tensor.name} is accessed at an offset")
         divisor = math.prod(each for each in later if isinstance(each, int))
         if not isinstance(count, int) or not all(isinstance(each, int) for each in later):
-            raise Refusal(f"{tensor.name} is a vector over a dimension of the grid whose extent is known at launch")
+            raise Refusal(f"{tensor.name} is of one dimension of a grid, whose extent is known only at launch")
         self.repeated[tensor.id] = (divisor, count)
-        return replace(tensor, shape=(self._rows(),))
+        return replace(tensor, shape=(self._rows(), *tensor.shape[1:]))
 
     def _flat(self, tensor: HostTensor, first: int, indices: Sequence[Index]) -> HostTensor:
         end = first + len(self.blocks)

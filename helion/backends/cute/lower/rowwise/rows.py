@@ -15,6 +15,7 @@ import torch
 
 from ....._compiler.ir.grammar import (
     ForAttrs,
+    HostTensor,
     IotaAttrs,
     MemoryAttrs,
     Op,
@@ -116,7 +117,10 @@ class RowChain(Chain):
         self.compared: set[tuple[str, str]] = set()
 
     def _load(self, op: Op) -> Reference:
-        index = op.attributes(MemoryAttrs).indices[0] if len(op.attributes(MemoryAttrs).indices) == 1 else None
+        indices = op.attributes(MemoryAttrs).indices
+        if [each.kind for each in indices] == ["block", "tensor"] and op.attributes(MemoryAttrs).rank == 1:
+            return self._gather_of_rows(op)
+        index = indices[0] if len(indices) == 1 else None
         if index is None or index.kind != "tensor" or index.operand is None:
             found = super()._load(op)
             if op.attrs.tensor in self.repeated and isinstance(found, str):
@@ -135,15 +139,31 @@ class RowChain(Chain):
         if len(known) != 1 or not plain:
             raise Refusal(f"a gather from {tensor.name} other than one element of each row is not implemented")
         (pitch, place), size = known[0], tensor.shape[0]
-        column = self._column(place)
         if not isinstance(size, int):
             raise Refusal(f"a gather from {tensor.name}, of which the size is known only at launch, is not implemented")
+        if self.frame.columns != pitch:
+            raise Refusal(f"a gather from {tensor.name} in steps of {pitch} elements, not of the row's columns")
+        return self._gathered(tensor, place, pitch)
+
+    def _gather_of_rows(self, op: Op) -> Reference:
+        """Read one element of each row: ``x[row, number]``. Raises ``Refusal``."""
+        tensor, attrs = self.frame.tensor(op), op.attributes(MemoryAttrs)
+        rows = attrs.indices[0].block == self.frame.m and equal(tensor.shape[0], self.frame.extent(self.frame.m))
+        if not rows or attrs.mask is not None or not equal(tensor.strides[1], 1):
+            raise Refusal(f"a gather from {tensor.name} other than one element of each row is not implemented")
+        if not equal(tensor.shape[1], self.frame.extent(self.frame.n)) or not isinstance(tensor.strides[0], int):
+            raise Refusal(f"a gather from {tensor.name}, which is {tuple(tensor.shape)}, and not of these rows")
+        return self._gathered(tensor, op.operands[0], tensor.strides[0])
+
+    def _gathered(self, tensor: HostTensor, place: Operand, pitch: int) -> Reference:
+        """Read the element of each row at a column that is loaded. Raises ``Refusal``."""
+        column = self._column(place)
         if column is None or self.frame.columns > EXACT_INTEGERS:
             raise Refusal(f"a gather from {tensor.name} needs an integer per row that is loaded from a tensor")
         name = f"{name_of(tensor)}_gathered"
         operand = EpilogueOperand(name=name, kind="column", dtype=dtype_name(tensor.dtype))
         column = replace(column, operand=operand.label)
-        if self.gathers.setdefault(name, column) != column or self.frame.columns != pitch:
+        if self.gathers.setdefault(name, column) != column:
             raise Refusal(f"several gathers from {tensor.name} are not implemented")
         return self._loaded(operand, tensor.id, pitch)
 

@@ -38,7 +38,9 @@ def _choices(target: Target) -> Iterator[RowChoice]:
     for ahead, keep, ctas, cluster, warps in itertools.product((False, True), KEEPS, (2, 1), CLUSTERS, WARPS):
         if (cluster > 1 and warps < LEAST_CLUSTER_WARPS) or (ctas == 2 and warps == WARPS[-1]):
             continue
-        for rows in ROWS if cluster == 1 and not ahead else (1,):
+        if ahead and cluster == 1:
+            continue
+        for rows in ROWS if cluster == 1 else (1,):
             if rows * warps <= 8 * (3 - ctas):
                 yield RowChoice(cluster=cluster, warps=warps, rows=rows, ctas_per_sm=ctas, keep=keep, ahead=ahead)
 
@@ -48,7 +50,6 @@ def ranked(demand: RowDemand, m: int, target: Target, tiled: bool = True) -> tup
     """Return the layouts by predicted time; of nearly equal ones, those with fewer CTAs, warps and registers first.
 
     If rows are not ``tiled``, a CTA works on one at a time.
-    Those that reduce rows ahead come last, since they have not run on a GPU.
     """
 
     def order(layout: RowLayout) -> tuple[float, ...]:
@@ -56,8 +57,8 @@ def ranked(demand: RowDemand, m: int, target: Target, tiled: bool = True) -> tup
         _, share = fastest_span(layout, m, target)
         spare = layout.registers_needed + 16 <= layout.register_limit
         return (
-            choice.ahead,
             float(f"{share:.2g}"),
+            choice.ahead,
             choice.cluster,
             -choice.rows,
             choice.warps,
@@ -70,13 +71,14 @@ def ranked(demand: RowDemand, m: int, target: Target, tiled: bool = True) -> tup
 
 def varied(demand: RowDemand, m: int, target: Target, tiled: bool = True) -> tuple[RowLayout, ...]:
     """Return the best layout, then the best of those that differ in one decision."""
-    first, *others = (layout for layout in ranked(demand, m, target, tiled) if not layout.choice.ahead)
+    first, *others = ranked(demand, m, target, tiled)
     found = [first]
     for differs in (
         lambda choice: choice.keep != first.choice.keep,
         lambda choice: choice.ctas_per_sm != first.choice.ctas_per_sm,
         lambda choice: choice.cluster > first.choice.cluster,
         lambda choice: choice.warps != first.choice.warps,
+        lambda choice: choice.ahead != first.choice.ahead,
     ):
         found += [layout for layout in others if differs(layout.choice) and layout not in found][:1]
     return tuple(found)

@@ -78,8 +78,8 @@ def _check_groups(layout: RowLayout) -> None:
 def _check_ahead(layout: RowLayout) -> None:
     """Check that a row waits for one exchange, in shared memory."""
     demand, choice = layout.demand, layout.choice
-    if len(demand.exchanges) != 1 or not layout.exchanges or choice.rows > 1:
-        raise Refusal("rows are reduced ahead of one exchange between the warps of one row at a time")
+    if len(demand.exchanges) != 1 or choice.cluster == 1:
+        raise Refusal("rows are reduced ahead of one exchange between the CTAs of a cluster")
     if demand.later and choice.keep != "shared":
         raise Refusal("rows that stay in registers are not reduced ahead of an exchange; keep them in shared memory")
 
@@ -94,6 +94,11 @@ def _check(layout: RowLayout, room: int, target: Target) -> None:
             f" of strides that are multiples of {layout.lanes} elements"
         )
     _check_groups(layout)
+    if layout.demand.repeated and (choice.rows > 1 or not layout.aligned):
+        raise Refusal(
+            f"rows of an input that repeat are implemented for one row at a time, of strides that are multiples of"
+            f" {layout.lanes} elements"
+        )
     if choice.rows > 1 and not layout.packed:
         raise Refusal(f"{choice.rows} rows at a time are implemented for contiguous rows that are one chunk of a CTA")
     if layout.thread_granules > MOST_HELD and not layout.rolled:

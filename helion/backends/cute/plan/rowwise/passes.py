@@ -119,6 +119,7 @@ def demand_of(problem: RowProblem) -> RowDemand:
         ),
         vectors=tuple(itemsize(each.dtype) for each in problem.vectors),
         strided_vectors=any(each.pitch != 1 for each in problem.vectors),
+        repeated=any(repeat.operand == each.label for repeat in problem.repeats for each in problem.inputs),
         held_bytes=held,
         keeps_computed=bool(schedule.kept),
         exchanges=tuple(sent),

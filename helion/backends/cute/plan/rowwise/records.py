@@ -127,6 +127,8 @@ class RowDemand:
     pitches: tuple[int, ...]
     vectors: tuple[int, ...] = ()
     strided_vectors: bool = False
+    repeated: bool = False
+    """True if rows of an input repeat."""
     held_bytes: int = 0
     keeps_computed: bool = False
     exchanges: tuple[int, ...] = ()

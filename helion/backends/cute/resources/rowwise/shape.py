@@ -57,8 +57,10 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         return "rows do not have one number of columns"
     loads = _accesses(facts, "load", rows, columns)
     stores = _accesses(facts, "store", rows, columns)
+    repeated = [op for axis in grid for op in _accesses(facts, "load", (axis,), columns)] if len(grid) > 1 else []
     if not loads:
         return "the kernel reads no tensor of rows"
+    loads += repeated
     reads = [op for op in facts.memory_ops if op.kind == "load"]
     vectors = [op for op in reads if len(op.tile_axes) == 1 and op.tile_axes[0] in columns]
     reductions = [fact for fact in facts.reductions if fact.axis in columns]
@@ -78,6 +80,7 @@ def row_shape_of(facts: KernelFacts) -> RowShape | str:
         outputs=tuple(op.itemsize for op in stores),
         pitches=tuple(op.strides[-2] for op in (*loads, *stores, *(sums if inner is not None else ()))),
         vectors=tuple({op.storage: op.itemsize for op in vectors}.values()),
+        repeated=bool(repeated),
         held_bytes=sum(held_bytes(dtype_name(op.dtype)) for op in again) if stores or stages > 1 else 0,
         exchanges=(exchanged + (stages > 1),) if stages else (),
         passes=stages + bool(stores),

@@ -197,7 +197,7 @@ def row_program(plan: RowPlan) -> RowProgram:
         stages=layout.stages, full_arrivals=1, empty_arrivals=row_warps, transaction_bytes=layout.stage_bytes
     )
     exchange = None
-    if layout.exchanges and (choice.cluster > 1 or choice.ahead):
+    if layout.exchanges and choice.cluster > 1:
         size = layout.partials * layout.slot_words * WORD_BYTES
         exchange = PipelineCounts(
             stages=layout.exchange_stages, full_arrivals=1, empty_arrivals=0, transaction_bytes=size
