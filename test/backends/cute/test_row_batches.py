@@ -131,10 +131,10 @@ def test_auto_takes_long_rows_of_batches() -> None:
     assert helion.kernel(rms_norm, backend="auto").bind(arguments, target="h100").backend == "cute"
 
 
-def of_one_batch(x, bias, out):
+def of_turned_batches(x, bias, out):
     for tile_b, tile_m in hl.tile([x.size(0), x.size(1)]):
-        row = x[tile_b, tile_m, :].to(torch.float32) + bias[tile_b, :].to(torch.float32)[:, None, :]
-        out[tile_b, tile_m] = row.sum(-1)
+        row = x[tile_b, tile_m, :].to(torch.float32)
+        out[tile_b, tile_m] = row.sum(-1) + bias[tile_m, tile_b].permute(1, 0)
 
 
 def of_positions(x, out):
@@ -152,7 +152,7 @@ def over_rows(x, out):
 @pytest.mark.parametrize(
     ("fn", "arguments", "reason"),
     [
-        (of_one_batch, (X, tensor(3, 96), tensor(3, 5)), "some of the grid's dimensions"),
+        (of_turned_batches, (X, tensor(5, 3), tensor(3, 5)), "in another order"),
         (of_positions, (X, tensor(3, 5)), "positions of rows in a grid over several dimensions"),
         (over_rows, (X, X), "some of the grid's dimensions|reductions of whole rows"),
         (sums_in_loops, (X.transpose(0, 1), tensor(5, 3)), "no stride leads from each row of x"),
