@@ -37,7 +37,7 @@ class CuteRowKernelHeuristic(Heuristic):
 
 def _proposal(shape: RowShape, layout: RowLayout, target: Target) -> CuteProposal:
     span, us = fastest_span(layout, shape.m, target)
-    if shape.blocks in shape.fixed:
+    if shape.blocks is not None and shape.blocks in shape.fixed:
         span = shape.fixed[shape.blocks]
         us = predicted_us(layout, shape.m, target, span=span)
     blocks = f", blocks of {span} rows" if shape.blocks is not None else ""
