@@ -60,6 +60,7 @@ def int4_linear_kernel(
     """Compute `x[M, G, 2, H]`, G groups of two halves, times the transpose of a weight `packed[N, G, H]`, plus `bias[N]`."""
     m = x.size(0)
     n, groups, _ = hl.specialize(packed.size())
+    hl.specialize((*x.size()[1:], *x.stride()[1:], *packed.stride(), *scale.stride()))
     out = torch.empty([m, n], dtype=x.dtype, device=x.device)
     for tile_m, tile_n in hl.tile([m, n], block_size=[None, COLUMNS]):
         acc = hl.zeros(

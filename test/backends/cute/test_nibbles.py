@@ -98,3 +98,11 @@ def test_other_programs_are_unchanged() -> None:
 def three_bits_program():  # type: ignore[no-untyped-def]
     kernel = helion.kernel(three_bits.fn, backend="triton", static_shapes=True)
     return kernel.bind(arguments(16, torch.bfloat16), target="h100").plan().program
+
+
+def test_launches_give_the_rows_of_the_operator() -> None:
+    kernel = helion.kernel(int4_linear_kernel.fn, backend="cute", static_shapes=False)
+    bound = kernel.bind((*arguments(13, torch.bfloat16), None), target="h100")
+    assert bound.plan().gemm.problem.runtime == ("size_n", "pitch_b")
+    given = arguments(5, torch.bfloat16)
+    torch.testing.assert_close(bound(*given, None).double(), exact(*given, signed=True), rtol=1e-2, atol=0.3)

@@ -14,7 +14,7 @@ The conversion of a byte may be any: it is evaluated for all of them, and is tha
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +39,7 @@ from ....._compiler.passes.always.simplify import drop_dead
 from ....._shapes import Dim, Dims, Number, fixed_at
 from ...plan.copied import NIBBLE_GROUP
 from ..frame import Place
+from ..numbers import equal
 
 _HALF = NIBBLE_GROUP // 2
 _BYTES = (torch.int8, torch.uint8)
@@ -77,7 +78,13 @@ def with_nibbles(program: Program) -> Unpacked:
     if len(loops) != 1 or any(op.regions for op in loops[0].regions[0].ops):
         return unchanged
     (axis, *others) = loops[0].attributes(ForAttrs).axes
-    if others or not axis.scalar or not fixed_at(axis.begin, 0) or axis.step != 1 or not isinstance(axis.end, int):
+    if (
+        others
+        or not axis.scalar
+        or not fixed_at(axis.begin, 0)
+        or not fixed_at(axis.step, 1)
+        or not isinstance(axis.end, int)
+    ):
         return unchanged
     return _Unpacker(program, loops[0], axis).unpacked() or unchanged
 
@@ -105,7 +112,9 @@ class _Unpacker:
                 return None
             first, second = (self._half(dot.operands[1 - side], at) for at, dot in enumerate(dots))
             packed = self._packed(low.load)
-            if packed is None or first is None or second is None or first[1] != second[1]:
+            if packed is None or first is None or second is None:
+                return None
+            if first[1].tensor is not second[1].tensor or first[1].blocks != second[1].blocks:
                 return None
             return self._rewritten(dots[1], side, low, packed, first)
         return None
@@ -193,7 +202,9 @@ class _Unpacker:
         if not plain or line.block is None or last.block is None or not self._number(load, group):
             return None
         whole = self.program.blocks[last.block]
-        if whole.kind != "full" or whole.extent != _HALF or tensor.strides[-1] != 1 or tensor.shape[1] != self.groups:
+        if whole.kind != "full" or not _are(
+            ((whole.extent, _HALF), (tensor.strides[-1], 1), (tensor.shape[1], self.groups))
+        ):
             return None
         return Place(tensor=tensor, blocks=(line.block,), strides=(tensor.strides[0],))
 
@@ -202,7 +213,7 @@ class _Unpacker:
         place = self._place(load)
         if place is None or place.tensor.ndim != 3 or not isinstance(place.strides[0], int):
             return None
-        return place if place.tensor.strides[1] == _HALF else None
+        return place if equal(place.tensor.strides[1], _HALF) else None
 
     def _half(self, value: Operand, half: int) -> tuple[Op, Place] | None:
         """Return the load of half number ``half`` of each group of an input, possibly transposed, and its place."""
@@ -210,11 +221,12 @@ class _Unpacker:
         if load is None or load.kind != "load":
             return None
         place, indices = self._place(load), load.attributes(MemoryAttrs).indices
-        if place is None or len(indices) != 4 or place.tensor.strides[1:3] != (NIBBLE_GROUP, _HALF):
+        if place is None or len(indices) != 4:
             return None
+        steps = zip((*place.tensor.strides[1:3], place.tensor.shape[2]), (NIBBLE_GROUP, _HALF, 2), strict=True)
         middle = indices[2]
         picked = middle.kind == "scalar" and middle.operand is None and fixed_at(middle.shift, half)
-        return (load, place) if picked and place.tensor.shape[2] == 2 else None
+        return (load, place) if picked and _are(steps) else None
 
     # Writing -------------------------------------------------------------------------------------------------------------
 
@@ -320,6 +332,11 @@ class _Unpacker:
         op = self._made(value)
         named = op is not None and isinstance(op.attrs, TileAttrs) and op.attrs.block == self.axis.block
         return position if named else value
+
+
+def _are(pairs: Iterable[tuple[object, object]]) -> bool:
+    """Return whether all pairs of numbers are equal in every launch."""
+    return all(equal(one, other) for one, other in pairs)
 
 
 def _keeps(op: Op) -> bool:
