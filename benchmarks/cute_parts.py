@@ -31,6 +31,7 @@ import helion  # noqa: E402
 from benchmarks.cute_parts_kernels import (  # noqa: E402
     adapted,
     added_experts,
+    cosines,
     experts,
     filtered,
     gated_experts,
@@ -46,6 +47,7 @@ from benchmarks.cute_parts_kernels import (  # noqa: E402
     scattered_experts,
     three,
     turned_experts,
+    weight_gradients,
     weighted,
 )
 
@@ -349,6 +351,33 @@ def with_adapter(m: int, n: int, k: int, rank: int) -> Case:
     )
 
 
+def with_sums(kernel: Callable[..., Any], m: int, n: int, k: int) -> Case:
+    """Return the case of a product with sums along K of its operands."""
+
+    def composed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if kernel is cosines:
+            normal = [torch.nn.functional.normalize(each.float()) for each in (x, y)]
+            return torch.mm(x, y.t()) * (normal[0][:, :1] / x[:, :1]) * (normal[1][:, 0] / y[:, 0])
+        return torch.mm(x.t(), y).float() + y.float().sum(0)
+
+    def exact(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x, y = x.double(), y.double()
+        if kernel is cosines:
+            return torch.nn.functional.normalize(x) @ torch.nn.functional.normalize(y).t()
+        return x.t() @ y + y.sum(0)
+
+    def library(x: torch.Tensor, y: torch.Tensor) -> Calls:
+        return {"cublas": lambda: composed(x, y), "compiled": functools.partial(torch.compile(composed), x, y)}
+
+    shapes = ((m, k), (n, k)) if kernel is cosines else ((k, m), (k, n))
+    return Case(
+        kernel=kernel,
+        arguments=lambda: (made(*shapes[0]), made(*shapes[1], seed=1)),
+        exact=exact,
+        library=library,
+    )
+
+
 def over_time(t: int, n: int, c: int) -> Case:
     """Return the case of three terms of one tensor."""
 
@@ -431,6 +460,10 @@ CASES = {
     "scattered_8": by_tokens(scattered_experts, *EIGHT, tokens=16384, n=4096, k=4096),
     "added_8": by_tokens(added_experts, *EIGHT, tokens=8192, n=4096, k=4096, dtype=torch.float32),
     "gathered_128": by_tokens(routed_experts, *MANY, tokens=2048, n=768, k=2048),
+    "cosines": with_sums(cosines, 203, 264, 200),
+    "weight_gradients": with_sums(weight_gradients, 200, 264, 203),
+    "cosines_large": with_sums(cosines, 8192, 4096, 1024),
+    "weight_gradients_large": with_sums(weight_gradients, 4096, 4096, 8192),
     "heads_large": batched(heads, 8, 16, 1024, 128, 1024, 4),
     "three_large": side_by_side(three, 3, 8192, 2048, 2048),
     "held_large": side_by_side(held, 1, 8192, 2048, 512),

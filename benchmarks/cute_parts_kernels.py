@@ -265,3 +265,35 @@ def added_experts(
                 acc = hl.dot(x[tile_m, tile_k], w[g.begin, tile_k, tile_n], acc=acc)
             hl.atomic_add(out, [tokens[tile_m], tile_n], acc.to(out.dtype))
     return out
+
+
+def cosines(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Cosines of the angles between the rows of ``x[M, K]`` and ``y[N, K]``, whose norms are summed on the way."""
+    (m, k), n = x.size(), y.size(0)
+    out = torch.empty([m, n], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        left = hl.zeros([tile_m], dtype=torch.float32)
+        right = hl.zeros([tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            a, b = x[tile_m, tile_k], y[tile_n, tile_k]
+            acc = hl.dot(a, b.T, acc=acc)
+            left += (a.to(torch.float32) * a.to(torch.float32)).sum(-1)
+            right += (b.to(torch.float32) * b.to(torch.float32)).sum(-1)
+        out[tile_m, tile_n] = acc * torch.rsqrt(left)[:, None] * torch.rsqrt(right)[None, :]
+    return out
+
+
+def weight_gradients(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """``x[K, M].T`` by ``grad[K, N]``, plus the sum of the rows of ``grad``."""
+    (k, m), n = x.size(), grad.size(1)
+    out = torch.empty([m, n], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        total = hl.zeros([tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            g = grad[tile_k, tile_n]
+            acc = hl.dot(x[tile_k, tile_m].T, g, acc=acc)
+            total += g.to(torch.float32).sum(0)
+        out[tile_m, tile_n] = acc + total[None, :]
+    return out

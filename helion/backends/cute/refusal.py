@@ -72,7 +72,9 @@ def unproven(program: Program, target: Target) -> str:
     strided = [each.name for each in problem.epilogue.of_kind("strided")]
     strided += [] if proven else [each.name for each in problem.outputs_of("strided")]
     part = ""
-    if picked:
+    if problem.summed:
+        part = "next to sums along K"
+    elif picked:
         part = f"with lines of {picked[0]} that an index picks"
     elif problem.groups is not None and (problem.copied or problem.strided):
         part = f"over groups of rows by {problem.groups.name} with matrices that TMA does not move"

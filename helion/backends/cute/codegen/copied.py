@@ -128,7 +128,8 @@ def lines_name(copied: Copied) -> str:
 def pointer_names(plan: GemmPlan) -> list[str]:
     """Return the host function's pointers of further sources, in the order of ``more_sources``."""
     lines = [numbers_name(output) for output in plan.whole.outputs if output.lines is not None]
-    return [*(name for copied in plan.whole.copied for name in pointers_of(copied)[1:]), *lines]
+    made = (*plan.whole.copied, *plan.whole.summed)
+    return [*(name for copied in made for name in pointers_of(copied)[1:]), *lines]
 
 
 def pointers_of(copied: Copied) -> list[str]:

@@ -54,8 +54,11 @@ def pointer_dtypes(plan: GemmPlan) -> tuple[str, ...]:
     """
     problem = plan.whole
     outputs = (output.dtype for output in problem.outputs)
+    sums = {each.operand: each.sources[0].dtype for each in problem.summed}
     extra = (
-        {"number": NUMBER, "product": problem.loaded_dtype(operand.label)}.get(operand.kind, operand.dtype)
+        {"number": NUMBER, "product": problem.loaded_dtype(operand.label)}.get(
+            operand.kind, sums.get(operand.label, operand.dtype)
+        )
         for operand in problem.epilogue.operands
     )
     factors = (scale.dtype for scale in problem.scales.factors) if problem.scales is not None else ()

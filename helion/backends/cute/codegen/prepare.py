@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..plan.copied import CHUNK_BYTES, CopySource
+from ..plan.copied import CHUNK_BYTES, Copied, CopySource
 from ..plan.dtypes import DTYPES, itemsize
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant
 from ..plan.operands import is_turned
@@ -18,6 +18,8 @@ from .writer import Writer
 THREADS = 256
 VECTOR_ROWS, ELEMENT_ROWS = 4, 8
 """Rows of which a thread has loads in flight, with vectors and with single elements."""
+SUMMED_LINES = 16
+"""Contiguous lines of which the 16-bit elements are a sector of 32 bytes."""
 SQUARE = WARP_THREADS
 """Sides of a square that a CTA transposes in shared memory."""
 
@@ -40,13 +42,39 @@ class Shape:
 
     @property
     def ctas(self) -> int:
-        """CTAs of a matrix."""
+        """CTAs of a matrix, or of sums."""
+        if self.prepared.totals:
+            return -(-self.prepared.rows // self.lines)
         return self.across * -(-self.prepared.rows // (SQUARE if self.turned else self.rows))
+
+    @property
+    def lines(self) -> int:
+        """Lines that a CTA sums: one for each warp, or a sector of them if they are contiguous."""
+        return THREADS // WARP_THREADS if self.prepared.copied.sources[0].k_pitch == 1 else SUMMED_LINES
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory of a CTA."""
+        square = (SQUARE + 1) * SQUARE * SUM_BYTES if self.turned else 0
+        return THREADS * SUM_BYTES if self.prepared.totals else square
+
+    @property
+    def stored(self) -> str:
+        """The type of the elements as they are written."""
+        return "cutlass.Float32" if self.prepared.totals else self.word
+
+    @property
+    def read(self) -> str:
+        """The type of the elements as the matmul reads them."""
+        operand = f"cutlass.{DTYPES[self.problem.operand_dtype].dsl}"
+        return "cutlass.Float32" if self.prepared.totals else operand
 
     @property
     def moves(self) -> bool:
         """True if elements are copied as they are."""
         copied = self.prepared.copied
+        if self.prepared.totals:
+            return False
         return not copied.instructions and copied.sources[0].dtype == self.problem.operand_dtype
 
     @property
@@ -66,6 +94,8 @@ class Shape:
 
 def shape_of(prepared: Prepared, problem: GemmProblem) -> Shape:
     """Return the work of the threads that write an operand."""
+    if prepared.totals:
+        return Shape(prepared=prepared, problem=problem, vector=1, rows=1, threads=THREADS, turned=False)
     source = prepared.copied.sources[0]
     whole = CHUNK_BYTES // itemsize(problem.operand_dtype)
     pitch = source.pitch if prepared.major == "k" else source.k_pitch
@@ -98,11 +128,11 @@ def launches(plan: GemmPlan) -> list[str]:
     for prepared in plan.prepare.operands if plan.prepare is not None else ():
         shape, label = shape_of(prepared, plan.whole), prepared.copied.operand
         names = source_names(prepared.copied)
-        lines = plan.whole.m if label == "a" else plan.whole.n
+        lines = prepared.rows if prepared.totals else plan.whole.m if label == "a" else plan.whole.n
         pointers = pointers_of(prepared.copied)
         for at, (name, pointer) in enumerate(zip(names, pointers, strict=False)):
             source = prepared.copied.sources[at]
-            pitch = plan.whole.batch_pitch(label) if at == 0 else 0
+            pitch = plan.whole.batch_pitch(label) if at == 0 and not prepared.totals else 0
             shape_of_source = f"({source.picked or lines}, {plan.whole.k}, {prepared.batches})"
             layout = f"{shape_of_source}, stride=({source.pitch}, {source.k_pitch}, {pitch})"
             given = f"cute.recast_ptr({pointer}, dtype={shape.word})" if shape.moves else pointer
@@ -116,15 +146,15 @@ def launches(plan: GemmPlan) -> list[str]:
         layout = f"({prepared.rows}, {prepared.columns}, {prepared.batches}), stride={strides}"
         found += [
             f"to_{label} = cute.make_tensor(",
-            f"    cute.recast_ptr({place}, dtype={shape.word}), cute.make_layout({layout})",
+            f"    cute.recast_ptr({place}, dtype={shape.stored}), cute.make_layout({layout})",
             ")",
             f"prepare_{label}({', '.join([*names, f'to_{label}'])}).launch(",
             f"    grid=({shape.ctas}, {prepared.batches}, 1),",
             f"    block=({shape.threads}, 1, 1),",
-            *([f"    smem={(SQUARE + 1) * SQUARE * SUM_BYTES},"] if shape.turned else []),
+            *([f"    smem={shape.shared_bytes},"] if shape.shared_bytes else []),
             "    stream=stream,",
             ")",
-            f"{label} = cute.recast_ptr({place}, dtype=cutlass.{DTYPES[plan.whole.operand_dtype].dsl})",
+            f"{label} = cute.recast_ptr({place}, dtype={shape.read})",
         ]
     return found
 
@@ -145,6 +175,8 @@ def print_kernels(out: Writer, plan: GemmPlan) -> None:
 
 def body(shape: Shape) -> list[str]:
     """Return the body of a kernel."""
+    if shape.prepared.totals:
+        return _summing(shape)
     return _turning(shape) if shape.turned else _copying(shape)
 
 
@@ -183,6 +215,50 @@ def _copying(shape: Shape) -> list[str]:
         f"if column < {prepared.columns}:",
         *(f"    {line}" for line in inner),
     ]
+
+
+def _summing(shape: Shape) -> list[str]:
+    """Return the body of a kernel that adds up computed elements along K: each thread a part, then one thread a line."""
+    copied, label, lines = shape.prepared.copied, shape.prepared.copied.operand, shape.lines
+    parts, k, last = THREADS // lines, shape.problem.k, shape.prepared.rows - 1
+    along_k = copied.sources[0].k_pitch == 1
+    line, part = (f"thread // {parts}", f"thread % {parts}") if along_k else (f"thread % {lines}", f"thread // {lines}")
+    names = source_names(copied)
+    computed = [f"    v{at} = {name}[row, column, 0].to(cutlass.Float32)" for at, name in enumerate(names)]
+    computed += _instructions(copied, "row", "column")
+    return [
+        "thread, _, _ = cute.arch.thread_idx()",
+        "cta, _, _ = cute.arch.block_idx()",
+        f"line = {line}",
+        f"part = {part}",
+        f"row = cutlass.min(cta * {lines} + line, {last})",
+        "memory = cutlass.memory.SmemAllocator()",
+        f"partials = memory.allocate_tensor(cutlass.Float32, cute.make_layout(({lines}, {parts}), stride=({parts}, 1)), 16)",
+        "total = cutlass.Float32(0.0)",
+        f"for step in cutlass.range({-(-k // parts)}, unroll=8):",
+        f"    column = cutlass.min(step * {parts} + part, {k - 1})",
+        *computed,
+        f"    inside = step * {parts} + part < {k}",
+        f"    total += cutlass.Float32(cutlass.select_(inside, v{copied.last}, cutlass.Float32(0.0)))",
+        "partials[line, part] = total",
+        "cute.arch.sync_threads()",
+        f"if thread < {lines} and cta * {lines} + thread <= {last}:",
+        "    found = cutlass.Float32(0.0)",
+        f"    for at in cutlass.range_constexpr({parts}):",
+        "        found += partials[thread, at]",
+        f"    to_{label}[cta * {lines} + thread, 0, 0] = found",
+    ]
+
+
+def _instructions(copied: Copied, line: str, k: str) -> list[str]:
+    """Return the instructions of an element, given its line and its index along K."""
+    found = []
+    for number, made in enumerate(copied.instructions, start=len(copied.sources)):
+        arguments = [literal(x) if isinstance(x, Constant) else f"v{x}" for x in made.arguments]
+        index = {ROW_NUMBER: line, COLUMN_NUMBER: k}.get(made.op)
+        value = EXPRESSIONS[made.op](*arguments) if index is None else f"cutlass.Float32({index})"
+        found.append(f"    v{number} = {value}")
+    return found
 
 
 def _turning(shape: Shape) -> list[str]:
@@ -274,12 +350,7 @@ def _computed(shape: Shape, row: str, column: str) -> list[str]:
     found.append(f"computed = cute.make_rmem_tensor({size}, cutlass.Float32)")
     found.append(f"for e in cutlass.range_constexpr({size}):")
     found += [f"    v{at} = {name}_wide[e]" for at, name in enumerate(names)]
-    for number, made in enumerate(copied.instructions, start=len(names)):
-        arguments = [literal(x) if isinstance(x, Constant) else f"v{x}" for x in made.arguments]
-        indices = {ROW_NUMBER: line, COLUMN_NUMBER: k}
-        index = indices.get(made.op)
-        value = EXPRESSIONS[made.op](*arguments) if index is None else f"cutlass.Float32({index})"
-        found.append(f"    v{number} = {value}")
+    found += _instructions(copied, line, k)
     stored = f"cutlass.{DTYPES[shape.problem.operand_dtype].dsl}"
     return [
         *found,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from ..plan.copied import NIBBLE_GROUP, CopySource
+from ..plan.copied import NIBBLE_GROUP, Copied, CopySource
 from ..plan.dtypes import per_byte
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand, EpilogueOutput, LineNumbers
 from ..plan.records import GemmProblem, Groups, Major
@@ -139,13 +139,18 @@ def _evaluate(problem: GemmProblem, tensors: Sequence[torch.Tensor]) -> None:
     a, b, *others = tensors
     outputs, operands = others[: len(problem.outputs)], others[len(problem.outputs) :]
     operands, factors = operands[: len(problem.epilogue.operands)], operands[len(problem.epilogue.operands) :]
-    sources = iter(factors if problem.more_sources else ())
+    of_copies = sum(len(each.tensors) - 1 for each in problem.copied)
+    sources = iter(factors[:of_copies])
+    more = iter(factors[of_copies:] if problem.more_sources else ())
+    sums = {each.operand: each for each in problem.summed}
     left = _multiplied(problem, "a", a, sources)
     right = _multiplied(problem, "b", b, sources).t()
     values = [_product(left, right) if problem.scales is None else _scaled(left, right, problem.scales, factors)]
     for described, tensor in zip(problem.epilogue.operands, operands, strict=True):
         if described.kind == "product":
             values.append(_product(left, _multiplied(problem, described.label, tensor, sources).t()))
+        elif described.label in sums:
+            values.append(_summed(sums[described.label], tensor, more, described.kind, problem))
         else:
             values.append(_operand(described, tensor, problem).float())
     _add_terms(problem, values, factors)
@@ -154,7 +159,7 @@ def _evaluate(problem: GemmProblem, tensors: Sequence[torch.Tensor]) -> None:
         values.append(_apply(instruction.op, given, problem))
     for output, out in zip(problem.outputs, outputs, strict=True):
         if output.lines is not None:
-            _store_lines(output, out, values[output.value], problem, next(sources))
+            _store_lines(output, out, values[output.value], problem, next(more))
         else:
             _store(output, out, values[output.value], problem)
 
@@ -189,20 +194,32 @@ def _multiplied(problem: GemmProblem, operand: str, tensor: torch.Tensor, more: 
         pitch = problem.a_pitch if operand == "a" else pitches.get(operand, problem.b_pitch)
         major = problem.a_major if operand == "a" else problem.b_major
         return _matrix(tensor, lines, problem.k, major, pitch).to(held)
+    stored = _elements(copied, tensor, more, lines, problem.k)
+    return stored.to(getattr(torch, problem.operand_dtype)).to(held)
+
+
+def _summed(
+    copied: Copied, tensor: torch.Tensor, more: Iterator[torch.Tensor], kind: str, problem: GemmProblem
+) -> torch.Tensor:
+    """Return the sums of computed elements along K, as a column or as a row."""
+    lines = problem.m if kind == "column" else problem.n
+    sums = _elements(copied, tensor, more, lines, problem.k).sum(1)
+    return sums[:, None] if kind == "column" else sums
+
+
+def _elements(copied: Copied, tensor: torch.Tensor, more: Iterator[torch.Tensor], lines: int, k: int) -> torch.Tensor:
+    """Return computed elements as (lines, K) in fp32."""
     given = (tensor, *itertools.islice(more, len(copied.tensors) - 1))
     numbers = None
     if copied.lines is not None:
         numbers = torch.as_strided(given[-1], (lines,), (copied.lines.pitch,)).long()
-    values = [
-        _source(source, each, lines, problem.k, numbers) for source, each in zip(copied.sources, given, strict=False)
-    ]
+    values = [_source(source, each, lines, k, numbers) for source, each in zip(copied.sources, given, strict=False)]
     for instruction in copied.instructions:
         arguments = [
             torch.tensor(float(x.text)) if isinstance(x, Constant) else values[x] for x in instruction.arguments
         ]
-        values.append(_made(instruction.op, arguments, lines, problem.k))
-    stored = values[copied.last].expand(lines, problem.k)
-    return stored.to(getattr(torch, problem.operand_dtype)).to(held)
+        values.append(_made(instruction.op, arguments, lines, k))
+    return values[copied.last].expand(lines, k)
 
 
 def _source(source: CopySource, tensor: torch.Tensor, lines: int, k: int, numbers: torch.Tensor | None) -> torch.Tensor:

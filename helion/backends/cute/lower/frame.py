@@ -13,6 +13,7 @@ from ..plan.refusal import Refusal
 from .names import name_of
 from .numbers import equal, known, size
 from .rewrites.picks import Pick
+from .rewrites.sums import LineSum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,8 @@ class Frame:
     """Columns of a group, by the block that counts groups of columns, or that has the columns of one."""
     picks: Mapping[int, Pick] = field(default_factory=dict)
     """Tensors of picked lines, by id."""
+    sums: Mapping[int, LineSum] = field(default_factory=dict)
+    """Vectors of sums along K, by id."""
     k_extent: int | None = None
     """Extent of K if its loop iterates over a part of K."""
 

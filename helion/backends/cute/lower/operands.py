@@ -17,6 +17,7 @@ from .chain import EXAMPLE_MULTIPLE, ROUNDED, Chain, Reference
 from .frame import Frame, Place, blocks_of, major_of, numbers_of, picked_lines, place_of
 from .names import name_of
 from .numbers import equal, is_known, known
+from .rewrites.sums import LineSum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +113,11 @@ def _suits_tma(frame: Frame, place: Place) -> bool:
     return contiguous and all(not is_known(step) or step * size % TMA_ALIGNMENT_BYTES == 0 for step in steps)
 
 
+def sum_along_k(frame: Frame, sums: LineSum, label: str) -> tuple[Copied, tuple[HostTensor, ...]]:
+    """Return a sum along K that the epilogue reads as an operand, and the tensors of its terms. Raises ``Refusal``."""
+    return _Elements(frame, sums.block).summed(sums.terms, label)
+
+
 class _Elements(Chain):
     """A trace from an operand of the dot back to loads. Lines take the place of rows, and K that of columns."""
 
@@ -156,6 +162,17 @@ class _Elements(Chain):
             pitch=-(-extent // EXAMPLE_MULTIPLE) * EXAMPLE_MULTIPLE,
             copied=copied,
         )
+
+    def summed(self, value: Operand, label: str) -> tuple[Copied, tuple[HostTensor, ...]]:
+        """Return the elements whose sum along K an operand of the epilogue is, and their tensors."""
+        reference = self.read(value)
+        if isinstance(reference, Constant) or not self.sources or self.lines is not None:
+            raise Refusal("a sum along K of elements that no tensor is loaded for as a whole is not implemented")
+        found = sorted(self.sources.values(), key=lambda pair: _dimensions(pair[0]), reverse=True)
+        names = {source.name: number for number, (source, _) in enumerate(found)}
+        sources, instructions = tuple(source for source, _ in found), self._numbered(reference, names)
+        copied = Copied(operand=label, sources=sources, instructions=instructions)
+        return copied, tuple(tensor for _, tensor in found)
 
     def _unrounded_to(self, dtype: torch.dtype, value: Reference) -> Reference:
         """Return a value without a rounding that its store as ``dtype`` repeats."""

@@ -17,6 +17,7 @@ from ...._compiler.ir.grammar import (
     LoopAxis,
     MemoryAttrs,
     Op,
+    Operand,
     PointwiseAttrs,
     Program,
     Region,
@@ -32,8 +33,9 @@ from ..plan.refusal import Refusal
 from .chain import EXAMPLE_MULTIPLE, Chain, starts_from_zero
 from .frame import Frame, blocks_of, place_of
 from .numbers import equal, example, size
-from .operands import Multiplied, common_dtype, multiplied
+from .operands import Multiplied, common_dtype, multiplied, sum_along_k
 from .rewrites.picks import Pick
+from .rewrites.sums import with_sums
 from .scales import Nest, Scaled, ScaleReader, nest_of
 from .stored import stores_after_loop
 from .tiled import TiledRows, loops_over_columns
@@ -108,6 +110,8 @@ def _traced(
     program: Program, batch_strides: Mapping[int, tuple[Number, ...]], picks: Mapping[int, Pick], turned: bool = False
 ) -> Product:
     """Return the GEMM of a program, whose N is the contiguous dimension of the output unless it is ``turned``."""
+    summed = with_sums(program)
+    program = summed.program
     if len(program.roots) != 1 or len(program.roots[0].axes) not in (1, 2):
         raise Refusal("matmuls over one grid, of tiles of M and N or of whole rows, are implemented")
     root = program.roots[0]
@@ -118,7 +122,7 @@ def _traced(
         check_axis(axis, program)
     stores = _stores(program, [root.body, *(each.regions[0] for each in outer)])
     frame = tiled_frame(program, root, outer, loop) if outer else _oriented(_frame(program, root, loop, nest), stores)
-    frame = replace(frame, batch_strides=batch_strides, picks=picks)
+    frame = replace(frame, batch_strides=batch_strides, picks=picks, sums=summed.sums)
     frame = replace(frame, m=frame.n, n=frame.m) if turned else frame
     dots, scaled = _dots(frame, loop, nest)
     (a, b), *others = _pairs(frame, dots)
@@ -147,8 +151,27 @@ def _traced(
     sources = tuple(tensor.id for each in (a, b, *second) for tensor in each.tensors[1:])
     lines = tuple(output.lines.id for output in chain.outputs if output.lines is not None)
     product = replace(_product(frame, a, b, chain, scaled, (*sources, *lines)), sources=(*sources, *lines))
-    product = replace(product, problem=replace(product.problem, copied=labelled))
+    product = _with_sums(
+        frame, replace(product, problem=replace(product.problem, copied=labelled)), chain, len(sources)
+    )
     return replace(product, one_tile=frozenset(frame.column_blocks)) if outer and tiled.one_tile else product
+
+
+def _with_sums(frame: Frame, product: Product, chain: Chain, copies: int) -> Product:
+    """Return the product with the tensors that sums along K are of in place of their vectors. Other sources than the first
+    follow those of ``copies``."""
+    operands, summed, more = list(product.operands), [], list[int]()
+    for at, (operand, source) in enumerate(chain.loads.values()):
+        if isinstance(source, int) and source in frame.sums:
+            copied, (first, *others) = sum_along_k(frame, frame.sums[source], operand.label)
+            operands[at] = first.id
+            summed.append(copied)
+            more += [tensor.id for tensor in others]
+    if not summed:
+        return product
+    sources = (*product.sources[:copies], *more, *product.sources[copies:])
+    problem = replace(product.problem, summed=tuple(summed))
+    return replace(product, operands=tuple(operands), sources=sources, problem=problem)
 
 
 # Loops -----------------------------------------------------------------------------------------------------------------
@@ -286,7 +309,9 @@ def _dot(frame: Frame, loop: Op, at: int) -> Op:
     body = loop.regions[0]
     dots = [op for op in body.ops if op.kind == "dot"]
     adds = [_added(frame, body, number) for number in range(len(loop.results))]
-    used = {op.number for pair in adds for op in pair} | {op.number for dot in dots for op in _computing(frame, dot)}
+    used = {op.number for pair in adds for op in pair}
+    computed = [*(value for dot in dots for value in dot.operands[:2]), *(each.terms for each in frame.sums.values())]
+    used |= {op.number for op in _computing(frame, computed)}
     others = [_name(op) for op in body.ops if op.kind not in ("dot", "load", "view") and op.number not in used]
     if len(dots) != len(loop.results) or others:
         raise Refusal(
@@ -340,9 +365,9 @@ def _check_unrounded(frame: Frame, term: Op | None) -> None:
         )
 
 
-def _computing(frame: Frame, dot: Op) -> Iterator[Op]:
-    """Yield the ops that the operands of a dot are computed by."""
-    waiting = [*dot.operands[:2]]
+def _computing(frame: Frame, values: Sequence[Operand]) -> Iterator[Op]:
+    """Yield the ops that values are computed by."""
+    waiting = [*values]
     while waiting:
         op = frame.maker(waiting.pop())
         if op is not None and not op.regions:

@@ -21,7 +21,7 @@ from .dtypes import (
 from .epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, EpilogueOperand, EpilogueOutput
 from .finish import split
 from .joint import own_parts
-from .operands import can_convert, check_copies, check_known
+from .operands import can_convert, check_copies, check_known, check_sums
 from .operands import split as split_operands
 from .passes import check_passes
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
@@ -84,12 +84,12 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     check_problem(problem)
     if problem.epilogue.words:
         problem = _of_messages(problem, choice)
-    if choice.copies_in == "memory":
+    if choice.copies_in == "memory" or problem.summed:
         check_problem(problem)
-        stored, prepare = split_operands(problem)
-        return dataclasses.replace(
-            plan_gemm(stored, dataclasses.replace(choice, copies_in="shared"), target), prepare=prepare
-        )
+        memory = choice.copies_in == "memory"
+        stored, prepare = split_operands(problem, copies=memory)
+        rest = dataclasses.replace(choice, copies_in="shared") if memory else choice
+        return dataclasses.replace(plan_gemm(stored, rest, target), prepare=prepare)
     if choice.rows_in == "memory" and problem.strided:
         raise Refusal("rows in memory are implemented where TMA stores and loads all matrices of the epilogue")
     if choice.rows_in == "memory":
@@ -228,6 +228,7 @@ def check_problem(problem: GemmProblem) -> None:
         check_known(problem)
     for copied in problem.copied:
         copied.check(problem.m if copied.operand == "a" else problem.n, problem.k)
+    check_sums(problem)
     check_terms(problem)
     if problem.scales is not None:
         check_scales(problem, problem.scales)

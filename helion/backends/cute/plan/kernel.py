@@ -67,10 +67,9 @@ def _product_lines(plan: CutePlan) -> list[str]:
     if problem.scales is not None:
         factors = [f"{each.name} ({_shared_by(each)}, {each.dtype})" for each in problem.scales.factors]
         lines.append(f"  factors of blocks of {problem.scales.k} along K: {', '.join(factors)}")
-    if gemm.prepare is None:
-        lines += [f"  producer of {_copied(each, is_raw(gemm, each), gemm.converts)}" for each in problem.copied]
-    else:
-        lines += [_prepared(each) for each in gemm.prepare.operands]
+    copied = gemm.problem.copied
+    lines += [f"  producer of {_copied(each, is_raw(gemm, each), gemm.converts)}" for each in copied]
+    lines += [_prepared(each) for each in (gemm.prepare.operands if gemm.prepare is not None else ())]
     if problem.groups is not None:
         groups = varying.get("batches", problem.groups.size)
         lines.append(
@@ -106,6 +105,8 @@ def _prepared(prepared: Prepared) -> str:
     sources = ", ".join(f"{each.name} ({each.dtype})" for each in copied.sources)
     computed = "".join(f", {each.op}" for each in copied.instructions)
     matrices = f"{prepared.batches} of " if prepared.batches > 1 else ""
+    if prepared.totals:
+        return f"  a kernel before sums {prepared.rows} lines along K as {copied.operand}: of {sources}{computed}"
     return (
         f"  a kernel before writes {_OPERANDS[copied.operand]}, {matrices}{prepared.rows} rows of {prepared.pitch}"
         f" elements, to the workspace: from {sources}{computed}"

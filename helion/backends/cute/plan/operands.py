@@ -13,6 +13,7 @@ from .copied import MAX_LOADED_REGISTERS, MAX_SPAN, NIBBLE_GROUP, NOT_COPIED, Co
 from .counts import copied_line_step, copied_lines, copied_registers
 from .dtypes import itemsize
 from .records import (
+    SUM_BYTES,
     SWIZZLE_BYTES,
     TMA_ALIGNMENT_BYTES,
     WGMMA_ROWS,
@@ -121,22 +122,32 @@ def _check_converted(plan: GemmPlan) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def split(problem: GemmProblem) -> tuple[GemmProblem, Prepare]:
-    """Split a problem into the matmul of operands in memory, and the kernels that write them. Raises ``Refusal``."""
+def split(problem: GemmProblem, *, copies: bool = True) -> tuple[GemmProblem, Prepare]:
+    """Split a problem into the matmul of operands in memory, and the kernels that write them. Raises ``Refusal``.
+
+    These are sums along K and, with ``copies``, copied operands.
+    """
     batch = problem.batch
-    if not problem.copied:
+    if copies and not problem.copied:
         raise Refusal("operands in memory are implemented where TMA cannot load them as they are")
-    check_known(problem)
+    if copies:
+        check_known(problem)
+    operands, offset, stored = list[Prepared](), 0, dataclasses.replace(problem, summed=())
+    for copied in problem.summed:
+        operands.append(_prepared_sums(problem, copied, offset))
+        _check_span(problem, operands[-1])
+        offset += _aligned_bytes(problem, operands[-1])
+    if not copies:
+        return stored, Prepare(problem=problem, operands=tuple(operands))
     several = problem.epilogue.of_kind("product") and any(copied.operand != "a" for copied in problem.copied)
     if several or any(copied.operand not in ("a", "b") for copied in problem.copied):
         raise Refusal("right operands in memory are implemented for one matmul, whose epilogue has no other")
-    operands, offset, stored = [], 0, dataclasses.replace(problem, copied=())
+    stored = dataclasses.replace(stored, copied=())
     for copied in problem.copied:
         made = _prepared(problem, copied, offset)
         operands.append(made)
-        size = made.rows * made.pitch * itemsize(problem.operand_dtype)
         _check_span(problem, made)
-        offset += -(-size * made.batches // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        offset += _aligned_bytes(problem, made)
         step = made.rows * made.pitch if made.batches > 1 else 0
         if copied.operand == "a":
             batch = batch and dataclasses.replace(batch, a=step)
@@ -166,12 +177,48 @@ def _prepared(problem: GemmProblem, copied: Copied, offset: int) -> Prepared:
     )
 
 
+def _prepared_sums(problem: GemmProblem, copied: Copied, offset: int) -> Prepared:
+    """Return the vector of the sums of an operand of the epilogue."""
+    lines = lines_of_sums(problem, copied)
+    return Prepared(
+        copied=copied, major="k", rows=lines, columns=1, pitch=1, batches=1, offset_bytes=offset, totals=True
+    )
+
+
+def lines_of_sums(problem: GemmProblem, copied: Copied) -> int:
+    """Return the lines of a sum along K: rows, or columns, of the result."""
+    return problem.m if copied.operand in [each.label for each in problem.epilogue.of_kind("column")] else problem.n
+
+
+def check_sums(problem: GemmProblem) -> None:
+    """Check vectors that are sums along K. Raises ``Refusal``."""
+    several = problem.batch or problem.groups or problem.scales or problem.terms
+    if problem.summed and (several or problem.runtime):
+        raise Refusal(
+            "sums along K next to a matmul are implemented without batches and scales, of sizes that are known when the"
+            " kernel is compiled; use hl.specialize"
+        )
+    for copied in problem.summed:
+        copied.check(lines_of_sums(problem, copied), problem.k)
+
+
+def _bytes_of(problem: GemmProblem, prepared: Prepared) -> int:
+    size = SUM_BYTES if prepared.totals else itemsize(problem.operand_dtype)
+    return prepared.rows * prepared.pitch * prepared.batches * size
+
+
+def _aligned_bytes(problem: GemmProblem, prepared: Prepared) -> int:
+    """Return the bytes from one operand in memory to the next."""
+    return -(-_bytes_of(problem, prepared) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
 def _check_span(problem: GemmProblem, prepared: Prepared) -> None:
     """Check that 32-bit offsets reach all elements of all batches. Raises ``Refusal``."""
     copied = prepared.copied
     lines = problem.m if copied.operand == "a" else problem.n
+    lines = prepared.rows if prepared.totals else lines
     spans = [((each.picked or lines) - 1) * each.pitch + (problem.k - 1) * each.k_pitch for each in copied.sources]
-    spans[0] += (prepared.batches - 1) * problem.batch_pitch(copied.operand)
+    spans[0] += 0 if prepared.totals else (prepared.batches - 1) * problem.batch_pitch(copied.operand)
     span = max(*spans, prepared.rows * prepared.pitch * prepared.batches)
     if span > MAX_SPAN:
         raise Refusal(f"{copied.sources[0].name} spans {span} elements in memory; up to {MAX_SPAN} are implemented")
@@ -188,5 +235,4 @@ def prepared_bytes(prepare: Prepare | None) -> int:
     if prepare is None:
         return 0
     last = prepare.operands[-1]
-    size = last.rows * last.pitch * last.batches * itemsize(prepare.problem.operand_dtype)
-    return last.offset_bytes + size
+    return last.offset_bytes + _bytes_of(prepare.problem, last)

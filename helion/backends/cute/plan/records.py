@@ -129,6 +129,8 @@ class GemmProblem:
     batch: Batch | None = None
     scales: BlockScales | None = None
     copied: tuple[Copied, ...] = ()
+    summed: tuple[Copied, ...] = ()
+    """Vectors of the epilogue, by label, that are sums of computed elements along K."""
     groups: Groups | None = None
     terms: tuple[Term, ...] = ()
     starts: tuple[int, ...] = ()
@@ -140,16 +142,8 @@ class GemmProblem:
     """Names of A, B and D in messages."""
 
     def __repr__(self) -> str:
-        hidden = {
-            "batch": self.batch is None,
-            "scales": self.scales is None,
-            "copied": not self.copied,
-            "groups": self.groups is None,
-            "terms": not self.terms,
-            "starts": not self.starts,
-            "runtime": not self.runtime,
-            "names": self.names == NAMES,
-        }
+        optional = ("batch", "scales", "copied", "summed", "groups", "terms", "starts", "runtime")
+        hidden = {name: not getattr(self, name) for name in optional} | {"names": self.names == NAMES}
         shown = [each.name for each in dataclasses.fields(self) if not hidden.get(each.name)]
         return f"GemmProblem({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
@@ -191,7 +185,7 @@ class GemmProblem:
     def more_sources(self) -> tuple[CopySource | LineNumbers, ...]:
         """Tensors of copied operands after the first of each, the operand's own, and the numbers of outputs' lines."""
         lines = (output.lines for output in self.outputs if output.lines is not None)
-        return (*(source for each in self.copied for source in each.tensors[1:]), *lines)
+        return (*(source for each in (*self.copied, *self.summed) for source in each.tensors[1:]), *lines)
 
     @property
     def batches(self) -> int:
@@ -339,6 +333,8 @@ class Prepared:
     pitch: int
     batches: int
     offset_bytes: int
+    totals: bool = False
+    """True for a vector of fp32 sums along K, of one column."""
 
 
 @dataclass(frozen=True, kw_only=True)
