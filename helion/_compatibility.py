@@ -39,12 +39,9 @@ SETTINGS: Mapping[str, str] = {
     ),
 }
 
-_FUSION = "torch.compile takes kernels into its graphs and fuses nothing into them; what torch runs around them is fused by torch"
-
 #: Settings of the public API that are refused, and the reason: code that sets them relies on their effect.
 REFUSED: Mapping[str, str] = {
-    "torch_compile_fusion": _FUSION,
-    "autotune_with_torch_compile_fusion": _FUSION,
+    "autotune_with_torch_compile_fusion": "kernels with fused neighbors are tuned like others, by autotune_effort",
 }
 
 #: Classes of ``helion.exc`` that are never raised, nor any class derived from them.

@@ -309,6 +309,7 @@ SETTINGS: dict[str, Knob] = {
     "allow_warp_specialize": Knob("HELION_ALLOW_WARP_SPECIALIZE", _bool, True, "offer warp specialization where the target has it"),
     "debug_dtype_asserts": Knob("HELION_DEBUG_DTYPE_ASSERTS", _bool, False, "assert the dtype of every value in generated code"),
     "triton_do_not_specialize": Knob("HELION_TRITON_DO_NOT_SPECIALIZE", _bool, False, "no Triton specialization on integer arguments"),
+    "torch_compile_fusion": Knob("HELION_TORCH_COMPILE_FUSION", _bool, False, "under torch.compile, fuse elementwise operations before and after a call into the kernel"),
     "force_autotune": Knob("HELION_FORCE_AUTOTUNE", _bool, False, "tune even when configs or a cached answer exist"),
     "autotune_effort": Knob("HELION_AUTOTUNE_EFFORT", _choice("none", "minimal", "quick", "full"), None, "search effort for a kernel on a GPU without a config: none, minimal (times the seeds), quick (about 30 s), full; unset, the first call times a few configs within first_call_seconds, and kernel.autotune(...) searches as with full"),
     "first_call_seconds": Knob("HELION_FIRST_CALL_SECONDS", _seconds, 1.0, "seconds for which the first call on a GPU of a kernel without a config times a few configs that may be faster than the default; 0 times none"),

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import exc
+from ..._support.lazy import lazy
 from ..call.argument_checks import remedies
 from .kernels import Kernel
 from .operators import Operator, operator_for
 from .outcome import Outcome, outcome_of
 from .trees import Flattened, flatten, unflatten
+
+if TYPE_CHECKING:
+    from . import fusion
+else:
+    # needed only with the setting
+    fusion = lazy("helion.runtime.torch_interop.fusion")
 
 
 def record(kernel: Kernel, values: Sequence[Any]) -> Any:
@@ -21,6 +28,8 @@ def record(kernel: Kernel, values: Sequence[Any]) -> Any:
     Raises ``exc.NoPlaceInGraph`` if no operator can represent it, ``exc.NoGradient`` and ``exc.InPlaceOnGradient`` if
     autograd would have to record what is written.
     """
+    if kernel.settings.torch_compile_fusion:
+        fusion.install()
     given = flatten(kernel, values)
     outcome = outcome_of(kernel, given)
     _check_gradients(kernel, given, outcome)

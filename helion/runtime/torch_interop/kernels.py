@@ -7,6 +7,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from ...config import Config
 from ...settings import Settings
 from ..variants.variant import Variant
 
@@ -26,6 +27,7 @@ class Kernel(Protocol):
     fn: types.FunctionType
     name: str
     settings: Settings
+    configs: list[Config]
     signature: inspect.Signature
     constant_at: tuple[bool, ...]
     is_in_graphs: bool

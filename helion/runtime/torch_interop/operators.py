@@ -30,6 +30,7 @@ _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 define_refusal(_LIBRARY, NAMESPACE)
 _LOCK = new_lock()
 _OPERATORS: dict[Any, Operator] = {}
+_BY_OVERLOAD: dict[torch._ops.OpOverload, Operator] = {}
 _NAMES: set[str] = set()
 
 
@@ -155,7 +156,13 @@ def operator_for(kernel: Kernel, given: Flattened, effects: Effects, results: in
             name = _name(kernel, given.tree, kinds, effects, results)
             found = _OPERATORS[key] = Operator(kernel, given.tree, given.names, kinds, effects, name, results)
             _register(found)
+            _BY_OVERLOAD[found.overload] = found
         return found
+
+
+def operator_of(target: Any) -> Operator | None:
+    """Return the operator that a node of a graph calls, or None."""
+    return _BY_OVERLOAD.get(target) if isinstance(target, torch._ops.OpOverload) else None
 
 
 def _kind(leaf: Any) -> str:
@@ -219,4 +226,4 @@ def _returned(made: Sequence[torch.Tensor]) -> Any:
     return tuple(made) if made else None
 
 
-__all__ = ["Operator", "operator_for"]
+__all__ = ["Operator", "operator_for", "operator_of"]
