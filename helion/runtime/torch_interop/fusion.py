@@ -1,8 +1,8 @@
 """Fusion of elementwise operations into kernels under ``torch.compile`` (setting ``torch_compile_fusion``).
 
-A pass over Inductor's graphs replaces a kernel's call, together with the elementwise operations that alone use its
-result, by a kernel that computes them at its store. Those that compute an argument move to its loads, if each element is
-loaded once. The operations compute in fp32, as Inductor does. What a kernel cannot take stays with Inductor.
+A pass over Inductor's graphs takes a kernel's call, and the elementwise operations that alone use its result. One kernel
+replaces them, which computes the operations at its store. Those that compute an argument move to its loads, if each
+element is loaded once. The operations compute in fp32, as in Inductor, which keeps all others.
 """
 
 from __future__ import annotations
