@@ -85,7 +85,9 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
     """Return the keys of attention, the bounds of its tiles, and the rules that legalize a config."""
     found = known_attention(program)
     loops = found.loops
-    sizes = {loops.queries: (WGMMA_ROWS, MOST_GROUPS * WGMMA_ROWS), loops.keys: (KEY_STEP, MOST_KEYS)}
+    pages = found.problem.k.pages
+    most = MOST_KEYS if pages is None else min(MOST_KEYS, pages.size)
+    sizes = {loops.queries: (WGMMA_ROWS, MOST_GROUPS * WGMMA_ROWS), loops.keys: (KEY_STEP, most)}
     sizes |= {block: (1, 1) for block in loops.heads if program.blocks[block].kind == "tile"}
     stages = EnumFragment((None, *range(LEAST_STAGES, MOST_STAGES + 1)))
     simpler = _SIMPLER if found.problem.softmax else (*_OF_WEIGHTS, *_SIMPLER)
@@ -106,7 +108,7 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
         verbatim=VERBATIM_PREFIX,
         rules=ScoreRules(program.host.name, target, planned, simpler).rules(),
         sizes=sizes,
-        initial={loops.queries: 2 * WGMMA_ROWS, loops.keys: FIRST_KEYS},
+        initial={loops.queries: 2 * WGMMA_ROWS, loops.keys: min(FIRST_KEYS, most)},
         multiples={loops.queries: WGMMA_ROWS, loops.keys: KEY_STEP},
         holds_values=False,
         planned=True,

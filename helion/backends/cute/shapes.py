@@ -178,7 +178,7 @@ def _verify_attention(plan: CuteAttentionPlan) -> None:
 def _attention_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
     """Return a reason for attention that has not run on a GPU."""
     problem = known_attention(program).problem
-    if not problem.loaded and problem.key_range is None:
+    if not problem.spans_keys and not problem.spans_queries and not problem.loaded:
         return ""
     return f"attention whose rows or keys are bounded by loaded integers runs on request, {_REQUEST}"
 

@@ -339,6 +339,8 @@ def child(name: str) -> None:
         sizes_on_gpu.spans(int(rest[0]), say, on_gpu, timer)
     elif what == "packed":
         sizes_on_gpu.packed(int(rest[0]), say, on_gpu, timer)
+    elif what == "paged":
+        sizes_on_gpu.paged(int(rest[0]), say, on_gpu, timer)
     elif what == "size_times":
         sizes_on_gpu.measured(int(rest[0]), rest[1], say, on_gpu, timer)
     elif what == "any_gradients":
@@ -385,6 +387,8 @@ def jobs() -> list[str]:
         "spans:128",
         "packed:64",
         "packed:128",
+        "paged:64",
+        "paged:128",
         *(
             f"sizes:{dims}:{mask}"
             for dims in (64, 128)

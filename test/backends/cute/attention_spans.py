@@ -137,6 +137,29 @@ def slots(q, k, v, slot, lengths):
     return out
 
 
+def paged(q, k, v, table, lengths, page: hl.constexpr):
+    """Queries `[B, G, R, D]` that share keys `[P * page, G, D]`, in the pages that ``table`` has for a sequence."""
+    dims = hl.specialize(q.size(3))
+    batch, groups, shared = hl.specialize((q.size(0), q.size(1), q.size(2)))
+    out = torch.empty_like(q)
+    for tile_b, tile_g, rows in hl.tile([batch, groups, shared], block_size=[1, 1, None]):
+        b, g = tile_b.begin, tile_g.begin
+        query = q[b, g, rows, :]
+        highest = hl.full([rows], -1e30, dtype=torch.float32)
+        total = hl.zeros([rows], dtype=torch.float32)
+        acc = hl.zeros([rows, dims], dtype=torch.float32)
+        for tile in hl.tile(lengths[b]):
+            at = tile.index % page + table[b, tile.index // page] * page
+            scores = hl.dot(query, k[at, g, :].T) * dims**-0.5
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights, shrink = torch.exp(scores - raised[:, None]), torch.exp(highest - raised)
+            total = total * shrink + weights.sum(-1)
+            acc = hl.dot(weights.to(v.dtype), v[at, g, :], acc=acc * shrink[:, None])
+            highest = raised
+        out[b, g, rows, :] = acc / torch.where(total > 0, total, 1.0)[:, None]
+    return out
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sequences:
     """Lengths of sequences of queries and keys, one after another, with some rows of no sequence at the end."""
@@ -246,3 +269,31 @@ def of_slots(q, k, v, slot, lengths):
     scores = torch.einsum("bhd,bnhd->bhn", q.double(), keys) * q.size(2) ** -0.5
     hidden = torch.arange(k.size(1), device=q.device) >= lengths[:, None, None]
     return torch.einsum("bhn,bnhd->bhd", torch.softmax(scores.masked_fill(hidden, float("-inf")), -1), values)
+
+
+def paged_of(lengths, page, most, groups, shared, dims, device="cpu", numbers=torch.int32):
+    """Return arguments of ``paged``. Pages that no sequence reaches are not numbers, and have no place in the table."""
+    counts = [-(-length // page) for length in lengths]
+    pages = sum(counts) + 3
+    order = torch.randperm(pages)[: sum(counts)]
+    table = torch.full([len(lengths), most], -1, dtype=numbers)
+    for at, (count, own) in enumerate(zip(counts, order.split(counts), strict=True)):
+        table[at, :count] = own.to(numbers)
+    k, v = (torch.full([pages * page, groups, dims], float("nan")) for _ in range(2))
+    for b, length in enumerate(lengths):
+        rows = table[b].long()[torch.arange(length) // page] * page + torch.arange(length) % page
+        k[rows], v[rows] = (torch.randn(length, groups, dims) + 0.2 for _ in range(2))
+    q = torch.randn(len(lengths), groups, shared, dims) + 0.2
+    given = (*(x.bfloat16() for x in (q, k, v)), table, torch.tensor(lengths, dtype=numbers))
+    return (*(x.to(device) for x in given), page)
+
+
+def of_paged(q, k, v, table, lengths, page):
+    """Return the result of ``paged`` in fp64."""
+    out = torch.zeros_like(q, dtype=torch.float64)
+    for b, length in enumerate(lengths.tolist()):
+        at = torch.arange(length, device=q.device)
+        rows = table[b].long()[at // page] * page + at % page
+        scores = torch.einsum("grd,ngd->grn", q[b].double(), k[rows].double()) * q.size(3) ** -0.5
+        out[b] = torch.einsum("grn,ngd->grd", torch.softmax(scores, -1), v[rows].double())
+    return out

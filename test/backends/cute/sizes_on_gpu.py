@@ -235,6 +235,50 @@ def packed(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
     lock.close()
 
 
+def paged(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
+    """Launch decoding with keys in pages, in one part or several, and time it."""
+    import torch
+    from backends.cute import attention_spans as cases
+
+    import helion
+
+    made = {}
+    for page, keys, splits in ((64, 64, 1), (128, 64, 3), (128, 128, 16), (256, 128, 1)):
+        config = helion.Config(block_sizes=[64, keys], wgmma_key_splits=splits)
+        kernel = helion.kernel(cases.paged, backend="cute", config=config, static_shapes=False)
+        for numbers in (torch.int32, torch.int64):
+            given = cases.paged_of([700, 0, 37], page, 20, 2, 4, dims, numbers=numbers)
+            kernel.bind([x.to("meta") if torch.is_tensor(x) else x for x in given], target="h100").resources(config)
+        made[page, keys, splits] = kernel
+    timed = helion.kernel(cases.paged, backend="cute", static_shapes=False)
+    sizes = ((32, 8192, 8), (1, 65536, 8))
+    shapes = [((batch, groups, 4, 128), (batch * n, groups, 128), (batch, n // 128)) for batch, n, groups in sizes]
+    meta = functools.partial(torch.empty, device="meta")
+    for queries, rows, table in shapes:
+        given = [meta(shape, dtype=torch.bfloat16) for shape in (queries, rows, rows)]
+        bound = timed.bind(
+            (*given, meta(table, dtype=torch.int32), meta(queries[0], dtype=torch.int32), 128), target="h100"
+        )
+        bound.resources(bound.default_config())
+    lock = on_gpu()
+    for (page, keys, splits), kernel in made.items():
+        for at, some in enumerate(([700, 0, 37], [1, page * 3, 64], [page, page + 1, 1999])):
+            torch.manual_seed(at)
+            given = cases.paged_of(some, page, 40, 2, 4, dims, "cuda", torch.int32 if at % 2 else torch.int64)
+            wanted, runs = cases.of_paged(*given), [kernel(*given) for _ in range(3)]
+            torch.cuda.synchronize()
+            error = ((runs[0].double() - wanted).norm() / wanted.norm()).item()
+            same = all(torch.equal(run, runs[0]) for run in runs)
+            say(kind="check", name=f"paged d{dims}, pages of {page}, {keys} keys, {splits} parts", seed=at, output=0, dtype="bfloat16", ok=error < 6e-3 and same, error=float(f"{error:.3g}"), same=same)  # fmt: skip
+    for (queries, rows, table), (batch, n, groups) in zip(shapes, sizes, strict=True):
+        q, k, v = (torch.randn(shape, device="cuda").bfloat16() for shape in (queries, rows, rows))
+        order = torch.randperm(batch * n // 128, device="cuda").view(table).int()
+        lengths = torch.full([batch], n - 5, dtype=torch.int32, device="cuda")
+        us = timer(torch)(functools.partial(timed, q, k, v, order, lengths, 128))
+        say(kind="gradients", name=f"paged decode of {n - 5} keys", d=128, causal=False, shape=(batch, 4 * groups, groups, 1, n), us=round(us, 1), right=True)  # fmt: skip
+    lock.close()
+
+
 LENGTHS = ((3, 2, 4, 700), (3, 2, 4, 20000), (3, 2, 4, 65), (3, 2, 4, 3001))
 """Sequences, groups, heads of a group, and keys of the cache."""
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from backends.cute import attention_spans as spans
 from backends.cute.edited_roles import edited, without
+from backends.cute.edited_source import edited as changed
 from backends.cute.printed_blocks import function
 from backends.cute.printed_registers import unwritten_registers
 
@@ -21,11 +22,15 @@ from helion._testing import import_path
 from helion.backends.cute.codegen.attention import bounds, numbers, softmax, steps
 from helion.backends.cute.codegen.attention import spans as printed_spans
 from helion.backends.cute.execute.launcher import LaunchFailed
+from helion.backends.cute.plan.attention.build import plan_attention
+from helion.backends.cute.plan.attention.records import AttentionChoice
+from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.attention.programs import attention_program
 from helion.backends.cute.shapes import shape_of_plan
 from helion.backends.cute.verify.attention.verify import verify_attention
 from helion.backends.cute.verify.state import Fault
+from helion.hardware import target
 
 hstu = import_path(Path(__file__).resolve().parents[3] / "examples" / "jagged" / "hstu_attention.py")
 
@@ -97,6 +102,53 @@ def test_slots_of_caches() -> None:
     k[:, 190:], v[:, 190:] = float("nan"), float("nan")
     given = q, k, v, torch.tensor([4, 0, 2]), torch.tensor([190, 1, 77])
     close(helion.kernel(spans.slots, backend="cute")(*given), spans.of_slots(*given))
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize(("page", "numbers_of"), [(64, torch.int32), (128, torch.int64)])
+def test_keys_in_pages(static: bool, page: int, numbers_of: torch.dtype) -> None:
+    torch.manual_seed(6)
+    config = helion.Config(block_sizes=[64, 64], wgmma_key_splits=2)
+    kernel = helion.kernel(spans.paged, backend="cute", config=config, static_shapes=static)
+    given = spans.paged_of([200, 0, 64, 301], page, 8, 2, 4, 64, numbers=numbers_of)
+    found = kernel(*given)
+    close(found, spans.of_paged(*given))
+    assert not found[1].any(), "a sequence without keys gives 0"
+
+
+def test_printed_pages_are_those_of_the_table() -> None:
+    """Run the printed row of each block: the key of a page, by an address modulo 2**64."""
+    given = spans.paged_of([700, 100], 128, 8, 2, 4, 64)
+    bound = helion.kernel(spans.paged, backend="cute").bind(of_meta(given), target="sm_90")
+    problem = bound.plan().attention.problem
+    for keys in (64, 32, 128):
+        made = plan_attention(problem, AttentionChoice(groups=1, keys=keys), target("sm_90"))
+        table = given[3]
+        held = {(0, page, 0): int(table[0, page]) for page in range(8)}
+        names = {"cutlass": SimpleNamespace(Int32=int, min=min), f"vector_{made.problem.k.pages.table.label}": held}
+        for block in range(-(-700 // keys)):
+            row = eval(printed_spans.row_of_page(made, made.problem.k, f"({block})"), {**names, "head_0": 0})
+            at = block * keys
+            assert row + at == int(table[0, at // 128]) * 128 + at % 128
+    with pytest.raises(Refusal, match="blocks of 96 keys in pages of 128"):
+        plan_attention(problem, AttentionChoice(groups=1, keys=96), target("sm_90"))
+
+
+PAGES = {
+    "another size": ("tile.index // page", "tile.index // (page + 64)"),
+    "another rest": ("tile.index % page", "tile.index % (page * 2)"),
+    "another distance": ("] * page", "] * (2 * page)"),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_other_computed_positions_are_refused(name: str, tmp_path: Path) -> None:
+    text = Path(spans.__file__).read_text()
+    start, end = text.index("def paged("), text.index("@dataclasses.dataclass")
+    head = "import torch\nimport helion\nimport helion.language as hl\n\n\n"
+    function_ = changed(head + text[start:end], *PAGES[name], tmp_path / "pages.py").paged
+    with pytest.raises(exc.CuteUnsupported, match="computed positions|pages of 64 rows every 128"):
+        helion.kernel(function_, backend="cute").bind(spans.paged_of([200, 64], 64, 8, 2, 4, 64))
 
 
 def test_segments_without_a_softmax() -> None:
@@ -217,13 +269,14 @@ def of_meta(given: Any) -> Any:
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("name", ["documents", "packed", "absolute", "hstu"])
+@pytest.mark.parametrize("name", ["documents", "packed", "absolute", "hstu", "paged"])
 def test_binaries_are_neither_spilled_nor_serialized(name: str) -> None:
     rows = spans.packed_of((500, 700), (600, 700), 4, 2, 128, 128, True)
     given = {
         "documents": [*(torch.empty(2, 500, 64, dtype=torch.bfloat16) for _ in range(3)), *[torch.arange(500)] * 2],
         "packed": rows,
         "absolute": [rows[0], *[rows[0]] * 2, rows[3], 500],
+        "paged": spans.paged_of([2000, 3000], 128, 30, 2, 4, 128),
         "hstu": [rows[0], *[rows[0]] * 2, rows[3], 0.1, 500],
     }[name]
     kernel = hstu.hstu_attention.fn if name == "hstu" else getattr(spans, name)

@@ -45,13 +45,16 @@ def _evaluate(problem: AttentionProblem, head: tuple[int, ...], tensors: Sequenc
     for source, tensor in zip(problem.loaded, sources[len(sources) - len(problem.loaded) :], strict=True):
         head = (*head, int(_source(problem, source, tensor, head, 1)))
     sources = sources[: len(sources) - len(problem.loaded)]
+    pages, table = problem.k.pages, None
+    if pages is not None:
+        table, sources = _source(problem, pages.table, sources[-1], head, pages.most), sources[:-1]
     stored = _span(problem.query_span, head, problem.queries)
     kept = _span(problem.key_span, head, problem.keys - (0 if problem.k.row is None else place_at(problem.k.row, head)))
     of_query, sources = sources[: len(problem.query.sources)], sources[len(problem.query.sources) :]
     of_score = sources[: len(problem.score.sources)]
     rows, keys = problem.queries, problem.keys
     left, right, values = (
-        _rows(matrix, tensor, head, span, lines).float()
+        _rows(matrix, tensor, head, span, lines, table).float()
         for matrix, tensor, span, lines in (
             (problem.q, q, stored, rows),
             (problem.k, k, kept, keys),
@@ -157,9 +160,22 @@ def _span(span: Span | None, head: tuple[int, ...], rows: int) -> slice:
     return slice(min(begin, end), end)
 
 
-def _rows(matrix: Matrix, tensor: torch.Tensor, head: tuple[int, ...], span: slice, rows: int) -> torch.Tensor:
-    """Return the rows of a matrix, those out of the span as 0."""
+def _rows(
+    matrix: Matrix,
+    tensor: torch.Tensor,
+    head: tuple[int, ...],
+    span: slice,
+    rows: int,
+    table: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the rows of a matrix, those out of the span as 0. They are in the pages of ``table``, if there is one."""
     held = tensor.new_zeros(rows, matrix.columns)
+    if table is not None and matrix.pages is not None:
+        size = matrix.pages.size
+        for at in range(span.start, span.stop):
+            row = int(table[0, at // size]) * size + at % size
+            held[at] = _matrix(matrix, tensor, head, row + 1)[row]
+        return held
     held[span] = _matrix(matrix, tensor, head, span.stop)[span.start :]
     return held
 

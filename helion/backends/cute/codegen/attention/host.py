@@ -133,6 +133,8 @@ def tensors(plan: AttentionPlan) -> list[tuple[str, str, str]]:
     ]
     for source in problem.sources:
         columns = problem.keys if source in problem.score.sources else problem.v.columns
+        if problem.k.pages is not None and source is problem.k.pages.table:
+            columns = problem.k.pages.most
         found.append(_source(problem, source, columns))
     if plan.splits > 1:
         found += splits.tensors(plan)

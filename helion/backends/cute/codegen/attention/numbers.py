@@ -85,7 +85,7 @@ def parameters(plan: ScorePlan) -> list[str]:
     problem = plan.problem
     indices = tuple(mode.at for each in problem.accessed for mode in each.modes)
     rows = tuple((each.row, each.base) for each in (*problem.matrices, *problem.vectors))
-    placed = (*indices, *rows, problem.spans)
+    placed = (*indices, *rows, problem.spans, tuple(each.pages for each in problem.matrices))
     used = (problem.heads, problem.coordinates, problem.queries, problem.keys, problem.band, placed)
     return [*(each.name for each in launch_integers(used)), *definitions(plan)]
 

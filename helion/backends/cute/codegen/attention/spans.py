@@ -146,6 +146,15 @@ def row_of(plan: ScorePlan, matrix: Matrix) -> str:
     return "" if matrix.row is None else matrix.row.text(head_axes(plan.problem))
 
 
+def row_of_page(plan: ScorePlan, matrix: Matrix, block: str) -> str:
+    """Return the row of a block's first key, less the index of that key: the block is within a page."""
+    pages = matrix.pages
+    assert pages is not None
+    page = f"{block} // {pages.size // plan.keys}" if pages.size != plan.keys else block
+    loaded = read(plan, pages.table, head_axes(plan.problem), "0", page, pages.most)
+    return f"(cutlass.Int32({loaded}) - {page}) * {pages.size}"
+
+
 def end_of(plan: ScorePlan, matrix: Matrix, end: str) -> str:
     """Return the row for TMA after the last one of a span that ends at an index."""
     rows = [each.text(head_axes(plan.problem)) for each in (matrix.base, matrix.row) if each is not None]

@@ -360,7 +360,11 @@ def _end_of_queries(plan: AttentionPlan, matrix: Matrix) -> str:
 def _(out: Writer, program: ScoreProgram, step: a.LoadBlock) -> None:
     plan, name = program.plan, step.operand
     span = f"end_of_{name}" if isinstance(plan, AttentionPlan) and plan.problem.spans_keys else ""
-    source = indexed(plan, plan.problem.blocks[name], "block + 1" if step.behind else "block", span)
+    matrix, block = plan.problem.blocks[name], "block + 1" if step.behind else "block"
+    if matrix.pages is not None:
+        out.line(f"page_of_{name} = {spans.row_of_page(plan, matrix, f'({block})')}")
+        span = f"page_of_{name} + {span}"
+    source = indexed(plan, matrix, block, span)
     out.line(
         f"cute.copy(tma_{name}, from_{name}[{source}], to_{name}[None, {step.cursor}.index],"
         f" tma_bar_ptr={name}.producer_get_barrier({step.cursor}))"

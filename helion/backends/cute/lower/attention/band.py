@@ -314,11 +314,11 @@ def loaded_begin(loops: Loops) -> Place | None:
     return loaded_value(loops, loops.loop.operands[axis.begin.at]) if isinstance(axis.begin, OperandRef) else None
 
 
-def key_span(loops: Loops, row: Place | None) -> Span | None:
+def key_span(loops: Loops, row: Place | None, paged: bool = False) -> Span | None:
     """Return the keys of the loop by what is loaded for each head, or None. ``row`` is the row of key 0, if it is loaded.
     Raises ``Refusal``."""
     begin, end = loaded_begin(loops), _end(loops)
-    if begin is None and not end.loaded and row is None:
+    if begin is None and not end.loaded and row is None and not paged:
         return None
     limit = () if end.limit is None else (Place("number", (loops.numbers.of(end.limit, "size_keys"),)),)
     return Span(begin=begin, ends=(*end.loaded, *limit))

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from ....._compiler.ir.grammar import DotAttrs, Op, Operand, PointwiseAttrs, Value
-from ....._shapes import dtype_name
+from ....._shapes import Expr, dtype_name
 from ...plan.attention.records import Formula, Matrix
 from ...plan.epilogue import Constant
 from ...plan.refusal import Refusal
@@ -121,10 +121,19 @@ class Queries:
 
 
 def stored_keys(loops: Loops) -> int:
-    """Return the keys that k and v have. Raises ``Refusal``."""
+    """Return the keys that k and v have, or that their pages have. Raises ``Refusal``."""
     pairs = ((loops.first, "k"), (loops.second, "v"))
     loads = [access_of(loops, loaded(loops, dot.operands[1], what)) for dot, what in pairs]
     for access in loads:
         if loops.keys not in access.extents:
             raise Refusal(f"{access.tensor.name} is not indexed by a tile of keys, or has a single one")
+    pages = [access.pages[loops.keys][0] for access in loads if access.pages]
+    if pages:
+        return loops.numbers.of(loops.numbers.number(pages[0].most) * pages[0].size, "size_keys")
     return loops.numbers.least([access.extents[loops.keys] for access in loads], "size_keys")
+
+
+def table_of(loops: Loops) -> tuple[int | Expr, ...]:
+    """Return the argument of a launch for the table of pages of k, if there is one."""
+    access = access_of(loops, loaded(loops, loops.first.operands[1], "k"))
+    return tuple(table for _, table in access.pages.values())

@@ -9,7 +9,7 @@ from ....._compiler.ir.grammar import HostTensor, Index, MemoryAttrs, NumberAttr
 from ....._shapes import Expr, Number, dtype_name, hint_of
 from ...plan.attention.launch import strides_of
 from ...plan.attention.numbers import is_known
-from ...plan.attention.records import INTEGERS, Matrix, Mode, Place, ScoreProblem, Source
+from ...plan.attention.records import INTEGERS, Matrix, Mode, Pages, Place, ScoreProblem, Source
 from ...plan.dtypes import PITCH
 from ...plan.refusal import Refusal
 from ..batch import POSITION
@@ -46,9 +46,13 @@ class Access:
     modes: tuple[Mode, ...]
     rows: dict[int, Place]
     ends: dict[int, Place]
+    pages: dict[int, tuple[Pages, int | Expr]]
+    """By block: the pages that its indices select, and the table's argument of a launch."""
 
     def check_plain(self) -> None:
         """Check that indices of tiles are those of rows, without a mask. Raises ``Refusal``."""
+        if self.pages:
+            raise Refusal(f"{self.tensor.name} is indexed by computed positions, which is not implemented")
         if self.rows:
             raise Refusal(f"{self.tensor.name} is indexed by a tile plus an offset, which is not implemented")
         if self.ends:
@@ -60,13 +64,16 @@ def access_of(loops: Loops, op: Op) -> Access:
     attrs, tensor = op.attributes(MemoryAttrs), loops.tensor(op)
     ends = {} if attrs.mask is None else _ends_of_mask(loops, op.operands[attrs.mask], tensor.name)
     strides, extents, modes, numbers = dict[int, int](), dict[int, int](), list[Mode](), loops.numbers
-    rows = dict[int, Place]()
+    rows, pages = dict[int, Place](), dict[int, tuple[Pages, int | Expr]]()
     offset: Number = 0
     name = name_of(tensor)
     for at, index in enumerate(attrs.indices):
         shape = numbers.of(tensor.shape[at], f"size_{name}_{at}")
         stride = numbers.of(tensor.strides[at], f"stride_{name}_{at}", PITCH)
-        block, row = _block_of(loops, op, index)
+        paged = pages_of(loops, op, index)
+        if paged is not None:
+            pages[loops.keys] = paged
+        block, row = (loops.keys, ZERO) if paged is not None else _block_of(loops, op, index)
         if block is not None and block not in loops.heads:
             if block in strides:
                 raise Refusal(f"{tensor.name} is indexed twice by one tile")
@@ -99,7 +106,92 @@ def access_of(loops: Loops, op: Op) -> Access:
         modes=tuple(modes),
         rows=rows,
         ends=ends,
+        pages=pages,
     )
+
+
+def pages_of(loops: Loops, op: Op, index: Index) -> tuple[Pages, int | Expr] | None:
+    """Return the pages that an index ``table[..., tile.index // size] * size + tile.index % size`` selects, and the argument
+    of a launch for the table; None for other indices. Raises ``Refusal``."""
+    made = loops.stripped(op.operands[index.operand]) if index.kind == "tensor" and index.operand is not None else None
+    if made is None or made.attrs != PointwiseAttrs("add"):
+        return None
+    for one, other in (made.operands, made.operands[::-1]):
+        size, times = _operand_of(loops, other, ("mod", "remainder")), _product_of(loops, one)
+        if size is None or times is None:
+            continue
+        load, distance = times
+        found = _table(loops, load, size)
+        if found is None or tile_of(loops, _core(loops, other).operands[0]) != loops.keys:
+            continue
+        table, most = found
+        if distance != size:
+            raise Refusal(f"pages of {size} rows every {distance} rows are not implemented")
+        pages = Pages(table=table, size=size, distance=distance, most=most)
+        return pages, loops.tensor(load).id
+    return None
+
+
+def _core(loops: Loops, value: Operand) -> Op:
+    """Return the op that makes a value, without casts."""
+    made = loops.stripped(value)
+    while made is not None and made.attrs == PointwiseAttrs("cast"):
+        made = loops.stripped(made.operands[0])
+    assert made is not None
+    return made
+
+
+def _operand_of(loops: Loops, value: Operand, names: tuple[str, ...]) -> int | None:
+    """Return the positive integer that is the second operand of an op of these names, or None."""
+    if not isinstance(value, Value) or loops.stripped(value) is None:
+        return None
+    made = _core(loops, value)
+    number = made.operands[1] if isinstance(made.attrs, PointwiseAttrs) and made.attrs.name in names else None
+    return number if isinstance(number, int) and number > 0 else None
+
+
+def _product_of(loops: Loops, value: Operand) -> tuple[Op, int] | None:
+    """Return the load and the integer whose product a value is, or None."""
+    number = _operand_of(loops, value, ("mul",))
+    if number is None:
+        return None
+    load = _core(loops, _core(loops, value).operands[0])
+    return (load, number) if load.kind == "load" else None
+
+
+def _table(loops: Loops, load: Op, size: int) -> tuple[Source, int] | None:
+    """Return the source that a load of page numbers is, and its number of pages, or None."""
+    attrs, tensor = load.attributes(MemoryAttrs), loops.tensor(load)
+    modes, pitch, most = list[Mode](), None, 0
+    offset: Number = 0
+    for at, index in enumerate(attrs.indices):
+        shape = loops.numbers.of(tensor.shape[at], f"size_{name_of(tensor)}_{at}")
+        stride = loops.numbers.of(tensor.strides[at], f"stride_{name_of(tensor)}_{at}", PITCH)
+        if index.kind == "tensor" and index.operand is not None and loops.blocks(load.operands[index.operand]):
+            value = load.operands[index.operand]
+            if _operand_of(loops, value, ("floordiv",)) != size or pitch is not None:
+                return None
+            if tile_of(loops, _core(loops, value).operands[0]) != loops.keys:
+                return None
+            pitch, most = stride, shape
+            continue
+        block, row = _block_of(loops, load, index)
+        if block is not None and block not in loops.heads:
+            return None
+        of_head = None if block is None else Place("axis", (loops.heads.index(block),))
+        place = _place_of(loops, load, index) if of_head is None else added(of_head, row)
+        modes.append(Mode(size=shape, stride=stride, at=place))
+    if pitch is None or attrs.mask is not None or dtype_name(tensor.dtype) not in INTEGERS:
+        return None
+    table = Source(
+        name=f"{name_of(tensor)}_of_pages",
+        kind="key",
+        dtype=dtype_name(tensor.dtype),
+        pitches=(0, pitch),
+        offset=loops.numbers.of(offset, f"offset_{name_of(tensor)}", PITCH),
+        modes=tuple(modes),
+    )
+    return table, most
 
 
 def _block_of(loops: Loops, op: Op, index: Index) -> tuple[int | None, Place]:
@@ -319,7 +411,7 @@ def matrix_of(loops: Loops, op: Op, rows: int, what: str, spanned: bool = False)
     """Return the matrix of a head whose rows are those of block ``rows``, or with ``spanned`` a span of them. Raises
     ``Refusal``."""
     access = access_of(loops, op)
-    if not spanned:
+    if not spanned or (access.pages and rows != loops.keys):
         access.check_plain()
     if {*access.rows, *access.ends} - {rows}:
         raise Refusal(f"{access.tensor.name} is no matrix of all dimensions of {what}")
@@ -345,6 +437,7 @@ def matrix_of(loops: Loops, op: Op, rows: int, what: str, spanned: bool = False)
         offset=access.offset,
         modes=access.modes,
         row=access.rows.get(rows),
+        pages=access.pages[rows][0] if rows in access.pages else None,
     )
 
 

@@ -155,8 +155,10 @@ def query_span(loops: Loops, matrices: Sequence[Matrix]) -> Span | None:
 def check_spans(loops: Loops, problem: AttentionProblem) -> None:
     """Check that K and V have the same rows, and that masks of loads let all of them pass. Raises ``Refusal``."""
     span = problem.key_span
-    if problem.k.row != problem.v.row:
-        raise Refusal("k and v whose rows begin at different loaded places are not implemented")
+    if problem.k.row != problem.v.row or problem.k.pages != problem.v.pages:
+        raise Refusal("k and v whose rows begin at different loaded places, or are in other pages, are not implemented")
+    if problem.k.pages is not None and (problem.key_range is not None or (span is not None and span.begin is not None)):
+        raise Refusal("pages of keys in a loop that begins at a loaded key are not implemented")
     if span is not None and problem.key_range is not None:
         raise Refusal("bounds of keys that are loaded for each head and for each query are not implemented together")
     queries = () if problem.query_span is None else problem.query_span.ends

@@ -19,7 +19,7 @@ from .band import covered_keys, every_query_sees, key_span
 from .consecutive import with_joined_loops
 from .lefts import Lefts
 from .loops import Loops, loops_of
-from .operands import Queries, operands_of, stored_keys
+from .operands import Queries, operands_of, stored_keys, table_of
 from .outputs import ACCUMULATOR, TOTAL, Finish
 from .packing import with_packed_heads
 from .places import check_storage, check_strides
@@ -89,7 +89,7 @@ def attention_of(program: Program) -> Attention:
         finish=finish.formula,
         outputs=outputs,
         loaded=tuple(loops.loaded),
-        key_span=key_span(loops, k[0].row),
+        key_span=key_span(loops, k[0].row, paged=k[0].pages is not None),
         query_span=query_span(loops, (q[0], *(output.matrix for output in outputs))),
         key_range=weighting.key_range,
         units=tuple(loops.numbers.units),
@@ -111,6 +111,7 @@ def attention_of(program: Program) -> Attention:
             *weighting.sources,
             *finish.reader.arguments(finish.formula),
             *weighting.bounds,
+            *table_of(loops),
             *loops.loaded.values(),
         ),
     )

@@ -102,6 +102,9 @@ def _check_choice(problem: AttentionProblem, choice: AttentionChoice) -> None:
         raise Refusal(f"blocks of {choice.keys} keys; multiples of {KEY_STEP} up to {MOST_KEYS} are implemented")
     if choice.stages is not None and not LEAST_STAGES <= choice.stages <= MOST_STAGES:
         raise Refusal(f"{choice.stages} stages of K and V; {LEAST_STAGES} to {MOST_STAGES} are implemented")
+    pages = problem.k.pages
+    if pages is not None and pages.size % choice.keys:
+        raise Refusal(f"blocks of {choice.keys} keys in pages of {pages.size}; a block is implemented within a page")
     if not problem.softmax and (choice.lazy or choice.splits > 1):
         raise Refusal("wgmma_lazy_rescale and wgmma_key_splits are implemented for weights of a softmax")
     if choice.splits > 1:

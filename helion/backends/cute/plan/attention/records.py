@@ -78,6 +78,7 @@ class Matrix:
     modes: tuple[Mode, ...] = ()
     row: Place | None = None
     base: Place | None = None
+    pages: Pages | None = None
 
 
 SPAN_DIMENSIONS = 2
@@ -105,6 +106,18 @@ class Source:
     def label(self) -> str:
         """Its name in generated code, distinct from the kernel's own names."""
         return f"{self.name}_operand"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pages:
+    """Keys in pages of ``size`` rows. ``table`` has the page of each ``size`` keys; pages begin ``distance`` rows after each
+    other."""
+
+    table: Source
+    size: int
+    distance: int
+    most: int
+    """Pages of a head at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,7 +335,8 @@ class AttentionProblem(ScoreProblem):
     def sources(self) -> tuple[Source, ...]:
         """Inputs other than q, k and v, in the order of a launch."""
         bounds = () if self.key_range is None else self.key_range.sources
-        return (*self.query.sources, *self.score.sources, *self.finish.sources, *bounds, *self.loaded)
+        tables = () if self.k.pages is None else (self.k.pages.table,)
+        return (*self.query.sources, *self.score.sources, *self.finish.sources, *bounds, *tables, *self.loaded)
 
     @property
     def coordinates(self) -> tuple[int, ...]:
