@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from .. import exc
+    from .._compiler.autodiff.transform import StagedBackward
     from .._compiler.context import Limits
     from .._compiler.decisions import Decisions
     from .._compiler.facts.records import KernelFacts
@@ -113,6 +114,11 @@ class Backend(Protocol[P]):
 
     def lead(self, program: Program, facts: KernelFacts) -> Lead:
         """Return the lead in predicted time over the general backend from which ``auto`` takes a kernel."""
+        ...
+
+    def derivative(self, program: Program, wanted: Iterable[int], name: str) -> StagedBackward | None:
+        """Return a backward called ``name`` of a program that it knows as a whole, with the gradients of the tensors
+        ``wanted``, or None."""
         ...
 
     def with_less_smem(self, config: Config) -> Mapping[str, Any] | None:

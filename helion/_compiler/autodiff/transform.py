@@ -26,7 +26,8 @@ from .transpose import Transposition, behind
 class Parameter:
     """A parameter of a backward kernel, by ``name``.
 
-    Its ``kind`` is ``gradient`` or ``tensor`` (of a tensor of the forward program), or ``number`` of the host code.
+    Its ``kind`` is ``gradient`` or ``tensor`` (of a tensor of the forward program), ``result`` (a tensor that it wrote), or
+    ``number`` of the host code.
     """
 
     name: str
@@ -38,6 +39,17 @@ class Parameter:
 class Backward:
     """A backward kernel: ``lines`` of source, its parameters, and the tensors whose gradients it returns, in order."""
 
+    lines: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+    results: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedBackward:
+    """A backward of several kernels: the source of each, and ``lines`` of a function that calls them. Its parameters and
+    results are those of ``Backward``."""
+
+    kernels: tuple[tuple[str, ...], ...]
     lines: tuple[str, ...]
     parameters: tuple[Parameter, ...]
     results: tuple[int, ...]
@@ -256,4 +268,12 @@ class _Construction:
         ]
 
 
-__all__ = ["Backward", "Parameter", "check_accesses", "differentiate", "read_tensors", "written_tensors"]
+__all__ = [
+    "Backward",
+    "Parameter",
+    "StagedBackward",
+    "check_accesses",
+    "differentiate",
+    "read_tensors",
+    "written_tensors",
+]

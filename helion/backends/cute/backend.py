@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from ..._support.lazy import lazy
 
 if TYPE_CHECKING:
     from ... import exc
+    from ..._compiler.autodiff.transform import StagedBackward
     from ..._compiler.context import Limits
     from ..._compiler.decisions import Decisions
     from ..._compiler.facts.records import KernelFacts
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ...hardware import Target
     from ...settings import Settings
     from ..execution import Executor, Toolchain
-    from . import limits, remote, shapes
+    from . import derivative, limits, remote, shapes
     from .codegen import whole
     from .execute import executor
     from .heuristics import registry
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from .toolchain import chain, library, offline
 else:
     # `import helion` needs none of these
+    derivative = lazy("helion.backends.cute.derivative")
     limits = lazy("helion.backends.cute.limits")
     remote = lazy("helion.backends.cute.remote")
     shapes = lazy("helion.backends.cute.shapes")
@@ -87,6 +89,9 @@ class Cute:
 
     def lead(self, program: Program, facts: KernelFacts) -> Lead:
         return shapes.shape_of_program(program).lead(program, facts)
+
+    def derivative(self, program: Program, wanted: Iterable[int], name: str) -> StagedBackward | None:
+        return derivative.derivative(program, wanted, name)
 
     def with_less_smem(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return None: legalizing a config has already shrunk its tiles' memory as far as possible."""

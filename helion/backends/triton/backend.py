@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from ..._support.lazy import lazy
 if TYPE_CHECKING:
     from ... import exc
     from ..._compiler import rewrites
+    from ..._compiler.autodiff.transform import StagedBackward
     from ..._compiler.context import Limits
     from ..._compiler.decisions import Decisions
     from ..._compiler.facts.records import KernelFacts
@@ -113,6 +114,10 @@ class Triton:
     def lead(self, program: Program, facts: KernelFacts) -> margins.Lead:
         """Return no lead: this is the general backend."""
         return margins.NO_LEAD
+
+    def derivative(self, program: Program, wanted: Iterable[int], name: str) -> StagedBackward | None:
+        """Return None: programs are differentiated op by op."""
+        return None
 
     def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
         tile, parts = unfuse_matmul.matmul_tile(decisions), facts.unfused

@@ -158,6 +158,8 @@ def _direct(
             if place is None:
                 return None
             sources.append(("tensor", place))
+        elif parameter.kind == "result":
+            sources.append(("result", written[parameter.tensor]))
         else:
             symbol = of.program.host.symbols.get(parameter.name)
             if symbol != parameter.name or parameter.name not in parameters:
@@ -172,8 +174,9 @@ def _direct(
 def _save(
     ctx: Any, direct: Direct, call: _Call, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> None:
-    """Keep the arguments that the backward kernel needs, and no more."""
-    ctx.save_for_backward(*(tensors[at] for kind, at in direct.sources if kind == "tensor"))
+    """Keep the arguments and results that the backward kernel needs, and no more."""
+    kept = {"tensor": tensors, "result": outputs}
+    ctx.save_for_backward(*(kept[kind][at] for kind, at in direct.sources if kind in kept))
     ctx.numbers = [call.values[at] for kind, at in direct.sources if kind == "number"]
     ctx.kinds = [(o.shape, o.dtype, o.device) for o in outputs]
 
@@ -183,7 +186,7 @@ def _called(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[torch.T
     saved, numbers = iter(ctx.saved_tensors), iter(ctx.numbers)
 
     def argument(kind: str, at: int) -> Any:
-        if kind == "tensor":
+        if kind in ("tensor", "result"):
             return next(saved).detach()
         if kind == "number":
             return next(numbers)

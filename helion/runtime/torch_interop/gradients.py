@@ -16,11 +16,11 @@ import torch
 
 from ... import exc
 from ..._compiler.autodiff.adjoint import DIFFERENTIABLE
-from ..._compiler.autodiff.transform import Backward, check_accesses, differentiate
+from ..._compiler.autodiff.transform import Backward, StagedBackward, check_accesses, differentiate
 from ..._compiler.ir.grammar import Program
 from ..._support.locks import new_lock
 from ..._support.nested import map_nested, tensors_in
-from ...backends import GENERAL
+from ...backends import BACKENDS, GENERAL
 from ...config import Config
 from ...settings import RefMode, Settings
 from ..generated.sources import forget_source
@@ -60,8 +60,9 @@ class BackwardKernel:
     """The backward of one grid loop, ready to run."""
 
     root: int
-    of: Backward
+    of: Backward | StagedBackward
     kernel: Kernel
+    """A kernel, or with a ``StagedBackward`` a function of several."""
     text: str
 
     def arguments(self, step: Step, gradients: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
@@ -72,6 +73,13 @@ class BackwardKernel:
                 found.append(gradients[parameter.tensor])
             elif parameter.kind == "tensor":
                 found.append(step.reads[parameter.tensor].detach())
+            elif parameter.kind == "result":
+                if not step.keeps_results:
+                    raise RuntimeError(
+                        "a result of a kernel that its gradient is computed from has been modified by an"
+                        " inplace operation; clone it before"
+                    )
+                found.append(step.written[parameter.tensor].detach())
             elif parameter.name in step.numbers:
                 found.append(step.numbers[parameter.name])
             else:
@@ -99,9 +107,13 @@ def _decorator(settings: Settings) -> str:
     return f"@helion.kernel({', '.join(options)})"
 
 
-def _load(kernel: Kernel, backward: Backward, name: str, root: int) -> BackwardKernel:
+def _load(kernel: Kernel, backward: Backward | StagedBackward, name: str, root: int) -> BackwardKernel:
     """Run the source of a backward kernel as a module of its own."""
-    lines = [_decorator(kernel.settings), *backward.lines]
+    decorator = _decorator(kernel.settings)
+    lines = [decorator, *backward.lines]
+    if isinstance(backward, StagedBackward):
+        kernels = ([decorator, *each, "", ""] for each in backward.kernels)
+        lines = [*itertools.chain.from_iterable(kernels), *backward.lines]
     text = "\n".join([*_IMPORTS, "", "", *lines, ""])
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     file = f"<helion: {name} of {kernel.name}, {digest}-{next(_NAMES)}>"
@@ -110,7 +122,9 @@ def _load(kernel: Kernel, backward: Backward, name: str, root: int) -> BackwardK
     namespace: dict[str, Any] = {"__name__": f"helion_{name}_of_{kernel.name}_{digest}"}
     exec(compile(text, file, "exec"), namespace)
     made: Kernel = namespace[name]
-    made.default_printed = True
+    for each in namespace.values():
+        if getattr(each, "_is_helion_kernel", False):
+            each.default_printed = True
     loaded = BackwardKernel(root, backward, made, "\n".join(lines) + "\n")
     weakref.finalize(loaded, _release, namespace["__name__"], file)
     return loaded
@@ -152,14 +166,15 @@ class Differentiation:
     def program(self) -> Program:
         return self.recorder.program
 
-    def backward(self, step: Step) -> BackwardKernel | None:
-        """Return the backward of a recorded grid loop; None if no tensor that it read requires a gradient."""
+    def backward(self, step: Step, alone: bool = False) -> BackwardKernel | None:
+        """Return the backward of a recorded grid loop; None if no tensor that it read requires a gradient. With ``alone`` it
+        is one kernel."""
         wanted = tuple(
             at for at, tensor in step.reads.items() if tensor.requires_grad and tensor.dtype in DIFFERENTIABLE
         )
         if not wanted or not step.written:
             return None
-        key = (step.root, wanted)
+        key = (step.root, wanted, alone)
         found = self.kernels.get(key)
         if found is None:
             with _MADE:
@@ -167,10 +182,15 @@ class Differentiation:
                 self.kernels[key] = found
         return found
 
-    def _derived(self, key: tuple[int, tuple[int, ...]], step: Step) -> BackwardKernel:
-        root, wanted = key
+    def _derived(self, key: tuple[int, tuple[int, ...], bool], step: Step) -> BackwardKernel:
+        root, wanted, alone = key
         order = tuple(self.kernel.signature.parameters)
         name = "backward_kernel" if root == 0 else f"backward_kernel_{root}"
+        known = not alone and len(self.program.roots) == 1 and step.keeps_results
+        for backend in BACKENDS.values() if known else ():
+            staged = backend.derivative(self.program, wanted, name)
+            if staged is not None:
+                return _load(self.kernel, staged, name, root)
         backward = differentiate(self.program, root, wanted, step.written, name, order)
         return _load(self.kernel, backward, name, root)
 
@@ -245,11 +265,11 @@ def pulled_back(
     """Compute gradients of ``inputs`` from those of ``outputs``.
 
     They pass through torch's graph of the host code and the backward kernels of the launches. ``used`` is called with
-    each of these before it runs.
+    each of these before it runs; each launch has one kernel then.
     """
     ends = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None and o.requires_grad]
     for step in reversed(recording.steps):
-        kernel = of.backward(step)
+        kernel = of.backward(step, alone=used is not None)
         if kernel is None:
             continue
         step.check_versions(of.kernel.name, of.program)
@@ -305,7 +325,8 @@ def backward(
             texts[backward.text] = ("", backward.kernel.bind(arguments).to_code())
 
     asked = [t for t in made if t.requires_grad]
-    found = iter(pulled_back(of, recording, outputs, gradients, asked, used))
+    shown = used if return_code or autotune else None
+    found = iter(pulled_back(of, recording, outputs, gradients, asked, shown))
     result = tuple(
         (g if (g := next(found)) is not None else torch.zeros_like(t)) if t.requires_grad else None for t in made
     )

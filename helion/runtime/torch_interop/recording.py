@@ -52,6 +52,13 @@ class Step:
     versions: Mapping[int, int]
     #: The nodes of torch's graph that the written tensors had right after the launch.
     nodes: Mapping[int, Any]
+    #: The versions of the written tensors right after the launch.
+    written_versions: Mapping[int, int]
+
+    @property
+    def keeps_results(self) -> bool:
+        """True if no written tensor has been overwritten since."""
+        return all(tensor._version == self.written_versions[at] for at, tensor in self.written.items())
 
     def check_versions(self, kernel: str, program: Program) -> None:
         """Raise RuntimeError, as autograd does, if a tensor that was read has been overwritten since."""
@@ -196,7 +203,8 @@ class Recorder:
                 written[at] = self._written(root, at, tensor)
             nodes[at] = tensor.grad_fn
         versions = {at: tensor._version for at, tensor in reads.items()}
-        return Step(root, reads, written, numbers, versions, nodes)
+        written_versions = {at: tensor._version for at, tensor in written.items()}
+        return Step(root, reads, written, numbers, versions, nodes, written_versions)
 
 
 _KEYS = torch._C.DispatchKey
