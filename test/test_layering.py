@@ -63,6 +63,7 @@ INNER = {
         "symmetric",
         "nested",
         "agreement",
+        "philox",
     ),
     "_compiler": (
         "context",

@@ -8,6 +8,7 @@ from typing import Any, SupportsIndex
 import torch
 
 from .. import exc
+from .._support.philox import WORD, philox, uniform
 from ._reference.session import current
 from ._registry import declare, reference
 from .tiles import Span
@@ -106,34 +107,12 @@ def rand4x(
 
 # --- eager references ---------------------------------------------------------------------------------------------------
 
-_WORD = 0xFFFFFFFF
-# Philox-4x32 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011): multipliers and key increments.
-_ROUNDS = 10
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
-#: The largest fp32 factor that maps 2**31 - 1 below 1, as ``triton.language.rand`` has it.
-_UNIFORM = 4.6566127342e-10
-
-
-def _philox(seed: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the four 32-bit words for 64-bit offsets, as int64 in [0, 2**32)."""
-    key = [seed & _WORD, (seed >> 32) & _WORD]
-    c0, c1 = offsets & _WORD, (offsets >> 32) & _WORD
-    c2 = c3 = torch.zeros_like(c0)
-    for _ in range(_ROUNDS):
-        # int64 products wrap, but their bits are right
-        a, b = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1 = ((b >> 32) & _WORD) ^ c1 ^ key[0], b & _WORD
-        c2, c3 = ((a >> 32) & _WORD) ^ c3 ^ key[1], a & _WORD
-        key = [(k + i) & _WORD for k, i in zip(key, _INCREMENTS, strict=True)]
-    return c0, c1, c2, c3
-
 
 def words(offsets: torch.Tensor, seed: Any) -> tuple[torch.Tensor, ...]:
     """Return four 32-bit words at each offset, as int64; offsets of 32 bits are unsigned."""
     if offsets.dtype.itemsize <= 4:
-        offsets = offsets.to(torch.int64) & _WORD
-    return _philox(torch.as_tensor(seed, device=current().device).to(torch.int64), offsets.to(torch.int64))
+        offsets = offsets.to(torch.int64) & WORD
+    return philox(torch.as_tensor(seed, device=current().device).to(torch.int64), offsets.to(torch.int64))
 
 
 def places(shape: Any) -> torch.Tensor:
@@ -146,12 +125,6 @@ def places(shape: Any) -> torch.Tensor:
         index = torch.arange(begin, begin + int(size), device=session.device)
         offsets = offsets * extent + index.reshape([-1 if i == at else 1 for i in range(len(sizes))])
     return offsets
-
-
-def uniform(word: torch.Tensor) -> torch.Tensor:
-    """Convert 32-bit words to fp32 numbers in [0, 1)."""
-    signed = torch.where(word > 0x7FFFFFFF, _WORD - word, word)
-    return signed.to(torch.float32) * _UNIFORM
 
 
 @reference(rand)

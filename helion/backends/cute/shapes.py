@@ -178,6 +178,8 @@ def _verify_attention(plan: CuteAttentionPlan) -> None:
 def _attention_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
     """Return a reason for attention that has not run on a GPU."""
     problem = known_attention(program).problem
+    if problem.draws:
+        return f"attention with random numbers runs on request, {_REQUEST}"
     if not problem.spans_keys and not problem.spans_queries and not problem.loaded:
         return ""
     return f"attention whose rows or keys are bounded by loaded integers runs on request, {_REQUEST}"
@@ -206,16 +208,10 @@ def _backward_kernel(plan: CuteBackwardPlan) -> GemmKernel:
     return backward_kernel(plan.kernel_names[0], plan.roles)
 
 
-PROVEN_COLUMNS = 128
-"""The most dimensions of a head whose gradients have run on a GPU."""
-
-
 def _backward_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
     """Return a reason for gradients that have not run on a GPU."""
-    columns = max(matrix.columns for matrix in known_backward(program).problem.owned)
-    if columns <= PROVEN_COLUMNS:
-        return ""
-    return f"gradients of heads of {columns} dimensions run on request, {_REQUEST}"
+    drawn = known_backward(program).problem.draws
+    return f"gradients with random numbers run on request, {_REQUEST}" if drawn else ""
 
 
 def _verify_backward(plan: CuteBackwardPlan) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from ... import exc
-from ..random_ops import places, uniform, words
+from ..._support.philox import uniform
+from ..random_ops import places, words
 from ..tiles import RefAxis, RefTile
 from .session import Session, axis_of, current
 

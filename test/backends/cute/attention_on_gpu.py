@@ -354,6 +354,10 @@ def child(name: str) -> None:
         measured(dims, causal, "cute", keys)
     elif what == "decode":
         decode()
+    elif what == "derived":
+        gradients_on_gpu.derived(int(rest[0]), rest[1] == "causal", say, on_gpu, timer)
+    elif what == "dropout":
+        gradients_on_gpu.check(int(rest[0]), say, on_gpu, static=rest[1] == "static", module="dropped_kernels")
     elif what == "gradients":
         gradients_on_gpu.check(int(rest[0]), say, on_gpu)
     elif what == "gradient_times":
@@ -369,6 +373,7 @@ def jobs() -> list[str]:
     from backends.cute import attention_kernels as kernels
     from backends.cute import gradients_on_gpu, sizes_on_gpu
     from backends.cute.test_backward import NAMES
+    from backends.cute.test_dropout import NAMES as DROPPED_NAMES
 
     found = ["library"]
     checks = [f"check:{at}" for at in range(len(kernels.cases(device="meta", large=True)))]
@@ -404,6 +409,8 @@ def jobs() -> list[str]:
         *checks[3:],
         "decode",
         *(f"gradients:{at}" for at in range(len(NAMES))),
+        *(f"derived:{dims}:{mask}" for dims in (64, 128, 256) for mask in ("causal", "full")),
+        *(f"dropout:{at}:{sizes}" for at in range(len(DROPPED_NAMES)) for sizes in ("static", "any")),
         *(
             f"gradient_times:{dims}:{'causal' if causal else 'full'}:{kind}"
             for dims, causal in gradients_on_gpu.SHAPES

@@ -4,6 +4,7 @@ runs each in its own process."""
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -21,13 +22,13 @@ COLUMNS = {192: 128}
 Say, Lock, Timer = Callable[..., None], Callable[[], Any], Callable[..., Callable[..., float]]
 
 
-def check(number: int, say: Say, on_gpu: Lock, static: bool = True) -> None:
+def check(number: int, say: Say, on_gpu: Lock, static: bool = True, module: str = "backward_kernels") -> None:
     """Check all seeds of a case: values against fp64, and the same bits in three runs; ``static``: for its sizes alone."""
     import torch
-    from backends.cute import backward_kernels as kernels
 
     import helion
 
+    kernels = importlib.import_module(f"backends.cute.{module}")
     case = kernels.cases()[number]
     kernel = helion.kernel(backend="cute", static_shapes=static)(case.kernel)
     meta = tuple(each.to("meta") if torch.is_tensor(each) else each for each in case.arguments)
@@ -50,7 +51,7 @@ def check(number: int, say: Say, on_gpu: Lock, static: bool = True) -> None:
             error = ((one.double() - other).norm() / other.norm()).item()
             say(
                 kind="check",
-                name=f"gradients: {case.name}" if static else f"gradients: {case.name}, any size",
+                name=f"gradients: {case.name}{'' if static else ', any size'}",
                 seed=at,
                 output=place,
                 dtype=str(dtype),
@@ -58,6 +59,37 @@ def check(number: int, say: Say, on_gpu: Lock, static: bool = True) -> None:
                 error=float(f"{error:.3g}"),
                 same=same,
             )
+    lock.close()
+
+
+def derived(dims: int, causal: bool, say: Say, on_gpu: Lock, timer: Timer) -> None:
+    """Check and time the gradients that are derived from an attention, beside torch's."""
+    import torch
+    from backends.cute.attention_kernels import attention
+
+    import helion
+
+    lock = on_gpu()
+    torch.manual_seed(2)
+    batch, heads, m = 2, 16, 4096
+    sizes = [(batch, heads, m, dims)] * 3
+    tensors = [(torch.randn(size, device="cuda") + 0.1).bfloat16().requires_grad_() for size in sizes]
+    out = helion.kernel(backend="cute")(attention.fn).differentiable()(*tensors, causal)
+    given = torch.randn_like(out)
+    found = torch.autograd.grad(out, tensors, given, retain_graph=True)
+    few = [x.detach()[:1, :1].double().requires_grad_() for x in tensors]
+    scores = few[0] @ few[1].mT * dims**-0.5
+    seen = torch.ones(m, m, device="cuda", dtype=torch.bool).tril() if causal else torch.ones(m, m, device="cuda") > 0
+    result = torch.softmax(scores.masked_fill(~seen, float("-inf")), -1) @ few[2]
+    wanted = torch.autograd.grad(result, few, given[:1, : few[0].size(1)].double())
+    for name, one, other in zip("qkv", found, wanted, strict=True):
+        error = ((one[:1, : other.size(1)].double() - other).norm() / other.norm()).item()
+        say(kind="check", name=f"derived d{dims}, {name}", ok=error < 6e-3, error=float(f"{error:.3g}"), same=True)
+    more = {"d": dims, "causal": causal, "shape": (batch, heads, heads, m, m), "right": True}
+    us = timer(torch)(lambda: torch.autograd.grad(out, tensors, given, retain_graph=True))
+    say(kind="gradients", name="derived", us=round(us, 1), **more)
+    us = _torch("torch", [*(x.detach() for x in tensors), given], causal, timer)
+    say(kind="gradients", name="torch", us=round(us, 1), **more)
     lock.close()
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from backends.cute.printed_blocks import function, visited
 
+from helion._support.philox import WORD, philox, uniform
 from helion.backends.cute.codegen.attention import atomic as printed_sums
 from helion.backends.cute.codegen.attention import backward as printed
 from helion.backends.cute.codegen.attention import bounds
@@ -43,6 +44,7 @@ def _wide(one: Any, other: Any, function: Callable[..., torch.Tensor]) -> Lanes:
 
 CUTLASS = SimpleNamespace(
     Int32=lambda value: value,
+    Int64=lambda value: value,
     Float32=lambda value: value,
     min=lambda *values: functools.reduce(lambda x, y: _wide(x, y, torch.minimum), values),
     max=lambda *values: functools.reduce(lambda x, y: _wide(x, y, torch.maximum), values),
@@ -123,6 +125,13 @@ class Staged:
         return SimpleNamespace(load=lambda: [_lanes(self.rows[first + i]) for i in range(2)])
 
 
+def _uniform(seed: int, offset: torch.Tensor, wide: bool) -> Lanes:
+    found = philox(
+        torch.tensor(seed), offset.as_subclass(torch.Tensor) if wide else offset.as_subclass(torch.Tensor) & WORD
+    )
+    return _lanes(uniform(found[0]))
+
+
 def _block(rows: torch.Tensor, first: int, count: int) -> torch.Tensor:
     """Return rows of a matrix in fp32, with zeros past the end, as TMA loads them."""
     found = torch.zeros(count, rows.shape[1])
@@ -143,8 +152,10 @@ def computed_as_printed(plan: BackwardPlan, tensors: Sequence[torch.Tensor]) -> 
     owned, streamed, rest = tensors[:2], tensors[2:4], tensors[4:]
     outputs = [torch.full_like(each, float("nan")) for each in rest[: len(problem.gradients)]]
     outputs += [] if problem.atomic is None else [torch.zeros_like(rest[len(outputs)])]
-    for source, tensor in zip(problem.sources, rest[len(outputs) :], strict=True):
-        names[f"vector_{source.label}"] = Vector(source, tensor)
+    names["uniform"] = _uniform
+    for source, given in zip(problem.sources, rest[len(outputs) :], strict=True):
+        scalar = source.passed.kind == "number"
+        names[source.label if scalar else f"vector_{source.label}"] = given if scalar else Vector(source.passed, given)
     place = function(bounds.place_function(plan), "place")
     for work in range(plan.tiles):
         tile, head = place(work)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ...._support.philox import WORD, philox, uniform
 from ..plan.attention.backward import AtomicSum, BackwardProblem
 from ..plan.attention.records import (
     INTEGERS,
@@ -18,6 +19,7 @@ from ..plan.attention.records import (
     Matrix,
     Mode,
     Place,
+    RandomNumbers,
     ScoreProblem,
     Source,
     Span,
@@ -33,7 +35,7 @@ def evaluate_attention(kernel: GemmKernel, given: Sequence[Given]) -> None:
     given, integers = split(kernel, given)
     problem = launched(kernel, integers)
     assert isinstance(problem, AttentionProblem)
-    tensors = [each if isinstance(each, torch.Tensor) else torch.tensor(float(each)) for each in given]
+    tensors = [each if isinstance(each, torch.Tensor) else torch.tensor(each) for each in given]
     for head in itertools.product(*map(range, problem.heads)):
         _evaluate(problem, head, tensors)
 
@@ -51,7 +53,7 @@ def _evaluate(problem: AttentionProblem, head: tuple[int, ...], tensors: Sequenc
     stored = _span(problem.query_span, head, problem.queries)
     kept = _span(problem.key_span, head, problem.keys - (0 if problem.k.row is None else place_at(problem.k.row, head)))
     of_query, sources = sources[: len(problem.query.sources)], sources[len(problem.query.sources) :]
-    of_score = sources[: len(problem.score.sources)]
+    of_score, sources = sources[: len(problem.score.sources)], sources[len(problem.score.sources) :]
     rows, keys = problem.queries, problem.keys
     left, right, values = (
         _rows(matrix, tensor, head, span, lines, table).float()
@@ -80,7 +82,11 @@ def _evaluate(problem: AttentionProblem, head: tuple[int, ...], tensors: Sequenc
     highest = scores.amax(1, keepdim=True).clamp(min=problem.start)
     weights = torch.exp2(problem.unit * (scores - highest)) if problem.softmax else scores
     total = weights.sum(1, keepdim=True)
-    read = _sources(problem, problem.finish, sources[len(of_score) :], head, problem.v.columns)
+    if problem.dropped is not None:
+        drawn, sources = sources[: len(problem.dropped.sources)], sources[len(problem.dropped.sources) :]
+        read = _sources(problem, problem.dropped, drawn, head, keys)
+        weights = _computed(problem.dropped, [weights, *read])[problem.dropped.value].expand(rows, keys)
+    read = _sources(problem, problem.finish, sources, head, problem.v.columns)
     found = _computed(problem.finish, [weights @ values, total, highest, *read])
     for output, tensor in zip(problem.outputs, outputs, strict=True):
         result = _matrix(output.matrix, tensor, head, stored.stop)
@@ -93,7 +99,7 @@ def evaluate_backward(kernel: GemmKernel, given: Sequence[Given]) -> None:
     given, integers = split(kernel, given)
     problem = launched(kernel, integers)
     assert isinstance(problem, BackwardProblem)
-    tensors = [each if isinstance(each, torch.Tensor) else torch.tensor(float(each)) for each in given]
+    tensors = [each if isinstance(each, torch.Tensor) else torch.tensor(each) for each in given]
     for head in itertools.product(*map(range, problem.heads)):
         _evaluate_gradients(problem, head, tensors)
 
@@ -229,11 +235,23 @@ def _read(
 def _source(
     problem: ScoreProblem, source: Source, tensor: torch.Tensor, head: tuple[int, ...], columns: int
 ) -> torch.Tensor:
+    if isinstance(source, RandomNumbers):
+        return _uniform(source, tensor, head, problem.queries, columns)
     shape = (
         problem.queries if source.kind in ("exact", "query") else 1,
         columns if source.kind in ("exact", "key") else 1,
     )
     return torch.as_strided(tensor, shape, source.pitches, _start(tensor, source.offset, source.modes, head))
+
+
+def _uniform(source: RandomNumbers, seed: torch.Tensor, head: tuple[int, ...], rows: int, columns: int) -> torch.Tensor:
+    """Return random numbers of the queries and keys of a head."""
+    first = source.offset + sum(mode.stride * place_at(mode.at, head) for mode in source.modes)
+    row, column = source.pitches
+    offsets = first + row * torch.arange(rows)[:, None] + column * torch.arange(columns)
+    if source.seed.kind != "number":
+        seed = torch.as_strided(seed, (), (), _start(seed, source.seed.offset, source.seed.modes, head))
+    return uniform(philox(seed.long(), offsets if source.wide else offsets & WORD)[0])
 
 
 def _matrix(matrix: Matrix, tensor: torch.Tensor, head: tuple[int, ...], rows: int) -> torch.Tensor:

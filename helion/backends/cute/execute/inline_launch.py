@@ -15,7 +15,7 @@ from typing import Any
 from ...._compiler.host.program import LAUNCHER, OTHERWISE, HostProgram, KernelLaunch
 from ...._support.syntax import parse
 from ...execution import InlineBody
-from ..plan.dtypes import NUMBER, PITCH, SIZE
+from ..plan.dtypes import NUMBER, PITCH, SEED, SIZE
 from ..toolchain.kernel import GemmKernel
 from .alignment import ALIGNMENT_BYTES
 from .launcher import Entry
@@ -38,6 +38,7 @@ def body(host: HostProgram, function: types.FunctionType, prefix: str, seen: Cal
 
 
 INTEGERS = (SIZE, PITCH)
+SCALARS = (NUMBER, SEED, *INTEGERS)
 
 
 class _Launches:
@@ -62,10 +63,10 @@ class _Launches:
         names = [ast.unparse(node) for node in launch.arguments]
         pointers = [f"{prefix}p{at}" for at in range(len(names))]
         before = [
-            f"{pointer} = {name}" + ("" if kind in (NUMBER, *INTEGERS) else ".data_ptr()")
+            f"{pointer} = {name}" + ("" if kind in SCALARS else ".data_ptr()")
             for pointer, name, kind in zip(pointers, names, kinds, strict=True)
         ]
-        addresses = [pointer for pointer, kind in zip(pointers, kinds, strict=True) if kind not in (NUMBER, *INTEGERS)]
+        addresses = [pointer for pointer, kind in zip(pointers, kinds, strict=True) if kind not in SCALARS]
         integers = [pointer for pointer, kind in zip(pointers, kinds, strict=True) if kind in INTEGERS]
         unusual = [f"({' | '.join(addresses)}) & {ALIGNMENT_BYTES - 1}"]
         if integers:

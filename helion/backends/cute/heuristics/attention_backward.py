@@ -2,8 +2,8 @@
 
 A tile has two consumer groups of 64 rows, or one where there are few. Shorter blocks and one group follow, for formulas that
 hold more values between both products than facts show: binaries of seeds are checked for spills before they run. Both tile
-schedulers are seeds. The dynamic one is the first for gradients of keys and values whose tiles differ in length, as with
-causal masks. It was faster on an H200 (benchmarks/results/cute/nvidia-h200-attention.jsonl).
+schedulers are seeds. Where tiles differ in length, as with causal masks, the dynamic one may be the first: for gradients of
+keys and values, and for wide heads. It was faster on an H200 (benchmarks/results/cute/nvidia-h200-attention.jsonl).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from ..plan.attention.backward import (
     ATOMIC_KEYS,
     SHORTEST_KEYS,
     BackwardChoice,
-    estimated_registers,
 )
 from ..plan.attention.build import KEY_STEP, REGISTERS
 from ..plan.attention.records import Scheduler
@@ -40,7 +39,7 @@ LEAST = 64
 GROUPS = (2, 1)
 ALTERNATES = 4
 SCHEDULERS: dict[bool, tuple[Scheduler, Scheduler]] = {False: ("static", "dynamic"), True: ("dynamic", "static")}
-"""Tile schedulers, the faster one first, by whether tiles of two gradients differ in length."""
+"""Tile schedulers, the faster one first, by whether tiles of two gradients, or of wide heads, differ in length."""
 
 
 class CuteAttentionBackwardHeuristic(Heuristic):
@@ -76,14 +75,14 @@ def choices(shape: BackwardShape, target: Target) -> Iterator[BackwardChoice]:
         longest = ATOMIC_KEYS if shape.atomic else MOST[len(shape.gradients)]
         sizes = [keys for keys in range(longest, SHORTEST_KEYS - 1, -KEY_STEP) if _fits(shape, groups, keys, target)]
         for keys in [each for each in sizes if each >= LEAST] or ([] if shape.atomic else sizes):
-            schedulers = SCHEDULERS[shape.hidden and len(shape.gradients) > 1]
+            schedulers = SCHEDULERS[shape.hidden and (len(shape.gradients) > 1 or shape.is_wide)]
             yield from (BackwardChoice(groups=groups, keys=keys, scheduler=each) for each in schedulers)
 
 
 def _fits(shape: BackwardShape, groups: int, keys: int, target: Target) -> bool:
     """Return whether registers and shared memory hold blocks of ``keys`` rows."""
     fits = shape_bytes(shape, BackwardChoice(groups=groups, keys=keys)) <= target.smem_per_block_bytes
-    return fits and estimated_registers(shape.gradients, keys, shape.atomic > 0) <= REGISTERS[groups][1]
+    return fits and shape.registers(keys) <= REGISTERS[groups][1]
 
 
 def _proposal(shape: BackwardShape, choice: BackwardChoice, target: Target) -> CuteProposal:

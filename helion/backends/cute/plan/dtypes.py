@@ -36,6 +36,8 @@ NUMBER = "number"
 """In place of a dtype: an fp32 scalar instead of a tensor."""
 SIZE, PITCH = "size", "pitch"
 """In place of a dtype: an integer of 32 bits, or of 64."""
+SEED = "seed"
+"""In place of a dtype: an integer of 64 bits on which neither addresses nor sizes depend."""
 OPERAND_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype.mma_k)
 IMPRECISE_DTYPES = ("float8_e4m3fn", "float8_e5m2")
 """Operand types whose products wgmma adds in less than fp32."""

@@ -1,7 +1,7 @@
 """Gradients of attention as facts describe them, and the predicted time of a launch.
 
 The rates are fitted to timings on an H100 and an H200 (2026-11-28, test/backends/cute/gradients_on_gpu.py): head dimensions
-64 and 128, 4096 rows. Facts show masks, and not their width: those of windows are predicted as causal ones.
+64, 128 and 256, 4096 rows. Facts show masks, and not their width: those of windows are predicted as causal ones.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from .attention import MEASURED, predicted, rate_per_sm, rows_of
 
 BLOCK_NS = {1: 3.1, 2: 4.4, 3: 5.3}
 """Time of a row of a tile, for each block, in which no MMAs run: by the gradients of the kernel."""
-SINGLE = 1.3
-"""Factor of one consumer group, whose other work overlaps with its own MMAs alone."""
+SINGLE = {False: 1.3, True: 1.75}
+"""Factor of one consumer group, whose other work overlaps with its own MMAs alone, by whether heads are wide."""
+WIDE = 128
+"""Columns of a gradient from which blocks are shorter than those of narrow heads."""
 UNEVEN = 1.05
 """Factor of tiles that differ in length."""
 LAUNCH_US = 5.0
@@ -49,7 +51,17 @@ class BackwardShape:
     """Heads that a tile streams."""
     hidden: bool = False
     """True if tiles differ in their blocks, as with causal masks."""
+    draws: bool = False
+    """True if random numbers are drawn."""
     fixed: Mapping[int, int] = field(default_factory=dict)
+
+    def registers(self, keys: int) -> int:
+        """Return the estimated registers of a consumer thread."""
+        return estimated_registers(self.gradients, keys, self.atomic > 0, self.draws)
+
+    @property
+    def is_wide(self) -> bool:
+        return max(self.gradients, default=0) > WIDE
 
     @property
     def flops(self) -> int:
@@ -116,6 +128,7 @@ def backward_shape(facts: KernelFacts) -> BackwardShape | str:
         head_blocks=tuple(axis.block_id for axis in others if axis.kind == "tile"),
         repeats=math.prod(axis.extent or 1 for axis in facts.axes if axis.kind == "scalar" and not axis.on_grid),
         hidden=fact.hidden,
+        draws=bool(facts.random_tiles),
         fixed={axis.block_id: axis.size for axis in facts.axes if axis.kind == "fixed" and axis.size is not None},
     )
 
@@ -150,7 +163,7 @@ def predicted_us(shape: BackwardShape, choice: BackwardChoice, target: Target) -
     if shape.hidden:  # half of the blocks on the diagonal is computed, and not seen
         blocks = min(blocks, (blocks * shape.seen + rows / choice.keys / 2 + 0.5) * UNEVEN)
     added = len(shape.gradients) // shape.passes + bool(shape.atomic)
-    others = shape.passes * BLOCK_NS[added] / per_sm * (SINGLE if choice.groups == 1 else 1.0)
+    others = shape.passes * BLOCK_NS[added] / per_sm * (SINGLE[shape.is_wide] if choice.groups == 1 else 1.0)
     tile_us = rows * shape.repeats * blocks * (2 * choice.keys * shape.columns / rate + others) / 1e3
     memory_us = shape.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
     return LAUNCH_US + max(-(-tiles // target.num_sms) * tile_us, memory_us)
@@ -162,7 +175,7 @@ def predict_backward(facts: KernelFacts, decisions: Decisions, target: Target) -
     if isinstance(shape, str):
         return predicted(target, math.inf, reason=shape)
     choice = backward_choice(decisions, shape.blocks)
-    registers = estimated_registers(shape.gradients, choice.keys, shape.atomic > 0)
+    registers = shape.registers(choice.keys)
     shared = shape_bytes(shape, choice)
     most = REGISTERS.get(choice.groups, (0, 0))[1]
     fits = shared <= target.smem_per_block_bytes and registers <= most and target.has("wgmma")

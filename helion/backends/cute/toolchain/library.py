@@ -11,7 +11,7 @@ from typing import Any
 
 from ...._support import files, logs
 from ...._support.locks import new_lock
-from ..plan.dtypes import NUMBER, PITCH, SIZE
+from ..plan.dtypes import NUMBER, PITCH, SEED, SIZE
 from .kernel import GemmKernel
 from .offline import installed_version
 from .shared_object import NAME, build_shared_object
@@ -103,7 +103,8 @@ class Library:
 
 
 def _argument(dtype: str) -> Any:
-    return {NUMBER: ctypes.c_float, SIZE: ctypes.c_int32, PITCH: ctypes.c_int64}.get(dtype, ctypes.c_void_p)
+    integers = {SIZE: ctypes.c_int32, PITCH: ctypes.c_int64, SEED: ctypes.c_int64}
+    return {NUMBER: ctypes.c_float, **integers}.get(dtype, ctypes.c_void_p)
 
 
 _INT, _POINTER = ctypes.c_int32, ctypes.c_void_p

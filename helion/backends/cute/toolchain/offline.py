@@ -16,7 +16,7 @@ from typing import Any
 from .... import exc
 from ...execution import CompileError
 from ..codegen.module import ENTRY, pointer_dtypes
-from ..plan.dtypes import DTYPES, NUMBER, PITCH, SIZE
+from ..plan.dtypes import DTYPES, NUMBER, PITCH, SEED, SIZE
 from ..plan.records import GemmPlan
 
 ARCHITECTURES = {"wgmma": "sm_90a", "tcgen05": "sm_100a"}
@@ -58,7 +58,7 @@ def compile_source(text: str, unit: str, pointers: Sequence[str], entry: str = E
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         module = _load(Path(folder) / "gemm_module.py", text)
-        numbers = {NUMBER: dsl.Float32(1.0), SIZE: dsl.Int32(1), PITCH: dsl.Int64(1)}
+        numbers = {NUMBER: dsl.Float32(1.0), SIZE: dsl.Int32(1), PITCH: dsl.Int64(1), SEED: dsl.Int64(1)}
         arguments = [
             numbers[dtype]
             if dtype in numbers

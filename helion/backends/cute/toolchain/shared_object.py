@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from ...execution import CompileError
-from ..plan.dtypes import NUMBER, PITCH, SIZE
+from ..plan.dtypes import NUMBER, PITCH, SEED, SIZE
 from ..plan.workspace import COUNTER_BYTES, MAX_COUNTERS
 from .kernel import GemmKernel
 from .offline import Compiled, ToolMissing, compile_source, runtime_libraries
@@ -133,7 +133,7 @@ def _compiled(kernel: GemmKernel) -> Compiled:
 def source(symbol: str, kernel: GemmKernel, product: str = "") -> str:
     """Return the C functions around the DSL's export ``symbol``; ``product`` names the first of two kernels."""
     found = f'cudaLibraryGetKernel(&kernel, library, "{product}")' if product else ONLY_KERNEL
-    kinds = {NUMBER: "float ", SIZE: "int32_t ", PITCH: "int64_t "}
+    kinds = {NUMBER: "float ", SIZE: "int32_t ", PITCH: "int64_t ", SEED: "int64_t "}
     names = {f"p{at}": kinds.get(dtype, "void *") for at, dtype in enumerate(kernel.pointers)}
     return _SOURCE.format(
         name=NAME,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ...plan.attention.backward import BackwardPlan, backward_bytes, backward_memory
-from ...plan.dtypes import NUMBER
 from ...plan.records import WARP_THREADS
 from ...plan.workspace import COUNTER_BYTES, MAX_COUNTERS
 from ...roles.attention.grammar import BackwardProgram
@@ -11,6 +10,7 @@ from ...toolchain.kernel import GemmKernel
 from . import backward_steps
 from .backward import backward_functions
 from .bounds import bounds_function, place_function
+from .formula import uniform_functions
 from .host import backward_matrices, backward_tensors
 from .kernel import integer_kinds
 from .module import ENTRY, Pieces, render
@@ -30,7 +30,12 @@ def backward_pieces(plan: BackwardPlan) -> Pieces:
         outputs, gradients = (*outputs, problem.atomic.label), (*gradients, "sum")
         dtypes |= {"exchange": problem.owned[0].dtype, "sum": problem.atomic.matrix.dtype}
     return Pieces(
-        functions=(place_function(plan), bounds_function(plan), *backward_functions(plan)),
+        functions=(
+            place_function(plan),
+            bounds_function(plan),
+            *uniform_functions(problem),
+            *backward_functions(plan),
+        ),
         matrices=(*owned, *problem.blocks, *gradients),
         objects=backward_matrices(plan),
         tensors=backward_tensors(plan),
@@ -54,7 +59,7 @@ def backward_kernel(name: str, program: BackwardProgram) -> GemmKernel:
     """Return the kernel named ``name`` of a program."""
     plan, problem = program.plan, program.plan.problem
     pieces = backward_pieces(plan)
-    sources = (NUMBER if source.kind == "number" else source.dtype for source in problem.sources)
+    sources = (source.argument for source in problem.sources)
     return GemmKernel(
         name=name,
         unit="wgmma",

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from ....._support.philox import INCREMENTS, MULTIPLIERS, ROUNDS, UNIFORM
 from ...plan.attention.numbers import text_of
-from ...plan.attention.records import INTEGERS, KEY_INDEX, QUERY_INDEX, Formula, ScorePlan, ScoreProblem, Source
+from ...plan.attention.records import (
+    INTEGERS,
+    KEY_INDEX,
+    QUERY_INDEX,
+    Formula,
+    RandomNumbers,
+    ScorePlan,
+    ScoreProblem,
+    Source,
+)
 from ...plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, Instruction
 from ..epilogue import EXPRESSIONS, SHORT, literal
 from . import numbers
@@ -49,6 +59,8 @@ def head_axes(problem: ScoreProblem) -> tuple[str, ...]:
 
 def read(plan: ScorePlan, source: Source, axes: Sequence[str], query: str, key: str, columns: int) -> str:
     """Return the read of a source. Indices past the end, whose results are not used, read the last element."""
+    if isinstance(source, RandomNumbers):
+        return _uniform(plan, source, axes, query, key)
     if source.kind == "number":
         return source.label
     places = ["0", "0", *(mode.at.text(tuple(axes)) for mode in source.modes)]
@@ -58,6 +70,50 @@ def read(plan: ScorePlan, source: Source, axes: Sequence[str], query: str, key: 
         places[1] = f"cutlass.min({key}, {numbers.less(text_of(columns), 1)})"
     kept = source.dtype in INTEGERS
     return f"vector_{source.label}[{', '.join(places)}]" + ("" if kept else ".to(cutlass.Float32)")
+
+
+def _uniform(plan: ScorePlan, source: RandomNumbers, axes: Sequence[str], query: str, key: str) -> str:
+    """Return the random number of a query and a key, at its offset in 64 bits."""
+    seed = read(plan, source.seed, axes, "0", "0", 1)
+    steps = [(query, source.pitches[0]), (key, source.pitches[1])]
+    steps += [(mode.at.text(tuple(axes)), mode.stride) for mode in source.modes]
+    parts = [f"cutlass.Int64({place}) * {text_of(stride)}" for place, stride in steps if stride != 0]
+    offset = " + ".join([*parts, *([text_of(source.offset)] if source.offset != 0 else [])]) or "0"
+    return f"uniform(cutlass.Int64({seed}), cutlass.Int64({offset}), {source.wide})"
+
+
+def uniform_functions(problem: ScoreProblem) -> list[list[str]]:
+    """Return the function of random numbers, if a problem has any: Philox in one block of PTX, which is quick to trace.
+
+    Offsets that are not ``wide`` wrap at 2**32.
+    """
+    if not problem.draws:
+        return []
+    lines = [".reg .b32 a, b, c, d, k, l, x, y, z, w;", ".reg .b64 p;", "mov.b32 a, {$r0};", "mov.b32 b, {$r1};"]
+    lines += ["mov.b32 c, 0;", "mov.b32 d, 0;", "mov.b32 k, {$r2};", "mov.b32 l, {$r3};"]
+    one, other = MULTIPLIERS
+    for _ in range(ROUNDS):
+        lines += [
+            f"mul.wide.u32 p, a, {one};",
+            "mov.b64 {x, y}, p;",
+            f"mul.wide.u32 p, c, {other};",
+            "mov.b64 {z, w}, p;",
+        ]
+        lines += ["xor.b32 w, w, b;", "xor.b32 a, w, k;", "mov.b32 b, z;", "xor.b32 y, y, d;", "xor.b32 c, y, l;"]
+        lines += ["mov.b32 d, x;", f"add.u32 k, k, {INCREMENTS[0]};", f"add.u32 l, l, {INCREMENTS[1]};"]
+    return [
+        [
+            "def uniform(seed, offset, wide):",
+            "    high = cutlass.Int32(offset >> 32) if wide else cutlass.Int32(0)",
+            "    word = cute.arch.inline_ptx(",
+            *(f'        "{line} "' for line in ["{", *lines, "mov.b32 {$w0}, a;", "}"]),
+            "        ,",
+            "        write_only_types=[cutlass.Int32],",
+            "        read_only_args=[cutlass.Int32(offset), high, cutlass.Int32(seed), cutlass.Int32(seed >> 32)],",
+            "    )",
+            f"    return cutlass.Float32(word ^ (word >> 31)) * {UNIFORM!r}",
+        ]
+    ]
 
 
 def _integers(formula: Formula) -> list[bool]:
@@ -79,7 +135,8 @@ def _compares(formula: Formula, made: Instruction) -> bool:
 
 def arguments_of(formula: Formula) -> list[str]:
     """Return the names of the sources in the kernel."""
-    return [each.label if each.kind == "number" else f"vector_{each.label}" for each in formula.sources]
+    passed = [each.passed for each in formula.sources]
+    return [each.label if each.kind == "number" else f"vector_{each.label}" for each in passed]
 
 
 def per_row(formula: Formula, rows: Sequence[int]) -> list[bool]:

@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from ...plan.attention.backward import BackwardPlan
 from ...plan.attention.numbers import text_of
 from ...plan.attention.records import AttentionOutput, AttentionPlan, Matrix, Mode, ScorePlan, ScoreProblem, Source
+from ...plan.dtypes import NUMBER, SEED
 from ...plan.records import WGMMA_ROWS
 from ..setups import dsl
 from . import spans, splits
 from .atomic import BOX, exchange_layout, sum_layout
+
+SCALARS = {NUMBER: "cutlass.Float32", SEED: "cutlass.Int64"}
+"""Types of scalars in the kernel, by kind."""
 
 
 def matrices(plan: AttentionPlan) -> list[str]:
@@ -165,8 +169,9 @@ def _vector(output: AttentionOutput, queries: int) -> str:
 
 def _source(problem: ScoreProblem, source: Source, columns: int) -> tuple[str, str, str]:
     """Return a source: a number, or a tensor of queries, keys (or ``columns`` of the output), then its own dimensions."""
+    source = source.passed
     if source.kind == "number":
-        return source.label, "cutlass.Float32", source.label
+        return source.label, SCALARS[source.argument], source.label
     extents, strides = ["1"], ["0"]
     if source.kind in ("exact", "query"):
         extents, strides = [text_of(problem.queries)], [text_of(source.pitches[0])]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ...plan.attention.build import counter_bytes, shared_bytes, workspace_bytes
 from ...plan.attention.numbers import launch_integers
 from ...plan.attention.records import AttentionPlan, ScoreProblem
-from ...plan.dtypes import NUMBER
 from ...plan.records import WARP_THREADS
 from ...roles.attention.grammar import AttentionProgram
 from ...toolchain.kernel import GemmKernel
@@ -15,7 +14,7 @@ from .module import ENTRY, attention_pieces, render
 def pointer_dtypes(plan: AttentionPlan) -> tuple[str, ...]:
     """Return the types of a launch, in order: Q, K, V, outputs, sources, integers, and the workspace, if any."""
     problem = plan.problem
-    sources = (NUMBER if source.kind == "number" else source.dtype for source in problem.sources)
+    sources = (source.argument for source in problem.sources)
     workspace = ("float32",) if workspace_bytes(plan) else ()
     outputs = (output.dtype for output in problem.outputs)
     return *([problem.q.dtype] * 3), *outputs, *sources, *integer_kinds(problem), *workspace

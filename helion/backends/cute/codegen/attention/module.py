@@ -17,7 +17,8 @@ from ..writer import Writer
 from . import numbers, spans
 from .bounds import bounds_function, place_function
 from .finish import finish_functions
-from .host import matrices, tensors
+from .formula import uniform_functions
+from .host import SCALARS, matrices, tensors
 from .queries import queries_functions
 from .softmax import softmax_functions
 from .steps import print_steps
@@ -83,6 +84,7 @@ def attention_pieces(plan: AttentionPlan) -> Pieces:
             place_function(plan),
             *spans.functions(plan),
             bounds_function(plan),
+            *uniform_functions(problem),
             *queries_functions(plan),
             *softmax_functions(plan),
             *finish_functions(plan),
@@ -137,7 +139,8 @@ def _kernel(out: Writer, program: ScoreProgram, pieces: Pieces) -> None:
     parameters = [(f"{kind}_{name}", annotation) for name in pieces.matrices for kind, annotation in _OF_MATRIX]
     parameters += [(f"{kind}_{name}", annotation) for name in pieces.vectors for kind, annotation in _OF_VECTOR]
     parameters += [(name, annotation) for name, annotation, _ in pieces.tensors]
-    parameters += [(name, "cutlass.Int32") for name in numbers.parameters(program.plan)]
+    wide = numbers.wide(program.plan.problem)
+    parameters += [(name, f"cutlass.Int{64 if name in wide else 32}") for name in numbers.parameters(program.plan)]
     out.lines(("", "", "@cute.kernel", "def kernel("))
     out.lines(f"    {name}: {annotation}," for name, annotation in parameters)
     with out.block(") -> None:"):
@@ -239,7 +242,7 @@ def _host(out: Writer, program: ScoreProgram, pieces: Pieces) -> None:
     out.lines(("", "", "@cute.jit", f"def {ENTRY}("))
     out.lines(f"    {name}: cute.Pointer," for name in pieces.pointers)
     for source in pieces.sources:
-        out.line(f"    {source.label}: {'cutlass.Float32' if source.kind == 'number' else 'cute.Pointer'},")
+        out.line(f"    {source.label}: {SCALARS.get(source.argument, 'cute.Pointer')},")
     out.lines(f"    {name}: cutlass.{kind}," for name, kind in numbers.given(program.plan).items())
     out.lines(["    workspace: cute.Pointer,"] if pieces.workspace_bytes else [])
     out.lines(("    ctas: cutlass.Int32,", "    stream: CUstream,"))

@@ -8,8 +8,8 @@ from __future__ import annotations
 from ...plan.attention.backward import BackwardPlan
 from ...plan.attention.launch import strides_of
 from ...plan.attention.numbers import is_known, launch_integers, text_of
-from ...plan.attention.records import ScorePlan
-from ...plan.dtypes import SIZE
+from ...plan.attention.records import RandomNumbers, ScorePlan, ScoreProblem
+from ...plan.dtypes import PITCH, SIZE
 
 QUERY_TILES, BATCHES, PIECES, BAND = "query_tiles", "batches", "pieces", "heads_per_band"
 
@@ -86,8 +86,20 @@ def parameters(plan: ScorePlan) -> list[str]:
     indices = tuple(mode.at for each in problem.accessed for mode in each.modes)
     rows = tuple((each.row, each.base) for each in (*problem.matrices, *problem.vectors))
     placed = (*indices, *rows, problem.spans, tuple(each.pages for each in problem.matrices))
-    used = (problem.heads, problem.coordinates, problem.queries, problem.keys, problem.band, placed)
+    sizes = (problem.heads, problem.coordinates, problem.queries, problem.keys, problem.band, placed)
+    used = (*sizes, *_steps(problem))
     return [*(each.name for each in launch_integers(used)), *definitions(plan)]
+
+
+def _steps(problem: ScoreProblem) -> tuple[object, ...]:
+    """Return the numbers in offsets of random numbers."""
+    drawn = [each for each in problem.sources if isinstance(each, RandomNumbers)]
+    return tuple((each.pitches, each.offset, tuple(mode.stride for mode in each.modes)) for each in drawn)
+
+
+def wide(problem: ScoreProblem) -> frozenset[str]:
+    """Return the names of the kernel's numbers that have 64 bits."""
+    return frozenset(each.name for each in launch_integers(_steps(problem)) if each.kind == PITCH)
 
 
 def multiples(plan: ScorePlan) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...plan.attention.numbers import is_known, text_of
-from ...plan.attention.records import LAZY, PRODUCT, AttentionPlan, ScorePlan
+from ...plan.attention.records import LAZY, PRODUCT, AttentionPlan, Formula, ScorePlan
 from . import numbers, spans
 from .formula import arguments_of, computed, head_axes, read
 
@@ -27,20 +27,26 @@ def softmax_call(plan: AttentionPlan, masked: bool, first: bool, axes: Sequence[
     """Return the calls for one block in the kernel."""
     lines = []
     guarded = plan.problem.guarded or (masked and has_masks(plan))
-    if has_formula(plan) or (masked and has_masks(plan)):
+    dropped = plan.problem.dropped
+    if has_formula(plan) or (masked and has_masks(plan)) or dropped is not None:
         block = "end - 1" if first else "block"
         lines.append(f"first_key = {spans.plus_origin(plan)}({block}) * {plan.keys} + lane % 4 * 2")
     if has_formula(plan):
-        given = ["scores", "first_query", "first_key", *axes, *arguments_of(plan.problem.score)]
-        given += numbers.parameters(plan)
-        lines.append(f"apply_formula({', '.join(given)})")
+        lines.append(f"apply_formula({', '.join(_formula_arguments(plan, plan.problem.score, axes))})")
     if masked and has_masks(plan):
         lines.append(f"mask({', '.join(_mask_arguments(plan))})")
     if plan.problem.softmax:
         lines.append(f"softmax({', '.join(_REGISTERS + _peaks(plan))}, first={first}, guarded={guarded})")
     elif plan.problem.needs_total:
         lines.append(f"add_weights(scores, total, first={first})")
+    if dropped is not None:
+        lines.append(f"drop_weights({', '.join(_formula_arguments(plan, dropped, axes))})")
     return lines
+
+
+def _formula_arguments(plan: AttentionPlan, formula: Formula, axes: Sequence[str]) -> list[str]:
+    given = ["scores", "first_query", "first_key", *axes, *arguments_of(formula)]
+    return given + numbers.parameters(plan)
 
 
 def _mask_arguments(plan: AttentionPlan) -> list[str]:
@@ -67,13 +73,16 @@ def softmax_functions(plan: AttentionPlan) -> list[list[str]]:
         functions.append(_restore(plan))
     if has_masks(plan):
         functions.insert(0, _mask(plan))
+    if plan.problem.dropped is not None:
+        functions.insert(0, _formula(plan, plan.problem.dropped, "drop_weights"))
     if has_formula(plan):
-        functions.insert(0, _formula(plan))
+        functions.insert(0, _formula(plan, plan.problem.score, "apply_formula"))
     return functions
 
 
-def _formula(plan: AttentionPlan) -> list[str]:
-    formula, problem = plan.problem.score, plan.problem
+def _formula(plan: AttentionPlan, formula: Formula, name: str) -> list[str]:
+    """Return the function that applies a formula to the scores, or weights, of a block."""
+    problem = plan.problem
     axes = head_axes(problem)
 
     def names(value: int) -> str:
@@ -84,8 +93,7 @@ def _formula(plan: AttentionPlan) -> list[str]:
             return f"{source.label}_rows[row]" if source.kind == "query" else f"{source.label}_value"
         return f"x{value - formula.computed + 1}"
 
-    given = ["scores", "first_query", "first_key", *axes, *arguments_of(formula), *numbers.parameters(plan)]
-    lines = [f"def apply_formula({', '.join(given)}):"]
+    lines = [f"def {name}({', '.join(_formula_arguments(plan, formula, axes))}):"]
     by_kind: dict[str, list[str]] = {"once": [], "key": [], "exact": []}
     for source in formula.sources:
         text = read(plan, source, axes, "query", "key", problem.keys)

@@ -186,7 +186,7 @@ def _attend(plan: AttentionPlan) -> list[str]:
         "fragment_v = mma_of_output.make_fragment_B(mma_of_output.get_slice(0).partition_B(shared_v))",
         f"weights = cute.make_tensor(rounded_weights.iterator, cute.make_layout(((2, 2, 2), 1, {plan.keys // 16})))",
         "stage_copy = cute.make_tiled_copy_C(",
-        f"    cute.make_copy_atom(warp_level.StMatrix8x8x16bOp(False, 4), {stored}), mma_of_output",
+        f"    cute.make_copy_atom({_STORES.get(problem.matrix.dtype, _STORE_MATRIX)}, {stored}), mma_of_output",
         ")",
         f"rounded_output = cute.make_rmem_tensor(output.shape, {stored})",
         "stage_part = stage_copy.get_slice(group_thread).partition_D(shared_o)",
@@ -195,6 +195,9 @@ def _attend(plan: AttentionPlan) -> list[str]:
     ]
 
 
+_STORE_MATRIX = "warp_level.StMatrix8x8x16bOp(False, 4)"
+_STORES = {"float32": "cute.nvgpu.CopyUniversalOp()"}
+"""Copies of outputs to shared memory, by their type."""
 _SETUPS: Mapping[str, Callable[[AttentionPlan], list[str]]] = {
     "load_blocks": _load_blocks,
     "load_rows": _load_rows,

@@ -7,19 +7,20 @@ from dataclasses import replace
 
 import torch
 
-from ....._compiler.ir.grammar import NumberAttrs, Op, Operand, PointwiseAttrs, Value
+from ....._compiler.ir.grammar import NumberAttrs, Op, Operand, PointwiseAttrs, RandomAttrs, Value
 from ....._shapes import Expr, dtype_name
 from ...plan.attention.numbers import is_known
 from ...plan.attention.records import INTEGERS as _INTEGERS
-from ...plan.attention.records import KEY_INDEX, QUERY_INDEX, Formula, Source
-from ...plan.dtypes import FLOAT_DTYPES
+from ...plan.attention.records import KEY_INDEX, QUERY_INDEX, Formula, Mode, Place, RandomNumbers, Source
+from ...plan.dtypes import FLOAT_DTYPES, PITCH
 from ...plan.epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, Constant, Instruction, constant
 from ...plan.refusal import Refusal
 from ..chain import ARITHMETIC, COMPARISONS, ROUNDED, SPELLED, TRUTH, Reference, constant_of
 from ..names import name_of
 from .band import last_key
 from .loops import Loops
-from .places import access_of, check_reach, place_of_value
+from .places import access_of, check_reach, offsets_of, place_of_value
+from .values import name_of_op
 
 INTEGERS = (torch.int32, torch.int64)
 SOURCE_DTYPES = (*FLOAT_DTYPES, "bool", "int8", *_INTEGERS)
@@ -83,6 +84,8 @@ class FormulaReader:
             return self._of_head(op)
         if op.kind == "full":
             return self.read(op.operands[0])
+        if op.kind == "random":
+            return self._random(op)
         if op.kind == "pointwise":
             return self._pointwise(op, value.dtype)
         raise Refusal(f"{op.kind} in {self.rest} is not implemented")
@@ -130,11 +133,70 @@ class FormulaReader:
             offset=access.offset,
             modes=access.modes,
         )
+        return self._added(source, access.tensor.id, kind)
+
+    def _random(self, op: Op) -> Reference:
+        """Read uniform numbers of a seed that is an integer of the launch, or one that is loaded for each head."""
+        if op.attributes(RandomAttrs).name != "uniform":
+            raise Refusal(f"random numbers in {self.rest} that are not uniform are not implemented")
+        seed, given = self._seed(op.operands[0])
+        found = offsets_of(self.loops, op.operands[1], f"random numbers in {self.rest}")
+        numbers, terms = self.loops.numbers, dict(found.terms)
+        pitches = tuple(
+            numbers.of(terms.pop(block, 0) if block is not None else 0, f"step_{seed.name}", PITCH)
+            for block in (self.loops.queries, self.columns)
+        )
+        if any(block not in self.loops.heads for block in terms):
+            raise Refusal(f"random numbers in {self.rest} that depend on more than queries, keys and heads")
+        modes = tuple(
+            Mode(
+                size=self.loops.extent(block),
+                stride=numbers.of(stride, f"step_{seed.name}", PITCH),
+                at=Place("axis", (self.loops.heads.index(block),)),
+            )
+            for block, stride in terms.items()
+        )
+        source = RandomNumbers(
+            name=seed.name,
+            kind="exact",
+            dtype="float32",
+            pitches=pitches,  # type: ignore[arg-type]
+            offset=numbers.of(found.constant, f"first_{seed.name}", PITCH),
+            modes=modes,
+            seed=seed,
+            wide=found.wide,
+        )
+        return self._added(source, given, "more")
+
+    def _seed(self, value: Operand) -> tuple[Source, int | Expr]:
+        """Return the source of a seed, and the id of its tensor or its host expression."""
+        made = self.loops.stripped(value)
+        while made is not None and name_of_op(made) == "cast" and made.result.dtype in INTEGERS:
+            made = self.loops.stripped(made.operands[0])
+        if made is not None and made.kind == "number" and made.attributes(NumberAttrs).expr.kind is int:
+            name = f"seed_{made.result.number}_of_{self.rest}"
+            return Source(name=name, kind="number", dtype="int64"), made.attributes(NumberAttrs).expr
+        if made is not None and made.kind == "load" and made.result.dtype in INTEGERS:
+            access = access_of(self.loops, made)
+            check_reach(access)
+            if not access.strides:
+                name = f"{name_of(access.tensor)}_of_{self.rest}"
+                dtype = dtype_name(access.tensor.dtype)
+                made_of = {"kind": "head", "dtype": dtype, "offset": access.offset, "modes": access.modes}
+                return Source(name=name, **made_of), access.tensor.id  # type: ignore[arg-type]
+        raise Refusal(
+            f"seeds in {self.rest} other than integers of the launch, or loaded for each head, are not implemented"
+        )
+
+    def _added(self, source: Source, given: int | Expr, suffix: str) -> str:
+        """Keep a source under a name of its own, and return that."""
         name = source.name
         while name in self.sources and self.sources[name][0] != source:
-            name = f"{name}_{kind}"
+            name = f"{name}_{suffix}"
             source = replace(source, name=name)
-        self.sources[name] = source, access.tensor.id
+            if isinstance(source, RandomNumbers):
+                source = replace(source, seed=replace(source.seed, name=name))
+        self.sources[name] = source, given
         return name
 
     def source_of(self, op: Op) -> tuple[Source, int | Expr]:

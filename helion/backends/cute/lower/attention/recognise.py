@@ -9,6 +9,7 @@ to compute, up to the order of operands and the base of the exponential::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ....._compiler.ir.grammar import Program
@@ -17,6 +18,7 @@ from ...plan.attention.build import check_problem
 from ...plan.attention.records import AttentionProblem, Band, Formula, KeyRange
 from .band import covered_keys, every_query_sees, key_span
 from .consecutive import with_joined_loops
+from .formula import FormulaReader
 from .lefts import Lefts
 from .loops import Loops, loops_of
 from .operands import Queries, operands_of, stored_keys, table_of
@@ -25,8 +27,10 @@ from .packing import with_packed_heads
 from .places import check_storage, check_strides
 from .ranges import LoadedRange, check_range, check_spans, key_range, query_span, with_heads_as_rows
 from .scores import PRODUCT, Scores, may_be_infinite
-from .softmax import has_softmax, softmax_of, start_of
+from .softmax import Softmax, has_softmax, softmax_of, start_of
 from .weights import weights_of
+
+WEIGHT = "weight"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +65,7 @@ class Weighting:
     guarded: bool = False
     start: float = 0.0
     softmax: bool = True
+    dropped: Formula | None = None
 
 
 def attention_of(program: Program) -> Attention:
@@ -94,6 +99,7 @@ def attention_of(program: Program) -> Attention:
         key_range=weighting.key_range,
         units=tuple(loops.numbers.units),
         softmax=weighting.softmax,
+        dropped=weighting.dropped,
         names=tuple(name for _, _, name in (q, k, v)),  # type: ignore[arg-type]
     )
     check_spans(loops, problem)
@@ -125,18 +131,30 @@ def _with_softmax(loops: Loops, finish: Finish) -> Weighting:
     finish.start_from(softmax, start)
     check_range(loops, scores.range)
     loaded, bounds = key_range(scores.reader, scores.range)
+    dropped, drawn = _dropped(loops, softmax)
     return Weighting(
         key_range=loaded,
         bounds=bounds,
         score=scores.formula,
         band=scores.band,
         keys=keys,
-        sources=tuple(scores.reader.arguments(scores.formula)),
+        sources=(*scores.reader.arguments(scores.formula), *drawn),
         scale=scores.scale,
         unit=softmax.unit,
         guarded=may_be_infinite(scores.formula),
         start=start.maximum,
+        dropped=dropped,
     )
+
+
+def _dropped(loops: Loops, softmax: Softmax) -> tuple[Formula | None, Sequence[int | Expr]]:
+    """Return the formula of what is multiplied instead of the weights, and its sources."""
+    if softmax.dropped is None:
+        return None, ()
+    reader = FormulaReader(loops, (WEIGHT,), loops.keys, "weights")
+    reader.known[softmax.power.result.number] = WEIGHT
+    formula, numbers = reader.formula({WEIGHT: reader.read(softmax.dropped)})
+    return replace(formula, value=numbers[WEIGHT]), reader.arguments(formula)
 
 
 def _with_weights(loops: Loops, finish: Finish) -> Weighting:

@@ -14,6 +14,7 @@ from .loops import Loops
 from .values import LOWEST, UNSEEN, by_number, is_widening, name_of_op, same_value, terms_of
 
 LOG2E = math.log2(math.e)
+EXPONENTIALS = ("exp", "exp2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,10 @@ class Softmax:
     powers of two."""
 
     scores: Value
+    power: Op
+    """The exponential that gives the weights which are summed."""
+    dropped: Operand | None
+    """What is multiplied instead of the weights, computed from them, if that is another value."""
     raised: Value
     unit: float
     maximum: int
@@ -41,7 +46,7 @@ def softmax_of(loops: Loops) -> Softmax:
     loop, body = loops.loop, loops.loop.regions[0]
     if loop.attributes(ForAttrs).carried != 3 or len(body.results) != 3:
         raise Refusal("a loop over keys that carries maximum, sum and accumulator, and nothing else, is implemented")
-    power = _weights(loops)
+    power, dropped = _weights(loops)
     exponent, unit = _exponent(loops, power)
     scores, raised = exponent
     maximum = _carried(loops, raised)
@@ -53,22 +58,73 @@ def softmax_of(loops: Loops) -> Softmax:
             " implemented"
         )
     _check_maximum(loops, maximum, raised, scores)
-    return Softmax(scores=scores, raised=raised, unit=unit, maximum=maximum, total=total, accumulator=accumulator)
+    return Softmax(
+        scores=scores,
+        power=power,
+        dropped=dropped,
+        raised=raised,
+        unit=unit,
+        maximum=maximum,
+        total=total,
+        accumulator=accumulator,
+    )
 
 
-def _weights(loops: Loops) -> Op:
-    """Return the exponential whose result, rounded to the type of v, is the left operand of the second dot."""
+def _weights(loops: Loops) -> tuple[Op, Operand | None]:
+    """Return the exponential whose result, rounded to the type of v, is the left operand of the second dot; or one that this
+    is computed from, and what it is."""
+    value = loops.second.operands[0]
     made = loops.stripped(loops.second.operands[0])
     right = loops.second.operands[1]
     if name_of_op(made) == "cast" and made is not None:
         if isinstance(right, Value) and made.result.dtype not in (right.dtype, torch.float32):
             raise Refusal("weights that are rounded to another type than that of v are not implemented")
-        made = loops.stripped(made.operands[0])
-    if name_of_op(made) not in ("exp", "exp2") or made is None:
+        value = made.operands[0]
+        made = loops.stripped(value)
+    powers = [made] if made is not None and name_of_op(made) in EXPONENTIALS else _powers(loops, value)
+    if len(powers) != 1:
         raise Refusal("weights other than exponentials of scores, rounded to the type of v, are not implemented")
-    if made.result.dtype != torch.float32:
-        raise Refusal(f"exponentials in {dtype_name(made.result.dtype)} are not implemented; in float32 they are")
-    return made
+    (power,) = powers
+    if power.result.dtype != torch.float32:
+        raise Refusal(f"exponentials in {dtype_name(power.result.dtype)} are not implemented; in float32 they are")
+    if power is made:
+        return power, None
+    if not _keeps_zero(loops, value, power):
+        raise Refusal(
+            "weights that are computed from exponentials, and may not be 0 where these are, are not implemented"
+        )
+    return power, value
+
+
+def _powers(loops: Loops, value: Operand) -> list[Op]:
+    """Return the exponentials of scores that a value is computed from by other operations."""
+    waiting, found = [value], dict[int, Op]()
+    while waiting:
+        made = loops.stripped(waiting.pop())
+        if made is None or made.kind != "pointwise" or made.number in found:
+            continue
+        if name_of_op(made) in EXPONENTIALS and set(loops.blocks(made.result)) == {loops.queries, loops.keys}:
+            found[made.number] = made
+            continue
+        waiting += made.operands
+    return [*found.values()]
+
+
+def _keeps_zero(loops: Loops, value: Operand, power: Op) -> bool:
+    """Return whether a value is 0 wherever the exponential is, if all else is finite."""
+    made = loops.stripped(value)
+    if made is power or (not isinstance(value, Value) and value == 0):
+        return True
+    name = name_of_op(made)
+    if made is None:
+        return False
+    if name in ("cast", "neg", "div"):
+        return _keeps_zero(loops, made.operands[0], power)
+    if name == "mul":
+        return any(_keeps_zero(loops, each, power) for each in made.operands)
+    if name in ("where", "add", "sub"):
+        return all(_keeps_zero(loops, each, power) for each in made.operands[name == "where" :])
+    return made.kind == "full" and made.operands[0] == 0
 
 
 def _exponent(loops: Loops, power: Op) -> tuple[tuple[Value, Value], float]:

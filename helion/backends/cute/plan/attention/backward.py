@@ -38,6 +38,8 @@ from .build import (
 from .numbers import is_known
 from .records import AttentionOutput, Band, Formula, Matrix, Scheduler, ScorePlan, ScoreProblem, Source
 
+DRAWN_REGISTERS = 40
+"""Registers of the generator of random numbers."""
 PRODUCTS = 2
 """Products of a tile and a block: scores, and the gradients of weights."""
 FIXED_REGISTERS = 8
@@ -366,7 +368,7 @@ def least_choice(problem: BackwardProblem) -> BackwardChoice:
 def backward_registers(problem: BackwardProblem, keys: int) -> int:
     """Return the estimated registers of a consumer thread."""
     columns = [problem.streamed[each.right].columns for each in problem.gradients]
-    return estimated_registers(columns, keys, atomic=problem.atomic is not None)
+    return estimated_registers(columns, keys, atomic=problem.atomic is not None, draws=problem.draws)
 
 
 def in_passes(columns: Sequence[int]) -> bool:
@@ -375,9 +377,11 @@ def in_passes(columns: Sequence[int]) -> bool:
     return len(columns) > 1 and _registers(columns, SHORTEST_KEYS) > REGISTERS[2][1]
 
 
-def estimated_registers(columns: Sequence[int], keys: int, atomic: bool = False) -> int:
-    """Return the estimated registers of a consumer thread. With ``atomic``, a gradient is added to memory as well."""
-    return _registers([max(columns)] if columns and in_passes(columns) and not atomic else columns, keys)
+def estimated_registers(columns: Sequence[int], keys: int, atomic: bool = False, draws: bool = False) -> int:
+    """Return the estimated registers of a consumer thread. With ``atomic``, a gradient is added to memory as well. ``draws``
+    tells of random numbers."""
+    held = [max(columns)] if columns and in_passes(columns) and not atomic else columns
+    return _registers(held, keys) + (DRAWN_REGISTERS if draws else 0)
 
 
 def _registers(columns: Sequence[int], keys: int) -> int:

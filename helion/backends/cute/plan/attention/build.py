@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from .....hardware import Target
 from ..counts import PipelineCounts
-from ..dtypes import itemsize
+from ..dtypes import FLOAT_DTYPES, itemsize
 from ..epilogue import COLUMN_NUMBER, ROW_NUMBER
 from ..records import SUM_BYTES, TMA_ALIGNMENT_BYTES, WARPGROUP_THREADS, WGMMA_ROWS
 from ..refusal import Refusal
@@ -172,10 +172,17 @@ def check_problem(problem: AttentionProblem) -> None:
     if len(matrices) != 1:
         raise Refusal(f"attention with one output matrix is implemented, not with {len(matrices)}")
     (output,) = matrices
-    if output.dtype not in ("bfloat16", "float16"):
-        raise Refusal(f"outputs in bfloat16 or float16 are implemented, not {output.name} in {output.dtype}")
+    if output.dtype not in FLOAT_DTYPES:
+        raise Refusal(f"outputs in {', '.join(FLOAT_DTYPES)} are implemented, not {output.name} in {output.dtype}")
     check_matrix(output.matrix, problem.spans_queries)
-    check_positions(problem, (problem.score, problem.finish))
+    if output.dtype == "float32" and problem.spans_queries:
+        raise Refusal(f"{output.name} in float32, of queries that are bounded by loaded integers, is not implemented")
+    if problem.draws and (problem.loaded or problem.k.pages is not None):
+        raise Refusal(
+            "random numbers in attention whose keys or queries are bounded by loaded integers are not implemented"
+        )
+    dropped = () if problem.dropped is None else (problem.dropped,)
+    check_positions(problem, (problem.score, *dropped, problem.finish))
 
 
 def check_positions(problem: ScoreProblem, formulas: Sequence[Formula]) -> None:

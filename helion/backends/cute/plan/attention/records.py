@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ..dtypes import itemsize
+from ..dtypes import NUMBER, SEED, itemsize
 from ..epilogue import Instruction
 from ..records import WGMMA_ROWS
 from .numbers import is_known, launch_integers, text_of
@@ -107,6 +107,33 @@ class Source:
         """Its name in generated code, distinct from the kernel's own names."""
         return f"{self.name}_operand"
 
+    @property
+    def passed(self) -> Source:
+        """The source that a launch passes for it."""
+        return self
+
+    @property
+    def argument(self) -> str:
+        """The dtype of the tensor that a launch passes, or the kind of the scalar."""
+        if self.passed.kind != "number":
+            return self.passed.dtype
+        return SEED if self.passed.dtype in INTEGERS else NUMBER
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomNumbers(Source):
+    """Uniform numbers in [0, 1), as if they were a tensor of all numbers of ``seed`` in order.
+
+    The seed is an integer per head, or a number. Offsets of 64 bits are ``wide``; others wrap at 2**32.
+    """
+
+    seed: Source
+    wide: bool
+
+    @property
+    def passed(self) -> Source:
+        return self.seed
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pages:
@@ -193,7 +220,7 @@ class AttentionOutput:
         return f"{self.name}_output"
 
 
-_OPTIONAL = ("units", "loaded", "key_span", "query_span", "key_range")
+_OPTIONAL = ("dropped", "units", "loaded", "key_span", "query_span", "key_range")
 """Fields of problems that their text leaves out where they are empty."""
 
 
@@ -275,6 +302,11 @@ class ScoreProblem:
         """True if there is a last key that a query sees, other than the last one of all."""
         return self.band.last is not None
 
+    @property
+    def draws(self) -> bool:
+        """True if a formula reads random numbers."""
+        return any(isinstance(source, RandomNumbers) for source in self.sources)
+
     @functools.cached_property
     def batches(self) -> int:
         """Heads of all coordinates of the grid."""
@@ -308,6 +340,8 @@ class AttentionProblem(ScoreProblem):
     finish: Formula
     outputs: tuple[AttentionOutput, ...]
     softmax: bool = True
+    dropped: Formula | None = None
+    """The formula of weights after they were summed, as of dropout: that of 0 is 0."""
     loaded: tuple[Source, ...] = ()
     """Integers that are loaded for each head, which are coordinates of it."""
     key_span: Span | None = None
@@ -335,8 +369,17 @@ class AttentionProblem(ScoreProblem):
     def sources(self) -> tuple[Source, ...]:
         """Inputs other than q, k and v, in the order of a launch."""
         bounds = () if self.key_range is None else self.key_range.sources
+        dropped = () if self.dropped is None else self.dropped.sources
         tables = () if self.k.pages is None else (self.k.pages.table,)
-        return (*self.query.sources, *self.score.sources, *self.finish.sources, *bounds, *tables, *self.loaded)
+        return (
+            *self.query.sources,
+            *self.score.sources,
+            *dropped,
+            *self.finish.sources,
+            *bounds,
+            *tables,
+            *self.loaded,
+        )
 
     @property
     def coordinates(self) -> tuple[int, ...]:
