@@ -126,15 +126,15 @@ def _forward(q, k, v, kept, seen=None):
     return torch.softmax(scores, -1) * kept @ wide[1], torch.logsumexp(scores, -1)
 
 
-def cases(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, scale: int = 1) -> list[Case]:
-    """Return attention and its gradients with dropout, of about 200 queries and keys, times ``scale``."""
-    m, n, heads = 196 * scale, 230 * scale, 4
+def cases(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, batch: int = 2) -> list[Case]:
+    """Return attention and its gradients with dropout, of about 200 queries and keys."""
+    m, n, heads = 196, 230, 4
     sizes = ((heads, m), (2, n), (2, n), (heads, n), (heads, n), (heads, m))
-    q, *shared, k, v, do = ((torch.randn(2, *size, 64, device=device) + 0.2).to(dtype) for size in sizes)
-    offsets = torch.arange(2 * heads * m * n, device=device).view(2, heads, m, n)
+    q, *shared, k, v, do = ((torch.randn(batch, *size, 64, device=device) + 0.2).to(dtype) for size in sizes)
+    offsets = torch.arange(batch * heads * m * n, device=device).view(batch, heads, m, n)
     kept = (numbers(SEED, offsets) >= DROPPED).double() / (1 - DROPPED)
     seen = torch.arange(m, device=device)[:, None] + (n - m) >= torch.arange(n, device=device)
-    seeds = torch.arange(2 * heads, device=device).view(2, heads) * 2**40 - 3
+    seeds = torch.arange(batch * heads, device=device).view(batch, heads) * 2**40 - 3
     place = torch.arange(m * n, device=device).view(m, n)
     of_seeds = torch.stack([torch.stack([numbers(s, place) for s in row]) for row in seeds]) > 0.25
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
