@@ -266,7 +266,7 @@ def in_halves(m: int, n: int, k: int) -> Case:
     )
 
 
-def by_heads(m: int, heads: int, k: int, half: int = 64) -> Case:
+def by_heads(m: int, heads: int, k: int, half: int = 64, config: tuple[tuple[str, Any], ...] = ()) -> Case:
     """Return the case of heads that are rotated."""
 
     def rotation(product: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -290,6 +290,7 @@ def by_heads(m: int, heads: int, k: int, half: int = 64) -> Case:
         ),
         exact=lambda x, w, cos, sin: rotation(x.double() @ w.double().t(), cos.double(), sin.double()),
         library=library,
+        config=config,
     )
 
 
@@ -404,6 +405,8 @@ EIGHT = (2750, 1310, 2048, 2049, 640, 4096, 1927, 1564)
 #: 16384 rows of 128 experts.
 MANY = (*(64 + 37 * at % 129 for at in range(127)), 147)
 NARROW = (("block_sizes", [128, 64, 64]), ("wgmma_pingpong", True), ("wgmma_cluster_m", 1))
+TALL = (("block_sizes", [256, 64]), ("wgmma_ab_stages", None), ("wgmma_epilogue_columns", 16))
+"""Tiles of 256 rows of two matmuls, with as many stages as fit."""
 CASES = {
     "one_group": grouped(300, n=264, k=200),
     "small": grouped(*FEW, n=264, k=200, first=5),
@@ -435,6 +438,8 @@ CASES = {
     "rotated": by_heads(203, 5, 200),
     "halves_large": in_halves(8192, 8192, 2048),
     "rotated_large": by_heads(8192, 32, 4096),
+    "rotated_tall": by_heads(203, 5, 200, config=TALL),
+    "rotated_tall_large": by_heads(8192, 32, 4096, config=TALL),
     "even_8": grouped(*EVEN),
     "skewed_8": grouped(*SKEWED),
     "even_128": grouped(*(128,) * 128, n=768, k=2048),

@@ -7,7 +7,7 @@ import torch
 
 import helion
 import helion.language as hl
-from benchmarks import cute_products
+from benchmarks import cute_products, few_rows
 from helion.backends.cute.resources.shape import shape_of
 
 
@@ -65,3 +65,12 @@ def test_facts_show_that_widened_operands_are_not_copied() -> None:
     shape = shape_of(bound.facts)
     assert not isinstance(shape, str)
     assert shape.problem.copied == bound.plan().gemm.problem.copied == ()
+
+
+def test_timed_configs_of_few_rows_convert_weights_in_registers() -> None:
+    case = cute_products.CASES["int8_linear_few_rows"]
+    bound = helion.kernel(case.kernel, backend="cute").bind(case.tensors(True, "meta"), target="h200")
+    found = [*few_rows.configs(case)]
+    plans = [bound.plan(helion.Config(**keys)).gemm for keys in found]
+    assert len(plans) > 4 and all(plan.converts for plan in plans)
+    assert {plan.parts for plan in plans} >= {2, 4}

@@ -32,7 +32,8 @@ def tile_bounds(problem: GemmProblem, target: Target) -> Sides:
     promotes = target.has("wgmma") and problem.operand_dtype in IMPRECISE_DTYPES and target.fp8_partial_sum > 0
     if promotes or problem.scales is not None:  # two accumulators are live
         most = min(most, MAX_SUM_REGISTERS // products // least * least)
-    rows //= min(products, 2)
+    if products > 2 or (products == 2 and target.has("tcgen05")):
+        rows //= 2
     if needs_registers(problem) and can_convert(problem):
         return (WGMMA_ROWS, 2 * WGMMA_ROWS), (least, 2 * MAX_COPIED_SUMS), (depth, depth)
     if problem.copied and (problem.epilogue.reduces_rows or not suits_memory(problem)):

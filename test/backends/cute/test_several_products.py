@@ -117,6 +117,16 @@ def test_several_products_compile(kernel: helion.Kernel, target: str) -> None:
     assert kernel.bind(arguments(kernel), target=target).resources().spill_bytes == 0
 
 
+def test_two_products_of_256_rows_take_narrow_tiles_on_request() -> None:
+    bound = queries_and_keys.bind(arguments(queries_and_keys), target="h100")
+    assert all(seed.config["block_sizes"][0] <= 128 for seed in bound.seeds)
+    keys = {"block_sizes": [256, 64, 64], "wgmma_ab_stages": None, "wgmma_epilogue_columns": 16}
+    plan = bound.plan({**bound.default_config().to_dict(), **keys}).gemm
+    assert (plan.tile, plan.products, plan.row_atoms) == ((256, 64, 64), 2, 2)
+    with pytest.raises(exc.InvalidConfig, match="accumulator registers"):
+        bound.plan({**bound.default_config().to_dict(), **keys, "block_sizes": [256, 128, 64]})
+
+
 @helion.kernel(backend="cute")
 def five(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     (m, depth), n = x.size(), w.size(1)

@@ -20,6 +20,7 @@ from ..resources.time import Timing, resident_clusters
 from ..subtiles import buffers_of, subtile_of
 
 MOST_GROUPED = 16
+TALLEST_OF_SEVERAL = 128
 MOST_BUFFERS = 4
 #: Other seeds have to be predicted within this factor of the best one.
 ALTERNATES, WITHIN = 3, 1.5
@@ -71,6 +72,8 @@ def tiles(shape: ProductShape, target: Target) -> Iterator[tuple[int, int, int]]
     bounds = tile_bounds(shape.problem, target)
     extents = (shape.problem.m, shape.problem.n)
     rows, columns = ([*_halves(*b, extent)] for b, extent in zip(bounds, extents, strict=False))
+    if shape.products > 1:  # taller ones of several matmuls have not run on a GPU
+        rows = [each for each in rows if each <= TALLEST_OF_SEVERAL]
     deep = shape.fixed.get(shape.blocks[2], bounds[2][0])
     yield from ((m, n, deep) for m, n in itertools.product(rows, columns))
     for m in rows:
