@@ -51,7 +51,9 @@ def sums_arguments(rows: int, columns: int, ranks: int = 2) -> tuple[Any, ...]:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ranks", "sizes"), [(2, (200, 264, 136)), (3, (72, 136, 40))])
+@pytest.mark.parametrize(
+    ("ranks", "sizes"), [pytest.param(2, (200, 264, 136), marks=pytest.mark.prove), (3, (72, 136, 40))]
+)
 def test_sums_of_all_ranks(ranks: int, sizes: tuple[int, int, int]) -> None:
     hd.run(lambda: EXAMPLE.on_rank(*sizes, 2), ranks, seed=ranks)
 
