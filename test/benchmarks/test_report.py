@@ -288,7 +288,8 @@ def test_the_page_is_what_the_results_say() -> None:
         page = page.replace(section[0], "")
     distributed = report.distributed_report.read(seeds.RESULTS)
     calls = report.first_call_report.read(seeds.RESULTS)
-    assert report.render(results, dispatches, scores, "performance", cute, distributed, calls) == page, remedy
+    rows = report.row_report.read(seeds.RESULTS / "cute")
+    assert report.render(results, dispatches, scores, "performance", cute, distributed, calls, rows) == page, remedy
     drawn = {path.stem for path in report.PAGE.with_suffix("").glob("*.svg")}
     assert drawn == {each.slug for each in results if report.has_plot(each)}, remedy
 
@@ -411,3 +412,33 @@ def test_the_backends_of_a_suite_are_those_of_its_seeds() -> None:
     assert report.backends(rows) == "triton 2, cute 1, none 1"
     page = report.machines(*report.read(report.RESULTS))
     assert any(line.startswith("| matmul |") and line.endswith("| cute 13, triton 3 |") for line in page)
+
+
+def test_row_kernels_have_a_ledger() -> None:
+    cell = dict(kind="suite", name="softmax", type="bfloat16", m=2048, n=131072, backend="cute")
+    times = dict(auto_us=100.0, triton_us=120.0, compile_us=150.0, share=0.93)
+    sums = dict(kind="result", name="rms_norm_backward", type="bfloat16", m=16384, n=8192, us=220.0, share=0.87)
+    compiled = dict(kind="compile", name="rms_norm_backward", type="bfloat16", m=16384, n=8192, us=440.0)
+    slow = {**cell, **times, "name": "jsd", "auto_us": 200.0, "share": 0.5}
+    lines = [dict(kind="run", device="X"), {**cell, **times, "share": 0.1}, slow, {**cell, **times}, sums, compiled]
+    page = "\n".join(report.row_report.sections({"X": lines, "other": [sums]}))
+    assert "- 1 of 2 kernels and dtypes reach 0.92 of the copy; all together 0.682 (goal 0.95)." in page
+    assert "1 of 2 cells reach 0.90, 1 are 1.45 times as fast" in page
+    assert "1 cells are more than 5 % slower than Triton's default: jsd bfloat16 2048 x 131072 (1.67)" in page
+    assert "| softmax | bfloat16 | 1 | 1 | 0.930 | 0.930: 2048 x 131072 | 1.50 | 1.20 |" in page
+    assert "| rms_norm_backward | bfloat16 | 16384 x 8192 | 220.0 | 0.870 | 2.00 |" in page
+    assert "other" not in page
+
+
+def test_binaries_of_row_kernels_have_a_table() -> None:
+    line = dict(name="softmax", m=16384, n=8192, target="h100", registers=96, spill_bytes=0, instructions=9.0)
+    lines = [
+        {**line, "plan_ms": 3.0, "compile_s": 0.5},
+        {**line, "target": "b200", "spill_bytes": 8, "plan_ms": 4.0, "compile_s": 0.7},
+        dict(name="argmax", m=16384, n=8192, target="b200", refused="why"),
+    ]
+    page = "\n".join(report.row_report.sections({report.row_report.BINARIES: lines}))
+    assert "take at most 4.0 ms of the processor, a compilation 0.7 s" in " ".join(page.split())
+    assert "1 of 2 binaries spill, at most 8 bytes" in page
+    assert "| softmax | 16384 x 8192 | 96, 0, 9.0 | 96, 8, 9.0 |" in page
+    assert "| argmax | 16384 x 8192 | refused | refused |" in page

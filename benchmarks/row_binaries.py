@@ -1,0 +1,93 @@
+"""Write registers, spills, instructions and compile times of row kernels' default layouts, for Hopper and Blackwell.
+
+    python benchmarks/row_binaries.py [--out FILE] [NAME ...]
+
+Nothing is launched, and no GPU is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
+
+import helion  # noqa: E402
+from benchmarks.row_workloads import WORKLOADS, Workload  # noqa: E402
+from helion.backends.cute.codegen.rowwise.module import render  # noqa: E402
+from helion.backends.cute.verify.rowwise.verify import verify_rows  # noqa: E402
+
+OUT = ROOT / "benchmarks" / "results" / "cute" / "row-binaries.jsonl"
+SHAPES = ((2048, 131072), (4096, 50257), (16384, 8192))
+TARGETS = ("h100", "b200")
+
+
+def tensors(work: Workload, m: int, n: int) -> tuple[torch.Tensor, ...]:
+    """Return the arguments of a workload in bf16, without memory."""
+    shapes = {"elements": (m, n), "columns": (n,), "rows": (m,)}
+    inputs = [(m, n) if kind == "rows" else (n,) for kind in work.inputs]
+    made = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in inputs]
+    return (
+        *made,
+        *(torch.empty(shapes[at], dtype=kind or torch.bfloat16, device="meta") for _, kind, at in work.outputs),
+    )
+
+
+def measured(name: str, m: int, n: int, target: str) -> dict[str, Any]:
+    """Bind, plan, verify, print and compile a kernel, and read its binary. Times are of the processor."""
+    kernel = helion.kernel(backend="cute", ignore_warnings=[helion.exc.TensorOperationInWrapper])(
+        WORKLOADS[name].kernel
+    )
+    bound = kernel.bind(tensors(WORKLOADS[name], m, n), target=target)
+    config = bound.default_config()
+    start = time.process_time()
+    plan = bound.plan(config)
+    verify_rows(plan)
+    render(plan.roles)
+    planned = time.process_time()
+    found = bound.resources(config)
+    compiled, layout = time.process_time(), plan.rows.layout
+    elements = layout.lanes * (layout.chunk_granules if layout.rolled else layout.thread_granules)
+    return dict(
+        name=name,
+        m=m,
+        n=n,
+        target=target,
+        registers=found.registers,
+        spill_bytes=found.spill_bytes,
+        instructions=round(sum(found.sass_counts.values()) / elements, 1),
+        plan_ms=round(1e3 * (planned - start), 1),
+        compile_s=round(compiled - planned, 1),
+    )
+
+
+def lines(names: list[str]) -> Iterator[dict[str, Any]]:
+    for target in TARGETS:
+        for m, n in SHAPES:
+            for name in names:
+                try:
+                    yield measured(name, m, n, target)
+                except helion.exc.CuteUnsupported as refused:
+                    yield dict(name=name, m=m, n=n, target=target, refused=str(refused).splitlines()[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    with open(options.out, "w") as out:
+        for line in lines(options.names or list(WORKLOADS)):
+            print(json.dumps(line), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()

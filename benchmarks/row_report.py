@@ -1,0 +1,164 @@
+"""The section of docs/performance.md about row kernels, of what `benchmarks/row_kernels.py` writes.
+
+A file `benchmarks/results/cute/DEVICE-row-kernels.jsonl` has the lines of several runs; of equal cells the last one counts.
+`row-binaries.jsonl` has what `benchmarks/row_binaries.py` writes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Line = Mapping[str, Any]
+SUFFIX = "-row-kernels"
+BINARIES = "row-binaries"
+#: Share of the copy that each kernel and dtype should reach in the geometric mean, and all of them together.
+LEAST, MEAN = 0.92, 0.95
+#: Columns from which rows are long, their least share of the copy, and least ratio of torch.compile's time.
+LONG, LONG_SHARE, LONG_RATIO = 32768, 0.90, 1.45
+#: The same of sums over rows.
+SUMS_SHARE, SUMS_RATIO = 0.90, 1.5
+
+
+def read(folder: Path) -> dict[str, list[Line]]:
+    """Return the lines of each device, in order."""
+    found: dict[str, list[Line]] = {}
+    for path in sorted(folder.glob(f"*{SUFFIX}.jsonl")):
+        lines = [json.loads(text) for text in path.read_text().splitlines()]
+        device = next((line["device"] for line in lines if line.get("kind") == "run"), "")
+        found[device or path.name.removesuffix(f"{SUFFIX}.jsonl")] = lines
+    binaries = folder / f"{BINARIES}.jsonl"
+    if binaries.exists():
+        found[BINARIES] = [json.loads(text) for text in binaries.read_text().splitlines()]
+    return found
+
+
+def sections(by_device: Mapping[str, Sequence[Line]]) -> Iterator[str]:
+    """Yield the lines of the section, none without cells of the suites."""
+    for device, lines in by_device.items():
+        if device == BINARIES:
+            yield from _binaries(lines)
+            continue
+        cells = _last(line for line in lines if line.get("kind") == "suite")
+        if cells:
+            yield from _device(device, cells, _sums(lines))
+
+
+def _last(lines: Iterator[Line] | Sequence[Line]) -> list[Line]:
+    return list({(line["name"], line["type"], line["m"], line["n"]): line for line in lines}.values())
+
+
+def _sums(lines: Sequence[Line]) -> list[Line]:
+    """Return the cells of gradients with sums over rows, with torch.compile's time if it was measured."""
+    compiled = {
+        (line["name"], line["type"], line["m"], line["n"]): line["us"]
+        for line in lines
+        if line.get("kind") == "compile"
+    }
+    timed = [
+        line
+        for line in lines
+        if line.get("kind") == "result" and line["name"].endswith("_backward") and "us" in line and not line.get("at")
+    ]
+    found = _last([line for line in timed if line["name"] != "softmax_backward"])
+    keys = [(line["name"], line["type"], line["m"], line["n"]) for line in found]
+    return [{**line, "compile_us": compiled.get(key)} for line, key in zip(found, keys, strict=True)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def _device(device: str, cells: Sequence[Line], sums: Sequence[Line]) -> Iterator[str]:
+    kernels: dict[tuple[str, str], list[Line]] = {}
+    for cell in cells:
+        kernels.setdefault((cell["name"], cell["type"]), []).append(cell)
+    means = {key: _mean([cell["share"] for cell in found]) for key, found in kernels.items()}
+    below = [key for key, mean in means.items() if mean < LEAST]
+    long = [cell for cell in cells if cell["n"] >= LONG and cell["backend"] == "cute"]
+    slower = [cell for cell in cells if cell["auto_us"] > 1.05 * min(cell.get("triton_us", 1e9), 1e9)]
+    yield from (
+        f"## Row kernels, {device}",
+        "",
+        f"The suites *reductions* and *transfer* as `auto` runs them: {len(cells)} cells of 64 MB and more, by",
+        "`benchmarks/row_kernels.py --kinds suite`. Each is timed in one process with a copy of the same bytes, Triton's",
+        "default where `auto` takes the cute backend, and torch.compile. Shares of the copy's speed are geometric means.",
+        "",
+        f"- {_held(means.values(), LEAST)} of {len(means)} kernels and dtypes reach {LEAST:.2f} of the copy; all together"
+        f" {_mean(list(means.values())):.3f} (goal {MEAN:.2f}).",
+        f"- Rows of {LONG} columns and more on the cute backend: {_held((c['share'] for c in long), LONG_SHARE)} of"
+        f" {len(long)} cells reach {LONG_SHARE:.2f}, {_held((c['compile_us'] / c['auto_us'] for c in long), LONG_RATIO)}"
+        f" are {LONG_RATIO} times as fast as torch.compile.",
+        f"- {len(slower)} cells are more than 5 % slower than Triton's default"
+        + (": " + ", ".join(_cell(cell) for cell in slower) if slower else "")
+        + ".",
+    )
+    if sums:
+        timed = [cell for cell in sums if cell["compile_us"]]
+        yield (
+            f"- Gradients with sums over rows: {_held((c['share'] for c in sums), SUMS_SHARE)} of {len(sums)} cells reach"
+            f" {SUMS_SHARE:.2f} of the copy, {_held((c['compile_us'] / c['us'] for c in timed), SUMS_RATIO)} of"
+            f" {len(timed)} are {SUMS_RATIO} times as fast as torch.compile."
+        )
+    yield from (
+        "",
+        "| kernel | dtype | cells | on cute | share of copy | lowest | torch.compile / auto | Triton / auto |",
+    )
+    yield "| :-- | :-- | --: | --: | --: | :-- | --: | --: |"
+    for key, found in sorted(kernels.items()):
+        lowest = min(found, key=lambda cell: cell["share"])
+        ours = [cell for cell in found if "triton_us" in cell]
+        triton = f"{_mean([cell['triton_us'] / cell['auto_us'] for cell in ours]):.2f}" if ours else "-"
+        compiled = _mean([cell["compile_us"] / cell["auto_us"] for cell in found])
+        mark = " (missed)" if key in below else ""
+        yield (
+            f"| {key[0]} | {key[1]} | {len(found)} | {len(ours)} | {means[key]:.3f}{mark} |"
+            f" {lowest['share']:.3f}: {lowest['m']} x {lowest['n']} | {compiled:.2f} | {triton} |"
+        )
+    if sums:
+        yield from ("", "| gradient | dtype | size | us | share of copy | torch.compile / ours |")
+        yield "| :-- | :-- | :-- | --: | --: | --: |"
+        for cell in sorted(sums, key=lambda cell: (cell["name"], cell["type"], cell["n"])):
+            ratio = f"{cell['compile_us'] / cell['us']:.2f}" if cell["compile_us"] else "-"
+            size = f"{cell['m']} x {cell['n']}"
+            yield f"| {cell['name']} | {cell['type']} | {size} | {cell['us']:.1f} | {cell['share']:.3f} | {ratio} |"
+    yield ""
+
+
+def _binaries(lines: Sequence[Line]) -> Iterator[str]:
+    found = [line for line in lines if "registers" in line]
+    targets = sorted({line["target"] for line in found}, reverse=True)
+    plan, seconds = max(line["plan_ms"] for line in found), max(line["compile_s"] for line in found)
+    spilled = [line for line in found if line["spill_bytes"]]
+    yield from (
+        "## Row kernels, compiled",
+        "",
+        f"Default layouts in bf16 by `benchmarks/row_binaries.py`, for {' and '.join(targets)}. A plan, its verification and",
+        f"its text take at most {plan:.1f} ms of the processor, a compilation {seconds:.1f} s.",
+        f"{len(spilled)} of {len(found)} binaries spill, at most {max(line['spill_bytes'] for line in found)} bytes. Each cell"
+        " has registers, spilled bytes, and instructions per element with all that is outside of loops.",
+        "",
+    )
+    yield f"| kernel | size | {' | '.join(targets)} |"
+    yield f"| :-- | :-- |{' :-- |' * len(targets)}"
+    cells = {(line["name"], line["m"], line["n"], line["target"]): line for line in found}
+    for name, m, n in dict.fromkeys((line["name"], line["m"], line["n"]) for line in lines):
+        texts = [_binary(cells.get((name, m, n, target))) for target in targets]
+        yield f"| {name} | {m} x {n} | {' | '.join(texts)} |"
+    yield ""
+
+
+def _binary(line: Line | None) -> str:
+    return "refused" if line is None else f"{line['registers']}, {line['spill_bytes']}, {line['instructions']}"
+
+
+def _held(values: Any, least: float) -> int:
+    return sum(value >= least for value in values)
+
+
+def _cell(cell: Line) -> str:
+    ratio = cell["auto_us"] / cell["triton_us"]
+    return f"{cell['name']} {cell['type']} {cell['m']} x {cell['n']} ({ratio:.2f})"
