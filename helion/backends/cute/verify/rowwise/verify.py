@@ -10,7 +10,7 @@ from ...plan.rowwise.records import BARRIER_BYTES, WORD_BYTES, RowPlan
 from ...roles.rowwise.program import RowProgram, row_program
 from ..state import Fault
 from ..structure import MAX_BOX_BYTES, MAX_NAMED_BARRIERS
-from .simulate import RowCluster
+from .simulate import BLOCK_ROWS, RowCluster
 
 FEW = 2
 """CTAs of a cluster, warps of a row and rows of a tile that are simulated: any two interact in the same way."""
@@ -30,8 +30,9 @@ def verify_rows(plan: RowsPlan) -> None:
 @functools.lru_cache(maxsize=256)
 def _simulate(plan: RowPlan) -> None:
     program = row_program(plan)
+    each = BLOCK_ROWS if plan.problem.sums else 1
     for seed, tiles in enumerate(TILES):
-        RowCluster(program, tiles=tiles, seed=seed).run()
+        RowCluster(program, tiles=-(-tiles // each), seed=seed).run()
 
 
 def smaller(plan: RowPlan) -> RowPlan:
