@@ -210,8 +210,12 @@ def _backward_kernel(plan: CuteBackwardPlan) -> GemmKernel:
 
 def _backward_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
     """Return a reason for gradients that have not run on a GPU."""
-    drawn = known_backward(program).problem.draws
-    return f"gradients with random numbers run on request, {_REQUEST}" if drawn else ""
+    problem = known_backward(program).problem
+    if problem.draws:
+        return f"gradients with random numbers run on request, {_REQUEST}"
+    if len(problem.passes) > 1 and (problem.is_repeated or problem.runtime):
+        return f"gradients in two passes run on request for heads that share keys, and for any sizes, {_REQUEST}"
+    return ""
 
 
 def _verify_backward(plan: CuteBackwardPlan) -> None:

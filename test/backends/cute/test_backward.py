@@ -138,6 +138,16 @@ def test_auto_takes_gradients(kernel: Any, dims: int) -> None:
     assert bound.backend_on_gpu == "cute"
 
 
+@pytest.mark.parametrize(("dims", "static", "asked"), [(256, True, False), (256, False, True), (128, False, False)])
+def test_two_passes_of_any_size_run_on_request(dims: int, static: bool, asked: bool) -> None:
+    """Return a reason for ``auto``: a GPU has run two passes for known sizes, and heads with keys of their own."""
+    tensors = [torch.empty(2, 8, 1000, dims, dtype=torch.bfloat16, device="meta")] * 4
+    numbers = [torch.empty(2, 8, 1000, device="meta")] * 2
+    kernel = helion.kernel(backend="cute", static_shapes=static)(kernels.gradients_of_keys)
+    found = kernel.bind((*tensors, *numbers, False), target="h200").variant.analysis
+    assert bool(found.backend.on_request(found.program, found.facts, found.target)) == asked
+
+
 @pytest.mark.parametrize("dims", [128, 192, 256])
 def test_wide_heads_have_passes(dims: int) -> None:
     """Registers hold both sums of 128 dimensions. Of wider heads, blocks are as short as the tile's memory asks for."""
