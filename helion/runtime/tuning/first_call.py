@@ -46,19 +46,19 @@ from .session import OfflineJob
 
 #: Configs that are measured with the default one, and threads that compile them. More threads delay each other: parts
 #: of a compilation hold Python's lock, such as linking a library of functions. Two finish the first configs in time.
-MOST, _THREADS = 4, 2
+MOST, _THREADS = 3, 2
 #: The same where a backend compiles one config at a time. They are seeds, predicted to be clearly faster.
 _MOST_SEEDS = 2
 #: Ratio of predicted times below which a config is clearly faster: closer predictions do not tell.
 _LESS = 0.97
 #: Parts of ``first_call_seconds`` after which no further config is predicted, and after which those that have compiled
 #: are timed: from the end of the default's compilation on, if they began with it or after it.
-_PREDICTING, _COMPILING_ALONG, _COMPILING = 0.15, 0.35, 0.6
+_PREDICTING, _COMPILING_ALONG, _COMPILING = 0.1, 0.35, 0.6
 #: The same after which no assembler runs that began with the default's.
 _ASSEMBLING_ALONG = 1.5
 #: Configs within this ratio of the least time of a few runs are ranked, and the fastest is compared with the default.
 #: Both take a part of ``first_call_seconds``.
-_CLOSE, _RANKING, _COMPARING = 1.3, 0.1, 0.15
+_CLOSE, _RANKING, _COMPARING = 1.3, 0.06, 0.1
 #: Timeout in seconds to wait for other processes' measurements: the call should not take long.
 _LOCK_SECONDS = 5.0
 #: Memory needed to measure, as a multiple of that of the arguments: copies to restore and compare, and results of two
