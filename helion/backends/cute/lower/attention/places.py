@@ -129,8 +129,7 @@ def pages_of(loops: Loops, op: Op, index: Index) -> tuple[Pages, int | Expr] | N
         table, most = found
         if distance != size:
             raise Refusal(f"pages of {size} rows every {distance} rows are not implemented")
-        pages = Pages(table=table, size=size, distance=distance, most=most)
-        return pages, loops.tensor(load).id
+        return Pages(table=table, size=size, most=most), loops.tensor(load).id
     return None
 
 
@@ -165,7 +164,6 @@ def _table(loops: Loops, load: Op, size: int) -> tuple[Source, int] | None:
     """Return the source that a load of page numbers is, and its number of pages, or None."""
     attrs, tensor = load.attributes(MemoryAttrs), loops.tensor(load)
     modes, pitch, most = list[Mode](), None, 0
-    offset: Number = 0
     for at, index in enumerate(attrs.indices):
         shape = loops.numbers.of(tensor.shape[at], f"size_{name_of(tensor)}_{at}")
         stride = loops.numbers.of(tensor.strides[at], f"stride_{name_of(tensor)}_{at}", PITCH)
@@ -190,7 +188,6 @@ def _table(loops: Loops, load: Op, size: int) -> tuple[Source, int] | None:
         kind="key",
         dtype=dtype_name(tensor.dtype),
         pitches=(0, pitch),
-        offset=loops.numbers.of(offset, f"offset_{name_of(tensor)}", PITCH),
         modes=tuple(modes),
     )
     return table, most

@@ -137,12 +137,10 @@ class RandomNumbers(Source):
 
 @dataclass(frozen=True, kw_only=True)
 class Pages:
-    """Keys in pages of ``size`` rows. ``table`` has the page of each ``size`` keys; pages begin ``distance`` rows after each
-    other."""
+    """Keys in pages of ``size`` rows, one after another. ``table`` has the page of each ``size`` keys of a head."""
 
     table: Source
     size: int
-    distance: int
     most: int
     """Pages of a head at most."""
 
