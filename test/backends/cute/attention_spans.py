@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import helion.language as hl
+from helion._testing import import_path
 from helion.ops.kernels import varlen
 
 of_rows = varlen.varlen_attention_kernel.fn
+hstu = import_path(Path(__file__).resolve().parents[3] / "examples" / "jagged" / "hstu_attention.py")
+segments = hstu.hstu_attention.fn
 
 
 def documents(q, k, v, first, last):

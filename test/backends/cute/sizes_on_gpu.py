@@ -202,6 +202,7 @@ def packed(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
             given = cases.packed_of((500, 700), (600, 700), 8, 4, dims, dims, causal)
             kernel.bind([x.to("meta") if torch.is_tensor(x) else x for x in given], target="h100").resources(config)
             made[causal, bool(more)] = kernel
+    absolute, segments = (helion.kernel(each, backend="cute") for each in (cases.absolute, cases.segments))
     slots = helion.kernel(cases.slots, backend="cute", static_shapes=False)
     shapes = (3, 8, dims), (5, 200, 2, dims), (5, 200, 2, dims)
     meta = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes]
@@ -226,6 +227,19 @@ def packed(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
     given = q, k, v, torch.tensor([4, 0, 2], device="cuda"), torch.tensor([190, 1, 77], device="cuda")
     error = ((slots(*given).double() - cases.of_slots(*given)).norm() / cases.of_slots(*given).norm()).item()
     say(kind="check", name=f"slots d{dims}", seed=0, output=0, dtype="bfloat16", ok=error < 6e-3, error=float(f"{error:.3g}"), same=True)  # fmt: skip
+    q, k, v, offsets, _, longest, *_ = cases.packed_of([100, 0, 900], [100, 0, 900], 4, 1, dims, dims, True, "cuda")
+    k, v = k[: len(q)], v[: len(q)]
+    found = {
+        "absolute": (
+            absolute(q, k, v, offsets, longest),
+            cases.of_packed(q, k, v, offsets, offsets, longest, 1, True)[0],
+        ),
+        "segments": (segments(q, k, v, offsets, 0.2, longest), _of_segments(q, k, v, offsets, longest)),
+    }
+    for name, whole in found.items():
+        one, other = (each[int(offsets[0]) : int(offsets[-1])] for each in whole)
+        error = ((one.double() - other).norm() / other.norm()).item()
+        say(kind="check", name=f"{name} d{dims}", seed=0, output=0, dtype="bfloat16", ok=error < 6e-3, error=float(f"{error:.3g}"), same=True)  # fmt: skip
     for lengths in ([1024] * 16, [512] * 64, [137 * each % 2000 + 50 for each in range(32)], [4096] * 4):
         for causal in (False, True):
             given = cases.packed_of(lengths, lengths, 16, 1, dims, dims, causal, "cuda")
@@ -233,6 +247,18 @@ def packed(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:
             shape = (len(lengths), 16, 16, sum(lengths), sum(lengths))
             say(kind="gradients", name=f"packed, {len(lengths)} sequences", d=dims, causal=causal, shape=shape, us=round(us, 1), right=True)  # fmt: skip
     lock.close()
+
+
+def _of_segments(q: Any, k: Any, v: Any, offsets: Any, longest: int) -> Any:
+    """Return the result of ``segments`` in fp64; rows of no sequence are 0."""
+    import torch
+
+    out = torch.zeros_like(q, dtype=torch.float64)
+    for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        queries, keys, values = (x[begin:end].double().transpose(0, 1) for x in (q, k, v))
+        weights = torch.nn.functional.silu(queries @ keys.mT * 0.2).tril() / longest
+        out[begin:end] = (weights @ values).transpose(0, 1)
+    return out
 
 
 def paged(dims: int, say: Say, on_gpu: Lock, timer: Timer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,6 @@ from backends.cute.printed_registers import unwritten_registers
 import helion
 import helion.language as hl
 from helion import exc
-from helion._testing import import_path
 from helion.backends.cute.codegen.attention import bounds, numbers, softmax, steps
 from helion.backends.cute.codegen.attention import spans as printed_spans
 from helion.backends.cute.execute.launcher import LaunchFailed
@@ -31,8 +31,7 @@ from helion.backends.cute.shapes import shape_of_plan
 from helion.backends.cute.verify.attention.verify import verify_attention
 from helion.backends.cute.verify.state import Fault
 from helion.hardware import target
-
-hstu = import_path(Path(__file__).resolve().parents[3] / "examples" / "jagged" / "hstu_attention.py")
+from helion.ops.kernels import decode
 
 
 def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -152,9 +151,9 @@ def test_other_computed_positions_are_refused(name: str, tmp_path: Path) -> None
 
 
 def test_segments_without_a_softmax() -> None:
-    _, kernel, given = hstu.cases()[1]
+    _, kernel, given = spans.hstu.cases()[1]
     found = helion.kernel(kernel.fn, backend="cute")(*given)
-    close(found, hstu.reference(*(x.double() if x.is_floating_point() else x for x in given[:4]), *given[4:]))
+    close(found, spans.hstu.reference(*(x.double() if x.is_floating_point() else x for x in given[:4]), *given[4:]))
 
 
 def plan_of(causal: bool, keys: int = 64) -> Any:
@@ -279,11 +278,31 @@ def test_binaries_are_neither_spilled_nor_serialized(name: str) -> None:
         "paged": spans.paged_of([2000, 3000], 128, 30, 2, 4, 128),
         "hstu": [rows[0], *[rows[0]] * 2, rows[3], 0.1, 500],
     }[name]
-    kernel = hstu.hstu_attention.fn if name == "hstu" else getattr(spans, name)
+    kernel = spans.segments if name == "hstu" else getattr(spans, name)
     bound = helion.kernel(kernel, backend="cute").bind(of_meta(given), target="sm_90")
     for seed in bound.seeds:
         found = bound.resources(seed.config)
         assert found.spill_bytes == 0 and found.sass_counts["WARPGROUP"] <= 14
+
+
+def test_auto_takes_sequences_by_prediction() -> None:
+    meta = functools.partial(torch.empty, device="meta")
+    rows = [meta(16384, 16, 128, dtype=torch.bfloat16) for _ in range(3)]
+    bounds_of_rows = [meta(16384, dtype=torch.int32) for _ in range(2)]
+    given = (*rows, None, *bounds_of_rows, 1, 0.1, 0.0)
+    assert helion.kernel(spans.of_rows, static_shapes=False).bind(given, target="h200").backend_on_gpu == "cute"
+    bound = helion.kernel(spans.of_rows, backend="cute", static_shapes=False).bind(given, target="h200")
+    assert bound.seeds[0].config["wgmma_tile_scheduler"] == "dynamic"
+
+
+def test_auto_splits_the_keys_of_a_cache_on_request() -> None:
+    meta = functools.partial(torch.empty, dtype=torch.bfloat16, device="meta")
+    lengths = torch.empty(1, dtype=torch.int32, device="meta")
+    given = (meta(1, 8, 4, 128), *(meta(1, 65536, 8, 128) for _ in range(2)), lengths, True, None)
+    kernel = decode.decode_kernel.fn
+    assert helion.kernel(kernel, static_shapes=False).bind(given, target="h200").backend_on_gpu == "triton"
+    bound = helion.kernel(kernel, backend="cute", static_shapes=False).bind(given, target="h200")
+    assert bound.seeds[0].config["wgmma_key_splits"] > 1
 
 
 # Refusals --------------------------------------------------------------------------------------------------------------
