@@ -72,7 +72,11 @@ def unproven(program: Program, target: Target) -> str:
     strided = [each.name for each in problem.epilogue.of_kind("strided")]
     strided += [] if proven else [each.name for each in problem.outputs_of("strided")]
     part = ""
-    if problem.summed:
+    given = [program.tensors[at] for at in known_product(program).arguments if isinstance(at, int)]
+    unaligned = [tensor.name for tensor in given if not tensor.aligned]
+    if unaligned:
+        part = f"of {unaligned[0]}, which may begin between multiples of 16 bytes and is copied for each launch,"
+    elif problem.summed:
         part = "next to sums along K"
     elif picked:
         part = f"with lines of {picked[0]} that an index picks"

@@ -162,3 +162,26 @@ def test_a_window_between_addresses_of_tma_is_refused() -> None:
     assert products.row_error(shifted(x, w, 8), x[8:, 8:].double() @ w.double().t()) < BOUNDS[BF16]
     with pytest.raises(exc.CuteUnsupported, match="x may begin at an address that is no multiple of 16 bytes"):
         shifted.bind((x, w, 1))
+
+
+@helion.kernel(backend="cute")
+def without_first(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """A product of all but the first column, stored to all but the first row."""
+    inner, stored = x[:, 1:], out.view(-1)[1 : 1 + x.size(0) * w.size(0)].view(x.size(0), w.size(0))
+    (m, k), n = inner.size(), w.size(0)
+    for i, j in hl.tile([m, n]):
+        acc = hl.zeros([i, j], dtype=torch.float32)
+        for d in hl.tile(k):
+            acc = hl.dot(inner[i, d], w[j, d].T, acc=acc)
+        stored[i, j] = acc.to(out.dtype)
+    return out
+
+
+def test_tensors_between_addresses_of_tma_are_copied_for_a_launch() -> None:
+    x, w, out = tensor(M, K + 1), tensor(N, K, seed=1), torch.full([M * N + 1], 3.0).bfloat16()
+    found = without_first(x, w, out)
+    assert products.row_error(found[1:].view(M, N), x[:, 1:].double() @ w.double().t()) < BOUNDS[BF16]
+    assert found[0] == 3
+    bound = without_first.bind((x, w, out), target="sm_90")
+    asked = MATMUL.on_request(bound._analysis.program, bound.facts, bound.env.target)
+    assert "which may begin between multiples of 16 bytes and is copied for each launch" in asked

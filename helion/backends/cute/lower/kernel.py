@@ -51,11 +51,17 @@ def known_product(program: Program) -> Product:
 def _product(program: Program) -> Product:
     apart = without_messages(program)
     unpacked = with_nibbles(apart.program)
-    windowed = with_windows(unpacked.program)
+    windowed = with_windows(_at_multiples(unpacked.program))
     product = _begun(_of_windows(windowed.program), windowed.starts)
     if unpacked.block is not None:
         product = _renamed(dataclasses.replace(product, depth=NIBBLE_GROUP), unpacked.tensors)
     return with_messages(product, apart, program)
+
+
+def _at_multiples(program: Program) -> Program:
+    """Return the program with tensors that begin at multiples of 16 bytes: each launch copies those that do not."""
+    tensors = tuple(dataclasses.replace(tensor, aligned=True) for tensor in program.tensors)
+    return dataclasses.replace(program, tensors=tensors)
 
 
 def _of_windows(program: Program) -> Product:
