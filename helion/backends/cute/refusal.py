@@ -27,8 +27,12 @@ def refusal(program: Program, target: Target) -> exc.Base | None:
     """
     reason: Refusal | None = None
     try:
-        unit_of(target)
+        unit = unit_of(target)
         product = known_product(program)
+        if product.problem.operand_dtype == "int8" and unit == "tcgen05" and not _multiplies_bytes(target):
+            raise Refusal(
+                f"matmuls of int8 are implemented where tcgen05 has instructions for them, unlike on {target}"
+            )
         _check_tunables(program, product.batch_blocks)
         check_strides(product)
         fixed = [product.fixed.get(block) for block in product.blocks]
@@ -43,6 +47,11 @@ def refusal(program: Program, target: Target) -> exc.Base | None:
         reason = Refusal(f"a size that tiles depend on is known only when it runs ({error})")
     assert reason is not None
     return exc.CuteUnsupported(kernel=program.host.name, target=target, reason=as_written(program, reason))
+
+
+def _multiplies_bytes(target: Target) -> bool:
+    """Return whether int8 has at least the rate of 16-bit numbers, as with instructions of its own."""
+    return target.matrix_tflops_for("int8") >= target.matrix_tflops_for("bfloat16")
 
 
 def _check_tunables(program: Program, free: Sequence[int]) -> None:

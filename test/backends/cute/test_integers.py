@@ -98,6 +98,23 @@ def test_the_matrix_unit_multiplies_integers() -> None:
     assert "s32.s8.s8" in compile_text(text, gemm).ptx
 
 
+@pytest.mark.parametrize("kernel", [linear, blocks], ids=lambda kernel: kernel.name)
+def test_tensor_memory_holds_integers(kernel: helion.Kernel) -> None:
+    """Registers have the bits of the accumulator, which are converted before they are read."""
+    x, w, count = numbers(M, K), numbers(N, K, seed=1), -(-K // 128)
+    scales = ((M,), (N,)) if kernel is linear else ((M, count), (N, count))
+    bound = kernel.bind((x, w, *(torch.rand(shape) for shape in scales)), target="sm_100")
+    assert MATMUL.on_request(bound.plan().program, bound.facts, bound.target)
+    gemm = bound.plan().gemm
+    text = build(gemm)
+    loaded, converted = (
+        "cute.arch.fence_view_async_tmem_load()",
+        "values.store(cute.recast_tensor(values, cutlass.Int32)",
+    )
+    assert text.index(loaded) < text.index(converted) and "recast_ptr(sums_pointer, dtype=cutlass.Int32)" in text
+    assert "kind::i8" in compile_text(text, gemm).ptx
+
+
 @helion.kernel(backend="cute")
 def started(x: torch.Tensor, w: torch.Tensor, start: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Integers that are added before they are rounded."""
@@ -131,8 +148,8 @@ def test_what_needs_all_bits_of_a_sum_is_refused() -> None:
         started.bind((x, w, zeros, zeros), target="sm_90")
     with pytest.raises(exc.CuteUnsupported, match="outputs of int32 are not implemented"):
         stored.bind((x, w), target="sm_90")
-    with pytest.raises(exc.CuteUnsupported, match="matmuls of int8 are implemented on wgmma"):
-        plain.bind((x, w.t()), target="sm_100")
+    with pytest.raises(exc.CuteUnsupported, match="int8 are implemented where tcgen05 has instructions for them"):
+        plain.bind((x, w.t()), target="sm_103")
     long = torch.empty(64, 2**17, dtype=torch.int8, device="meta")
     with pytest.raises(exc.CuteUnsupported, match="sums of up to 131071 products fit in int32"):
         plain.bind((long, long.t()), target="sm_90")

@@ -107,6 +107,18 @@ def sum_of(plan: GemmPlan) -> str:
     return f"subtile * {atom} + {place}"
 
 
+def sum_dsl(plan: GemmPlan) -> str:
+    """Return the DSL's name of the accumulator's type."""
+    return "cutlass.Int32" if plan.problem.operand_dtype == "int8" else "cutlass.Float32"
+
+
+def converted(plan: GemmPlan, name: str) -> list[str]:
+    """Return the conversion of the bits of accumulators that registers of tcgen05 have."""
+    if sum_dsl(plan) == "cutlass.Float32":
+        return []
+    return [f"{name}.store(cute.recast_tensor({name}, {sum_dsl(plan)}).load().to(cutlass.Float32))"]
+
+
 INFINITY = 'cutlass.Float32(float("inf"))'
 LARGEST_FLOAT = "3.4028234663852886e+38"
 """The largest finite fp32 number."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..plan.counts import block_count
 from ..plan.records import WARP_THREADS, GemmPlan
 from ..plan.scales import Scale, Side
-from .epilogue import fragment
+from .epilogue import converted, fragment
 
 
 def parameters(plan: GemmPlan) -> list[tuple[str, str, str]]:
@@ -100,6 +100,7 @@ def promote(plan: GemmPlan, cursor: str | None) -> list[str]:
     drained = [
         f"cute.copy(sums_copy, sums_part[None, None, None, 0, subtile, {cursor}.index], values)",
         "cute.arch.fence_view_async_tmem_load()",
+        *converted(plan, "values"),
         *_add(plan, "values", f"total[subtile * {values} + i]", values),
     ]
     return [*lines, f"for subtile in cutlass.range_constexpr({plan.subtiles}):", *(f"    {line}" for line in drained)]
@@ -108,7 +109,7 @@ def promote(plan: GemmPlan, cursor: str | None) -> list[str]:
 def _add(plan: GemmPlan, sums: str, total: str, values: int) -> list[str]:
     """Accumulate this many values of a thread."""
     term, factor = f"{sums}[i]", "column_factors[0]"
-    if plan.problem.operand_dtype == "int8":
+    if plan.problem.operand_dtype == "int8" and plan.unit == "wgmma":
         term = f"{term}.to(cutlass.Float32)"
     if plan.factor("column") and not plan.one_column_factor:
         factor = _column(plan)

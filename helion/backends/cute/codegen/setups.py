@@ -11,7 +11,7 @@ from ..plan.records import WARPGROUP_THREADS, GemmPlan
 from ..plan.shared import staged_as
 from ..roles.grammar import Role
 from . import copied, exchange, raw, rows, scales, workspace
-from .epilogue import dealt_columns, fragment, suffixed, values_of
+from .epilogue import dealt_columns, fragment, suffixed, sum_dsl, values_of
 from .numbers import batch_modes
 
 
@@ -24,11 +24,6 @@ def operand_dsl(plan: GemmPlan) -> str:
     """Return the DSL's name of the MMA's operand type for A and B."""
     dtype = plan.problem.operand_dtype
     return f"cutlass.{DTYPES[dtype].operand or DTYPES[dtype].dsl}"
-
-
-def sum_dsl(plan: GemmPlan) -> str:
-    """Return the DSL's name of the accumulator's type."""
-    return "cutlass.Int32" if plan.problem.operand_dtype == "int8" else "cutlass.Float32"
 
 
 def stage_of(plan: GemmPlan, role: Role) -> str:
@@ -60,7 +55,7 @@ def mma_arguments(plan: GemmPlan, columns: int) -> str:
     if plan.unit == "wgmma":
         return f"{operand}, {operand}, {majors}, {sum_dsl(plan)}, ({plan.warpgroups}, 1, 1), (64, {columns})"
     group = "TWO" if plan.ctas_per_mma == 2 else "ONE"
-    return f"{operand}, {operand}, {majors}, cutlass.Float32, tcgen05.CtaGroup.{group}, ({plan.tile[0]}, {columns})"
+    return f"{operand}, {operand}, {majors}, {sum_dsl(plan)}, tcgen05.CtaGroup.{group}, ({plan.tile[0]}, {columns})"
 
 
 def hopper_mma(plan: GemmPlan, columns: int) -> str:
@@ -291,9 +286,17 @@ def _all_sums(plan: GemmPlan) -> list[str]:
     ]
 
 
+def _as_integers(plan: GemmPlan) -> list[str]:
+    """Return the view of integers that the matrix unit adds to: readers move their bits, and convert them after."""
+    if sum_dsl(plan) == "cutlass.Float32":
+        return []
+    return [f"all_sums = cute.make_tensor(cute.recast_ptr(sums_pointer, dtype={sum_dsl(plan)}), sums_layout)"]
+
+
 def _umma_fragments(plan: GemmPlan, role: Role) -> list[str]:
     return [
         *_all_sums(plan),
+        *_as_integers(plan),
         "fragment_a = tiled_mma.make_fragment_A(shared_a)",
         "fragment_b = tiled_mma.make_fragment_B(shared_b)",
     ]

@@ -538,8 +538,6 @@ def _check_tcgen05(plan: GemmPlan) -> None:
     step = 16 * plan.ctas_per_mma
     if n % step or not step <= n <= 256:
         raise Refusal(f"a tile of {n} columns; multiples of {step} up to 256 are implemented on tcgen05")
-    if plan.problem.operand_dtype == "int8":
-        raise Refusal("matmuls of int8 are implemented on wgmma")
     if plan.promote:
         raise Refusal("tcgen05 accumulates in fp32; there is nothing to promote")
     kept = n // 2 if plan.paired else n
