@@ -69,15 +69,17 @@ def unproven(program: Program, target: Target) -> str:
     """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string.
 
     Hopper has run copies of A and B, other than to registers, strided outputs, TF32, int8, windows, and additions
-    to fp32. It has run up to two products of groups of rows. It has run batches of several dimensions, sums of products,
+    to fp32. It has run up to two products of groups of rows, and one of picked rows and to such. It has run batches of several dimensions, sums of products,
     and three products with an output each (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl).
     """
     problem = known_product(program).problem
     proven = unit_of(target) == "wgmma"
     ran = proven and not problem.epilogue.of_kind("product")
     copied = [each for each in problem.copied if not ran or can_convert(problem)]
-    picked = [each.sources[0].name for each in problem.copied if each.lines is not None]
-    picked += [each.name for each in problem.outputs if each.lines is not None]
+    several = bool(problem.epilogue.of_kind("product"))
+    picked = [each.sources[0].name for each in problem.copied if each.lines is not None and (several or not proven)]
+    picked += [each.name for each in problem.outputs if each.lines is not None and not proven]
+    in_memory = [each for each in problem.copied if each.lines is None]
     strided = [each.name for each in problem.epilogue.of_kind("strided")]
     strided += [] if proven else [each.name for each in problem.outputs_of("strided")]
     part = ""
@@ -89,7 +91,9 @@ def unproven(program: Program, target: Target) -> str:
         part = "next to sums along K"
     elif picked:
         part = f"with lines of {picked[0]} that an index picks"
-    elif problem.groups is not None and (problem.copied or problem.strided):
+    elif problem.groups is not None and (
+        in_memory or any(each.lines is None for each in problem.outputs_of("strided"))
+    ):
         part = f"over groups of rows by {problem.groups.name} with matrices that TMA does not move"
     elif problem.groups is not None and not (proven and len(problem.epilogue.of_kind("product")) <= 1):
         part = f"over groups of rows by {problem.groups.name}"
@@ -108,7 +112,7 @@ def unproven(program: Program, target: Target) -> str:
     elif problem.operand_dtype == "int8" and not (ran and _is_plain(problem)):
         part = "of int8 other than by TMA and without scales of blocks,"
     elif any(
-        output.adds and not (proven and output.kind == "exact" and output.dtype == "float32")
+        output.adds and not (proven and (output.kind == "exact" or output.lines) and output.dtype == "float32")
         for output in problem.outputs
     ):
         part = "that are added to memory"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..plan.dtypes import DTYPES, LARGEST_E4M3, itemsize
@@ -112,11 +112,19 @@ def sum_dsl(plan: GemmPlan) -> str:
     return "cutlass.Int32" if plan.problem.operand_dtype == "int8" else "cutlass.Float32"
 
 
-def converted(plan: GemmPlan, name: str) -> list[str]:
+def converted(plan: GemmPlan, registers: Sequence[str]) -> list[str]:
     """Return the conversion of the bits of accumulators that registers of tcgen05 have."""
     if sum_dsl(plan) == "cutlass.Float32":
         return []
-    return [f"{name}.store(cute.recast_tensor({name}, {sum_dsl(plan)}).load().to(cutlass.Float32))"]
+    numbers = f"{sum_dsl(plan)}).load().to(cutlass.Float32)"
+    return [f"{name}.store(cute.recast_tensor({name}, {numbers})" for name in registers]
+
+
+def accumulated(plan: GemmPlan, first: str) -> str:
+    """Return value ``i`` of a sub-tile in fp32, from the accumulator registers of wgmma after ``first``."""
+    if plan.totals:
+        return f"total[{first}{sum_of(plan)}]"
+    return f"sums[{first}{sum_of(plan)}]" + (".to(cutlass.Float32)" if sum_dsl(plan) == "cutlass.Int32" else "")
 
 
 INFINITY = 'cutlass.Float32(float("inf"))'

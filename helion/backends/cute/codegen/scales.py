@@ -100,7 +100,7 @@ def promote(plan: GemmPlan, cursor: str | None) -> list[str]:
     drained = [
         f"cute.copy(sums_copy, sums_part[None, None, None, 0, subtile, {cursor}.index], values)",
         "cute.arch.fence_view_async_tmem_load()",
-        *converted(plan, "values"),
+        *converted(plan, ["values"]),
         *_add(plan, "values", f"total[subtile * {values} + i]", values),
     ]
     return [*lines, f"for subtile in cutlass.range_constexpr({plan.subtiles}):", *(f"    {line}" for line in drained)]

@@ -15,6 +15,7 @@ from ..roles.halves import MmaHalf
 from ..roles.messages import MessageStep
 from . import copied, exchange, groups, numbers, rows, scales, vectors, workspace
 from .epilogue import (
+    accumulated,
     converted,
     evaluate,
     first_column,
@@ -26,8 +27,6 @@ from .epilogue import (
     reads_strided,
     store_strided,
     suffixed,
-    sum_dsl,
-    sum_of,
     values_of,
 )
 from .numbers import batched
@@ -358,15 +357,12 @@ def _(step: g.ReadSums, out: Writer, names: Names) -> None:
             place = f"subtile + {number * names.plan.subtiles}" if number else "subtile"
             out.line(f"cute.copy(sums_copy, sums_part[None, None, None, 0, {place}, {step.cursor}.index], {name})")
         out.line("cute.arch.fence_view_async_tmem_load()")
-        for name in sums_of(names.plan):
-            out.lines(converted(names.plan, name))
+        out.lines(converted(names.plan, sums_of(names.plan)))
         return
-    source = "total" if names.plan.totals else "sums"
     with out.block(f"for i in cutlass.range_constexpr({fragment(names.plan).values}):"):
         for number, name in enumerate(sums_of(names.plan)):
             first = f"{number * names.plan.tile[1] // 2} + " if number else ""
-            cast = ".to(cutlass.Float32)" if source == "sums" and sum_dsl(names.plan) == "cutlass.Int32" else ""
-            out.line(f"{name}[i] = {source}[{first}{sum_of(names.plan)}]{cast}")
+            out.line(f"{name}[i] = {accumulated(names.plan, first)}")
 
 
 @_print.register
