@@ -451,6 +451,15 @@ def _sending_pieces(r: Rank) -> None:
     memory, out = sending_matmul.Memory(x.size(0), w.size(1)), x.new_empty(x.size(0), w.size(1))
     sent = functools.partial(sending_matmul.send_product, x, w, memory.inboxes[0], memory.sent, 1)
     calls = {"product, sent": sent, "cublas alone": functools.partial(torch.mm, x, w)}
+    for stages, columns in ((4, 32), (8, 16), (2, 64)):
+        kernel = helion.kernel(
+            sending_matmul.send_product.fn,
+            backend="cute",
+            config=_sending_config(stages, columns),
+            ignore_warnings=sending_matmul.send_product.settings.ignore_warnings,
+        )
+        call = functools.partial(kernel, x, w, memory.inboxes[0], memory.sent, 1)
+        calls[f"product, sent from {stages} buffers of {columns} columns"] = call
     for name, config in _CUTE_CONFIGS.items():
         kernel = helion.kernel(overlapped.product.fn, backend="cute", config=helion.Config(**config))
         calls[f"product, {name}"] = functools.partial(kernel, x, w, out)
@@ -461,6 +470,17 @@ def _sending_pieces(r: Rank) -> None:
         kernel = helion.kernel(overlapped.product.fn, backend="cute", config=helion.Config(**config))
         calls[f"product, {name}"] = functools.partial(kernel, x, w, out)
     r.rows_of("pieces", f"{x.size(0)} rows, {x.size(1)} x {w.size(1)}", calls)
+
+
+def _sending_config(stages: int, columns: int) -> helion.Config:
+    return helion.Config(
+        block_sizes=[64],
+        wgmma_pingpong=True,
+        wgmma_cluster_m=2,
+        wgmma_c_stages=stages,
+        wgmma_epilogue_columns=columns,
+        l2_groupings=[4],
+    )
 
 
 #: Configs of a product of the cute backend.

@@ -112,8 +112,8 @@ def all_gather_matmul(x: torch.Tensor, w: torch.Tensor, memory: Memory) -> torch
     """Return the rows `x[M, K]` of all ranks, in their order, times `w[K, N]`. `memory`: of `[M, K]`."""
     n, me, rows = memory.n, memory.me, x.size(0)
     out = torch.empty([n, rows, w.size(1)], dtype=x.dtype, device=x.device)
+    memory.hear(memory.ready)  # before the product, which leaves no SM for other kernels
     with memory.beside():
-        memory.hear(memory.ready)
         for peer in range(1, n):
             memory.inbox[peer][n - peer].copy_(x)
         tell(memory.sent)

@@ -107,8 +107,6 @@ def unproven(program: Program, target: Target) -> str:
         part = "of operands that begin within a tensor"
     elif problem.terms and not (proven and not problem.epilogue.of_kind("product")):
         part = "of several terms" if not proven else "of several terms in more than one accumulator"
-    elif any(wait.before == "operands" for wait in problem.epilogue.waits):
-        part = "that wait for operands of peers"
     elif problem.operand_dtype == "int8" and not (ran and _is_plain(problem)):
         part = "of int8 other than by TMA and without scales of blocks,"
     elif any(
