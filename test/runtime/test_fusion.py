@@ -136,6 +136,15 @@ def two_results(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return out, sums
 
 
+@helion.kernel(torch_compile_fusion=True)
+def upper_rows(x: torch.Tensor) -> torch.Tensor:
+    """Store a part of the result, whose other elements are zeros."""
+    out = torch.zeros_like(x)
+    for tile in hl.tile(x.size(0) // 2):
+        out[tile, :] = x[tile, :] * 2
+    return out
+
+
 @helion.kernel()
 def plain(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)
@@ -152,6 +161,7 @@ UNFUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "an argument with other users": (lambda x: (lambda y: (row_norm(y), y))(x.relu()), (X,)),
     "a result that is stored twice": (lambda x: stored_twice(x).relu(), (X,)),
     "several results": (lambda x: two_results(x)[0].relu(), (X,)),
+    "a result with other values": (lambda x: upper_rows(x) + 1, (X,)),
     "no setting": (lambda x: plain(x).relu(), (X,)),
     "integers": (lambda x: row_norm(x).to(torch.int32), (X,)),
 }
@@ -177,6 +187,27 @@ def test_a_call_does_not_move_past_writes_of_its_arguments() -> None:
     with torch.no_grad():
         torch.testing.assert_close(run(X, y), row_norm(X) + Y + 1)
     torch.testing.assert_close(y, Y + 1)
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_writes_in_the_graph_end_what_is_fused(place: str) -> None:
+    """Other passes of Inductor leave writes in place; operations stay on their side of them."""
+    graph = torch.fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    overload, _ = row_norm.custom_op(X)
+    computed = graph.call_function(torch.ops.aten.relu.default, (x,)) if place == "before" else x
+    write = (torch.ops.aten.copy_.default, (x if place == "before" else y, y))
+    if place == "before":
+        graph.call_function(*write)
+    call = graph.call_function(overload, (computed,))
+    result = call
+    if place == "after":
+        graph.call_function(*write)
+        result = graph.call_function(torch.ops.aten.add.Tensor, (call, y))
+    graph.output(result)
+    for node in graph.nodes:
+        node.meta["val"] = X
+    assert fusion.fuse(graph) == 0
 
 
 def test_kernels_that_differ_only_in_fusion_have_operators_of_their_own() -> None:

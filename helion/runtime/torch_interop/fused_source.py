@@ -44,7 +44,9 @@ class Rewritten:
         assert isinstance(definition, ast.FunctionDef)
         self.function = definition
         self.function.decorator_list = []
-        self.is_plain = not fn.__code__.co_freevars and fn.__globals__.get("torch") is torch
+        arguments = self.function.args
+        positional = not (arguments.kwonlyargs or arguments.vararg or arguments.kwarg)
+        self.is_plain = positional and not fn.__code__.co_freevars and fn.__globals__.get("torch") is torch
 
     def store(self, operands: Sequence[Access], dims: int, dtype: torch.dtype, made: torch.dtype, text: Text) -> bool:
         """Compute ``text`` where the kernel stores its only result of ``dims`` dimensions and ``dtype``.
@@ -59,6 +61,8 @@ class Rewritten:
         if len(stores) != 1 or len(given) != 1 or self._uses(name, allowed=3 + len(self._metadata(name))):
             return False
         (store,), (allocation,) = stores, given
+        if not _is_empty(allocation.value):  # what is not stored has a value, too
+            return False
         target = store.targets[0]
         assert isinstance(target, ast.Subscript)
         places = _places(target, operands, dims)
@@ -172,6 +176,14 @@ def _stores(node: ast.Assign, name: str) -> bool:
 
 def _binds(node: ast.Assign, name: str) -> bool:
     return len(node.targets) == 1 and _is(node.targets[0], name)
+
+
+def _is_empty(value: ast.expr) -> bool:
+    """Return whether an expression makes a tensor without values."""
+    if not isinstance(value, ast.Call):
+        return False
+    name = ast.unparse(value.func)
+    return name in ("torch.empty", "torch.empty_like") or name.endswith(".new_empty")
 
 
 def _expression(text: str) -> ast.expr:

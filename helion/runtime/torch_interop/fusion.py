@@ -8,6 +8,7 @@ element is loaded once. The operations compute in fp32, as in Inductor, which ke
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -313,7 +314,9 @@ def _computed(argument: Node, call: Node) -> list[Node]:
             region.append(node)
             waiting += node.all_input_nodes
     order = {node: at for at, node in enumerate(call.graph.nodes)}
-    return sorted(region, key=order.__getitem__)
+    region.sort(key=order.__getitem__)
+    between = itertools.takewhile(lambda node: node is not call, _between(region[0])) if region else ()
+    return [] if any(map(_has_effects, between)) else region
 
 
 def _text(region: Sequence[Node], operands: Sequence[Node], own: str, places: Sequence[str]) -> str:
