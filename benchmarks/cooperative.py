@@ -2,8 +2,8 @@
 
     python benchmarks/cooperative.py [--out FILE.jsonl] [--launches N]
 
-Each case runs with both and is compared with PyTorch, also in graphs on two streams at once. A line per case has the
-microseconds of device time (a graph of one call, with a cold L2) and those of a call in a loop.
+Each case runs with both and is compared with PyTorch, also in graphs on two streams at once. A line per case has
+microseconds: device time of a graph with a cold L2, and those of a call in a loop.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def cases() -> Iterator[Case]:
     layers = import_path(ROOT / "examples" / "decode_layer.py")
     for sizes in LAYERS:
         args = layers.inputs(*sizes, torch.bfloat16)
-        apart, together = (layers.persistent(args, together=c) for c in (False, True))
+        spec = layers.decode_layer.bind(args).config_spec
+        apart, together = (spec.normalize({**layers.TOGETHER, "cooperative_launch": c}) for c in (False, True))
         yield Case(
             name=f"layer {' '.join(map(str, sizes))}",
             kernel=layers.decode_layer,

@@ -13,6 +13,7 @@ from helion import exc
 from helion.backends.stub import stub_driver
 from helion.backends.triton.codegen.together import called_between_barriers
 from helion.backends.triton.execute import launcher
+from helion.backends.triton.execute.interpreter.races import detect_races
 
 
 @helion.kernel(static_shapes=False)
@@ -71,6 +72,14 @@ def test_phases_see_what_those_before_have_written(shape: tuple[int, int], pid_t
     exact = (x.double() - x.double().mean(0)) * 0.5
     torch.testing.assert_close(centred.double(), exact, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(rows.double(), exact.sum(1), atol=1e-4, rtol=1e-5)
+
+
+def test_a_barrier_orders_accesses_of_different_programs() -> None:
+    """The detector of races sees each phase by itself."""
+    x = torch.randn(37, 61)
+    run = centred_columns.bind((x, 0.5)).compile_config(config(centred_columns, (x, 0.5)))
+    with detect_races():
+        run(x, 0.5)
 
 
 def test_one_kernel_calls_all_phases_of_a_place() -> None:

@@ -250,8 +250,8 @@ def interpret(
             arguments = _Arguments(fn.__name__.removeprefix("_helion_"))
             values = arguments.all(fn, _bound(fn, args, kwargs))
             builder.memory = Memory(tuple(arguments.regions()), lambda: builder.place, elsewhere)
-            builder.races = _detector(fn, builder.memory, arguments.watched, kwargs) if is_detecting() else None
             for function, given in _phases(fn, values):
+                builder.races = _detector(fn, builder.memory, arguments.watched, kwargs) if is_detecting() else None
                 for z in range(sizes[2]):
                     for y in range(sizes[1]):
                         for x in range(sizes[0]):
