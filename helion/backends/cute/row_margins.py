@@ -11,6 +11,7 @@ from .lower.rowwise.kernel import known_rows
 from .plan.build import unit_of
 from .plan.epilogue import COLUMN_NUMBER
 from .plan.rowwise.logs import short_logs
+from .plan.rowwise.passes import demand_of
 from .plan.rowwise.records import RowProblem
 
 LEAST_AUTO_COLUMNS = 32768
@@ -21,7 +22,7 @@ ROWS_LEAD = Lead(ratio=0.85, saved_us=20.0)
 """The general backend's times of row kernels are over-predicted by up to a quarter. A short launch does not repay the
 compilation, which takes the DSL seconds longer."""
 
-READS_LEAD = replace(ROWS_LEAD, corrected=0.87)
+READS_LEAD = replace(ROWS_LEAD, corrected=0.82)
 """The same for exponentials of rows of which no element is stored. Their times are over-predicted by up to two fifths,
 because the general backend reads such a row once."""
 
@@ -30,10 +31,13 @@ LOGS_LEAD = replace(ROWS_LEAD, corrected=1.2)
 
 
 def rows_on_request(program: Program, target: Target, request: str) -> str:
-    """Return a reason for row kernels that have not run on a GPU, and for short rows; ``request`` says how to ask."""
+    """Return a reason for row kernels that have not run on a GPU, and for those that are slower than the general
+    backend's: short rows, and matrices whose rows repeat, of which every row is loaded. ``request`` says how to ask."""
     if unit_of(target) != "wgmma":
         return f"row kernels on {target.name} run on request, {request}"
     problem = known_rows(program).problem
+    if demand_of(problem).repeated:
+        return f"row kernels with a matrix whose rows repeat run on request, {request}"
     if problem.n < LEAST_AUTO_COLUMNS and not _saves_instructions(problem):
         return f"row kernels of fewer than {LEAST_AUTO_COLUMNS} columns run on request, {request}"
     if any(made.op == COLUMN_NUMBER for made in problem.epilogue.instructions):

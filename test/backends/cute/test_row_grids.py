@@ -97,8 +97,10 @@ def test_positions_of_rows_elsewhere_are_refused() -> None:
 
 def test_examples_are_taken_for_long_rows() -> None:
     scores, masked = tensor(4, 512, 131072, dtype=torch.bfloat16), tensor(512, 131072, dtype=torch.bool)
-    softmax = helion.kernel(scaled_masked_softmax.fn, backend="auto")
-    assert softmax.bind((scores, masked, 0.125), target="h200").backend == "cute"
+    arguments = scores, masked, 0.125
+    assert helion.kernel(scaled_masked_softmax.fn, backend="cute").bind(arguments, target="h200").seeds
+    auto = helion.kernel(scaled_masked_softmax.fn, backend="auto").bind(arguments, target="h200")
+    assert "not cute: row kernels with a matrix whose rows repeat run on request" in auto.explain()
     logits, tokens = tensor(4, 512, 131072, dtype=torch.bfloat16), tensor(4, 512, dtype=torch.int64)
     given = logits, tokens, tensor(4, 512), tensor(4, 512), tensor(4)
     assert helion.kernel(grpo_loss.fn, backend="cute").bind(given, target="h200").seeds

@@ -86,7 +86,8 @@ def predicted_us(layout: RowLayout, m: int, target: Target, rates: RowRates = RA
     ahead = (layout.stages - layout.held_stages) * layout.stage_bytes * choice.ctas_per_sm
     flight = min(1.0, ahead / rates.ahead_bytes)
     used = 0.5 + 0.5 * layout.slice_granules / (layout.thread_granules * layout.threads)
-    whole = rounds - 1 + min(1.0, (tiles - (rounds - 1) * clusters) / clusters * 2)
+    last = min(1.0, (tiles - (rounds - 1) * clusters) / clusters * 2) if span == 1 else 1.0
+    whole = rounds - 1 + last
     chain *= (rates.shared if layout.held_stages else 1.0) * min(span, m)
     chain *= max(1.0, whole if rounds > 1 else 1.0) / (asking * flight * min(1.0, used))
     summed = 2 * WORD_BYTES * tiles * demand.n * demand.sums / bandwidth
