@@ -49,7 +49,7 @@ def _choices(target: Target) -> Iterator[RowChoice]:
 def ranked(demand: RowDemand, m: int, target: Target, tiled: bool = True) -> tuple[RowLayout, ...]:
     """Return the layouts by predicted time; of nearly equal ones, those with fewer CTAs, warps and registers first.
 
-    With sums over rows those that reduce rows ahead come last: they are slower on an H200 than predicted.
+    With several sums over rows those that reduce rows ahead come last: they are slower on an H200 than predicted.
 
     If rows are not ``tiled``, a CTA works on one at a time.
     """
@@ -59,7 +59,7 @@ def ranked(demand: RowDemand, m: int, target: Target, tiled: bool = True) -> tup
         _, share = fastest_span(layout, m, target)
         spare = layout.registers_needed + 16 <= layout.register_limit
         return (
-            choice.ahead and bool(demand.sums),
+            choice.ahead and demand.sums > 1,
             float(f"{share:.2g}"),
             choice.ahead,
             choice.cluster,
