@@ -20,11 +20,17 @@ FOLDERS = {
     "": "Kernels",
     "attention_variants": "Forms of attention",
     "jagged": "Segments of rows of different lengths",
+    "aot": "Configs in a table next to the kernel",
     "cute": "Kernels of the cute backend",
     "distributed": "Several GPUs",
 }
 #: Files without a kernel of their own.
-HELPERS = ("attention_variants/comparison.py", "cute/common.py", "demo.py")
+HELPERS = (
+    "aot/_helion_aot_row_norm_cuda_sm90.py",
+    "attention_variants/comparison.py",
+    "cute/common.py",
+    "demo.py",
+)
 
 
 def summary(source: str) -> str:
@@ -34,12 +40,12 @@ def summary(source: str) -> str:
 
 
 def kernels(source: str) -> list[str]:
-    """Return the names of the functions that ``helion.kernel`` decorates."""
+    """Return the names of the functions that ``helion.kernel`` or ``helion.aot_kernel`` decorates."""
     return [
         node.name
         for node in ast.parse(source).body
         if isinstance(node, ast.FunctionDef)
-        and any("helion.kernel" in ast.unparse(decorator) for decorator in node.decorator_list)
+        and any(re.match(r"helion\.(aot_)?kernel\b", ast.unparse(each)) for each in node.decorator_list)
     ]
 
 
