@@ -14,7 +14,6 @@ from .lower.kernel import multiples as of_strides
 from .lower.names import as_written
 from .plan.build import plan_gemm, unit_of
 from .plan.epilogue import MAX_PRODUCTS
-from .plan.operands import can_convert
 from .plan.records import Choice, GemmProblem
 from .plan.refusal import Refusal
 
@@ -68,14 +67,14 @@ def _check_tunables(program: Program, free: Sequence[int]) -> None:
 def unproven(program: Program, target: Target) -> str:
     """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string.
 
-    Hopper has run copies of A and B, other than to registers, strided outputs, TF32, int8, windows, and additions
+    Hopper has run copies of A and B, strided outputs, TF32, int8, windows, and additions
     to fp32. It has run up to two products of groups of rows, and one of picked rows and to such. It has run batches of several dimensions, sums of products,
     and three products with an output each (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl).
     """
     problem = known_product(program).problem
     proven = unit_of(target) == "wgmma"
     ran = proven and not problem.epilogue.of_kind("product")
-    copied = [each for each in problem.copied if not ran or can_convert(problem)]
+    copied = [each for each in problem.copied if not ran]
     several = bool(problem.epilogue.of_kind("product"))
     picked = [each.sources[0].name for each in problem.copied if each.lines is not None and (several or not proven)]
     picked += [each.name for each in problem.outputs if each.lines is not None and not proven]

@@ -48,6 +48,7 @@ from .lower.weights.nibbles import with_nibbles
 from .plan.attention.plan import CuteAttentionPlan, CuteBackwardPlan
 from .plan.kernel import CutePlan
 from .plan.launch import LaunchPlan
+from .plan.operands import FEW_ROWS, can_convert
 from .plan.rowwise.kernel import RowsPlan
 from .refusal import multiples, refusal, unproven
 from .resources.attention import describes, predict_attention
@@ -117,10 +118,18 @@ STORED_LEAD = Lead(ratio=0.9, saved_us=15.0)
 (biased_product in benchmarks/results/nvidia-h200-mechanisms.json)."""
 
 
+CONVERTED_LEADS = (Lead(ratio=0.85), Lead(ratio=0.9, corrected=1.2))
+"""The same where the warps that multiply convert weights, for up to half of ``FEW_ROWS`` and for more. Stores of few rows are
+short. The general backend is as fast for few rows, and its predictions for more are a fifth too low
+(benchmarks/results/cute/nvidia-h200-few-rows.jsonl)."""
+
+
 def _matmul_lead(program: Program, facts: KernelFacts) -> Lead:
     shape = shape_of(facts)
     if isinstance(shape, str) or not shape.problem.copied:
         return PREDICTABLE_LEAD
+    if can_convert(shape.problem) and shape.problem.n <= FEW_ROWS:
+        return CONVERTED_LEADS[2 * shape.problem.n > FEW_ROWS]
     return STORED_LEAD if any(each.kind == "strided" for each in shape.problem.outputs) else COPIES_LEAD
 
 

@@ -12,12 +12,14 @@ from backends.cute import copies, gemms
 import helion
 import helion.language as hl
 from helion import exc
+from helion.backends.cute.heuristics.wgmma_matmul import choices
 from helion.backends.cute.lower.kernel import known_product
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.copied import Copied
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.plan.shared import shared_memory
-from helion.backends.cute.resources.shape import shape_of
+from helion.backends.cute.resources.shape import ProductShape, shape_of
+from helion.backends.cute.shapes import MATMUL
 
 
 @helion.kernel(backend="cute", static_shapes=True)
@@ -121,3 +123,18 @@ def test_launches_give_the_rows() -> None:
 def test_many_rows_that_launches_give_are_refused() -> None:
     with pytest.raises(exc.CuteUnsupported, match="w is copied by warps, .* use hl.specialize"):
         of_any_rows.bind(arguments(4096, n=64)[:3], target="h100")
+
+
+def test_auto_takes_what_has_run() -> None:
+    static = helion.kernel(of_any_rows.fn, backend="cute", static_shapes=True)
+    few, more = (static.bind(arguments(m)[:3], target="h100") for m in (32, 64))
+    assert all(MATMUL.on_request(each.plan().program, each.facts, each.target) == "" for each in (few, more))
+    leads = [MATMUL.lead(each.plan().program, each.facts) for each in (few, more)]
+    assert [lead.corrected for lead in leads] == [1.0, 1.2]
+    assert {seed.config["wgmma_copies_in"] for seed in (*few.seeds, *more.seeds)} == {"registers"}
+
+
+def test_more_columns_are_left_to_requests() -> None:
+    wide, _ = copies.COPIES["registers_int8"]
+    shape = ProductShape(problem=wide, blocks=(0, 1, 2), root=0)
+    assert {choice.copies_in for choice in choices(shape, gemms.HOPPER)} == {"shared", "memory"}

@@ -17,6 +17,7 @@ from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
 from ..bounds import places_of_copies
+from ..plan.operands import FEW_ROWS
 from ..plan.records import SWIZZLE_BYTES, Choice, CopiesIn
 from ..resources.shape import ProductShape, shape_of
 from .tiles import narrowed, options, proposals, tiles
@@ -45,6 +46,10 @@ class CuteWgmmaMatmulHeuristic(Heuristic):
 def choices(shape: ProductShape, target: Target) -> list[Choice]:
     """Return choices, with a plan or without; among equally fast ones the first wins."""
     places = places_of_copies(shape.problem, target) if shape.problem.copied else ("shared",)
+    if "registers" in places and len(places) > 1:
+        # they are faster than stages for few columns, and have not run with more
+        few = shape.problem.n <= FEW_ROWS
+        places = tuple(place for place in places if (place == "registers") == few)
     return [choice for place in places for choice in _choices(shape, target, place)]
 
 

@@ -81,10 +81,11 @@ class Rates:
     """Least time of a K tile whose raw tiles warps convert: waits, the fence and the arrival; not fitted."""
     converted_us: float = 0.000026
     """Time of an element that warps convert, of which an SM issues some 5 instructions per 128; not fitted."""
-    fragment_us: float = 0.2
-    """Least time of a K tile that the warps that multiply convert: waits, and the latency of its MMAs; not fitted."""
-    fragments_us: float = 0.0000076
-    """Time of an element that these warps convert, in some 2 instructions per 64; not fitted."""
+    fragment_us: float = 0.16
+    """Least time of a K tile that the warps that multiply convert (benchmarks/results/cute/nvidia-h200-few-rows.jsonl)."""
+    fragments_us: float = 0.0000345
+    """Time of an element that these warps convert, from the same runs. Memory limits it: a K tile has 128 bytes, or 64, of
+    each row of the weights, so that 4-bit elements take as long as bytes."""
     shared_bytes_per_us: float = 218e3
     """Shared-memory bandwidth of an SM: 128 bytes per cycle. It limits K tiles that are written twice."""
     granules_us: float = 0.0023
