@@ -186,18 +186,8 @@ def _verify_attention(plan: CuteAttentionPlan) -> None:
 
 def _attention_on_request(program: Program, facts: KernelFacts, target: Target) -> str:
     """Return a reason for attention that has not run on a GPU."""
-    problem = known_attention(program).problem
-    if problem.draws:
+    if known_attention(program).problem.draws:
         return f"attention with random numbers runs on request, {_REQUEST}"
-    if problem.k.pages is not None:
-        return f"attention to keys in pages runs on request, {_REQUEST}"
-    if problem.loaded and not problem.spans_queries:  # its keys may be split
-        return f"attention whose loop ends at a loaded number of keys runs on request, {_REQUEST}"
-    span = problem.key_span
-    if problem.loaded and (not problem.softmax or span is None or span.begin is not None):
-        return (
-            f"attention to loaded rows without a softmax, or in a loop from a loaded key, runs on request, {_REQUEST}"
-        )
     return ""
 
 

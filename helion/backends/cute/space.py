@@ -175,7 +175,7 @@ def _memory_fields(product: Asked, target: Target) -> Iterator[Field]:
     places = (*(["cluster"] if held or not stored else []), *(["memory"] if stored else []))
     yield Scalar(key=key("rows_in", target), fragment=EnumFragment(places), initial=places[0])
     most = tile_bounds(product.problem, target)[1][1]
-    columns = tuple(each for each in TILE_COLUMNS if each <= most)
+    columns = tuple(each for each in TILE_COLUMNS if each <= most) or (most,)
     yield Scalar(key=key("tile_columns", target), fragment=EnumFragment(columns), initial=columns[-1])
 
 

@@ -14,6 +14,8 @@ from backends.cute.finishing import Grid, stored_name
 from backends.cute.rows import ROWS, Chain, rms_norm_backward, rounded_rms_norm
 from backends.cute.test_rows import compare, operands
 
+import helion
+import helion.language as hl
 from helion.backends.cute.codegen.finish import layouts
 from helion.backends.cute.codegen.module import pointer_dtypes, render
 from helion.backends.cute.plan.build import plan_gemm
@@ -414,3 +416,25 @@ def test_parts_of_two_reductions_have_places_of_their_own(monkeypatch: pytest.Mo
     monkeypatch.setattr(verify_module, "part_slot", lambda finish, value: 0)
     with pytest.raises(Fault, match="written twice"):
         verify_finish(plan, finish_steps(plan.finish))
+
+
+@helion.kernel(backend="cute")
+def gated_softmax(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), y.size(1)], device=x.device)
+    for tile in hl.tile(x.size(0)):
+        acc = hl.zeros([tile, y.size(1)], dtype=torch.float32)
+        gate = hl.zeros([tile, y.size(1)], dtype=torch.float32)
+        for k in hl.tile(x.size(1)):
+            acc = hl.dot(x[tile, k], y[k, :], acc=acc)
+            gate = hl.dot(x[tile, k], z[k, :], acc=gate)
+        out[tile, :] = torch.softmax(acc * torch.sigmoid(gate), 1)
+    return out
+
+
+@pytest.mark.parametrize("n", [7, 16, 40])
+def test_rows_shorter_than_the_narrowest_tile_in_memory(n: int) -> None:
+    x = torch.randn(200, 5).to(torch.float8_e4m3fn).t()
+    y, z = (torch.randn(200, n + 3).to(torch.float8_e4m3fn)[:, :n] for _ in range(2))
+    wanted = torch.softmax(x.double() @ y.double() * torch.sigmoid(x.double() @ z.double()), 1)
+    torch.testing.assert_close(gated_softmax(x, y, z).double(), wanted, rtol=1e-4, atol=1e-6)
+    assert gated_softmax.bind((x, y, z)).config_spec.default_config()
