@@ -84,8 +84,8 @@ class Rates:
     fragment_us: float = 0.16
     """Least time of a K tile that the warps that multiply convert (benchmarks/results/cute/nvidia-h200-few-rows.jsonl)."""
     fragments_us: float = 0.0000345
-    """Time of an element that these warps convert, from the same runs. Memory limits it: a K tile has 128 bytes, or 64, of
-    each row of the weights, so that 4-bit elements take as long as bytes."""
+    """Time of an element that these warps convert, from the same runs: 4-bit elements take as long as bytes. A likely
+    limit is that a K tile reads 128 bytes, or 64, of each row of the weights."""
     shared_bytes_per_us: float = 218e3
     """Shared-memory bandwidth of an SM: 128 bytes per cycle. It limits K tiles that are written twice."""
     granules_us: float = 0.0023
