@@ -96,6 +96,8 @@ class Noise(TorchDispatchMode):
         result = func(*args, **kwargs)
         if name in _ADDING:
             size += 2.0**-24 * math.sqrt(_terms(args[0], result))
+        if name == "_log_softmax":  # a difference of numbers of the operand's size, which are rounded
+            result = result + self.noisy(args[0], ROUNDOFF["float32"]) - args[0]
         if isinstance(result, tuple):
             return tuple(self.noisy(each, size) for each in result)
         return result if name.endswith("_") else self.noisy(result, size)

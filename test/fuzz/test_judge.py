@@ -146,3 +146,10 @@ def test_unrounded_products_may_remain_of_a_difference() -> None:
     left = (product - product.float().double()).float()
     assert bool(left.any()) and judge.verdict(left, right) == ""
     assert judge.verdict(left * 1000, right)
+
+
+def test_a_difference_that_is_zero_exactly_has_the_rounding_of_its_operands() -> None:
+    one = torch.tensor([[1.3]], dtype=torch.float64)
+    (right,) = judge.expect(lambda x: torch.log_softmax(x, 1), (one,), Precision(), 3)
+    assert judge.difference(torch.tensor([[2.0**-26]]), right) == ""
+    assert judge.difference(torch.tensor([[1e-5]]), right)
