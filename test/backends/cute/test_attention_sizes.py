@@ -228,16 +228,6 @@ def test_sequences_of_any_length(static: bool, splits: int) -> None:
         assert not found[1].any(), "a sequence without keys gives 0"
 
 
-def test_auto_splits_the_keys_of_a_long_cache() -> None:
-    shapes = ((1, 8, 4, 128), (1, 65536, 8, 128), (1, 65536, 8, 128))
-    given = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes]
-    lengths = torch.empty(1, dtype=torch.int32, device="meta")
-    bound = helion.kernel(attention_kernels.cached).bind((*given, lengths), target="h200")
-    assert bound.backend_on_gpu == "cute"
-    cute = helion.kernel(attention_kernels.cached, backend="cute").bind((*given, lengths), target="h200")
-    assert cute.seeds[0].config["wgmma_key_splits"] > 1
-
-
 @pytest.mark.parametrize("splits", [1, 2, 3, 16])
 @pytest.mark.parametrize("static", [True, False])
 def test_parts_visit_each_key_once(static: bool, splits: int) -> None:
