@@ -3,6 +3,7 @@ selections by marker (`gpu`, `cxx`, `browser`, `prove`)."""
 
 from __future__ import annotations
 
+import collections
 import gc
 import os
 import shutil
@@ -116,6 +117,8 @@ SAMPLED = frozenset(
     )
 )  # fmt: skip
 _EVERY = 6
+#: Number of cases from which the sample of any other test has one in four.
+_MANY, _EVERY_OF_MANY = 6, 4
 
 
 def _is_sampled(test: str) -> bool:
@@ -126,19 +129,19 @@ def _is_sampled(test: str) -> bool:
 
 
 def _leave_out_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the cases of the tests in ``SAMPLED`` that are not in the sample.
+    """Leave out cases that are not in the sample: of the tests in ``SAMPLED``, and of those with many cases.
 
     A case is in it by a hash of its name: a count would favor one value of a parameter that has two or four.
     """
-    sampled: dict[str, bool] = {}
+    cases = collections.Counter(item.nodeid.partition("[")[0] for item in items)
+    seen: set[str] = set()
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
         test, case, _ = item.nodeid.partition("[")
-        is_first = test not in sampled
-        if is_first:
-            sampled[test] = bool(case) and _is_sampled(test)
-        leave = sampled[test] and not is_first and zlib.crc32(item.nodeid.encode()) % _EVERY
+        every = 1 if not case else _EVERY if _is_sampled(test) else _EVERY_OF_MANY if cases[test] >= _MANY else 1
+        leave = test in seen and zlib.crc32(item.nodeid.encode()) % every
+        seen.add(test)
         (left_out if leave else kept).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=left_out)
