@@ -4,6 +4,7 @@ selections by marker (`gpu`, `cxx`, `browser`, `prove`)."""
 from __future__ import annotations
 
 import collections
+import functools
 import gc
 import os
 import shutil
@@ -121,6 +122,7 @@ _EVERY = 6
 _MANY, _EVERY_OF_MANY = 6, 4
 
 
+@functools.cache
 def _is_sampled(test: str) -> bool:
     """Return whether ``SAMPLED`` has a test, or its file, by name or with the folder in front."""
     path, _, _ = test.partition("::")
