@@ -374,6 +374,7 @@ def main() -> int:
     parser.add_argument("--kernels", type=_words, default=[], help="these alone")
     parser.add_argument("--dtypes", type=_words, default=[], help="these alone, such as bfloat16")
     parser.add_argument("--extents", type=lambda t: list(map(int, _words(t))), default=[], help="sizes to look for")
+    parser.add_argument("--part", default="1/1", help="K/N: every Nth cell from the Kth on")
     parser.add_argument("--alternates", action="store_true", help="time all seeds, not only the first")
     parser.add_argument("--first-call", action="store_true", help="time what a first call that measures takes too")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
@@ -386,9 +387,10 @@ def main() -> int:
     unknown = set(options.suites) - set(SUITES)
     if unknown:
         parser.error(f"no suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
-    indices = chosen_cells(options, _cells())
+    part, parts = map(int, options.part.split("/"))
+    indices = chosen_cells(options, _cells())[part - 1 :: parts]
     if not indices:
-        parser.error("no cell is left; loosen --kernels, --dtypes or --extents")
+        parser.error("no cell is left; loosen --kernels, --dtypes, --extents or --part")
     if not torch.cuda.is_available():
         print(f"{len(indices)} cells, not measured: torch sees no GPU", file=sys.stderr)
         return 1
