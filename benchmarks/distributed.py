@@ -1,11 +1,14 @@
 """Checks and times kernels over several GPUs, with NCCL and torch's fused operations in the same run.
 
-    python3 benchmarks/distributed.py --out FOLDER [--ranks N] [--seconds 200] [CASE ...]
+    python3 benchmarks/distributed.py --out FOLDER [--ranks N] [--one-gpu] [--seconds 200] [CASE ...]
 
-There is one process for each rank, with a GPU of its own; by default all GPUs take part. Each case checks its results
-first. If a process fails or stalls, all of them are started again without that case. `distributed.jsonl` in the folder has
-a row for each check and each variant: the number of ranks, and microseconds, the largest of all ranks. The rows are
-printed, too. The cases are in `distributed_cases.py`.
+There is one process for each rank, with a GPU of its own; by default all GPUs take part. With ``--one-gpu`` the processes
+take turns on the first GPU, through memory mapped by CUDA IPC: cases that need no NCCL check their results, and nothing is
+timed.
+
+Each case checks its results first. If a process fails or stalls, all of them are started again without that case.
+`distributed.jsonl` in the folder has a row for each check and each variant: the number of ranks, and microseconds, the
+largest of all ranks. The rows are printed, too. The cases are in `distributed_cases.py`.
 """
 
 from __future__ import annotations
@@ -50,6 +53,8 @@ CASES = (
 #: The case that ends one of its processes, in processes of its own.
 LAST = "killed"
 STALL_SECONDS, LAST_SECONDS = 45.0, 20.0
+#: Set in the environment of ranks that share a GPU.
+ONE_GPU = "BENCH_ONE_GPU"
 #: The host runs ahead of the GPU by this time, so that launches are not what is timed.
 AHEAD_MICROSECONDS = 6000
 
@@ -104,7 +109,7 @@ def _together(out: pathlib.Path, ranks: int, port: int, cases: list[str], end: f
 def _start(
     out: pathlib.Path, rank: int, ranks: int, port: int, cases: list[str], end: float
 ) -> subprocess.Popen[bytes]:
-    env = dict(os.environ, **OFF, RANK=str(rank), LOCAL_RANK=str(rank))
+    env = dict(os.environ, **OFF, RANK=str(rank), LOCAL_RANK="0" if ONE_GPU in os.environ else str(rank))
     env |= {
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
@@ -143,6 +148,7 @@ class Rank:
         self.torch, self.dist, self.end = torch, dist, end
         self.me, self.n = dist.rank(), dist.world_size()
         self.is_simulated = not torch.distributed.is_initialized()
+        self.is_timed = not self.is_simulated and ONE_GPU not in os.environ
         self.device = "cpu" if self.is_simulated else f"cuda:{torch.cuda.current_device()}"
         self.rows = (out / f"rows-{self.me}-{time.time_ns()}.jsonl").open("a") if self.me == 0 else None
         self.by_ipc, self.group, self._align = False, "0", None
@@ -258,9 +264,9 @@ class Rank:
     def rows_of(self, case: str, what: str, variants: dict[str, Callable[[], Any]], **options: Any) -> None:
         """Time variants in turn, in both orders, and write a row about each: the median, the largest of all ranks.
 
-        Nothing is timed without GPUs, or with no time left.
+        Nothing is timed without a GPU for each rank, or with no time left.
         """
-        if self.is_simulated or self.largest(float(time.time() > self.end - 8)):
+        if not self.is_timed or self.largest(float(time.time() > self.end - 8)):
             return
         times: dict[str, list[float]] = {variant: [] for variant in variants}
         errors: dict[str, str] = {}
@@ -287,7 +293,8 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--seconds", type=float, default=200)
     parser.add_argument("--ranks", type=int, help="ranks, each with a GPU; all GPUs by default")
-    parser.add_argument("--rank", action="store_true")
+    parser.add_argument("--one-gpu", action="store_true", help="all ranks take turns on the first GPU")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("cases", nargs="*")
     options = parser.parse_args()
     known = (*CASES, LAST)
@@ -299,6 +306,8 @@ def main() -> None:
         options.out.mkdir(parents=True, exist_ok=True)
         import torch
 
+        if options.one_gpu:
+            os.environ[ONE_GPU] = "1"
         watch(options.out, options.ranks or torch.cuda.device_count(), cases, options.seconds)
         return
     import helion.distributed as dist

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,27 @@ def test_cases_are_right(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_cases_are_right_on_four_ranks(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = _rows(case, lambda: distributed.Rank(tmp_path, 0.0), tmp_path, monkeypatch, 4)
     assert [(row["right"], row["ranks"]) for row in rows] == [(True, 4)] * CASES[case]
+
+
+@pytest.mark.parametrize("one_gpu", (False, True))
+def test_each_rank_has_a_gpu_of_its_own_or_all_have_the_first(
+    one_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(distributed, "_together", lambda out, ranks, port, cases, end: _started(out, ranks))
+    monkeypatch.setattr(distributed.subprocess, "Popen", lambda command, env, **_: started.append(env["LOCAL_RANK"]))
+    monkeypatch.delenv(distributed.ONE_GPU, raising=False)
+    arguments = ["--out", str(tmp_path), "--ranks", "2", *(["--one-gpu"] if one_gpu else []), "lost"]
+    monkeypatch.setattr(sys, "argv", ["distributed.py", *arguments])
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    distributed.main()
+    assert started == (["0", "0"] if one_gpu else ["0", "1"])
+
+
+def _started(out: Path, ranks: int) -> str:
+    for rank in range(ranks):
+        distributed._start(out, rank, ranks, 29500, ["lost"], 0.0)
+    return "done"
 
 
 class _TimedRank(distributed.Rank):
