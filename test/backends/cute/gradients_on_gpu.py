@@ -63,32 +63,37 @@ def check(number: int, say: Say, on_gpu: Lock, static: bool = True, module: str 
 
 
 def derived(dims: int, causal: bool, say: Say, on_gpu: Lock, timer: Timer) -> None:
-    """Check and time the gradients that are derived from an attention, beside torch's."""
+    """Check and time the gradients that are derived from an attention, without and with stored logarithms of sums, and time
+    torch's."""
     import torch
-    from backends.cute.attention_kernels import attention
+    from backends.cute.attention_kernels import attention, rows_of_heads
 
     import helion
 
     lock = on_gpu()
     torch.manual_seed(2)
     batch, heads, m = 2, 16, 4096
-    sizes = [(batch, heads, m, dims)] * 3
-    tensors = [(torch.randn(size, device="cuda") + 0.1).bfloat16().requires_grad_() for size in sizes]
-    out = helion.kernel(backend="cute")(attention.fn).differentiable()(*tensors, causal)
-    given = torch.randn_like(out)
-    found = torch.autograd.grad(out, tensors, given, retain_graph=True)
-    few = [x.detach()[:1, :1].double().requires_grad_() for x in tensors]
+    sizes = [(batch, heads, m, dims)] * 4
+    *leaves, given = ((torch.randn(size, device="cuda") + 0.1).bfloat16() for size in sizes)
+    few = [x[:1, :1].double().requires_grad_() for x in leaves]
     scores = few[0] @ few[1].mT * dims**-0.5
     seen = torch.ones(m, m, device="cuda", dtype=torch.bool).tril() if causal else torch.ones(m, m, device="cuda") > 0
     result = torch.softmax(scores.masked_fill(~seen, float("-inf")), -1) @ few[2]
-    wanted = torch.autograd.grad(result, few, given[:1, : few[0].size(1)].double())
-    for name, one, other in zip("qkv", found, wanted, strict=True):
-        error = ((one[:1, : other.size(1)].double() - other).norm() / other.norm()).item()
-        say(kind="check", name=f"derived d{dims}, {name}", ok=error < 6e-3, error=float(f"{error:.3g}"), same=True)
+    wanted = torch.autograd.grad(result, few, given[:1, :1].double())
     more = {"d": dims, "causal": causal, "shape": (batch, heads, heads, m, m), "right": True}
-    us = timer(torch)(lambda: torch.autograd.grad(out, tensors, given, retain_graph=True))
-    say(kind="gradients", name="derived", us=round(us, 1), **more)
-    us = _torch("torch", [*(x.detach() for x in tensors), given], causal, timer)
+    for kernel in (rows_of_heads, attention.fn):
+        stored = kernel is rows_of_heads
+        name = "with logsum" if stored else "derived"
+        tensors = [(x.transpose(1, 2) if stored else x).contiguous().requires_grad_() for x in leaves]
+        out = helion.kernel(backend="cute")(kernel).differentiable()(*tensors, causal)
+        out, upstream = (out[0], given.transpose(1, 2).contiguous()) if stored else (out, given)
+        call = functools.partial(torch.autograd.grad, out, tensors, upstream, retain_graph=True)
+        for what, one, other in zip("qkv", call(), wanted, strict=True):
+            one = (one.transpose(1, 2) if stored else one)[:1, :1].double()
+            error = ((one - other).norm() / other.norm()).item()
+            say(kind="check", name=f"{name} d{dims}, {what}", ok=error < 6e-3, error=float(f"{error:.3g}"), same=True)
+        say(kind="gradients", name=name, us=round(timer(torch)(call), 1), **more)
+    us = _torch("torch", [*leaves, given], causal, timer)
     say(kind="gradients", name="torch", us=round(us, 1), **more)
     lock.close()
 
