@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
 import torch  # noqa: E402
+from torch._higher_order_ops.associative_scan import associative_scan  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from benchmarks.timing import GraphTimer, reason  # noqa: E402
@@ -283,6 +284,25 @@ def segment_mean(x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     return torch.segment_reduce(x.float(), "mean", offsets=offsets, axis=0).to(x.dtype)
 
 
+def segment_softmax(x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    segment = torch.searchsorted(offsets, torch.arange(x.size(0), device=x.device), right=True)[:, None] - 1
+    at = segment.expand_as(x)
+    highest = x.new_zeros(offsets.numel() - 1, x.size(1)).scatter_reduce(0, at, x, "amax", include_self=False)
+    e = (x.float() - highest.float().gather(0, at)).exp()
+    return (e / e.new_zeros(highest.shape).scatter_add(0, at, e).gather(0, at)).to(x.dtype)
+
+
+def scan(
+    x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, skip: torch.Tensor
+) -> torch.Tensor:
+    """Compute `selective_scan` with the states of all positions in memory."""
+    factors = (dt[..., None].float() * a.float()).exp()
+    written = (dt * x).float()[..., None] * b[:, :, None, :].float()
+    after = lambda first, then: (first[0] * then[0], first[1] * then[0] + then[1])  # noqa: E731
+    states = associative_scan(after, (factors, written), 1, combine_mode="pointwise" if x.is_cuda else "generic")[1]
+    return ((states * c[:, :, None, :]).sum(-1) + skip * x).to(x.dtype)
+
+
 def linear_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
     since = decay.cumsum(-1)
     between = (since[..., :, None] - since[..., None, :]).tril().exp().tril()
@@ -487,6 +507,7 @@ def _sequence_cells() -> Iterator[Cell]:
             return normal(100_000, n), integers(100_000, b * mean), bounds(b, b * mean)
 
         yield Cell("jagged_mean", shape, ops.jagged_mean, segment_mean, parts, (0,))
+        yield Cell("jagged_softmax", shape, ops.jagged_softmax, segment_softmax, parts, (0,))
         yield Cell("embedding_bag", shape, ops.embedding_bag, bag, lookups, ())
     for batch, heads, length in ((4, 16, 2048), (1, 32, 8192)):
 
@@ -502,6 +523,13 @@ def _sequence_cells() -> Iterator[Cell]:
         yield Cell("gated_delta_rule", f"{batch}x{heads}x{length}x128", forward, delta_rule, deltas, ())
         shape = f"{batch}x{heads}x{length}x64"
         yield Cell("linear_attention", shape, ops.linear_attention, linear_attention, linear, ())
+    for batch, length, channels in ((4, 2048, 1536), (1, 4096, 4096)):
+
+        def steps(b: int = batch, s: int = length, c: int = channels) -> tuple[torch.Tensor, ...]:
+            state = normal(b, s, 16), normal(b, s, 16), normal(c)
+            return normal(b, s, c), torch.rand(b, s, c, device=DEVICE) * 0.1, -torch.rand(c, 16, device=DEVICE), *state
+
+        yield Cell("selective_scan", f"{batch}x{length}x{channels}x16", ops.selective_scan, scan, steps, ())
 
 
 # --- running ---------------------------------------------------------------------------------------------------------------
