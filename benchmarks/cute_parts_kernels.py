@@ -238,6 +238,24 @@ def routed_experts(
     return out
 
 
+def routed_gated_experts(
+    x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    """SwiGLU of the rows of ``tokens`` by ``w[G, K, 2 * N]``, with the gate in the first columns."""
+    groups, k, n = w.size(0), hl.specialize(w.size(1)), hl.specialize(out.size(1))
+    for g, tile_n in hl.tile([groups, n], block_size=[1, None]):
+        for tile_m in hl.tile(offsets[g.begin], offsets[g.begin + 1]):
+            token = tokens[tile_m]
+            gate = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            up = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                rows = x[token, tile_k]
+                gate = hl.dot(rows, w[g.begin, tile_k, tile_n], acc=gate)
+                up = hl.dot(rows, w[g.begin, tile_k, tile_n.index + n], acc=up)
+            out[tile_m, tile_n] = (torch.nn.functional.silu(gate) * up).to(out.dtype)
+    return out
+
+
 def scattered_experts(
     x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor
 ) -> torch.Tensor:
@@ -296,4 +314,61 @@ def weight_gradients(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
             acc = hl.dot(x[tile_k, tile_m].T, g, acc=acc)
             total += g.to(torch.float32).sum(0)
         out[tile_m, tile_n] = acc + total[None, :]
+    return out
+
+
+def four(
+    x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Products by four matrices ``[N, K]``."""
+    (m, depth), n = x.size(), q.size(0)
+    first = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    second, third, fourth = torch.empty_like(first), torch.empty_like(first), torch.empty_like(first)
+    for tile_m, tile_n in hl.tile([m, n]):
+        a = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        b = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        c = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        d = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(depth):
+            rows = x[tile_m, tile_k]
+            a = hl.dot(rows, q[tile_n, tile_k].T, acc=a)
+            b = hl.dot(rows, k[tile_n, tile_k].T, acc=b)
+            c = hl.dot(rows, v[tile_n, tile_k].T, acc=c)
+            d = hl.dot(rows, w[tile_n, tile_k].T, acc=d)
+        first[tile_m, tile_n] = a.to(x.dtype)
+        second[tile_m, tile_n] = b.to(x.dtype)
+        third[tile_m, tile_n] = c.to(x.dtype)
+        fourth[tile_m, tile_n] = d.to(x.dtype)
+    return first, second, third, fourth
+
+
+def gated_sums(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, h: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """SwiGLU of ``x[M, K]`` by ``w[N, K]`` plus ``h[M, R]`` by ``u[N, R]``, times ``x`` by ``v`` plus the same."""
+    (m, k), n, rank = x.size(), w.size(0), h.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        gate = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        up = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            rows = x[tile_m, tile_k]
+            gate = hl.dot(rows, w[tile_n, tile_k].T, acc=gate)
+            up = hl.dot(rows, v[tile_n, tile_k].T, acc=up)
+        for tile_r in hl.tile(rank):
+            low = h[tile_m, tile_r]
+            gate = hl.dot(low, u[tile_n, tile_r].T, acc=gate)
+            up = hl.dot(low, u[tile_n, tile_r].T, acc=up)
+        out[tile_m, tile_n] = (torch.nn.functional.silu(gate) * up).to(x.dtype)
+    return out
+
+
+def integer_blocks(x: torch.Tensor, w: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
+    """int8 ``x[M, K]`` by ``w[N, K]`` with a scale of each block of 128 of K, for each row and each column."""
+    (m, k), n = x.size(), w.size(0)
+    out = torch.empty([m, n], dtype=torch.bfloat16, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k, block_size=128):
+            part = hl.dot(x[tile_m, tile_k], w[tile_n, tile_k].T, out_dtype=torch.int32).to(torch.float32)
+            acc += part * x_scale[tile_m, tile_k.id][:, None] * w_scale[tile_n, tile_k.id][None, :]
+        out[tile_m, tile_n] = acc.to(torch.bfloat16)
     return out
