@@ -5,10 +5,11 @@ Tensors of a cell are of device ``meta``; ``inputs`` makes random ones of the sa
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -227,7 +228,8 @@ def _grpo_loss(
 
 
 #: Suite, file, kernel, and the arguments for a number of rows, their length and a dtype.
-ROW_KERNELS: tuple[tuple[str, str, str, Callable[[int, int, torch.dtype], tuple[Any, ...]]], ...] = (
+RowKernel: TypeAlias = tuple[str, str, str, Callable[[int, int, torch.dtype], tuple[Any, ...]]]
+ROW_KERNELS: tuple[RowKernel, ...] = (
     ("reductions", "rms_norm", "rms_norm", _row_and(1)),
     ("reductions", "layer_norm", "layer_norm", _row_and(2)),
     ("reductions", "softmax", "softmax", _row),
@@ -266,26 +268,46 @@ BASELINES: dict[str, Callable[..., Any]] = {
     "dynamic_quant": _dynamic_quant,
 }
 LOGARITHMS = ("jsd", "kl_div")
+#: Kernels, rows and columns of the cells with few rows.
+FEW_ROW_KERNELS = (
+    *("rms_norm", "layer_norm", "softmax", "row_sum", "cross_entropy"),
+    *("fused_add_rms_norm", "gated_rms_norm", "dynamic_quant"),
+)
+FEW_ROWS = (1, 64, 16)
+FEW_ROWS_EXTENTS = (4096, 32768, 1000)
 
 
 def row_cells() -> Iterator[Cell]:
     """The reductions over rows of every length."""
-    for suite, file, name, arguments in ROW_KERNELS:
+    for kernel in ROW_KERNELS:
         for n in EXTENTS:
             m = max(MIN_ROWS, min(MAX_ROWS, ELEMENTS // n // 128 * 128))
             for dtype in DTYPES:
-                yield Cell(
-                    suite=suite,
-                    kernel=name,
-                    case=f"{m} rows of {n}",
-                    dtype=_name(dtype),
-                    function=getattr(_example(file), name),
-                    args=arguments(m, n, dtype),
-                    baseline=BASELINES.get(name, _example(file).reference),
-                    high=n,
-                    logarithms=name in LOGARITHMS,
-                    summed=1 if file == "fused_linear_jsd" else None,
-                )
+                yield _row_cell(kernel, m, n, dtype)
+
+
+def few_row_cells() -> Iterator[Cell]:
+    """The reductions over fewer rows than a GPU has SMs."""
+    kernels = [kernel for kernel in ROW_KERNELS if kernel[2] in FEW_ROW_KERNELS]
+    for m, n in itertools.product(FEW_ROWS, FEW_ROWS_EXTENTS):
+        for kernel in kernels:
+            yield _row_cell(kernel, m, n, torch.bfloat16)
+
+
+def _row_cell(kernel: RowKernel, m: int, n: int, dtype: torch.dtype) -> Cell:
+    suite, file, name, arguments = kernel
+    return Cell(
+        suite=suite,
+        kernel=name,
+        case=f"{m} rows of {n}",
+        dtype=_name(dtype),
+        function=getattr(_example(file), name),
+        args=arguments(m, n, dtype),
+        baseline=BASELINES.get(name, _example(file).reference),
+        high=n,
+        logarithms=name in LOGARITHMS,
+        summed=1 if file == "fused_linear_jsd" else None,
+    )
 
 
 def matmul_cells() -> Iterator[Cell]:

@@ -254,7 +254,7 @@ def copied(size: int, timer: Timer, copies: dict[int, float]) -> float:
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """The work of one step: ``kind`` is ``cute``, ``seed``, ``sweep``, ``ahead``, ``check``, ``triton``, ``compile``, ``suite``,
-    ``odd`` or ``repeated``.
+    ``few``, ``odd`` or ``repeated``.
 
     ``at`` is the number of the seed that it times, or of the layout for ``sweep`` and ``ahead``.
     """
@@ -362,7 +362,9 @@ class Worker:
 
         shape = (job.name, job.type, job.m, job.n)
         found = row_suites.timed(shape, DEVICE, Gpu, self.timer, lambda size: copied(size, self.timer, self.copies))
-        say(kind="suite", **job.facts, **found)
+        say(kind=job.kind, **job.facts, **found)
+
+    _few = _suite
 
     def _odd(self, job: Job) -> None:
         import row_oddities
@@ -450,6 +452,11 @@ def jobs(names: Sequence[str], kinds: Sequence[str]) -> list[Job]:
 
         shapes = [(name, dtype, m, n) for name, dtype, m, n in row_suites.shapes() if not DRY or n == 1000]
         turns.append([Job(kind="suite", name=name, type=dtype, m=m, n=n) for name, dtype, m, n in shapes])
+    if "few" in kinds:
+        import row_suites
+
+        shapes = [(name, dtype, m, n) for name, dtype, m, n in row_suites.few_shapes() if not DRY or n == 1000]
+        turns.append([Job(kind="few", name=name, type=dtype, m=m, n=n) for name, dtype, m, n in shapes])
     found = [job for turn in turns for job in turn]
     return (
         sorted((job for job in found if job.kind in kinds), key=lambda job: kinds.index(job.kind)) if kinds else found
@@ -559,9 +566,9 @@ def summarize(folder: Path) -> None:
         print(
             f"{text}  predicted {line['predicted']:7.1f}{beside}  {'' if line['ok'] else 'WRONG '}{line['plan'][:90]}"
         )
-    for line in (line for line in lines if line["kind"] == "suite"):
+    for line in (line for line in lines if line["kind"] in ("suite", "few")):
         others = "".join(
-            f"  {kind} {line[f'{kind}_us']:8.1f} us" for kind in ("triton", "compile") if f"{kind}_us" in line
+            f"  {kind} {line[f'{kind}_us']:8.1f} us" for kind in ("triton", "cute", "compile") if f"{kind}_us" in line
         )
         cell = f"{line['name']:22s} {line['type']:8s} {line['m']:6d} {line['n']:6d}"
         print(f"{cell} {line['backend']:6s} {line['auto_us']:8.1f} us {line['share']:.3f} of copy{others}")

@@ -16,13 +16,24 @@ sys.path[:0] = [str(ROOT)]
 
 LARGE_BYTES = 64_000_000
 """Bytes of a cell from which its share of a copy is counted."""
+FEWER_ROWS = 128
+"""Rows that do not fill a GPU: there the default of each backend is timed."""
 
 
 def shapes() -> Iterator[tuple[str, str, int, int]]:
     """Yield kernel, type, rows and columns of each large cell, long rows first."""
-    found = [(cell.kernel, cell.dtype, *_sizes(cell.case)) for cell in _cells().values()]
+    from benchmarks.cells import row_cells
+
+    found = [(cell.kernel, cell.dtype, *_sizes(cell.case)) for cell in row_cells() if cell.summed is None]
     large = [each for each in found if each[2] * each[3] * (2 if each[1] == "bfloat16" else 4) >= LARGE_BYTES // 2]
     yield from sorted(large, key=lambda each: -each[3])
+
+
+def few_shapes() -> Iterator[tuple[str, str, int, int]]:
+    """Yield kernel, type, rows and columns of each cell with few rows."""
+    from benchmarks.cells import few_row_cells
+
+    yield from ((cell.kernel, cell.dtype, *_sizes(cell.case)) for cell in few_row_cells())
 
 
 def _sizes(case: str) -> tuple[int, int]:
@@ -32,9 +43,21 @@ def _sizes(case: str) -> tuple[int, int]:
 
 @functools.cache
 def _cells() -> dict[tuple[str, str, int, int], Any]:
-    from benchmarks.cells import row_cells
+    from benchmarks.cells import few_row_cells, row_cells
 
-    return {(cell.kernel, cell.dtype, *_sizes(cell.case)): cell for cell in row_cells() if cell.summed is None}
+    cells = [*(cell for cell in row_cells() if cell.summed is None), *few_row_cells()]
+    return {(cell.kernel, cell.dtype, *_sizes(cell.case)): cell for cell in cells}
+
+
+def _of_cute(fn: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, Callable[[], Any]]:
+    """Return the call of the cute backend's default, if it takes the kernel."""
+    import helion
+
+    try:
+        bound = helion.kernel(fn, backend="cute").bind(args)
+        return {"cute": functools.partial(bound.compile_config(bound.default_config()), *args)}
+    except helion.exc.CuteUnsupported:
+        return {}
 
 
 def timed(
@@ -44,7 +67,10 @@ def timed(
     time: Callable[[Callable[[], Any]], float],
     copies: Callable[[int], float],
 ) -> dict[str, Any]:
-    """Check a cell against fp64 and time it. ``gpu`` enters the GPU, ``copies`` times a copy of a number of bytes."""
+    """Check a cell against fp64 and time it. ``gpu`` enters the GPU, ``copies`` times a copy of a number of bytes.
+
+    With few rows, the cute backend's default is timed as well where ``auto`` does not take it.
+    """
     import torch
 
     import helion
@@ -60,6 +86,8 @@ def timed(
     if auto.backend != "triton":
         general = helion.kernel(cell.function.fn, backend="triton").bind(args)
         calls["triton"] = functools.partial(general.compile_config(general.default_config()), *args)
+    elif shape[2] < FEWER_ROWS:
+        calls |= _of_cute(cell.function.fn, args)
     torch._dynamo.reset()
     calls["compile"] = functools.partial(torch.compile(cell.baseline, dynamic=False), *args)
     for call in calls.values():
