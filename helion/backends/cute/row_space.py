@@ -56,7 +56,7 @@ def own_keys(shape: ProgramShape, program: Program, target: Target, settings: Se
     width = next_power_of_2(kernel.problem.n) if kernel.one_tile else LEAST_COLUMNS
     sizes = dict.fromkeys(columns, (width, width))
     sizes |= {block: (1, 1) for block in kernel.others if blocks[block].tunable}
-    initial = {}
+    initial, multiples = {}, {}
     if not kernel.fixed:
         rows = {layout.choice.rows for layout in found}
         sizes[kernel.rows] = (min(rows), max(rows))
@@ -64,6 +64,7 @@ def own_keys(shape: ProgramShape, program: Program, target: Target, settings: Se
     if kernel.blocks is not None and blocks[kernel.blocks].tunable:
         sizes[kernel.blocks] = (1, next_power_of_2(kernel.problem.m))
         initial[kernel.blocks], _ = fastest_span(found[0], kernel.problem.m, target)
+        multiples[kernel.blocks] = 1
     return OwnKeys(
         fields=(
             _field("cute_row_cluster", [layout.choice.cluster for layout in found]),
@@ -77,6 +78,7 @@ def own_keys(shape: ProgramShape, program: Program, target: Target, settings: Se
         rules=(Rule(why="the layout of rows is limited by what fits", legalize=legalizer.legalize),),
         sizes=sizes,
         initial=initial,
+        multiples=multiples,
         holds_values=False,
         planned=True,
         rolls=False,

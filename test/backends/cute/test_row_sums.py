@@ -145,6 +145,28 @@ def test_examples_are_row_kernels(m: int, n: int) -> None:
         assert f"blocks = (tiles + {span - 1}) // {span}" in bound.to_cute_code()
 
 
+@pytest.mark.parametrize(("m", "n", "span", "ctas"), [(2048, 131072, 293, 1), (131072, 1000, 166, 6)])
+def test_blocks_are_as_many_as_clusters(m: int, n: int, span: int, ctas: int) -> None:
+    """7 clusters of 16 CTAs, or 6 CTAs of each of 132 SMs, have one block each."""
+    x, w = tensor(m, n, dtype=torch.bfloat16), tensor(n, dtype=torch.bfloat16)
+    kernel = helion.kernel(layer_norm_backward.fn, backend="cute", ignore_warnings=[exc.TensorOperationInWrapper])
+    bound = kernel.bind((x, x, w, w), target="h200")
+    assert bound.seeds[0].config["block_sizes"][0] == span
+    assert f"min_blocks_per_mp={ctas}," in bound.to_cute_code()
+
+
+def test_a_config_may_ask_for_any_number_of_rows() -> None:
+    x, grad, w = numbers(45, 300).float(), numbers(45, 300, seed=1).float(), numbers(300, seed=2).float()
+    config = helion.Config(block_sizes=[7, 1], cute_row_ctas_per_sm=4, cute_row_warps=2, cute_row_cluster=1, cute_row_ahead=False)
+    kernel = helion.kernel(
+        rms_norm_backward.fn, backend="cute", config=config, ignore_warnings=[exc.TensorOperationInWrapper]
+    )
+    assert "blocks = (tiles + 6) // 7" in kernel.bind((grad, x, w), target="h200").to_cute_code()
+    inputs = [each.double().requires_grad_() for each in (x, w)]
+    want = torch.autograd.grad(torch.nn.functional.rms_norm(inputs[0], [300], inputs[1], EPS), inputs, grad.double())
+    assert all(close(each, wanted) for each, wanted in zip(kernel(grad, x, w), want, strict=True))
+
+
 def test_the_cpu_gives_the_sums() -> None:
     x, grad, w = numbers(45, 301).float(), numbers(45, 301, seed=1).float(), numbers(301, seed=2).float()
     kernel = helion.kernel(rms_norm_backward.fn, backend="cute", ignore_warnings=[exc.TensorOperationInWrapper])

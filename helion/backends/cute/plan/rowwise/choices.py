@@ -17,13 +17,19 @@ LEAST_CLUSTER_WARPS = 8
 KEEPS: tuple[Keep, ...] = ("registers", "shared")
 ROWS = (1, 2, 4, 8)
 """Rows of a CTA at a time."""
+CTAS = (2, 1)
+"""CTAs per SM."""
+SINGLE_ROW_CTAS = (8, 6, 4)
+"""The same, in addition, where a CTA has one row at a time: more of them hide the waits of short rows."""
+SINGLE_ROW_WARPS = 16
+"""The most warps of rows that these have together."""
 
 
 @functools.lru_cache(maxsize=64)
 def layouts(demand: RowDemand, target: Target) -> tuple[RowLayout, ...]:
     """Return all layouts that fit; the reason of the first refusal is raised as ``Refusal`` if there is none."""
     found, reason = [], None
-    for choice in _choices(target):
+    for choice in _choices(demand):
         try:
             found.append(layout_of(demand, choice, target))
         except Refusal as refusal:
@@ -34,14 +40,18 @@ def layouts(demand: RowDemand, target: Target) -> tuple[RowLayout, ...]:
     return tuple(found)
 
 
-def _choices(target: Target) -> Iterator[RowChoice]:
-    for ahead, keep, ctas, cluster, warps in itertools.product((False, True), KEEPS, (2, 1), CLUSTERS, WARPS):
+def _choices(demand: RowDemand) -> Iterator[RowChoice]:
+    single = bool(demand.sums or demand.repeated)
+    per_sm = (*SINGLE_ROW_CTAS, *CTAS) if single else CTAS
+    for ahead, keep, ctas, cluster, warps in itertools.product((False, True), KEEPS, per_sm, CLUSTERS, WARPS):
         if (cluster > 1 and warps < LEAST_CLUSTER_WARPS) or (ctas == 2 and warps == WARPS[-1]):
             continue
         if ahead and cluster == 1:
             continue
-        for rows in ROWS if cluster == 1 else (1,):
-            if rows * warps <= 8 * (3 - ctas):
+        if ctas in SINGLE_ROW_CTAS and (cluster > 1 or ctas * warps > SINGLE_ROW_WARPS):
+            continue
+        for rows in ROWS if cluster == 1 and not single else (1,):
+            if rows * warps <= 8 * (3 - ctas) or single:
                 yield RowChoice(cluster=cluster, warps=warps, rows=rows, ctas_per_sm=ctas, keep=keep, ahead=ahead)
 
 

@@ -18,8 +18,8 @@ WORD_BYTES = 4
 UNALIGNED_REGISTERS = 16
 """Registers for the places and masks of rows that begin anywhere."""
 
-SUM_REGISTERS = 8
-"""Registers for the loop over blocks of rows with sums."""
+SUM_REGISTERS, SUMS_PER_REGISTER = 9, 8
+"""Registers for the loop over blocks of rows with sums, and sums of a thread for each that is needed in addition."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,7 +371,9 @@ class RowLayout:
         """Registers of a thread between passes, approximately."""
         held = self.demand.held_bytes if self.choice.keep == "registers" else 0
         words = -(-held * self.lanes // WORD_BYTES) * (self.thread_granules if held else 1)
-        words += self.demand.sums * self.lanes * self.thread_granules + (SUM_REGISTERS if self.demand.sums else 0)
+        if self.demand.sums:
+            sums = self.demand.sums * self.lanes * self.thread_granules
+            words += sums + SUM_REGISTERS + sums // SUMS_PER_REGISTER
         return words + 40 + self.demand.temporaries + (0 if self.aligned else UNALIGNED_REGISTERS)
 
     @property

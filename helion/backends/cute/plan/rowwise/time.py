@@ -47,6 +47,8 @@ RATES = RowRates()
 GROUPS = (18, 18, 18, 16, 16, 16, 16, 14)
 """SMs of the GPCs of an H200, which a cluster does not cross. They differ from die to die. With these, 31 clusters of 4, 15
 of 8 and 7 of 16 CTAs run at once, as times of blocks with sums over rows show."""
+MOST_ROUNDS = 4
+"""The most blocks of a cluster, where these do not have a power of two of rows."""
 
 
 def resident(layout: RowLayout, target: Target) -> int:
@@ -96,8 +98,15 @@ def predicted_us(layout: RowLayout, m: int, target: Target, rates: RowRates = RA
 
 @functools.lru_cache(maxsize=1024)
 def fastest_span(layout: RowLayout, m: int, target: Target) -> tuple[int, float]:
-    """Return the rows of a block whose sums are stored, a power of two, and the time with them; 1 without sums."""
-    spans = [2**power for power in range(next_power_of_2(m).bit_length())] if layout.demand.sums else [1]
+    """Return the rows of a block whose sums are stored, and the time with them; 1 without sums.
+
+    Blocks are as many as clusters that run at once, a few times that, or have a power of two of rows.
+    """
+    if not layout.demand.sums:
+        return 1, predicted_us(layout, m, target)
+    clusters = resident(layout, target)
+    spans = {2**power for power in range(next_power_of_2(m).bit_length())}
+    spans |= {-(-m // (clusters * blocks)) for blocks in range(1, MOST_ROUNDS + 1)}
     times = {span: predicted_us(layout, m, target, span=span) for span in spans}
     return min(times.items(), key=lambda found: (found[1], -found[0]))
 
