@@ -157,7 +157,9 @@ def test_blocks_are_as_many_as_clusters(m: int, n: int, span: int, ctas: int) ->
 
 def test_a_config_may_ask_for_any_number_of_rows() -> None:
     x, grad, w = numbers(45, 300).float(), numbers(45, 300, seed=1).float(), numbers(300, seed=2).float()
-    config = helion.Config(block_sizes=[7, 1], cute_row_ctas_per_sm=4, cute_row_warps=2, cute_row_cluster=1, cute_row_ahead=False)
+    config = helion.Config(
+        block_sizes=[7, 1], cute_row_ctas_per_sm=4, cute_row_warps=2, cute_row_cluster=1, cute_row_ahead=False
+    )
     kernel = helion.kernel(
         rms_norm_backward.fn, backend="cute", config=config, ignore_warnings=[exc.TensorOperationInWrapper]
     )
