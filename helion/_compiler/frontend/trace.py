@@ -193,4 +193,5 @@ def _host_module(fn: Callable[..., Any], source: FunctionSource, walk: Walk) -> 
         argument_checks=walk.t.numbers.conditions(walk.t.context.limits.least_size),
         placed_calls=frozenset(walk.t.registered.placed_calls),
         placed_by=walk.t.registered.placed_by,
+        specialized=frozenset(walk.t.numbers.specialized) & walk.t.numbers.symbols.keys(),
     )

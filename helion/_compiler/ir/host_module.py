@@ -69,7 +69,8 @@ class HostModule(Structural):
     - ``tunable_calls``: names by the calls of ``hl.register_tunable``.
     - ``specialized_calls``: calls of ``hl.specialize``.
     - ``placed_calls``: calls of factories that get the device of the tensor ``placed_by``.
-    - ``symbols``: the host expression of every run-time number, by name.
+    - ``symbols``: the host expression of every run-time number, by name. Those of ``specialized`` are the same in every
+      launch, with the value of their hints.
     - ``deferred_symbols``: the numbers that are known only right before the launch.
     - ``captures``: names of the results that launches may need, by expression (by first and last line and column).
       There is one name for each evaluation of the expression. In a loop around a launch, evaluations count from the
@@ -97,3 +98,4 @@ class HostModule(Structural):
     argument_checks: tuple[str, ...] = ()
     placed_calls: frozenset[tuple[int, int]] = frozenset()
     placed_by: str = ""
+    specialized: frozenset[str] = frozenset()

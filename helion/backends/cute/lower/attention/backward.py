@@ -29,6 +29,7 @@ from .band import covered_keys, key_span
 from .formula import FormulaReader
 from .lefts import EXPONENTIALS, Lefts
 from .loops import Loops, check_axis, is_tile
+from .numbers import LaunchNumbers
 from .operands import check_dot, loaded
 from .outputs import unrounded
 from .places import access_of, check_storage, check_strides, matrix_of
@@ -186,6 +187,7 @@ def _loops(program: Program) -> tuple[Loops, Number, tuple[Carried, ...]]:
         keys=axes[0].block,
         first=dots[0],
         second=dots[-1],
+        numbers=LaunchNumbers(program.host.specialized),
     )
     return loops, repeats, _carried(outer, inner)
 

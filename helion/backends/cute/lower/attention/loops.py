@@ -41,7 +41,7 @@ class Loops:
     keys: int
     first: Op
     second: Op
-    numbers: LaunchNumbers = field(default_factory=LaunchNumbers, compare=False)
+    numbers: LaunchNumbers = field(compare=False)
     loaded: dict[Source, int | Expr] = field(default_factory=dict, compare=False)
     """Integers that are loaded for each head, and their arguments of a launch."""
 
@@ -159,6 +159,7 @@ def loops_of(program: Program) -> Loops:
         keys=keys,
         first=first,
         second=second,
+        numbers=LaunchNumbers(program.host.specialized),
     )
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from ....._shapes import Expr, Number, hint_of
+from ....._shapes import LEAVES, Expr, Number, hint_of
 from ...plan.attention.numbers import LaunchInt
 from ...plan.dtypes import SIZE
 from ..numbers import at_most, linear
 
 
 class LaunchNumbers:
-    """Launch-time integers by their host expressions. Expressions that are equal in every launch give one integer."""
+    """Launch-time integers by their host expressions. Expressions that are equal in every launch give one integer.
 
-    def __init__(self) -> None:
+    The host numbers ``specialized`` are constants. So is what was computed from them before ``hl.specialize``.
+    """
+
+    def __init__(self, specialized: frozenset[str] = frozenset()) -> None:
+        self._specialized = specialized
         self._known: dict[object, LaunchInt] = {}
         self.expressions: dict[str, Expr] = {}
         """Host expressions by name."""
@@ -22,6 +26,7 @@ class LaunchNumbers:
         """Return a number as the plan has it. The first name of an expression is ``label``, made unique."""
         if isinstance(number, LaunchInt):
             return number
+        number = self._resolved(number)
         if not isinstance(number, Expr):
             return int(number)
         terms, constant = linear(number)
@@ -67,4 +72,12 @@ class LaunchNumbers:
         return best
 
     def _expression(self, number: Number) -> Number:
-        return self.number(number) if isinstance(number, LaunchInt) else number
+        return self.number(number) if isinstance(number, LaunchInt) else self._resolved(number)
+
+    def _resolved(self, number: Number) -> Number:
+        """Return a number with constants in the place of specialized ones."""
+        if not isinstance(number, Expr) or number.op in LEAVES:
+            is_constant = isinstance(number, Expr) and number.op == "host" and number.args[0] in self._specialized
+            return hint_of(number) if is_constant else number
+        args = tuple(self._resolved(each) for each in number.args)
+        return Expr(number.op, args, number.hint) if any(isinstance(each, Expr) for each in args) else number.hint
