@@ -666,6 +666,28 @@ def _following_loops(x: torch.Tensor, window: int, ahead: int) -> torch.Tensor:
     return out
 
 
+@helion.kernel()
+def _shared_rows(x: torch.Tensor, lengths: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
+    """Sums of rows `x[B, N]` that all heads share up to a length, and of rows that sequences have one after another."""
+    batch, heads = lengths.size(0), 6
+    out = torch.empty([batch, heads], dtype=torch.float32, device=x.device)
+    for tile_b, tile_h in hl.tile([batch, heads], block_size=[1, 1]):
+        b = tile_b.begin
+        total = hl.zeros([tile_b, tile_h], dtype=torch.float32)
+        for own in hl.tile(lengths[b]):
+            total = total + x[b, own].sum(-1)
+        for packed in hl.tile(begins[b], begins[b + 1]):
+            total = total + x[0, packed].sum(-1)
+        out[tile_b, tile_h] = total
+    return out
+
+
+def test_rows_of_a_loop_belong_to_what_looks_up_its_length() -> None:
+    numbers = torch.empty(5, dtype=torch.int32, device="meta")
+    bound = _shared_rows.bind((torch.empty(4, 1200, device="meta"), numbers[:4], numbers), target="h100")
+    assert {axis.name: axis.mean for axis in bound.facts.axes if axis.extent is None} == {"own": 1200, "packed": 50}
+
+
 @pytest.mark.parametrize("static_shapes", (True, False))
 @pytest.mark.parametrize(
     ("window", "expected"),

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ..._shapes import Expr, Number, cdiv, hint_of, next_power_of_2
 from ...fields import Fragment, values_of
+from .lookups import Lookups, lookups
 from .records import AxisFact, AxisKind, MemoryOpFact, RegionFact
 from .walk import LoopBound, TileBound, Walk
 
@@ -66,20 +67,16 @@ def _choices(size: Number | None, fragments: Mapping[str, Fragment]) -> tuple[st
     return name, tuple((value, sized(value)) for value in values_of(fragments[name]))
 
 
-def with_means(
-    axes: tuple[AxisFact, ...],
-    regions: Sequence[RegionFact],
-    memory_ops: Sequence[MemoryOpFact],
-    diagonal: Mapping[int, tuple[LoopBound, LoopBound]],
-) -> tuple[AxisFact, ...]:
+def with_means(axes: tuple[AxisFact, ...], walk: Walk, memory_ops: Sequence[MemoryOpFact]) -> tuple[AxisFact, ...]:
     """Return ``axes`` with estimates of extents that depend on data, and mean ones of those that end or begin at a tile."""
     unknown = [axis for axis in axes if axis.extent is None and axis.outer is None]
     if not unknown:
         return axes
+    looked_up = lookups(walk)
     means = {
-        axis.block_id: _mean_between(*diagonal[axis.block_id], axes)
-        if axis.block_id in diagonal
-        else _mean(axis.block_id, axes, regions, memory_ops)
+        axis.block_id: _mean_between(*walk.diagonal[axis.block_id], axes)
+        if axis.block_id in walk.diagonal
+        else _mean(axis.block_id, axes, walk.regions, memory_ops, looked_up)
         for axis in unknown
     }
     return tuple(replace(axis, mean=means.get(axis.block_id)) for axis in axes)
@@ -103,28 +100,36 @@ def _mean_between(begin: LoopBound, end: LoopBound, axes: tuple[AxisFact, ...]) 
 
 
 def _mean(
-    axis: int, axes: tuple[AxisFact, ...], regions: Sequence[RegionFact], memory_ops: Sequence[MemoryOpFact]
+    axis: int,
+    axes: tuple[AxisFact, ...],
+    regions: Sequence[RegionFact],
+    memory_ops: Sequence[MemoryOpFact],
+    looked_up: Lookups,
 ) -> int | None:
     """Return the estimated extent of an axis: that of an access, divided by the grid axes that it does not index.
 
     Of all accesses, use the one that indexes the most grid axes, and a direct access before a gather. Divide only by
     axes with a fixed tile if there are any: a bound is one number, looked up by such an axis. If all of them index the
-    access, rows along other axes share its extent.
+    access, rows along other axes share its extent. An access by all axes that look up the bound has rows of its own.
     """
+    bound = looked_up.bounds.get(axis, frozenset())
     found: list[tuple[bool, int, int]] = []
     for op in memory_ops:
         if axis not in op.tile_axes:
             continue
-        at = op.subscript_axes.index(axis) if axis in op.subscript_axes else None
+        direct = axis in op.subscript_axes
         gathered = [extent for a, extent in zip(op.subscript_axes, op.extents, strict=True) if a is None]
-        reach = op.extents[at] if at is not None else max(gathered, default=1)
+        reach = op.extents[op.subscript_axes.index(axis)] if direct else max(gathered, default=1)
+        paged = looked_up.reaches.get((op.slot, axis)) if op.kind == "load" else None
         root = regions[op.region].root
         around = {a.block_id for a in axes if a.on_grid and root in a.roots} | set(op.tile_axes)
         sharing = around - set(op.subscript_axes) - {axis}
         fixed = {a for a in around - {axis} if not axes[a].tunable}
         sharing = sharing & fixed or (set() if fixed else sharing)
+        if bound and bound <= set(op.subscript_axes):
+            sharing = set()
         parts = math.prod(max(1, axes[a].extent or axes[a].size or 1) for a in sharing)
-        found.append((at is None, parts, max(1, cdiv(reach, parts))))
+        found.append((not direct and paged is None, parts, max(1, cdiv(paged or reach, parts))))
     return min(found)[-1] if found else None
 
 

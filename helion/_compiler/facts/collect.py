@@ -48,7 +48,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
     liveness = sweep(walk, direct)
     looped = {block: loads_in_chunks(program, block) for block in rollable}
     memory_ops = memory_facts(walk, flow, axes, operand_roles(staged), looped)
-    axes = with_means(axes, walk.regions, memory_ops, walk.diagonal)
+    axes = with_means(axes, walk, memory_ops)
     accumulators = accumulator_facts(walk, _dot_results(walk, matmuls))
     reductions = reduction_facts(walk, flow, liveness, axes, memory_ops, accumulators)
     products = reduced_products(walk, flow)

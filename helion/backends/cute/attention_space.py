@@ -86,7 +86,7 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
     found = known_attention(program)
     loops = found.loops
     pages = found.problem.k.pages
-    most = MOST_KEYS if pages is None else min(MOST_KEYS, pages.size)
+    most = MOST_KEYS if pages is None else min(MOST_KEYS, pages.size & -pages.size)  # a power of two that divides it
     sizes = {loops.queries: (WGMMA_ROWS, MOST_GROUPS * WGMMA_ROWS), loops.keys: (KEY_STEP, most)}
     sizes |= {block: (1, 1) for block in loops.heads if program.blocks[block].kind == "tile"}
     stages = EnumFragment((None, *range(LEAST_STAGES, MOST_STAGES + 1)))
@@ -108,6 +108,7 @@ def attention_keys(shape: ProgramShape, program: Program, target: Target, settin
         verbatim=VERBATIM_PREFIX,
         rules=ScoreRules(program.host.name, target, planned, simpler).rules(),
         sizes=sizes,
+        least={loops.keys: KEY_STEP} if most < FIRST_KEYS else {},
         initial={loops.queries: 2 * WGMMA_ROWS, loops.keys: min(FIRST_KEYS, most)},
         multiples={loops.queries: WGMMA_ROWS, loops.keys: KEY_STEP},
         holds_values=False,

@@ -30,6 +30,11 @@ LATENT_HEADS = 64
 LATENT_PROGRAMS = 128
 #: The widest slice of latent values whose accumulators fit into registers.
 LATENT_WIDTH = 256
+#: Pages of a multiple of so many keys hold whole blocks of keys, as backends with TMA need them.
+PAGE_MULTIPLE = 16
+#: Kernels with arguments by whether the general backend runs them, and the most of these that are remembered.
+_GENERAL: dict[tuple[Any, ...], bool] = {}
+MOST_KNOWN = 1024
 #: A part of a sequence has a multiple of so many keys.
 LATENT_KEYS = 64
 
@@ -66,6 +71,42 @@ def decode_kernel(
             shrink = torch.exp2(highest - raised)
             total = total * shrink + torch.sum(weights, dim=-1)
             acc = hl.dot(weights.to(v.dtype), v[sequence, tile, group, :], acc=acc * shrink[:, None])
+            highest = raised
+        out[sequence, group, tile_r, :] = acc / torch.where(total > 0, total, 1.0)[:, None]
+    return out
+
+
+@helion.kernel(static_shapes=False)
+def paged_kernel(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    page: hl.constexpr,
+    few: hl.constexpr,
+    scale: float,
+) -> torch.Tensor:
+    """Compute the same with rows of `k[P * page, G, D]` and `v[P * page, G, E]`, in the pages that `table` names."""
+    batch, groups = q.size(0), q.size(1)
+    if few:
+        batch, groups = hl.specialize(batch), hl.specialize(groups)
+    shared, width = hl.specialize(q.size(2)), hl.specialize(v.size(2))
+    out = torch.empty([batch, groups, shared, width], dtype=q.dtype, device=q.device)
+    for tile_b, tile_g, tile_r in hl.tile([batch, groups, shared], block_size=[1, 1, None]):
+        sequence, group = tile_b.begin, tile_g.begin
+        query = q[sequence, group, tile_r, :]
+        highest = hl.full([tile_r], MASKED, dtype=torch.float32)
+        total = hl.zeros([tile_r], dtype=torch.float32)
+        acc = hl.zeros([tile_r, width], dtype=torch.float32)
+        for tile in hl.tile(lengths[sequence]):
+            row = table[sequence, tile.index // page] * page + tile.index % page
+            scores = hl.dot(query, k[row, group, :].T) * (scale * math.log2(math.e))
+            raised = torch.maximum(highest, torch.amax(scores, dim=-1))
+            weights = torch.exp2(scores - raised[:, None])
+            shrink = torch.exp2(highest - raised)
+            total = total * shrink + torch.sum(weights, dim=-1)
+            acc = hl.dot(weights.to(v.dtype), v[row, group, :], acc=acc * shrink[:, None])
             highest = raised
         out[sequence, group, tile_r, :] = acc / torch.where(total > 0, total, 1.0)[:, None]
     return out
@@ -182,7 +223,29 @@ def _parts(programs: int, table: torch.Tensor, page: int, wanted: int = PROGRAMS
     return 1 << max(most, 1).bit_length() - 1  # a power of two, so that few kernels are compiled
 
 
+def _is_general(kernel: helion.Kernel, given: tuple[Any, ...]) -> bool:
+    """Return whether the general backend runs a kernel, remembered by what binding it depends on: that takes longer."""
+    tensors = ((each.shape, each.dtype, each.device) if torch.is_tensor(each) else each for each in given)
+    key = (kernel, *tensors)
+    if key not in _GENERAL:
+        if len(_GENERAL) >= MOST_KNOWN:
+            _GENERAL.clear()
+        _GENERAL[key] = kernel.bind(given).backend_on_gpu == GENERAL
+    return _GENERAL[key]
+
+
 def _run(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, *options: Any
+) -> torch.Tensor:
+    page, scale = options
+    given = q, k, v, table, lengths, page, q.size(0) * q.size(1) < FEW_PROGRAMS, scale
+    if page % PAGE_MULTIPLE == 0 and not _is_general(paged_kernel, given):
+        found: torch.Tensor = paged_kernel(*given)
+        return found
+    return _run_in_parts(q, k, v, table, lengths, page, scale)
+
+
+def _run_in_parts(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, *options: Any
 ) -> torch.Tensor:
     page, scale = options
@@ -198,10 +261,10 @@ def _run_contiguous(
 ) -> torch.Tensor:
     few = q.size(0) * q.size(1) < FEW_PROGRAMS
     given = q, k, v, lengths, few, scale
-    if few and decode_kernel.bind(given).backend_on_gpu == GENERAL:
+    if few and _is_general(decode_kernel, given):
         sequences = torch.arange(q.size(0), dtype=torch.int32, device=q.device)
         factor = q.size(3) ** -0.5 if scale is None else scale
-        return _run(q, k.flatten(0, 1), v.flatten(0, 1), sequences[:, None], lengths, k.size(1), factor)
+        return _run_in_parts(q, k.flatten(0, 1), v.flatten(0, 1), sequences[:, None], lengths, k.size(1), factor)
     found: torch.Tensor = decode_kernel(*given)
     return found
 
@@ -224,6 +287,7 @@ def _run_latent(
 
 _decode = Operator(
     "decode(Tensor q, Tensor k, Tensor v, Tensor table, Tensor lengths, SymInt page, float scale) -> Tensor",
+    paged_kernel,
     decode_parts_kernel,
     decode_combine_kernel,
     run=_run,

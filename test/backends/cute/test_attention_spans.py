@@ -115,6 +115,27 @@ def test_keys_in_pages(static: bool, page: int, numbers_of: torch.dtype) -> None
     assert not found[1].any(), "a sequence without keys gives 0"
 
 
+@pytest.mark.parametrize(("few", "page"), [(True, 32), (False, 48)])
+def test_pages_of_the_operators(few: bool, page: int) -> None:
+    """Compute the kernel of ``helion.ops.paged_decode`` here, and in the general backend."""
+    torch.manual_seed(7)
+    given = (*spans.paged_of([200, 0, 64], page, 7, 2, 4, 64), few, 64**-0.5)
+    for backend in ("cute", "triton"):
+        found = helion.kernel(decode.paged_kernel.fn, backend=backend, static_shapes=False)(*given)
+        close(found, spans.of_paged(*given[:6]))
+
+
+def test_auto_takes_pages_by_prediction() -> None:
+    meta = functools.partial(torch.empty, device="meta")
+    for batch, page in ((1, 64), (32, 128)):
+        cache = meta(batch * 8192, 8, 128, dtype=torch.bfloat16)
+        table, lengths = meta(batch, 8192 // page, dtype=torch.int32), meta(batch, dtype=torch.int32)
+        given = (meta(batch, 8, 4, 128, dtype=torch.bfloat16), cache, cache, table, lengths, page, batch == 1, 0.1)
+        bound = helion.kernel(decode.paged_kernel.fn, static_shapes=False).bind(given, target="h200")
+        (keys,) = (axis for axis in bound.facts.axes if axis.extent is None)
+        assert bound.backend_on_gpu == "cute" and keys.mean == 8192
+
+
 def test_printed_pages_are_those_of_the_table() -> None:
     """Run the printed row of each block: the key of a page, by an address modulo 2**64."""
     given = spans.paged_of([700, 100], 128, 8, 2, 4, 64)

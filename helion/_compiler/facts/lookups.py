@@ -1,0 +1,72 @@
+"""What a loop of a length that depends on data looks up: the integers that bound it, and tables of pages of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..._shapes import hint_of
+from ..ir.grammar import ForAttrs, IotaAttrs, MemoryAttrs, Op, Operand, OperandRef, PointwiseAttrs, TileAttrs, Value
+from .walk import MAX_HOPS, Walk
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lookups:
+    """``bounds``: by axis of a loop, the axes that select the integers its bounds are computed from.
+
+    ``reaches``: by slot of a load and axis, the indices of the axis that a subscript by quotients of them reaches, as
+    ``table.size(1) * 64`` for ``table[b, tile.index // 64]``.
+    """
+
+    bounds: Mapping[int, frozenset[int]]
+    reaches: Mapping[tuple[int, int], int]
+
+
+def lookups(walk: Walk) -> Lookups:
+    """Return the lookups of all loops and loads."""
+    bounds = {}
+    for op in walk.program.walk():
+        for axis in op.attrs.axes if isinstance(op.attrs, ForAttrs) else ():
+            ends = [op.operands[each.at] for each in (axis.begin, axis.end) if isinstance(each, OperandRef)]
+            bounds[axis.block] = frozenset[int]().union(*(_selecting(walk, each, MAX_HOPS) for each in ends))
+    return Lookups(bounds=bounds, reaches={key: reach for load in walk.loads for key, reach in _reaches(walk, load)})
+
+
+def _selecting(walk: Walk, operand: Operand, hops: int) -> frozenset[int]:
+    """Return the axes whose indices select the loads that an integer is computed from."""
+    made = walk.makers.of(operand) if isinstance(operand, Value) and hops else None
+    if made is None:
+        return frozenset()
+    if isinstance(made.attrs, (TileAttrs, IotaAttrs)):
+        return frozenset((made.attrs.block,))
+    own = [index.block for index in made.attrs.indices if index.block is not None] if made.kind == "load" else []
+    return frozenset(own).union(*(_selecting(walk, each, hops - 1) for each in made.operands))
+
+
+def _reaches(walk: Walk, load: Op) -> list[tuple[tuple[int, int], int]]:
+    attrs, found = load.attributes(MemoryAttrs), []
+    for index, extent in zip(attrs.indices, walk.program.tensors[attrs.tensor].shape, strict=True):
+        quotient = _quotient(walk, load.operands[index.operand]) if index.operand is not None else None
+        if quotient is not None:
+            axis, divisor = quotient
+            found.append(((attrs.slot, axis), int(hint_of(extent)) * divisor))
+    return found
+
+
+def _quotient(walk: Walk, operand: Operand) -> tuple[int, int] | None:
+    """Return the axis and the constant whose quotient an index is, or None."""
+    made = _uncast(walk, operand)
+    if made is None or made.attrs != PointwiseAttrs("floordiv") or not isinstance(made.operands[1], int):
+        return None
+    position, divisor = _uncast(walk, made.operands[0]), made.operands[1]
+    axis = position.attrs.block if position is not None and isinstance(position.attrs, (TileAttrs, IotaAttrs)) else None
+    return (axis, divisor) if axis is not None and divisor > 0 else None
+
+
+def _uncast(walk: Walk, operand: Operand) -> Op | None:
+    """Return the op that makes a value, without casts and views."""
+    made = walk.makers.of(operand) if isinstance(operand, Value) else None
+    while made is not None and (made.kind == "view" or made.attrs == PointwiseAttrs("cast")):
+        (source,) = made.values()
+        made = walk.makers.of(source)
+    return made
