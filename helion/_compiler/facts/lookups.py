@@ -1,4 +1,4 @@
-"""What a loop of a length that depends on data looks up: the integers that bound it, and tables of pages of its rows."""
+"""Integers that loops of unknown length look up: those that bound them, and tables of the pages of their rows."""
 
 from __future__ import annotations
 
