@@ -67,9 +67,10 @@ def _check_tunables(program: Program, free: Sequence[int]) -> None:
 def unproven(program: Program, target: Target) -> str:
     """Return the first part of a GEMM that has not run on a GPU, which needs a request; or an empty string.
 
-    Hopper has run copies of A and B, strided outputs, TF32, int8, windows, and additions
-    to fp32. It has run up to two products of groups of rows, and one of picked rows and to such. It has run batches of several dimensions, sums of products,
-    and three products with an output each (cute/nvidia-h200-parts.jsonl, cute/nvidia-h200-products.jsonl).
+    Hopper has run copies of A and B, strided outputs, TF32, int8, windows, and additions to fp32. It has run up to two
+    products of groups of rows, and one of picked rows and to such. It has run batches of several dimensions, sums of
+    products, sums along K, and three products with an output each (cute/nvidia-h200-parts.jsonl,
+    cute/nvidia-h200-products.jsonl).
     """
     problem = known_product(program).problem
     proven = unit_of(target) == "wgmma"
@@ -86,7 +87,7 @@ def unproven(program: Program, target: Target) -> str:
     unaligned = [tensor.name for tensor in given if not tensor.aligned]
     if unaligned:
         part = f"of {unaligned[0]}, which may begin between multiples of 16 bytes and is copied for each launch,"
-    elif problem.summed:
+    elif problem.summed and not proven:
         part = "next to sums along K"
     elif picked:
         part = f"with lines of {picked[0]} that an index picks"

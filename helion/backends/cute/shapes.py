@@ -110,7 +110,8 @@ def _matmul_on_request(program: Program, facts: KernelFacts, target: Target) -> 
 
 COPIES_LEAD = Lead(ratio=0.9)
 """The time of warps that copy operands through registers is one number for all types and strides. Predictions of operands
-in memory are up to a tenth too low, without strided outputs (benchmarks/results/cute/nvidia-h200-products.jsonl)."""
+in memory, and of sums along K, are up to a tenth too low, without strided outputs
+(benchmarks/results/cute/nvidia-h200-products.jsonl, nvidia-h200-parts.jsonl)."""
 
 
 STORED_LEAD = Lead(ratio=0.9, saved_us=15.0)
@@ -126,7 +127,7 @@ short. The general backend is as fast for few rows, and its predictions for more
 
 def _matmul_lead(program: Program, facts: KernelFacts) -> Lead:
     shape = shape_of(facts)
-    if isinstance(shape, str) or not shape.problem.copied:
+    if isinstance(shape, str) or not (shape.problem.copied or shape.problem.summed):
         return PREDICTABLE_LEAD
     if can_convert(shape.problem) and shape.problem.n <= FEW_ROWS:
         return CONVERTED_LEADS[2 * shape.problem.n > FEW_ROWS]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import types
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +17,9 @@ import helion.language as hl
 from helion import exc
 from helion.backends.cute.codegen import prepare
 from helion.backends.cute.codegen.copied import source_names
+from helion.backends.cute.plan.operands import split
+from helion.backends.cute.resources.predict import timing
+from helion.backends.cute.resources.shape import shape_of
 from helion.backends.cute.shapes import MATMUL
 
 M, N, K = 203, 136, 72
@@ -218,10 +223,28 @@ def test_kernels_compile_without_spills(kernel: helion.Kernel, target: str) -> N
     assert found["stack_bytes"] == 0 and not found["misplaced_barriers"]
 
 
-def test_sums_run_on_request() -> None:
-    bound = cosines.bind((tensor(M, K), tensor(N, K)), target="sm_90")
-    assert "next to sums along K" in MATMUL.on_request(bound._analysis.program, bound.facts, bound.env.target)
+@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
+def test_sums_run_on_request_on_blackwell(target: str) -> None:
+    bound = cosines.bind((tensor(M, K), tensor(N, K)), target=target)
+    said = MATMUL.on_request(bound._analysis.program, bound.facts, bound.env.target)
+    assert ("next to sums along K" in said) == (target == "sm_100")
     assert "a kernel before sums 203 lines along K" in str(bound.plan())
+
+
+@pytest.mark.parametrize("kernel", [cosines, gradients], ids=lambda kernel: kernel.name)
+def test_predictions_count_the_kernels_before(kernel: helion.Kernel) -> None:
+    shapes = ((8192, 1024), (4096, 1024)) if kernel is cosines else ((8192, 4096), (8192, 4096))
+    bound = kernel.bind(tuple(torch.empty(shape, dtype=BF16, device="meta") for shape in shapes), target="h200")
+    target, gemm = bound.env.target, bound.plan().gemm
+    described = shape_of(bound.facts)
+    assert not isinstance(described, str)
+    sums = [each.sources[0].k_pitch for each in described.problem.summed]
+    assert sums == ([1, 1] if kernel is cosines else [4096])
+    stored = split(described.problem, copies=False)[1]
+    found, predicted = (timing(replace(gemm, prepare=each), target).prepare_us for each in (gemm.prepare, stored))
+    assert found == pytest.approx(predicted)
+    read = sum(math.prod(each) for each in (shapes if kernel is cosines else shapes[1:])) * BF16.itemsize
+    assert found > read / (target.bandwidth_gb_per_s * 1e3)
 
 
 def test_other_sums_are_refused() -> None:

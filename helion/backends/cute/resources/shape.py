@@ -26,7 +26,7 @@ from ..plan.operands import gains_by_turning
 from ..plan.records import TMA_ALIGNMENT_BYTES, Batch, GemmProblem, Groups, Major, Term
 from .picks import LINES, is_picked, with_picks
 from .scales import block_scales, blocks_of_k, depth_of, fixed_size, scale_loads
-from .sources import copied_operands, has_one_source, load_of, multiplied_dtype
+from .sources import copied_operands, has_one_source, load_of, multiplied_dtype, sums_along_k
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +259,9 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
     if sides.grouped and left is not None and left.static:
         walked[axes.index(sides.rows)] = None  # all rows are those of the operand
     loads = _without_offsets(facts) if sides.grouped else facts
-    operands = (*_second(sides.others, _pitch(majors[1], n, k)), *_operands(loads, axes))
+    sums = tuple(sums_along_k(facts, fact, axes))
+    products = _second(sides.others, _pitch(majors[1], n, k))
+    operands = (*products, *_operands(loads, axes), *(operand for operand, _ in sums))
     return GemmProblem(
         m=m,
         n=n,
@@ -275,6 +277,7 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
         terms=() if copied else tuple(_terms(facts, sides, (m, n), majors)),
         scales=None if copied and not packed else block_scales(fact, facts, axes, k),
         copied=copied,
+        summed=tuple(summed for _, summed in sums),
         runtime=_runtime(facts, zip(("size_m", "size_n", "size_k"), walked, strict=True)),
     )
 

@@ -12,7 +12,7 @@ from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact
 from ...._shapes import dtype_name
 from ..plan.copied import Copied, CopySource, granule_of, raw_major
 from ..plan.dtypes import per_byte
-from ..plan.epilogue import EpilogueOperand
+from ..plan.epilogue import EpilogueOperand, OperandKind
 from ..plan.records import TMA_ALIGNMENT_BYTES
 from .picks import LINES, is_picked
 
@@ -70,6 +70,33 @@ def copied_operands(facts: KernelFacts, fact: MatmulFact, operands: Sequence[Epi
             seconds = [each.label for each in operands if each.kind == "product"]
             for label in seconds:
                 yield Copied(operand=label, sources=(source,), granule=granule, raw=tiles is not None)
+
+
+def sums_along_k(
+    facts: KernelFacts, fact: MatmulFact, axes: tuple[int, int]
+) -> Iterator[tuple[EpilogueOperand, Copied]]:
+    """Yield the vectors of sums along K that the loop of a matmul carries: operands of the epilogue, and what is summed.
+
+    ``axes`` are those of the lines and columns of the output.
+    """
+    for op in facts.memory_ops:
+        lines = [axis for axis in op.subscript_axes if axis in axes]
+        if (
+            op.kind != "load"
+            or op.region != fact.region
+            or len(lines) != 1
+            or fact.k_axis not in dict(op.reductions_fed)
+        ):
+            continue
+        kind: OperandKind = "column" if lines == [axes[0]] else "row"
+        operand = EpilogueOperand(name=f"sums_{op.slot}", kind=kind, dtype="float32", pitch=1)
+        source = CopySource(
+            name=f"summed_{op.slot}",
+            dtype=dtype_name(op.dtype),
+            pitch=_stride(op, lines[0]),
+            k_pitch=_stride(op, fact.k_axis),
+        )
+        yield operand, Copied(operand=operand.label, sources=(source,))
 
 
 def _raw_source(op: MemoryOpFact, fact: MatmulFact, source: CopySource, dtype: torch.dtype) -> CopySource | None:

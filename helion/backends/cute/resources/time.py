@@ -166,8 +166,12 @@ def _prepare_us(prepare: Prepare | None, target: Target) -> float:
     time = 0.0
     for prepared in prepare.operands if prepare is not None else ():
         assert prepare is not None
-        width = itemsize(prepared.copied.sources[0].dtype) + itemsize(prepare.problem.operand_dtype)
-        moved = prepared.rows * prepared.columns * prepared.batches * width
+        width, columns = itemsize(prepared.copied.sources[0].dtype), prepared.columns
+        if prepared.totals:
+            columns = prepare.problem.k
+        else:
+            width += itemsize(prepare.problem.operand_dtype)
+        moved = prepared.rows * columns * prepared.batches * width
         time += PREPARE_LAUNCH_US + moved / (PREPARE_MEMORY * target.bandwidth_gb_per_s * 1e3)
     return time
 
