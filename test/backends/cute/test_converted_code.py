@@ -118,13 +118,13 @@ def fragments(plan: GemmPlan, memory: bytearray, tile: int, k_tile: int, warp: i
         arch=types.SimpleNamespace(inline_ptx=inline_ptx),
     )
     names: dict[str, Any] = {"cutlass": cutlass, "cute": cute, "widen_bytes": widen_bytes}
-    names |= {"tile_m": tile, "k_tile": k_tile, "k_begin": 0, "raw_read": types.SimpleNamespace(index=1)}
+    names |= {"tile_m": tile, "k_tile": k_tile, "raw_read": types.SimpleNamespace(index=1)}
     names["shared_raw_a"] = Words(memory, torch.uint8)
     names["tiled_mma"] = types.SimpleNamespace(partition_shape_A=lambda shape: k // 2)
     exec("\n".join(raw.definitions(plan)), names)
-    steps = (g.ReadRaw("a", "raw_read"), ConvertHalf(0, first=k_tile == 0), ConvertHalf(1, first=k_tile == 0))
-    printed = [copied.lines(step, plan, None, 2) for step in steps]  # type: ignore[arg-type]
-    lines = [*raw.set_up(plan), *(line for each in printed for line in each)]
+    read = copied.lines(g.ReadRaw("a", "raw_read"), plan, None, 2)  # type: ignore[arg-type]
+    halves = [line for half in (0, 1) for line in raw.of_half(plan, ConvertHalf(half), "k_tile")]
+    lines = [*raw.set_up(plan), *read, *halves]
     program = compile("\n".join(lines), "converted", "exec")
     found = torch.full((16, k), torch.nan, dtype=torch.float64)
     for lane in range(32):

@@ -24,7 +24,7 @@ from helion.backends.cute.plan.dtypes import itemsize
 from helion.backends.cute.plan.records import GemmPlan
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.edits import Rewrite, edit_role
-from helion.backends.cute.roles.halves import ConvertHalf, MmaHalf
+from helion.backends.cute.roles.halves import ConvertHalf, MmaHalf, OfKTile
 from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.verify.verify import verify
 
@@ -119,6 +119,8 @@ IN_REGISTERS: tuple[tuple[str, Rewrite, str], ...] = (
     ("store", lambda step: (step, g.Release("raw_read")) if isinstance(step, g.ReadRaw) else drop(g.Release("raw_read"))(step), "no fence between"),
     ("store", lambda step: (g.Release("raw_read"), step) if isinstance(step, g.WarpSync) else drop(g.Release("raw_read"))(step), "releases a raw tile for the others"),
     ("store", drop_kind(g.WgmmaFence), "without a fence"),
+    ("store", drop_kind(g.LoadScales), "multiplied by the scales of"),
+    ("store", lambda step: step.body if isinstance(step, OfKTile) and step.which == "previous" else (step,), "stale operands|is multiplied from|scales of"),
 )  # fmt: skip
 
 

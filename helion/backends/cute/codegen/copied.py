@@ -25,7 +25,6 @@ from ..plan.dtypes import DTYPES, itemsize
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant
 from ..plan.records import WARP_THREADS, GemmPlan
 from ..roles import grammar as g
-from ..roles.halves import ConvertHalf
 from . import granules, raw
 from .epilogue import EXPRESSIONS, literal, numbers_name
 
@@ -254,11 +253,6 @@ def _(step: g.ReadRaw, plan: GemmPlan, role: g.Role, stages: int) -> list[str]:
         f"    raw_at = {raw.place(plan, copied, layout.line, layout.k, step.cursor)}",
         *_read(layout, 0, source_names(copied)[0], vector),
     ]
-
-
-@_lines.register
-def _(step: ConvertHalf, plan: GemmPlan, role: g.Role, stages: int) -> list[str]:
-    return raw.convert(plan, step)
 
 
 @_lines.register

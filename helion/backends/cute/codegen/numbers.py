@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..plan.records import GemmPlan, Multiplicand
 from ..plan.runtime import is_size
+from ..roles.halves import Which
 
 
 def number(plan: GemmPlan, name: str, value: int) -> str:
@@ -74,6 +75,18 @@ def in_group(plan: GemmPlan, row: str) -> str:
 
 def k_tiles(plan: GemmPlan) -> str:
     return "k_tiles" if "size_k" in plan.problem.runtime else str(plan.k_tiles)
+
+
+def k_bounds(plan: GemmPlan) -> tuple[str, str]:
+    """Return the first K tile of a CTA, and the one after its last."""
+    return ("k_begin", "k_end") if plan.parts > 1 else ("0", k_tiles(plan))
+
+
+def other_k_tile(plan: GemmPlan, which: Which) -> str:
+    """Return the number of a K tile that is not that of a loop's iteration."""
+    first, end = k_bounds(plan)
+    last = str(int(end) - 1) if end.isdigit() else f"({end} - 1)"
+    return {"first": first, "previous": "(k_tile - 1)", "last": last}[which]
 
 
 def tile_of(plan: GemmPlan, operand: Multiplicand) -> str:

@@ -14,7 +14,7 @@ from ..plan.dtypes import DTYPES, itemsize, per_byte
 from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, Instruction
 from ..plan.records import SWIZZLE_BYTES, WARP_ROWS, GemmPlan
 from ..roles import grammar as g
-from ..roles.halves import ConvertHalf
+from ..roles.halves import ConvertHalf, HalfStep, MmaHalf
 from .epilogue import EXPRESSIONS, literal
 from .numbers import batch_modes, batched
 
@@ -177,9 +177,17 @@ def read(plan: GemmPlan, step: g.ReadRaw) -> list[str]:
     ]
 
 
-def convert(plan: GemmPlan, step: ConvertHalf) -> list[str]:
-    """Return the conversion of a thread's elements of half of a K tile. Of 4-bit integers it has the low or the high ones
-    of all bytes."""
+def of_half(plan: GemmPlan, step: HalfStep, k_tile: str) -> list[str]:
+    """Return the code of a step about half of K tile ``k_tile``."""
+    if isinstance(step, MmaHalf):
+        return _multiply(plan, step)
+    assert isinstance(step, ConvertHalf)
+    return _convert(plan, step, k_tile)
+
+
+def _convert(plan: GemmPlan, step: ConvertHalf, k_tile: str) -> list[str]:
+    """Return the conversion of a thread's elements of half of K tile ``k_tile``. Of 4-bit integers it has the low or the
+    high ones of all bytes."""
     copied, half, words = source_of_a(plan), step.half, plan.tile[2] // 8
     if copied.is_packed:
         shifted = " >> cutlass.Uint32(4)" if half else ""
@@ -193,13 +201,13 @@ def convert(plan: GemmPlan, step: ConvertHalf) -> list[str]:
             f"for i in cutlass.range_constexpr({half * words}, {(half + 1) * words}):",
             "    raw_packed[i] = pack_bytes(raw_pairs[i].to(cutlass.Uint32))",
         ]
-    return _computed(plan, copied, step)
+    return _computed(plan, copied, half, k_tile)
 
 
-def _computed(plan: GemmPlan, copied: Copied, step: ConvertHalf) -> list[str]:
+def _computed(plan: GemmPlan, copied: Copied, half: int, k_tile: str) -> list[str]:
     """Return the conversion through fp32; computed elements are zero past the end of K."""
-    elements, half = plan.tile[2] // 4, step.half
-    from_bytes = least_of(copied)
+    elements, from_bytes = plan.tile[2] // 4, least_of(copied)
+    column = _column(plan, half, k_tile)
     halves = f"cute.make_tensor({{}}.iterator + {half * elements}, cute.make_layout({elements}))"
     found = [f"raw_numbers_half = {halves.format('raw_numbers')}"]
     wide = "raw_wide.store(raw_numbers_half.load().to(cutlass.Float32))"
@@ -207,10 +215,10 @@ def _computed(plan: GemmPlan, copied: Copied, step: ConvertHalf) -> list[str]:
     if copied.instructions:
         found += [f"for j in cutlass.range_constexpr({elements}):", "    v0 = raw_wide[j]"]
         for number, made in enumerate(copied.instructions, start=1):
-            found.append(f"    v{number} = {_expression(plan, made, step)}")
+            found.append(f"    v{number} = {_expression(plan, made, column)}")
         value = f"v{copied.last}"
         if plan.problem.k % plan.tile[2]:
-            inside = f"{_position(plan, COLUMN_NUMBER, step)} < {plan.problem.k}"
+            inside = f"{column} < {plan.problem.k}"
             value = f"cutlass.Float32(cutlass.select_({inside}, {value}, cutlass.Float32(0.0)))"
         found.append(f"    raw_wide[j] = {value}")
     dtype = DTYPES[plan.problem.operand_dtype].dsl
@@ -221,19 +229,29 @@ def _computed(plan: GemmPlan, copied: Copied, step: ConvertHalf) -> list[str]:
     ]
 
 
-def _expression(plan: GemmPlan, made: Instruction, step: ConvertHalf) -> str:
+def _expression(plan: GemmPlan, made: Instruction, column: str) -> str:
     if made.op in (ROW_NUMBER, COLUMN_NUMBER):
-        return f"cutlass.Float32({_position(plan, made.op, step)})"
+        row = f"tile_m * {plan.tile[0]} + raw_row + j // 2 % 2 * 8"
+        return f"cutlass.Float32({row if made.op == ROW_NUMBER else column})"
     return EXPRESSIONS[made.op](*(literal(x) if isinstance(x, Constant) else f"v{x}" for x in made.arguments))
 
 
-def _position(plan: GemmPlan, op: str, step: ConvertHalf) -> str:
-    """Return the line, or the index along K, of element ``j`` of a half."""
-    if op == ROW_NUMBER:
-        return f"tile_m * {plan.tile[0]} + raw_row + j // 2 % 2 * 8"
-    tile = ("k_begin" if plan.parts > 1 else "0") if step.first else "k_tile"
-    first = f"{tile} * {plan.tile[2]} + {step.half * plan.tile[2] // 2}"
+def _column(plan: GemmPlan, half: int, k_tile: str) -> str:
+    """Return the index along K of element ``j`` of a half."""
+    first = f"{k_tile} * {plan.tile[2]} + {half * plan.tile[2] // 2}"
     return f"{first} + lane % 4 * 2 + j % 2 + j // 4 % 2 * {ATOM_K // 2} + j // 8 * {ATOM_K}"
+
+
+def _multiply(plan: GemmPlan, step: MmaHalf) -> list[str]:
+    """Return the MMAs of half of a K tile."""
+    accumulate, steps = "tiled_mma.set(warpgroup.Field.ACCUMULATE, {})", plan.mma_steps // 2
+    place = f"fragment_b[None, None, step, {step.cursor}.index]"
+    return [
+        *([accumulate.format(False)] if step.first else []),
+        f"for step in cutlass.range_constexpr({step.half * steps}, {(step.half + 1) * steps}):",
+        f"    cute.gemm(tiled_mma, sums, fragment_a[None, None, step], {place}, sums)",
+        *([f"    {accumulate.format(True)}"] if step.first else []),
+    ]
 
 
 def is_packed(plan: GemmPlan) -> bool:

@@ -11,9 +11,9 @@ from ..plan.passes import Pass, passes
 from ..plan.records import GemmPlan
 from ..plan.shared import staged_as
 from ..roles import grammar as g
-from ..roles.halves import MmaHalf
+from ..roles.halves import HalfStep, OfKTile
 from ..roles.messages import MessageStep
-from . import copied, exchange, groups, numbers, rows, scales, vectors, workspace
+from . import copied, exchange, groups, numbers, raw, rows, scales, vectors, workspace
 from .epilogue import (
     accumulated,
     converted,
@@ -49,6 +49,7 @@ class Names:
         self.role = role
         self.pipelines: dict[str, str] = {}  # cursor -> pipeline
         self.group = 0  # K tiles per iteration of the enclosing loop over groups
+        self.k_tile = "k_tile"
 
     def pipeline(self, cursor: str) -> str:
         return self.pipelines[cursor]
@@ -131,19 +132,26 @@ def _(step: g.GroupViews, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.KLoop, out: Writer, names: Names) -> None:
-    start, end = ("k_begin", "k_end") if names.plan.parts > 1 else ("", numbers.k_tiles(names.plan))
+    start, end = numbers.k_bounds(names.plan)
     if names.group:
         whole = end.isdigit() and int(end) % names.group == 0
         start, after = "group", f"group + {names.group}"
         end = after if whole else f"cutlass.min({after}, {end})"
-    first = " + ".join(part for part in (start, str(step.first)) if part not in ("", "0")) or "0"
+    first = " + ".join(part for part in (start, str(step.first)) if part != "0") or "0"
     with out.block(f"for k_tile in cutlass.range({first}, {end}, unroll=1):"):
         _body(step.body, out, names)
 
 
 @_print.register
+def _(step: OfKTile, out: Writer, names: Names) -> None:
+    names.k_tile = numbers.other_k_tile(names.plan, step.which)
+    _body(step.body, out, names)
+    names.k_tile = "k_tile"
+
+
+@_print.register
 def _(step: g.KGroups, out: Writer, names: Names) -> None:
-    first, end = ("k_begin", "k_end") if names.plan.parts > 1 else ("0", numbers.k_tiles(names.plan))
+    first, end = numbers.k_bounds(names.plan)
     names.group = step.size
     with out.block(f"for group in cutlass.range({first}, {end}, {step.size}, unroll=1):"):
         _body(step.body, out, names)
@@ -309,15 +317,8 @@ def _(step: g.WgmmaWait, out: Writer, names: Names) -> None:
 
 
 @_print.register
-def _(step: MmaHalf, out: Writer, names: Names) -> None:
-    if step.first:
-        out.line("tiled_mma.set(warpgroup.Field.ACCUMULATE, False)")
-    steps = names.plan.mma_steps // 2
-    with out.block(f"for step in cutlass.range_constexpr({step.half * steps}, {(step.half + 1) * steps}):"):
-        place = f"fragment_b[None, None, step, {step.cursor}.index]"
-        out.line(f"cute.gemm(tiled_mma, sums, fragment_a[None, None, step], {place}, sums)")
-        if step.first:
-            out.line("tiled_mma.set(warpgroup.Field.ACCUMULATE, True)")
+def _(step: HalfStep, out: Writer, names: Names) -> None:
+    out.lines(raw.of_half(names.plan, step, names.k_tile))
 
 
 @_print.register
@@ -332,7 +333,7 @@ def _(step: g.LoadScales, out: Writer, names: Names) -> None:
 
 def _block(names: Names) -> str:
     """Return the current block of K."""
-    first = "group" if names.group else "k_tile"
+    first = "group" if names.group else names.k_tile
     return first if names.plan.promote_k_tiles == 1 else f"{first} // {names.plan.promote_k_tiles}"
 
 

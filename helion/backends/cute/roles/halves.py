@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from .grammar import (
     Advance,
     ClearSums,
-    CopyStep,
     KLoop,
+    LoadScales,
     Promote,
     ReadRaw,
     Release,
@@ -19,18 +20,31 @@ from .grammar import (
     WgmmaWait,
 )
 
+Which = Literal["first", "previous", "last"]
+
 
 @dataclass(frozen=True)
-class ConvertHalf(CopyStep):
-    """Convert half number ``half`` of the raw tile in registers to fragments of A; ``first`` is that of a tile's first K
-    tile, before its loop."""
+class OfKTile(Step):
+    """Run the body for another K tile of this CTA than the current one: the first one, before the loop over them, the
+    previous one in it, or the last one after it."""
+
+    which: Which
+    body: tuple[Step, ...]
+
+
+class HalfStep(Step):
+    """A step about half of a K tile."""
+
+
+@dataclass(frozen=True)
+class ConvertHalf(HalfStep):
+    """Convert half number ``half`` of the raw tile in registers to fragments of A."""
 
     half: int
-    first: bool = False
 
 
 @dataclass(frozen=True)
-class MmaHalf(Step):
+class MmaHalf(HalfStep):
     """Issue the MMAs of half number ``half`` of the K tile in the stage of ``cursor``; with ``first`` the first one
     overwrites the accumulator."""
 
@@ -44,31 +58,51 @@ FREE: tuple[Step, ...] = (Release("ab_free"), Advance("ab_free"))
 
 
 def _half(half: int, first: bool = False) -> tuple[Step, ...]:
-    """Build the MMAs of a half, as a group of their own. The first half waits for B."""
-    wait: tuple[Step, ...] = () if half else (Wait("ab_read"),)
-    return *wait, WgmmaFence(), MmaHalf("ab_read", half, first=first), WgmmaCommit()
+    """Build the MMAs of a half, as a group of their own."""
+    return WgmmaFence(), MmaHalf("ab_read", half, first=first), WgmmaCommit()
 
 
-def converting_mainloop(promotes: bool) -> tuple[Step, ...]:
-    """Build the mainloop. Fragments of a half are overwritten after the group before the last one."""
-    if promotes:
-        first, second = (ConvertHalf(0), *_half(0, first=True)), (ConvertHalf(1), *_half(1))
-        body = (*READ, *first, *second, WgmmaWait(0), Release("ab_read"), Advance("ab_read"), Promote())
-        return ClearSums(), KLoop(body)
+def converting_mainloop() -> tuple[Step, ...]:
+    """Build the mainloop of sums in the matrix unit. Fragments of a half are overwritten after the group before the last
+    one."""
     return (
-        *READ,
-        *(ConvertHalf(0, first=True), *_half(0, first=True)),
-        *(ConvertHalf(1, first=True), *_half(1)),
-        Advance("ab_read"),
+        OfKTile(
+            "first",
+            (
+                *(*READ, ConvertHalf(0), Wait("ab_read"), *_half(0, first=True)),
+                *(ConvertHalf(1), *_half(1), Advance("ab_read")),
+            ),
+        ),
         KLoop(
             (
-                *READ,
-                *(WgmmaWait(1), ConvertHalf(0), *_half(0)),
-                *(WgmmaWait(1), *FREE, ConvertHalf(1), *_half(1)),
-                Advance("ab_read"),
+                *(*READ, WgmmaWait(1), ConvertHalf(0), Wait("ab_read"), *_half(0)),
+                *(WgmmaWait(1), *FREE, ConvertHalf(1), *_half(1), Advance("ab_read")),
             ),
             first=1,
         ),
         WgmmaWait(0),
         *FREE,
+    )
+
+
+def promoting_mainloop(scaled: bool) -> tuple[Step, ...]:
+    """Build the mainloop of sums that are promoted after each K tile, with loads of its scales if it is ``scaled``.
+
+    During the MMAs of a K tile the next one is read, and its first half converted. The wait for B of the next one
+    separates the conversion from the wait for the MMAs, which assemblers would move before it.
+    """
+    scales = (LoadScales(),) if scaled else ()
+    multiply = (*_half(0, first=True), ConvertHalf(1), *_half(1), Advance("ab_read"))
+    return (
+        ClearSums(),
+        OfKTile("first", (*scales, *READ, ConvertHalf(0), Wait("ab_read"))),
+        KLoop(
+            (
+                OfKTile("previous", multiply),
+                *(*READ, WgmmaWait(1), ConvertHalf(0), Wait("ab_read")),
+                *(WgmmaWait(0), *FREE, OfKTile("previous", (Promote(),)), *scales),
+            ),
+            first=1,
+        ),
+        OfKTile("last", (*multiply, WgmmaWait(0), *FREE, Promote())),
     )

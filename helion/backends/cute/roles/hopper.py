@@ -32,7 +32,7 @@ from .grammar import (
     WgmmaFence,
     WgmmaWait,
 )
-from .halves import converting_mainloop
+from .halves import converting_mainloop, promoting_mainloop
 from .registers import register_limit
 
 LOADING_REGISTERS = 40
@@ -83,11 +83,11 @@ PROMOTED_MAINLOOP: tuple[Step, ...] = (
 
 
 def _mainloop(plan: GemmPlan) -> tuple[Step, ...]:
-    if not plan.promote:
-        return converting_mainloop(promotes=False) if plan.converts else MAINLOOP
     if plan.converts:
-        loop = converting_mainloop(promotes=True)
-    elif plan.promote_k_tiles == 1:
+        return promoting_mainloop(plan.problem.scales is not None) if plan.promote else converting_mainloop()
+    if not plan.promote:
+        return MAINLOOP
+    if plan.promote_k_tiles == 1:
         loop = PROMOTED_MAINLOOP
     else:
         loop = (ClearSums(), KGroups((*MAINLOOP, Promote()), size=plan.promote_k_tiles))
@@ -112,7 +112,7 @@ def program(plan: GemmPlan) -> KernelProgram:
     cursors = [Cursor("ab_read", "ab", "consumer")]
     if plan.converts:
         cursors.append(Cursor("raw_read", "raw", "consumer"))
-    if not plan.promote or plan.promote_k_tiles > 1:
+    if not plan.promote or plan.promote_k_tiles > 1 or plan.converts:
         cursors.append(Cursor("ab_free", "ab", "consumer"))
     store = Role(
         name="store",

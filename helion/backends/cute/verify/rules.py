@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ..plan.counts import k_range, multicast_masks, subtile_bytes
 from ..roles import grammar as g
+from ..roles.halves import OfKTile
 from .cluster import Cluster, Leaf, Ready, Running, rule
 from .messages import check_awaited, meet
 from .state import Barrier, Cta, Fault, Ring, Slot, Sums, Tag, Warp
@@ -41,6 +42,14 @@ def _(cluster: Cluster, step: g.KLoop, warp: Warp) -> Iterator[Leaf]:
     for warp.k_tile in k_tiles[step.first :]:
         warp.k_tiles += 1
         yield from cluster.steps(step.body, warp)
+
+
+@rule(OfKTile)
+def _(cluster: Cluster, step: OfKTile, warp: Warp) -> Iterator[Leaf]:
+    k_tiles, current = multiplied_tiles(cluster, warp), warp.k_tile
+    warp.k_tile = {"first": k_tiles[0], "previous": current - 1, "last": k_tiles[-1]}[step.which]
+    yield from cluster.steps(step.body, warp)
+    warp.k_tile = current
 
 
 @rule(g.KGroups)
