@@ -192,6 +192,15 @@ def test_dropout_of_few_rows_adds_up_the_gradient_of_the_bias_in_one_kernel(
     torch.testing.assert_close(of_bias, expected.sum(0).half())
 
 
+def test_dropout_loads_all_pieces_before_it_stores() -> None:
+    x, seed = torch.empty(32, 4, 64, dtype=torch.bfloat16), torch.empty(1, dtype=torch.int64)
+    forward = (dropout.dropout_kernel, (x, x[0], x, seed, 0.1, True))
+    backward = (dropout.dropout_backward_kernel, (x, seed, 0.1, True, x.dtype, x.dtype, 16))
+    for kernel, args in (forward, backward):
+        code = kernel.bind(args, target="h200").to_code()
+        assert code.rindex("tl.load(") < code.index("tl.store(")
+
+
 def _frequencies(logits: torch.Tensor, **options: Any) -> torch.Tensor:
     """Return the frequencies of the tokens of one row in 2000 samples."""
     torch.manual_seed(5)

@@ -38,14 +38,15 @@ def dropout_kernel(
     pieces = hl.specialize(x.size(1))
     out = torch.empty([m, pieces, n], dtype=residual.dtype, device=x.device)
     for tile_m, tile_n in hl.tile([m, n]):
+        # Triton moves no load past a store, so the loads of all pieces come first.
+        values = [x[tile_m, piece, tile_n].to(torch.float32) for piece in range(pieces)]
+        added = [residual[tile_m, piece, tile_n].to(torch.float32) for piece in range(pieces)]
+        if bias is not None:
+            values = [values[piece] + bias[piece, tile_n].to(torch.float32)[None, :] for piece in range(pieces)]
         numbers = hl.rand4x(seed[0], tile_m.index[:, None] * n + tile_n.index[None, :])
         for piece in hl.static_range(pieces):
-            values = x[tile_m, piece, tile_n].to(torch.float32)
-            if bias is not None:
-                values = values + bias[piece, tile_n].to(torch.float32)[None, :]
-            if drops:
-                values = torch.where(numbers[piece] >= p, values / (1 - p), 0.0)
-            out[tile_m, piece, tile_n] = values + residual[tile_m, piece, tile_n].to(torch.float32)
+            kept = torch.where(numbers[piece] >= p, values[piece] / (1 - p), 0.0) if drops else values[piece]
+            out[tile_m, piece, tile_n] = kept + added[piece]
     return out
 
 
@@ -68,14 +69,13 @@ def dropout_backward_kernel(
     out = torch.empty([m, pieces, n], dtype=dtype, device=grad.device)
     partial = torch.empty([1, helion.cdiv(m, ROWS), pieces, n], dtype=sums, device=grad.device) if sums else None
     for tile_m, tile_n in hl.tile([m, n], block_size=[ROWS, columns]):
+        given = [grad[tile_m, piece, tile_n].to(torch.float32) for piece in range(pieces)]
         numbers = hl.rand4x(seed[0], tile_m.index[:, None] * n + tile_n.index[None, :])
         for piece in hl.static_range(pieces):
-            given = grad[tile_m, piece, tile_n].to(torch.float32)
-            if drops:
-                given = torch.where(numbers[piece] >= p, given / (1 - p), 0.0)
-            out[tile_m, piece, tile_n] = given
+            kept = torch.where(numbers[piece] >= p, given[piece] / (1 - p), 0.0) if drops else given[piece]
+            out[tile_m, piece, tile_n] = kept
             if partial is not None:
-                partial[0, tile_m.id, piece, tile_n] = torch.sum(given, dim=0)
+                partial[0, tile_m.id, piece, tile_n] = torch.sum(kept, dim=0)
     return out, partial
 
 
