@@ -15,6 +15,7 @@ import sysconfig
 from pathlib import Path
 
 import torch
+import torch._dynamo  # what helion registers with it is imported along
 import triton
 
 import helion
