@@ -78,7 +78,7 @@ def test(python: str, wheel: Path, folder: Path, torch: str | None, triton: str 
     """Test a wheel with one Python; return what was tested, or raise ``Failed``."""
     own = torch is None and has_torch(python)
     inside = environment(python, folder / "environment", sees_packages=own)
-    pip = [inside, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    pip: list[str | Path] = [inside, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     wanted = None if own else torch or f"{pinned('torch')}+cpu"
     if wanted is not None:
         try:
